@@ -5,7 +5,7 @@ SOURCES := src tests tools $(wildcard benchmarks studies examples)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint fix docs bench study golden
+.PHONY: help demo test lint fix docs bench study golden release-check
 
 help:
 	@echo 'make demo      set up, then train, compare and search synthetic scenes (offline, about two minutes)'
@@ -15,6 +15,7 @@ help:
 	@echo 'make docs      build the documentation site into site/: open site/index.html'
 	@echo 'make bench     speed and memory, as ratios against peers in the same run'
 	@echo 'make study     the evidence tables, then the tests that take long'
+	@echo 'make release-check   build wheel and sdist, and try the wheel in an empty environment'
 	@echo 'make golden GOLDEN=DIR [OUT=FILE.npz]   replay a folder of inputs and expected outputs'
 
 demo: .venv/.demo
@@ -49,13 +50,16 @@ study: .venv/.dev
 	@$(call run_all,studies)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m long tests
 
+release-check: .venv/.dev
+	@$(BIN)/python tools/release_check.py
+
 golden: .venv/.core
 	@test -n '$(GOLDEN)' || { echo 'Name the folder of golden files: make golden GOLDEN=DIR [OUT=FILE.npz].' >&2; exit 1; }
 	@$(BIN)/python tools/golden.py '$(GOLDEN)' $(if $(OUT),--out '$(OUT)')
 
 # One stamp for each set of packages; a larger set contains the smaller ones. A comma within a call would end its argument.
-FOR_DEMO := .[report,search,serve]
-FOR_DEV := .[minilm,report,video,dev]
+FOR_DEMO := .[search,serve]
+FOR_DEV := .[minilm,video,dev]
 
 .venv/.core: pyproject.toml constraints.txt | .venv/.made
 	@$(call install,.) && touch $@

@@ -2,10 +2,11 @@
 
 Each method runs in its own process on the same numbers. The processes take turns, and medians are compared. Time is forward and
 backward. Memory is the peak beyond the two embeddings and their two gradients. The ratio is matrix / engine: above 1, the engine is
-faster. ``plan`` compares the memory that ``PairLoss.plan`` expects with the measured one. ``before`` compares the engine of another
+faster. ``plan`` compares the memory that ``PairLoss.plan`` expects with the measured one. ``products`` compares the engine with its matrix
+products alone. ``before`` compares the engine of another
 checkout with this one, as before / now.
 
-    python benchmarks/engine.py [--rows large small half huge plan before others cuda] [--objectives NAME ...] [--size 8192] [--width 512]
+    python benchmarks/engine.py [--rows large small half huge plan products before others cuda] [--objectives NAME ...] [--size 8192] [--width 512]
                                 [--threads 2] [--repeats 5] [--seed 0] [--before PATH_TO_ITS_SRC]
 
 FULL=1 in the environment runs every objective at 65,536 in full, instead of 4,096 queries with the time scaled.
@@ -120,6 +121,35 @@ def plan(chosen: argparse.Namespace) -> None:
             )
 
 
+def products(chosen: argparse.Namespace) -> None:
+    """The engine compared with its three matrix products alone: the scores, and the gradients of both sides."""
+    torch.set_num_threads(chosen.threads)
+    generator, size = torch.Generator().manual_seed(chosen.seed), (chosen.size, chosen.width)
+    images, texts = (torch.randn(size, generator=generator).requires_grad_() for _ in range(2))
+    rows, columns = normalize(images.detach()), normalize(texts.detach())
+    scores, gradient, loss = torch.empty(chosen.size, chosen.size), torch.empty(size), PairLoss(parse("Unified"))
+
+    def multiply() -> None:
+        torch.mm(rows, columns.T, out=scores)
+        torch.mm(scores, columns, out=gradient)
+        torch.mm(scores.T, rows, out=gradient)
+
+    def step() -> None:
+        images.grad = texts.grad = None
+        loss(images, texts).backward()
+
+    times = [[measured(work) for work in (multiply, step)] for _ in range(chosen.repeats + 1)][1:]
+    ratios = [engine / alone for alone, engine in times]
+    print(f"\nB = {chosen.size}, Unified / its three products: {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
+
+
+def measured(work: Callable[[], None]) -> float:
+    """The seconds of a call."""
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
 def before(chosen: argparse.Namespace) -> None:
     """The engine of another checkout compared with this one."""
     if chosen.before is None:
@@ -158,7 +188,7 @@ def cuda(chosen: argparse.Namespace) -> None:
 
 
 ROWS: dict[str, Callable[[argparse.Namespace], None]] = {
-    row.__name__: row for row in (large, small, half, huge, plan, before, others, cuda)
+    row.__name__: row for row in (large, small, half, huge, plan, products, before, others, cuda)
 }
 
 

@@ -44,8 +44,11 @@ PEERS = {
         },
     ),
     "transformers": Peer(
-        "clip_trainer.py", ("transformers", "accelerate"), {"fixed margin": True, "temperature": True, "learned scale": True}
+        "clip_trainer.py",
+        ("transformers", "accelerate"),
+        {"fixed margin": True, "temperature": True, "learned scale": True, "accumulation": True},
     ),
+    "lightning": Peer("lightning_steps.py", ("lightning", "transformers"), {"fixed margin": True, "learned scale": True}),
     "open_clip": Peer("open_clip_training.py", ("open_clip", "torchvision"), {}),
     "pytorch-metric-learning": Peer("metric_learning.py", ("pytorch_metric_learning", "sklearn"), {}),
 }

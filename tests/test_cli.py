@@ -1,12 +1,16 @@
 """Command line: JSON or a table on stdout, errors on one line, exit codes, and nothing left behind after an error."""
 
 import contextlib
+import inspect
 import json
+import logging
 import os
 import pty
 import re
+import shlex
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 from dataclasses import replace
@@ -15,14 +19,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
 from PIL import Image
 from tests.processes import Command
 from typer.testing import CliRunner
 
 import visavis
-from visavis import cli
+from visavis import cli, errors
 from visavis.api import graded_runs
-from visavis.cli import commands, console
+from visavis.api.catalog_entries import docstring_arguments
+from visavis.cli import commands, console, help_texts, logs
 from visavis.cli.terminal import ENDING_SIGNALS
 from visavis.data import open_dataset
 from visavis.progress import TrainingStep
@@ -520,3 +526,100 @@ def test_progress_bars_print_lines_to_a_log(monkeypatch, capsys):
 def test_help_has_no_python_types(name):
     result = CliRunner().invoke(cli.app, [*name.split("_"), "--help"])
     assert not re.search(r"<class|list\[|<(str|int|float|bool)>", result.output)
+
+
+@pytest.mark.parametrize("name", commands.COMMANDS)
+def test_help_shows_examples_that_parse(name):
+    lines = CliRunner().invoke(cli.app, [*name.split("_"), "--help"]).output.splitlines()
+    examples = [line.strip() for line in lines[lines.index("  Examples:") + 1 :]]
+    assert examples
+    assert examples == list(help_texts.EXAMPLES[name])
+    for example in examples:
+        program, *arguments = shlex.split(example)
+        assert program == "visavis"
+        context = typer.main.get_command(cli.app).make_context("visavis", arguments)
+        while arguments := [*context._protected_args, *context.args]:
+            found, command, rest = context.command.resolve_command(context, arguments)
+            context = command.make_context(found, rest, parent=context)
+        assert context.command_path.split()[1:] == name.split("_")
+
+
+def test_help_lists_each_command_in_one_panel():
+    output = CliRunner().invoke(cli.app, ["--help"]).output
+    listed = re.findall(r"^  (\w+) ", output.partition("Start:")[2], re.MULTILINE)
+    panels = [name for names in help_texts.PANELS.values() for name in names]
+    assert sorted(listed) == sorted(panels) == sorted({name.partition("_")[0] for name in commands.COMMANDS})
+    assert not [panel for panel in help_texts.PANELS if f"{panel}:" not in output.splitlines()]
+
+
+def test_version_option_prints_the_version(call):
+    assert call("--version") == (0, f"visavis {visavis.__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"_VISAVIS_COMPLETE": "source_bash"}, "complete -o default -F _visavis_completion visavis"),
+        ({"_VISAVIS_COMPLETE": "complete_bash", "COMP_WORDS": "visavis relev", "COMP_CWORD": "1"}, "relevance"),
+        ({"_VISAVIS_COMPLETE": "complete_bash", "COMP_WORDS": "visavis train --o", "COMP_CWORD": "2"}, "--out"),
+    ],
+)
+def test_shells_complete_commands_and_options(variables, words):
+    program = "import sys; sys.argv = ['visavis']; from visavis.cli import main; main()"
+    process = subprocess.run([sys.executable, "-c", program], env=os.environ | variables, capture_output=True, text=True, check=True)
+    assert words in process.stdout.splitlines()
+
+
+def test_commands_that_write_files_name_them_with_out():
+    """A parameter with the new file or folder is called ``out``, and it is an option."""
+    for name, command in commands.COMMANDS.items():
+        function = getattr(visavis, name)
+        for key, text in docstring_arguments(function).items():
+            parameter = inspect.signature(function).parameters[key]
+            if key == "out":
+                assert parameter.kind is parameter.KEYWORD_ONLY or "out" in command.options
+            else:
+                assert not text.startswith(("New ", "Folder for ")) or text.startswith("New location"), (name, key)
+
+
+def test_quiet_option_prints_results_only(call, recipe, scenes):
+    code, out, err = call("train", recipe, "--data", scenes, "--out", "run", "--quiet")
+    assert (code, err) == (0, "")
+    assert "RSUM" in out
+    assert call("evaluate", "run", "-q", "-v")[2] == "visavis: --verbose, --quiet: expected at most one, got both. Remove one of them.\n"
+
+
+def test_verbose_option_prints_the_computation_path(call, recipe, scenes):
+    code, _, err = call("train", recipe, "--data", scenes, "--out", "run", "-v")
+    assert code == 0
+    assert re.search(r"^debug: visavis\.pair_loss\.pair_loss: VLC\(.*: tiles of 8 x 8 scores", err, re.MULTILINE)
+    assert re.search(r"^debug: visavis\.data\.dataset_reader: .*: format ", err, re.MULTILINE)
+    assert not logging.getLogger("visavis").isEnabledFor(logging.DEBUG)
+
+
+@pytest.mark.filterwarnings("default")
+def test_warnings_and_log_are_one_line_on_stderr(capfd):
+    with logs.log_to_stderr():
+        logging.getLogger("visavis.storage.cache").warning("%s is damaged.", "cache\n\x1b[2J")
+        logging.getLogger("visavis.storage.cache").debug("hidden")
+        errors.warn("No pair is negative.")
+    assert capfd.readouterr().err == "warning: cache\\n\\x1b[2J is damaged.\nwarning: No pair is negative.\n"
+
+
+@pytest.mark.parametrize(
+    ("override", "suggestion"),
+    [
+        ("training.epochs=2", "did you mean phases.0.epochs=2?"),
+        ("training.epoch=2", "did you mean phases.0.epochs=2?"),
+        ("training.objective='VLC()'", "did you mean objective='VLC()'?"),
+        ("lr=0.1", "did you mean phases.0.optimizer.lr=0.1?"),
+        ("batch_size=3", "did you mean training.batch_size=3?"),
+        ("training.batchsize=3", "did you mean batch_size?"),
+    ],
+)
+def test_unknown_key_suggests_a_valid_one(call, recipe, override, suggestion):
+    assert call("train", recipe, override)[2].endswith(f"is not a key of recipes: {suggestion}\n")
+
+
+def test_epochs_in_a_section_suggests_the_short_key(call):
+    assert "did you mean epochs=2?" in call("train", "demo", "training.epochs=2")[2]

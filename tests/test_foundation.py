@@ -32,8 +32,8 @@ def test_errors_are_visavis_errors_in_the_class_tree():
 
 
 def test_missing_extra_names_the_command_to_install():
-    assert str(MissingExtra("matplotlib", "report", "A report")) == (
-        "A report needs the package matplotlib, which is not installed: run pip install 'visavis[report]'."
+    assert str(MissingExtra("pandas", "notebook", "A frame")) == (
+        "A frame needs the package pandas, which is not installed: run pip install 'visavis[notebook]'."
     )
 
 

@@ -51,8 +51,9 @@ def test_commands_and_options_exist(page):
         while hasattr(command, "commands") and words and words[0] in command.commands:
             command, words = command.commands[words[0]], words[1:]
         assert command.name is not None, words
-        assert not hasattr(command, "commands") or command.name == "relevance", f"no such command: {words}"
-        options = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+        is_runnable = not hasattr(command, "commands") or command.name == "relevance" or all(word.startswith("--") for word in words)
+        assert is_runnable, f"no such command: {words}"
+        options = {"--help"} | {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
         assert {word.split("=")[0] for word in words if word.startswith("--")} <= options, (command.name, words)
         for word in words:
             section, _, key = re.sub(r"^phases\.\d+\.", "", word.partition("=")[0]).partition(".")

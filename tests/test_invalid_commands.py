@@ -116,7 +116,7 @@ COMMANDS = {
     "agreement": ("agreement {run}", {1: RUNS, "--data": ALL_PATHS, "--relevance": SPECS, "--json": FLAG}),
     "relevance": ("relevance --estimator SceneRelevance()", {"--estimator": [*SPECS, *TEXTS], "--json": FLAG}),
     "relevance thresholds": ("relevance thresholds {scenes} --estimator SceneRelevance() --num-pairs 100", {
-        2: ALL_PATHS, "--estimator": SPECS, "--caption-aggregation": ["max", *TEXTS], "--num-pairs": NUMBERS, "--plot": ALL_PATHS, "--json": FLAG}),
+        2: ALL_PATHS, "--estimator": SPECS, "--caption-aggregation": ["max", *TEXTS], "--num-pairs": NUMBERS, "--out": ALL_PATHS, "--json": FLAG}),
     "relevance fit": ("relevance fit --out fitted --model {bert} --epochs 1 --batch-size 2", {
         "--out": ALL_PATHS, "--kind": ["cross", *TEXTS], "--model": ENCODERS, "--epochs": [number for number in NUMBERS if len(number) < 9], "--lr": NUMBERS,
         "--batch-size": NUMBERS, "--seed": NUMBERS, "--json": FLAG}),

@@ -92,9 +92,11 @@ WORK = {
     "data_scenes": "visavis.synthetic.write_synthetic_clips",
     "demo": "visavis.demonstration.demo_run._Demo.run",
     "diagnose": "visavis.diagnostics.contribution_analysis.diagnose_run",
+    "export": "visavis.models.retriever.Retriever.load",
     "explain": "visavis.diagnostics.attention_maps.attention_map",
     "features": "visavis.data.open_dataset",
     "index": "visavis.models.retriever.Retriever.load",
+    "mteb": "visavis.models.retriever.Retriever.load",
     "relevance_fit": "visavis.graded.fine_tuning.read_stsb",
     "relevance_thresholds": "visavis.graded.estimator_quality.relevance_distributions",
     "reproduce": "visavis.experiments.run_comparison.cache_setting_features",
@@ -108,8 +110,10 @@ ARGUMENTS = {
     "data_convert": (["features.pkl"],),
     "diagnose": ("run",),
     "explain": ("run", "image.png", "red"),
+    "export": ("run",),
     "features": ("scenes",),
     "index": ("run", "scenes"),
+    "mteb": ("run",),
     "relevance_thresholds": ("scenes",),
     "reproduce": ("cocos/1",),
     "train": ("demo",),
@@ -118,13 +122,14 @@ OPTIONS = {
     "coherence": {"relevance": "CBoW()"},
     "compare": {"objective": ["VLC()", "NTXent()"], "data": "scenes"},
     "features": {"visual": "scenes"},
+    "mteb": {"tasks": "Flickr30kT2IRetrieval"},
     "reproduce": {"base_recipe": "demo", "overrides": {"data.path": "scenes"}},
     "train": {"data": "scenes"},
 }
 
 
 def test_every_command_with_an_output_is_listed():
-    outputs = {name for name in api.__all__ if {"out", "plot"} & inspect.signature(getattr(visavis, name)).parameters.keys()}
+    outputs = {name for name in api.__all__ if "out" in inspect.signature(getattr(visavis, name)).parameters}
     assert outputs == set(WORK)
 
 
@@ -141,7 +146,7 @@ def test_existing_output_is_refused_before_any_work(command, folder, monkeypatch
 
     owner = pkgutil.resolve_name(module)
     monkeypatch.setattr(owner, function, work)
-    output = {"plot" if command == "relevance_thresholds" else "out": name}
+    output = {"out": name}
     with pytest.raises(VisavisError, match=r"already exists|expected a new folder"):
         getattr(visavis, command)(*ARGUMENTS.get(command, ()), **OPTIONS.get(command, {}), **output)
     assert sorted(os.listdir("full")) == ["letter.txt"]

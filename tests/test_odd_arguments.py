@@ -315,8 +315,9 @@ def api_calls(files: dict[str, Path]) -> Iterator[tuple[Callable[..., Any], dict
         "coherence": {"runs": run, "relevance": "SceneRelevance()", "queries": 1, "top": 2, "split": "test", "data": scenes, "seed": 0, "out": files["run"]},
         "agreement": {"runs": run, "data": scenes, "relevance": "SceneRelevance()"},
         "relevance": {"estimator": "SceneRelevance()"},
-        "relevance_thresholds": {"data": scenes, "estimator": "SceneRelevance()", "caption_aggregation": "max", "num_pairs": 10, "plot": None},
+        "relevance_thresholds": {"data": scenes, "estimator": "SceneRelevance()", "caption_aggregation": "max", "num_pairs": 10, "out": None},
         "relevance_fit": {"out": NEW, "model": str(gone), "epochs": 1, "lr": 0.1, "batch_size": 2, "seed": 0},
+        "export": {"run": gone, "format": "onnx", "out": NEW, "push": None},
         "index": {"run": run, "source": scenes, "out": NEW, "store": NEW, "moment_seconds": None, "embedding_dim": None, "workers": 1},
         "search": {"run": index, "query": "red", "image": image, "without": "blue", "metadata": {"split": "test"}, "top": 2, "path": "*"},
         "classify": {"run": run, "image": image, "labels": ["red", "blue"], "top": 1},
@@ -347,6 +348,9 @@ def class_calls(files: dict[str, Path]) -> Iterator[tuple[Callable[..., Any], di
     yield visavis.Retriever.load, {"folder": files["run"], "device": None, "batch_size": 2, "memory": None}
     yield model.with_embedding_dim, {"embedding_dim": 8}
     yield model.encode_images, {"images": [image]}
+    yield model.encode, {"items": ["red"]}
+    yield model.similarity, {"first": torch.ones(2, 3), "second": torch.ones(2, 3)}
+    yield model.save, {"folder": NEW}
     yield model.encode_visual, {"images": [image]}
     yield model.encode_videos, {"videos": [image]}
     yield model.encode_texts, {"texts": ["red"]}

@@ -118,10 +118,10 @@ def test_vectors_are_normalized_with_unit_rows():
 
 
 def test_make_targets_in_docs_exist():
-    targets = set(re.findall(r"^([a-z]+):", (PROJECT / "Makefile").read_text(), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):", (PROJECT / "Makefile").read_text(), re.MULTILINE))
     assert {"demo", "test", "lint", "fix", "docs", "bench", "study", "golden"} <= targets
     pages = [PROJECT / "README.md", PROJECT / "CONTRIBUTING.md", *(PROJECT / "docs").rglob("*.md"), PROJECT / ".ci" / "run"]
-    documented = {target for page in pages for target in re.findall(r"(?:^|`)make ([a-z]+)", page.read_text(), re.MULTILINE)}
+    documented = {target for page in pages for target in re.findall(r"(?:^|`)make ([a-z-]+)", page.read_text(), re.MULTILINE)}
     assert documented <= targets
 
 
@@ -156,10 +156,14 @@ def test_relative_links_of_markdown_files_exist():
 
 
 def test_versions_agree():
-    version = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["version"]
-    assert visavis.__version__ == importlib.metadata.version("visavis") == version
+    version = visavis.__version__
+    assert importlib.metadata.version("visavis") == version
+    assert f"\nversion: {version}\n" in (PROJECT / "CITATION.cff").read_text()
     headings = re.findall(r"^## \[(.+?)\] - \d{4}-\d{2}-\d{2}$", (PROJECT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert headings[0] == version
+    assert (PROJECT / "CITATION.cff").read_text().count(
+        re.search(r"\] - (\S+)$", (PROJECT / "CHANGELOG.md").read_text(), re.MULTILINE)[1]
+    ) == 1
 
 
 def test_public_names_are_listed_once():

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import json
 import pkgutil
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +33,13 @@ def main() -> None:
         write(f"reference/{path}", text)
     for example in sorted((PROJECT / "examples").glob("*.py")):
         write(f"examples/{example.stem}.md", f"# {example.name}\n\n```python\n{example.read_text(encoding='utf-8').rstrip()}\n```")
+    for file in sorted((PROJECT / "docs" / "tutorials").glob("*.ipynb")):
+        write(f"tutorials/{file.stem}.md", notebook(file))
     write(
         "contributing.md",
         (PROJECT / "CONTRIBUTING.md").read_text(encoding="utf-8").replace("(CHANGELOG.md", "(changelog.md").replace("](docs/", "]("),
     )
+    write("security.md", (PROJECT / "SECURITY.md").read_text(encoding="utf-8").replace("](docs/", "]("))
     write("changelog.md", (PROJECT / "CHANGELOG.md").read_text(encoding="utf-8").replace("](docs/", "]("))
 
 
@@ -42,6 +47,14 @@ def write(path: str, text: str) -> None:
     """Add a page to the site."""
     with mkdocs_gen_files.open(path, "w") as file:
         file.write(f"{text.rstrip()}\n")
+
+
+def notebook(file: Path) -> str:
+    """A notebook as Markdown, with a link to the file."""
+    cells = json.loads(file.read_text(encoding="utf-8"))["cells"]
+    texts = ["".join(cell["source"]) for cell in cells]
+    blocks = [f"```python\n{text}\n```" if cell["cell_type"] == "code" else text for cell, text in zip(cells, texts, strict=True)]
+    return "\n\n".join([blocks[0], f"Download [{file.name}]({file.name}) and run it to see the tables and images.", *blocks[1:]])
 
 
 def packages() -> list[str]:
@@ -129,6 +142,8 @@ def command_line() -> str:
     """Every command with its arguments and options."""
     root = typer.main.get_command(build_app())
     text = typer.cli.get_docs_for_click(obj=root, ctx=typer.Context(root), name="visavis", title="Command line")
+    examples = re.compile(r"^Examples:\n((?:  .+\n)+)", re.MULTILINE)
+    text = examples.sub(lambda match: f"**Examples**:\n\n```sh\n{textwrap.dedent(match[1])}```\n", text)
     # Typer does not escape help texts: <n> outside code would become a tag.
     return "`".join(part.replace("<", "&lt;") if index % 2 == 0 else part for index, part in enumerate(text.split("`")))
 

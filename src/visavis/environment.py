@@ -26,7 +26,6 @@ EXTRA_USES = {
     "hf": "visavis features, train: transformers encoders",
     "minilm": "visavis features, train, relevance: sentence model minilm",
     "lora": "visavis train: CLIP with low-rank adapters",
-    "report": "visavis demo, anatomy, coherence, compare, diagnose, relevance: reports and plots",
     "noise": "visavis train: NoisySupervision",
     "video": "visavis features, train, search: video files and .h5 features",
     "search": "visavis index, search: LanceDB store in a folder or on object storage",
@@ -40,6 +39,7 @@ EXTRA_USES = {
     "trackio": "visavis train: log of a training in trackio",
     "export": "export of models to ONNX",
     "mteb": "evaluation on the tasks of mteb",
+    "notebook": "to_pandas() of results",
     "docs": "documentation of visavis",
     "dev": "tests and checks of visavis",
 }

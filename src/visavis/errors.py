@@ -17,9 +17,11 @@ from __future__ import annotations
 
 import copyreg
 import difflib
+import logging
 import warnings
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any
 
 __all__ = [
@@ -170,9 +172,28 @@ def format_value(value: Any) -> str:
 
 
 def warn(message: str) -> None:
-    """Warn about something that does not stop the program. Python shows each message once.
+    """Warn the caller about arguments or calls that should change. Python shows each message once.
+
+    Events that no change of a call avoids, such as a damaged cache, are logged as warnings of the logger ``visavis`` instead.
 
     Args:
         message: One sentence.
     """
     warnings.warn(message, UserWarning, stacklevel=2)
+
+
+def log_debug(module: str, message: str, *args: object) -> None:
+    """Log how something is computed, at level DEBUG. Equal messages are logged once.
+
+    Args:
+        module: ``__name__`` of the module, which is also the name of the logger.
+        message: Message with ``%s`` for each argument.
+        args: Arguments. They are formatted only if the message is logged.
+    """
+    if logging.getLogger(module).isEnabledFor(logging.DEBUG):
+        _log_once(module, message % args)
+
+
+@lru_cache(maxsize=256)
+def _log_once(module: str, message: str) -> None:
+    logging.getLogger(module).debug("%s", message)

@@ -81,13 +81,13 @@ def budget_bytes(memory: MemoryLimit, device: torch.device | str) -> int:
     if size is None:
         return 2 ** max(int(DEFAULT_MEMORY_SHARE * free_bytes(device)).bit_length() - 1, 20)
     if device.type == "cpu":
-        _return_freed_memory()
+        return_freed_memory()
     return size - min(max(size - SMALL_LIMIT_BYTES, 0) // 4, RESERVED_BYTES)
 
 
 @cache
-def _return_freed_memory() -> None:
-    """Give large tensors pages of their own, which return to the system when the tensor is freed."""
+def return_freed_memory() -> None:
+    """Give large tensors on the CPU pages of their own, which return to the system when the tensor is freed."""
     # Memory that the GNU C library takes from its heap stays there between other allocations, on top of the budget.
     # A value of the user's environment has priority.
     if sys.platform == "linux" and "MALLOC_MMAP_THRESHOLD_" not in os.environ:

@@ -111,6 +111,7 @@ ALIASES = {
     "OnBatch": "Callable",
     "ProgressCallback": "Callable",
     "PILImage": "Image",
+    "ImageInput": "str | Path | Image | ndarray | Tensor | bytes",
     "ItemKind": "Literal['image', 'video', 'moment']",
     "FeedbackRecord": "Judgment | Preference",
 }

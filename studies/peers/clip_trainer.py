@@ -23,7 +23,13 @@ WAYS = {
     "fixed margin": lambda _: TrainerLoss(Unified(margin=0.2, gamma=10, reduction="half_mean")),
     "temperature": lambda _: TrainerLoss(NTXent()),
     "learned scale": lambda model: TrainerLoss(NTXent(), logit_scale=model.logit_scale),
+    "accumulation": lambda model: TrainerLoss(NTXent(), logit_scale=model.logit_scale),
 }
+
+
+def collate(examples: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor | bool]:
+    """Keys of the collate function of transformers' run_clip.py, which asks the model for its own loss, and the ids of the pairs."""
+    return {name: torch.stack([example[name] for example in examples]) for name in examples[0]} | {"return_loss": True}
 
 
 class InOrder(torch.utils.data.Dataset):
@@ -46,13 +52,15 @@ def main() -> None:
     parser.add_argument("--no-checkpointing", action="store_true")
     parser.add_argument("--weights", type=Path, help="where the first process leaves the weights")
     asked = parser.parse_args()
+    accumulate = 2 if asked.way == "accumulation" else 1
     torch.manual_seed(0)
     model, columns = tiny_clip(), captioned_images()
     with tempfile.TemporaryDirectory() as folder:
         args = TrainingArguments(
             folder,
             max_steps=asked.steps,
-            per_device_train_batch_size=16 // int(os.environ.get("WORLD_SIZE", "1")),
+            per_device_train_batch_size=16 // accumulate // int(os.environ.get("WORLD_SIZE", "1")),
+            gradient_accumulation_steps=accumulate,
             gradient_checkpointing=not asked.no_checkpointing,
             train_sampling_strategy="sequential",
             learning_rate=0.5,
@@ -64,7 +72,8 @@ def main() -> None:
             disable_tqdm=True,
             save_strategy="no",
         )
-        trainer = Trainer(model, args, train_dataset=InOrder(columns, asked.steps), compute_loss_func=WAYS[asked.way](model))
+        data, loss = InOrder(columns, asked.steps), WAYS[asked.way](model)
+        trainer = Trainer(model, args, collate if accumulate > 1 else None, train_dataset=data, compute_loss_func=loss)
         trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     report(model, losses, asked.weights)

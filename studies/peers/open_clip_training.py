@@ -1,6 +1,6 @@
-"""open_clip's own ``train_one_epoch`` with its ClipLoss and with ours, on one process or several.
+"""open_clip's own ``train_one_epoch`` with its ClipLoss and with ours, on one process or several, for open_clip 3 and 4.
 
-python studies/peers/open_clip_training.py, or under torchrun --nproc-per-node 2. Needs open_clip_torch and torchvision.
+python studies/peers/open_clip_training.py [--accum-freq 2], or under torchrun --nproc-per-node 2. Needs open_clip_torch and torchvision.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from visavis.objectives import InfoNCE, NTXent, Unified
 RANK, NUMBER = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 BATCH, STEPS, PROCESSES = 16, 6, {"rank": RANK, "world_size": NUMBER}
 EXACT = {"local_loss": True, "gather_with_grad": True}
-TOWER = {"embedding_dim": 32, "layers": 2}
+TOWER = {"width": 32, "layers": 2}
 LOSSES = {
     "open_clip, local_loss and gather_with_grad": lambda: imported().ClipLoss(**EXACT, **PROCESSES),
     "open_clip, its default": lambda: imported().ClipLoss(**PROCESSES),
@@ -62,6 +62,7 @@ class Batches:
     """This process' part of the same rows in every step."""
 
     num_batches, num_samples = STEPS, STEPS * BATCH
+    names: tuple[str, ...] = ()
 
     def __init__(self) -> None:
         drawn = torch.Generator().manual_seed(1)
@@ -69,7 +70,7 @@ class Batches:
         self.rows = torch.randn(BATCH, 3, 32, 32, generator=drawn)[part], torch.randint(1, 60, (BATCH, 8), generator=drawn)[part]
 
     def __iter__(self):
-        return iter([self.rows] * STEPS)
+        return iter([dict(zip(self.names, self.rows, strict=True)) if self.names else self.rows for _ in range(STEPS)])
 
 
 def tiny_model() -> torch.nn.Module:
@@ -78,19 +79,31 @@ def tiny_model() -> torch.nn.Module:
     return imported().CLIP(16, visual, {"context_length": 8, "vocab_size": 64, "heads": 2} | TOWER, output_dict=True)
 
 
-def trained(name: str) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """The gradient of the encoders at the first step, and the weights after all steps."""
-    model, data = tiny_model(), Batches()
-    from open_clip_train.train import train_one_epoch
+def train_one_epoch(model: torch.nn.Module, loss: torch.nn.Module, accum_freq: int) -> None:
+    """One epoch of open_clip's training loop. Version 4 trains a CLIPTask that holds the model and the loss."""
+    from open_clip_train import train
 
-    wrapped = DistributedDataParallel(model) if NUMBER > 1 else model
-    loss = LOSSES[name]()
+    data, optimizer = Batches(), torch.optim.SGD(model.parameters(), lr=0.1)
+    reader = {"train": types.SimpleNamespace(set_epoch=lambda _: None, dataloader=data)}
+    args = types.SimpleNamespace(**ARGS | {"accum_freq": accum_freq})
+    if not hasattr(imported(), "CLIPTask"):
+        wrapped = DistributedDataParallel(model) if NUMBER > 1 else model
+        train.train_one_epoch(wrapped, reader, loss, 0, optimizer, None, None, None, args)
+        return
+    data.names = ("image", "text")
+    task = imported().CLIPTask(model, loss=loss, verbose=False)
+    if NUMBER > 1:
+        task.prepare_distributed()
+    train.train_one_epoch(train.TrainState(task=task, optimizer=optimizer), reader, args)
+
+
+def trained(name: str, accum_freq: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The gradient of the encoders at the first step, and the weights after all steps."""
+    model, loss = tiny_model(), LOSSES[name]()
     probe = copy.deepcopy(model)
     probed = DistributedDataParallel(probe) if NUMBER > 1 else probe
-    loss(**probed(*data.rows)).backward()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    reader = {"train": types.SimpleNamespace(set_epoch=lambda _: None, dataloader=data)}
-    train_one_epoch(wrapped, reader, loss, 0, optimizer, None, None, None, types.SimpleNamespace(**ARGS))
+    loss(**probed(*Batches().rows)).backward()
+    train_one_epoch(model, loss, accum_freq)
     of_encoders = [parameter.grad for name, parameter in probe.named_parameters() if name != "logit_scale"]
     return of_encoders, [parameter.detach() for parameter in model.parameters()]
 
@@ -100,15 +113,17 @@ def apart(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:
 
 
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__).parse_args()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--accum-freq", type=int, default=1, help="batches per step, as open_clip's option")
+    accum_freq = parser.parse_args().accum_freq
     if NUMBER > 1:
         distributed.init_process_group("gloo")
-    found = {name: trained(name) for name in LOSSES}
+    found = {name: trained(name, accum_freq) for name in LOSSES}
     exact = found["open_clip, local_loss and gather_with_grad"]
     norm = torch.cat([gradient.flatten() for gradient in exact[0]]).norm()
     for name, (gradients, weights) in found.items() if RANK == 0 else ():
         length = torch.cat([gradient.flatten() for gradient in gradients]).norm() / norm
-        away = "trained" if name == "Unified" else f"weights after {STEPS} steps {apart(weights, exact[1]):.1e} away"
+        away = "trained" if name == "Unified" else f"weights after {STEPS // accum_freq} steps {apart(weights, exact[1]):.1e} away"
         print(f"{name}: gradient {length:.4f} times the exact one of CLIP's loss, {away}", flush=True)
     if NUMBER > 1:
         distributed.destroy_process_group()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
 from dataclasses import replace
 
 import pytest
@@ -141,11 +140,3 @@ def test_demo_reports_its_folder_when_stopped(tmp_path, monkeypatch):
         run_demo(tmp_path / "new", progress, replace(SMALL, num_train=2, num_val=2, num_test=2))
     assert progress.messages[-1].startswith("Stopped before the report was written")
     assert {path.name for path in (tmp_path / "new").iterdir()} == {"scenes"}
-
-
-@pytest.mark.parametrize("package", ["matplotlib", "jinja2"])
-def test_demo_requires_the_extra_report(tmp_path, monkeypatch, package):
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(visavis.MissingExtra, match=rf"{package}.*visavis\[report\]"):
-        run_demo(tmp_path / "new", NoProgress(), SMALL)
-    assert not (tmp_path / "new").exists()

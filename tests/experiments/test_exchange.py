@@ -16,6 +16,7 @@ from visavis.data.dataset import Dataset, Image
 from visavis.errors import RefusedOverwrite
 from visavis.evaluation import Evaluation, Protocol, rank_scores
 from visavis.evaluation.results import evaluate_dataset
+from visavis.evaluation.trec import TrecRankings, top_candidates, trec_rankings, write_trec
 from visavis.experiments.bootstrap import BOOTSTRAP_METRICS, bootstrap_images
 from visavis.experiments.results_table import (
     CSV_COLUMNS,
@@ -27,7 +28,6 @@ from visavis.experiments.results_table import (
     latex_table,
 )
 from visavis.experiments.statistics import differences_from, paired_tests
-from visavis.experiments.trec import TrecRankings, top_candidates, trec_rankings, write_trec
 from visavis.metrics import ndcg_at
 from visavis.types import DIRECTIONS, Encoded
 

@@ -41,7 +41,7 @@ def test_latest_judgment_counts():
     }
 
 
-def test_feedback_file_removes_incomplete_line(tmp_path):
+def test_feedback_file_removes_incomplete_line(tmp_path, caplog):
     path = tmp_path / "votes.jsonl"
     whole = (
         json.dumps(
@@ -51,8 +51,10 @@ def test_feedback_file_removes_incomplete_line(tmp_path):
     )
     for cut in range(1, len(whole) - 1, 7):
         path.write_text(whole + whole[:cut])
-        with pytest.warns(UserWarning, match=f"incomplete last line of {cut:,} bytes"), open_feedback(path) as file:
+        caplog.clear()
+        with open_feedback(path) as file:
             file.append(judgment("b", False))
+        assert [f"incomplete last line of {cut:,} bytes" in message for message in caplog.messages] == [True]
         assert [line.item for line in read_feedback(path)] == ["a", "b"]
 
 

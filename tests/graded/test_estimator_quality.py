@@ -255,7 +255,7 @@ def scenes(tmp_path_factory):
 
 def test_thresholds_are_quantiles_of_training_pairs(scenes, tmp_path):
     plot = tmp_path / "relevance.png"
-    (row,) = verbs.relevance_thresholds(scenes, estimator="SceneRelevance()", num_pairs=3000, plot=plot)
+    (row,) = verbs.relevance_thresholds(scenes, estimator="SceneRelevance()", num_pairs=3000, out=plot)
     from visavis.data import open_dataset
     from visavis.graded import SceneRelevance
 
@@ -269,7 +269,7 @@ def test_thresholds_are_quantiles_of_training_pairs(scenes, tmp_path):
         assert (relevance > value + 0.001).mean() <= share <= (relevance >= value - 0.001).mean()
     assert plot.read_bytes().startswith(b"\x89PNG")
     with pytest.raises(RefusedOverwrite, match=r"already exists\. Nothing was changed"):
-        verbs.relevance_thresholds(scenes, estimator="SceneRelevance()", plot=plot)
+        verbs.relevance_thresholds(scenes, estimator="SceneRelevance()", out=plot)
 
 
 def test_ladder_specs_are_objectives():

@@ -93,6 +93,16 @@ def test_clip_loss_has_signature_of_open_clip():
     assert_close(losses["contrastive_loss"], ClipLoss(NTXent())(*outputs.values()))
 
 
+@pytest.mark.parametrize("objective", [Unified(), NTXent()], ids=str)
+def test_clip_loss_serves_tasks_of_open_clip_4(objective):
+    """A task passes all outputs of the model and adds the values whose names end in ``_loss``. A sharded scale has shape [1]."""
+    embeddings, log_scale = features()
+    outputs = {"image_features": embeddings[0], "text_features": embeddings[1], "logit_scale": log_scale.exp()[None]}
+    losses = ClipLoss(objective)(**outputs, output_dict=True)
+    total = sum(value for name, value in losses.items() if name.endswith("_loss"))
+    assert_close(total, ClipLoss(objective)(*embeddings, log_scale.exp()))
+
+
 def test_clip_loss_rejects_unsupported_options():
     with pytest.raises(VisavisError, match=mentions("use_horovod", "torch.distributed")):
         ClipLoss(NTXent(), use_horovod=True)

@@ -23,11 +23,16 @@ def installed(name):
 
 @pytest.mark.parametrize(
     ("library", "setting"),
-    [("sentence-transformers", "one set"), ("sentence-transformers", "mini batches"), ("transformers", "fixed margin")],
+    [
+        ("sentence-transformers", "one set"),
+        ("sentence-transformers", "mini batches"),
+        ("transformers", "fixed margin"),
+        ("transformers", "accumulation"),
+    ],
 )
 def test_two_ranks_train_same_weights_as_one_process(library, setting):
     script = installed(library)
-    assert peers.apart(peers.run(script, 1, setting), peers.run(script, 2, setting)) < 1e-5
+    assert peers.apart(peers.run(script, 1, setting), peers.run(script, 2, setting)) < 1e-6
 
 
 @pytest.mark.parametrize("setting", ["a loss for each set", "one loss for both sets"])

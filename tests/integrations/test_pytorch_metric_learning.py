@@ -7,8 +7,8 @@ from torch.nn.functional import normalize
 
 from visavis import PairLoss, Targets
 from visavis.errors import ShapeError, SpecError, VisavisError
-from visavis.integrations.pytorch_metric_learning import MetricLoss
-from visavis.objectives import VLC, NTXent, Triplet, TripletHN, Unified
+from visavis.integrations.pytorch_metric_learning import CrossBatchMemory, MetricLoss, SelfSupervisedLoss
+from visavis.objectives import VLC, InfoNCE, MultiSimilarity, NTXent, Sigmoid, Triplet, TripletHN, Unified
 from visavis.pair_loss import cosine
 
 FAMILY = (
@@ -113,3 +113,46 @@ def test_metric_loss_rejects_invalid_inputs():
         loss(embeddings.tolist(), LABELS)
     with pytest.raises(ShapeError, match=mentions("ref_labels", "torch.float32")):
         loss(embeddings, LABELS, ref_emb=embeddings, ref_labels=torch.rand(6))
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_self_supervised_loss_equals_peer(symmetric):
+    losses = pytest.importorskip("pytorch_metric_learning.losses")
+    items, views = random_items(), random_items()
+    theirs = losses.SelfSupervisedLoss(losses.NTXentLoss(temperature=0.1), symmetric=symmetric)
+    right = theirs(items, views) if symmetric else (theirs(items, views) + theirs(views, items)) / 2
+    assert_close(SelfSupervisedLoss(MetricLoss(NTXent(tau=0.1)), symmetric=symmetric)(items, views), right)
+    with pytest.raises(ShapeError, match=mentions("ref_emb", 6, 4)):
+        SelfSupervisedLoss(MetricLoss(NTXent()))(items, views[:4])
+
+
+@pytest.mark.parametrize("name", ["NTXent", "SupCon", "MultiSimilarity"])
+def test_cross_batch_memory_equals_peer(name):
+    losses, miners = (pytest.importorskip(f"pytorch_metric_learning.{part}") for part in ("losses", "miners"))
+    theirs, ours, miner = {
+        "NTXent": (losses.NTXentLoss(temperature=0.1), NTXent(tau=0.1), None),
+        "SupCon": (losses.SupConLoss(temperature=0.1), InfoNCE(tau=0.1), None),
+        "MultiSimilarity": (losses.MultiSimilarityLoss(), MultiSimilarity(reduction="half_mean"), miners.MultiSimilarityMiner()),
+    }[name]
+    peer = losses.CrossBatchMemory(theirs, embedding_size=5, memory_size=15, miner=miner)
+    memory = CrossBatchMemory(MetricLoss(ours), embedding_size=5, memory_size=15)
+    for step in range(6):  # the memory is overwritten from the third batch on
+        embeddings, labels = random_items(), torch.tensor([4, 4, 4, 7, 7, 7])[torch.randperm(6)] + step % 2
+        values = peer(embeddings, labels), memory(embeddings, labels)
+        assert values[1] > 0
+        assert_close(values[1], values[0])
+        assert_close(*(torch.autograd.grad(value, embeddings)[0] for value in values))
+
+
+def test_cross_batch_memory_is_saved_and_uses_scale_and_bias():
+    batches = [(random_items(), LABELS) for _ in range(3)]
+    for options in ({"objective": NTXent(), "scale": 10.0}, {"objective": Sigmoid(bias=-4.0), "scale": 10.0}):
+        memory, copy = (CrossBatchMemory(MetricLoss(**options), 5, 16).double() for _ in range(2))
+        for batch in batches[:2]:
+            memory(*batch)
+        copy.load_state_dict(memory.state_dict())
+        assert_close(copy(*batches[2]), memory(*batches[2]))
+    once = CrossBatchMemory(MetricLoss(NTXent(), scale=10.0), 5, 16)
+    assert_close(once(*batches[0]), MetricLoss(NTXent(tau=0.1))(*batches[0]))
+    with pytest.raises(ShapeError, match=mentions("memory_size", 6, 4)):
+        CrossBatchMemory(MetricLoss(NTXent()), 5, 4)(*batches[0])

@@ -13,7 +13,7 @@ from tiny_models import sentences, tiny_sentence_transformer
 from visavis import PairLoss
 from visavis.errors import RunError, ShapeError, SpecError, VisavisError
 from visavis.integrations.pytorch_metric_learning import MetricLoss
-from visavis.integrations.sentence_transformers import LossCheckpoints, VisavisLoss, escape_latex
+from visavis.integrations.sentence_transformers import VisavisLoss, escape_latex
 from visavis.objectives import VLC, Goal, NTXent, Triplet, TripletHN, Unified
 from visavis.pair_loss import LearnedScale, cosine
 from visavis.targets import Targets
@@ -214,26 +214,27 @@ def test_visavis_loss_trains_scale_with_trainer(tmp_path):
     assert trainer.evaluate()["eval_loss"] < before
 
 
-def test_loss_checkpoints_resume_learned_scale(tmp_path):
+def test_trainer_saves_and_resumes_learned_scale(tmp_path):
     pytest.importorskip("accelerate")
     data = pytest.importorskip("datasets").Dataset.from_dict(COLUMNS)
     from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 
-    def trained(folder, steps, *, save_loss=True, **options):
+    def trained(folder, steps, *, learned=True, **options):
         torch.manual_seed(0)
         model = tiny_sentence_transformer()
-        loss = VisavisLoss(model, NTXent(), scale=LearnedScale(20.0))
+        loss = VisavisLoss(model, NTXent(), scale=LearnedScale(20.0) if learned else 20.0)
         quiet = {"report_to": [], "use_cpu": True, "disable_tqdm": True, "save_strategy": "steps", "save_steps": 2}
         args = SentenceTransformerTrainingArguments(
             folder, max_steps=steps, learning_rate=0.01, lr_scheduler_type="constant", per_device_train_batch_size=16, **quiet
         )
-        callbacks = [LossCheckpoints(loss)] if save_loss else []
-        SentenceTransformerTrainer(model, args, train_dataset=data, loss=loss, callbacks=callbacks).train(**options)
-        return loss.loss.scale().item()
+        SentenceTransformerTrainer(model, args, train_dataset=data, loss=loss).train(**options)
+        return loss.loss.scale().item() if learned else 20.0
 
     once = trained(tmp_path / "once", 4)
     trained(tmp_path / "twice", 2)
     assert trained(tmp_path / "twice", 4, resume_from_checkpoint=True) == once != 20
-    trained(tmp_path / "without", 2, save_loss=False)
-    with pytest.raises(RunError, match=mentions("visavis_loss.safetensors", "LossCheckpoints")):
-        trained(tmp_path / "without", 4, resume_from_checkpoint=True)
+    (tmp_path / "twice" / "checkpoint-4" / "visavis_loss.safetensors").unlink()
+    with pytest.raises(RunError, match=mentions("visavis_loss.safetensors", "learned scale")):
+        trained(tmp_path / "twice", 6, resume_from_checkpoint=True)
+    trained(tmp_path / "fixed", 2, learned=False)
+    assert not list((tmp_path / "fixed").glob("*/visavis_loss.safetensors"))

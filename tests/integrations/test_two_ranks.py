@@ -9,7 +9,7 @@ from torch import distributed
 from torch.nn.functional import cross_entropy, normalize
 
 from visavis.integrations.open_clip import ClipLoss
-from visavis.integrations.pytorch_metric_learning import MetricLoss
+from visavis.integrations.pytorch_metric_learning import CrossBatchMemory, MetricLoss, SelfSupervisedLoss
 from visavis.integrations.sentence_transformers import VisavisLoss
 from visavis.integrations.transformers import TrainerLoss
 from visavis.objectives import NTXent, Unified
@@ -37,6 +37,16 @@ def metric_loss(first, second, third, labels, scale):
     return MetricLoss(Unified())(first, labels)
 
 
+def self_supervised_loss(first, second, third, labels, scale):
+    return SelfSupervisedLoss(MetricLoss(Unified()))(first, second)
+
+
+def cross_batch_memory(first, second, third, labels, scale):
+    memory = CrossBatchMemory(MetricLoss(NTXent(tau=0.1)), embedding_size=5, memory_size=14).double()
+    memory(first, labels)  # enters the memory
+    return memory(second, labels) + memory(third, labels)
+
+
 def sentence_loss(first, second, third, labels, scale):
     return VisavisLoss(Embedded(), Unified())([{"rows": rows} for rows in (first, second)], labels)
 
@@ -54,7 +64,17 @@ def trainer_loss(first, second, third, labels, scale):
     return loss({"image_embeds": first, "text_embeds": second}, labels)
 
 
-LOSSES = (clip_loss, clip_loss_by_ids, metric_loss, sentence_loss, sentence_loss_in_order, sentence_loss_with_negatives, trainer_loss)
+LOSSES = (
+    clip_loss,
+    clip_loss_by_ids,
+    metric_loss,
+    self_supervised_loss,
+    cross_batch_memory,
+    sentence_loss,
+    sentence_loss_in_order,
+    sentence_loss_with_negatives,
+    trainer_loss,
+)
 
 
 def inputs():

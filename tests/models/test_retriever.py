@@ -12,7 +12,7 @@ from torch import nn
 
 import visavis
 from visavis.data.vocabulary import Vocabulary
-from visavis.errors import RunError, ShapeError, SpecError, VisavisError
+from visavis.errors import DataError, RefusedOverwrite, RunError, ShapeError, SpecError, VisavisError
 from visavis.models import Matcher, VSEPlusPlus
 from visavis.models.base import get_vectors
 from visavis.models.device import choose_device
@@ -175,3 +175,62 @@ def test_retriever_on_cuda_matches_cpu(model, attention, images, tmp_path):
         expected = each.score(images, SENTENCES)
         each.matcher.cuda()
         torch.testing.assert_close(each.score(images, SENTENCES), expected, rtol=0, atol=1e-3)
+
+
+def test_encode_images_accepts_every_kind_of_image(model, images, tmp_path):
+    image = images[0]
+    image.save(tmp_path / "image.png")
+    pixels = np.asarray(image)
+    tensor = torch.from_numpy(pixels.copy()).permute(2, 0, 1)
+    kinds = [tmp_path / "image.png", str(tmp_path / "image.png"), (tmp_path / "image.png").read_bytes(), pixels, tensor, tensor / 255]
+    expected = model.encode_images([image])
+    for kind in kinds:
+        assert torch.equal(model.encode_images([kind]), expected)
+        assert torch.equal(model.score([kind], SENTENCES), model.score([image], SENTENCES))
+    assert torch.equal(model.encode_images(np.stack([pixels, pixels])), model.encode_images([image, image]))
+
+
+@pytest.mark.parametrize(
+    ("odd", "given"),
+    [
+        (np.zeros((3, 24, 24), np.uint8), r"uint8 of shape \[3, 24, 24\]"),
+        (np.zeros((24, 24, 3)), r"float64 of shape \[24, 24, 3\]"),
+        (torch.zeros(24, 24, 3), r"float32 of shape \[24, 24, 3\]"),
+        (torch.zeros(3, 4, 4, dtype=torch.int64), r"int64 of shape \[3, 4, 4\]"),
+        (torch.full((3, 4, 4), 255.0), "others"),
+        (torch.full((3, 4, 4), torch.nan), "others"),
+        (b"not an image", "is not an image"),
+    ],
+)
+def test_encode_images_names_the_invalid_image(model, images, odd, given):
+    with pytest.raises(DataError, match=rf"images\[1\].*{given}"):
+        model.encode_images([images[0], odd])
+
+
+def test_encode_chooses_by_type(model, images, tmp_path):
+    images[0].save(tmp_path / "image.png")
+    assert torch.equal(model.encode(SENTENCES), model.encode_texts(SENTENCES))
+    assert torch.equal(model.encode([tmp_path / "image.png", images[1]]), model.encode_images(images[:2]))
+    with pytest.raises(SpecError, match=r"^items: expected texts only or images only, got 1 texts among 2 items\."):
+        model.encode(["a dog", images[0]])
+    with pytest.raises(ShapeError, match=r"^items: expected at least one"):
+        model.encode([])
+
+
+def test_similarity_computes_cosines(model, images):
+    rows, texts = model.encode(images), model.encode(SENTENCES)
+    torch.testing.assert_close(model.similarity(rows * 3, texts), model.score(images, SENTENCES))
+    for odd in (texts[0], texts.long(), texts.to_sparse()):
+        with pytest.raises(ShapeError, match=r"^second: expected vectors of floats \[N, D\], got"):
+            model.similarity(rows, odd)
+    with pytest.raises(ShapeError, match=r"^first, second: .* got 8 and 5 dimensions"):
+        model.similarity(rows, texts[:, :5])
+
+
+def test_save_writes_folder_that_load_reads(model, images, tmp_path):
+    folder = model.save(tmp_path / "saved")
+    loaded = visavis.load(folder)
+    assert torch.equal(loaded.encode(images), model.encode(images))
+    assert torch.equal(loaded.encode(SENTENCES), model.encode(SENTENCES))
+    with pytest.raises(RefusedOverwrite, match=r"saved already exists"):
+        model.save(folder)

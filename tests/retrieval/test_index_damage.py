@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import visavis
+from visavis.cli.search_tables import print_results
 from visavis.errors import RunError, VisavisError
 from visavis.models.retriever import Retriever
 from visavis.progress import NoProgress
@@ -16,6 +18,7 @@ from visavis.retrieval import encoding
 from visavis.retrieval.index_builder import build_index
 from visavis.retrieval.index_folder import Index
 from visavis.retrieval.index_search import SearchQuery, search_index
+from visavis.retrieval.stores.lancedb_store import LanceStore
 
 STORES = {"lance": None, "milvus": "items.db"}
 REMEDIES = (
@@ -207,3 +210,23 @@ def test_interrupted_index_reports_that_it_is_unfinished(lance_index, run, scene
     build(run, photos, folder, None)
     assert len(answers(folder)[2]) == 20
     assert not caplog.messages
+
+
+def test_unfinished_index_without_items_reports_the_reason(run, scenes, tmp_path, monkeypatch, capsys):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(LanceStore, "add", interrupt)
+        build_index(run, scenes / "images", tmp_path / "index", progress=NoProgress())
+    unfinished = "The index is unfinished and has no items yet. Run visavis index again to complete it."
+    for filters in ({}, {"path": "*.gif"}):
+        results = visavis.search(tmp_path / "index", "a red circle", **filters)
+        assert (list(results), results.message, results.to_json()["message"]) == ([], unfinished, unfinished)
+    print_results(results)
+    assert capsys.readouterr().out == f"{unfinished}\n"
+    assert Index.open(tmp_path / "index").is_unfinished
+    build_index(run, scenes / "images", tmp_path / "index", progress=NoProgress())
+    results = visavis.search(tmp_path / "index", "a red circle", path="*.gif")
+    assert results.message == "No item of the index passes the filters."
+    assert "message" not in visavis.search(tmp_path / "index", "a red circle").to_json()

@@ -306,6 +306,28 @@ def test_web_ui_remembers_theme(open_page, address):
     assert page.get_attribute("html", "data-theme") == "dark"
 
 
+@pytest.mark.parametrize(("count", "wait", "text"), [(60, ".tile.shown", "60 items, the index is unfinished"), (0, "#notice:visible", "")])
+def test_web_ui_reports_unfinished_index(open_page, shared_page, address, count, wait, text):
+    """The server is real. Only its answer about the index is changed, because an interrupted update ends with its process."""
+
+    def change_info(route):
+        info = route.fetch().json()
+        info["indexes"][0] |= {"unfinished": True, "count": count}
+        route.fulfill(json=info)
+
+    def remove_hits(route):
+        found = route.fetch().json()
+        found["sides"][0] |= {"hits": [], "has_more": False}
+        route.fulfill(json=found)
+
+    shared_page.route("**/api/info**", change_info)
+    if not count:
+        shared_page.route("**/api/search**", remove_hits)
+    page = open_page(address, wait=wait)
+    assert page.inner_text("#summary") == text
+    assert count or page.inner_text("#notice") == "This index is unfinished and has no items yet."
+
+
 @pytest.fixture(scope="module")
 def pair(indexes, tmp_path_factory):
     """Two indexes to compare: the address, the process and the feedback file."""

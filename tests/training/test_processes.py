@@ -66,6 +66,7 @@ def test_two_processes_train_the_same_model_as_one(recipes, scenes, tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(2400)
 def test_200_steps_are_equal_on_one_two_and_four_processes(recipes, scenes, dual_encoders, tmp_path):
     sizes = {"training.batches_per_epoch": 0, "training.metric_batches": 1, "training.threads": 1, "training.checkpoint_s": 1e6}
     jobs = {name: (str(path), {"data.path": str(scenes), "epochs": 30, **sizes}) for name, path in recipes.items()}

@@ -6,8 +6,10 @@ Example:
     >>> visavis.evaluate(result.run).metrics["rsum"]  # doctest: +SKIP
 """
 
+from visavis.api.benchmarking import mteb
 from visavis.api.datasets import catalog, convert, data_audit, data_check, data_convert, data_scenes, demo, doctor, features
 from visavis.api.diagnosing import anatomy, diagnose, explain, probe
+from visavis.api.exporting_models import export
 from visavis.api.grading import agreement, coherence, relevance, relevance_fit, relevance_thresholds
 from visavis.api.indexing import classify, index, search, serve
 from visavis.api.training_runs import compare, evaluate, load, reproduce, train
@@ -26,6 +28,7 @@ __all__ = [
     "train",
     "load",
     "evaluate",
+    "mteb",
     "compare",
     "reproduce",
     "diagnose",
@@ -37,6 +40,7 @@ __all__ = [
     "relevance",
     "relevance_thresholds",
     "relevance_fit",
+    "export",
     "index",
     "search",
     "classify",

@@ -274,7 +274,6 @@ def demo(*, out: str | Path | None = None, progress: Progress | None = None) -> 
         The folder with ``report.html``.
 
     Raises:
-        MissingExtra: If the packages of the extra ``report`` are not installed.
         RefusedOverwrite: If the folder is not empty.
     """
     from visavis.demonstration.demo_run import run_demo

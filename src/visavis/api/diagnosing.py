@@ -29,15 +29,12 @@ def anatomy(objective: str | Sequence[str], *, out: str | Path | None = None) ->
         The profile of each objective. The folder has ``report.html``, a plot of each objective and ``profiles.json``.
 
     Raises:
-        MissingExtra: If the packages of the extra ``report`` are not installed.
         SpecError: If an objective is unknown.
     """
     from visavis import storage
     from visavis.diagnostics.objective_profile import ObjectiveProfiles, profile_objectives
-    from visavis.reports.plotting import require_report_packages
     from visavis.reports.profile_report import write_profile_report
 
-    require_report_packages()
     with storage.create_output_folder(out, "runs/anatomy") as folder:
         result = ObjectiveProfiles(profile_objectives(to_list(objective)), folder)
         write_profile_report(result)
@@ -81,10 +78,8 @@ def diagnose(
     """
     from visavis import storage
     from visavis.diagnostics.contribution_analysis import diagnose_run
-    from visavis.reports.plotting import require_report_packages
 
     if out is not None:
-        require_report_packages()
         storage.require_new_file(out)
     result = diagnose_run(
         Path(run),

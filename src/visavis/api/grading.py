@@ -85,7 +85,6 @@ def coherence(
 
     Raises:
         DataError: If the relevance is constant.
-        MissingExtra: If the packages of the extra ``report`` are not installed.
         RunError: If the runs rank different data.
         SpecError: If the estimator or the seed is invalid.
         VisavisError: If ``top``, ``caption_aggregation``, ``irrelevant_share`` or a query is invalid.
@@ -96,10 +95,8 @@ def coherence(
     from visavis.graded.list_statistics import Ranker, RelevanceBands, measure_lists
     from visavis.graded.ranked_lists import RankedListComparison, choose_queries, query_lists
     from visavis.reports.coherence_report import write_coherence_report
-    from visavis.reports.plotting import require_report_packages
     from visavis.spec import MAX_SEED, parse, validate_int
 
-    require_report_packages()
     if top < 1:
         raise VisavisError(f"top: expected an integer >= 1, got {top}. Set the length of the lists.")
     validate_int(seed, "seed", 0, MAX_SEED)
@@ -156,7 +153,7 @@ def relevance_thresholds(
     estimator: str | Sequence[str] = (),
     caption_aggregation: Literal["paired", "max", "mean"] = "paired",
     num_pairs: int = 100_000,
-    plot: str | Path | None = None,
+    out: str | Path | None = None,
     progress: Progress | None = None,
 ) -> list[RelevanceDistribution]:
     """Suggest thresholds for the Ladder objective from the distribution of relevance over random training pairs.
@@ -166,7 +163,7 @@ def relevance_thresholds(
         estimator: Relevance estimator, such as CBoW(removed_components=1). Default: all that need no fine-tuned model.
         caption_aggregation: Relevance to an image from that to its captions: the sampled caption (paired), the maximum, or the mean.
         num_pairs: Number of random training pairs.
-        plot: New PNG file with the distributions. Default: no plot.
+        out: New PNG file with the distributions. Default: no plot.
         progress: Receives the progress.
 
     Returns:
@@ -179,15 +176,14 @@ def relevance_thresholds(
     from visavis import storage
     from visavis.data import open_dataset
     from visavis.graded.estimator_quality import DEFAULT_ESTIMATORS, relevance_distributions
-    from visavis.reports.plotting import plot_relevance_distributions, require_report_packages
+    from visavis.reports.plotting import plot_relevance_distributions
 
-    if plot is not None:
-        require_report_packages()
-        storage.require_new_file(plot)
+    if out is not None:
+        storage.require_new_file(out)
     estimators = to_list(estimator) or DEFAULT_ESTIMATORS
     distributions = relevance_distributions(estimators, open_dataset(data), caption_aggregation, num_pairs, progress or NoProgress())
-    if plot is not None:
-        storage.write_bytes(plot, plot_relevance_distributions(distributions))
+    if out is not None:
+        storage.write_bytes(out, plot_relevance_distributions(distributions))
     return distributions
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from visavis.api.arguments import optional_path, optional_text, parse_overrides, resolve_recipe, to_list, to_paths
-from visavis.errors import MissingExtra, RecipeError, RunError
+from visavis.errors import RecipeError, RunError
 from visavis.progress import NoProgress, Progress
 
 if TYPE_CHECKING:
@@ -124,6 +124,7 @@ def evaluate(
     feedback: str | Path | None = None,
     model: str | Path | None = None,
     store: str | Path | None = None,
+    trec: str | Path | None = None,
     memory: MemoryLimit = None,
     progress: Progress | None = None,
 ) -> Evaluation | FeedbackEvaluation:
@@ -144,6 +145,7 @@ def evaluate(
         feedback: Feedback file of visavis serve. Evaluates an index. Default: none.
         model: New location of the model of an index. Default: the recorded one.
         store: Confirms the store of an index outside its folder. Default: only a store inside.
+        trec: Also write ranked lists and ground truth as TREC files into this new folder. Default: none.
         memory: Maximum memory of score blocks, such as 2GiB. Default: the recipe's, else a share of the free memory.
         progress: Receives the progress.
 
@@ -152,11 +154,12 @@ def evaluate(
 
     Raises:
         DataError: If the data do not suit the protocol, or the feedback has no relevant item.
+        RefusedOverwrite: If ``trec`` has files of this run, or of other queries.
         RunError: If the folder is not a run, or runs are of different data.
         VisavisError: If an option is not for this kind of evaluation.
     """
     if feedback is not None:
-        options = {"protocol": protocol, "split": split, "data": data, "relevance": relevance, "published": published}
+        options = {"protocol": protocol, "split": split, "data": data, "relevance": relevance, "published": published, "trec": trec}
         if unused := [name for name, value in options.items() if value is not None]:
             raise RunError(f"--feedback: expected an index without {unused[0]}. Remove --{unused[0]}.")
         return _evaluate_index(to_paths(run), Path(feedback), model, store, memory)
@@ -168,7 +171,9 @@ def evaluate(
             raise RunError(f"--{name}: expected an index with --feedback. Pass --feedback, or remove --{name}.")
     row = None if published is None else measured_result(published)
     runs, data, progress = to_paths(run), optional_text(data), progress or NoProgress()
-    result = evaluate_runs(runs, protocol, split, data, progress, relevance, semantics, memory, average_networks=average)
+    result = evaluate_runs(
+        runs, protocol, split, data, progress, relevance, semantics, memory, average_networks=average, trec=optional_path(trec)
+    )
     result = result if row is None else replace(result, published=row)
     return with_base_model(result, runs, split, data, progress, memory) if pretrained else result
 
@@ -267,10 +272,7 @@ def compare(
         comparison = start_comparison(plan, optional_path(out), pool, progress, feedback=feedback, budget_s=budget_s)
     if trec:
         write_trec_files(comparison, progress)
-    try:
-        write_comparison_report(comparison, progress)
-    except MissingExtra as missing:
-        progress.message(str(missing))
+    write_comparison_report(comparison, progress)
     return comparison
 
 

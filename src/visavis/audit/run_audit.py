@@ -27,6 +27,7 @@ from visavis.data.features.store import FeatureStore
 from visavis.errors import VisavisError, suggest_name
 from visavis.experiments.jobs import available_cores, process_pool
 from visavis.models.encoders import cnn_backbones
+from visavis.notebook import NotebookTable
 from visavis.progress import NoProgress, Progress
 from visavis.recipes.data_module import DataModule, open_data_module
 from visavis.recipes.default_recipe import choose_recipe
@@ -48,7 +49,7 @@ MIN_IMAGES = 50
 
 
 @dataclass(frozen=True)
-class Audit:
+class Audit(NotebookTable):
     """Result of an audit. A part that was not requested or not possible is None.
 
     Attributes:

@@ -20,10 +20,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import typer
 from typer.core import TyperArgument
 
-from visavis import api
+from visavis import __version__, api
 from visavis.api.catalog_entries import docstring_arguments, docstring_summary
-from visavis.cli.terminal import print_error, print_json
+from visavis.cli.help_texts import CommandGroup, examples_of, panel_of
+from visavis.cli.logs import log_to_stderr
+from visavis.cli.terminal import print_error, print_json, print_line
 from visavis.errors import VisavisError
+from visavis.progress import NoProgress
 
 if TYPE_CHECKING:
     from visavis.data.features.store import FeatureStore
@@ -88,13 +91,14 @@ COMMANDS = {
     "data_check": Command("dataset_tables:print_check", has_all=True, has_failed=lambda report: not report.ok),
     "data_audit": Command("dataset_tables:print_audit", has_all=True),
     "data_convert": Command("dataset_tables:print_converted", options=("out",)),
-    "data_scenes": Command("dataset_tables:print_scenes", to_json=lambda folder, _: {"folder": str(folder)}),
+    "data_scenes": Command("dataset_tables:print_scenes", to_json=lambda folder, _: {"folder": str(folder)}, options=("out",)),
     "features": Command("dataset_tables:print_feature_stores", to_json=_stores_to_json),
     "convert": Command(
         "dataset_tables:print_converted_model", to_json=lambda converted, _: converted.to_recipe_sections(), options=("out",)
     ),
     "train": Command("run_tables:print_trained", resumable=True),
     "evaluate": Command("run_tables:print_evaluation"),
+    "mteb": Command("run_tables:print_mteb_report"),
     "compare": Command("experiment_tables:print_comparison", resumable=True),
     "reproduce": Command("experiment_tables:print_reproduction", resumable=True),
     "diagnose": Command("diagnostic_tables:print_diagnosis"),
@@ -106,6 +110,7 @@ COMMANDS = {
     "relevance": Command("experiment_tables:print_estimator_evaluation", to_json=_entries_to_json("estimators"), options=("estimator",)),
     "relevance_thresholds": Command("experiment_tables:print_distributions", to_json=_entries_to_json("estimators")),
     "relevance_fit": Command("experiment_tables:print_fitted", options=("out",)),
+    "export": Command("run_tables:print_exported"),
     "index": Command("search_tables:print_index_report"),
     "search": Command("search_tables:print_results", to_json=lambda results, values: {"query": _query(values), **results.to_json()}),
     "classify": Command(
@@ -146,12 +151,13 @@ def build_app() -> typer.Typer:
     setattr(TyperArgument, "display_type_rich", lambda self, ctx: None)  # noqa: B010, ARG005
     app = typer.Typer(
         name="visavis",
+        cls=CommandGroup,
         help="Train, evaluate, diagnose and use vision-language retrieval.",
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
+    app.callback()(_main_options)
     groups = {"": app}
     for name, text in GROUPS.items():
         is_command = name in COMMANDS
@@ -159,10 +165,23 @@ def build_app() -> typer.Typer:
     for name, command in COMMANDS.items():
         group, _, word = name.rpartition("_")
         decorate = groups[name].callback if name in GROUPS else partial(groups[group].command, word)
-        decorate(help=docstring_summary(getattr(api, name)))(_callback(name, command))
+        summary = docstring_summary(getattr(api, name))
+        decorate(help=summary, epilog=examples_of(name), rich_help_panel=panel_of(name))(_callback(name, command))
     for name in GROUPS:
-        app.add_typer(groups[name], name=name)
+        app.add_typer(groups[name], name=name, rich_help_panel=panel_of(name))
     return app
+
+
+def _print_version(is_set: bool) -> None:
+    if is_set:
+        print_line(f"visavis {__version__}")
+        raise typer.Exit
+
+
+def _main_options(
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")] = False,
+) -> None:
+    """The options of ``visavis`` before a command."""
 
 
 def _callback(name: str, command: Command) -> Callable[..., None]:
@@ -184,6 +203,9 @@ def _callback(name: str, command: Command) -> Callable[..., None]:
     if command.has_all:
         all_option = typer.Option("--all", help="Print every finding, not only the first of each kind.")
         signature += [_keyword("print_all", Annotated[bool, all_option], False)]
+    verbose = typer.Option("--verbose", "-v", help="Print debug messages, such as the chosen computation path.")
+    quiet = typer.Option("--quiet", "-q", help="Print no progress and no notes. Results, warnings and errors remain.")
+    signature += [_keyword("verbose", Annotated[bool, verbose], False), _keyword("quiet", Annotated[bool, quiet], False)]
     if name in GROUPS:
         signature += [_keyword("context", typer.Context)]
 
@@ -192,11 +214,17 @@ def _callback(name: str, command: Command) -> Callable[..., None]:
         if context is not None and context.invoked_subcommand is not None:
             return
         as_json, print_all = values.pop("json", False), values.pop("print_all", False)
+        verbose, quiet = values.pop("verbose"), values.pop("quiet")
+        if verbose and quiet:
+            raise VisavisError("--verbose, --quiet: expected at most one, got both. Remove one of them.")
         values = _convert_values(values, parameters, split_last)
         with ExitStack() as stack:
+            stack.enter_context(log_to_stderr(verbose=verbose))
             if command.resumable:
                 stack.enter_context(_resume_hint(name))
-            if "progress" in parameters:
+            if "progress" in parameters and quiet:
+                values["progress"] = NoProgress()
+            elif "progress" in parameters:
                 from visavis.cli.console import ProgressBars
 
                 bars = ProgressBars()

@@ -105,8 +105,10 @@ class ProgressBars:
         return self
 
     def __exit__(self, *_: object) -> None:
+        # Before version 15, rich prints an empty line even if it shows no bars.
         with suppress(OSError):
-            self.progress.stop()
+            if not self.progress.disable:
+                self.progress.stop()
 
     def message(self, text: str) -> None:
         """Print a message.

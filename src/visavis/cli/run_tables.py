@@ -14,9 +14,23 @@ from visavis.types import DIRECTIONS
 
 if TYPE_CHECKING:
     from visavis.evaluation import Evaluation
+    from visavis.exporting.export_model import ExportedModel
     from visavis.feedback.evaluate_feedback import FeedbackEvaluation
     from visavis.graded.ranking_coherence import RankingCoherence
+    from visavis.integrations.mteb import MtebReport
     from visavis.training.training_run import TrainingResult
+
+
+def print_exported(exported: ExportedModel) -> None:
+    """Print the files of an exported folder.
+
+    Args:
+        exported: The exported folder.
+    """
+    print_line(f"{exported.model}, {exported.embedding_dim} dimensions, format {exported.format}: {', '.join(exported.files)}")
+    print_line(f"Folder: {exported.folder}. README.md shows how to load it.")
+    if exported.url:
+        print_line(f"Uploaded: {exported.url}")
 
 
 def print_trained(trained: TrainingResult) -> None:
@@ -56,6 +70,16 @@ def print_evaluation(result: Evaluation | FeedbackEvaluation) -> None:
     if result.pretrained is not None:
         print_line("Pretrained model:")
         print_evaluation(result.pretrained)
+
+
+def print_mteb_report(report: MtebReport) -> None:
+    """Print the main score of each task in percent, and the folder of mteb's results.
+
+    Args:
+        report: Results of a model on tasks of mteb.
+    """
+    print_table(("task", "metric", "score"), [[task, report.metrics[task], f"{100 * score:.1f}"] for task, score in report.scores.items()])
+    print_line(f"Results of {report.model}: {report.folder}")
 
 
 def _print_protocol(result: Evaluation) -> None:

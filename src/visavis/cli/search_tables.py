@@ -74,7 +74,7 @@ def print_results(results: SearchResults) -> None:
         results: Results, best first.
     """
     if not results.hits:
-        print_line("No item of the index passes the filters.")
+        print_line(results.message)
         return
     if results.no_match:
         print_line("Probably no match. Nearest results:")

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from visavis.data.dataset import Dataset, ProgressCallback
 from visavis.data.formats.caption_table import CAPTION_LINES, CAPTION_TABLE
@@ -22,7 +22,8 @@ from visavis.data.formats.listing import DatasetFormat, Finding, Listing, escape
 from visavis.data.formats.precomp import PRECOMP
 from visavis.data.formats.video_lists import MSRVTT, MSVD
 from visavis.data.image_validation import validate_images
-from visavis.errors import DataError, suggest_name
+from visavis.errors import DataError, log_debug, suggest_name
+from visavis.notebook import NotebookTable
 from visavis.spec import validate_arguments
 
 FORMATS: tuple[DatasetFormat, ...] = (CAPTION_TABLE, CAPTION_LINES, LARGE_TABLE, MSRVTT, KARPATHY, MSVD, PRECOMP)
@@ -61,6 +62,7 @@ def open_dataset(
         DataError: If the path or the format is unknown, or an item is unusable and ``skip_bad`` is not set.
     """
     dataset_format, source = _locate(path)
+    log_debug(__name__, "%s: format %s", source, dataset_format.name)
     if dataset_format.open is not None:
         data = dataset_format.open(source)
         if data.skipped and not skip_bad:
@@ -122,7 +124,7 @@ class SplitCounts:
 
 
 @dataclass(frozen=True)
-class CheckReport:
+class CheckReport(NotebookTable):
     """Content and problems of a data set.
 
     Attributes:
@@ -135,6 +137,8 @@ class CheckReport:
         duplicate_captions: Number of captions whose exact text occurs earlier.
         seconds: Duration of the check.
     """
+
+    ROWS: ClassVar[str] = "findings"
 
     path: Path
     format_name: str

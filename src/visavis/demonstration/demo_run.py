@@ -32,7 +32,7 @@ from visavis.objectives import parse
 from visavis.progress import NoProgress, Progress, TrainingStep
 from visavis.recipes.files import read_recipe
 from visavis.reports.html_report import ThemedImage, jpeg_uri, render_report
-from visavis.reports.plotting import TrainingCurve, plot_training_curves, require_report_packages
+from visavis.reports.plotting import TrainingCurve, plot_training_curves
 from visavis.runs.open_run import with_absolute_paths
 from visavis.runs.run_folder import RunFolder
 from visavis.synthetic import CaptionFacts, write_synthetic_scenes
@@ -104,10 +104,8 @@ def run_demo(out: str | Path | None, progress: Progress, settings: DemoSettings 
 
     Raises:
         KeyboardInterrupt: After Ctrl-C.
-        MissingExtra: If the packages of the extra ``report`` are not installed.
         RefusedOverwrite: If the folder is not empty.
     """
-    require_report_packages()
     folder = storage.create_numbered_folder("runs/demo") if out is None else storage.prepare_empty_folder(out)
     progress.message(f"All files of the demo are written to {folder}")
     try:

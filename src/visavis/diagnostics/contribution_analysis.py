@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from visavis.evaluation.published_row import PublishedRow
 from visavis.memory_budget import MemoryLimit
 from visavis.models import Matcher
 from visavis.models.inference import device_of
+from visavis.notebook import NotebookTable
 from visavis.objectives import Objective
 from visavis.progress import Progress
 from visavis.recipes.data_module import DataModule, initial_matcher
@@ -168,7 +169,7 @@ class ContributionCount:
 
 
 @dataclass(frozen=True)
-class ContributionAnalysis:
+class ContributionAnalysis(NotebookTable):
     """Contributions to the gradients of the queries of a training set at one checkpoint.
 
     Attributes:
@@ -183,6 +184,8 @@ class ContributionAnalysis:
         counts: Counts by objective and epsilon, the run's own objective first.
         published: Id of the row of a paper's table that the recipe names. Empty for none.
     """
+
+    ROWS: ClassVar[str] = "counts"
 
     run: Path
     model: str

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from torch import Tensor
 from visavis import objectives
 from visavis.diagnostics.pair_gradients import pair_weights, tangent_norms_of_slopes
 from visavis.errors import SpecError
+from visavis.notebook import NotebookTable
 from visavis.objectives import Goal, Objective
 from visavis.targets import Targets
 
@@ -207,13 +208,15 @@ class ObjectiveProfile:
 
 
 @dataclass(frozen=True)
-class ObjectiveProfiles:
+class ObjectiveProfiles(NotebookTable):
     """Profiles of several objectives.
 
     Attributes:
         profiles: The profiles, in the given order.
         folder: Folder of the report.
     """
+
+    ROWS: ClassVar[str] = "objectives"
 
     profiles: tuple[ObjectiveProfile, ...]
     folder: Path

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,8 +19,10 @@ from visavis.data.dataset_reader import resolve_path
 from visavis.data.formats.karpathy import match_coco_ids
 from visavis.errors import DataError, SpecError, format_value, suggest_name
 from visavis.metrics.argument_checks import Ties
+from visavis.scoring import select_items
 from visavis.spec import PositiveInt, validate_fields
 from visavis.targets import Ids, Targets, to_id_tensor
+from visavis.types import Encoded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,3 +240,18 @@ def _read(name: str, queries: dict[int, int], candidates: dict[int, int]) -> Lis
     query = torch.arange(len(listed)).repeat_interleave(number)
     candidate = torch.tensor([position for positives in listed.values() for position in positives])
     return ListedPositives(torch.tensor(list(listed)), Targets.from_pairs(query, candidate, len(listed), len(candidates)))
+
+
+def select_for_protocol(data: Dataset, text: Encoded, protocol: Protocol) -> tuple[Dataset, Encoded]:
+    """Select the captions that a protocol ranks.
+
+    Args:
+        data: The data set.
+        text: Encoded captions of the data set, in its order.
+        protocol: The protocol.
+
+    Returns:
+        The data set and the encoded texts with these captions.
+    """
+    selected = select_captions(data, [protocol])
+    return selected, select_items(text, torch.from_numpy(np.flatnonzero(np.isin(data.caption_rows, selected.caption_rows))))

@@ -16,7 +16,7 @@ from visavis import storage
 from visavis.blocking import Score
 from visavis.data.dataset import Dataset
 from visavis.errors import RunError, ShapeError, SpecError, format_value
-from visavis.evaluation.protocols import Protocol, get_protocol, read_listed_positives, select_captions
+from visavis.evaluation.protocols import Protocol, get_protocol, read_listed_positives, select_for_protocol
 from visavis.evaluation.published_row import PublishedRow
 from visavis.evaluation.tiled_ranking import rank_by_rows, rank_by_tiles
 from visavis.graded.ranking_coherence import RankingCoherence, ranking_coherence
@@ -24,6 +24,7 @@ from visavis.memory_budget import MemoryLimit
 from visavis.metrics import ranking_metrics
 from visavis.metrics.argument_checks import Ties, validate_instance, validate_literal, validate_tensor
 from visavis.metrics.ranking import best_rank_column
+from visavis.notebook import NotebookTable, flat_row
 from visavis.process_group import ONE_PROCESS, ProcessGroup
 from visavis.scoring import select_items
 from visavis.targets import Ids, to_id_tensor
@@ -100,7 +101,7 @@ def _to_int32(numbers: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True, eq=False)
-class Evaluation:
+class Evaluation(NotebookTable):
     """Result of a model and the rules behind it.
 
     Attributes:
@@ -171,6 +172,10 @@ class Evaluation:
     def under_published_protocol(self) -> Evaluation:
         """Result under the protocol of the published row, or this one without such a protocol."""
         return self.by_protocol.get(self.published.protocol, self) if self.published else self
+
+    def table_rows(self) -> list[dict[str, Any]]:
+        """Return a row for each protocol."""
+        return [flat_row(evaluation._flat()) for evaluation in self.by_protocol.values()]
 
     def to_json(self) -> dict[str, Any]:
         """Convert to one flat JSON object: the rules, then all metrics of the first protocol.
@@ -428,8 +433,7 @@ def evaluate_dataset(
     """
     results = []
     for protocol in protocols:
-        selected = select_captions(data, [protocol])
-        captions = select_items(text, torch.from_numpy(np.flatnonzero(np.isin(data.caption_rows, selected.caption_rows))))
+        selected, captions = select_for_protocol(data, text, protocol)
         if protocol.positives_file:
             result = evaluate_listed(visual, captions, score, selected, protocol=protocol, memory=memory)
         else:

@@ -18,6 +18,7 @@ from visavis.experiments.results_table import ResultRow, ResultTable, csv_table,
 from visavis.experiments.statistics import Interval, PairedTest, differences_from, paired_tests, t_interval
 from visavis.feedback.evaluate_feedback import FeedbackTest
 from visavis.metrics.catalog import RSUM
+from visavis.notebook import NotebookTable
 from visavis.objectives import parse
 from visavis.runs.run_folder import RunFolder
 
@@ -106,7 +107,7 @@ class Sweep:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(NotebookTable):
     """Runs of a comparison and what follows from them.
 
     Attributes:
@@ -273,6 +274,26 @@ class Comparison:
             for metric in table.metrics
         }
         return latex_table(table, daggers)
+
+    def table_rows(self) -> list[dict[str, Any]]:
+        """Return a row for each choice: means over seeds, and their standard deviations."""
+        table, validation = self.table, {setting.name: self.validation(setting) for setting in self.selected}
+        return [
+            {"setting": row.name, "seeds": len(row.metrics), "validation_rsum": validation[row.name]}
+            | {metric: row.mean(metric) for metric in table.metrics}
+            | {f"{metric}_std": row.std(metric) for metric in table.metrics}
+            for row in table.rows
+        ]
+
+    def html_rows(self) -> list[dict[str, Any]]:
+        """Return a row for each choice: means with standard deviations."""
+        table = self.table
+        titles = {metric: f"{group.title} {label}".lstrip() for group in table.columns for metric, label in group.labels.items()}
+        return [{"setting": row.name} | {title: row.cell(metric) for metric, title in titles.items()} for row in table.rows]
+
+    def table_notes(self) -> list[str]:
+        """Return the findings."""
+        return self.findings
 
     def to_json(self) -> dict[str, Any]:
         """Convert to plain values.

@@ -13,10 +13,10 @@ import torch
 from visavis.data.dataset import Dataset
 from visavis.evaluation.protocols import get_protocols, select_captions
 from visavis.evaluation.results import read_query_ranks
+from visavis.evaluation.trec import trec_rankings, write_trec
 from visavis.experiments.comparison_result import Comparison
 from visavis.experiments.grid import Setting
 from visavis.experiments.jobs import RunOutcome
-from visavis.experiments.trec import trec_rankings, write_trec
 from visavis.models.base import Matcher, evaluation_mode
 from visavis.models.inference import device_score, score_all_pairs
 from visavis.progress import NoProgress, Progress

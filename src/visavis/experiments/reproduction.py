@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from visavis import storage
 from visavis.errors import RecipeError, RunError, suggest_name
@@ -22,6 +22,7 @@ from visavis.evaluation.published_row import PublishedRow, find_metric, metric_l
 from visavis.experiments.grid import Setting
 from visavis.experiments.jobs import MAX_RUNS, RunOutcome, Workers
 from visavis.experiments.run_comparison import ExperimentPlan, cache_setting_features, new_experiment_folder, read_plan, train_runs
+from visavis.notebook import NotebookTable
 from visavis.progress import Progress
 from visavis.recipes.files import paper_tables, read_recipe
 from visavis.recipes.published_tables import published_results
@@ -88,7 +89,7 @@ class RankAgreement:
 
 
 @dataclass(frozen=True)
-class Reproduction:
+class Reproduction(NotebookTable):
     """Rows of a table with their runs.
 
     Attributes:
@@ -97,6 +98,8 @@ class Reproduction:
         base: Description of the recipe that replaces those of the rows. "": their own.
         outcomes: Outcomes by row id, by seed.
     """
+
+    ROWS: ClassVar[str] = "values"
 
     folder: Path
     table: str
@@ -196,6 +199,10 @@ class Reproduction:
         table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
         above = f"**{self.substitution}**\n\n" if self.base else ""
         return f"# {self.table}\n\n{above}{table}\n" + "".join(f"- {sentence}\n" for sentence in self.remarks)
+
+    def table_notes(self) -> list[str]:
+        """Return the remarks."""
+        return self.remarks
 
     def to_json(self) -> dict[str, Any]:
         """Convert to plain values.

@@ -16,6 +16,7 @@ from visavis.errors import DataError
 from visavis.feedback.records import latest_judgments, read_feedback
 from visavis.feedback.training_pairs import FeedbackPairs
 from visavis.metrics.recall import random_recall
+from visavis.notebook import NotebookTable
 from visavis.progress import Progress
 from visavis.spec import validate_arguments
 
@@ -193,7 +194,7 @@ class FeedbackTest:
 
 
 @dataclass(frozen=True)
-class FeedbackEvaluation:
+class FeedbackEvaluation(NotebookTable):
     """Evaluation of an index with relevance judgments.
 
     Attributes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from visavis import storage
-from visavis.errors import DataError, warn
+from visavis.errors import DataError
 from visavis.spec import validate_arguments
 
 
@@ -142,7 +143,9 @@ def open_feedback(path: str | Path) -> Iterator[FeedbackFile]:
         if os.path.exists(path):
             records = read_feedback(path)
             if num_bytes := storage.remove_incomplete_line(path):
-                warn(f"{path}: an incomplete last line of {num_bytes:,} bytes was removed. Its record was never confirmed.")
+                logging.getLogger(__name__).warning(
+                    "%s: an incomplete last line of %s bytes was removed. Its record was never confirmed.", path, f"{num_bytes:,}"
+                )
         else:
             records = []
             storage.write_bytes(path, b"")

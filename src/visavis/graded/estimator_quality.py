@@ -27,6 +27,7 @@ from visavis.errors import DataError, SpecError, format_value
 from visavis.graded.caption_ratings import RatedCaptionPairs, read_crisscrossed_captions, read_stsb
 from visavis.graded.estimators.base import CaptionAggregation, ImageRelevance, RelevanceEstimator
 from visavis.graded.estimators.catalog import CATALOG
+from visavis.notebook import NotebookTable
 from visavis.progress import Progress
 from visavis.spec import parse
 
@@ -65,7 +66,7 @@ SAMPLE_BATCH_SIZE = 128
 
 
 @dataclass(frozen=True)
-class EstimatorQuality:
+class EstimatorQuality(NotebookTable):
     """Agreement of one estimator with human ratings, and its speed.
 
     Attributes:
@@ -211,7 +212,7 @@ def _empty_cache() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class RelevanceDistribution:
+class RelevanceDistribution(NotebookTable):
     """Distribution of the relevance of random images and captions of other images, in batches of 128.
 
     Attributes:

@@ -21,6 +21,7 @@ from visavis.graded.caption_ratings import MAX_RATING, RatedCaptionPairs, read_s
 from visavis.models.encoders.frozen_encoders import TextEncoder, open_text_encoder
 from visavis.models.encoders.pretrained_files import model_folder, quiet_transformers
 from visavis.models.encoders.sentence_encoders import TextPairEncoder, open_text_pair_encoder, read_sentence_transformers_modules
+from visavis.notebook import NotebookTable
 from visavis.progress import Progress
 from visavis.spec import MAX_SEED, validate_int
 
@@ -33,7 +34,7 @@ WEIGHT_DECAY = 0.01
 
 
 @dataclass(frozen=True)
-class FineTunedModel:
+class FineTunedModel(NotebookTable):
     """A fine-tuned model and its Pearson correlation with human ratings.
 
     Attributes:

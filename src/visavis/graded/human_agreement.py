@@ -25,6 +25,7 @@ from visavis.data.formats.karpathy import match_coco_ids
 from visavis.errors import DataError
 from visavis.graded.caption_ratings import read_ratings
 from visavis.graded.estimators.base import ImageRelevance
+from visavis.notebook import NotebookTable, flat_row
 from visavis.spec import validate_arguments
 
 FLICKR8K_FILES = {"expert": "ExpertAnnotations.txt", "crowd": "CrowdFlowerAnnotations.txt"}
@@ -210,7 +211,7 @@ class RankCorrelation:
 
 
 @dataclass(frozen=True, eq=False)
-class HumanAgreement:
+class HumanAgreement(NotebookTable):
     """Agreement of runs, and of single annotators, with human judgments of one set of pairs.
 
     Attributes:
@@ -234,6 +235,12 @@ class HumanAgreement:
         """Difference of every other run to the first, on the same resamples."""
         (_, first), *others = self.runs.items()
         return {run: {name: correlations[name] - first[name] for name in correlations} for run, correlations in others}
+
+    def table_rows(self) -> list[dict[str, Any]]:
+        """Return a row for each run."""
+        content = self.to_json()
+        shared = {key: content[key] for key in ("judgments", "includes_own_captions", "pairs", "images")}
+        return [flat_row(shared | {"run": run} | values) for run, values in content["runs"].items()]
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object."""

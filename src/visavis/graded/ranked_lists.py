@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from visavis.errors import VisavisError
 from visavis.graded.estimators.base import CaptionAggregation, ImageRelevance, RelevanceEstimator
 from visavis.graded.list_statistics import DIRECTION_ORDER, ListStatistics, Ranker, RelevanceBands, candidate_relevance
 from visavis.memory_budget import MemoryLimit
+from visavis.notebook import NotebookTable
 from visavis.types import Direction
 
 
@@ -197,7 +198,7 @@ def _find_query(text: str, data: Dataset) -> tuple[Direction, int]:
 
 
 @dataclass(frozen=True)
-class RankedListComparison:
+class RankedListComparison(NotebookTable):
     """Ranked lists of several models for the same queries, and their statistics.
 
     Attributes:
@@ -212,6 +213,8 @@ class RankedListComparison:
         statistics: Statistics of each ranker, by direction.
         queries: Lists of the chosen queries.
     """
+
+    ROWS: ClassVar[str] = "runs"
 
     folder: Path
     data: Dataset

@@ -21,6 +21,7 @@ from visavis.targets import Ids
 class ClipLoss(nn.Module):
     """Loss with the interface of open_clip's ClipLoss. With NTXent or InfoNCE it equals open_clip's.
 
+    With open_clip 3 it replaces the loss of the training loop. With open_clip 4, pass it to a task: ``CLIPTask(model, loss=loss)``.
     Features are normalized, as open_clip's models do anyway.
 
     Args:
@@ -98,7 +99,9 @@ class ClipLoss(nn.Module):
             raise SpecError(f"logit_scale: expected one number > 0, got {format_value(logit_scale)}. Pass the scale, not its logarithm.")
         if self.loss.scale is None:
             # DistributedDataParallel waits for a gradient of every parameter.
-            value = self.loss(image_features, text_features, image_ids, text_ids) + 0 * logit_scale
+            value = self.loss(image_features, text_features, image_ids, text_ids)
+            # The scale of a sharded model has shape [1].
+            value = value + (0 * logit_scale.reshape(()) if isinstance(logit_scale, Tensor) else 0)
         else:
             value = self.loss(image_features, text_features, image_ids, text_ids, scale=logit_scale, bias=logit_bias)
         return {"contrastive_loss": value} if output_dict else value

@@ -1,4 +1,4 @@
-"""MetricLoss: any objective with the interface of the losses of pytorch-metric-learning.
+"""MetricLoss, CrossBatchMemory and SelfSupervisedLoss: any objective with the interfaces of pytorch-metric-learning.
 
 >>> import torch
 >>> from visavis.objectives import TripletHN
@@ -11,11 +11,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor, distributed, nn
 
 from visavis.errors import ShapeError, VisavisError, format_value
 from visavis.objectives import Objective
-from visavis.pair_loss import LearnedScale, PairLoss
+from visavis.pair_loss import LearnedScale, PairLoss, cosine
+from visavis.pair_loss.logits import current_scale
+from visavis.process_group import select_process_group
 from visavis.targets import Ids, Targets, to_id_tensor
 
 
@@ -77,6 +80,122 @@ class MetricLoss(nn.Module):
         validate_labels(labels, embeddings)
         validate_labels(ref_labels, ref_emb, "ref_labels", "ref_emb")
         return self.loss(embeddings, ref_emb, labels, ref_labels)
+
+
+class SelfSupervisedLoss(nn.Module):
+    """Loss of items and their augmented views, called as ``loss(embeddings, ref_emb)``. Row i of both belong together.
+
+    Args:
+        loss: The loss.
+        symmetric: Whether items are also compared with items, and views with views.
+
+    Differs from:
+        pytorch-metric-learning with symmetric=False, where views are never anchors.
+    """
+
+    def __init__(self, loss: MetricLoss, symmetric: bool = True) -> None:
+        super().__init__()
+        self.loss, self.symmetric = loss, symmetric
+
+    def forward(self, embeddings: Tensor, ref_emb: Tensor) -> Tensor:
+        """Compute the loss of a batch.
+
+        Args:
+            embeddings: Embeddings of shape ``[N, D]``.
+            ref_emb: Embeddings of the views, shape ``[N, D]``.
+
+        Returns:
+            The loss, a scalar.
+
+        Raises:
+            ShapeError: If the lengths differ.
+        """
+        # Rows of two ranks must not have equal ids.
+        first_id = distributed.get_rank() << 32 if distributed.is_available() and distributed.is_initialized() else 0
+        ids = first_id + torch.arange(len(embeddings))
+        validate_labels(ids, ref_emb, "embeddings", "ref_emb")
+        if self.symmetric:
+            return self.loss(torch.cat([embeddings, ref_emb]), ids.repeat(2))
+        return self.loss(embeddings, ids, ref_emb=ref_emb, ref_labels=ids)
+
+
+class CrossBatchMemory(nn.Module):
+    """Loss of a batch as queries, with the latest items of all batches as candidates, detached.
+
+    The batch enters the memory first. The pair of an item with itself is ignored. Over several ranks, the memory of each rank
+    holds the items of all ranks, and the gradient is exact under the averaging of DistributedDataParallel.
+
+    Args:
+        loss: The loss.
+        embedding_size: Number of dimensions.
+        memory_size: Number of items in the memory.
+
+    Differs from:
+        pytorch-metric-learning, which also takes a miner. An objective selects its pairs itself.
+    """
+
+    embedding_memory: Tensor
+    label_memory: Tensor
+    num_seen: Tensor
+
+    def __init__(self, loss: MetricLoss, embedding_size: int, memory_size: int = 1024) -> None:
+        super().__init__()
+        self.loss = loss
+        self.register_buffer("embedding_memory", torch.zeros(memory_size, embedding_size))
+        self.register_buffer("label_memory", torch.zeros(memory_size, dtype=torch.long))
+        self.register_buffer("num_seen", torch.zeros((), dtype=torch.long))
+
+    def forward(self, embeddings: Tensor, labels: Ids) -> Tensor:
+        """Add a batch to the memory and compute its loss.
+
+        Args:
+            embeddings: Embeddings of shape ``[N, D]``.
+            labels: One label per item.
+
+        Returns:
+            The loss, a scalar.
+
+        Raises:
+            ShapeError: If the lengths do not match, or the batch is larger than the memory.
+        """
+        labels, pair_loss = to_id_tensor(labels, "labels"), self.loss.loss
+        validate_labels(labels, embeddings)
+        embeddings, labels = self._gather(embeddings, labels.to(embeddings.device))
+        size = len(self.embedding_memory)
+        if len(embeddings) > size:
+            raise ShapeError(f"memory_size: expected at least the {len(embeddings)} items of a batch, got {size}. Set a larger memory.")
+        first = int(self.num_seen)
+        slots = (first + torch.arange(len(embeddings), device=embeddings.device)) % size
+        self.embedding_memory = self.embedding_memory.to(embeddings).index_copy(0, slots, embeddings.detach())
+        self.label_memory = self.label_memory.to(embeddings.device).index_copy(0, slots, labels)
+        self.num_seen += len(embeddings)
+        filled = slice(0, min(first + len(embeddings), size))
+        same = slots[:, None] == torch.arange(size, device=slots.device)[None, filled]
+        targets = Targets(query_ids=labels, candidate_ids=self.label_memory[filled], ignore=same)
+        scores = cosine(embeddings, self.embedding_memory[filled])
+        if (scale := current_scale(pair_loss.scale)) is not None:
+            scores = scores * scale
+        if pair_loss.bias is not None:
+            scores = scores + pair_loss.bias
+        terms = pair_loss.objective.terms(*pair_loss.objective.prepare(scores, targets))
+        # Twice, as MetricLoss counts an item as a row and as a column.
+        return pair_loss.objective.reduce(terms, terms)
+
+    def _gather(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The batches of all ranks. The gradient of this rank's items is scaled for the mean over ranks."""
+        group = select_process_group(
+            self.loss.loss.gather,
+            embeddings.device,
+            training=self.training,
+            describe_batch=lambda: f"CrossBatchMemory of {self.loss.loss.objective!r}, {embeddings.shape[1]} x {embeddings.dtype}",
+        )
+        gathered: tuple[Any, slice] = group.all_gather_items(embeddings.detach())
+        everything, own = gathered
+        if group.world_size == 1:
+            return embeddings, labels
+        scaled = group.scale_for_ddp_mean(embeddings)
+        exact = embeddings.detach() + (scaled - scaled.detach())
+        return torch.cat([everything[: own.start], exact, everything[own.stop :]]), group.all_gather_rows(labels)
 
 
 def self_comparison_loss(loss: PairLoss, embeddings: Tensor, labels: Tensor) -> Tensor:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import inspect
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -50,7 +51,8 @@ class VisavisLoss(nn.Module):
     Args:
         model: The SentenceTransformer.
         objective: An objective of the catalog.
-        scale: 1 / temperature, see `PairLoss`. A `LearnedScale` is trained.
+        scale: 1 / temperature, see `PairLoss`. A `LearnedScale` is trained, and saved in the checkpoints of a trainer that is made
+            after the loss.
         gather: See `PairLoss`.
         mini_batch_size: Number of inputs of a column that are embedded at once, and again in the backward pass. Value and
             gradient stay those of the whole batch, with the memory of one mini-batch.
@@ -84,6 +86,8 @@ class VisavisLoss(nn.Module):
         self.number: int = 1 + max((loss.number for loss in _LIVE_LOSSES if loss.model_number == self.model_number), default=0)
         _LIVE_LOSSES.add(self)
         self.loss = PairLoss(objective, scale=scale, gather=gather, dataset=f"VisavisLoss {self.number} of its model")
+        if isinstance(self.loss.scale, LearnedScale | nn.Parameter):
+            _save_scales_with_trainer()
 
     def forward(self, sentence_features: Iterable[dict[str, Any]], labels: Tensor | None = None) -> Tensor:
         """Compute the loss of a batch.
@@ -122,9 +126,10 @@ class VisavisLoss(nn.Module):
         if self.gather is not None or data_sets <= max(losses, 1):
             return self.gather
         if self.loss.training and distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+            shared = "one VisavisLoss serves" if losses == 1 else f"{losses} VisavisLoss serve"
             warn(
-                f"{data_sets} data sets share {losses} VisavisLoss. The data sets of other ranks are unknown, so each rank compares its own "
-                "items only. Pass a dict with one VisavisLoss per data set, or gather=False."
+                f"{shared} {data_sets} data sets. The data sets of other ranks are unknown, so each rank compares its own items only. "
+                "Pass a dict with one VisavisLoss per data set, or gather=False."
             )
         return False
 
@@ -216,60 +221,26 @@ def _split_features(features: dict[str, Any], size: int) -> list[dict[str, Any]]
     return [features | {name: value[start : start + size] for name, value in tensors.items()} for start in starts]
 
 
-class LossCheckpoints:
-    """Callback that saves the learned scales of losses in the checkpoints of the trainer, which saves only the model.
+class _ScaleCheckpoints:
+    """Callback that saves learned scales in the checkpoints of the trainer, which saves only the model, and restores them."""
 
-    ``SentenceTransformerTrainer(..., loss=loss, callbacks=[LossCheckpoints(loss)])``. Checkpoints are read from ``output_dir``.
+    def on_save(self, args: Any, state: Any, *_: Any, model: nn.Module, **__: Any) -> None:
+        """Save the scales of the losses of a model."""
+        if state.is_world_process_zero and (scales := _learned_scales(model)):
+            storage.write_tensors(_scale_file(args, state), {name: scale.detach().cpu() for name, scale in scales.items()})
 
-    Args:
-        losses: A VisavisLoss, or a dict of them by data set.
-    """
-
-    def __init__(self, losses: VisavisLoss | Mapping[str, VisavisLoss]) -> None:
-        named = losses if isinstance(losses, Mapping) else {"loss": losses}
-        self.scales = {
-            f"{name}.scale": loss.loss for name, loss in named.items() if isinstance(loss.loss.scale, LearnedScale | nn.Parameter)
-        }
-
-    def on_save(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
-        """Save the scales.
-
-        Args:
-            args: TrainingArguments.
-            state: TrainerState.
-            *_: Ignored.
-            **__: Ignored.
-        """
-        if state.is_world_process_zero:
-            storage.write_tensors(self._file(args, state), {name: _learned(loss).detach().cpu() for name, loss in self.scales.items()})
-
-    def on_train_begin(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
-        """Restore the scales when a training resumes.
-
-        Args:
-            args: TrainingArguments.
-            state: TrainerState.
-            *_: Ignored.
-            **__: Ignored.
-
-        Raises:
-            RunError: If the checkpoint holds no scales, or those of other losses.
-        """
-        if not state.global_step:
+    def on_train_begin(self, args: Any, state: Any, *_: Any, model: nn.Module, **__: Any) -> None:
+        """Restore the scales when a training resumes."""
+        if not state.global_step or not (scales := _learned_scales(model)):
             return
-        file = self._file(args, state)
+        file = _scale_file(args, state)
         if not os.path.isfile(file):
-            raise RunError(f"{file}: expected the learned scale, got no file. The checkpoint was made without LossCheckpoints.")
+            raise RunError(f"{file}: expected the learned scale, got no file. The checkpoint was made with a loss without a learned scale.")
         saved = storage.read_tensors(file)
-        if saved.keys() != self.scales.keys():
-            raise RunError(
-                f"{file}: expected {', '.join(sorted(self.scales))}, got {', '.join(sorted(saved))}. Pass the losses that were trained."
-            )
-        for name, loss in self.scales.items():
-            _learned(loss).data.copy_(saved[name])
-
-    def _file(self, args: Any, state: Any) -> Path:
-        return Path(args.output_dir) / f"checkpoint-{state.global_step}" / "visavis_loss.safetensors"
+        if saved.keys() != scales.keys():
+            raise RunError(f"{file}: expected {len(scales)} learned scales, got {len(saved)}. Pass the losses that were trained.")
+        for name, scale in scales.items():
+            scale.data.copy_(saved[name])
 
     def __getattr__(self, event: str) -> Callable[..., None]:
         if not event.startswith("on_"):
@@ -277,6 +248,21 @@ class LossCheckpoints:
         return lambda *_, **__: None
 
 
-def _learned(loss: PairLoss) -> nn.Parameter:
-    scale = loss.scale
-    return scale.log if isinstance(scale, LearnedScale) else scale  # type: ignore[return-value]
+def _save_scales_with_trainer() -> None:
+    """Add the callback to those of every Trainer that is made from now on. A loss does not see its trainer."""
+    trainer = sys.modules.get("transformers.trainer")
+    if trainer is not None and _ScaleCheckpoints not in trainer.DEFAULT_CALLBACKS:
+        trainer.DEFAULT_CALLBACKS.append(_ScaleCheckpoints)
+
+
+def _learned_scales(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Learned scales of the losses of a model, in the order in which the losses were made."""
+    number = _MODEL_NUMBERS.get(model)
+    losses = sorted((loss for loss in _LIVE_LOSSES if loss.model_number == number), key=lambda loss: loss.number)
+    scales = [loss.loss.scale for loss in losses]
+    learned = [scale.log if isinstance(scale, LearnedScale) else scale for scale in scales]
+    return {f"{place}.scale": scale for place, scale in enumerate(each for each in learned if isinstance(each, nn.Parameter))}
+
+
+def _scale_file(args: Any, state: Any) -> Path:
+    return Path(args.output_dir) / f"checkpoint-{state.global_step}" / "visavis_loss.safetensors"

@@ -252,6 +252,17 @@ class GeneralizedPooling(nn.Module):
         self.position_dim, self.temperature = position_dim, temperature
         self.gru = nn.GRU(position_dim, hidden_dim, batch_first=True, bidirectional=True)
         self.linear = nn.Linear(hidden_dim, 1, bias=False)
+        self.table: Tensor | None
+        self.register_buffer("table", None, persistent=False)
+
+    def tabulate_weights(self, max_length: int) -> None:
+        """Compute the weights of all sizes once. An exported graph reads them, because it cannot hold packed sequences.
+
+        Args:
+            max_length: Largest size of a set.
+        """
+        with torch.no_grad():
+            self.table = self.weights(torch.arange(1, max_length + 1), max_length)
 
     def forward(self, items: Tensor, mask: Tensor | None = None) -> Tensor:
         """Pool the valid positions.
@@ -264,6 +275,13 @@ class GeneralizedPooling(nn.Module):
             Vectors, shape ``[N, D]``.
         """
         by_dimension = items.transpose(1, 2).contiguous()
+        if self.table is not None and torch.compiler.is_compiling():
+            if mask is None:
+                weights = self.table[items.shape[1] - 1, : items.shape[1]]
+                return torch.einsum("ndl,l->nd", by_dimension.sort(-1).values, weights.flip(-1))
+            weights = self.table[mask.sum(1) - 1, : items.shape[1]]
+            by_dimension = by_dimension.masked_fill(~mask[:, None, :], MASKED_VALUE)
+            return torch.einsum("ndl,nl->nd", by_dimension.sort(-1).values, weights.flip(-1))
         if mask is None:
             lengths = torch.tensor([items.shape[1]], device=items.device)
             length_index = torch.zeros(len(items), dtype=torch.long, device=items.device)
@@ -337,3 +355,17 @@ def sinusoidal_positions(length: int, dim: int, device: torch.device | None = No
     table = torch.zeros(length, dim, device=device)
     table[:, 0::2], table[:, 1::2] = torch.sin(position * rate), torch.cos(position * rate)
     return table
+
+
+def mirrored_positions(lengths: Tensor, max_length: int) -> Tensor:
+    """Return positions that reverse sequences and leave their padding in place.
+
+    Args:
+        lengths: Lengths of the sequences, shape ``[N]``.
+        max_length: Length of the padded sequences.
+
+    Returns:
+        Positions, shape ``[N, max_length]``.
+    """
+    position = torch.arange(max_length, device=lengths.device)
+    return torch.where(position < lengths[:, None], lengths[:, None] - 1 - position, position)

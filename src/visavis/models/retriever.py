@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,15 +15,15 @@ import torch
 from torch import Tensor
 
 from visavis import storage
-from visavis.data.images import decode_image
 from visavis.data.parallel import map_in_order
 from visavis.data.video import is_video, read_frames
-from visavis.errors import DataError, RunError, ShapeError, VisavisError, format_value, suggest_name
+from visavis.errors import RunError, ShapeError, SpecError, VisavisError, suggest_name
 from visavis.memory_budget import MemoryLimit, parse_memory
 from visavis.models.base import Matcher, load_matcher, verify_config_hash
 from visavis.models.clip.model import find_dual_encoder, open_dual_encoder
 from visavis.models.device import choose_device
 from visavis.models.encoders.pretrained_files import weights_checksum
+from visavis.models.image_inputs import ImageInput, read_image
 from visavis.models.inference import OnBatch, consecutive_batches, device_of, encode_items, score_all_pairs
 from visavis.models.processor import Processor, SavedModelConfig
 from visavis.spec import build_object, validate_arguments
@@ -152,18 +153,108 @@ class Retriever:
         return cls(model.to(chosen), processor, batch_size=batch_size, memory=memory)
 
     @validate_arguments
-    def encode_images(self, images: Sequence[str | Path | Image], on_progress: OnBatch | None = None) -> Tensor:
-        """Encode images.
+    def encode(self, items: Sequence[Any], on_progress: OnBatch | None = None) -> Tensor:
+        """Encode texts or images, chosen by their type. A ``str`` is a text: pass a ``Path`` for an image file.
 
         Args:
-            images: Paths or PIL images.
+            items: Texts, or images of any kind that ``encode_images`` accepts.
             on_progress: Called after each batch.
 
         Returns:
             Unit vectors, shape ``[N, D]``, on the CPU.
 
         Raises:
+            SpecError: If texts and images are mixed.
             DataError: Naming a file that is not an image.
+            ShapeError: If ``items`` is empty, or if the model has several vectors per item.
+        """
+        _checked_count(items, "items")
+        are_texts = [isinstance(item, str) for item in items]
+        if any(are_texts) != all(are_texts):
+            raise SpecError(
+                f"items: expected texts only or images only, got {sum(are_texts)} texts among {len(items)} items. Call encode for each kind."
+            )
+        return self.encode_texts(items, on_progress) if all(are_texts) else self.encode_images(items, on_progress)
+
+    @validate_arguments
+    def similarity(self, first: Tensor, second: Tensor) -> Tensor:
+        """Compute the cosines of two sets of vectors.
+
+        Args:
+            first: Vectors, shape ``[N, D]``.
+            second: Vectors, shape ``[M, D]``.
+
+        Returns:
+            Cosines, shape ``[N, M]``.
+
+        Raises:
+            ShapeError: If the vectors do not have the same number of dimensions.
+        """
+        for name, rows in (("first", first), ("second", second)):
+            if rows.layout != torch.strided or rows.is_meta or rows.dim() != 2 or not rows.is_floating_point():
+                raise ShapeError(
+                    f"{name}: expected vectors of floats [N, D], got {rows.dtype} of shape {list(rows.shape)}. Pass the output of encode."
+                )
+        if first.shape[1] != second.shape[1]:
+            raise ShapeError(
+                f"first, second: expected vectors of equal length, got {first.shape[1]} and {second.shape[1]} dimensions. "
+                "Encode both with one model."
+            )
+        return unit_rows(first) @ unit_rows(second.to(first)).T
+
+    @validate_arguments
+    def save(self, folder: str | Path) -> Path:
+        """Write a model folder that ``visavis.load`` reads.
+
+        Args:
+            folder: New folder, written completely or not at all.
+
+        Returns:
+            The folder.
+
+        Raises:
+            RefusedOverwrite: If the folder is not empty.
+        """
+        folder = storage.prepare_empty_folder(folder, will_be_replaced=True)
+        with storage.atomic_folder(folder) as part:
+            self.processor.save(self.matcher, part)
+        return folder
+
+    @validate_arguments
+    def push_to_hub(self, repo: str, *, private: bool = False) -> str:
+        """Upload the model folder to the Hugging Face hub. ``visavis.export(..., push=...)`` also uploads a model card.
+
+        Args:
+            repo: Name of the repository, such as ``owner/model``. It is created if it does not exist.
+            private: Whether a new repository is private.
+
+        Returns:
+            Address of the uploaded commit.
+
+        Raises:
+            StorageError: If the hub refuses the upload or is not reachable.
+            MissingExtra: If huggingface_hub is not installed.
+        """
+        from visavis.models.hub_upload import upload_folder, validate_repo
+
+        validate_repo(repo)
+        with TemporaryDirectory() as temporary:
+            return upload_folder(self.save(Path(temporary) / "model"), repo, private=private)
+
+    @validate_arguments
+    def encode_images(self, images: Sequence[ImageInput], on_progress: OnBatch | None = None) -> Tensor:
+        """Encode images.
+
+        Args:
+            images: Paths, Pillow images, encoded files as bytes, uint8 arrays ``[H, W, 3]``, or tensors ``[3, H, W]`` of uint8 or of
+                floats from 0 to 1.
+            on_progress: Called after each batch.
+
+        Returns:
+            Unit vectors, shape ``[N, D]``, on the CPU.
+
+        Raises:
+            DataError: Naming an image that cannot be read.
             ShapeError: If the model has several vectors per item. Use ``score`` with such models.
         """
         return self.to_unit_rows(self.encode_visual(images, on_progress))
@@ -202,11 +293,11 @@ class Retriever:
         return self.to_unit_rows(self.encode_text(texts, on_progress))
 
     @validate_arguments
-    def score(self, images: Sequence[str | Path | Image], texts: Sequence[str], *, direction: Direction = "t2i") -> Tensor:
+    def score(self, images: Sequence[ImageInput], texts: Sequence[str], *, direction: Direction = "t2i") -> Tensor:
         """Score every image with every text, on the CPU, in blocks that fit into memory.
 
         Args:
-            images: Paths or PIL images, or paths of videos.
+            images: Images of any kind that ``encode_images`` accepts, or paths of videos.
             texts: The texts.
             direction: For a model with two stages, which side holds the queries whose first candidates are re-ranked.
 
@@ -216,11 +307,12 @@ class Retriever:
         return score_all_pairs(self.matcher, self.encode_visual(images), self.encode_text(texts), self.memory, direction)
 
     @validate_arguments
-    def encode_visual(self, images: Sequence[str | Path | Image | Sequence[Image]], on_progress: OnBatch | None = None) -> Encoded:
+    def encode_visual(self, images: Sequence[ImageInput | Sequence[Image]], on_progress: OnBatch | None = None) -> Encoded:
         """Encode images or videos for ``matcher.score``: one vector each, regions, or named parts.
 
         Args:
-            images: Paths or PIL images. A model of clips also reads a list of frames per clip, ``processor.frames_per_second`` of them.
+            images: Images of any kind that ``encode_images`` accepts. A model of clips also reads a list of frames per clip,
+                ``processor.frames_per_second`` of them.
             on_progress: Called after each batch.
 
         Returns:
@@ -233,10 +325,12 @@ class Retriever:
 
         def read(index: np.ndarray) -> Encoded:
             side = self.processor.min_side
+
+            def read_item(i: int) -> Any:
+                return _open_clip(images[i], f"images[{i}]", rate) if rate else read_image(images[i], f"images[{i}]", side)
+
             # FFmpeg decodes a clip with threads of its own.
-            opened = list(
-                map_in_order(lambda i: _open_clip(images[i], rate) if rate else _open_image(images[i], side), index, threads=int(rate > 0))
-            )
+            opened = list(map_in_order(read_item, index, threads=int(rate > 0)))
             return self.processor.process_images(opened, self.matcher.config.visual_granularity, self.device)
 
         batches = consecutive_batches(
@@ -294,21 +388,10 @@ def _checked_count(items: Sequence[Any], name: str) -> int:
     return len(items)
 
 
-def _open_clip(item: Any, rate: float) -> list[Image]:
+def _open_clip(item: Any, name: str, rate: float) -> list[Image]:
     """Return the frames of a video. An image is a clip of one frame, and a list of images is a clip."""
     if isinstance(item, list | tuple):
         return list(item)
     if isinstance(item, str | Path) and is_video(str(item)):
         return read_frames(Path(item), str(item), rate)
-    return [_open_image(item)]
-
-
-def _open_image(image: Any, min_side: int = 0) -> Image:
-    if isinstance(image, str | Path):
-        if is_video(str(image)):
-            raise DataError(f'{image}: expected an image, got a video. Use a model that was trained with visual.granularity = "frames".')
-        return decode_image(storage.read_bytes(image), str(image), min_side=min_side)
-    if not hasattr(image, "convert"):
-        raise DataError(f"images: expected paths or Pillow images, got {format_value(image)}.")
-    rgb: Image = image.convert("RGB")
-    return rgb
+    return [read_image(item, name)]

@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 from visavis.models.base import MatcherConfig, get_mask, get_vectors, valid_mask
 from visavis.models.encoders.text_backbone import TextBackbone, WordNoise
-from visavis.models.layers import max_pool, mean_pool, xavier_linear
+from visavis.models.layers import max_pool, mean_pool, mirrored_positions, xavier_linear
 from visavis.spec import PositiveInt, UnitFloat, require_field
 from visavis.types import Encoded
 
@@ -53,22 +53,29 @@ class GRUWordEncoder(nn.Module):
         """
         words = self.dropout(self.embedding(get_vectors(items)))
         lengths = valid_mask(items).sum(1)
+        if torch.compiler.is_compiling():
+            # An exported graph has no groups, whose number and lengths depend on the texts.
+            return self._states(words, lengths)
         by_length = lengths.argsort(stable=True)
-        states = [self._states(words[group], lengths[group]) for group in by_length.split(GRU_BATCH_SIZE)]
+        states = [
+            self._states(words[group, : max(int(lengths[group].max()), 1)], lengths[group]) for group in by_length.split(GRU_BATCH_SIZE)
+        ]
         padded = torch.cat([pad(part, (0, 0, 0, words.shape[1] - part.shape[1])) for part in states])
         return padded[by_length.argsort()]
 
     def _states(self, words: Tensor, lengths: Tensor) -> Tensor:
-        """Return the states of texts up to the longest."""
+        """Return the states of texts."""
         # Without packing, whose backward pass on a CPU takes L times as long.
-        words = words[:, : max(int(lengths.max()), 1)]
         forward: Tensor = self.forth(words)[0]
+        if torch.compiler.is_compiling():
+            # Attaches the shape, because an exported graph does not know how many states a GRU returns.
+            position = torch.arange(words.shape[1], device=words.device)[None, :, None]
+            forward = forward.gather(1, position.expand(words.shape[0], -1, forward.shape[2]))
         if self.back is None:
             return forward
-        position = torch.arange(words.shape[1], device=words.device)
-        mirrored = torch.where(position < lengths[:, None], lengths[:, None] - 1 - position, position)[..., None]
-        backward = self.back(words.gather(1, mirrored.expand_as(words)))[0]
-        return (forward + backward.gather(1, mirrored.expand_as(backward))) / 2
+        mirrored = mirrored_positions(lengths, words.shape[1])[..., None]
+        backward = self.back(words.gather(1, mirrored.expand(-1, -1, words.shape[2])))[0]
+        return (forward + backward.gather(1, mirrored.expand(-1, -1, backward.shape[2]))) / 2
 
 
 def pool_words(words: Tensor, mask: Tensor | None, pooling: str) -> Tensor:

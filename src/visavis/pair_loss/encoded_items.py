@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from visavis.errors import ShapeError, SpecError, format_value
+from visavis.memory_budget import return_freed_memory
 from visavis.types import Encoded, Items, all_tensors, concatenate
 
 SomeItems = TypeVar("SomeItems", Tensor, Encoded, Items)
@@ -161,6 +162,8 @@ def encode_in_chunks(encode: Callable[[Any], Items], chunks: Iterable[Any]) -> I
     Raises:
         ShapeError: If ``chunks`` is empty.
     """
+    # Otherwise the heap grows to several times the activations of a chunk, because chunks are freed and allocated in turns.
+    return_freed_memory()
     encoded = [checkpoint(encode, chunk, use_reentrant=False) for chunk in chunks]
     if not encoded:
         raise ShapeError("chunks: expected at least one, got none. A chunk may hold no items.")

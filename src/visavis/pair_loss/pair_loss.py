@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from visavis.blocking import Score, ScoreCost, checked_scores
-from visavis.errors import ShapeError, SpecError, format_value, warn
+from visavis.errors import ShapeError, SpecError, format_value, log_debug, warn
 from visavis.memory_budget import MemoryLimit
 from visavis.objectives.base import Objective, SummaryObjective, promote_half, validate_half_scale, validate_targets
 from visavis.pair_loss.block_scores import Scores, trainable
@@ -318,6 +318,7 @@ class PairLoss(nn.Module):
             world_size=group.world_size,
             training=self.training,
         )
+        log_debug(__name__, "%s: %s", self.objective, plan)
         return self._dense_loss(comparison) if plan.path == "dense" else self._blockwise_loss(comparison, plan)
 
     def _dense_loss(self, comparison: _Comparison) -> Tensor:

@@ -7,6 +7,7 @@ branches of the trainer. Every key is checked. An unknown key is an error with t
 from __future__ import annotations
 
 import ast
+import difflib
 import re
 import tomllib
 from contextlib import suppress
@@ -169,7 +170,7 @@ def build_recipe(content: dict[str, Any], overrides: dict[str, Any], source: str
     try:
         return Recipe.model_validate(content)
     except ValidationError as errors:
-        raise RecipeError(f"{source}: {_first_error(errors)}") from None
+        raise RecipeError(f"{source}: {_first_error(errors, content)}") from None
     except SpecError as error:
         raise RecipeError(f"{source}: {error}") from None
 
@@ -307,14 +308,12 @@ def _set(content: dict[str, Any], path: str, value: Any, source: str) -> None:
     target[last] = value
 
 
-def _first_error(errors: ValidationError) -> str:
+def _first_error(errors: ValidationError, content: dict[str, Any]) -> str:
     first = errors.errors(include_url=False)[0]
     steps = [str(step) for step in first["loc"]]
     key = ".".join(steps) or "recipe"
     if first["type"] == "extra_forbidden":
-        elsewhere = [name for name in _all_keys() if name.rpartition(".")[2] == steps[-1]]
-        suggestion = f"did you mean {' or '.join(elsewhere)}?" if elsewhere else suggest_name(steps[-1], _keys_at(steps[:-1]))
-        return f"{key} is not a key of recipes: {suggestion}"
+        return f"{key} is not a key of recipes: {_suggest_key(steps, first['input'], content)}"
     if first["type"] == "missing":
         return f"{key} is missing."
     if first["type"] == "value_error":
@@ -323,6 +322,25 @@ def _first_error(errors: ValidationError) -> str:
     if expected.startswith(("greater", "less")):
         expected = f"a value {expected}"
     return f"{key}: expected {expected}, got {format_value(first['input'])}."
+
+
+def _suggest_key(steps: list[str], value: Any, content: dict[str, Any]) -> str:
+    """The end of an error message about an unknown key: a similar key of its section, or a valid key of another section with the value."""
+    word, keys = steps[-1], _keys_at(steps[:-1])
+    phases = content.get("phases")
+    num_phases = len(phases) if isinstance(phases, list) else 1
+    shortcuts = [key for key in PHASE_SHORTCUTS if key != "epochs" or num_phases == 1]
+    redundant = {f"phases.0.{key}" for key in shortcuts} | {*PHASE_SHORTCUTS} - {*shortcuts}
+    all_keys = _all_keys()
+    others = [key for key in all_keys if key not in redundant]
+    nearest = difflib.get_close_matches(word, {key.rpartition(".")[2] for key in others}, n=1, cutoff=0.8)
+    elsewhere = [key for key in others if key.rpartition(".")[2] in (nearest or [word])]
+    suggestion = suggest_name(word, keys)
+    if not elsewhere or (suggestion.startswith("did you mean") and word not in nearest):
+        return suggestion
+    is_table = any(key.startswith(f"{elsewhere[0]}.") for key in all_keys)
+    text = f"={format_value(value)}" if isinstance(value, bool | int | float | str) and not is_table else ""
+    return f"did you mean {' or '.join(f'{key}{text}' for key in elsewhere)}?"
 
 
 def _keys_at(steps: list[str]) -> list[str]:

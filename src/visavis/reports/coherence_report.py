@@ -43,9 +43,6 @@ def write_coherence_report(comparison: RankedListComparison) -> None:
 
     Args:
         comparison: Ranked lists and their statistics.
-
-    Raises:
-        MissingExtra: If the packages of the extra ``report`` are not installed.
     """
     folder, thumbnails = comparison.folder, Thumbnails(comparison.data)
     names = [ranker.name for ranker in comparison.rankers]

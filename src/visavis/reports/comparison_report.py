@@ -67,9 +67,6 @@ def write_comparison_report(comparison: Comparison, progress: Progress) -> None:
     Args:
         comparison: Finished comparison.
         progress: Receives the progress, and a message for each setting without diagnosis or capability tests.
-
-    Raises:
-        MissingExtra: If the packages of the extra ``report`` are not installed.
     """
     folder, examples, sweeps = comparison.folder, example_queries(comparison), comparison.sweeps
     logs = [
@@ -248,7 +245,6 @@ def plot_sweeps(sweeps: Sequence[Sweep], theme: PlotTheme = LIGHT_THEME) -> byte
     rows, legend = math.ceil(len(sweeps) / columns), 0.1 + 0.2 * math.ceil((len(references) + 2) / 2)
     panel = 3.0 + 0.2 * max(len(sweep.curves) for sweep in sweeps)
     figure = new_figure(8.6, legend + rows * panel, theme)
-    # matplotlib is optional: new_figure raises MissingExtra if it is not installed
     from matplotlib.lines import Line2D
 
     panels = figure.subplots(rows, columns, squeeze=False, sharey=True).flat

@@ -33,9 +33,6 @@ def render_diagnosis(diagnosis: ContributionAnalysis) -> str:
 
     Returns:
         The HTML page.
-
-    Raises:
-        MissingExtra: If the packages of the extra ``report`` are not installed.
     """
     files = RunFolder(diagnosis.run)
     curves = None

@@ -15,7 +15,7 @@ from PIL import ImageOps
 from visavis import storage
 from visavis.data.dataset import Dataset
 from visavis.environment import package_versions, shell_command
-from visavis.reports.plotting import DARK_THEME, LIGHT_THEME, PlotTheme, require_report_packages
+from visavis.reports.plotting import DARK_THEME, LIGHT_THEME, PlotTheme
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -53,12 +53,7 @@ class ThemedImage:
 
 @cache
 def template_environment() -> Environment:
-    """Return the environment of all templates. Values are escaped, and an undefined variable is an error.
-
-    Raises:
-        MissingExtra: If the packages of the extra ``report`` are not installed.
-    """
-    require_report_packages()
+    """Return the environment of all templates. Values are escaped, and an undefined variable is an error."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(

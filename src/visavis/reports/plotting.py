@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import math
 import textwrap
@@ -12,8 +11,6 @@ from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 from PIL import Image
-
-from visavis.errors import MissingExtra
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -59,19 +56,6 @@ class TrainingCurve:
 
     name: str
     records: Sequence[Mapping[str, Any]]
-
-
-def require_report_packages() -> None:
-    """Check that the packages of the extra ``report`` are installed.
-
-    Raises:
-        MissingExtra: If a package is missing.
-    """
-    for package in ("matplotlib", "jinja2"):
-        try:
-            importlib.import_module(package)
-        except ImportError:
-            raise MissingExtra(package, "report", "a report") from None
 
 
 def plot_training_curves(curves: Sequence[TrainingCurve], theme: PlotTheme = LIGHT_THEME) -> bytes:
@@ -204,11 +188,7 @@ def new_figure(width: float, height: float, theme: PlotTheme) -> Figure:
 
     Returns:
         The figure.
-
-    Raises:
-        MissingExtra: If the packages of the extra ``report`` are not installed.
     """
-    require_report_packages()
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), dpi=150, facecolor=theme.background)

@@ -45,9 +45,6 @@ def write_profile_report(result: ObjectiveProfiles) -> None:
 
     Args:
         result: Profiles and their folder.
-
-    Raises:
-        MissingExtra: If the packages of the extra ``report`` are not installed.
     """
     names = [type(profile.objective).__name__ for profile in result.profiles]
     images = [

@@ -21,6 +21,7 @@ from visavis.data.parallel import EncodingEngine
 from visavis.errors import DataError, RefusedOverwrite, RunError, VisavisError
 from visavis.memory_budget import MemoryLimit
 from visavis.models.retriever import Retriever
+from visavis.notebook import NotebookTable
 from visavis.progress import NoProgress, Progress
 from visavis.retrieval.calibration import Calibration, fit_calibration
 from visavis.retrieval.compression import CompressionReport, measure_compression
@@ -48,7 +49,7 @@ PROGRESS_EVERY = 1000
 
 
 @dataclass(frozen=True)
-class IndexReport:
+class IndexReport(NotebookTable):
     """Result of building or updating an index.
 
     Attributes:

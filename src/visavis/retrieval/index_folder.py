@@ -124,13 +124,19 @@ class Index:
                 raise
             manifest = read_manifest(folder)
             vectors = open_index_store(folder, manifest, memory, confirmed=store)
-        if manifest.digest is None:
-            logging.getLogger("visavis").warning(
+        index = cls(folder, manifest, truncate_model(retriever, manifest.embedding_dim), vectors)
+        if index.is_unfinished:
+            logging.getLogger(__name__).warning(
                 "%s: the index is unfinished, so items are missing. Its update was interrupted or is still running. "
                 "Run visavis index again to complete it.",
                 folder,
             )
-        return cls(folder, manifest, truncate_model(retriever, manifest.embedding_dim), vectors)
+        return index
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether items are missing, because an update was interrupted or is still running."""
+        return self.manifest.digest is None
 
     @property
     def root(self) -> Path:

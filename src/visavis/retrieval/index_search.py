@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from visavis.data.dataset import Image
 from visavis.data.images import MAX_HAMMING_DISTANCE, decode_image, hamming_distances
 from visavis.errors import DataError, ShapeError, VisavisError
 from visavis.models.retriever import Retriever
+from visavis.notebook import NotebookTable
 from visavis.retrieval.index_folder import Index
 from visavis.retrieval.items import NO_FILTER, IndexItem, ItemFilter
 from visavis.spec import validate_arguments
@@ -29,6 +31,29 @@ RERANK_DEPTH = 50
 # Vectors of texts have much in common. With a full weight of -1 an excluded text would also cancel what all texts share.
 EXCLUDED_WEIGHT = -0.5
 """Weight of a text that a query excludes."""
+_EXCLUDED = re.compile(r"""(?:^|(?<=\s))-(?:"([^"]*)"|([^\s"-]\S*))""")
+
+
+def parse_query(text: str) -> tuple[tuple[float, str], ...]:
+    """Split a text query into what to search for and each excluded ``-word`` or ``-"several words"``.
+
+    A dash within a word, before a space or before another dash does not exclude.
+
+    Args:
+        text: Text query.
+
+    Returns:
+        Weights and texts.
+
+    Example:
+        >>> parse_query('a beach -people -"red umbrella"')
+        ((1.0, 'a beach'), (-0.5, 'people'), (-0.5, 'red umbrella'))
+        >>> parse_query("black-and-white dog - running")
+        ((1.0, 'black-and-white dog - running'),)
+    """
+    excluded = [(quoted or word).strip() for quoted, word in _EXCLUDED.findall(text)]
+    included = " ".join(_EXCLUDED.sub(" ", text).split())
+    return tuple(([(1.0, included)] if included else []) + [(EXCLUDED_WEIGHT, words) for words in excluded if words])
 
 
 @validate_arguments
@@ -117,16 +142,20 @@ class SearchResult:
 
 
 @dataclass(frozen=True)
-class SearchResults(Sequence[SearchResult]):
+class SearchResults(Sequence[SearchResult], NotebookTable):
     """A sequence of results, best first.
 
     Attributes:
         hits: The results.
         no_match: Whether even the best result is probably irrelevant. None if the scores are not calibrated.
+        message: Why there is no result. Empty if there are results.
     """
+
+    ROWS: ClassVar[str] = "hits"
 
     hits: tuple[SearchResult, ...]
     no_match: bool | None = None
+    message: str = ""
 
     def __len__(self) -> int:
         return len(self.hits)
@@ -138,13 +167,23 @@ class SearchResults(Sequence[SearchResult]):
     def __getitem__(self, index: int | slice) -> SearchResult | Sequence[SearchResult]:
         return self.hits[index]
 
+    def table_notes(self) -> list[str]:
+        """Return why there is no result."""
+        return ["Probably no match. These are the nearest results."] if self.no_match else [self.message] if self.message else []
+
+    def table_images(self) -> list[PILImage | None]:
+        """Return the image of each result, or nothing without images."""
+        images = [hit.image for hit in self.hits]
+        return [None if image is None else image.preview() for image in images] if any(images) else []
+
     def to_json(self) -> dict[str, Any]:
         """Convert to plain values.
 
         Returns:
             A JSON object.
         """
-        return {"no_match": self.no_match, "hits": [hit.to_json() for hit in self.hits]}
+        message = {"message": self.message} if self.message else {}
+        return {"no_match": self.no_match, "hits": [hit.to_json() for hit in self.hits], **message}
 
 
 @validate_arguments
@@ -180,13 +219,23 @@ def search_index(
         raise VisavisError(f"top: expected an integer >= 1, got {top}.")
     vector = query_vector(index, query, encode_texts)
     results = _find_results(index, vector, max(top, RERANK_DEPTH) if rerank else top, item_filter, group_duplicates)
+    if not results:
+        return SearchResults((), message=_explain_no_results(index, item_filter))
     if rerank is not None:
         return SearchResults(tuple(_rerank(index, rerank, query, results)[:top]))
     calibration = index.calibration
-    if calibration is None or not query.is_single_text or not results:
+    if calibration is None or not query.is_single_text:
         return SearchResults(tuple(results))
     hits = tuple(replace(result, match_probability=calibration.match_probability(result.score)) for result in results)
     return SearchResults(hits, results[0].score < calibration.min_score)
+
+
+def _explain_no_results(index: Index, item_filter: ItemFilter) -> str:
+    if item_filter and index.items:
+        return f"No item of the index passes the filters.{' The index is unfinished, so items are missing.' if index.is_unfinished else ''}"
+    if index.is_unfinished:
+        return "The index is unfinished and has no items yet. Run visavis index again to complete it."
+    return "The index has no items. Add images to its source, and run visavis index again."
 
 
 @validate_arguments

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from visavis.data.vocabulary import tokenize
 from visavis.evaluation import Evaluation
+from visavis.notebook import NotebookTable
 from visavis.robustness.caption_edits import MinimalPair
 
 CHANCE_PERCENT = 50.0
@@ -137,7 +138,7 @@ class RecallChange:
 
 
 @dataclass(frozen=True)
-class ProbeReport:
+class ProbeReport(NotebookTable):
     """Results of all probes of a run.
 
     Attributes:
@@ -150,6 +151,8 @@ class ProbeReport:
         recall_changes: Changes of recall by harmless edits.
         skipped: Sentences about probes that were not possible.
     """
+
+    ROWS: ClassVar[str] = "results"
 
     run: Path
     model: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
@@ -13,8 +14,9 @@ import numpy as np
 from visavis.data.dataset import Dataset
 from visavis.errors import RunError, format_value
 from visavis.evaluation import Evaluation
-from visavis.evaluation.protocols import get_protocols, select_captions
+from visavis.evaluation.protocols import get_protocols, select_captions, select_for_protocol
 from visavis.evaluation.results import evaluate_dataset
+from visavis.evaluation.trec import trec_rankings, write_trec
 from visavis.memory_budget import MemoryLimit
 from visavis.models.base import Matcher, evaluation_mode
 from visavis.models.inference import device_of, device_score
@@ -120,6 +122,7 @@ def evaluate_runs(
     *,
     average_networks: bool | None = None,
     max_images: int = 0,
+    trec: Path | None = None,
 ) -> Evaluation:
     """Evaluate the best model of a run, or the mean of the scores of several runs.
 
@@ -134,12 +137,14 @@ def evaluate_runs(
         memory: Memory limit of score blocks. None: the recipes'.
         average_networks: Whether to average both networks of a run. None: as its recipe has it.
         max_images: Evaluate the first images of the split only. 0: all.
+        trec: Folder for TREC files of both directions. One subfolder per protocol if there are several. None: not written.
 
     Returns:
         The evaluation.
 
     Raises:
         RunError: If a run has no second network to average, or if runs differ in their evaluation settings or captions.
+        RefusedOverwrite: If the folder ``trec`` has files of these runs, or of other queries.
     """
     recipes = read_run_recipes(folders, data, memory)
     split = common_value(recipes, "evaluation.test", split)
@@ -165,6 +170,11 @@ def evaluate_runs(
     visual, text = encoded[0] if len(encoded) == 1 else map(join_member_encodings, zip(*encoded, strict=True))
     ranked, limit = next(iter(splits.values())), next(iter(recipes.values())).memory or None
     with evaluation_mode(scorer):
+        if trec is not None:
+            for one in protocols:
+                selected, captions = select_for_protocol(ranked, text, one)
+                lists = trec_rankings(visual, captions, device_score(scorer), selected, one, memory=limit)
+                write_trec(trec / one.name if len(protocols) > 1 else trec, "+".join(_run_names(folders)), lists)
         result = evaluate_dataset(
             visual, text, device_score(scorer), ranked, protocols, relevance=relevance, semantics=semantics, memory=limit
         )
@@ -203,6 +213,10 @@ def with_base_model(
     split, data = common_value(recipes, "evaluation.test", split), data or recipe.data.path
     evaluation = evaluate_runs([Path(pretrained)], list(result.by_protocol), split, data, progress, "", memory=memory)
     return replace(result, pretrained=evaluation)
+
+
+def _run_names(folders: Sequence[Path]) -> list[str]:
+    return [os.path.basename(os.path.realpath(folder)) for folder in folders]
 
 
 def _difference(split: Dataset, expected: Dataset) -> str:

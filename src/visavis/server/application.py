@@ -248,7 +248,10 @@ def api_routes(service: SearchService) -> APIRouter:
         """The served indexes and the features of the server."""
         indexes = sorted(service.indexes, key=lambda index: index.name)
         return ServerInfo(
-            indexes=[IndexInfo(name=index.name, model=index.index.manifest.model, count=len(index.items)) for index in indexes],
+            indexes=[
+                IndexInfo(name=index.name, model=index.index.manifest.model, count=len(index.items), unfinished=index.index.is_unfinished)
+                for index in indexes
+            ],
             blind=service.is_comparison,
             votes=service.votes.file is not None,
             version=installed_version("visavis") or "0",

@@ -191,11 +191,13 @@ class IndexInfo(BaseModel):
         name: Name of the index.
         model: Location of its model.
         count: Number of items.
+        unfinished: Whether items are missing, because an update was interrupted or was running when the server started.
     """
 
     name: str
     model: str
     count: int
+    unfinished: bool
 
 
 class ServerInfo(BaseModel):

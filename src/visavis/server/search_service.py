@@ -6,7 +6,6 @@ import asyncio
 import heapq
 import hmac
 import math
-import re
 import secrets
 import time
 from collections import Counter, deque
@@ -25,7 +24,7 @@ from visavis.errors import VisavisError
 from visavis.feedback.query_selection import RecentQueries, UncertainPair
 from visavis.feedback.records import FeedbackFile, Judgment, Preference, QueryKey, latest_judgments
 from visavis.retrieval.index_folder import Index
-from visavis.retrieval.index_search import EXCLUDED_WEIGHT, SearchQuery, SearchResult, SearchResults, search_index
+from visavis.retrieval.index_search import SearchQuery, SearchResult, SearchResults, parse_query, search_index
 from visavis.retrieval.items import NO_FILTER, IndexItem, ItemFilter
 from visavis.server.image_cache import ImageCache
 from visavis.server.limits import LRUCache, ServerLimits
@@ -44,29 +43,6 @@ MAX_FOLDERS, MAX_METADATA_VALUES = 50, 30
 """Maximum number of folders, and of values of one metadata name, that are offered as filters."""
 # 9999-12-31T23:59:59Z, the last second of datetime.
 _MAX_TIMESTAMP = 253402300799.0
-_EXCLUDED = re.compile(r"""(?:^|(?<=\s))-(?:"([^"]*)"|([^\s"-]\S*))""")
-
-
-def parse_query(text: str) -> tuple[tuple[float, str], ...]:
-    """Split a text query into what to search for and each excluded ``-word`` or ``-"several words"``.
-
-    A dash within a word, before a space or before another dash does not exclude.
-
-    Args:
-        text: Text query.
-
-    Returns:
-        Weights and texts.
-
-    Example:
-        >>> parse_query('a beach -people -"red umbrella"')
-        ((1.0, 'a beach'), (-0.5, 'people'), (-0.5, 'red umbrella'))
-        >>> parse_query("black-and-white dog - running")
-        ((1.0, 'black-and-white dog - running'),)
-    """
-    excluded = [(quoted or word).strip() for quoted, word in _EXCLUDED.findall(text)]
-    included = " ".join(_EXCLUDED.sub(" ", text).split())
-    return tuple(([(1.0, included)] if included else []) + [(EXCLUDED_WEIGHT, words) for words in excluded if words])
 
 
 class ServedIndex:

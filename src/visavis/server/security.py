@@ -267,7 +267,7 @@ class SecurityMiddleware:
         except TimeoutError:
             self.metrics.rejected.labels("send_timeout").inc()
         except Exception as error:  # noqa: BLE001 - an unexpected error must not stop the server
-            logging.getLogger("visavis").warning("%s %s: %s: %s", scope["method"], scope["path"], type(error).__name__, error)
+            logging.getLogger(__name__).warning("%s %s: %s: %s", scope["method"], scope["path"], type(error).__name__, error)
             if not status:
                 await error_response(500, "An internal error occurred. See the log of the server.")(scope, receive, send_checked)
         finally:

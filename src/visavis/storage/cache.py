@@ -126,7 +126,7 @@ def remove_damaged(path: Path, files: Iterable[Path], reason: str) -> None:
     Raises:
         StorageError: If a file cannot be removed.
     """
-    logging.getLogger("visavis").warning("%s is damaged and is computed again: %s.", path, reason.removesuffix("."))
+    logging.getLogger(__name__).warning("%s is damaged and is computed again: %s.", path, reason.removesuffix("."))
     for file in files:
         with storage_errors(file):
             file.unlink(missing_ok=True)

@@ -82,7 +82,8 @@ class SceneEncoder(nn.Module):
             Region features, shape ``[N, 36, 192]``.
         """
         colors = pixels.to(self.places.dtype) / 127.5 - 1
-        channels = torch.cat([colors, self.places.expand(len(colors), -1, -1, -1)], 1).contiguous(memory_format=torch.channels_last)
+        # A shape, not ``len``, so that an exported graph accepts any number of images.
+        channels = torch.cat([colors, self.places.expand(colors.shape[0], -1, -1, -1)], 1).contiguous(memory_format=torch.channels_last)
         grid = self.convolutions(channels).flatten(2).transpose(1, 2)
         return self.norm(self.attention(grid))
 

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from visavis import objectives
 from visavis.data.loader import Batch, Loader
-from visavis.errors import RecipeError
+from visavis.errors import RecipeError, log_debug
 from visavis.memory_budget import MemoryLimit
 from visavis.models import Matcher
 from visavis.models.device import autocast_context
@@ -118,6 +118,7 @@ class TrainStep:
 
     def __init__(self, matcher: Matcher, phase: Phase, recipe: Recipe, group: ProcessGroup = ONE_PROCESS):
         self.matcher, self.training, self.device = matcher, recipe.training, device_of(matcher)
+        log_debug(__name__, "training on %s, autocast %s, %d processes", self.device, self.training.autocast, group.world_size)
         self.is_sharded = self.training.strategy == "fsdp" and group.world_size > 1
         self.trained_matcher = matcher
         self.loss = loss = phase_loss(matcher, phase, recipe.memory or None, group)

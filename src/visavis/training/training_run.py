@@ -30,6 +30,7 @@ from visavis.evaluation.results import write_query_ranks
 from visavis.metrics.recall import random_rsum
 from visavis.models.base import Matcher
 from visavis.models.score_ensemble import ScoreEnsemble
+from visavis.notebook import NotebookTable
 from visavis.process_group import ONE_PROCESS, ProcessGroup
 from visavis.progress import Progress
 from visavis.recipes.data_module import DataModule, prepare_training
@@ -49,7 +50,7 @@ from visavis.training.trainer import Trainer
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingResult:
+class TrainingResult(NotebookTable):
     """Result of a training run or of an ensemble.
 
     Attributes:

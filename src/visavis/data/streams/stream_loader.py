@@ -165,7 +165,7 @@ class StreamLoader(Loader):
         Yields:
             The batches.
         """
-        skipped, log = 0, logging.getLogger("visavis")
+        skipped, log = 0, logging.getLogger(__name__)
         for batch in super().epoch(epoch, start=start, training=training):
             assert isinstance(batch, StreamBatch)
             if batch.skipped and not skipped:

@@ -29,7 +29,7 @@ from visavis.data.features.store import (
 )
 from visavis.data.parallel import EncodingEngine, map_in_order, map_on_ray
 from visavis.data.video import VideoError
-from visavis.errors import DataError, SpecError, VisavisError
+from visavis.errors import DataError, SpecError, VisavisError, log_debug
 from visavis.models.device import choose_device, has_native_bfloat16
 from visavis.models.encoders.cnn_backbones import SMALL_CNN
 from visavis.models.encoders.frozen_encoders import (
@@ -129,6 +129,7 @@ def cache_features(
                 lock.enter_context(storage.folder_lock(folder, wait=True))
         # Rank 0 decides, because another program may finish the store in between.
         if group.broadcast_text("unfinished" if finished is None else "finished") == "finished":
+            log_debug(__name__, "features of %s are read from %s", spec.name, folder)
             return FeatureStore.open(folder) if finished is None else finished
         if isinstance(encoder, EncoderSpec):
             encoder = encoder.open().to(choose_device())

@@ -192,7 +192,8 @@ class VisualEncoder(FrozenEncoder, PretrainedPart):
     def forward(self, items: Encoded) -> Encoded:
         pixels = items.vectors
         assert isinstance(pixels, Tensor)
-        if pixels.device.type == "cpu" and len(pixels) > CPU_IMAGE_BATCH_SIZE and not (self.training or torch.is_grad_enabled()):
+        splits = pixels.device.type == "cpu" and not (self.training or torch.is_grad_enabled() or torch.compiler.is_compiling())
+        if splits and len(pixels) > CPU_IMAGE_BATCH_SIZE:
             return concatenate(self(Encoded(batch)) for batch in pixels.split(CPU_IMAGE_BATCH_SIZE))
         # Several times faster for convolutions on CPUs.
         flat = pixels.flatten(0, -4).contiguous(memory_format=torch.channels_last)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from visavis import storage
-from visavis.errors import DataError, MissingExtra, ShapeError, StorageError, VisavisError
+from visavis.errors import DataError, MissingExtra, ShapeError, StorageError, VisavisError, log_debug
 from visavis.memory_budget import MemoryLimit
 from visavis.retrieval.items import ITEM_FIELDS, NO_FILTER, IndexItem, ItemFilter, metadata_tag
 from visavis.retrieval.stores.base import CHECKSUM, REMEDY, Neighbor, StoreDigest, row_checksum, validated_items, verify_rows
@@ -82,6 +82,7 @@ class TableSnapshot:
     def exact_search(self) -> ExactSearch:
         """Exact search in the vectors, with int8 codes if there are any."""
         coarse = open_int8_codes(self.folder) if os.path.exists(self.folder / CODES) and supports_int8_matmul() else None
+        log_debug(__name__, "exact search in %d vectors, %s", len(self.vectors), "int8 codes first" if coarse else "float32")
         return ExactSearch(self.vectors, coarse=coarse, memory=self.memory)
 
     def search(self, queries: np.ndarray, top: int, item_filter: ItemFilter) -> list[list[Neighbor]]:

@@ -107,9 +107,12 @@ function show(found) {
   );
   add(found);
   const total = info.indexes.reduce((most, index) => Math.max(most, index.count), 0);
-  byId("summary").textContent = entries.length ? `${number(total)} items${empty ? "" : `, ${Math.round(found.milliseconds)} ms`}` : "";
+  const unfinished = info.indexes.some((index) => index.unfinished);
+  const facts = [`${number(total)} items`, unfinished && "the index is unfinished", !empty && `${Math.round(found.milliseconds)} ms`];
+  byId("summary").textContent = entries.length ? facts.filter(Boolean).join(", ") : "";
   if (!entries.length) {
-    showNotice(countFilters() ? "No items match these filters." : total ? "No results." : "This index is empty.");
+    const reason = unfinished ? "This index is unfinished and has no items yet." : "This index is empty.";
+    showNotice(countFilters() && total ? "No items match these filters." : total ? "No results." : reason);
   } else if (found.sides.every((side) => side.no_match)) {
     showNotice("Probably no match. These are the nearest results.");
   }

@@ -1,0 +1,53 @@
+"""Log messages and warnings of a command on stderr."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from visavis.cli.terminal import print_error
+
+LOGGER = logging.getLogger("visavis")
+
+
+class StderrHandler(logging.Handler):
+    """Handler that prints each record on one line of stderr. Debug messages name their module."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a record.
+
+        Args:
+            record: The record.
+        """
+        source = f"{record.name}: " if record.levelno < logging.WARNING else ""
+        print_error(f"{record.levelname.lower()}: {source}{record.getMessage()}")
+
+
+@contextmanager
+def log_to_stderr(*, verbose: bool = False) -> Iterator[None]:
+    """Print the log of visavis, and Python warnings, on stderr within this block.
+
+    Args:
+        verbose: Print debug messages, too.
+
+    Yields:
+        Nothing.
+    """
+    handler, level, show = StderrHandler(), LOGGER.level, warnings.showwarning
+    LOGGER.addHandler(handler)
+    if verbose:
+        LOGGER.setLevel(logging.DEBUG)
+    warnings.showwarning = _log_warning
+    try:
+        yield
+    finally:
+        LOGGER.removeHandler(handler)
+        LOGGER.setLevel(level)
+        warnings.showwarning = show
+
+
+def _log_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    LOGGER.warning("%s", message)

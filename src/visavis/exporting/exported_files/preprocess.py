@@ -1,0 +1,120 @@
+"""Preprocessing of an exported model: images to pixels and texts to token ids. Needs Pillow, NumPy and, for word pieces, tokenizers."""
+
+from __future__ import annotations
+
+import io
+import json
+import string
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageOps
+
+
+class Preprocessor:
+    """Reads ``preprocessing.json``, and ``tokenizer.json`` if the model reads word pieces.
+
+    Args:
+        folder: Folder of the exported model.
+    """
+
+    def __init__(self, folder: str | Path):
+        folder = Path(folder)
+        settings = json.loads((folder / "preprocessing.json").read_text(encoding="utf-8"))
+        self.image, self.text = settings["image"], settings["text"]
+        self.word_ids = {word: number for number, word in enumerate(self.text.get("vocabulary") or ())}
+        if not self.word_ids:
+            from tokenizers import Tokenizer
+
+            self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+    def images(self, images: Sequence[Any]) -> np.ndarray:
+        """Convert images to pixels.
+
+        Args:
+            images: Paths, Pillow images, or encoded files as bytes.
+
+        Returns:
+            Pixels, float32 ``[N, 3, H, W]``, or ``[N, 10, 3, H, W]`` for ten crops.
+        """
+        return np.stack([self._views(self._open(image)) for image in images])
+
+    def texts(self, texts: Sequence[str]) -> tuple[np.ndarray, ...]:
+        """Convert texts to token ids.
+
+        Args:
+            texts: The texts.
+
+        Returns:
+            Token ids, int64 ``[N, L]``, and their mask, bool ``[N, L]``, unless the model reads the padding.
+        """
+        if not self.word_ids:
+            encoded = self.tokenizer.encode_batch(list(texts))
+            ids = np.array([one.ids for one in encoded], dtype=np.int64)
+            return (ids, np.array([one.attention_mask for one in encoded], dtype=bool)) if self.text["mask"] else (ids,)
+        start, end, unknown = 1, 2, 3
+        words = [text.lower().translate(str.maketrans("", "", string.punctuation)).split() for text in texts]
+        rows = [[start, *(self.word_ids.get(word, unknown) for word in row), end][: self.text["max_tokens"]] for row in words]
+        ids = np.zeros((len(rows), max(map(len, rows))), dtype=np.int64)
+        for target, row in zip(ids, rows, strict=True):
+            target[: len(row)] = row
+        return ids, np.arange(ids.shape[1]) < np.array([len(row) for row in rows])[:, None]
+
+    def _open(self, image: Any) -> Image.Image:
+        """Open an image in RGB, upright, and on white where it is transparent."""
+        if isinstance(image, Image.Image):
+            return image.convert("RGB")
+        file = Image.open(io.BytesIO(image) if isinstance(image, bytes) else image)
+        if self.image["min_side"]:
+            file.draft("RGB", (self.image["min_side"],) * 2)
+        opened: Image.Image = ImageOps.exif_transpose(file)
+        if opened.mode.startswith(("I", "F")):
+            values = np.asarray(opened)
+            scaled = values * (255 if values.max() <= 1 else 1) if opened.mode == "F" else np.clip(values, 0, 65535) // 257
+            opened = Image.fromarray(np.clip(scaled, 0, 255).astype(np.uint8))
+        if opened.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in opened.info:
+            rgba = opened.convert("RGBA")
+            return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
+        return opened.convert("RGB")
+
+    def _views(self, image: Image.Image) -> np.ndarray:
+        """Resize an image, and return its pixels, its center or its ten crops."""
+        resize, crop = self.image["resize"], self.image["crop"]
+        if self.image["crops"] > 1:
+            crop = crop or ([resize[0], resize[-1]] if resize else [min(image.size)] * 2)
+            resize = [max(round(self.image["ten_crop_margin"] * max(crop)), min(resize or [0]))]
+        if resize is not None:
+            size, box = self._target(image.size, resize)
+            image = image if size == image.size else image.resize(size, self.image["resample"], box=box)
+        if self.image["crops"] == 1:
+            return self._pixels(image) if crop is None else self._window(image, crop, 0.5, 0.5)
+        views = np.stack([self._window(image, crop, *at) for at in ((0.5, 0.5), (0, 0), (0, 1), (1, 0), (1, 1))])
+        return np.concatenate([views, views[..., ::-1]])
+
+    def _target(self, size: tuple[int, int], resize: list[int]) -> tuple[tuple[int, int], Any]:
+        """Size after resizing, and the part of a very long image that is read."""
+        width, height, edge = *size, resize[0]
+        shorter = (edge, int(edge * height / width)) if width <= height else (int(edge * width / height), edge)
+        target = shorter if len(resize) == 1 else (resize[1], resize[0])
+        limit = self.image["max_pixels"]
+        if target[0] * target[1] <= limit:
+            return target, None
+        bounded = [min(side, max(min(target), limit // min(target))) for side in target]
+        part = [inner / outer * whole for inner, outer, whole in zip(bounded, target, size, strict=True)]
+        left, top = ((whole - length) / 2 for whole, length in zip(size, part, strict=True))
+        return (bounded[0], bounded[1]), (left, top, left + part[0], top + part[1])
+
+    def _window(self, image: Image.Image, crop: list[int], down: float, right: float) -> np.ndarray:
+        """Pixels of a window. A smaller image is padded with zeros around it."""
+        height, width = min(crop[0], image.height), min(crop[1], image.width)
+        top, left = int(down * (image.height - height)), int(right * (image.width - width))
+        pixels = self._pixels(image.crop((left, top, left + width, top + height)))
+        short = (crop[0] - height, crop[1] - width)
+        return np.pad(pixels, ((0, 0), *((missing // 2, missing - missing // 2) for missing in short)))
+
+    def _pixels(self, image: Image.Image) -> np.ndarray:
+        values = np.asarray(image.convert("RGB"), dtype=np.float32)
+        mean, std = (np.array(self.image[name], dtype=np.float32) for name in ("mean", "std"))
+        return np.ascontiguousarray(((values * np.float32(self.image["scale"]) - mean) / std).transpose(2, 0, 1))

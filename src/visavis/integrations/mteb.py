@@ -1,0 +1,263 @@
+"""MtebEncoder: a model in the benchmarks of mteb 2, such as MIEB.
+
+``mteb.evaluate(MtebEncoder(visavis.load("runs/mine"), "mine"), mteb.get_tasks(["Flickr30kT2IRetrieval"]))``
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from visavis.errors import DataError, MissingExtra, RefusedOverwrite, VisavisError
+from visavis.notebook import NotebookTable
+from visavis.types import unit_rows
+
+RESULTS_FOLDER = "results"
+"""Folder in which mteb keeps results."""
+MODALITIES = ("text", "image", "video")
+"""Columns of a batch that are encoded. Others, such as ids, are ignored."""
+
+
+@dataclass(frozen=True)
+class MtebReport(NotebookTable):
+    """Results of a model on tasks of mteb.
+
+    Attributes:
+        model: Name of the model in mteb.
+        folder: Folder of mteb's JSON files, one per task.
+        metrics: Name of the main metric of each task.
+        scores: Main metric of each task, from 0 to 1, the mean over its splits and subsets.
+        result: Result of mteb, with all metrics.
+    """
+
+    model: str
+    folder: Path
+    metrics: dict[str, str]
+    scores: dict[str, float]
+    result: Any
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content for JSON, with all metrics of all tasks."""
+        tasks = {each.task_name: each.scores for each in self.result.task_results}
+        return {"model": self.model, "folder": str(self.folder), "metrics": self.metrics, "scores": self.scores, "tasks": tasks}
+
+
+class MtebEncoder:
+    """Encoder with the interface ``EncoderProtocol`` of mteb 2.
+
+    An item of a text and an image is the sum of both vectors, as in mteb's CLIP models. A model of frames reads videos. mteb's
+    ``Video2ImagesWrapper`` makes videos readable for other models.
+
+    Args:
+        model: A Retriever with one vector per item.
+        name: Name of the model in mteb. ``visavis/`` is added if it has no organization.
+
+    Raises:
+        MissingExtra: If mteb is not installed.
+    """
+
+    def __init__(self, model: Any, name: str) -> None:
+        try:
+            from mteb.models import ModelMeta
+            from mteb.models.model_meta import ScoringFunction
+        except ImportError as error:
+            raise MissingExtra(error.name or "mteb", "mteb", "visavis mteb") from None
+        self.model = model
+        self.frames_per_second: float = model.processor.visual_spec.frames_per_second
+        self.mteb_model_meta: Any = ModelMeta.create_empty(
+            {
+                "name": name if "/" in name else f"visavis/{name}",
+                "revision": model.fingerprint,
+                "n_parameters": sum(each.numel() for each in model.matcher.parameters()),
+                "embed_dim": model.embedding_dim,
+                "framework": ["PyTorch"],
+                "similarity_fn_name": ScoringFunction.COSINE,
+                "modalities": ["image", "text", *(["video"] if self.frames_per_second else [])],
+            }
+        )
+
+    def encode(self, inputs: Any, *, prompt_type: Any = None, batch_size: int | None = None, **_: Any) -> Tensor:
+        """Encode the items of a data loader.
+
+        Args:
+            inputs: Data loader of mteb. Its batches hold lists of texts, images or videos.
+            prompt_type: Ignored: queries and documents are encoded in the same way.
+            batch_size: Number of items per batch.
+            **_: Task and split, which are ignored.
+
+        Returns:
+            Vectors, shape ``[N, D]``, on the CPU.
+
+        Raises:
+            DataError: If a batch holds neither texts nor images nor videos that the model reads.
+        """
+        if self.frames_per_second and "video" in getattr(inputs.dataset, "features", ()):
+            from mteb.models.modality_collators import FramesCollator
+
+            inputs.collate_fn = FramesCollator(fps=self.frames_per_second)
+        return torch.cat([self._encode_items(items) for items in _regroup(inputs, batch_size or self.model.batch_size)])
+
+    def _encode_items(self, items: dict[str, list[Any]]) -> Tensor:
+        vectors = []
+        if "text" in items:
+            vectors.append(self.model.encode_texts(items["text"]))
+        if "image" in items:
+            vectors.append(self.model.encode_images(items["image"]))
+        if "video" in items and self.frames_per_second:
+            clips = [[_to_image(frame) for frame in clip] for clip in items["video"]]
+            vectors.append(self.model.to_unit_rows(self.model.encode_visual(clips)))
+        if not vectors:
+            raise DataError(
+                f"{self.mteb_model_meta.name}: expected texts or images, got {', '.join(items) or 'other columns'}. Choose another task."
+            )
+        return torch.stack(vectors).sum(0)
+
+    def similarity(self, embeddings1: Any, embeddings2: Any) -> Tensor:
+        """Compute the cosines of all pairs.
+
+        Args:
+            embeddings1: Vectors, shape ``[N, D]`` or ``[D]``.
+            embeddings2: Vectors, shape ``[M, D]`` or ``[D]``.
+
+        Returns:
+            Cosines, shape ``[N, M]``.
+        """
+        first, second = (unit_rows(torch.atleast_2d(torch.as_tensor(each))) for each in (embeddings1, embeddings2))
+        return first @ second.T
+
+    def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Tensor:
+        """Compute the cosines of corresponding pairs.
+
+        Args:
+            embeddings1: Vectors, shape ``[N, D]``.
+            embeddings2: Vectors, shape ``[N, D]``.
+
+        Returns:
+            Cosines, shape ``[N]``.
+        """
+        return torch.cosine_similarity(torch.as_tensor(embeddings1), torch.as_tensor(embeddings2), dim=-1)
+
+
+def _regroup(batches: Iterable[dict[str, Any]], size: int) -> Iterator[dict[str, list[Any]]]:
+    """Batches of ``size`` items. mteb loads the images of some tasks one by one."""
+    waiting: dict[str, list[Any]] = {}
+    for batch in batches:
+        for name in MODALITIES:
+            if name in batch:
+                waiting.setdefault(name, []).extend(batch[name])
+        if not waiting:
+            yield {}
+        elif len(next(iter(waiting.values()))) >= size:
+            yield waiting
+            waiting = {}
+    if waiting:
+        yield waiting
+
+
+def _to_image(frame: Tensor) -> Any:
+    """A frame ``[3, H, W]`` of 8-bit integers as an image."""
+    from PIL import Image
+
+    return Image.fromarray(torch.as_tensor(frame).permute(1, 2, 0).contiguous().numpy())
+
+
+def find_tasks(names: Sequence[Any]) -> list[Any]:
+    """Find tasks of mteb.
+
+    Args:
+        names: Names of tasks or of benchmarks, such as ``MIEB(lite)``, or tasks.
+
+    Returns:
+        The tasks.
+
+    Raises:
+        MissingExtra: If mteb is not installed.
+        VisavisError: If a name is unknown.
+    """
+    try:
+        import mteb
+    except ImportError as error:
+        raise MissingExtra(error.name or "mteb", "mteb", "visavis mteb") from None
+    tasks: list[Any] = []
+    for name in names:
+        if isinstance(name, mteb.AbsTask):
+            tasks.append(name)
+            continue
+        try:
+            tasks.append(mteb.get_task(name))
+        except KeyError:
+            try:
+                tasks += mteb.get_benchmark(name).tasks
+            except KeyError:
+                raise VisavisError(
+                    f"tasks: expected the name of a task or benchmark of mteb, got {name!r}. "
+                    "List them with mteb available-tasks and mteb available-benchmarks."
+                ) from None
+    return tasks
+
+
+def check_output(folder: Path) -> None:
+    """Check that a folder is new, or has results of mteb only.
+
+    Args:
+        folder: Folder of the results.
+
+    Raises:
+        RefusedOverwrite: If it has other content.
+    """
+    if os.path.isdir(folder) and (other := [file.name for file in folder.iterdir() if file.name != RESULTS_FOLDER]):
+        raise RefusedOverwrite(f"{folder}: expected a new folder or one of mteb results, got {other[0]} in it. Name another folder.")
+
+
+def run_tasks(model: Any, name: str, tasks: Sequence[Any], folder: Path) -> MtebReport:
+    """Evaluate a model on tasks of mteb. Finished tasks of the same model are read from the folder.
+
+    Args:
+        model: A Retriever.
+        name: Name of the model in mteb.
+        tasks: Names or tasks, see `find_tasks`.
+        folder: Folder of mteb's results.
+
+    Returns:
+        The results.
+
+    Raises:
+        DataError: If the data of a task cannot be loaded.
+        VisavisError: If a name is unknown, or the model cannot read the items of a task.
+    """
+    found, encoder = find_tasks(tasks), MtebEncoder(model, name)
+    import mteb
+    from datasets.exceptions import DatasetNotFoundError
+    from mteb.models.video_wrappers import Video2ImagesWrapper
+
+    cache, results = mteb.ResultCache(folder), []
+    for task in found:
+        is_video = "video" in task.metadata.modalities and not encoder.frames_per_second
+        try:
+            reader = Video2ImagesWrapper(encoder) if is_video else encoder
+            results.append(
+                mteb.evaluate(reader, task, cache=cache, encode_kwargs={"batch_size": model.batch_size}, show_progress_bar=False)
+            )
+        except (ConnectionError, DatasetNotFoundError) as error:
+            raise DataError(
+                f"{task.metadata.name}: expected its data on the Hugging Face hub or in its cache, got {type(error).__name__}. "
+                "Connect to the network once, or copy the cache."
+            ) from error
+    result = mteb.results.ModelResult(
+        model_name=encoder.mteb_model_meta.name,
+        model_revision=encoder.mteb_model_meta.revision,
+        task_results=[each for one in results for each in one.task_results],
+    )
+    return MtebReport(
+        encoder.mteb_model_meta.name,
+        folder / RESULTS_FOLDER / encoder.mteb_model_meta.model_name_as_path() / encoder.mteb_model_meta.revision,
+        {task.metadata.name: task.metadata.main_score for task in found},
+        {each.task_name: each.get_score() for each in result.task_results},
+        result,
+    )

@@ -1,0 +1,209 @@
+"""Exported folders: loaded in a process that cannot import visavis, with the vectors of the model."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import visavis
+from visavis.data.vocabulary import Vocabulary
+from visavis.errors import RefusedOverwrite, VisavisError
+from visavis.exporting.model_card import write_model_card
+from visavis.models import CATALOG, CLIP, Heads, VSEInfinity, VSEPlusPlus
+from visavis.models.clip.model import open_dual_encoder
+from visavis.models.encoders.frozen_encoders import EncoderSpec
+from visavis.models.processor import Processor
+from visavis.models.retriever import Retriever
+from visavis.synthetic import write_synthetic_scenes
+
+pytest.importorskip("transformers")
+
+TEXTS = ["a red circle", "a blue square and a small green star", "star", "a large circle and a star"]
+VOCABULARY = Vocabulary.from_captions(TEXTS, min_count=1)
+BLOCKED = """
+import sys, warnings
+warnings.simplefilter("ignore")
+
+
+class Blocked:
+    def find_spec(self, name, *_):
+        if name.partition(".")[0] == "visavis":
+            raise ImportError("visavis is blocked")
+
+
+sys.meta_path.insert(0, Blocked())
+try:
+    import visavis
+except ImportError:
+    pass
+else:
+    raise SystemExit("visavis can be imported")
+import numpy as np
+from PIL import Image
+folder, work = sys.argv[1:]
+paths = [f"{work}/{number}.png" for number in range(5)]
+texts = open(f"{work}/texts.txt").read().splitlines()
+"""
+SENTENCE_TRANSFORMERS = """
+from sentence_transformers import SentenceTransformer
+model = SentenceTransformer(folder, trust_remote_code=True, device="cpu")
+images = model.encode([Image.open(path) for path in paths])
+assert np.abs(model.encode(paths) - images).max() < 1e-6
+np.savez(f"{work}/vectors.npz", images=images, texts=model.encode(texts))
+assert model.get_embedding_dimension() == images.shape[1], model.get_embedding_dimension()
+"""
+FROM_CARD = """
+np.savez(f"{work}/vectors.npz", images=images, texts=texts)
+"""
+
+
+def dual_encoder(folder: Path, **fields: object) -> Retriever:
+    """A CLIP or SigLIP model whose weights are changed, as by a training."""
+    matcher, processor = open_dual_encoder(str(folder))
+    if fields:
+        matcher = CLIP(CLIP.Config(backbone=str(folder), visual_input_dim=10, text_input_dim=14, **fields))  # type: ignore[arg-type]
+    with torch.no_grad():
+        for parameter in matcher.parameters():
+            parameter += 0.02 * torch.randn_like(parameter)
+    return Retriever(matcher, processor)
+
+
+def build(kind: str, dual_encoders: Path) -> Retriever:
+    """A tiny model of each kind."""
+    words = {"text_granularity": "tokens", "text_input_dim": len(VOCABULARY), "embedding_dim": 8, "word_dim": 5}
+    if kind == "clip-lora":
+        pytest.importorskip("peft")
+        return dual_encoder(dual_encoders / "clip", lora_rank=2)
+    if kind in ("clip", "siglip"):
+        return dual_encoder(dual_encoders / kind)
+    if kind == "heads":
+        config = Heads.Config(visual_input_dim=192, text_input_dim=384, embedding_dim=8, hidden_dim=12, whiten_text=True)
+        return Retriever(Heads(config), Processor(EncoderSpec("visual", "scenes"), EncoderSpec("text", "minilm"), None))
+    if kind == "heads-words":
+        heads = Heads.Config(visual_input_dim=192, num_filters=4, **words)  # type: ignore[arg-type]
+        return Retriever(Heads(heads), Processor(EncoderSpec("visual", "scenes"), None, VOCABULARY))
+    if kind == "vse++":
+        pixels = {"visual_granularity": "pixels", "backbone": "small-cnn", "visual_input_dim": 256, "bidirectional": True}
+        vse = VSEPlusPlus.Config(**pixels, **words)  # type: ignore[arg-type]
+        return Retriever(VSEPlusPlus(vse), Processor(EncoderSpec("visual", "small-cnn", "regions"), None, VOCABULARY))
+    infinity = VSEInfinity.Config(visual_input_dim=192, **words)  # type: ignore[arg-type]
+    return Retriever(VSEInfinity(infinity), Processor(EncoderSpec("visual", "scenes", "regions"), None, VOCABULARY))
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images of different sizes, also transparent and gray, and texts."""
+    folder, noise = tmp_path_factory.mktemp("inputs"), np.random.default_rng(0)
+    for number, (shape, mode) in enumerate(
+        [((40, 52, 3), "RGB"), ((52, 40, 3), "RGB"), ((96, 96, 3), "RGB"), ((30, 31), "L"), ((64, 50, 3), "RGB")]
+    ):
+        Image.fromarray(noise.integers(0, 255, shape, np.uint8), mode).save(folder / f"{number}.png")
+    (folder / "texts.txt").write_text("\n".join(TEXTS))
+    return folder
+
+
+def run_blocked(code: str, folder: Path, work: Path) -> dict[str, np.ndarray]:
+    """Run code in a process without visavis, and return the vectors that it saved."""
+    (work / "vectors.npz").unlink(missing_ok=True)
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", BLOCKED + code, folder, work], capture_output=True, text=True, check=False, timeout=300, cwd=work
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return dict(np.load(work / "vectors.npz"))
+
+
+def card_code(folder: Path) -> str:
+    """The code of the model card, for the folder and for all images and texts."""
+    code = re.search(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)[1]  # type: ignore[index]
+    code = code.replace('"path/to/this/folder"', "folder").replace("folder = folder\n", "")
+    code = code.replace('[Image.open("photo.jpg").convert("RGB")]', '[Image.open(path).convert("RGB") for path in paths]')
+    code = code.replace('["photo.jpg"]', "paths").replace('["two dogs on a beach", "a red car"]', "texts")
+    return code + FROM_CARD
+
+
+def check(model: Retriever, vectors: dict[str, np.ndarray], work: Path) -> None:
+    paths = [work / f"{number}.png" for number in range(5)]
+    for name, expected in (("images", model.encode_images(paths)), ("texts", model.encode_texts(TEXTS))):
+        torch.testing.assert_close(torch.from_numpy(np.asarray(vectors[name])), expected, rtol=0, atol=1e-5)
+        assert expected.std(0).mean() > 1e-3, "a constant model proves nothing"
+
+
+CLIP_KINDS = ("clip", "siglip", "clip-lora")
+TRACED_KINDS = ("heads", "heads-words", "vse++", "vse-infinity")
+DAILY = {("clip", "hub"), ("siglip", "sentence-transformers"), ("clip-lora", "sentence-transformers")}
+"""Cases of the daily suite, which trace nothing."""
+CASES = [
+    pytest.param(kind, format_, marks=() if (kind, format_) in DAILY else pytest.mark.long)
+    for kind in (*CLIP_KINDS, *TRACED_KINDS)
+    for format_ in ("hub", "sentence-transformers", "onnx", "torch-export")
+]
+
+
+@pytest.mark.parametrize(("kind", "format_"), CASES)
+def test_exported_folder_works_without_visavis(kind, format_, dual_encoders, inputs, tmp_path):
+    model = build(kind, dual_encoders)
+    run = model.save(tmp_path / "run")
+    exported = visavis.export(run, format=format_, out=tmp_path / "exported")
+    code = SENTENCE_TRANSFORMERS if format_ == "sentence-transformers" else card_code(exported.folder)
+    check(visavis.load(run), run_blocked(code, exported.folder, inputs), inputs)
+    assert not [file for file in exported.folder.rglob("*") if file.suffix in (".bin", ".pkl", ".pt", ".pth")]
+    assert "README.md" in exported.files
+
+
+@pytest.mark.long
+def test_zero_shot_model_is_exported_by_name(dual_encoders, inputs, tmp_path):
+    exported = visavis.export(dual_encoders / "siglip", format="sentence-transformers", out=tmp_path / "exported")
+    check(visavis.load(dual_encoders / "siglip"), run_blocked(SENTENCE_TRANSFORMERS, exported.folder, inputs), inputs)
+
+
+def test_export_refuses_models_of_pairs(tmp_path):
+    kind = CATALOG["SCAN"]
+    config = kind.Config(visual_granularity="regions", visual_input_dim=192, text_granularity="tokens", text_input_dim=len(VOCABULARY))
+    model = Retriever(kind(config), Processor(EncoderSpec("visual", "scenes", "regions"), None, VOCABULARY))
+    run = model.save(tmp_path / "run")
+    with pytest.raises(VisavisError, match=r"^run: expected a model with one vector per item to export \(Heads, VSE\+\+, .*\), got SCAN"):
+        visavis.export(run, format="onnx", out=tmp_path / "exported")
+    assert not (tmp_path / "exported").exists()
+
+
+def test_export_overwrites_nothing(dual_encoders, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("kept")
+    with pytest.raises(RefusedOverwrite, match=r"mine already exists"):
+        visavis.export(dual_encoders / "clip", out=tmp_path / "mine")
+    assert [file.name for file in (tmp_path / "mine").iterdir()] == ["notes.txt"]
+
+
+RECIPE = """
+name = "tiny"
+visual = { encoder = "scenes", granularity = "pooled" }
+text = { encoder = "vocabulary", min_count = 1 }
+model = { kind = "VSE++", embedding_dim = 8, word_dim = 4 }
+training = { batch_size = 8, metric_batches = 1, threads = 1 }
+phases = [{ epochs = 1, objective = "VLC()" }]
+"""
+
+
+@pytest.mark.long
+def test_card_describes_training_with_interval_over_seeds(tmp_path):
+    scenes = write_synthetic_scenes(tmp_path / "scenes", num_train=16, num_val=4, num_test=4, captions_per_image=2, size=32)
+    (tmp_path / "tiny.toml").write_text(RECIPE)
+    comparison = visavis.compare(tmp_path / "tiny.toml", data=scenes, objective="VLC()", seeds=3, out=tmp_path / "comparison")
+    run = comparison.outcomes[0].folder
+    write_model_card(visavis.load(run), run, "onnx", tmp_path / "card", 8, lambda _: "the formula", "mit")
+    card = (tmp_path / "card" / "README.md").read_text()
+    rsum = [one.measured_metrics["rsum"] for one in comparison.outcomes]
+    row = re.search(r"\| RSUM \| (.*?) \| (.*?) \((.*?) to (.*?), 3 seeds\) \|", card)
+    assert row is not None, card
+    assert float(row[1]) == pytest.approx(rsum[0], abs=0.051)
+    assert float(row[2]) == pytest.approx(sum(rsum) / 3, abs=0.051)
+    assert float(row[3]) < float(row[2]) < float(row[4])
+    for part in ("license: mit", "- Data: scenes", "Objective: `VLC(", "Formula: the formula", "Protocol `", "4 images, 8 texts"):
+        assert part in card, part

@@ -1,0 +1,120 @@
+"""Results as tables of notebooks, and the tutorial notebook."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+import visavis
+from visavis import api
+from visavis.errors import MissingExtra
+from visavis.notebook import MAX_HTML_ROWS, NotebookTable, flat_row
+
+NOTEBOOK = Path(__file__).parents[1] / "docs" / "tutorials" / "notebook.ipynb"
+OTHER_RESULTS = {
+    "None",
+    "Path",  # data_scenes and demo return a folder
+    "Retriever",
+    "AttentionMap",  # an image file
+    "CheckpointConversion",
+    "ConversionReport",
+    "list[EnvironmentCheck]",
+    "list[FeatureStore]",
+    "list[tuple[str, float]]",
+    "dict[str, list[dict[str, Any]]]",
+}
+
+
+@dataclass
+class Table(NotebookTable):
+    """Rows of a test."""
+
+    content: list
+    images: tuple = ()
+    ROWS = "rows"
+
+    def to_json(self):
+        return {"rows": self.content}
+
+    def table_images(self):
+        return self.images
+
+
+def test_flat_row_joins_keys_and_leaves_out_lists_of_objects():
+    row = flat_row({"a": {"b": {1: 2}}, "empty": [], "names": ("x", "y"), "nested": [[1]], "none": None})
+    assert row == {"a.b.1": 2, "empty": "", "names": "x, y", "none": None}
+
+
+def test_notebook_html_escapes_values_and_limits_rows():
+    html = Table([{"<b>": "<script>", "number": 1234.5678}, {"<b>": None, "other": True}] * 40)._repr_html_()
+    assert "<script>" not in html
+    assert "<b>" not in html
+    assert "&lt;script&gt;" in html
+    assert "1,234.6" in html
+    assert html.count("<tr>") == 1 + MAX_HTML_ROWS
+    assert f"{80 - MAX_HTML_ROWS} more rows" in html
+    assert "No entries." in Table([])._repr_html_()
+
+
+def test_notebook_html_shows_one_row_as_names_and_values():
+    assert Table([{"a": 1, "b": "x"}])._repr_html_().count("<tr>") == 2
+
+
+def test_notebook_html_embeds_images():
+    image = Image.new("RGBA", (400, 300), "red")
+    html = Table([{"a": 1}, {"a": 2}], (image, None))._repr_html_()
+    assert html.count("data:image/jpeg;base64,") == 1
+    assert image.size == (400, 300)
+
+
+def test_to_pandas_without_pandas_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(MissingExtra, match=r"visavis\[notebook\]"):
+        Table([]).to_pandas()
+
+
+def test_api_results_are_notebook_tables():
+    tables = {kind.__name__ for kind in all_subclasses(NotebookTable)}
+    for name in api.__all__:
+        returned = inspect.signature(getattr(visavis, name)).return_annotation
+        if returned not in OTHER_RESULTS:
+            names = returned.removeprefix("list[").removesuffix("]").split(" | ")
+            assert tables >= set(names), name
+
+
+def all_subclasses(kind):
+    for module in (
+        "audit.run_audit", "data.dataset_reader", "diagnostics.contribution_analysis", "diagnostics.objective_profile",
+        "experiments.comparison_result", "experiments.reproduction", "exporting.export_model", "feedback.evaluate_feedback", "graded.estimator_quality",
+        "graded.fine_tuning", "integrations.mteb", "graded.human_agreement", "graded.ranked_lists", "retrieval.index_builder", "retrieval.index_search",
+        "robustness.probe_results", "training.training_run",
+    ):  # fmt: skip
+        __import__(f"visavis.{module}")
+    return kind.__subclasses__()
+
+
+@pytest.mark.filterwarnings("default")
+def test_tutorial_notebook_runs(tmp_path, monkeypatch):
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "runtime"))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
+    tables = [
+        output.data["text/html"] for cell in notebook.cells for output in cell.get("outputs", ()) if "text/html" in output.get("data", ())
+    ]
+    assert len(tables) == 7
+    assert sum("data:image/jpeg" in table for table in tables) == 1
+    assert any("Best on validation" in table for table in tables)
+
+
+def test_tutorial_notebook_has_no_outputs():
+    notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
+    assert [cell for cell in notebook["cells"] if cell.get("outputs") or cell.get("execution_count")] == []
