@@ -62,11 +62,12 @@ def tutorial_commands() -> list[list[str]]:
 
 
 def run_tutorial(hub: Hub) -> dict[str, float]:
-    """Run the commands of the tutorial in the current folder. Returns the seconds of each."""
-    seconds = {}
+    """Run the commands of the tutorial in the current folder, all but the first without a network. Returns the seconds of each."""
+    seconds, environment = dict[str, float](), hub.environment
     for words in tutorial_commands():
         started = time.monotonic()
-        command = Command(Path("output"), *words, *(["--port", "0"] if words[0] == "serve" else []), environment=hub.environment)
+        command = Command(Path("output"), *words, *(["--port", "0"] if words[0] == "serve" else []), environment=environment)
+        environment = {**hub.environment, "HF_ENDPOINT": "http://127.0.0.1:9"}
         if words[0] != "serve":
             assert command.wait(300) == 0, command.output_text
         else:

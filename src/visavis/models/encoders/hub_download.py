@@ -76,6 +76,8 @@ def missing_bytes(name: str) -> int:
 def download_hub_model(name: str, on_bytes: OnBytes | None = None) -> Path:
     """Return the folder of a model of the hub. Missing files are downloaded, and their weights are compared with the hub's hashes.
 
+    A complete CLIP or SigLIP model in the cache is used without any network.
+
     Args:
         name: Name of the hub.
         on_bytes: Receives the progress.
@@ -91,6 +93,10 @@ def download_hub_model(name: str, on_bytes: OnBytes | None = None) -> Path:
     from huggingface_hub import snapshot_download
 
     cached = cached_hub_folder(name)
+    # An index and adapters belong to these weights, so a newer version on the hub must not replace them. An encoder without one of
+    # these files may be incomplete.
+    if cached is not None and all(os.path.exists(cached / file) for file in ("preprocessor_config.json", "tokenizer_config.json")):
+        return cached
     with _hub_errors(name):
         options: dict[str, Any] = {} if on_bytes is None else {"tqdm_class": _progress_class(on_bytes)}
         folder = Path(snapshot_download(name, allow_patterns=list(HUB_FILE_PATTERNS), **options))
