@@ -1,4 +1,4 @@
-"""Test environment: a temporary cache, no network, one thread, fixed seeds, and real data if present."""
+"""Test environment: temporary caches and settings, no network, one thread, fixed seeds, and real data if present."""
 
 from __future__ import annotations
 
@@ -35,6 +35,8 @@ def pytest_configure(config: pytest.Config) -> None:
     _write_temporary_files_to_memory()
     config.stash[_CACHE] = tempfile.mkdtemp(prefix="visavis-cache-")
     os.environ["VISAVIS_CACHE"] = config.stash[_CACHE]
+    os.environ["VISAVIS_CONFIG"] = os.path.join(config.stash[_CACHE], "config")
+    os.environ["HF_HOME"] = os.path.join(config.stash[_CACHE], "hub")
     os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it

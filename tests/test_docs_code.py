@@ -78,10 +78,10 @@ def run_commands(page: Path, monkeypatch: pytest.MonkeyPatch, clip: str = CLIP) 
 
 
 @pytest.mark.long
-def test_search_tutorial_runs(tmp_path, monkeypatch):
+def test_training_tutorial_runs(tmp_path, monkeypatch):
     pytest.importorskip("lancedb", reason="LanceDB is not installed: pip install 'visavis[search]'")
     monkeypatch.chdir(tmp_path)
-    run_commands(TUTORIALS / "search-your-images.md", monkeypatch)
+    run_commands(TUTORIALS / "train-a-search-model.md", monkeypatch)
     assert (tmp_path / "indexes" / "photos").is_dir()
 
 

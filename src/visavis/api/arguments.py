@@ -84,6 +84,7 @@ def resolve_recipe(
     data: str | Path | None = None,
     feedback: str | Path | None = None,
     skip_bad: bool = False,
+    can_download: bool = False,
 ) -> tuple[str | Path, dict[str, Any]]:
     """Combine a recipe with overrides and the options that set recipe keys.
 
@@ -94,6 +95,7 @@ def resolve_recipe(
         data: Value of ``data.path``.
         feedback: Value of ``data.feedback``.
         skip_bad: Sets ``data.skip_bad``.
+        can_download: Whether the default recipe may fine-tune a pretrained CLIP, which is downloaded if necessary.
 
     Returns:
         The recipe and all overrides.
@@ -116,6 +118,6 @@ def resolve_recipe(
         settings["data.skip_bad"] = True
     if recipe is not None:
         return recipe, settings
-    default = choose_recipe(settings)
+    default = choose_recipe(settings, downloads=progress if can_download else None)
     progress.message(default.reason)
     return default.name, default.overrides | settings

@@ -258,8 +258,9 @@ def doctor() -> list[EnvironmentCheck]:
         One entry per check. ``fix`` is set where something is wrong or could be enabled.
     """
     from visavis.environment import check_environment
+    from visavis.models.default_model import check_default_model
 
-    return check_environment()
+    return [*check_environment(), check_default_model()]
 
 
 def demo(*, out: str | Path | None = None, progress: Progress | None = None) -> Path:

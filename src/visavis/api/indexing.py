@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from visavis.api.arguments import optional_path, optional_text, to_list, to_paths
 from visavis.errors import DataError, VisavisError
@@ -20,9 +21,10 @@ if TYPE_CHECKING:
 
 def index(
     run: str | Path,
-    source: str | Path,
+    source: str | Path | None = None,
     *,
-    out: str | Path,
+    out: str | Path | None = None,
+    model: str | Path | None = None,
     store: str | Path | None = None,
     moment_seconds: float | None = None,
     embedding_dim: int | None = None,
@@ -37,11 +39,13 @@ def index(
 
     A file is unchanged if its size, modification time and metadata are the same. A file whose content is in the index keeps its vectors.
     If the validation data of the run are available, the match probability is calibrated.
+    Without a run, a pretrained CLIP or SigLIP model is used: ``index("photos/")``.
 
     Args:
-        run: Run folder, or folder or hub name of a CLIP or SigLIP model.
-        source: Folder of images and videos, or a data set.
-        out: Folder of the index. An existing index is updated.
+        run: Run folder, or folder or hub name of a CLIP or SigLIP model. With one argument: the folder to index.
+        source: Folder of images and videos, or a data set. Default: the first argument, with a pretrained model.
+        out: Folder of the index. An existing index is updated. Default: indexes/NAME in the current folder, NAME being the folder's name.
+        model: Folder or hub name of a CLIP or SigLIP model, without a run. Default: the model of the index, else the user's default model.
         store: LanceDB folder or s3:// URI, or Milvus *.db file or http:// URL. Required again for an update. Default: LanceDB inside --out.
         moment_seconds: Length of a video moment in seconds. Default: 4, or the value of the index.
         embedding_dim: Number of leading dimensions to store, for a model trained with matryoshka_dims. Default: all, or the value of the index.
@@ -58,23 +62,27 @@ def index(
     Raises:
         DataError: If the source cannot be read.
         RunError: If the folder is not a run, or the index is of another model, source or setting.
+        VisavisError: If a run and a model are given.
     """
+    from visavis.retrieval.default_index import default_index_folder, index_source
     from visavis.retrieval.index_builder import build_index
 
-    return build_index(
-        run,
-        source,
-        out,
-        store=optional_text(store),
-        moment_seconds=moment_seconds,
-        embedding_dim=embedding_dim,
-        compression=compression,
-        engine=engine,
-        workers=workers,
-        device=device,
-        memory=memory,
-        progress=progress or NoProgress(),
-    )
+    progress = progress or NoProgress()
+    options: dict[str, Any] = {
+        "store": optional_text(store),
+        "moment_seconds": moment_seconds,
+        "embedding_dim": embedding_dim,
+        "compression": compression,
+        "engine": engine,
+        "workers": workers,
+        "device": device,
+        "memory": memory,
+    }
+    if source is None:
+        return index_source(run, out, model, progress, **options)
+    if model is not None:
+        raise VisavisError(f"--model: expected one model, got {run} and {model}. Leave out one of them.")
+    return build_index(run, source, out or default_index_folder(source, run), progress=progress, **options)
 
 
 def search(
@@ -101,9 +109,10 @@ def search(
     """Search an index, or the images of a run, by text, images or similar items.
 
     Several runs are searched as an ensemble: their scores are averaged.
+    Without a run, a folder is indexed with a pretrained model first: ``search("two dogs", collection="photos/")``.
 
     Args:
-        run: Index, run folder, or folder or hub name of a CLIP or SigLIP model.
+        run: Index, run folder, or folder or hub name of a CLIP or SigLIP model. Optional with a query and --collection.
         query: Text query. Optional with --image or --like.
         image: Query image.
         like: Key of an item of the index to find similar items of.
@@ -116,7 +125,7 @@ def search(
         metadata: Metadata value of items to search, such as split=test. Default: any.
         group_duplicates: Group near-duplicates and moments of one video into one result.
         rerank: Run that re-ranks the first 50 results, or --top if larger, such as SCAN. Default: none.
-        model: New location of the model of an index. Default: the recorded one.
+        model: New location of the model of an index, or model for --collection without a run. Default: the recorded or default model.
         store: Confirms the store of an index outside its folder. Default: only a store inside.
         top: Number of results.
         memory: Maximum memory of score blocks, such as 2GiB. Default: the recipe's, else a share of the free memory.
@@ -130,12 +139,19 @@ def search(
         RunError: If the folder is neither a run nor an index.
         VisavisError: If an option is only for an index, the kind is unknown, or the query is empty.
     """
+    from visavis.retrieval.default_index import index_source
     from visavis.retrieval.index_folder import Index, is_index
     from visavis.retrieval.index_search import attach_images, search_index
     from visavis.retrieval.items import ItemFilter
     from visavis.retrieval.run_search import search_images, warn_unknown_words
 
     runs, progress = to_paths(run), progress or NoProgress()
+    if len(runs) == 1 and not query and not _is_model_or_index(text := str(run if isinstance(run, str | Path) else run[0])):
+        if collection is not None:
+            index_folder = index_source(collection, None, model, progress, memory=memory).folder
+            runs, query, collection, model = [Path(index_folder)], text, None, None
+        elif not (image or like):
+            raise VisavisError(f"search: expected an index, run or model and a query, got only {text!r}. Add --collection FOLDER.")
     if not any(is_index(folder) for folder in runs):
         if image or like or without or path or kind or after or before or metadata or rerank or store:
             raise VisavisError(
@@ -232,6 +248,14 @@ def build_query(
     return SearchQuery(tuple(texts), tuple(images), tuple(keys))
 
 
+def _is_model_or_index(text: str) -> bool:
+    """Whether a text names a file, a folder or a model. Other texts are queries."""
+    from visavis.models.encoders.hub_download import HUB_NAME
+    from visavis.models.encoders.pretrained_files import local_model_folder
+
+    return os.path.exists(text) or bool(HUB_NAME.fullmatch(text)) or local_model_folder(text) is not None
+
+
 def _parse_time(text: str | None) -> int | None:
     """Nanoseconds since 1970 of an ISO time."""
     if text is None:
@@ -245,6 +269,7 @@ def _parse_time(text: str | None) -> int | None:
 def serve(
     index: str | Path | Sequence[str | Path],
     *,
+    model: str | Path | None = None,
     host: str = "127.0.0.1",
     port: int = 8000,
     token: str | None = None,
@@ -255,8 +280,11 @@ def serve(
 ) -> None:
     """Serve a web UI to search one index, or to compare two side by side in random order. Ctrl-C stops the server.
 
+    A folder of images is indexed first, as ``visavis index FOLDER`` does.
+
     Args:
-        index: Folder of an index, or of two indexes to compare.
+        index: Folder of an index, or of two indexes to compare, or folder of images to index and serve.
+        model: Folder or hub name of a CLIP or SigLIP model for a folder of images. Default: the user's default model.
         host: Address to listen on. Any address but a loopback one needs a token.
         port: Port to listen on. 0: any free port.
         token: Access token required from clients, at least 12 characters. Default: none.
@@ -279,5 +307,6 @@ def serve(
         feedback=feedback,
         store=store,
         open_browser=open_browser,
+        model=model,
         progress=progress or NoProgress(),
     )

@@ -40,7 +40,7 @@ def train(
     Under ``torchrun``, all processes train one model on the same batches as one process.
 
     Args:
-        recipe: TOML file or name of a shipped recipe. Default: chosen from the encoders available.
+        recipe: TOML file or name of a shipped recipe. Default: fine-tune CLIP, else chosen from the available encoders.
         data: Data set. Default: the recipe's.
         feedback: Feedback file of visavis serve to train on. Default: none.
         out: New run folder. Default: ``runs/<recipe>-<n>``.
@@ -81,7 +81,7 @@ def train(
         # Rank 0 decides, because it creates the run while the others still start.
         if out is not None and restarted() and group.broadcast_text("run" if RunFolder(Path(out)).is_run else ""):
             return resume_training(Path(out), progress, group)
-        name, settings = resolve_recipe(recipe, overrides, progress, data=data, feedback=feedback, skip_bad=skip_bad)
+        name, settings = resolve_recipe(recipe, overrides, progress, data=data, feedback=feedback, skip_bad=skip_bad, can_download=True)
         chosen = with_absolute_paths(read_recipe(name, settings))
         if not chosen.members:
             check_supervisions(chosen)

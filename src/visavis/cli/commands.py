@@ -71,6 +71,11 @@ def _stores_to_json(stores: list[FeatureStore], _: Values) -> Values:
     return {"stores": [properties(store) for store in stores]}
 
 
+def _query(values: Values) -> str:
+    """The text query. Without a run, it is the only argument."""
+    return values.get("query", str(values["run"]) if "collection" in values else "")
+
+
 def _entries_to_json(key: str) -> Callable[[Any, Values], Values]:
     return lambda entries, _: {key: [entry.to_json() for entry in entries]}
 
@@ -107,9 +112,7 @@ COMMANDS = {
     "relevance_fit": Command("experiment_tables:print_fitted", options=("out",)),
     "export": Command("run_tables:print_exported"),
     "index": Command("search_tables:print_index_report"),
-    "search": Command(
-        "search_tables:print_results", to_json=lambda results, values: {"query": values.get("query", ""), **results.to_json()}
-    ),
+    "search": Command("search_tables:print_results", to_json=lambda results, values: {"query": _query(values), **results.to_json()}),
     "classify": Command(
         "search_tables:print_ranked_texts",
         to_json=lambda texts, values: {"image": values["image"], "texts": [{"text": text, "score": score} for text, score in texts]},

@@ -145,7 +145,8 @@ class ProgressBars:
 
     def _show(self, key: str, title: str, done: int, total: int, note: str) -> None:
         title = escape_control_characters(title)
-        if self.progress.disable:
+        # A server does not start the bars, which would be drawn over its log.
+        if self.progress.disable or not self.progress.live.is_started:
             if (now := time.monotonic()) - self.last_line_time >= LINE_INTERVAL_S:
                 self.last_line_time = now
                 self.message(f"{title}: {note}")

@@ -62,14 +62,15 @@ EXAMPLES = {
     "relevance": ('visavis relevance --estimator "CBoW()"',),
     "relevance_thresholds": ('visavis relevance thresholds flickr8k --estimator "CBoW()" --out thresholds.png',),
     "relevance_fit": ("visavis relevance fit --kind cross --out models/cross",),
-    "index": ("visavis index runs/mine photos/ --out index", "visavis index openai/clip-vit-base-patch32 photos/ --out index"),
+    "index": ("visavis index photos/", "visavis index runs/mine photos/ --out index"),
     "search": (
+        'visavis search "two dogs on a beach" --collection photos/',
         'visavis search index "two dogs on a beach" --top 10',
         "visavis search index --image photo.jpg --after 2024-05-31",
         'visavis search openai/clip-vit-base-patch32 "a red car" --collection photos/',
     ),
     "classify": ("visavis classify runs/mine photo.jpg labels.txt",),
-    "serve": ("visavis serve index --open-browser", "visavis serve index --feedback votes.jsonl --port 8080"),
+    "serve": ("visavis serve photos/", "visavis serve index --open-browser", "visavis serve index --feedback votes.jsonl --port 8080"),
 }
 """Examples of each command, by the name of its API function."""
 

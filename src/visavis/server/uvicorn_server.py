@@ -29,18 +29,20 @@ def run_service(
     feedback: str | Path | None,
     store: str | Path | Sequence[str | Path] = (),
     open_browser: bool,
+    model: str | Path | None = None,
     progress: Progress,
 ) -> None:
     """Serve one or two indexes until the process is interrupted.
 
     Args:
-        indexes: Folders of one index, or of two to compare.
+        indexes: Folders of one index, or of two to compare. Folders of images are indexed first.
         host: Address of this machine.
         port: Port. 0: any free port.
         token: Access token required from clients. None: no token, which needs a loopback address.
         feedback: Feedback file. None: votes are not saved.
         store: Confirmed locations of stores outside the folders of the indexes.
         open_browser: Whether to open the web UI in a browser.
+        model: Model for folders of images. None: the default model.
         progress: Receives the address.
 
     Raises:
@@ -55,6 +57,7 @@ def run_service(
         import uvicorn
     except ImportError as error:
         raise MissingExtra(error.name or "fastapi", "serve", "visavis serve") from None
+    from visavis.retrieval.default_index import index_if_images
     from visavis.retrieval.index_folder import Index
     from visavis.server.application import create_app
     from visavis.server.search_service import ServedIndex
@@ -69,6 +72,7 @@ def run_service(
             validate_token(token)
         elif not loopback:
             raise VisavisError(f"{host}: expected a token, because other machines can reach this address. Pass --token, or omit --host.")
+        indexes = [index_if_images(path, model, progress) for path in indexes]
         served = [ServedIndex(Index.open(path, store=store), name) for path, name in zip(indexes, _index_names(indexes), strict=True)]
         file = None if feedback is None else stack.enter_context(open_feedback(feedback))
         for index in served:

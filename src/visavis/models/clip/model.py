@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from visavis import storage
 from visavis.errors import DataError, MissingExtra, RunError, SpecError, VisavisError, suggest_name
 from visavis.models.base import SCALE_PART, GlobalMatcher, Matcher, MatcherConfig, encode_unit_rows, get_vectors
 from visavis.models.encoders.frozen_encoders import EncoderSpec, VisualEncoder
+from visavis.models.encoders.hub_download import HUB_NAME
 from visavis.models.encoders.preprocessing import blank_image
 from visavis.models.encoders.pretrained_files import (
     copy_config_files,
@@ -38,8 +38,6 @@ from visavis.types import Encoded
 
 DUAL_ENCODER_TYPES = ("clip", "siglip")
 """Supported values of ``model_type`` in ``config.json``."""
-HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-"""Pattern of a name of the hub."""
 LORA_A_MARK = ".lora_A."
 """Part of the name of every matrix A of an update B A. A starts at random, B at 0."""
 TEMPERATURE_FILE = "temperature.safetensors"

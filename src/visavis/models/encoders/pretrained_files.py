@@ -15,13 +15,13 @@ from torch import nn
 from visavis import storage
 from visavis.errors import DataError, MissingExtra, RunError
 from visavis.models.encoders.cnn_backbones import published_backbone_name, published_weights_file
-
-CONFIG_FILE_PATTERNS = ("*.json", "*.txt", "*.model")
-"""Config, preprocessing and tokenizer files of a model folder."""
-HUB_FILE_PATTERNS = (*CONFIG_FILE_PATTERNS, "model*.safetensors")
-"""Files that are downloaded from the hub."""
-BIN_WEIGHTS_PATTERN = "pytorch_model*.bin"
-"""Weights that are used only without safetensors, and read as tensors only. Nothing is unpickled."""
+from visavis.models.encoders.hub_download import (
+    BIN_WEIGHTS_PATTERN,
+    CONFIG_FILE_PATTERNS,
+    HUB_FILE_PATTERNS,
+    OnBytes,
+    download_hub_model,
+)
 
 _CONVERT = "visavis convert CHECKPOINT --out xvlm"
 CREATION_COMMANDS = {"mobilenet-v2": "python tools/mobilenet_folder.py", "xvlm/visual": _CONVERT, "xvlm/text": _CONVERT}
@@ -84,11 +84,12 @@ def model_files(name: str) -> list[Path]:
     return sorted({file for pattern in (*HUB_FILE_PATTERNS, BIN_WEIGHTS_PATTERN, "*/*.json") for file in folder.glob(pattern)})
 
 
-def model_folder(name: str) -> Path:
+def model_folder(name: str, on_bytes: OnBytes | None = None) -> Path:
     """Return the local folder of a model. A hub model that is not in the cache is downloaded.
 
     Args:
         name: A folder, a name in the cache, or a name of the hub.
+        on_bytes: Receives the progress of a download. None: the hub's library shows it.
 
     Returns:
         The folder.
@@ -105,19 +106,12 @@ def model_folder(name: str) -> Path:
     if (local := local_model_folder(name)) is not None:
         return local
     import_transformers()
-    from huggingface_hub import snapshot_download
-
     try:
-        folder = Path(snapshot_download(name, allow_patterns=list(HUB_FILE_PATTERNS)))
-        if not any(folder.glob("*.safetensors")):
-            snapshot_download(name, allow_patterns=[BIN_WEIGHTS_PATTERN])
-        return folder
-    except (OSError, ValueError) as error:
-        command = f" Create the folder with: {CREATION_COMMANDS[name]}." if name in CREATION_COMMANDS else ""
-        raise DataError(
-            f"{name}: expected a folder with a config.json, a backbone in the cache, or a model of the Hugging Face hub, got none "
-            f"({_hub_problem(error)}).{command}"
-        ) from None
+        return download_hub_model(name, on_bytes)
+    except DataError as error:
+        if name in CREATION_COMMANDS:
+            raise DataError(f"{error} Create the folder with: {CREATION_COMMANDS[name]}.") from None
+        raise
 
 
 def local_model_folder(name: str) -> Path | None:
@@ -131,21 +125,6 @@ def local_model_folder(name: str) -> Path | None:
     """
     folders = (Path(name), storage.cache_folder() / "backbones" / name)
     return next((folder for folder in folders if os.path.exists(folder / "config.json")), None)
-
-
-def _hub_problem(error: OSError | ValueError) -> str:
-    """Describe why the hub does not provide a model."""
-    from huggingface_hub import errors
-
-    if isinstance(error, errors.HFValidationError):
-        return "invalid name for a hub model, restore the folder or use another name"
-    if isinstance(error, errors.GatedRepoError):
-        return "access must be requested on its hub page, and needs a login (hf auth login)"
-    if isinstance(error, errors.RepositoryNotFoundError):
-        return "it does not exist, or is private"
-    if isinstance(error, OSError) and error.errno is not None:
-        return str(error)
-    return "it was not downloaded before, and the hub is not reachable"
 
 
 @contextmanager

@@ -19,8 +19,9 @@ from visavis import storage
 from visavis.data.conversion.safe_pickle import check_torch_pickles
 from visavis.errors import DataError, VisavisError
 from visavis.models.encoders.cnn_backbones import PUBLISHED_BACKBONES, PublishedBackbone, published_backbone_name, published_weights_file
+from visavis.models.encoders.hub_download import BIN_WEIGHTS_PATTERN
 from visavis.models.encoders.preprocessing import Preprocessing
-from visavis.models.encoders.pretrained_files import BIN_WEIGHTS_PATTERN, import_transformers, quiet_transformers, weights_are_loaded_later
+from visavis.models.encoders.pretrained_files import import_transformers, quiet_transformers, weights_are_loaded_later
 
 _LOCAL = {"trust_remote_code": False, "local_files_only": True}
 _COMPLETE = "Download a complete copy"

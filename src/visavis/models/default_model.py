@@ -1,0 +1,174 @@
+"""Default pretrained model of commands without a run: the user's setting, a model on this machine, or a download."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from visavis import storage
+from visavis.environment import EnvironmentCheck, installed_version
+from visavis.errors import DataError, StorageError
+from visavis.models.clip.model import DUAL_ENCODER_TYPES
+from visavis.models.encoders.hub_download import HUB_NAME, HubUnreachableError, cached_hub_folder, missing_bytes
+from visavis.models.encoders.pretrained_files import import_transformers, local_model_folder, model_folder
+from visavis.progress import Progress
+
+SETTINGS_FILE = "settings.toml"
+
+
+@dataclass(frozen=True)
+class PretrainedModel:
+    """A CLIP or SigLIP model of the hub.
+
+    Attributes:
+        name: Name of the hub.
+        kind: Kind of the model.
+        license: License of the weights, as published.
+        download_mb: Size of the weights in MB.
+        embedding_dim: Dimension of the vectors.
+    """
+
+    name: str
+    kind: str
+    license: str
+    download_mb: int
+    embedding_dim: int
+
+
+DEFAULT_MODELS = (
+    PretrainedModel("laion/CLIP-ViT-B-32-laion2B-s34B-b79K", "clip", "MIT", 605, 512),
+    PretrainedModel("openai/clip-vit-base-patch32", "clip", "not named on its hub page", 605, 512),
+    PretrainedModel("google/siglip-base-patch16-224", "siglip", "Apache-2.0", 813, 768),
+)
+"""Models for searching without training, in the order of preference. The first one is downloaded if none is on this machine."""
+
+
+def settings_file() -> Path:
+    """Return the file of the user's settings: in ``VISAVIS_CONFIG``, else in ``visavis`` of the user's config folder.
+
+    Returns:
+        The path. The file may not exist.
+    """
+    folder = os.environ.get("VISAVIS_CONFIG")
+    return (Path(folder) if folder else Path(os.environ.get("XDG_CONFIG_HOME", Path.home() / ".config")) / "visavis") / SETTINGS_FILE
+
+
+def saved_model() -> str | None:
+    """Return the model of the user's settings.
+
+    Returns:
+        Folder or hub name. None if no model is set.
+
+    Raises:
+        DataError: If the file cannot be read.
+    """
+    if not os.path.exists(settings_file()):
+        return None
+    name = storage.read_toml(settings_file()).get("model")
+    if name is not None and not isinstance(name, str):
+        raise DataError(f"{settings_file()}: model: expected a folder or hub name, got {name!r}. Correct it, or delete the file.")
+    return name
+
+
+def available_model() -> str | None:
+    """Return a model on this machine: of the table, in the hub's cache or in the folder ``backbones``, else another CLIP in it.
+
+    Returns:
+        Folder name or hub name. None if there is none.
+    """
+    for candidate in DEFAULT_MODELS:
+        if local_model_folder(candidate.name) is not None or cached_hub_folder(candidate.name) is not None:
+            return candidate.name
+    for config in sorted((storage.cache_folder() / "backbones").glob("*/config.json")):
+        if storage.read_json(config, dict[str, Any]).get("model_type") in DUAL_ENCODER_TYPES:
+            return config.parent.name
+    return None
+
+
+def check_default_model() -> EnvironmentCheck:
+    """Return the line of ``visavis doctor`` about the default model, without loading it.
+
+    Returns:
+        The check.
+    """
+    if installed_version("transformers") is None:
+        return EnvironmentCheck("default model", "none", fix="pip install 'visavis[hf]'")
+    try:
+        saved = saved_model()
+    except DataError as error:
+        return EnvironmentCheck("default model", str(error), ok=False, fix=f"delete {settings_file()}")
+    if saved is not None:
+        return EnvironmentCheck("default model", f"{saved} ({settings_file()})")
+    if (available := available_model()) is not None:
+        return EnvironmentCheck("default model", f"{available} (on this machine)")
+    first = DEFAULT_MODELS[0]
+    return EnvironmentCheck("default model", f"{first.name} ({first.download_mb} MB, license: {first.license}), downloaded when first used")
+
+
+@contextmanager
+def default_model(model: str | Path | None, progress: Progress) -> Iterator[str]:
+    """Choose a model for this block. A named or downloaded model becomes the user's setting if the block succeeds.
+
+    The first of these is chosen: the named model, the model of the settings, a model on this machine, the first of ``DEFAULT_MODELS``.
+
+    Args:
+        model: Named model. None: not named.
+        progress: Receives one line with name, size and license before a download.
+
+    Yields:
+        Folder or hub name of the model.
+
+    Raises:
+        HubUnreachableError: If there is no model on this machine, and the hub cannot be reached.
+        DataError: If the model cannot be downloaded.
+        MissingExtra: If transformers is not installed.
+    """
+    import_transformers()
+    name, saved = None if model is None else str(model), saved_model()
+    if name is not None and os.path.exists(name):
+        name = os.path.abspath(name)
+    if name is None and saved is not None and os.path.isabs(saved) and not os.path.exists(saved):
+        raise DataError(f"{settings_file()}: model: expected an existing folder, got {saved}. Pass --model NAME, or delete the file.")
+    chosen = name or saved or available_model()
+    is_downloaded = _download(chosen or DEFAULT_MODELS[0].name, progress, is_default=chosen is None)
+    chosen = chosen or DEFAULT_MODELS[0].name
+    yield chosen
+    if (name is not None or is_downloaded) and chosen != saved and _is_dual_encoder(chosen):
+        try:
+            kept = storage.read_toml(settings_file()) if saved is not None else {}
+            storage.write_toml(settings_file(), {**kept, "model": chosen})
+        except (StorageError, DataError) as error:
+            progress.message(f"The model is not kept as the default: {error}")
+        else:
+            progress.message(f"Default model: {chosen} (kept in {settings_file()}, change it with --model).")
+
+
+def _is_dual_encoder(name: str) -> bool:
+    """Whether a model that was loaded is a CLIP or SigLIP. A run is not."""
+    folder = local_model_folder(name) or cached_hub_folder(name)
+    return folder is not None and storage.read_json(folder / "config.json", dict[str, Any]).get("model_type") in DUAL_ENCODER_TYPES
+
+
+def _download(name: str, progress: Progress, *, is_default: bool) -> bool:
+    """Download a model of the hub that is not on this machine, after a line with name, size and license."""
+    if os.path.exists(name) or local_model_folder(name) is not None or not HUB_NAME.fullmatch(name) or cached_hub_folder(name) is not None:
+        return False
+    known = next((candidate for candidate in DEFAULT_MODELS if candidate.name == name), None)
+    try:
+        size = missing_bytes(name)
+    except HubUnreachableError:
+        size_and_license = f" ({known.download_mb} MB, license: {known.license})" if known else ""
+        what = "model" if is_default else name
+        raise HubUnreachableError(
+            f"{what}: expected a CLIP or SigLIP model on this machine, or a connection to the Hugging Face hub, got neither. "
+            f"Connect to the network once, so that {name}{size_and_license} is downloaded, "
+            "or copy a model from another machine and pass --model FOLDER."
+        ) from None
+    license_name = known.license if known else f"see https://huggingface.co/{name}"
+    progress.message(f"Downloading {name}: {size / 1e6:,.0f} MB, license: {license_name}.")
+    model_folder(name, on_bytes=lambda done, total: progress.update("download (MB)", done // 10**6, max(total // 10**6, 1), 0.0))
+    return True

@@ -1,0 +1,197 @@
+"""Downloads of models from the Hugging Face hub: size before, progress, checked hashes, and one clear error."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import logging
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from visavis.errors import DataError, StorageError
+
+CONFIG_FILE_PATTERNS = ("*.json", "*.txt", "*.model")
+"""Config, preprocessing and tokenizer files of a model folder."""
+HUB_FILE_PATTERNS = (*CONFIG_FILE_PATTERNS, "model*.safetensors")
+"""Files that are downloaded from the hub."""
+BIN_WEIGHTS_PATTERN = "pytorch_model*.bin"
+"""Weights that are used only without safetensors, and read as tensors only. Nothing is unpickled."""
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+"""Pattern of a name of the hub."""
+
+OnBytes = Callable[[int, int], None]
+"""Receives the downloaded bytes and all bytes."""
+
+
+class HubUnreachableError(DataError):
+    """The hub is offline or cannot be reached, and the model is not in its cache."""
+
+
+def cached_hub_folder(name: str) -> Path | None:
+    """Return the folder of a model in the cache of the hub, without any network.
+
+    Args:
+        name: Name of the hub.
+
+    Returns:
+        The folder. None if the model is missing or incomplete.
+    """
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = Path(snapshot_download(name, allow_patterns=list(HUB_FILE_PATTERNS), local_files_only=True))
+    except (OSError, ValueError):
+        return None
+    return folder if os.path.exists(folder / "config.json") and _has_weights(folder) else None
+
+
+def missing_bytes(name: str) -> int:
+    """Return the size of the files of a model that are not in the cache.
+
+    Args:
+        name: Name of the hub.
+
+    Returns:
+        Size in bytes.
+
+    Raises:
+        HubUnreachableError: If the hub cannot be reached.
+        DataError: If the hub does not provide the model.
+    """
+    from huggingface_hub import snapshot_download
+
+    with _hub_errors(name):
+        patterns = [*HUB_FILE_PATTERNS, BIN_WEIGHTS_PATTERN]
+        files = snapshot_download(name, allow_patterns=patterns, dry_run=True, tqdm_class=_progress_class(lambda _, __: None))
+    has_safetensors = any(file.filename.endswith(".safetensors") for file in files)
+    used = [file for file in files if not (has_safetensors and file.filename.endswith(".bin"))]
+    return sum(file.file_size or 0 for file in used if file.will_download)
+
+
+def download_hub_model(name: str, on_bytes: OnBytes | None = None) -> Path:
+    """Return the folder of a model of the hub. Missing files are downloaded, and their weights are compared with the hub's hashes.
+
+    A complete CLIP or SigLIP model in the cache is used without any network.
+
+    Args:
+        name: Name of the hub.
+        on_bytes: Receives the progress.
+
+    Returns:
+        The folder.
+
+    Raises:
+        HubUnreachableError: If the hub cannot be reached and the model is not in the cache.
+        StorageError: If the disk is full.
+        DataError: If the hub does not provide the model, the download was interrupted, or a hash differs.
+    """
+    from huggingface_hub import snapshot_download
+
+    cached = cached_hub_folder(name)
+    # An index and adapters belong to these weights, so a newer version on the hub must not replace them. An encoder without one of
+    # these files may be incomplete.
+    if cached is not None and all(os.path.exists(cached / file) for file in ("preprocessor_config.json", "tokenizer_config.json")):
+        return cached
+    with _hub_errors(name):
+        options: dict[str, Any] = {} if on_bytes is None else {"tqdm_class": _progress_class(on_bytes)}
+        folder = Path(snapshot_download(name, allow_patterns=list(HUB_FILE_PATTERNS), **options))
+        if not any(folder.glob("*.safetensors")):
+            snapshot_download(name, allow_patterns=[BIN_WEIGHTS_PATTERN], **options)
+    if folder != cached:
+        _verify_hashes(name, folder)
+    return folder
+
+
+def _has_weights(folder: Path) -> bool:
+    return any(os.path.exists(file) for pattern in ("*.safetensors", BIN_WEIGHTS_PATTERN) for file in folder.glob(pattern))
+
+
+def _verify_hashes(name: str, folder: Path) -> None:
+    """Compare large files with their SHA-256, which is the name of their file in the cache. Damaged files are removed."""
+    for file in sorted(folder.iterdir()):
+        target = Path(os.path.realpath(file))
+        if re.fullmatch("[0-9a-f]{64}", target.name):
+            with target.open("rb") as content:
+                digest = hashlib.file_digest(content, "sha256").hexdigest()
+            if digest != target.name:
+                file.unlink()
+                target.unlink()
+                raise DataError(
+                    f"{name}: {file.name}: expected SHA-256 {target.name[:12]}..., got {digest[:12]}... The damaged file was removed. "
+                    "Run the command again."
+                )
+
+
+@contextmanager
+def _hub_errors(name: str) -> Iterator[None]:
+    """Turn every error of a download into one error of visavis. The warnings of the hub's library are not printed."""
+    from huggingface_hub import constants, errors
+    from huggingface_hub.utils import logging as hub_logging
+
+    level = hub_logging.get_verbosity()
+    hub_logging.set_verbosity(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            # The full disk itself is reported by the error.
+            warnings.filterwarnings("ignore", message="Not enough free disk space")
+            yield
+    except (errors.LocalEntryNotFoundError, errors.DryRunError) as error:
+        cause = error.__cause__
+        if isinstance(cause, errors.GatedRepoError | errors.RepositoryNotFoundError):
+            raise _no_model(name, cause) from None
+        raise HubUnreachableError(_NO_MODEL.format(name, "it was not downloaded before, and the hub is not reachable")) from None
+    # The HTTP library of huggingface_hub, and with it the class of an interruption, differs between versions.
+    except Exception as error:  # noqa: BLE001
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StorageError(
+                f"{name}: expected free disk space for the download, got a full disk at {constants.HF_HUB_CACHE}. Free space there, or set "
+                "HF_HOME to a folder on another disk."
+            ) from None
+        if isinstance(error, errors.HFValidationError | errors.RepositoryNotFoundError) or (isinstance(error, OSError) and error.errno):
+            raise _no_model(name, error) from None
+        raise DataError(
+            f"{name}: expected a complete download from {constants.ENDPOINT}, got an interrupted one ({type(error).__name__}). "
+            "Run the command again."
+        ) from None
+    finally:
+        hub_logging.set_verbosity(level)
+
+
+_NO_MODEL = "{}: expected a folder with a config.json, a backbone in the cache, or a model of the Hugging Face hub, got none ({})."
+
+
+def _no_model(name: str, error: Exception) -> DataError:
+    """The error for a model that the hub does not provide."""
+    from huggingface_hub import errors
+
+    if isinstance(error, errors.HFValidationError):
+        problem = "invalid name for a hub model, restore the folder or use another name"
+    elif isinstance(error, errors.GatedRepoError):
+        problem = "access must be requested on its hub page, and needs a login (hf auth login)"
+    elif isinstance(error, errors.RepositoryNotFoundError):
+        problem = "it does not exist, or is private"
+    else:
+        problem = str(error)
+    return DataError(_NO_MODEL.format(name, problem))
+
+
+def _progress_class(on_bytes: OnBytes) -> type[Any]:
+    """A progress bar for the hub's library that is not shown and reports its bytes."""
+    from huggingface_hub.utils.tqdm import tqdm
+
+    class ByteCounter(tqdm):
+        def __init__(self, *args: Any, **options: Any):
+            self.counts_bytes, self.received = options.get("unit") == "B", 0
+            super().__init__(*args, **{**options, "disable": True})
+
+        def update(self, n: float | None = 1) -> None:
+            self.received += int(n or 0)
+            if self.counts_bytes and self.total:
+                on_bytes(min(self.received, self.total), self.total)
+
+    return ByteCounter

@@ -1,0 +1,101 @@
+"""Local stand-in of the Hugging Face hub: an HTTP server with folders as repositories, and faults by name of the repository."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+WEIGHTS = "model.safetensors"
+
+
+class Hub(ThreadingHTTPServer):
+    """The server. ``faults``: "cut" ends the weights in the middle and then refuses them, "wrong" changes a byte of them."""
+
+    daemon_threads = True
+
+    def __init__(self, repositories: dict[str, Path]):
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.repositories, self.faults = repositories, dict[str, str]()
+        self.downloads, self.was_cut = list[str](), set[str]()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Environment of commands that use this hub."""
+        return {"HF_ENDPOINT": self.url, "HF_HUB_OFFLINE": "0", "TRANSFORMERS_OFFLINE": "0", "NO_PROXY": "*"}
+
+
+@contextmanager
+def serving(repositories: dict[str, Path]) -> Iterator[Hub]:
+    """Serve folders by name."""
+    with Hub(repositories) as hub:
+        threading.Thread(target=hub.serve_forever, daemon=True).start()
+        yield hub
+        hub.shutdown()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Hub
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        api = re.fullmatch(r"/api/models/([^/]+/[^/]+)(/.*?)?(?:\?.*)?", self.path)
+        file = re.fullmatch(r"/([^/]+/[^/]+)/resolve/[^/]+/(.+?)(?:\?.*)?", self.path)
+        name = (api or file or [None, ""])[1]
+        if name not in self.server.repositories:
+            self._send(404, b"{}", {"X-Error-Code": "RepoNotFound"})
+        elif api:
+            self._send(200, json.dumps(self._tree(name) if (api[2] or "").startswith("/tree") else {"id": name, "sha": COMMIT}).encode())
+        else:
+            assert file is not None
+            self._send_file(name, file[2])
+
+    def _tree(self, name: str) -> list[dict[str, Any]]:
+        def entry(file: Path) -> dict[str, Any]:
+            size, sha256 = file.stat().st_size, hashlib.sha256(file.read_bytes()).hexdigest()
+            lfs = {"lfs": {"oid": sha256, "size": size, "pointerSize": 134}} if file.name == WEIGHTS else {}
+            return {"type": "file", "path": file.name, "size": size, "oid": sha256[:40], **lfs}
+
+        return [entry(file) for file in sorted(self.server.repositories[name].iterdir())]
+
+    def _send_file(self, repository: str, name: str) -> None:
+        content = (self.server.repositories[repository] / name).read_bytes()
+        sha256 = hashlib.sha256(content).hexdigest()
+        headers = {"ETag": f'"{sha256 if name == WEIGHTS else sha256[:40]}"', "X-Repo-Commit": COMMIT}
+        fault = self.server.faults.get(repository) if self.command == "GET" and name == WEIGHTS else None
+        if self.command == "GET":
+            self.server.downloads.append(f"{repository}/{name}")
+        if fault == "wrong":
+            content = content[:-1] + bytes([content[-1] ^ 1])
+        if fault == "cut":
+            self.close_connection = True
+            if repository not in self.server.was_cut:
+                self.server.was_cut.add(repository)
+                self._send(200, content[: len(content) // 2], headers, length=len(content))
+            return
+        self._send(200, content, headers)
+
+    def _send(self, status: int, body: bytes, headers: dict[str, str] | None = None, length: int | None = None) -> None:
+        self.send_response(status)
+        for key, value in {"Content-Length": str(len(body) if length is None else length), **(headers or {})}.items():
+            self.send_header(key, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Log nothing."""

@@ -1,0 +1,270 @@
+"""First minutes without a model of one's own: choice of a pretrained model, its download from a stand-in of the hub, and its failures."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+from tests.hub import WEIGHTS, Hub, serving
+from tests.processes import Command
+
+import visavis
+from visavis.errors import DataError, VisavisError
+from visavis.models.default_model import DEFAULT_MODELS, saved_model, settings_file
+from visavis.models.encoders.hub_download import HubUnreachableError
+from visavis.progress import NoProgress
+from visavis.recipes.default_recipe import choose_recipe
+from visavis.retrieval.default_index import default_index_folder
+from visavis.synthetic import write_synthetic_scenes
+
+pytest.importorskip("lancedb", reason="LanceDB is not installed: pip install 'visavis[search]'")
+TUTORIAL = Path(__file__).parents[1] / "docs" / "tutorials" / "search-your-images.md"
+DEFAULT = DEFAULT_MODELS[0].name
+TINY = ("tiny/cut", "tiny/wrong", "tiny/good")
+
+
+@pytest.fixture(scope="module")
+def hub(dual_encoders: Path) -> Iterator[Hub]:
+    with serving(dict.fromkeys((DEFAULT, *TINY), dual_encoders / "clip")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("first") / "scenes"
+    return write_synthetic_scenes(folder, num_train=8, num_val=3, num_test=3, captions_per_image=1, size=32)
+
+
+@pytest.fixture
+def photos(scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Photos without captions in the folder ``photos`` of the current folder, with new settings and an empty cache of the hub."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("VISAVIS_CONFIG", str(tmp_path / "config"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    monkeypatch.setenv("VISAVIS_CACHE", str(tmp_path / "cache"))
+    shutil.copytree(scenes / "images", tmp_path / "photos")
+    return Path("photos")
+
+
+def tutorial_commands() -> list[list[str]]:
+    blocks = "".join(re.findall(r"^```console\n(.*?)^```", TUTORIAL.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL))
+    return [shlex.split(line) for line in re.findall(r"^\$ visavis (.*)$", blocks, re.MULTILINE)]
+
+
+def run_tutorial(hub: Hub) -> dict[str, float]:
+    """Run the commands of the tutorial in the current folder, all but the first without a network. Returns the seconds of each."""
+    seconds, environment = dict[str, float](), hub.environment
+    for words in tutorial_commands():
+        started = time.monotonic()
+        command = Command(Path("output"), *words, *(["--port", "0"] if words[0] == "serve" else []), environment=environment)
+        environment = {**hub.environment, "HF_ENDPOINT": "http://127.0.0.1:9"}
+        if words[0] != "serve":
+            assert command.wait(300) == 0, command.output_text
+        else:
+            while (address := re.search(r" at (http\S+)\s", command.output_text)) is None:
+                assert time.monotonic() < started + 300, command.output_text
+                assert not command.ended, command.output_text
+                time.sleep(0.05)
+            assert b"<html" in urlopen(address[1]).read()
+            command.send(signal.SIGINT)
+            command.wait(30)
+        seconds[words[0]] = time.monotonic() - started
+        Path(f"{words[0]}.txt").write_text(command.output_text)
+    return seconds
+
+
+def test_tutorial_reaches_web_ui_from_empty_folder(hub, photos):
+    hub.downloads.clear()
+    run_tutorial(hub)
+    first = Path("index.txt").read_text()
+    assert re.search(rf"Downloading {DEFAULT}: \d+ MB, license: MIT\.", first)
+    assert "14 items in the index" in first
+    assert f"Default model: {DEFAULT}" in first
+    assert "Downloading" not in Path("search.txt").read_text() + Path("serve.txt").read_text()
+    assert ".png" in Path("search.txt").read_text()
+    assert hub.downloads.count(f"{DEFAULT}/{WEIGHTS}") == 1
+    assert os.listdir("indexes") == ["photos"]
+
+
+@pytest.mark.long
+def test_tutorial_with_500_photos(hub, photos, tmp_path_factory):
+    folder = write_synthetic_scenes(tmp_path_factory.mktemp("500") / "scenes", num_train=480, num_val=10, num_test=10, captions_per_image=1)
+    shutil.rmtree(photos)
+    shutil.copytree(folder / "images", photos)
+    seconds = run_tutorial(hub)
+    sys.stderr.write(f"{seconds}\n")
+    assert "500 items in the index" in Path("index.txt").read_text()
+    assert sum(seconds.values()) < 600
+
+
+def download_all() -> None:
+    """Download each model of the stand-in, then one without a server, and print each result in a line."""
+    from huggingface_hub import constants
+
+    from visavis.models.encoders.hub_download import download_hub_model, missing_bytes
+
+    for name in (*TINY, "tiny/none"):
+        try:
+            sys.stdout.write(f"{name} {missing_bytes(name) > 0} {download_hub_model(name, lambda done, total: None).name}\n")
+        except VisavisError as error:
+            sys.stdout.write(f"{name} {type(error).__name__} {error}\n")
+    constants.ENDPOINT = "http://127.0.0.1:9"
+    try:
+        missing_bytes("tiny/new")
+    except VisavisError as error:
+        sys.stdout.write(f"tiny/new {type(error).__name__} {error}\n")
+
+
+def test_failed_downloads_end_in_one_error(hub, photos):
+    hub.faults.update({"tiny/cut": "cut", "tiny/wrong": "wrong"})
+    command = Command(Path("output"), program=download_all, environment=hub.environment)
+    assert command.wait(120) == 0, command.output_text
+    cut, wrong, good, none, new = command.output_text.splitlines()
+    assert re.search(
+        r"^tiny/cut DataError .*expected a complete download from http.*, got an interrupted one .* Run the command again\.$", cut
+    )
+    assert re.search(
+        rf"^tiny/wrong DataError .*{WEIGHTS}: expected SHA-256 .*\. The damaged file was removed\. Run the command again\.$", wrong
+    )
+    assert good.startswith("tiny/good True ")
+    assert "it does not exist, or is private" in none
+    assert "HubUnreachableError" in new
+
+    hub.faults.clear()
+    again = Command(Path("output"), program=download_all, environment=hub.environment)
+    assert again.wait(120) == 0
+    assert [line.split()[1] for line in again.output_text.splitlines()[:2]] == ["True", "True"], "a second run completes"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("problem", ["cut", "wrong", "offline", "disk"])
+def test_command_reports_one_line_for_failed_download(hub, photos, problem, small_disk):
+    environment, hub.faults[DEFAULT] = dict(hub.environment), problem
+    if problem == "offline":
+        environment["HF_ENDPOINT"] = "http://127.0.0.1:9"
+    if problem == "disk":
+        environment["HF_HOME"] = str(small_disk)
+        (small_disk / "other").write_bytes(bytes(2**20 - 60_000))
+    hub.was_cut.clear()
+    shown = Command(Path("output"), "index", "photos", messages=Path("messages"), environment=environment)
+    assert shown.wait(300) == 1
+    lines = [line for line in Path("messages").read_text().splitlines() if not line.startswith("Downloading")]
+    assert len(lines) == 1, lines
+    expected = {"cut": "interrupted", "wrong": "expected SHA-256", "offline": "pass --model FOLDER", "disk": "full disk"}
+    assert expected[problem] in lines[0]
+    assert not Path("indexes").exists()
+    assert saved_model() is None
+    hub.faults.clear()
+    if problem == "disk":
+        (small_disk / "other").unlink()
+    again = Command(Path("output"), "index", "photos", environment={**environment, "HF_ENDPOINT": hub.url})
+    assert again.wait(300) == 0, again.output_text
+
+
+@pytest.mark.long
+def test_train_downloads_model_after_size_and_license(hub, photos, scenes):
+    words = ("train", "--data", scenes, "--out", "run", "epochs=1", "training.threads=1")
+    command = Command(Path("output"), *words, environment=hub.environment)
+    assert command.wait(300) == 0, command.output_text
+    assert re.search(rf"Downloading {DEFAULT}: \d+ MB, license: MIT\.", command.output_text)
+    assert "Using the default recipe clip/small-data." in command.output_text
+    assert saved_model() == DEFAULT
+
+
+@pytest.mark.long
+def test_search_without_run_prints_query_as_json(hub, photos):
+    words = ("search", "a red star", "--collection", photos, "--json")
+    command = Command(Path("output"), *words, messages=Path("messages"), environment=hub.environment)
+    assert command.wait(300) == 0, Path("messages").read_text()
+    assert json.loads(command.output_text)["query"] == "a red star"
+
+
+def test_offline_without_model_names_both_ways(photos):
+    with pytest.raises(
+        HubUnreachableError, match=r"got neither\. Connect to the network once, .* MB, license: MIT\).*pass --model FOLDER\.$"
+    ):
+        visavis.index(photos)
+    with pytest.raises(HubUnreachableError):
+        visavis.search("a red star", collection=photos)
+    Path("empty").mkdir()
+    with pytest.raises(DataError, match="expected images"):
+        visavis.index(photos.with_name("empty"))
+    assert not Path("indexes").exists()
+
+
+def test_named_model_becomes_default_and_index_is_kept(photos, dual_encoders):
+    model = dual_encoders / "clip"
+    first = visavis.index(photos, model=model)
+    assert (first.folder, first.num_items, saved_model()) == ("indexes/photos", 14, str(model))
+    assert visavis.index(photos).num_unchanged == 14
+    (check,) = [check for check in visavis.doctor() if check.name == "default model"]
+    assert check.value == f"{model} ({settings_file()})"
+    hits = visavis.search("a red star", collection=photos, top=2).hits
+    assert len(hits) == 2
+
+    assert default_index_folder(photos, dual_encoders / "siglip") == Path("indexes/photos-2"), "an index of another model is kept"
+    Path("other").mkdir()
+    shutil.move("photos", "other/photos")
+    assert visavis.index("other/photos").folder == "indexes/photos-2", "an index of another folder is kept"
+    with pytest.raises(VisavisError, match=r"--model: expected one model"):
+        visavis.index(model, photos, model=model)
+    with pytest.raises(VisavisError, match=r"got only 'a red star'\. Add --collection FOLDER"):
+        visavis.search("a red star")
+
+
+def test_attributes_filter_products(photos, dual_encoders):
+    names, table = sorted(file.name for file in photos.iterdir()), photos / "attributes.csv"
+    table.write_text(
+        "filename,color,price\n"
+        + "".join(f"{name},{'red' if n % 2 else 'blue'},{n}\n" for n, name in enumerate(names))
+        + "gone.png,red,1\n"
+    )
+    report = visavis.index(photos, model=dual_encoders / "clip")
+    assert report.skipped == ("'gone.png': listed in attributes.csv, but not among the images.",)
+    hits = visavis.search("a star", collection=photos, metadata={"color": "red"}, top=20, group_duplicates=False).hits
+    assert {hit.item.path for hit in hits} == set(names[1::2])
+    table.write_text(f"filename,color\n{names[0]},green\n")
+    update = visavis.index(photos)
+    assert (update.num_encoded, update.num_unchanged) == (0, 0), "new attributes keep the vectors"
+    for text, problem in (
+        ("name\n", "expected a column filename"),
+        ("filename,a\nx,1,2\n", "line 2: expected one cell"),
+        ("filename,a\nx,1\nx,2\n", "a second one"),
+    ):
+        table.write_text(text)
+        with pytest.raises(DataError, match=problem):
+            visavis.index(photos)
+
+
+def test_missing_default_model_names_the_settings(photos, dual_encoders):
+    settings_file().parent.mkdir()
+    settings_file().write_text('model = "/gone/model"\n')
+    with pytest.raises(DataError, match=r"settings\.toml: model: expected an existing folder, got /gone/model\. Pass --model"):
+        visavis.index(photos)
+    settings_file().write_text("model = 3\n")
+    with pytest.raises(DataError, match="expected a folder or hub name, got 3"):
+        visavis.index(photos)
+
+
+def test_train_adapts_default_model_if_available(photos, scenes, dual_encoders):
+    pytest.importorskip("peft", reason="PEFT is not installed: pip install 'visavis[lora]'")
+    data = {"data.path": str(scenes)}
+    without = choose_recipe(data, downloads=NoProgress())
+    assert without.name.startswith("photos/")
+    assert without.reason.endswith(f"finds little in real photos. Connect to the network once to download {DEFAULT}.")
+    shutil.copytree(dual_encoders / "clip", Path("cache") / "backbones" / "clip")
+    chosen = choose_recipe(data, downloads=NoProgress())
+    assert (chosen.name, chosen.overrides) == ("clip/small-data", {"visual.encoder": "clip", "text.encoder": "clip"})
+    assert choose_recipe({**data, "text.encoder": "vocabulary"}, downloads=NoProgress()).name.startswith("photos/")
+    result = visavis.train(data=scenes, out="run", overrides={"epochs": 1, "training.threads": 1})
+    assert (result.run / "run.toml").exists()
