@@ -75,7 +75,7 @@ def test_200_steps_are_equal_on_one_two_and_four_processes(recipes, scenes, dual
     jobs["lora"] = ("clip/lora", clip | {"phases.0.optimizer.lr": 1e-4})
     jobs["heads"] = ("clip/linear", clip | {"training.batch_size": 24})
     one, *others = (train_on(world_size, jobs, tmp_path) for world_size in (1, 2, 4))
-    # Rounding errors of attention and of batch norm grow, and exceed 1e-5 after about 50 steps. Those of pooled features do so after 190.
+    # Rounding errors of attention and of batch norm grow, and exceed 1e-5 after about 50 steps. Pooled features reach it after 190 steps.
     growing = {"SCAN": 42, "pixels": 42, "pooled": 140}
     for name in jobs:
         for out in others:
