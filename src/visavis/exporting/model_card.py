@@ -61,7 +61,7 @@ def write_model_card(
     tag_lines = "".join(f"- {tag}\n" for tag in tags)
     introduction = (
         f"Image-text retrieval model {model.matcher.name}. Images and texts become unit vectors of {embedding_dim} dimensions, "
-        "whose dot product is the score. Exported with [visavis](https://pypi.org/project/visavis/)."
+        f"whose dot product is the score. Exported with visavis {installed_version('visavis')}."
     )
     image_encoder = model.processor.visual.name if model.processor.visual else "none"
     licenses = [
