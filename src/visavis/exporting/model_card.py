@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from visavis import storage
+from visavis.environment import installed_version
 from visavis.experiments.statistics import t_interval
 from visavis.models.clip.model import CLIP
 from visavis.models.retriever import Retriever
