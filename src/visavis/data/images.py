@@ -323,25 +323,26 @@ def dhash(image: Image.Image) -> str:
     return np.packbits(gray[:, 1:] >= gray[:, :-1] + _BRIGHTER).tobytes().hex()
 
 
-def hamming_distances(hashes: Sequence[str]) -> np.ndarray:
-    """Count the bits in which perceptual hashes differ.
+def hamming_distances(hashes: Sequence[str], first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Count the bits in which pairs of perceptual hashes differ.
 
     Args:
         hashes: Hashes of one length, or empty texts for unknown ones.
+        first: Index of the first hash of each pair, shape ``[P]``.
+        second: Index of the second hash.
 
     Returns:
-        Number of bits for each pair, shape ``[N, N]``. 256 if a hash is unknown.
+        Number of bits, shape ``[P]``. 256 if a hash is unknown.
 
     Example:
-        >>> hamming_distances(["0f", "1e", ""]).tolist()
-        [[0, 2, 256], [2, 0, 256], [256, 256, 256]]
+        >>> hamming_distances(["0f", "1e", ""], np.array([0, 0]), np.array([1, 2])).tolist()
+        [2, 256]
     """
     num_bytes = max(map(len, hashes), default=0) // 2
-    content = np.frombuffer(b"".join(bytes.fromhex(code or "00" * num_bytes) for code in hashes), np.uint8)
-    bits = np.unpackbits(content.reshape(len(hashes), num_bytes), axis=1).astype(np.float32)
-    # The sizes of both sets of bits, less twice their intersection.
-    sizes = bits.sum(1)
-    distances = (sizes[:, None] + sizes - 2 * bits @ bits.T).astype(np.int64)
-    is_unknown = np.array([not code for code in hashes], bool)
-    distances[is_unknown[:, None] | is_unknown] = 256
-    return distances
+    content = np.frombuffer(b"".join(bytes.fromhex(code or "00" * num_bytes) for code in hashes), np.uint8).reshape(len(hashes), num_bytes)
+    is_known = np.array([bool(code) for code in hashes])
+    distances = _NUM_BITS[content[first] ^ content[second]].sum(1, dtype=np.int64)
+    return np.where(is_known[first] & is_known[second], distances, 256)
+
+
+_NUM_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(1, dtype=np.uint8)

@@ -302,7 +302,8 @@ def _group_duplicates(index: Index, results: Sequence[SearchResult]) -> list[Sea
         return groups
     vectors = index.store.vectors([result.key for result in results])
     are_similar = vectors @ vectors.T >= MIN_DUPLICATE_COSINE
-    are_similar &= hamming_distances([result.item.dhash for result in results]) <= MAX_HAMMING_DISTANCE
+    pairs = np.nonzero(are_similar)
+    are_similar[pairs] = hamming_distances([result.item.dhash for result in results], *pairs) <= MAX_HAMMING_DISTANCE
     for row, result in enumerate(results):
         item = result.item
         matching = np.flatnonzero(are_similar[row, group_rows])[:1].tolist()
