@@ -249,7 +249,7 @@ class _ScaleCheckpoints:
 
 
 def _save_scales_with_trainer() -> None:
-    """Add the callback to those of every Trainer that is made from now on. A loss does not see its trainer."""
+    """Add the callback to every Trainer that is made from now on. A loss does not see its trainer."""
     trainer = sys.modules.get("transformers.trainer")
     if trainer is not None and _ScaleCheckpoints not in trainer.DEFAULT_CALLBACKS:
         trainer.DEFAULT_CALLBACKS.append(_ScaleCheckpoints)

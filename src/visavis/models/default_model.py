@@ -78,7 +78,7 @@ def available_model() -> str | None:
     """Return a model on this machine: of the table, in the hub's cache or in the folder ``backbones``, else another CLIP in it.
 
     Returns:
-        Folder name or hub name. None if there is none.
+        Folder name or hub name. None if no model is on this machine.
     """
     for candidate in DEFAULT_MODELS:
         if local_model_folder(candidate.name) is not None or cached_hub_folder(candidate.name) is not None:
@@ -123,7 +123,7 @@ def default_model(model: str | Path | None, progress: Progress) -> Iterator[str]
         Folder or hub name of the model.
 
     Raises:
-        HubUnreachableError: If there is no model on this machine, and the hub cannot be reached.
+        HubUnreachableError: If no model is on this machine, and the hub cannot be reached.
         DataError: If the model cannot be downloaded.
         MissingExtra: If transformers is not installed.
     """

@@ -46,7 +46,7 @@ def index_source(source: str | Path, out: str | Path | None, model: str | Path |
         Counts of the update.
 
     Raises:
-        DataError: If there are no files to index, or no model is available.
+        DataError: If the source has no files to index, or no model is available.
         RunError: If ``out`` is an index of another model, source or setting.
     """
     folder = default_index_folder(source, model) if out is None else Path(out)

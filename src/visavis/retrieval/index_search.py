@@ -148,7 +148,7 @@ class SearchResults(Sequence[SearchResult], NotebookTable):
     Attributes:
         hits: The results.
         no_match: Whether even the best result is probably irrelevant. None if the scores are not calibrated.
-        message: Why there is no result. Empty if there are results.
+        message: Why nothing was found. Empty with results.
     """
 
     ROWS: ClassVar[str] = "hits"
@@ -168,7 +168,7 @@ class SearchResults(Sequence[SearchResult], NotebookTable):
         return self.hits[index]
 
     def table_notes(self) -> list[str]:
-        """Return why there is no result."""
+        """Return why nothing was found."""
         return ["Probably no match. These are the nearest results."] if self.no_match else [self.message] if self.message else []
 
     def table_images(self) -> list[PILImage | None]:

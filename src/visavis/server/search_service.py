@@ -90,7 +90,7 @@ class ServedIndex:
         return search_index(self.index, query, top, item_filter, encode_texts=self.encode_texts)
 
     def encode_texts(self, texts: Sequence[str]) -> Tensor:
-        """Encode texts at once, except those of recent queries.
+        """Encode texts at once. Texts of recent queries are taken from a cache.
 
         Args:
             texts: The texts.
