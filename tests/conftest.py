@@ -91,12 +91,12 @@ def data_folder() -> Path:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of one megabyte, for tests of a full disk. Skipped if it cannot be mounted."""
+def small_disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A file system of one megabyte, or of the size that a test sets, for tests of a full disk. Skipped if it cannot be mounted."""
     folder = tmp_path / "small disk"
     folder.mkdir()
     mounted = sys.platform == "linux" and subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], check=False, capture_output=True
+        ["mount", "-t", "tmpfs", "-o", f"size={getattr(request, 'param', '1m')}", "tmpfs", folder], check=False, capture_output=True
     ).returncode == 0  # fmt: skip
     if not mounted:
         pytest.skip("a small file system cannot be mounted on this machine")

@@ -14,19 +14,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tests.recipes import TINY_RECIPE
 
 import visavis
 from visavis import cli
 from visavis.synthetic import write_synthetic_scenes
 
-RECIPE = """
-name = "tiny"
-visual = { encoder = "scenes", granularity = "pooled" }
-text = { encoder = "vocabulary", min_count = 1 }
-model = { kind = "VSE++", embedding_dim = 8, word_dim = 4 }
-training = { batch_size = 8, metric_batches = 1, threads = 1 }
-phases = [{ epochs = 1, objective = "VLC()" }]
-"""
 LIMIT_S = 10
 
 pytestmark = [
@@ -130,7 +123,7 @@ def paths(tmp_path_factory, dual_encoders):
     transformers = pytest.importorskip("transformers")
     root = tmp_path_factory.mktemp("odd")
     scenes = write_synthetic_scenes(root / "data" / "scenes", num_train=12, num_val=4, num_test=4, captions_per_image=2, size=32)
-    (root / "recipe.toml").write_text(RECIPE)
+    (root / "recipe.toml").write_text(TINY_RECIPE)
     visavis.train(root / "recipe.toml", data=scenes, out=root / "run")
     for name in ("folder", "empty", "images"):
         (root / name).mkdir()

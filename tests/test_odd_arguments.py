@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.recipes import TINY_RECIPE
 
 import visavis
 from visavis import DataError, ShapeError, SpecError, Targets, VisavisError, evaluation, metrics
@@ -238,14 +239,6 @@ def test_metrics_reject_nan_score_of_negative_pair() -> None:
 
 # The functions below read files: a data set, a run, an index and feedback, all tiny.
 
-RECIPE = """
-name = "tiny"
-visual = { encoder = "scenes", granularity = "pooled" }
-text = { encoder = "vocabulary", min_count = 1 }
-model = { kind = "VSE++", embedding_dim = 8, word_dim = 4 }
-training = { batch_size = 8, metric_batches = 1, threads = 1 }
-phases = [{ epochs = 1, objective = "VLC()" }]
-"""
 ODD_TEXTS = ["", " ", "\0", "a\0b", "\udcff", "\ud800", "~nosuchuser/x", "/proc/x", "x" * 300, "-1", "nan", "{}", "\x1b[2J", "a\nb"]
 ODD_VALUES = [
     *ODD,
@@ -275,7 +268,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A data set, a recipe, a run, an index and a feedback file."""
     root = tmp_path_factory.mktemp("odd")
     scenes = write_synthetic_scenes(root / "scenes", num_train=16, num_val=4, num_test=4, captions_per_image=2, size=32)
-    (root / "recipe.toml").write_text(RECIPE)
+    (root / "recipe.toml").write_text(TINY_RECIPE)
     run = visavis.train(root / "recipe.toml", data=scenes, out=root / "run").run
     index = visavis.index(run, scenes, out=root / "index", store=root / "index" / "vectors").folder
     item = next(iter(Index.open(index).items.values()))

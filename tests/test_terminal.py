@@ -10,27 +10,19 @@ import sys
 
 import pytest
 from PIL import Image
+from tests.recipes import TINY_RECIPE
 
 import visavis
 from visavis import cli
 from visavis.cli.terminal import print_json
 from visavis.synthetic import write_synthetic_scenes
 
-RECIPE = """
-name = "tiny"
-visual = { encoder = "scenes", granularity = "pooled" }
-text = { encoder = "vocabulary", min_count = 1 }
-model = { kind = "VSE++", embedding_dim = 8, word_dim = 4 }
-training = { batch_size = 8, metric_batches = 1, threads = 1 }
-phases = [{ epochs = 1, objective = "VLC()" }]
-"""
-
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     data = write_synthetic_scenes(folder / "scenes", num_train=12, num_val=4, num_test=4, captions_per_image=2, size=32)
-    (folder / "tiny.toml").write_text(RECIPE)
+    (folder / "tiny.toml").write_text(TINY_RECIPE)
     visavis.train(folder / "tiny.toml", data=data, out=folder / "run")
     return folder / "run"
 
@@ -122,7 +114,7 @@ def test_print_json_writes_null_for_nan_and_infinity(capsys):
 
 
 def test_train_reads_a_recipe_with_byte_order_mark(call, run, tmp_path):
-    (tmp_path / "tiny.toml").write_bytes(b"\xef\xbb\xbf" + RECIPE.encode())
+    (tmp_path / "tiny.toml").write_bytes(b"\xef\xbb\xbf" + TINY_RECIPE.encode())
     code, out, err = call("train", "tiny.toml", "--data", run.parent / "scenes", "--out", "run", "--json")
     assert code == 0, err
     assert json.loads(out)["run"] == "run"

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tests.recipes import TINY_RECIPE
 
 import visavis
 from visavis.data.vocabulary import Vocabulary
@@ -181,20 +182,10 @@ def test_export_overwrites_nothing(dual_encoders, tmp_path):
     assert [file.name for file in (tmp_path / "mine").iterdir()] == ["notes.txt"]
 
 
-RECIPE = """
-name = "tiny"
-visual = { encoder = "scenes", granularity = "pooled" }
-text = { encoder = "vocabulary", min_count = 1 }
-model = { kind = "VSE++", embedding_dim = 8, word_dim = 4 }
-training = { batch_size = 8, metric_batches = 1, threads = 1 }
-phases = [{ epochs = 1, objective = "VLC()" }]
-"""
-
-
 @pytest.mark.long
 def test_card_describes_training_with_interval_over_seeds(tmp_path):
     scenes = write_synthetic_scenes(tmp_path / "scenes", num_train=16, num_val=4, num_test=4, captions_per_image=2, size=32)
-    (tmp_path / "tiny.toml").write_text(RECIPE)
+    (tmp_path / "tiny.toml").write_text(TINY_RECIPE)
     comparison = visavis.compare(tmp_path / "tiny.toml", data=scenes, objective="VLC()", seeds=3, out=tmp_path / "comparison")
     run = comparison.outcomes[0].folder
     write_model_card(visavis.load(run), run, "onnx", tmp_path / "card", 8, lambda _: "the formula", "mit")

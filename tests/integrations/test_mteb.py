@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from tests.matching import mentions
+from tests.recipes import TINY_RECIPE
 from typer.testing import CliRunner
 
 import visavis
@@ -24,16 +25,6 @@ from mteb.abstasks.task_metadata import TaskMetadata  # noqa: E402
 from mteb.abstasks.zeroshot_classification import AbsTaskZeroShotClassification  # noqa: E402
 from mteb.models import EncoderProtocol  # noqa: E402
 
-RECIPE = """
-name = "tiny"
-visual = { encoder = "scenes", granularity = "pooled" }
-text = { encoder = "vocabulary", min_count = 1 }
-model = { kind = "VSE++", embedding_dim = 8, word_dim = 4 }
-training = { batch_size = 8, metric_batches = 1, threads = 1 }
-[[phases]]
-epochs = 1
-objective = "VLC()"
-"""
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::UserWarning", "ignore::sklearn.exceptions.UndefinedMetricWarning"
 )
@@ -53,7 +44,7 @@ def split(scenes):
 @pytest.fixture(scope="module")
 def run(scenes, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
-    (folder / "tiny.toml").write_text(RECIPE)
+    (folder / "tiny.toml").write_text(TINY_RECIPE)
     visavis.train(folder / "tiny.toml", data=scenes, out=folder / "run")
     return folder / "run"
 

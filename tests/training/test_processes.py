@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -133,6 +132,7 @@ def check_resumed(start: dict, stops: list[tuple[int, int, int]], folder: Path) 
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("small_disk", ["32m"], indirect=True)
 def test_a_full_disk_or_a_cut_shard_is_reported_once(recipes, scenes, small_disk, tmp_path):
     """Only rank 0 writes, and only one rank reads a shard. The run resumes when there is space again."""
     run, filler = small_disk / "run", small_disk / "filler"
@@ -173,16 +173,6 @@ def write_shards(folder: Path, scenes: Path) -> Path:
                 image, caption = split.images[index], split.captions[int(split.captions_of[index][0])]
                 writer.write({"__key__": f"{index:05d}", "png": image.read(), "txt": caption})
     return folder
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", folder], check=False, capture_output=True).returncode:
-        pytest.skip("a small file system cannot be mounted on this machine")
-    yield folder
-    subprocess.run(["umount", "--lazy", folder], check=True)
 
 
 def test_a_failure_of_one_process_is_reported_once(recipes, scenes, tmp_path):
