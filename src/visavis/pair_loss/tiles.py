@@ -38,7 +38,7 @@ class Tile(NamedTuple):
         pair_positions: Row and column of each of them in the tile.
         positive_scores: Their scores.
         block: The scores and the accumulation of their gradient.
-        is_cached: Whether the exponentials of the tile wait for the second pass.
+        last_step: Step after which the tile returns from the cache. None: it is not cached.
         exponentials: The exponentials of a tile that waited.
     """
 
@@ -48,7 +48,7 @@ class Tile(NamedTuple):
     pair_positions: tuple[Tensor, Tensor]
     positive_scores: Tensor
     block: ScoreBlock
-    is_cached: bool = False
+    last_step: int | None = None
     exponentials: TileExponentials | None = None
 
     @property
@@ -119,7 +119,7 @@ class TileGrid:
                 tile = self._tile(row, column, with_grad=self.scores.is_cheap)
                 if max(steps) - step <= self.band and self.cache_bytes_left >= tile.scores.nbytes:
                     self.cache_bytes_left -= tile.scores.nbytes
-                    yield tile._replace(is_cached=True)
+                    yield tile._replace(last_step=max(steps))
                 else:
                     self.uncached_tiles.append((row, column))
                     yield tile
@@ -136,18 +136,15 @@ class TileGrid:
         return tile.view_of(self.free_memory.pop()) if self.free_memory else torch.empty_like(tile.scores)
 
     def keep(self, tile: Tile, exponentials: TileExponentials) -> None:
-        """Keep the exponentials of a cached tile until its rows and columns are complete.
+        """Keep the exponentials of a cached tile until its rows and columns are complete. Other tiles are ignored.
 
         Args:
             tile: The tile, whose scores are overwritten by the next one.
             exponentials: Its exponentials, in memory of their own.
         """
-        last_step = max(
-            self._step(self.row_blocks.index(tile.rows), self.row_blocks),
-            self._step(self.column_blocks.index(tile.columns), self.column_blocks),
-        )
-        block = ScoreBlock(exponentials.values, tile.block.accumulate_grad)
-        self.cached_tiles[last_step].append(tile._replace(block=block, exponentials=exponentials))
+        if tile.last_step is not None:
+            block = ScoreBlock(exponentials.values, tile.block.accumulate_grad)
+            self.cached_tiles[tile.last_step].append(tile._replace(block=block, exponentials=exponentials))
 
     def second_pass(self, step: int) -> Iterator[Tile]:
         """Return to the tiles whose rows and columns are complete after a step. The last step scores all uncached tiles again.
@@ -248,7 +245,10 @@ class TileExponentials:
     Attributes:
         values: ``e^(s_ij - shift)``, or the scores if no shift serves all of them.
         shift: The shift. None: no shift serves all scores.
+        log_sums: Log-sum-exp of rows ``[R]`` and of columns ``[C]``, -inf where all scores are -inf. Missing if the totals were known.
     """
+
+    log_sums: tuple[Tensor, Tensor]
 
     def __init__(self, scores: Tensor, memory: Tensor, totals: tuple[Tensor, Tensor] | None = None):
         shift, smallest = _finite(scores.amax()), _smallest_exact_sum(scores)
@@ -265,9 +265,6 @@ class TileExponentials:
             self.log_sums = scores.logsumexp(1), scores.logsumexp(0)
         else:
             self.log_sums = rows.log_().add_(shift), columns.log_().add_(shift)
-
-    log_sums: tuple[Tensor, Tensor]
-    """Log-sum-exp of rows ``[R]`` and of columns ``[C]``, -inf where all scores are -inf. Missing if the totals were known."""
 
     def gradient(self, totals: tuple[Tensor, Tensor], total_grads: tuple[Tensor, Tensor], memory: Tensor) -> Tensor:
         """Compute ``row_grads_i e^(s_ij - rows_i) + column_grads_j e^(s_ij - columns_j)``. Overwrites the exponentials.
@@ -379,11 +376,10 @@ def _log_sum_exp_loss(
     for step in range(tiles.num_steps):
         for tile in tiles.first_pass(step):
             loss.positive[tile.pairs] = tile.positive_scores / scale
-            exponentials = TileExponentials(tile.scores, tiles.memory_of(tile) if tile.is_cached else tile.view_of(memory))
+            exponentials = TileExponentials(tile.scores, tile.view_of(memory) if tile.last_step is None else tiles.memory_of(tile))
             for running, items, sums in zip((loss.rows, loss.columns), (tile.rows, tile.columns), exponentials.log_sums, strict=True):
                 running[items] = torch.logaddexp(running[items], sums)
-            if tile.is_cached:
-                tiles.keep(tile, exponentials)
+            tiles.keep(tile, exponentials)
         rows, columns = tiles.completed_by(step)
         loss.columns[columns] = group.all_gather_stack(loss.columns[columns]).logsumexp(0)
         loss.add_terms(rows, columns)
