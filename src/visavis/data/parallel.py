@@ -15,8 +15,8 @@ from torch.utils.data import get_worker_info
 
 from visavis.errors import MissingExtra, VisavisError
 
-EncodingEngine = Literal["local", "ray"]
-"""Where items are encoded: in this process, or by processes of a Ray cluster."""
+Engine = Literal["local", "ray"]
+"""Where work is done: on this machine, or by processes of a Ray cluster."""
 
 T = TypeVar("T")
 Result = TypeVar("Result")

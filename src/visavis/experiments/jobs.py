@@ -18,12 +18,12 @@ from functools import partial
 from multiprocessing import connection, get_context
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
 from visavis import storage
-from visavis.data.parallel import connect_to_ray
+from visavis.data.parallel import Engine, connect_to_ray
 from visavis.errors import RunError, VisavisError
 from visavis.experiments.results_table import MeasurementConditions
 from visavis.feedback.evaluate_feedback import FeedbackTest, JudgedQueryResult, feedback_metrics
@@ -39,7 +39,6 @@ from visavis.training.start_training import resume_training, start_training
 from visavis.training.stop_signals import Stopped, StopRequest
 from visavis.training.training_run import TrainingResult
 
-Engine = Literal["local", "ray"]
 POLL_SECONDS = 0.3
 MAX_RUNS = 1000
 """Maximum number of seeds of a setting, and of runs at the same time."""

@@ -16,7 +16,7 @@ from PIL import Image as Pillow
 from torch import Tensor
 
 from visavis.data.images import decode_image, dhash
-from visavis.data.parallel import EncodingEngine, map_in_order, map_on_ray
+from visavis.data.parallel import Engine, map_in_order, map_on_ray
 from visavis.data.video import read_frames
 from visavis.errors import DataError, MissingExtra, VisavisError
 from visavis.models.processor import Processor
@@ -164,7 +164,7 @@ def _item(decoded: _DecodedFile, kind: ItemKind, frame_hash: str, start: float |
 
 
 def encode_in_shards(
-    engine: EncodingEngine, workers: int, model_name: str, model: Retriever, files: Sequence[SourceFile], moment_seconds: float
+    engine: Engine, workers: int, model_name: str, model: Retriever, files: Sequence[SourceFile], moment_seconds: float
 ) -> Iterator[tuple[Sequence[SourceFile], EncodedShard]]:
     """Encode files in shards of ``SHARD_SIZE``.
 

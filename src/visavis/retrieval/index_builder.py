@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from visavis import storage
-from visavis.data.parallel import EncodingEngine
+from visavis.data.parallel import Engine
 from visavis.errors import DataError, RefusedOverwrite, RunError, VisavisError
 from visavis.memory_budget import MemoryLimit
 from visavis.models.retriever import Retriever
@@ -92,7 +92,7 @@ def build_index(
     moment_seconds: float | None = None,
     embedding_dim: int | None = None,
     compression: bool = False,
-    engine: EncodingEngine = "local",
+    engine: Engine = "local",
     workers: int = 2,
     device: str | None = None,
     memory: MemoryLimit = None,

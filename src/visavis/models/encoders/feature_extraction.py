@@ -27,7 +27,7 @@ from visavis.data.features.store import (
     discard_store,
     read_description,
 )
-from visavis.data.parallel import EncodingEngine, map_in_order, map_on_ray
+from visavis.data.parallel import Engine, map_in_order, map_on_ray
 from visavis.data.video import VideoError
 from visavis.errors import DataError, SpecError, VisavisError, log_debug
 from visavis.models.device import choose_device, has_native_bfloat16
@@ -85,7 +85,7 @@ def cache_features(
     *,
     batch_size: int | None = None,
     bfloat16: bool | None = None,
-    engine: EncodingEngine = "local",
+    engine: Engine = "local",
     workers: int = 2,
     group: ProcessGroup = ONE_PROCESS,
     on_progress: OnProgress | None = None,
@@ -114,7 +114,10 @@ def cache_features(
         DataError: If a video cannot be read.
         RefusedOverwrite: If ``folder`` holds other features.
         MissingExtra: If Ray is not installed.
+        VisavisError: If several processes ask for a Ray cluster.
     """
+    if engine == "ray" and group.world_size > 1:
+        raise VisavisError(f"engine: expected one process with a Ray cluster, got {group.world_size}. Start without torchrun.")
     spec = encoder if isinstance(encoder, EncoderSpec) else encoder.spec
     if spec.name == SMALL_CNN:
         raise SpecError(
@@ -192,7 +195,7 @@ class _BatchSharing:
         group: Processes that share the batches.
     """
 
-    engine: EncodingEngine
+    engine: Engine
     workers: int
     group: ProcessGroup
 
@@ -209,13 +212,14 @@ class _BatchSharing:
         if size == 1:
             yield from local
             return
-        empty: Encoded | None = None
+        last: Encoded | None = None
         for start in range(0, len(batches), size):
             encoded = next(local, None)
-            # A rank without a batch in the last round sends an empty one. If it never had a batch, it encodes one of another rank.
-            sent = encoded if encoded is not None else empty if empty is not None else encoder.encode(batches[0])[:0]
-            sent, empty = sent.to(self.group.device), sent[:0]
-            yield from self.group.all_gather_batches([sent], size)[: len(batches) - start]
+            if encoded is None:
+                # A rank without a batch in the last round sends an empty one, of a batch of another rank if it never had one.
+                encoded = (encoder.encode(batches[0]) if last is None else last)[:0]
+            last = encoded.to(self.group.device)
+            yield from self.group.all_gather_batches([last], size)[: len(batches) - start]
 
 
 def _with_absolute_path(item: Image | str) -> Image | str:
