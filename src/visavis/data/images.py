@@ -323,6 +323,10 @@ def dhash(image: Image.Image) -> str:
     return np.packbits(gray[:, 1:] >= gray[:, :-1] + _BRIGHTER).tobytes().hex()
 
 
+# Number of bits of each byte.
+_NUM_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(1, dtype=np.uint8)
+
+
 def hamming_distances(hashes: Sequence[str], first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Count the bits in which pairs of perceptual hashes differ.
 
@@ -343,6 +347,3 @@ def hamming_distances(hashes: Sequence[str], first: np.ndarray, second: np.ndarr
     is_known = np.array([bool(code) for code in hashes])
     distances = _NUM_BITS[content[first] ^ content[second]].sum(1, dtype=np.int64)
     return np.where(is_known[first] & is_known[second], distances, 256)
-
-
-_NUM_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(1, dtype=np.uint8)

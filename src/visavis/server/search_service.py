@@ -426,8 +426,10 @@ class SearchService:
         )
 
     def close(self) -> None:
-        """Stop the threads."""
+        """Stop the threads, and the searches that wait."""
         self._model_thread.shutdown(wait=False, cancel_futures=True)
+        for search in tuple(self._pending):
+            search.future.cancel()
         self.images.close()
 
 
