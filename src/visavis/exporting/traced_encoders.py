@@ -104,6 +104,7 @@ def check_exportable(model: Retriever) -> None:
     if model.processor.visual_spec.random_crops:
         raise VisavisError("run: expected a model without random crops (visual.random_crops) to export, got one with them. Train without.")
     if model.processor.vocabulary is None and model.processor.pretrained_tokenizer is None:
+        # A processor of stored features raises an error here.
         assert model.processor.text_encoder is not None
 
 

@@ -249,6 +249,7 @@ class SearchService:
         self._results = LRUCache[tuple[float, int, SearchResults]](CACHED_QUERIES)
         self._secret = secrets.token_bytes(16)
         self._model_thread = ThreadPoolExecutor(1, "model")
+        self._num_waiting = 0
         self._pending = deque[PendingSearch]()
         for index in self.indexes:
             metrics.items.labels(index.name).set(len(index.items))
@@ -326,17 +327,19 @@ class SearchService:
         if cached is not None and fetched >= top and time.monotonic() < expires:
             return cached
         image = self.images.uploaded(key.image_hash)
-        if len(self._pending) >= self.limits.max_waiting_searches:
+        if self._num_waiting >= self.limits.max_waiting_searches:
             raise HTTPException(429, "Too many searches are waiting. Try again later.", {"Retry-After": "1"})
         fetched = -(-top // RESULT_BLOCK) * RESULT_BLOCK
 
         search = PendingSearch(number, key, image, fetched, item_filter, Future())
+        self._num_waiting += 1
         self._pending.append(search)
         self._model_thread.submit(self._search_pending)
         self.metrics.searches_waiting.inc()
         try:
             results = await asyncio.wrap_future(search.future)
         finally:
+            self._num_waiting -= 1
             self.metrics.searches_waiting.dec()
         self._results.put(result_key, (time.monotonic() + CACHE_SECONDS, fetched, results))
         self._recent.add(key, number, results)
