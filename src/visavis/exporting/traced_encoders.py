@@ -191,7 +191,7 @@ def _trace(module: nn.Module, inputs: dict[str, Tensor], shapes: dict[str, dict[
         except torch.onnx.OnnxExporterError as error:
             reason = str(error.__cause__ or error).strip().splitlines()[0]
             raise VisavisError(
-                f"run: expected a {type(module).__name__} that torch can trace, got an error ({reason}). Use the format hub."
+                f"run: expected a {type(module).__name__} that torch can trace, got an error ({reason}). Export another model, or CLIP with the format hub."
             ) from error
 
 
