@@ -12,7 +12,7 @@ from visavis.evaluation import evaluate
 from visavis.evaluation.tiled_ranking import _content_keys
 from visavis.models import SCAN
 from visavis.models.inference import device_score, score_all_pairs, score_indexed_pairs
-from visavis.supervision.offline_negatives import mean_pooled
+from visavis.supervision.candidate_scores import mean_pooled
 from visavis.types import Encoded, EncodedBatches, collect_batches, concatenate
 
 LONGEST, WIDTH, TEXTS, IMAGES, COPIED = 60, 8, 240, 16, 100

@@ -96,6 +96,7 @@ WORK = {
     "explain": "visavis.diagnostics.attention_maps.attention_map",
     "features": "visavis.data.open_dataset",
     "index": "visavis.models.retriever.Retriever.load",
+    "mine": "visavis.runs.mine_negatives.mine_run",
     "mteb": "visavis.models.retriever.Retriever.load",
     "relevance_fit": "visavis.graded.fine_tuning.read_stsb",
     "relevance_thresholds": "visavis.graded.estimator_quality.relevance_distributions",
@@ -113,6 +114,7 @@ ARGUMENTS = {
     "export": ("run",),
     "features": ("scenes",),
     "index": ("run", "scenes"),
+    "mine": ("run",),
     "mteb": ("run",),
     "relevance_thresholds": ("scenes",),
     "reproduce": ("cocos/1",),
@@ -138,7 +140,7 @@ def test_existing_output_is_refused_before_any_work(command, folder, monkeypatch
     (folder / "full").mkdir()
     (folder / "full" / "letter.txt").write_text("dear")
     (folder / "full.png").write_text("dear")
-    name = "full.png" if command in ("explain", "diagnose", "relevance_thresholds") else "full"
+    name = "full.png" if command in ("explain", "diagnose", "mine", "relevance_thresholds") else "full"
     module, _, function = WORK[command].rpartition(".")
 
     def work(*args, **kwargs):

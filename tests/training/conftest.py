@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from safetensors.torch import load_file
 from tests.processes import Command
 
 import visavis
+from visavis import cli
 from visavis.progress import NoProgress, TrainingStep
 from visavis.synthetic import write_synthetic_scenes
 from visavis.training.stop_signals import Stopped
@@ -222,3 +224,20 @@ def _in_pieces(recipe: Path, run: Path, longest: int = 8, **given: object) -> in
 @pytest.fixture
 def in_pieces() -> Callable[..., int]:
     return _in_pieces
+
+
+@pytest.fixture
+def command_line(monkeypatch, capfd, tmp_path):
+    """``visavis ARGUMENTS``: exit code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["visavis", *map(str, arguments)])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = end.code or 0
+        return code, *capfd.readouterr()
+
+    return call

@@ -1,7 +1,6 @@
 """Feedback as training data: hand values of a batch, laws, resume and errors."""
 
 import json
-import sys
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import visavis
-from visavis import cli
 from visavis.data import open_dataset
 from visavis.data.dataset import Dataset, Image
 from visavis.data.loader import BatchSchedule, ConcatSource, Loader
@@ -97,18 +95,16 @@ def test_feedback_split_adds_queries_as_captions():
 
 def test_feedback_split_adds_known_negatives():
     split, random = split_of(VOTES), np.random.default_rng(0)
-    images, texts = split.add_known_negatives(
-        np.array([0, 3]), np.array([5, 3]), random
-    )  # "a dog" brings b with "two", which brings "a cat"
+    images, texts = split.add_negatives(np.array([0, 3]), np.array([5, 3]), random)  # "a dog" brings b with "two", which brings "a cat"
     assert (images.tolist(), texts.tolist()) == ([0, 3, 1], [5, 3, 1, 7])
-    images, texts = split.add_known_negatives(np.array([0]), np.array([4]), random)  # nothing is against "a boat", nor against a
+    images, texts = split.add_negatives(np.array([0]), np.array([4]), random)  # nothing is against "a boat", nor against a
     assert (images.tolist(), texts.tolist()) == ([0], [4])
     many = [
         judgment("a dog", "a", True),
         *(judgment("a dog", name, False) for name in "bc"),
         *(judgment(f"cat {i}", "b", False) for i in range(20)),
     ]
-    assert len(split_of(many).add_known_negatives(np.array([0]), np.array([4]), random)[1]) == 1 + 2 + MAX_ADDED_NEGATIVES
+    assert len(split_of(many).add_negatives(np.array([0]), np.array([4]), random)[1]) == 1 + 2 + MAX_ADDED_NEGATIVES
 
 
 def test_possible_positives_match_hand_values():
@@ -233,23 +229,6 @@ def test_feedback_without_judgments_is_rejected(records, recipe, scenes, tmp_pat
     assert not (tmp_path / "run").exists()
 
 
-@pytest.fixture
-def command_line(monkeypatch, capfd, tmp_path):
-    """``visavis ARGUMENTS``: exit code, stdout, stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["visavis", *map(str, arguments)])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = end.code or 0
-        return code, *capfd.readouterr()
-
-    return call
-
-
 def test_feedback_run_ignores_line_order_and_resumes_exactly(without, recipe, scenes, votes, outcome, in_pieces, command_line, tmp_path):
     run, file = tmp_path / "run", write(tmp_path / "votes.jsonl", votes)
     changes = [f"{key}={value}" for key, value in SHORT.items()]
@@ -305,8 +284,8 @@ def test_feedback_query_features_are_computed(scenes, votes, towers, tmp_path, m
     module, _ = prepare_training(read_recipe("demo", changes))
     assert module.query_features is not None
     train = module.train
-    assert train.feedback is not None
-    texts = [*train.feedback.data.captions, *train.feedback.unmatched_queries]
+    assert train.extension is not None
+    texts = [*train.extension.data.captions, *train.extension.unmatched_queries]
     index = np.array([len(texts) - 1, 0, len(train.data.captions) - 1, 5])
     read, computed = train.text.read(index), module.processor.process_texts([texts[i] for i in index])
     assert torch.allclose(read.vectors, computed.vectors, atol=1e-3)
@@ -434,7 +413,7 @@ def test_feedback_batches_match_judgments(lines, random, seed):
     assert len(pairs) + sum(pairs.skipped.values()) == len(in_force)
     split = FeedbackSplit.from_pairs(toy().split("train"), pairs)
     captions = np.random.default_rng(seed).permutation(len(split.data.captions))[:3]
-    images, texts = split.add_known_negatives(split.data.image_of[captions], captions, np.random.default_rng(seed))
+    images, texts = split.add_negatives(split.data.image_of[captions], captions, np.random.default_rng(seed))
     assert images[: len(captions)].tolist() == split.data.image_of[captions].tolist()
     fits, wrong = split.batch_labels(images, texts)
     assert not (fits & wrong).any()

@@ -9,7 +9,7 @@ from visavis.progress import NoProgress
 from visavis.recipes.data_module import prepare_training
 from visavis.recipes.recipe import build_recipe
 from visavis.supervision import OfflineNegativeSupervision
-from visavis.supervision.offline_negatives import mean_pooled
+from visavis.supervision.candidate_scores import mean_pooled
 from visavis.training.optimizer import make_optimizer
 from visavis.training.train_step import training_context
 from visavis.types import Encoded

@@ -12,7 +12,7 @@ from visavis.api.diagnosing import anatomy, diagnose, explain, probe
 from visavis.api.exporting_models import export
 from visavis.api.grading import agreement, coherence, relevance, relevance_fit, relevance_thresholds
 from visavis.api.indexing import classify, index, search, serve
-from visavis.api.training_runs import compare, evaluate, load, reproduce, train
+from visavis.api.training_runs import compare, evaluate, load, mine, reproduce, train
 from visavis.spec import validate_arguments
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "load",
     "evaluate",
     "mteb",
+    "mine",
     "compare",
     "reproduce",
     "diagnose",

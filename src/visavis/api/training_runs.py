@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from visavis.feedback.evaluate_feedback import FeedbackEvaluation
     from visavis.memory_budget import MemoryLimit
     from visavis.models.retriever import Retriever
+    from visavis.runs.mine_negatives import MiningReport
     from visavis.training.training_run import TrainingResult
 
 DEFAULT_SEEDS = 5
@@ -194,6 +196,71 @@ def _evaluate_index(
         {key: item.content for key, item in opened.items.items()},
         lambda text: opened.store.search(query_vector(opened, SearchQuery.from_text(text))[None], len(opened.items))[0],
         f"the index {opened.folder}",
+    )
+
+
+def mine(
+    run: str | Path,
+    *,
+    data: str | Path | None = None,
+    split: str = "train",
+    num_negatives: int = 10,
+    max_ratio: float = 0.95,
+    guide: str | Path | None = None,
+    preselect: int = 200,
+    out: str | Path | None = None,
+    memory: MemoryLimit = None,
+    progress: Progress | None = None,
+) -> MiningReport:
+    """List the hardest negatives of each image and caption, without likely false negatives, for a training.
+
+    Captions of the same image are never negatives. Train with ``supervision = "MinedNegativeSupervision(file='FILE')"`` in a phase.
+
+    Args:
+        run: Run folder, or folder or hub name of a CLIP or SigLIP model, whose scores define what is hard.
+        data: Data set. Default: the run's.
+        split: Split to mine.
+        num_negatives: Number of negatives of each query.
+        max_ratio: Share of the score of its positives that a negative may reach. Others are dropped as likely false negatives. 0: keep all.
+        guide: Run or model whose scores find likely false negatives. Default: ``run``.
+        preselect: Number of candidates of a query that an attention model scores: those with the nearest mean of regions and words. 0: all.
+        out: New file. Default: ``negatives-<n>.safetensors`` in the run folder, or in the current folder for a pretrained model.
+        memory: Maximum memory of score blocks, such as 2GiB. Default: the recipe's, else a share of the free memory.
+        progress: Receives the progress.
+
+    Returns:
+        The file, numbers of negatives and of dropped ones, and examples.
+
+    Raises:
+        DataError: If the data set has no such split.
+        RefusedOverwrite: If the file exists.
+        RunError: If the run does not exist, or the guide reads other data.
+        VisavisError: If a number is not valid.
+    """
+    from visavis import storage
+    from visavis.runs.mine_negatives import mine_run
+    from visavis.runs.run_folder import RunFolder
+    from visavis.spec import validate_int
+
+    run = Path(run)
+    validate_int(num_negatives, "num_negatives", 1)
+    validate_int(preselect, "preselect", 0)
+    if not 0 <= max_ratio <= 1:
+        raise RunError(f"max_ratio: expected a number from 0 to 1, got {max_ratio:g}. Set 0.95, or 0 to keep all negatives.")
+    if out is not None:
+        storage.require_new_file(out)
+    folder = run if os.path.exists(RunFolder(run).recipe) else Path()
+    return mine_run(
+        run,
+        (lambda: storage.create_numbered_file(folder / "negatives.safetensors")) if out is None else (lambda: Path(out)),
+        data=optional_text(data),
+        split=split,
+        num_negatives=num_negatives,
+        max_ratio=max_ratio,
+        guide=optional_path(guide),
+        preselect=preselect,
+        memory=memory,
+        progress=progress or NoProgress(),
     )
 
 

@@ -99,6 +99,7 @@ COMMANDS = {
     "train": Command("run_tables:print_trained", resumable=True),
     "evaluate": Command("run_tables:print_evaluation"),
     "mteb": Command("run_tables:print_mteb_report"),
+    "mine": Command("run_tables:print_mining"),
     "compare": Command("experiment_tables:print_comparison", resumable=True),
     "reproduce": Command("experiment_tables:print_reproduction", resumable=True),
     "diagnose": Command("diagnostic_tables:print_diagnosis"),

@@ -9,7 +9,7 @@ from typer.core import TyperGroup
 PANELS = {
     "Start": ("demo", "doctor", "catalog"),
     "Data": ("data", "features", "convert"),
-    "Train and evaluate": ("train", "evaluate", "mteb", "compare", "reproduce"),
+    "Train and evaluate": ("train", "evaluate", "mteb", "mine", "compare", "reproduce"),
     "Understand a model": ("diagnose", "probe", "explain", "anatomy"),
     "Graded relevance": ("coherence", "agreement", "relevance"),
     "Search": ("index", "search", "classify", "serve"),
@@ -45,6 +45,10 @@ EXAMPLES = {
         "visavis evaluate index --feedback votes.jsonl",
     ),
     "mteb": ("visavis mteb runs/mine --tasks Flickr30kT2IRetrieval --out results",),
+    "mine": (
+        "visavis mine runs/mine",
+        "visavis mine openai/clip-vit-base-patch32 --data photos/ --max-ratio 0.9 --out negatives.safetensors",
+    ),
     "compare": (
         'visavis compare --data photos/ --objective "Unified()" --objective "VLC()" --seeds 3 --out comparison',
         "visavis compare --resume comparison --seeds 5",

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from visavis.feedback.evaluate_feedback import FeedbackEvaluation
     from visavis.graded.ranking_coherence import RankingCoherence
     from visavis.integrations.mteb import MtebReport
+    from visavis.runs.mine_negatives import MiningReport
     from visavis.training.training_run import TrainingResult
 
 
@@ -80,6 +81,30 @@ def print_mteb_report(report: MtebReport) -> None:
     """
     print_table(("task", "metric", "score"), [[task, report.metrics[task], f"{100 * score:.1f}"] for task, score in report.scores.items()])
     print_line(f"Results of {report.model}: {report.folder}")
+
+
+def print_mining(report: MiningReport) -> None:
+    """Print the numbers of mined negatives, examples, and how to train with them.
+
+    Args:
+        report: Mined negatives.
+    """
+    rows = [
+        [
+            DIRECTIONS[each.direction],
+            f"{each.queries:,}",
+            f"{each.negatives:.1f}",
+            f"{100 * each.dropped:.1f} %",
+            f"{100 * each.incomplete:.1f} %",
+        ]
+        for each in report.directions
+    ]
+    print_table(("", "queries", "negatives of a query", "dropped", "queries with fewer"), rows)
+    print_line("dropped: likely false negatives among the hardest candidates. The captions with the highest scores of a negative image:")
+    for each in report.examples:
+        print_line(f"  {each.score:.3f}  {each.image}: {each.caption}\n         {each.negative}: {each.negative_caption}")
+    print_line(f"Negatives of split {report.split}: {report.file}")
+    print_line(f"Train with them in a phase: supervision = \"MinedNegativeSupervision(file='{report.file}')\"")
 
 
 def _print_protocol(result: Evaluation) -> None:

@@ -110,15 +110,15 @@ class ConcatSource:
 
 
 class BatchExtension(Protocol):
-    """Adds known negatives to a batch, such as pairs that people judged not relevant."""
+    """Adds negatives to a batch, such as pairs that people judged not relevant, or mined hard negatives."""
 
     @property
     def image_of(self) -> np.ndarray:
         """Image of each text that a batch may hold, shape ``[T]``; a number below 0 for a text without an image."""
         ...
 
-    def add_known_negatives(self, images: np.ndarray, captions: np.ndarray, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Add known negatives to a batch.
+    def add_negatives(self, images: np.ndarray, captions: np.ndarray, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Add negatives to a batch.
 
         Args:
             images: Indices of images.
@@ -126,7 +126,7 @@ class BatchExtension(Protocol):
             random: Random generator.
 
         Returns:
-            Images and texts of the batch and known negatives of both.
+            Images and texts of the batch and negatives of both.
         """
         ...
 
@@ -287,7 +287,7 @@ class Loader:
         text: Model input of the captions, and of judged texts after these.
         schedule: How an epoch is divided into batches.
         seed: Random seed.
-        feedback: Adds known negatives from relevance judgments.
+        extension: Adds negatives to each batch. None: a batch holds the pairs of the schedule only.
         rank: Rank of this process. It reads the part ``rank`` of ``world_size`` of each batch, images and captions separately.
         world_size: Number of ranks.
         workers: Number of processes that read the batches of a training. 0: this process reads them.
@@ -298,7 +298,7 @@ class Loader:
     text: ItemSource
     schedule: BatchSchedule
     seed: int
-    feedback: BatchExtension | None = None
+    extension: BatchExtension | None = None
     rank: int = 0
     world_size: int = 1
     workers: int = 0
@@ -356,14 +356,14 @@ class Loader:
         return self._batch(request, self._reader(request), epoch, number)
 
     def _request(self, images: np.ndarray, captions: np.ndarray, epoch: int, number: int, training: bool) -> BatchRequest:
-        if self.feedback is not None:
-            images, captions = self.feedback.add_known_negatives(images, captions, np.random.default_rng((self.seed, epoch, number)))
+        if self.extension is not None:
+            images, captions = self.extension.add_negatives(images, captions, np.random.default_rng((self.seed, epoch, number)))
         own_images, own_captions = self._part(len(images)), self._part(len(captions))
         seeds = np.random.SeedSequence((self.seed, epoch, number)).generate_state(len(images))[own_images] if training else None
         return BatchRequest(images, captions, own_images, own_captions, seeds)
 
     def _batch(self, request: BatchRequest, contents: tuple[Encoded, Encoded], epoch: int, number: int) -> Batch:
-        image_of = self.data.image_of if self.feedback is None else self.feedback.image_of
+        image_of = self.data.image_of if self.extension is None else self.extension.image_of
         images, captions = request.images[request.own_images], request.captions[request.own_captions]
         return Batch(
             images,

@@ -262,7 +262,7 @@ class FeedbackSplit:
             pairs.not_relevant,
         )
 
-    def add_known_negatives(self, images: np.ndarray, captions: np.ndarray, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    def add_negatives(self, images: np.ndarray, captions: np.ndarray, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """Add known negatives to a batch.
 
         Args:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from visavis import storage
+from visavis import spec, storage, supervision
 from visavis.data.dataset_reader import find_source, path_exists
 from visavis.data.formats.precomp import find_precomp_files
 from visavis.errors import RunError
@@ -220,6 +221,10 @@ def with_absolute_paths(recipe: Recipe) -> Recipe:
     """
     values = flatten_recipe(recipe.to_dict())
     paths = {key: os.path.realpath(values[key]) for key, is_path in PATH_KEYS.items() if values.get(key) and is_path(values[key])}
+    for number, phase in enumerate(recipe.phases):
+        source = spec.parse(phase.supervision, supervision.CATALOG)
+        if isinstance(source, supervision.MinedNegativeSupervision) and source.file:
+            paths[f"phases.{number}.supervision"] = repr(replace(source, file=os.path.realpath(source.file)))
     return build_recipe(recipe.to_dict(), paths, recipe.name)
 
 

@@ -1,9 +1,10 @@
-"""Supervision: builds the targets of each batch, from pairs, feedback, graded relevance, offline negatives or learned weights."""
+"""Supervision: builds the targets of each batch, from pairs, feedback, graded relevance, mined or offline negatives, or learned weights."""
 
 from visavis.supervision.base import PairSupervision, Supervision, TrainingContext
 from visavis.supervision.graded_relevance import GradedSupervision
 from visavis.supervision.human_feedback import FeedbackSupervision
 from visavis.supervision.learned_weights import LearnedWeights
+from visavis.supervision.mined_negatives import MinedNegativeSupervision
 from visavis.supervision.noisy_correspondence import NoisySupervision
 from visavis.supervision.offline_negatives import OfflineNegativeSupervision
 
@@ -12,6 +13,7 @@ CATALOG: tuple[type[Supervision], ...] = (
     FeedbackSupervision,
     GradedSupervision,
     OfflineNegativeSupervision,
+    MinedNegativeSupervision,
     NoisySupervision,
     LearnedWeights,
 )
@@ -22,6 +24,7 @@ __all__ = [
     "FeedbackSupervision",
     "GradedSupervision",
     "LearnedWeights",
+    "MinedNegativeSupervision",
     "NoisySupervision",
     "OfflineNegativeSupervision",
     "PairSupervision",

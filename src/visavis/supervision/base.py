@@ -169,6 +169,17 @@ class Supervision(ABC):
         """
         return []
 
+    def extend_batches(self, train: Loader) -> Loader:
+        """Add items to the training batches of a phase. Called before ``begin_phase``.
+
+        Args:
+            train: Training batches of the recipe.
+
+        Returns:
+            Training batches of the phase.
+        """
+        return train
+
     def begin_phase(self, context: TrainingContext, state: dict[str, Tensor]) -> None:  # noqa: B027 - optional
         """Prepare a phase. Called once before its first batch.
 

@@ -47,7 +47,7 @@ class FeedbackSupervision(Supervision):
 
     def check(self, train: Loader, validation: Loader) -> None:
         """Check that the training has feedback. See `Supervision.check`."""
-        if not isinstance(train.feedback, FeedbackSplit):
+        if not isinstance(train.extension, FeedbackSplit):
             raise RecipeError("FeedbackSupervision: expected a feedback file, got none. Set data.feedback or pass --feedback.")
 
     def begin_phase(self, context: TrainingContext, state: dict[str, Tensor]) -> None:
@@ -56,7 +56,7 @@ class FeedbackSupervision(Supervision):
 
     def targets(self, visual: Encoded, text: Encoded, batch: Batch) -> Targets:
         """Build targets from ids and judgments. See `Supervision.targets`."""
-        feedback = batch.loader.feedback
+        feedback = batch.loader.extension
         if not isinstance(feedback, FeedbackSplit) or not (is_query := torch.from_numpy(feedback.query_of[batch.captions] >= 0)).any():
             return PairSupervision().targets(visual, text, batch)
         device = batch.image_ids.device

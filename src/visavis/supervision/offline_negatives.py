@@ -9,71 +9,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from visavis.blocking import score_in_blocks
 from visavis.data.loader import Batch, Loader, derive_seed
 from visavis.errors import RecipeError
-from visavis.memory_budget import parse_memory
-from visavis.models.base import evaluation_mode, get_vectors
+from visavis.models.base import evaluation_mode
 from visavis.models.inference import batches_by_length, consecutive_batches, encode_items
-from visavis.models.layers import mean_pool
-from visavis.scoring import largest_items, score_query_rows, tile_shape
 from visavis.spec import require_field, validate_fields
 from visavis.supervision.base import Supervision, TrainingContext
+from visavis.supervision.candidate_scores import iter_candidate_scores
 from visavis.targets import Targets
-from visavis.types import Direction, Encoded, unit_rows
+from visavis.types import Direction, Encoded
 
 ENCODING_BATCH_SIZE = 512
 """Number of items that are encoded together."""
-BYTES_PER_PAIR = 16.0
-"""Bytes per pair during the search for negatives: scores, masked scores and positive pairs."""
-
-
-def mean_pooled(visual: Encoded, text: Encoded) -> tuple[Tensor, Tensor]:
-    """Pool each item to one unit vector, so that a cosine can approximate a costly score.
-
-    The vector is the mean of an item's regions, frames or words. For items with several named parts, the means of the parts that both sides have
-    are concatenated, so the cosine of a pair is the mean of the cosines of its parts.
-
-    Args:
-        visual: Encoded images.
-        text: Encoded texts.
-
-    Returns:
-        Unit vectors of images, shape ``[V, D]``, and of texts, shape ``[T, D]``.
-
-    Raises:
-        RecipeError: If images and texts have no part with the same number of dimensions.
-    """
-    (images, _), (texts, _) = _named_parts(visual[:1]), _named_parts(text[:1])
-    common = [name for name, part in images.items() if name in texts and texts[name].shape[-1] == part.shape[-1]]
-    if not common:
-        raise RecipeError(
-            "OfflineNegativeSupervision(preselect=...): expected regions and words with the same number of dimensions, got different ones. "
-            "Remove preselect."
-        )
-    return _part_means(visual, common), _part_means(text, common)
-
-
-def _cosine(visual: Encoded, text: Encoded) -> Tensor:
-    return get_vectors(visual) @ get_vectors(text).T
-
-
-def _named_parts(items: Encoded) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Vectors and masks by the names of parts. A single tensor has the name ""."""
-    vectors = items.vectors if isinstance(items.vectors, dict) else {"": items.vectors}
-    masks = items.mask if isinstance(items.mask, dict) else {} if items.mask is None else {"": items.mask}
-    return vectors, masks
-
-
-def _part_means(items: Encoded, names: list[str]) -> Tensor:
-    """The concatenated means of the named parts, as unit vectors, in the order of the items."""
-    indices, rows = list[Tensor](), list[Tensor]()
-    for block_indices, block in items.iter_blocks():
-        vectors, masks = _named_parts(block)
-        means = [vectors[name] if vectors[name].dim() == 2 else mean_pool(vectors[name], masks.get(name)) for name in names]
-        indices.append(block_indices)
-        rows.append(unit_rows(torch.cat([unit_rows(mean.float()).nan_to_num(0.0) for mean in means], -1)))
-    return torch.cat(rows)[torch.cat(indices).argsort()]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -180,27 +127,15 @@ class OfflineNegativeSupervision(Supervision):
 
     def _hardest(self, visual: Encoded, text: Encoded, direction: Direction, query_images: Tensor, candidate_images: Tensor) -> Tensor:
         """The hardest negatives of each query ``[Q, size]``. Items of the same image belong together."""
-        matcher, memory = self._context.matcher, self._context.memory
+        matcher, hardest = self._context.matcher, list[Tensor]()
         # The number of negatives that every query has.
         num_negatives = len(candidate_images) - int(torch.bincount(candidate_images)[query_images].max())
-
-        def top_negatives(rows: slice, scores: Tensor, count: int) -> Tensor:
-            negatives = scores.masked_fill(query_images[rows, None] == candidate_images, float("-inf"))
-            return negatives.topk(min(count, num_negatives)).indices
-
-        if matcher.score_is_cosine or not 0 < self.preselect < num_negatives:
-            blocks = score_query_rows(matcher.score, visual, text, direction, caller_bytes_per_pair=BYTES_PER_PAIR, memory=memory)
-            return torch.cat([top_negatives(rows, scores, self.size).int().cpu() for rows, scores in blocks])
-        # Cosines of pooled items and scores of the preselected ones take half of the memory each.
-        size, shape, hardest = parse_memory(memory), None, list[Tensor]()
-        half = None if size is None else size // 2
-        images, texts = map(Encoded, mean_pooled(visual, text))
-        for rows, cosines in score_query_rows(_cosine, images, texts, direction, caller_bytes_per_pair=BYTES_PER_PAIR, memory=half):
-            for query, selected in zip(range(rows.start, rows.stop), top_negatives(rows, cosines, self.preselect), strict=True):
-                row = slice(query, query + 1)
-                pair = (visual[row], text[selected]) if direction == "i2t" else (visual[selected], text[row])
-                largest = map(largest_items, (visual, text), map(len, pair))
-                shape = shape or tile_shape(matcher.score, *largest, caller_bytes_per_pair=0.0, memory=half)
-                scores = score_in_blocks(matcher.score, *pair, shape).flatten()
-                hardest.append(selected[scores.topk(self.size).indices].int().cpu())
-        return torch.stack(hardest)
+        preselect = 0 if matcher.score_is_cosine or self.preselect >= num_negatives else self.preselect
+        images = (query_images, candidate_images)
+        for rows, candidates, scores in iter_candidate_scores(
+            matcher.score, visual, text, direction, *images, preselect=preselect, memory=self._context.memory
+        ):
+            is_positive = query_images[rows, None] == candidate_images[candidates]
+            negatives = scores.masked_fill(is_positive, float("-inf")).topk(min(self.size, num_negatives)).indices
+            hardest.append(candidates[negatives].int().cpu())
+        return torch.cat(hardest)

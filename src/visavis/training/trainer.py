@@ -60,7 +60,8 @@ class Trainer:
         recipe: Recipe of the run.
         folder: Folder of the run.
         matcher: Model in training.
-        train: Batches of the training split.
+        train: Training batches of the current phase.
+        recipe_batches: Training batches that all phases begin with.
         val: Batches of the validation split.
         state: Position of the run.
         log: Rows of the log, one per validation.
@@ -74,7 +75,7 @@ class Trainer:
         self.device = choose_device(recipe.training.device, "training.device")
         self.matcher = matcher.to(self.device)
         prepare_encoders(self.matcher, recipe.training, self.group)
-        self.train = data_module.train
+        self.train = self.recipe_batches = data_module.train
         self.val = data_module.loader(data_module.validation)
         for phase in recipe.phases:
             spec.parse(phase.supervision, supervision.CATALOG).check(self.train, self.val)
@@ -279,6 +280,9 @@ class Trainer:
         """Build loss, supervision and optimizer of the current phase. ``state`` belongs to the supervision."""
         self.phase = self.recipe.phases[self.state.phase]
         self.supervision = spec.parse(self.phase.supervision, supervision.CATALOG)
+        if (train := self.supervision.extend_batches(self.recipe_batches)) is not self.train:
+            self.train.close()
+            self.train = train
         self.train_step = TrainStep(self.matcher, self.phase, self.recipe, self.group)
         self.matcher.zero_grad(set_to_none=True)
         if previous is not None and self.phase.keep_optimizer:

@@ -142,7 +142,7 @@ class StreamLoader(Loader):
         text: Model input of the captions, and of judged texts after these.
         schedule: How an epoch is divided into batches.
         seed: Random seed.
-        feedback: Adds known negatives from relevance judgments.
+        extension: Adds negatives to each batch. Not used by shards.
         rank: Rank of this process. It reads the part ``rank`` of ``world_size`` of each batch, images and captions separately.
         world_size: Number of ranks.
         workers: Number of processes that read batches.
