@@ -68,9 +68,10 @@ class _Handler(BaseHTTPRequestHandler):
         def entry(file: Path) -> dict[str, Any]:
             size, sha256 = file.stat().st_size, hashlib.sha256(file.read_bytes()).hexdigest()
             lfs = {"lfs": {"oid": sha256, "size": size, "pointerSize": 134}} if file.name == WEIGHTS else {}
-            return {"type": "file", "path": file.name, "size": size, "oid": sha256[:40], **lfs}
+            return {"type": "file", "path": str(file.relative_to(folder)), "size": size, "oid": sha256[:40], **lfs}
 
-        return [entry(file) for file in sorted(self.server.repositories[name].iterdir())]
+        folder = self.server.repositories[name]
+        return [entry(file) for file in sorted(folder.rglob("*")) if file.is_file()]
 
     def _send_file(self, repository: str, name: str) -> None:
         content = (self.server.repositories[repository] / name).read_bytes()

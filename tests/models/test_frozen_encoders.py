@@ -189,8 +189,10 @@ def test_sentence_pooling_follows_folder(folders, tmp_path, mode, kind):
     (tmp_path / "pool" / "config.json").write_text(json.dumps({f"pooling_mode_{mode}": True, "pooling_mode_other": False}))
     (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 4}))
     if kind is None:
-        with pytest.raises(DataError, match=r"expected pooling by .*, got max_tokens"):
+        with pytest.raises(DataError, match=r"expected steps of sentence-transformers, got models\.Transformer"):
             open_text_encoder(str(tmp_path))
+        with pytest.raises(DataError, match=r"expected pooling by .*, got max_tokens"):
+            open_text_encoder(str(tmp_path), "words")
         return
     encoder = open_text_encoder(str(tmp_path))
     assert (encoder.pooling.mode, encoder.pooling.max_length) == (kind, 4)

@@ -150,7 +150,7 @@ DAMAGES = {
         "expected room for words in a text, got a maximum of 2 tokens",
     ),
     "modules garbage": ("bert", written("modules.json", b"{}"), r"modules\.json: its content is \{\}"),
-    "modules without pooling": ("bert", written("modules.json", b"[]"), r"modules\.json: expected a Pooling module"),
+    "modules without pooling": ("bert", written("modules.json", b"[]"), r"modules\.json: expected the steps of a sentence model"),
     "modules elsewhere": (
         "bert",
         written("modules.json", b'[{"type": "Pooling", "path": "../bert"}]'),

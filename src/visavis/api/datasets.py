@@ -213,16 +213,23 @@ def features(
 
 
 def convert(
-    checkpoint: str | Path, out: str | Path, *, text_encoder: str = "", config: str = "", image_size: int | None = None
+    checkpoint: str | Path,
+    out: str | Path,
+    *,
+    text_encoder: str = "",
+    config: str = "",
+    image_size: int | None = None,
+    max_length: int | None = None,
 ) -> CheckpointConversion:
-    """Convert a published X-VLM or open_clip checkpoint to a model folder for training. Nothing is unpickled.
+    """Convert a published X-VLM or open_clip checkpoint to a model folder for training, or a CLIP to longer texts. Nothing is unpickled.
 
     Args:
-        checkpoint: X-VLM with Swin and BERT, or open_clip checkpoint, such as epoch_32.pt.
+        checkpoint: X-VLM with Swin and BERT, or open_clip checkpoint, such as epoch_32.pt. With ``max_length``: a CLIP or SigLIP model.
         out: New folder, written completely or not at all.
         text_encoder: Folder or hub name of the BERT or CLIP that has the tokenizer. Default: bert-base-uncased or openai/clip-vit-base-patch32.
         config: Configuration of an open_clip model: a file, or a name such as ViT-B-32. Default: open_clip_config.json next to the checkpoint.
         image_size: Training image size of an X-VLM in pixels. Default: the checkpoint's.
+        max_length: Tokens of a text that the new CLIP reads, such as 248. Positions are interpolated. Default: unchanged.
 
     Returns:
         The folder. ``to_recipe_sections()`` gives the recipe keys that start training from it.
@@ -233,12 +240,19 @@ def convert(
     """
     from visavis import storage
     from visavis.models.checkpoint_conversion import matching_shapes
-    from visavis.models.clip.conversion import convert_open_clip, is_open_clip
+    from visavis.models.clip.conversion import MAX_TEXT_LENGTH, convert_open_clip, extend_positions, is_open_clip
     from visavis.models.encoders.pretrained_loading import read_checkpoint
     from visavis.models.xvlm.conversion import convert_xvlm
+    from visavis.spec import validate_int
 
     if os.path.exists(out):
         storage.prepare_empty_folder(out, will_be_replaced=True)
+    if max_length is not None:
+        if text_encoder or config or image_size is not None:
+            raise VisavisError(
+                "max_length: expected no other option, got one. Convert the checkpoint first, then its folder with --max-length."
+            )
+        return extend_positions(str(checkpoint), validate_int(max_length, "max_length", 1, MAX_TEXT_LENGTH), out)
     file = Path(checkpoint)
     tensors = read_checkpoint(file)
     with matching_shapes(file):

@@ -33,7 +33,10 @@ EXAMPLES = {
         "visavis export runs/mine --format onnx --out exported/onnx",
         "visavis export runs/mine --format sentence-transformers --out exported/st --license mit",
     ),
-    "convert": ("visavis convert epoch_32.pt --config ViT-B-32 --out models/clip",),
+    "convert": (
+        "visavis convert epoch_32.pt --config ViT-B-32 --out models/clip",
+        "visavis convert openai/clip-vit-base-patch32 --max-length 248 --out models/long-clip",
+    ),
     "train": (
         "visavis train --data photos/ --out runs/mine",
         "visavis train heads-flickr8k epochs=4 training.batch_size=64",

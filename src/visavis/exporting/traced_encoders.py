@@ -135,6 +135,8 @@ def example_tokens(model: Retriever) -> tuple[Tensor, ...]:
     """
     processor = model.processor
     words = processor.vocabulary or processor.pretrained_tokenizer
+    if words is None:
+        processor.text_encoder.require_tokenizer()
     items = processor.text_encoder.preprocess(EXAMPLE_TEXTS) if words is None else words.encode(EXAMPLE_TEXTS)
     return (get_vectors(items),) if items.mask is None else (get_vectors(items), items.mask)  # type: ignore[return-value]
 

@@ -89,6 +89,7 @@ def fine_tune(
     regression: Regression
     if kind == "bi":
         regression = _Cosine(open_text_encoder(model))
+        regression.encoder.require_tokenizer()
     else:
         regression = (_Output if kind == "cross" else _LinearOutput)(open_text_pair_encoder(model, new_head=True))
     encoder, lr = regression.encoder, LEARNING_RATES[kind] if lr is None else lr

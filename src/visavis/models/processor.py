@@ -223,7 +223,7 @@ class Processor:
         if self.vocabulary is not None:
             return [None, *tokenize(text), None]
         pretrained = self.pretrained_tokenizer
-        tokenizer = (pretrained or self.text_encoder).tokenizer
+        tokenizer = pretrained.tokenizer if pretrained else self.text_encoder.require_tokenizer()
         max_length = pretrained.max_length if pretrained else self.text_encoder.pooling.max_length
         token_ids = tokenizer(text, truncation=True, max_length=max_length)["input_ids"]
         special = tokenizer.get_special_tokens_mask(token_ids, already_has_special_tokens=True)

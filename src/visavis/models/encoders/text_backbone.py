@@ -60,6 +60,17 @@ class PretrainedTokenizer:
     def __len__(self) -> int:
         return len(self.tokenizer)
 
+    def count_tokens(self, texts: Sequence[str]) -> np.ndarray:
+        """Count the tokens of texts that are not cut.
+
+        Args:
+            texts: The texts.
+
+        Returns:
+            Counts, shape ``[N]``.
+        """
+        return np.array([len(ids) for ids in self.tokenizer(list(texts), verbose=False)["input_ids"]], dtype=np.int64)
+
     def encode(self, texts: Sequence[str]) -> Encoded:
         """Tokenize texts.
 
