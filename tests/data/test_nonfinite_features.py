@@ -18,9 +18,9 @@ ITEMS = ROWS_PER_READ + 7
 def reads(monkeypatch):
     """Number of rows that were read of stored features."""
     counts = []
-    read = ArrayFeatures.read
+    read = arrays._read_rows
     monkeypatch.setattr(arrays, "SCAN_BYTES", 0)  # more than one read
-    monkeypatch.setattr(ArrayFeatures, "read", lambda self, rows: counts.append(len(rows)) or read(self, rows))
+    monkeypatch.setattr(arrays, "_read_rows", lambda array, rows: counts.append(len(rows)) or read(array, rows))
     return counts
 
 
@@ -66,3 +66,12 @@ def test_first_nonfinite_row_detects_changed_size(tmp_path, reads):
     os.utime(tmp_path / "features.npy", ns=(time, time))
     assert first_nonfinite_row(features) == 0
     assert reads == [5, 6]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e300])
+def test_first_nonfinite_row_reads_every_dtype(tmp_path, dtype, value):
+    values = np.ones((9, 2), dtype)
+    with np.errstate(over="ignore"):
+        values[4, 1] = value  # 1e300 is infinite in float32, which models read
+    assert first_nonfinite_row(write("array", tmp_path, values)) == 4

@@ -155,6 +155,11 @@ class ArrayFeatures:
         return sum(map(len, self._arrays.values()))
 
     @property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        """The arrays that hold the rows, one after the other."""
+        return tuple(self._arrays.values())
+
+    @property
     def embedding_dim(self) -> int:
         """Size of the last dimension."""
         return self.shape[-1]
@@ -240,14 +245,15 @@ def first_nonfinite_row(features: ArrayFeatures) -> int | None:
 
 
 def _scan(features: ArrayFeatures) -> int | None:
-    rows_per_read = max(ROWS_PER_READ, SCAN_BYTES // (4 * math.prod(features.shape)))
-    for start in range(0, len(features), rows_per_read):
-        vectors = features.read(np.arange(start, min(start + rows_per_read, len(features)))).vectors
-        assert isinstance(vectors, Tensor)
-        # A finite sum has only finite terms. An infinite one may come from large terms.
-        if not vectors.sum(dtype=torch.float64).isfinite():
-            for row in (~vectors.flatten(1).isfinite().all(1)).nonzero()[:1, 0].tolist():
-                return start + row
+    rows_per_read, first = max(ROWS_PER_READ, SCAN_BYTES // (4 * math.prod(features.shape))), 0
+    for array in features.arrays:
+        for start in range(0, len(array), rows_per_read):
+            block = torch.from_numpy(_read_rows(array, np.arange(start, min(start + rows_per_read, len(array)))))
+            # NaN is both the smallest and the largest value. This is much faster than a comparison of each value.
+            if not all(bound.float().isfinite() for bound in block.aminmax()):
+                (row,) = (~block.float().flatten(1).isfinite().all(1)).nonzero()[:1, 0].tolist()
+                return first + start + row
+        first += len(array)
     return None
 
 
