@@ -296,28 +296,28 @@ def _group_duplicates(index: Index, results: Sequence[SearchResult]) -> list[Sea
     """The first result of each group of near-duplicates, with the keys of the others."""
     groups = list[SearchResult]()
     duplicates = list[list[str]]()
-    group_rows = list[int]()
-    by_path, by_content = dict[str, int](), dict[tuple[str, float | None], int]()
+    group_of_row, by_path, by_content = dict[int, int](), dict[str, int](), dict[tuple[str, float | None], int]()
     if not results:
         return groups
     vectors = index.store.vectors([result.key for result in results])
-    are_similar = vectors @ vectors.T >= MIN_DUPLICATE_COSINE
-    pairs = np.nonzero(are_similar)
-    are_similar[pairs] = hamming_distances([result.item.dhash for result in results], *pairs) <= MAX_HAMMING_DISTANCE
+    later, earlier = np.nonzero(np.tril(vectors @ vectors.T >= MIN_DUPLICATE_COSINE, -1))
+    are_similar = hamming_distances([result.item.dhash for result in results], later, earlier) <= MAX_HAMMING_DISTANCE
+    similar_rows = dict[int, list[int]]()
+    for row, other in zip(later[are_similar].tolist(), earlier[are_similar].tolist(), strict=True):
+        similar_rows.setdefault(row, []).append(other)
     for row, result in enumerate(results):
         item = result.item
-        matching = np.flatnonzero(are_similar[row, group_rows])[:1].tolist()
-        same_file = (by_path.get(item.path), by_content.get((item.content, item.start)))
-        matching += [group for group in same_file if group is not None]
-        if matching:
+        candidates = [group_of_row.get(other) for other in similar_rows.get(row, ())]
+        candidates += [by_path.get(item.path), by_content.get((item.content, item.start))]
+        if matching := [group for group in candidates if group is not None]:
             duplicates[min(matching)].append(item.key)
             continue
         by_path.setdefault(item.path, len(groups))
         by_content.setdefault((item.content, item.start), len(groups))
+        group_of_row[row] = len(groups)
         groups.append(result)
         duplicates.append([])
-        group_rows.append(row)
-    return [replace(result, duplicates=tuple(keys)) for result, keys in zip(groups, duplicates, strict=True)]
+    return [replace(result, duplicates=tuple(keys)) if keys else result for result, keys in zip(groups, duplicates, strict=True)]
 
 
 def _rerank(index: Index, model: Retriever, query: SearchQuery, results: Sequence[SearchResult]) -> list[SearchResult]:

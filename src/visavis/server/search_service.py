@@ -34,7 +34,7 @@ from visavis.server.schemas import FacetsResponse, HitResponse
 if TYPE_CHECKING:
     from PIL.Image import Image as PILImage
 
-RESULT_BLOCK, CACHED_QUERIES, CACHE_SECONDS = 120, 64, 300.0
+RESULT_BLOCK, CACHED_QUERIES, CACHE_SECONDS = 120, 512, 300.0
 """Results of one search, so that the next page is cached, number of cached queries, and their lifetime in seconds."""
 CACHED_TEXTS = 1024
 """Number of texts whose vectors are cached."""
