@@ -32,6 +32,10 @@ from visavis.training.encoder_blocks import encoder_blocks, prepare_encoders
 from visavis.training.optimizer import full_tensor, make_optimizer, optimizer_tensors, restore_optimizer, set_lr, train_mode
 from visavis.types import Encoded
 
+INITIAL_LOSS_SCALE = 512.0
+"""First factor of the loss in float16. With torch's 65,536, sums over a batch overflow in the first steps, which are then skipped: 7 of 117
+steps of VLC, and 7 points of RSUM (``studies/precision.py``)."""
+
 ComputeTargets = Callable[[Encoded, Encoded, Batch], Targets]
 
 
@@ -123,7 +127,7 @@ class TrainStep:
         self.trained_matcher = matcher
         self.loss = loss = phase_loss(matcher, phase, recipe.memory or None, group)
         self.optimizer = make_optimizer(matcher, phase)
-        self.scaler = torch.GradScaler(self.device.type, enabled=self.training.autocast == "float16")
+        self.scaler = torch.GradScaler(self.device.type, INITIAL_LOSS_SCALE, enabled=self.training.autocast == "float16")
         if self.is_sharded:
             # A shard cannot encode alone, but validations need the whole network.
             self.trained_matcher = deepcopy(matcher)
