@@ -2,11 +2,12 @@
 
     git worktree add ../old 72e789a
     python benchmarks/data_path.py --old ../old/src [--photos 400] [--size 1600 1200] [--repeats 3] [--epochs 3]
-                                   [--only training index check features]
+                                   [--only training index check features] [--images FOLDER]
 
-Photos are smooth noise. Each measurement is a process of its own, and both checkouts run in turn. Prints images per second of this checkout,
-the median ratios of seconds and of processor seconds to the other and their ranges, and how far indexed vectors and the best 10 results of
-100 queries agree. Processor seconds hardly depend on other programs, but do not show what several cores save.
+Photos are smooth noise, or enlarged images of a folder, whose contents differ like those of real photos. Each measurement is a process of
+its own, and both checkouts run in turn. Prints images per second of this checkout, the median ratios of seconds and of processor seconds to
+the other and their ranges, and how far indexed vectors and the best 10 results of 100 queries agree. Processor seconds hardly depend on
+other programs, but do not show what several cores save.
 """
 
 from __future__ import annotations
@@ -30,10 +31,14 @@ from visavis.retrieval.index_folder import Index
 KINDS = ("training", "index", "check", "features")
 
 
-def write_photos(folder: Path, count: int, size: tuple[int, int], seed: int) -> None:
-    """Write a data set of photos whose details shrink with their size, as in natural images."""
+def write_photos(folder: Path, count: int, size: tuple[int, int], seed: int, images: Path | None) -> None:
+    """Write a data set of enlarged images, or of photos whose details shrink with their size, as in natural images."""
     random, (width, height) = np.random.default_rng(seed), size
-    for i in range(count):
+    sources = [] if images is None else sorted(images.glob("*.jpg"))[:count]
+    for i, source in enumerate(sources):
+        with Image.open(source) as image:
+            image.convert("RGB").resize(size, Image.Resampling.BICUBIC).save(folder / f"{i:05}.jpg", quality=85)
+    for i in range(len(sources), count):
         pixels = np.full((height, width, 3), 128, np.float32)
         for cells, amplitude in ((4, 60), (16, 30), (64, 12), (256, 4)):
             noise = random.normal(0, amplitude, (cells, cells, 3)).clip(-127, 127) + 128
@@ -83,6 +88,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=3, help="of the trainings, whose start is included in their time")
     parser.add_argument("--only", nargs="+", choices=KINDS, default=KINDS)
+    parser.add_argument("--images", type=Path, help="folder of .jpg files to enlarge instead of noise")
     parser.add_argument("--measure", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
@@ -93,7 +99,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         (folder / "photos").mkdir()
-        write_photos(folder / "photos", options.photos, tuple(options.size), 0)
+        write_photos(folder / "photos", options.photos, tuple(options.size), 0, options.images)
         scenes = visavis.data_scenes(folder / "scenes", num_train=100, num_val=20, num_test=20)
         model = visavis.train("photos/pixels-words", data=scenes, out=folder / "model", overrides={"phases.0.epochs": 3}).run
         sources = {"old": options.old.resolve(), "new": Path(visavis.__file__).parents[1]}
