@@ -12,6 +12,7 @@ from pathlib import Path
 from visavis import storage
 from visavis.data import Dataset, open_dataset
 from visavis.data.dataset import ByteRange
+from visavis.data.dataset_reader import resolve_path
 from visavis.data.formats.image_files import VISUAL_SUFFIXES, files_under
 from visavis.data.formats.listing import is_valid_unicode
 from visavis.data.video import is_video
@@ -91,7 +92,8 @@ def list_source_files(path: str | Path) -> FileCollection:
     files = tuple(_dataset_files(dataset))
     if not files:
         raise DataError(f"{path}: expected a data set with images, got captions or features only. Add the images of this data set.")
-    return _with_attributes(FileCollection(root.absolute(), files, dataset.skipped, is_dataset=True))
+    # The name of a data set of the hub or under VISAVIS_DATA is not a path.
+    return _with_attributes(FileCollection(resolve_path(path).absolute(), files, dataset.skipped, is_dataset=True))
 
 
 def _list_folder(root: Path) -> FileCollection:
