@@ -152,6 +152,21 @@ def test_other_commands_read_each_source(name, rows, tmp_path, listed):
     assert sorted(file.path for file in files) == sorted(row[0] for row in rows)
 
 
+def test_index_by_name_is_updated_and_read(rows, tmp_path, listed, monkeypatch):
+    pytest.importorskip("lancedb", reason="LanceDB is not installed: pip install 'visavis[search]'")
+    write_shards(tmp_path / "data sets" / "shards", rows)
+    monkeypatch.setenv("VISAVIS_DATA", str(tmp_path / "data sets"))
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    reports = [visavis.index(listed[1], "shards") for _ in range(2)]
+    assert [(Path(report.folder), report.num_encoded) for report in reports] == [
+        (Path("indexes/shards"), len(rows)),
+        (Path("indexes/shards"), 0),
+    ]
+    index = Index.open("indexes/shards")
+    assert all(index.locate(item).read() for item in index.items.values())
+
+
 @pytest.mark.parametrize("name", ["parquet", "webdataset"])
 def test_index_reads_images_in_place(name, rows, tmp_path, listed):
     pytest.importorskip("lancedb", reason="LanceDB is not installed: pip install 'visavis[search]'")

@@ -265,6 +265,10 @@ def test_row_groups_stay_in_memory_up_to_a_limit(tmp_path, monkeypatch):
     for image in data.images:
         image.open()
     assert read == [0, 1, 2, 3, 1, 2, 3], "the group that was read last stays"
+    monkeypatch.setattr(image_tables, "_LARGE_GROUP_BYTES", 1)
+    assert [(finding.kind, finding.loses_data) for finding in check_dataset(path).findings if finding.kind == "large row group"] == [
+        ("large row group", False)
+    ]
     write_parquet(tmp_path / "x.parquet", rows(5))
     with pytest.raises(DataError, match=r"x\.parquet cannot be read as a table: [^\n]*\.$"):
         data.images[39].open()

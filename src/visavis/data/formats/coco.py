@@ -74,7 +74,7 @@ def _read_file(listing: Listing, file: Path, split: str | None, content: Any) ->
             listing.add_loss("malformed entry", location, message, listing.images[-1])
             continue
         image = listing.add_image(name, split)
-        image.file = f"{folder}/{name}"
+        image.file = name if "/" in name else f"{folder}/{name}"
         if by_id.setdefault(image_id, image) is not image:
             listing.add_loss("duplicate id", name, f"its id {image_id} is already the id of {by_id[image_id].name}", image)
     for number, record in enumerate(content["annotations"]):
