@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from tests.hub import Hub, serving
 from tests.processes import Command
+from tests.recipes import TINY_RECIPE
 
 from visavis.data.hub_files import _select_files
 from visavis.errors import DataError, VisavisError
@@ -73,6 +75,24 @@ def test_data_sets_of_the_hub_are_opened_by_name(hub, tmp_path):
     offline = opened(tmp_path, *(f"hf:tiny/{name}" for name in names), **{**hub.environment, "HF_ENDPOINT": "http://127.0.0.1:9"})
     assert offline == lines
     assert len(hub.downloads) == downloads
+
+
+def test_commands_accept_names_of_the_hub(hub, tmp_path):
+    (tmp_path / "tiny.toml").write_text(TINY_RECIPE)
+    environment = {"HF_HOME": str(tmp_path / "hub"), "VISAVIS_CACHE": str(tmp_path / "cache"), **hub.environment}
+    outputs = []
+    for words in (
+        ["data", "check", "hf:tiny/good", "--json"],
+        ["train", tmp_path / "tiny.toml", "--data", "hf:tiny/good", "--out", tmp_path / "run", "--json"],
+        ["evaluate", tmp_path / "run", "--split", "val", "--json"],
+    ):
+        command = Command(tmp_path / "output", *words, environment=environment, messages=tmp_path / "messages")
+        assert command.wait(120) == 0, (tmp_path / "messages").read_text()
+        outputs.append(json.loads(command.output_text))
+        environment["HF_ENDPOINT"] = "http://127.0.0.1:9"
+    assert outputs[0]["splits"] == {"train": {"images": 3, "captions": 6}, "val": {"images": 1, "captions": 2}}
+    assert outputs[2]["rsum"] == outputs[1]["validation_rsum"]
+    assert 'path = "hf:tiny/good"' in (tmp_path / "run" / "run.toml").read_text()
 
 
 def test_failures_end_in_one_error(hub, tmp_path):
