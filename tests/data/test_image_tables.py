@@ -180,6 +180,18 @@ def test_split_tables_of_text_are_one_data_set(tmp_path):
     assert contents(data) == {"0.png": ("train", ["a", "b"], 0), "1.png": ("val", ["[c]"], 1), "2.png": ("test", ["d"], 2)}
 
 
+def test_folders_of_images_of_datasets_are_one_data_set(tmp_path):
+    for number, split in enumerate(("train", "validation", "test")):
+        (tmp_path / split).mkdir()
+        (tmp_path / split / "a.png").write_bytes(png(number))
+        (tmp_path / split / "metadata.csv").write_text(f"file_name,text\na.png,caption {number}\n")
+    assert contents(open_dataset(tmp_path)) == {
+        "test/a.png": ("test", ["caption 2"], 2),
+        "train/a.png": ("train", ["caption 0"], 0),
+        "validation/a.png": ("val", ["caption 1"], 1),
+    }
+
+
 DAMAGED = {
     "no bytes": ({"image": [None, png(1)]}, "missing image"),
     "struct without bytes": ({"image": [{"bytes": None, "path": None}, {"bytes": png(1), "path": None}]}, "missing image"),

@@ -141,6 +141,11 @@ DATASETS: dict[str, Change] = {
     "COCO absolute": lambda data, secret: coco(data, str(secret / "a.png")),
     "list of COCO": lambda data, secret: (coco(secret, "a.png"), link(data, "captions_val2017.json", secret / "captions_val2017.json")),
     "split table parent": lambda data, secret: (data / "train.csv").write_text("image_path,caption\n../secret/a.png,a dog\n"),
+    "linked folder of a table": lambda data, secret: (
+        (data / "captions.train").touch(),
+        (secret / "metadata.csv").write_text("file_name,text\na.png,a dog\n"),
+        link(data, "train", secret),
+    ),
     "Parquet parent": lambda data, secret: image_table(data / "captions-train.parquet", "../secret/a.png"),
     "Parquet path": lambda data, secret: image_table(data / "captions-train.parquet", {"bytes": None, "path": str(secret / "a.png")}),
     "linked Parquet": lambda data, secret: linked_table(data, secret, "captions-train.parquet"),

@@ -60,10 +60,10 @@ def open_dataset(
     decode_all_frames: bool = False,
     on_progress: ProgressCallback | None = None,
 ) -> Dataset:
-    """Open the data set in a folder, or one list in it (``.json``, ``.jsonl``, ``.csv``, ``.tsv``, ``.parquet``, ``.arrow``).
+    """Open the data set in a folder, or one file of it (``.json``, ``.jsonl``, ``.csv``, ``.tsv``, ``.parquet``, ``.arrow``, ``.tar``).
 
     Args:
-        path: The folder or file, or the name of a folder under ``VISAVIS_DATA``.
+        path: The folder or file, the name of a folder under ``VISAVIS_DATA``, a pattern of WebDataset shards, or ``hf:OWNER/NAME``.
         skip_bad: Skip unusable items and list them in ``Dataset.skipped``, instead of raising DataError.
         decode_images: Also decode each image once, to find truncated images and copies in two splits. The result is cached.
             Images of a large table are not decoded.
@@ -105,7 +105,7 @@ def list_dataset(path: str | Path) -> Listing:
     """List the content of a data set, with findings about unusable items.
 
     Args:
-        path: The folder or file, or the name of a folder under ``VISAVIS_DATA``.
+        path: The folder or file, the name of a folder under ``VISAVIS_DATA``, a pattern of WebDataset shards, or ``hf:OWNER/NAME``.
 
     Returns:
         The listing.
@@ -184,7 +184,7 @@ def check_dataset(path: str | Path, *, decode_videos: bool = False, on_progress:
     """Read everything, and decode all images and a sample of the videos.
 
     Args:
-        path: The folder or file, or the name of a folder under ``VISAVIS_DATA``.
+        path: The folder or file, the name of a folder under ``VISAVIS_DATA``, a pattern of WebDataset shards, or ``hf:OWNER/NAME``.
         decode_videos: Decode all frames of all videos, and not only of a sample of 16.
         on_progress: Called with the number of decoded images and of all images.
 
@@ -227,7 +227,7 @@ def find_source(path: str | Path) -> Path:
     """Find the list that describes a data set, or the folder if the format describes a whole folder.
 
     Args:
-        path: The folder or file, or the name of a folder under ``VISAVIS_DATA``.
+        path: The folder or file, the name of a folder under ``VISAVIS_DATA``, a pattern of WebDataset shards, or ``hf:OWNER/NAME``.
 
     Returns:
         The path of the list or folder.

@@ -54,7 +54,7 @@ def list_captions(path: Path, read_rows: Callable[[str, Path, Listing], Iterator
 
 
 def list_split_tables(folder: Path) -> Listing:
-    """List the images and captions of the tables ``train.csv``, ``val.csv`` and ``test.csv``, or of other names with a split.
+    """List the images and captions of ``train.csv``, ``val.csv`` and ``test.csv``, or of ``train/metadata.csv`` and so on.
 
     Args:
         folder: The folder.
@@ -63,7 +63,9 @@ def list_split_tables(folder: Path) -> Listing:
         The listing.
     """
     listing, readers = Listing(folder), {".csv": _table_rows, ".tsv": _table_rows, ".jsonl": _json_rows}
-    files = [path for suffix in readers for path in sorted(filter(os.path.isfile, folder.glob(f"*{suffix}"))) if split_in_name(path.name)]
+    patterns = [pattern for suffix in readers for pattern in (f"*{suffix}", f"*/metadata{suffix}")]
+    found = [path for pattern in patterns for path in sorted(folder.glob(pattern)) if os.path.isfile(path)]
+    files = [path for path in found if split_in_name(path.relative_to(folder))]
     for path, split in splits_of_files(files, folder).items():
         _add_rows(listing, path, split, readers[path.suffix])
     return listing
@@ -72,15 +74,25 @@ def list_split_tables(folder: Path) -> Listing:
 def _add_rows(
     listing: Listing, path: Path, file_split: str | None, read_rows: Callable[[str, Path, Listing], Iterator[CaptionRow]]
 ) -> None:
-    for line, file, captions, split in read_rows(decode_utf8(storage.read_bytes(path, path.parent)), path, listing):
-        listing.add_row(file, captions, split or file_split, f"{path.name}:{line}")
+    folder, place = listing.source if os.path.isdir(listing.source) else path.parent, _place(listing, path)
+    for line, file, captions, split in read_rows(decode_utf8(storage.read_bytes(path, folder)), path, listing):
+        # As in the folders of images of Hugging Face `datasets`, files are relative to their table.
+        if file and path.parent != folder:
+            file = f"{path.parent.name}/{file}"
+        listing.add_row(file, captions, split or file_split, f"{place}:{line}")
+
+
+def _place(listing: Listing, path: Path) -> str:
+    """Name of a table in findings. Tables of several folders may have the same name."""
+    return path.relative_to(listing.source).as_posix() if os.path.isdir(listing.source) else path.name
 
 
 def _json_rows(text: str, path: Path, listing: Listing) -> Iterator[CaptionRow]:
+    place = _place(listing, path)
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
-        location = f"{path.name}:{number}"
+        location = f"{place}:{number}"
         try:
             row = parse_json(line)
         except ValueError as error:
@@ -102,16 +114,17 @@ def _json_rows(text: str, path: Path, listing: Listing) -> Iterator[CaptionRow]:
 
 
 def _table_rows(text: str, path: Path, listing: Listing) -> Iterator[CaptionRow]:
+    place = _place(listing, path)
     first, _, body = text.partition("\n")
     delimiter, header = _parse_header(escape_surrogates(first), path)
     file_column, caption_columns = _find_columns(header, path)
     split_column = header.index("split") if "split" in header else None
     if unread := [name for i, name in enumerate(header) if i not in (file_column, split_column, *caption_columns)]:
-        listing.add_note("column not read", f"{path.name}:1", f"the columns {', '.join(unread)} are not read")
+        listing.add_note("column not read", f"{place}:1", f"the columns {', '.join(unread)} are not read")
     reader = csv.reader(io.StringIO(body, newline=""), delimiter=delimiter, strict=True)
     while True:
         line = reader.line_num + 2
-        location = f"{path.name}:{line}"
+        location = f"{place}:{line}"
         try:
             row = next(reader)
         except StopIteration:
@@ -192,8 +205,8 @@ CAPTION_LINES = DatasetFormat(
 )
 SPLIT_TABLES = DatasetFormat(
     name="train.csv",
-    description="train.csv, val.csv and test.csv (or .tsv, .jsonl) next to the images, with the columns of captions.csv",
-    patterns=("train*.csv", "train*.tsv", "train*.jsonl"),
+    description="train.csv, val.csv and test.csv (or .tsv, .jsonl, train/metadata.csv) next to the images, with the columns of captions.csv",
+    patterns=("train*.csv", "train*.tsv", "train*.jsonl", "train/metadata.csv", "train/metadata.jsonl"),
     suffixes=(),
     read=list_split_tables,
     image_files="required",

@@ -86,7 +86,7 @@ class TableColumns:
 
 
 def parse_captions(value: Any) -> list[str] | None:
-    """Read the captions of one row: a text, an object with the text, or a list of these.
+    """Read the captions of one row: a text, an object with the text, or a list of these. Missing values are left out.
 
     Args:
         value: Value of a column.
@@ -95,7 +95,9 @@ def parse_captions(value: Any) -> list[str] | None:
         The captions. None: the value has another kind.
     """
     captions = list[str]()
-    for entry in value if isinstance(value, list) else [] if value is None else [value]:
+    for entry in value if isinstance(value, list) else [value]:
+        if entry is None:
+            continue
         text = next((entry[key] for key in _TEXT_KEYS if key in entry), None) if isinstance(entry, dict) else entry
         if not isinstance(text, str):
             return None

@@ -12,12 +12,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from visavis import storage
 from visavis.data.dataset import ByteRange
 from visavis.data.formats.image_files import IMAGE_SUFFIXES, archive_members, containing_folder
-from visavis.data.formats.listing import DatasetFormat, Listing
+from visavis.data.formats.listing import DatasetFormat, ListedImage, Listing
 from visavis.data.formats.table_columns import CAPTION_NAMES, parse_captions
 from visavis.data.splits import normalize_split_name, splits_of_files
 from visavis.errors import DataError, MissingExtra
@@ -34,12 +34,12 @@ class TarSamples:
 
     Attributes:
         name: Name of the file, for errors.
-        samples: Location of each member by its extension, by the key of the sample.
+        samples: First byte and size of each member by its extension, by the key of the sample.
         damage: Damage of the file, after which no sample is read. "": none.
     """
 
     name: str
-    samples: dict[str, dict[str, ByteRange]] = field(default_factory=dict)
+    samples: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
     damage: str = ""
 
     @classmethod
@@ -54,12 +54,12 @@ class TarSamples:
         Returns:
             The samples before any damage.
         """
-        samples: dict[str, dict[str, ByteRange]] = {}
+        samples: dict[str, dict[str, tuple[int, int]]] = {}
         damage = ""
         try:
             for member, location in archive_members(path, root):
                 if match := _KEY.fullmatch(member):
-                    samples.setdefault(match[1], {})[match[2].lower()] = location
+                    samples.setdefault(match[1], {})[match[2].lower()] = (location.offset, location.num_bytes)
             with storage.open_file(path, root) as file:
                 file.seek(-min(512, os.path.getsize(path)), os.SEEK_END)
                 if any(file.read()):
@@ -68,20 +68,8 @@ class TarSamples:
             damage = str(error)
         return cls(name, samples, damage)
 
-    def find(self, key: str, suffixes: tuple[str, ...], content: str) -> str:
-        """Find a member of a sample.
-
-        Args:
-            key: Key of the sample.
-            suffixes: Suffixes of the member, the preferred ones first.
-            content: Its content, for the error.
-
-        Returns:
-            The extension of the member.
-
-        Raises:
-            DataError: If the sample has no such member.
-        """
+    def _find(self, key: str, suffixes: tuple[str, ...], content: str) -> str:
+        """The extension of a member, with the preferred suffix."""
         for suffix in suffixes:
             for extension in self.samples[key]:
                 if f".{extension}".endswith(suffix):
@@ -96,27 +84,32 @@ class TarSamples:
 
         Returns:
             The extension of the member.
-        """
-        return self.find(key, IMAGE_SUFFIXES, "image")
 
-    def find_text(self, key: str) -> str:
-        """Find the captions of a sample.
+        Raises:
+            DataError: If the sample has no image.
+        """
+        return self._find(key, IMAGE_SUFFIXES, "image")
+
+    def read_member(self, file: BinaryIO, key: str, extension: str) -> bytes:
+        """Read a member of a sample.
 
         Args:
+            file: The open tar file.
             key: Key of the sample.
+            extension: Extension of the member.
 
         Returns:
-            The extension of the member.
+            Its content.
         """
-        return self.find(key, (*TEXT_SUFFIXES, ".json"), "caption")
+        offset, size = self.samples[key][extension]
+        return os.pread(file.fileno(), size, offset)
 
-    def parse_text(self, key: str, extension: str, content: bytes) -> tuple[list[str], Any]:
+    def read_text(self, file: BinaryIO, key: str) -> tuple[list[str], Any]:
         """Read the captions of a sample.
 
         Args:
+            file: The open tar file.
             key: Key of the sample.
-            extension: Extension of the member.
-            content: Its content.
 
         Returns:
             The captions, and the split in its JSON or None.
@@ -124,8 +117,9 @@ class TarSamples:
         Raises:
             DataError: If it has no caption.
         """
+        extension = self._find(key, (*TEXT_SUFFIXES, ".json"), "caption")
         try:
-            value: Any = content.decode()
+            value: Any = self.read_member(file, key, extension).decode()
             if extension.endswith("json"):
                 value = json.loads(value)
         except (ValueError, RecursionError) as error:
@@ -210,35 +204,38 @@ def list_webdataset(source: Path) -> Listing:
     shards = [TarSamples.read(path, path.relative_to(folder).as_posix(), root) for path in splits]
     first_keys = [next(iter(shard.samples)) for shard in shards if shard.samples]
     has_local_keys = len(set(first_keys)) < len(first_keys)
-    for shard, split in zip(shards, splits.values(), strict=True):
+    for shard, (path, split) in zip(shards, splits.items(), strict=True):
         if shard.damage:
             listing.add_loss("broken archive", shard.name, f"{shard.damage.removesuffix('.')}, the samples before are used")
-        for key in shard.samples:
-            _add_sample(listing, shard, key, split, f"{shard.name.removesuffix(TAR_SUFFIX)}/" if has_local_keys else "")
+        with storage.open_file(path, root) as file:
+            for key in shard.samples:
+                image = _add_sample(listing, shard, file, key, split, f"{shard.name.removesuffix(TAR_SUFFIX)}/" if has_local_keys else "")
+                if image is not None:
+                    offset, size = shard.samples[key][shard.find_image(key)]
+                    image.location = ByteRange(path, offset, size, root)
     return listing
 
 
-def _add_sample(listing: Listing, shard: TarSamples, key: str, split: str | None, prefix: str) -> None:
-    members, place = shard.samples[key], f"{shard.name}: {key}"
+def _add_sample(listing: Listing, shard: TarSamples, file: BinaryIO, key: str, split: str | None, prefix: str) -> ListedImage | None:
+    """Add a sample. Returns its image if it is new."""
+    place = f"{shard.name}: {key}"
     try:
         extension = shard.find_image(key)
     except DataError as error:
         listing.add_loss("missing image", place, str(error).removesuffix("."))
-        return
+        return None
     name = f"{prefix}{key}.{extension}"
     known = listing.by_name.get(name)
     captions, own_split = list[str](), None
     try:
-        text = shard.find_text(key)
-        captions, own_split = shard.parse_text(key, text, members[text].read())
+        captions, own_split = shard.read_text(file, key)
         problem = ""
     except DataError as error:
         problem = str(error).removesuffix(".")
     image = listing.add_row(name, captions, normalize_split_name(own_split) or split, place)
-    if image is not None and image is not known:
-        image.location = members[extension]
     if problem:
         listing.add_loss("image without caption", place, problem, None if image is known else image)
+    return None if image is known else image
 
 
 WEBDATASET = DatasetFormat(

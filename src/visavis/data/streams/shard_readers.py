@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -149,16 +148,11 @@ class TarReader(ShardReader):
         return self.keys[row]
 
     def image(self, row: int) -> bytes:
-        return self._read(self.keys[row], self.shard.find_image(self.keys[row]))
+        key = self.keys[row]
+        return self.shard.read_member(self.file, key, self.shard.find_image(key))
 
     def captions(self, row: int) -> list[str]:
-        key = self.keys[row]
-        extension = self.shard.find_text(key)
-        return self.shard.parse_text(key, extension, self._read(key, extension))[0]
-
-    def _read(self, key: str, extension: str) -> bytes:
-        location = self.shard.samples[key][extension]
-        return os.pread(self.file.fileno(), location.num_bytes, location.offset)
+        return self.shard.read_text(self.file, self.keys[row])[0]
 
 
 class ParquetReader(ShardReader):
