@@ -66,12 +66,17 @@ def expected(split: str, *numbers: int) -> dict:
     return {f"{number}.png": (split, [f"caption {number}", f"text {number}"], number) for number in numbers}
 
 
-@pytest.mark.parametrize("where", ["", "data/"])
+@pytest.mark.parametrize("where", ["", "data/", "{split}/", "data/{split}/"])
 def test_files_of_the_hub_are_one_data_set(tmp_path, where):
-    write_parquet(tmp_path / f"{where}train-00000-of-00002.parquet", rows(0, 1, 2), row_group_size=2)
-    write_parquet(tmp_path / f"{where}train-00001-of-00002.parquet", rows(3, 4))
-    write_parquet(tmp_path / f"{where}validation-00000-of-00001.parquet", rows(5))
-    write_parquet(tmp_path / f"{where}test-00000-of-00001.parquet", rows(6, 7))
+    for split, part, numbers in (
+        ("train", "0-of-00002", (0, 1, 2)),
+        ("train", "1-of-00002", (3, 4)),
+        ("validation", "0", (5,)),
+        ("test", "0", (6, 7)),
+    ):
+        name = f"0000{part}.parquet" if "split" in where else f"{split}-0000{part}.parquet"
+        write_parquet(tmp_path / where.format(split=split) / name, rows(*numbers), row_group_size=2)
+    (tmp_path / "loop").symlink_to(tmp_path, target_is_directory=True)
     data = open_dataset(tmp_path, decode_images=True)
     assert data.splits == ("test", "train", "val")
     assert contents(data) == expected("train", 0, 1, 2, 3, 4) | expected("val", 5) | expected("test", 6, 7)

@@ -143,8 +143,9 @@ DATASETS: dict[str, Change] = {
     "split table parent": lambda data, secret: (data / "train.csv").write_text("image_path,caption\n../secret/a.png,a dog\n"),
     "linked folder of a table": lambda data, secret: (
         (data / "captions.train").touch(),
-        (secret / "metadata.csv").write_text("file_name,text\na.png,a dog\n"),
-        link(data, "train", secret),
+        paint(secret / "table" / "a.png", RED),
+        (secret / "table" / "metadata.csv").write_text("file_name,text\na.png,a dog\n"),
+        link(data, "train", secret / "table"),
     ),
     "Parquet parent": lambda data, secret: image_table(data / "captions-train.parquet", "../secret/a.png"),
     "Parquet path": lambda data, secret: image_table(data / "captions-train.parquet", {"bytes": None, "path": str(secret / "a.png")}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -64,6 +65,22 @@ def splits_of_files(files: Iterable[Path], folder: Path) -> dict[Path, str | Non
     """
     splits = {file: split_in_name(file.relative_to(folder)) for file in files}
     return splits if set(splits.values()) != {"train"} else dict.fromkeys(splits)
+
+
+def split_folders(folder: Path) -> list[Path]:
+    """Find the folders in which a data set in several files has its files.
+
+    Args:
+        folder: The folder of the data set.
+
+    Returns:
+        The folder, its folders ``data`` and ``train``, ``validation`` and so on, and the latter in ``data``.
+    """
+    folders = [folder]
+    for parent in (folder, folder / "data"):
+        children = sorted(child for child in (parent.iterdir() if os.path.isdir(parent) else ()) if os.path.isdir(child))
+        folders += [child for child in children if (child.name == "data" and parent == folder) or split_in_name(child.name) is not None]
+    return folders
 
 
 def split_in_name(path: str | Path) -> str | None:

@@ -25,7 +25,7 @@ from visavis.data.dataset import ByteRange
 from visavis.data.formats.image_files import attach_files, containing_folder
 from visavis.data.formats.listing import DatasetFormat, Listing, shorten
 from visavis.data.formats.table_columns import TableColumns, parse_captions
-from visavis.data.splits import normalize_split_name, split_in_name, splits_of_files
+from visavis.data.splits import normalize_split_name, split_folders, splits_of_files
 from visavis.errors import DataError
 
 if TYPE_CHECKING:
@@ -256,12 +256,8 @@ def find_tables(folder: Path) -> list[Path]:
     Returns:
         Files in it, in its folder ``data`` and in folders with the name of a split. Cached tables of ``datasets`` are left out.
     """
-    files = list[Path]()
-    for path in sorted([*folder.glob("*"), *folder.glob("*/*")]):
-        inside = path.parent == folder or path.parent.name == "data" or split_in_name(path.parent.name) is not None
-        if path.suffix in SUFFIXES and os.path.isfile(path) and inside and not path.name.startswith((".", "cache-")):
-            files.append(path)
-    return files
+    files = sorted(path for parent in split_folders(folder) for path in parent.iterdir() if path.suffix in SUFFIXES)
+    return [path for path in files if os.path.isfile(path) and not path.name.startswith((".", "cache-"))]
 
 
 @dataclass
@@ -346,7 +342,10 @@ def _add_row(listing: Listing, row: _Row) -> None:
 IMAGE_TABLES = DatasetFormat(
     name="image tables",
     description="Parquet or Arrow tables with images in them (Hugging Face datasets), with the split in the file name or in a column",
-    patterns=("*.parquet", "*.arrow", "data/*.parquet", "train/*.parquet", "test/*.parquet", "data/*.arrow", "dataset_dict.json"),
+    patterns=(
+        *(f"{folder}*{suffix}" for suffix in SUFFIXES for folder in ("", "data/", "train/", "test/", "data/train/")),
+        "dataset_dict.json",
+    ),
     suffixes=SUFFIXES,
     read=list_image_tables,
     image_files="none",

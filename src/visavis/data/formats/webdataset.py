@@ -19,7 +19,7 @@ from visavis.data.dataset import ByteRange
 from visavis.data.formats.image_files import IMAGE_SUFFIXES, archive_members, containing_folder
 from visavis.data.formats.listing import DatasetFormat, ListedImage, Listing
 from visavis.data.formats.table_columns import CAPTION_NAMES, parse_captions
-from visavis.data.splits import normalize_split_name, splits_of_files
+from visavis.data.splits import normalize_split_name, split_folders, splits_of_files
 from visavis.errors import DataError, MissingExtra
 
 TAR_SUFFIX = ".tar"
@@ -176,7 +176,7 @@ def find_shards(source: Path) -> list[Path]:
         DataError: If a shard is missing, or no shard matches.
     """
     if os.path.isdir(source):
-        return sorted(filter(os.path.isfile, [*source.glob(f"*{TAR_SUFFIX}"), *source.glob(f"data/*{TAR_SUFFIX}")]))
+        return sorted(path for folder in split_folders(source) for path in folder.glob(f"*{TAR_SUFFIX}") if os.path.isfile(path))
     if os.path.isfile(source):
         return [source]
     shards = list[Path]()
@@ -241,7 +241,7 @@ def _add_sample(listing: Listing, shard: TarSamples, file: BinaryIO, key: str, s
 WEBDATASET = DatasetFormat(
     name="WebDataset",
     description="Shards of WebDataset: *.tar with KEY.jpg and KEY.txt or KEY.json, with the split in the file name",
-    patterns=(f"*{TAR_SUFFIX}", f"data/*{TAR_SUFFIX}"),
+    patterns=tuple(f"{folder}*{TAR_SUFFIX}" for folder in ("", "data/", "train/", "data/train/")),
     suffixes=(TAR_SUFFIX,),
     read=list_webdataset,
     image_files="none",
