@@ -16,8 +16,10 @@ from pathlib import Path
 import visavis
 from visavis.objectives import CATALOG
 
+GLOVE = "GradedSupervision(relevance='CBoW(vectors=\"glove/glove.6B.50d.captions.txt\")')"
 SUPERVISION = {
-    "Ladder": "GradedSupervision(relevance='CBoW(vectors=\"glove\")')",
+    "Ladder": GLOVE,
+    "GradedVLC": GLOVE,
     "AOQ": "OfflineNegativeSupervision(size=50)",
     "NCR": "NoisySupervision()",
 }

@@ -16,8 +16,13 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 WEIGHTS = "model.safetensors"
 
 
+def is_large(name: str) -> bool:
+    """Whether a file is stored by its SHA-256."""
+    return name.endswith((WEIGHTS, ".parquet", ".tar"))
+
+
 class Hub(ThreadingHTTPServer):
-    """The server. ``faults``: "cut" ends the weights in the middle and then refuses them, "wrong" changes a byte of them."""
+    """The server. ``faults``: "cut" ends a large file in the middle and then refuses it, "wrong" changes a byte of it."""
 
     daemon_threads = True
 
@@ -53,8 +58,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.do_GET()
 
     def do_GET(self) -> None:
-        api = re.fullmatch(r"/api/models/([^/]+/[^/]+)(/.*?)?(?:\?.*)?", self.path)
-        file = re.fullmatch(r"/([^/]+/[^/]+)/resolve/[^/]+/(.+?)(?:\?.*)?", self.path)
+        api = re.fullmatch(r"/api/(?:models|datasets)/([^/]+/[^/]+)(/.*?)?(?:\?.*)?", self.path)
+        file = re.fullmatch(r"/(?:datasets/)?([^/]+/[^/]+)/resolve/[^/]+/(.+?)(?:\?.*)?", self.path)
         name = (api or file or [None, ""])[1]
         if name not in self.server.repositories:
             self._send(404, b"{}", {"X-Error-Code": "RepoNotFound"})
@@ -67,8 +72,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _tree(self, name: str) -> list[dict[str, Any]]:
         def entry(file: Path) -> dict[str, Any]:
             size, sha256 = file.stat().st_size, hashlib.sha256(file.read_bytes()).hexdigest()
-            lfs = {"lfs": {"oid": sha256, "size": size, "pointerSize": 134}} if file.name == WEIGHTS else {}
-            return {"type": "file", "path": str(file.relative_to(folder)), "size": size, "oid": sha256[:40], **lfs}
+            lfs = {"lfs": {"oid": sha256, "size": size, "pointerSize": 134}} if is_large(file.name) else {}
+            return {"type": "file", "path": file.relative_to(folder).as_posix(), "size": size, "oid": sha256[:40], **lfs}
 
         folder = self.server.repositories[name]
         return [entry(file) for file in sorted(folder.rglob("*")) if file.is_file()]
@@ -76,8 +81,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _send_file(self, repository: str, name: str) -> None:
         content = (self.server.repositories[repository] / name).read_bytes()
         sha256 = hashlib.sha256(content).hexdigest()
-        headers = {"ETag": f'"{sha256 if name == WEIGHTS else sha256[:40]}"', "X-Repo-Commit": COMMIT}
-        fault = self.server.faults.get(repository) if self.command == "GET" and name == WEIGHTS else None
+        headers = {"ETag": f'"{sha256 if is_large(name) else sha256[:40]}"', "X-Repo-Commit": COMMIT}
+        fault = self.server.faults.get(repository) if self.command == "GET" and is_large(name) else None
         if self.command == "GET":
             self.server.downloads.append(f"{repository}/{name}")
         if fault == "wrong":

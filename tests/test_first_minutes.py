@@ -19,9 +19,9 @@ from tests.hub import WEIGHTS, Hub, serving
 from tests.processes import Command
 
 import visavis
+from visavis.data.hub_files import HubUnreachableError
 from visavis.errors import DataError, VisavisError
 from visavis.models.default_model import DEFAULT_MODELS, saved_model, settings_file
-from visavis.models.encoders.hub_download import HubUnreachableError
 from visavis.progress import NoProgress
 from visavis.recipes.default_recipe import choose_recipe
 from visavis.retrieval.default_index import default_index_folder

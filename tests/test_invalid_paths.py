@@ -27,6 +27,14 @@ NAMES = {
     "loop of two": "first",
     "NUL": "a\0b",
     "unknown user": "~nosuchuser/a",
+    "pattern": "nowhere/train-{000..003}.tar",
+    "long pattern": "a" * 300 + "-*.tar",
+    "NUL in a pattern": "a\0-{0..1}.tar",
+    "pattern below a loop": "loop/*.tar",
+    "hub without a name": "hf:",
+    "hub without an owner": "hf:name",
+    "NUL in a hub name": "hf:owner/a\0b",
+    "URL of the hub": "hf://datasets/owner/name",
 }
 CALLS = {
     "load": lambda name: visavis.load(name),

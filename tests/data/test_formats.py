@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from visavis.data import dataset, open_dataset
-from visavis.data.dataset_reader import FORMATS
-from visavis.data.formats.listing import split_by_hash
+from visavis.data.dataset_reader import FORMATS, find_source
 from visavis.data.formats.precomp import load_precomp_features
+from visavis.data.splits import split_by_hash
 from visavis.errors import DataError
 
 
@@ -293,6 +293,10 @@ def test_format_is_recognized_by_folder_and_file(tmp_path):
         "MSR-VTT": "train_val_videodatainfo.json",
         "MSVD": "AllVideoDescriptions.txt",
         "precomp": "dev_ims.npy",
+        "COCO captions": "captions_val2017.json",
+        "train.csv": "train.csv",
+        "image tables": "train-00000-of-00001.parquet",
+        "WebDataset": "train-000.tar",
     }
     assert set(files) == {dataset_format.name for dataset_format in FORMATS}
     for dataset_format in FORMATS:
@@ -300,12 +304,17 @@ def test_format_is_recognized_by_folder_and_file(tmp_path):
         folder.mkdir()
         (folder / files[dataset_format.name]).touch()
         (folder / "notes.md").touch()
-        source = folder if dataset_format.reads_whole_folder else folder / files[dataset_format.name]
-        assert [(other.name, other.find_sources(folder)) for other in FORMATS if other.find_sources(folder)] == [
-            (dataset_format.name, [source])
-        ]
-        assert next(other.name for other in FORMATS if other.source_for_file(folder / files[dataset_format.name])) == dataset_format.name
-        assert dataset_format.source_for_file(folder / files[dataset_format.name]) == source
+        file = folder / files[dataset_format.name]
+        reads_folder = dataset_format.reads_whole_folder or dataset_format.reads_several_files
+        matches = [other for other in FORMATS if other.find_sources(folder)]
+        assert [other for other in matches if not other.is_fallback] == ([] if dataset_format.is_fallback else [dataset_format])
+        assert dataset_format.find_sources(folder) == [folder if reads_folder else file]
+        assert find_source(folder) == (folder if reads_folder else file)
+        if dataset_format.name == "train.csv":
+            assert next(other.name for other in FORMATS if other.source_for_file(file)) == "captions.csv", "one file is an ordinary list"
+        else:
+            assert next(other.name for other in FORMATS if other.source_for_file(file)) == dataset_format.name
+            assert dataset_format.source_for_file(file) == (folder if dataset_format.reads_whole_folder else file)
         assert dataset_format.source_for_file(folder / "notes.md") is None
 
 

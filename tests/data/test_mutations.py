@@ -120,6 +120,47 @@ def as_karpathy(folder: Path) -> Path:
     return folder / "dataset_x.json"
 
 
+def as_coco(folder: Path) -> Path:
+    rows = photos(folder)
+    content = {
+        "images": [{"id": number, "file_name": row["filename"]} for number, row in enumerate(rows)],
+        "annotations": [{"image_id": number, "id": number, "caption": row["captions"][0]} for number, row in enumerate(rows)],
+    }
+    (folder / "captions_val2017.json").write_text(json.dumps(content))
+    return folder / "captions_val2017.json"
+
+
+def as_image_table(name: str, **options: str) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        pa = pytest.importorskip("pyarrow", reason="PyArrow is not installed: pip install 'visavis[large]'")
+        rows = photos(folder)
+        images = [{"bytes": (folder / row["filename"]).read_bytes(), "path": row["filename"]} for row in rows]
+        table = pa.table({"image": images, "captions": [row["captions"] for row in rows], "split": [row["split"] for row in rows]})
+        if name.endswith(".parquet"):
+            __import__("pyarrow.parquet").parquet.write_table(table, folder / name, row_group_size=3)
+        else:
+            with pa.ipc.new_stream(str(folder / name), table.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
+                writer.write_table(table, max_chunksize=3)
+        for row in rows:
+            (folder / row["filename"]).unlink()
+        return folder / name
+
+    return make
+
+
+def as_shard(folder: Path) -> Path:
+    with tarfile.open(folder / "val-000.tar", "w") as tar:
+        for row in photos(folder):
+            content = (folder / row["filename"]).read_bytes()
+            text = json.dumps({"captions": row["captions"], "split": row["split"]}).encode()
+            (folder / row["filename"]).unlink()
+            for name, data in ((row["filename"], content), (f"{row['filename'][:-4]}.json", text)):
+                member = tarfile.TarInfo(name)
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
+    return folder / "val-000.tar"
+
+
 def as_archive(folder: Path) -> Path:
     as_karpathy(folder)
     return folder / "all-0000.tar"
@@ -243,6 +284,11 @@ KINDS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], object]]] = {
     "table": (as_table, read_list),
     "karpathy": (as_karpathy, read_list),
     "archive": (as_archive, read_list),
+    "COCO": (as_coco, read_list),
+    "Parquet": (as_image_table("data.parquet"), read_list),
+    "Arrow": (as_image_table("data.arrow"), read_list),
+    "compressed Arrow": (as_image_table("data.arrow", compression="lz4"), read_list),
+    "shard": (as_shard, read_list),
     "image": (as_image, read_list),
     "array": (as_array, read_list),
     "captions": (as_captions, read_list),

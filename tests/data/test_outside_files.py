@@ -67,6 +67,34 @@ def karpathy(data: Path, **image: str) -> None:
     (data / "dataset_x.json").write_text(json.dumps({"images": [{**image, "split": "train", "sentences": [{"raw": "a dog"}]}]}))
 
 
+def coco(data: Path, file: str) -> None:
+    content = {"images": [{"id": 1, "file_name": file}], "annotations": [{"image_id": 1, "caption": "a dog"}]}
+    (data / "captions_val2017.json").write_text(json.dumps(content))
+
+
+def image_table(path: Path, image: object) -> None:
+    pa = pytest.importorskip("pyarrow", reason="PyArrow is not installed: pip install 'visavis[large]'")
+    table = pa.table({"image": [image], "caption": ["a dog"]})
+    if path.suffix == ".parquet":
+        __import__("pyarrow.parquet").parquet.write_table(table, path)
+    else:
+        with pa.ipc.new_stream(str(path), table.schema) as writer:
+            writer.write_table(table)
+
+
+def linked_table(data: Path, secret: Path, name: str) -> None:
+    image_table(secret / name, (secret / "a.png").read_bytes())
+    link(data, name, secret / name)
+
+
+def shard(path: Path) -> None:
+    with tarfile.open(path, "w") as tar:
+        for name, content in (("a.png", (path.parent / "a.png").read_bytes()), ("a.txt", b"a dog")):
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+
+
 def link(data: Path, name: str, target: object, listed: str = "") -> None:
     """Replace a file or folder by a link, and list a file."""
     path = data / name
@@ -109,6 +137,21 @@ DATASETS: dict[str, Change] = {
     "hidden linked folder": lambda data, secret: link(data, ".images", secret, ".images/a.png"),
     "Karpathy parent": lambda data, secret: karpathy(data, filename="a.png", filepath="../secret"),
     "Karpathy absolute": lambda data, secret: karpathy(data, filename="a.png", filepath=str(secret)),
+    "COCO parent": lambda data, secret: coco(data, "../secret/a.png"),
+    "COCO absolute": lambda data, secret: coco(data, str(secret / "a.png")),
+    "list of COCO": lambda data, secret: (coco(secret, "a.png"), link(data, "captions_val2017.json", secret / "captions_val2017.json")),
+    "split table parent": lambda data, secret: (data / "train.csv").write_text("image_path,caption\n../secret/a.png,a dog\n"),
+    "linked folder of a table": lambda data, secret: (
+        (data / "captions.train").touch(),
+        paint(secret / "table" / "a.png", RED),
+        (secret / "table" / "metadata.csv").write_text("file_name,text\na.png,a dog\n"),
+        link(data, "train", secret / "table"),
+    ),
+    "Parquet parent": lambda data, secret: image_table(data / "captions-train.parquet", "../secret/a.png"),
+    "Parquet path": lambda data, secret: image_table(data / "captions-train.parquet", {"bytes": None, "path": str(secret / "a.png")}),
+    "linked Parquet": lambda data, secret: linked_table(data, secret, "captions-train.parquet"),
+    "linked Arrow": lambda data, secret: linked_table(data, secret, "captions-train.arrow"),
+    "linked shard": lambda data, secret: (shard(secret / "train.tar"), link(data, "captions-train.tar", secret / "train.tar")),
     "archive": lambda data, secret: link(data, "all.tar", secret / "all.tar", "member.png"),
     "video parent": lambda data, secret: table(data, "../secret/a.mp4"),
     "video without a suffix": lambda data, secret: link(data, "clips/a.mp4", secret / "a.mp4", "a"),

@@ -30,7 +30,7 @@ def data_check(path: str | Path, *, decode_videos: bool = False, progress: Progr
     """Check a data set for errors. The exit code is 1 if training would lose data.
 
     Args:
-        path: Data set: a folder, a list in it, or a name under VISAVIS_DATA.
+        path: Data set: a folder, a file of it, hf:OWNER/NAME, or a name under VISAVIS_DATA.
         decode_videos: Decode all frames of all videos. Default: of a sample of 16, and the containers of the others.
         progress: Receives the progress.
 
@@ -62,7 +62,7 @@ def data_audit(
     Results are cached, so an interrupted audit resumes.
 
     Args:
-        path: Data set: a folder, a list in it, or a name under VISAVIS_DATA.
+        path: Data set: a folder, a file of it, hf:OWNER/NAME, or a name under VISAVIS_DATA.
         recipe: Recipe of the encoders, model and objective. Default: chosen from the encoders available.
         overrides: Recipe overrides, such as visual.encoder=mobilenet-v2.
         parts: Part of the audit: duplicates, captions, mislabeled or learning_curve. Default: all.
@@ -162,7 +162,7 @@ def features(
     """Cache the features of frozen encoders for a data set. An interrupted call resumes. Processes of torchrun share the work.
 
     Args:
-        path: Data set: a folder, a list in it, or a name under VISAVIS_DATA.
+        path: Data set: a folder, a file of it, hf:OWNER/NAME, or a name under VISAVIS_DATA.
         visual: Image encoder: scenes, a transformers folder, or a hub name.
         text: Text encoder: minilm, a transformers folder, or a hub name.
         granularity: Vectors per image (pooled or regions) or per video (frames).

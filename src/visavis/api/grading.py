@@ -159,7 +159,7 @@ def relevance_thresholds(
     """Suggest thresholds for the Ladder objective from the distribution of relevance over random training pairs.
 
     Args:
-        data: Data set: a folder, a list in it, or a name under VISAVIS_DATA.
+        data: Data set: a folder, a file of it, hf:OWNER/NAME, or a name under VISAVIS_DATA.
         estimator: Relevance estimator, such as CBoW(removed_components=1). Default: all that need no fine-tuned model.
         caption_aggregation: Relevance to an image from that to its captions: the sampled caption (paired), the maximum, or the mean.
         num_pairs: Number of random training pairs.

@@ -23,9 +23,9 @@ from visavis.audit.embeddings import ImageVectors
 from visavis.audit.image_alignment import aligned_correlation
 from visavis.blocking import chunk_slices
 from visavis.data.dataset import Dataset
-from visavis.data.formats.listing import split_priority
 from visavis.data.images import MAX_HAMMING_DISTANCE, dhash
 from visavis.data.parallel import map_in_order
+from visavis.data.splits import split_priority
 from visavis.progress import Progress
 from visavis.scoring import max_query_rows
 

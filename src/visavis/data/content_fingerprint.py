@@ -52,9 +52,13 @@ class ContentFingerprint:
 
 
 def _content_hash(files: Mapping[str, ByteRange], on_progress: ProgressCallback | None) -> str:
-    digest = hashlib.sha256()
-    for number, (name, location) in enumerate(sorted(files.items()), 1):
-        digest.update(json.dumps([name, location.sha256()]).encode())
+    hashes = {}
+    # In the order of archives and tables, where images of one block are next to each other.
+    for number, (name, location) in enumerate(sorted(files.items(), key=lambda file: (file[1].path, file[1].offset)), 1):
+        hashes[name] = location.sha256()
         if on_progress is not None:
             on_progress(number, len(files))
+    digest = hashlib.sha256()
+    for name, content_hash in sorted(hashes.items()):
+        digest.update(json.dumps([name, content_hash]).encode())
     return digest.hexdigest()[:32]

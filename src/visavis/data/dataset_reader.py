@@ -14,19 +14,35 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from visavis.data.dataset import Dataset, ProgressCallback
-from visavis.data.formats.caption_table import CAPTION_LINES, CAPTION_TABLE
+from visavis.data.formats.caption_table import CAPTION_LINES, CAPTION_TABLE, SPLIT_TABLES
+from visavis.data.formats.coco import COCO
 from visavis.data.formats.image_files import attach_files
+from visavis.data.formats.image_tables import IMAGE_TABLES, has_embedded_images
 from visavis.data.formats.karpathy import KARPATHY
 from visavis.data.formats.large_table import LARGE_TABLE, table_problems
 from visavis.data.formats.listing import DatasetFormat, Finding, Listing, escape_surrogates, is_valid_unicode, summarize_kinds
 from visavis.data.formats.precomp import PRECOMP
 from visavis.data.formats.video_lists import MSRVTT, MSVD
+from visavis.data.formats.webdataset import WEBDATASET, is_shard_pattern
+from visavis.data.hub_files import DATASET_NAME, download_dataset
 from visavis.data.image_validation import validate_images
 from visavis.errors import DataError, log_debug, suggest_name
 from visavis.notebook import NotebookTable
 from visavis.spec import validate_arguments
 
-FORMATS: tuple[DatasetFormat, ...] = (CAPTION_TABLE, CAPTION_LINES, LARGE_TABLE, MSRVTT, KARPATHY, MSVD, PRECOMP)
+FORMATS: tuple[DatasetFormat, ...] = (
+    CAPTION_TABLE,
+    CAPTION_LINES,
+    LARGE_TABLE,
+    MSRVTT,
+    COCO,
+    KARPATHY,
+    MSVD,
+    PRECOMP,
+    SPLIT_TABLES,
+    IMAGE_TABLES,
+    WEBDATASET,
+)
 
 # A larger CSV file is opened like a Parquet file, without a Python object per caption.
 LARGE_FILE_BYTES = 256 * 2**20
@@ -44,10 +60,10 @@ def open_dataset(
     decode_all_frames: bool = False,
     on_progress: ProgressCallback | None = None,
 ) -> Dataset:
-    """Open the data set in a folder, or one list in it (``.json``, ``.jsonl``, ``.csv``, ``.tsv``, ``.parquet``, ``.arrow``).
+    """Open the data set in a folder, or one file of it (``.json``, ``.jsonl``, ``.csv``, ``.tsv``, ``.parquet``, ``.arrow``, ``.tar``).
 
     Args:
-        path: The folder or file, or the name of a folder under ``VISAVIS_DATA``.
+        path: The folder or file, the name of a folder under ``VISAVIS_DATA``, a pattern of WebDataset shards, or ``hf:OWNER/NAME``.
         skip_bad: Skip unusable items and list them in ``Dataset.skipped``, instead of raising DataError.
         decode_images: Also decode each image once, to find truncated images and copies in two splits. The result is cached.
             Images of a large table are not decoded.
@@ -89,7 +105,7 @@ def list_dataset(path: str | Path) -> Listing:
     """List the content of a data set, with findings about unusable items.
 
     Args:
-        path: The folder or file, or the name of a folder under ``VISAVIS_DATA``.
+        path: The folder or file, the name of a folder under ``VISAVIS_DATA``, a pattern of WebDataset shards, or ``hf:OWNER/NAME``.
 
     Returns:
         The listing.
@@ -101,12 +117,12 @@ def list_dataset(path: str | Path) -> Listing:
     try:
         listing = dataset_format.read(source)
         if dataset_format.image_files != "none":
-            folder = source if dataset_format.reads_whole_folder else source.parent
+            folder = listing.folder or (source if dataset_format.reads_whole_folder else source.parent)
             attach_files(listing, folder, may_lack_pixels=dataset_format.image_files == "optional")
     except OSError as error:
         raise DataError(f"{error.filename or source} cannot be read: {error.strerror}.") from None
     listing.finalize()
-    listing.format_name = dataset_format.name
+    listing.format_name = listing.format_name or dataset_format.name
     return listing
 
 
@@ -168,7 +184,7 @@ def check_dataset(path: str | Path, *, decode_videos: bool = False, on_progress:
     """Read everything, and decode all images and a sample of the videos.
 
     Args:
-        path: The folder or file, or the name of a folder under ``VISAVIS_DATA``.
+        path: The folder or file, the name of a folder under ``VISAVIS_DATA``, a pattern of WebDataset shards, or ``hf:OWNER/NAME``.
         decode_videos: Decode all frames of all videos, and not only of a sample of 16.
         on_progress: Called with the number of decoded images and of all images.
 
@@ -211,7 +227,7 @@ def find_source(path: str | Path) -> Path:
     """Find the list that describes a data set, or the folder if the format describes a whole folder.
 
     Args:
-        path: The folder or file, or the name of a folder under ``VISAVIS_DATA``.
+        path: The folder or file, the name of a folder under ``VISAVIS_DATA``, a pattern of WebDataset shards, or ``hf:OWNER/NAME``.
 
     Returns:
         The path of the list or folder.
@@ -264,7 +280,7 @@ def path_exists(path: str | Path) -> bool:
         Whether it exists.
     """
     path, root = Path(os.path.expanduser(path)), data_folder()
-    return os.path.exists(path) or (root is not None and os.path.exists(root / path))
+    return os.path.exists(path) or (root is not None and os.path.exists(root / path)) or DATASET_NAME.fullmatch(str(path)) is not None
 
 
 def _locate(path: str | Path) -> tuple[DatasetFormat, Path]:
@@ -272,6 +288,8 @@ def _locate(path: str | Path) -> tuple[DatasetFormat, Path]:
     patterns = ", ".join(pattern for dataset_format in FORMATS for pattern in dataset_format.patterns)
     expected = f"one of {patterns} (`visavis catalog formats` describes them)"
     folder = _find_path(path, f" A data set is a folder with {expected}.")
+    if is_shard_pattern(folder.name) and not os.path.exists(folder):
+        return WEBDATASET, folder
     if os.path.isfile(folder):
         if folder.suffix in (".csv", ".tsv") and os.path.getsize(folder) > LARGE_FILE_BYTES:
             return LARGE_TABLE, folder
@@ -279,23 +297,36 @@ def _locate(path: str | Path) -> tuple[DatasetFormat, Path]:
         if not matches:
             suffixes = ", ".join(suffix for dataset_format in FORMATS for suffix in dataset_format.suffixes)
             raise DataError(f"{folder} is not a list of images and captions: expected a folder, or a file that ends in {suffixes}.")
-        return matches[0]
+        return _by_content(*matches[0])
     matches = [(dataset_format, source) for dataset_format in FORMATS for source in dataset_format.find_sources(folder)]
+    if any(not dataset_format.is_fallback for dataset_format, _ in matches):
+        matches = [match for match in matches if not match[0].is_fallback]
     if not matches:
         raise DataError(f"{folder} contains no data set: expected {expected}.")
     if len(matches) > 1:
         names = ", ".join(dataset_format.patterns[0] if source == folder else source.name for dataset_format, source in matches)
         raise DataError(f"{folder} contains several lists ({names}). Name one of them instead of the folder.")
     dataset_format, source = matches[0]
-    return _locate(source) if dataset_format is CAPTION_TABLE else matches[0]
+    return _locate(source) if dataset_format is CAPTION_TABLE else _by_content(dataset_format, source)
+
+
+def _by_content(dataset_format: DatasetFormat, source: Path) -> tuple[DatasetFormat, Path]:
+    """The format of a source. One Parquet or Arrow file is a table of images or of file names."""
+    if dataset_format in (LARGE_TABLE, IMAGE_TABLES) and os.path.isfile(source):
+        return (IMAGE_TABLES if has_embedded_images(source) else LARGE_TABLE), source
+    return dataset_format, source
 
 
 def _find_path(path: str | Path, expected: str) -> Path:
     path = Path(os.path.expanduser(path))
     if not is_valid_unicode(str(path)):
         raise DataError(f"the path {escape_surrogates(str(path))} is not UTF-8, which the files of a run require. Rename it.")
+    if path.parts and path.parts[0].startswith("hf:") and not os.path.exists(path):
+        return download_dataset(str(path))
     if os.path.exists(path):
         return path
+    if is_shard_pattern(path.name):
+        return _find_path(path.parent, expected) / path.name
     root = data_folder()
     if root is None:
         raise DataError(f"{path} does not exist, and VISAVIS_DATA, where it is searched next, is not set.{expected}")

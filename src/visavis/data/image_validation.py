@@ -14,9 +14,10 @@ import PIL
 
 from visavis import storage
 from visavis.data.dataset import Image, ProgressCallback
-from visavis.data.formats.listing import Listing, split_priority
+from visavis.data.formats.listing import Listing
 from visavis.data.images import ImageError, image_size, supported_formats
 from visavis.data.parallel import map_in_order
+from visavis.data.splits import split_priority
 from visavis.data.video import MAX_FRAMES_PER_VIDEO, VideoError, frame_size
 from visavis.errors import DataError
 

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from visavis import storage
+from visavis.data.hub_files import HubUnreachableError
 from visavis.environment import EnvironmentCheck, installed_version
 from visavis.errors import DataError, StorageError
 from visavis.models.clip.model import DUAL_ENCODER_TYPES
-from visavis.models.encoders.hub_download import HUB_NAME, HubUnreachableError, cached_hub_folder, missing_bytes
+from visavis.models.encoders.hub_download import HUB_NAME, cached_hub_folder, missing_bytes
 from visavis.models.encoders.pretrained_files import import_transformers, local_model_folder, model_folder
 from visavis.progress import Progress
 

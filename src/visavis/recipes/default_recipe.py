@@ -10,10 +10,10 @@ from typing import Any
 from visavis import storage
 from visavis.data.dataset_reader import open_dataset
 from visavis.data.features.store import read_description
+from visavis.data.hub_files import HubUnreachableError
 from visavis.errors import RecipeError
 from visavis.models.default_model import DEFAULT_MODELS, default_model
 from visavis.models.encoders.cnn_backbones import PUBLISHED_BACKBONES, SMALL_CNN, is_downloaded
-from visavis.models.encoders.hub_download import HubUnreachableError
 from visavis.models.encoders.pretrained_files import MINILM, has_minilm
 from visavis.progress import Progress
 

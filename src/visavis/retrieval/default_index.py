@@ -12,7 +12,7 @@ from visavis.models.default_model import default_model
 from visavis.progress import Progress
 from visavis.retrieval.index_builder import IndexReport, build_index
 from visavis.retrieval.index_folder import is_index, read_manifest
-from visavis.retrieval.source_files import list_source_files
+from visavis.retrieval.source_files import list_source_files, source_root
 
 INDEXES_FOLDER = Path("indexes")
 
@@ -27,7 +27,7 @@ def default_index_folder(source: str | Path, model: str | Path | None = None) ->
     Returns:
         The folder. It may not exist yet.
     """
-    root, name = Path(os.path.expanduser(source)).absolute(), Path(os.path.realpath(os.path.expanduser(source))).name or "root"
+    root, name = source_root(source), Path(os.path.realpath(os.path.expanduser(source))).name or "root"
     numbered = (INDEXES_FOLDER / (name if number == 1 else f"{name}-{number}") for number in count(1))
     return next(folder for folder in numbered if _is_free_or_of(folder, str(root), model))
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from visavis import storage
 from visavis.data import Dataset, open_dataset
 from visavis.data.dataset import ByteRange
+from visavis.data.dataset_reader import path_exists, resolve_path
 from visavis.data.formats.image_files import VISUAL_SUFFIXES, files_under
 from visavis.data.formats.listing import is_valid_unicode
 from visavis.data.video import is_video
@@ -91,7 +92,19 @@ def list_source_files(path: str | Path) -> FileCollection:
     files = tuple(_dataset_files(dataset))
     if not files:
         raise DataError(f"{path}: expected a data set with images, got captions or features only. Add the images of this data set.")
-    return _with_attributes(FileCollection(root.absolute(), files, dataset.skipped, is_dataset=True))
+    return _with_attributes(FileCollection(source_root(path), files, dataset.skipped, is_dataset=True))
+
+
+def source_root(path: str | Path) -> Path:
+    """Return the absolute path of a source, which may be given by its name under ``VISAVIS_DATA`` or on the Hugging Face Hub.
+
+    Args:
+        path: A data set, or a folder with images and clips.
+
+    Returns:
+        The path. It may not exist.
+    """
+    return (resolve_path(path) if path_exists(path) else Path(os.path.expanduser(path))).absolute()
 
 
 def _list_folder(root: Path) -> FileCollection:

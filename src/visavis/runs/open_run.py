@@ -264,7 +264,7 @@ def _features_on(data: str, recipe: Recipe, folder: Path) -> str:
     source = find_source(data)
     if visual.features == PRECOMP:
         return PRECOMP if find_precomp_files(source) or not visual.encoder else ""
-    if path_exists(trained_on) and source.samefile(find_source(trained_on)):
+    if path_exists(trained_on) and os.path.realpath(source) == os.path.realpath(find_source(trained_on)):
         return visual.features
     if visual.encoder:
         return ""

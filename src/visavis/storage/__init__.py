@@ -17,11 +17,12 @@ from visavis.storage.folders import remove_folder as remove_folder
 from visavis.storage.folders import remove_lock as remove_lock
 from visavis.storage.folders import remove_partial_files as remove_partial_files
 from visavis.storage.folders import require_new_file as require_new_file
-from visavis.storage.reading import IMAGE_ROOTS as IMAGE_ROOTS
+from visavis.storage.outside_folders import IMAGE_ROOTS as IMAGE_ROOTS
+from visavis.storage.outside_folders import image_roots as image_roots
+from visavis.storage.outside_folders import is_inside as is_inside
 from visavis.storage.reading import MAX_BYTES as MAX_BYTES
 from visavis.storage.reading import content_hash as content_hash
 from visavis.storage.reading import file_kind as file_kind
-from visavis.storage.reading import is_inside as is_inside
 from visavis.storage.reading import is_transient_error as is_transient_error
 from visavis.storage.reading import open_file as open_file
 from visavis.storage.reading import parse_json as parse_json

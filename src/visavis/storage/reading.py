@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from pydantic import TypeAdapter, ValidationError
 
 from visavis.errors import DataError, VisavisError
+from visavis.storage.outside_folders import IMAGE_ROOTS, is_inside
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,8 +38,6 @@ MAX_BYTES = 2**30
 
 MAX_CHECKED_KEYS_BYTES = 2**20
 """Maximum size of a JSON file whose keys are checked. The check doubles the time: 0.2 s for 40,000 captions (3 MB, two slow cores)."""
-IMAGE_ROOTS = "VISAVIS_IMAGE_ROOTS"
-"""Environment variable with folders, separated as in PATH. Files of data sets may be links to files in them."""
 
 TENSORS_HASH = "tensors_sha256"
 """Key of the hash in the metadata of a safetensors file."""
@@ -75,22 +74,6 @@ def _status(path: str | Path) -> os.stat_result:
         return os.stat(path)
     except ValueError as error:  # a NUL, or half a surrogate, in the name
         raise OSError(str(error)) from None
-
-
-def is_inside(path: str | Path, root: str | Path) -> bool:
-    """Return whether a path leads into a folder, or into one of ``VISAVIS_IMAGE_ROOTS``, after all links are followed.
-
-    Args:
-        path: The path.
-        root: The folder.
-
-    Returns:
-        Whether it does.
-    """
-    target = os.path.join(os.path.realpath(path), "")
-    folders = (root, *filter(None, os.environ.get(IMAGE_ROOTS, "").split(os.pathsep)))
-    # Try the folders as they are first, because resolving them is slow.
-    return any(target.startswith(os.path.join(resolve(folder), "")) for resolve in (str, os.path.realpath) for folder in folders)
 
 
 @contextmanager

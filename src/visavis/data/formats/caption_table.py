@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import csv
 import io
+import json
+import os
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -23,20 +25,20 @@ from visavis.data.formats.listing import (
     Listing,
     decode_utf8,
     escape_surrogates,
-    normalize_split_name,
     parse_json,
     shorten,
 )
+from visavis.data.formats.table_columns import CAPTION_NAMES, FILE_NAMES, OTHER_FILE_NAMES, named_columns
+from visavis.data.splits import normalize_split_name, split_in_name, splits_of_files
 from visavis.errors import DataError
 
-FILE_NAMES = ("filename", "file_name", "image", "image_name", "file", "path")
-CAPTION_NAMES = ("captions", "caption", "text", "title", "sentence")
-
+# Columns of a CSV file whose cells may be lists, as in the annotations of Flickr30k on the Hugging Face Hub.
+_LIST_NAMES = ("captions", "sentences", "texts", "raw")
 # Line number, file name, captions, split.
 CaptionRow = tuple[int, str | None, list[str], str | None]
 
 
-def list_captions(path: Path, read_rows: Callable[[str, Listing], Iterator[CaptionRow]]) -> Listing:
+def list_captions(path: Path, read_rows: Callable[[str, Path, Listing], Iterator[CaptionRow]]) -> Listing:
     """List the images and captions of a table, images in order of first mention.
 
     Args:
@@ -47,28 +49,50 @@ def list_captions(path: Path, read_rows: Callable[[str, Listing], Iterator[Capti
         The listing.
     """
     listing = Listing(path)
-    for line, file, captions, split in read_rows(decode_utf8(storage.read_bytes(path, path.parent)), listing):
-        location = f"{path.name}:{line}"
-        if not file:
-            for caption in captions:
-                listing.add_caption(caption, None, location).usable = False
-            listing.add_loss("caption without image", location, "the row names no image file")
-            continue
-        image = listing.by_name.get(file) or listing.add_image(file, split)
-        for caption in captions:
-            listing.add_caption(caption, image, location)
-        image.split = image.split or split
-        if split and image.split != split:
-            message = f"{file} has split {split} here and {image.split} in an earlier line"
-            listing.add_loss("image in two splits", location, message, image)
+    _add_rows(listing, path, None, read_rows)
     return listing
 
 
-def _json_rows(text: str, listing: Listing) -> Iterator[CaptionRow]:
+def list_split_tables(folder: Path) -> Listing:
+    """List the images and captions of ``train.csv``, ``val.csv`` and ``test.csv``, or of ``train/metadata.csv`` and so on.
+
+    Args:
+        folder: The folder.
+
+    Returns:
+        The listing.
+    """
+    listing, readers = Listing(folder), {".csv": _table_rows, ".tsv": _table_rows, ".jsonl": _json_rows}
+    patterns = [pattern for suffix in readers for pattern in (f"*{suffix}", f"*/metadata{suffix}")]
+    found = [path for pattern in patterns for path in sorted(folder.glob(pattern)) if os.path.isfile(path)]
+    files = [path for path in found if split_in_name(path.relative_to(folder))]
+    for path, split in splits_of_files(files, folder).items():
+        _add_rows(listing, path, split, readers[path.suffix])
+    return listing
+
+
+def _add_rows(
+    listing: Listing, path: Path, file_split: str | None, read_rows: Callable[[str, Path, Listing], Iterator[CaptionRow]]
+) -> None:
+    folder, place = listing.source if os.path.isdir(listing.source) else path.parent, _place(listing, path)
+    for line, file, captions, split in read_rows(decode_utf8(storage.read_bytes(path, folder)), path, listing):
+        # As in the folders of images of Hugging Face `datasets`, files are relative to their table.
+        if file and path.parent != folder:
+            file = f"{path.parent.name}/{file}"
+        listing.add_row(file, captions, split or file_split, f"{place}:{line}")
+
+
+def _place(listing: Listing, path: Path) -> str:
+    """Name of a table in findings. Tables of several folders may have the same name."""
+    return path.relative_to(listing.source).as_posix() if os.path.isdir(listing.source) else path.name
+
+
+def _json_rows(text: str, path: Path, listing: Listing) -> Iterator[CaptionRow]:
+    place = _place(listing, path)
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
-        location = f"{listing.source.name}:{number}"
+        location = f"{place}:{number}"
         try:
             row = parse_json(line)
         except ValueError as error:
@@ -78,7 +102,7 @@ def _json_rows(text: str, listing: Listing) -> Iterator[CaptionRow]:
             expected = "an object with filename and captions" + ", each once" * isinstance(row, dict)
             listing.add_loss("malformed line", location, f"expected {expected}, got {line:.60}")
             continue
-        file = next((row[name] for name in FILE_NAMES if name in row), None)
+        file = next((row[name] for name in named_columns(row, FILE_NAMES, OTHER_FILE_NAMES)), None)
         captions: Any = next((row[name] for name in CAPTION_NAMES if name in row), [])
         captions = [captions] if isinstance(captions, str) else captions
         if not isinstance(captions, list) or not all(isinstance(caption, str) for caption in captions):
@@ -89,17 +113,18 @@ def _json_rows(text: str, listing: Listing) -> Iterator[CaptionRow]:
             yield number, file if isinstance(file, str) else None, captions, normalize_split_name(row.get("split"))
 
 
-def _table_rows(text: str, listing: Listing) -> Iterator[CaptionRow]:
+def _table_rows(text: str, path: Path, listing: Listing) -> Iterator[CaptionRow]:
+    place = _place(listing, path)
     first, _, body = text.partition("\n")
-    delimiter, header = _parse_header(escape_surrogates(first), listing.source)
-    file_column, caption_columns = _find_columns(header, listing.source)
+    delimiter, header = _parse_header(escape_surrogates(first), path)
+    file_column, caption_columns = _find_columns(header, path)
     split_column = header.index("split") if "split" in header else None
     if unread := [name for i, name in enumerate(header) if i not in (file_column, split_column, *caption_columns)]:
-        listing.add_note("column not read", f"{listing.source.name}:1", f"the columns {', '.join(unread)} are not read")
+        listing.add_note("column not read", f"{place}:1", f"the columns {', '.join(unread)} are not read")
     reader = csv.reader(io.StringIO(body, newline=""), delimiter=delimiter, strict=True)
     while True:
         line = reader.line_num + 2
-        location = f"{listing.source.name}:{line}"
+        location = f"{place}:{line}"
         try:
             row = next(reader)
         except StopIteration:
@@ -116,23 +141,36 @@ def _table_rows(text: str, listing: Listing) -> Iterator[CaptionRow]:
             message = f"expected {len(header)} columns, got {len(row)}, put captions that contain {delimiter!r} in double quotes"
             listing.add_loss("wrong column count", location, message)
             continue
-        captions = [row[column] for column in caption_columns]
+        captions = [caption for column in caption_columns for caption in _parse_cell(header[column], row[column])]
         while len(captions) > 1 and not captions[-1]:
             captions.pop()
         yield line, row[file_column], captions, normalize_split_name(row[split_column]) if split_column is not None else None
+
+
+def _parse_cell(name: str, cell: str) -> list[str]:
+    """The captions of a cell: a text, or a JSON list of texts in a column whose name is a plural."""
+    if name in _LIST_NAMES and cell.startswith("["):
+        try:
+            captions = json.loads(cell)
+        except (ValueError, RecursionError):
+            return [cell]
+        if captions and all(isinstance(caption, str) for caption in captions):
+            return list(captions)
+    return [cell]
 
 
 def _parse_header(first: str, path: Path) -> tuple[str, list[str]]:
     """Return the delimiter of the first line, recognized by a column for the file, and the names of the columns in lower case."""
     for delimiter in (",", "\t", ";"):
         header = [name.strip().strip('"').lower() for name in first.split(delimiter)]
-        if set(header) & set(FILE_NAMES) and len(header) > 1:
+        if set(header) & {*FILE_NAMES, *OTHER_FILE_NAMES} and len(header) > 1:
             return delimiter, header
     raise DataError(f"{path}: expected a header with filename and caption, got {first!r:.80}. Add a header line.")
 
 
 def _find_columns(header: list[str], path: Path) -> tuple[int, list[int]]:
-    files = [index for index, name in enumerate(header) if name in FILE_NAMES]
+    names = named_columns(header, FILE_NAMES, OTHER_FILE_NAMES)
+    files = [index for index, name in enumerate(header) if name in names]
     kinds: dict[str, list[int]] = {}
     for index, name in enumerate(header):
         if match := re.fullmatch(rf"({'|'.join(CAPTION_NAMES)})[ _-]?\d*", name):
@@ -164,4 +202,14 @@ CAPTION_LINES = DatasetFormat(
     suffixes=(".jsonl",),
     read=partial(list_captions, read_rows=_json_rows),
     image_files="required",
+)
+SPLIT_TABLES = DatasetFormat(
+    name="train.csv",
+    description="train.csv, val.csv and test.csv (or .tsv, .jsonl, train/metadata.csv) next to the images, with the columns of captions.csv",
+    patterns=("train*.csv", "train*.tsv", "train*.jsonl", "train/metadata.csv", "train/metadata.jsonl"),
+    suffixes=(),
+    read=list_split_tables,
+    image_files="required",
+    reads_whole_folder=True,
+    is_fallback=True,
 )

@@ -14,6 +14,7 @@ from typing import BinaryIO
 from visavis import storage
 from visavis.data.dataset import ByteRange
 from visavis.data.formats.listing import Listing
+from visavis.data.hub_files import hub_repository
 from visavis.data.video import VIDEO_SUFFIXES
 from visavis.errors import DataError
 
@@ -127,7 +128,9 @@ class ImageFiles:
         self.unreadable_names.setdefault(path.rpartition("/")[2], reason)
 
     def find(self, file: str) -> str | None:
-        """Find a listed file: by its path, or else by its base name if it is unique. A name without a suffix may be that of a video.
+        """Find a listed file: by its path, or else by its base name if it is unique, or else in ``VISAVIS_IMAGE_ROOTS``.
+
+        A name without a suffix may be that of a video.
 
         Args:
             file: The path as listed.
@@ -155,6 +158,10 @@ class ImageFiles:
             return videos[0]
         outside = self.folder / file
         if not os.path.isfile(outside):
+            for path in (Path(root) / name for root in storage.image_roots() for name in (file, file.rpartition("/")[2])):
+                if os.path.isfile(path):
+                    self.by_path[file] = ByteRange(path, root=Path(os.path.realpath(self.folder)))
+                    return file
             if self.unsearched:
                 raise DataError(f"the image is missing, and a folder is not searched: {self.unsearched[0]}")
             return None
@@ -254,6 +261,18 @@ def _headers(file: BinaryIO, archive: Path, root: Path | None) -> Iterator[tuple
             raise DataError(f"the archive is damaged: expected a header at byte {tar.offset}, the remaining content cannot be read")
 
 
+def containing_folder(folder: Path) -> Path:
+    """Return the folder that must contain the files of a data set: the folder, or its repository in the cache of the Hugging Face Hub.
+
+    Args:
+        folder: Folder of the data set.
+
+    Returns:
+        The resolved folder.
+    """
+    return hub_repository(folder) or Path(os.path.realpath(folder))
+
+
 def attach_files(listing: Listing, folder: Path, *, may_lack_pixels: bool) -> None:
     """Set the location of each listed image, and record missing images, captions without a file, and files that are not listed.
 
@@ -269,7 +288,7 @@ def attach_files(listing: Listing, folder: Path, *, may_lack_pixels: bool) -> No
         return
     used, missing = set(), False
     for entry in listing.images:
-        if not entry.usable:
+        if not entry.usable or entry.location is not None:
             continue
         if entry.file is None:
             listing.add_loss("caption without image", entry.name, "the captions name no image file", entry)

@@ -6,29 +6,29 @@ Image files are in folders next to the JSON file, in ``.tar`` archives, or absen
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from visavis import storage
 from visavis.data.dataset import Dataset
+from visavis.data.formats.coco import COCO, list_coco
 from visavis.data.formats.listing import (
     DatasetFormat,
     DuplicateKeyObject,
     ListedImage,
     Listing,
     escape_surrogates,
-    normalize_split_name,
     parse_json_list,
     shorten,
-    split_priority,
 )
+from visavis.data.splits import normalize_split_name, split_priority
 from visavis.data.vocabulary import tokenize
 from visavis.errors import DataError
 
 
 def list_karpathy(path: Path) -> Listing:
-    """List the images and captions of a Karpathy file, in its order.
+    """List the images and captions of a Karpathy file, in its order. A file of COCO captions with any name is listed, too.
 
     Args:
         path: The JSON file.
@@ -41,6 +41,8 @@ def list_karpathy(path: Path) -> Listing:
     """
     content = storage.read_bytes(path, path.parent)
     listing, listed = Listing(path), parse_json_list(content, path)
+    if isinstance(listed, dict) and "annotations" in listed:
+        return replace(list_coco(path), format_name=COCO.name)
     images = listed.get("images") if isinstance(listed, dict) else None
     if isinstance(listed, DuplicateKeyObject):
         raise DataError(f"{path}: duplicate key ({escape_surrogates(', '.join(listed)):.80}). Remove one of them.")

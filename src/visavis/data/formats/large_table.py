@@ -26,8 +26,9 @@ import numpy as np
 from visavis import storage
 from visavis.data.columns import ROWS_PER_CHUNK, ImageColumn, TextColumn, import_pyarrow
 from visavis.data.dataset import Dataset
-from visavis.data.formats.caption_table import CAPTION_NAMES, FILE_NAMES
-from visavis.data.formats.listing import MAX_CAPTION_CHARS, DatasetFormat, Finding, Listing, normalize_split_name, split_by_hash
+from visavis.data.formats.listing import MAX_CAPTION_CHARS, DatasetFormat, Finding, Listing
+from visavis.data.formats.table_columns import CAPTION_NAMES, FILE_NAMES, OTHER_FILE_NAMES, named_columns
+from visavis.data.splits import normalize_split_name, split_by_hash
 from visavis.errors import DataError
 
 # Part of the key of a cached conversion. A change of the files needs another number.
@@ -183,17 +184,16 @@ class _Conversion:
             self.table = self.pa.dataset.dataset(path, format=_file_format(path, self.pa))
         except (self.pa.ArrowInvalid, OSError) as error:
             raise DataError(f"{path} cannot be read as a table: {_first_line(error)}.") from None
-        names = {name.lower(): name for name in self.table.schema.names}
-        self.file_column = self._find(names, FILE_NAMES, "the image file")
-        self.caption_column = self._find(names, CAPTION_NAMES, "the caption")
-        self.split_column = names.get("split")
+        self.file_column = self._find("the image file", "filename", FILE_NAMES, OTHER_FILE_NAMES)
+        self.caption_column = self._find("the caption", "caption", CAPTION_NAMES)
+        self.split_column = next(iter(named_columns(self.table.schema.names, ("split",))), None)
 
-    def _find(self, names: dict[str, str], known: tuple[str, ...], content: str) -> str:
-        found = [names[name] for name in known if name in names]
+    def _find(self, content: str, standard_name: str, *known: tuple[str, ...]) -> str:
+        found = named_columns(self.table.schema.names, *known)
         if len(found) != 1:
             columns = ", ".join(self.table.schema.names)
             raise DataError(
-                f"{self.path}: expected one column with {content}, got {len(found)} ({columns:.80}). Name one of them {known[0].removesuffix('s')}."
+                f"{self.path}: expected one column with {content}, got {len(found)} ({columns:.80}). Name one of them {standard_name}."
             )
         return found[0]
 
@@ -385,7 +385,7 @@ LARGE_TABLE = DatasetFormat(
     name="captions.parquet",
     description="captions.parquet or captions.arrow next to the images (columns filename, caption, split), for millions of captions",
     patterns=("captions.parquet", "captions.arrow"),
-    suffixes=(".parquet", ".arrow"),
+    suffixes=("captions.parquet", "captions.arrow"),
     read=list_table,
     image_files="none",
     open=open_table,

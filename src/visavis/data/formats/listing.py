@@ -6,12 +6,12 @@ A ``Listing`` keeps unusable images and captions at their position in the source
 
 from __future__ import annotations
 
-import hashlib
+import fnmatch
 import json
 import os
 import reprlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -19,12 +19,11 @@ from typing import Any, Literal
 import numpy as np
 
 from visavis.data.dataset import ByteRange, Dataset, Image
+from visavis.data.hub_files import hub_repository, is_listed_by
+from visavis.data.splits import SPLITS, split_by_hash
 from visavis.errors import DataError
 
 MAX_CAPTION_CHARS = 20_000  # because a batch of captions is as long as its longest caption
-SPLITS = ("train", "val", "test")
-_SPLIT_NAMES = {"restval": "train", "training": "train", "dev": "val", "valid": "val", "validate": "val", "validation": "val"}
-_SPLIT_NAMES["testing"] = "test"
 
 
 @dataclass(frozen=True)
@@ -95,6 +94,7 @@ class Listing:
         images: All images.
         captions: All captions.
         findings: Problems and oddities.
+        folder: Folder of the image files. None: the source, or the folder of the source.
         feature_files: Files of stored features, if the format has features instead of pixels.
         find_nonfinite_features: Reads all features and returns the names of images with NaN or infinity.
         by_name: First image of each name that was added by ``add_image``.
@@ -105,6 +105,7 @@ class Listing:
     images: list[ListedImage] = field(default_factory=list)
     captions: list[ListedCaption] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+    folder: Path | None = None
     feature_files: tuple[Path, ...] = ()
     find_nonfinite_features: Callable[[], list[str]] | None = None
     by_name: dict[str, ListedImage] = field(default_factory=dict)
@@ -124,6 +125,32 @@ class Listing:
         if (first := self.by_name.setdefault(name, image)) is not image:
             kind = "duplicate name" if first.split == split else "image in two splits"
             self.add_loss(kind, name, f"already listed in {first.split or 'the same file'}, the first is used", image)
+        return image
+
+    def add_row(self, name: str | None, captions: Sequence[str], split: str | None, location: str) -> ListedImage | None:
+        """Add the captions of a row of a table, and its image if it is new.
+
+        Args:
+            name: Name of the image. None or empty: the row names none.
+            captions: Captions of the row.
+            split: Split of the image. None: the row gives none.
+            location: Location of the row.
+
+        Returns:
+            The image. None if the row names none.
+        """
+        if not name:
+            for caption in captions:
+                self.add_caption(caption, None, location).usable = False
+            self.add_loss("caption without image", location, "the row names no image file")
+            return None
+        image = self.by_name.get(name) or self.add_image(name, split)
+        for caption in captions:
+            self.add_caption(caption, image, location)
+        image.split = image.split or split
+        if split and image.split != split:
+            message = f"{name} has split {split} here and {image.split} in an earlier line"
+            self.add_loss("image in two splits", location, message, image)
         return image
 
     def add_caption(self, text: str, image: ListedImage | None, location: str) -> ListedCaption:
@@ -223,7 +250,7 @@ class Listing:
         is_whole = (len(image_rows), len(caption_rows)) == (len(self.images), len(self.captions))
         images, captions = [self.images[row] for row in image_rows], [self.captions[row] for row in caption_rows]
         return Dataset(
-            name=(folder if os.path.isdir(folder := self.source) else Path(os.path.realpath(folder)).parent).name,
+            name=self.name,
             images=tuple(Image(image.name, image.split or "", image.location) for image in images),
             captions=tuple(caption.text for caption in captions),
             image_of=np.array([index_of[caption.image] for caption in captions], dtype=np.int64),
@@ -231,6 +258,14 @@ class Listing:
             caption_origin=None if is_whole else np.array(caption_rows, dtype=np.int64),
             skipped=self._skipped(len(images), len(captions)),
         )
+
+    @property
+    def name(self) -> str:
+        """Name of the data set: the name of its folder, or of its repository in the cache of the Hugging Face Hub."""
+        folder = self.folder or self.source
+        if (repository := hub_repository(folder)) is not None:
+            return repository.name.rpartition("--")[2]
+        return (folder if os.path.isdir(folder) else Path(os.path.realpath(folder)).parent).name
 
     @property
     def losses(self) -> list[Finding]:
@@ -257,44 +292,6 @@ def summarize_kinds(findings: list[Finding]) -> str:
     return ", ".join(f"{number} x {kind}" for kind, number in Counter(finding.kind for finding in findings).items())
 
 
-def normalize_split_name(raw_name: object) -> str | None:
-    """Return the standard name of a split: ``restval`` and ``training`` are train, ``dev`` and ``validation`` are val.
-
-    Args:
-        raw_name: Name in the source.
-
-    Returns:
-        The standard name. None if the source gives none.
-    """
-    name = raw_name.strip() if isinstance(raw_name, str) else ""
-    return _SPLIT_NAMES.get(name, name) or None
-
-
-def split_priority(split: str | None) -> int:
-    """Return the order in which copies of an image are kept, because a result on test must not come from training on it.
-
-    Args:
-        split: Name of a split.
-
-    Returns:
-        0 for test, 1 for val, 2 for others.
-    """
-    return {"test": 0, "val": 1}.get(split or "", 2)
-
-
-def split_by_hash(name: str) -> str:
-    """Assign a split by a hash of the name: 80 % train, 10 % val, 10 % test. New images never change the split of others.
-
-    Args:
-        name: Name of the image.
-
-    Returns:
-        Name of the split.
-    """
-    hundredth = int.from_bytes(hashlib.sha256(name.encode(errors="surrogatepass")).digest()[:8]) % 100
-    return "train" if hundredth < 80 else "val" if hundredth < 90 else "test"
-
-
 @dataclass(frozen=True, kw_only=True)
 class DatasetFormat:
     """A format of data sets. The reader, ``visavis doctor``, the catalog and the reference are derived from it.
@@ -303,10 +300,12 @@ class DatasetFormat:
         name: Name in ``visavis data check``.
         description: Content of a folder of this format.
         patterns: Patterns of the files by which a folder is recognized.
-        suffixes: Suffixes of files that may be given instead of a folder.
+        suffixes: Suffixes of files that may be given instead of a folder, or patterns of their names.
         read: Lists the content of a source. Raises DataError if the source cannot be parsed at all.
         image_files: Whether image files must be next to the list, may be absent as a whole, or are not a part of the format.
         reads_whole_folder: Whether the source is the folder and not one list in it.
+        reads_several_files: Whether the source is the folder if the folder is given, and one file if a file is given.
+        is_fallback: Whether a folder is of this format only if it has no list of another format.
         open: Opens the usable items of a source lazily, for millions of captions. None: through ``read``.
     """
 
@@ -317,6 +316,8 @@ class DatasetFormat:
     read: Callable[[Path], Listing] = field(repr=False)
     image_files: Literal["required", "optional", "none"]
     reads_whole_folder: bool = field(default=False, repr=False)
+    reads_several_files: bool = field(default=False, repr=False)
+    is_fallback: bool = field(default=False, repr=False)
     open: Callable[[Path], Dataset] | None = field(default=None, repr=False)
 
     def find_sources(self, folder: Path) -> list[Path]:
@@ -328,8 +329,8 @@ class DatasetFormat:
         Returns:
             Lists in the order of the patterns, or the folder itself.
         """
-        lists = [path for pattern in self.patterns for path in sorted(filter(os.path.isfile, folder.glob(pattern)))]
-        return [folder] if self.reads_whole_folder and lists else lists
+        lists = [path for pattern in self.patterns for path in sorted(folder.glob(pattern)) if is_listed_by(pattern, path)]
+        return [folder] if (self.reads_whole_folder or self.reads_several_files) and lists else lists
 
     def source_for_file(self, file: Path) -> Path | None:
         """Return the source to which a file belongs.
@@ -341,7 +342,7 @@ class DatasetFormat:
             The file or its folder. None if it is not of this format.
         """
         source = file.parent if self.reads_whole_folder else file
-        return source if file.name.endswith(self.suffixes) else None
+        return source if any(fnmatch.fnmatchcase(file.name, f"*{suffix}") for suffix in self.suffixes) else None
 
 
 class DuplicateKeyObject(dict[str, Any]):

@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from visavis import storage
-from visavis.data.formats.listing import DatasetFormat, ListedImage, Listing, decode_utf8, normalize_split_name
+from visavis.data.formats.listing import DatasetFormat, ListedImage, Listing, decode_utf8
+from visavis.data.splits import normalize_split_name
 from visavis.errors import DataError, suggest_name
 
 CAPTIONS_PER_IMAGE = 5

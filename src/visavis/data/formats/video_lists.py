@@ -24,10 +24,10 @@ from visavis.data.formats.listing import (
     Listing,
     decode_utf8,
     is_valid_unicode,
-    normalize_split_name,
     parse_json_list,
     shorten,
 )
+from visavis.data.splits import normalize_split_name
 from visavis.errors import DataError
 
 FILE_PATTERN = "*videodatainfo*.json"

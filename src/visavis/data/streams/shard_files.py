@@ -14,9 +14,10 @@ from typing import Any
 from visavis import storage
 from visavis.data.columns import import_pyarrow
 from visavis.data.dataset_reader import resolve_path
+from visavis.data.formats.webdataset import TAR_SUFFIX, expand_braces
 from visavis.errors import DataError, MissingExtra
 
-TAR_SUFFIX, PARQUET_SUFFIX = ".tar", ".parquet"
+PARQUET_SUFFIX = ".parquet"
 # Variable with the size in GB of the local copies of remote shards.
 CACHE_SIZE = "VISAVIS_SHARD_CACHE_GB"
 DEFAULT_CACHE_GB = 50.0
@@ -67,7 +68,7 @@ def list_shards(pattern: str) -> list[ShardFile]:
         counts = _read_index(pattern)
         urls = list(counts)
     elif re.search(r"\{.+\}", pattern):
-        urls = _expand_braces(pattern)
+        urls = expand_braces(pattern)
     else:
         urls = [pattern]
     files = [file for url in urls for file in _list_one(url)]
@@ -178,14 +179,6 @@ def _list_one(url: str) -> list[ShardFile]:
         (info for info in infos if info.type == pa.fs.FileType.File and info.extension in ("tar", "parquet")), key=lambda info: info.path
     )
     return [ShardFile(f"{folder}/{info.base_name}", info.size, info.mtime_ns or 0) for info in shards]
-
-
-def _expand_braces(pattern: str) -> list[str]:
-    try:
-        from braceexpand import braceexpand
-    except ImportError:
-        raise MissingExtra("braceexpand", "large", "a pattern of shards") from None
-    return list(braceexpand(pattern))
 
 
 @dataclass(frozen=True)

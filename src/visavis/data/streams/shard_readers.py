@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import io
-import json
-import os
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from visavis.data.columns import import_pyarrow
 from visavis.data.dataset import ByteRange
-from visavis.data.formats.caption_table import CAPTION_NAMES, FILE_NAMES
-from visavis.data.formats.image_files import IMAGE_SUFFIXES, archive_members
+from visavis.data.formats.table_columns import TableColumns, parse_captions
+from visavis.data.formats.webdataset import TarSamples
 from visavis.data.streams.shard_files import PARQUET_SUFFIX, ShardFile, local_copy, open_filesystem
 from visavis.errors import DataError
-
-TEXT_SUFFIXES = (".txt", ".caption")
-# The extensions of a sample in WebDataset begin at the first dot of the file name.
-_KEY = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)$")
-# Columns of Parquet files with an image, as ``datasets`` writes them, or with its bytes.
-IMAGE_COLUMNS = ("image", "img", "jpg", "png", "webp")
 
 
 @dataclass(frozen=True)
@@ -143,19 +133,8 @@ class TarReader(ShardReader):
     """
 
     def __init__(self, path: Path, name: str):
-        self.name = name
-        samples: dict[str, dict[str, tuple[int, int]]] = {}
-        try:
-            for member, location in archive_members(path):
-                if match := _KEY.fullmatch(member):
-                    samples.setdefault(match[1], {})[match[2].lower()] = (location.offset, location.size or 0)
-            with open(path, "rb") as file:
-                file.seek(-min(512, os.path.getsize(path)), os.SEEK_END)
-                if any(file.read()):
-                    self.damage = "the shard is cut short: it has no end of archive"
-        except DataError as error:
-            self.damage = str(error)
-        self.keys, self.members = list(samples), list(samples.values())
+        self.name, self.shard = name, TarSamples.read(path, name)
+        self.keys, self.damage = list(self.shard.samples), self.shard.damage
         self.file = open(path, "rb")  # noqa: SIM115 - closed with the reader: the file may be removed from the cache while it is read
 
     def __len__(self) -> int:
@@ -169,32 +148,11 @@ class TarReader(ShardReader):
         return self.keys[row]
 
     def image(self, row: int) -> bytes:
-        return self._read(row, self._find(row, IMAGE_SUFFIXES, "image"))
+        key = self.keys[row]
+        return self.shard.read_member(self.file, key, self.shard.find_image(key))
 
     def captions(self, row: int) -> list[str]:
-        extension = self._find(row, (*TEXT_SUFFIXES, ".json"), "caption")
-        content = self._read(row, extension)
-        try:
-            value: Any = content.decode()
-            if extension.endswith("json"):
-                entry = json.loads(value)
-                value = next((entry[name] for name in CAPTION_NAMES if name in entry), None) if isinstance(entry, dict) else entry
-        except ValueError as error:
-            raise DataError(f"{self.name}: {self.keys[row]}.{extension} is not readable: {error}") from None
-        return _check_captions(value, f"{self.name}: {self.keys[row]}")
-
-    def _find(self, row: int, suffixes: tuple[str, ...], content: str) -> str:
-        for suffix in suffixes:
-            for extension in self.members[row]:
-                if f".{extension}".endswith(suffix):
-                    return extension
-        raise DataError(
-            f"{self.name}: {self.keys[row]}: expected one {content} ({', '.join(suffixes[:4])}), got {', '.join(self.members[row])}."
-        )
-
-    def _read(self, row: int, extension: str) -> bytes:
-        offset, size = self.members[row][extension]
-        return os.pread(self.file.fileno(), size, offset)
+        return self.shard.read_text(self.file, self.keys[row])[0]
 
 
 class ParquetReader(ShardReader):
@@ -210,13 +168,10 @@ class ParquetReader(ShardReader):
         filesystem, path = open_filesystem(shard.file.url)
         try:
             file = pa.parquet.ParquetFile(path, filesystem=filesystem)
-            names = file.schema_arrow.names
-            self.image_column = _find_column(names, IMAGE_COLUMNS, "image", shard.file.url)
-            self.caption_column = _find_column(names, CAPTION_NAMES, "caption", shard.file.url)
-            keys = [name for name in FILE_NAMES if name in names and name != self.image_column]
-            self.key_column = keys[0] if keys else None
-            columns = [self.image_column, self.caption_column, *keys[:1]]
-            self.table = file.read_row_group(shard.row_group, columns=columns)
+            self.columns = columns = TableColumns.find(file.schema_arrow, shard.file.url)
+            self.image_column = columns.image or columns.file
+            names = [name for name in (self.image_column, columns.file, *columns.captions) if name is not None]
+            self.table = file.read_row_group(shard.row_group, columns=list(dict.fromkeys(names)))
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{shard.file.url} cannot be read: {error}") from None
 
@@ -224,7 +179,7 @@ class ParquetReader(ShardReader):
         return len(self.table)
 
     def key(self, row: int) -> str | None:
-        return None if self.key_column is None else str(self.table[self.key_column][row].as_py())
+        return None if self.columns.file is None else str(self.table[self.columns.file][row].as_py())
 
     def image(self, row: int) -> bytes:
         value = self.table[self.image_column][row].as_py()
@@ -236,7 +191,11 @@ class ParquetReader(ShardReader):
         return content
 
     def captions(self, row: int) -> list[str]:
-        return _check_captions(self.table[self.caption_column][row].as_py(), f"{self.name}, row {row}")
+        values = [self.table[column][row].as_py() for column in self.columns.captions]
+        captions = [text for value in values for text in parse_captions(value) or () if text.strip()]
+        if not captions:
+            raise DataError(f"{self.name}, row {row}: expected a caption, got {values[0]!r:.40}.")
+        return captions
 
 
 def open_shard(shard: Shard) -> ShardReader:
@@ -296,21 +255,6 @@ def damaged_shard(url: str, damage: str) -> DataError:
         The error.
     """
     return DataError(f"{url}: {damage.removesuffix('.')}. Copy the shard again, or train with --skip-bad to use the samples before.")
-
-
-def _find_column(names: list[str], known: tuple[str, ...], content: str, url: str) -> str:
-    found = [name for name in known if name in names]
-    if not found:
-        raise DataError(f"{url}: expected a column with the {content} ({', '.join(known)}), got {', '.join(names)}. Rename the column.")
-    return found[0]
-
-
-def _check_captions(value: Any, location: str) -> list[str]:
-    texts = [value] if isinstance(value, str) else value if isinstance(value, list) else []
-    captions = [text for text in texts if isinstance(text, str) and text.strip()]
-    if not captions:
-        raise DataError(f"{location}: expected a caption, got {value!r:.40}.")
-    return captions
 
 
 def sample_ids(keys: list[str | None], items: np.ndarray) -> np.ndarray:

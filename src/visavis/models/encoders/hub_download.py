@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import errno
-import hashlib
-import logging
 import os
 import re
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from visavis.errors import DataError, StorageError
+from visavis.data.hub_files import hub_errors, verify_hashes
 
 CONFIG_FILE_PATTERNS = ("*.json", "*.txt", "*.model")
 """Config, preprocessing and tokenizer files of a model folder."""
@@ -28,8 +23,7 @@ OnBytes = Callable[[int, int], None]
 """Receives the downloaded bytes and all bytes."""
 
 
-class HubUnreachableError(DataError):
-    """The hub is offline or cannot be reached, and the model is not in its cache."""
+_EXPECTED = "a folder with a config.json, a backbone in the cache, or a model of the Hugging Face hub"
 
 
 def cached_hub_folder(name: str) -> Path | None:
@@ -65,7 +59,7 @@ def missing_bytes(name: str) -> int:
     """
     from huggingface_hub import snapshot_download
 
-    with _hub_errors(name):
+    with hub_errors(name, _EXPECTED):
         patterns = [*HUB_FILE_PATTERNS, BIN_WEIGHTS_PATTERN]
         files = snapshot_download(name, allow_patterns=patterns, dry_run=True, tqdm_class=_progress_class(lambda _, __: None))
     has_safetensors = any(file.filename.endswith(".safetensors") for file in files)
@@ -97,13 +91,13 @@ def download_hub_model(name: str, on_bytes: OnBytes | None = None) -> Path:
     # these files may be incomplete.
     if cached is not None and all(os.path.exists(cached / file) for file in ("preprocessor_config.json", "tokenizer_config.json")):
         return cached
-    with _hub_errors(name):
+    with hub_errors(name, _EXPECTED):
         options: dict[str, Any] = {} if on_bytes is None else {"tqdm_class": _progress_class(on_bytes)}
         folder = Path(snapshot_download(name, allow_patterns=list(HUB_FILE_PATTERNS), **options))
         if not any(folder.glob("*.safetensors")):
             snapshot_download(name, allow_patterns=[BIN_WEIGHTS_PATTERN], **options)
     if folder != cached:
-        _verify_hashes(name, folder)
+        verify_hashes(name, sorted(folder.iterdir()))
     return folder
 
 
@@ -122,75 +116,6 @@ def is_model_folder(folder: Path) -> bool:
 def _has_weights(folder: Path) -> bool:
     patterns = ("*.safetensors", BIN_WEIGHTS_PATTERN, "[0-9]*_*/model.safetensors")
     return any(os.path.exists(file) for pattern in patterns for file in folder.glob(pattern))
-
-
-def _verify_hashes(name: str, folder: Path) -> None:
-    """Compare large files with their SHA-256, which is the name of their file in the cache. Damaged files are removed."""
-    for file in sorted(folder.iterdir()):
-        target = Path(os.path.realpath(file))
-        if re.fullmatch("[0-9a-f]{64}", target.name):
-            with target.open("rb") as content:
-                digest = hashlib.file_digest(content, "sha256").hexdigest()
-            if digest != target.name:
-                file.unlink()
-                target.unlink()
-                raise DataError(
-                    f"{name}: {file.name}: expected SHA-256 {target.name[:12]}..., got {digest[:12]}... The damaged file was removed. "
-                    "Run the command again."
-                )
-
-
-@contextmanager
-def _hub_errors(name: str) -> Iterator[None]:
-    """Turn every error of a download into one error of visavis. The warnings of the hub's library are not printed."""
-    from huggingface_hub import constants, errors
-    from huggingface_hub.utils import logging as hub_logging
-
-    level = hub_logging.get_verbosity()
-    hub_logging.set_verbosity(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            # The full disk itself is reported by the error.
-            warnings.filterwarnings("ignore", message="Not enough free disk space")
-            yield
-    except (errors.LocalEntryNotFoundError, errors.DryRunError) as error:
-        cause = error.__cause__
-        if isinstance(cause, errors.GatedRepoError | errors.RepositoryNotFoundError):
-            raise _no_model(name, cause) from None
-        raise HubUnreachableError(_NO_MODEL.format(name, "it was not downloaded before, and the hub is not reachable")) from None
-    # The HTTP library of huggingface_hub, and with it the class of an interruption, differs between versions.
-    except Exception as error:  # noqa: BLE001
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StorageError(
-                f"{name}: expected free disk space for the download, got a full disk at {constants.HF_HUB_CACHE}. Free space there, or set "
-                "HF_HOME to a folder on another disk."
-            ) from None
-        if isinstance(error, errors.HFValidationError | errors.RepositoryNotFoundError) or (isinstance(error, OSError) and error.errno):
-            raise _no_model(name, error) from None
-        raise DataError(
-            f"{name}: expected a complete download from {constants.ENDPOINT}, got an interrupted one ({type(error).__name__}). "
-            "Run the command again."
-        ) from None
-    finally:
-        hub_logging.set_verbosity(level)
-
-
-_NO_MODEL = "{}: expected a folder with a config.json, a backbone in the cache, or a model of the Hugging Face hub, got none ({})."
-
-
-def _no_model(name: str, error: Exception) -> DataError:
-    """The error for a model that the hub does not provide."""
-    from huggingface_hub import errors
-
-    if isinstance(error, errors.HFValidationError):
-        problem = "invalid name for a hub model, restore the folder or use another name"
-    elif isinstance(error, errors.GatedRepoError):
-        problem = "access must be requested on its hub page, and needs a login (hf auth login)"
-    elif isinstance(error, errors.RepositoryNotFoundError):
-        problem = "it does not exist, or is private"
-    else:
-        problem = str(error)
-    return DataError(_NO_MODEL.format(name, problem))
 
 
 def _progress_class(on_bytes: OnBytes) -> type[Any]:

@@ -1,0 +1,354 @@
+"""Parquet and Arrow tables with the images in them, as Hugging Face ``datasets`` writes them, in one file or several.
+
+``data/train-00000-of-00004.parquet``, ``validation-00000-of-00001.parquet`` and so on, or a folder of ``save_to_disk``. The image is a column
+of bytes or of ``{"bytes", "path"}``. Images are read in place: from an uncompressed Arrow file by their byte range, and from a Parquet file by
+their row group. Tables in several files may also name image files.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from visavis import storage
+from visavis.data.columns import import_pyarrow
+from visavis.data.dataset import ByteRange
+from visavis.data.formats.image_files import attach_files, containing_folder
+from visavis.data.formats.listing import DatasetFormat, Listing, shorten
+from visavis.data.formats.table_columns import TableColumns, parse_captions
+from visavis.data.splits import normalize_split_name, split_folders, splits_of_files
+from visavis.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SUFFIXES = (".parquet", ".arrow")
+# Row groups that are kept in memory.
+CACHED_BYTES = 2**28
+# Larger row groups make random access slow: 8.5 ms per image for groups of 11 MB, 133 ms for 113 MB, 0.17 ms for a file (one slow core).
+_LARGE_GROUP_BYTES = 2**25
+# Repeated paths of which the bytes are compared, to see whether rows of the same path are the same image.
+_COMPARED_PATHS = 20
+
+
+@dataclass(frozen=True)
+class EmbeddedImage(ByteRange):
+    """An image in a row of a table. ``offset`` is its row in the file, and ``size`` the mean size of the images of its row group.
+
+    Attributes:
+        column: Column of the image.
+        group: Row group of a Parquet file, or record batch of an Arrow file.
+        row: Row in the group.
+    """
+
+    column: str = ""
+    group: int = 0
+    row: int = 0
+
+    @contextmanager
+    def open(self, limit: int | None = None) -> Iterator[io.BytesIO]:
+        """Open the bytes as a file. The row group stays in memory for the next images.
+
+        Args:
+            limit: Not used.
+
+        Yields:
+            The file.
+
+        Raises:
+            DataError: If the table cannot be read now, or lies outside ``root``.
+        """
+        try:
+            content = _GROUPS.read(self)[self.row].as_py()
+        except (IndexError, KeyError):
+            content = None
+        if content is None:
+            raise DataError(
+                f"{self.path}, row {self.offset + 1}: expected the bytes of an image, got none. The file has changed: start again."
+            )
+        yield io.BytesIO(content)
+
+
+class _GroupCache:
+    """Image columns of the row groups that were used last."""
+
+    def __init__(self) -> None:
+        self.columns, self.lock = OrderedDict[tuple[Any, ...], Any](), threading.Lock()
+
+    def read(self, image: EmbeddedImage) -> pa.ChunkedArray:
+        """Return the bytes of all images of a row group."""
+        with storage.open_file(image.path, image.root) as file:
+            status = os.fstat(file.fileno())
+            key = (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size, image.column, image.group)
+            with self.lock:
+                column = self.columns.pop(key, None)
+                if column is None:
+                    column = _image_bytes(_TableFile(image.path, file).read_group(image.group, [image.column]).column(image.column))
+                self.columns[key] = column
+                while len(self.columns) > 1 and sum(kept.nbytes for kept in self.columns.values()) > CACHED_BYTES:
+                    self.columns.popitem(last=False)
+        return column
+
+
+_GROUPS = _GroupCache()
+
+
+class _TableFile:
+    """An open Parquet or Arrow file.
+
+    Args:
+        path: The file, for errors.
+        file: The open file.
+    """
+
+    def __init__(self, path: Path, file: Any):
+        self.pa, self.path = import_pyarrow(), path
+        self.parquet: Any = None
+        self.batches: list[Any] = []
+        with self._errors():
+            if path.suffix == ".parquet":
+                self.parquet = self.pa.parquet.ParquetFile(file)
+                self.schema = self.parquet.schema_arrow
+                return
+            # The opened file is mapped and not its path, which may have been replaced by a link to another place.
+            self.buffer = self.pa.memory_map(f"/dev/fd/{file.fileno()}").read_buffer()
+            try:
+                reader = self.pa.ipc.open_file(self.buffer)
+                self.batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
+            except self.pa.ArrowInvalid:
+                # `save_to_disk` writes the format of streams.
+                reader = self.pa.ipc.open_stream(self.buffer)
+                self.batches = list(reader)
+            self.schema = reader.schema
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (self.pa.ArrowException, OSError, ValueError) as error:
+            reason = str(error).splitlines()[0].removesuffix(".") if str(error) else type(error).__name__
+            raise DataError(f"{self.path} cannot be read as a table: {reason}. Copy the file again.") from None
+
+    @property
+    def num_groups(self) -> int:
+        """Number of row groups."""
+        return self.parquet.num_row_groups if self.parquet is not None else len(self.batches)
+
+    def read_group(self, number: int, columns: list[str]) -> pa.Table:
+        """Read columns of a row group. A column may be ``COLUMN.FIELD``."""
+        with self._errors():
+            if self.parquet is not None:
+                table = self.parquet.read_row_group(number, columns=columns)
+                table.validate(full=True)
+                return table
+            names = dict.fromkeys(column if column in self.schema.names else column.rpartition(".")[0] for column in columns)
+            table = self.pa.Table.from_batches([self.batches[number]], schema=self.schema).select(list(names))
+            # Damaged offsets would be read outside the file.
+            table.validate(full=True)
+            return table
+
+    def locations(self, number: int, column: str, first_row: int, root: Path) -> list[ByteRange | None]:
+        """Locations of the images of a row group. None: a row has no bytes."""
+        with self._errors():
+            return self._locations(number, column, first_row, root)
+
+    def _locations(self, number: int, column: str, first_row: int, root: Path) -> list[ByteRange | None]:
+        if self.parquet is None:
+            content = _image_bytes(self.read_group(number, [column]).column(column)).chunk(0)
+            ranges = self._byte_ranges(content, root)
+            if ranges is not None:
+                return ranges
+            count, size, has_bytes = len(content), content.nbytes, content.is_valid().to_pylist()
+        else:
+            group = self.parquet.metadata.row_group(number)
+            chunks = [group.column(position) for position in range(group.num_columns)]
+            chunk = next((chunk for chunk in chunks if chunk.path_in_schema in (column, f"{column}.bytes")), None)
+            if chunk is None:
+                raise ValueError(f"row group {number} has no column {column}")
+            count, size, has_bytes = group.num_rows, chunk.total_uncompressed_size, None
+            statistics = chunk.statistics
+            if statistics is None or not statistics.has_null_count or statistics.null_count:
+                has_bytes = _image_bytes(self.read_group(number, [column]).column(column)).is_valid().to_pylist()
+        rows = range(count)
+        mean_size = size // max(1, count)
+        return [
+            EmbeddedImage(self.path, first_row + row, mean_size, root, column, number, row) if has_bytes is None or has_bytes[row] else None
+            for row in rows
+        ]
+
+    def _byte_ranges(self, content: pa.Array, root: Path) -> list[ByteRange | None] | None:
+        """Byte ranges in the file of an array of bytes. None if the array is compressed."""
+        _, offsets_buffer, bytes_buffer = content.buffers()
+        if bytes_buffer is None or not self.buffer.address <= bytes_buffer.address < self.buffer.address + self.buffer.size:
+            return None
+        kind = np.int64 if self.pa.types.is_large_binary(content.type) else np.int32
+        offsets = np.frombuffer(offsets_buffer, kind, len(content) + 1, content.offset * np.dtype(kind).itemsize).astype(np.int64)
+        start = bytes_buffer.address - self.buffer.address
+        return [
+            ByteRange(self.path, start + first, last - first, root) if valid else None
+            for first, last, valid in zip(offsets[:-1].tolist(), offsets[1:].tolist(), content.is_valid().to_pylist(), strict=True)
+        ]
+
+
+def _image_bytes(column: Any) -> Any:
+    """The bytes of a column of images."""
+    pa = import_pyarrow()
+    return pa.compute.struct_field(column, "bytes") if pa.types.is_struct(column.type) else column
+
+
+def has_embedded_images(path: Path) -> bool:
+    """Return whether a table has a column with images, by its schema.
+
+    Args:
+        path: Parquet or Arrow file.
+
+    Returns:
+        Whether it has. False for a file that cannot be read, which ``open_table`` reports.
+    """
+    try:
+        with storage.open_file(path) as file:
+            return TableColumns.find(_TableFile(path, file).schema, str(path)).image is not None
+    except DataError:
+        return False
+
+
+def list_image_tables(source: Path) -> Listing:
+    """List the images and captions of a table, or of all tables of a folder.
+
+    Args:
+        source: The file, or a folder with tables, with a folder ``data`` of tables, or of ``save_to_disk``.
+
+    Returns:
+        The listing. Rows of the same name are captions of one image.
+
+    Raises:
+        DataError: If a file cannot be read, or a column is missing.
+    """
+    folder = source if os.path.isdir(source) else source.parent
+    files = find_tables(folder) if folder == source else [source]
+    listing = Listing(source, folder=folder)
+    rows = list[_Row]()
+    for file, split in splits_of_files(files, folder).items():
+        rows += _read_rows(listing, file, split, containing_folder(folder), file.relative_to(folder).as_posix())
+    _check_paths(listing, rows)
+    for row in rows:
+        _add_row(listing, row)
+    if any(image.usable and image.location is None for image in listing.images):
+        attach_files(listing, folder, may_lack_pixels=False)
+    return listing
+
+
+def find_tables(folder: Path) -> list[Path]:
+    """Find the tables of a folder.
+
+    Args:
+        folder: The folder.
+
+    Returns:
+        Files in it, in its folder ``data`` and in folders with the name of a split. Cached tables of ``datasets`` are left out.
+    """
+    files = sorted(path for parent in split_folders(folder) for path in parent.iterdir() if path.suffix in SUFFIXES)
+    return [path for path in files if os.path.isfile(path) and not path.name.startswith((".", "cache-"))]
+
+
+@dataclass
+class _Row:
+    """A row of a table: its name, the path of its struct, and its image as bytes or file."""
+
+    place: str
+    own_name: str
+    name: str | None
+    path: str | None
+    captions: list[str]
+    split: str | None
+    image: ByteRange | None
+    has_bytes: bool
+
+
+def _read_rows(listing: Listing, path: Path, file_split: str | None, root: Path, file: str) -> Iterator[_Row]:
+    """Yield the rows of a file, without the bytes of its images."""
+    with storage.open_file(path, root) as opened:
+        table, first_row = _TableFile(path, opened), 0
+        columns = TableColumns.find(table.schema, str(path))
+        image, large = columns.image, 0
+        compute = table.pa.compute
+        is_struct = image is not None and table.pa.types.is_struct(table.schema.field(image).type)
+        has_path = is_struct and table.schema.field(image).type.get_field_index("path") >= 0
+        read = [name for name in (*columns.captions, columns.file, columns.split, f"{image}.path" if has_path else None) if name]
+        for number in range(table.num_groups):
+            group = table.read_group(number, list(dict.fromkeys(read)))
+            locations = [None] * len(group) if image is None else table.locations(number, image, first_row, root)
+            paths = compute.struct_field(group.column(image), "path").to_pylist() if has_path else [None] * len(group)
+            values = {name: group.column(name).to_pylist() for name in read if name in group.column_names}
+            large += sum((isinstance(location, EmbeddedImage) and location.size) or 0 for location in locations) > _LARGE_GROUP_BYTES
+            for row, location in enumerate(locations):
+                place, own_name = f"{file}, row {first_row + row + 1}", f"{os.path.splitext(file)[0]}/{first_row + row + 1}"
+                split = normalize_split_name(values[columns.split][row]) if columns.split else None
+                name = values[columns.file][row] if columns.file else None
+                if name is not None and not isinstance(name, str | int):
+                    listing.add_loss("malformed line", place, f"{columns.file}: expected a text, got {shorten(name)}")
+                    continue
+                parsed = [parse_captions(values[column][row]) for column in columns.captions]
+                if None in parsed:
+                    wrong = columns.captions[parsed.index(None)]
+                    listing.add_loss("malformed line", place, f"{wrong}: expected texts, got {shorten(values[wrong][row])}")
+                    continue
+                captions = [caption for texts in parsed for caption in texts or ()]
+                name = None if name is None else str(name)
+                yield _Row(place, own_name, name, paths[row], captions, split or file_split, location, image is not None)
+            first_row += len(group)
+        if large:
+            message = f"{large} row groups have more than {_LARGE_GROUP_BYTES >> 20} MiB. A random image reads a whole group. Write groups of 100 rows"
+            listing.add_note("large row group", file, message)
+
+
+def _check_paths(listing: Listing, rows: list[_Row]) -> None:
+    """Name images without a name by the path of their struct, unless different images have the same path, such as ``image.jpg``."""
+    unnamed = [row for row in rows if row.name is None and row.has_bytes]
+    first: dict[str, _Row] = {}
+    repeated: dict[str, tuple[_Row, _Row]] = {}
+    for row in unnamed:
+        if row.path and first.setdefault(row.path, row) is not row and row.path not in repeated and len(repeated) < _COMPARED_PATHS:
+            repeated[row.path] = first[row.path], row
+    differs = next(((a, b) for a, b in repeated.values() if a.image and b.image and a.image.read() != b.image.read()), None)
+    if differs is not None:
+        message = f"{differs[0].path} is the path of different images, so each row is an image of its own. Add a column filename"
+        listing.add_note("repeated path", differs[1].place, message)
+    for row in unnamed:
+        row.name = row.path if row.path and differs is None else row.own_name
+
+
+def _add_row(listing: Listing, row: _Row) -> None:
+    known = listing.by_name.get(row.name or "")
+    image = listing.add_row(row.name, row.captions, row.split, row.place)
+    if image is None or image is known:
+        return
+    image.location = row.image
+    if row.has_bytes and row.image is None:
+        image.file = row.path
+        if not row.path:
+            listing.add_loss("missing image", row.place, "the row has no bytes of an image", image)
+
+
+IMAGE_TABLES = DatasetFormat(
+    name="image tables",
+    description="Parquet or Arrow tables with images in them (Hugging Face datasets), with the split in the file name or in a column",
+    patterns=(
+        *(f"{folder}*{suffix}" for suffix in SUFFIXES for folder in ("", "data/", "train/", "test/", "data/train/")),
+        "dataset_dict.json",
+    ),
+    suffixes=SUFFIXES,
+    read=list_image_tables,
+    image_files="none",
+    reads_several_files=True,
+    is_fallback=True,
+)

@@ -1,0 +1,122 @@
+"""Columns of tables with images and captions: which of them hold the image, the captions, the name and the split."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from visavis.data.columns import import_pyarrow
+from visavis.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FILE_NAMES = ("filename", "file_name", "image", "image_name", "file", "path")
+# Names of the same content that are read only if none of the above exists.
+OTHER_FILE_NAMES = ("image_path", "image_file", "img_path", "filepath", "file_path")
+ID_NAMES = ("image_id", "img_id", "imgid", "cocoid", "__key__")
+CAPTION_NAMES = ("captions", "caption", "text", "title", "sentence", "sentences", "texts", "raw")
+# Columns with an image, as ``datasets`` writes them, or with its bytes.
+IMAGE_NAMES = ("image", "img", "jpg", "png", "webp")
+# Keys of the text of a caption that is an object, as in Karpathy's lists.
+_TEXT_KEYS = ("raw", "caption", "text", "sentence")
+
+
+def named_columns(names: Iterable[str], *tiers: Sequence[str]) -> list[str]:
+    """Find columns by their lowercase names.
+
+    Args:
+        names: Names of all columns.
+        tiers: Searched names. The next tier is read only if no name of the one before exists.
+
+    Returns:
+        The columns in the order of the searched names.
+    """
+    by_name = {name.lower(): name for name in names}
+    return next((found for tier in tiers if (found := [by_name[name] for name in tier if name in by_name])), [])
+
+
+@dataclass(frozen=True)
+class TableColumns:
+    """Columns of a table.
+
+    Attributes:
+        image: Column with the bytes of the image. None: images are files.
+        file: Column with the file, or with the name of an image whose bytes are in the table. None: images have no names.
+        captions: Columns with captions.
+        split: Column with the split. None: no column.
+    """
+
+    image: str | None
+    file: str | None
+    captions: tuple[str, ...]
+    split: str | None
+
+    @classmethod
+    def find(cls, schema: pa.Schema, location: str) -> TableColumns:
+        """Find the columns of a table.
+
+        Args:
+            schema: Names and types.
+            location: The table, for errors.
+
+        Returns:
+            The columns.
+
+        Raises:
+            DataError: If a column is missing, or several hold images.
+        """
+        embedded = [field.name for field in schema if _holds_bytes(field.type)]
+        images = named_columns(embedded, IMAGE_NAMES)[:1] or embedded
+        captions = _caption_columns(schema.names)
+        others = [name for name in schema.names if name not in (*embedded, *captions)]
+        files = named_columns(others, FILE_NAMES, OTHER_FILE_NAMES, ID_NAMES if images else ())
+        columns = ", ".join(f"{field.name} ({field.type!s:.40})" for field in schema)
+        if len(images) > 1 or not (images or files):
+            expected = f"{', '.join(IMAGE_NAMES)} with bytes, or {', '.join(FILE_NAMES)} with a file"
+            raise DataError(f"{location}: expected a column with the image ({expected}), got {columns}. Rename the column.")
+        if not captions:
+            raise DataError(
+                f"{location}: expected a column with the caption ({', '.join(CAPTION_NAMES)}), got {columns}. Rename the column."
+            )
+        split = named_columns(schema.names, ("split",))
+        return cls(images[0] if images else None, files[0] if files else None, tuple(captions), split[0] if split else None)
+
+
+def parse_captions(value: Any) -> list[str] | None:
+    """Read the captions of one row: a text, an object with the text, or a list of these. Missing values are left out.
+
+    Args:
+        value: Value of a column.
+
+    Returns:
+        The captions. None: the value has another kind.
+    """
+    captions = list[str]()
+    for entry in value if isinstance(value, list) else [value]:
+        if entry is None:
+            continue
+        text = next((entry[key] for key in _TEXT_KEYS if key in entry), None) if isinstance(entry, dict) else entry
+        if not isinstance(text, str):
+            return None
+        captions.append(text)
+    return captions
+
+
+def _caption_columns(names: Sequence[str]) -> list[str]:
+    """The columns ``caption``, ``caption_1`` and so on, for the first name that exists."""
+    for name in CAPTION_NAMES:
+        if found := [column for column in names if re.fullmatch(rf"{name}([ _-]?\d+)?", column.lower())]:
+            return found
+    return []
+
+
+def _holds_bytes(kind: pa.DataType) -> bool:
+    """Whether a column holds bytes, or a struct of ``datasets`` with bytes."""
+    types = import_pyarrow().types
+    if types.is_struct(kind):
+        position = kind.get_field_index("bytes")
+        return position >= 0 and (types.is_null(kind.field(position).type) or _holds_bytes(kind.field(position).type))
+    return bool(types.is_binary(kind) or types.is_large_binary(kind))

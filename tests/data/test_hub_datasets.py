@@ -1,0 +1,154 @@
+"""Data sets by their name on the hub: a download from a stand-in, configurations, failures, and no network afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.hub import Hub, serving
+from tests.processes import Command
+from tests.recipes import TINY_RECIPE
+
+from visavis.data.hub_files import _select_files
+from visavis.errors import DataError, VisavisError
+
+from .test_image_tables import png, rows, write_parquet
+
+pytest.importorskip("huggingface_hub")
+wds = pytest.importorskip("webdataset", reason="webdataset is not installed: pip install -e '.[dev]'")
+NAMES = ("good", "cut", "wrong", "configs", "shards", "text")
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory) -> Iterator[Hub]:
+    folder = tmp_path_factory.mktemp("repositories")
+    for name in ("good", "cut", "wrong"):
+        write_parquet(folder / name / "data" / "train-00000-of-00001.parquet", rows(0, 1, 2))
+        write_parquet(folder / name / "data" / "validation-00000-of-00001.parquet", rows(3))
+        (folder / name / "README.md").write_text("license: mit")
+    for config, number in (("small", 4), ("large", 5)):
+        write_parquet(folder / "configs" / config / "test" / "0000.parquet", rows(number))
+    (folder / "shards").mkdir()
+    with wds.TarWriter(str(folder / "shards" / "test-000.tar")) as writer:
+        writer.write({"__key__": "6", "png": png(6), "txt": "caption 6"})
+    (folder / "text").mkdir()
+    (folder / "text" / "script.py").write_text("raise SystemExit")
+    with serving({f"tiny/{name}": folder / name for name in NAMES}) as server:
+        server.faults.update({"tiny/cut": "cut", "tiny/wrong": "wrong"})
+        yield server
+
+
+def open_all() -> None:
+    """Open each data set that the arguments name, and print each result in a line."""
+    from visavis.data import open_dataset
+
+    for name in sys.argv[1:]:
+        try:
+            data = open_dataset(name, decode_images=True)
+            colors = [image.open().getpixel((0, 0))[0] for image in data.images]
+            sys.stdout.write(f"{name} {data.name} {','.join(data.splits)} {colors} {data.fingerprint}\n")
+        except VisavisError as error:
+            sys.stdout.write(f"{name} {type(error).__name__} {error}\n")
+
+
+def opened(folder: Path, *names: str, **environment: str) -> list[str]:
+    """Lines of ``open_all`` in a process of its own, because the library of the hub reads its settings at its import."""
+    values = {"HF_HOME": str(folder / "hub"), "VISAVIS_CACHE": str(folder / "cache"), "HF_HUB_DISABLE_PROGRESS_BARS": "1", **environment}
+    command = Command(folder / "output", *names, program=open_all, environment=values, messages=folder / "messages")
+    assert command.wait(120) == 0, (folder / "messages").read_text()
+    return command.output_text.splitlines()
+
+
+def test_data_sets_of_the_hub_are_opened_by_name(hub, tmp_path):
+    names = ("good", "configs:small", "configs:large", "shards", "good@main")
+    lines = opened(tmp_path, *(f"hf:tiny/{name}" for name in names), **hub.environment)
+    expected = ("good train,val [0, 1, 2, 3]", "configs test [4]", "configs test [5]", "shards test [6]", "good train,val [0, 1, 2, 3]")
+    for name, line, content in zip(names, lines, expected, strict=True):
+        assert line.startswith(f"hf:tiny/{name} {content} "), line
+    downloads = len(hub.downloads)
+    assert not any(file.endswith("README.md") for file in hub.downloads), "only the selected files are downloaded"
+    offline = opened(tmp_path, *(f"hf:tiny/{name}" for name in names), **{**hub.environment, "HF_ENDPOINT": "http://127.0.0.1:9"})
+    assert offline == lines
+    assert len(hub.downloads) == downloads
+
+
+def test_commands_accept_names_of_the_hub(hub, tmp_path):
+    (tmp_path / "tiny.toml").write_text(TINY_RECIPE)
+    environment = {"HF_HOME": str(tmp_path / "hub"), "VISAVIS_CACHE": str(tmp_path / "cache"), **hub.environment}
+    outputs = []
+    for words in (
+        ["data", "check", "hf:tiny/good", "--json"],
+        ["train", tmp_path / "tiny.toml", "--data", "hf:tiny/good", "--out", tmp_path / "run", "--json"],
+        ["evaluate", tmp_path / "run", "--split", "val", "--json"],
+    ):
+        command = Command(tmp_path / "output", *words, environment=environment, messages=tmp_path / "messages")
+        assert command.wait(120) == 0, (tmp_path / "messages").read_text()
+        outputs.append(json.loads(command.output_text))
+        environment["HF_ENDPOINT"] = "http://127.0.0.1:9"
+    assert outputs[0]["splits"] == {"train": {"images": 3, "captions": 6}, "val": {"images": 1, "captions": 2}}
+    assert outputs[2]["rsum"] == outputs[1]["validation_rsum"]
+    assert 'path = "hf:tiny/good"' in (tmp_path / "run" / "run.toml").read_text()
+
+
+def test_failures_end_in_one_error(hub, tmp_path):
+    hub.was_cut.clear()
+    names = ("cut", "wrong", "none", "configs", "configs:huge", "text")
+    lines = opened(tmp_path, *(f"hf:tiny/{name}" for name in names), "hf:tiny", "hf://datasets/tiny/good", **hub.environment)
+    patterns = (
+        r"expected a complete download from http\S+, got an interrupted one .* Run the command again\.$",
+        r"expected SHA-256 .* 2 damaged files were removed\. Run the command again\.$",
+        r"expected a data set of the Hugging Face Hub, got none \(it does not exist, or is private\)\.$",
+        r"expected the name of one configuration, got none\. Name one as hf:OWNER/NAME:CONFIG \(large, small\)\.$",
+        r"expected the name of one configuration, got huge\. Name one as hf:OWNER/NAME:CONFIG \(large, small\)\.$",
+        r"expected a repository with \.parquet, \.arrow, \.tar files, got script\.py\. Add @refs/convert/parquet",
+        r"expected hf:OWNER/NAME, with :CONFIG or @REVISION if needed\. Correct the name\.$",
+        r"expected hf:OWNER/NAME, with :CONFIG or @REVISION if needed\. Correct the name\.$",
+    )
+    for line, pattern in zip(lines, patterns, strict=True):
+        assert re.search(rf"^hf:\S+ DataError hf:.*{pattern}", line), line
+    hub.faults.clear()
+    again = opened(tmp_path, "hf:tiny/cut", "hf:tiny/wrong", **hub.environment)
+    assert all("train,val [0, 1, 2, 3]" in line for line in again), again
+    hub.faults.update({"tiny/cut": "cut", "tiny/wrong": "wrong"})
+
+
+def test_no_network_is_one_error(hub, tmp_path):
+    for environment in ({"HF_ENDPOINT": "http://127.0.0.1:9"}, {"HF_HUB_OFFLINE": "1"}):
+        [line] = opened(tmp_path, "hf:tiny/good", **{**hub.environment, **environment})
+        assert re.search(r"HubUnreachableError .* got none \(it was not downloaded before, and the hub is not reachable\)\.$", line), line
+
+
+@pytest.mark.parametrize(
+    ("files", "config", "selected"),
+    [
+        (["data/train-0.parquet", "test.parquet", "a.jpg"], None, ["data/train-0.parquet", "test.parquet"]),
+        (["x/train-0.parquet", "default/train/0.parquet"], None, ["default/train/0.parquet"]),
+        (["only/train-0.parquet"], None, ["only/train-0.parquet"]),
+        (["train-0.parquet", "x/y/train-0.parquet"], "y", ["x/y/train-0.parquet"]),
+        (["train-0.tar", "data-0.arrow"], None, ["data-0.arrow"]),
+    ],
+)
+def test_files_of_one_kind_and_configuration_are_selected(files, config, selected):
+    assert _select_files("hf:a/b", files, config) == selected
+
+
+def test_broken_links_of_a_snapshot_are_refused(tmp_path):
+    """A snapshot may link to its own blobs only."""
+    from visavis.data import open_dataset
+
+    snapshot, blobs = tmp_path / "datasets--tiny--good" / "snapshots" / "0", tmp_path / "datasets--tiny--good" / "blobs"
+    for folder, name in ((blobs, "inside"), (tmp_path, "outside")):
+        write_parquet(folder / name, rows(0))
+    snapshot.mkdir(parents=True)
+    (snapshot / "test.parquet").symlink_to("../../blobs/inside")
+    data = open_dataset(snapshot)
+    assert (data.name, data.images[0].read()) == ("good", png(0))
+    os.unlink(snapshot / "test.parquet")
+    (snapshot / "test.parquet").symlink_to("../../../outside")
+    with pytest.raises(DataError, match="points outside"):
+        open_dataset(snapshot)
