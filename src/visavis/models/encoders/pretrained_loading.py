@@ -164,6 +164,22 @@ def load_pretrained_tokenizer(folder: Path) -> tuple[Any, int]:
     return tokenizer, max_length
 
 
+def load_pretrained_processor(folder: Path) -> Any:
+    """Load the processor of images and texts of a folder.
+
+    Args:
+        folder: Folder of the model.
+
+    Returns:
+        The processor.
+
+    Raises:
+        DataError: If it cannot be read.
+    """
+    with _transformers_for(folder, "has no processor that transformers can read") as transformers:
+        return transformers.AutoProcessor.from_pretrained(folder, **_LOCAL)
+
+
 def read_torch_tensors(file: Path) -> Any:
     """Read a file of ``torch.save`` as tensors and plain values only.
 
