@@ -217,6 +217,17 @@ def test_compare_set_encodings_measures_recall():
     assert encodings["16 pooled only"].recall_at_10 > encodings["4 pooled only"].recall_at_10
 
 
+def test_compare_set_encodings_reports_default_search(monkeypatch):
+    monkeypatch.setattr("visavis.retrieval.maxsim_compression.MIN_ITEMS", 100)
+    sets = make_sets(np.random.default_rng(12), 120, (24,))
+    report = compare_set_encodings(sets, noisy_set_queries(sets[:5]), "t2i")
+    [default] = [one for one in report.encodings if one.name == "search"]
+    assert (default.recall_at_10, default.rescored) == (100, maxsim_search.MIN_CANDIDATES)
+    assert report.recommendation.startswith(
+        f"Search: {maxsim_search.POOLED_VECTORS} pooled vectors per item, then exact scores of 1,024 candidates."
+    )
+
+
 def test_encoded_rows_approximate_vectors():
     rows = unit(np.random.default_rng(11), 500, 13)
     assert np.abs(Int8Rows(rows)[:] - rows).max() < 1 / 250
