@@ -224,7 +224,7 @@ def test_compare_set_encodings_reports_default_search(monkeypatch):
     [default] = [one for one in report.encodings if one.name == "search"]
     assert (default.recall_at_10, default.rescored) == (100, maxsim_search.MIN_CANDIDATES)
     assert report.recommendation.startswith(
-        f"Search: {maxsim_search.POOLED_VECTORS} pooled vectors per item, then exact scores of 1,024 candidates."
+        f"Search: {maxsim_search.POOLED_VECTORS} pooled vectors per item, then exact scores of 2,048 candidates."
     )
 
 
