@@ -71,7 +71,9 @@ def compare_indexes(old: Path, new: Path) -> str:
     rows = []
     for folder in (old, new):
         store = Index.open(folder).store
-        rows.append(store.vectors(sorted(item.key for item in store.items())).astype(np.float64))
+        vectors = store.vectors(sorted(item.key for item in store.items()))
+        assert isinstance(vectors, np.ndarray)
+        rows.append(vectors.astype(np.float64))
     cosines = (rows[0] * rows[1]).sum(1) / np.linalg.norm(rows[0], axis=1) / np.linalg.norm(rows[1], axis=1)
     # Queries near the images: a random mean of a few of them.
     queries = np.random.default_rng(0).dirichlet(np.full(len(cosines), 0.02), 100) @ rows[0]

@@ -57,7 +57,9 @@ def change(images: list[Path], random: np.random.Generator) -> None:
 def contents(folder: Path) -> tuple[list[Any], np.ndarray]:
     index = Index.open(folder)
     items = index.store.items()
-    return items, index.store.vectors([item.key for item in items])
+    vectors = index.store.vectors([item.key for item in items])
+    assert isinstance(vectors, np.ndarray)
+    return items, vectors
 
 
 def main() -> None:

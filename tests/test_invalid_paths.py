@@ -95,7 +95,7 @@ WORK = {
     "anatomy": "visavis.diagnostics.objective_profile.profile_objectives",
     "coherence": "visavis.api.graded_runs.open_rankers",
     "compare": "visavis.experiments.run_comparison.cache_setting_features",
-    "convert": "visavis.models.encoders.pretrained_loading.read_checkpoint",
+    "convert": "visavis.models.encoders.checkpoint_files.read_checkpoint",
     "data_convert": "visavis.data.conversion.convert_features._parse_source",
     "data_scenes": "visavis.synthetic.write_synthetic_clips",
     "demo": "visavis.demonstration.demo_run._Demo.run",

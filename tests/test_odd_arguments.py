@@ -30,7 +30,7 @@ from visavis.graded.estimators.known_relevance import FunctionRelevance
 from visavis.graded.ranking_coherence import ranking_coherence
 from visavis.process_group import ONE_PROCESS
 from visavis.retrieval.index_folder import Index
-from visavis.retrieval.index_search import SearchQuery, query_vector, rank_texts, search_index
+from visavis.retrieval.index_search import SearchQuery, rank_texts, search_index, store_queries
 from visavis.retrieval.items import ItemFilter
 from visavis.synthetic import write_synthetic_scenes
 from visavis.types import Encoded
@@ -334,7 +334,7 @@ def class_calls(files: dict[str, Path]) -> Iterator[tuple[Callable[..., Any], di
     yield SearchQuery, {"texts": ((1.0, "red"),), "images": ((1.0, image),), "like": ()}
     yield SearchQuery.from_text, {"text": "red"}
     yield search_index, {"index": opened, "query": SearchQuery.from_text("red"), "top": 2, "item_filter": ItemFilter(), "rerank": None}
-    yield query_vector, {"index": opened, "query": SearchQuery.from_text("red")}
+    yield store_queries, {"index": opened, "query": SearchQuery.from_text("red")}
     yield rank_texts, {"model": model, "image": image, "texts": ["red", "blue"]}
     yield ItemFilter, {"path": "", "kind": None, "after": None, "before": None, "metadata": {}}
     yield visavis.Retriever, {"matcher": model.matcher, "processor": model.processor, "batch_size": 2, "memory": None}

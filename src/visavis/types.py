@@ -21,6 +21,8 @@ Parts = Tensor | dict[str, Tensor]
 
 Direction = Literal["i2t", "t2i"]
 """Which side holds the queries: images ("i2t") or texts ("t2i")."""
+MaxSimDirection = Literal["both", "t2i", "i2t"]
+"""Means in a MaxSim score: over text vectors of the best image vector ("t2i"), over image vectors ("i2t"), or half of each."""
 DIRECTIONS: dict[str, str] = {"i2t": "image to text", "t2i": "text to image"}
 """Description of each direction, by the prefix of a metric's key."""
 MIN_EXACT_NORM = 1e-12

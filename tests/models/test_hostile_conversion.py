@@ -16,7 +16,7 @@ import torch
 
 import visavis
 from visavis.errors import DataError, VisavisError
-from visavis.models.encoders.pretrained_loading import read_checkpoint
+from visavis.models.encoders.checkpoint_files import read_checkpoint
 
 from .test_clip_conversion import CONFIG, Plain, donor, write_config  # noqa: F401 - fixtures
 from .test_xvlm_conversion import bert, published  # noqa: F401

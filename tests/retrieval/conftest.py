@@ -49,3 +49,26 @@ def run(scenes, tmp_path_factory):
     trained = visavis.train(recipe, data=scenes, out=folder)
     assert trained.validation_rsum > 550, "the model must have memorized the training images"
     return folder
+
+
+LATE_RECIPE = """
+name = "late"
+visual = { encoder = "scenes", granularity = "regions" }
+text = { encoder = "vocabulary", min_count = 1 }
+model = { kind = "MaxSim", embedding_dim = 32, word_dim = 32 }
+training = { batch_size = 30, metric_batches = 1, threads = 1 }
+evaluation = { validation = "train" }
+[[phases]]
+epochs = 2
+objective = "VLC()"
+optimizer = { lr = 0.01 }
+"""
+
+
+@pytest.fixture(scope="session")
+def late_run(scenes, tmp_path_factory):
+    """A late-interaction model."""
+    folder = tmp_path_factory.mktemp("late")
+    (folder / "late.toml").write_text(LATE_RECIPE)
+    visavis.train(folder / "late.toml", data=scenes, out=folder / "run")
+    return folder / "run"

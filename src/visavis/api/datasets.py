@@ -241,7 +241,7 @@ def convert(
     from visavis import storage
     from visavis.models.checkpoint_conversion import matching_shapes
     from visavis.models.clip.conversion import MAX_TEXT_LENGTH, convert_open_clip, extend_positions, is_open_clip
-    from visavis.models.encoders.pretrained_loading import read_checkpoint
+    from visavis.models.encoders.checkpoint_files import read_checkpoint
     from visavis.models.xvlm.conversion import convert_xvlm
     from visavis.spec import validate_int
 

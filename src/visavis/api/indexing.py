@@ -42,7 +42,7 @@ def index(
     Without a run, a pretrained CLIP or SigLIP model is used: ``index("photos/")``.
 
     Args:
-        run: Run folder, or folder or hub name of a CLIP or SigLIP model. With one argument: the folder to index.
+        run: Run folder, or folder or hub name of a CLIP, SigLIP or ColPali model. With one argument: the folder to index.
         source: Folder of images and videos, or a data set. Default: the first argument, with a pretrained model.
         out: Folder of the index. An existing index is updated. Default: indexes/NAME in the current folder, NAME being the folder's name.
         model: Folder or hub name of a CLIP or SigLIP model, without a run. Default: the model of the index, else the user's default model.

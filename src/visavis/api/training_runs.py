@@ -186,7 +186,7 @@ def _evaluate_index(
     """Evaluate an index with the judgments of a feedback file."""
     from visavis.feedback.evaluate_feedback import evaluate_feedback
     from visavis.retrieval.index_folder import Index
-    from visavis.retrieval.index_search import SearchQuery, query_vector
+    from visavis.retrieval.index_search import SearchQuery, store_queries
 
     if len(indexes) != 1:
         raise RunError(f"--feedback: expected one index, got {len(indexes)}. Evaluate each index alone.")
@@ -194,7 +194,7 @@ def _evaluate_index(
     return evaluate_feedback(
         feedback,
         {key: item.content for key, item in opened.items.items()},
-        lambda text: opened.store.search(query_vector(opened, SearchQuery.from_text(text))[None], len(opened.items))[0],
+        lambda text: opened.store.search(store_queries(opened, SearchQuery.from_text(text)), len(opened.items))[0],
         f"the index {opened.folder}",
     )
 

@@ -60,8 +60,8 @@ def print_compression(report: CompressionReport) -> None:
     print_table(["vectors", "bytes", "stored", "rescored", *recall_columns, "ms per query"], rows)
     captions = " caption@10: captions whose own item is among the first 10, in percent." if has_captions else ""
     print_line(
-        f"{report.num_items:,} items, {report.num_queries:,} queries: {report.query_source}. bytes: per vector, read by the first pass. "
-        f"stored: per vector, in total. recall@10: share of the true top 10 by float32 vectors, in percent.{captions} "
+        f"{report.num_items:,} items, {report.num_queries:,} queries: {report.query_source}. bytes: per item, read by the first pass. "
+        f"stored: per item, in total. recall@10: share of the true top 10 by float32 vectors, in percent.{captions} "
         "ms per query: median of single queries."
     )
     print_line(report.recommendation)

@@ -22,7 +22,7 @@ from visavis.models.layers import at_least_float32
 from visavis.pair_loss.logits import LearnedScale
 from visavis.spec import PositiveInt, validate_fields
 from visavis.targets import Targets
-from visavis.types import AttentionWeights, Encoded, unit_rows
+from visavis.types import AttentionWeights, Encoded, MaxSimDirection, unit_rows
 
 VisualGranularity = Literal["pooled", "regions", "pixels", "experts"]
 """Input of images: "pooled" ``[N, D]``, "regions" ``[N, R, D]``, "pixels" ``[N, 3, H, W]``, "experts": named parts ``[N, L, D]``."""
@@ -192,6 +192,11 @@ class Matcher(nn.Module, ABC):
 
         It is the part "scale". ``score`` does not include it, because it does not change the ranking.
         """
+        return None
+
+    @property
+    def late_interaction(self) -> MaxSimDirection | None:
+        """Which means the score contains, if it is MaxSim of unit vectors, so that an index can store them. None: another score."""
         return None
 
     @property

@@ -19,8 +19,9 @@ from visavis.data.parallel import map_in_order
 from visavis.data.video import is_video, read_frames
 from visavis.errors import RunError, ShapeError, SpecError, VisavisError, suggest_name
 from visavis.memory_budget import MemoryLimit, parse_memory
-from visavis.models.base import Matcher, load_matcher, verify_config_hash
+from visavis.models.base import Matcher, get_vectors, load_matcher, valid_mask, verify_config_hash
 from visavis.models.clip.model import find_dual_encoder, open_dual_encoder
+from visavis.models.colpali.model import COLPALI_TYPES, open_colpali
 from visavis.models.device import choose_device
 from visavis.models.encoders.pretrained_files import weights_checksum
 from visavis.models.image_inputs import ImageInput, read_image
@@ -36,6 +37,8 @@ DEFAULT_BATCH_SIZE = 64
 """Number of items per batch."""
 VIDEO_BATCH_SIZE = 4
 """Number of videos per batch. Each of them is many images."""
+PAGE_BATCH_SIZE = 4
+"""Number of images per batch of ColPali, which reads about a thousand tokens of each."""
 
 
 class Retriever:
@@ -114,7 +117,7 @@ class Retriever:
         """Load a model.
 
         Args:
-            folder: A run folder, a model folder, or the folder or hub name of an untrained CLIP or SigLIP model.
+            folder: A run folder, a model folder, or the folder or hub name of an untrained CLIP, SigLIP or ColPali model.
             device: Device of the model. None: CUDA if available, else the CPU.
             batch_size: Number of items per batch.
             memory: Memory of blocks of scores.
@@ -132,10 +135,13 @@ class Retriever:
         if (name := find_dual_encoder(folder)) is not None:
             matcher, processor = open_dual_encoder(name)
             return cls(matcher.to(chosen), processor, batch_size=batch_size, memory=memory)
+        if (name := find_dual_encoder(folder, COLPALI_TYPES)) is not None:
+            late, late_processor = open_colpali(name)
+            return cls(late.to(chosen), late_processor, batch_size=min(batch_size, PAGE_BATCH_SIZE), memory=memory)
         if not os.path.exists(folder / "config.json"):
             raise RunError(
-                f"{folder}: expected a run or model folder (config.json and model.safetensors in it, or in its folder model), or a CLIP or "
-                "SigLIP model of transformers, got neither. Pass the folder of a run."
+                f"{folder}: expected a run or model folder (config.json and model.safetensors in it, or in its folder model), or a CLIP, "
+                "SigLIP or ColPali model of transformers, got neither. Pass the folder of a run."
             )
         config = storage.read_json(folder / "config.json", SavedModelConfig, error=RunError)
         if config.kind not in CATALOG:
@@ -360,6 +366,26 @@ class Retriever:
             return self.processor.process_texts([texts[i] for i in index], self.device)
 
         return encode_items(self.matcher, "text", read, batches, on_batch=on_progress)
+
+    def item_vectors(self, encoded: Encoded) -> list[Tensor]:
+        """Return the vectors of each item that an index stores.
+
+        Args:
+            encoded: Encoded items.
+
+        Returns:
+            Unit vectors of each item, float32: shape ``[D]``, or ``[n, D]`` for a late-interaction model.
+
+        Raises:
+            ShapeError: If the model has several vectors per item, but its score is not MaxSim.
+        """
+        if self.matcher.late_interaction is None:
+            return list(self.to_unit_rows(encoded).float())
+        vectors = dict[int, Tensor]()
+        for positions, block in encoded.iter_blocks():
+            valid = zip(get_vectors(block).float(), valid_mask(block), strict=True)
+            vectors |= zip(positions.tolist(), (rows[mask] for rows, mask in valid), strict=True)
+        return [vectors[position] for position in range(len(encoded))]
 
     def to_unit_rows(self, encoded: Encoded) -> Tensor:
         """Return the unit vectors of encoded items, shortened to ``embedding_dim``.

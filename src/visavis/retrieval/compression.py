@@ -1,4 +1,4 @@
-"""Vector encodings: size, search time and recall of compressed vectors, measured on the items of an index.
+"""Vector encodings: size, search time and recall of compressed vectors.
 
 An encoding is searched first: float32 or int8 (exact), one bit per dimension, or the first dimensions of Matryoshka
 vectors. Except in exact search, the candidates of this first pass are then scored again with the full float32 vectors. Their
@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from timeit import timeit
+from typing import Any
 
 import numpy as np
 
 from visavis.blocking import chunk_slices
 from visavis.memory_budget import MemoryLimit
-from visavis.retrieval.index_folder import Index
 from visavis.retrieval.stores.exact_search import MIN_DIM, ExactSearch, Int8Pass, exact_scores, supports_int8_matmul
 
 CHUNK_ROWS = 2**14
@@ -31,8 +31,8 @@ MAX_TIME_RATIO = 0.9
 """Largest ratio of two times for which the first is reported as faster."""
 _BIT_COUNTS = np.array([number.bit_count() for number in range(2**16)], np.uint8)
 
-NearestFunction = Callable[[np.ndarray, int], np.ndarray]
-"""Returns the rows nearest to a query ``[D]``, best first: ``(query, count) -> rows``."""
+NearestFunction = Callable[[Any, int], np.ndarray]
+"""Returns the rows nearest to a query (``[D]``, or of late interaction), best first: ``(query, count) -> rows``."""
 
 
 class BinaryCodes:
@@ -96,8 +96,8 @@ class VectorEncoding:
     Attributes:
         name: Name of the encoding.
         embedding_dim: Number of dimensions that the first pass reads.
-        scanned_bytes: Bytes per vector that the first pass reads.
-        stored_bytes: Bytes per vector that are stored in total.
+        scanned_bytes: Bytes per item that the first pass reads.
+        stored_bytes: Bytes per item that are stored in total.
         rescored: Candidates per query that are scored again with full vectors. 0: the first pass is the search.
         recall_at_10: Recall of the true top 10 in percent.
         caption_recall_at_10: Share of caption queries whose item is in the top 10, in percent. None if queries are not captions.
@@ -119,7 +119,7 @@ class CompressionReport:
     """Encodings of the vectors of an index.
 
     Attributes:
-        num_items: Number of vectors.
+        num_items: Number of items.
         num_queries: Number of queries.
         query_source: Description of the queries.
         encodings: Measured encodings.
@@ -131,32 +131,6 @@ class CompressionReport:
     query_source: str
     encodings: tuple[VectorEncoding, ...]
     recommendation: str
-
-
-def measure_compression(index: Index, memory: MemoryLimit = None) -> CompressionReport:
-    """Measure encodings of the vectors of an index.
-
-    Queries are the captions of sampled items if all of them have one, else sampled vectors with noise.
-
-    Args:
-        index: The index.
-        memory: Memory limit of a search.
-
-    Returns:
-        Measured encodings and a recommendation.
-    """
-    vectors, items = index.store.all_vectors(), list(index.items.values())
-    if not items:
-        return CompressionReport(0, 0, "none", (), "Nothing was measured, because the index has no items.")
-    rows = np.sort(np.random.default_rng(0).choice(len(items), min(MEASURED_QUERIES, len(items)), replace=False))
-    captions = [items[row].metadata.get("caption", "") for row in rows]
-    positives: list[int] | None = None
-    if all(map(str.strip, captions)):
-        positives, queries, query_source = rows.tolist(), index.model.encode_texts(captions).float().numpy(), "captions of the items"
-    else:
-        queries, query_source = noisy_queries(vectors[rows]), f"vectors of the items with noise of length {NOISE_NORM:g}"
-    dims = () if index.model.embedding_dim else index.model.matcher.matryoshka_dims[:-1]
-    return compare_encodings(vectors, queries, dims, positives=positives, query_source=query_source, memory=memory)
 
 
 def compare_encodings(
@@ -181,18 +155,20 @@ def compare_encodings(
     Returns:
         Measured encodings and a recommendation.
     """
-    benchmark = _Benchmark(rows, queries, positives, memory)
-    dim = rows.shape[1]
+    queries, dim = np.ascontiguousarray(queries, np.float32), rows.shape[1]
+    min_scores = ExactSearch(rows, memory=memory).search(queries, MEASURED_TOP)[0][:, -1]
+    benchmark = EncodingBenchmark(queries, len(rows), min_scores, lambda some, query: exact_scores(rows[some], query), positives)
     encodings = [benchmark.measure("float32", _search_rows(rows, memory, int8=False), dim, 4 * dim, 4 * dim)]
     if supports_int8_matmul():
         encodings.append(benchmark.measure("int8", _search_rows(rows, memory, int8=True), dim, dim, 5 * dim))
     codes = BinaryCodes(rows)
-    encodings.append(benchmark.measure_rescored("1 bit", codes.nearest, dim, codes.bytes_per_row))
+    encodings.append(benchmark.measure_rescored("1 bit", codes.nearest, dim, codes.bytes_per_row, 4 * dim))
     for short_dim in matryoshka_dims:
         int8 = supports_int8_matmul() and short_dim >= MIN_DIM
         nearest = _search_rows(_normalize(rows[:, :short_dim]), memory, int8=int8)
         scanned = short_dim if int8 else 4 * short_dim
-        encodings.append(benchmark.measure_rescored(f"first {short_dim} in {'int8' if int8 else 'float32'}", nearest, short_dim, scanned))
+        name = f"first {short_dim} in {'int8' if int8 else 'float32'}"
+        encodings.append(benchmark.measure_rescored(name, nearest, short_dim, scanned, 4 * dim))
         stored = 5 * short_dim if int8 else scanned
         encodings.append(benchmark.measure(f"first {short_dim} only", nearest, short_dim, scanned, stored))
     return CompressionReport(len(rows), len(queries), query_source, tuple(encodings), recommend_encoding(encodings))
@@ -253,18 +229,44 @@ def noisy_queries(vectors: np.ndarray) -> np.ndarray:
     return _normalize(_normalize(vectors) + noise)
 
 
-class _Benchmark:
-    """Measures encodings with the same queries and true results."""
+class EncodingBenchmark:
+    """Measures encodings with the same queries and true results.
 
-    def __init__(self, rows: np.ndarray, queries: np.ndarray, positives: Sequence[int] | None, memory: MemoryLimit):
-        self.rows, self.queries, self.positives = rows, np.ascontiguousarray(queries, np.float32), positives
-        self.top = min(MEASURED_TOP, len(rows))
-        self.min_scores = ExactSearch(rows, memory=memory).search(self.queries, MEASURED_TOP)[0][:, -1]
+    Args:
+        queries: The queries.
+        num_rows: Number of items.
+        min_scores: Exact score of the last of the true top ``MEASURED_TOP`` of each query, shape ``[Q]``.
+        exact: Computes the exact scores of rows: ``(rows, query) -> scores``.
+        positives: Row of the item of each query, if queries are captions.
+    """
+
+    def __init__(
+        self,
+        queries: Sequence[Any] | np.ndarray,
+        num_rows: int,
+        min_scores: np.ndarray,
+        exact: Callable[[np.ndarray, Any], np.ndarray],
+        positives: Sequence[int] | None,
+    ):
+        self.queries, self.num_rows, self.min_scores, self.exact, self.positives = queries, num_rows, min_scores, exact, positives
+        self.top = min(MEASURED_TOP, num_rows)
 
     def measure(
         self, name: str, nearest: NearestFunction, dim: int, scanned_bytes: float, stored_bytes: float, rescored: int = 0
     ) -> VectorEncoding:
-        """Measure a search."""
+        """Measure a search.
+
+        Args:
+            name: Name of the encoding.
+            nearest: The search.
+            dim: Number of dimensions that it reads.
+            scanned_bytes: Bytes per item that it reads.
+            stored_bytes: Bytes per item that are stored.
+            rescored: Candidates that are scored again.
+
+        Returns:
+            Recall and time.
+        """
         results = [nearest(query, self.top) for query in self.queries]
         caption_recall = None
         if self.positives is not None:
@@ -272,28 +274,36 @@ class _Benchmark:
         recall = 100 * self._recall(self._correct(results))
         return VectorEncoding(name, dim, scanned_bytes, stored_bytes, rescored, recall, caption_recall, self._milliseconds(nearest))
 
-    def measure_rescored(self, name: str, nearest: NearestFunction, dim: int, scanned_bytes: float) -> VectorEncoding:
-        """Measure a first pass followed by scores with full vectors, for the fewest candidates that reach the target recall."""
-        max_rescored = min(MAX_RESCORED, len(self.rows))
+    def measure_rescored(self, name: str, nearest: NearestFunction, dim: int, scanned_bytes: float, full_bytes: float) -> VectorEncoding:
+        """Measure a first pass followed by scores with full vectors, for the fewest candidates that reach the target recall.
+
+        Args:
+            name: Name of the encoding.
+            nearest: The first pass.
+            dim: Number of dimensions that it reads.
+            scanned_bytes: Bytes per item that it reads.
+            full_bytes: Bytes per item of the full vectors.
+
+        Returns:
+            Recall and time of both passes.
+        """
+        max_rescored = min(MAX_RESCORED, self.num_rows)
         correct = self._correct([nearest(query, max_rescored) for query in self.queries])
         rescored = min(8, max_rescored)
         while rescored < max_rescored and self._recall([hits[:rescored] for hits in correct]) < TARGET_RECALL:
             rescored = min(2 * rescored, max_rescored)
         rescored = max(rescored, self.top)
 
-        def search(query: np.ndarray, top: int) -> np.ndarray:
+        def search(query: Any, top: int) -> np.ndarray:
             rows = np.sort(nearest(query, rescored))
-            best: np.ndarray = rows[np.lexsort((rows, -exact_scores(self.rows[rows], query)))[:top]]
+            best: np.ndarray = rows[np.lexsort((rows, -self.exact(rows, query)))[:top]]
             return best
 
-        return self.measure(name, search, dim, scanned_bytes, scanned_bytes + 4 * self.rows.shape[1], rescored)
+        return self.measure(name, search, dim, scanned_bytes, scanned_bytes + full_bytes, rescored)
 
     def _correct(self, results: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Whether each result of each query is in the true top, by its exact score."""
-        return [
-            exact_scores(self.rows[rows], query) >= min_score
-            for rows, query, min_score in zip(results, self.queries, self.min_scores, strict=True)
-        ]
+        return [self.exact(rows, query) >= min_score for rows, query, min_score in zip(results, self.queries, self.min_scores, strict=True)]
 
     def _recall(self, correct: Sequence[np.ndarray]) -> float:
         return float(np.mean([min(int(hits.sum()), self.top) / self.top for hits in correct]))

@@ -24,6 +24,7 @@ from visavis.models.retriever import Retriever
 from visavis.retrieval.index_folder import SkippedFile
 from visavis.retrieval.items import IndexItem, ItemKind
 from visavis.retrieval.source_files import SourceFile
+from visavis.retrieval.stores.vector_sets import ItemVectors, VectorSets
 from visavis.types import unit_rows
 
 if TYPE_CHECKING:
@@ -46,12 +47,12 @@ class EncodedShard:
 
     Attributes:
         items: Items in the order of keys.
-        vectors: Their vectors, shape ``[N, D]``.
+        vectors: Their vectors, shape ``[N, D]``, or several per item.
         unreadable: Files that cannot be read, by path.
     """
 
     items: tuple[IndexItem, ...]
-    vectors: np.ndarray
+    vectors: ItemVectors
     unreadable: dict[str, SkippedFile]
 
 
@@ -67,11 +68,11 @@ class _DecodedFile:
 def encode_shard(model: Retriever, files: Sequence[SourceFile], moment_seconds: float) -> EncodedShard:
     """Encode each image as an item, and each clip as an item for the whole and one for each of its moments.
 
-    An image model encodes one frame per second. The vector of a clip or moment is the mean of its frames. A video model
-    encodes the frames of a clip or moment together. A clip that is not longer than a moment has no moments.
+    An image model encodes one frame per second. The vector of a clip or moment is the mean of its frames, for each region of a
+    late-interaction model. A video model encodes the frames of a clip or moment together. A clip that is not longer than a moment has no moments.
 
     Args:
-        model: Model with one vector per item.
+        model: Model with one vector per item, or a late-interaction model.
         files: Files to encode.
         moment_seconds: Length of a moment in seconds.
 
@@ -84,7 +85,7 @@ def encode_shard(model: Retriever, files: Sequence[SourceFile], moment_seconds: 
     while batch := list(islice(decoded_images, READ_AHEAD)):
         unreadable |= {file.path: decoded for file, decoded in batch if isinstance(decoded, tuple)}
         if images := [decoded for _, decoded in batch if isinstance(decoded, _DecodedFile)]:
-            vectors = model.encode_images([image.frames[0] for image in images])
+            vectors = model.item_vectors(model.encode_visual([image.frames[0] for image in images]))
             rows += [(_item(image, "image", image.first_hash), vector) for image, vector in zip(images, vectors, strict=True)]
     for file in clips:
         clip = _decode(file, model.processor)
@@ -93,8 +94,9 @@ def encode_shard(model: Retriever, files: Sequence[SourceFile], moment_seconds: 
         else:
             rows += _encode_clip(model, clip, moment_seconds)
     rows.sort(key=lambda row: row[0].key)
-    stacked = torch.stack([vector for _, vector in rows]).float().numpy() if rows else np.empty((0, 0), np.float32)
-    return EncodedShard(tuple(item for item, _ in rows), stacked, unreadable)
+    arrays = [vector.numpy() for _, vector in rows]
+    joined = VectorSets.from_arrays(arrays) if arrays and arrays[0].ndim > 1 else np.array(arrays, np.float32)
+    return EncodedShard(tuple(item for item, _ in rows), joined, unreadable)
 
 
 def _decode(file: SourceFile, processor: Processor) -> _DecodedFile | SkippedFile:
@@ -135,10 +137,10 @@ def _encode_clip(model: Retriever, clip: _DecodedFile, moment_seconds: float) ->
     moments = [range(start, min(start + frames_per_moment, len(frames))) for start in starts]
     spans = [range(len(frames)), *moments]
     if model.processor.frames_per_second:
-        vectors = model.to_unit_rows(model.encode_visual([[frames[i] for i in span] for span in spans]))
+        vectors = model.item_vectors(model.encode_visual([[frames[i] for i in span] for span in spans]))
     else:
-        frame_vectors = model.encode_images(frames)
-        vectors = unit_rows(torch.stack([frame_vectors[list(span)].mean(0) for span in spans]))
+        frame_vectors = torch.stack(model.item_vectors(model.encode_visual(frames)))
+        vectors = [unit_rows(frame_vectors[list(span)].mean(0)) for span in spans]
     items = [_item(clip, "video", dhash(frames[len(frames) // 2]))]
     items += [
         _item(clip, "moment", dhash(frames[span[len(span) // 2]]), span.start / rate, float(math.ceil(span.stop / rate)))

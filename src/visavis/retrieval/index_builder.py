@@ -20,12 +20,14 @@ from visavis import storage
 from visavis.data.parallel import Engine
 from visavis.errors import DataError, RefusedOverwrite, RunError, VisavisError
 from visavis.memory_budget import MemoryLimit
+from visavis.models.inference import score_all_pairs
 from visavis.models.retriever import Retriever
 from visavis.notebook import NotebookTable
 from visavis.progress import NoProgress, Progress
 from visavis.retrieval.calibration import Calibration, fit_calibration
-from visavis.retrieval.compression import CompressionReport, measure_compression
+from visavis.retrieval.compression import CompressionReport
 from visavis.retrieval.encoding import EncodedShard, encode_in_shards
+from visavis.retrieval.index_compression import measure_compression
 from visavis.retrieval.index_folder import (
     STORE_FOLDER,
     Index,
@@ -41,6 +43,7 @@ from visavis.retrieval.index_folder import (
 )
 from visavis.retrieval.items import IndexItem
 from visavis.retrieval.source_files import FileCollection, SourceFile, list_source_files
+from visavis.retrieval.stores import refuse_milvus
 from visavis.retrieval.stores.base import VectorStore
 from visavis.runs.open_run import open_run, read_run_recipe
 
@@ -103,7 +106,7 @@ def build_index(
     A killed process loses the shards in progress: one, or more on a Ray cluster. The next call continues.
 
     Args:
-        model: Run folder, or the folder or hub name of a dual encoder.
+        model: Run folder of a model with one vector per item or of a MaxSim model, or the folder or hub name of a dual encoder.
         source: Folder or data set.
         out: Folder of the index.
         store: URI or path of a LanceDB or Milvus store. Default: LanceDB in ``out``.
@@ -182,16 +185,19 @@ def _open_or_create_manifest(
     model_name = str(Path(model).absolute()) if os.path.exists(model) else str(model)
     store = relative_store(folder, store) if store else None
     if not is_index(folder):
+        if retriever.matcher.late_interaction is not None:
+            refuse_milvus(store or STORE_FOLDER)
         words = retriever.processor.vocabulary
         manifest = IndexManifest(
             model=model_name,
             fingerprint=retriever.fingerprint,
-            embedding_dim=retriever.encode_texts([words.words[-1] if words is not None else "a"]).shape[1],
+            embedding_dim=retriever.item_vectors(retriever.encode_text([words.words[-1] if words is not None else "a"]))[0].shape[-1],
             source=str(source.root),
             store=store or STORE_FOLDER,
             moment_seconds=moment_seconds or MOMENT_SECONDS,
             index_id=secrets.token_hex(16),
             is_dataset=source.is_dataset,
+            late_interaction=retriever.matcher.late_interaction,
         )
         write_manifest(folder, manifest)
         return manifest
@@ -319,7 +325,7 @@ def calibrate_index(run: Path, embedding_dim: int, progress: Progress) -> Calibr
 
 
 def validation_scores(run: Path, split: str, embedding_dim: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the cosines of all captions of a split with all of its images.
+    """Compute the scores of all captions of a split with all of its images.
 
     Args:
         run: Run folder.
@@ -327,11 +333,14 @@ def validation_scores(run: Path, split: str, embedding_dim: int = 0) -> tuple[to
         embedding_dim: Matryoshka dimension of the vectors. 0: all dimensions.
 
     Returns:
-        Cosines, and whether caption and image belong together, both of shape ``[texts, images]``.
+        Scores as those of an index, and whether caption and image belong together, both of shape ``[texts, images]``.
     """
     data_module, matcher = open_run(run, read_run_recipe(run), NoProgress())
     data = data_module.data.split(split)
     visual, text = data_module.encode(matcher, data)
     model = truncate_model(Retriever(matcher, data_module.processor), embedding_dim)
-    scores = model.to_unit_rows(text) @ model.to_unit_rows(visual).T
+    if matcher.late_interaction is None:
+        scores = model.to_unit_rows(text) @ model.to_unit_rows(visual).T
+    else:
+        scores = score_all_pairs(matcher, visual, text).T
     return scores, torch.from_numpy(data.image_of)[:, None] == torch.from_numpy(np.arange(len(data.images)))

@@ -1,4 +1,4 @@
-"""Index: a folder with a manifest (model, source, settings), and a vector store with one vector per item."""
+"""Index: a folder with a manifest (model, source, settings), and a store with one or several vectors per item."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from visavis.retrieval.source_files import SourceFile, list_source_files
 from visavis.retrieval.stores import open_store
 from visavis.retrieval.stores.base import REMEDY, StoreDigest, VectorStore
 from visavis.spec import validate_arguments
+from visavis.types import MaxSimDirection
 
 MANIFEST, STORE_FOLDER = "index.json", "items.lance"
 FORMAT = 2
@@ -48,6 +49,7 @@ class IndexManifest:
         skipped: Files that cannot be read, by path.
         digest: Content of the store. None while the index is built.
         calibration: Calibration of scores. None if there is none for this model.
+        late_interaction: Which means of MaxSim the score contains. None for a model with one vector per item.
     """
 
     model: str
@@ -62,6 +64,7 @@ class IndexManifest:
     skipped: Mapping[str, SkippedFile] = field(default_factory=dict)
     digest: StoreDigest | None = None
     calibration: Calibration | None = None
+    late_interaction: MaxSimDirection | None = None
 
 
 class Index:
@@ -132,6 +135,20 @@ class Index:
                 folder,
             )
         return index
+
+    @validate_arguments
+    def encode_texts(self, texts: Sequence[str]) -> list[torch.Tensor]:
+        """Encode texts as queries.
+
+        Args:
+            texts: The texts.
+
+        Returns:
+            Unit vectors of each text: shape ``[D]``, or ``[n, D]`` for a late-interaction model.
+        """
+        if self.manifest.late_interaction is None:
+            return list(self.model.encode_texts(texts))
+        return self.model.item_vectors(self.model.encode_text(texts))
 
     @property
     def is_unfinished(self) -> bool:
@@ -309,7 +326,8 @@ def open_index_store(
 
 def _open_verified_store(uri: str, manifest: IndexManifest, memory: MemoryLimit, create: bool) -> VectorStore:
     with ExitStack() as stack:
-        vectors = open_store(uri, manifest.embedding_dim if create else None, memory, index_id=manifest.index_id)
+        dim, late_interaction = manifest.embedding_dim if create else None, manifest.late_interaction
+        vectors = open_store(uri, dim, memory, index_id=manifest.index_id, late_interaction=late_interaction)
         stack.callback(vectors.close)
         if vectors.embedding_dim != manifest.embedding_dim:
             raise ShapeError(f"{uri}: expected vectors of dimension {manifest.embedding_dim}, got {vectors.embedding_dim}. {REMEDY}")

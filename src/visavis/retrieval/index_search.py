@@ -19,6 +19,7 @@ from visavis.models.retriever import Retriever
 from visavis.notebook import NotebookTable
 from visavis.retrieval.index_folder import Index
 from visavis.retrieval.items import NO_FILTER, IndexItem, ItemFilter
+from visavis.retrieval.stores.vector_sets import MaxSimQuery, Queries, VectorSets
 from visavis.spec import validate_arguments
 
 if TYPE_CHECKING:
@@ -62,7 +63,8 @@ class SearchQuery:
     """Texts, images and items of the index to search for, each with a weight. A negative weight excludes.
 
     The vector of a query is the weighted sum of the unit vectors of its parts, normalized to length 1. The scores of a query
-    with one part are cosine similarities.
+    with one part are cosine similarities. With a late-interaction model, the score is the mean of the MaxSim scores of the parts,
+    by the absolute values of their weights.
 
     Attributes:
         texts: Weights and texts.
@@ -195,7 +197,7 @@ def search_index(
     *,
     group_duplicates: bool = True,
     rerank: Retriever | None = None,
-    encode_texts: Callable[[Sequence[str]], Tensor] | None = None,
+    encode_texts: Callable[[Sequence[str]], Sequence[Tensor]] | None = None,
 ) -> SearchResults:
     """Find the items of an index that match a query best.
 
@@ -206,7 +208,7 @@ def search_index(
         item_filter: Conditions on the items.
         group_duplicates: Whether to return near-duplicates, and moments of one clip, as one result.
         rerank: A model of any kind that scores the first ``RERANK_DEPTH`` results again for the texts of the query.
-        encode_texts: Returns the unit vectors of texts. None: the model of the index encodes them.
+        encode_texts: Returns the unit vectors of texts, see ``Index.encode_texts``. None: the model of the index encodes them.
 
     Returns:
         Results, best first.
@@ -217,8 +219,8 @@ def search_index(
     """
     if top < 1:
         raise VisavisError(f"top: expected an integer >= 1, got {top}.")
-    vector = query_vector(index, query, encode_texts)
-    results = _find_results(index, vector, max(top, RERANK_DEPTH) if rerank else top, item_filter, group_duplicates)
+    queries = store_queries(index, query, encode_texts)
+    results = _find_results(index, queries, max(top, RERANK_DEPTH) if rerank else top, item_filter, group_duplicates)
     if not results:
         return SearchResults((), message=_explain_no_results(index, item_filter))
     if rerank is not None:
@@ -239,16 +241,18 @@ def _explain_no_results(index: Index, item_filter: ItemFilter) -> str:
 
 
 @validate_arguments
-def query_vector(index: Index, query: SearchQuery, encode_texts: Callable[[Sequence[str]], Tensor] | None = None) -> np.ndarray:
-    """Compute the vector of a query.
+def store_queries(
+    index: Index, query: SearchQuery, encode_texts: Callable[[Sequence[str]], Sequence[Tensor]] | None = None
+) -> np.ndarray | list[MaxSimQuery]:
+    """Encode a query for the store of an index.
 
     Args:
         index: The index.
         query: The query.
-        encode_texts: Returns the unit vectors of texts. None: the model of the index encodes them.
+        encode_texts: Returns the unit vectors of texts, see ``Index.encode_texts``. None: the model of the index encodes them.
 
     Returns:
-        Unit vector, shape ``[D]``.
+        Unit vector, shape ``[1, D]``, or one query of late interaction.
 
     Raises:
         VisavisError: If the query is empty, has only negative weights, or its parts cancel out.
@@ -260,30 +264,33 @@ def query_vector(index: Index, query: SearchQuery, encode_texts: Callable[[Seque
         index.model.processor.unknown_words(text)  # raises an error if no word is in the vocabulary
     parts = list[tuple[float, Tensor]]()
     if query.texts:
-        vectors = (encode_texts or index.model.encode_texts)([text for _, text in query.texts])
+        vectors = (encode_texts or index.encode_texts)([text for _, text in query.texts])
         parts += zip((weight for weight, _ in query.texts), vectors, strict=True)
     if query.images:
-        parts += zip((weight for weight, _ in query.images), index.model.encode_images([image for _, image in query.images]), strict=True)
+        images = index.model.item_vectors(index.model.encode_visual([image for _, image in query.images]))
+        parts += zip((weight for weight, _ in query.images), images, strict=True)
     for weight, key in query.like:
         if key not in index.items:
             raise DataError(f"like: expected the key of an item of {index.folder}, got {key!r}. Copy a key from search results.")
-        parts.append((weight, torch.from_numpy(index.store.vectors([key])[0])))
+        parts.append((weight, torch.from_numpy(next(iter(index.store.vectors([key]))))))
     if not any(weight > 0 for weight, _ in parts):
         raise VisavisError("query: expected a text, image or item to search for, got only exclusions. Add one.")
+    if index.manifest.late_interaction is not None:
+        return [MaxSimQuery.from_vectors(*((weight, rows.numpy()) for weight, rows in parts))]
     total = torch.stack([weight * row for weight, row in parts]).sum(0)
     length = total.norm()
     # Below this length the direction of the sum is rounding noise.
     if not length.isfinite() or length < 1e-6:
         raise VisavisError("query: the parts of the query cancel out. Remove one, or change a weight.")
     vector: np.ndarray = (total / length).numpy()
-    return vector
+    return vector[None]
 
 
-def _find_results(index: Index, vector: np.ndarray, count: int, item_filter: ItemFilter, group_duplicates: bool) -> list[SearchResult]:
+def _find_results(index: Index, queries: Queries, count: int, item_filter: ItemFilter, group_duplicates: bool) -> list[SearchResult]:
     """At most ``count`` results. The depth grows until grouping leaves enough."""
     depth = 2 * count + 10 if group_duplicates else count
     while True:
-        [neighbors] = index.store.search(vector[None], depth, item_filter)
+        [neighbors] = index.store.search(queries, depth, item_filter)
         results = [SearchResult(index.items[key], score) for key, score in neighbors if key in index.items]
         if group_duplicates:
             results = _group_duplicates(index, results)
@@ -300,6 +307,8 @@ def _group_duplicates(index: Index, results: Sequence[SearchResult]) -> list[Sea
     if not results:
         return groups
     vectors = index.store.vectors([result.key for result in results])
+    if isinstance(vectors, VectorSets):
+        vectors = vectors.mean_vectors()
     later, earlier = np.nonzero(np.tril(vectors @ vectors.T >= MIN_DUPLICATE_COSINE, -1))
     are_similar = hamming_distances([result.item.dhash for result in results], later, earlier) <= MAX_HAMMING_DISTANCE
     similar_rows = dict[int, list[int]]()

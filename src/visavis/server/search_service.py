@@ -16,7 +16,6 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-import torch
 from starlette.exceptions import HTTPException
 from torch import Tensor
 
@@ -89,21 +88,21 @@ class ServedIndex:
             raise VisavisError("The query contains only exclusions. Add what to search for, such as 'beach -people'.")
         return search_index(self.index, query, top, item_filter, encode_texts=self.encode_texts)
 
-    def encode_texts(self, texts: Sequence[str]) -> Tensor:
+    def encode_texts(self, texts: Sequence[str]) -> list[Tensor]:
         """Encode texts at once. Texts of recent queries are taken from a cache.
 
         Args:
             texts: The texts.
 
         Returns:
-            Unit vectors, shape ``[N, D]``.
+            Unit vectors of each text: shape ``[D]``, or ``[n, D]`` for a late-interaction model.
         """
         vectors = {text: vector for text in texts if (vector := self._text_vectors.get(text)) is not None}
         if missing := list(dict.fromkeys(text for text in texts if text not in vectors)):
-            vectors |= zip(missing, self.index.model.encode_texts(missing), strict=True)
+            vectors |= zip(missing, self.index.encode_texts(missing), strict=True)
         for text, vector in vectors.items():
             self._text_vectors.put(text, vector)
-        return torch.stack([vectors[text] for text in texts])
+        return [vectors[text] for text in texts]
 
     def encode_queries(self, keys: Sequence[QueryKey]) -> None:
         """Encode the texts of several queries at once. A search reports texts that cannot be encoded.

@@ -206,14 +206,15 @@ def _verify_base_weights(config: CLIP.Config, model: nn.Module) -> str:
     return checksum
 
 
-def find_dual_encoder(name: str | Path) -> str | None:
-    """Find a CLIP or SigLIP model.
+def find_dual_encoder(name: str | Path, kinds: Sequence[str] = DUAL_ENCODER_TYPES) -> str | None:
+    """Find a CLIP or SigLIP model, or another kind of model of transformers.
 
     The folder itself, the backbones in the cache, and the hub are searched. The hub is used for ``owner/model`` without a local folder
     ``owner``.
 
     Args:
         name: Folder or name.
+        kinds: Values of ``model_type`` in ``config.json``.
 
     Returns:
         Name for ``open_dual_encoder``. None if it does not exist.
@@ -223,11 +224,11 @@ def find_dual_encoder(name: str | Path) -> str | None:
     """
     if (folder := local_model_folder(str(name))) is not None:
         kind = storage.read_json(folder / "config.json", dict[str, Any]).get("model_type")
-        return os.path.realpath(folder) if kind in DUAL_ENCODER_TYPES else None
+        return os.path.realpath(folder) if kind in kinds else None
     refuse_adapter(Path(name))
     if os.path.exists(name) or not HUB_NAME.fullmatch(str(name)) or os.path.exists(Path(name).parent):
         return None
-    return str(name) if find_dual_encoder(model_folder(str(name))) else None
+    return str(name) if find_dual_encoder(model_folder(str(name)), kinds) else None
 
 
 def open_dual_encoder(name: str) -> tuple[CLIP, Processor]:

@@ -6,8 +6,7 @@ import importlib.util
 import os
 import re
 import textwrap
-import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from visavis import storage
-from visavis.data.conversion.safe_pickle import check_torch_pickles
 from visavis.errors import DataError, MissingExtra, VisavisError
+from visavis.models.encoders.checkpoint_files import check_weight_names, check_weight_shapes, read_checkpoint
 from visavis.models.encoders.cnn_backbones import PUBLISHED_BACKBONES, PublishedBackbone, published_backbone_name, published_weights_file
 from visavis.models.encoders.hub_download import BIN_WEIGHTS_PATTERN
 from visavis.models.encoders.preprocessing import Preprocessing
@@ -27,20 +26,6 @@ from visavis.models.encoders.pretrained_files import import_transformers, quiet_
 _LOCAL = {"trust_remote_code": False, "local_files_only": True}
 _COMPLETE = "Download a complete copy"
 _REFUSED = "Such code is never run. Use a model type that transformers contains"
-STATE_DICT_KEYS = ("model", "state_dict")
-"""Keys of a checkpoint under which the weights may be stored."""
-_DTYPES = (
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.bool,
-)
 _SAMPLE_SIZE = 100
 """Number of words of its own vocabulary with which a tokenizer is tested."""
 
@@ -170,108 +155,20 @@ def load_pretrained_tokenizer(folder: Path) -> tuple[Any, int]:
     return tokenizer, max_length
 
 
-def read_torch_tensors(file: Path) -> Any:
-    """Read a file of ``torch.save`` as tensors and plain values only.
+def load_pretrained_processor(folder: Path) -> Any:
+    """Load the processor of images and texts of a folder.
 
     Args:
-        file: The file.
+        folder: Folder of the model.
 
     Returns:
-        Its content.
+        The processor.
 
     Raises:
-        DataError: If the file is damaged, or holds other objects.
+        DataError: If it cannot be read.
     """
-    with storage.reading_regular_file(file):
-        try:
-            check_torch_pickles(file)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                return torch.load(file, map_location="cpu", weights_only=True)
-        except DataError:
-            raise
-        except Exception:  # noqa: BLE001 - of a damaged file, any
-            raise DataError(
-                f"{file}: expected a checkpoint of tensors and plain values, got a damaged file or one with other objects, which could run "
-                "code. Download a complete copy of the published file."
-            ) from None
-
-
-def read_checkpoint(file: Path) -> dict[str, Tensor]:
-    """Read the weights of a checkpoint.
-
-    Args:
-        file: A safetensors file, or a file of ``torch.save``.
-
-    Returns:
-        Weights by their published names, without prefixes of wrappers.
-
-    Raises:
-        DataError: If the file does not hold weights by name.
-    """
-    content: Any = storage.read_tensors(file) if file.suffix == ".safetensors" else read_torch_tensors(file)
-    wrapped = isinstance(content, Mapping) and next((name for name in STATE_DICT_KEYS if isinstance(content.get(name), Mapping)), None)
-    tensors = content[wrapped] if wrapped else content
-    valid = isinstance(tensors, Mapping) and all(isinstance(name, str) and isinstance(part, Tensor) for name, part in tensors.items())
-    if not valid or not tensors:
-        raise DataError(
-            f"{file}: expected the state_dict of a model, or a dict that holds one as model or state_dict, got other content. "
-            "Pass a checkpoint of weights."
-        )
-    if unusual := next((name for name, tensor in tensors.items() if not _is_plain(tensor)), None):
-        raise DataError(f"{file}: expected dense weights of real numbers, got {unusual!r} of another kind. Convert it before it is saved.")
-    return {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    """Whether a tensor is dense and real, and all of its elements are in the file. An expanded tensor repeats a few elements."""
-    if tensor.layout != torch.strided or tensor.is_nested or tensor.device.type != "cpu" or tensor.dtype not in _DTYPES:
-        return False
-    return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
-
-
-def check_weight_names(
-    tensors: Mapping[str, Tensor], names: Collection[str], ignored: re.Pattern[str], checkpoint: Path, expected: str
-) -> None:
-    """Check the names of weights, and that the weights are finite.
-
-    Args:
-        tensors: Weights of the checkpoint.
-        names: Expected names.
-        ignored: Names that are not needed.
-        checkpoint: File of the checkpoint.
-        expected: Description of the expected model.
-
-    Raises:
-        DataError: If weights are missing, unknown or not finite.
-    """
-    unknown = sorted(name for name in tensors if name not in names and not ignored.fullmatch(name))
-    missing = sorted(name for name in names if name not in tensors)
-    for problem, weights in (("missing", missing), ("unknown", unknown)):
-        if weights:
-            more = f" and {len(weights) - 3:,} more" if len(weights) > 3 else ""
-            raise DataError(
-                f"{checkpoint}: expected {expected}, got {problem} weights {', '.join(weights[:3])}{more}. Pass a checkpoint of this model."
-            )
-    if invalid := next((name for name in names if not tensors[name].isfinite().all()), None):
-        raise DataError(f"{checkpoint} is damaged: expected finite weights, got others in {invalid}. Download it again.")
-
-
-def check_weight_shapes(tensors: Mapping[str, Tensor], shapes: Mapping[str, Sequence[int]], checkpoint: Path, advice: str) -> None:
-    """Check the shapes of weights.
-
-    Args:
-        tensors: Weights of the checkpoint.
-        shapes: Expected shapes by name.
-        checkpoint: File of the checkpoint.
-        advice: End of the error message.
-
-    Raises:
-        DataError: Naming the first weight with another shape.
-    """
-    for name, shape in shapes.items():
-        if (actual := list(tensors[name].shape)) != list(shape):
-            raise DataError(f"{checkpoint}: expected {name} of shape {list(shape)}, got {actual}. {advice}")
+    with loading_from(folder, "has no processor that transformers can read") as transformers:
+        return transformers.AutoProcessor.from_pretrained(folder, **_LOCAL)
 
 
 def sample_vocabulary(tokenizer: Any) -> list[str]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from visavis.models.image_text.cross_attention import EPSILON, Normalization, RegionWordMatcher, RegionWordSimilarity, attention_weights
 from visavis.spec import PositiveFloat
+from visavis.types import MaxSimDirection
 
 
 class SCAN(RegionWordMatcher):
@@ -134,9 +135,13 @@ class MaxSim(RegionWordMatcher):
             direction: Which means the score contains.
         """
 
-        direction: Literal["both", "t2i", "i2t"] = "both"
+        direction: MaxSimDirection = "both"
 
     config: Config
+
+    @property
+    def late_interaction(self) -> MaxSimDirection:
+        return self.config.direction
 
     def attention_weights(self, products: RegionWordSimilarity) -> Tensor:
         """Return weight 1 for the best region, the first of equal ones."""
@@ -144,13 +149,20 @@ class MaxSim(RegionWordMatcher):
         return torch.zeros_like(products.values).scatter_(1, best, 1.0)
 
     def score_from_similarity(self, products: RegionWordSimilarity) -> Tensor:
-        functions = {"both": (_by_words, _by_regions), "t2i": (_by_words,), "i2t": (_by_regions,)}
+        functions = {"both": (mean_best_region, _by_regions), "t2i": (mean_best_region,), "i2t": (_by_regions,)}
         means = [mean(products) for mean in functions[self.config.direction]]
         return means[0] if len(means) == 1 else (means[0] + means[1]) / 2
 
 
-def _by_words(products: RegionWordSimilarity) -> Tensor:
-    """Return the mean over words of the best region."""
+def mean_best_region(products: RegionWordSimilarity) -> Tensor:
+    """Average the product with the best region over the words.
+
+    Args:
+        products: Products of regions with words.
+
+    Returns:
+        Scores, shape ``[V, T]``, or of pairs ``[N, 1]``.
+    """
     return products.mean(products.values.masked_fill(~products.context_mask, float("-inf")).amax(1))
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from visavis.errors import ShapeError, SpecError, StorageError
 from visavis.retrieval.items import ITEM_FIELDS, NO_FILTER, IndexItem, ItemFilter
+from visavis.retrieval.stores.vector_sets import MAX_NORM, ItemVectors, Queries, VectorSets
 
 CHECKSUM = "checksum"
 """Column of the checksums of the rows."""
@@ -24,7 +25,7 @@ class Neighbor(NamedTuple):
 
     Attributes:
         key: Key of the item.
-        score: Inner product of the query and the vector of the item.
+        score: Inner product of the query and the vector of the item, or the score of late interaction.
     """
 
     key: str
@@ -57,19 +58,19 @@ class StoreDigest:
 
 
 class VectorStore(Protocol):
-    """Items with one unit vector each. A change is applied completely or not at all, even if the process is killed.
+    """Items with one unit vector each, or with several. A change is applied completely or not at all, even if the process is killed.
 
     Each row has a checksum over the id of its index, the item and the vector. A damaged or foreign row raises a StorageError.
     """
 
     embedding_dim: int
 
-    def add(self, items: Sequence[IndexItem], vectors: np.ndarray) -> None:
+    def add(self, items: Sequence[IndexItem], vectors: ItemVectors) -> None:
         """Add items, or replace those with the same key.
 
         Args:
             items: Items to add. If a key occurs twice, the last item counts.
-            vectors: Their vectors, shape ``[N, D]``.
+            vectors: Their vectors, shape ``[N, D]``, or several per item.
         """
 
     def delete(self, keys: Sequence[str]) -> None:
@@ -79,11 +80,11 @@ class VectorStore(Protocol):
             keys: Keys of the items. Unknown keys are ignored.
         """
 
-    def search(self, queries: np.ndarray, top: int, item_filter: ItemFilter = NO_FILTER) -> list[list[Neighbor]]:
-        """Find the items with the highest inner products.
+    def search(self, queries: Queries, top: int, item_filter: ItemFilter = NO_FILTER) -> list[list[Neighbor]]:
+        """Find the items with the highest inner products, or the highest scores of late interaction.
 
         Args:
-            queries: Query vectors, shape ``[Q, D]``.
+            queries: Query vectors, shape ``[Q, D]``, or queries of late interaction.
             top: Maximum number of results per query.
             item_filter: Conditions on the items.
 
@@ -98,24 +99,24 @@ class VectorStore(Protocol):
             Items in the order of keys.
         """
 
-    def vectors(self, keys: Sequence[str]) -> np.ndarray:
+    def vectors(self, keys: Sequence[str]) -> ItemVectors:
         """Read the vectors of some items.
 
         Args:
             keys: Keys of the items.
 
         Returns:
-            Vectors, float32, shape ``[N, D]``.
+            Vectors, float32, shape ``[N, D]``, or several per item.
 
         Raises:
             KeyError: If a key is unknown.
         """
 
-    def all_vectors(self) -> np.ndarray:
+    def all_vectors(self) -> ItemVectors:
         """Read the vectors of all items.
 
         Returns:
-            Vectors in the order of keys, float32, shape ``[N, D]``. May be memory-mapped.
+            Vectors in the order of keys, float32, shape ``[N, D]``, or several per item. May be memory-mapped.
         """
 
     def count(self, item_filter: ItemFilter = NO_FILTER) -> int:
@@ -145,7 +146,7 @@ def row_checksum(index_id: str, row: Mapping[str, Any], vector: np.ndarray) -> i
     Args:
         index_id: Id of the index in hex.
         row: Values of ``ITEM_FIELDS``, see ``IndexItem.to_row``.
-        vector: Vector, float32, shape ``[D]``.
+        vector: Vector, float32, shape ``[D]``, or several, ``[n, D]``.
 
     Returns:
         Signed integer of 64 bits.
@@ -156,14 +157,14 @@ def row_checksum(index_id: str, row: Mapping[str, Any], vector: np.ndarray) -> i
     return int.from_bytes(hashlib.blake2b(content, digest_size=8, key=index_id.encode()).digest(), "big", signed=True)
 
 
-def verify_rows(uri: str, index_id: str, rows: Iterable[Mapping[str, Any]], vectors: np.ndarray) -> list[int]:
+def verify_rows(uri: str, index_id: str, rows: Iterable[Mapping[str, Any]], vectors: ItemVectors) -> list[int]:
     """Check the rows of a store against their checksums.
 
     Args:
         uri: Location of the store, for the error.
         index_id: Id of the index in hex.
         rows: Values of ``ITEM_FIELDS`` and ``CHECKSUM``.
-        vectors: Vectors, float32, shape ``[N, D]``.
+        vectors: Vectors, float32, shape ``[N, D]``, or several per item.
 
     Returns:
         The checksums.
@@ -179,7 +180,7 @@ def verify_rows(uri: str, index_id: str, rows: Iterable[Mapping[str, Any]], vect
     return checksums
 
 
-def validated_items(items: Sequence[IndexItem], vectors: np.ndarray, embedding_dim: int) -> tuple[list[IndexItem], np.ndarray]:
+def validated_items(items: Sequence[IndexItem], vectors: ItemVectors, embedding_dim: int) -> tuple[list[IndexItem], np.ndarray]:
     """Check items and vectors before they are added, and drop all but the last item of each key.
 
     Args:
@@ -193,12 +194,45 @@ def validated_items(items: Sequence[IndexItem], vectors: np.ndarray, embedding_d
     Raises:
         ShapeError: If the shape of the vectors is wrong, or a value is not finite.
     """
+    if isinstance(vectors, VectorSets):
+        raise ShapeError("vectors: expected one vector per item, got several. Use the store of an index of a late-interaction model.")
     if vectors.shape != (len(items), embedding_dim):
         raise ShapeError(f"vectors: expected shape [{len(items)}, {embedding_dim}], got {list(vectors.shape)}.")
     if not np.isfinite(vectors).all():
         raise ShapeError("vectors: expected finite values, got NaN or infinity.")
-    last = sorted({item.key: row for row, item in enumerate(items)}.values())
+    last = _last_rows(items)
     return [items[row] for row in last], np.ascontiguousarray(vectors[last], np.float32)
+
+
+def validated_sets(items: Sequence[IndexItem], vectors: ItemVectors, embedding_dim: int) -> tuple[list[IndexItem], VectorSets]:
+    """Check items with several vectors each, as ``validated_items`` does.
+
+    Args:
+        items: Items to add.
+        vectors: Their vectors.
+        embedding_dim: Dimension of the vectors of the store.
+
+    Returns:
+        Items with unique keys, and their vectors in float32.
+
+    Raises:
+        ShapeError: If there are not several vectors per item, their dimension is wrong, or a vector is longer than 1 or not finite.
+    """
+    if not isinstance(vectors, VectorSets):
+        raise ShapeError(f"vectors: expected several vectors per item, got one, of shape {list(vectors.shape)}.")
+    if len(vectors) != len(items) or (len(items) and vectors.rows.shape[1] != embedding_dim):
+        raise ShapeError(
+            f"vectors: expected {len(items)} items of dimension {embedding_dim}, got {len(vectors)} of {vectors.rows.shape[1]}."
+        )
+    if not (vectors.counts > 0).all() or not (np.linalg.norm(vectors.rows, axis=1) <= MAX_NORM).all():
+        raise ShapeError("vectors: expected at least one vector per item and unit vectors, got none, or longer or infinite ones.")
+    last = _last_rows(items)
+    return [items[row] for row in last], vectors[last]
+
+
+def _last_rows(items: Sequence[IndexItem]) -> list[int]:
+    """The last row of each key."""
+    return sorted({item.key: row for row, item in enumerate(items)}.values())
 
 
 def validate_queries(queries: np.ndarray, top: int, embedding_dim: int) -> None:

@@ -59,7 +59,7 @@ class _Float32Pass:
     """
 
     def __init__(self, rows: np.ndarray):
-        self.rows = _shared_tensor(rows)
+        self.rows = shared_tensor(rows)
         norms = (float(self.rows[chunk].norm(dim=1).max()) for chunk in chunk_slices(len(rows), 2**12))
         self.max_norm = max(norms, default=0.0) * NORM_MARGIN
 
@@ -92,8 +92,8 @@ class Int8Pass:
     """
 
     def __init__(self, codes: np.ndarray, scales: np.ndarray, mean: np.ndarray):
-        self.codes, self.mean = _shared_tensor(codes), _shared_tensor(mean)
-        self.step, self.error_norm, self.code_norm, self.row_norm = _shared_tensor(scales)[:, None]
+        self.codes, self.mean = shared_tensor(codes), shared_tensor(mean)
+        self.step, self.error_norm, self.code_norm, self.row_norm = shared_tensor(scales)[:, None]
 
     @classmethod
     def from_vectors(cls, vectors: np.ndarray) -> Int8Pass:
@@ -334,8 +334,15 @@ class _BestRows:
         return scores, rows
 
 
-def _shared_tensor(array: np.ndarray) -> Tensor:
-    """A tensor that shares the memory of an array, which may be a read-only map of a file."""
+def shared_tensor(array: np.ndarray) -> Tensor:
+    """Convert an array to a tensor that shares its memory.
+
+    Args:
+        array: An array, which may be a read-only map of a file.
+
+    Returns:
+        The tensor.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns that a read-only array must not be written
         return torch.from_numpy(np.ascontiguousarray(array))

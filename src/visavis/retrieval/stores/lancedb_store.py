@@ -13,15 +13,24 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from visavis import storage
 from visavis.errors import DataError, MissingExtra, ShapeError, StorageError, VisavisError, log_debug
 from visavis.memory_budget import MemoryLimit
-from visavis.retrieval.items import ITEM_FIELDS, NO_FILTER, IndexItem, ItemFilter, metadata_tag
-from visavis.retrieval.stores.base import CHECKSUM, REMEDY, Neighbor, StoreDigest, row_checksum, validated_items, verify_rows
+from visavis.retrieval.items import ITEM_FIELDS, NO_FILTER, IndexItem, ItemFilter
+from visavis.retrieval.stores.arrow_tables import NUM_VECTORS, arrow_schema, arrow_table, flat_values, matching_rows
+from visavis.retrieval.stores.base import (
+    CHECKSUM,
+    REMEDY,
+    Neighbor,
+    StoreDigest,
+    validated_items,
+    validated_sets,
+    verify_rows,
+)
 from visavis.retrieval.stores.exact_search import (
     CODES,
     ExactSearch,
@@ -30,14 +39,15 @@ from visavis.retrieval.stores.exact_search import (
     supports_int8_matmul,
     write_int8_codes,
 )
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from visavis.retrieval.stores.maxsim_search import MIN_ITEMS, POOLED_VECTORS, MaxSimSearch, pool_vectors
+from visavis.retrieval.stores.vector_sets import ItemVectors, Queries, VectorSets
+from visavis.types import MaxSimDirection
 
 ITEMS_FILE, VECTORS_FILE, CHECKSUMS_FILE, SNAPSHOT_FOLDER = "items.arrow", "vectors.npy", "checksums.json", "snapshot"
+OFFSETS_FILE, POOLED_FILE, POOLED_OFFSETS_FILE = "offsets.npy", "pooled.npy", "pooled_offsets.npy"
 TABLE = "items"
-BATCH_ROWS = 2**14
-"""Rows that are read at once."""
+BATCH_ROWS, BATCH_SETS = 2**14, 2**10
+"""Rows that are read at once, with one or with several vectors each."""
 COMPACT_EVERY = 64
 """Changes after which small files are merged."""
 VERSION_RETENTION = timedelta(minutes=10)
@@ -65,30 +75,40 @@ class TableSnapshot:
     Args:
         folder: Folder that was written by ``LanceStore``.
         memory: Memory limit of a search.
+        late_interaction: Which means of MaxSim a score contains. None: one vector per item.
     """
 
-    def __init__(self, folder: Path, memory: MemoryLimit = None):
+    def __init__(self, folder: Path, memory: MemoryLimit = None, late_interaction: MaxSimDirection | None = None):
         import pyarrow as pa
 
         with pa.memory_map(str(folder / ITEMS_FILE)) as file:
             self.table = pa.ipc.open_file(file).read_all()
         self.keys = self.table["key"]
-        self.vectors = storage.read_array(folder / VECTORS_FILE, dimensions=2, memory_map=True)
-        self.folder, self.memory = folder, memory
+        self.vectors: ItemVectors = storage.read_array(folder / VECTORS_FILE, dimensions=2, memory_map=True)
+        if late_interaction is not None:
+            self.vectors = VectorSets(self.vectors, storage.read_array(folder / OFFSETS_FILE, dimensions=1, kinds="i"))
+        self.folder, self.memory, self.late_interaction = folder, memory, late_interaction
         # Rows of the last results, whose vectors are usually read next.
         self._recent_rows = dict[str, int]()
 
     @cached_property
-    def exact_search(self) -> ExactSearch:
-        """Exact search in the vectors, with int8 codes if there are any."""
+    def vector_search(self) -> ExactSearch | MaxSimSearch:
+        """Exact search in the vectors, with int8 codes if there are any, or search by late interaction, with pooled vectors."""
+        if isinstance(self.vectors, VectorSets):
+            assert self.late_interaction is not None
+            pooled = None
+            if os.path.exists(self.folder / POOLED_FILE):
+                rows = storage.read_array(self.folder / POOLED_FILE, dimensions=2, memory_map=True)
+                pooled = VectorSets(rows, storage.read_array(self.folder / POOLED_OFFSETS_FILE, dimensions=1, kinds="i"))
+            return MaxSimSearch(self.vectors, self.late_interaction, pooled=pooled, memory=self.memory)
         coarse = open_int8_codes(self.folder) if os.path.exists(self.folder / CODES) and supports_int8_matmul() else None
         log_debug(__name__, "exact search in %d vectors, %s", len(self.vectors), "int8 codes first" if coarse else "float32")
         return ExactSearch(self.vectors, coarse=coarse, memory=self.memory)
 
-    def search(self, queries: np.ndarray, top: int, item_filter: ItemFilter) -> list[list[Neighbor]]:
-        """Find the items with the highest inner products, see ``VectorStore.search``."""
-        mask = _matching_rows(self.table, item_filter) if item_filter else None
-        scores, rows = self.exact_search.search(queries, top, mask)
+    def search(self, queries: Queries, top: int, item_filter: ItemFilter) -> list[list[Neighbor]]:
+        """Find the items with the highest scores, see ``VectorStore.search``."""
+        mask = matching_rows(self.table, item_filter) if item_filter else None
+        scores, rows = self.vector_search.search(queries, top, mask)  # type: ignore[arg-type]
         found = self.keys.take(rows.ravel()).to_pylist()
         self._recent_rows, keys = dict(zip(found, rows.ravel().tolist(), strict=True)), iter(found)
         return [[Neighbor(next(keys), score) for score in query_scores] for query_scores in scores.tolist()]
@@ -128,21 +148,30 @@ class LanceStore:
         embedding_dim: Dimension of the vectors of a new table. None: the table must exist.
         memory: Memory limit of a search.
         index_id: Id of the index in hex. A table that is opened for an index and must exist keeps its version.
+        late_interaction: Which means of MaxSim a score contains, for items with several vectors. None: one vector per item.
 
     Raises:
         DataError: If the table is missing and ``embedding_dim`` is None.
-        ShapeError: If the table has vectors of another dimension.
+        ShapeError: If the table has vectors of another dimension, or another number of vectors per item.
         StorageError: If the table cannot be read or written.
         MissingExtra: If LanceDB is not installed.
     """
 
-    def __init__(self, uri: str | Path, embedding_dim: int | None = None, memory: MemoryLimit = None, *, index_id: str = ""):
+    def __init__(
+        self,
+        uri: str | Path,
+        embedding_dim: int | None = None,
+        memory: MemoryLimit = None,
+        *,
+        index_id: str = "",
+        late_interaction: MaxSimDirection | None = None,
+    ):
         os.environ.setdefault("LANCE_LOG", "error")
         try:
             import lancedb
         except ImportError:
             raise MissingExtra("lancedb", "search", "an index") from None
-        self.uri, self.memory, self.index_id = str(uri), memory, index_id
+        self.uri, self.memory, self.index_id, self.late_interaction = str(uri), memory, index_id, late_interaction
         self._keeps_version = embedding_dim is None and bool(index_id)
         self.remote = "://" in self.uri
         with self._storage_errors():
@@ -150,7 +179,12 @@ class LanceStore:
                 raise self._no_table()
             self._database: Any = lancedb.connect(self.uri, read_consistency_interval=timedelta(0))
             self._table = self._open_table(embedding_dim)
-        self.embedding_dim: int = self._table.schema.field("vector").type.list_size
+        column = self._table.schema.field("vector").type
+        if hasattr(column, "list_size") == (late_interaction is not None):
+            counts = ("one vector", "several vectors")
+            expected, found = counts if late_interaction is None else reversed(counts)
+            raise ShapeError(f"{self.uri}: expected {expected} per item, got {found}. Pass another folder.")
+        self.embedding_dim: int = (column if late_interaction is None else column.value_type).list_size
         if embedding_dim not in (None, self.embedding_dim):
             raise ShapeError(f"{self.uri}: expected vectors of dimension {embedding_dim}, got {self.embedding_dim}. Pass another folder.")
         self._snapshot: tuple[str, TableSnapshot] | None = None
@@ -164,18 +198,20 @@ class LanceStore:
                 raise
             if embedding_dim is None:
                 raise self._no_table() from None
-            return self._database.create_table(TABLE, schema=_arrow_schema(embedding_dim), exist_ok=True)
+            schema = arrow_schema(embedding_dim, several=self.late_interaction is not None)
+            return self._database.create_table(TABLE, schema=schema, exist_ok=True)
 
     def _no_table(self) -> DataError:
         return DataError(f"{self.uri}: expected a table of items, got none. Run visavis index to create it.")
 
-    def add(self, items: Sequence[IndexItem], vectors: np.ndarray) -> None:
+    def add(self, items: Sequence[IndexItem], vectors: ItemVectors) -> None:
         """Add or replace items, see ``VectorStore.add``."""
-        items, vectors = validated_items(items, vectors, self.embedding_dim)
+        validated = validated_items if self.late_interaction is None else validated_sets
+        items, vectors = validated(items, vectors, self.embedding_dim)
         if items:
             with self._storage_errors():
                 merge = self._table.merge_insert("key").when_matched_update_all().when_not_matched_insert_all()
-                merge.execute(_arrow_table(self.index_id, items, vectors))
+                merge.execute(arrow_table(self.index_id, items, vectors))
             self._compact_if_due()
 
     def delete(self, keys: Sequence[str]) -> None:
@@ -186,26 +222,27 @@ class LanceStore:
                 self._table.delete(f"key IN ({quoted})")
             self._compact_if_due()
 
-    def search(self, queries: np.ndarray, top: int, item_filter: ItemFilter = NO_FILTER) -> list[list[Neighbor]]:
-        """Find the items with the highest inner products, see ``VectorStore.search``."""
+    def search(self, queries: Queries, top: int, item_filter: ItemFilter = NO_FILTER) -> list[list[Neighbor]]:
+        """Find the items with the highest scores, see ``VectorStore.search``."""
         return self.snapshot().search(queries, top, item_filter)
 
     def items(self) -> list[IndexItem]:
         """Read all items, see ``VectorStore.items``."""
         return [IndexItem.from_row(row) for row in self.snapshot().table.to_pylist()]
 
-    def vectors(self, keys: Sequence[str]) -> np.ndarray:
+    def vectors(self, keys: Sequence[str]) -> ItemVectors:
         """Read the vectors of some items, see ``VectorStore.vectors``."""
         snapshot = self.snapshot()
-        return np.array(snapshot.vectors[snapshot.rows(keys)])
+        # Indexing with a list copies from the map.
+        return snapshot.vectors[snapshot.rows(keys)]
 
-    def all_vectors(self) -> np.ndarray:
+    def all_vectors(self) -> ItemVectors:
         """Read the vectors of all items, see ``VectorStore.all_vectors``."""
         return self.snapshot().vectors
 
     def count(self, item_filter: ItemFilter = NO_FILTER) -> int:
         """Count items, see ``VectorStore.count``."""
-        return int(_matching_rows(self.snapshot().table, item_filter).sum())
+        return int(matching_rows(self.snapshot().table, item_filter).sum())
 
     def digest(self) -> StoreDigest:
         """Summarize all items and vectors, see ``VectorStore.digest``."""
@@ -250,7 +287,7 @@ class LanceStore:
             if not os.path.exists(folder / version):
                 self._build_snapshot(folder / version)
                 _remove_stale_snapshots(folder, version)
-            self._snapshot = version, TableSnapshot(folder / version, self.memory)
+            self._snapshot = version, TableSnapshot(folder / version, self.memory, self.late_interaction)
         return self._snapshot[1]
 
     def _snapshot_damage(self, folder: Path) -> str:
@@ -265,7 +302,7 @@ class LanceStore:
             return str(error)
 
     def _build_snapshot(self, folder: Path) -> None:
-        """Write items in the order of keys, their vectors, and int8 codes of the vectors if these are faster."""
+        """Write items in the order of keys, their vectors, and codes or pooled vectors if these are faster."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -273,20 +310,27 @@ class LanceStore:
             version = self._table.version
             table = self._database.open_table(TABLE)
             table.checkout(version)
-            items = table.search().select([*ITEM_FIELDS, CHECKSUM]).to_arrow().sort_by("key").combine_chunks()
+            several = [] if self.late_interaction is None else [NUM_VECTORS]
+            items = table.search().select([*ITEM_FIELDS, CHECKSUM, *several]).to_arrow().sort_by("key").combine_chunks()
             with pa.OSFile(str(part / ITEMS_FILE), "wb") as file, pa.ipc.new_file(file, items.schema) as writer:
                 writer.write_table(items)
-            storage.create_array(part / VECTORS_FILE, shape=(len(items), self.embedding_dim), dtype="float32")
+            counts = items[NUM_VECTORS].to_numpy() if several else np.ones(len(items), np.int64)
+            offsets = np.concatenate([[0], np.cumsum(counts)])
+            storage.create_array(part / VECTORS_FILE, shape=(int(offsets[-1]), self.embedding_dim), dtype="float32")
             vectors = np.lib.format.open_memmap(part / VECTORS_FILE, mode="r+")
-            keys = items["key"].combine_chunks()
-            for batch in table.search().select(["key", "vector"]).to_batches(BATCH_ROWS):
-                rows = pc.index_in(batch["key"], keys).to_numpy()
-                vectors[rows] = batch["vector"].flatten().to_numpy().reshape(-1, self.embedding_dim)
-            for start in range(0, len(items), BATCH_ROWS):
-                rows = items.slice(start, BATCH_ROWS).to_pylist()
-                verify_rows(self.uri, self.index_id, rows, vectors[start : start + BATCH_ROWS])
+            sets, keys = VectorSets(vectors, offsets), items["key"].combine_chunks()
+            batch_rows = BATCH_SETS if several else BATCH_ROWS
+            for batch in table.search().select(["key", "vector"]).to_batches(batch_rows):
+                rows = sets.rows_of(pc.index_in(batch["key"], keys).to_numpy())
+                vectors[rows] = flat_values(batch["vector"]).reshape(-1, self.embedding_dim)
+            item_vectors: ItemVectors = sets if several else vectors
+            for start in range(0, len(items), batch_rows):
+                rows = items.slice(start, batch_rows).to_pylist()
+                verify_rows(self.uri, self.index_id, rows, item_vectors[start : start + batch_rows])
             vectors.flush()
-            if is_int8_faster(*vectors.shape):
+            if several:
+                _write_sets(part, sets)
+            elif is_int8_faster(*vectors.shape):
                 write_int8_codes(part, vectors)
             files = {path.name: _file_hash(path) for path in part.iterdir()}
             storage.write_checksummed_json(part / CHECKSUMS_FILE, asdict(SnapshotChecksums(self.index_id, folder.name, files)))
@@ -335,48 +379,13 @@ def _remove_stale_snapshots(folder: Path, version: str) -> None:
             storage.remove_folder(snapshot)
 
 
-def _arrow_schema(embedding_dim: int) -> pa.Schema:
-    import pyarrow as pa
-
-    texts = [pa.field(name, pa.string(), nullable=False) for name in ("key", "path", "kind", "content", "dhash")]
-    integers = [pa.field(name, pa.int64(), nullable=False) for name in ("size", "modified_ns", CHECKSUM)]
-    times = [pa.field(name, pa.float64()) for name in ("start", "end")]
-    return pa.schema([*texts, *integers, *times, ("metadata", pa.list_(pa.string())), ("vector", pa.list_(pa.float32(), embedding_dim))])
-
-
-def _arrow_table(index_id: str, items: Sequence[IndexItem], vectors: np.ndarray) -> pa.Table:
-    import pyarrow as pa
-
-    dim = vectors.shape[1]
-    schema = _arrow_schema(dim)
-    rows = [item.to_row() for item in items]
-    rows = [row | {CHECKSUM: row_checksum(index_id, row, vector)} for row, vector in zip(rows, vectors, strict=True)]
-    table = pa.Table.from_pylist(rows, schema=schema.remove(schema.get_field_index("vector")))
-    return table.append_column(schema.field("vector"), pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), dim))
-
-
-def _matching_rows(table: pa.Table, item_filter: ItemFilter) -> np.ndarray:
-    """Whether a filter matches each item of a table."""
-    import pyarrow.compute as pc
-
-    mask = np.ones(len(table), bool)
-    if item_filter.path:
-        escaped = re.sub(r"([\\%_])", r"\\\1", item_filter.path)
-        mask &= pc.match_like(table["path"], escaped.replace("*", "%").replace("?", "_")).to_numpy()
-    if item_filter.kind is not None:
-        mask &= pc.equal(table["kind"], item_filter.kind).to_numpy()
-    if item_filter.after is not None:
-        mask &= table["modified_ns"].to_numpy() >= item_filter.after
-    if item_filter.before is not None:
-        mask &= table["modified_ns"].to_numpy() < item_filter.before
-    if item_filter.metadata:
-        tags = table["metadata"].combine_chunks()
-        tag_rows, tag_texts = pc.list_parent_indices(tags).to_numpy(), pc.list_flatten(tags)
-        for name, value in item_filter.metadata.items():
-            has_value = np.zeros(len(table), bool)
-            has_value[tag_rows[pc.equal(tag_texts, metadata_tag(name, value)).to_numpy(zero_copy_only=False)]] = True
-            mask &= has_value
-    return mask
+def _write_sets(folder: Path, sets: VectorSets) -> None:
+    """Write the offsets of items with several vectors, and pooled vectors for a first pass in large collections."""
+    storage.write_array(folder / OFFSETS_FILE, sets.offsets)
+    if len(sets) >= MIN_ITEMS:
+        pooled = pool_vectors(sets, POOLED_VECTORS)
+        storage.write_array(folder / POOLED_FILE, pooled.rows)
+        storage.write_array(folder / POOLED_OFFSETS_FILE, pooled.offsets)
 
 
 def _reason(error: BaseException) -> str:

@@ -30,6 +30,7 @@ from visavis.retrieval.stores.base import (
     verify_rows,
 )
 from visavis.retrieval.stores.exact_search import ExactSearch, exact_scores
+from visavis.retrieval.stores.vector_sets import ItemVectors, Queries
 
 COLLECTION = "items"
 BATCH_ITEMS, MAX_RESULTS = 1000, 16384
@@ -123,7 +124,7 @@ class MilvusStore:
         index.add_index("vector", index_type="FLAT", metric_type="IP")
         self._client.create_collection(self.collection, schema=schema, index_params=index, consistency_level="Strong")
 
-    def add(self, items: Sequence[IndexItem], vectors: np.ndarray) -> None:
+    def add(self, items: Sequence[IndexItem], vectors: ItemVectors) -> None:
         """Add or replace items, see ``VectorStore.add``."""
         items, vectors = validated_items(items, vectors, self.embedding_dim)
         rows = [item.to_row() | {"id": _id(item.key), "vector": vector} for item, vector in zip(items, vectors, strict=True)]
@@ -141,8 +142,9 @@ class MilvusStore:
             for chunk in chunk_slices(len(ids), BATCH_ITEMS):
                 self._client.delete(self.collection, ids=ids[chunk])
 
-    def search(self, queries: np.ndarray, top: int, item_filter: ItemFilter = NO_FILTER) -> list[list[Neighbor]]:
+    def search(self, queries: Queries, top: int, item_filter: ItemFilter = NO_FILTER) -> list[list[Neighbor]]:
         """Find the items with the highest inner products, see ``VectorStore.search``."""
+        assert isinstance(queries, np.ndarray)
         validate_queries(queries, top, self.embedding_dim)
         if self._is_in_memory:
             items, vectors, _ = self._contents

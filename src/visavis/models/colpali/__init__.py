@@ -1,0 +1,1 @@
+"""Late-interaction models of ``transformers``."""

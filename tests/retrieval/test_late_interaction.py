@@ -1,0 +1,154 @@
+"""Indexes of late-interaction models: the same results, filters, updates and repairs as any index."""
+
+import json
+import random
+import shutil
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import visavis
+from visavis.cli import app
+from visavis.errors import DataError, RunError, ShapeError
+from visavis.progress import NoProgress
+from visavis.retrieval.index_builder import build_index
+from visavis.retrieval.index_folder import Index, read_manifest
+from visavis.retrieval.index_search import SearchQuery, search_index
+from visavis.retrieval.items import ItemFilter
+from visavis.server.search_service import ServedIndex
+
+from .test_index_builder import kill_repeatedly
+
+
+@pytest.fixture
+def photos(scenes, tmp_path):
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for image in sorted((scenes / "images").iterdir())[:40]:
+        shutil.copy(image, folder)
+    return folder
+
+
+def build(run, source, out, **options):
+    return build_index(run, source, out, **{"progress": NoProgress()} | options)
+
+
+def content(folder):
+    """Items and vectors of an index."""
+    index = Index.open(folder)
+    items, sets = index.store.items(), index.store.all_vectors()
+    index.store.close()
+    return items, sets
+
+
+def equal(first, second):
+    """Equal items, and vectors up to the rounding of matrix products of other batch sizes."""
+    same = first[0] == second[0] and np.array_equal(first[1].offsets, second[1].offsets)
+    return same and np.abs(first[1].rows - second[1].rows).max() < 1e-5
+
+
+def test_index_search_equals_model_score(late_run, photos, tmp_path):
+    report = build(late_run, photos, tmp_path / "index")
+    assert (report.num_items, read_manifest(tmp_path / "index").late_interaction) == (40, "both")
+    files = sorted(photos.iterdir())
+    model = visavis.load(late_run)
+    for text in ("a red circle", "two squares"):
+        scores = model.score(files, [text])[:, 0].numpy()
+        found = visavis.search(tmp_path / "index", text, top=40, group_duplicates=False)
+        assert [hit.score for hit in found] == pytest.approx(np.sort(scores)[::-1].tolist(), abs=1e-5)
+        assert {hit.name: hit.score for hit in found} == pytest.approx(
+            {file.name: score for file, score in zip(files, scores, strict=True)}, abs=1e-5
+        )
+    served = ServedIndex(Index.open(tmp_path / "index"))
+    served.warm_up()
+    assert search_index(
+        served.index, SearchQuery.from_text(text), 40, group_duplicates=False, encode_texts=served.encode_texts
+    ).to_json() == (search_index(served.index, SearchQuery.from_text(text), 40, group_duplicates=False).to_json())
+
+
+def test_index_search_supports_all_queries(late_run, scenes, tmp_path):
+    build(late_run, scenes, tmp_path / "index")
+    index = Index.open(tmp_path / "index")
+    key = next(iter(index.items))
+    for query in (SearchQuery(like=((1.0, key),)), SearchQuery(images=((1.0, index.locate(index.items[key]).path),))):
+        assert search_index(index, query, 3).hits[0].key == key
+    test = ItemFilter(metadata={"split": "test"})
+    found = search_index(index, SearchQuery(texts=((1.0, "a red circle"), (-0.5, "a square"))), 40, test)
+    assert sum(1 + len(hit.duplicates) for hit in found) == 10
+    assert all(hit.item.metadata["split"] == "test" for hit in found)
+    reranked = visavis.search(tmp_path / "index", "a red circle", rerank=late_run, top=70, group_duplicates=False)
+    plain = visavis.search(tmp_path / "index", "a red circle", top=70, group_duplicates=False)
+    assert [hit.score for hit in reranked[:50]] == pytest.approx([hit.score for hit in plain[:50]], abs=1e-5)
+
+
+def test_index_groups_duplicates_by_mean_vector(late_run, photos, tmp_path):
+    image = min(photos.iterdir())
+    shutil.copy(image, photos / "copy.png")
+    build(late_run, photos, tmp_path / "index")
+    [best] = visavis.search(tmp_path / "index", image=image, top=1)
+    assert {best.key, *best.duplicates} >= {"copy.png", image.name}
+
+
+def test_index_update_equals_new_index(late_run, photos, tmp_path):
+    build(late_run, photos, tmp_path / "index")
+    images = sorted(photos.iterdir())
+    images[0].rename(photos / "elsewhere.png")
+    images[1].unlink()
+    shutil.copy(images[2], photos / "copy.png")
+    first, second = images[5].read_bytes(), images[6].read_bytes()
+    images[5].write_bytes(second)
+    images[6].write_bytes(first)
+    report = build(late_run, photos, tmp_path / "index")
+    assert (report.num_encoded, report.num_moved, report.num_removed) == (0, 4, 2)
+    build(late_run, photos, tmp_path / "new")
+    assert equal(content(tmp_path / "index"), content(tmp_path / "new"))
+
+
+@pytest.mark.parametrize("times", [2, pytest.param(10, marks=pytest.mark.long)])
+def test_index_is_complete_after_repeated_kills(late_run, photos, tmp_path, times):
+    moments = random.Random(times)
+    assert kill_repeatedly(late_run, photos, tmp_path / "index", [moments.uniform(0.0, 0.6) for _ in range(times)], None) >= times // 2
+    build(late_run, photos, tmp_path / "index")
+    build(late_run, photos, tmp_path / "undisturbed")
+    assert equal(content(tmp_path / "index"), content(tmp_path / "undisturbed"))
+
+
+def test_damaged_snapshot_is_rebuilt(late_run, photos, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("visavis.retrieval.stores.lancedb_store.MIN_ITEMS", 1)
+    build(late_run, photos, tmp_path / "index")
+    search = lambda: visavis.search(tmp_path / "index", "a red circle", top=40).to_json()  # noqa: E731
+    expected = search()
+    [snapshot] = (tmp_path / "index" / "items.lance" / "snapshot").iterdir()
+    files = sorted(file.name for file in snapshot.iterdir())
+    assert files == ["checksums.json", "items.arrow", "offsets.npy", "pooled.npy", "pooled_offsets.npy", "vectors.npy"]
+    for name in files:
+        content = bytearray((snapshot / name).read_bytes())
+        content[-9] ^= 1
+        (snapshot / name).write_bytes(content)
+        assert search() == expected
+        assert ["is damaged and is computed again" in message for message in caplog.messages] == [True]
+        caplog.clear()
+    shutil.rmtree(tmp_path / "index" / "items.lance" / "items.lance" / "data")
+    with pytest.raises(RunError, match="delete it and run visavis index again"):
+        shutil.rmtree(snapshot)
+        search()
+
+
+def test_index_command_reports_compression(late_run, scenes, tmp_path):
+    arguments = [str(late_run), str(scenes), "--out", str(tmp_path / "index"), "--compression"]
+    report = json.loads(CliRunner().invoke(app, ["index", *arguments, "--json"]).stdout)["compression"]
+    assert (report["num_items"], report["num_queries"], report["query_source"]) == (70, 50, "captions of the items")
+    assert {"float32", "int8 only", "1 bit"} <= {encoding["name"] for encoding in report["encodings"]}
+    shown = CliRunner().invoke(app, ["index", *arguments])
+    assert "Search: exact, " in shown.output
+    assert "bytes: per item" in shown.output
+
+
+def test_index_rejects_unsuitable_settings(late_run, photos, tmp_path):
+    with pytest.raises(DataError, match="got Milvus"):
+        build(late_run, photos, tmp_path / "index", store=str(tmp_path / "items.db"))
+    with pytest.raises(RunError, match="embedding_dim"):
+        build(late_run, photos, tmp_path / "other", embedding_dim=8)
+    with pytest.raises(ShapeError, match="expected one vector per item, got several"):
+        visavis.load(late_run).encode_images([min(photos.iterdir())])
