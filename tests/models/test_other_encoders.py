@@ -73,6 +73,18 @@ def test_sentence_transformers_encoder_trains_and_searches(sentence_models, few_
         visavis.export(run, format="onnx", out=tmp_path / "onnx")
 
 
+@pytest.mark.parametrize(
+    "file", ["2_Dense/model.safetensors", "1_Pooling/config.json", "config_sentence_transformers.json", "model.safetensors"]
+)
+def test_features_change_with_steps_of_a_sentence_model(sentence_models, file, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(sentence_models / "dense", folder)
+    before = pretrained_files.weights_fingerprint(str(folder))
+    assert pretrained_files.weights_fingerprint(str(folder)) == before
+    os.utime(folder / file, (1, 1))
+    assert pretrained_files.weights_fingerprint(str(folder)) != before
+
+
 def test_code_of_a_sentence_model_is_never_run(sentence_models, tmp_path):
     folder = shutil.copytree(sentence_models / "dense", tmp_path / "model")
     modules = storage.read_json(folder / "modules.json", list[dict])
@@ -181,6 +193,8 @@ def test_invalid_extensions_are_refused(dual_encoders, towers, tmp_path):
         visavis.convert(towers / "bert", tmp_path / "b", max_length=99)
     with pytest.raises(VisavisError, match="max_length: expected no other option"):
         visavis.convert(dual_encoders / "clip", tmp_path / "c", max_length=99, config="ViT-B-32")
+    with pytest.raises(DataError, match="expected a model that reads more than 20 tokens, got 12"):
+        visavis.convert(dual_encoders / "clip", tmp_path / "d", max_length=40)
     assert not list(tmp_path.iterdir())
 
 
