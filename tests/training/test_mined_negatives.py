@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import visavis
+from visavis import storage
 from visavis.data.dataset import Dataset, Image
 from visavis.data.loader import BatchSchedule, Loader
 from visavis.errors import DataError, RecipeError, RefusedOverwrite, RunError
@@ -224,3 +225,42 @@ def test_mining_errors_name_the_remedy(run, scenes, few_scenes, recipe, tmp_path
         visavis.mine(run, split="nowhere")
     with pytest.raises(visavis.SpecError, match="per_query: expected at least 1"):
         MinedNegativeSupervision(file="n", per_query=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"negative_captions": torch.zeros(4, 0, dtype=torch.int32)}, "expected indices below"),
+        ({"negative_captions": torch.full((4, 3), 0.5)}, "expected a file of visavis mine"),
+        ({"fingerprint": torch.tensor(3.0)}, "expected a file of visavis mine"),
+        ({"negative_captions": torch.tensor(1, dtype=torch.int32)}, "got negatives of other images or captions"),
+        (
+            {"negative_captions": torch.full((4, 1), -1), "negative_images": torch.full((8, 1), -1)},
+            "expected at least one negative, got none",
+        ),
+    ],
+)
+def test_damaged_negatives_are_refused(change, message, tmp_path):
+    split = Dataset("d", tuple(Image(str(i), "train") for i in range(4)), tuple(f"caption {i}" for i in range(8)), np.arange(8) // 2)
+    lists = [torch.zeros(4, 3).int(), torch.zeros(8, 3).int(), torch.zeros(4, 3), torch.zeros(8, 3)]
+    mined = MinedNegatives(*lists, split.fingerprint)
+    mined.save(tmp_path / "n.safetensors")
+    MinedNegatives.read(tmp_path / "n.safetensors", split)
+    tensors = storage.read_tensors(tmp_path / "n.safetensors")
+    change = {name: value.int() if value.dtype == torch.int64 else value for name, value in change.items()}
+    storage.write_tensors(tmp_path / "damaged.safetensors", tensors | change)
+    with pytest.raises(DataError, match=message):
+        MinedNegatives.read(tmp_path / "damaged.safetensors", split)
+
+
+def test_mining_writes_no_padding(run, tmp_path):
+    file = visavis.mine(run, num_negatives=1_000_000, out=tmp_path / "n.safetensors").file
+    assert file.stat().st_size < 2**20
+    mined = MinedNegatives.read(file, train_split(run)[0])
+    for index in (mined.negative_captions, mined.negative_images):
+        assert (index >= 0).any(0).all()
+
+
+def test_mining_refuses_a_guide_without_filter(run, tmp_path):
+    with pytest.raises(RunError, match="guide: expected none with max_ratio 0"):
+        visavis.mine(run, guide=run, max_ratio=0, out=tmp_path / "n.safetensors")

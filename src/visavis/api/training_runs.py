@@ -234,7 +234,7 @@ def mine(
     Raises:
         DataError: If the data set has no such split.
         RefusedOverwrite: If the file exists.
-        RunError: If the run does not exist, or the guide reads other data.
+        RunError: If the run does not exist, the guide reads other data, or no negative remains.
         VisavisError: If a number is not valid.
     """
     from visavis import storage
@@ -247,6 +247,8 @@ def mine(
     validate_int(preselect, "preselect", 0)
     if not 0 <= max_ratio <= 1:
         raise RunError(f"max_ratio: expected a number from 0 to 1, got {max_ratio:g}. Set 0.95, or 0 to keep all negatives.")
+    if guide is not None and not max_ratio:
+        raise RunError(f"guide: expected none with max_ratio 0, which keeps all negatives, got {guide}. Set max_ratio, or remove guide.")
     if out is not None:
         storage.require_new_file(out)
     folder = run if os.path.exists(RunFolder(run).recipe) else Path()

@@ -125,7 +125,7 @@ def mine_run(
         Counts and examples.
 
     Raises:
-        RunError: If there is no such run, or the split has a single image.
+        RunError: If there is no such run, the split has a single image, or no negative remains.
     """
     data_split, mining = _encode(run, data, split, memory, progress)
     # The guide encodes the data set of the run.
@@ -136,8 +136,14 @@ def mine_run(
     options = (num_negatives, max_ratio, preselect, memory, progress)
     captions, caption_scores, of_images = _mine(mining, guide_model, data_split, "i2t", *options)
     images, image_scores, of_captions = _mine(mining, guide_model, data_split, "t2i", *options)
+    mined = MinedNegatives(captions, images, caption_scores, image_scores, data_split.fingerprint)
+    if not mined.count:
+        raise RunError(
+            f"{run}: expected negatives below {max_ratio:g} of the score of their positives, got none. "
+            "Raise max_ratio, set it to 0 to keep all, or use a better model."
+        )
     file = create_file()
-    MinedNegatives(captions, images, caption_scores, image_scores, data_split.fingerprint).save(file)
+    mined.save(file)
     return MiningReport(file, split, (of_images, of_captions), _examples(data_split, images, image_scores))
 
 
@@ -205,6 +211,7 @@ def _mine(
     """The hardest negatives of each query and their scores, padded, and the counts of the direction."""
     sides = torch.arange(len(data.images)), torch.from_numpy(data.image_of)
     query_images, candidate_images = sides if direction == "i2t" else sides[::-1]
+    max_negatives = min(num_negatives, len(candidate_images))
     indices, kept_scores, dropped, hardest = list[Tensor](), list[Tensor](), 0, 0
     with evaluation_mode(mining.matcher), torch.no_grad():
         preselect = 0 if mining.matcher.score_is_cosine else preselect
@@ -224,11 +231,13 @@ def _mine(
                 negatives = negatives.masked_fill(is_false, float("-inf"))
             top = negatives.topk(size)
             kept = candidates[top.indices].masked_fill(top.values.isneginf(), -1)
-            indices.append(torch.nn.functional.pad(kept, (0, num_negatives - size), value=-1).int())
-            kept_scores.append(torch.nn.functional.pad(top.values.float(), (0, num_negatives - size), value=float("-inf")))
+            indices.append(torch.nn.functional.pad(kept, (0, max_negatives - size), value=-1).int())
+            kept_scores.append(torch.nn.functional.pad(top.values.float(), (0, max_negatives - size), value=float("-inf")))
             progress.update(f"mining, {DIRECTIONS[direction]}", rows.stop, len(query_images), 0.0)
     index = torch.cat(indices)
     counts = (index >= 0).sum(1)
+    # No wider than the longest list.
+    width = max(int(counts.max()), 1)
     report = MinedDirection(
         direction,
         len(index),
@@ -236,7 +245,7 @@ def _mine(
         dropped / max(hardest, 1),
         float((counts < num_negatives).double().mean()),
     )
-    return index, torch.cat(kept_scores), report
+    return index[:, :width].contiguous(), torch.cat(kept_scores)[:, :width].contiguous(), report
 
 
 def _examples(data: Dataset, images: Tensor, scores: Tensor) -> tuple[MinedExample, ...]:

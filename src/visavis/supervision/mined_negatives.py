@@ -39,6 +39,15 @@ class MinedNegatives:
     image_scores: Tensor
     fingerprint: str
 
+    @property
+    def count(self) -> int:
+        """Number of negatives of all images and captions."""
+        return sum(int((index >= 0).sum()) for index in self._indices)
+
+    @property
+    def _indices(self) -> tuple[Tensor, Tensor]:
+        return self.negative_captions, self.negative_images
+
     def save(self, file: str | Path) -> None:
         """Write the negatives as a safetensors file.
 
@@ -66,21 +75,25 @@ class MinedNegatives:
             DataError: If the file cannot be read, has other content, or was mined on other images or captions.
         """
         tensors = storage.read_tensors(file)
-        names = {"negative_captions", "negative_images", "caption_scores", "image_scores", "fingerprint"}
-        if set(tensors) != names:
+        expected = dict.fromkeys(("negative_captions", "negative_images"), torch.int32)
+        expected |= dict.fromkeys(("caption_scores", "image_scores"), torch.float32)
+        if {name: tensor.dtype for name, tensor in tensors.items()} != expected | {"fingerprint": torch.uint8}:
             raise DataError(
                 f"{file}: expected a file of visavis mine, got tensors {', '.join(sorted(tensors)) or 'none'}. Mine negatives first."
             )
-        mined = cls(**tensors | {"fingerprint": bytes(tensors["fingerprint"].tolist()).decode(errors="replace")})  # type: ignore[arg-type]
+        fingerprint = bytes(tensors.pop("fingerprint").flatten().tolist()).decode(errors="replace")
+        mined = cls(**tensors, fingerprint=fingerprint)
         counts = len(split.images), len(split.captions)
-        if mined.fingerprint != split.fingerprint or (len(mined.negative_captions), len(mined.negative_images)) != counts:
+        if fingerprint != split.fingerprint or tuple(index.shape[:1].numel() for index in mined._indices) != counts:
             raise DataError(
                 f"{file}: expected negatives of split {', '.join(split.splits)} of {split.name}, got negatives of other images or captions. "
                 "Run visavis mine on this data set and split."
             )
-        for index, count in ((mined.negative_captions, counts[1]), (mined.negative_images, counts[0])):
-            if index.dim() != 2 or not -1 <= int(index.min()) <= int(index.max()) < count:
+        for index, count in zip(mined._indices, reversed(counts), strict=True):
+            if index.dim() != 2 or not index.numel() or not -1 <= int(index.min()) <= int(index.max()) < count:
                 raise DataError(f"{file}: expected indices below {count:,}, got others. Mine the negatives again.")
+        if not mined.count:
+            raise DataError(f"{file}: expected at least one negative, got none. Mine with a larger --max-ratio, or with 0 to keep all.")
         return mined
 
 

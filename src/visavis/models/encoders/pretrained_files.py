@@ -66,7 +66,8 @@ def weights_checksum(model: nn.Module) -> str:
 def weights_fingerprint(name: str) -> str:
     """Compute a text that changes with the weights of a local encoder.
 
-    Shipped weights are identified by their content, weights in a folder by names, sizes and modification times of files.
+    Shipped weights are identified by their content, weights in a folder by names, sizes and modification times of files. The settings of a
+    sentence-transformers model count as weights.
 
     Args:
         name: Name of the encoder.
@@ -76,10 +77,24 @@ def weights_fingerprint(name: str) -> str:
     """
     if name == "scenes":
         return storage.content_hash(SCENE_ENCODER_WEIGHTS)
+    if published_backbone_name(name):
+        return _stats([published_weights_file(name)])
     folders = filter(os.path.isdir, (Path(name), storage.cache_folder() / "backbones" / name))
-    files = sorted(file for folder in folders for pattern in ("*.safetensors", BIN_WEIGHTS_PATTERN) for file in folder.glob(pattern))
-    files = [published_weights_file(name)] if published_backbone_name(name) else files
-    return " ".join(f"{file.name}:{file.stat().st_size}:{file.stat().st_mtime_ns}" for file in files)
+    return " ".join(filter(None, (_stats(_defining_files(folder), folder) for folder in folders)))
+
+
+def _defining_files(folder: Path) -> list[Path]:
+    """The weights of a folder. Of sentence-transformers, also the weights of its steps, and all settings: pooling, layers and prompts."""
+    patterns = ["*.safetensors", BIN_WEIGHTS_PATTERN]
+    if os.path.exists(folder / "modules.json"):
+        patterns += ["*.json", *(f"*/{pattern}" for pattern in (*patterns, "*.json"))]
+    return sorted(file for pattern in patterns for file in folder.glob(pattern))
+
+
+def _stats(files: list[Path], folder: Path | None = None) -> str:
+    """Names, sizes and modification times of files."""
+    stats = ((file.relative_to(folder) if folder else file.name, file.stat()) for file in files)
+    return " ".join(f"{name}:{stat.st_size}:{stat.st_mtime_ns}" for name, stat in stats)
 
 
 def model_files(name: str) -> list[Path]:
