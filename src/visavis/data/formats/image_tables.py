@@ -11,7 +11,7 @@ import io
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,20 +115,24 @@ class _TableFile:
         self.parquet: Any = None
         self.batches: list[Any] = []
         with self._errors():
-            if path.suffix == ".parquet":
-                self.parquet = self.pa.parquet.ParquetFile(file)
-                self.schema = self.parquet.schema_arrow
-                return
-            # The opened file is mapped and not its path, which may have been replaced by a link to another place.
-            self.buffer = self.pa.memory_map(f"/dev/fd/{file.fileno()}").read_buffer()
-            try:
-                reader = self.pa.ipc.open_file(self.buffer)
-                self.batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
-            except self.pa.ArrowInvalid:
-                # `save_to_disk` writes the format of streams.
-                reader = self.pa.ipc.open_stream(self.buffer)
-                self.batches = list(reader)
-            self.schema = reader.schema
+            self.schema = self._open(path, file)
+            # PyArrow decodes names when they are read. Names that are not UTF-8 raise the error here.
+            _field_names(self.schema)
+
+    def _open(self, path: Path, file: Any) -> pa.Schema:
+        if path.suffix == ".parquet":
+            self.parquet = self.pa.parquet.ParquetFile(file)
+            return self.parquet.schema_arrow
+        # The opened file is mapped and not its path, which may have been replaced by a link to another place.
+        self.buffer = self.pa.memory_map(f"/dev/fd/{file.fileno()}").read_buffer()
+        try:
+            reader = self.pa.ipc.open_file(self.buffer)
+            self.batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
+        except self.pa.ArrowInvalid:
+            # `save_to_disk` writes the format of streams.
+            reader = self.pa.ipc.open_stream(self.buffer)
+            self.batches = list(reader)
+        return reader.schema
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -197,6 +201,13 @@ class _TableFile:
             ByteRange(self.path, start + first, last - first, root) if valid else None
             for first, last, valid in zip(offsets[:-1].tolist(), offsets[1:].tolist(), content.is_valid().to_pylist(), strict=True)
         ]
+
+
+def _field_names(fields: Iterable[Any]) -> list[str]:
+    """The names of fields and of their fields."""
+    fields = list(fields)
+    nested = [field.type.field(number) for field in fields for number in range(field.type.num_fields)]
+    return [*(field.name for field in fields), *_field_names(nested)] if fields else []
 
 
 def _image_bytes(column: Any) -> Any:
@@ -287,7 +298,12 @@ def _read_rows(listing: Listing, path: Path, file_split: str | None, root: Path,
         for number in range(table.num_groups):
             group = table.read_group(number, list(dict.fromkeys(read)))
             locations = [None] * len(group) if image is None else table.locations(number, image, first_row, root)
+            if len(locations) != len(group):
+                raise DataError(
+                    f"{path} cannot be read as a table: row group {number} has columns of different lengths. Copy the file again."
+                )
             paths = compute.struct_field(group.column(image), "path").to_pylist() if has_path else [None] * len(group)
+            paths = [path if isinstance(path, str) else None for path in paths]
             values = {name: group.column(name).to_pylist() for name in read if name in group.column_names}
             large += sum((isinstance(location, EmbeddedImage) and location.size) or 0 for location in locations) > _LARGE_GROUP_BYTES
             for row, location in enumerate(locations):
