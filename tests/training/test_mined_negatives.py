@@ -242,7 +242,7 @@ def test_mining_errors_name_the_remedy(run, scenes, few_scenes, recipe, tmp_path
     ],
 )
 def test_damaged_negatives_are_refused(change, message, tmp_path):
-    split = Dataset("d", [Image(str(i), "train") for i in range(4)], [f"caption {i}" for i in range(8)], np.arange(8) // 2)
+    split = Dataset("d", tuple(Image(str(i), "train") for i in range(4)), tuple(f"caption {i}" for i in range(8)), np.arange(8) // 2)
     lists = [torch.zeros(4, 3).int(), torch.zeros(8, 3).int(), torch.zeros(4, 3), torch.zeros(8, 3)]
     mined = MinedNegatives(*lists, split.fingerprint)
     mined.save(tmp_path / "n.safetensors")
