@@ -173,7 +173,7 @@ def extend_positions(name: str, max_length: int, out: str | Path) -> CheckpointC
         The folder of the longer model.
 
     Raises:
-        DataError: If the model is not a CLIP or SigLIP, or reads texts of this length already.
+        DataError: If the model is not a CLIP or SigLIP, reads texts of this length already, or has no position after the 20th.
 
     Source:
         Zhang et al., Long-CLIP: Unlocking the Long-Text Capability of CLIP (2024), which interpolates 77 positions to 248.
@@ -188,6 +188,8 @@ def extend_positions(name: str, max_length: int, out: str | Path) -> CheckpointC
         raise DataError(
             f"max_length: expected more than the {len(positions)} tokens that {name} reads, got {max_length}. Set a larger number."
         )
+    if len(positions) <= KEPT_POSITIONS:
+        raise DataError(f"{name}: expected a model that reads more than {KEPT_POSITIONS} tokens, got {len(positions)}. Use another model.")
     weights = {key: value.data for key, value in model.state_dict(keep_vars=True).items()}
     (changed,) = (key for key in weights if key.endswith("text_model.embeddings.position_embedding.weight"))
     size = max_length - KEPT_POSITIONS
