@@ -189,6 +189,8 @@ def test_cut_captions_are_reported_before_a_training(dual_encoders, few_scenes, 
 def test_invalid_extensions_are_refused(dual_encoders, towers, tmp_path):
     with pytest.raises(DataError, match=r"max_length: expected more than the 12 tokens"):
         visavis.convert(dual_encoders / "clip", tmp_path / "a", max_length=12)
+    with pytest.raises(DataError, match=r"expected a model that reads more than 20 tokens, got 12"):
+        visavis.convert(dual_encoders / "clip", tmp_path / "a", max_length=40)
     with pytest.raises(DataError, match="expected a CLIP or SigLIP model, got a model of kind bert"):
         visavis.convert(towers / "bert", tmp_path / "b", max_length=99)
     with pytest.raises(VisavisError, match="max_length: expected no other option"):
