@@ -18,7 +18,7 @@ from visavis.data.dataset import ByteRange, Dataset, Image
 from visavis.errors import DataError, MissingExtra, ShapeError, SpecError, VisavisError, suggest_name
 from visavis.graded.estimators.base import CosineRelevance
 from visavis.spec import UnitFloat, parse, require_field, validate_fields
-from visavis.supervision.offline_negatives import _part_means
+from visavis.supervision.candidate_scores import _part_means
 from visavis.types import Encoded, concatenate, unit_rows
 
 # errors

@@ -117,7 +117,7 @@ def test_pickle_is_never_opened(dual_encoders, tmp_path):
         ("GatedRepoError", "access must be requested on its hub page, and needs a login (hf auth login)"),
         ("RepositoryNotFoundError", "it does not exist, or is private"),
         ("LocalEntryNotFoundError", "it was not downloaded before, and the hub is not reachable"),
-        ("HFValidationError", "invalid name for a hub model, restore the folder or use another name"),
+        ("HFValidationError", "invalid name for the hub, restore the folder or use another name"),
     ],
 )
 def test_model_folder_explains_why_hub_has_no_model(error, why, monkeypatch):

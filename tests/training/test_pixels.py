@@ -15,8 +15,9 @@ from visavis.data.dataset_reader import open_dataset
 from visavis.errors import RecipeError
 from visavis.models import CATALOG
 from visavis.models.encoders import cnn_backbones as small_cnn
+from visavis.models.encoders.encoder_preprocessing import open_preprocessing
 from visavis.models.encoders.feature_extraction import feature_store_folder
-from visavis.models.encoders.frozen_encoders import EncoderSpec, open_preprocessing
+from visavis.models.encoders.frozen_encoders import EncoderSpec
 from visavis.models.encoders.preprocessing import CROP_FUNCTIONS, Preprocessing
 from visavis.recipes.files import read_recipe
 from visavis.training.checkpoint import Checkpoint, complete_checkpoints

@@ -288,24 +288,18 @@ def _check_ids(visual: Encoded, text: Encoded, image_ids: Tensor, text_ids: Tens
             raise ShapeError(f"{kind} {item}: expected at least one {other} with its id, got none. Leave it out, it cannot be ranked.")
 
 
-def _is_score(score: Any) -> bool:
-    """Whether an object is a function of two arguments. A class makes objects, not scores."""
-    try:
-        inspect.signature(score).bind(None, None)
-    except (TypeError, ValueError):
-        return False
-    return not isinstance(score, type)
-
-
 def _validate_arguments(visual: Encoded, text: Encoded, score: Score, protocol: str | Protocol, ties: Ties | None) -> tuple[Protocol, Ties]:
     """Check the items and the score function, and look up the protocol and its tie rule."""
     for name, items in (("visual", visual), ("text", text)):
         if not isinstance(items, EncodedBatches):
             _validate_items(items, name)
-    if not _is_score(score):
+    try:
+        # A class makes objects, not scores.
+        inspect.signature(None if isinstance(score, type) else score).bind(None, None)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
         raise SpecError(
             f"score: expected a function of visual and text items, such as the method score of a model, got {format_value(score)}."
-        )
+        ) from None
     protocol = get_protocol(protocol)
     return protocol, protocol.ties if ties is None else validate_literal(ties, Ties, "ties")
 

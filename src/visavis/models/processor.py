@@ -15,7 +15,8 @@ from visavis.data.features.standardization import Standardization
 from visavis.data.vocabulary import Vocabulary, tokenize
 from visavis.errors import RunError, VisavisError
 from visavis.models.base import Matcher
-from visavis.models.encoders.frozen_encoders import EncoderSpec, FrozenEncoder, TextEncoder, VisualEncoder, open_preprocessing
+from visavis.models.encoders.encoder_preprocessing import open_preprocessing
+from visavis.models.encoders.frozen_encoders import EncoderSpec, FrozenEncoder, TextEncoder, VisualEncoder
 from visavis.models.encoders.preprocessing import ImageConverter
 from visavis.models.encoders.pretrained_files import model_folder
 from visavis.models.encoders.text_backbone import TEXT_BACKBONE_FOLDER, PretrainedTokenizer

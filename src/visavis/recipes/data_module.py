@@ -14,7 +14,6 @@ from visavis.data.features.expert_store import ExpertStore
 from visavis.data.features.standardization import Standardization
 from visavis.data.features.store import Modality
 from visavis.data.loader import AnyFeatures, BatchSchedule, ConcatSource, ItemSource, Loader, StoredFeatures
-from visavis.data.sequences import read_items
 from visavis.data.streams.shard_stream import ShardStream, StreamImages
 from visavis.data.streams.stream_loader import StreamLoader, StreamSchedule
 from visavis.data.vocabulary import TokenizedCaptions
@@ -41,6 +40,7 @@ from visavis.recipes.features import (
     image_rows,
     open_data,
     open_stream,
+    report_cut_captions,
     sample_features,
     text_features,
     training_subset,
@@ -225,12 +225,6 @@ class DataModule:
             return evaluate_dataset(visual, text, score, data, protocols, relevance=relevance, memory=memory, group=self.group)
 
 
-CAPTIONS_TO_COUNT = 1000
-"""Number of the longest captions whose tokens are counted before a training."""
-LONG_CLIP_LENGTH = 248
-"""Tokens that Long-CLIP reads: the positions from the 20th on are used four times."""
-
-
 def first_images(split: Dataset, max_images: int) -> Dataset:
     """Take the first images of a split with their captions.
 
@@ -265,6 +259,7 @@ def prepare_training(recipe: Recipe, progress: Progress | None = None, group: Pr
     with group.first_rank_first():
         start = load_start_model(recipe)
     data_module = open_data_module(recipe, progress, start.processor if start else None, training=True, group=group)
+    report_cut_captions(recipe, data_module.processor, data_module.data, progress or NoProgress())
     _check_splits(data_module)
     matcher = initial_matcher(data_module, start)
     matcher.matryoshka_dims = _resolve_matryoshka_dims(data_module, matcher)
@@ -308,31 +303,12 @@ def open_data_module(
     for skipped in data.skipped:
         progress.message(f"Skipped: {skipped}")
     data = training_subset(recipe, data)
-    if training and (warning := _cut_captions(recipe, processor, data)):
-        progress.message(warning)
     query_features = feedback_query_features(feedback, data, processor, group)
     data_module = DataModule(recipe, data, processor, visual, text, feedback, query_features, stream=stream, group=group)
     if not recipe.visual.standardize:
         return data_module
     standardization = trained_processor.standardization if trained_processor else _fit_standardization(data_module)
     return replace(data_module, processor=replace(processor, standardization=standardization))
-
-
-def _cut_captions(recipe: Recipe, processor: Processor, data: Dataset) -> str:
-    """A warning if captions have more tokens than the trained text encoder reads. The longest captions are counted."""
-    tokenizer = processor.pretrained_tokenizer
-    if tokenizer is None:
-        return ""
-    longest = data.caption_lengths.argsort()[-CAPTIONS_TO_COUNT:]
-    counts = tokenizer.count_tokens(read_items(data.captions, longest))
-    if not (cut := int((counts > tokenizer.max_length).sum())):
-        return ""
-    more = "at least " if cut == len(longest) else ""
-    command = f"visavis convert {processor.tokenizer} --max-length {min(int(counts.max()), LONG_CLIP_LENGTH)} --out FOLDER"
-    return (
-        f"{data.name}: {more}{cut:,} of {len(data.captions):,} captions are cut after {tokenizer.max_length} tokens. The longest has "
-        f"{counts.max():,} tokens." + (f" Extend the model with: {command}" if recipe.model["kind"] == "CLIP" else "")
-    )
 
 
 def initial_matcher(data_module: DataModule, start: Retriever | None) -> Matcher:

@@ -19,6 +19,7 @@ from visavis.data.features.expert_store import ExpertStore
 from visavis.data.features.regions import RegionFeatures
 from visavis.data.features.store import FeatureStore
 from visavis.data.loader import AnyFeatures, ItemSource
+from visavis.data.sequences import read_items
 from visavis.data.streams.shard_stream import ShardStream
 from visavis.data.vocabulary import Vocabulary
 from visavis.errors import DataError, RecipeError, RunError
@@ -408,3 +409,32 @@ def sample_features(source: ItemSource, count: int) -> Tensor:
     return torch.cat(
         [get_vectors(block) if get_vectors(block).dim() == 2 else mean_pool(get_vectors(block), get_mask(block)) for block in blocks]
     )
+
+
+CAPTIONS_TO_COUNT = 1000
+"""Number of the longest captions whose tokens are counted before a training."""
+LONG_CLIP_LENGTH = 248
+"""Tokens that Long-CLIP reads: the positions from the 20th on are used four times."""
+
+
+def report_cut_captions(recipe: Recipe, processor: Processor, data: Dataset, progress: Progress) -> None:
+    """Report captions that have more tokens than the trained text encoder reads. The longest captions are counted.
+
+    Args:
+        recipe: Recipe.
+        processor: Processor with the tokenizer of the model.
+        data: Data set.
+        progress: Receives the warning.
+    """
+    tokenizer = processor.pretrained_tokenizer
+    if tokenizer is None:
+        return
+    longest = data.caption_lengths.argsort()[-CAPTIONS_TO_COUNT:]
+    counts = tokenizer.count_tokens(read_items(data.captions, longest))
+    if cut := int((counts > tokenizer.max_length).sum()):
+        more = "at least " if cut == len(longest) else ""
+        command = f"visavis convert {processor.tokenizer} --max-length {min(int(counts.max()), LONG_CLIP_LENGTH)} --out FOLDER"
+        progress.message(
+            f"{data.name}: {more}{cut:,} of {len(data.captions):,} captions are cut after {tokenizer.max_length} tokens. The longest has "
+            f"{counts.max():,} tokens." + (f" Extend the model with: {command}" if recipe.model["kind"] == "CLIP" else "")
+        )

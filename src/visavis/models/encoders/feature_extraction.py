@@ -32,12 +32,12 @@ from visavis.data.video import VideoError
 from visavis.errors import DataError, SpecError, VisavisError, log_debug
 from visavis.models.device import choose_device, has_native_bfloat16
 from visavis.models.encoders.cnn_backbones import SMALL_CNN
+from visavis.models.encoders.encoder_preprocessing import current_preprocessing_config
 from visavis.models.encoders.frozen_encoders import (
     CPU_IMAGE_BATCH_SIZE,
     EncoderSpec,
     FrozenEncoder,
     TextEncoder,
-    current_preprocessing_config,
 )
 from visavis.models.encoders.pretrained_files import weights_checksum, weights_fingerprint
 from visavis.process_group import ONE_PROCESS, ProcessGroup

@@ -28,10 +28,10 @@ from torch.nn.utils.rnn import pad_sequence
 from visavis.data.features.store import Granularity, Modality
 from visavis.errors import DataError, SpecError
 from visavis.models.encoders.cnn_backbones import SMALL_CNN, SmallCNN, published_backbone_name
-from visavis.models.encoders.preprocessing import ImageConverter, Preprocessing, blank_image
-from visavis.models.encoders.pretrained_files import PretrainedPart, has_saved_weights, local_model_folder, model_folder, saved_part_folder
+from visavis.models.encoders.encoder_preprocessing import image_converter, spec_preprocessing, spec_preprocessing_config
+from visavis.models.encoders.preprocessing import Preprocessing, blank_image
+from visavis.models.encoders.pretrained_files import PretrainedPart, has_saved_weights, model_folder, saved_part_folder
 from visavis.models.encoders.pretrained_loading import (
-    IMAGENET_PREPROCESSING,
     build_empty_model,
     check_encoding,
     load_pretrained_model,
@@ -180,10 +180,10 @@ class VisualEncoder(FrozenEncoder, PretrainedPart):
     def __init__(self, spec: EncoderSpec, model: nn.Module, preprocessing: Preprocessing, folder: Path | None = None):
         super().__init__()
         self.spec, self.model, self.preprocessing, self.folder = spec, model, preprocessing, folder
-        self.min_side = _converter(preprocessing, spec).min_side
+        self.min_side = image_converter(preprocessing, spec).min_side
 
     def preprocess(self, items: Sequence[Image]) -> Encoded:
-        return Encoded(_converter(self.preprocessing, self.spec)(items))
+        return Encoded(image_converter(self.preprocessing, self.spec)(items))
 
     @property
     def embedding_dim(self) -> int:
@@ -230,7 +230,7 @@ class VisualEncoder(FrozenEncoder, PretrainedPart):
 
     @property
     def preprocessing_config(self) -> dict[str, Any]:
-        return _preprocessing_config(self.preprocessing, self.spec)
+        return spec_preprocessing_config(self.preprocessing, self.spec)
 
 
 class FrameEncoder(FrozenEncoder):
@@ -246,7 +246,7 @@ class FrameEncoder(FrozenEncoder):
         self.spec, self.pictures = spec, image_encoder  # language: quoted
 
     def preprocess(self, items: Sequence[Sequence[Image]]) -> Encoded:
-        pixels = list(map(_converter(self.pictures.preprocessing, self.spec), items))
+        pixels = list(map(image_converter(self.pictures.preprocessing, self.spec), items))
         masks = [torch.ones(len(clip), dtype=torch.bool) for clip in pixels]
         return Encoded(pad_sequence(pixels, batch_first=True), pad_sequence(masks, batch_first=True))
 
@@ -260,7 +260,7 @@ class FrameEncoder(FrozenEncoder):
 
     @property
     def preprocessing_config(self) -> dict[str, Any]:
-        return _preprocessing_config(self.pictures.preprocessing, self.spec)
+        return spec_preprocessing_config(self.pictures.preprocessing, self.spec)
 
 
 class TextEncoder(FrozenEncoder):
@@ -386,78 +386,6 @@ class SentenceTransformersEncoder(TextEncoder):
         }
 
 
-def open_preprocessing(spec: EncoderSpec, folder: Path | None = None, *, already_cropped: bool = False) -> ImageConverter:
-    """Open the preprocessing of an image encoder, without the encoder.
-
-    Args:
-        spec: Specification.
-        folder: Folder of the model's files. None: found by the name.
-        already_cropped: Whether the images are crops, which are not cropped again.
-
-    Returns:
-        Function of images that returns pixels.
-
-    Raises:
-        DataError: If no such model is found.
-    """
-    preprocessing = _preprocessing(spec, folder)
-    return _converter(preprocessing.for_crops if already_cropped else preprocessing, spec)
-
-
-def current_preprocessing_config(spec: EncoderSpec) -> dict[str, Any] | None:
-    """Read the preprocessing that the folder of an image encoder currently defines.
-
-    Args:
-        spec: Specification.
-
-    Returns:
-        Settings as in ``preprocessing_config``. None without a local folder.
-    """
-    if spec.side == "text" or (folder := local_model_folder(spec.name)) is None:
-        return None
-    return _preprocessing_config(_preprocessing(spec, folder), spec)
-
-
-def _preprocessing_config(preprocessing: Preprocessing, spec: EncoderSpec) -> dict[str, Any]:
-    config = {"custom": spec.name} if spec.name == "scenes" else asdict(preprocessing)
-    config |= {"random_crops": True} if spec.random_crops else {}
-    return config | {"frames_per_second": spec.frames_per_second} if spec.granularity == "frames" else config
-
-
-def _converter(preprocessing: Preprocessing, spec: EncoderSpec) -> ImageConverter:
-    return ImageConverter(preprocessing, spec.crops, spec.random_crops)
-
-
-def visible_part(spec: EncoderSpec, image: Image) -> Image:
-    """Return the part of an image that an encoder with one crop reads.
-
-    Args:
-        spec: Specification.
-        image: The image.
-
-    Returns:
-        The visible part, larger than the encoder reads it.
-
-    Raises:
-        DataError: If no such model is found.
-    """
-    return image.resize((384, 384)) if spec.name == "scenes" else _preprocessing(spec).visible_part(image, 2)
-
-
-OWN_PREPROCESSING = {
-    "scenes": Preprocessing(resize=(SceneEncoder.image_size,) * 2, crop=None, resample=3, scale=1.0),
-    SMALL_CNN: SmallCNN.preprocessing,
-}
-"""Preprocessing of the encoders that visavis defines."""
-
-
-def _preprocessing(spec: EncoderSpec, folder: Path | None = None) -> Preprocessing:
-    if (preprocessing := OWN_PREPROCESSING.get(spec.name)) is None:
-        published = published_backbone_name(spec.name)
-        preprocessing = IMAGENET_PREPROCESSING if published else Preprocessing.read(folder or model_folder(spec.name))
-    return replace(preprocessing, resize=(spec.image_size, spec.image_size), crop=None) if spec.image_size else preprocessing
-
-
 def open_visual_encoder(name: str, granularity: Granularity = "pooled") -> VisualEncoder:
     """Open an image encoder.
 
@@ -489,7 +417,7 @@ def _open_visual(spec: EncoderSpec) -> VisualEncoder:
         with_pooler = saved is not None and has_saved_weights(f"{VisualEncoder.part_name}.model.pooler.")
         model = load_pretrained_model(folder) if saved is None else build_empty_model(folder, with_pooler=with_pooler)
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    encoder = VisualEncoder(spec, model, _preprocessing(spec, folder), folder).eval()
+    encoder = VisualEncoder(spec, model, spec_preprocessing(spec, folder), folder).eval()
     if folder is not None and saved is None:
         check_encoding(lambda: encoder.encode([blank_image()]).vectors, folder, "an image")
     return encoder
