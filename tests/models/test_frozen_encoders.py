@@ -20,11 +20,11 @@ from visavis.data.features.store import FeatureStore, FeatureWriter
 from visavis.errors import DataError, MissingExtra, RefusedOverwrite, SpecError
 from visavis.models import device
 from visavis.models.encoders import feature_extraction as caching
+from visavis.models.encoders.encoder_preprocessing import current_preprocessing_config
 from visavis.models.encoders.feature_extraction import cache_features, feature_store_folder
 from visavis.models.encoders.frozen_encoders import (
     CPU_IMAGE_BATCH_SIZE,
     EncoderSpec,
-    current_preprocessing_config,
     open_text_encoder,
     open_visual_encoder,
 )
