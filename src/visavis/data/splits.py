@@ -87,7 +87,7 @@ def split_in_name(path: str | Path) -> str | None:
     """Find the name of a split in a path.
 
     Args:
-        path: Path of a file. Its own name is read before those of its folders.
+        path: Path of a file. The name of the file is read before the names of its folders.
 
     Returns:
         Standard name of the split. None: there is none.

@@ -333,7 +333,7 @@ def validation_scores(run: Path, split: str, embedding_dim: int = 0) -> tuple[to
         embedding_dim: Matryoshka dimension of the vectors. 0: all dimensions.
 
     Returns:
-        Scores as those of an index, and whether caption and image belong together, both of shape ``[texts, images]``.
+        Scores as an index computes them, and whether caption and image belong together, both of shape ``[texts, images]``.
     """
     data_module, matcher = open_run(run, read_run_recipe(run), NoProgress())
     data = data_module.data.split(split)

@@ -1,4 +1,4 @@
-"""Supervision by mined hard negatives: ``visavis mine`` lists those of each query, and batches bring queries and negatives together."""
+"""Supervision by mined hard negatives: ``visavis mine`` lists the negatives of each query, and batches bring both together."""
 
 from __future__ import annotations
 

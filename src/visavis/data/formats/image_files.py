@@ -130,7 +130,7 @@ class ImageFiles:
     def find(self, file: str) -> str | None:
         """Find a listed file: by its path, or else by its base name if it is unique, or else in ``VISAVIS_IMAGE_ROOTS``.
 
-        A name without a suffix may be that of a video.
+        A name without a suffix may also name a video.
 
         Args:
             file: The path as listed.

@@ -101,7 +101,7 @@ class ColPali(Matcher):
 
 
 class ColPaliProcessor(Processor):
-    """Converts images and texts with the processor of the model, which adds its prompts. The attributes are those of ``Processor``."""
+    """Converts images and texts with the processor of the model, which adds its prompts. It has the attributes of ``Processor``."""
 
     @cached_property
     def pretrained(self) -> Any:

@@ -172,7 +172,7 @@ def _minilm_folder(on_bytes: OnBytes | None) -> Path:
 
 @cache
 def _check_minilm_copy(folder: Path) -> None:
-    """Raise DataError unless the files of the package are those of the official model. Unchanged files are read once."""
+    """Raise DataError if a file of the package differs from the official model. Unchanged files are read once."""
     paths = [folder / name for name in MINILM_SHA256]
     record = storage.cache_folder() / "checks" / f"minilm-{storage.stat_hash(paths)}.json"
     if storage.read_checksummed_json(record, bool):
