@@ -429,10 +429,11 @@ def report_cut_captions(recipe: Recipe, processor: Processor, data: Dataset, pro
     tokenizer = processor.pretrained_tokenizer
     if tokenizer is None:
         return
-    longest = data.caption_lengths.argsort()[-CAPTIONS_TO_COUNT:]
+    size = min(CAPTIONS_TO_COUNT, len(data.captions))
+    longest = np.argpartition(data.caption_lengths, -size)[-size:]
     counts = tokenizer.count_tokens(read_items(data.captions, longest))
     if cut := int((counts > tokenizer.max_length).sum()):
-        more = "at least " if cut == len(longest) else ""
+        more = "at least " if cut == size < len(data.captions) else ""
         command = f"visavis convert {processor.tokenizer} --max-length {min(int(counts.max()), LONG_CLIP_LENGTH)} --out FOLDER"
         progress.message(
             f"{data.name}: {more}{cut:,} of {len(data.captions):,} captions are cut after {tokenizer.max_length} tokens. The longest has "

@@ -213,7 +213,7 @@ def _mine(
     query_images, candidate_images = sides if direction == "i2t" else sides[::-1]
     max_negatives = min(num_negatives, len(candidate_images))
     indices, kept_scores, dropped, hardest = list[Tensor](), list[Tensor](), 0, 0
-    with evaluation_mode(mining.matcher), torch.no_grad():
+    with evaluation_mode(mining.matcher), evaluation_mode((guide_model or mining).matcher), torch.no_grad():
         preselect = 0 if mining.matcher.score_is_cosine else preselect
         blocks = iter_candidate_scores(
             mining.score, *mining.items, direction, query_images, candidate_images, preselect=preselect, memory=memory
