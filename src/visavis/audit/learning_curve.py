@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 
 from visavis.audit.audit_part import CachedModel, Issue, cache_path, cached_value
-from visavis.audit.model_fit import count_steps, fit_model
+from visavis.audit.model_fit import count_steps, fit_model, max_epoch_factor
 from visavis.data.dataset import Dataset
 from visavis.models import Matcher
 from visavis.progress import Progress
@@ -31,8 +31,6 @@ FRACTIONS = (0.125, 0.25, 0.5, 1.0)
 # A part of the data is trained on for as many steps as the whole, but for at most this factor of the epochs. The curve shows the best
 # of several evaluations, so that neither a too short nor a too long training is mistaken for too little data.
 MAX_EPOCH_FACTOR, NUM_EVALUATIONS = 4.0, 4
-# More steps change the curve little. Each phase has at least one epoch, also if that takes more steps.
-MAX_STEPS = 400
 
 Verdict = Literal["more", "little", "unclear"]
 
@@ -241,7 +239,7 @@ def curve_models(data_module: DataModule, identity: Any, seeds: int) -> list[Cur
 def _point_model(data_module: DataModule, part: Dataset, identity: Any, seed: int, fraction: float) -> CachedModel[list[float]]:
     """Return the model that is trained on a part of the data and evaluated several times on the validation split."""
     recipe, validation = data_module.recipe, data_module.validation
-    epoch_factor = min(1 / fraction, MAX_EPOCH_FACTOR, MAX_STEPS / count_steps(recipe, part))
+    epoch_factor = min(1 / fraction, MAX_EPOCH_FACTOR, max_epoch_factor(recipe, part))
     cache = cache_path("curve", identity, part.image_rows.tolist(), part.caption_rows.tolist(), seed, epoch_factor, NUM_EVALUATIONS)
 
     def evaluate_during_training(progress: Progress) -> list[float]:

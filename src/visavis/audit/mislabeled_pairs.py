@@ -18,7 +18,7 @@ from torch import Tensor
 from visavis import objectives
 from visavis.audit.audit_part import CachedModel, Issue, cache_path, cached_tensors
 from visavis.audit.caption_audit import sample_other_images, sibling_agreement, sibling_mean
-from visavis.audit.model_fit import count_steps, fit_model
+from visavis.audit.model_fit import count_steps, fit_model, max_epoch_factor
 from visavis.audit.noise_estimate import NoiseEstimate, mismatch_log_odds
 from visavis.blocking import chunk_slices
 from visavis.data.dataset import Dataset
@@ -173,13 +173,14 @@ def fold_models(
 
     def make(fold: int) -> CachedModel[dict[str, Tensor]]:
         train, held_out = data.take(np.flatnonzero(fold_of != fold)), np.flatnonzero(fold_of == fold)
-        cache = cache_path("fold", identity, folds, fold, seed, fold_of.tolist())
+        epoch_factor = min(1.0, max_epoch_factor(data_module.recipe, train))
+        cache = cache_path("fold", identity, folds, fold, seed, fold_of.tolist(), epoch_factor)
 
         def score_fold(progress: Progress) -> dict[str, Tensor]:
             def on_step(_: Matcher, done: int, total: int) -> None:
                 progress.update(f"fold {fold + 1} of {folds}", done, total, 0.0)
 
-            matcher = fit_model(data_module, train, data.take(held_out), seed, on_step)
+            matcher = fit_model(data_module, train, data.take(held_out), seed, on_step, epoch_factor)
             objective = at_learned_scale(objectives.parse(data_module.recipe.phases[-1].objective), matcher)
             shuffled = np.random.default_rng([seed, 1]).permutation(held_out)
             chunks = map(np.sort, np.array_split(shuffled, -(-len(held_out) // MAX_IMAGES)))
@@ -187,7 +188,7 @@ def fold_models(
                 rows = [_pair_features(data_module, matcher, objective, data.take(chunk), text_vectors, copy_groups) for chunk in chunks]
             return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
 
-        steps = count_steps(data_module.recipe, train)
+        steps = count_steps(data_module.recipe, train, epoch_factor)
         return CachedModel(cache.with_suffix(".safetensors"), steps, lambda progress: cached_tensors(cache, partial(score_fold, progress)))
 
     return [make(fold) for fold in range(folds)]

@@ -20,6 +20,9 @@ from visavis.training.encoder_blocks import prepare_encoders
 from visavis.training.optimizer import loss_warmup_factor, lr_factor
 from visavis.training.train_step import TrainStep, training_context
 
+MAX_STEPS = 400
+"""Steps of a model. More do not improve the list of mislabeled pairs, fewer distort the learning curve (``studies/audit_steps.py``)."""
+
 
 def fit_model(
     data_module: DataModule,
@@ -80,6 +83,21 @@ def count_steps(recipe: Recipe, train: Dataset, epoch_factor: float = 1.0) -> in
     """
     items = train.captions if recipe.training.captions_per_image is None else train.images
     return -(-len(items) // recipe.training.batch_size) * sum(max(1, round(phase.epochs * epoch_factor)) for phase in recipe.phases)
+
+
+def max_epoch_factor(recipe: Recipe, train: Dataset) -> float:
+    """Compute the factor on the recipe's number of epochs with which `fit_model` takes `MAX_STEPS` steps.
+
+    Each phase has at least one epoch, also if that takes more steps.
+
+    Args:
+        recipe: The recipe.
+        train: Data to train on.
+
+    Returns:
+        The factor, above 1 for a recipe of fewer steps.
+    """
+    return MAX_STEPS / count_steps(recipe, train)
 
 
 def _as_training_split(data: Dataset) -> Dataset:
