@@ -10,7 +10,6 @@ second is the learning curve of the unchanged data. Each has the processor time 
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 import time
 
@@ -27,7 +26,7 @@ def main() -> None:
     parser.add_argument("--noise", type=float, default=0.05)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    run_audit.MIN_PARALLEL_STEPS = math.inf  # one process, whose time is measured
+    run_audit.MIN_PARALLEL_STEPS = sys.maxsize  # one process, whose time is measured
     data = open_dataset(options.data)
     pairs = {(data.images[image].name, caption) for image, caption in zip(data.image_of, data.captions, strict=True)}
     settings = {"visual.encoder": options.encoder, "seed": options.seed, "training.threads": 1}
@@ -46,7 +45,7 @@ def main() -> None:
                 result = (
                     f"{len(moved)} listed, {found:.1%} of the moved ones, {sum(moved) / len(moved):.1%} moved, {first:.1%} of the first"
                 )
-            else:
+            elif audit.learning_curve is not None:
                 result = ". ".join(map(str, audit.learning_curve.axes))
             sys.stdout.write(f"{steps} steps, {seconds:.0f} s: {result}\n")
             sys.stdout.flush()
