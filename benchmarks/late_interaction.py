@@ -30,8 +30,8 @@ import torch
 
 from visavis.data.dataset_reader import data_folder, open_dataset
 from visavis.models.base import get_vectors
+from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.models.encoders.feature_extraction import cache_features
-from visavis.models.encoders.frozen_encoders import EncoderSpec
 from visavis.models.image_text.cross_attention import RegionWordMatcher
 from visavis.models.retriever import Retriever
 from visavis.progress import NoProgress

@@ -15,8 +15,8 @@ from visavis.data.features.standardization import Standardization
 from visavis.data.vocabulary import Vocabulary, tokenize
 from visavis.errors import RunError, VisavisError
 from visavis.models.base import Matcher
-from visavis.models.encoders.encoder_preprocessing import open_preprocessing
-from visavis.models.encoders.frozen_encoders import EncoderSpec, FrozenEncoder, TextEncoder, VisualEncoder
+from visavis.models.encoders.encoder_spec import EncoderSpec, open_preprocessing
+from visavis.models.encoders.frozen_encoders import FrozenEncoder, TextEncoder, VisualEncoder, open_encoder
 from visavis.models.encoders.preprocessing import ImageConverter
 from visavis.models.encoders.pretrained_files import model_folder
 from visavis.models.encoders.text_backbone import TEXT_BACKBONE_FOLDER, PretrainedTokenizer
@@ -125,7 +125,7 @@ class Processor:
     @cached_property
     def visual_encoder(self) -> FrozenEncoder:
         """The opened image encoder."""
-        return self.visual_spec.open()
+        return open_encoder(self.visual_spec)
 
     @cached_property
     def text_encoder(self) -> TextEncoder:
