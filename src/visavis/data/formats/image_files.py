@@ -214,19 +214,21 @@ def find_files(folder: Path) -> ImageFiles:
             files.add(name, ByteRange(path, root=root))
     for archive in archives:
         try:
-            for member, location in archive_members(archive, root):
-                files.add(member, location)
+            with storage.open_file(archive, root) as file:
+                for member, location in archive_members(file, archive, root):
+                    files.add(member, location)
         except DataError as error:
             files.problems.append(("broken archive", archive.relative_to(folder).as_posix(), str(error)))
     return files
 
 
-def archive_members(archive: Path, root: Path | None = None) -> Iterator[tuple[str, ByteRange]]:
+def archive_members(file: BinaryIO, archive: Path, root: Path | None = None) -> Iterator[tuple[str, ByteRange]]:
     """Read the headers of a tar archive.
 
     Args:
-        archive: The archive.
-        root: Folder that must contain it, as for ``ByteRange``.
+        file: The open archive.
+        archive: Its path.
+        root: Folder that must contain it when a member is read, as for ``ByteRange``.
 
     Yields:
         Name and location of each regular member.
@@ -235,8 +237,7 @@ def archive_members(archive: Path, root: Path | None = None) -> Iterator[tuple[s
         DataError: If the archive is compressed or damaged, after the members before the damage.
     """
     try:
-        with storage.open_file(archive, root) as file:
-            yield from _headers(file, archive, root)
+        yield from _headers(file, archive, root)
     except DataError:
         raise
     except Exception as error:  # noqa: BLE001 - absurd numbers in headers are errors of every kind

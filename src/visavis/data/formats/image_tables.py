@@ -108,31 +108,37 @@ class _TableFile:
     Args:
         path: The file, for errors.
         file: The open file.
+
+    Attributes:
+        schema: Names and types of the columns.
+        num_groups: Number of row groups or record batches.
     """
 
     def __init__(self, path: Path, file: Any):
         self.pa, self.path = import_pyarrow(), path
         self.parquet: Any = None
-        self.batches: list[Any] = []
         with self._errors():
-            self.schema = self._open(path, file)
+            if path.suffix == ".parquet":
+                self.parquet = self.pa.parquet.ParquetFile(file)
+                self.schema, self.num_groups = self.parquet.schema_arrow, self.parquet.num_row_groups
+            else:
+                self._open_arrow(file)
             # PyArrow decodes names when they are read. Names that are not UTF-8 raise the error here.
             _field_names(self.schema)
 
-    def _open(self, path: Path, file: Any) -> pa.Schema:
-        if path.suffix == ".parquet":
-            self.parquet = self.pa.parquet.ParquetFile(file)
-            return self.parquet.schema_arrow
+    def _open_arrow(self, file: Any) -> None:
         # The opened file is mapped and not its path, which may have been replaced by a link to another place.
         self.buffer = self.pa.memory_map(f"/dev/fd/{file.fileno()}").read_buffer()
         try:
             reader = self.pa.ipc.open_file(self.buffer)
-            self.batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
+            # A batch of a compressed file is decompressed when it is read.
+            self.num_groups, self._read_batch = reader.num_record_batches, reader.get_batch
         except self.pa.ArrowInvalid:
             # `save_to_disk` writes the format of streams.
             reader = self.pa.ipc.open_stream(self.buffer)
-            self.batches = list(reader)
-        return reader.schema
+            batches = list(reader)
+            self.num_groups, self._read_batch = len(batches), batches.__getitem__
+        self.schema = reader.schema
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -142,11 +148,6 @@ class _TableFile:
             reason = str(error).splitlines()[0].removesuffix(".") if str(error) else type(error).__name__
             raise DataError(f"{self.path} cannot be read as a table: {reason}. Copy the file again.") from None
 
-    @property
-    def num_groups(self) -> int:
-        """Number of row groups."""
-        return self.parquet.num_row_groups if self.parquet is not None else len(self.batches)
-
     def read_group(self, number: int, columns: list[str]) -> pa.Table:
         """Read columns of a row group. A column may be ``COLUMN.FIELD``."""
         with self._errors():
@@ -155,7 +156,7 @@ class _TableFile:
                 table.validate(full=True)
                 return table
             names = dict.fromkeys(column if column in self.schema.names else column.rpartition(".")[0] for column in columns)
-            table = self.pa.Table.from_batches([self.batches[number]], schema=self.schema).select(list(names))
+            table = self.pa.Table.from_batches([self._read_batch(number)], schema=self.schema).select(list(names))
             # Damaged offsets would be read outside the file.
             table.validate(full=True)
             return table

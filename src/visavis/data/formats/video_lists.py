@@ -61,7 +61,9 @@ def read_captions_and_splits(path: Path) -> tuple[dict[str, list[str]], dict[str
     captions: dict[str, list[str]] = {image.name: [] for image in listing.images if image.usable}
     for caption in listing.captions:
         if not caption.usable or caption.image is None or not is_valid_unicode(caption.text):
-            raise DataError(f"{path.with_name(caption.location)}: expected the caption of a listed video.")
+            raise DataError(
+                f"{path.with_name(caption.location)}: expected a caption of a listed video, got {shorten(caption.text)}. Correct it."
+            )
         captions[caption.image.name].append(caption.text)
     return captions, {image.name: image.split for image in listing.images if image.usable}
 
@@ -89,7 +91,7 @@ def _add_video(listing: Listing, video: Any, location: str) -> None:
     name, split = (video.get(key) if isinstance(video, dict) else None for key in ("video_id", "split"))
     if not isinstance(name, str) or not name or not isinstance(split, str | None) or isinstance(video, DuplicateKeyObject):
         listing.images.append(ListedImage(location, None))
-        message = f"expected an object with video_id and split, got {shorten(video)}"
+        message = f"expected an object with video_id and split, each once, got {shorten(video)}"
         listing.add_loss("malformed entry", location, message, listing.images[-1])
     else:
         listing.add_image(name, normalize_split_name(split))
@@ -99,8 +101,8 @@ def _add_caption(listing: Listing, sentence: Any, location: str) -> None:
     name, text = (sentence.get(key) if isinstance(sentence, dict) else None for key in ("video_id", "caption"))
     image = listing.by_name.get(name) if isinstance(name, str) else None
     caption = listing.add_caption(text if isinstance(text, str) else "", image, location)
-    if not isinstance(text, str):
-        message = f"expected an object with video_id and caption, got {shorten(sentence)}"
+    if not isinstance(text, str) or isinstance(sentence, DuplicateKeyObject):
+        message = f"expected an object with video_id and caption, each once, got {shorten(sentence)}"
         listing.add_loss("malformed entry", location, message, caption)
     elif image is None:
         message = f"its video_id is {shorten(name)}, which is not a listed video"
@@ -141,7 +143,7 @@ def list_msvd(folder: Path) -> Listing:
         for name in decode_utf8(storage.read_bytes(folder / file, folder)).split():
             listing.add_image(name, split)
     unlisted = set()
-    for number, line in enumerate(decode_utf8(storage.read_bytes(folder / CAPTIONS_FILE, folder)).splitlines(), 1):
+    for number, line in enumerate(decode_utf8(storage.read_bytes(folder / CAPTIONS_FILE, folder)).split("\n"), 1):
         name, _, caption = line.strip().partition(" ")
         if name in listing.by_name:
             listing.add_caption(caption, listing.by_name[name], f"{CAPTIONS_FILE}:{number}")
