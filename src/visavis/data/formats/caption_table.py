@@ -18,13 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from visavis import storage
+from visavis.data.formats.json_lists import DuplicateKeyObject, parse_json
 from visavis.data.formats.listing import (
     DatasetFormat,
-    DuplicateKeyObject,
     Listing,
     decode_utf8,
     escape_surrogates,
-    parse_json,
     shorten,
 )
 from visavis.data.formats.table_columns import (

@@ -107,7 +107,7 @@ class ImageFiles:
             path: Path in the folder or archive.
             location: Location of its bytes.
         """
-        path = unicodedata.normalize("NFC", path)
+        path = _normalize(path)
         if path in self.by_path:
             first = self.by_path[path].path.relative_to(self.folder)
             message = f"it is in {first} and in {location.path.relative_to(self.folder)}, the first is used"
@@ -123,7 +123,7 @@ class ImageFiles:
             path: Path in the folder.
             reason: The reason.
         """
-        path = unicodedata.normalize("NFC", path)
+        path = _normalize(path)
         self.unreadable[path] = reason
         self.unreadable_names.setdefault(path.rpartition("/")[2], reason)
 
@@ -141,7 +141,7 @@ class ImageFiles:
         Raises:
             DataError: If the file cannot be read, or several files match.
         """
-        file = unicodedata.normalize("NFC", file).removeprefix("./")
+        file = _normalize(file)
         if file in self.by_path:
             return file
         if problem := self.unreadable.get(file) or self.unreadable_names.get(file):
@@ -190,6 +190,11 @@ class ImageFiles:
             return not any(file in self.unreadable_names or self.find(file) for file in listed)
         except DataError:
             return False
+
+
+def _normalize(path: str) -> str:
+    """A path as it is compared. File systems differ in the form of letters with accents."""
+    return unicodedata.normalize("NFC", path).removeprefix("./")
 
 
 def find_files(folder: Path) -> ImageFiles:
@@ -287,7 +292,7 @@ def attach_files(listing: Listing, folder: Path, *, may_lack_pixels: bool) -> No
         if listing.images:
             listing.add_note("no pixels", listing.source.name, f"found no image file under {folder}, so the data set has only captions")
         return
-    used, missing = set(), False
+    used, missing, listed = dict[str, str](), False, {_normalize(entry.file) for entry in listing.images if entry.file}
     for entry in listing.images:
         if not entry.usable or entry.location is not None:
             continue
@@ -295,8 +300,10 @@ def attach_files(listing: Listing, folder: Path, *, may_lack_pixels: bool) -> No
             listing.add_loss("caption without image", entry.name, "the captions name no image file", entry)
             continue
         try:
-            key = files.find(entry.file)
+            key, file = files.find(entry.file), _normalize(entry.file)
             problem = f"the image is missing: {entry.file} is neither a file under {folder} nor in a tar archive there"
+            if key is not None and key != file and (key in listed or used.get(key, file) != file):
+                key, problem = None, f"{problem}. The only file of this name, {key}, belongs to another listed image"
         except DataError as error:
             key, problem = None, str(error)
         if key is None:
@@ -304,7 +311,7 @@ def attach_files(listing: Listing, folder: Path, *, may_lack_pixels: bool) -> No
             listing.add_loss("missing image", entry.name, problem, entry)
         else:
             entry.location = files.by_path[key]
-            used.add(key)
+            used[key] = file
     for kind, location, message in files.problems:
         (listing.add_loss if missing and kind == "broken archive" else listing.add_note)(kind, location, message)
     for path, message in files.unreadable.items():

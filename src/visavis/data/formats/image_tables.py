@@ -164,30 +164,26 @@ class _TableFile:
     def locations(self, number: int, column: str, first_row: int, root: Path) -> list[ByteRange | None]:
         """Locations of the images of a row group. None: a row has no bytes."""
         with self._errors():
-            return self._locations(number, column, first_row, root)
-
-    def _locations(self, number: int, column: str, first_row: int, root: Path) -> list[ByteRange | None]:
-        if self.parquet is None:
-            content = _image_bytes(self.read_group(number, [column]).column(column)).chunk(0)
-            ranges = self._byte_ranges(content, root)
-            if ranges is not None:
-                return ranges
-            count, size, has_bytes = len(content), content.nbytes, content.is_valid().to_pylist()
-        else:
-            group = self.parquet.metadata.row_group(number)
-            chunks = [group.column(position) for position in range(group.num_columns)]
-            chunk = next((chunk for chunk in chunks if chunk.path_in_schema in (column, f"{column}.bytes")), None)
-            if chunk is None:
-                raise ValueError(f"row group {number} has no column {column}")
-            count, size, has_bytes = group.num_rows, chunk.total_uncompressed_size, None
-            statistics = chunk.statistics
-            if statistics is None or not statistics.has_null_count or statistics.null_count:
-                has_bytes = _image_bytes(self.read_group(number, [column]).column(column)).is_valid().to_pylist()
-        rows = range(count)
-        mean_size = size // max(1, count)
+            if self.parquet is None:
+                content = _image_bytes(self.read_group(number, [column]).column(column)).chunk(0)
+                ranges = self._byte_ranges(content, root)
+                if ranges is not None:
+                    return ranges
+                size, has_bytes = content.nbytes, content.is_valid().to_pylist()
+            else:
+                group = self.parquet.metadata.row_group(number)
+                chunks = (group.column(position) for position in range(group.num_columns))
+                chunk = next((chunk for chunk in chunks if chunk.path_in_schema in (column, f"{column}.bytes")), None)
+                if chunk is None:
+                    raise ValueError(f"row group {number} has no column {column}")
+                size, has_bytes = chunk.total_uncompressed_size, [True] * group.num_rows
+                statistics = chunk.statistics
+                if statistics is None or not statistics.has_null_count or statistics.null_count:
+                    has_bytes = _image_bytes(self.read_group(number, [column]).column(column)).is_valid().to_pylist()
+        mean_size = size // max(1, len(has_bytes))
         return [
-            EmbeddedImage(self.path, first_row + row, mean_size, root, column, number, row) if has_bytes is None or has_bytes[row] else None
-            for row in rows
+            EmbeddedImage(self.path, first_row + row, mean_size, root, column, number, row) if valid else None
+            for row, valid in enumerate(has_bytes)
         ]
 
     def _byte_ranges(self, content: pa.Array, root: Path) -> list[ByteRange | None] | None:

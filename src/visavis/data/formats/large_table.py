@@ -256,13 +256,13 @@ class _Conversion:
         """Return the split of each image as a code, the names of the splits, and the problem of each image as a code (0: none)."""
         problem = np.zeros(len(names), np.int8)
         codes = dict[str, int]()
-        of_rows = [self._split_codes(block, codes) for block in row_splits]
-        if not codes:
+        given = np.concatenate([self._split_codes(block, codes) for block in row_splits] or [np.full(len(row_images), -1)])
+        rows = np.flatnonzero((row_images >= 0) & (given >= 0))
+        if not len(rows):
+            codes.clear()
             blocks = (names.slice(start, ROWS_PER_CHUNK // 8).to_pylist() for start in range(0, len(names), ROWS_PER_CHUNK // 8))
             assigned = (codes.setdefault(split_by_hash(name), len(codes)) for block in blocks for name in block)
             return np.fromiter(assigned, np.int8, len(names)), tuple(codes), problem
-        given = np.concatenate(of_rows)
-        rows = np.flatnonzero((row_images >= 0) & (given >= 0))
         images, given = row_images[rows], given[rows]
         of_images = np.full(len(names), -1, np.int32)
         # In reverse, because the first row of an image decides.

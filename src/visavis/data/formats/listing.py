@@ -7,7 +7,6 @@ A ``Listing`` keeps unusable images and captions at their position in the source
 from __future__ import annotations
 
 import fnmatch
-import json
 import os
 import reprlib
 from collections import Counter
@@ -345,10 +344,6 @@ class DatasetFormat:
         return source if any(fnmatch.fnmatchcase(file.name, f"*{suffix}") for suffix in self.suffixes) else None
 
 
-class DuplicateKeyObject(dict[str, Any]):
-    """A JSON object with a duplicate key. It has the last value of the key."""
-
-
 def decode_utf8(content: bytes) -> str:
     """Decode UTF-8 without its byte order mark. Invalid bytes become lone surrogates, which ``is_valid_unicode`` detects.
 
@@ -359,43 +354,6 @@ def decode_utf8(content: bytes) -> str:
         The text.
     """
     return content.removeprefix(b"\xef\xbb\xbf").decode(errors="surrogateescape")
-
-
-def parse_json(text: str) -> Any:
-    """Parse JSON. Texts may have lone surrogates, and objects may be a ``DuplicateKeyObject``.
-
-    Args:
-        text: The JSON text.
-
-    Returns:
-        The value.
-
-    Raises:
-        ValueError: If the text is not JSON.
-    """
-    try:
-        return json.loads(text, object_pairs_hook=_detect_duplicate_keys)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-
-
-def parse_json_list(content: bytes, path: Path) -> Any:
-    """Parse a JSON file with ``parse_json``.
-
-    Args:
-        content: Its content.
-        path: The file, for the error.
-
-    Returns:
-        The value.
-
-    Raises:
-        DataError: If the file is not JSON.
-    """
-    try:
-        return parse_json(decode_utf8(content))
-    except ValueError as error:
-        raise DataError(f"{path} is not JSON: {error}.") from None
 
 
 def is_valid_unicode(text: str) -> bool:
@@ -442,8 +400,3 @@ def shorten(value: Any) -> str:
         At most 60 characters.
     """
     return f"{reprlib.repr(value):.60}"
-
-
-def _detect_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    return value if len(value) == len(pairs) else DuplicateKeyObject(value)

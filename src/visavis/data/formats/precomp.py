@@ -63,7 +63,7 @@ def load_precomp_features(path: str | Path, split: str) -> np.ndarray:
     rows, captions = _open_split(folder, stems[split])
     per_image = _rows_per_image(rows, len(captions))
     if per_image is None:
-        raise DataError(f"{folder}: {_wrong_row_count(stems[split], rows, captions)}.")
+        raise DataError(f"{folder}: {_wrong_row_count(stems[split], rows, captions)}. Store one caption per line.")
     return rows[::per_image]
 
 
@@ -115,7 +115,8 @@ def _check_shapes(folder: Path, features: dict[str, np.ndarray]) -> None:
     first = next(iter(shapes), "")
     if other := next((split for split, shape in shapes.items() if shape != shapes[first]), None):
         raise DataError(
-            f"{folder}: expected features of one shape, got {shapes[first]} per image in {first} and {shapes[other]} in {other}."
+            f"{folder}: expected features of one shape, got {shapes[first]} per image in {first} and {shapes[other]} in {other}. "
+            "Extract the features of all splits with one encoder."
         )
 
 
@@ -143,9 +144,11 @@ def _open_split(folder: Path, stem: str) -> tuple[np.ndarray, list[str]]:
     features, texts = folder / f"{stem}_ims.npy", folder / f"{stem}_caps.txt"
     rows = storage.read_array(features, folder, kinds="fiu", memory_map=True)
     if rows.ndim < 2 or 0 in rows.shape:
-        raise DataError(f"{features}: expected numbers with one row per image, got {rows.dtype} of shape {rows.shape}.")
+        raise DataError(
+            f"{features}: expected numbers with one row per image, got {rows.dtype} of shape {rows.shape}. Save them as an array."
+        )
     if not os.path.exists(texts):
-        raise DataError(f"{texts} is missing: expected the captions of {features.name}.")
+        raise DataError(f"{texts} is missing: expected the captions of {features.name}. Write one caption per line.")
     lines = decode_utf8(storage.read_bytes(texts, folder)).split("\n")
     return rows, [line.rstrip("\r") for line in (lines[:-1] if not lines[-1] else lines)]
 

@@ -150,10 +150,11 @@ def local_copy(file: ShardFile) -> Path:
 def _make_room(folder: Path, size: int) -> None:
     """Remove the copies that were used least recently, so that one more fits. A process that reads one of them can finish."""
     value, copies = os.environ.get(CACHE_SIZE, DEFAULT_CACHE_GB), list[tuple[int, int, Path]]()
-    try:
+    limit = -1.0
+    with suppress(ValueError):
         limit = float(value) * 1e9
-    except ValueError:
-        raise DataError(f"{CACHE_SIZE}: expected a number of GB, got {value!r}. Correct or remove this variable.") from None
+    if not limit >= 0:
+        raise DataError(f"{CACHE_SIZE}: expected a number of GB >= 0, got {value!r}. Correct or remove this variable.")
     for path in folder.glob(f"*{TAR_SUFFIX}"):
         # Another process may remove it now.
         with suppress(FileNotFoundError):

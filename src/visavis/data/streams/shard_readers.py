@@ -175,7 +175,7 @@ class ParquetReader(ShardReader):
             names = [name for name in (self.image_column, columns.file, *columns.captions) if name is not None]
             self.table = file.read_row_group(shard.row_group, columns=list(dict.fromkeys(names)))
         except (pa.ArrowException, OSError) as error:
-            raise DataError(f"{shard.file.url} cannot be read: {error}") from None
+            raise DataError(f"{shard.file.url} cannot be read: {error}. Copy the shard again.") from None
 
     def __len__(self) -> int:
         return len(self.table)
@@ -188,7 +188,8 @@ class ParquetReader(ShardReader):
         content = value.get("bytes") if isinstance(value, dict) else value
         if not isinstance(content, bytes):
             raise DataError(
-                f"{self.name}, row {row}: expected the bytes of an image in column {self.image_column}, got {type(content).__name__}."
+                f"{self.name}, row {row}: expected the bytes of an image in column {self.image_column}, got {type(content).__name__}. "
+                "Store the bytes of the images in the table."
             )
         return content
 
@@ -237,7 +238,7 @@ def count_samples(file: ShardFile, *, skip_bad: bool, read_key: bool) -> list[Sh
         try:
             metadata = pa.parquet.ParquetFile(path, filesystem=filesystem).metadata
         except (pa.ArrowException, OSError) as error:
-            raise DataError(f"{file.url} cannot be read: {error}") from None
+            raise DataError(f"{file.url} cannot be read: {error}. Copy the shard again.") from None
         return [Shard(file, metadata.row_group(group).num_rows, group) for group in range(metadata.num_row_groups)]
     if file.num_samples is not None and not read_key:
         return [Shard(file, file.num_samples)]
