@@ -230,11 +230,12 @@ def test_precomp_rows_per_image_and_per_caption(tmp_path, shape, stored):
     assert open_dataset(tmp_path / "train_ims.npy").fingerprint == data.fingerprint
 
 
-def test_precomp_with_dev_and_val_is_refused(tmp_path):
-    for stem in ("dev", "val"):
+@pytest.mark.parametrize("stems", [("dev", "val"), ("train", "training"), ("test", "testing"), ("valid", "validation")])
+def test_precomp_with_two_names_of_a_split_is_refused(tmp_path, stems):
+    for stem in stems:
         np.save(tmp_path / f"{stem}_ims.npy", np.zeros((1, 2), np.float32))
         (tmp_path / f"{stem}_caps.txt").write_text("a dog\n")
-    with pytest.raises(DataError, match=r"dev_ims\.npy and val_ims\.npy, which are names of the same split"):
+    with pytest.raises(DataError, match=rf"{stems[0]}_ims\.npy and {stems[1]}_ims\.npy, which are names of the same split"):
         open_dataset(tmp_path)
 
 

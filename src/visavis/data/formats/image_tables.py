@@ -25,7 +25,7 @@ from visavis.data.dataset import ByteRange
 from visavis.data.formats.image_files import attach_files, containing_folder
 from visavis.data.formats.listing import DatasetFormat, Listing, shorten
 from visavis.data.formats.table_columns import TableColumns, parse_captions
-from visavis.data.splits import normalize_split_name, split_folders, splits_of_files
+from visavis.data.splits import find_split_files, normalize_split_name, splits_of_files
 from visavis.errors import DataError
 
 if TYPE_CHECKING:
@@ -242,7 +242,8 @@ def list_image_tables(source: Path) -> Listing:
         DataError: If a file cannot be read, or a column is missing.
     """
     folder = source if os.path.isdir(source) else source.parent
-    files = find_tables(folder) if folder == source else [source]
+    # Tables that `datasets` has cached are not a part of the data set.
+    files = [path for path in find_split_files(folder, SUFFIXES) if not path.name.startswith("cache-")] if folder == source else [source]
     listing = Listing(source, folder=folder)
     rows = list[_Row]()
     for file, split in splits_of_files(files, folder).items():
@@ -253,19 +254,6 @@ def list_image_tables(source: Path) -> Listing:
     if any(image.usable and image.location is None for image in listing.images):
         attach_files(listing, folder, may_lack_pixels=False)
     return listing
-
-
-def find_tables(folder: Path) -> list[Path]:
-    """Find the tables of a folder.
-
-    Args:
-        folder: The folder.
-
-    Returns:
-        Files in it, in its folder ``data`` and in folders with the name of a split. Cached tables of ``datasets`` are left out.
-    """
-    files = sorted(path for parent in split_folders(folder) for path in parent.iterdir() if path.suffix in SUFFIXES)
-    return [path for path in files if os.path.isfile(path) and not path.name.startswith((".", "cache-"))]
 
 
 @dataclass

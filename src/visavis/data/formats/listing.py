@@ -18,10 +18,12 @@ from typing import Any, Literal
 import numpy as np
 
 from visavis.data.dataset import ByteRange, Dataset, Image
-from visavis.data.hub_files import hub_repository, is_listed_by
+from visavis.data.hub_files import hub_repository
 from visavis.data.splits import SPLITS, split_by_hash
 from visavis.errors import DataError
 
+# Files that `datasets` writes next to its tables. A pattern such as "dataset*.json" does not match them.
+_METADATA_FILES = ("dataset_dict.json", "dataset_info.json", "dataset_infos.json")
 MAX_CAPTION_CHARS = 20_000  # because a batch of captions is as long as its longest caption
 
 
@@ -328,7 +330,12 @@ class DatasetFormat:
         Returns:
             Lists in the order of the patterns, or the folder itself.
         """
-        lists = [path for pattern in self.patterns for path in sorted(folder.glob(pattern)) if is_listed_by(pattern, path)]
+        lists = [
+            path
+            for pattern in self.patterns
+            for path in sorted(filter(os.path.isfile, folder.glob(pattern)))
+            if path.name not in _METADATA_FILES or path.name == pattern
+        ]
         return [folder] if (self.reads_whole_folder or self.reads_several_files) and lists else lists
 
     def source_for_file(self, file: Path) -> Path | None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from visavis import storage
 from visavis.data.formats.listing import DatasetFormat, ListedImage, Listing, decode_utf8
-from visavis.data.splits import normalize_split_name
+from visavis.data.splits import SPLITS, normalize_split_name
 from visavis.errors import DataError, suggest_name
 
 CAPTIONS_PER_IMAGE = 5
@@ -35,10 +35,10 @@ def list_precomp(folder: Path) -> Listing:
         DataError: If features have no captions, or their shapes differ between splits.
     """
     listing = Listing(folder)
-    _check_shapes(folder, {_split_of(stem): _read_split(listing, folder, stem) for stem in _stems(folder)})
+    _check_shapes(folder, {split: _read_split(listing, folder, split, stem) for split, stem in _stems(folder).items()})
     listing.feature_files = tuple(find_precomp_files(folder))
     listing.find_nonfinite_features = lambda: [
-        f"{split}-{row}" for split in dict.fromkeys(entry.split or "" for entry in listing.images) for row in _nonfinite_rows(folder, split)
+        f"{split}-{row}" for split in dict.fromkeys(image.split or "" for image in listing.images) for row in _nonfinite_rows(folder, split)
     ]
     return listing
 
@@ -56,8 +56,7 @@ def load_precomp_features(path: str | Path, split: str) -> np.ndarray:
     Raises:
         DataError: If the split is unknown, or rows and captions do not match.
     """
-    folder = Path(path)
-    stems = {_split_of(stem): stem for stem in _stems(folder)}
+    folder, stems = Path(path), _stems(Path(path))
     if split not in stems:
         raise DataError(f"{folder} has no features of split {split}: {suggest_name(split, stems)}")
     rows, captions = _open_split(folder, stems[split])
@@ -79,7 +78,7 @@ def load_all_precomp_features(path: str | Path) -> dict[str, np.ndarray]:
     Raises:
         DataError: If the shapes differ between splits.
     """
-    features = {_split_of(stem): load_precomp_features(path, _split_of(stem)) for stem in _stems(Path(path))}
+    features = {split: load_precomp_features(path, split) for split in _stems(Path(path))}
     _check_shapes(Path(path), features)
     return features
 
@@ -96,13 +95,12 @@ def find_precomp_files(path: str | Path) -> list[Path]:
     return sorted(Path(path).glob("*_ims.npy"))
 
 
-def _read_split(listing: Listing, folder: Path, stem: str) -> np.ndarray:
+def _read_split(listing: Listing, folder: Path, split: str, stem: str) -> np.ndarray:
     rows, captions = _open_split(folder, stem)
     per_image = _rows_per_image(rows, len(captions))
     if per_image is None:
         listing.add_loss("wrong row count", f"{stem}_caps.txt", _wrong_row_count(stem, rows, captions))
         return rows
-    split = _split_of(stem)
     images = [ListedImage(f"{split}-{index}", split) for index in range(len(rows) // per_image)]
     listing.images += images
     for line, caption in enumerate(captions):
@@ -128,16 +126,15 @@ def _nonfinite_rows(folder: Path, split: str) -> list[int]:
     return [index for index, row in enumerate(rows) if not np.isfinite(row).all()]
 
 
-def _stems(folder: Path) -> list[str]:
-    order = ["train", "dev", "val", "test"]
-    stems = {path.name.removesuffix("_ims.npy") for path in find_precomp_files(folder)}
-    if {"dev", "val"} <= stems:
-        raise DataError(f"{folder} has both dev_ims.npy and val_ims.npy, which are names of the same split. Remove one of them.")
-    return sorted(stems, key=lambda stem: (order.index(stem) if stem in order else len(order), stem))
-
-
-def _split_of(stem: str) -> str:
-    return normalize_split_name(stem) or stem
+def _stems(folder: Path) -> dict[str, str]:
+    """Find the splits of a folder, and the beginning of the file names of each."""
+    stems = dict[str, str]()
+    for path in find_precomp_files(folder):
+        stem = path.name.removesuffix("_ims.npy")
+        if (other := stems.setdefault(normalize_split_name(stem) or stem, stem)) != stem:
+            raise DataError(f"{folder} has both {other}_ims.npy and {path.name}, which are names of the same split. Remove one of them.")
+    order = [*(split for split in SPLITS if split in stems), *sorted(stems.keys() - set(SPLITS))]
+    return {split: stems[split] for split in order}
 
 
 def _open_split(folder: Path, stem: str) -> tuple[np.ndarray, list[str]]:

@@ -18,7 +18,7 @@ from visavis.data.dataset import ByteRange
 from visavis.data.formats.image_files import IMAGE_SUFFIXES, archive_members, containing_folder
 from visavis.data.formats.listing import DatasetFormat, Listing
 from visavis.data.formats.table_columns import CAPTION_NAMES, parse_captions
-from visavis.data.splits import normalize_split_name, split_folders, splits_of_files
+from visavis.data.splits import find_split_files, normalize_split_name, splits_of_files
 from visavis.errors import DataError, MissingExtra
 
 TAR_SUFFIX = ".tar"
@@ -201,7 +201,7 @@ def find_shards(source: Path) -> list[Path]:
         DataError: If a shard is missing, or no shard matches.
     """
     if os.path.isdir(source):
-        return sorted(path for folder in split_folders(source) for path in folder.glob(f"*{TAR_SUFFIX}") if os.path.isfile(path))
+        return find_split_files(source, [TAR_SUFFIX])
     if os.path.isfile(source):
         return [source]
     shards = list[Path]()
