@@ -91,7 +91,7 @@ def test_msrvtt_problems_are_findings(msrvtt, edit, kind, sentence):
 @pytest.mark.parametrize("content", ["{", "[1]", '{"videos": {}, "sentences": []}', '{"videos": [], "videos": [], "sentences": []}'])
 def test_msrvtt_refuses_other_json(tmp_path, content):
     (tmp_path / "videodatainfo.json").write_text(content)
-    with pytest.raises(DataError, match=r"videodatainfo\.json (is not JSON|: expected {'videos': \[\.\.\.\], 'sentences')"):
+    with pytest.raises(DataError, match=r"videodatainfo\.json( is not JSON|: expected {'videos': \[\.\.\.\], 'sentences')"):
         open_dataset(tmp_path)
 
 

@@ -51,6 +51,8 @@ def test_folder_of_shards_is_opened(shards):
     assert (data.name, contents(data)) == ("shards", expected(*range(8)))
     report = check_dataset(shards)
     assert (report.ok, report.findings, report.format_name) == (True, (), "WebDataset")
+    (shards / "._train-000.tar").write_bytes(b"written by macOS")
+    assert contents(open_dataset(shards)) == expected(*range(8))
     (shards / "data").mkdir()
     for path in shards.glob("*.tar"):
         path.rename(shards / "data" / path.name)

@@ -197,6 +197,11 @@ def _normalize(path: str) -> str:
     return unicodedata.normalize("NFC", path).removeprefix("./")
 
 
+def _is_same_file(path: Path, other: Path) -> bool:
+    """Whether a path exists and leads to another one, through links."""
+    return os.path.exists(path) and os.path.samefile(path, other)
+
+
 def find_files(folder: Path) -> ImageFiles:
     """Find all files under a folder, except hidden ones. Headers of tar archives are read once.
 
@@ -302,7 +307,8 @@ def attach_files(listing: Listing, folder: Path, *, may_lack_pixels: bool) -> No
         try:
             key, file = files.find(entry.file), _normalize(entry.file)
             problem = f"the image is missing: {entry.file} is neither a file under {folder} nor in a tar archive there"
-            if key is not None and key != file and (key in listed or used.get(key, file) != file):
+            is_shared = key is not None and key != file and (key in listed or used.get(key, file) != file)
+            if is_shared and not _is_same_file(folder / file, files.by_path[key].path):
                 key, problem = None, f"{problem}. The only file of this name, {key}, belongs to another listed image"
         except DataError as error:
             key, problem = None, str(error)

@@ -34,7 +34,7 @@ from visavis.data.splits import normalize_split_name, split_by_hash
 from visavis.errors import DataError
 
 # Part of the key of a cached conversion. A change of the files needs another number.
-_VERSION = 1
+_VERSION = 2
 # Problems of each kind that are described one by one. The others are counted.
 _EXAMPLES = 3
 # Images whose files are searched. If none exists, the table has stored features only.
