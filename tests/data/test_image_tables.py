@@ -291,7 +291,7 @@ def test_row_groups_stay_in_memory_up_to_a_limit(tmp_path, monkeypatch):
         data.images[39].open()
 
 
-def test_images_of_compressed_arrow_file_decompress_their_batch_only(tmp_path, monkeypatch):
+def test_image_of_compressed_file_decompresses_one_batch(tmp_path, monkeypatch):
     path = write_arrow(tmp_path / "x.arrow", rows(*range(20)), pa.ipc.new_file, "lz4")
     data, read, open_file = open_dataset(path), [], pa.ipc.open_file
 

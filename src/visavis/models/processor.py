@@ -134,7 +134,7 @@ class Processor:
             raise RunError(
                 "text encoder: expected one for new texts, got a model that was trained on stored caption features alone. Train with captions."
             )
-        return self.text.open()  # type: ignore[return-value]
+        return open_encoder(self.text)  # type: ignore[return-value]
 
     @cached_property
     def pretrained_tokenizer(self) -> PretrainedTokenizer | None:

@@ -307,8 +307,8 @@ def attach_files(listing: Listing, folder: Path, *, may_lack_pixels: bool) -> No
         try:
             key, file = files.find(entry.file), _normalize(entry.file)
             problem = f"the image is missing: {entry.file} is neither a file under {folder} nor in a tar archive there"
-            is_shared = key is not None and key != file and (key in listed or used.get(key, file) != file)
-            if is_shared and not _is_same_file(folder / file, files.by_path[key].path):
+            is_shared = key != file and (key in listed or used.get(key or "", file) != file)
+            if key is not None and is_shared and not _is_same_file(folder / file, files.by_path[key].path):
                 key, problem = None, f"{problem}. The only file of this name, {key}, belongs to another listed image"
         except DataError as error:
             key, problem = None, str(error)

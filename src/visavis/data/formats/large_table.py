@@ -193,6 +193,8 @@ class _Conversion:
     def write(self, folder: Path) -> TableSummary:
         """Write all columns, and return the summary."""
         row_images, row_splits, names = self._read_names()
+        # The table of hashes that made the names unique is larger than all that follows.
+        self.pa.default_memory_pool().release_unused()
         splits, split_names, image_problem = self._splits(row_images, row_splits, names)
         blocks_usable, blocks_images = list[np.ndarray](), list[np.ndarray]()
 

@@ -167,12 +167,13 @@ def expand_braces(pattern: str) -> list[str]:
         MissingExtra: If ``braceexpand`` is not installed.
     """
     try:
-        from braceexpand import UnbalancedBracesError, braceexpand
+        from braceexpand import braceexpand
     except ImportError:
         raise MissingExtra("braceexpand", "large", "a pattern of shards") from None
     try:
         return list(braceexpand(pattern))
-    except UnbalancedBracesError:
+    # Its UnbalancedBracesError.
+    except ValueError:
         raise DataError(f"{pattern}: expected balanced braces, got unbalanced ones. Correct the pattern of the shards.") from None
 
 
