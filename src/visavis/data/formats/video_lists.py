@@ -54,7 +54,7 @@ def read_captions_and_splits(path: Path) -> tuple[dict[str, list[str]], dict[str
     for caption in listing.captions:
         if not caption.usable or caption.image is None or not is_valid_unicode(caption.text):
             raise DataError(
-                f"{path.with_name(caption.location)}: expected a caption of a listed video, got {shorten(caption.text)}. Correct it."
+                f"{path.with_name(caption.location)}: expected the caption of a listed video, got {shorten(caption.text)}. Correct it."
             )
         captions[caption.image.name].append(caption.text)
     return captions, {image.name: image.split for image in listing.images if image.usable}
