@@ -319,7 +319,7 @@ def test_cache_features_reopens_store_without_encoder(folders, dataset, monkeypa
     assert store.folder.name.startswith(f"tiny-{dataset.fingerprint}-bert-pooled-")
     faster = device.has_native_bfloat16(torch.device("cpu"))
     assert store.description.precision == ("bfloat16" if faster else "float32")
-    monkeypatch.setattr(EncoderSpec, "open", None)
+    monkeypatch.setattr("visavis.models.encoders.feature_extraction.open_encoder", None)
     assert cache_features(dataset, spec).keys == store.keys
 
 
