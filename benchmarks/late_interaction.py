@@ -30,15 +30,15 @@ import torch
 
 from visavis.data.dataset_reader import data_folder, open_dataset
 from visavis.models.base import get_vectors
+from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.models.encoders.feature_extraction import cache_features
-from visavis.models.encoders.frozen_encoders import EncoderSpec
 from visavis.models.image_text.cross_attention import RegionWordMatcher
 from visavis.models.retriever import Retriever
 from visavis.progress import NoProgress
 from visavis.retrieval.items import IndexItem
 from visavis.retrieval.maxsim_compression import noisy_set_queries
 from visavis.retrieval.stores import maxsim_search
-from visavis.retrieval.stores.lancedb_store import POOLED_FILE, VECTORS_FILE, LanceStore
+from visavis.retrieval.stores.lancedb_store import POOLED_FILE, SNAPSHOT_FOLDER, VECTORS_FILE, LanceStore
 from visavis.retrieval.stores.maxsim_search import MaxSimSearch, pool_vectors
 from visavis.retrieval.stores.vector_sets import MaxSimQuery, VectorSets
 from visavis.runs.open_run import open_run, read_run_recipe
@@ -223,7 +223,8 @@ def main() -> None:
             folder = Path(temporary) / "store"
             store = LanceStore(folder, options.dim, index_id=INDEX_ID, late_interaction=direction)
             seconds, started = fill(store, regions, options.items), time.perf_counter()
-            snapshot = store.snapshot().folder
+            store.snapshot()
+            [snapshot] = filter(Path.is_dir, (folder / SNAPSHOT_FOLDER).iterdir())
             print_now(
                 f"{options.items:,} items of {regions.shape[1]} x {options.dim}, {np.mean([len(query.parts[0]) for query in queries]):.1f} vectors "
                 f"per query: written in {seconds:.0f} s, snapshot made in {time.perf_counter() - started:.0f} s"

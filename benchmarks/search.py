@@ -24,8 +24,8 @@ import numpy as np
 import torch
 
 from visavis.data.dataset_reader import data_folder, open_dataset
+from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.models.encoders.feature_extraction import cache_features
-from visavis.models.encoders.frozen_encoders import EncoderSpec
 from visavis.retrieval.compression import TARGET_RECALL
 from visavis.retrieval.items import IndexItem
 from visavis.retrieval.stores.base import Neighbor

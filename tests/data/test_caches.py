@@ -18,8 +18,8 @@ from visavis.data.dataset import ByteRange
 from visavis.data.features.arrays import ArrayFeatures, first_nonfinite_row
 from visavis.data.features.store import FeatureStore, FeatureWriter, StoreDescription
 from visavis.errors import DataError, StorageError
+from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.models.encoders.feature_extraction import cache_features
-from visavis.models.encoders.frozen_encoders import EncoderSpec
 from visavis.types import Encoded
 
 POOLED = StoreDescription("visual", "pooled", "encoder", "0" * 16, (64,), 200, "data")

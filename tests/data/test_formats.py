@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from visavis.data import dataset, open_dataset
-from visavis.data.dataset_reader import FORMATS, find_source
+from visavis.data.dataset_reader import FORMATS, find_source, list_dataset
 from visavis.data.formats.precomp import load_precomp_features
 from visavis.data.splits import split_by_hash
 from visavis.errors import DataError
@@ -230,11 +230,12 @@ def test_precomp_rows_per_image_and_per_caption(tmp_path, shape, stored):
     assert open_dataset(tmp_path / "train_ims.npy").fingerprint == data.fingerprint
 
 
-def test_precomp_with_dev_and_val_is_refused(tmp_path):
-    for stem in ("dev", "val"):
+@pytest.mark.parametrize("stems", [("dev", "val"), ("train", "training"), ("test", "testing"), ("valid", "validation")])
+def test_precomp_with_two_names_of_a_split_is_refused(tmp_path, stems):
+    for stem in stems:
         np.save(tmp_path / f"{stem}_ims.npy", np.zeros((1, 2), np.float32))
         (tmp_path / f"{stem}_caps.txt").write_text("a dog\n")
-    with pytest.raises(DataError, match=r"dev_ims\.npy and val_ims\.npy, which are names of the same split"):
+    with pytest.raises(DataError, match=rf"{stems[0]}_ims\.npy and {stems[1]}_ims\.npy, which are names of the same split"):
         open_dataset(tmp_path)
 
 
@@ -336,3 +337,21 @@ def test_text_only_data_sets(name, sizes):
     data = open_dataset(name)
     assert {split: len(data.split(split).images) for split in data.splits} == sizes
     assert len(data.captions) == 5 * len(data.images)
+
+
+@pytest.mark.parametrize(("stored", "listed", "missing"), [
+    (["a/1.png"], ["a/1.png", "b/1.png"], ["b/1.png"]),
+    (["a/1.png"], ["b/1.png", "a/1.png"], ["b/1.png"]),
+    (["c/1.png"], ["a/1.png", "b/1.png"], ["b/1.png"]),
+    (["c/1.png"], ["1.png", "c/1.png"], ["1.png"]),
+    (["c/1.png", "2.png"], ["a/1.png", "2.png"], []),
+    (["c/1.png"], ["./c/1.png"], []),
+])  # fmt: skip
+def test_file_of_another_image_does_not_replace_a_missing_one(tmp_path, stored, listed, missing):
+    for number, name in enumerate(stored):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.new("RGB", (4, 4), (number, 0, 0)).save(tmp_path / name)
+    (tmp_path / "captions.csv").write_text("filename,caption\n" + "".join(f"{name},a dog\n" for name in listed))
+    listing = list_dataset(tmp_path)
+    assert [image.name for image in listing.images if not image.usable] == missing
+    assert all("belongs to another listed image" in loss.message for loss in listing.losses)

@@ -291,6 +291,25 @@ def test_row_groups_stay_in_memory_up_to_a_limit(tmp_path, monkeypatch):
         data.images[39].open()
 
 
+def test_image_of_compressed_file_decompresses_one_batch(tmp_path, monkeypatch):
+    path = write_arrow(tmp_path / "x.arrow", rows(*range(20)), pa.ipc.new_file, "lz4")
+    data, read, open_file = open_dataset(path), [], pa.ipc.open_file
+
+    class Reader:
+        def __init__(self, buffer):
+            self.reader = open_file(buffer)
+            self.schema, self.num_record_batches = self.reader.schema, self.reader.num_record_batches
+
+        def get_batch(self, number):
+            read.append(number)
+            return self.reader.get_batch(number)
+
+    monkeypatch.setattr(pa.ipc, "open_file", Reader)
+    for image in data.images:
+        image.open()
+    assert read == list(range(10))
+
+
 @settings(max_examples=25)
 @given(st.dictionaries(NAME, st.lists(TEXT, min_size=1, max_size=3), min_size=1, max_size=5), st.booleans(), st.booleans(), st.booleans())
 def test_round_trip_of_any_text(described, struct, as_list, as_arrow):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import pickle
 import string
 from dataclasses import replace
@@ -168,7 +169,7 @@ def test_table_problems_are_refused_or_skipped(tmp_path):
 def test_table_errors_name_column_and_fix(tmp_path):
     for columns, message in (
         ({"caption": ["x"]}, r"expected one column with the image file, got 0 \(caption\)\. Name one of them filename\."),
-        ({"filename": ["a"], "text": ["x"], "caption": ["y"]}, r"expected one column with the caption, got 2"),
+        ({"filename": ["a"], "text": ["x"], "title": ["y"]}, r"expected one column with the caption, got 2"),
         ({"filename": ["a"], "caption": [3]}, r"column caption: expected texts, got int64"),
         ({"filename": pa.array([], pa.string()), "caption": pa.array([], pa.string())}, "has no usable image: the table has no rows"),
     ):
@@ -260,3 +261,56 @@ def test_rows_of_a_large_array_are_read_without_its_map(tmp_path_factory, rows):
         for index in (np.array(rows, dtype=np.int64), np.arange(2, 7)):
             assert ArrayFeatures.open(path, data).read(index).vectors.equal(torch.from_numpy(np.load(path)[index]).float())
     assert mapped.read(np.arange(9)).vectors.shape == (9, 2, 3)
+
+
+CELL = st.text(st.sampled_from('ab ,;"\n\t[]é\u2003\x1f'), max_size=6)
+LIST_CELL = st.lists(CELL, max_size=3).map(json.dumps)
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.tuples(st.sampled_from(["a.jpg", "b.jpg", ""]), CELL | LIST_CELL, CELL, st.sampled_from(["", "val", "dev"])), min_size=1),
+    st.sampled_from([("caption", "caption_2"), ("captions", "text"), ("Text", "notes"), ("text", "title"), ("caption", "text")]),
+    st.sampled_from([",", ";", "\t"]),
+    st.booleans(),
+)
+def test_large_csv_has_content_of_small_csv(tmp_path_factory, rows, columns, delimiter, byte_order_mark):
+    folder = tmp_path_factory.mktemp("csv")
+    for name in ("a.jpg", "b.jpg"):
+        PILImage.new("RGB", (4, 4)).save(folder / name)
+    with open(folder / "captions.csv", "w", encoding="utf-8-sig" if byte_order_mark else "utf-8", newline="") as file:
+        csv.writer(file, delimiter=delimiter, lineterminator="\n").writerows([("Image_Path", *columns, "split"), *rows])
+    contents = []
+    for large in (False, True):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(dataset_reader, "LARGE_FILE_BYTES", 0 if large else 10**6)
+            try:
+                data = open_dataset(folder, skip_bad=True)
+            except DataError:
+                contents.append(None)
+                continue
+        assert data.is_lazy == large
+        contents.append(([(image.name, image.split) for image in data.images], list(data.captions), data.image_of.tolist()))
+    assert contents[0] == contents[1]
+
+
+def test_table_reads_numbered_caption_columns(tmp_path):
+    pq.write_table(
+        pa.table({"caption_2": ["b", None, "d"], "filename": ["x", "y", "x"], "Caption": ["a", "c", None]}), tmp_path / "captions.parquet"
+    )
+    with pytest.raises(DataError, match=r"1 x empty caption"):
+        open_dataset(tmp_path)
+    data = open_dataset(tmp_path, skip_bad=True)
+    assert [[data.captions[i] for i in own] for own in data.captions_of] == [["b", "a", "d"], ["c"]]
+
+
+def test_table_without_file_names_is_one_error(tmp_path):
+    pq.write_table(pa.table({"filename": ["", None], "caption": ["a", "b"]}), tmp_path / "captions.parquet")
+    with pytest.raises(DataError, match=r"captions\.parquet has no usable image: no row names an image file\."):
+        open_dataset(tmp_path)
+
+
+@pytest.mark.parametrize("count", [127, 128, 129, 300])
+def test_table_with_many_splits_keeps_them(tmp_path, count):
+    data = open_dataset(write_table(tmp_path / "data", [(f"{i}.jpg", "x", f"fold{i}") for i in range(count)]))
+    assert [image.split for image in data.images] == [f"fold{i}" for i in range(count)]

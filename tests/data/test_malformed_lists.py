@@ -18,8 +18,8 @@ from visavis.errors import DataError
 UNREADABLE = {
     "cut JSON": ("dataset_x.json", b'{"images": [{"filename"', "is not JSON: .*line 1"),
     "deep JSON": ("dataset_x.json", b"[" * 100_000, "is not JSON"),
-    "JSON of another kind": ("dataset_x.json", b'{"videos": []}', "has no list of images.*videos"),
-    "JSON list": ("dataset_x.json", b"[1]", "has no list of images.*list"),
+    "JSON of another kind": ("dataset_x.json", b'{"videos": []}', "expected {'images': .*videos"),
+    "JSON list": ("dataset_x.json", b"[1]", "expected {'images': .*list"),
     "no images": ("dataset_x.json", b'{"images": []}', "no usable image.*no image is listed"),
     "no rows": ("captions.jsonl", b"\n", "no usable image.*no image is listed"),
     "empty table": ("captions.csv", b"", "expected a header with filename and caption"),

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from visavis.data.formats.webdataset import TarSamples
 from visavis.data.streams.shard_files import CACHE_SIZE, list_shards, open_filesystem
 from visavis.data.streams.shard_stream import ShardStream
 from visavis.data.streams.stream_loader import StreamLoader, StreamPlan, StreamSchedule
@@ -158,8 +159,11 @@ def test_equal_keys_are_the_same_image(tmp_path):
     ids = stream.ids(np.arange(6))
     assert ids[1] == ids[3] and ids[2] == ids[4] and len(set(ids.tolist())) == 4
     assert (ids >= 0).all()
-    restarted = make_loader(write_shards(tmp_path / "restarted", (3, 3), key=None)).stream
-    assert len(set(restarted.ids(np.arange(6)).tolist())) == 6, "keys that begin again in each shard do not name an image"
+    folder = write_shards(tmp_path / "restarted", (3, 3), key=None)
+    (folder / "index.json").write_text(json.dumps({"shardlist": [{"url": f"train-00{i}.tar", "nsamples": 3} for i in range(2)]}))
+    for pattern in (folder, folder / "index.json"):
+        restarted = make_loader(pattern).stream
+        assert len(set(restarted.ids(np.arange(6)).tolist())) == 6, "keys that begin again in each shard do not name an image"
 
 
 def test_patterns_name_shards(tmp_path, monkeypatch):
@@ -193,7 +197,7 @@ def test_index_file_gives_counts(tmp_path):
         stream.dataset.captions[4]
 
 
-def test_cut_shard_is_refused_or_read_up_to_the_cut(tmp_path, caplog):
+def test_cut_shard_is_refused_or_read_up_to_the_cut(tmp_path, caplog, monkeypatch):
     folder = write_shards(tmp_path / "shards", (6, 6))
     content = (folder / "train-001.tar").read_bytes()
     whole = ShardStream.open(str(folder), max_open=2)
@@ -209,6 +213,15 @@ def test_cut_shard_is_refused_or_read_up_to_the_cut(tmp_path, caplog):
     # A shard that was cut after it was counted.
     with pytest.raises(DataError, match=r"train-001\.tar: expected 6 samples, got \d \(.*\)\. Copy the shard again"):
         whole.dataset.captions[11]
+    (folder / "train-001.tar").write_bytes(content[:100])
+    opened, read = [], TarSamples.read
+    monkeypatch.setattr(TarSamples, "read", lambda *arguments: opened.append(arguments) or read(*arguments))
+    whole = pickle.loads(pickle.dumps(whole))
+    for _ in range(3):
+        with pytest.raises(DataError, match=r"train-001\.tar: expected 6 samples, got 0 \(.*\)"):
+            whole.dataset.captions[11]
+    assert len(opened) == 1, "a shard without readable samples stays open"
+    (folder / "train-001.tar").write_bytes(content[: len(content) // 1024 * 512])
     loader = make_loader(folder, skip_bad=True)
     with caplog.at_level(logging.WARNING, "visavis"):
         batches = list(loader.epoch(1))
@@ -297,6 +310,10 @@ def test_shards_on_object_storage_are_copied_once(object_storage, tmp_path, monk
     batches = list(make_loader(f"{object_storage}/streams/index.json").epoch(2))
     assert sorted(numbers(*batches)) == list(range(7)), "an open shard is read although its copy is removed"
     assert len(list((tmp_path / "cache" / "shards").glob("*.tar"))) == 1
+    for value in ("", "much", "-1", "nan"):
+        monkeypatch.setenv(CACHE_SIZE, value)
+        with pytest.raises(DataError, match=rf"{CACHE_SIZE}: expected a number of GB >= 0, got '{value}'\. Correct or remove"):
+            list(make_loader(f"{object_storage}/streams/index.json").epoch(2))
     with pytest.raises(DataError, match=r"s3://bucket/streams/none\.tar does not exist"):
         list_shards(f"{object_storage}/streams/none.tar")
 

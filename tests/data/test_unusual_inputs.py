@@ -157,7 +157,7 @@ def test_duplicate_keys_are_findings(photos):
     report = check_dataset(photos / "dataset_x.json")
     assert [(finding.kind, finding.location) for finding in report.findings if finding.loses_data] == [("malformed entry", "a.png")]
     (photos / "dataset_x.json").write_text('{"images": [], "images": []}')
-    with pytest.raises(DataError, match="duplicate key"):
+    with pytest.raises(DataError, match="each key once"):
         open_dataset(photos / "dataset_x.json")
 
 

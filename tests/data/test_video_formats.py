@@ -42,6 +42,13 @@ def msrvtt(tmp_path):
     return tmp_path
 
 
+class TwoCaptions(dict):
+    """An object whose JSON has the key ``caption`` twice."""
+
+    def items(self):
+        return [*super().items(), ("caption", "another")]
+
+
 def change(path, edit):
     content = json.loads(path.read_text())
     edit(content)
@@ -69,9 +76,10 @@ def test_msrvtt_reads_both_files(msrvtt):
         (
             lambda content: content["sentences"].append({"video_id": "video9", "caption": "a"}),
             "caption without image",
-            "which is not a listed video",
+            "its video_id 'video9' is not listed",
         ),
         (lambda content: content["sentences"].append(["video0", "a"]), "malformed entry", "expected an object with video_id and caption"),
+        (lambda content: content["sentences"].append(TwoCaptions(video_id="video3", caption="a")), "malformed entry", "caption, each once"),
         (lambda content: content.update(sentences=[]), "image without caption", "listed without a caption"),
     ],
 )
@@ -83,7 +91,7 @@ def test_msrvtt_problems_are_findings(msrvtt, edit, kind, sentence):
 @pytest.mark.parametrize("content", ["{", "[1]", '{"videos": {}, "sentences": []}', '{"videos": [], "videos": [], "sentences": []}'])
 def test_msrvtt_refuses_other_json(tmp_path, content):
     (tmp_path / "videodatainfo.json").write_text(content)
-    with pytest.raises(DataError, match=r"videodatainfo\.json (is not JSON|has no lists of videos and sentences)"):
+    with pytest.raises(DataError, match=r"videodatainfo\.json( is not JSON|: expected {'videos': \[\.\.\.\], 'sentences')"):
         open_dataset(tmp_path)
 
 
@@ -102,6 +110,13 @@ def test_msvd_reads_splits_of_lists(msvd):
     assert data.splits == ("train", "val", "test")
     assert data.split("train").captions == ("a dog runs", "a dog is running")
     assert any("1 videos with captions are not in a list, such as lost_1_2" in finding.message for finding in list_dataset(msvd).findings)
+
+
+@pytest.mark.parametrize("sign", ["\u2028", "\x85", "\x0b", "\x1c"])
+def test_msvd_captions_end_at_line_feeds_only(msvd, sign):
+    with open(msvd / "AllVideoDescriptions.txt", "a", encoding="utf-8") as file:
+        file.write(f"b-c_2_9 two{sign}dogs\n")
+    assert open_dataset(msvd).split("val").captions == ("two cats", f"two{sign}dogs")
 
 
 def test_msvd_video_in_two_lists_is_a_finding(msvd):

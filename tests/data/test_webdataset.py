@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -49,6 +51,8 @@ def test_folder_of_shards_is_opened(shards):
     assert (data.name, contents(data)) == ("shards", expected(*range(8)))
     report = check_dataset(shards)
     assert (report.ok, report.findings, report.format_name) == (True, (), "WebDataset")
+    (shards / "._train-000.tar").write_bytes(b"written by macOS")
+    assert contents(open_dataset(shards)) == expected(*range(8))
     (shards / "data").mkdir()
     for path in shards.glob("*.tar"):
         path.rename(shards / "data" / path.name)
@@ -68,6 +72,8 @@ def test_patterns_select_shards(shards, monkeypatch):
     for pattern in ("train-{000..003}.tar", "none-*.tar", "none/train-{000..001}.tar"):
         with pytest.raises(DataError, match=r"does not exist[^\n]*\.$"):
             open_dataset(shards / pattern)
+    with pytest.raises(DataError, match=r"train-\{0\{1\}\.tar: expected balanced braces"):
+        open_dataset(shards / "train-{0{1}.tar")
 
 
 def test_stream_and_data_set_read_the_same(shards):
@@ -87,6 +93,29 @@ def test_captions_in_json_are_read(tmp_path):
     data = open_dataset(tmp_path, skip_bad=True)
     assert contents(data) == {"00000.png": ("train", ["a"], 0), "00001.png": ("val", ["b", "c"], 1)}
     assert "the image has no split" in data.skipped[1]
+
+
+def test_split_in_json_next_to_a_text_is_read(tmp_path):
+    splits = ["train", "validation", "test"] * 4
+    samples = (sample(number, txt=f"caption {number}", json={"split": split, "width": 4}) for number, split in enumerate(splits))
+    data = open_dataset(write_shard(tmp_path / "shard.tar", *samples))
+    assert [image.split for image in data.images] == ["train", "val", "test"] * 4
+    write_shard(tmp_path / "shard.tar", sample(0, txt="a", json=b"{"))
+    with pytest.raises(DataError, match=r"00000\.json is not readable: .*\. Write the member again"):
+        open_dataset(tmp_path)
+
+
+def test_repeated_members_are_a_finding(tmp_path):
+    path = tmp_path / "val-0.tar"
+    with tarfile.open(path, "w") as tar:
+        for number in range(3):
+            for name, content in (("x.png", png(number)), ("x.txt", f"caption {number}".encode())):
+                member = tarfile.TarInfo(name)
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+    with pytest.raises(DataError, match=r"1 x duplicate name.*val-0\.tar: x: the shard has a member of this sample twice"):
+        open_dataset(path)
+    assert contents(open_dataset(path, skip_bad=True)) == {"x.png": ("val", ["caption 2"], 2)}
 
 
 def test_equal_keys_are_one_image_unless_shards_number_from_zero(tmp_path):

@@ -12,7 +12,7 @@ from visavis import cli
 from visavis.data.vocabulary import Vocabulary
 from visavis.errors import DataError, RefusedOverwrite, RunError, VisavisError
 from visavis.models import CATALOG
-from visavis.models.encoders.frozen_encoders import EncoderSpec
+from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.models.processor import Processor
 from visavis.synthetic import write_synthetic_scenes
 from visavis.types import Encoded

@@ -19,7 +19,7 @@ from visavis.errors import RefusedOverwrite, VisavisError
 from visavis.exporting.model_card import write_model_card
 from visavis.models import CATALOG, CLIP, Heads, VSEInfinity, VSEPlusPlus
 from visavis.models.clip.model import open_dual_encoder
-from visavis.models.encoders.frozen_encoders import EncoderSpec
+from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.models.processor import Processor
 from visavis.models.retriever import Retriever
 from visavis.synthetic import write_synthetic_scenes

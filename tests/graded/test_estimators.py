@@ -93,7 +93,7 @@ def test_sentence_model_and_cross_encoder_compute_once(estimators, fresh_cache, 
     def never(*_):
         raise AssertionError
 
-    monkeypatch.setattr("visavis.models.encoders.frozen_encoders.EncoderSpec.open", never)
+    monkeypatch.setattr("visavis.models.encoders.feature_extraction.open_encoder", never)
     monkeypatch.setattr(TextPairEncoder, "encode", never)
     for kind, block in first.items():
         assert torch.equal(estimators[kind].for_captions(CAPTIONS)(index, index), block)

@@ -17,7 +17,7 @@ from visavis.data.vocabulary import Vocabulary
 from visavis.errors import MissingSupervision
 from visavis.evaluation import evaluate
 from visavis.models import BFAN, CATALOG, CE, MMT, SCAN, SGRAF, VSRN, Heads, MaxSim, VSEInfinity, VSEPlusPlus
-from visavis.models.encoders.frozen_encoders import EncoderSpec
+from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.models.processor import Processor
 from visavis.objectives import AOQ, GradedVLC, Ladder
 from visavis.pair_loss import PairLoss

@@ -20,14 +20,9 @@ from visavis.data.features.store import FeatureStore, FeatureWriter
 from visavis.errors import DataError, MissingExtra, RefusedOverwrite, SpecError
 from visavis.models import device
 from visavis.models.encoders import feature_extraction as caching
-from visavis.models.encoders.encoder_preprocessing import current_preprocessing_config
+from visavis.models.encoders.encoder_spec import EncoderSpec, current_preprocessing_config
 from visavis.models.encoders.feature_extraction import cache_features, feature_store_folder
-from visavis.models.encoders.frozen_encoders import (
-    CPU_IMAGE_BATCH_SIZE,
-    EncoderSpec,
-    open_text_encoder,
-    open_visual_encoder,
-)
+from visavis.models.encoders.frozen_encoders import CPU_IMAGE_BATCH_SIZE, open_encoder, open_text_encoder, open_visual_encoder
 from visavis.models.encoders.preprocessing import MAX_RESIZED_PIXELS, Preprocessing, PreprocessorConfig
 from visavis.process_group import ProcessGroup
 
@@ -302,7 +297,7 @@ def test_cache_features_stores_images(folders, dataset, tmp_path, view, crops, s
     assert seen == [(2, 5), (4, 5), (5, 5)]
     read = store.read(store.rows(["4.png", "1.png"])).vectors
     assert read.shape == (2, *shape)
-    expected = spec.open().encode([dataset.images[i].open() for i in (4, 1)]).vectors
+    expected = open_encoder(spec).encode([dataset.images[i].open() for i in (4, 1)]).vectors
     assert torch.allclose(read, expected, atol=5e-3)
 
 
@@ -312,7 +307,7 @@ def test_cache_features_stores_equal_captions_once(folders, dataset, tmp_path, v
     store = cache_features(dataset, spec, tmp_path / "store", batch_size=2, bfloat16=False)
     assert len(store) == 4
     assert store.keys[0] == "dog"
-    read, expected = store.read(store.rows(CAPTIONS)), spec.open().encode(CAPTIONS)
+    read, expected = store.read(store.rows(CAPTIONS)), open_encoder(spec).encode(CAPTIONS)
     assert torch.allclose(read.vectors, expected.vectors, atol=5e-3)
     assert view == "pooled" or torch.equal(read.mask, expected.mask)
 
@@ -324,7 +319,7 @@ def test_cache_features_reopens_store_without_encoder(folders, dataset, monkeypa
     assert store.folder.name.startswith(f"tiny-{dataset.fingerprint}-bert-pooled-")
     faster = device.has_native_bfloat16(torch.device("cpu"))
     assert store.description.precision == ("bfloat16" if faster else "float32")
-    monkeypatch.setattr(EncoderSpec, "open", None)
+    monkeypatch.setattr("visavis.models.encoders.feature_extraction.open_encoder", None)
     assert cache_features(dataset, spec).keys == store.keys
 
 
@@ -415,7 +410,7 @@ def test_feature_store_folder_depends_on_images_and_weights(folders, dataset):
 )
 def test_current_preprocessing_config_needs_no_encoder(folders, special):
     spec = EncoderSpec("visual", str(folders / "resnet"), **special)
-    assert current_preprocessing_config(spec) == spec.open().preprocessing_config
+    assert current_preprocessing_config(spec) == open_encoder(spec).preprocessing_config
     assert (
         current_preprocessing_config(EncoderSpec("visual", "scenes"))
         is current_preprocessing_config(EncoderSpec("text", str(folders / "bert")))

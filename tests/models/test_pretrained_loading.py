@@ -19,7 +19,8 @@ from visavis.data.vocabulary import Vocabulary
 from visavis.errors import DataError, VisavisError
 from visavis.models import VSEPlusPlus
 from visavis.models.clip.model import open_dual_encoder
-from visavis.models.encoders.frozen_encoders import EncoderSpec, open_text_encoder, open_visual_encoder
+from visavis.models.encoders.encoder_spec import EncoderSpec
+from visavis.models.encoders.frozen_encoders import open_text_encoder, open_visual_encoder
 from visavis.models.encoders.sentence_encoders import open_text_pair_encoder
 from visavis.models.processor import Processor
 

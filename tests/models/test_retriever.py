@@ -16,7 +16,7 @@ from visavis.errors import DataError, RefusedOverwrite, RunError, ShapeError, Sp
 from visavis.models import Matcher, VSEPlusPlus
 from visavis.models.base import get_vectors
 from visavis.models.device import choose_device
-from visavis.models.encoders.frozen_encoders import EncoderSpec
+from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.models.inference import encode_items, equal_batches, score_all_pairs
 from visavis.models.processor import Processor
 from visavis.models.retriever import Retriever

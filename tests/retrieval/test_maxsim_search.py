@@ -1,5 +1,7 @@
 """Laws of late-interaction search, and stores of items with several vectors."""
 
+from contextlib import closing
+
 import numpy as np
 import pytest
 
@@ -179,6 +181,33 @@ def test_store_of_several_vectors(place, tmp_path, request):
     with pytest.raises(ShapeError, match="expected one vector per item, got several vectors"):
         open_store(uri)
     store.close()
+
+
+def test_opened_snapshot_keeps_its_first_pass_after_changes(tmp_path, monkeypatch):
+    monkeypatch.setattr("visavis.retrieval.stores.lancedb_store.MIN_ITEMS", 10)
+    monkeypatch.setattr(maxsim_search, "MIN_CANDIDATES", 5)
+    random = np.random.default_rng(13)
+    items, sets, query = make_items(50), make_sets(random, 50, (24,)), make_query(random)
+    with closing(open_store(tmp_path, DIM, index_id="ab", late_interaction="t2i")) as writer:
+        writer.add(items[:40], sets[:40])
+        with closing(open_store(tmp_path, index_id="ab", late_interaction="t2i")) as reader:
+            assert reader.count() == 40
+            writer.add(items[40:], sets[40:])
+            assert writer.count() == 50
+            called = []
+            candidates = MaxSimSearch.candidates
+            monkeypatch.setattr(MaxSimSearch, "candidates", lambda *arguments: called.append(1) or candidates(*arguments))
+            assert len(reader.search([query], 3)[0]) == 3
+            assert called, "the pooled vectors of the opened version are searched first"
+
+
+@pytest.mark.parametrize("selection", [slice(None), slice(3, 8), slice(8, 3), slice(1, 9, 3), slice(None, None, -1), [4, 4, 0]])
+def test_vector_sets_are_selected_like_a_list(selection):
+    sets = make_sets(np.random.default_rng(14), 10)
+    expected = [list(sets)[i] for i in selection] if isinstance(selection, list) else list(sets)[selection]
+    selected = sets[selection]
+    assert len(selected) == len(expected)
+    assert all(np.array_equal(*pair) for pair in zip(selected, expected, strict=True))
 
 
 def test_store_rejects_other_numbers_of_vectors(tmp_path):

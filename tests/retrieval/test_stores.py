@@ -197,6 +197,8 @@ def test_open_store_selects_store_by_uri(tmp_path):
             assert opened.embedding_dim == DIM
         with pytest.raises(ShapeError, match=f"expected vectors of dimension 7, got {DIM}"):
             open_store(uri, 7)
+    server_manager = pytest.importorskip("milvus_lite.server_manager").server_manager_instance
+    assert not server_manager._servers, "a store that was not opened holds no file"
     for uri in (tmp_path / "none", tmp_path / "none.db"):
         with pytest.raises(DataError, match="Run visavis index to create it"):
             open_store(uri)

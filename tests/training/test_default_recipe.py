@@ -17,8 +17,8 @@ from visavis.data import open_dataset
 from visavis.errors import RecipeError, SpecError
 from visavis.metrics.recall import random_recall, random_rsum
 from visavis.models.encoders.cnn_backbones import SmallCNN
+from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.models.encoders.feature_extraction import cache_features
-from visavis.models.encoders.frozen_encoders import EncoderSpec
 from visavis.progress import NoProgress
 from visavis.recipes.default_recipe import choose_recipe
 from visavis.recipes.files import read_recipe

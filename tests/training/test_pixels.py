@@ -15,9 +15,9 @@ from visavis.data.dataset_reader import open_dataset
 from visavis.errors import RecipeError
 from visavis.models import CATALOG
 from visavis.models.encoders import cnn_backbones as small_cnn
-from visavis.models.encoders.encoder_preprocessing import open_preprocessing
+from visavis.models.encoders.encoder_spec import EncoderSpec, open_preprocessing
 from visavis.models.encoders.feature_extraction import feature_store_folder
-from visavis.models.encoders.frozen_encoders import EncoderSpec
+from visavis.models.encoders.frozen_encoders import open_encoder
 from visavis.models.encoders.preprocessing import CROP_FUNCTIONS, Preprocessing
 from visavis.recipes.files import read_recipe
 from visavis.training.checkpoint import Checkpoint, complete_checkpoints
@@ -48,7 +48,7 @@ def test_images_are_resized_to_given_size(scenes):
     spec = EncoderSpec("visual", "small-cnn", "regions", image_size=96)
     assert open_preprocessing(spec)([noise(40, 30)]).shape == (1, 3, 96, 96)
     assert open_preprocessing(spec, already_cropped=True)([noise(20, 30)]).shape == (1, 3, 96, 96)
-    assert spec.open().encode([noise(40, 30)]).vectors.shape == (1, 36, 256)
+    assert open_encoder(spec).encode([noise(40, 30)]).vectors.shape == (1, 36, 256)
     data = open_dataset(scenes)
     names = {
         feature_store_folder(data, EncoderSpec("visual", "x", crops=10, random_crops=drawn, image_size=size))

@@ -17,8 +17,9 @@ from visavis.cli import app
 from visavis.data.dataset_reader import open_dataset
 from visavis.data.features.store import FeatureStore
 from visavis.errors import DataError, RecipeError, SpecError
+from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.models.encoders.feature_extraction import cache_features, feature_store_folder
-from visavis.models.encoders.frozen_encoders import EncoderSpec
+from visavis.models.encoders.frozen_encoders import open_encoder
 
 from ..videos import damaged, random_clip, write_sound, write_video
 
@@ -67,7 +68,7 @@ def test_frames_of_clips_are_cached(folder):
     store = cache_features(data, spec)
     read = store.read(store.rows(image.name for image in data.images[:3]))
     assert read.mask.sum(1).tolist() == [2, 4, 6]
-    images = EncoderSpec("visual", "scenes").open().encode(data.images[1].frames(2.0))
+    images = open_encoder(EncoderSpec("visual", "scenes")).encode(data.images[1].frames(2.0))
     assert torch.allclose(read.vectors[1, :4], images.vectors, atol=2e-3)
     assert FeatureStore.open(feature_store_folder(data, spec)).description.preprocessing["frames_per_second"] == 2
     assert feature_store_folder(data, spec) != feature_store_folder(data, EncoderSpec("visual", "scenes", "frames", frames_per_second=1.0))

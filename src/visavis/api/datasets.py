@@ -186,8 +186,8 @@ def features(
         ReportedByOtherProcess: If another process fails.
     """
     from visavis.data import open_dataset
+    from visavis.models.encoders.encoder_spec import EncoderSpec
     from visavis.models.encoders.feature_extraction import cache_features
-    from visavis.models.encoders.frozen_encoders import EncoderSpec
     from visavis.training.processes import join_processes
 
     progress = progress or NoProgress()

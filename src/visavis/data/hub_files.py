@@ -23,8 +23,6 @@ DATASET_NAME = re.compile(r"hf:(?P<repository>[\w.-]+/[\w.-]+?)(?::(?P<config>[\
 """Name of a data set of the hub: ``hf:OWNER/NAME``, ``hf:OWNER/NAME:CONFIG`` or ``hf:OWNER/NAME@REVISION``."""
 # Kinds of files that are opened as a data set. The first kind that a repository has is downloaded.
 _SUFFIXES = (".parquet", ".arrow", ".tar")
-# Files that `datasets` writes next to its tables.
-_METADATA_FILES = ("dataset_dict.json", "dataset_info.json", "dataset_infos.json")
 
 
 class HubUnreachableError(DataError):
@@ -121,19 +119,6 @@ def verify_hashes(name: str, files: Iterable[Path]) -> None:
     if damaged:
         removed = "The damaged file was removed." if len(damaged) == 1 else f"{len(damaged)} damaged files were removed."
         raise DataError(f"{name}: {damaged[0]} {removed} Run the command again.")
-
-
-def is_listed_by(pattern: str, path: Path) -> bool:
-    """Return whether a file that matches a pattern is one that the pattern means: a file, and not metadata of ``datasets``.
-
-    Args:
-        pattern: The pattern, such as ``dataset*.json``.
-        path: The path.
-
-    Returns:
-        Whether it is.
-    """
-    return os.path.isfile(path) and (path.name not in _METADATA_FILES or path.name == pattern)
 
 
 def hub_repository(folder: Path) -> Path | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 SPLITS = ("train", "val", "test")
@@ -67,20 +67,23 @@ def splits_of_files(files: Iterable[Path], folder: Path) -> dict[Path, str | Non
     return splits if set(splits.values()) != {"train"} else dict.fromkeys(splits)
 
 
-def split_folders(folder: Path) -> list[Path]:
-    """Find the folders in which a data set in several files has its files.
+def find_split_files(folder: Path, suffixes: Sequence[str]) -> list[Path]:
+    """Find the files of a data set in several files.
 
     Args:
         folder: The folder of the data set.
+        suffixes: Suffixes of the files.
 
     Returns:
-        The folder, its folders ``data`` and ``train``, ``validation`` and so on, and the latter in ``data``.
+        Files in the folder, in its folders ``data`` and ``train``, ``validation`` and so on, and in the latter in ``data``. Names that begin
+        with a dot are left out.
     """
     folders = [folder]
     for parent in (folder, folder / "data"):
         children = sorted(child for child in (parent.iterdir() if os.path.isdir(parent) else ()) if os.path.isdir(child))
         folders += [child for child in children if (child.name == "data" and parent == folder) or split_in_name(child.name) is not None]
-    return folders
+    files = (file for parent in folders for file in parent.iterdir() if file.suffix in suffixes and not file.name.startswith("."))
+    return sorted(filter(os.path.isfile, files))
 
 
 def split_in_name(path: str | Path) -> str | None:

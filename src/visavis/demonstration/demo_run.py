@@ -26,8 +26,8 @@ from visavis.environment import package_versions, shell_command
 from visavis.errors import RunError
 from visavis.experiments.jobs import Job, RunOutcome, Workers
 from visavis.experiments.results_table import ResultTable
+from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.models.encoders.feature_extraction import cache_features
-from visavis.models.encoders.frozen_encoders import EncoderSpec
 from visavis.objectives import parse
 from visavis.progress import NoProgress, Progress, TrainingStep
 from visavis.recipes.files import read_recipe

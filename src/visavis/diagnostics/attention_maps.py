@@ -17,8 +17,7 @@ from visavis import storage
 from visavis.data.images import decode_image
 from visavis.errors import DataError, RunError, VisavisError
 from visavis.models import CATALOG, Matcher
-from visavis.models.encoders.encoder_preprocessing import visible_part
-from visavis.models.encoders.frozen_encoders import EncoderSpec
+from visavis.models.encoders.encoder_spec import EncoderSpec, visible_part
 from visavis.models.retriever import Retriever
 from visavis.progress import Progress
 from visavis.runs.open_run import check_single_run, open_run, read_run_recipe

@@ -15,8 +15,8 @@ from visavis.data.features.standardization import Standardization
 from visavis.data.vocabulary import Vocabulary, tokenize
 from visavis.errors import RunError, VisavisError
 from visavis.models.base import Matcher
-from visavis.models.encoders.encoder_preprocessing import open_preprocessing
-from visavis.models.encoders.frozen_encoders import EncoderSpec, FrozenEncoder, TextEncoder, VisualEncoder
+from visavis.models.encoders.encoder_spec import EncoderSpec, open_preprocessing
+from visavis.models.encoders.frozen_encoders import FrozenEncoder, TextEncoder, VisualEncoder, open_encoder
 from visavis.models.encoders.preprocessing import ImageConverter
 from visavis.models.encoders.pretrained_files import model_folder
 from visavis.models.encoders.text_backbone import TEXT_BACKBONE_FOLDER, PretrainedTokenizer
@@ -125,7 +125,7 @@ class Processor:
     @cached_property
     def visual_encoder(self) -> FrozenEncoder:
         """The opened image encoder."""
-        return self.visual_spec.open()
+        return open_encoder(self.visual_spec)
 
     @cached_property
     def text_encoder(self) -> TextEncoder:
@@ -134,7 +134,7 @@ class Processor:
             raise RunError(
                 "text encoder: expected one for new texts, got a model that was trained on stored caption features alone. Train with captions."
             )
-        return self.text.open()  # type: ignore[return-value]
+        return open_encoder(self.text)  # type: ignore[return-value]
 
     @cached_property
     def pretrained_tokenizer(self) -> PretrainedTokenizer | None:

@@ -25,7 +25,7 @@ from visavis.evaluation.results import evaluate_dataset
 from visavis.feedback.training_pairs import FeedbackPairs, FeedbackSplit, read_feedback_pairs
 from visavis.models import CATALOG, Matcher
 from visavis.models.base import evaluation_mode, get_vectors
-from visavis.models.encoders.frozen_encoders import VisualEncoder
+from visavis.models.encoders.frozen_encoders import VisualEncoder, open_encoder
 from visavis.models.encoders.preprocessing import PixelSource
 from visavis.models.encoders.text_backbone import EncoderTokens
 from visavis.models.inference import batches_by_length, device_score, encode_batches, encode_items, equal_batches, join_batches
@@ -431,7 +431,7 @@ def _architecture(data_module: DataModule, kind: type[Matcher]) -> dict[str, Any
     architecture |= {"backbone": recipe.visual.encoder}
     # The granularity of the backbone depends on the other fields, and its dimensions on its granularity.
     granularity = build_object(kind.Config, architecture | {"visual_input_dim": 1}).backbone_granularity
-    encoder: VisualEncoder = replace(data_module.processor.visual_spec, granularity=granularity).open()  # type: ignore[assignment]
+    encoder: VisualEncoder = open_encoder(replace(data_module.processor.visual_spec, granularity=granularity))  # type: ignore[assignment]
     return architecture | {"visual_input_dim": encoder.embedding_dim}
 
 

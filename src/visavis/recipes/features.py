@@ -25,8 +25,8 @@ from visavis.data.vocabulary import Vocabulary
 from visavis.errors import DataError, RecipeError, RunError
 from visavis.feedback.training_pairs import FeedbackPairs
 from visavis.models.base import MatcherConfig, get_mask, get_vectors
+from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.models.encoders.feature_extraction import cache_features
-from visavis.models.encoders.frozen_encoders import EncoderSpec
 from visavis.models.inference import equal_batches
 from visavis.models.layers import mean_pool
 from visavis.models.processor import Processor

@@ -12,28 +12,34 @@ import csv
 import io
 import json
 import os
-import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from visavis import storage
+from visavis.data.formats.json_lists import DuplicateKeyObject, parse_json
 from visavis.data.formats.listing import (
     DatasetFormat,
-    DuplicateKeyObject,
     Listing,
     decode_utf8,
     escape_surrogates,
-    parse_json,
     shorten,
 )
-from visavis.data.formats.table_columns import CAPTION_NAMES, FILE_NAMES, OTHER_FILE_NAMES, named_columns
+from visavis.data.formats.table_columns import (
+    CAPTION_NAMES,
+    FILE_NAMES,
+    OTHER_FILE_NAMES,
+    find_caption_columns,
+    find_file_column,
+    named_columns,
+)
 from visavis.data.splits import normalize_split_name, split_in_name, splits_of_files
 from visavis.errors import DataError
 
+CSV_SUFFIXES = (".csv", ".tsv")
 # Columns of a CSV file whose cells may be lists, as in the annotations of Flickr30k on the Hugging Face Hub.
-_LIST_NAMES = ("captions", "sentences", "texts", "raw")
+LIST_NAMES = ("captions", "sentences", "texts", "raw")
 # Line number, file name, captions, split.
 CaptionRow = tuple[int, str | None, list[str], str | None]
 
@@ -116,8 +122,9 @@ def _json_rows(text: str, path: Path, listing: Listing) -> Iterator[CaptionRow]:
 def _table_rows(text: str, path: Path, listing: Listing) -> Iterator[CaptionRow]:
     place = _place(listing, path)
     first, _, body = text.partition("\n")
-    delimiter, header = _parse_header(escape_surrogates(first), path)
-    file_column, caption_columns = _find_columns(header, path)
+    delimiter, header = parse_header(escape_surrogates(first), path)
+    file_column, caption_names = header.index(find_file_column(header, path)), find_caption_columns(header, path)
+    caption_columns = [index for index, name in enumerate(header) if name in caption_names]
     split_column = header.index("split") if "split" in header else None
     if unread := [name for i, name in enumerate(header) if i not in (file_column, split_column, *caption_columns)]:
         listing.add_note("column not read", f"{place}:1", f"the columns {', '.join(unread)} are not read")
@@ -141,15 +148,23 @@ def _table_rows(text: str, path: Path, listing: Listing) -> Iterator[CaptionRow]
             message = f"expected {len(header)} columns, got {len(row)}, put captions that contain {delimiter!r} in double quotes"
             listing.add_loss("wrong column count", location, message)
             continue
-        captions = [caption for column in caption_columns for caption in _parse_cell(header[column], row[column])]
+        captions = [caption for column in caption_columns for caption in parse_cell(header[column], row[column])]
         while len(captions) > 1 and not captions[-1]:
             captions.pop()
         yield line, row[file_column], captions, normalize_split_name(row[split_column]) if split_column is not None else None
 
 
-def _parse_cell(name: str, cell: str) -> list[str]:
-    """The captions of a cell: a text, or a JSON list of texts in a column whose name is a plural."""
-    if name in _LIST_NAMES and cell.startswith("["):
+def parse_cell(name: str, cell: str) -> list[str]:
+    """Read the captions of a cell of a CSV file: a text, or a JSON list of texts in one of ``LIST_NAMES``.
+
+    Args:
+        name: Name of the column.
+        cell: The cell.
+
+    Returns:
+        The captions.
+    """
+    if name in LIST_NAMES and cell.startswith("["):
         try:
             captions = json.loads(cell)
         except (ValueError, RecursionError):
@@ -159,32 +174,24 @@ def _parse_cell(name: str, cell: str) -> list[str]:
     return [cell]
 
 
-def _parse_header(first: str, path: Path) -> tuple[str, list[str]]:
-    """Return the delimiter of the first line, recognized by a column for the file, and the names of the columns in lower case."""
+def parse_header(first: str, path: Path) -> tuple[str, list[str]]:
+    """Read the first line of a CSV file. The delimiter is recognized by a column for the file.
+
+    Args:
+        first: The line.
+        path: The file, for the error.
+
+    Returns:
+        The delimiter, and the names of the columns in lower case.
+
+    Raises:
+        DataError: If no column names the file.
+    """
     for delimiter in (",", "\t", ";"):
         header = [name.strip().strip('"').lower() for name in first.split(delimiter)]
         if set(header) & {*FILE_NAMES, *OTHER_FILE_NAMES} and len(header) > 1:
             return delimiter, header
     raise DataError(f"{path}: expected a header with filename and caption, got {first!r:.80}. Add a header line.")
-
-
-def _find_columns(header: list[str], path: Path) -> tuple[int, list[int]]:
-    names = named_columns(header, FILE_NAMES, OTHER_FILE_NAMES)
-    files = [index for index, name in enumerate(header) if name in names]
-    kinds: dict[str, list[int]] = {}
-    for index, name in enumerate(header):
-        if match := re.fullmatch(rf"({'|'.join(CAPTION_NAMES)})[ _-]?\d*", name):
-            kinds.setdefault(match[1], []).append(index)
-    if len(files) != 1:
-        raise DataError(
-            f"{path}: expected one column with the image file, got {len(files)} ({', '.join(header):.80}). Name one of them filename."
-        )
-    captions = kinds.get("caption") or kinds.get("captions") or (next(iter(kinds.values())) if len(kinds) == 1 else None)
-    if captions is None:
-        raise DataError(
-            f"{path}: expected one column with the caption, got {len(kinds)} ({', '.join(header):.80}). Name one of them caption."
-        )
-    return files[0], captions
 
 
 CAPTION_TABLE = DatasetFormat(

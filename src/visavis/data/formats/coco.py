@@ -12,18 +12,10 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 from visavis import storage
-from visavis.data.formats.listing import (
-    DatasetFormat,
-    DuplicateKeyObject,
-    ListedImage,
-    Listing,
-    escape_surrogates,
-    parse_json_list,
-    shorten,
-)
+from visavis.data.formats.json_lists import add_caption_entry, add_malformed_image, parse_json_file, read_fields, require_lists
+from visavis.data.formats.listing import DatasetFormat, ListedImage, Listing
 from visavis.data.splits import splits_of_files
 from visavis.errors import DataError
 
@@ -54,39 +46,26 @@ def list_coco(source: Path) -> Listing:
     root = Path(os.path.abspath(folder))
     listing = Listing(source, folder=root.parent if root.name == ANNOTATIONS else root)
     for file, split in splits_of_files(files, folder).items():
-        _read_file(listing, file, split, parse_json_list(storage.read_bytes(file, listing.folder), file))
+        _read_file(listing, file, split)
     return listing
 
 
-def _read_file(listing: Listing, file: Path, split: str | None, content: Any) -> None:
-    has_lists = isinstance(content, dict) and all(isinstance(content.get(key), list) for key in ("images", "annotations"))
-    if not has_lists or isinstance(content, DuplicateKeyObject):
-        actual = f"the keys {escape_surrogates(', '.join(content)):.80}" if isinstance(content, dict) else f"a {type(content).__name__}"
-        raise DataError(f"{file}: expected {{'images': [...], 'annotations': [...]}}, each once, got {actual}. Download the file again.")
+def _read_file(listing: Listing, file: Path, split: str | None) -> None:
+    content = parse_json_file(storage.read_bytes(file, listing.folder), file)
+    images, annotations = require_lists(content, file, "images", "annotations")
     folder = file.stem.removeprefix("captions_")
     by_id: dict[str | int, ListedImage] = {}
-    for number, record in enumerate(content["images"]):
-        location = f"{file.name}, image {number}"
-        name, image_id = (record.get("file_name"), record.get("id")) if isinstance(record, dict) else (None, None)
-        if not isinstance(name, str) or not name or not isinstance(image_id, str | int) or isinstance(record, DuplicateKeyObject):
-            listing.images.append(ListedImage(location, split))
-            message = f"expected an object with id and file_name, each once, got {shorten(record)}"
-            listing.add_loss("malformed entry", location, message, listing.images[-1])
+    for number, entry in enumerate(images):
+        name, image_id = read_fields(entry, "file_name", "id")
+        if not isinstance(name, str) or not name or not isinstance(image_id, str | int):
+            add_malformed_image(listing, entry, "an object with id and file_name", f"{file.name}, image {number}", split)
             continue
         image = listing.add_image(name, split)
         image.file = name if "/" in name else f"{folder}/{name}"
         if by_id.setdefault(image_id, image) is not image:
             listing.add_loss("duplicate id", name, f"its id {image_id} is already the id of {by_id[image_id].name}", image)
-    for number, record in enumerate(content["annotations"]):
-        location = f"{file.name}, annotation {number}"
-        text, image_id = (record.get("caption"), record.get("image_id")) if isinstance(record, dict) else (None, None)
-        owner = by_id.get(image_id) if isinstance(image_id, str | int) else None
-        caption = listing.add_caption(text if isinstance(text, str) else "", owner, location)
-        if not isinstance(text, str) or isinstance(record, DuplicateKeyObject):
-            message = f"expected an object with image_id and caption, each once, got {shorten(record)}"
-            listing.add_loss("malformed entry", location, message, caption)
-        elif owner is None:
-            listing.add_loss("caption without image", location, f"no image has the id {shorten(image_id)}", caption)
+    for number, entry in enumerate(annotations):
+        add_caption_entry(listing, entry, "image_id", by_id, f"{file.name}, annotation {number}")
 
 
 COCO = DatasetFormat(

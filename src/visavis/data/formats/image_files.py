@@ -107,7 +107,7 @@ class ImageFiles:
             path: Path in the folder or archive.
             location: Location of its bytes.
         """
-        path = unicodedata.normalize("NFC", path)
+        path = _normalize(path)
         if path in self.by_path:
             first = self.by_path[path].path.relative_to(self.folder)
             message = f"it is in {first} and in {location.path.relative_to(self.folder)}, the first is used"
@@ -123,7 +123,7 @@ class ImageFiles:
             path: Path in the folder.
             reason: The reason.
         """
-        path = unicodedata.normalize("NFC", path)
+        path = _normalize(path)
         self.unreadable[path] = reason
         self.unreadable_names.setdefault(path.rpartition("/")[2], reason)
 
@@ -141,7 +141,7 @@ class ImageFiles:
         Raises:
             DataError: If the file cannot be read, or several files match.
         """
-        file = unicodedata.normalize("NFC", file).removeprefix("./")
+        file = _normalize(file)
         if file in self.by_path:
             return file
         if problem := self.unreadable.get(file) or self.unreadable_names.get(file):
@@ -192,6 +192,16 @@ class ImageFiles:
             return False
 
 
+def _normalize(path: str) -> str:
+    """A path as it is compared. File systems differ in the form of letters with accents."""
+    return unicodedata.normalize("NFC", path).removeprefix("./")
+
+
+def _is_same_file(path: Path, other: Path) -> bool:
+    """Whether a path exists and leads to another one, through links."""
+    return os.path.exists(path) and os.path.samefile(path, other)
+
+
 def find_files(folder: Path) -> ImageFiles:
     """Find all files under a folder, except hidden ones. Headers of tar archives are read once.
 
@@ -214,19 +224,21 @@ def find_files(folder: Path) -> ImageFiles:
             files.add(name, ByteRange(path, root=root))
     for archive in archives:
         try:
-            for member, location in archive_members(archive, root):
-                files.add(member, location)
+            with storage.open_file(archive, root) as file:
+                for member, location in archive_members(file, archive, root):
+                    files.add(member, location)
         except DataError as error:
             files.problems.append(("broken archive", archive.relative_to(folder).as_posix(), str(error)))
     return files
 
 
-def archive_members(archive: Path, root: Path | None = None) -> Iterator[tuple[str, ByteRange]]:
+def archive_members(file: BinaryIO, archive: Path, root: Path | None = None) -> Iterator[tuple[str, ByteRange]]:
     """Read the headers of a tar archive.
 
     Args:
-        archive: The archive.
-        root: Folder that must contain it, as for ``ByteRange``.
+        file: The open archive.
+        archive: Its path.
+        root: Folder that must contain it when a member is read, as for ``ByteRange``.
 
     Yields:
         Name and location of each regular member.
@@ -235,8 +247,7 @@ def archive_members(archive: Path, root: Path | None = None) -> Iterator[tuple[s
         DataError: If the archive is compressed or damaged, after the members before the damage.
     """
     try:
-        with storage.open_file(archive, root) as file:
-            yield from _headers(file, archive, root)
+        yield from _headers(file, archive, root)
     except DataError:
         raise
     except Exception as error:  # noqa: BLE001 - absurd numbers in headers are errors of every kind
@@ -286,7 +297,7 @@ def attach_files(listing: Listing, folder: Path, *, may_lack_pixels: bool) -> No
         if listing.images:
             listing.add_note("no pixels", listing.source.name, f"found no image file under {folder}, so the data set has only captions")
         return
-    used, missing = set(), False
+    used, missing, listed = dict[str, str](), False, {_normalize(entry.file) for entry in listing.images if entry.file}
     for entry in listing.images:
         if not entry.usable or entry.location is not None:
             continue
@@ -294,8 +305,11 @@ def attach_files(listing: Listing, folder: Path, *, may_lack_pixels: bool) -> No
             listing.add_loss("caption without image", entry.name, "the captions name no image file", entry)
             continue
         try:
-            key = files.find(entry.file)
+            key, file = files.find(entry.file), _normalize(entry.file)
             problem = f"the image is missing: {entry.file} is neither a file under {folder} nor in a tar archive there"
+            is_shared = key != file and (key in listed or used.get(key or "", file) != file)
+            if key is not None and is_shared and not _is_same_file(folder / file, files.by_path[key].path):
+                key, problem = None, f"{problem}. The only file of this name, {key}, belongs to another listed image"
         except DataError as error:
             key, problem = None, str(error)
         if key is None:
@@ -303,7 +317,7 @@ def attach_files(listing: Listing, folder: Path, *, may_lack_pixels: bool) -> No
             listing.add_loss("missing image", entry.name, problem, entry)
         else:
             entry.location = files.by_path[key]
-            used.add(key)
+            used[key] = file
     for kind, location, message in files.problems:
         (listing.add_loss if missing and kind == "broken archive" else listing.add_note)(kind, location, message)
     for path, message in files.unreadable.items():

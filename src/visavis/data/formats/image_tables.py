@@ -25,7 +25,7 @@ from visavis.data.dataset import ByteRange
 from visavis.data.formats.image_files import attach_files, containing_folder
 from visavis.data.formats.listing import DatasetFormat, Listing, shorten
 from visavis.data.formats.table_columns import TableColumns, parse_captions
-from visavis.data.splits import normalize_split_name, split_folders, splits_of_files
+from visavis.data.splits import find_split_files, normalize_split_name, splits_of_files
 from visavis.errors import DataError
 
 if TYPE_CHECKING:
@@ -108,31 +108,37 @@ class _TableFile:
     Args:
         path: The file, for errors.
         file: The open file.
+
+    Attributes:
+        schema: Names and types of the columns.
+        num_groups: Number of row groups or record batches.
     """
 
     def __init__(self, path: Path, file: Any):
         self.pa, self.path = import_pyarrow(), path
         self.parquet: Any = None
-        self.batches: list[Any] = []
         with self._errors():
-            self.schema = self._open(path, file)
+            if path.suffix == ".parquet":
+                self.parquet = self.pa.parquet.ParquetFile(file)
+                self.schema, self.num_groups = self.parquet.schema_arrow, self.parquet.num_row_groups
+            else:
+                self._open_arrow(file)
             # PyArrow decodes names when they are read. Names that are not UTF-8 raise the error here.
             _field_names(self.schema)
 
-    def _open(self, path: Path, file: Any) -> pa.Schema:
-        if path.suffix == ".parquet":
-            self.parquet = self.pa.parquet.ParquetFile(file)
-            return self.parquet.schema_arrow
+    def _open_arrow(self, file: Any) -> None:
         # The opened file is mapped and not its path, which may have been replaced by a link to another place.
         self.buffer = self.pa.memory_map(f"/dev/fd/{file.fileno()}").read_buffer()
         try:
             reader = self.pa.ipc.open_file(self.buffer)
-            self.batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
+            # A batch of a compressed file is decompressed when it is read.
+            self.num_groups, self._read_batch = reader.num_record_batches, reader.get_batch
         except self.pa.ArrowInvalid:
             # `save_to_disk` writes the format of streams.
             reader = self.pa.ipc.open_stream(self.buffer)
-            self.batches = list(reader)
-        return reader.schema
+            batches = list(reader)
+            self.num_groups, self._read_batch = len(batches), batches.__getitem__
+        self.schema = reader.schema
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -142,11 +148,6 @@ class _TableFile:
             reason = str(error).splitlines()[0].removesuffix(".") if str(error) else type(error).__name__
             raise DataError(f"{self.path} cannot be read as a table: {reason}. Copy the file again.") from None
 
-    @property
-    def num_groups(self) -> int:
-        """Number of row groups."""
-        return self.parquet.num_row_groups if self.parquet is not None else len(self.batches)
-
     def read_group(self, number: int, columns: list[str]) -> pa.Table:
         """Read columns of a row group. A column may be ``COLUMN.FIELD``."""
         with self._errors():
@@ -155,7 +156,7 @@ class _TableFile:
                 table.validate(full=True)
                 return table
             names = dict.fromkeys(column if column in self.schema.names else column.rpartition(".")[0] for column in columns)
-            table = self.pa.Table.from_batches([self.batches[number]], schema=self.schema).select(list(names))
+            table = self.pa.Table.from_batches([self._read_batch(number)], schema=self.schema).select(list(names))
             # Damaged offsets would be read outside the file.
             table.validate(full=True)
             return table
@@ -163,30 +164,26 @@ class _TableFile:
     def locations(self, number: int, column: str, first_row: int, root: Path) -> list[ByteRange | None]:
         """Locations of the images of a row group. None: a row has no bytes."""
         with self._errors():
-            return self._locations(number, column, first_row, root)
-
-    def _locations(self, number: int, column: str, first_row: int, root: Path) -> list[ByteRange | None]:
-        if self.parquet is None:
-            content = _image_bytes(self.read_group(number, [column]).column(column)).chunk(0)
-            ranges = self._byte_ranges(content, root)
-            if ranges is not None:
-                return ranges
-            count, size, has_bytes = len(content), content.nbytes, content.is_valid().to_pylist()
-        else:
-            group = self.parquet.metadata.row_group(number)
-            chunks = [group.column(position) for position in range(group.num_columns)]
-            chunk = next((chunk for chunk in chunks if chunk.path_in_schema in (column, f"{column}.bytes")), None)
-            if chunk is None:
-                raise ValueError(f"row group {number} has no column {column}")
-            count, size, has_bytes = group.num_rows, chunk.total_uncompressed_size, None
-            statistics = chunk.statistics
-            if statistics is None or not statistics.has_null_count or statistics.null_count:
-                has_bytes = _image_bytes(self.read_group(number, [column]).column(column)).is_valid().to_pylist()
-        rows = range(count)
-        mean_size = size // max(1, count)
+            if self.parquet is None:
+                content = _image_bytes(self.read_group(number, [column]).column(column)).chunk(0)
+                ranges = self._byte_ranges(content, root)
+                if ranges is not None:
+                    return ranges
+                size, has_bytes = content.nbytes, content.is_valid().to_pylist()
+            else:
+                group = self.parquet.metadata.row_group(number)
+                chunks = (group.column(position) for position in range(group.num_columns))
+                chunk = next((chunk for chunk in chunks if chunk.path_in_schema in (column, f"{column}.bytes")), None)
+                if chunk is None:
+                    raise ValueError(f"row group {number} has no column {column}")
+                size, has_bytes = chunk.total_uncompressed_size, [True] * group.num_rows
+                statistics = chunk.statistics
+                if statistics is None or not statistics.has_null_count or statistics.null_count:
+                    has_bytes = _image_bytes(self.read_group(number, [column]).column(column)).is_valid().to_pylist()
+        mean_size = size // max(1, len(has_bytes))
         return [
-            EmbeddedImage(self.path, first_row + row, mean_size, root, column, number, row) if has_bytes is None or has_bytes[row] else None
-            for row in rows
+            EmbeddedImage(self.path, first_row + row, mean_size, root, column, number, row) if valid else None
+            for row, valid in enumerate(has_bytes)
         ]
 
     def _byte_ranges(self, content: pa.Array, root: Path) -> list[ByteRange | None] | None:
@@ -245,7 +242,8 @@ def list_image_tables(source: Path) -> Listing:
         DataError: If a file cannot be read, or a column is missing.
     """
     folder = source if os.path.isdir(source) else source.parent
-    files = find_tables(folder) if folder == source else [source]
+    # Tables that `datasets` has cached are not a part of the data set.
+    files = [path for path in find_split_files(folder, SUFFIXES) if not path.name.startswith("cache-")] if folder == source else [source]
     listing = Listing(source, folder=folder)
     rows = list[_Row]()
     for file, split in splits_of_files(files, folder).items():
@@ -256,19 +254,6 @@ def list_image_tables(source: Path) -> Listing:
     if any(image.usable and image.location is None for image in listing.images):
         attach_files(listing, folder, may_lack_pixels=False)
     return listing
-
-
-def find_tables(folder: Path) -> list[Path]:
-    """Find the tables of a folder.
-
-    Args:
-        folder: The folder.
-
-    Returns:
-        Files in it, in its folder ``data`` and in folders with the name of a split. Cached tables of ``datasets`` are left out.
-    """
-    files = sorted(path for parent in split_folders(folder) for path in parent.iterdir() if path.suffix in SUFFIXES)
-    return [path for path in files if os.path.isfile(path) and not path.name.startswith((".", "cache-"))]
 
 
 @dataclass

@@ -13,15 +13,8 @@ from typing import Any
 from visavis import storage
 from visavis.data.dataset import Dataset
 from visavis.data.formats.coco import COCO, list_coco
-from visavis.data.formats.listing import (
-    DatasetFormat,
-    DuplicateKeyObject,
-    ListedImage,
-    Listing,
-    escape_surrogates,
-    parse_json_list,
-    shorten,
-)
+from visavis.data.formats.json_lists import DuplicateKeyObject, add_malformed_image, parse_json_file, require_lists
+from visavis.data.formats.listing import DatasetFormat, ListedImage, Listing, shorten
 from visavis.data.splits import normalize_split_name, split_priority
 from visavis.data.vocabulary import tokenize
 from visavis.errors import DataError
@@ -40,15 +33,10 @@ def list_karpathy(path: Path) -> Listing:
         DataError: If the file is not JSON with a list ``images``.
     """
     content = storage.read_bytes(path, path.parent)
-    listing, listed = Listing(path), parse_json_list(content, path)
+    listing, listed = Listing(path), parse_json_file(content, path)
     if isinstance(listed, dict) and "annotations" in listed:
         return replace(list_coco(path), format_name=COCO.name)
-    images = listed.get("images") if isinstance(listed, dict) else None
-    if isinstance(listed, DuplicateKeyObject):
-        raise DataError(f"{path}: duplicate key ({escape_surrogates(', '.join(listed)):.80}). Remove one of them.")
-    if not isinstance(images, list):
-        actual = f"the keys {escape_surrogates(', '.join(listed)):.80}" if isinstance(listed, dict) else f"a {type(listed).__name__}"
-        raise DataError(f"{path} has no list of images: expected {{'images': [...]}}, got {actual}.")
+    [images] = require_lists(listed, path, "images")
     _note_broken_lines(listing, content)
     ids: dict[str, str] = {}
     for record in images:
@@ -60,9 +48,7 @@ def list_karpathy(path: Path) -> Listing:
 def _read_image(listing: Listing, record: Any, ids: dict[str, str]) -> None:
     location = f"{listing.source.name}, image {len(listing.images)}"
     if not isinstance(record, dict):
-        listing.images.append(ListedImage(location, None))
-        message = f"expected an object with filename, split and sentences, got {shorten(record)}"
-        listing.add_loss("malformed entry", location, message, listing.images[-1])
+        add_malformed_image(listing, record, "an object with filename, split and sentences", location)
         return
     file, number = record.get("filename"), record.get("cocoid", record.get("imgid"))
     file = file if isinstance(file, str) and file else None
@@ -183,7 +169,9 @@ def match_coco_ids(data: Dataset, path: Path) -> tuple[dict[int, int], dict[int,
         entry = listed[image.name]
         same_texts = [tokenize(data.captions[i]) for i in own_captions] == [tokenize(sentence.raw) for sentence in entry.sentences]
         if not same_texts or len(entry.sentids) != len(own_captions):
-            raise DataError(f"image {image.name} has other captions than in {path}, or another order of them.")
+            raise DataError(
+                f"image {image.name} has other captions than in {path}, or another order of them. Use the captions of this list."
+            )
         images[entry.cocoid] = position
         captions |= dict(zip(entry.sentids, own_captions.tolist(), strict=True))
     return images, captions

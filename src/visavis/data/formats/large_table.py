@@ -1,6 +1,7 @@
 """Tables of millions of captions, as Parquet or Arrow files, or as a large CSV file.
 
-It has the columns of ``captions.csv``: the image file, the caption (a text or a list of texts) and, if you have splits, ``split``.
+It has the columns of ``captions.csv``: the image file, one or several columns of captions (texts or lists of texts) and, if you have splits,
+``split``.
 
 The first time that a table is opened, it is checked and converted to memory-mapped columns under ``tables/`` in ``VISAVIS_CACHE``:
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,13 +27,14 @@ import numpy as np
 from visavis import storage
 from visavis.data.columns import ROWS_PER_CHUNK, ImageColumn, TextColumn, import_pyarrow
 from visavis.data.dataset import Dataset
-from visavis.data.formats.listing import MAX_CAPTION_CHARS, DatasetFormat, Finding, Listing
-from visavis.data.formats.table_columns import CAPTION_NAMES, FILE_NAMES, OTHER_FILE_NAMES, named_columns
+from visavis.data.formats.caption_table import CSV_SUFFIXES, LIST_NAMES, parse_cell, parse_header
+from visavis.data.formats.listing import MAX_CAPTION_CHARS, DatasetFormat, Finding, Listing, decode_utf8, escape_surrogates
+from visavis.data.formats.table_columns import find_caption_columns, find_file_column, named_columns
 from visavis.data.splits import normalize_split_name, split_by_hash
 from visavis.errors import DataError
 
 # Part of the key of a cached conversion. A change of the files needs another number.
-_VERSION = 1
+_VERSION = 2
 # Problems of each kind that are described one by one. The others are counted.
 _EXAMPLES = 3
 # Images whose files are searched. If none exists, the table has stored features only.
@@ -175,79 +177,156 @@ def _convert(path: Path) -> tuple[Path, TableSummary]:
 
 
 class _Conversion:
-    """Checks a table and writes its columns. Captions are read twice, so that they are never in memory at once."""
+    """Checks a table and writes its columns. Names and splits are read first, then captions, which are never in memory at once."""
 
     def __init__(self, path: Path):
-        self.path, self.pa = path, import_pyarrow()
+        self.path, self.pa, self.problems = path, import_pyarrow(), _Problems()
         self.compute = self.pa.compute
         try:
             self.table = self.pa.dataset.dataset(path, format=_file_format(path, self.pa))
         except (self.pa.ArrowInvalid, OSError) as error:
             raise DataError(f"{path} cannot be read as a table: {_first_line(error)}.") from None
-        self.file_column = self._find("the image file", "filename", FILE_NAMES, OTHER_FILE_NAMES)
-        self.caption_column = self._find("the caption", "caption", CAPTION_NAMES)
-        self.split_column = next(iter(named_columns(self.table.schema.names, ("split",))), None)
-
-    def _find(self, content: str, standard_name: str, *known: tuple[str, ...]) -> str:
-        found = named_columns(self.table.schema.names, *known)
-        if len(found) != 1:
-            columns = ", ".join(self.table.schema.names)
-            raise DataError(
-                f"{self.path}: expected one column with {content}, got {len(found)} ({columns:.80}). Name one of them {standard_name}."
-            )
-        return found[0]
+        names = self.table.schema.names
+        self.file_column, self.caption_columns = find_file_column(names, path), find_caption_columns(names, path)
+        self.split_columns = named_columns(names, ("split",))
 
     def write(self, folder: Path) -> TableSummary:
         """Write all columns, and return the summary."""
-        file_ids, names, parents, usable, problems = self._read_rows()
-        splits, split_names, image_problem = self._splits(file_ids, names)
-        image_of = file_ids[parents]
-        usable &= image_of >= 0
-        usable &= image_problem[image_of] == 0
+        row_images, row_splits, names = self._read_names()
+        # The table of hashes that made the names unique is larger than all that follows.
+        self.pa.default_memory_pool().release_unused()
+        splits, split_names, image_problem = self._splits(row_images, row_splits, names)
+        blocks_usable, blocks_images = list[np.ndarray](), list[np.ndarray]()
+
+        def usable_captions() -> Iterator[Any]:
+            for captions, rows, usable in self._read_captions():
+                images = row_images[rows]
+                usable &= (images >= 0) & (image_problem[images] == 0)
+                blocks_usable.append(usable)
+                blocks_images.append(images[usable])
+                yield captions.filter(self.pa.array(usable))
+
+        self._write_column(folder / "captions.arrow", usable_captions())
+        usable, caption_images = np.concatenate(blocks_usable), np.concatenate(blocks_images)
         has_caption = np.zeros(len(names), bool)
-        has_caption[image_of[usable]] = True
+        has_caption[caption_images] = True
         image_problem[~has_caption & (image_problem == 0)] = _KIND_NAMES.index("image without caption")
         for code in np.unique(image_problem[image_problem > 0]).tolist():
-            found = np.flatnonzero(image_problem == code)
-            problems.add(_KIND_NAMES[code], len(found), [names[i].as_py() for i in found[:_EXAMPLES].tolist()])
-        image_rows, caption_rows = np.flatnonzero(image_problem == 0), np.flatnonzero(usable)
-        new_index = np.cumsum(image_problem == 0) - 1
+            self.problems.add(_KIND_NAMES[code], np.flatnonzero(image_problem == code), lambda image: str(names[image]))
+        image_rows, new_index = np.flatnonzero(image_problem == 0), np.cumsum(image_problem == 0) - 1
+        rows_of_chunks = (image_rows[start : start + ROWS_PER_CHUNK] for start in range(0, len(image_rows), ROWS_PER_CHUNK))
+        self._write_column(folder / "names.arrow", (names.take(self.pa.array(rows)) for rows in rows_of_chunks))
+        arrays = {"splits": splits[image_rows], "image_of": new_index[caption_images]}
+        counts = (len(names), len(usable), len(image_rows), len(caption_images))
+        if counts[:2] != counts[2:]:
+            arrays |= {"image_rows": image_rows, "caption_rows": np.flatnonzero(usable)}
         digest = hashlib.sha256("\x1f".join(split_names).encode())
-        arrays = {"splits": splits[image_rows], "image_of": new_index[image_of[caption_rows]]}
-        if (len(image_rows), len(caption_rows)) != (len(names), len(parents)):
-            arrays |= {"image_rows": image_rows, "caption_rows": caption_rows}
         for name, array in arrays.items():
             storage.write_array(folder / f"{name}.npy", array)
             digest.update(array.data)
-        rows_of_chunks = (image_rows[start : start + ROWS_PER_CHUNK] for start in range(0, len(image_rows), ROWS_PER_CHUNK))
-        self._write_column(folder / "names.arrow", (names.take(self.pa.array(rows)) for rows in rows_of_chunks), digest)
-        self._write_column(folder / "captions.arrow", self._usable_captions(usable), digest)
-        counts = (len(names), len(parents), len(image_rows), len(caption_rows))
-        return TableSummary(digest.hexdigest()[:32], split_names, *counts, problems.counts, tuple(problems.examples))
+        for column in ("names", "captions"):
+            self._hash_column(folder / f"{column}.arrow", digest)
+        return TableSummary(digest.hexdigest()[:32], split_names, *counts, self.problems.counts, tuple(self.problems.examples))
 
-    def _batches(self, *columns: str) -> Iterator[Any]:
-        """Yield the columns of the table in blocks of rows."""
+    def _batches(self, columns: list[str]) -> Iterator[tuple[int, Any]]:
+        """Yield columns of the table in blocks of rows, with the number of rows before each."""
+        first_row = 0
         try:
-            yield from self.table.to_batches(columns=list(columns), batch_size=ROWS_PER_CHUNK // 8, use_threads=True)
+            for batch in self.table.to_batches(columns=columns, batch_size=ROWS_PER_CHUNK // 8, use_threads=True):
+                yield first_row, batch
+                first_row += len(batch)
         except (self.pa.ArrowInvalid, OSError) as error:
             raise DataError(f"{self.path} cannot be read as a table: {_first_line(error)}.") from None
 
-    def _captions(self, column: Any) -> tuple[Any, np.ndarray]:
-        """The captions of a block as one array, and the row of each."""
+    def _read_names(self) -> tuple[np.ndarray, list[Any], Any]:
+        """Return the image of each row (-1: none), the texts of the splits, and the name of each image."""
+        files, splits = list[Any](), list[Any]()
+        for first_row, batch in self._batches([self.file_column, *self.split_columns]):
+            names = self._texts(batch.column(0), self.file_column)
+            files.append(self.compute.if_else(self.compute.equal(names, ""), None, names))
+            self._add_problem("caption without image", first_row, np.flatnonzero(self._to_numpy(files[-1].is_null(), True)))
+            splits += [self._texts(batch.column(1), name).dictionary_encode() for name in self.split_columns]
+        if not any(map(len, files)):
+            raise DataError(f"{self.path} has no usable image: the table has no rows.")
+        encoded = self.pa.chunked_array(files).dictionary_encode()
+        names = encoded.chunk(0).dictionary
+        if not len(names):
+            raise DataError(f"{self.path} has no usable image: no row names an image file.")
+        return np.concatenate([self._to_numpy(chunk.indices, -1) for chunk in encoded.chunks]), splits, names
+
+    def _splits(self, row_images: np.ndarray, row_splits: list[Any], names: Any) -> tuple[np.ndarray, tuple[str, ...], np.ndarray]:
+        """Return the split of each image as a code, the names of the splits, and the problem of each image as a code (0: none)."""
+        problem = np.zeros(len(names), np.int8)
+        codes = dict[str, int]()
+        given = np.concatenate([self._split_codes(block, codes) for block in row_splits] or [np.full(len(row_images), -1)])
+        rows = np.flatnonzero((row_images >= 0) & (given >= 0))
+        if not len(rows):
+            codes.clear()
+            blocks = (names.slice(start, ROWS_PER_CHUNK // 8).to_pylist() for start in range(0, len(names), ROWS_PER_CHUNK // 8))
+            assigned = (codes.setdefault(split_by_hash(name), len(codes)) for block in blocks for name in block)
+            return np.fromiter(assigned, np.int8, len(names)), tuple(codes), problem
+        images, given = row_images[rows], given[rows]
+        of_images = np.full(len(names), -1, np.int32)
+        # In reverse, because the first row of an image decides.
+        of_images[images[::-1]] = given[::-1]
+        problem[of_images < 0] = _KIND_NAMES.index("image without split")
+        problem[images[given != of_images[images]]] = _KIND_NAMES.index("image in two splits")
+        return np.maximum(of_images, 0).astype(np.int8 if len(codes) <= 128 else np.int32), tuple(codes), problem
+
+    def _split_codes(self, block: Any, codes: dict[str, int]) -> np.ndarray:
+        """The split of each row of a block as a code (-1: none). New splits are added to the codes."""
+        standard = map(normalize_split_name, block.dictionary.to_pylist())
+        of_texts = [-1 if split is None else codes.setdefault(split, len(codes)) for split in standard]
+        # The last entry is that of rows without a text.
+        return np.array([*of_texts, -1], np.int32)[self._to_numpy(block.indices, -1)]
+
+    def _read_captions(self) -> Iterator[tuple[Any, np.ndarray, np.ndarray]]:
+        """Yield blocks of captions, the row of each, and whether its text is usable."""
+        for first_row, batch in self._batches(self.caption_columns):
+            captions, rows = self._captions(batch)
+            num_bytes = self._to_numpy(self.compute.binary_length(captions), 0)
+            empty = (num_bytes == 0) | self._to_numpy(self.compute.utf8_is_space(captions), True)
+            too_long = num_bytes > MAX_CAPTION_CHARS
+            if too_long.any():
+                too_long = self._to_numpy(self.compute.utf8_length(captions), 0) > MAX_CAPTION_CHARS
+            self._add_problem("empty caption", first_row, rows[empty])
+            self._add_problem("caption too long", first_row, rows[too_long])
+            yield captions, first_row + rows, ~empty & ~too_long
+
+    def _captions(self, batch: Any) -> tuple[Any, np.ndarray]:
+        """The captions of a block as one array, row by row, and the row of each."""
+        parts = [self._flatten(batch.column(number), name) for number, name in enumerate(self.caption_columns)]
+        if len(parts) == 1 and not self._has_list_cells(self.caption_columns[0]):
+            return parts[0]
+        rows = np.concatenate([rows for _, rows in parts])
+        order = np.argsort(rows, kind="stable")
+        captions, rows = self.pa.concat_arrays([texts for texts, _ in parts]).take(self.pa.array(order)), rows[order]
+        # As in a small CSV file, empty cells at the end of a row are not captions, except the first.
+        filled = np.flatnonzero(self._to_numpy(self.compute.binary_length(captions), 0))
+        last_filled = np.zeros(len(batch), np.int64)
+        last_filled[rows[filled]] = filled
+        is_first = np.diff(rows, prepend=-1) > 0
+        keep = is_first | (np.arange(len(rows)) <= last_filled[rows])
+        return captions.filter(self.pa.array(keep)), rows[keep]
+
+    def _has_list_cells(self, name: str) -> bool:
+        return self.path.suffix in CSV_SUFFIXES and name in LIST_NAMES
+
+    def _flatten(self, column: Any, name: str) -> tuple[Any, np.ndarray]:
+        """The captions of a column, and the row of each."""
+        if self._has_list_cells(name):
+            column = self.pa.array([parse_cell(name, cell) for cell in column.to_pylist()], self.pa.list_(self.pa.string()))
+        rows = np.arange(len(column))
         if self.pa.types.is_list(column.type) or self.pa.types.is_large_list(column.type):
             rows = self.compute.list_parent_indices(column).to_numpy(zero_copy_only=False)
             column = self.compute.list_flatten(column)
-        else:
-            rows = np.arange(len(column))
-        return self._texts(column, self.caption_column), rows
+        return self._texts(column, name), rows
 
     def _texts(self, column: Any, name: str) -> Any:
         """A column as valid texts."""
-        if (
-            not self.pa.types.is_string(column.type)
-            and not self.pa.types.is_large_string(column.type)
-            and not self._is_text_dictionary(column)
-        ):
+        types, kind = self.pa.types, column.type
+        kind = kind.value_type if types.is_dictionary(kind) else kind
+        if not (types.is_string(kind) or types.is_large_string(kind) or types.is_null(kind)):
             raise DataError(f"{self.path}: column {name}: expected texts, got {column.type}. Store texts in it.")
         texts = column.cast(self.pa.large_string())
         try:
@@ -256,72 +335,16 @@ class _Conversion:
             raise DataError(f"{self.path}: column {name}: expected UTF-8 texts: {_first_line(error)}. Save it again as UTF-8.") from None
         return texts
 
-    def _is_text_dictionary(self, column: Any) -> bool:
-        types = self.pa.types
-        return types.is_null(column.type) or (types.is_dictionary(column.type) and types.is_string(column.type.value_type))
-
-    def _read_rows(self) -> tuple[np.ndarray, Any, np.ndarray, np.ndarray, _Problems]:
-        """Return the image of each row (-1: none), all names, the row of each caption, whether each is usable, and the problems of rows."""
-        files, parents, usable, problems, first_row = [], [], [], _Problems(), 0
-        self.split_texts = []
-        for batch in self._batches(self.file_column, self.caption_column, *([self.split_column] if self.split_column else [])):
-            names = self._texts(batch.column(0), self.file_column)
-            files.append(self.compute.if_else(self.compute.equal(names, ""), None, names))
-            captions, rows = self._captions(batch.column(1))
-            if self.split_column:
-                self.split_texts.append(self._texts(batch.column(2), self.split_column))
-            trimmed = self.compute.utf8_trim_whitespace(captions)
-            empty = self._to_numpy(self.compute.equal(trimmed, ""), True)
-            too_long = self._to_numpy(self.compute.utf8_length(captions), 0) > MAX_CAPTION_CHARS
-            no_file = np.flatnonzero(self._to_numpy(files[-1].is_null(), False))
-            for kind, lost in (("caption without image", no_file), ("empty caption", rows[empty]), ("caption too long", rows[too_long])):
-                problems.add(kind, len(lost), [f"{self.path.name}, row {first_row + row + 1:,}" for row in lost[:_EXAMPLES].tolist()])
-            usable.append(~empty & ~too_long)
-            parents.append(first_row + rows)
-            first_row += batch.num_rows
-        if not first_row:
-            raise DataError(f"{self.path} has no usable image: the table has no rows.")
-        encoded = self.pa.chunked_array(files).dictionary_encode().combine_chunks()
-        file_ids = self._to_numpy(encoded.indices, -1).astype(np.int64)
-        return file_ids, encoded.dictionary, np.concatenate(parents), np.concatenate(usable), problems
-
-    def _splits(self, file_ids: np.ndarray, names: Any) -> tuple[np.ndarray, tuple[str, ...], np.ndarray]:
-        """Return the split of each image as a code, the names of the splits, and the problem of each image as a code (0: none)."""
-        problem = np.zeros(len(names), np.int8)
-        codes: dict[str, int] = {}
-        if self.split_column:
-            encoded = self.pa.chunked_array(self.split_texts).dictionary_encode().combine_chunks()
-            standard = [normalize_split_name(name) for name in encoded.dictionary.to_pylist()]
-            code_of = np.array([-1 if name is None else codes.setdefault(name, len(codes)) for name in standard] + [-1])
-            of_rows = code_of[self._to_numpy(encoded.indices, len(standard))]
-            rows = np.flatnonzero((file_ids >= 0) & (of_rows >= 0))
-            of_images = np.full(len(names), -1)
-            # In reverse, because the first row of an image decides.
-            of_images[file_ids[rows][::-1]] = of_rows[rows][::-1]
-            problem[of_images < 0] = _KIND_NAMES.index("image without split")
-            problem[file_ids[rows][of_rows[rows] != of_images[file_ids[rows]]]] = _KIND_NAMES.index("image in two splits")
-            if codes:
-                return np.maximum(of_images, 0).astype(np.int8), tuple(codes), problem
-        blocks = (names.slice(start, ROWS_PER_CHUNK // 8).to_pylist() for start in range(0, len(names), ROWS_PER_CHUNK // 8))
-        assigned = np.fromiter(
-            (codes.setdefault(split_by_hash(name), len(codes)) for block in blocks for name in block), np.int8, len(names)
-        )
-        return assigned, tuple(codes), np.zeros_like(problem)
-
     def _to_numpy(self, column: Any, missing: Any) -> np.ndarray:
         """A column as an array, with a value for null."""
         array: np.ndarray = self.compute.fill_null(column, missing).to_numpy(zero_copy_only=False)
         return array
 
-    def _usable_captions(self, usable: np.ndarray) -> Iterator[Any]:
-        """Yield the usable captions in blocks."""
-        start = 0
-        for batch in self._batches(self.caption_column):
-            captions, _ = self._captions(batch.column(0))
-            yield captions.filter(self.pa.array(usable[start : start + len(captions)]))
-            start += len(captions)
+    def _add_problem(self, kind: str, first_row: int, rows: np.ndarray) -> None:
+        """Add a problem of rows of a block."""
+        self.problems.add(kind, rows, lambda row: f"{self.path.name}, row {first_row + row + 1:,}")
 
-    def _write_column(self, path: Path, blocks: Iterator[Any], digest: Any) -> None:
+    def _write_column(self, path: Path, blocks: Iterator[Any]) -> None:
         """Write a column with the same number of rows in each record batch."""
         schema, waiting, count = self.pa.schema([("text", self.pa.large_string())]), [], 0
         with storage.storage_errors(path), self.pa.ipc.new_file(str(path), schema) as writer:
@@ -330,17 +353,21 @@ class _Conversion:
                 count += len(block)
                 while count >= ROWS_PER_CHUNK:
                     joined = self.pa.concat_arrays(waiting)
-                    self._write_chunk(writer, joined.slice(0, ROWS_PER_CHUNK), schema, digest)
+                    writer.write_batch(self.pa.record_batch([joined.slice(0, ROWS_PER_CHUNK)], schema=schema))
                     waiting, count = [joined.slice(ROWS_PER_CHUNK)], count - ROWS_PER_CHUNK
             if count:
-                self._write_chunk(writer, self.pa.concat_arrays(waiting), schema, digest)
+                writer.write_batch(self.pa.record_batch([self.pa.concat_arrays(waiting)], schema=schema))
 
-    def _write_chunk(self, writer: Any, texts: Any, schema: Any, digest: Any) -> None:
-        _, offsets_buffer, content = texts.buffers()
-        offsets = np.frombuffer(offsets_buffer, np.int64)[texts.offset : texts.offset + len(texts) + 1]
-        digest.update(np.diff(offsets).data)
-        digest.update(memoryview(content or b"")[offsets[0] : offsets[-1]])
-        writer.write_batch(self.pa.record_batch([texts], schema=schema))
+    def _hash_column(self, path: Path, digest: Any) -> None:
+        """Add a written column to a hash. The file is not mapped, so that its pages do not stay in memory."""
+        with storage.storage_errors(path), self.pa.OSFile(str(path)) as file:
+            reader = self.pa.ipc.open_file(file)
+            for number in range(reader.num_record_batches):
+                texts = reader.get_batch(number).column(0)
+                _, offsets_buffer, content = texts.buffers()
+                offsets = np.frombuffer(offsets_buffer, np.int64)[: len(texts) + 1]
+                digest.update(np.diff(offsets).data)
+                digest.update(memoryview(content or b"")[offsets[0] : offsets[-1]])
 
 
 class _Problems:
@@ -349,32 +376,36 @@ class _Problems:
     def __init__(self) -> None:
         self.counts, self.examples = dict[str, int](), list[Finding]()
 
-    def add(self, kind: str, number: int, locations: list[str]) -> None:
-        if not number:
+    def add(self, kind: str, items: np.ndarray, location: Callable[[int], str]) -> None:
+        if not len(items):
             return
         before = self.counts.get(kind, 0)
-        self.counts[kind] = before + number
-        self.examples += [Finding(kind, location, _KINDS[kind]) for location in locations[: max(0, _EXAMPLES - before)]]
+        self.counts[kind] = before + len(items)
+        self.examples += [Finding(kind, location(item), _KINDS[kind]) for item in items[: max(0, _EXAMPLES - before)].tolist()]
 
 
+# Maximum length of the first line of a CSV file.
 _MAX_HEADER_BYTES = 2**16
-"""Maximum length of the first line of a CSV file."""
 
 
 def _file_format(path: Path, pa: Any) -> Any:
     """The format of a file for ``pyarrow.dataset``. A caption in a CSV file is never null."""
     if path.suffix == ".parquet":
         return "parquet"
-    if path.suffix not in (".csv", ".tsv"):
+    if path.suffix not in CSV_SUFFIXES:
         return "ipc"
-    parse = pa.csv.ParseOptions(delimiter="\t" if path.suffix == ".tsv" else ",", newlines_in_values=True)
     with storage.open_file(path) as file:
-        header = file.readline(_MAX_HEADER_BYTES).decode(errors="replace")
-    if not header.endswith("\n"):
-        raise DataError(f"{path}: expected a first line with the names of columns, got {len(header):,} characters without an end.")
-    names = [name.strip().strip('"') for name in header.split(parse.delimiter)]
-    convert = pa.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False)
-    return pa.dataset.CsvFileFormat(parse_options=parse, convert_options=convert)
+        first = file.readline(_MAX_HEADER_BYTES)
+    if not first.endswith(b"\n"):
+        raise DataError(
+            f"{path}: expected a first line with the names of columns, got {len(first):,} bytes without an end. Add a header line."
+        )
+    delimiter, names = parse_header(escape_surrogates(decode_utf8(first)), path)
+    return pa.dataset.CsvFileFormat(
+        parse_options=pa.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+        read_options=pa.csv.ReadOptions(column_names=names, skip_rows=1),
+        convert_options=pa.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False),
+    )
 
 
 def _first_line(error: Exception) -> str:

@@ -7,7 +7,6 @@ A ``Listing`` keeps unusable images and captions at their position in the source
 from __future__ import annotations
 
 import fnmatch
-import json
 import os
 import reprlib
 from collections import Counter
@@ -19,10 +18,12 @@ from typing import Any, Literal
 import numpy as np
 
 from visavis.data.dataset import ByteRange, Dataset, Image
-from visavis.data.hub_files import hub_repository, is_listed_by
+from visavis.data.hub_files import hub_repository
 from visavis.data.splits import SPLITS, split_by_hash
 from visavis.errors import DataError
 
+# Files that `datasets` writes next to its tables. A pattern such as "dataset*.json" does not match them.
+_METADATA_FILES = ("dataset_dict.json", "dataset_info.json", "dataset_infos.json")
 MAX_CAPTION_CHARS = 20_000  # because a batch of captions is as long as its longest caption
 
 
@@ -329,7 +330,12 @@ class DatasetFormat:
         Returns:
             Lists in the order of the patterns, or the folder itself.
         """
-        lists = [path for pattern in self.patterns for path in sorted(folder.glob(pattern)) if is_listed_by(pattern, path)]
+        lists = [
+            path
+            for pattern in self.patterns
+            for path in sorted(filter(os.path.isfile, folder.glob(pattern)))
+            if path.name not in _METADATA_FILES or path.name == pattern
+        ]
         return [folder] if (self.reads_whole_folder or self.reads_several_files) and lists else lists
 
     def source_for_file(self, file: Path) -> Path | None:
@@ -345,10 +351,6 @@ class DatasetFormat:
         return source if any(fnmatch.fnmatchcase(file.name, f"*{suffix}") for suffix in self.suffixes) else None
 
 
-class DuplicateKeyObject(dict[str, Any]):
-    """A JSON object with a duplicate key. It has the last value of the key."""
-
-
 def decode_utf8(content: bytes) -> str:
     """Decode UTF-8 without its byte order mark. Invalid bytes become lone surrogates, which ``is_valid_unicode`` detects.
 
@@ -359,43 +361,6 @@ def decode_utf8(content: bytes) -> str:
         The text.
     """
     return content.removeprefix(b"\xef\xbb\xbf").decode(errors="surrogateescape")
-
-
-def parse_json(text: str) -> Any:
-    """Parse JSON. Texts may have lone surrogates, and objects may be a ``DuplicateKeyObject``.
-
-    Args:
-        text: The JSON text.
-
-    Returns:
-        The value.
-
-    Raises:
-        ValueError: If the text is not JSON.
-    """
-    try:
-        return json.loads(text, object_pairs_hook=_detect_duplicate_keys)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-
-
-def parse_json_list(content: bytes, path: Path) -> Any:
-    """Parse a JSON file with ``parse_json``.
-
-    Args:
-        content: Its content.
-        path: The file, for the error.
-
-    Returns:
-        The value.
-
-    Raises:
-        DataError: If the file is not JSON.
-    """
-    try:
-        return parse_json(decode_utf8(content))
-    except ValueError as error:
-        raise DataError(f"{path} is not JSON: {error}.") from None
 
 
 def is_valid_unicode(text: str) -> bool:
@@ -442,8 +407,3 @@ def shorten(value: Any) -> str:
         At most 60 characters.
     """
     return f"{reprlib.repr(value):.60}"
-
-
-def _detect_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    return value if len(value) == len(pairs) else DuplicateKeyObject(value)

@@ -16,7 +16,7 @@ import numpy as np
 
 from visavis import storage
 from visavis.data.formats.listing import DatasetFormat, ListedImage, Listing, decode_utf8
-from visavis.data.splits import normalize_split_name
+from visavis.data.splits import SPLITS, normalize_split_name
 from visavis.errors import DataError, suggest_name
 
 CAPTIONS_PER_IMAGE = 5
@@ -35,10 +35,10 @@ def list_precomp(folder: Path) -> Listing:
         DataError: If features have no captions, or their shapes differ between splits.
     """
     listing = Listing(folder)
-    _check_shapes(folder, {_split_of(stem): _read_split(listing, folder, stem) for stem in _stems(folder)})
+    _check_shapes(folder, {split: _read_split(listing, folder, split, stem) for split, stem in _stems(folder).items()})
     listing.feature_files = tuple(find_precomp_files(folder))
     listing.find_nonfinite_features = lambda: [
-        f"{split}-{row}" for split in dict.fromkeys(entry.split or "" for entry in listing.images) for row in _nonfinite_rows(folder, split)
+        f"{split}-{row}" for split in dict.fromkeys(image.split or "" for image in listing.images) for row in _nonfinite_rows(folder, split)
     ]
     return listing
 
@@ -56,14 +56,13 @@ def load_precomp_features(path: str | Path, split: str) -> np.ndarray:
     Raises:
         DataError: If the split is unknown, or rows and captions do not match.
     """
-    folder = Path(path)
-    stems = {_split_of(stem): stem for stem in _stems(folder)}
+    folder, stems = Path(path), _stems(Path(path))
     if split not in stems:
         raise DataError(f"{folder} has no features of split {split}: {suggest_name(split, stems)}")
     rows, captions = _open_split(folder, stems[split])
     per_image = _rows_per_image(rows, len(captions))
     if per_image is None:
-        raise DataError(f"{folder}: {_wrong_row_count(stems[split], rows, captions)}.")
+        raise DataError(f"{folder}: {_wrong_row_count(stems[split], rows, captions)}. Store one caption per line.")
     return rows[::per_image]
 
 
@@ -79,7 +78,7 @@ def load_all_precomp_features(path: str | Path) -> dict[str, np.ndarray]:
     Raises:
         DataError: If the shapes differ between splits.
     """
-    features = {_split_of(stem): load_precomp_features(path, _split_of(stem)) for stem in _stems(Path(path))}
+    features = {split: load_precomp_features(path, split) for split in _stems(Path(path))}
     _check_shapes(Path(path), features)
     return features
 
@@ -96,13 +95,12 @@ def find_precomp_files(path: str | Path) -> list[Path]:
     return sorted(Path(path).glob("*_ims.npy"))
 
 
-def _read_split(listing: Listing, folder: Path, stem: str) -> np.ndarray:
+def _read_split(listing: Listing, folder: Path, split: str, stem: str) -> np.ndarray:
     rows, captions = _open_split(folder, stem)
     per_image = _rows_per_image(rows, len(captions))
     if per_image is None:
         listing.add_loss("wrong row count", f"{stem}_caps.txt", _wrong_row_count(stem, rows, captions))
         return rows
-    split = _split_of(stem)
     images = [ListedImage(f"{split}-{index}", split) for index in range(len(rows) // per_image)]
     listing.images += images
     for line, caption in enumerate(captions):
@@ -115,7 +113,8 @@ def _check_shapes(folder: Path, features: dict[str, np.ndarray]) -> None:
     first = next(iter(shapes), "")
     if other := next((split for split, shape in shapes.items() if shape != shapes[first]), None):
         raise DataError(
-            f"{folder}: expected features of one shape, got {shapes[first]} per image in {first} and {shapes[other]} in {other}."
+            f"{folder}: expected features of one shape, got {shapes[first]} per image in {first} and {shapes[other]} in {other}. "
+            "Extract the features of all splits with one encoder."
         )
 
 
@@ -127,25 +126,26 @@ def _nonfinite_rows(folder: Path, split: str) -> list[int]:
     return [index for index, row in enumerate(rows) if not np.isfinite(row).all()]
 
 
-def _stems(folder: Path) -> list[str]:
-    order = ["train", "dev", "val", "test"]
-    stems = {path.name.removesuffix("_ims.npy") for path in find_precomp_files(folder)}
-    if {"dev", "val"} <= stems:
-        raise DataError(f"{folder} has both dev_ims.npy and val_ims.npy, which are names of the same split. Remove one of them.")
-    return sorted(stems, key=lambda stem: (order.index(stem) if stem in order else len(order), stem))
-
-
-def _split_of(stem: str) -> str:
-    return normalize_split_name(stem) or stem
+def _stems(folder: Path) -> dict[str, str]:
+    """Find the splits of a folder, and the beginning of the file names of each."""
+    stems = dict[str, str]()
+    for path in find_precomp_files(folder):
+        stem = path.name.removesuffix("_ims.npy")
+        if (other := stems.setdefault(normalize_split_name(stem) or stem, stem)) != stem:
+            raise DataError(f"{folder} has both {other}_ims.npy and {path.name}, which are names of the same split. Remove one of them.")
+    order = [*(split for split in SPLITS if split in stems), *sorted(stems.keys() - set(SPLITS))]
+    return {split: stems[split] for split in order}
 
 
 def _open_split(folder: Path, stem: str) -> tuple[np.ndarray, list[str]]:
     features, texts = folder / f"{stem}_ims.npy", folder / f"{stem}_caps.txt"
     rows = storage.read_array(features, folder, kinds="fiu", memory_map=True)
     if rows.ndim < 2 or 0 in rows.shape:
-        raise DataError(f"{features}: expected numbers with one row per image, got {rows.dtype} of shape {rows.shape}.")
+        raise DataError(
+            f"{features}: expected numbers with one row per image, got {rows.dtype} of shape {rows.shape}. Save them as an array."
+        )
     if not os.path.exists(texts):
-        raise DataError(f"{texts} is missing: expected the captions of {features.name}.")
+        raise DataError(f"{texts} is missing: expected the captions of {features.name}. Write one caption per line.")
     lines = decode_utf8(storage.read_bytes(texts, folder)).split("\n")
     return rows, [line.rstrip("\r") for line in (lines[:-1] if not lines[-1] else lines)]
 

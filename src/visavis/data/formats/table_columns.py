@@ -38,6 +38,50 @@ def named_columns(names: Iterable[str], *tiers: Sequence[str]) -> list[str]:
     return next((found for tier in tiers if (found := [by_name[name] for name in tier if name in by_name])), [])
 
 
+def find_file_column(names: Sequence[str], location: object) -> str:
+    """Find the column with the image file of a table of captions.
+
+    Args:
+        names: Names of all columns.
+        location: The table, for errors.
+
+    Returns:
+        The column.
+
+    Raises:
+        DataError: If there is none, or if there are several.
+    """
+    known = {name.lower() for name in named_columns(names, FILE_NAMES, OTHER_FILE_NAMES)}
+    found = [name for name in names if name.lower() in known]
+    if len(found) != 1:
+        raise DataError(
+            f"{location}: expected one column with the image file, got {len(found)} ({', '.join(names):.80}). Name one of them filename."
+        )
+    return found[0]
+
+
+def find_caption_columns(names: Sequence[str], location: object) -> list[str]:
+    """Find the columns with the captions of a table of captions: ``caption``, ``caption_2`` and so on.
+
+    Args:
+        names: Names of all columns.
+        location: The table, for errors.
+
+    Returns:
+        The columns in the order of the table.
+
+    Raises:
+        DataError: If there is none, or if it is unclear which of them is meant.
+    """
+    kinds = _caption_kinds(names)
+    found = kinds.get("caption") or kinds.get("captions") or (next(iter(kinds.values())) if len(kinds) == 1 else None)
+    if found is None:
+        raise DataError(
+            f"{location}: expected one column with the caption, got {len(kinds)} ({', '.join(names):.80}). Name one of them caption."
+        )
+    return found
+
+
 @dataclass(frozen=True)
 class TableColumns:
     """Columns of a table.
@@ -70,7 +114,8 @@ class TableColumns:
         """
         embedded = [field.name for field in schema if _holds_bytes(field.type)]
         images = named_columns(embedded, IMAGE_NAMES)[:1] or embedded
-        captions = _caption_columns(schema.names)
+        kinds = _caption_kinds(schema.names)
+        captions = next((kinds[name] for name in CAPTION_NAMES if name in kinds), [])
         others = [name for name in schema.names if name not in (*embedded, *captions)]
         files = named_columns(others, FILE_NAMES, OTHER_FILE_NAMES, ID_NAMES if images else ())
         columns = ", ".join(f"{field.name} ({field.type!s:.40})" for field in schema)
@@ -105,12 +150,13 @@ def parse_captions(value: Any) -> list[str] | None:
     return captions
 
 
-def _caption_columns(names: Sequence[str]) -> list[str]:
-    """The columns ``caption``, ``caption_1`` and so on, for the first name that exists."""
-    for name in CAPTION_NAMES:
-        if found := [column for column in names if re.fullmatch(rf"{name}([ _-]?\d+)?", column.lower())]:
-            return found
-    return []
+def _caption_kinds(names: Iterable[str]) -> dict[str, list[str]]:
+    """Columns of captions by their name without a number."""
+    kinds: dict[str, list[str]] = {}
+    for column in names:
+        if match := re.fullmatch(rf"({'|'.join(CAPTION_NAMES)})[ _-]?\d*", column.lower()):
+            kinds.setdefault(match[1], []).append(column)
+    return kinds
 
 
 def _holds_bytes(kind: pa.DataType) -> bool:

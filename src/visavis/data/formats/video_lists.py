@@ -17,16 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from visavis import storage
-from visavis.data.formats.listing import (
-    DatasetFormat,
-    DuplicateKeyObject,
-    ListedImage,
-    Listing,
-    decode_utf8,
-    is_valid_unicode,
-    parse_json_list,
-    shorten,
-)
+from visavis.data.formats.json_lists import add_caption_entry, add_malformed_image, parse_json_file, read_fields, require_lists
+from visavis.data.formats.listing import DatasetFormat, Listing, decode_utf8, is_valid_unicode, shorten
 from visavis.data.splits import normalize_split_name
 from visavis.errors import DataError
 
@@ -61,50 +53,28 @@ def read_captions_and_splits(path: Path) -> tuple[dict[str, list[str]], dict[str
     captions: dict[str, list[str]] = {image.name: [] for image in listing.images if image.usable}
     for caption in listing.captions:
         if not caption.usable or caption.image is None or not is_valid_unicode(caption.text):
-            raise DataError(f"{path.with_name(caption.location)}: expected the caption of a listed video.")
+            raise DataError(
+                f"{path.with_name(caption.location)}: expected the caption of a listed video, got {shorten(caption.text)}. Correct it."
+            )
         captions[caption.image.name].append(caption.text)
     return captions, {image.name: image.split for image in listing.images if image.usable}
 
 
 def _list_files(source: Path, files: list[Path]) -> Listing:
-    listing, contents = Listing(source), {path.name: _read(path, source) for path in files}
-    for file, content in contents.items():
-        for number, video in enumerate(content["videos"]):
-            _add_video(listing, video, f"{file}, video {number}")
-    for file, content in contents.items():
-        for number, sentence in enumerate(content["sentences"]):
-            _add_caption(listing, sentence, f"{file}, sentence {number}")
+    listing, sentences = Listing(source), dict[str, list[Any]]()
+    for file in files:
+        content = parse_json_file(storage.read_bytes(file, source), file)
+        videos, sentences[file.name] = require_lists(content, file, "videos", "sentences")
+        for number, video in enumerate(videos):
+            name, split = read_fields(video, "video_id", "split")
+            if isinstance(name, str) and name and isinstance(split, str | None):
+                listing.add_image(name, normalize_split_name(split))
+            else:
+                add_malformed_image(listing, video, "an object with video_id and split", f"{file.name}, video {number}")
+    for file_name, entries in sentences.items():
+        for number, entry in enumerate(entries):
+            add_caption_entry(listing, entry, "video_id", listing.by_name, f"{file_name}, sentence {number}")
     return listing
-
-
-def _read(path: Path, root: Path) -> dict[str, list[Any]]:
-    content = parse_json_list(storage.read_bytes(path, root), path)
-    lists = [content.get(key) for key in ("videos", "sentences")] if isinstance(content, dict) else []
-    if isinstance(content, DuplicateKeyObject) or not lists or not all(isinstance(value, list) for value in lists):
-        raise DataError(f"{path} has no lists of videos and sentences: expected {{'videos': [...], 'sentences': [...]}}, each once.")
-    return content
-
-
-def _add_video(listing: Listing, video: Any, location: str) -> None:
-    name, split = (video.get(key) if isinstance(video, dict) else None for key in ("video_id", "split"))
-    if not isinstance(name, str) or not name or not isinstance(split, str | None) or isinstance(video, DuplicateKeyObject):
-        listing.images.append(ListedImage(location, None))
-        message = f"expected an object with video_id and split, got {shorten(video)}"
-        listing.add_loss("malformed entry", location, message, listing.images[-1])
-    else:
-        listing.add_image(name, normalize_split_name(split))
-
-
-def _add_caption(listing: Listing, sentence: Any, location: str) -> None:
-    name, text = (sentence.get(key) if isinstance(sentence, dict) else None for key in ("video_id", "caption"))
-    image = listing.by_name.get(name) if isinstance(name, str) else None
-    caption = listing.add_caption(text if isinstance(text, str) else "", image, location)
-    if not isinstance(text, str):
-        message = f"expected an object with video_id and caption, got {shorten(sentence)}"
-        listing.add_loss("malformed entry", location, message, caption)
-    elif image is None:
-        message = f"its video_id is {shorten(name)}, which is not a listed video"
-        listing.add_loss("caption without image", location, message, caption)
 
 
 MSRVTT = DatasetFormat(
@@ -141,7 +111,7 @@ def list_msvd(folder: Path) -> Listing:
         for name in decode_utf8(storage.read_bytes(folder / file, folder)).split():
             listing.add_image(name, split)
     unlisted = set()
-    for number, line in enumerate(decode_utf8(storage.read_bytes(folder / CAPTIONS_FILE, folder)).splitlines(), 1):
+    for number, line in enumerate(decode_utf8(storage.read_bytes(folder / CAPTIONS_FILE, folder)).split("\n"), 1):
         name, _, caption = line.strip().partition(" ")
         if name in listing.by_name:
             listing.add_caption(caption, listing.by_name[name], f"{CAPTIONS_FILE}:{number}")

@@ -9,17 +9,16 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from visavis import storage
 from visavis.data.dataset import ByteRange
 from visavis.data.formats.image_files import IMAGE_SUFFIXES, archive_members, containing_folder
-from visavis.data.formats.listing import DatasetFormat, ListedImage, Listing
+from visavis.data.formats.listing import DatasetFormat, Listing
 from visavis.data.formats.table_columns import CAPTION_NAMES, parse_captions
-from visavis.data.splits import normalize_split_name, split_folders, splits_of_files
+from visavis.data.splits import find_split_files, normalize_split_name, splits_of_files
 from visavis.errors import DataError, MissingExtra
 
 TAR_SUFFIX = ".tar"
@@ -35,38 +34,42 @@ class TarSamples:
     Attributes:
         name: Name of the file, for errors.
         samples: First byte and size of each member by its extension, by the key of the sample.
+        repeated: Keys of samples with two members of the same extension, of which the last is used.
         damage: Damage of the file, after which no sample is read. "": none.
     """
 
     name: str
     samples: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
     damage: str = ""
+    repeated: tuple[str, ...] = ()
 
     @classmethod
-    def read(cls, path: Path, name: str, root: Path | None = None) -> TarSamples:
+    def read(cls, file: BinaryIO, path: Path, name: str) -> TarSamples:
         """Read the headers of a tar file.
 
         Args:
-            path: The file.
+            file: The open file.
+            path: Its path.
             name: Name for errors.
-            root: Folder that must contain the file, as for ``ByteRange``.
 
         Returns:
             The samples before any damage.
         """
         samples: dict[str, dict[str, tuple[int, int]]] = {}
-        damage = ""
+        damage, repeated = "", dict[str, None]()
         try:
-            for member, location in archive_members(path, root):
+            for member, location in archive_members(file, path):
                 if match := _KEY.fullmatch(member):
-                    samples.setdefault(match[1], {})[match[2].lower()] = (location.offset, location.num_bytes)
-            with storage.open_file(path, root) as file:
-                file.seek(-min(512, os.path.getsize(path)), os.SEEK_END)
-                if any(file.read()):
-                    damage = "the shard is cut short: it has no end of archive"
+                    members, extension = samples.setdefault(match[1], {}), match[2].lower()
+                    if extension in members:
+                        repeated[match[1]] = None
+                    members[extension] = (location.offset, location.num_bytes)
+            file.seek(-min(512, os.fstat(file.fileno()).st_size), os.SEEK_END)
+            if any(file.read()):
+                damage = "the shard is cut short: it has no end of archive"
         except DataError as error:
             damage = str(error)
-        return cls(name, samples, damage)
+        return cls(name, samples, damage, tuple(repeated))
 
     def _find(self, key: str, suffixes: tuple[str, ...], content: str) -> str:
         """The extension of a member, with the preferred suffix."""
@@ -104,7 +107,15 @@ class TarSamples:
         offset, size = self.samples[key][extension]
         return os.pread(file.fileno(), size, offset)
 
-    def read_text(self, file: BinaryIO, key: str) -> tuple[list[str], Any]:
+    def _read_text(self, file: BinaryIO, key: str, extension: str) -> Any:
+        """The text of a member, or the value of a JSON member."""
+        try:
+            text = self.read_member(file, key, extension).decode()
+            return json.loads(text) if extension.endswith("json") else text
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{self.name}: {key}.{extension} is not readable: {error}. Write the member again.") from None
+
+    def read_captions(self, file: BinaryIO, key: str) -> list[str]:
         """Read the captions of a sample.
 
         Args:
@@ -112,24 +123,34 @@ class TarSamples:
             key: Key of the sample.
 
         Returns:
-            The captions, and the split in its JSON or None.
+            The captions.
 
         Raises:
             DataError: If it has no caption.
         """
-        extension = self._find(key, (*TEXT_SUFFIXES, ".json"), "caption")
-        try:
-            value: Any = self.read_member(file, key, extension).decode()
-            if extension.endswith("json"):
-                value = json.loads(value)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{self.name}: {key}.{extension} is not readable: {error}") from None
-        entry: Mapping[str, Any] = value if isinstance(value, dict) else {"caption": value}
-        value = next((entry[name] for name in CAPTION_NAMES if name in entry), None)
+        value = self._read_text(file, key, self._find(key, (*TEXT_SUFFIXES, ".json"), "caption"))
+        if isinstance(value, dict):
+            value = next((value[name] for name in CAPTION_NAMES if name in value), None)
         captions = [text for text in parse_captions(value) or () if text.strip()]
         if not captions:
             raise DataError(f"{self.name}: {key}: expected a caption, got {value!r:.40}.")
-        return captions, entry.get("split")
+        return captions
+
+    def read_split(self, file: BinaryIO, key: str) -> str | None:
+        """Read the split in the JSON of a sample.
+
+        Args:
+            file: The open tar file.
+            key: Key of the sample.
+
+        Returns:
+            Standard name of the split. None: the sample has no JSON, or it gives none.
+
+        Raises:
+            DataError: If the JSON is not readable.
+        """
+        value = self._read_text(file, key, "json") if "json" in self.samples[key] else None
+        return normalize_split_name(value.get("split")) if isinstance(value, dict) else None
 
 
 def expand_braces(pattern: str) -> list[str]:
@@ -142,13 +163,18 @@ def expand_braces(pattern: str) -> list[str]:
         One path per shard.
 
     Raises:
+        DataError: If the braces are not balanced.
         MissingExtra: If ``braceexpand`` is not installed.
     """
     try:
         from braceexpand import braceexpand
     except ImportError:
         raise MissingExtra("braceexpand", "large", "a pattern of shards") from None
-    return list(braceexpand(pattern))
+    try:
+        return list(braceexpand(pattern))
+    # Its UnbalancedBracesError.
+    except ValueError:
+        raise DataError(f"{pattern}: expected balanced braces, got unbalanced ones. Correct the pattern of the shards.") from None
 
 
 def is_shard_pattern(name: str) -> bool:
@@ -176,7 +202,7 @@ def find_shards(source: Path) -> list[Path]:
         DataError: If a shard is missing, or no shard matches.
     """
     if os.path.isdir(source):
-        return sorted(path for folder in split_folders(source) for path in folder.glob(f"*{TAR_SUFFIX}") if os.path.isfile(path))
+        return find_split_files(source, [TAR_SUFFIX])
     if os.path.isfile(source):
         return [source]
     shards = list[Path]()
@@ -201,41 +227,45 @@ def list_webdataset(source: Path) -> Listing:
     folder = source if os.path.isdir(source) else source.parent
     listing, root = Listing(source, folder=folder), containing_folder(folder)
     splits = splits_of_files(find_shards(source), folder)
-    shards = [TarSamples.read(path, path.relative_to(folder).as_posix(), root) for path in splits]
+    shards = list[TarSamples]()
+    for path in splits:
+        with storage.open_file(path, root) as file:
+            shards.append(TarSamples.read(file, path, path.relative_to(folder).as_posix()))
     first_keys = [next(iter(shard.samples)) for shard in shards if shard.samples]
     has_local_keys = len(set(first_keys)) < len(first_keys)
     for shard, (path, split) in zip(shards, splits.items(), strict=True):
         if shard.damage:
             listing.add_loss("broken archive", shard.name, f"{shard.damage.removesuffix('.')}, the samples before are used")
+        for key in shard.repeated:
+            listing.add_loss("duplicate name", f"{shard.name}: {key}", "the shard has a member of this sample twice, the last is used")
+        prefix = f"{shard.name.removesuffix(TAR_SUFFIX)}/" if has_local_keys else ""
         with storage.open_file(path, root) as file:
             for key in shard.samples:
-                image = _add_sample(listing, shard, file, key, split, f"{shard.name.removesuffix(TAR_SUFFIX)}/" if has_local_keys else "")
-                if image is not None:
-                    offset, size = shard.samples[key][shard.find_image(key)]
-                    image.location = ByteRange(path, offset, size, root)
+                _add_sample(listing, shard, file, key, split, prefix, ByteRange(path, root=root))
     return listing
 
 
-def _add_sample(listing: Listing, shard: TarSamples, file: BinaryIO, key: str, split: str | None, prefix: str) -> ListedImage | None:
-    """Add a sample. Returns its image if it is new."""
+def _add_sample(
+    listing: Listing, shard: TarSamples, file: BinaryIO, key: str, split: str | None, prefix: str, whole_file: ByteRange
+) -> None:
     place = f"{shard.name}: {key}"
     try:
         extension = shard.find_image(key)
     except DataError as error:
         listing.add_loss("missing image", place, str(error).removesuffix("."))
-        return None
-    name = f"{prefix}{key}.{extension}"
-    known = listing.by_name.get(name)
-    captions, own_split = list[str](), None
+        return
+    name, captions, own_split, problem = f"{prefix}{key}.{extension}", list[str](), None, ""
+    is_new = name not in listing.by_name
     try:
-        captions, own_split = shard.read_text(file, key)
-        problem = ""
+        captions, own_split = shard.read_captions(file, key), shard.read_split(file, key)
     except DataError as error:
         problem = str(error).removesuffix(".")
-    image = listing.add_row(name, captions, normalize_split_name(own_split) or split, place)
+    image = listing.add_row(name, captions, own_split or split, place)
     if problem:
-        listing.add_loss("image without caption", place, problem, None if image is known else image)
-    return None if image is known else image
+        listing.add_loss("image without caption", place, problem, image if is_new else None)
+    if image is not None and is_new:
+        offset, size = shard.samples[key][extension]
+        image.location = replace(whole_file, offset=offset, size=size)
 
 
 WEBDATASET = DatasetFormat(

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,7 +110,7 @@ def open_filesystem(url: str) -> tuple[Any, str]:
             return pa.fs.PyFileSystem(pa.fs.FSSpecHandler(HfFileSystem())), url.removeprefix("hf://")
         filesystem, path = pa.fs.FileSystem.from_uri(url)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise DataError(f"{url} cannot be opened: {error}") from None
+        raise DataError(f"{url} cannot be opened: {error}. Check the URL.") from None
     return filesystem, path
 
 
@@ -141,17 +142,26 @@ def local_copy(file: ShardFile) -> Path:
                     while block := stream.read(2**22):
                         target.write(block)
             except OSError as error:
-                raise DataError(f"{file.url} cannot be read: {error}") from None
+                raise DataError(f"{file.url} cannot be read: {error}. Check the connection and the free disk space.") from None
         os.utime(path)
     return path
 
 
 def _make_room(folder: Path, size: int) -> None:
     """Remove the copies that were used least recently, so that one more fits. A process that reads one of them can finish."""
-    limit = float(os.environ.get(CACHE_SIZE, DEFAULT_CACHE_GB)) * 1e9
-    copies = sorted(((path.stat().st_mtime_ns, path) for path in folder.glob("*.tar")), reverse=True)
-    for _, path in copies:
-        size += path.stat().st_size
+    value, copies = os.environ.get(CACHE_SIZE, DEFAULT_CACHE_GB), list[tuple[int, int, Path]]()
+    limit = -1.0
+    with suppress(ValueError):
+        limit = float(value) * 1e9
+    if not limit >= 0:
+        raise DataError(f"{CACHE_SIZE}: expected a number of GB >= 0, got {value!r}. Correct or remove this variable.")
+    for path in folder.glob(f"*{TAR_SUFFIX}"):
+        # Another process may remove it now.
+        with suppress(FileNotFoundError):
+            status = path.stat()
+            copies.append((status.st_mtime_ns, status.st_size, path))
+    for _, copy_size, path in sorted(copies, reverse=True):
+        size += copy_size
         if size > limit:
             path.unlink(missing_ok=True)
 
@@ -174,7 +184,7 @@ def _list_one(url: str) -> list[ShardFile]:
         elif infos[0].type == pa.fs.FileType.NotFound:
             raise DataError(f"{url} does not exist. Check the pattern of the shards.")
     except OSError as error:
-        raise DataError(f"{url} cannot be listed: {error}") from None
+        raise DataError(f"{url} cannot be listed: {error}. Check the URL and the credentials.") from None
     shards = sorted(
         (info for info in infos if info.type == pa.fs.FileType.File and info.extension in ("tar", "parquet")), key=lambda info: info.path
     )
@@ -201,7 +211,7 @@ def _read_index(url: str) -> dict[str, int]:
         with filesystem.open_input_stream(path) as file:
             content = file.read()
     except OSError as error:
-        raise DataError(f"{url} cannot be read: {error}") from None
+        raise DataError(f"{url} cannot be read: {error}. Check the URL and the credentials.") from None
     index = storage.parse_json(content, _Index, url)
     folder = url.rpartition("/")[0]
     return {

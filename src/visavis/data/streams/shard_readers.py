@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -133,9 +134,10 @@ class TarReader(ShardReader):
     """
 
     def __init__(self, path: Path, name: str):
-        self.name, self.shard = name, TarSamples.read(path, name)
+        # Opened once: another process may remove the file from the cache while it is read.
+        self.file = open(path, "rb")  # noqa: SIM115 - closed with the reader
+        self.name, self.shard = name, TarSamples.read(self.file, path, name)
         self.keys, self.damage = list(self.shard.samples), self.shard.damage
-        self.file = open(path, "rb")  # noqa: SIM115 - closed with the reader: the file may be removed from the cache while it is read
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -152,7 +154,7 @@ class TarReader(ShardReader):
         return self.shard.read_member(self.file, key, self.shard.find_image(key))
 
     def captions(self, row: int) -> list[str]:
-        return self.shard.read_text(self.file, self.keys[row])[0]
+        return self.shard.read_captions(self.file, self.keys[row])
 
 
 class ParquetReader(ShardReader):
@@ -173,7 +175,7 @@ class ParquetReader(ShardReader):
             names = [name for name in (self.image_column, columns.file, *columns.captions) if name is not None]
             self.table = file.read_row_group(shard.row_group, columns=list(dict.fromkeys(names)))
         except (pa.ArrowException, OSError) as error:
-            raise DataError(f"{shard.file.url} cannot be read: {error}") from None
+            raise DataError(f"{shard.file.url} cannot be read: {error}. Copy the shard again.") from None
 
     def __len__(self) -> int:
         return len(self.table)
@@ -186,7 +188,8 @@ class ParquetReader(ShardReader):
         content = value.get("bytes") if isinstance(value, dict) else value
         if not isinstance(content, bytes):
             raise DataError(
-                f"{self.name}, row {row}: expected the bytes of an image in column {self.image_column}, got {type(content).__name__}."
+                f"{self.name}, row {row}: expected the bytes of an image in column {self.image_column}, got {type(content).__name__}. "
+                "Store the bytes of the images in the table."
             )
         return content
 
@@ -215,12 +218,13 @@ def open_shard(shard: Shard) -> ShardReader:
     return TarReader(local_copy(shard.file), shard.name)
 
 
-def count_samples(file: ShardFile, *, skip_bad: bool) -> list[Shard]:
-    """Count the samples of a file, from its metadata or its headers.
+def count_samples(file: ShardFile, *, skip_bad: bool, read_key: bool) -> list[Shard]:
+    """Count the samples of a file, from an index, its metadata or its headers.
 
     Args:
         file: The file.
         skip_bad: Whether to use the samples before a damage.
+        read_key: Whether to read the first key of a tar file that an index describes.
 
     Returns:
         Its shards.
@@ -234,14 +238,15 @@ def count_samples(file: ShardFile, *, skip_bad: bool) -> list[Shard]:
         try:
             metadata = pa.parquet.ParquetFile(path, filesystem=filesystem).metadata
         except (pa.ArrowException, OSError) as error:
-            raise DataError(f"{file.url} cannot be read: {error}") from None
+            raise DataError(f"{file.url} cannot be read: {error}. Copy the shard again.") from None
         return [Shard(file, metadata.row_group(group).num_rows, group) for group in range(metadata.num_row_groups)]
-    if file.num_samples is not None:
+    if file.num_samples is not None and not read_key:
         return [Shard(file, file.num_samples)]
     reader = TarReader(local_copy(file), file.name)
     if reader.damage and not skip_bad:
         raise damaged_shard(file.url, reader.damage)
-    return [Shard(file, len(reader), first_key=reader.keys[0] if reader.keys else None)]
+    count = len(reader) if file.num_samples is None else file.num_samples
+    return [Shard(file, count, first_key=reader.keys[0] if reader.keys else None)]
 
 
 def damaged_shard(url: str, damage: str) -> DataError:
@@ -267,7 +272,5 @@ def sample_ids(keys: list[str | None], items: np.ndarray) -> np.ndarray:
     Returns:
         Ids from 0 to 2^63.
     """
-    import hashlib
-
     texts = [f"\0{item}" if key is None else key for key, item in zip(keys, items.tolist(), strict=True)]
     return np.array([int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1 for text in texts], dtype=np.int64)

@@ -10,7 +10,7 @@ import json
 import threading
 from collections import OrderedDict
 from dataclasses import asdict
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,8 @@ class ShardStream:
         """
         files, shards = list_shards(pattern), list[Shard]()
         for number, file in enumerate(files):
-            shards += _count(file, skip_bad=skip_bad)
+            # The first keys of two shards show whether each shard numbers its samples from the same key.
+            shards += _count(file, skip_bad=skip_bad, read_key=number < 2)
             if on_progress is not None:
                 on_progress(number + 1, len(files))
         shards = [shard for shard in shards if shard.count]
@@ -77,7 +78,7 @@ class ShardStream:
         return cls(pattern, shards, max_open, skip_bad=skip_bad)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self.pattern, self.shards, self.max_open, self.skip_bad)
+        return partial(ShardStream, skip_bad=self.skip_bad), (self.pattern, self.shards, self.max_open)
 
     def __len__(self) -> int:
         return int(self.starts[-1])
@@ -164,8 +165,9 @@ class ShardStream:
     def _reader(self, number: int) -> ShardReader:
         """The open shard. The one that was used least recently is closed."""
         with self._lock:
-            reader = self._readers.pop(number, None) or open_shard(self.shards[number])
-            self._readers[number] = reader
+            reader = self._readers.pop(number, None)
+            # A damaged shard may have no readable sample, and is not opened again for each item.
+            self._readers[number] = reader = open_shard(self.shards[number]) if reader is None else reader
             if len(self._readers) > self.max_open:
                 self._readers.popitem(last=False)
             return reader
@@ -230,17 +232,13 @@ class StreamCaptions(LazySequence[str]):
         return self.stream.fingerprint
 
 
-def _rebuild(pattern: str, shards: list[Shard], max_open: int, skip_bad: bool) -> ShardStream:
-    return ShardStream(pattern, shards, max_open, skip_bad=skip_bad)
-
-
-def _count(file: ShardFile, *, skip_bad: bool) -> list[Shard]:
+def _count(file: ShardFile, *, skip_bad: bool, read_key: bool) -> list[Shard]:
     """Count the samples of a file, or read the cached count."""
-    key = hashlib.sha256(json.dumps([1, asdict(file)]).encode()).hexdigest()[:32]
+    key = storage.stat_hash([], 2, asdict(file), read_key)
     record = storage.cache_folder() / "checks" / f"shard-{key}.json"
     shards: list[Shard] | None = storage.read_checksummed_json(record, list[Shard])
     if shards is None:
-        shards = count_samples(file, skip_bad=skip_bad)
+        shards = count_samples(file, skip_bad=skip_bad, read_key=read_key)
         # The count of a damaged shard is not cached: without skip_bad it is an error.
         if not skip_bad:
             storage.write_checksummed_json(record, [asdict(shard) for shard in shards])

@@ -231,24 +231,26 @@ class StreamReader:
         Raises:
             DataError: If an item cannot be read and the stream does not skip it, or if no item can be read.
         """
-        items, usable, skipped = request.images[request.own_images], np.ones(len(request.images[request.own_images]), bool), list[str]()
+        usable, skipped = np.ones(len(request.images[request.own_images]), bool), list[str]()
         try:
-            return StreamContents(*self._read(items, request.seeds), usable, skipped)
+            return StreamContents(*self._read(request, usable), usable, skipped)
         except DataError:
             if not self.stream.skip_bad:
                 raise
-        for index in range(len(items)):
+        for index in range(len(usable)):
             try:
-                self._read(items[[index]], None if request.seeds is None else request.seeds[[index]])
+                self._read(request, np.array([index]))
             except DataError as error:
                 usable[index] = False
                 skipped.append(str(error))
         if not usable.any():
             raise DataError(f"{self.stream.pattern}: expected a usable item in a batch, got none: {skipped[0]}")
-        return StreamContents(*self._read(items[usable], None if request.seeds is None else request.seeds[usable]), usable, skipped)
+        return StreamContents(*self._read(request, usable), usable, skipped)
 
-    def _read(self, items: np.ndarray, seeds: np.ndarray | None) -> tuple[Encoded, Encoded, np.ndarray]:
-        """Read items, with a caption sampled by the seed of each, or with their first captions."""
+    def _read(self, request: BatchRequest, selected: np.ndarray) -> tuple[Encoded, Encoded, np.ndarray]:
+        """Read some of the items, with a caption sampled by the seed of each, or with their first captions."""
+        items = request.images[request.own_images][selected]
+        seeds = None if request.seeds is None else request.seeds[selected]
         choices = np.zeros(len(items), np.int64) if seeds is None else seeds.astype(np.int64) % MAX_CAPTIONS
         text = self.text.read(items + choices * len(self.stream))
         return self.visual.read(items, seeds), text, self.stream.ids(items)

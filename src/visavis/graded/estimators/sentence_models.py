@@ -22,8 +22,8 @@ from visavis.data.dataset import Dataset
 from visavis.data.vocabulary import tokenize
 from visavis.errors import DataError
 from visavis.graded.estimators.base import CaptionRelevance, CosineRelevance, RelevanceEstimator, treatment_note
+from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.models.encoders.feature_extraction import cache_features
-from visavis.models.encoders.frozen_encoders import EncoderSpec
 from visavis.models.encoders.pretrained_files import model_files, weights_fingerprint
 from visavis.models.encoders.sentence_encoders import TextPairEncoder, open_text_pair_encoder
 from visavis.spec import require_field, validate_fields

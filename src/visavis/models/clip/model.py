@@ -14,7 +14,8 @@ from torch import nn
 from visavis import storage
 from visavis.errors import DataError, MissingExtra, RunError, SpecError, VisavisError, suggest_name
 from visavis.models.base import SCALE_PART, GlobalMatcher, Matcher, MatcherConfig, encode_unit_rows, get_vectors
-from visavis.models.encoders.frozen_encoders import EncoderSpec, VisualEncoder
+from visavis.models.encoders.encoder_spec import EncoderSpec
+from visavis.models.encoders.frozen_encoders import VisualEncoder
 from visavis.models.encoders.hub_download import HUB_NAME
 from visavis.models.encoders.preprocessing import blank_image
 from visavis.models.encoders.pretrained_files import (

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from visavis.errors import VisavisError
 from visavis.models.base import Matcher, MatcherConfig, get_vectors
-from visavis.models.encoders.frozen_encoders import EncoderSpec
+from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.models.encoders.preprocessing import blank_image
 from visavis.models.encoders.pretrained_files import model_folder
 from visavis.models.encoders.pretrained_loading import check_encoding, load_pretrained_model, load_pretrained_processor

@@ -32,13 +32,8 @@ from visavis.data.video import VideoError
 from visavis.errors import DataError, SpecError, VisavisError, log_debug
 from visavis.models.device import choose_device, has_native_bfloat16
 from visavis.models.encoders.cnn_backbones import SMALL_CNN
-from visavis.models.encoders.encoder_preprocessing import current_preprocessing_config
-from visavis.models.encoders.frozen_encoders import (
-    CPU_IMAGE_BATCH_SIZE,
-    EncoderSpec,
-    FrozenEncoder,
-    TextEncoder,
-)
+from visavis.models.encoders.encoder_spec import EncoderSpec, current_preprocessing_config
+from visavis.models.encoders.frozen_encoders import CPU_IMAGE_BATCH_SIZE, FrozenEncoder, TextEncoder, open_encoder
 from visavis.models.encoders.pretrained_files import weights_checksum, weights_fingerprint
 from visavis.process_group import ONE_PROCESS, ProcessGroup
 from visavis.types import Encoded
@@ -135,7 +130,7 @@ def cache_features(
             log_debug(__name__, "features of %s are read from %s", spec.name, folder)
             return FeatureStore.open(folder) if finished is None else finished
         if isinstance(encoder, EncoderSpec):
-            encoder = encoder.open().to(choose_device())
+            encoder = open_encoder(encoder).to(choose_device())
         try:
             return _compute(dataset, encoder, folder, batch_size, bfloat16, on_progress, _BatchSharing(engine, workers, group))
         except VideoError as error:
@@ -162,7 +157,7 @@ class _BatchEncoder:
     """
 
     def __init__(self, encoder: FrozenEncoder | EncoderSpec, bfloat16: bool):
-        self.encoder = encoder.open().to(choose_device()) if isinstance(encoder, EncoderSpec) else encoder
+        self.encoder = open_encoder(encoder).to(choose_device()) if isinstance(encoder, EncoderSpec) else encoder
         self.spec, self.bfloat16 = self.encoder.spec, bfloat16
 
     def read(self, batch: Sequence[Image | str]) -> Encoded:

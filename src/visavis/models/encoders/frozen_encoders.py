@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,10 +25,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from visavis.data.features.store import Granularity, Modality
-from visavis.errors import DataError, SpecError
+from visavis.data.features.store import Granularity
+from visavis.errors import DataError
 from visavis.models.encoders.cnn_backbones import SMALL_CNN, SmallCNN, published_backbone_name
-from visavis.models.encoders.encoder_preprocessing import image_converter, spec_preprocessing, spec_preprocessing_config
+from visavis.models.encoders.encoder_spec import EncoderSpec, image_converter, spec_preprocessing, spec_preprocessing_config
 from visavis.models.encoders.preprocessing import Preprocessing, blank_image
 from visavis.models.encoders.pretrained_files import PretrainedPart, has_saved_weights, model_folder, saved_part_folder
 from visavis.models.encoders.pretrained_loading import (
@@ -50,70 +50,6 @@ CPU_IMAGE_BATCH_SIZE = 4
 """Images per call of an encoder on a CPU. More are slower."""
 FRAME_BATCH_SIZE = 16
 """Frames of clips per call of an encoder."""
-MAX_NAME_LENGTH = 160
-"""Characters of one part of an encoder's name, which becomes part of a folder name."""
-
-
-@dataclass(frozen=True)
-class EncoderSpec:
-    """Specification of an encoder: the part of a model's config that identifies its features.
-
-    Attributes:
-        side: "visual" or "text".
-        name: Name of the encoder.
-        granularity: ``pooled`` ``[N, D]``, ``regions`` ``[N, R, D]`` (visual), ``words`` ``[N, L, D]`` with a mask (text), or ``frames``
-            ``[N, F, D]`` with a mask (clips).
-        crops: 1, or 10 for the corners and the center of a larger image and their mirror images, ``[N, 10, ...]``.
-        frames_per_second: Frames per second of clips.
-        image_size: Edge of the squares to which images are scaled, in pixels. 0: as in the encoder's preprocessing.
-        random_crops: Sample the ten crops at random positions.
-
-    Raises:
-        SpecError: If a value is invalid, or if two of them do not fit together.
-    """
-
-    side: Modality
-    name: str
-    granularity: Granularity = "pooled"
-    crops: int = 1
-    frames_per_second: float = 0.0
-    image_size: int = 0
-    random_crops: bool = False
-
-    def __post_init__(self) -> None:
-        if not self.name.isprintable() or len(self.name) > 1000 or max(map(len, self.name.split("/"))) > MAX_NAME_LENGTH:
-            raise SpecError(f"encoder: expected a folder or a name of the Hugging Face hub, got {self.name[:60]!r}. Set a valid name.")
-        granularities = ("pooled", "regions", "frames") if self.side == "visual" else ("pooled", "words")
-        if self.granularity not in granularities:
-            raise SpecError(
-                f"granularity of a {self.side} encoder: expected {' or '.join(granularities)}, got {self.granularity!r}. Set one of them."
-            )
-        if (self.granularity == "frames") != (self.frames_per_second > 0):
-            raise SpecError(
-                "frames_per_second: expected a rate above 0, such as 1, for granularity frames, and 0 for others, "
-                f"got {self.frames_per_second:g} for {self.granularity}. Change one of them."
-            )
-        if self.crops != 1 and self.granularity == "frames":
-            raise SpecError(f"crops: expected 1 for granularity frames, which reads whole frames, got {self.crops}. Set crops to 1.")
-        if self.crops != 1 and (self.side, self.crops) != ("visual", 10):
-            raise SpecError(f"crops: expected 1, or 10 for images, got {self.crops} for a {self.side} encoder. Set crops to 1.")
-        if (self.crops != 1 or self.image_size) and self.name == "scenes":
-            raise SpecError(
-                "crops, image_size: expected 1 and 0 for the encoder scenes, which reads whole images of its own size. Remove both settings."
-            )
-
-    def open(self) -> FrozenEncoder:
-        """Open the encoder in evaluation mode, on the CPU.
-
-        Returns:
-            The encoder.
-
-        Raises:
-            DataError: If no such model is found.
-        """
-        if self.granularity == "frames":
-            return FrameEncoder(self, _open_visual(replace(self, granularity="pooled", frames_per_second=0.0))).eval()
-        return _open_visual(self) if self.side == "visual" else open_text_encoder(self.name, self.granularity)
 
 
 class FrozenEncoder(nn.Module):
@@ -384,6 +320,24 @@ class SentenceTransformersEncoder(TextEncoder):
             "sentence_transformers": [type(step).__name__ for step in model],
             "prompt": model.prompts.get(model.default_prompt_name or ""),
         }
+
+
+def open_encoder(spec: EncoderSpec) -> FrozenEncoder:
+    """Open an encoder in evaluation mode, on the CPU.
+
+    Args:
+        spec: Specification.
+
+    Returns:
+        The encoder.
+
+    Raises:
+        DataError: If no such model is found.
+        MissingExtra: If transformers is needed and not installed.
+    """
+    if spec.granularity == "frames":
+        return FrameEncoder(spec, _open_visual(replace(spec, granularity="pooled", frames_per_second=0.0))).eval()
+    return _open_visual(spec) if spec.side == "visual" else open_text_encoder(spec.name, spec.granularity)
 
 
 def open_visual_encoder(name: str, granularity: Granularity = "pooled") -> VisualEncoder:

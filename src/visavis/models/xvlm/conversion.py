@@ -24,7 +24,7 @@ from visavis.models.checkpoint_conversion import (
     weight_and_bias,
 )
 from visavis.models.encoders.checkpoint_files import check_weight_names
-from visavis.models.encoders.frozen_encoders import EncoderSpec
+from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.models.encoders.pretrained_files import copy_config_files
 from visavis.models.encoders.pretrained_loading import load_pretrained_config, load_pretrained_model
 from visavis.models.encoders.text_backbone import PretrainedTokenizer

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -87,28 +86,28 @@ class TableSnapshot:
         self.vectors: ItemVectors = storage.read_array(folder / VECTORS_FILE, dimensions=2, memory_map=True)
         if late_interaction is not None:
             self.vectors = VectorSets(self.vectors, storage.read_array(folder / OFFSETS_FILE, dimensions=1, kinds="i"))
-        self.folder, self.memory, self.late_interaction = folder, memory, late_interaction
+        # Opened with the vectors: another process may remove the files of this version later.
+        self._vector_search = self._open_search(folder, memory, late_interaction)
         # Rows of the last results, whose vectors are usually read next.
         self._recent_rows = dict[str, int]()
 
-    @cached_property
-    def vector_search(self) -> ExactSearch | MaxSimSearch:
+    def _open_search(self, folder: Path, memory: MemoryLimit, late_interaction: MaxSimDirection | None) -> ExactSearch | MaxSimSearch:
         """Exact search in the vectors, with int8 codes if there are any, or search by late interaction, with pooled vectors."""
         if isinstance(self.vectors, VectorSets):
-            assert self.late_interaction is not None
+            assert late_interaction is not None
             pooled = None
-            if os.path.exists(self.folder / POOLED_FILE):
-                rows = storage.read_array(self.folder / POOLED_FILE, dimensions=2, memory_map=True)
-                pooled = VectorSets(rows, storage.read_array(self.folder / POOLED_OFFSETS_FILE, dimensions=1, kinds="i"))
-            return MaxSimSearch(self.vectors, self.late_interaction, pooled=pooled, memory=self.memory)
-        coarse = open_int8_codes(self.folder) if os.path.exists(self.folder / CODES) and supports_int8_matmul() else None
+            if os.path.exists(folder / POOLED_FILE):
+                rows = storage.read_array(folder / POOLED_FILE, dimensions=2, memory_map=True)
+                pooled = VectorSets(rows, storage.read_array(folder / POOLED_OFFSETS_FILE, dimensions=1, kinds="i"))
+            return MaxSimSearch(self.vectors, late_interaction, pooled=pooled, memory=memory)
+        coarse = open_int8_codes(folder) if os.path.exists(folder / CODES) and supports_int8_matmul() else None
         log_debug(__name__, "exact search in %d vectors, %s", len(self.vectors), "int8 codes first" if coarse else "float32")
-        return ExactSearch(self.vectors, coarse=coarse, memory=self.memory)
+        return ExactSearch(self.vectors, coarse=coarse, memory=memory)
 
     def search(self, queries: Queries, top: int, item_filter: ItemFilter) -> list[list[Neighbor]]:
         """Find the items with the highest scores, see ``VectorStore.search``."""
         mask = matching_rows(self.table, item_filter) if item_filter else None
-        scores, rows = self.vector_search.search(queries, top, mask)  # type: ignore[arg-type]
+        scores, rows = self._vector_search.search(queries, top, mask)  # type: ignore[arg-type]
         found = self.keys.take(rows.ravel()).to_pylist()
         self._recent_rows, keys = dict(zip(found, rows.ravel().tolist(), strict=True)), iter(found)
         return [[Neighbor(next(keys), score) for score in query_scores] for query_scores in scores.tolist()]

@@ -94,15 +94,25 @@ class MilvusStore:
             if is_file:
                 Path(self.uri).absolute().parent.mkdir(parents=True, exist_ok=True)
                 _open_stores[os.path.abspath(self.uri)] += 1
-            self._client: Any = MilvusClient(self.uri, token=os.environ.get("MILVUS_TOKEN", ""))
-            if not self._client.has_collection(collection):
-                if embedding_dim is None:
-                    raise missing
-                self._create_collection(embedding_dim)
-            self._client.load_collection(collection)
-            fields = {field["name"]: field for field in self._client.describe_collection(collection)["fields"]}
+            try:
+                self._client: Any = MilvusClient(self.uri, token=os.environ.get("MILVUS_TOKEN", ""))
+                self._open_collection(embedding_dim, missing)
+            except BaseException:
+                self.close()
+                raise
+
+    def _open_collection(self, embedding_dim: int | None, missing: DataError) -> None:
+        """Load the collection, or create it if ``embedding_dim`` is given."""
+        if not self._client.has_collection(self.collection):
+            if embedding_dim is None:
+                raise missing
+            self._create_collection(embedding_dim)
+        self._client.load_collection(self.collection)
+        fields = {field["name"]: field for field in self._client.describe_collection(self.collection)["fields"]}
         if not {"id", "vector", *FIELDS} <= fields.keys():
-            raise DataError(f"{self.uri}: expected a collection made by visavis, got {collection!r} with other fields. Pass another name.")
+            raise DataError(
+                f"{self.uri}: expected a collection made by visavis, got {self.collection!r} with other fields. Pass another name."
+            )
         self.embedding_dim = int(fields["vector"]["params"]["dim"])
         if embedding_dim not in (None, self.embedding_dim):
             raise ShapeError(f"{self.uri}: expected vectors of dimension {embedding_dim}, got {self.embedding_dim}. Pass another store.")
@@ -259,7 +269,8 @@ class MilvusStore:
 
     def close(self) -> None:
         """Close the connection, and the file if no other store of this process uses it."""
-        self._client.close()
+        if hasattr(self, "_client"):
+            self._client.close()
         if "://" not in self.uri:
             from milvus_lite.server_manager import server_manager_instance
 

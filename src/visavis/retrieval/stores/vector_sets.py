@@ -51,9 +51,11 @@ class VectorSets:
 
     def __getitem__(self, items: slice | Sequence[int] | np.ndarray) -> VectorSets:
         if isinstance(items, slice):
-            start, stop, _ = items.indices(len(self))
-            offsets = self.offsets[start : max(start, stop) + 1]
-            return VectorSets(self.rows[offsets[0] : offsets[-1]], offsets - offsets[0])
+            start, stop, step = items.indices(len(self))
+            if step == 1:
+                offsets = self.offsets[start : max(start, stop) + 1]
+                return VectorSets(self.rows[offsets[0] : offsets[-1]], offsets - offsets[0])
+            items = range(start, stop, step)
         index = np.asarray(items, np.int64)
         offsets = np.concatenate([[0], np.cumsum(self.counts[index])])
         return VectorSets(self.rows[self.rows_of(index)], offsets)

@@ -1,0 +1,173 @@
+"""Specification of an encoder, and the preprocessing of its images without the encoder."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from visavis.data.features.store import Granularity, Modality
+from visavis.errors import SpecError
+from visavis.models.encoders.cnn_backbones import SMALL_CNN, SmallCNN, published_backbone_name
+from visavis.models.encoders.preprocessing import ImageConverter, Preprocessing
+from visavis.models.encoders.pretrained_files import local_model_folder, model_folder
+from visavis.models.encoders.pretrained_loading import IMAGENET_PREPROCESSING
+from visavis.synthetic.scene_encoder import SceneEncoder
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+MAX_NAME_LENGTH = 160
+"""Characters of one part of an encoder's name, which becomes part of a folder name."""
+
+
+@dataclass(frozen=True)
+class EncoderSpec:
+    """Specification of an encoder: the part of a model's config that identifies its features.
+
+    Attributes:
+        side: "visual" or "text".
+        name: Name of the encoder.
+        granularity: ``pooled`` ``[N, D]``, ``regions`` ``[N, R, D]`` (visual), ``words`` ``[N, L, D]`` with a mask (text), or ``frames``
+            ``[N, F, D]`` with a mask (clips).
+        crops: 1, or 10 for the corners and the center of a larger image and their mirror images, ``[N, 10, ...]``.
+        frames_per_second: Frames per second of clips.
+        image_size: Edge of the squares to which images are scaled, in pixels. 0: as in the encoder's preprocessing.
+        random_crops: Sample the ten crops at random positions.
+
+    Raises:
+        SpecError: If a value is invalid, or if two of them do not fit together.
+    """
+
+    side: Modality
+    name: str
+    granularity: Granularity = "pooled"
+    crops: int = 1
+    frames_per_second: float = 0.0
+    image_size: int = 0
+    random_crops: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.name.isprintable() or len(self.name) > 1000 or max(map(len, self.name.split("/"))) > MAX_NAME_LENGTH:
+            raise SpecError(f"encoder: expected a folder or a name of the Hugging Face hub, got {self.name[:60]!r}. Set a valid name.")
+        granularities = ("pooled", "regions", "frames") if self.side == "visual" else ("pooled", "words")
+        if self.granularity not in granularities:
+            raise SpecError(
+                f"granularity of a {self.side} encoder: expected {' or '.join(granularities)}, got {self.granularity!r}. Set one of them."
+            )
+        if (self.granularity == "frames") != (self.frames_per_second > 0):
+            raise SpecError(
+                "frames_per_second: expected a rate above 0, such as 1, for granularity frames, and 0 for others, "
+                f"got {self.frames_per_second:g} for {self.granularity}. Change one of them."
+            )
+        if self.crops != 1 and self.granularity == "frames":
+            raise SpecError(f"crops: expected 1 for granularity frames, which reads whole frames, got {self.crops}. Set crops to 1.")
+        if self.crops != 1 and (self.side, self.crops) != ("visual", 10):
+            raise SpecError(f"crops: expected 1, or 10 for images, got {self.crops} for a {self.side} encoder. Set crops to 1.")
+        if (self.crops != 1 or self.image_size) and self.name == "scenes":
+            raise SpecError(
+                "crops, image_size: expected 1 and 0 for the encoder scenes, which reads whole images of its own size. Remove both settings."
+            )
+
+
+def open_preprocessing(spec: EncoderSpec, folder: Path | None = None, *, already_cropped: bool = False) -> ImageConverter:
+    """Open the preprocessing of an image encoder, without the encoder.
+
+    Args:
+        spec: Specification.
+        folder: Folder of the model's files. None: found by the name.
+        already_cropped: Whether the images are crops, which are not cropped again.
+
+    Returns:
+        Function of images that returns pixels.
+
+    Raises:
+        DataError: If no such model is found.
+    """
+    preprocessing = spec_preprocessing(spec, folder)
+    return image_converter(preprocessing.for_crops if already_cropped else preprocessing, spec)
+
+
+def current_preprocessing_config(spec: EncoderSpec) -> dict[str, Any] | None:
+    """Read the preprocessing that the folder of an image encoder currently defines.
+
+    Args:
+        spec: Specification.
+
+    Returns:
+        Settings as in ``preprocessing_config``. None without a local folder.
+    """
+    if spec.side == "text" or (folder := local_model_folder(spec.name)) is None:
+        return None
+    return spec_preprocessing_config(spec_preprocessing(spec, folder), spec)
+
+
+def spec_preprocessing_config(preprocessing: Preprocessing, spec: EncoderSpec) -> dict[str, Any]:
+    """Describe the preprocessing of an encoder, as stored with features.
+
+    Args:
+        preprocessing: Preprocessing of the encoder.
+        spec: Specification.
+
+    Returns:
+        Settings by name.
+    """
+    config = {"custom": spec.name} if spec.name == "scenes" else asdict(preprocessing)
+    config |= {"random_crops": True} if spec.random_crops else {}
+    return config | {"frames_per_second": spec.frames_per_second} if spec.granularity == "frames" else config
+
+
+def image_converter(preprocessing: Preprocessing, spec: EncoderSpec) -> ImageConverter:
+    """Build the function that converts images to pixels, with the crops of an encoder.
+
+    Args:
+        preprocessing: Preprocessing of the encoder.
+        spec: Specification.
+
+    Returns:
+        Function of images that returns pixels.
+    """
+    return ImageConverter(preprocessing, spec.crops, spec.random_crops)
+
+
+def visible_part(spec: EncoderSpec, image: Image) -> Image:
+    """Return the part of an image that an encoder with one crop reads.
+
+    Args:
+        spec: Specification.
+        image: The image.
+
+    Returns:
+        The visible part, larger than the encoder reads it.
+
+    Raises:
+        DataError: If no such model is found.
+    """
+    return image.resize((384, 384)) if spec.name == "scenes" else spec_preprocessing(spec).visible_part(image, 2)
+
+
+OWN_PREPROCESSING = {
+    "scenes": Preprocessing(resize=(SceneEncoder.image_size,) * 2, crop=None, resample=3, scale=1.0),
+    SMALL_CNN: SmallCNN.preprocessing,
+}
+"""Preprocessing of the encoders that visavis defines."""
+
+
+def spec_preprocessing(spec: EncoderSpec, folder: Path | None = None) -> Preprocessing:
+    """Return the preprocessing of an image encoder.
+
+    Args:
+        spec: Specification.
+        folder: Folder of the model's files. None: found by the name.
+
+    Returns:
+        The preprocessing, with the image size of the specification.
+
+    Raises:
+        DataError: If no such model is found.
+    """
+    if (preprocessing := OWN_PREPROCESSING.get(spec.name)) is None:
+        published = published_backbone_name(spec.name)
+        preprocessing = IMAGENET_PREPROCESSING if published else Preprocessing.read(folder or model_folder(spec.name))
+    return replace(preprocessing, resize=(spec.image_size, spec.image_size), crop=None) if spec.image_size else preprocessing
