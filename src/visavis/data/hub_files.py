@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 from visavis import storage
 from visavis.data.splits import split_in_name
@@ -98,6 +99,45 @@ def _not_provided(name: str, expected: str, error: Exception) -> DataError:
     return DataError(f"{name}: expected {expected}, got none ({problem}).")
 
 
+def download_message(name: str, num_bytes: int, license_name: str) -> str:
+    """Return the line that is printed before a download.
+
+    Args:
+        name: Name of the model or data set.
+        num_bytes: Size of the files that are downloaded.
+        license_name: License, or the page that states it.
+
+    Returns:
+        The line.
+
+    Example:
+        >>> download_message("tiny/clip", 605_200_000, "MIT")
+        'Downloading tiny/clip: 605 MB, license: MIT.'
+    """
+    size = f"{num_bytes / 1e6:,.0f} MB" if num_bytes >= 1e6 else f"{num_bytes / 1e3:,.0f} kB"
+    return f"Downloading {name}: {size}, license: {license_name}."
+
+
+def hub_license(repository: str, kind: Literal["model", "dataset"]) -> str:
+    """Return the license that the hub page of a repository states.
+
+    Args:
+        repository: ``OWNER/NAME``.
+        kind: Kind of the repository.
+
+    Returns:
+        Its name, such as ``mit``. The address of the page if it names none.
+    """
+    from huggingface_hub import HfApi, constants
+
+    info = HfApi(endpoint=constants.ENDPOINT).repo_info(repository, repo_type=kind)
+    card = getattr(info, "card_data", None)
+    # The license "other" has a name of its own.
+    licenses = next((value for key in ("license_name", "license") if card is not None and (value := card.get(key))), [])
+    names = ", ".join([licenses] if isinstance(licenses, str) else map(str, licenses))
+    return names or f"see {constants.ENDPOINT}/{'datasets/' if kind == 'dataset' else ''}{repository}"
+
+
 def verify_hashes(name: str, files: Iterable[Path]) -> None:
     """Compare downloaded files with their SHA-256, which is the name of a large file in the cache. Damaged files are removed.
 
@@ -161,6 +201,8 @@ class _Download:
 def download_dataset(name: str) -> Path:
     """Return the folder of a data set of the hub. A data set that was downloaded before is neither updated nor searched on the hub.
 
+    Name, size and license are logged at level INFO before a download, which the command line prints.
+
     Args:
         name: Name that ``DATASET_NAME`` matches.
 
@@ -189,6 +231,8 @@ def download_dataset(name: str) -> Path:
         available = snapshot_download(repository, repo_type="dataset", revision=revision, dry_run=True)
     files = _select_files(name, [file.filename for file in available], parts["config"])
     with hub_errors(name, "a data set of the Hugging Face Hub"):
+        if missing := sum(file.file_size or 0 for file in available if file.filename in files and file.will_download):
+            logging.getLogger(__name__).info("%s", download_message(name, missing, hub_license(repository, "dataset")))
         snapshot = Path(snapshot_download(repository, repo_type="dataset", revision=revision, allow_patterns=files))
     verify_hashes(name, [snapshot / file for file in files])
     folder = snapshot / _config_of(files[0])
