@@ -294,6 +294,7 @@ def test_run_outcome_metrics_and_conditions_share_protocol():
         run=Path(),
         objective="VLC()",
         positives_by="ids",
+        supervision="PairSupervision(by='ids')",
         best_step=1,
         validation_rsum=3.0,
         validation_images=12,
