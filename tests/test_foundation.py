@@ -236,7 +236,7 @@ def test_take_of_a_split_keeps_rows_of_the_data_set():
 
 
 def test_split_suggests_the_nearest_name():
-    with pytest.raises(DataError, match="trian: did you mean train"):
+    with pytest.raises(DataError, match=r"expected one of its splits \(.*\), got trian\. Use train\.$"):
         world(2, [0, 1]).split("trian")
 
 

@@ -228,8 +228,11 @@ def test_mining_errors_name_the_remedy(run, scenes, few_scenes, recipe, tmp_path
         train(run / "model" / "model.safetensors", data=scenes)
     with pytest.raises(RunError, match=r"max_ratio: expected a number from 0 to 1, got 2"):
         visavis.mine(run, max_ratio=2)
-    with pytest.raises(DataError, match=r"unknown split nowhere"):
+    with pytest.raises(DataError, match=r"expected one of its splits \(.*\), got nowhere\. Use one of them\.$"):
         visavis.mine(run, split="nowhere")
+    for name, minimum in (("num_negatives", 1), ("preselect", 0)):
+        with pytest.raises(visavis.SpecError, match=rf"^{name}: expected an integer >= {minimum}, got -1\. Set {name} to {minimum} or more\.$"):
+            visavis.mine(run, **{name: -1})
     with pytest.raises(visavis.SpecError, match="per_query: expected at least 1"):
         MinedNegativeSupervision(file="n", per_query=0)
 

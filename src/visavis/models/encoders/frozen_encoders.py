@@ -30,10 +30,11 @@ from visavis.errors import DataError, SpecError
 from visavis.models.encoders.cnn_backbones import SMALL_CNN, SmallCNN, published_backbone_name
 from visavis.models.encoders.encoder_preprocessing import image_converter, spec_preprocessing, spec_preprocessing_config
 from visavis.models.encoders.preprocessing import Preprocessing, blank_image
-from visavis.models.encoders.pretrained_files import PretrainedPart, has_saved_weights, model_folder, saved_part_folder
+from visavis.models.encoders.pretrained_files import MINILM, PretrainedPart, has_saved_weights, model_folder, saved_part_folder
 from visavis.models.encoders.pretrained_loading import (
     build_empty_model,
     check_encoding,
+    check_reads_images,
     load_pretrained_model,
     load_pretrained_tokenizer,
     open_published_backbone,
@@ -83,6 +84,13 @@ class EncoderSpec:
     def __post_init__(self) -> None:
         if not self.name.isprintable() or len(self.name) > 1000 or max(map(len, self.name.split("/"))) > MAX_NAME_LENGTH:
             raise SpecError(f"encoder: expected a folder or a name of the Hugging Face hub, got {self.name[:60]!r}. Set a valid name.")
+        images_only = self.name in ("scenes", SMALL_CNN) or published_backbone_name(self.name)
+        texts_only = self.name in (MINILM, "vocabulary")
+        if texts_only if self.side == "visual" else images_only:
+            reads, other = ("images", "texts") if self.side == "visual" else ("texts", "images")
+            raise SpecError(
+                f"{self.side}.encoder: expected a model that reads {reads}, got {self.name}, which reads {other} only. Name another model."
+            )
         granularities = ("pooled", "regions", "frames") if self.side == "visual" else ("pooled", "words")
         if self.granularity not in granularities:
             raise SpecError(
@@ -414,6 +422,8 @@ def _open_visual(spec: EncoderSpec) -> VisualEncoder:
     else:
         saved = saved_part_folder(VisualEncoder.part_name, required=False)
         folder = saved or model_folder(spec.name)
+        if saved is None:
+            check_reads_images(spec.name, folder)
         with_pooler = saved is not None and has_saved_weights(f"{VisualEncoder.part_name}.model.pooler.")
         model = load_pretrained_model(folder) if saved is None else build_empty_model(folder, with_pooler=with_pooler)
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
