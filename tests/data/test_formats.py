@@ -269,16 +269,22 @@ def test_open_dataset_searches_visavis_data(tmp_path, monkeypatch):
         open_dataset("elsewhere")
     for unset in (lambda: monkeypatch.setenv("VISAVIS_DATA", ""), lambda: monkeypatch.delenv("VISAVIS_DATA")):
         unset()
-        with pytest.raises(DataError, match=rf"^photos: expected .* VISAVIS_DATA, where it is searched next, is not set\. Correct .*\. {expected}\.$"):
+        with pytest.raises(
+            DataError, match=rf"^photos: expected .* VISAVIS_DATA, where it is searched next, is not set\. Correct .*\. {expected}\.$"
+        ):
             open_dataset("photos")
 
 
 def test_open_dataset_reports_missing_data_set(tmp_path):
-    with pytest.raises(DataError, match=r"^[^\n]*: expected one of captions.csv, [^\n]*, got none of them\. Add one, or pass another folder\.$") as refused:
+    with pytest.raises(
+        DataError, match=r"^[^\n]*: expected one of captions.csv, [^\n]*, got none of them\. Add one, or pass another folder\.$"
+    ) as refused:
         open_dataset(tmp_path)
     assert all(pattern in str(refused.value) for dataset_format in FORMATS for pattern in dataset_format.patterns)
     write_image(tmp_path, "a.png")
-    with pytest.raises(DataError, match=r"expected a folder, or a list of images and captions that ends in .*, got another file\. Pass the"):
+    with pytest.raises(
+        DataError, match=r"expected a folder, or a list of images and captions that ends in .*, got another file\. Pass the"
+    ):
         open_dataset(tmp_path / "a.png")
     (tmp_path / "captions.csv").write_text("filename,caption\na.png,x\n")
     (tmp_path / "captions.jsonl").write_text('{"filename": "a.png", "caption": "x"}\n')

@@ -14,7 +14,7 @@ from visavis import storage
 from visavis.cli.run_tables import print_trained
 from visavis.data.dataset import Dataset, Image
 from visavis.data.loader import BatchSchedule, Loader
-from visavis.errors import DataError, RecipeError, RefusedOverwrite, RunError
+from visavis.errors import DataError, RecipeError, RefusedOverwrite, RunError, StorageError
 from visavis.models.base import evaluation_mode
 from visavis.progress import NoProgress
 from visavis.runs.open_run import open_run, read_run_recipe
@@ -231,7 +231,9 @@ def test_mining_errors_name_the_remedy(run, scenes, few_scenes, recipe, tmp_path
     with pytest.raises(DataError, match=r"expected one of its splits \(.*\), got nowhere\. Use one of them\.$"):
         visavis.mine(run, split="nowhere")
     for name, minimum in (("num_negatives", 1), ("preselect", 0)):
-        with pytest.raises(visavis.SpecError, match=rf"^{name}: expected an integer >= {minimum}, got -1\. Set {name} to {minimum} or more\.$"):
+        with pytest.raises(
+            visavis.SpecError, match=rf"^{name}: expected an integer >= {minimum}, got -1\. Set {name} to {minimum} or more\.$"
+        ):
             visavis.mine(run, **{name: -1})
     with pytest.raises(visavis.SpecError, match="per_query: expected at least 1"):
         MinedNegativeSupervision(file="n", per_query=0)
@@ -287,10 +289,10 @@ def test_mining_keeps_a_file_that_appears_meanwhile(run, tmp_path):
 
 def test_failed_write_of_negatives_leaves_no_file(run, tmp_path, monkeypatch):
     def fail(*_, **__):
-        raise storage.StorageError("full")
+        raise StorageError("full")
 
     monkeypatch.setattr(MinedNegatives, "save", fail)
-    with pytest.raises(storage.StorageError):
+    with pytest.raises(StorageError):
         visavis.mine(run, out=tmp_path / "n.safetensors")
     assert not list(tmp_path.iterdir())
 

@@ -323,7 +323,9 @@ def _by_content(dataset_format: DatasetFormat, source: Path) -> tuple[DatasetFor
 def _find_path(path: str | Path, expected: str) -> Path:
     path = Path(os.path.expanduser(path))
     if not is_valid_unicode(str(path)):
-        raise DataError(f"{escape_surrogates(str(path))}: expected a path in UTF-8, which the files of a run require, got another. Rename it.")
+        raise DataError(
+            f"{escape_surrogates(str(path))}: expected a path in UTF-8, which the files of a run require, got another. Rename it."
+        )
     if path.parts and path.parts[0].startswith("hf:") and not os.path.exists(path):
         return download_dataset(str(path))
     if os.path.exists(path):

@@ -9,12 +9,12 @@ import logging
 import os
 import re
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from visavis import storage
 from visavis.data.splits import split_in_name
@@ -26,6 +26,10 @@ DATASET_NAME = re.compile(r"hf:(?P<repository>[\w.-]+/[\w.-]+?)(?::(?P<config>[\
 _SUFFIXES = (".parquet", ".arrow", ".tar")
 # Files that `datasets` writes next to its tables.
 _METADATA_FILES = ("dataset_dict.json", "dataset_info.json", "dataset_infos.json")
+
+
+OnBytes = Callable[[int, int], None]
+"""Receives the downloaded bytes and all bytes."""
 
 
 class HubUnreachableError(DataError):
@@ -189,6 +193,30 @@ def hub_repository(folder: Path) -> Path | None:
     return snapshots.parent if snapshots is not None and os.path.isdir(snapshots.with_name("blobs")) else None
 
 
+def progress_class(on_bytes: OnBytes) -> type[Any]:
+    """Return a progress bar for the hub's library that is not shown and reports its bytes.
+
+    Args:
+        on_bytes: Receives the progress.
+
+    Returns:
+        The class.
+    """
+    from huggingface_hub.utils.tqdm import tqdm
+
+    class ByteCounter(tqdm):
+        def __init__(self, *args: Any, **options: Any):
+            self.counts_bytes, self.received = options.get("unit") == "B", 0
+            super().__init__(*args, **{**options, "disable": True})
+
+        def update(self, n: float | None = 1) -> None:
+            self.received += int(n or 0)
+            if self.counts_bytes and self.total:
+                on_bytes(min(self.received, self.total), self.total)
+
+    return ByteCounter
+
+
 @dataclass(frozen=True)
 class _Download:
     """Content of the record of a complete download."""
@@ -228,7 +256,8 @@ def download_dataset(name: str) -> Path:
         return Path(done.folder)
     repository, revision = parts["repository"], parts["revision"]
     with hub_errors(name, "a data set of the Hugging Face Hub"):
-        available = snapshot_download(repository, repo_type="dataset", revision=revision, dry_run=True)
+        listing: Any = {"dry_run": True, "tqdm_class": progress_class(lambda _, __: None)}
+        available = snapshot_download(repository, repo_type="dataset", revision=revision, **listing)
     files = _select_files(name, [file.filename for file in available], parts["config"])
     with hub_errors(name, "a data set of the Hugging Face Hub"):
         if missing := sum(file.file_size or 0 for file in available if file.filename in files and file.will_download):
