@@ -111,7 +111,7 @@ def test_equal_specs_parse_to_equal_values():
         ("Sample(name=1)", "Sample.name: expected a text in quotes, got 1."),
         ("Sample(mode='code')", "Sample.mode: expected 'paper' or 'reference', got 'code'."),
         ("Sample(levels=1)", "Sample.levels: expected a list of values, got 1."),
-        ("Sample(count=-1)", "Sample.count: expected at least 0, got -1."),
+        ("Sample(count=-1)", "Sample.count: expected at least 0, got -1. Change count."),
     ],
 )
 def test_parse_reports_invalid_specs(text, message):
