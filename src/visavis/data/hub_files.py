@@ -137,7 +137,7 @@ def hub_license(repository: str, kind: Literal["model", "dataset"]) -> str:
     info = HfApi(endpoint=constants.ENDPOINT).repo_info(repository, repo_type=kind)
     card = getattr(info, "card_data", None)
     # The license "other" has a name of its own.
-    licenses = next((value for key in ("license_name", "license") if card is not None and (value := card.get(key))), [])
+    licenses: Any = (card.get("license_name") or card.get("license") or []) if card else []
     names = ", ".join([licenses] if isinstance(licenses, str) else map(str, licenses))
     return names or f"see {constants.ENDPOINT}/{'datasets/' if kind == 'dataset' else ''}{repository}"
 

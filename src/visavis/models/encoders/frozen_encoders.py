@@ -30,11 +30,12 @@ from visavis.errors import DataError, SpecError
 from visavis.models.encoders.cnn_backbones import SMALL_CNN, SmallCNN, published_backbone_name
 from visavis.models.encoders.encoder_preprocessing import image_converter, spec_preprocessing, spec_preprocessing_config
 from visavis.models.encoders.preprocessing import Preprocessing, blank_image
-from visavis.models.encoders.pretrained_files import MINILM, PretrainedPart, has_saved_weights, model_folder, saved_part_folder
+from visavis.models.encoders.pretrained_files import PretrainedPart, has_saved_weights, model_folder, saved_part_folder
 from visavis.models.encoders.pretrained_loading import (
     build_empty_model,
     check_encoding,
     check_reads_images,
+    check_side_of_name,
     load_pretrained_model,
     load_pretrained_tokenizer,
     open_published_backbone,
@@ -84,13 +85,7 @@ class EncoderSpec:
     def __post_init__(self) -> None:
         if not self.name.isprintable() or len(self.name) > 1000 or max(map(len, self.name.split("/"))) > MAX_NAME_LENGTH:
             raise SpecError(f"encoder: expected a folder or a name of the Hugging Face hub, got {self.name[:60]!r}. Set a valid name.")
-        images_only = self.name in ("scenes", SMALL_CNN) or published_backbone_name(self.name)
-        texts_only = self.name in (MINILM, "vocabulary")
-        if texts_only if self.side == "visual" else images_only:
-            reads, other = ("images", "texts") if self.side == "visual" else ("texts", "images")
-            raise SpecError(
-                f"{self.side}.encoder: expected a model that reads {reads}, got {self.name}, which reads {other} only. Name another model."
-            )
+        check_side_of_name(self.side, self.name)
         granularities = ("pooled", "regions", "frames") if self.side == "visual" else ("pooled", "words")
         if self.granularity not in granularities:
             raise SpecError(

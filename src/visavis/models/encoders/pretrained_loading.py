@@ -16,12 +16,18 @@ import torch
 from torch import Tensor, nn
 
 from visavis import storage
-from visavis.errors import DataError, MissingExtra, VisavisError
+from visavis.errors import DataError, MissingExtra, SpecError, VisavisError
 from visavis.models.encoders.checkpoint_files import check_weight_names, check_weight_shapes, read_checkpoint
-from visavis.models.encoders.cnn_backbones import PUBLISHED_BACKBONES, PublishedBackbone, published_backbone_name, published_weights_file
+from visavis.models.encoders.cnn_backbones import (
+    PUBLISHED_BACKBONES,
+    SMALL_CNN,
+    PublishedBackbone,
+    published_backbone_name,
+    published_weights_file,
+)
 from visavis.models.encoders.hub_download import BIN_WEIGHTS_PATTERN
 from visavis.models.encoders.preprocessing import Preprocessing
-from visavis.models.encoders.pretrained_files import import_transformers, quiet_transformers, weights_are_loaded_later
+from visavis.models.encoders.pretrained_files import MINILM, import_transformers, quiet_transformers, weights_are_loaded_later
 
 _LOCAL = {"trust_remote_code": False, "local_files_only": True}
 _COMPLETE = "Download a complete copy"
@@ -156,6 +162,23 @@ def load_pretrained_tokenizer(folder: Path) -> tuple[Any, int]:
             "Use the tokenizer with which the model was trained."
         )
     return tokenizer, max_length
+
+
+def check_side_of_name(side: str, name: str) -> None:
+    """Check that an encoder that visavis names is used on its own side.
+
+    Args:
+        side: "visual" or "text".
+        name: Name of the encoder.
+
+    Raises:
+        SpecError: If it reads only the items of the other side.
+    """
+    images_only = name in ("scenes", SMALL_CNN) or published_backbone_name(name) is not None
+    texts_only = name in (MINILM, "vocabulary")
+    if texts_only if side == "visual" else images_only:
+        reads, other = ("images", "texts") if side == "visual" else ("texts", "images")
+        raise SpecError(f"{side}.encoder: expected a model that reads {reads}, got {name}, which reads {other} only. Name another model.")
 
 
 def check_reads_images(name: str, folder: Path) -> None:
