@@ -47,7 +47,6 @@ from visavis.types import Encoded, concatenate
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-
 CPU_IMAGE_BATCH_SIZE = 4
 """Images per call of an encoder on a CPU. More are slower."""
 FRAME_BATCH_SIZE = 16
