@@ -147,7 +147,7 @@ def test_row_without_data_reports_required_files(address, sentence, monkeypatch,
     monkeypatch.setenv("VISAVIS_DATA", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
-        VisavisError, match=f"^{address}: requires {sentence} in the current folder or under VISAVIS_DATA .*Put it there, or .*--data\\.$"
+        VisavisError, match=f"^{address}: expected {sentence} in the current folder or under VISAVIS_DATA .*Put it there, or .*--data\\.$"
     ):
         visavis.train(address)
     assert not list(tmp_path.iterdir())
