@@ -64,7 +64,7 @@ class _Handler(BaseHTTPRequestHandler):
         if name not in self.server.repositories:
             self._send(404, b"{}", {"X-Error-Code": "RepoNotFound"})
         elif api:
-            self._send(200, json.dumps(self._tree(name) if (api[2] or "").startswith("/tree") else {"id": name, "sha": COMMIT}).encode())
+            self._send(200, json.dumps(self._tree(name) if (api[2] or "").startswith("/tree") else self._info(name)).encode())
         else:
             assert file is not None
             self._send_file(name, file[2])
@@ -77,6 +77,12 @@ class _Handler(BaseHTTPRequestHandler):
 
         folder = self.server.repositories[name]
         return [entry(file) for file in sorted(folder.rglob("*")) if file.is_file()]
+
+    def _info(self, name: str) -> dict[str, Any]:
+        """Information about a repository, with the license in the first lines of its README.md."""
+        readme = self.server.repositories[name] / "README.md"
+        found = re.search("^license: (.+)$", readme.read_text(), re.MULTILINE) if readme.is_file() else None
+        return {"id": name, "sha": COMMIT, **({"cardData": {"license": found[1]}} if found else {})}
 
     def _send_file(self, repository: str, name: str) -> None:
         content = (self.server.repositories[repository] / name).read_bytes()

@@ -87,7 +87,7 @@ def test_tutorial_reaches_web_ui_from_empty_folder(hub, photos):
     hub.downloads.clear()
     run_tutorial(hub)
     first = Path("index.txt").read_text()
-    assert re.search(rf"Downloading {DEFAULT}: \d+ MB, license: MIT\.", first)
+    assert re.search(rf"Downloading {DEFAULT}: \d+ [kM]B, license: MIT\.", first)
     assert "14 items in the index" in first
     assert f"Default model: {DEFAULT}" in first
     assert "Downloading" not in Path("search.txt").read_text() + Path("serve.txt").read_text()
@@ -105,6 +105,12 @@ def test_tutorial_with_500_photos(hub, photos, tmp_path_factory):
     sys.stderr.write(f"{seconds}\n")
     assert "500 items in the index" in Path("index.txt").read_text()
     assert sum(seconds.values()) < 600
+
+
+def test_model_outside_the_table_has_the_license_of_its_page(hub, photos, dual_encoders):
+    command = Command(Path("output"), "index", "photos", "--model", "tiny/good", environment=hub.environment)
+    assert command.wait(300) == 0, command.output_text
+    assert re.search(rf"Downloading tiny/good: \d+ [kM]B, license: see {hub.url}/tiny/good\.", command.output_text)
 
 
 def download_all() -> None:
@@ -176,7 +182,7 @@ def test_train_downloads_model_after_size_and_license(hub, photos, scenes):
     words = ("train", "--data", scenes, "--out", "run", "epochs=1", "training.threads=1")
     command = Command(Path("output"), *words, environment=hub.environment)
     assert command.wait(300) == 0, command.output_text
-    assert re.search(rf"Downloading {DEFAULT}: \d+ MB, license: MIT\.", command.output_text)
+    assert re.search(rf"Downloading {DEFAULT}: \d+ [kM]B, license: MIT\.", command.output_text)
     assert "Using the default recipe clip/small-data." in command.output_text
     assert saved_model() == DEFAULT
 

@@ -111,7 +111,7 @@ def test_equal_specs_parse_to_equal_values():
         ("Sample(name=1)", "Sample.name: expected a text in quotes, got 1."),
         ("Sample(mode='code')", "Sample.mode: expected 'paper' or 'reference', got 'code'."),
         ("Sample(levels=1)", "Sample.levels: expected a list of values, got 1."),
-        ("Sample(count=-1)", "Sample.count: expected at least 0, got -1."),
+        ("Sample(count=-1)", "Sample.count: expected at least 0, got -1. Change count."),
     ],
 )
 def test_parse_reports_invalid_specs(text, message):
@@ -236,7 +236,7 @@ def test_take_of_a_split_keeps_rows_of_the_data_set():
 
 
 def test_split_suggests_the_nearest_name():
-    with pytest.raises(DataError, match="trian: did you mean train"):
+    with pytest.raises(DataError, match=r"expected one of its splits \(.*\), got trian\. Use train\.$"):
         world(2, [0, 1]).split("trian")
 
 

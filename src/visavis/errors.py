@@ -114,6 +114,25 @@ MAX_LISTED_NAMES = 20
 """Maximum number of names that an error message lists."""
 
 
+def closest_name(word: str, known: Iterable[str]) -> str | None:
+    """Find the known name that is most similar to an unknown one.
+
+    Args:
+        word: The unknown name.
+        known: All valid names.
+
+    Returns:
+        The name. None if no name is similar.
+
+    Example:
+        >>> closest_name("marjin", ["margin", "gamma"])
+        'margin'
+    """
+    lowered = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(word.lower(), lowered, n=1, cutoff=0.6)
+    return lowered[close[0]] if close else None
+
+
 def suggest_name(word: str, known: Iterable[str], list_command: str = "") -> str:
     """Make the end of an error message about an unknown name: the closest known name, or all of them.
 
@@ -134,10 +153,8 @@ def suggest_name(word: str, known: Iterable[str], list_command: str = "") -> str
         'visavis catalog recipes lists them.'
     """
     known = sorted(known)
-    lowered = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(word.lower(), lowered, n=1, cutoff=0.6)
-    if close:
-        return f"did you mean {lowered[close[0]]}?"
+    if (close := closest_name(word, known)) is not None:
+        return f"did you mean {close}?"
     return f"{list_command} lists them." if list_command and len(known) > MAX_LISTED_NAMES else f"known: {', '.join(known) or 'nothing'}."
 
 

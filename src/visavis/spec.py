@@ -232,7 +232,7 @@ def require_field(condition: bool, value: Any, field: str, expected: str) -> Non
         SpecError: If the condition does not hold.
     """
     if not condition:
-        raise SpecError(f"{_title(type(value))}.{field}: expected {expected}, got {format_value(getattr(value, field))}.")
+        raise SpecError(f"{_title(type(value))}.{field}: expected {expected}, got {format_value(getattr(value, field))}. Change {field}.")
 
 
 def is_valid_parameter(number: float) -> bool:
@@ -271,8 +271,10 @@ def validate_int(value: Any, name: str, minimum: int = 0, maximum: int | None = 
     except TypeError:
         number = minimum - 1
     if number < minimum or (maximum is not None and number > maximum):
-        expected = f">= {minimum}" if maximum is None else f"from {minimum} to {maximum:,}"
-        raise SpecError(f"{name}: expected an integer {expected}, got {format_value(value)}.")
+        expected, fix = (
+            (f">= {minimum}", f"{minimum} or more") if maximum is None else (f"from {minimum} to {maximum:,}", "a number in this range")
+        )
+        raise SpecError(f"{name}: expected an integer {expected}, got {format_value(value)}. Set {name} to {fix}.")
     return min(number, 2**53)
 
 

@@ -262,25 +262,34 @@ def test_open_dataset_searches_visavis_data(tmp_path, monkeypatch):
     assert open_dataset("photos/dataset_x.json").name == "photos"
     expected = r"A data set is a folder with one of captions.csv, captions.tsv, .* \(`visavis catalog formats` describes them\)"
     with pytest.raises(
-        DataError, match=rf"^fotos does not exist, neither here nor under VISAVIS_DATA \({tmp_path}\): did you mean photos\? {expected}\.$"
+        DataError,
+        match=rf"^fotos: expected an existing path, here or under VISAVIS_DATA \({tmp_path}\), got none\. Use photos\. {expected}\.$",
     ):
         open_dataset("fotos")
+    with pytest.raises(DataError, match=r"got none\. Correct the path, or use one of photos\. A data set"):
+        open_dataset("elsewhere")
     for unset in (lambda: monkeypatch.setenv("VISAVIS_DATA", ""), lambda: monkeypatch.delenv("VISAVIS_DATA")):
         unset()
-        with pytest.raises(DataError, match=rf"^photos .* VISAVIS_DATA, where it is searched next, is not set\. {expected}\.$"):
+        with pytest.raises(
+            DataError, match=rf"^photos: expected .* VISAVIS_DATA, where it is searched next, is not set\. Correct .*\. {expected}\.$"
+        ):
             open_dataset("photos")
 
 
 def test_open_dataset_reports_missing_data_set(tmp_path):
-    with pytest.raises(DataError, match=r"^[^\n]* contains no data set: expected one of captions.csv, [^\n]*\.$") as refused:
+    with pytest.raises(
+        DataError, match=r"^[^\n]*: expected one of captions.csv, [^\n]*, got none of them\. Add one, or pass another folder\.$"
+    ) as refused:
         open_dataset(tmp_path)
     assert all(pattern in str(refused.value) for dataset_format in FORMATS for pattern in dataset_format.patterns)
     write_image(tmp_path, "a.png")
-    with pytest.raises(DataError, match="is not a list of images and captions"):
+    with pytest.raises(
+        DataError, match=r"expected a folder, or a list of images and captions that ends in .*, got another file\. Pass the"
+    ):
         open_dataset(tmp_path / "a.png")
     (tmp_path / "captions.csv").write_text("filename,caption\na.png,x\n")
     (tmp_path / "captions.jsonl").write_text('{"filename": "a.png", "caption": "x"}\n')
-    with pytest.raises(DataError, match=r"several lists \(captions.csv, captions.jsonl\)\. Name one"):
+    with pytest.raises(DataError, match=r"expected one list of images and captions, got captions.csv, captions.jsonl\. Pass one of them"):
         open_dataset(tmp_path)
     assert open_dataset(tmp_path / "captions.csv").captions == ("x",)
 

@@ -36,6 +36,7 @@ def hub(tmp_path_factory) -> Iterator[Hub]:
     (folder / "shards").mkdir()
     with wds.TarWriter(str(folder / "shards" / "test-000.tar")) as writer:
         writer.write({"__key__": "6", "png": png(6), "txt": "caption 6"})
+    (folder / "shards" / "README.md").write_text("license: cc-by-4.0")
     (folder / "text").mkdir()
     (folder / "text" / "script.py").write_text("raise SystemExit")
     with serving({f"tiny/{name}": folder / name for name in NAMES}) as server:
@@ -80,7 +81,7 @@ def test_data_sets_of_the_hub_are_opened_by_name(hub, tmp_path):
 def test_commands_accept_names_of_the_hub(hub, tmp_path):
     (tmp_path / "tiny.toml").write_text(TINY_RECIPE)
     environment = {"HF_HOME": str(tmp_path / "hub"), "VISAVIS_CACHE": str(tmp_path / "cache"), **hub.environment}
-    outputs = []
+    outputs, messages = [], []
     for words in (
         ["data", "check", "hf:tiny/good", "--json"],
         ["train", tmp_path / "tiny.toml", "--data", "hf:tiny/good", "--out", tmp_path / "run", "--json"],
@@ -89,10 +90,26 @@ def test_commands_accept_names_of_the_hub(hub, tmp_path):
         command = Command(tmp_path / "output", *words, environment=environment, messages=tmp_path / "messages")
         assert command.wait(120) == 0, (tmp_path / "messages").read_text()
         outputs.append(json.loads(command.output_text))
+        messages.append((tmp_path / "messages").read_text())
         environment["HF_ENDPOINT"] = "http://127.0.0.1:9"
     assert outputs[0]["splits"] == {"train": {"images": 3, "captions": 6}, "val": {"images": 1, "captions": 2}}
     assert outputs[2]["rsum"] == outputs[1]["validation_rsum"]
     assert 'path = "hf:tiny/good"' in (tmp_path / "run" / "run.toml").read_text()
+    assert re.match(r"Downloading hf:tiny/good: \d+ kB, license: mit\.\n", messages[0])
+    assert not any("Downloading" in text for text in messages[1:])
+
+
+def test_size_and_license_are_printed_before_a_download(hub, tmp_path):
+    def shown(*words: str) -> str:
+        environment = {"HF_HOME": str(tmp_path / "hub"), "VISAVIS_CACHE": str(tmp_path / "cache"), **hub.environment}
+        command = Command(tmp_path / "output", "data", "check", *words, environment=environment, messages=tmp_path / "messages")
+        assert command.wait(120) in (0, 1)
+        return (tmp_path / "messages").read_text()
+
+    size = (hub.repositories["tiny/shards"] / "test-000.tar").stat().st_size
+    assert f"Downloading hf:tiny/shards: {size / 1e3:.0f} kB, license: cc-by-4.0." in shown("hf:tiny/shards")
+    assert f"license: see {hub.url}/datasets/tiny/configs." in shown("hf:tiny/configs:small")
+    assert "Downloading" not in shown("hf:tiny/configs:large", "--quiet")
 
 
 def test_failures_end_in_one_error(hub, tmp_path):

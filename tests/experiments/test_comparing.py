@@ -247,7 +247,7 @@ def test_compare_rejects_invalid_arguments_before_training(recipe, tmp_path):
         ({"workers": 0}, "workers: expected an integer from 1 to 1,000, got 0"),
         ({"engine": "spark"}, "expected 'local' or 'ray'"),
         ({"budget": "soon"}, "expected a time such as 90s"),
-        ({"overrides": ["evaluation.test=dev"]}, "scenes: unknown split dev: known: test, train, val"),
+        ({"overrides": ["evaluation.test=dev"]}, r"scenes: expected one of its splits \(.*\), got dev\. Use one of them\.$"),
     ):
         with pytest.raises(VisavisError, match=message):
             visavis.compare(recipe, out=tmp_path / "rejected", **arguments)
@@ -294,6 +294,7 @@ def test_run_outcome_metrics_and_conditions_share_protocol():
         run=Path(),
         objective="VLC()",
         positives_by="ids",
+        supervision="PairSupervision(by='ids')",
         best_step=1,
         validation_rsum=3.0,
         validation_images=12,

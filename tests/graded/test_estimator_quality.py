@@ -94,7 +94,7 @@ def test_ratings_report_missing_and_invalid_files(people, monkeypatch):
     with pytest.raises(DataError, match="expected rated pairs, got an empty table"):
         read_stsb("dev")
     (people / "stsb" / "sts-dev.tsv").unlink()
-    with pytest.raises(DataError, match=r"^stsb/sts-dev.tsv does not exist, neither here nor under VISAVIS_DATA"):
+    with pytest.raises(DataError, match=r"^stsb/sts-dev.tsv: expected an existing path, here or under VISAVIS_DATA .*, got none\."):
         read_stsb("dev")
     crisscrossed(people, ["COCO_val2014:sentid:10,COCO_val2014:sentid:99,1.0,x\n"])
     with pytest.raises(DataError, match=r"cxc_sts_test.csv: expected captions of .*dataset_coco_5k_test.json, got the unknown caption 99"):
@@ -299,7 +299,7 @@ def test_thresholds_reject_invalid_arguments(scenes, wrong):
     [
         (["--estimator", "SceneRelevance()"], "SceneRelevance: expected images with captions"),
         (["--estimator", "Bert()"], "'Bert' in 'Bert()' is not in the catalog"),
-        (["thresholds", "nowhere"], "nowhere does not exist"),
+        (["thresholds", "nowhere"], "nowhere: expected an existing path"),
         (["fit", "--out", "x", "--epochs", "0"], "epochs, batch_size: expected integers >= 1, got 0 and 16"),
     ],
 )

@@ -220,7 +220,7 @@ def test_word_vectors_skip_count_line(tmp_path):
 
 def test_word_vectors_report_missing_file(monkeypatch, tmp_path):
     monkeypatch.setenv("VISAVIS_DATA", str(tmp_path))
-    with pytest.raises(DataError, match=r"^nowhere.txt does not exist, neither here nor under VISAVIS_DATA"):
+    with pytest.raises(DataError, match=r"^nowhere.txt: expected an existing path, here or under VISAVIS_DATA .*, got none\."):
         CBoW(vectors="nowhere.txt").for_captions(["a"])
 
 

@@ -176,7 +176,7 @@ def test_flickr8k_judgments_report_damaged_line(split: Dataset, tmp_path: Path, 
 
 def test_judgments_report_missing_empty_and_invalid_files(split: Dataset, tmp_path: Path) -> None:
     with pytest.raises(
-        DataError, match=r"ExpertAnnotations\.txt does not exist\. Human judgments are available for the test images of Flickr8k"
+        DataError, match=r"ExpertAnnotations\.txt: expected human judgments, which are available for the test images of Flickr8k"
     ):
         read_flickr8k_judgments("expert", tmp_path, split)
     write(tmp_path, "", "0.jpg\t1.jpg#0\t1\t1\t0\n")

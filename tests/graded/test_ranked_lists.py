@@ -309,7 +309,7 @@ def one_vector(scenes, tmp_path_factory):
         ({"queries": 41}, VisavisError, "queries: expected 1 to 40, .*, got 41"),
         ({"irrelevant_share": 1.0}, VisavisError, "irrelevant_share: expected a number between 0 and 1 such as 0.5, got 1"),
         ({"top": 0}, VisavisError, "top: expected an integer >= 1, got 0"),
-        ({"split": "tset"}, DataError, r"unknown split tset: did you mean test\?"),
+        ({"split": "tset"}, DataError, r"expected one of its splits \(.*\), got tset\. Use test\.$"),
         ({"caption_aggregation": "worst"}, VisavisError, "caption_aggregation: expected 'paired' or 'max' or 'mean', got 'worst'"),
     ],
 )

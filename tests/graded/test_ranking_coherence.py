@@ -270,7 +270,7 @@ def test_listed_protocol_reports_damaged_lists(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(DataError, match=sentence):
         read_listed_positives(get_protocol("eccv-caption"), data)
     (folder / "eccv_image_to_caption.json").unlink()
-    with pytest.raises(DataError, match=r"eccv_image_to_caption\.json does not exist"):
+    with pytest.raises(DataError, match=r"eccv_image_to_caption\.json: expected an existing path"):
         read_listed_positives(get_protocol("eccv-caption"), data)
 
 

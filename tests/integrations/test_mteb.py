@@ -1,6 +1,7 @@
 """MtebEncoder on the task classes of mteb, with local data: retrieval, compositionality and zero-shot classification."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -194,6 +195,32 @@ def test_mteb_zero_shot_equals_classify(model, split, tmp_path):
     report = visavis.mteb(model, tasks=[zero_shot_task(split)], out=tmp_path)
     chosen = visavis.load(model).score(paths(split), LABELS).argmax(1).numpy()
     assert report.scores["SceneShapes"] == pytest.approx((chosen == np.arange(len(chosen)) % 3).mean())
+
+
+def test_mteb_command_reads_the_data_of_a_task_from_a_folder(run, scenes, split, tmp_path, monkeypatch):
+    """The class Flickr30kT2IRetrieval, whose data set is a folder of the same name in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    folder = Path("mteb", "flickr30kt2i")
+    tables = {
+        "corpus": {"id": [f"i{i}" for i in range(len(split.images))], "image": [pixels(split, i) for i in range(len(split.images))]},
+        "queries": {"id": [f"q{i}" for i in range(len(split.captions))], "text": list(split.captions)},
+        "qrels": {
+            "query-id": [f"q{i}" for i in range(len(split.captions))],
+            "corpus-id": [f"i{i}" for i in split.image_of.tolist()],
+            "score": [1] * len(split.captions),
+        },
+    }
+    for name, columns in tables.items():
+        (folder / name).mkdir(parents=True)
+        datasets.Dataset.from_dict(columns).to_parquet(str(folder / name / "test.parquet"))
+    configs = "".join(f"- {{config_name: {name}, data_files: [{{split: test, path: {name}/test.parquet}}]}}\n" for name in tables)
+    (folder / "README.md").write_text(f"---\nconfigs:\n{configs}---\n")
+    result = CliRunner().invoke(app, ["mteb", str(run), "--tasks", "Flickr30kT2IRetrieval", "--out", "results", "--json"])
+    assert result.exit_code == 0, result.output
+    [scores] = json.loads(result.stdout)["tasks"]["Flickr30kT2IRetrieval"]["test"]
+    ours = visavis.evaluate(run, data=scenes)
+    for k in (1, 5, 10):
+        assert scores[f"hit_rate_at_{k}"] == pytest.approx(ours.metrics[f"t2i_r{k}"] / 100, abs=1e-5)
 
 
 def test_mteb_encoder_follows_protocol(dual_encoders):

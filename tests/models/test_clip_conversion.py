@@ -209,3 +209,12 @@ def test_convert_open_clip_rejects_other_checkpoints(checkpoint, donor, tmp_path
     refused(r"token_embedding\.weight of shape \[56, 8\], got \[40, 8\]", checkpoint=tmp_path / "small.pt")
     torch.save({"vision_proj.weight": torch.zeros(2, 2)}, tmp_path / "other.pt")
     refused("config: expected an open_clip checkpoint", checkpoint=tmp_path / "other.pt", config="ViT-B-32")
+
+
+def test_extension_names_the_options_that_do_not_apply(tmp_path):
+    with pytest.raises(VisavisError, match=r"^max_length: expected no other option, got config=c\.json, image_size=32\. Convert .* first"):
+        visavis.convert(tmp_path / "clip", tmp_path / "long", max_length=99, config="c.json", image_size=32)
+    with pytest.raises(
+        VisavisError, match=r"^max_length: expected an integer from 1 to .*, got 0\. Set max_length to a number in this range\.$"
+    ):
+        visavis.convert(tmp_path / "clip", tmp_path / "long", max_length=0)

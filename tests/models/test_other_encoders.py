@@ -54,6 +54,17 @@ def sentence_models(towers, tmp_path_factory):
     return root
 
 
+def test_encoders_of_the_other_side_are_refused(towers):
+    texts_only = r"^visual\.encoder: expected a model that reads images, got .*{}, which reads texts only.* [Nn]ame another model\.$"
+    images_only = r"^text\.encoder: expected a model that reads texts, got .*{}, which reads images only.* [Nn]ame another model\.$"
+    for name in (str(towers / "bert"), "minilm", "vocabulary"):
+        with pytest.raises(VisavisError, match=texts_only.format(Path(name).name)):
+            open_visual_encoder(name)
+    for name in (str(towers / "vit"), "scenes", "small-cnn", "resnet50"):
+        with pytest.raises(VisavisError, match=images_only.format(Path(name).name)):
+            open_text_encoder(name)
+
+
 @pytest.mark.parametrize("name", ["last", "mean-max", "dense", "prompt", "static", "simple"])
 def test_text_encoders_equal_sentence_transformers(sentence_models, name):
     st = pytest.importorskip("sentence_transformers")

@@ -131,7 +131,7 @@ DAMAGES = {
     "another kind": (
         "vit bert cross",
         edited("config.json", model_type="gpt2"),
-        r"expected all weights of its config\.json|expected a text model",
+        r"expected all weights of its config\.json|expected a model that reads texts",
     ),
     "no such function": ("bert", edited("config.json", hidden_act="nope"), "KeyError 'nope'"),
     "no tokenizer": (

@@ -121,7 +121,7 @@ def test_search_rejects_invalid_arguments(run, scenes, tmp_path):
     (tmp_path / "notes.txt").write_text("no images here")
     with pytest.raises(DataError, match="expected a data set or a folder of images"):
         visavis.search(run, "a dog", collection=tmp_path)
-    with pytest.raises(DataError, match="gone does not exist"):
+    with pytest.raises(DataError, match="gone: expected an existing path"):
         visavis.search(run, "a dog", collection=tmp_path / "gone")
     with pytest.raises(RunError, match="expected a run or model folder"):
         visavis.search(tmp_path, "a dog")

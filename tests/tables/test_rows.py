@@ -126,15 +126,15 @@ def test_published_values_follow_laws_of_metrics(table):
 @pytest.mark.parametrize(
     ("address", "sentence"),
     [
-        ("goal/3/r152-con-con", r"MS-COCO .* dataset_coco\.json .*there is no coco"),
+        ("goal/3/r152-con-con", r"MS-COCO .* dataset_coco\.json .*got no coco"),
         (
             "unified/7/bfan-ensemble-unified",
             r"36 BUTD regions .* f30k_precomp with train_ims\.npy \[29000, 36, 2048\].* no f30k_precomp",
         ),
-        ("goal/6/x-vlm-coco-info-nce", r"MS-COCO .* dataset_coco\.json .* folder xvlm .*visavis convert.*there is no coco"),
+        ("goal/6/x-vlm-coco-info-nce", r"MS-COCO .* dataset_coco\.json .* folder xvlm .*visavis convert.*got no coco"),
         (
             "goal/6/x-vlm-flickr30k-info-nce",
-            r"Flickr30K .* dataset_flickr30k\.json .* folder xvlm .*visavis convert.*there is no flickr30k",
+            r"Flickr30K .* dataset_flickr30k\.json .* folder xvlm .*visavis convert.*got no flickr30k",
         ),
         (
             "unified/4/ce-full-unified",
@@ -147,7 +147,7 @@ def test_row_without_data_reports_required_files(address, sentence, monkeypatch,
     monkeypatch.setenv("VISAVIS_DATA", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
-        VisavisError, match=f"^{address}: requires {sentence} in the current folder or under VISAVIS_DATA .*Put it there, or .*--data\\.$"
+        VisavisError, match=f"^{address}: expected {sentence} in the current folder or under VISAVIS_DATA .*Put it there, or .*--data\\.$"
     ):
         visavis.train(address)
     assert not list(tmp_path.iterdir())

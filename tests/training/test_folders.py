@@ -41,7 +41,7 @@ def test_failed_start_removes_only_created_folders(recipe, tmp_path, monkeypatch
     (tmp_path / "mine").mkdir()
     (tmp_path / "linked").symlink_to("mine")
     for out in (None, "mine", "linked", "new/deep/run"):
-        with pytest.raises(DataError, match="does not exist"):
+        with pytest.raises(DataError, match="expected an existing path"):
             visavis.train(recipe, data="no such data", out=out)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["linked", "mine"]
 

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 import visavis
 from visavis import storage
+from visavis.cli.run_tables import print_trained
 from visavis.data.dataset import Dataset, Image
 from visavis.data.loader import BatchSchedule, Loader
-from visavis.errors import DataError, RecipeError, RefusedOverwrite, RunError
+from visavis.errors import DataError, RecipeError, RefusedOverwrite, RunError, StorageError
 from visavis.models.base import evaluation_mode
 from visavis.progress import NoProgress
 from visavis.runs.open_run import open_run, read_run_recipe
@@ -180,12 +181,17 @@ def test_filter_drops_planted_copies(scenes, recipe, tmp_path):
     assert share_of_copies() == 0
 
 
-def test_mined_phase_trains_and_resumes_exactly(run, scenes, recipe, outcome, in_pieces, listener, tmp_path, monkeypatch):
+def test_mined_phase_trains_and_resumes_exactly(run, scenes, recipe, outcome, in_pieces, listener, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     visavis.mine(run, out="n.safetensors")
-    changes = SHORT | {"phases.1.supervision": "MinedNegativeSupervision(file='n.safetensors')"}
+    changes = SHORT | {"phases.1.supervision": "MinedNegativeSupervision(file='n.safetensors', per_query=2)"}
     whole = visavis.train(recipe, data=scenes, out="whole", overrides=changes, progress=listener)
     assert whole.positives_by == "ids"
+    mined = f"MinedNegativeSupervision(file='{tmp_path / 'n.safetensors'}', per_query=2)"
+    assert whole.supervision == f"PairSupervision(by='ids') then {mined}"
+    print_trained(whole)
+    assert f"positives by ids, PairSupervision(by='ids') then {mined}: best validation RSUM" in capsys.readouterr().out.replace("\n", " ")
+    assert json.loads((tmp_path / "whole" / "result.json").read_text())["supervision"] == whole.supervision
     assert f"file='{tmp_path / 'n.safetensors'}'" in (tmp_path / "whole" / "run.toml").read_text()
     in_pieces(recipe, tmp_path / "pieces", data=scenes, overrides=changes)
     assert outcome(tmp_path / "whole") == outcome(tmp_path / "pieces")
@@ -222,8 +228,13 @@ def test_mining_errors_name_the_remedy(run, scenes, few_scenes, recipe, tmp_path
         train(run / "model" / "model.safetensors", data=scenes)
     with pytest.raises(RunError, match=r"max_ratio: expected a number from 0 to 1, got 2"):
         visavis.mine(run, max_ratio=2)
-    with pytest.raises(DataError, match=r"unknown split nowhere"):
+    with pytest.raises(DataError, match=r"expected one of its splits \(.*\), got nowhere\. Use one of them\.$"):
         visavis.mine(run, split="nowhere")
+    for name, minimum in (("num_negatives", 1), ("preselect", 0)):
+        with pytest.raises(
+            visavis.SpecError, match=rf"^{name}: expected an integer >= {minimum}, got -1\. Set {name} to {minimum} or more\.$"
+        ):
+            visavis.mine(run, **{name: -1})
     with pytest.raises(visavis.SpecError, match="per_query: expected at least 1"):
         MinedNegativeSupervision(file="n", per_query=0)
 
@@ -260,6 +271,30 @@ def test_mining_writes_no_padding(run, tmp_path):
     mined = MinedNegatives.read(file, train_split(run)[0])
     for index in (mined.negative_captions, mined.negative_images):
         assert (index >= 0).any(0).all()
+
+
+def test_mining_keeps_a_file_that_appears_meanwhile(run, tmp_path):
+    out = tmp_path / "n.safetensors"
+
+    class Writer(NoProgress):
+        def update(self, *_):
+            out.write_text("of another program")
+
+    with pytest.raises(RefusedOverwrite, match=r"already exists.* The mined negatives are in .*n-1\.safetensors\.$"):
+        visavis.mine(run, out=out, progress=Writer())
+    assert out.read_text() == "of another program"
+    assert MinedNegatives.read(tmp_path / "n-1.safetensors", train_split(run)[0]).count
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["n-1.safetensors", "n.safetensors"]
+
+
+def test_failed_write_of_negatives_leaves_no_file(run, tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise StorageError("full")
+
+    monkeypatch.setattr(MinedNegatives, "save", fail)
+    with pytest.raises(StorageError):
+        visavis.mine(run, out=tmp_path / "n.safetensors")
+    assert not list(tmp_path.iterdir())
 
 
 def test_mining_refuses_a_guide_without_filter(run, tmp_path):

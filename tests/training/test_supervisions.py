@@ -25,7 +25,7 @@ from visavis.targets import Targets
 from visavis.training.checkpoint import Checkpoint
 from visavis.training.start_training import start_training
 from visavis.training.trainer import Trainer
-from visavis.training.training_run import prepare_training
+from visavis.training.training_run import _describe_supervision, _positives_by, prepare_training
 
 HEAD = """
 name = "tiny"
@@ -156,6 +156,30 @@ def test_missing_annotations_are_rejected_before_training(number, objective, sup
 )
 def test_sufficient_annotations_are_accepted(objective, supervision_spec):
     spec.parse(supervision_spec, CATALOG).check_objective(parse(objective))
+
+
+REPORTED = {
+    "PairSupervision": ("(by='position')", "position", "(by='position')"),
+    "FeedbackSupervision": ("(slack=0.25)", "ids and feedback", "(unlabeled='ignore', slack=0.25) of votes.jsonl"),
+    "GradedSupervision": ("(relevance='CBoW()', by='position')", "position", "(relevance='CBoW()', "),
+    "OfflineNegativeSupervision": ("(size=20)", "ids", "(size=20, preselect=0)"),
+    "MinedNegativeSupervision": ("(file='n.safetensors', per_query=3)", "ids", "(file='n.safetensors', per_query=3)"),
+    "NoisySupervision": ("(threshold=0.6)", "ids", "(margin=0.2, growth='exponential', threshold=0.6, "),
+    "LearnedWeights": ("(every=2)", "ids", "(hidden_dim=32, lr=0.05, virtual_lr=0.01, every=2)"),
+}
+
+
+@pytest.mark.parametrize("source", CATALOG, ids=lambda source: source.__name__)
+def test_report_names_supervision_with_settings(source, recipes):
+    settings, positives_by, reported = REPORTED[source.__name__]
+    overrides = {"phases.1.supervision": source.__name__ + settings}
+    if source.__name__ == "FeedbackSupervision":
+        overrides |= {"data.feedback": "votes.jsonl", "phases.0.supervision": overrides["phases.1.supervision"]}
+    else:
+        overrides |= {"phases.0.supervision": "PairSupervision()"}
+    recipe = read_recipe(recipes / "AOQ.toml", overrides)
+    assert _positives_by(recipe).split(" then ")[-1] == positives_by
+    assert _describe_supervision(recipe).split(" then ")[-1].startswith(source.__name__ + reported)
 
 
 def test_undeclared_supervision_may_supply_anything():

@@ -97,6 +97,15 @@ def test_video_model_trains_loads_and_searches(folder, recipe, tmp_path):
         model.encode_videos([new / "sound.mp4"])
 
 
+def test_negatives_of_clips_are_mined_and_trained_with(folder, recipe, tmp_path):
+    run = visavis.train(recipe, data=folder, out=tmp_path / "run").run
+    report = visavis.mine(run, num_negatives=3, max_ratio=0, out=tmp_path / "n.safetensors")
+    assert [(each.queries, each.negatives) for each in report.directions] == [(8, 3), (16, 3)]
+    assert all(example.negative.endswith(".mp4") for example in report.examples)
+    changes = {"phases.0.supervision": f"MinedNegativeSupervision(file='{report.file}')", "phases.0.epochs": 1}
+    assert str(report.file) in visavis.train(recipe, data=folder, out=tmp_path / "mined", overrides=changes).supervision
+
+
 def test_clip_without_frames_stops_training_before_start(folder, recipe, tmp_path):
     write_sound(folder / "3.mp4")
     with pytest.raises(DataError, match=r"1 x broken video.*3\.mp4: the video has no frames"):

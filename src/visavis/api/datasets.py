@@ -248,9 +248,11 @@ def convert(
     if os.path.exists(out):
         storage.prepare_empty_folder(out, will_be_replaced=True)
     if max_length is not None:
-        if text_encoder or config or image_size is not None:
+        others = {"text_encoder": text_encoder or None, "config": config or None, "image_size": image_size}
+        if given := [f"{name}={value}" for name, value in others.items() if value is not None]:
             raise VisavisError(
-                "max_length: expected no other option, got one. Convert the checkpoint first, then its folder with --max-length."
+                f"max_length: expected no other option, got {', '.join(given)}. "
+                "Convert the checkpoint first, then its folder with --max-length."
             )
         return extend_positions(str(checkpoint), validate_int(max_length, "max_length", 1, MAX_TEXT_LENGTH), out)
     file = Path(checkpoint)

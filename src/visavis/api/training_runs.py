@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -233,28 +232,22 @@ def mine(
 
     Raises:
         DataError: If the data set has no such split.
-        RefusedOverwrite: If the file exists.
+        RefusedOverwrite: If the file exists, or appears during mining. The negatives are then in a numbered file.
         RunError: If the run does not exist, the guide reads other data, or no negative remains.
         VisavisError: If a number is not valid.
     """
-    from visavis import storage
     from visavis.runs.mine_negatives import mine_run
-    from visavis.runs.run_folder import RunFolder
     from visavis.spec import validate_int
 
-    run = Path(run)
     validate_int(num_negatives, "num_negatives", 1)
     validate_int(preselect, "preselect", 0)
     if not 0 <= max_ratio <= 1:
         raise RunError(f"max_ratio: expected a number from 0 to 1, got {max_ratio:g}. Set 0.95, or 0 to keep all negatives.")
     if guide is not None and not max_ratio:
         raise RunError(f"guide: expected none with max_ratio 0, which keeps all negatives, got {guide}. Set max_ratio, or remove guide.")
-    if out is not None:
-        storage.require_new_file(out)
-    folder = run if os.path.exists(RunFolder(run).recipe) else Path()
     return mine_run(
-        run,
-        (lambda: storage.create_numbered_file(folder / "negatives.safetensors")) if out is None else (lambda: Path(out)),
+        Path(run),
+        optional_path(out),
         data=optional_text(data),
         split=split,
         num_negatives=num_negatives,

@@ -220,7 +220,7 @@ def _callback(name: str, command: Command) -> Callable[..., None]:
             raise VisavisError("--verbose, --quiet: expected at most one, got both. Remove one of them.")
         values = _convert_values(values, parameters, split_last)
         with ExitStack() as stack:
-            stack.enter_context(log_to_stderr(verbose=verbose))
+            stack.enter_context(log_to_stderr(verbose=verbose, quiet=quiet))
             if command.resumable:
                 stack.enter_context(_resume_hint(name))
             if "progress" in parameters and quiet:

@@ -14,7 +14,7 @@ LOGGER = logging.getLogger("visavis")
 
 
 class StderrHandler(logging.Handler):
-    """Handler that prints each record on one line of stderr. Debug messages name their module."""
+    """Handler that prints each record on one line of stderr. Debug messages name their module, and notes have no prefix."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print a record.
@@ -22,24 +22,25 @@ class StderrHandler(logging.Handler):
         Args:
             record: The record.
         """
-        source = f"{record.name}: " if record.levelno < logging.WARNING else ""
-        print_error(f"{record.levelname.lower()}: {source}{record.getMessage()}")
+        source = f"{record.name}: " if record.levelno < logging.INFO else ""
+        prefix = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: {source}"
+        print_error(f"{prefix}{record.getMessage()}")
 
 
 @contextmanager
-def log_to_stderr(*, verbose: bool = False) -> Iterator[None]:
+def log_to_stderr(*, verbose: bool = False, quiet: bool = False) -> Iterator[None]:
     """Print the log of visavis, and Python warnings, on stderr within this block.
 
     Args:
         verbose: Print debug messages, too.
+        quiet: Print warnings and errors only.
 
     Yields:
         Nothing.
     """
     handler, level, show = StderrHandler(), LOGGER.level, warnings.showwarning
     LOGGER.addHandler(handler)
-    if verbose:
-        LOGGER.setLevel(logging.DEBUG)
+    LOGGER.setLevel(logging.DEBUG if verbose else logging.WARNING if quiet else logging.INFO)
     warnings.showwarning = _log_warning
     try:
         yield

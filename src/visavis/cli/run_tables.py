@@ -43,7 +43,7 @@ def print_trained(trained: TrainingResult) -> None:
     if trained.test is not None:
         print_evaluation(trained.test)
     print_line(
-        f"{trained.objective}, positives by {trained.positives_by}: "
+        f"{trained.objective}, positives by {trained.positives_by}, {trained.supervision}: "
         f"best validation RSUM {trained.validation_rsum:.1f} ({trained.validation_images:,} images against all their captions), "
         f"step {trained.best_step:,}; training {trained.seconds:.0f} s, data and features {trained.cache_seconds:.0f} s."
     )

@@ -23,7 +23,7 @@ from visavis import storage
 from visavis.data.images import decode_image
 from visavis.data.sequences import CaptionGroups, LazySequence, hash_parts
 from visavis.data.video import count_frames, first_frame, is_video, read_frames, video_duration
-from visavis.errors import DataError, ShapeError, suggest_name
+from visavis.errors import DataError, ShapeError, closest_name
 
 # Called with the number of finished units and of all units.
 ProgressCallback = Callable[[int, int], None]
@@ -329,7 +329,8 @@ class Dataset:
         """
         chosen = np.flatnonzero(self._in_split(name))
         if not len(chosen):
-            raise DataError(f"data set {self.name}: unknown split {name}: {suggest_name(name, self.splits)}")
+            close, splits = closest_name(name, self.splits), ", ".join(self.splits) or "none"
+            raise DataError(f"{self.name}: expected one of its splits ({splits}), got {name}. Use {close or 'one of them'}.")
         return self.take(chosen)
 
     def take(self, images: np.ndarray) -> Dataset:

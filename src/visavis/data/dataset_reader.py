@@ -26,7 +26,7 @@ from visavis.data.formats.video_lists import MSRVTT, MSVD
 from visavis.data.formats.webdataset import WEBDATASET, is_shard_pattern
 from visavis.data.hub_files import DATASET_NAME, download_dataset
 from visavis.data.image_validation import validate_images
-from visavis.errors import DataError, log_debug, suggest_name
+from visavis.errors import MAX_LISTED_NAMES, DataError, closest_name, log_debug
 from visavis.notebook import NotebookTable
 from visavis.spec import validate_arguments
 
@@ -296,16 +296,19 @@ def _locate(path: str | Path) -> tuple[DatasetFormat, Path]:
         matches = [(dataset_format, source) for dataset_format in FORMATS if (source := dataset_format.source_for_file(folder)) is not None]
         if not matches:
             suffixes = ", ".join(suffix for dataset_format in FORMATS for suffix in dataset_format.suffixes)
-            raise DataError(f"{folder} is not a list of images and captions: expected a folder, or a file that ends in {suffixes}.")
+            raise DataError(
+                f"{folder}: expected a folder, or a list of images and captions that ends in {suffixes}, got another file. "
+                "Pass the folder or list of a data set."
+            )
         return _by_content(*matches[0])
     matches = [(dataset_format, source) for dataset_format in FORMATS for source in dataset_format.find_sources(folder)]
     if any(not dataset_format.is_fallback for dataset_format, _ in matches):
         matches = [match for match in matches if not match[0].is_fallback]
     if not matches:
-        raise DataError(f"{folder} contains no data set: expected {expected}.")
+        raise DataError(f"{folder}: expected {expected}, got none of them. Add one, or pass another folder.")
     if len(matches) > 1:
         names = ", ".join(dataset_format.patterns[0] if source == folder else source.name for dataset_format, source in matches)
-        raise DataError(f"{folder} contains several lists ({names}). Name one of them instead of the folder.")
+        raise DataError(f"{folder}: expected one list of images and captions, got {names}. Pass one of them instead of the folder.")
     dataset_format, source = matches[0]
     return _locate(source) if dataset_format is CAPTION_TABLE else _by_content(dataset_format, source)
 
@@ -320,7 +323,9 @@ def _by_content(dataset_format: DatasetFormat, source: Path) -> tuple[DatasetFor
 def _find_path(path: str | Path, expected: str) -> Path:
     path = Path(os.path.expanduser(path))
     if not is_valid_unicode(str(path)):
-        raise DataError(f"the path {escape_surrogates(str(path))} is not UTF-8, which the files of a run require. Rename it.")
+        raise DataError(
+            f"{escape_surrogates(str(path))}: expected a path in UTF-8, which the files of a run require, got another. Rename it."
+        )
     if path.parts and path.parts[0].startswith("hf:") and not os.path.exists(path):
         return download_dataset(str(path))
     if os.path.exists(path):
@@ -329,8 +334,14 @@ def _find_path(path: str | Path, expected: str) -> Path:
         return _find_path(path.parent, expected) / path.name
     root = data_folder()
     if root is None:
-        raise DataError(f"{path} does not exist, and VISAVIS_DATA, where it is searched next, is not set.{expected}")
+        raise DataError(
+            f"{path}: expected an existing path, got none, and VISAVIS_DATA, where it is searched next, is not set. "
+            f"Correct the path, or set VISAVIS_DATA.{expected}"
+        )
     if os.path.exists(root / path):
         return root / path
     names = [entry.name for entry in root.iterdir()] if os.path.isdir(root) else []
-    raise DataError(f"{path} does not exist, neither here nor under VISAVIS_DATA ({root}): {suggest_name(str(path), names)}{expected}")
+    close, names = closest_name(str(path), names), sorted(names)
+    others = f", or use one of {', '.join(names)}" if 0 < len(names) <= MAX_LISTED_NAMES else ""
+    fix = f"Use {close}." if close else f"Correct the path{others}."
+    raise DataError(f"{path}: expected an existing path, here or under VISAVIS_DATA ({root}), got none. {fix}{expected}")

@@ -9,11 +9,12 @@ import logging
 import os
 import re
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any, Literal
 
 from visavis import storage
 from visavis.data.splits import split_in_name
@@ -23,6 +24,10 @@ DATASET_NAME = re.compile(r"hf:(?P<repository>[\w.-]+/[\w.-]+?)(?::(?P<config>[\
 """Name of a data set of the hub: ``hf:OWNER/NAME``, ``hf:OWNER/NAME:CONFIG`` or ``hf:OWNER/NAME@REVISION``."""
 # Kinds of files that are opened as a data set. The first kind that a repository has is downloaded.
 _SUFFIXES = (".parquet", ".arrow", ".tar")
+
+
+OnBytes = Callable[[int, int], None]
+"""Receives the downloaded bytes and all bytes."""
 
 
 class HubUnreachableError(DataError):
@@ -96,6 +101,45 @@ def _not_provided(name: str, expected: str, error: Exception) -> DataError:
     return DataError(f"{name}: expected {expected}, got none ({problem}).")
 
 
+def download_message(name: str, num_bytes: int, license_name: str) -> str:
+    """Return the line that is printed before a download.
+
+    Args:
+        name: Name of the model or data set.
+        num_bytes: Size of the files that are downloaded.
+        license_name: License, or the page that states it.
+
+    Returns:
+        The line.
+
+    Example:
+        >>> download_message("tiny/clip", 605_200_000, "MIT")
+        'Downloading tiny/clip: 605 MB, license: MIT.'
+    """
+    size = f"{num_bytes / 1e6:,.0f} MB" if num_bytes >= 1e6 else f"{num_bytes / 1e3:,.0f} kB"
+    return f"Downloading {name}: {size}, license: {license_name}."
+
+
+def hub_license(repository: str, kind: Literal["model", "dataset"]) -> str:
+    """Return the license that the hub page of a repository states.
+
+    Args:
+        repository: ``OWNER/NAME``.
+        kind: Kind of the repository.
+
+    Returns:
+        Its name, such as ``mit``. The address of the page if it names none.
+    """
+    from huggingface_hub import HfApi, constants
+
+    info = HfApi(endpoint=constants.ENDPOINT).repo_info(repository, repo_type=kind)
+    card = getattr(info, "card_data", None)
+    # The license "other" has a name of its own.
+    licenses: Any = (card.get("license_name") or card.get("license") or []) if card else []
+    names = ", ".join([licenses] if isinstance(licenses, str) else map(str, licenses))
+    return names or f"see {constants.ENDPOINT}/{'datasets/' if kind == 'dataset' else ''}{repository}"
+
+
 def verify_hashes(name: str, files: Iterable[Path]) -> None:
     """Compare downloaded files with their SHA-256, which is the name of a large file in the cache. Damaged files are removed.
 
@@ -134,6 +178,30 @@ def hub_repository(folder: Path) -> Path | None:
     return snapshots.parent if snapshots is not None and os.path.isdir(snapshots.with_name("blobs")) else None
 
 
+def progress_class(on_bytes: OnBytes) -> type[Any]:
+    """Return a progress bar for the hub's library that is not shown and reports its bytes.
+
+    Args:
+        on_bytes: Receives the progress.
+
+    Returns:
+        The class.
+    """
+    from huggingface_hub.utils.tqdm import tqdm
+
+    class ByteCounter(tqdm):
+        def __init__(self, *args: Any, **options: Any):
+            self.counts_bytes, self.received = options.get("unit") == "B", 0
+            super().__init__(*args, **{**options, "disable": True})
+
+        def update(self, n: float | None = 1) -> None:
+            self.received += int(n or 0)
+            if self.counts_bytes and self.total:
+                on_bytes(min(self.received, self.total), self.total)
+
+    return ByteCounter
+
+
 @dataclass(frozen=True)
 class _Download:
     """Content of the record of a complete download."""
@@ -145,6 +213,8 @@ class _Download:
 @cache
 def download_dataset(name: str) -> Path:
     """Return the folder of a data set of the hub. A data set that was downloaded before is neither updated nor searched on the hub.
+
+    Name, size and license are logged at level INFO before a download, which the command line prints.
 
     Args:
         name: Name that ``DATASET_NAME`` matches.
@@ -171,9 +241,12 @@ def download_dataset(name: str) -> Path:
         return Path(done.folder)
     repository, revision = parts["repository"], parts["revision"]
     with hub_errors(name, "a data set of the Hugging Face Hub"):
-        available = snapshot_download(repository, repo_type="dataset", revision=revision, dry_run=True)
+        listing: Any = {"dry_run": True, "tqdm_class": progress_class(lambda _, __: None)}
+        available = snapshot_download(repository, repo_type="dataset", revision=revision, **listing)
     files = _select_files(name, [file.filename for file in available], parts["config"])
     with hub_errors(name, "a data set of the Hugging Face Hub"):
+        if missing := sum(file.file_size or 0 for file in available if file.filename in files and file.will_download):
+            logging.getLogger(__name__).info("%s", download_message(name, missing, hub_license(repository, "dataset")))
         snapshot = Path(snapshot_download(repository, repo_type="dataset", revision=revision, allow_patterns=files))
     verify_hashes(name, [snapshot / file for file in files])
     folder = snapshot / _config_of(files[0])

@@ -22,6 +22,8 @@ RESULTS_FOLDER = "results"
 """Folder in which mteb keeps results."""
 MODALITIES = ("text", "image", "video")
 """Columns of a batch that are encoded. Others, such as ids, are ignored."""
+NUM_FRAMES = 8
+"""Frames of a video that a model of images encodes, as in ``Video2ImagesWrapper`` of mteb."""
 
 
 @dataclass(frozen=True)
@@ -51,18 +53,19 @@ class MtebReport(NotebookTable):
 class MtebEncoder:
     """Encoder with the interface ``EncoderProtocol`` of mteb 2.
 
-    An item of a text and an image is the sum of both vectors, as in mteb's CLIP models. A model of frames reads videos. mteb's
-    ``Video2ImagesWrapper`` makes videos readable for other models.
+    An item of a text and an image is the sum of both vectors, as in mteb's CLIP models. A model of frames reads videos at its own rate.
 
     Args:
         model: A Retriever with one vector per item.
         name: Name of the model in mteb. ``visavis/`` is added if it has no organization.
+        num_frames: Number of frames of a video that a model of images encodes. The video is the mean of their vectors. The result is an
+            experiment with the settings of mteb's ``Video2ImagesWrapper``, which needs torchvision. 0: no videos.
 
     Raises:
         MissingExtra: If mteb is not installed.
     """
 
-    def __init__(self, model: Any, name: str) -> None:
+    def __init__(self, model: Any, name: str, *, num_frames: int = 0) -> None:
         try:
             from mteb.models import ModelMeta
             from mteb.models.model_meta import ScoringFunction
@@ -70,6 +73,7 @@ class MtebEncoder:
             raise MissingExtra(error.name or "mteb", "mteb", "visavis mteb") from None
         self.model = model
         self.frames_per_second: float = model.processor.visual_spec.frames_per_second
+        self.num_frames = 0 if self.frames_per_second else num_frames
         self.mteb_model_meta: Any = ModelMeta.create_empty(
             {
                 "name": name if "/" in name else f"visavis/{name}",
@@ -81,6 +85,10 @@ class MtebEncoder:
                 "modalities": ["image", "text", *(["video"] if self.frames_per_second else [])],
             }
         )
+        if self.num_frames:
+            from mteb.models.video_wrappers.video2images_wrapper import video2images_model_meta
+
+            self.mteb_model_meta = video2images_model_meta(self.mteb_model_meta, num_frames=self.num_frames)
 
     def encode(self, inputs: Any, *, prompt_type: Any = None, batch_size: int | None = None, **_: Any) -> Tensor:
         """Encode the items of a data loader.
@@ -97,10 +105,10 @@ class MtebEncoder:
         Raises:
             DataError: If a batch holds neither texts nor images nor videos that the model reads.
         """
-        if self.frames_per_second and "video" in getattr(inputs.dataset, "features", ()):
+        if (self.frames_per_second or self.num_frames) and "video" in getattr(inputs.dataset, "features", ()):
             from mteb.models.modality_collators import FramesCollator
 
-            inputs.collate_fn = FramesCollator(fps=self.frames_per_second)
+            inputs.collate_fn = FramesCollator(fps=self.frames_per_second or None, num_frames=self.num_frames or None)
         return torch.cat([self._encode_items(items) for items in _regroup(inputs, batch_size or self.model.batch_size)])
 
     def _encode_items(self, items: dict[str, list[Any]]) -> Tensor:
@@ -112,6 +120,9 @@ class MtebEncoder:
         if "video" in items and self.frames_per_second:
             clips = [[_to_image(frame) for frame in clip] for clip in items["video"]]
             vectors.append(self.model.to_unit_rows(self.model.encode_visual(clips)))
+        elif "video" in items and self.num_frames:
+            frames = self.model.encode_images([frame for clip in items["video"] for frame in clip])
+            vectors.append(torch.stack([clip.mean(0) for clip in frames.split([len(clip) for clip in items["video"]])]))
         if not vectors:
             raise DataError(
                 f"{self.mteb_model_meta.name}: expected texts or images, got {', '.join(items) or 'other columns'}. Choose another task."
@@ -234,13 +245,11 @@ def run_tasks(model: Any, name: str, tasks: Sequence[Any], folder: Path) -> Mteb
     found, encoder = find_tasks(tasks), MtebEncoder(model, name)
     import mteb
     from datasets.exceptions import DatasetNotFoundError
-    from mteb.models.video_wrappers import Video2ImagesWrapper
 
     cache, results = mteb.ResultCache(folder), []
     for task in found:
-        is_video = "video" in task.metadata.modalities and not encoder.frames_per_second
+        reader = MtebEncoder(model, name, num_frames=NUM_FRAMES) if "video" in task.metadata.modalities else encoder
         try:
-            reader = Video2ImagesWrapper(encoder) if is_video else encoder
             results.append(
                 mteb.evaluate(reader, task, cache=cache, encode_kwargs={"batch_size": model.batch_size}, show_progress_bar=False)
             )
@@ -248,6 +257,18 @@ def run_tasks(model: Any, name: str, tasks: Sequence[Any], folder: Path) -> Mteb
             raise DataError(
                 f"{task.metadata.name}: expected its data on the Hugging Face hub or in its cache, got {type(error).__name__}. "
                 "Connect to the network once, or copy the cache."
+            ) from error
+        except ValueError as error:
+            # mteb compares the modalities of the model and the task.
+            if not str(error).startswith("Model "):
+                raise
+            raise VisavisError(
+                f"{task.metadata.name}: expected a task of {', '.join(reader.mteb_model_meta.modalities)}, each alone in an item or as text "
+                f"with image, got one of {', '.join(task.metadata.modalities)} ({task.metadata.category}). Choose another task."
+            ) from error
+        except ImportError as error:
+            raise VisavisError(
+                f"{task.metadata.name}: expected the packages that mteb needs for this task, got none of {error.name or error}. Install it."
             ) from error
     result = mteb.results.ModelResult(
         model_name=encoder.mteb_model_meta.name,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from visavis import storage
-from visavis.data.hub_files import HubUnreachableError
+from visavis.data.hub_files import HubUnreachableError, download_message, hub_errors, hub_license
 from visavis.environment import EnvironmentCheck, installed_version
 from visavis.errors import DataError, StorageError
 from visavis.models.clip.model import DUAL_ENCODER_TYPES
@@ -169,7 +169,8 @@ def _download(name: str, progress: Progress, *, is_default: bool) -> bool:
             f"Connect to the network once, so that {name}{size_and_license} is downloaded, "
             "or copy a model from another machine and pass --model FOLDER."
         ) from None
-    license_name = known.license if known else f"see https://huggingface.co/{name}"
-    progress.message(f"Downloading {name}: {size / 1e6:,.0f} MB, license: {license_name}.")
+    with hub_errors(name, "a CLIP or SigLIP model of the Hugging Face hub"):
+        license_name = known.license if known else hub_license(name, "model")
+    progress.message(download_message(name, size, license_name))
     model_folder(name, on_bytes=lambda done, total: progress.update("download (MB)", done // 10**6, max(total // 10**6, 1), 0.0))
     return True

@@ -135,8 +135,8 @@ def check_data_exists(recipe: Recipe) -> None:
         root = data_folder()
         variable = f"VISAVIS_DATA ({root})" if root else "VISAVIS_DATA, which is not set"
         raise DataError(
-            f"{recipe.published or recipe.name}: requires {recipe.data.requires}, but there is no {recipe.data.path} in the current folder or "
-            f"under {variable}. Put it there, or name its folder with --data."
+            f"{recipe.published or recipe.name}: expected {recipe.data.requires}, got no {recipe.data.path} in the current folder or under "
+            f"{variable}. Put it there, or name its folder with --data."
         )
 
 

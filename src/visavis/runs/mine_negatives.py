@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -10,15 +10,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from visavis import storage
 from visavis.blocking import Score
 from visavis.data.dataset import Dataset
-from visavis.errors import RunError
+from visavis.errors import RefusedOverwrite, RunError
 from visavis.memory_budget import MemoryLimit
 from visavis.models.base import Matcher, evaluation_mode
 from visavis.models.inference import device_score
 from visavis.notebook import NotebookTable
 from visavis.progress import Progress
 from visavis.runs.open_run import open_run, read_run_recipe
+from visavis.runs.run_folder import RunFolder
 from visavis.scoring import score_matrix
 from visavis.supervision.candidate_scores import iter_candidate_scores
 from visavis.supervision.mined_negatives import MinedNegatives
@@ -96,7 +98,7 @@ class MiningReport(NotebookTable):
 
 def mine_run(
     run: Path,
-    create_file: Callable[[], Path],
+    out: Path | None,
     *,
     data: str | None,
     split: str,
@@ -111,7 +113,7 @@ def mine_run(
 
     Args:
         run: Run folder, or folder or name of a pretrained dual encoder.
-        create_file: Names the file to write. Called after mining.
+        out: New file. None: a numbered one in the run folder, or in the current folder for a pretrained model.
         data: Data set. None: the run's.
         split: Name of the split.
         num_negatives: Number of negatives of each query.
@@ -125,8 +127,11 @@ def mine_run(
         Counts and examples.
 
     Raises:
+        RefusedOverwrite: If ``out`` exists, or appears during mining. The negatives are then in a numbered file.
         RunError: If there is no such run, the split has a single image, or no negative remains.
     """
+    if out is not None:
+        storage.require_new_file(out)
     data_split, mining = _encode(run, data, split, memory, progress)
     # The guide encodes the data set of the run.
     guide_data = data or str(read_run_recipe(run).data.path)
@@ -142,9 +147,20 @@ def mine_run(
             f"{run}: expected negatives below {max_ratio:g} of the score of their positives, got none. "
             "Raise max_ratio, set it to 0 to keep all, or use a better model."
         )
-    file = create_file()
-    mined.save(file)
+    file = _save(mined, out, (run if os.path.exists(RunFolder(run).recipe) else Path()) / "negatives.safetensors")
     return MiningReport(file, split, (of_images, of_captions), _examples(data_split, images, image_scores))
+
+
+def _save(mined: MinedNegatives, out: Path | None, stem: Path) -> Path:
+    """Write the negatives into a new file. A file that appeared during mining is not overwritten, and the negatives are not lost."""
+    try:
+        with storage.create_output_file(out, stem) as file:
+            mined.save(file)
+    except RefusedOverwrite as error:
+        with storage.create_output_file(None, out or stem) as file:
+            mined.save(file)
+        raise RefusedOverwrite(f"{error} The mined negatives are in {file}.") from None
+    return file
 
 
 def likely_false_negatives(scores: Tensor, is_positive: Tensor, max_ratio: float) -> Tensor:

@@ -10,6 +10,7 @@ from visavis.storage.cache import stat_hash as stat_hash
 from visavis.storage.cache import write_checksummed_json as write_checksummed_json
 from visavis.storage.folders import create_numbered_file as create_numbered_file
 from visavis.storage.folders import create_numbered_folder as create_numbered_folder
+from visavis.storage.folders import create_output_file as create_output_file
 from visavis.storage.folders import create_output_folder as create_output_folder
 from visavis.storage.folders import folder_lock as folder_lock
 from visavis.storage.folders import prepare_empty_folder as prepare_empty_folder

@@ -93,6 +93,39 @@ def require_new_file(path: str | Path) -> Path:
     return path
 
 
+@contextmanager
+def create_output_file(path: str | Path | None, stem: str | Path) -> Iterator[Path]:
+    """Create the file for the result of this block, which replaces its empty content. If the block fails, the file is removed again.
+
+    Args:
+        path: File to create, or None for a numbered one.
+        stem: Name of a numbered file without its number, such as ``runs/name.png``.
+
+    Yields:
+        The new file.
+
+    Raises:
+        RefusedOverwrite: If the file exists.
+        StorageError: If the folder cannot be written to.
+    """
+    if path is None:
+        file = create_numbered_file(stem)
+    else:
+        file = Path(path)
+        with storage_errors(file):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                file.touch(exist_ok=False)
+            except FileExistsError:
+                require_new_file(file)
+                raise
+    try:
+        yield file
+    except BaseException:
+        file.unlink(missing_ok=True)
+        raise
+
+
 def create_numbered_file(path: str | Path) -> Path:
     """Create the first of the files ``name-1.png``, ``name-2.png``, ... that does not exist.
 

@@ -49,6 +49,8 @@ class LearnedWeights(Supervision):
     """
 
     one_process_only: ClassVar[str] = "its virtual step needs second derivatives of the loss of the whole batch"
+    # How positives are defined, for the report of a training.
+    by: ClassVar[str] = "ids"
 
     hidden_dim: int = 32
     lr: float = 0.05

@@ -91,6 +91,8 @@ class NoisySupervision(Supervision):
     """
 
     reads_model: ClassVar[bool] = True
+    # How positives are defined, for the report of a training.
+    by: ClassVar[str] = "ids"
 
     margin: float = 0.2
     growth: MarginGrowth = "exponential"

@@ -42,6 +42,8 @@ class OfflineNegativeSupervision(Supervision):
     """
 
     reads_model: ClassVar[bool] = True
+    # How positives are defined, for the report of a training.
+    by: ClassVar[str] = "ids"
 
     size: int = 300
     preselect: int = 0

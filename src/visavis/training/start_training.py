@@ -117,6 +117,7 @@ def _resume_ensemble(recipe: Recipe, folder: Path, progress: Progress, group: Pr
         run=folder,
         objective=" and ".join(dict.fromkeys(member.objective for member in members)),
         positives_by=" and ".join(dict.fromkeys(member.positives_by for member in members)),
+        supervision=" and ".join(dict.fromkeys(member.supervision for member in members)),
         best_step=max(member.best_step for member in members),
         validation_rsum=validation.metrics["rsum"],
         validation_images=validation.num_images,

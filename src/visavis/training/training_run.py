@@ -57,7 +57,9 @@ class TrainingResult(NotebookTable):
         run: Folder of the run.
         objective: Objective of the last phase.
         positives_by: Definition of positives in each phase: "ids", "position", "ids and feedback" of FeedbackSupervision, or
-            "its own rule" of a supervision without a choice. Different phases are joined by "then", members by "and".
+            "its own rule" of a supervision that does not name it. Different phases are joined by "then", members by "and".
+        supervision: Supervision of each phase with all its settings and files, such as MinedNegativeSupervision(file='FILE', per_query=1).
+            Joined as ``positives_by``.
         best_step: Step with the best validation RSUM.
         validation_rsum: Validation RSUM of the final model, in percent.
         validation_images: Images that each validation ranks, with all their captions.
@@ -72,6 +74,7 @@ class TrainingResult(NotebookTable):
     run: Path
     objective: str
     positives_by: str
+    supervision: str
     best_step: int
     validation_rsum: float
     validation_images: int
@@ -88,7 +91,7 @@ class TrainingResult(NotebookTable):
         Returns:
             One flat object with the test metrics by their keys. Interpolation, forgetting and members are nested.
         """
-        keys = ("objective", "positives_by", "best_step", "validation_rsum", "validation_images", "seconds", "cache_seconds")
+        keys = ("objective", "positives_by", "supervision", "best_step", "validation_rsum", "validation_images", "seconds", "cache_seconds")
         values = {key: getattr(self, key) for key in keys}
         nested = {key: part.to_json() for key in ("interpolation", "forgetting") if (part := getattr(self, key)) is not None}
         members = {"members": [member.to_json() for member in self.members]} if self.members else {}
@@ -224,7 +227,7 @@ def train_and_evaluate(
     trainer = Trainer(data_module, matcher, folder, progress)
     initial_weights = trainer.best  # a resumed trainer replaces it: read it first
     progress.message(
-        f"{folder.path}: {recipe.phases[0].objective}, positives by {_positives_by(recipe)}, "
+        f"{folder.path}: {recipe.phases[0].objective}, positives by {_positives_by(recipe)}, {_describe_supervision(recipe)}, "
         f"{len(trainer.train.data.captions):,} training captions, epochs: {sum(phase.epochs for phase in recipe.phases)}"
     )
     if not trainer.resume():
@@ -249,6 +252,7 @@ def train_and_evaluate(
         run=folder.path,
         objective=recipe.phases[-1].objective,
         positives_by=_positives_by(recipe),
+        supervision=_describe_supervision(recipe),
         best_step=state.best_step,
         validation_rsum=validation_rsum,
         validation_images=len(trainer.val.data.images),
@@ -393,5 +397,15 @@ def _check_no_run(path: Path) -> None:
 
 def _positives_by(recipe: Recipe) -> str:
     """How the phases define positives: "ids", "position", or one after the other."""
-    rules = dict.fromkeys(getattr(spec.parse(phase.supervision, supervision.CATALOG), "by", "its own rule") for phase in recipe.phases)
+    rules = dict.fromkeys(getattr(source, "by", "its own rule") for source in _supervisions(recipe))
     return " then ".join(rules)
+
+
+def _describe_supervision(recipe: Recipe) -> str:
+    """The supervisions of the phases with their settings, one after the other, and the file of judgments that is a key of the data."""
+    judgments = f" of {recipe.data.feedback}" if recipe.data.feedback else ""
+    return " then ".join(dict.fromkeys(f"{source!r}{judgments}" for source in _supervisions(recipe)))
+
+
+def _supervisions(recipe: Recipe) -> list[supervision.Supervision]:
+    return [spec.parse(phase.supervision, supervision.CATALOG) for phase in recipe.phases]

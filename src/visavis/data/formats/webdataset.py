@@ -210,7 +210,9 @@ def find_shards(source: Path) -> list[Path]:
         is_pattern = any(sign in name for sign in "*?[")
         found = sorted(filter(os.path.isfile, source.parent.glob(name) if is_pattern else [source.parent / name]))
         if not found:
-            raise DataError(f"{source.parent / name} does not exist. Check the pattern of the shards, {source.name}.")
+            raise DataError(
+                f"{source.parent / name}: expected an existing shard, got none. Check the pattern of the shards, {source.name}."
+            )
         shards += found
     return shards
 

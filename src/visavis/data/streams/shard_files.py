@@ -182,7 +182,7 @@ def _list_one(url: str) -> list[ShardFile]:
             infos = [info for info in infos if fnmatch.fnmatch(info.base_name, name if is_pattern else "*")]
             folder = folder if is_pattern else url.rstrip("/")
         elif infos[0].type == pa.fs.FileType.NotFound:
-            raise DataError(f"{url} does not exist. Check the pattern of the shards.")
+            raise DataError(f"{url}: expected an existing shard, got none. Check the pattern of the shards.")
     except OSError as error:
         raise DataError(f"{url} cannot be listed: {error}. Check the URL and the credentials.") from None
     shards = sorted(

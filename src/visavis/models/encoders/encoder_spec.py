@@ -10,7 +10,7 @@ from visavis.data.features.store import Granularity, Modality
 from visavis.errors import SpecError
 from visavis.models.encoders.cnn_backbones import SMALL_CNN, SmallCNN, published_backbone_name
 from visavis.models.encoders.preprocessing import ImageConverter, Preprocessing
-from visavis.models.encoders.pretrained_files import local_model_folder, model_folder
+from visavis.models.encoders.pretrained_files import MINILM, local_model_folder, model_folder
 from visavis.models.encoders.pretrained_loading import IMAGENET_PREPROCESSING
 from visavis.synthetic.scene_encoder import SceneEncoder
 
@@ -51,6 +51,7 @@ class EncoderSpec:
     def __post_init__(self) -> None:
         if not self.name.isprintable() or len(self.name) > 1000 or max(map(len, self.name.split("/"))) > MAX_NAME_LENGTH:
             raise SpecError(f"encoder: expected a folder or a name of the Hugging Face hub, got {self.name[:60]!r}. Set a valid name.")
+        self._check_side()
         granularities = ("pooled", "regions", "frames") if self.side == "visual" else ("pooled", "words")
         if self.granularity not in granularities:
             raise SpecError(
@@ -69,6 +70,19 @@ class EncoderSpec:
             raise SpecError(
                 "crops, image_size: expected 1 and 0 for the encoder scenes, which reads whole images of its own size. Remove both settings."
             )
+
+    def _check_side(self) -> None:
+        """Check that an encoder that visavis names is used on its own side."""
+        is_visual = self.side == "visual"
+        if is_visual and self.name in (MINILM, "vocabulary"):
+            reads, other = "images", "texts"
+        elif not is_visual and (self.name in ("scenes", SMALL_CNN) or published_backbone_name(self.name) is not None):
+            reads, other = "texts", "images"
+        else:
+            return
+        raise SpecError(
+            f"{self.side}.encoder: expected a model that reads {reads}, got {self.name}, which reads {other} only. Name another model."
+        )
 
 
 def open_preprocessing(spec: EncoderSpec, folder: Path | None = None, *, already_cropped: bool = False) -> ImageConverter:

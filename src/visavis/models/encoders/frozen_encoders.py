@@ -34,6 +34,7 @@ from visavis.models.encoders.pretrained_files import PretrainedPart, has_saved_w
 from visavis.models.encoders.pretrained_loading import (
     build_empty_model,
     check_encoding,
+    check_reads_images,
     load_pretrained_model,
     load_pretrained_tokenizer,
     open_published_backbone,
@@ -44,7 +45,6 @@ from visavis.types import Encoded, concatenate
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
 
 CPU_IMAGE_BATCH_SIZE = 4
 """Images per call of an encoder on a CPU. More are slower."""
@@ -368,6 +368,8 @@ def _open_visual(spec: EncoderSpec) -> VisualEncoder:
     else:
         saved = saved_part_folder(VisualEncoder.part_name, required=False)
         folder = saved or model_folder(spec.name)
+        if saved is None:
+            check_reads_images(spec.name, folder)
         with_pooler = saved is not None and has_saved_weights(f"{VisualEncoder.part_name}.model.pooler.")
         model = load_pretrained_model(folder) if saved is None else build_empty_model(folder, with_pooler=with_pooler)
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

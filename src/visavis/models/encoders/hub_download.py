@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from visavis.data.hub_files import hub_errors, verify_hashes
+from visavis.data.hub_files import OnBytes, hub_errors, progress_class, verify_hashes
 
 CONFIG_FILE_PATTERNS = ("*.json", "*.txt", "*.model")
 """Config, preprocessing and tokenizer files of a model folder."""
@@ -18,10 +17,6 @@ BIN_WEIGHTS_PATTERN = "pytorch_model*.bin"
 """Weights that are used only without safetensors, and read as tensors only. Nothing is unpickled."""
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 """Pattern of a name of the hub."""
-
-OnBytes = Callable[[int, int], None]
-"""Receives the downloaded bytes and all bytes."""
-
 
 _EXPECTED = "a folder with a config.json, a backbone in the cache, or a model of the Hugging Face hub"
 
@@ -61,7 +56,7 @@ def missing_bytes(name: str) -> int:
 
     with hub_errors(name, _EXPECTED):
         patterns = [*HUB_FILE_PATTERNS, BIN_WEIGHTS_PATTERN]
-        files = snapshot_download(name, allow_patterns=patterns, dry_run=True, tqdm_class=_progress_class(lambda _, __: None))
+        files = snapshot_download(name, allow_patterns=patterns, dry_run=True, tqdm_class=progress_class(lambda _, __: None))
     has_safetensors = any(file.filename.endswith(".safetensors") for file in files)
     used = [file for file in files if not (has_safetensors and file.filename.endswith(".bin"))]
     return sum(file.file_size or 0 for file in used if file.will_download)
@@ -92,7 +87,7 @@ def download_hub_model(name: str, on_bytes: OnBytes | None = None) -> Path:
     if cached is not None and all(os.path.exists(cached / file) for file in ("preprocessor_config.json", "tokenizer_config.json")):
         return cached
     with hub_errors(name, _EXPECTED):
-        options: dict[str, Any] = {} if on_bytes is None else {"tqdm_class": _progress_class(on_bytes)}
+        options: dict[str, Any] = {} if on_bytes is None else {"tqdm_class": progress_class(on_bytes)}
         folder = Path(snapshot_download(name, allow_patterns=list(HUB_FILE_PATTERNS), **options))
         if not any(folder.glob("*.safetensors")):
             snapshot_download(name, allow_patterns=[BIN_WEIGHTS_PATTERN], **options)
@@ -116,20 +111,3 @@ def is_model_folder(folder: Path) -> bool:
 def _has_weights(folder: Path) -> bool:
     patterns = ("*.safetensors", BIN_WEIGHTS_PATTERN, "[0-9]*_*/model.safetensors")
     return any(os.path.exists(file) for pattern in patterns for file in folder.glob(pattern))
-
-
-def _progress_class(on_bytes: OnBytes) -> type[Any]:
-    """A progress bar for the hub's library that is not shown and reports its bytes."""
-    from huggingface_hub.utils.tqdm import tqdm
-
-    class ByteCounter(tqdm):
-        def __init__(self, *args: Any, **options: Any):
-            self.counts_bytes, self.received = options.get("unit") == "B", 0
-            super().__init__(*args, **{**options, "disable": True})
-
-        def update(self, n: float | None = 1) -> None:
-            self.received += int(n or 0)
-            if self.counts_bytes and self.total:
-                on_bytes(min(self.received, self.total), self.total)
-
-    return ByteCounter

@@ -15,14 +15,13 @@ from typing import Any, ClassVar
 from torch import nn
 
 from visavis import storage
-from visavis.data.hub_files import HubUnreachableError
+from visavis.data.hub_files import HubUnreachableError, OnBytes
 from visavis.errors import DataError, MissingExtra, RunError
 from visavis.models.encoders.cnn_backbones import published_backbone_name, published_weights_file
 from visavis.models.encoders.hub_download import (
     BIN_WEIGHTS_PATTERN,
     CONFIG_FILE_PATTERNS,
     HUB_FILE_PATTERNS,
-    OnBytes,
     cached_hub_folder,
     download_hub_model,
     is_model_folder,

@@ -18,7 +18,12 @@ from torch import Tensor, nn
 from visavis import storage
 from visavis.errors import DataError, MissingExtra, VisavisError
 from visavis.models.encoders.checkpoint_files import check_weight_names, check_weight_shapes, read_checkpoint
-from visavis.models.encoders.cnn_backbones import PUBLISHED_BACKBONES, PublishedBackbone, published_backbone_name, published_weights_file
+from visavis.models.encoders.cnn_backbones import (
+    PUBLISHED_BACKBONES,
+    PublishedBackbone,
+    published_backbone_name,
+    published_weights_file,
+)
 from visavis.models.encoders.hub_download import BIN_WEIGHTS_PATTERN
 from visavis.models.encoders.preprocessing import Preprocessing
 from visavis.models.encoders.pretrained_files import import_transformers, quiet_transformers, weights_are_loaded_later
@@ -133,7 +138,10 @@ def load_pretrained_tokenizer(folder: Path) -> tuple[Any, int]:
     config = load_pretrained_config(folder)
     config = getattr(config, "text_config", config)
     if not isinstance(getattr(config, "vocab_size", None), int):
-        raise DataError(f"{folder}: expected a text model, got one of kind {config.model_type}. Use a model that reads text.")
+        raise DataError(
+            f"text.encoder: expected a model that reads texts, got {folder}, which reads images only ({config.model_type}). "
+            "Use it as visual.encoder, or name another model."
+        )
     with loading_from(folder, "has no tokenizer that transformers can read") as transformers:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **_LOCAL)
         max_length = min(getattr(config, "max_position_embeddings", tokenizer.model_max_length), tokenizer.model_max_length)
@@ -153,6 +161,25 @@ def load_pretrained_tokenizer(folder: Path) -> tuple[Any, int]:
             "Use the tokenizer with which the model was trained."
         )
     return tokenizer, max_length
+
+
+def check_reads_images(name: str, folder: Path) -> None:
+    """Check that a model is not a text model, without loading its weights.
+
+    Args:
+        name: Name of the model.
+        folder: Folder of the model.
+
+    Raises:
+        DataError: If the model reads texts only, or its config cannot be read.
+    """
+    config = load_pretrained_config(folder)
+    reads_texts = isinstance(getattr(config, "vocab_size", None), int)
+    if reads_texts and not any(hasattr(config, part) for part in ("vision_config", "image_size", "num_channels")):
+        raise DataError(
+            f"visual.encoder: expected a model that reads images, got {name}, which reads texts only ({config.model_type}). "
+            "Use it as text.encoder, or name another model."
+        )
 
 
 def load_pretrained_processor(folder: Path) -> Any:
