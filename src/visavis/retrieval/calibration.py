@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from visavis.errors import DataError, MissingExtra
+from visavis.errors import DataError
 
 CALIBRATED_RESULTS = 10
 """Number of results per query that calibration uses."""
@@ -74,15 +74,12 @@ def fit_calibration(scores: Tensor, relevant: Tensor) -> Calibration:
 
     Raises:
         DataError: If all of the first results are relevant, or none.
-        MissingExtra: If scikit-learn is not installed.
 
     Source:
         Zadrozny and Elkan, KDD 2002.
     """
-    try:
-        from sklearn.isotonic import IsotonicRegression
-    except ImportError:
-        raise MissingExtra("scikit-learn", "search", "calibrating match probabilities") from None
+    from scipy.optimize import isotonic_regression
+
     top_scores, top_results = scores.topk(min(CALIBRATED_RESULTS, scores.shape[1]), dim=1)
     top_relevant = relevant.gather(1, top_results)
     if not top_relevant.any() or top_relevant.all():
@@ -90,14 +87,19 @@ def fit_calibration(scores: Tensor, relevant: Tensor) -> Calibration:
             f"Calibration: expected relevant and irrelevant items among the first {top_scores.shape[1]} results of {len(scores):,} "
             f"queries, got only {'relevant' if top_relevant.all() else 'irrelevant'} ones. Use a larger validation split."
         )
-    curve = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip").fit(top_scores.flatten().double(), top_relevant.flatten().double())
+    knots, knot_of, counts = np.unique(top_scores.flatten().double().numpy(), return_inverse=True, return_counts=True)
+    precisions = np.bincount(knot_of, weights=top_relevant.flatten().double().numpy()) / counts
+    probabilities = isotonic_regression(precisions, weights=counts).x
+    # Of knots with the same probability, the first and the last define the function.
+    changes = np.diff(probabilities) != 0
+    kept = np.r_[True, changes] | np.r_[changes, True]
     has_both = relevant.any(1) & ~relevant.all(1)
     best_with_relevant = scores[has_both].amax(1)
     best_without_relevant = scores[has_both].masked_fill(relevant[has_both], -torch.inf).amax(1)
     min_score = torch.quantile(best_with_relevant.double(), FALSE_ALARM_RATE).item()
     return Calibration(
-        scores=tuple(curve.X_thresholds_.tolist()),
-        probabilities=tuple(curve.y_thresholds_.tolist()),
+        scores=tuple(knots[kept].tolist()),
+        probabilities=tuple(probabilities[kept].tolist()),
         num_candidates=scores.shape[1],
         num_queries=len(scores),
         min_score=min_score,
