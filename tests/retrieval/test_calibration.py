@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from sklearn.isotonic import IsotonicRegression
 
 from visavis.errors import DataError
 from visavis.retrieval.calibration import CALIBRATED_RESULTS, Calibration, fit_calibration
@@ -39,6 +40,19 @@ def test_match_probability_is_monotonic():
     probabilities = [calibration.match_probability(score) for score in np.linspace(-1, 1, 201)]
     assert probabilities == sorted(probabilities)
     assert 0 <= probabilities[0] <= probabilities[-1] <= 1
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_match_probabilities_equal_those_of_scikit_learn(seed):
+    """Also with equal scores, which one knot represents."""
+    scores, relevant = random_scores(seed, queries=60, candidates=30)
+    scores = scores if seed % 2 else (20 * scores).round() / 20
+    calibration = fit_calibration(scores, relevant)
+    top_scores, results = scores.topk(CALIBRATED_RESULTS)
+    reference = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip")
+    reference.fit(top_scores.flatten(), relevant.gather(1, results).flatten().double())
+    others = np.linspace(-1, 1, 201)
+    assert [calibration.match_probability(score) for score in others] == pytest.approx(reference.predict(others).tolist(), abs=1e-12)
 
 
 def test_no_match_has_known_error_rates():
