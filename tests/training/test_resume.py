@@ -55,7 +55,8 @@ def while_writing(step):
 def test_killed_run_resumes_exactly(training, recipe, scenes, uninterrupted, outcome, tmp_path):
     """Kills before the first checkpoint, during a write, twice at the same step, and in the second phase."""
     run = tmp_path / "run"
-    moments = [lambda process: (run / "run.toml").exists(), while_writing(8), at_step(8), at_step(30)]
+    last = outcome(uninterrupted(False))["state"]["step"]
+    moments = [lambda process: (run / "run.toml").exists(), while_writing(8), at_step(8), at_step(last - 2)]
     assert killed_again_and_again(training, recipe, scenes, run, moments) == len(moments)
     assert outcome(run) == outcome(uninterrupted(False))
 
@@ -83,12 +84,13 @@ def test_signals_save_and_report_how_to_resume(training, recipe, scenes, uninter
     assert outcome(run) == outcome(uninterrupted(False))
 
 
-@pytest.mark.parametrize(("autocast", "longest", "stops"), [(False, 4, 10), (True, 8, 5)])
-def test_run_stopped_every_few_steps_resumes_exactly(recipe, scenes, uninterrupted, outcome, in_pieces, tmp_path, autocast, longest, stops):
+@pytest.mark.parametrize(("autocast", "longest"), [(False, 4), (True, 8)])
+def test_run_stopped_every_few_steps_resumes_exactly(recipe, scenes, uninterrupted, outcome, in_pieces, tmp_path, autocast, longest):
     """Stops are also within accumulation groups, right after validations, and between phases."""
     run = tmp_path / "run"
     overrides = {"training.autocast": autocast, "training.checkpoint_s": 1e6}
-    assert in_pieces(recipe, run, longest=longest, data=scenes, overrides=overrides) > stops
+    stops = in_pieces(recipe, run, longest=longest, data=scenes, overrides=overrides)
+    assert stops >= outcome(uninterrupted(autocast))["state"]["step"] // longest - 1
     assert outcome(run) == outcome(uninterrupted(autocast))
 
 
