@@ -38,7 +38,7 @@ def test_source_files_have_a_docstring_and_at_most_450_lines():
     """The limit is on lines with docstrings. ``tools/count_code.py`` counts lines of code."""
     texts = {module_path(path): path.read_text() for path in SOURCES}
     assert [name for name, text in texts.items() if text.count("\n") > 450] == []
-    assert [name for name, text in texts.items() XX
+    assert [module_path(path) for path in SOURCES if not ast.get_docstring(nodes(path)[0])] == []  # type: ignore[arg-type]
 
 
 SHARED_MODULE_NAMES = {"__init__", "base", "catalog", "conversion", "model", "argument_checks"}
