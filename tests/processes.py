@@ -20,9 +20,16 @@ from visavis.experiments import jobs
 FORKED = get_context("forkserver")
 FORKED.set_forkserver_preload(
     [
-        "torch", "torch._dynamo", "scipy.optimize", "scipy.stats", "PIL.PngImagePlugin", "safetensors.torch",
-        "visavis.cli.run_tables", "visavis.training.start_training", "visavis.experiments",
-    ]  # fmt: skip
+        "torch",
+        "torch._dynamo",
+        "scipy.optimize",
+        "scipy.stats",
+        "PIL.PngImagePlugin",
+        "safetensors.torch",
+        "visavis.cli.run_tables",
+        "visavis.training.start_training",
+        "visavis.experiments",
+    ]
 )
 
 

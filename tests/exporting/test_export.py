@@ -113,7 +113,9 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_blocked(folders: dict[Path, str], work: Path) -> list[dict[str, np.ndarray]]:
     """Run the code of each folder in one process without visavis, and return the vectors that it saved for each."""
     code = "".join(f"folder, texts = {str(folder)!r}, list(lines)\n{code}" for folder, code in folders.items())
-    done = subprocess.run([sys.executable, "-I", "-c", BLOCKED + code, work], capture_output=True, text=True, check=False, timeout=300, cwd=work)
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", BLOCKED + code, work], capture_output=True, text=True, check=False, timeout=300, cwd=work
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return [dict(np.load(folder / "vectors.npz")) for folder in folders]
 
