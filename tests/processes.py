@@ -19,7 +19,17 @@ from visavis.experiments import jobs
 
 FORKED = get_context("forkserver")
 FORKED.set_forkserver_preload(
-    ["torch", "torch._dynamo", "visavis.cli.run_tables", "visavis.training.start_training", "visavis.experiments"]
+    [
+        "torch",
+        "torch._dynamo",
+        "scipy.optimize",
+        "scipy.stats",
+        "PIL.PngImagePlugin",
+        "safetensors.torch",
+        "visavis.cli.run_tables",
+        "visavis.training.start_training",
+        "visavis.experiments",
+    ]
 )
 
 

@@ -138,7 +138,7 @@ def test_training_equals_that_on_captions_csv(name, rows, listed, train):
     assert results[0] == results[1]
 
 
-@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in ("coco", "webdataset") else pytest.mark.long) for name in SOURCES])
 def test_other_commands_read_each_source(name, rows, tmp_path, listed):
     SOURCES[name](tmp_path / "data", rows)
     assert visavis.data_check(tmp_path / "data").ok

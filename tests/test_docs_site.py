@@ -106,7 +106,8 @@ def check_pages(browser, paths, layouts):
 
 
 def test_site_sample_is_accessible_in_each_layout(site, browser):
-    check_pages(browser, [site / page for page in SAMPLE], [LAYOUTS[0], LAYOUTS[3]])
+    check_pages(browser, [site / page for page in SAMPLE[:2]], [LAYOUTS[0]])
+    check_pages(browser, [site / page for page in SAMPLE[1:]], [LAYOUTS[3]])
 
 
 @pytest.mark.long

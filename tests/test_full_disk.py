@@ -156,8 +156,13 @@ def error_of(command: Callable[[Inputs, Path], Any], inputs: Inputs, folder: Pat
     return ""
 
 
-@pytest.mark.parametrize("points", [2, pytest.param(50, marks=[pytest.mark.long, pytest.mark.timeout(3000)])])
-@pytest.mark.parametrize("name", COMMANDS)
+CASES = [
+    *(pytest.param(name, 2, marks=pytest.mark.long if name == "compare" else ()) for name in COMMANDS),
+    *(pytest.param(name, 50, marks=[pytest.mark.long, pytest.mark.timeout(3000)]) for name in COMMANDS),
+]
+
+
+@pytest.mark.parametrize(("name", "points"), CASES)
 def test_command_on_full_disk_keeps_results_and_reruns(name, points, disk, inputs, monkeypatch):
     monkeypatch.chdir(inputs.root)
     command, rng, messages = COMMANDS[name], random.Random(name), list[str]()

@@ -46,8 +46,9 @@ def commands(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_commands_and_options_exist(page):
+    root = typer.main.get_command(app)
     for words in commands(page):
-        command = typer.main.get_command(app)
+        command = root
         while hasattr(command, "commands") and words and words[0] in command.commands:
             command, words = command.commands[words[0]], words[1:]
         assert command.name is not None, words

@@ -11,6 +11,7 @@ import sys
 import time
 import tomllib
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -27,11 +28,17 @@ def module_path(path: Path) -> str:
     return str(path.relative_to(PACKAGE))
 
 
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    """The syntax tree of a file, from its root."""
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
 def test_source_files_have_a_docstring_and_at_most_450_lines():
     """The limit is on lines with docstrings. ``tools/count_code.py`` counts lines of code."""
     texts = {module_path(path): path.read_text() for path in SOURCES}
     assert [name for name, text in texts.items() if text.count("\n") > 450] == []
-    assert [name for name, text in texts.items() if not ast.get_docstring(ast.parse(text))] == []
+    assert [module_path(path) for path in SOURCES if not ast.get_docstring(nodes(path)[0])] == []  # type: ignore[arg-type]
 
 
 SHARED_MODULE_NAMES = {"__init__", "base", "catalog", "conversion", "model", "argument_checks"}
@@ -53,14 +60,13 @@ def test_architecture_page_lists_every_package_in_layer_order():
 
 def test_class_names_are_unique():
     """Each matcher has a class ``Config`` inside."""
-    trees = {module_path(path): ast.parse(path.read_text()) for path in SOURCES}
-    classes = [node.name for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name != "Config"]
+    classes = [node.name for path in SOURCES for node in nodes(path) if isinstance(node, ast.ClassDef) and node.name != "Config"]
     assert [name for name, count in Counter(classes).items() if count > 1] == []
 
 
 def print_calls(path: Path) -> list[str]:
     """Names by which a file prints: ``print``, ``console.print``, ``typer.echo``, or a stream of ``sys``."""
-    names = [ast.unparse(node) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Name | ast.Attribute)]
+    names = [ast.unparse(node) for node in nodes(path) if isinstance(node, ast.Name | ast.Attribute)]
     return [name for name in names if name in {"print", "sys.stdout", "sys.stderr"} or name.endswith((".print", ".echo"))]
 
 
@@ -103,7 +109,7 @@ def test_paths_are_checked_with_functions_that_do_not_raise():
     calls = [
         f"{module_path(path)}:{node.lineno}"
         for path in SOURCES
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes(path)
         if isinstance(node, ast.Attribute)
         and node.attr in methods
         and ast.unparse(node.value) not in ("Path(__file__)", "entry", "os.path")

@@ -6,8 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image as Pillow
+from tests.processes import Command
 
 import visavis
 from visavis.data.dataset import ByteRange, Dataset, Image
@@ -179,28 +178,23 @@ def test_stop_signal_ends_training_and_workers(tmp_path, stop):
     lines = [json.dumps({"filename": f"{i}.jpg", "caption": f"photo {i % 4} of {i % 3}", "split": s}) for i, s in enumerate(splits)]
     (tmp_path / "captions.jsonl").write_text("\n".join(lines))
     run, settings = tmp_path / "run", ["training.batch_size=8", "training.threads=1", "phases.0.epochs=30", "training.checkpoint_s=0"]
-    command = [sys.executable, "-m", "visavis", "train", "photos/pixels-words", *settings, "training.workers=2"]
-    with subprocess.Popen(
-        [*command, "--data", str(tmp_path), "--out", str(run)],
-        start_new_session=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as process:
-        deadline = time.monotonic() + 60
-        while not list(run.glob("checkpoint/*[1-9]*")) and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.02)
-        (os.kill if stop == signal.SIGKILL else os.killpg)(process.pid, stop)
-        output = process.communicate(timeout=60)[0]
+    command = Command(
+        tmp_path / "output", "train", "photos/pixels-words", *settings, "training.workers=2", "--data", tmp_path, "--out", run
+    )
+    deadline = time.monotonic() + 60
+    while not list(run.glob("checkpoint/*[1-9]*")) and not command.ended and time.monotonic() < deadline:
+        time.sleep(0.02)
+    (os.kill if stop == signal.SIGKILL else os.killpg)(command.process.pid, stop)
+    code = command.wait(60)
     deadline = time.monotonic() + 20
-    while processes_of_session(process.pid):
+    while processes_of_session(command.process.pid):
         assert time.monotonic() < deadline, "a worker outlives the training"
         time.sleep(0.05)
     if stop == signal.SIGKILL:
         return
-    assert process.returncode == 128 + signal.SIGTERM, output
-    assert re.search(rf"visavis train --resume {re.escape(str(run))}\n", output)
-    assert "Traceback" not in output
+    assert code == 128 + signal.SIGTERM, command.output_text
+    assert re.search(rf"visavis train --resume {re.escape(str(run))}\n", command.output_text)
+    assert "Traceback" not in command.output_text
 
 
 def test_reduced_decoding_keeps_modes_and_orientation(tmp_path):

@@ -10,7 +10,16 @@ import pytest
 import torch
 
 import visavis
-from visavis.diagnostics.objective_profile import INITIAL_ANGLES, STEP_LENGTH, VECTOR_NAMES, profile_objective, rotation, triplet_weights
+from visavis.diagnostics.objective_profile import (
+    INITIAL_ANGLES,
+    STEP_LENGTH,
+    VECTOR_NAMES,
+    ObjectiveProfiles,
+    profile_objective,
+    profile_objectives,
+    rotation,
+    triplet_weights,
+)
 from visavis.errors import RefusedOverwrite, SpecError
 from visavis.objectives import CATALOG, VLC, Goal, TripletHN, Unified, parse
 from visavis.reports.profile_report import plot_pair_weights
@@ -145,8 +154,9 @@ def test_pair_weights_of_goal_match_figure_3():
         assert weights[pair][1].tolist() == pytest.approx(negative)
 
 
-def test_pair_weights_of_goal_are_plotted_once():
-    found = visavis.anatomy(["Goal(pair='lin')", "Goal(pair='lin_ms')", "Goal(triplet='con', pair='lin')"])
+def test_pair_weights_of_goal_are_plotted_once(tmp_path):
+    specs = ["Goal(pair='lin')", "Goal(pair='lin_ms')", "Goal(triplet='con', pair='lin')"]
+    found = ObjectiveProfiles(profile_objectives(specs), tmp_path)
     assert [one["name"] for one in found.to_json()["pair_weights"]] == ["lin", "lin_ms, m=0.1"]
     images = [plot_pair_weights([goal]) for goal in found.goals]
     assert images[0] != images[1] and plot_pair_weights(found.goals) not in images

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import base64
 import json
-import os
-import subprocess
 import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import StringIO
 from pathlib import Path
 from threading import Thread
+from typing import NamedTuple
 
 import pytest
+from tests.processes import Command
 
 import visavis
 from visavis.errors import SpecError
@@ -21,11 +25,11 @@ pytest.importorskip("huggingface_hub")
 
 
 class Hub(ThreadingHTTPServer):
-    """The hub: repositories with the files of their commits, and large files by hash."""
+    """The hub: repositories, the files of their commits, and large files by hash. It refuses one repository."""
 
-    def __init__(self, refuse: int = 0):
+    def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.refuse, self.repositories, self.large, self.files = refuse, {}, {}, {}  # type: ignore[var-annotated]
+        self.repositories, self.large, self.files = {}, {}, defaultdict(dict)  # type: ignore[var-annotated]
         self.url = f"http://127.0.0.1:{self.server_port}"
 
 
@@ -62,12 +66,13 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body, path = self.body(), self.path.partition("?")[0]
-        if self.server.refuse:
-            self.answer({"error": "Invalid credentials"}, self.server.refuse)
-        elif path == "/api/repos/create":
-            asked = json.loads(body)
-            self.server.repositories[f"{asked.get('organization')}/{asked['name']}"] = asked
-            self.answer({"url": f"{self.server.url}/{asked.get('organization')}/{asked['name']}"})
+        asked = json.loads(body) if path == "/api/repos/create" else {}
+        repo = f"{asked['organization']}/{asked['name']}" if asked else "/".join(path.removeprefix("/api/models/").split("/")[:2])
+        if repo == REFUSED:
+            self.answer({"error": "Invalid credentials"}, 401)
+        elif asked:
+            self.server.repositories[repo] = asked
+            self.answer({"url": f"{self.server.url}/{repo}"})
         elif "/preupload/" in path:
             files = json.loads(body)["files"]
             modes = [(file["path"], "lfs" if file["path"].endswith(".safetensors") else "regular") for file in files]
@@ -80,65 +85,94 @@ class Handler(BaseHTTPRequestHandler):
             for line in map(json.loads, body.splitlines()):
                 value = line["value"]
                 if line["key"] == "file":
-                    self.server.files[value["path"]] = base64.b64decode(value["content"])
+                    self.server.files[repo][value["path"]] = base64.b64decode(value["content"])
                 elif line["key"] == "lfsFile":
-                    self.server.files[value["path"]] = self.server.large[value["oid"]]
-            self.answer({"success": True, "commitOid": "1" * 40, "commitUrl": f"{self.server.url}/owner/model/commit/{'1' * 40}"})
+                    self.server.files[repo][value["path"]] = self.server.large[value["oid"]]
+            self.answer({"success": True, "commitOid": "1" * 40, "commitUrl": f"{self.server.url}/{repo}/commit/{'1' * 40}"})
         else:
             self.answer({})
 
 
-def push(hub: Hub, model: Path, out: Path) -> subprocess.CompletedProcess[str]:
-    """Export a model and upload it."""
-    words = ["export", str(model), "--out", str(out), "--push", "owner/model", "--license", "mit", "--json"]
-    return run_with_hub(hub, ["-m", "visavis", *words])
+REFUSED = "refused/model"
+"""A repository that the stand-in refuses."""
 
 
-def run_with_hub(hub: Hub, arguments: list[str]) -> subprocess.CompletedProcess[str]:
-    """Run Python in a process that talks to the stand-in."""
-    environment = {name: value for name, value in os.environ.items() if name not in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")}
-    environment |= {"HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_test", "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+def upload_all() -> None:
+    """Push the model that the arguments name in three ways. Each writes a line: exit code, output, errors."""
+    import visavis
+    from visavis.cli import main
+
+    model, out = sys.argv[1:]
+    for repo in ("owner/model", REFUSED):
+        folder = f"{out}/{repo.partition('/')[0]}"
+        sys.argv = ["visavis", "export", model, "--out", folder, "--push", repo, "--license", "mit", "--json"]
+        code, output, errors = 0, StringIO(), StringIO()
+        with redirect_stdout(output), redirect_stderr(errors):
+            try:
+                main()
+            except SystemExit as end:
+                code = end.code
+        sys.stdout.write(json.dumps([code, output.getvalue(), errors.getvalue()]) + "\n")
+    sys.stdout.write(json.dumps([0, visavis.load(model).push_to_hub("private/model", private=True), ""]) + "\n")
+
+
+class Uploads(NamedTuple):
+    """The stand-in after three uploads by one process, since the library of the hub reads its settings at its import."""
+
+    hub: Hub
+    folder: Path
+    exported: list
+    refused: list
+    private: list
+
+
+@pytest.fixture(scope="module")
+def uploads(dual_encoders: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Uploads]:
+    hub, folder = Hub(), tmp_path_factory.mktemp("uploads")
+    environment = {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "TRANSFORMERS_OFFLINE": "0", "HF_TOKEN": "hf_test"}
+    environment |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     thread = Thread(target=hub.serve_forever)
     thread.start()
     try:
-        return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False, timeout=300)
+        command = Command(
+            folder / "output", dual_encoders / "clip", folder, program=upload_all, messages=folder / "messages", environment=environment
+        )
+        assert command.wait(300) == 0, (folder / "messages").read_text()
     finally:
         hub.shutdown()
         hub.server_close()
         thread.join()
+    return Uploads(hub, folder, *map(json.loads, command.output_text.splitlines()))
 
 
-def test_push_uploads_every_file(dual_encoders, tmp_path):
-    hub = Hub()
-    done = push(hub, dual_encoders / "clip", tmp_path / "exported")
-    assert done.returncode == 0, done.stderr
-    exported = json.loads(done.stdout)
-    assert exported["url"] == f"{hub.url}/owner/model/commit/{'1' * 40}"
-    assert list(hub.repositories) == ["owner/model"]
-    assert sorted(hub.files) == exported["files"]
-    for name, content in hub.files.items():
-        assert content == (tmp_path / "exported" / name).read_bytes(), name
-    assert hub.files["README.md"].startswith(b"---\nlicense: mit\n")
+def test_push_uploads_every_file(uploads):
+    code, output, errors = uploads.exported
+    assert code == 0, errors
+    exported, files = json.loads(output), uploads.hub.files["owner/model"]
+    assert exported["url"] == f"{uploads.hub.url}/owner/model/commit/{'1' * 40}"
+    assert list(uploads.hub.repositories) == ["owner/model", "private/model"]
+    assert sorted(files) == exported["files"]
+    for name, content in files.items():
+        assert content == (uploads.folder / "owner" / name).read_bytes(), name
+    assert files["README.md"].startswith(b"---\nlicense: mit\n")
 
 
-def test_push_to_hub_uploads_folder_that_load_reads(dual_encoders, tmp_path):
-    hub = Hub()
-    code = "import sys, visavis; sys.stdout.write(visavis.load(sys.argv[1]).push_to_hub('owner/model', private=True))"
-    done = run_with_hub(hub, ["-c", code, str(dual_encoders / "clip")])
-    assert done.stdout == f"{hub.url}/owner/model/commit/{'1' * 40}", done.stderr
-    assert hub.repositories["owner/model"].get("private") or hub.repositories["owner/model"].get("visibility") == "private"
-    for name, content in hub.files.items():
+def test_push_to_hub_uploads_folder_that_load_reads(uploads, tmp_path):
+    assert uploads.private[1] == f"{uploads.hub.url}/private/model/commit/{'1' * 40}"
+    created = uploads.hub.repositories["private/model"]
+    assert created.get("private") or created.get("visibility") == "private"
+    for name, content in uploads.hub.files["private/model"].items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(content)
     assert visavis.load(tmp_path).encode(["a red circle"]).shape == (1, 10)
 
 
-def test_push_reports_refusal_and_keeps_folder(dual_encoders, tmp_path):
-    done = push(Hub(refuse=401), dual_encoders / "clip", tmp_path / "exported")
-    assert done.returncode == 1
-    assert "owner/model: expected an upload to the Hugging Face hub, got" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert (tmp_path / "exported" / "model.safetensors").is_file()
+def test_push_reports_refusal_and_keeps_folder(uploads):
+    code, _, errors = uploads.refused
+    assert code == 1
+    assert f"{REFUSED}: expected an upload to the Hugging Face hub, got" in errors
+    assert "Traceback" not in errors
+    assert (uploads.folder / "refused" / "model.safetensors").is_file()
 
 
 @pytest.mark.parametrize("repo", ["model", "", "a/b/c", "owner/", "owner/mo del", "../x"])

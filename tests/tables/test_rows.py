@@ -32,18 +32,22 @@ TEXTS = {
 """Text files of each paper, read if they are next to the data."""
 
 
-def kinds() -> dict[tuple[object, ...], str]:
-    """Return one trainable row for each model with its encoders, and for each sequence of objectives with their supervision."""
-    found: dict[tuple[object, ...], str] = {}
+def kinds() -> frozenset[str]:
+    """Return few trainable rows with each model with its encoders, and with each sequence of objectives with their supervision."""
+    kinds_of: dict[str, set[tuple[object, ...]]] = {}
     for address in TRAINABLE:
         recipe = read_recipe(address)
         phases = tuple((phase.objective.partition("(")[0], phase.supervision.partition("(")[0]) for phase in recipe.phases)
-        found.setdefault((bool(recipe.members), recipe.model["kind"], recipe.visual.granularity, recipe.text.encoder), address)
-        found.setdefault(phases, address)
-    return found
+        kinds_of[address] = {phases, (bool(recipe.members), recipe.model["kind"], recipe.visual.granularity, recipe.text.encoder)}
+    missing, chosen = set().union(*kinds_of.values()), set[str]()
+    while missing:
+        best = max(kinds_of, key=lambda address: len(kinds_of[address] & missing))
+        chosen.add(best)
+        missing -= kinds_of[best]
+    return frozenset(chosen)
 
 
-KINDS = frozenset(kinds().values())
+KINDS = kinds()
 
 
 @pytest.mark.parametrize("address", [pytest.param(address, marks=() if address in KINDS else pytest.mark.long) for address in TRAINABLE])

@@ -26,8 +26,16 @@ pytest.importorskip("transformers")
 
 HAS_PEFT = importlib.util.find_spec("peft") is not None
 adapters = pytest.mark.skipif(not HAS_PEFT, reason="needs peft")
+DAILY = ("linear", "lora", "wise")
+"""Variants of the daily suite: trained heads, adapters, and all weights with interpolation."""
 VARIANTS = [
-    pytest.param(row, marks=adapters if read_recipe(f"clip/{row}").model.get("lora_rank") else ())
+    pytest.param(
+        row,
+        marks=[
+            *([adapters] if read_recipe(f"clip/{row}").model.get("lora_rank") else []),
+            *([] if row in DAILY else [pytest.mark.long]),
+        ],
+    )
     for row in read_recipe_file("clip").variants
 ]
 

@@ -80,6 +80,7 @@ def test_readme_commands_run(photos, empty_cache, call, tmp_path, monkeypatch):
     assert [command[1] for command in commands] == ["data", "train", "evaluate", "search"]
     shutil.copytree(photos, tmp_path / "here" / "photos")
     monkeypatch.chdir(tmp_path / "here")
+    commands[1].append("epochs=2")  # the rest of its 20 epochs does the same
     check, train, evaluate, search = (call(*command[1:]) for command in commands)
     assert "OK: training uses all data" in check.out
     assert "Using the default recipe photos/pixels-" in train.err.replace("\n", " ")

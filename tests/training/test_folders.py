@@ -64,7 +64,7 @@ def test_run_folder_may_be_mount_point_or_link(recipe, scenes, small_disk, unint
     assert outcome(small_disk) == outcome(uninterrupted(False))
 
 
-@pytest.mark.parametrize("kilobytes", [0, 16, 60, 170, 290])
+@pytest.mark.parametrize("kilobytes", [0, pytest.param(16, marks=pytest.mark.long), 60, pytest.param(170, marks=pytest.mark.long), 290])
 def test_full_disk_is_reported_and_run_resumes(recipe, scenes, small_disk, uninterrupted, outcome, kilobytes):
     """The disk is full before the run, or while its log, model or checkpoints are written."""
     run, ballast = small_disk / "run", small_disk / "ballast"

@@ -97,7 +97,7 @@ def test_ladder_improves_coherence_over_its_first_level(recipe, scenes, tmp_path
 @pytest.mark.parametrize(
     "kind",
     [
-        pytest.param(name, marks=() if name in ("VSE++", "XVLM") else pytest.mark.long)
+        pytest.param(name, marks=() if name == "VSE++" else pytest.mark.long)
         for name, kind in CATALOG.items()
         if "experts" not in kind.visual_granularities
     ],

@@ -18,6 +18,7 @@ from tests.processes import in_processes, start_ranks
 from tests.training.process_cases import train_all, train_until, write_recipes
 from torch import nn
 
+import visavis
 from visavis.data import open_dataset
 from visavis.errors import RecipeError
 from visavis.evaluation.tiled_ranking import rank_by_tiles
@@ -51,12 +52,17 @@ def check_equal(run: Path, reference: Path, tolerance: float) -> None:
 def train_on(world_size: int, jobs: dict, folder: Path) -> Path:
     out = folder / f"processes-{world_size}"
     out.mkdir()
+    if world_size == 1:
+        for name, (recipe, overrides) in jobs.items():
+            visavis.train(recipe, overrides=overrides, out=out / name)
+        return out
     in_processes(train_all, (world_size, folder / f"rendezvous-{world_size}", jobs, out), nprocs=world_size)
     return out
 
 
 def test_two_processes_train_the_same_model_as_one(recipes, scenes, tmp_path):
     jobs = {name: (str(recipes[name]), {"data.path": str(scenes)}) for name in ("pixels", "NCR", "offline")}
+    jobs["pixels"][1]["epochs"] = 1
     one, two = (train_on(world_size, jobs, tmp_path) for world_size in (1, 2))
     for name in jobs:
         check_equal(two / name, one / name, 1e-5)
@@ -105,7 +111,8 @@ def test_sharded_parameters_train_the_same_model(few_scenes, dual_encoders, tmp_
 @pytest.mark.parametrize(
     "stops",
     [
-        pytest.param([(2, 5, 1), (1, 9, 0), (2, 13, 0), (2, 0, 0)], id="2-1-2-2"),
+        pytest.param([(2, 5, 0), (1, 9, 0), (2, 0, 0)], id="2-1-2"),
+        pytest.param([(2, 5, 1), (1, 9, 0), (2, 13, 0), (2, 0, 0)], id="2-1-2-2", marks=pytest.mark.long),
         pytest.param([(4, 5, 3), (2, 9, 0), (1, 13, 0), (4, 0, 0)], id="4-2-1-4", marks=pytest.mark.long),
     ],
 )
@@ -124,7 +131,7 @@ def test_sharded_parameters_resume_on_other_numbers_of_ranks(few_scenes, dual_en
 
 def check_resumed(start: dict, stops: list[tuple[int, int, int]], folder: Path) -> None:
     """A run that stops at steps, each time with another number of processes, is equal to one that was never stopped."""
-    in_processes(train_until, (1, folder / "r0", start | {"out": folder / "whole"}, 0, 0), nprocs=1)
+    visavis.train(**start | {"out": folder / "whole"})
     for number, (world_size, step, rank) in enumerate(stops, 1):
         arguments = {"resume": folder / "run"} if number > 1 else start
         in_processes(train_until, (world_size, folder / f"r{number}", arguments, step, rank), nprocs=world_size)
@@ -183,13 +190,14 @@ def test_a_failure_of_one_process_is_reported_once(recipes, scenes, tmp_path):
 
     run = tmp_path / "run"
     killed = start_ranks(tmp_path / "killed", 2, "train", recipes["pooled"], "--data", scenes, "--out", run, "epochs=500")
-    wait_for(lambda: (run / "metrics.jsonl").exists() and len(read_log(run)) > 2)
+    wait_for(lambda: (run / "metrics.jsonl").exists() and len(read_log(run)) > 1)
     killed[1].send(signal.SIGKILL)
     assert killed[0].wait(60) == 1
     assert killed[0].output_text.splitlines()[-1].startswith("visavis: A process was killed")
     assert "Traceback" not in killed[0].output_text
+    logged = len(read_log(run))
     stopped = start_ranks(tmp_path / "stopped", 2, "train", "--resume", run)
-    wait_for(lambda: len(read_log(run)) > 6)
+    wait_for(lambda: len(read_log(run)) > logged)
     stopped[1].send(signal.SIGTERM)
     assert [command.wait(60) for command in stopped] == [128 + signal.SIGTERM] * 2
     assert sum(command.output_text.count("Everything is saved") for command in stopped) == 1

@@ -84,7 +84,7 @@ def test_signals_save_and_report_how_to_resume(training, recipe, scenes, uninter
     assert outcome(run) == outcome(uninterrupted(False))
 
 
-@pytest.mark.parametrize(("autocast", "longest"), [(False, 4), (True, 8)])
+@pytest.mark.parametrize(("autocast", "longest"), [pytest.param(False, 4, marks=pytest.mark.long), (True, 8)])
 def test_run_stopped_every_few_steps_resumes_exactly(recipe, scenes, uninterrupted, outcome, in_pieces, tmp_path, autocast, longest):
     """Stops are also within accumulation groups, right after validations, and between phases."""
     run = tmp_path / "run"

@@ -123,7 +123,7 @@ def test_moved_run_loads_without_initial_bert(recipe, scenes, towers, tmp_path):
     assert torch.equal(visavis.load(tmp_path / "moved").encode_texts(["a red circle"]), before)
 
 
-@pytest.mark.parametrize("objective", ["Unified(gamma=10)", "TripletHN()", "NTXent(tau=0.1)"])
+@pytest.mark.parametrize("objective", ["Unified(gamma=10)", "TripletHN()", pytest.param("NTXent(tau=0.1)", marks=pytest.mark.long)])
 def test_both_losses_fall_on_memorized_batch(towers, objective):
     model, (images, texts), targets = matcher(towers), batch(), Targets.paired(6)
     loss, optimizer = PairLoss(objectives.parse(objective)), torch.optim.AdamW(model.parameters(), lr=3e-3)
