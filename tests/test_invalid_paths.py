@@ -104,7 +104,7 @@ WORK = {
     "explain": "visavis.diagnostics.attention_maps.attention_map",
     "features": "visavis.data.open_dataset",
     "index": "visavis.models.retriever.Retriever.load",
-    "mine": "visavis.runs.mine_negatives.mine_run",
+    "mine": "visavis.runs.mine_negatives._encode",
     "mteb": "visavis.models.retriever.Retriever.load",
     "relevance_fit": "visavis.graded.fine_tuning.read_stsb",
     "relevance_thresholds": "visavis.graded.estimator_quality.relevance_distributions",
