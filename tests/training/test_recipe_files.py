@@ -58,6 +58,7 @@ SHIPPED = {
     "learned-weights-heads-flickr8k": "02ceb7fc",
     "ncr-heads-flickr8k": "0234c98b",
     "maxsim-minilm-flickr8k": "c6665393",
+    "maxsim-pair-flickr8k": "627337b6",
     "vse++-two-step-scenes": "e1b7b4ae",
     "vse-infinity-flickr8k": "0e86e8d8",
     "vse-infinity-minilm-flickr8k": "5464bb62",
