@@ -134,8 +134,8 @@ def read_flickr8k_judgments(kind: str, folder: Path, data: Dataset) -> HumanJudg
     path = folder / FLICKR8K_FILES[kind]
     if not os.path.isfile(path):
         raise DataError(
-            f"{path}: expected human judgments, which are available for the test images of Flickr8k, and for those of MS-COCO with "
-            f"{CRISSCROSSED_FILE} next to their list, got no such file. Pass the folder of one of them with --data."
+            f"{path}: expected human judgments, which are available for the test images of Flickr8k, and for MS-COCO images with "
+            f"{CRISSCROSSED_FILE} next to their list, got no such file. Pass the folder of one of these data sets with --data."
         )
     index_of = {image.name: i for i, image in enumerate(data.images)}
     images, captions, answers = [], [], []

@@ -128,7 +128,7 @@ def mine_run(
 
     Raises:
         RefusedOverwrite: If ``out`` exists, or appears during mining. The negatives are then in a numbered file.
-        RunError: If there is no such run, the split has a single image, or no negative remains.
+        RunError: If the run does not exist, the split has a single image, or all negatives are filtered out.
     """
     if out is not None:
         storage.require_new_file(out)

@@ -277,7 +277,7 @@ class _Conversion:
         """The split of each row of a block as a code (-1: none). New splits are added to the codes."""
         standard = map(normalize_split_name, block.dictionary.to_pylist())
         of_texts = [-1 if split is None else codes.setdefault(split, len(codes)) for split in standard]
-        # The last entry is that of rows without a text.
+        # A row without a text has the index -1 and takes the last entry.
         return np.array([*of_texts, -1], np.int32)[self._to_numpy(block.indices, -1)]
 
     def _read_captions(self) -> Iterator[tuple[Any, np.ndarray, np.ndarray]]:
