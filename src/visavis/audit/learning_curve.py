@@ -28,8 +28,9 @@ from visavis.recipes.data_module import DataModule
 EXPONENTS = np.concatenate([[0.0], np.geomspace(0.05, 2.0, 200)])
 NUM_SAMPLES, CONFIDENCE = 400, 0.95
 FRACTIONS = (0.125, 0.25, 0.5, 1.0)
-# A part of the data is trained on for as many steps as the whole, but for at most this factor of the epochs. The curve shows the best
-# of several evaluations, so that neither a too short nor a too long training is mistaken for too little data.
+# A part of the data is trained on for as many steps as the whole, but for at most this factor of the epochs, and for at most `MAX_STEPS`
+# times the square root of its fraction: more steps do not improve small parts. The curve shows the best of several evaluations, so that
+# neither a too short nor a too long training is mistaken for too little data.
 MAX_EPOCH_FACTOR, NUM_EVALUATIONS = 4.0, 4
 
 Verdict = Literal["more", "little", "unclear"]
@@ -239,7 +240,7 @@ def curve_models(data_module: DataModule, identity: Any, seeds: int) -> list[Cur
 def _point_model(data_module: DataModule, part: Dataset, identity: Any, seed: int, fraction: float) -> CachedModel[list[float]]:
     """Return the model that is trained on a part of the data and evaluated several times on the validation split."""
     recipe, validation = data_module.recipe, data_module.validation
-    epoch_factor = min(1 / fraction, MAX_EPOCH_FACTOR, max_epoch_factor(recipe, part))
+    epoch_factor = min(1 / fraction, MAX_EPOCH_FACTOR, max_epoch_factor(recipe, part) * fraction**0.5)
     cache = cache_path("curve", identity, part.image_rows.tolist(), part.caption_rows.tolist(), seed, epoch_factor, NUM_EVALUATIONS)
 
     def evaluate_during_training(progress: Progress) -> list[float]:
