@@ -57,11 +57,13 @@ SHIPPED = {
     "ladder-heads-flickr8k": "2d209ae2",
     "learned-weights-heads-flickr8k": "02ceb7fc",
     "ncr-heads-flickr8k": "0234c98b",
-    "maxsim-minilm-flickr8k": "c6665393",
-    "maxsim-pair-flickr8k": "627337b6",
+    "maxsim-minilm-flickr8k": "07e74996",
+    "maxsim-words-flickr8k": "997c544f",
+    "maxsim-pair-flickr8k": "02f8d666",
     "vse++-two-step-scenes": "e1b7b4ae",
     "vse-infinity-flickr8k": "0e86e8d8",
     "vse-infinity-minilm-flickr8k": "5464bb62",
+    "words-flickr8k-pair": "17776325",
 }
 """Names that results were reported under, and a hash of the non-default values of each recipe."""
 
