@@ -13,7 +13,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass
 from functools import partial
 from io import StringIO
 from typing import Any
@@ -46,23 +45,6 @@ NO_WAIT_S = 0.001  # W&B drops a second alert of the same title within this time
 Examples = Mapping[str, tuple[str, Image]]
 
 
-@dataclass(frozen=True)
-class Entry:
-    """Content of a validation for a tracker.
-
-    Attributes:
-        step: Step of the run.
-        metrics: Finite numbers by name, such as ``validation/rsum``.
-        alerts: New alerts.
-        examples: Images by name, each with its caption.
-    """
-
-    step: int
-    metrics: Mapping[str, float]
-    alerts: Sequence[str]
-    examples: Examples
-
-
 class Tracker(ABC):
     """Run of a tracker, which is started at once.
 
@@ -81,11 +63,14 @@ class Tracker(ABC):
         """Import the package, and start or continue the run."""
 
     @abstractmethod
-    def log(self, entry: Entry) -> None:
+    def log(self, step: int, metrics: Mapping[str, float], alerts: Sequence[str], examples: Examples) -> None:
         """Log a validation.
 
         Args:
-            entry: The validation.
+            step: Step of the run.
+            metrics: Finite numbers by name, such as ``validation/rsum``.
+            alerts: New alerts.
+            examples: Images by name, each with its caption.
         """
 
     @abstractmethod
@@ -105,14 +90,14 @@ class TensorBoardTracker(Tracker):
 
         self.writer: Any = SummaryWriter(self.folder.tensorboard)
 
-    def log(self, entry: Entry) -> None:
-        for name, value in entry.metrics.items():
-            self.writer.add_scalar(name, value, entry.step)
-        for name, (caption, image) in entry.examples.items():
-            self.writer.add_image(name, np.asarray(image), entry.step, dataformats="HWC")
-            self.writer.add_text(name, caption, entry.step)
-        if entry.alerts:
-            self.writer.add_text("alerts", "\n\n".join(entry.alerts), entry.step)
+    def log(self, step: int, metrics: Mapping[str, float], alerts: Sequence[str], examples: Examples) -> None:
+        for name, value in metrics.items():
+            self.writer.add_scalar(name, value, step)
+        for name, (caption, image) in examples.items():
+            self.writer.add_image(name, np.asarray(image), step, dataformats="HWC")
+            self.writer.add_text(name, caption, step)
+        if alerts:
+            self.writer.add_text("alerts", "\n\n".join(alerts), step)
         self.writer.flush()
 
     def close(self, finished: bool) -> None:
@@ -137,10 +122,10 @@ class WandbTracker(Tracker):
             settings=self.wandb.Settings(console="off"),  # it would copy the output of the program
         )
 
-    def log(self, entry: Entry) -> None:
-        images = {name: self.wandb.Image(image, caption=caption) for name, (caption, image) in entry.examples.items()}
-        self.run.log({**entry.metrics, **images}, step=entry.step)
-        for alert in entry.alerts:
+    def log(self, step: int, metrics: Mapping[str, float], alerts: Sequence[str], examples: Examples) -> None:
+        images = {name: self.wandb.Image(image, caption=caption) for name, (caption, image) in examples.items()}
+        self.run.log({**metrics, **images}, step=step)
+        for alert in alerts:
             self.run.alert(ALERT_TITLE, alert, level="WARN", wait_duration=NO_WAIT_S)
 
     def close(self, finished: bool) -> None:
@@ -167,15 +152,15 @@ class MlflowTracker(Tracker):
             self.mlflow_id = run.info.run_id
             self.client.log_dict(self.mlflow_id, self.settings, "recipe.json")
 
-    def log(self, entry: Entry) -> None:
+    def log(self, step: int, metrics: Mapping[str, float], alerts: Sequence[str], examples: Examples) -> None:
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        self.client.log_batch(self.mlflow_id, metrics=[Metric(name, value, now, entry.step) for name, value in entry.metrics.items()])
-        for name, (_, image) in entry.examples.items():
-            self.client.log_image(self.mlflow_id, image, key=name, step=entry.step)
-        if entry.alerts:
-            self.client.log_text(self.mlflow_id, "\n".join(entry.alerts), f"alerts/step-{entry.step:08d}.txt")
+        self.client.log_batch(self.mlflow_id, metrics=[Metric(name, value, now, step) for name, value in metrics.items()])
+        for name, (_, image) in examples.items():
+            self.client.log_image(self.mlflow_id, image, key=name, step=step)
+        if alerts:
+            self.client.log_text(self.mlflow_id, "\n".join(alerts), f"alerts/step-{step:08d}.txt")
 
     def close(self, finished: bool) -> None:
         self.client.set_terminated(self.mlflow_id, status="FINISHED" if finished else "KILLED")
@@ -191,11 +176,11 @@ class TrackioTracker(Tracker):
         name = f"{self.folder.path.name}-{self.run_id}"  # trackio resumes a run by its name
         self.run = self.trackio.init(PROJECT, name=name, config=self.settings, resume="allow", auto_log_gpu=False, auto_log_cpu=False)
 
-    def log(self, entry: Entry) -> None:
-        images = {name: self.trackio.Image(image, caption=caption) for name, (caption, image) in entry.examples.items()}
-        self.run.log({**entry.metrics, **images}, step=entry.step)
-        for alert in entry.alerts:
-            self.run.alert(ALERT_TITLE, alert, step=entry.step)
+    def log(self, step: int, metrics: Mapping[str, float], alerts: Sequence[str], examples: Examples) -> None:
+        images = {name: self.trackio.Image(image, caption=caption) for name, (caption, image) in examples.items()}
+        self.run.log({**metrics, **images}, step=step)
+        for alert in alerts:
+            self.run.alert(ALERT_TITLE, alert, step=step)
 
     def close(self, finished: bool) -> None:
         # Otherwise trackio finishes again when Python exits, with its output.
@@ -295,13 +280,13 @@ class Tracking:
         new = [name for name in self.trackers if name not in self.failed and self.runs[name]["step"] < row["step"]]
         if not new:
             return
-        entry = Entry(row["step"], _numbers(row), alerts, self._call("retrieved images", make_examples) or {})
+        examples = self._call("retrieved images", make_examples) or {}
         for name in new:
             self.runs[name]["step"] = row["step"]
         # Before the trackers: a training that is killed between both may lose a step, and never logs one twice.
         self._call("trackers", partial(storage.write_json, self.folder.trackers, self.runs))
         for name in new:
-            self._call(name, partial(self.trackers[name].log, entry))
+            self._call(name, partial(self.trackers[name].log, row["step"], _numbers(row), alerts, examples))
 
     def _call(self, name: str, call: Callable[[], Any]) -> Any:
         """Call a tracker that has not failed before, without its output, because stdout is for our results."""
