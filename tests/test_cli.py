@@ -27,7 +27,7 @@ from typer.testing import CliRunner
 import visavis
 from visavis import cli, errors
 from visavis.api import graded_runs
-from visavis.api.catalog_entries import docstring_arguments
+from visavis.api.catalog_entries import docstring_arguments, docstring_commands
 from visavis.cli import commands, console, help_texts, logs
 from visavis.cli.terminal import ENDING_SIGNALS
 from visavis.data import open_dataset
@@ -533,7 +533,7 @@ def test_help_shows_examples_that_parse(name):
     lines = CliRunner().invoke(cli.app, [*name.split("_"), "--help"]).output.splitlines()
     examples = [line.strip() for line in lines[lines.index("  Examples:") + 1 :]]
     assert examples
-    assert examples == list(help_texts.EXAMPLES[name])
+    assert examples == docstring_commands(getattr(visavis, name))
     for example in examples:
         program, *arguments = shlex.split(example)
         assert program == "visavis"

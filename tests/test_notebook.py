@@ -93,7 +93,7 @@ def all_subclasses(kind):
         "audit.run_audit", "data.dataset_reader", "diagnostics.contribution_analysis", "diagnostics.objective_profile",
         "experiments.comparison_result", "experiments.reproduction", "exporting.export_model", "feedback.evaluate_feedback", "graded.estimator_quality",
         "graded.fine_tuning", "integrations.mteb", "graded.human_agreement", "graded.ranked_lists", "retrieval.index_builder", "retrieval.index_search",
-        "robustness.probe_results", "runs.mine_negatives", "training.training_run",
+        "robustness.probes", "runs.mine_negatives", "training.training_run",
     ):  # fmt: skip
         __import__(f"visavis.{module}")
     return kind.__subclasses__()

@@ -58,8 +58,7 @@ class Encoded:
             )
 
     def __len__(self) -> int:
-        first = self.vectors if isinstance(self.vectors, Tensor) else next(iter(self.vectors.values()))
-        return len(first)
+        return len(self.tensors[0])
 
     def __getitem__(self, rows: slice | Tensor) -> Encoded:
         return self.map(lambda part: part[rows])

@@ -60,7 +60,7 @@ def test_join_member_encodings_keeps_batches():
     kept = [collect_batches([member.encode_text(block) for block in blocks])[order] for member in matchers]
     text = join_member_encodings(kept)
     assert isinstance(text, EncodedBatches)
-    assert max(part.shape[1] for part in text[1:2].merged().vectors.values()) == 3
+    assert max(part.shape[1] for part in text[1:2].merged().tensors) == 3
     average, visual = ScoreEnsemble(matchers), join_member_encodings([member.encode_visual(images) for member in matchers])
     torch.testing.assert_close(
         average.score(visual, text.merged()), average.score(visual, join_member_encodings([items.merged() for items in kept]))

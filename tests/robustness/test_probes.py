@@ -21,8 +21,7 @@ from visavis.data.dataset import Image as Item
 from visavis.data.vocabulary import tokenize
 from visavis.errors import RunError
 from visavis.robustness.caption_edits import MinimalPair, add_typo, make_minimal_pairs
-from visavis.robustness.probe_results import ProbeResult, RecallChange, results_by_kind
-from visavis.robustness.probes import IMAGE_EDITS
+from visavis.robustness.probes import IMAGE_EDITS, ProbeResult, RecallChange, results_by_kind
 from visavis.synthetic import fact_relevance, sample_scene, write_synthetic_clips, write_synthetic_scenes
 from visavis.synthetic.minimal_pairs import EDIT_KINDS, make_scene_pairs
 

@@ -18,7 +18,7 @@ from visavis.objectives import InfoNCE
 from visavis.recipes.files import read_recipe, read_recipe_file
 from visavis.recipes.settings import Phase
 from visavis.synthetic import write_synthetic_scenes
-from visavis.training.interpolation import interpolate_weights, smallest_alpha
+from visavis.training.fine_tuned_models import interpolate_weights, smallest_alpha
 from visavis.training.optimizer import layers_below_top, make_optimizer
 from visavis.types import Encoded
 

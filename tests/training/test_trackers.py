@@ -21,9 +21,7 @@ from visavis.recipes.data_module import prepare_training
 from visavis.recipes.files import read_recipe
 from visavis.runs.run_folder import RunFolder
 from visavis.scoring import score_matrix
-from visavis.training.monitoring.retrieved_images import BORDER, IMAGE_SIDE, RELEVANT, TEXT_HEIGHT, retrieved_images
-from visavis.training.monitoring.trackers import TRACKERS
-from visavis.training.monitoring.tracking import Tracking
+from visavis.training.monitoring.tracking import BORDER, IMAGE_SIDE, RELEVANT, TEXT_HEIGHT, TRACKERS, Tracking, retrieved_images
 from visavis.training.stop_signals import Stopped
 
 

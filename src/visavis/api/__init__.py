@@ -6,12 +6,11 @@ Example:
     >>> visavis.evaluate(result.run).metrics["rsum"]  # doctest: +SKIP
 """
 
-from visavis.api.benchmarking import mteb
 from visavis.api.datasets import catalog, convert, data_audit, data_check, data_convert, data_scenes, demo, doctor, features
 from visavis.api.diagnosing import anatomy, diagnose, explain, probe
-from visavis.api.exporting_models import export
 from visavis.api.grading import agreement, coherence, relevance, relevance_fit, relevance_thresholds
 from visavis.api.indexing import classify, index, search, serve
+from visavis.api.models import export, mteb
 from visavis.api.training_runs import compare, evaluate, load, mine, reproduce, train
 from visavis.spec import validate_arguments
 

@@ -199,6 +199,15 @@ def docstring_arguments(function: Any) -> dict[str, str]:
     return {name: text.replace("``", "") for name, text in entries.items()}
 
 
+def docstring_commands(function: Any) -> list[str]:
+    """Return the commands of the ``Command line:`` section.
+
+    Args:
+        function: A function of the API.
+    """
+    return [line.strip() for line in _section_lines(function, "Command line:") if line.strip().startswith("visavis ")]
+
+
 def _section_lines(thing: Any, label: str) -> list[str]:
     """Lines of a section: those indented below its label, or those up to a blank line or another label."""
     section: list[str] = []

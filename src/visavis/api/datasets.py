@@ -39,6 +39,12 @@ def data_check(path: str | Path, *, decode_videos: bool = False, progress: Progr
 
     Raises:
         DataError: If the path is not a data set.
+
+    Command line:
+        ```sh
+        visavis data check photos/
+        visavis data check photos/ --all
+        ```
     """
     from visavis.data import check_dataset
 
@@ -77,6 +83,12 @@ def data_audit(
     Raises:
         DataError: If the data cannot be read.
         VisavisError: If a part is unknown.
+
+    Command line:
+        ```sh
+        visavis data audit photos/
+        visavis data audit photos/ --parts duplicates --parts captions
+        ```
     """
     from visavis.audit.run_audit import audit
 
@@ -98,6 +110,12 @@ def data_convert(sources: Sequence[str | Path], out: str | Path, *, progress: Pr
 
     Raises:
         DataError: If a source cannot be read or contradicts another one.
+
+    Command line:
+        ```sh
+        visavis data convert features/ --out data/msrvtt
+        visavis data convert face=faces.pkl --out data/faces
+        ```
     """
     from visavis.data.conversion.convert_features import convert_features
 
@@ -132,6 +150,12 @@ def data_scenes(
 
     Raises:
         RefusedOverwrite: If the folder is not empty.
+
+    Command line:
+        ```sh
+        visavis data scenes --out data/scenes
+        visavis data scenes --clips --num-train 500 --out data/clips
+        ```
     """
     from visavis.synthetic import write_synthetic_clips, write_synthetic_scenes
 
@@ -184,6 +208,12 @@ def features(
         DataError: If the data cannot be read.
         MissingExtra: If Ray is not installed.
         ReportedByOtherProcess: If another process fails.
+
+    Command line:
+        ```sh
+        visavis features photos/ --visual openai/clip-vit-base-patch32 --text minilm
+        visavis features photos/ --visual mobilenet-v2 --granularity regions --out features
+        ```
     """
     from visavis.data import open_dataset
     from visavis.models.encoders.encoder_spec import EncoderSpec
@@ -237,6 +267,12 @@ def convert(
     Raises:
         DataError: If the checkpoint cannot be read or has unknown weights.
         VisavisError: If an option is not for this kind of checkpoint.
+
+    Command line:
+        ```sh
+        visavis convert epoch_32.pt --config ViT-B-32 --out models/clip
+        visavis convert openai/clip-vit-base-patch32 --max-length 248 --out models/long-clip
+        ```
     """
     from visavis import storage
     from visavis.models.checkpoint_conversion import matching_shapes
@@ -272,6 +308,11 @@ def doctor() -> list[EnvironmentCheck]:
 
     Returns:
         One entry per check. ``fix`` is set where something is wrong or could be enabled.
+
+    Command line:
+        ```sh
+        visavis doctor
+        ```
     """
     from visavis.environment import check_environment
     from visavis.models.default_model import check_default_model
@@ -291,6 +332,12 @@ def demo(*, out: str | Path | None = None, progress: Progress | None = None) -> 
 
     Raises:
         RefusedOverwrite: If the folder is not empty.
+
+    Command line:
+        ```sh
+        visavis demo
+        visavis demo --out first
+        ```
     """
     from visavis.demonstration.demo_run import run_demo
 
@@ -309,6 +356,12 @@ def catalog(kind: str | None = None, *, paper: str | None = None) -> dict[str, l
 
     Raises:
         VisavisError: If the kind or the paper is unknown.
+
+    Command line:
+        ```sh
+        visavis catalog objectives
+        visavis catalog recipes --paper goal
+        ```
     """
     from visavis.api.catalog_entries import CATALOGS, table_rows
 

@@ -30,6 +30,11 @@ def anatomy(objective: str | Sequence[str], *, out: str | Path | None = None) ->
 
     Raises:
         SpecError: If an objective is unknown.
+
+    Command line:
+        ```sh
+        visavis anatomy 'Unified(gamma=50)' 'VLC()' --out anatomy
+        ```
     """
     from visavis import storage
     from visavis.diagnostics.objective_profile import ObjectiveProfiles, profile_objectives
@@ -75,6 +80,12 @@ def diagnose(
         RunError: If the folder is not a run, or the checkpoint is missing.
         SpecError: If an objective is unknown.
         VisavisError: If a pretrained model is given without data and objective.
+
+    Command line:
+        ```sh
+        visavis diagnose runs/mine
+        visavis diagnose runs/mine --objective 'TripletHN(margin=0.2)' --out diagnosis.html
+        ```
     """
     from visavis import storage
     from visavis.diagnostics.contribution_analysis import diagnose_run
@@ -125,6 +136,11 @@ def probe(
 
     Raises:
         RunError: If the model cannot encode new captions.
+
+    Command line:
+        ```sh
+        visavis probe runs/mine --num-images 200
+        ```
     """
     from visavis.robustness import probe_run
 
@@ -154,6 +170,11 @@ def explain(
     Raises:
         RunError: If the model has no attention between words and regions.
         VisavisError: If the file name has another ending.
+
+    Command line:
+        ```sh
+        visavis explain runs/scan photo.jpg "two dogs on a beach" --out attention.png
+        ```
     """
     from visavis import storage
     from visavis.diagnostics.attention_maps import attention_map

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 from visavis.api.arguments import optional_text, to_list, to_paths
-from visavis.errors import VisavisError, format_value
+from visavis.errors import VisavisError
 from visavis.progress import NoProgress, Progress
 
 if TYPE_CHECKING:
@@ -43,6 +43,11 @@ def agreement(
     Raises:
         DataError: If the data set has no judgments.
         RunError: If the runs are of different data.
+
+    Command line:
+        ```sh
+        visavis agreement runs/mine --data flickr8k
+        ```
     """
     from visavis.api.graded_runs import measure_run_agreement
 
@@ -88,10 +93,15 @@ def coherence(
         RunError: If the runs rank different data.
         SpecError: If the estimator or the seed is invalid.
         VisavisError: If ``top``, ``caption_aggregation``, ``irrelevant_share`` or a query is invalid.
+
+    Command line:
+        ```sh
+        visavis coherence runs/mine runs/other --out coherence
+        ```
     """
     from visavis import storage
     from visavis.api.graded_runs import check_relevance_varies, open_rankers, trained_on
-    from visavis.graded import CATALOG, CaptionAggregation
+    from visavis.graded import CATALOG
     from visavis.graded.list_statistics import Ranker, RelevanceBands, measure_lists
     from visavis.graded.ranked_lists import RankedListComparison, choose_queries, query_lists
     from visavis.reports.coherence_report import write_coherence_report
@@ -100,9 +110,6 @@ def coherence(
     if top < 1:
         raise VisavisError(f"top: expected an integer >= 1, got {top}. Set the length of the lists.")
     validate_int(seed, "seed", 0, MAX_SEED)
-    if caption_aggregation not in get_args(CaptionAggregation):
-        expected = " or ".join(map(repr, get_args(CaptionAggregation)))
-        raise VisavisError(f"caption_aggregation: expected {expected}, got {format_value(caption_aggregation)}.")
     if isinstance(queries, str):
         queries = int(queries) if queries.isdecimal() else [queries]
     progress = progress or NoProgress()
@@ -141,6 +148,11 @@ def relevance(estimator: str | Sequence[str] = (), *, progress: Progress | None 
 
     Raises:
         SpecError: If an estimator is unknown.
+
+    Command line:
+        ```sh
+        visavis relevance --estimator "CBoW()"
+        ```
     """
     from visavis.graded.estimator_quality import DEFAULT_ESTIMATORS, evaluate_estimators
 
@@ -172,6 +184,11 @@ def relevance_thresholds(
     Raises:
         DataError: If the data cannot be read.
         SpecError: If an estimator is unknown.
+
+    Command line:
+        ```sh
+        visavis relevance thresholds flickr8k --estimator "CBoW()" --out thresholds.png
+        ```
     """
     from visavis import storage
     from visavis.data import open_dataset
@@ -218,6 +235,11 @@ def relevance_fit(
 
     Source:
         Ladder paper, fine-tuning of BERT.
+
+    Command line:
+        ```sh
+        visavis relevance fit --kind cross --out models/cross
+        ```
     """
     from visavis.graded.fine_tuning import fine_tune
 

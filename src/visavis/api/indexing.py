@@ -63,6 +63,12 @@ def index(
         DataError: If the source cannot be read.
         RunError: If the folder is not a run, or the index is of another model, source or setting.
         VisavisError: If a run and a model are given.
+
+    Command line:
+        ```sh
+        visavis index photos/
+        visavis index runs/mine photos/ --out index
+        ```
     """
     from visavis.retrieval.default_index import default_index_folder, index_source
     from visavis.retrieval.index_builder import build_index
@@ -138,6 +144,14 @@ def search(
         DataError: If a time cannot be parsed.
         RunError: If the folder is neither a run nor an index.
         VisavisError: If an option is only for an index, the kind is unknown, or the query is empty.
+
+    Command line:
+        ```sh
+        visavis search "two dogs on a beach" --collection photos/
+        visavis search index "two dogs on a beach" --top 10
+        visavis search index --image photo.jpg --after 2024-05-31
+        visavis search openai/clip-vit-base-patch32 "a red car" --collection photos/
+        ```
     """
     from visavis.retrieval.default_index import index_source
     from visavis.retrieval.index_folder import Index, is_index
@@ -169,8 +183,6 @@ def search(
         for _, text in search_query.texts:
             if text.strip():
                 warn_unknown_words(opened.model, text, progress)
-        if kind not in (None, "image", "video", "moment"):
-            raise VisavisError(f"kind: expected image, video or moment, got {kind!r}.")
         candidates = search_index(
             opened,
             search_query,
@@ -210,6 +222,11 @@ def classify(
     Raises:
         DataError: If the image or the file of labels cannot be read.
         RunError: If the folder is neither a run nor an index.
+
+    Command line:
+        ```sh
+        visavis classify runs/mine photo.jpg labels.txt
+        ```
     """
     from visavis import storage
     from visavis.models.retriever import Retriever
@@ -296,6 +313,13 @@ def serve(
     Raises:
         MissingExtra: If the packages of the extra ``serve`` are not installed.
         VisavisError: If the address is not a loopback one and no token is set.
+
+    Command line:
+        ```sh
+        visavis serve photos/
+        visavis serve index --open-browser
+        visavis serve index --feedback votes.jsonl --port 8080
+        ```
     """
     from visavis.server.uvicorn_server import run_service
 

@@ -63,6 +63,13 @@ def train(
 
     Example:
         >>> run = visavis.train("heads-flickr8k", overrides={"training.batch_size": 64})  # doctest: +SKIP
+
+    Command line:
+        ```sh
+        visavis train --data photos/ --out runs/mine
+        visavis train heads-flickr8k epochs=4 training.batch_size=64
+        visavis train --resume runs/mine
+        ```
     """
     from visavis.recipes.files import read_recipe
     from visavis.runs.open_run import with_absolute_paths
@@ -158,6 +165,13 @@ def evaluate(
         RefusedOverwrite: If ``trec`` has files of this run, or of other queries.
         RunError: If the folder is not a run, or runs are of different data.
         VisavisError: If an option is not for this kind of evaluation.
+
+    Command line:
+        ```sh
+        visavis evaluate runs/mine
+        visavis evaluate runs/mine runs/other --split val
+        visavis evaluate index --feedback votes.jsonl
+        ```
     """
     if feedback is not None:
         options = {"protocol": protocol, "split": split, "data": data, "relevance": relevance, "published": published, "trec": trec}
@@ -235,6 +249,12 @@ def mine(
         RefusedOverwrite: If the file exists, or appears during mining. The negatives are then in a numbered file.
         RunError: If the run does not exist, the guide reads other data, or no negative remains.
         VisavisError: If a number is not valid.
+
+    Command line:
+        ```sh
+        visavis mine runs/mine
+        visavis mine openai/clip-vit-base-patch32 --data photos/ --max-ratio 0.9 --out negatives.safetensors
+        ```
     """
     from visavis.runs.mine_negatives import mine_run
     from visavis.spec import validate_int
@@ -306,6 +326,12 @@ def compare(
         RecipeError: If the recipe has an unknown key or an invalid value.
         RunError: If options are given that a resumed comparison keeps.
         Stopped: After Ctrl-C, once everything is saved.
+
+    Command line:
+        ```sh
+        visavis compare --data photos/ --objective "Unified()" --objective "VLC()" --seeds 3 --out comparison
+        visavis compare --resume comparison --seeds 5
+        ```
     """
     from visavis.experiments.example_queries import write_trec_files
     from visavis.experiments.jobs import Workers
@@ -378,6 +404,11 @@ def reproduce(
         RecipeError: If a row or a key is unknown.
         RunError: If no table is named, or options are given that a resumed reproduction keeps.
         Stopped: After Ctrl-C, once everything is saved.
+
+    Command line:
+        ```sh
+        visavis reproduce goal/3 --base-recipe heads-flickr8k --seeds 3
+        ```
     """
     from visavis.experiments.jobs import Workers
     from visavis.experiments.reproduction import resume_reproduction, start_reproduction

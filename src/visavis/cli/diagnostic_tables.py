@@ -24,7 +24,7 @@ def print_diagnosis(result: ContributionAnalysis) -> None:
     Args:
         result: Analysis of a run.
     """
-    from visavis.diagnostics.contribution_analysis import MEASURES
+    from visavis.evaluation.published_row import MEASURES
 
     rows: list[list[str | Text]] = []
     for count in result.counts:
@@ -52,7 +52,8 @@ def print_diagnosis(result: ContributionAnalysis) -> None:
 
 def _print_published_counts(result: ContributionAnalysis) -> None:
     """Published and measured counts, by the definitions of the paper and of its released code."""
-    from visavis.diagnostics.contribution_analysis import DEFAULT_EPSILON, MEASURES
+    from visavis.diagnostics.contribution_analysis import DEFAULT_EPSILON
+    from visavis.evaluation.published_row import MEASURES
 
     count, published = result.counts[0], result.published_counts
     if published is None:

@@ -10,6 +10,7 @@ from rich.markup import escape
 from visavis.cli.console import print_markup, print_table
 from visavis.cli.search_tables import print_feedback_evaluation
 from visavis.cli.terminal import print_line
+from visavis.evaluation.published_row import comparison_cells, format_metric, metric_label, metric_title
 from visavis.types import DIRECTIONS
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def _print_protocol(result: Evaluation) -> None:
         f"{result.num_texts:,} texts, {result.captions_per_image:g} captions per image, ties {result.ties})"
     )
     if result.extra_metrics:
-        print_line(", ".join(f"{_metric_title(key)} {_format_metric(key, metrics[key])}" for key in result.extra_metrics))
+        print_line(", ".join(f"{metric_title(key)} {format_metric(key, metrics[key])}" for key in result.extra_metrics))
     queries = len(result.image_ranks), len(result.text_ranks)
     if queries[0] < result.num_images or queries[1] < result.num_texts:
         print_line(
@@ -158,12 +159,8 @@ def print_differences(result: Evaluation) -> None:
     """
     row, reached = result.published, result.under_published_protocol
     assert row is not None
-    rows = []
-    for metric in row.differences(reached.all_metrics):
-        cells = ["-", "-"]
-        if metric.reached is not None and metric.difference is not None:
-            cells = [_format_metric(metric.key, metric.reached), _format_metric(metric.key, metric.difference, sign="+")]
-        rows.append([_metric_title(metric.key), _format_mean(metric.key, metric.published, metric.std), *cells])
+    differences = row.differences(reached.all_metrics)
+    rows = [comparison_cells(metric.key, metric.published, metric.std, metric.reached) for metric in differences]
     print_line("")
     print_table(("", "published", "reached", "difference"), rows)
     print_line(f"Published: {row.id}{', cited there' if row.cited else ''}: {row.source}.")
@@ -209,29 +206,5 @@ def _format_results(published: dict[str, float]) -> str:
     for key, mean in published.items():
         if not key.endswith("_std"):
             direction = DIRECTIONS.get(key.partition("_")[0], "")
-            parts.setdefault(direction, []).append(f"{_metric_label(key)} {_format_mean(key, mean, published.get(f'{key}_std'))}")
+            parts.setdefault(direction, []).append(f"{metric_label(key)} {format_metric(key, mean, published.get(f'{key}_std'))}")
     return "; ".join(" ".join(filter(None, [direction, ", ".join(values)])) for direction, values in parts.items())
-
-
-def _metric_title(key: str) -> str:
-    return f"{DIRECTIONS.get(key.partition('_')[0], '')} {_metric_label(key)}".strip()
-
-
-def _metric_label(key: str) -> str:
-    from visavis.diagnostics.contribution_analysis import MEASURES
-    from visavis.evaluation.published_row import metric_label
-
-    return MEASURES.get(key.partition("_")[2]) or metric_label(key)
-
-
-def _format_mean(key: str, mean: float, std: float | None) -> str:
-    return _format_metric(key, mean) + ("" if std is None else f" ± {_format_metric(key, std)}")
-
-
-def _format_metric(key: str, value: float, sign: str = "") -> str:
-    from visavis.diagnostics.contribution_analysis import MEASURES
-    from visavis.evaluation.published_row import find_metric
-
-    if key.partition("_")[2] in MEASURES:
-        return f"{value:{sign}.2f}"
-    return f"{value:{sign}.{1 if find_metric(key).unit in ('percent', 'rank') else 3}f}"

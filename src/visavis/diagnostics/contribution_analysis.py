@@ -47,16 +47,6 @@ BATCH_SIZE = 128
 """Number of images per analyzed batch."""
 DEFAULT_EPSILON = 0.01
 """The weight from which the COCOS paper counts a sample."""
-MEASURES = {
-    "per_moved": "C^q",
-    "per_query": "C^q of all",
-    "in_batch": "C^B",
-    "idle": "C^0",
-    "push": "W-",
-    "pull": "W+",
-    "effective": "effective",
-}
-"""Measures of a batch, and their symbols in the COCOS paper, which has no effective number."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Published rows: a row of a paper's table, and its difference from a result."""
+"""Published rows: a row of a paper's table, its difference from a result, and the format of published and reached values."""
 
 from __future__ import annotations
 
@@ -8,6 +8,18 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from visavis.metrics import CATALOG, Metric
+from visavis.types import DIRECTIONS
+
+MEASURES = {
+    "per_moved": "C^q",
+    "per_query": "C^q of all",
+    "in_batch": "C^B",
+    "idle": "C^0",
+    "push": "W-",
+    "pull": "W+",
+    "effective": "effective",
+}
+"""Measures of contributing samples, and their symbols in the COCOS paper, which has no effective number."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +132,7 @@ def find_metric(key: str) -> Metric:
 
 
 def metric_label(key: str) -> str:
-    """Return the label of a metric in tables.
+    """Return the label of a metric, or of a measure of contributing samples, in tables.
 
     Args:
         key: Key in results.
@@ -128,5 +140,51 @@ def metric_label(key: str) -> str:
     Returns:
         The label, without direction.
     """
+    if (measure := key.partition("_")[2]) in MEASURES:
+        return MEASURES[measure]
     number = re.search(r"_at_(\d+)", key)
     return find_metric(key).label.replace("K", number[1] if number else "K")
+
+
+def metric_title(key: str) -> str:
+    """Return the label of a metric with its direction.
+
+    Args:
+        key: Key in results.
+    """
+    return f"{DIRECTIONS.get(key.partition('_')[0], '')} {metric_label(key)}".strip()
+
+
+def format_metric(key: str, value: float, std: float | None = None, *, sign: str = "") -> str:
+    """Format a value and its standard deviation with the digits of their unit.
+
+    Args:
+        key: Key in results.
+        value: Value, or difference of two values.
+        std: Standard deviation.
+        sign: "+" for a difference.
+
+    Returns:
+        A text such as ``61.2 ± 0.4``.
+    """
+    digits = 2 if key.partition("_")[2] in MEASURES else 1 if find_metric(key).unit in ("percent", "rank") else 3
+    return f"{value:{sign}.{digits}f}" + ("" if std is None else f" ± {std:.{digits}f}")
+
+
+def comparison_cells(key: str, published: float, std: float | None, reached: float | None, reached_std: float | None = None) -> list[str]:
+    """Format a published and a reached value as a line of a table.
+
+    Args:
+        key: Key in results.
+        published: Published value.
+        std: Published standard deviation.
+        reached: Reached value. None: not measured.
+        reached_std: Standard deviation of the reached value.
+
+    Returns:
+        Title of the metric, published value, reached value and difference.
+    """
+    start = [metric_title(key), format_metric(key, published, std)]
+    if reached is None:
+        return [*start, "-", "-"]
+    return [*start, format_metric(key, reached, reached_std), format_metric(key, reached - published, sign="+")]

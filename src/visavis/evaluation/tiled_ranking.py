@@ -165,11 +165,21 @@ def rank_by_rows(
         positive_scores.append(pad_by_query(block[positive], positive.nonzero()[:, 0], len(block)))
         top_candidates.append(block.argmax(1))
         hardest.append(block.masked_fill(~block_targets.negative, -torch.inf).amax(1))
-    return RankedQueries(_stack(ranks, torch.inf), torch.cat(top_candidates), _stack(positive_scores, -torch.inf), torch.cat(hardest))
+    return RankedQueries(
+        stack_rows(ranks, torch.inf), torch.cat(top_candidates), stack_rows(positive_scores, -torch.inf), torch.cat(hardest)
+    )
 
 
-def _stack(blocks: list[Tensor], padding: float) -> Tensor:
-    """Concatenate rows of different lengths."""
+def stack_rows(blocks: list[Tensor], padding: float) -> Tensor:
+    """Concatenate rows of different lengths.
+
+    Args:
+        blocks: Rows of one length each, ``[Q, L]``.
+        padding: Value after shorter rows.
+
+    Returns:
+        All rows, as long as the longest.
+    """
     width = max(block.shape[1] for block in blocks)
     return torch.cat([pad(block, (0, width - block.shape[1]), value=padding) for block in blocks])
 

@@ -21,14 +21,13 @@ from urllib.parse import quote
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from visavis import storage
 from visavis.blocking import Score
 from visavis.data.dataset import Dataset
 from visavis.errors import RefusedOverwrite
 from visavis.evaluation.protocols import Protocol, read_listed_positives
-from visavis.evaluation.tiled_ranking import iter_score_rows
+from visavis.evaluation.tiled_ranking import iter_score_rows, stack_rows
 from visavis.memory_budget import MemoryLimit
 from visavis.scoring import select_items
 from visavis.targets import Targets
@@ -160,8 +159,8 @@ def trec_rankings(
                 relevant.append(torch.stack([query + len(ranked), candidates[candidate], torch.ones_like(query)], 1))
                 ranked += queries[block_rows].tolist()
         rankings[direction] = TrecRankings(
-            _stack(orders, -1),
-            _stack(values, -torch.inf),
+            stack_rows(orders, -1).numpy(),
+            stack_rows(values, -torch.inf).numpy(),
             torch.cat(relevant).numpy(),
             tuple(names[direction][0][query] for query in ranked),
             names[direction][1],
@@ -184,12 +183,6 @@ def _ranked_parts(data: Dataset, protocol: Protocol) -> dict[Direction, list[tup
         for images, texts in protocol.split_folds(image_ids, text_ids)
     ]
     return {"i2t": folds, "t2i": [(texts, images, targets.T) for images, texts, targets in folds]}
-
-
-def _stack(blocks: list[Tensor], missing: float) -> np.ndarray:
-    """Blocks of rows as one array, also if folds have different numbers of candidates."""
-    num_columns = max(block.shape[1] for block in blocks)
-    return torch.cat([pad(block, (0, num_columns - block.shape[1]), value=missing) for block in blocks]).numpy()
 
 
 def write_trec(folder: str | Path, tag: str, lists: dict[Direction, TrecRankings]) -> list[Path]:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from visavis.errors import RunError
 from visavis.evaluation.results import read_query_ranks
 from visavis.experiments.bootstrap import BootstrapSamples, bootstrap_images, bootstrap_queries
 from visavis.experiments.grid import Setting
 from visavis.experiments.jobs import RunOutcome
-from visavis.experiments.results_table import ResultRow, ResultTable, csv_table, indistinguishable_rows, latex_table
+from visavis.experiments.results_table import ResultTable, csv_table, indistinguishable_rows, latex_table
 from visavis.experiments.statistics import Interval, PairedTest, differences_from, paired_tests, t_interval
 from visavis.feedback.evaluate_feedback import FeedbackTest
 from visavis.metrics.catalog import RSUM
@@ -167,14 +166,10 @@ class Comparison(NotebookTable):
     @property
     def table(self) -> ResultTable:
         """Test results of every choice. Raises RunError if the runs were measured under different conditions."""
-        tested = {setting.name: self.runs(setting) for setting in self.selected}
-        conditions = {one.conditions for runs in tested.values() for one in runs if one.conditions is not None}
-        if len(conditions) != 1:
-            raise RunError(
-                f"{self.folder}: expected runs with one protocol and data set, got {' / '.join(map(str, conditions))}. Compare on one of them."
-            )
-        rows = tuple(ResultRow(name, tuple(one.measured_metrics for one in runs)) for name, runs in tested.items())
-        return ResultTable(rows, conditions.pop(), "Selected on validation, measured on test", self.feedback)
+        runs = {
+            s.name: [(one.measured_metrics, one.conditions) for one in self.runs(s) if one.conditions is not None] for s in self.selected
+        }
+        return replace(ResultTable.from_runs(runs, "Selected on validation, measured on test"), feedback=self.feedback)
 
     def pairwise_tests(self, metric: str) -> list[PairedTest]:
         """Test all pairs of choices by seed, corrected for all of them, so that you may pick any choice afterwards.

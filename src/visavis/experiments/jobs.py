@@ -267,8 +267,6 @@ class Workers:
     num_workers: int | None = None
 
     def __post_init__(self) -> None:
-        if self.engine not in ("local", "ray"):
-            raise VisavisError(f'engine: expected "local" or "ray", got {self.engine!r}. Choose one of them.')
         if self.num_workers is not None:
             validate_int(self.num_workers, "workers", 1, MAX_RUNS)
 

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from visavis import storage
 from visavis.errors import RecipeError, RunError, suggest_name
-from visavis.evaluation.published_row import PublishedRow, find_metric, metric_label
+from visavis.evaluation.published_row import PublishedRow, comparison_cells, metric_title
 from visavis.experiments.grid import Setting
 from visavis.experiments.jobs import MAX_RUNS, RunOutcome, Workers
 from visavis.experiments.run_comparison import ExperimentPlan, cache_setting_features, new_experiment_folder, read_plan, train_runs
@@ -30,7 +30,6 @@ from visavis.recipes.recipe import Recipe, build_recipe
 from visavis.recipes.settings import Phase
 from visavis.runs.open_run import with_absolute_paths
 from visavis.spec import validate_int
-from visavis.types import DIRECTIONS
 
 MIN_ROWS = 4  # rows whose order is compared
 POPULATION_STD_PAPERS = ("cocos",)  # papers that print the population standard deviation, the others that of the sample
@@ -230,26 +229,7 @@ def table_cells(value: ReproducedValue) -> list[str]:
     Returns:
         Row, metric, published value, reproduced value and difference.
     """
-    reached = "-" if value.reached is None else _format_value(value.key, value.reached, value.reached_std)
-    difference = "-" if value.difference is None else _format_value(value.key, value.difference, None, signed=True)
-    return [value.row.row, metric_title(value.key), _format_value(value.key, value.published, value.published_std), reached, difference]
-
-
-def metric_title(key: str) -> str:
-    """Format a metric with its direction.
-
-    Args:
-        key: Key of the metric.
-
-    Returns:
-        The title.
-    """
-    return f"{DIRECTIONS.get(key.partition('_')[0], '')} {metric_label(key)}".strip()
-
-
-def _format_value(key: str, value: float, std: float | None, *, signed: bool = False) -> str:
-    digits = 1 if find_metric(key).unit in ("percent", "rank") else 3
-    return f"{value:{'+' if signed else ''}.{digits}f}" + ("" if std is None else f" ± {std:.{digits}f}")
+    return [value.row.row, *comparison_cells(value.key, value.published, value.published_std, value.reached, value.reached_std)]
 
 
 def _first_of_each(rows: Iterable[PublishedRow], annotation: str) -> list[PublishedRow]:

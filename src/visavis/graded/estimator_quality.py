@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import torch
@@ -23,7 +22,7 @@ from scipy.stats import pearsonr, spearmanr
 
 from visavis import storage
 from visavis.data.dataset import Dataset
-from visavis.errors import DataError, SpecError, format_value
+from visavis.errors import DataError, SpecError
 from visavis.graded.caption_ratings import RatedCaptionPairs, read_crisscrossed_captions, read_stsb
 from visavis.graded.estimators.base import CaptionAggregation, ImageRelevance, RelevanceEstimator
 from visavis.graded.estimators.catalog import CATALOG
@@ -261,9 +260,6 @@ def relevance_distributions(
         DataError: If all values of an estimator are equal, or if there is only one training image.
         SpecError: If an estimator, ``caption_aggregation`` or ``pairs`` is invalid.
     """
-    if caption_aggregation not in get_args(CaptionAggregation):
-        expected = " or ".join(map(repr, get_args(CaptionAggregation)))
-        raise SpecError(f"caption_aggregation: expected {expected}, got {format_value(caption_aggregation)}.")
     if not 1 <= pairs <= MAX_PAIRS:
         raise SpecError(f"num_pairs: expected 1 to {MAX_PAIRS:,}, got {pairs}.")
     estimators = [parse(spec, CATALOG) for spec in specs]

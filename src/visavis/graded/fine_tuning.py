@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from scipy.stats import pearsonr
@@ -86,9 +86,8 @@ def fine_tune(
     validate_int(seed, "seed", 0, MAX_SEED)
     batch_size = min(batch_size, len(train.first))
     torch.manual_seed(seed)
-    regression: Regression
     if kind == "bi":
-        regression = _Cosine(open_text_encoder(model))
+        regression: _LinearOutput = _Cosine(open_text_encoder(model))
         regression.encoder.require_tokenizer()
     else:
         regression = (_Output if kind == "cross" else _LinearOutput)(open_text_pair_encoder(model, new_head=True))
@@ -122,47 +121,34 @@ def fine_tune(
 
 
 @dataclass(frozen=True)
-class _Cosine:
-    """Relevance as the cosine similarity of two embeddings."""
-
-    encoder: TextEncoder
-
-    def relevance(self, first: Sequence[str], second: Sequence[str]) -> Tensor:
-        vectors, other_vectors = (self.encoder(self.encoder.preprocess(texts)).vectors for texts in (first, second))
-        return cosine_similarity(vectors, other_vectors)
-
-    def loss(self, first: Sequence[str], second: Sequence[str], target: Tensor) -> Tensor:
-        return mse_loss(self.relevance(first, second), target)
-
-
-@dataclass(frozen=True)
-class _Output:
-    """Relevance as the sigmoid of one output, trained with cross-entropy against ratings from 0 to 1."""
-
-    encoder: TextPairEncoder
-
-    def relevance(self, first: Sequence[str], second: Sequence[str]) -> Tensor:
-        return self.encoder(self.encoder.preprocess(first, second)).sigmoid()
-
-    def loss(self, first: Sequence[str], second: Sequence[str], target: Tensor) -> Tensor:
-        return binary_cross_entropy_with_logits(self.encoder(self.encoder.preprocess(first, second)), target)
-
-
-@dataclass(frozen=True)
 class _LinearOutput:
     """Relevance as one output, trained by the squared difference from ratings of 0 to 1, as BERT's authors train STS-B."""
 
-    encoder: TextPairEncoder
+    encoder: Any
 
     def relevance(self, first: Sequence[str], second: Sequence[str]) -> Tensor:
-        return self.encoder(self.encoder.preprocess(first, second))
+        output: Tensor = self.encoder(self.encoder.preprocess(first, second))
+        return output
 
     def loss(self, first: Sequence[str], second: Sequence[str], target: Tensor) -> Tensor:
         return mse_loss(self.relevance(first, second), target)
 
 
-Regression = _Cosine | _Output | _LinearOutput
-"""A model that predicts ratings."""
+class _Output(_LinearOutput):
+    """Relevance as the sigmoid of one output, trained with cross-entropy against ratings from 0 to 1."""
+
+    def relevance(self, first: Sequence[str], second: Sequence[str]) -> Tensor:
+        return super().relevance(first, second).sigmoid()
+
+    def loss(self, first: Sequence[str], second: Sequence[str], target: Tensor) -> Tensor:
+        return binary_cross_entropy_with_logits(super().relevance(first, second), target)
+
+
+class _Cosine(_LinearOutput):
+    """Relevance as the cosine similarity of two embeddings."""
+
+    def relevance(self, first: Sequence[str], second: Sequence[str]) -> Tensor:
+        return cosine_similarity(*(self.encoder(self.encoder.preprocess(texts)).vectors for texts in (first, second)))
 
 
 def _parameter_groups(encoder: nn.Module, kind: EncoderKind) -> list[dict[str, object]]:
@@ -186,7 +172,7 @@ def _rating_batches(pairs: RatedCaptionPairs, size: int) -> Iterator[tuple[list[
 
 
 @torch.no_grad()
-def rating_pearson(regression: Regression, pairs: RatedCaptionPairs) -> float:
+def rating_pearson(regression: _LinearOutput, pairs: RatedCaptionPairs) -> float:
     """Compute the Pearson correlation of a model with human ratings.
 
     Args:

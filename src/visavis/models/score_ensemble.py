@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from visavis.models.base import Matcher
-from visavis.types import Encoded, EncodedBatches, Parts
+from visavis.types import Encoded, EncodedBatches
 
 
 class ScoreEnsemble(Matcher):
@@ -79,25 +79,10 @@ def join_member_encodings(encoded: Sequence[Encoded]) -> Encoded:
             batches[0].block_index,
             batches[0].row_index,
         )
-    return Encoded({f"{index}/{name}": tensor for index, items in enumerate(encoded) for name, tensor in _named_tensors(items).items()})
-
-
-def _named_tensors(items: Encoded) -> dict[str, Tensor]:
-    """Return all tensors of encoded items by ``<field>/<part>``. Without named parts, the part is empty."""
-    named: dict[str, Tensor] = {}
-    for field in ("vectors", "mask", "weights"):
-        parts: Parts | None = getattr(items, field)
-        if parts is not None:
-            named |= {f"{field}/{part}": tensor for part, tensor in ({"": parts} if isinstance(parts, Tensor) else parts).items()}
-    return named
+    return Encoded({str(index): (items.vectors, items.mask, items.weights) for index, items in enumerate(encoded)})  # type: ignore[misc]
 
 
 def _member_items(items: Encoded, index: int) -> Encoded:
-    """Return the encoding of one member, the inverse of ``_named_tensors``."""
-    fields: dict[str, dict[str, Tensor]] = {}
+    """Return the encoding of one member, the inverse of ``join_member_encodings``."""
     assert isinstance(items.vectors, dict)
-    for key, tensor in items.vectors.items():
-        member, field, part = key.split("/", 2)
-        if member == str(index):
-            fields.setdefault(field, {})[part] = tensor
-    return Encoded(**{field: parts[""] if list(parts) == [""] else parts for field, parts in fields.items()})  # type: ignore[arg-type]
+    return Encoded(*items.vectors[str(index)])

@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import re
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -26,22 +26,13 @@ from typing import Any
 
 from visavis import storage
 from visavis.errors import MAX_LISTED_NAMES, RecipeError, format_value, suggest_name
+from visavis.evaluation.published_row import PublishedRow
 from visavis.recipes.recipe import PHASE_SHORTCUTS, Recipe, apply_overrides, build_recipe, normalize_values, phase_at
 
 Values = dict[str, Any]  # plain values of TOML
 
 # Keys of a row of a paper's table that do not describe its training, in files with a ``[table]``.
-ROW_ANNOTATIONS = (
-    "published",
-    "experiment_id",
-    "protocol",
-    "cited",
-    "unreported",
-    "substitutes",
-    "misprint",
-    "code_difference",
-    "not_trainable",
-)
+ROW_ANNOTATIONS = ("published", "protocol", *(each.name for each in fields(PublishedRow) if each.default is not MISSING))
 
 
 @dataclass(frozen=True)

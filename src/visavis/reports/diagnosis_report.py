@@ -8,8 +8,9 @@ import shlex
 from collections.abc import Iterator
 from functools import partial
 
-from visavis.diagnostics.contribution_analysis import MEASURES, ContributionAnalysis, ContributionCount
+from visavis.diagnostics.contribution_analysis import ContributionAnalysis, ContributionCount
 from visavis.environment import shell_command
+from visavis.evaluation.published_row import MEASURES
 from visavis.reports.html_report import ThemedImage, render_report
 from visavis.reports.plotting import (
     LIGHT_THEME,

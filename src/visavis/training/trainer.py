@@ -29,8 +29,7 @@ from visavis.runs.run_folder import RunFolder
 from visavis.training.checkpoint import Checkpoint, TrainerState
 from visavis.training.encoder_blocks import prepare_encoders
 from visavis.training.monitoring.alerts import find_alerts, new_alerts
-from visavis.training.monitoring.retrieved_images import retrieved_images
-from visavis.training.monitoring.tracking import Tracking, check_trackers
+from visavis.training.monitoring.tracking import Tracking, check_trackers, retrieved_images
 from visavis.training.monitoring.validation_metrics import hubness, summarize, validation_metrics
 from visavis.training.optimizer import (
     check_optimizer_state,

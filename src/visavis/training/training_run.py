@@ -40,8 +40,7 @@ from visavis.runs.open_run import open_peer_network, read_run_recipe, set_thread
 from visavis.runs.record import RunRecord
 from visavis.runs.run_folder import RunFolder
 from visavis.training.checkpoint import complete_checkpoints
-from visavis.training.forgetting import Forgetting, check_forgetting, measure_forgetting
-from visavis.training.interpolation import Interpolation, choose_interpolation
+from visavis.training.fine_tuned_models import Forgetting, Interpolation, check_forgetting, choose_interpolation, measure_forgetting
 from visavis.training.monitoring.tracking import check_trackers
 from visavis.training.optimizer import make_optimizer
 from visavis.training.processes import check_processes

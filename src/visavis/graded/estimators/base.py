@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from visavis.data.dataset import Dataset
+from visavis.spec import validate_fields
 from visavis.types import unit_rows
 
 CaptionAggregation = Literal["paired", "max", "mean"]
@@ -127,6 +128,9 @@ class RelevanceEstimator(ABC):
 
     ``estimator(captions_a, captions_b)`` is the relevance of every pair, shape ``[A, B]``, in [0, 1].
     """
+
+    def __post_init__(self) -> None:
+        validate_fields(self)
 
     @abstractmethod
     def for_captions(self, captions: Sequence[str]) -> CaptionRelevance:

@@ -15,7 +15,7 @@ from visavis.graded.estimators.base import CaptionRelevance, RelevanceEstimator
 from visavis.graded.estimators.known_relevance import MatrixRelevance, SceneRelevance
 from visavis.graded.estimators.sentence_models import CrossEncoder, SentenceModel
 from visavis.graded.estimators.word_vectors import CBoW
-from visavis.spec import parse, require_field, validate_fields
+from visavis.spec import parse, require_field
 
 CAPTION_ESTIMATORS: tuple[type[RelevanceEstimator], ...] = (CBoW, SentenceModel, CrossEncoder)
 """Estimators that compare captions without another estimator."""
@@ -44,7 +44,7 @@ class CoarseToFine(RelevanceEstimator):
     semantics: Literal["paper", "reference"] = "paper"
 
     def __post_init__(self) -> None:
-        validate_fields(self)
+        super().__post_init__()
         require_field(0 <= self.threshold <= 1, self, "threshold", "a number from 0 to 1")
         self._estimators()
 

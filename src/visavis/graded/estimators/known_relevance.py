@@ -16,7 +16,6 @@ from visavis.data.dataset import Dataset
 from visavis.data.dataset_reader import resolve_path
 from visavis.errors import DataError, ShapeError
 from visavis.graded.estimators.base import CaptionAggregation, CaptionRelevance, ImageRelevance, RelevanceEstimator
-from visavis.spec import validate_fields
 from visavis.synthetic import SceneGraphs
 
 
@@ -32,9 +31,6 @@ class MatrixRelevance(RelevanceEstimator):
     """
 
     path: str
-
-    def __post_init__(self) -> None:
-        validate_fields(self)
 
     def files(self, data: Dataset) -> list[Path]:
         """List the matrix file. See `RelevanceEstimator.files`."""
@@ -166,9 +162,6 @@ class SceneRelevance(RelevanceEstimator):
 
     Works for data sets written by ``visavis data scenes``.
     """
-
-    def __post_init__(self) -> None:
-        validate_fields(self)
 
     def files(self, data: Dataset) -> list[Path]:
         """List the file of scene descriptions. See `RelevanceEstimator.files`."""

@@ -26,7 +26,7 @@ from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.models.encoders.feature_extraction import cache_features
 from visavis.models.encoders.pretrained_files import model_files, weights_fingerprint
 from visavis.models.encoders.sentence_encoders import TextPairEncoder, open_text_pair_encoder
-from visavis.spec import require_field, validate_fields
+from visavis.spec import require_field
 
 Pair = tuple[str, str]
 """Two captions."""
@@ -54,9 +54,6 @@ class SentenceModel(RelevanceEstimator):
     """
 
     model: str = "minilm"
-
-    def __post_init__(self) -> None:
-        validate_fields(self)
 
     def files(self, data: Dataset) -> list[Path]:
         """List the files of the model. See `RelevanceEstimator.files`."""
@@ -101,7 +98,7 @@ class CrossEncoder(RelevanceEstimator):
     bfloat16: bool = False
 
     def __post_init__(self) -> None:
-        validate_fields(self)
+        super().__post_init__()
         require_field(self.batch_size > 0, self, "batch_size", "a number above 0")
 
     def files(self, data: Dataset) -> list[Path]:

@@ -21,7 +21,7 @@ from visavis.data.dataset_reader import resolve_path
 from visavis.data.vocabulary import tokenize
 from visavis.errors import DataError
 from visavis.graded.estimators.base import CosineRelevance, RelevanceEstimator, treatment_note
-from visavis.spec import require_field, validate_fields
+from visavis.spec import require_field
 from visavis.types import unit_rows
 
 MAX_LINE_LENGTH = 2**20
@@ -50,7 +50,7 @@ class CBoW(RelevanceEstimator):
     removed_components: int = 0
 
     def __post_init__(self) -> None:
-        validate_fields(self)
+        super().__post_init__()
         require_field(self.removed_components >= 0, self, "removed_components", "a number of at least 0")
 
     def files(self, data: Dataset) -> list[Path]:

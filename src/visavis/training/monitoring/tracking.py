@@ -8,22 +8,192 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+import textwrap
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from functools import partial
 from io import StringIO
 from typing import Any
 from uuid import uuid4
 
+import numpy as np
+import torch
+from PIL import ImageDraw, ImageFont, ImageOps
+from PIL.Image import Image
+from PIL.Image import new as new_image
 from typing_extensions import TypedDict
 
 from visavis import storage
+from visavis.data.dataset import Dataset
 from visavis.errors import MissingExtra, RunError
+from visavis.memory_budget import MemoryLimit
+from visavis.models import Matcher
+from visavis.models.base import evaluation_mode
+from visavis.models.inference import device_score
 from visavis.progress import Progress
 from visavis.recipes.recipe import Recipe
 from visavis.runs.run_folder import RunFolder
+from visavis.scoring import score_matrix, select_items
 from visavis.training.monitoring.alerts import LogValues
-from visavis.training.monitoring.trackers import TRACKERS, Entry, Examples, Tracker
+from visavis.types import Encoded
+
+PROJECT = "visavis"
+ALERT_TITLE = "Training alert"
+NO_WAIT_S = 0.001  # W&B drops a second alert of the same title within this time
+Examples = Mapping[str, tuple[str, Image]]
+
+
+class Tracker(ABC):
+    """Run of a tracker, which is started at once.
+
+    Args:
+        folder: Folder of the training.
+        run_id: Id of the run. A run with this id is continued.
+        settings: Recipe as plain values.
+    """
+
+    def __init__(self, folder: RunFolder, run_id: str, settings: dict[str, Any]):
+        self.folder, self.run_id, self.settings = folder, run_id, settings
+        self.start()
+
+    @abstractmethod
+    def start(self) -> None:
+        """Import the package, and start or continue the run."""
+
+    @abstractmethod
+    def log(self, step: int, metrics: Mapping[str, float], alerts: Sequence[str], examples: Examples) -> None:
+        """Log a validation.
+
+        Args:
+            step: Step of the run.
+            metrics: Finite numbers by name, such as ``validation/rsum``.
+            alerts: New alerts.
+            examples: Images by name, each with its caption.
+        """
+
+    @abstractmethod
+    def close(self, finished: bool) -> None:
+        """Write everything and end the run.
+
+        Args:
+            finished: Whether the training is complete. False if it was stopped or has failed.
+        """
+
+
+class TensorBoardTracker(Tracker):
+    """Event files in the run folder."""
+
+    def start(self) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer: Any = SummaryWriter(self.folder.tensorboard)
+
+    def log(self, step: int, metrics: Mapping[str, float], alerts: Sequence[str], examples: Examples) -> None:
+        for name, value in metrics.items():
+            self.writer.add_scalar(name, value, step)
+        for name, (caption, image) in examples.items():
+            self.writer.add_image(name, np.asarray(image), step, dataformats="HWC")
+            self.writer.add_text(name, caption, step)
+        if alerts:
+            self.writer.add_text("alerts", "\n\n".join(alerts), step)
+        self.writer.flush()
+
+    def close(self, finished: bool) -> None:
+        self.writer.close()
+
+
+class WandbTracker(Tracker):
+    """Run of Weights & Biases. Its files are in the run folder, unless ``WANDB_DIR`` is set."""
+
+    def start(self) -> None:
+        import wandb
+
+        self.wandb: Any = wandb
+        self.run = self.wandb.init(
+            project=os.environ.get("WANDB_PROJECT", PROJECT),
+            dir=os.environ.get("WANDB_DIR", self.folder.path),
+            id=self.run_id,
+            name=self.folder.path.name,
+            config=self.settings,
+            resume="allow",
+            reinit="create_new",
+            settings=self.wandb.Settings(console="off"),  # it would copy the output of the program
+        )
+
+    def log(self, step: int, metrics: Mapping[str, float], alerts: Sequence[str], examples: Examples) -> None:
+        images = {name: self.wandb.Image(image, caption=caption) for name, (caption, image) in examples.items()}
+        self.run.log({**metrics, **images}, step=step)
+        for alert in alerts:
+            self.run.alert(ALERT_TITLE, alert, level="WARN", wait_duration=NO_WAIT_S)
+
+    def close(self, finished: bool) -> None:
+        self.run.finish(exit_code=0 if finished else 1)
+
+
+class MlflowTracker(Tracker):
+    """Run of MLflow, in the store that ``MLFLOW_TRACKING_URI`` names."""
+
+    def start(self) -> None:
+        from mlflow import MlflowClient
+
+        self.client: Any = MlflowClient()
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+        experiment = self.client.get_experiment_by_name(name)
+        experiment_id = self.client.create_experiment(name) if experiment is None else experiment.experiment_id
+        # MLflow chooses its ids, so a tag identifies the run.
+        runs = self.client.search_runs([experiment_id], f"tags.visavis_run = '{self.run_id}'")
+        if runs:
+            self.mlflow_id = runs[0].info.run_id
+            self.client.update_run(self.mlflow_id, status="RUNNING")
+        else:
+            run = self.client.create_run(experiment_id, tags={"visavis_run": self.run_id}, run_name=self.folder.path.name)
+            self.mlflow_id = run.info.run_id
+            self.client.log_dict(self.mlflow_id, self.settings, "recipe.json")
+
+    def log(self, step: int, metrics: Mapping[str, float], alerts: Sequence[str], examples: Examples) -> None:
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        self.client.log_batch(self.mlflow_id, metrics=[Metric(name, value, now, step) for name, value in metrics.items()])
+        for name, (_, image) in examples.items():
+            self.client.log_image(self.mlflow_id, image, key=name, step=step)
+        if alerts:
+            self.client.log_text(self.mlflow_id, "\n".join(alerts), f"alerts/step-{step:08d}.txt")
+
+    def close(self, finished: bool) -> None:
+        self.client.set_terminated(self.mlflow_id, status="FINISHED" if finished else "KILLED")
+
+
+class TrackioTracker(Tracker):
+    """Run of trackio, in the folder that ``TRACKIO_DIR`` names."""
+
+    def start(self) -> None:
+        import trackio
+
+        self.trackio: Any = trackio
+        name = f"{self.folder.path.name}-{self.run_id}"  # trackio resumes a run by its name
+        self.run = self.trackio.init(PROJECT, name=name, config=self.settings, resume="allow", auto_log_gpu=False, auto_log_cpu=False)
+
+    def log(self, step: int, metrics: Mapping[str, float], alerts: Sequence[str], examples: Examples) -> None:
+        images = {name: self.trackio.Image(image, caption=caption) for name, (caption, image) in examples.items()}
+        self.run.log({**metrics, **images}, step=step)
+        for alert in alerts:
+            self.run.alert(ALERT_TITLE, alert, step=step)
+
+    def close(self, finished: bool) -> None:
+        # Otherwise trackio finishes again when Python exits, with its output.
+        self.trackio.finish()
+
+
+TRACKERS: dict[str, type[Tracker]] = {
+    "tensorboard": TensorBoardTracker,
+    "wandb": WandbTracker,
+    "mlflow": MlflowTracker,
+    "trackio": TrackioTracker,
+}
+"""Trackers by the name of their package, which is also the extra that installs it."""
 
 
 class TrackerRun(TypedDict):
@@ -110,13 +280,13 @@ class Tracking:
         new = [name for name in self.trackers if name not in self.failed and self.runs[name]["step"] < row["step"]]
         if not new:
             return
-        entry = Entry(row["step"], _numbers(row), alerts, self._call("retrieved images", make_examples) or {})
+        examples = self._call("retrieved images", make_examples) or {}
         for name in new:
             self.runs[name]["step"] = row["step"]
         # Before the trackers: a training that is killed between both may lose a step, and never logs one twice.
         self._call("trackers", partial(storage.write_json, self.folder.trackers, self.runs))
         for name in new:
-            self._call(name, partial(self.trackers[name].log, entry))
+            self._call(name, partial(self.trackers[name].log, row["step"], _numbers(row), alerts, examples))
 
     def _call(self, name: str, call: Callable[[], Any]) -> Any:
         """Call a tracker that has not failed before, without its output, because stdout is for our results."""
@@ -141,3 +311,47 @@ def _numbers(row: LogValues) -> dict[str, float]:
         for name, value in values.items()
         if isinstance(value, int | float) and math.isfinite(value)
     }
+
+
+NUM_CAPTIONS, NUM_IMAGES = 3, 4
+IMAGE_SIDE, TEXT_HEIGHT, BORDER = 160, 40, 4  # pixels
+RELEVANT, OTHER = "#2a9d4a", "white"  # border
+
+
+def retrieved_images(
+    matcher: Matcher, visual: Encoded, text: Encoded, data: Dataset, memory: MemoryLimit = None
+) -> dict[str, tuple[str, Image]]:
+    """Draw the best-scored images of three captions, the best one first. The border of a relevant image is green.
+
+    Args:
+        matcher: Model. Of a model that ranks in two stages, the first stage is shown.
+        visual: Encoded images of the data.
+        text: Encoded captions of the data.
+        data: Validation split.
+        memory: Memory of a block of scores.
+
+    Returns:
+        Caption and drawn image by name. Empty if the data have no image files.
+    """
+    if any(image.location is None or image.is_video for image in data.images):
+        return {}
+    captions = torch.linspace(0, len(data.captions) - 1, NUM_CAPTIONS).long().unique()
+    with evaluation_mode(matcher):
+        scores = score_matrix(device_score(matcher), visual, select_items(text, captions), memory)
+    top = scores.float().topk(min(NUM_IMAGES, len(data.images)), dim=0).indices.T
+    return {
+        f"retrieved/caption_{number}": (data.captions[caption], _draw(data, caption, images))
+        for number, (caption, images) in enumerate(zip(captions.tolist(), top.tolist(), strict=True), 1)
+    }
+
+
+def _draw(data: Dataset, caption: int, images: list[int]) -> Image:
+    canvas = new_image("RGB", (NUM_IMAGES * IMAGE_SIDE, TEXT_HEIGHT + IMAGE_SIDE), "white")
+    lines = textwrap.wrap(data.captions[caption], 80, max_lines=2, placeholder=" ...")
+    ImageDraw.Draw(canvas).multiline_text((BORDER, BORDER), "\n".join(lines), fill="black", font=ImageFont.load_default(14))
+    side = IMAGE_SIDE - 2 * BORDER
+    for position, number in enumerate(images):
+        image = ImageOps.pad(data.images[number].open(), (side, side), color="white")
+        border = RELEVANT if number == data.image_of[caption] else OTHER
+        canvas.paste(ImageOps.expand(image, BORDER, border), (position * IMAGE_SIDE, TEXT_HEIGHT))
+    return canvas
