@@ -10,14 +10,16 @@ True
 """
 
 from visavis import spec
+from visavis.objectives.aoq import AOQ
 from visavis.objectives.base import Objective
 from visavis.objectives.contrastive import VLC, InfoNCE, NTXent, Sigmoid, Unified
 from visavis.objectives.goal import Goal
 from visavis.objectives.graded_losses import GradedVLC, Ladder
 from visavis.objectives.metric_learning import BinomialDeviance, Circle, MultiSimilarity
+from visavis.objectives.ncr import NCR
 from visavis.objectives.polynomial import RSP, SSP
 from visavis.objectives.smooth_ap import SmoothAP
-from visavis.objectives.triplet import AOQ, NCR, MaxMargin, Triplet, TripletHN, TripletTopK
+from visavis.objectives.triplet import MaxMargin, Triplet, TripletHN, TripletTopK
 
 CATALOG: tuple[type[Objective], ...] = (
     Triplet,
