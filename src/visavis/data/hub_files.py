@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from visavis import storage
 from visavis.data.splits import split_in_name
-from visavis.errors import DataError, MissingExtra, StorageError
+from visavis.errors import DataError, StorageError, requires_extra
 
 DATASET_NAME = re.compile(r"hf:(?P<repository>[\w.-]+/[\w.-]+?)(?::(?P<config>[\w.-]+))?(?:@(?P<revision>[\w./-]+))?")
 """Name of a data set of the hub: ``hf:OWNER/NAME``, ``hf:OWNER/NAME:CONFIG`` or ``hf:OWNER/NAME@REVISION``."""
@@ -227,10 +227,8 @@ def download_dataset(name: str) -> Path:
         DataError: If the hub does not provide the data set, or it has no files of a known kind.
         MissingExtra: If ``huggingface_hub`` is not installed.
     """
-    try:
+    with requires_extra("hf", "data of the Hugging Face Hub"):
         from huggingface_hub import constants, snapshot_download
-    except ImportError:
-        raise MissingExtra("huggingface_hub", "hf", "data of the Hugging Face Hub") from None
     parts = DATASET_NAME.fullmatch(name)
     if parts is None:
         raise DataError(f"{name}: expected hf:OWNER/NAME, with :CONFIG or @REVISION if needed. Correct the name.")

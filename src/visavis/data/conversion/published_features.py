@@ -22,7 +22,7 @@ from visavis import storage
 from visavis.data.formats.image_files import files_under
 from visavis.data.formats.listing import is_valid_unicode
 from visavis.data.video import video_id
-from visavis.errors import DataError, MissingExtra
+from visavis.errors import DataError, requires_extra
 
 _EXPECTED = (
     "a dict that gives each video an array [L, D] (an expert), a list of texts or of lists of words (captions), "
@@ -307,10 +307,8 @@ class HDF5Videos:
 
 @contextmanager
 def _open_hdf5(path: Path) -> Iterator[Any]:
-    try:
+    with requires_extra("video", f"reading {path}"):
         import h5py
-    except ImportError:
-        raise MissingExtra("h5py", "video", f"reading {path}") from None
     with storage.reading_regular_file(path):
         try:
             with h5py.File(path, "r") as video:

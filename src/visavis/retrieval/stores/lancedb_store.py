@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from visavis import storage
-from visavis.errors import DataError, MissingExtra, ShapeError, StorageError, VisavisError, log_debug
+from visavis.errors import DataError, ShapeError, StorageError, VisavisError, log_debug, requires_extra
 from visavis.memory_budget import MemoryLimit
 from visavis.retrieval.items import ITEM_FIELDS, NO_FILTER, IndexItem, ItemFilter
 from visavis.retrieval.stores.arrow_tables import NUM_VECTORS, arrow_schema, arrow_table, flat_values, matching_rows
@@ -166,10 +166,8 @@ class LanceStore:
         late_interaction: MaxSimDirection | None = None,
     ):
         os.environ.setdefault("LANCE_LOG", "error")
-        try:
+        with requires_extra("search", "an index"):
             import lancedb
-        except ImportError:
-            raise MissingExtra("lancedb", "search", "an index") from None
         self.uri, self.memory, self.index_id, self.late_interaction = str(uri), memory, index_id, late_interaction
         self._keeps_version = embedding_dim is None and bool(index_id)
         self.remote = "://" in self.uri

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from visavis.blocking import chunk_slices
-from visavis.errors import DataError, MissingExtra, ShapeError, StorageError, VisavisError
+from visavis.errors import DataError, ShapeError, StorageError, VisavisError, requires_extra
 from visavis.memory_budget import MemoryLimit
 from visavis.retrieval.items import ITEM_FIELDS, NO_FILTER, IndexItem, ItemFilter, metadata_tag
 from visavis.retrieval.stores.base import (
@@ -79,10 +79,8 @@ class MilvusStore:
         index_id: str = "",
     ):
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # errors are reported as StorageError
-        try:
+        with requires_extra("milvus", "an index in Milvus"):
             from pymilvus import MilvusClient
-        except ImportError:
-            raise MissingExtra("pymilvus", "milvus", "an index in Milvus") from None
         logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
         self.uri, self.collection, self.memory, self.index_id = str(uri), collection, memory, index_id
         is_file = "://" not in self.uri
