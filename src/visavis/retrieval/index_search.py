@@ -274,7 +274,7 @@ def store_queries(
             raise DataError(f"like: expected the key of an item of {index.folder}, got {key!r}. Copy a key from search results.")
         parts.append((weight, torch.from_numpy(next(iter(index.store.vectors([key]))))))
     if not any(weight > 0 for weight, _ in parts):
-        raise VisavisError("query: expected a text, image or item to search for, got only exclusions. Add one.")
+        raise VisavisError("query: expected a text, image or item to search for, got only exclusions. Add one, such as 'beach -people'.")
     if index.manifest.late_interaction is not None:
         return [MaxSimQuery.from_vectors(*((weight, rows.numpy()) for weight, rows in parts))]
     total = torch.stack([weight * row for weight, row in parts]).sum(0)

@@ -84,8 +84,6 @@ class ServedIndex:
             images=() if image is None else ((1.0, image),),
             like=((1.0, key.similar_to),) if key.similar_to else (),
         )
-        if not any(weight > 0 for weight, _ in (*query.texts, *query.images, *query.like)):
-            raise VisavisError("The query contains only exclusions. Add what to search for, such as 'beach -people'.")
         return search_index(self.index, query, top, item_filter, encode_texts=self.encode_texts)
 
     def encode_texts(self, texts: Sequence[str]) -> list[Tensor]:
