@@ -20,7 +20,6 @@ from starlette.exceptions import HTTPException
 from torch import Tensor
 
 from visavis.errors import VisavisError
-from visavis.feedback.query_selection import RecentQueries, UncertainPair
 from visavis.feedback.records import FeedbackFile, Judgment, Preference, QueryKey, latest_judgments
 from visavis.retrieval.index_folder import Index
 from visavis.retrieval.index_search import SearchQuery, SearchResult, SearchResults, parse_query, search_index
@@ -28,6 +27,7 @@ from visavis.retrieval.items import NO_FILTER, IndexItem, ItemFilter
 from visavis.server.image_cache import ImageCache
 from visavis.server.limits import LRUCache, ServerLimits
 from visavis.server.prometheus import ServerMetrics
+from visavis.server.query_selection import RecentQueries, UncertainPair
 from visavis.server.schemas import FacetsResponse, HitResponse
 
 if TYPE_CHECKING:
@@ -241,7 +241,7 @@ class SearchService:
         if len(self.indexes) > 1 and secrets.randbelow(2):
             self.indexes.reverse()
         self.votes, self.images = VoteStore(feedback, metrics), ImageCache(limits, metrics)
-        self._recent = RecentQueries[SearchResult]()
+        self._recent = RecentQueries()
         # When the results of a query expire, how many were searched for, and the results.
         self._results = LRUCache[tuple[float, int, SearchResults]](CACHED_QUERIES)
         self._secret = secrets.token_bytes(16)
@@ -387,7 +387,7 @@ class SearchService:
             self.metrics.votes.labels("preference").inc()
         return left, right
 
-    def uncertain_pairs(self, count: int) -> list[UncertainPair[SearchResult]]:
+    def uncertain_pairs(self, count: int) -> list[UncertainPair]:
         """Select pairs of a recent query and an item whose vote would be most informative.
 
         Args:
