@@ -11,7 +11,6 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -88,16 +87,13 @@ def _not_provided(name: str, expected: str, error: Exception) -> DataError:
     """The error for files that the hub does not provide."""
     from huggingface_hub import errors
 
-    if isinstance(error, errors.HFValidationError):
-        problem = "invalid name for the hub, restore the folder or use another name"
-    elif isinstance(error, errors.GatedRepoError):
-        problem = "access must be requested on its hub page, and needs a login (hf auth login)"
-    elif isinstance(error, errors.RevisionNotFoundError):
-        problem = "it has no such revision"
-    elif isinstance(error, errors.RepositoryNotFoundError):
-        problem = "it does not exist, or is private"
-    else:
-        problem = str(error)
+    problems = {
+        errors.HFValidationError: "invalid name for the hub, restore the folder or use another name",
+        errors.GatedRepoError: "access must be requested on its hub page, and needs a login (hf auth login)",
+        errors.RevisionNotFoundError: "it has no such revision",
+        errors.RepositoryNotFoundError: "it does not exist, or is private",
+    }
+    problem = next((text for kind, text in problems.items() if isinstance(error, kind)), str(error))
     return DataError(f"{name}: expected {expected}, got none ({problem}).")
 
 
@@ -202,14 +198,6 @@ def progress_class(on_bytes: OnBytes) -> type[Any]:
     return ByteCounter
 
 
-@dataclass(frozen=True)
-class _Download:
-    """Content of the record of a complete download."""
-
-    folder: str
-    files: list[str]
-
-
 @cache
 def download_dataset(name: str) -> Path:
     """Return the folder of a data set of the hub. A data set that was downloaded before is neither updated nor searched on the hub.
@@ -232,11 +220,12 @@ def download_dataset(name: str) -> Path:
     parts = DATASET_NAME.fullmatch(name)
     if parts is None:
         raise DataError(f"{name}: expected hf:OWNER/NAME, with :CONFIG or @REVISION if needed. Correct the name.")
-    key = hashlib.sha256(json.dumps([1, name, constants.HF_HUB_CACHE]).encode()).hexdigest()[:32]
+    key = hashlib.sha256(json.dumps([2, name, constants.HF_HUB_CACHE]).encode()).hexdigest()[:32]
     record = storage.cache_folder() / "hub" / f"{key}.json"
-    done: _Download | None = storage.read_checksummed_json(record, _Download)
-    if done is not None and all(os.path.isfile(file) for file in done.files):
-        return Path(done.folder)
+    # The folder of a complete download, and its files.
+    done: list[str] | None = storage.read_checksummed_json(record, list[str])
+    if done is not None and all(map(os.path.isfile, done[1:])):
+        return Path(done[0])
     repository, revision = parts["repository"], parts["revision"]
     with hub_errors(name, "a data set of the Hugging Face Hub"):
         listing: Any = {"dry_run": True, "tqdm_class": progress_class(lambda _, __: None)}
@@ -248,7 +237,7 @@ def download_dataset(name: str) -> Path:
         snapshot = Path(snapshot_download(repository, repo_type="dataset", revision=revision, allow_patterns=files))
     verify_hashes(name, [snapshot / file for file in files])
     folder = snapshot / _config_of(files[0])
-    storage.write_checksummed_json(record, asdict(_Download(str(folder), [str(snapshot / file) for file in files])))
+    storage.write_checksummed_json(record, [str(folder), *(str(snapshot / file) for file in files)])
     return folder
 
 
