@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import re
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from visavis import storage
-from visavis.errors import DataError, ShapeError, StorageError, VisavisError, log_debug, requires_extra
+from visavis.errors import DataError, ShapeError, log_debug, requires_extra
 from visavis.memory_budget import MemoryLimit
 from visavis.retrieval.items import ITEM_FIELDS, NO_FILTER, IndexItem, ItemFilter
 from visavis.retrieval.stores.arrow_tables import NUM_VECTORS, arrow_schema, arrow_table, flat_values, matching_rows
 from visavis.retrieval.stores.base import (
     CHECKSUM,
-    REMEDY,
     Neighbor,
     StoreDigest,
+    store_errors,
     validated_items,
     validated_sets,
     verify_rows,
@@ -170,6 +169,7 @@ class LanceStore:
             import lancedb
         self.uri, self.memory, self.index_id, self.late_interaction = str(uri), memory, index_id, late_interaction
         self._keeps_version = embedding_dim is None and bool(index_id)
+        self._storage_errors = partial(store_errors, self.uri, index_id, "the table cannot be read or written", _reason)
         self.remote = "://" in self.uri
         with self._storage_errors():
             if embedding_dim is None and not self.remote and not os.path.isdir(Path(self.uri) / f"{TABLE}.lance"):
@@ -344,22 +344,6 @@ class LanceStore:
             return Path(self.uri) / SNAPSHOT_FOLDER
         name = self.uri if self.remote else os.path.realpath(self.uri)
         return storage.cache_folder() / SNAPSHOT_FOLDER / hashlib.sha256(name.encode()).hexdigest()[:16]
-
-    @contextmanager
-    def _storage_errors(self) -> Iterator[None]:
-        """Convert errors of LanceDB to a StorageError of one sentence."""
-        try:
-            yield
-        except VisavisError:
-            raise
-        except BaseException as error:
-            # Damaged files raise errors of every kind in LanceDB. A panic of its Rust code is not an Exception.
-            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-                raise
-            if os.strerror(errno.ENOSPC) in str(error):
-                raise StorageError(f"{self.uri} cannot be written: {storage.DISK_FULL}.") from None
-            remedy = f" {REMEDY}" if self.index_id else ""
-            raise StorageError(f"{self.uri}: the table cannot be read or written: {_reason(error)}.{remedy}") from None
 
 
 def _file_hash(path: Path) -> str:
