@@ -318,7 +318,7 @@ def _group_duplicates(index: Index, results: Sequence[SearchResult]) -> list[Sea
     for row, item in enumerate(items):
         copied = np.flatnonzero(is_copy[row] & is_first)
         if len(copied):
-            duplicates[copied[0]].append(item.key)
+            duplicates[int(copied[0])].append(item.key)
         else:
             is_first[row], duplicates[row] = True, []
     return [replace(results[row], duplicates=tuple(keys)) if keys else results[row] for row, keys in duplicates.items()]
