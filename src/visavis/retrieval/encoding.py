@@ -16,7 +16,7 @@ from torch import Tensor
 from visavis.data.images import decode_image, dhash
 from visavis.data.parallel import Engine, map_in_order, map_on_ray
 from visavis.data.video import read_frames
-from visavis.errors import DataError, MissingExtra, VisavisError
+from visavis.errors import DataError, MissingExtra
 from visavis.models.processor import Processor
 from visavis.models.retriever import Retriever
 from visavis.retrieval.index_folder import SkippedFile
@@ -162,18 +162,16 @@ def encode_in_shards(
         The files of a shard and their items. Ray yields shards in the order in which they are finished.
 
     Raises:
-        VisavisError: If ``engine`` or ``workers`` is invalid.
+        VisavisError: If ``workers`` is invalid.
         MissingExtra: If Ray is not installed.
     """
     shards = [files[start : start + SHARD_SIZE] for start in range(0, len(files), SHARD_SIZE)]
     if engine == "local":
         yield from ((shard, encode_shard(model, shard, moment_seconds)) for shard in shards)
-    elif engine == "ray":
+    else:
         arguments, jobs = (model_name, model.embedding_dim, moment_seconds), list(enumerate(map(_with_absolute_paths, shards)))
         for number, shard in map_on_ray(RayEncoder, arguments, jobs, workers=workers, action="indexing", ordered=False):
             yield shards[number], shard
-    else:
-        raise VisavisError(f'engine: expected "local" or "ray", got {engine!r}.')
 
 
 def _with_absolute_paths(files: Sequence[SourceFile]) -> list[SourceFile]:
