@@ -138,7 +138,9 @@ def compare_encodings(
     """
     queries, dim = np.ascontiguousarray(queries, np.float32), rows.shape[1]
     min_scores = ExactSearch(rows, memory=memory).search(queries, MEASURED_TOP)[0][:, -1]
-    benchmark = EncodingBenchmark(queries, len(rows), min_scores, lambda some, query: exact_scores(rows[some], query), positives)
+    benchmark = EncodingBenchmark(
+        queries, min(MEASURED_TOP, len(rows)), min_scores, lambda some, query: exact_scores(rows[some], query), positives
+    )
     encodings = [benchmark.measure("float32", _search_rows(rows, memory, int8=False), dim, 4 * dim, 4 * dim)]
     if supports_int8_matmul():
         encodings.append(benchmark.measure("int8", _search_rows(rows, memory, int8=True), dim, dim, 5 * dim))
@@ -230,7 +232,7 @@ def compare_set_encodings(
     exact, dim = MaxSimSearch(sets, direction, memory=memory), sets.rows.shape[1]
     full_bytes = 4 * dim * len(sets.rows) / len(sets)
     min_scores = exact.search(queries, MEASURED_TOP)[0][:, -1]
-    benchmark = EncodingBenchmark(queries, len(sets), min_scores, exact.exact_scores, positives)
+    benchmark = EncodingBenchmark(queries, min(MEASURED_TOP, len(sets)), min_scores, exact.exact_scores, positives)
     encodings = [benchmark.measure("float32", _search_sets(exact), dim, full_bytes, full_bytes)]
     description = f"Search: exact, {encodings[0].milliseconds:.2g} ms per query."
     if len(sets) >= MIN_ITEMS:
@@ -247,27 +249,23 @@ def compare_set_encodings(
     return CompressionReport(len(sets), len(queries), query_source, tuple(encodings), description)
 
 
+@dataclass(frozen=True)
 class EncodingBenchmark:
     """Measures encodings with the same queries and true results.
 
-    Args:
+    Attributes:
         queries: The queries.
-        num_rows: Number of items.
-        min_scores: Exact score of the last of the true top ``MEASURED_TOP`` of each query, shape ``[Q]``.
+        top: Number of true results of a query.
+        min_scores: Exact score of the last of the true results of each query, shape ``[Q]``.
         exact: Computes the exact scores of rows: ``(rows, query) -> scores``.
         positives: Row of the item of each query, if queries are captions.
     """
 
-    def __init__(
-        self,
-        queries: Sequence[Any] | np.ndarray,
-        num_rows: int,
-        min_scores: np.ndarray,
-        exact: Callable[[np.ndarray, Any], np.ndarray],
-        positives: Sequence[int] | None,
-    ):
-        self.queries, self.num_rows, self.min_scores, self.exact, self.positives = queries, num_rows, min_scores, exact, positives
-        self.top = min(MEASURED_TOP, num_rows)
+    queries: Sequence[Any] | np.ndarray
+    top: int
+    min_scores: np.ndarray
+    exact: Callable[[np.ndarray, Any], np.ndarray]
+    positives: Sequence[int] | None
 
     def measure(
         self, name: str, nearest: NearestFunction, dim: int, scanned_bytes: float, stored_bytes: float, rescored: int = 0
