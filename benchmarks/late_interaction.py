@@ -35,8 +35,8 @@ from visavis.models.encoders.feature_extraction import cache_features
 from visavis.models.image_text.cross_attention import RegionWordMatcher
 from visavis.models.retriever import Retriever
 from visavis.progress import NoProgress
+from visavis.retrieval.compression import noisy_set_queries
 from visavis.retrieval.items import IndexItem
-from visavis.retrieval.maxsim_compression import noisy_set_queries
 from visavis.retrieval.stores import maxsim_search
 from visavis.retrieval.stores.lancedb_store import POOLED_FILE, SNAPSHOT_FOLDER, VECTORS_FILE, LanceStore
 from visavis.retrieval.stores.maxsim_search import MaxSimSearch, pool_vectors

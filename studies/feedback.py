@@ -34,7 +34,6 @@ from noise import with_interval
 import visavis
 from visavis import storage
 from visavis.errors import VisavisError
-from visavis.feedback.query_selection import RESULTS_PER_QUERY, RecentQueries
 from visavis.feedback.records import Judgment, QueryKey, open_feedback
 from visavis.models.retriever import Retriever
 from visavis.progress import NoProgress
@@ -42,6 +41,7 @@ from visavis.recipes.recipe import parse_override
 from visavis.retrieval.index_folder import Index
 from visavis.retrieval.index_search import SearchQuery, SearchResult, SearchResults, search_index
 from visavis.runs.open_run import open_run, read_run_recipe
+from visavis.server.query_selection import RESULTS_PER_QUERY, RecentQueries
 from visavis.synthetic import CaptionFacts, Scene, SceneGraphs, fact_relevance, write_caption, write_synthetic_scenes
 
 # The seed of the scenes is this number plus the seed of the study.
@@ -102,7 +102,7 @@ def chosen(way: str, texts: Sequence[str], found: Sequence[SearchResults], rando
     if way == "random":
         every = [(text, result) for text, results in zip(texts, found, strict=True) for result in results]
         return [every[i] for i in random.choice(len(every), ROUND, replace=False)]
-    recent = RecentQueries[SearchResult]()
+    recent = RecentQueries()
     for text, results in zip(texts, found, strict=True):
         hits = results.hits if way == "doubt" else tuple(replace(hit, match_probability=None) for hit in results)
         assert way == "edge" or hits[0].match_probability is not None

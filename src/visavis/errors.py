@@ -19,8 +19,8 @@ import copyreg
 import difflib
 import logging
 import warnings
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import Any
 
@@ -108,6 +108,26 @@ class MissingExtra(VisavisError):
 
     def __init__(self, package: str, extra: str, purpose: str):
         super().__init__(f"{purpose} needs the package {package}, which is not installed: run pip install 'visavis[{extra}]'.")
+
+
+@contextmanager
+def requires_extra(extra: str, purpose: str) -> Iterator[None]:
+    """Import optional packages in this block.
+
+    Args:
+        extra: Extra of visavis that installs them.
+        purpose: The task that needs them, as the subject of the sentence.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        MissingExtra: If a package is not installed.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise MissingExtra(error.name or extra, extra, purpose) from None
 
 
 MAX_LISTED_NAMES = 20

@@ -11,7 +11,7 @@ import visavis
 from visavis.cli import app
 from visavis.errors import RunError
 from visavis.progress import NoProgress
-from visavis.retrieval.compression import BinaryCodes, VectorEncoding, _count_bits, compare_encodings, recommend_encoding
+from visavis.retrieval.compression import VectorEncoding, compare_encodings, recommend_encoding
 from visavis.retrieval.encoding import RayEncoder
 from visavis.retrieval.index_builder import build_index, validation_scores
 from visavis.retrieval.index_folder import Index
@@ -33,25 +33,6 @@ def vectors():
     return rows, normalize(rows[:40] + 0.3 * normalize(random.standard_normal((40, 96)))), list(range(40))
 
 
-@pytest.mark.parametrize("dim", [1, 63, 64, 65, 200])
-def test_binary_codes_rank_by_hamming_distance(dim):
-    random = np.random.default_rng(dim)
-    rows, query = random.standard_normal((300, dim)).astype(np.float32), random.standard_normal(dim).astype(np.float32)
-    codes = BinaryCodes(rows)
-    distances = ((rows > rows.mean(0, dtype=np.float64).astype(np.float32)) != (query > 0)).sum(1)
-    for count in (1, 7, 300, 999):
-        assert codes.nearest(query, count).tolist() == np.argsort(distances, kind="stable")[:count].tolist()
-    assert codes.bytes_per_row == 8 * -(-dim // 64)
-
-
-def test_count_bits_without_numpy_bitwise_count(monkeypatch):
-    numbers = np.random.default_rng(0).integers(2**63, size=50, dtype=np.uint64) * 2 + 1
-    expected = [int(number).bit_count() for number in numbers]
-    assert _count_bits(numbers).tolist() == expected
-    monkeypatch.delattr(np, "bitwise_count", raising=False)
-    assert _count_bits(numbers).tolist() == expected
-
-
 def test_compare_encodings_equals_numpy(vectors):
     rows, queries, positives = vectors
     encodings = {encoding.name: encoding for encoding in compare_encodings(rows, queries, (4, 64), positives=positives).encodings}
@@ -59,7 +40,7 @@ def test_compare_encodings_equals_numpy(vectors):
     true = np.argsort(-scores, axis=1, kind="stable")[:, :10]
     for encoding in encodings.values():
         assert encoding.milliseconds > 0
-        if encoding.embedding_dim == 96 and not encoding.rescored:
+        if encoding.embedding_dim == 96:
             assert encoding.recall_at_10 == 100
             assert encoding.caption_recall_at_10 == 100 * np.mean([row in best for row, best in zip(positives, true, strict=True)])
     for dim in (4, 64):
@@ -69,13 +50,7 @@ def test_compare_encodings_equals_numpy(vectors):
         only = encodings[f"first {dim} only"]
         assert only.recall_at_10 == pytest.approx(100 * np.mean(recalls))
         assert only.stored_bytes in (4 * dim, 5 * dim)
-        [rescored] = [encoding for name, encoding in encodings.items() if name.startswith(f"first {dim} in ")]
-        recalls = [len({*best} & {*found[: rescored.rescored]}) / 10 for best, found in zip(true.tolist(), ranking.tolist(), strict=True)]
-        assert rescored.recall_at_10 == pytest.approx(100 * np.mean(recalls))
-        assert rescored.recall_at_10 >= 98
     assert encodings["first 64 only"].recall_at_10 > encodings["first 4 only"].recall_at_10
-    assert encodings["1 bit"].scanned_bytes == 16
-    assert encodings["1 bit"].recall_at_10 >= 98
 
 
 def test_compare_encodings_of_fewer_than_ten_rows(vectors):
@@ -85,17 +60,15 @@ def test_compare_encodings_of_fewer_than_ten_rows(vectors):
 
 PLAIN = VectorEncoding("float32", 512, 2048, 2048, 0, 100.0, None, 10.0)
 INT8 = replace(PLAIN, name="int8", scanned_bytes=512, stored_bytes=2560, milliseconds=4.0)
-BIT = replace(PLAIN, name="1 bit", scanned_bytes=64, stored_bytes=2112, rescored=64, recall_at_10=98.5, milliseconds=1.0)
 SHORT = replace(PLAIN, name="first 64 only", embedding_dim=64, scanned_bytes=256, stored_bytes=256, recall_at_10=60.0, milliseconds=1.0)
 
 
 @pytest.mark.parametrize(
     ("encodings", "text"),
     [
-        ([PLAIN, replace(INT8, milliseconds=11.0)], "Keep the default: float32, 10 ms per query, always the true top 10. No encoding finds 98 % of it faster."),
-        ([PLAIN, INT8, replace(BIT, recall_at_10=97.9)], "Keep the default: int8, 4 ms per query, always the true top 10. No encoding finds "),
-        ([PLAIN, INT8, BIT], "Keep the default: int8, 4 ms per query, always the true top 10. 1 bit with 64 re-scored candidates finds 98.5 % of it in 1 ms."),
-        ([PLAIN, INT8, BIT, SHORT], "Keep the default: int8"),
+        ([PLAIN, replace(INT8, milliseconds=11.0)], "Keep the default: float32, 10 ms per query, always the true top 10."),
+        ([PLAIN, INT8], "Keep the default: int8, 4 ms per query, always the true top 10."),
+        ([PLAIN, INT8, SHORT], "Keep the default: int8"),
         ([PLAIN, INT8, replace(SHORT, recall_at_10=98.0)], "Use --embedding-dim 64: 98.0 % of the true top 10 (all dimensions: 100.0 %), 256 "),
         (
             [replace(PLAIN, caption_recall_at_10=50.0), replace(SHORT, caption_recall_at_10=49.5),
@@ -161,7 +134,7 @@ def test_index_command_reports_compression(matryoshka_run, scenes, tmp_path):
 
     report = json.loads(invoke(scenes, "--out", tmp_path / "set", "--compression", "--json").stdout)["compression"]
     assert (report["num_items"], report["num_queries"], report["query_source"]) == (70, 70, "captions of the items")
-    assert {"float32", "1 bit", "first 16 only"} <= {encoding["name"] for encoding in report["encodings"]}
+    assert {"float32", "first 16 only"} <= {encoding["name"] for encoding in report["encodings"]}
     assert all(0 <= encoding["caption_recall_at_10"] <= 100 for encoding in report["encodings"])
     shown = invoke(scenes / "images", "--out", tmp_path / "photos", "--embedding-dim", "16", "--compression")
     assert "vectors of the items with noise of length 0.3" in shown.output

@@ -15,10 +15,10 @@ import uvicorn
 
 import visavis
 from visavis.errors import RunError, VisavisError
-from visavis.feedback.query_selection import uncertainties
 from visavis.retrieval.index_search import parse_query
 from visavis.server.application import create_app
 from visavis.server.limits import LRUCache, RateLimits, ServerLimits
+from visavis.server.query_selection import uncertainties
 from visavis.server.security import RateLimiter
 from visavis.server.uvicorn_server import listening_socket, server_config
 

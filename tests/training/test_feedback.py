@@ -137,7 +137,8 @@ def batch_of(votes, supervision, visual, text, captions):
             return Encoded(self.rows[torch.from_numpy(index)])
 
     loader = Loader(split.data, Numbers(visual), Numbers(text), BatchSchedule(batch_size=2), 0, split)
-    batch = loader._read(split.data.image_of[captions], np.array(captions), 1, 0, training=False)
+    request = loader._request(split.data.image_of[captions], np.array(captions), 1, 0, training=False)
+    batch = loader._batch(request, loader._reader(request), 1, 0)
     supervision._context = type("Context", (), {"matcher": Identity(), "memory": None})
     return batch, supervision.targets(batch.visual, batch.text, batch)
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from visavis.data.dataset import ByteRange, Image, LazyImages
 from visavis.data.sequences import LazySequence, hash_parts
-from visavis.errors import MissingExtra
+from visavis.errors import requires_extra
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,15 +32,13 @@ def import_pyarrow() -> Any:
     Raises:
         MissingExtra: If it is not installed.
     """
-    try:
+    with requires_extra("large", "a large table of captions"):
         import pyarrow as pa
         import pyarrow.compute
         import pyarrow.csv
         import pyarrow.dataset
         import pyarrow.fs
         import pyarrow.parquet
-    except ImportError:
-        raise MissingExtra("pyarrow", "large", "a large table of captions") from None
     return pa
 
 

@@ -26,14 +26,11 @@ class ContentFingerprint:
     content_hash: str
 
     @classmethod
-    def compute(
-        cls, files: Mapping[str, ByteRange], previous: ContentFingerprint | None = None, on_progress: ProgressCallback | None = None
-    ) -> ContentFingerprint:
-        """Compute the fingerprint of files. They are read only if a size or time has changed.
+    def compute(cls, files: Mapping[str, ByteRange], on_progress: ProgressCallback | None = None) -> ContentFingerprint:
+        """Compute the fingerprint of files. They are read only if a size or time has changed since an earlier call.
 
         Args:
             files: Locations by name.
-            previous: An earlier fingerprint, which is returned if its ``stat_hash`` is unchanged.
             on_progress: Called with the number of files that were read and of all files.
 
         Returns:
@@ -41,8 +38,6 @@ class ContentFingerprint:
         """
         locations = [[name, str(location.path), location.offset, location.size] for name, location in sorted(files.items())]
         key = storage.stat_hash({location.path for location in files.values()}, locations)
-        if previous is not None and previous.stat_hash == key:
-            return previous
         record = storage.cache_folder() / "checks" / f"contents-{key}.json"
         fingerprint: ContentFingerprint | None = storage.read_checksummed_json(record, cls)
         if fingerprint is None:

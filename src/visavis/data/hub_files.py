@@ -11,14 +11,13 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
 from visavis import storage
 from visavis.data.splits import split_in_name
-from visavis.errors import DataError, MissingExtra, StorageError
+from visavis.errors import DataError, StorageError, requires_extra
 
 DATASET_NAME = re.compile(r"hf:(?P<repository>[\w.-]+/[\w.-]+?)(?::(?P<config>[\w.-]+))?(?:@(?P<revision>[\w./-]+))?")
 """Name of a data set of the hub: ``hf:OWNER/NAME``, ``hf:OWNER/NAME:CONFIG`` or ``hf:OWNER/NAME@REVISION``."""
@@ -88,16 +87,13 @@ def _not_provided(name: str, expected: str, error: Exception) -> DataError:
     """The error for files that the hub does not provide."""
     from huggingface_hub import errors
 
-    if isinstance(error, errors.HFValidationError):
-        problem = "invalid name for the hub, restore the folder or use another name"
-    elif isinstance(error, errors.GatedRepoError):
-        problem = "access must be requested on its hub page, and needs a login (hf auth login)"
-    elif isinstance(error, errors.RevisionNotFoundError):
-        problem = "it has no such revision"
-    elif isinstance(error, errors.RepositoryNotFoundError):
-        problem = "it does not exist, or is private"
-    else:
-        problem = str(error)
+    problems = {
+        errors.HFValidationError: "invalid name for the hub, restore the folder or use another name",
+        errors.GatedRepoError: "access must be requested on its hub page, and needs a login (hf auth login)",
+        errors.RevisionNotFoundError: "it has no such revision",
+        errors.RepositoryNotFoundError: "it does not exist, or is private",
+    }
+    problem = next((text for kind, text in problems.items() if isinstance(error, kind)), str(error))
     return DataError(f"{name}: expected {expected}, got none ({problem}).")
 
 
@@ -202,14 +198,6 @@ def progress_class(on_bytes: OnBytes) -> type[Any]:
     return ByteCounter
 
 
-@dataclass(frozen=True)
-class _Download:
-    """Content of the record of a complete download."""
-
-    folder: str
-    files: list[str]
-
-
 @cache
 def download_dataset(name: str) -> Path:
     """Return the folder of a data set of the hub. A data set that was downloaded before is neither updated nor searched on the hub.
@@ -227,18 +215,17 @@ def download_dataset(name: str) -> Path:
         DataError: If the hub does not provide the data set, or it has no files of a known kind.
         MissingExtra: If ``huggingface_hub`` is not installed.
     """
-    try:
+    with requires_extra("hf", "data of the Hugging Face Hub"):
         from huggingface_hub import constants, snapshot_download
-    except ImportError:
-        raise MissingExtra("huggingface_hub", "hf", "data of the Hugging Face Hub") from None
     parts = DATASET_NAME.fullmatch(name)
     if parts is None:
         raise DataError(f"{name}: expected hf:OWNER/NAME, with :CONFIG or @REVISION if needed. Correct the name.")
-    key = hashlib.sha256(json.dumps([1, name, constants.HF_HUB_CACHE]).encode()).hexdigest()[:32]
+    key = hashlib.sha256(json.dumps([2, name, constants.HF_HUB_CACHE]).encode()).hexdigest()[:32]
     record = storage.cache_folder() / "hub" / f"{key}.json"
-    done: _Download | None = storage.read_checksummed_json(record, _Download)
-    if done is not None and all(os.path.isfile(file) for file in done.files):
-        return Path(done.folder)
+    # The folder of a complete download, and its files.
+    done: list[str] | None = storage.read_checksummed_json(record, list[str])
+    if done is not None and all(map(os.path.isfile, done[1:])):
+        return Path(done[0])
     repository, revision = parts["repository"], parts["revision"]
     with hub_errors(name, "a data set of the Hugging Face Hub"):
         listing: Any = {"dry_run": True, "tqdm_class": progress_class(lambda _, __: None)}
@@ -250,7 +237,7 @@ def download_dataset(name: str) -> Path:
         snapshot = Path(snapshot_download(repository, repo_type="dataset", revision=revision, allow_patterns=files))
     verify_hashes(name, [snapshot / file for file in files])
     folder = snapshot / _config_of(files[0])
-    storage.write_checksummed_json(record, asdict(_Download(str(folder), [str(snapshot / file) for file in files])))
+    storage.write_checksummed_json(record, [str(folder), *(str(snapshot / file) for file in files)])
     return folder
 
 

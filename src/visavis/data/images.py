@@ -52,7 +52,7 @@ class ImageError(DataError):
         self.kind, self.problem = kind, problem
 
 
-def decode_image(content: bytes, name: str, *, min_side: int = 0) -> Image.Image:
+def decode_image(content: bytes, name: str, *, min_side: int = 0, allow_animated: bool = False) -> Image.Image:
     """Decode an image file.
 
     Transparency is composed over white, and 16-bit values are scaled to 8 bits. Floating-point values are read as 0 to 1 if none exceeds 1,
@@ -63,6 +63,7 @@ def decode_image(content: bytes, name: str, *, min_side: int = 0) -> Image.Image
         name: Name of the image, for errors.
         min_side: A JPEG is decoded at a half, a quarter or an eighth of its size if its shorter side keeps this number of pixels.
             0: always in full.
+        allow_animated: Whether to decode the first frame of an animation, instead of raising an error.
 
     Returns:
         An upright RGB image (EXIF orientation applied).
@@ -71,7 +72,7 @@ def decode_image(content: bytes, name: str, *, min_side: int = 0) -> Image.Image
         ImageError: If the content is truncated, not an image, animated, or has more than 64 million pixels.
     """
     with _translate_errors(name):
-        image = _open(content, name)
+        image = _open(content, name, allow_animated=allow_animated)
         if min_side:
             image.draft("RGB", (min_side, min_side))
         return _rgb(_upright(image))

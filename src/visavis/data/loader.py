@@ -351,10 +351,6 @@ class Loader:
     def _workers(self) -> WorkerPool:
         return WorkerPool(self._reader, self.workers)
 
-    def _read(self, images: np.ndarray, captions: np.ndarray, epoch: int, number: int, training: bool) -> Batch:
-        request = self._request(images, captions, epoch, number, training)
-        return self._batch(request, self._reader(request), epoch, number)
-
     def _request(self, images: np.ndarray, captions: np.ndarray, epoch: int, number: int, training: bool) -> BatchRequest:
         if self.extension is not None:
             images, captions = self.extension.add_negatives(images, captions, np.random.default_rng((self.seed, epoch, number)))

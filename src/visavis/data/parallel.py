@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 
 from torch.utils.data import get_worker_info
 
-from visavis.errors import MissingExtra, VisavisError
+from visavis.errors import VisavisError, requires_extra
 
 Engine = Literal["local", "ray"]
 """Where work is done: on this machine, or by processes of a Ray cluster."""
@@ -74,10 +74,8 @@ def connect_to_ray(action: str) -> Any:
     Raises:
         MissingExtra: If Ray is not installed.
     """
-    try:
+    with requires_extra("scale", f"{action} with --engine ray"):
         import ray
-    except ImportError:
-        raise MissingExtra("ray", "scale", f"{action} with --engine ray") from None
     if not ray.is_initialized():
         ray.init(address=os.environ.get("RAY_ADDRESS", "local"), include_dashboard=False, log_to_driver=False)
     return ray

@@ -17,7 +17,7 @@ from PIL.Image import Image as PILImage
 
 from visavis import storage
 from visavis.data.images import MAX_PIXELS
-from visavis.errors import DataError, MissingExtra
+from visavis.errors import DataError, requires_extra
 
 VideoSource = Path | bytes | BinaryIO
 VIDEO_SUFFIXES = (".mp4", ".m4v", ".mov", ".webm", ".mkv", ".avi", ".mpg", ".mpeg", ".wmv", ".flv", ".3gp", ".ogv")
@@ -211,10 +211,8 @@ def frame_at(source: VideoSource, name: str, seconds: float) -> PILImage:
 @contextmanager
 def _open_stream(source: VideoSource, name: str) -> Iterator[tuple[Any, Any]]:
     """Open a container and its first video stream. Formats that refer to other files, such as playlists, are not allowed."""
-    try:
+    with requires_extra("video", f"reading the video {name}"):
         import av
-    except ImportError:
-        raise MissingExtra("av", "video", f"reading the video {name}") from None
     with _file(source) as file:
         if not file.read(1):
             raise VideoError("is empty", name)

@@ -285,7 +285,7 @@ def write_demo_report(results: DemoResults, folder: Path) -> None:
         results=results,
         conditions=results.table.conditions,
         num_seeds=len(next(iter(results.runs.values()))),
-        facts=_facts(results),
+        threads=torch.get_num_threads(),
         objective_notes=OBJECTIVE_NOTES,
         order=", then ".join(f"{row.name} {row.mean('rsum'):.1f}" for row in sorted(results.table.rows, key=lambda row: -row.mean("rsum"))),
         spread=_spread(results.table),
@@ -294,23 +294,12 @@ def write_demo_report(results: DemoResults, folder: Path) -> None:
         searches=results.searches,
         scene_uri=lambda scene: jpeg_uri(scene.render, quality=88),
         curves=curves,
-        commands=_commands(results),
+        run=shlex.quote(str(results.best.folder)),
+        scenes=shlex.quote(str(results.scenes)),
         stages=", ".join(f"{name} {seconds:.0f} s" for name, seconds in results.seconds.items()),
         run_names=", ".join(run.folder.name for runs in results.runs.values() for run in runs),
     )
     storage.write_text(folder / "report.html", page)
-
-
-def _facts(results: DemoResults) -> list[tuple[str, str]]:
-    row, best = results.table.best("t2i_r1"), results.table.best()
-    recall, chance = row.mean("t2i_r1"), results.table.conditions.chance("t2i_r1")
-    threads = torch.get_num_threads()
-    return [
-        (f"{recall:.0f} %", f"of captions with their image at rank 1 ({row.name})"),
-        (f"{recall / chance:.0f} ×", f"the recall of a random order, {chance:.1f} %"),
-        (f"{best.mean('rsum'):.0f}", f"of 600: best RSUM ({best.name})"),
-        (f"{sum(results.seconds.values()):.0f} s", f"for all stages, with {threads} CPU thread{'s' if threads > 1 else ''}"),
-    ]
 
 
 def _spread(table: ResultTable) -> str:
@@ -328,15 +317,3 @@ def _retrieval_alt(results: Sequence[SceneSearchResult]) -> str:
         rank = next((rank for rank, scene in enumerate(result.scenes, 1) if scene.is_source), None)
         rows.append(f"“{result.query}”: its image {f'at rank {rank}' if rank else 'is not among them'}")
     return f"Captions with the top {len(results[0].scenes)} images. {'; '.join(rows)}."
-
-
-def _commands(results: DemoResults) -> list[tuple[str, str]]:
-    """Commands to copy, for the folder in which the demo was started."""
-    run, scenes, visavis = shlex.quote(str(results.best.folder)), shlex.quote(str(results.scenes)), shell_command()
-    return [
-        ("Search the images with your own text query:", f"{visavis} search {run} 'two stars in the snow'"),
-        ("Print all metrics of a run:", f"{visavis} evaluate {run}"),
-        ("Train another objective on the same scenes:", f"{visavis} train demo --data {scenes} objective='NTXent(tau=0.05)'"),
-        ("List the objectives:", f"{visavis} catalog objectives"),
-        ("Check your own images: a folder with captions.csv (filename,caption).", f"{visavis} data check your-folder"),
-    ]

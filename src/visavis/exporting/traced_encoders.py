@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from visavis.errors import MissingExtra, VisavisError
+from visavis.errors import VisavisError, requires_extra
 from visavis.models import CATALOG
 from visavis.models.base import GlobalMatcher, get_vectors
 from visavis.models.encoders.preprocessing import blank_image
@@ -154,11 +154,9 @@ def trace_encoders(model: Retriever) -> dict[str, Any]:
         MissingExtra: If the packages of the extra ``export`` are not installed.
         VisavisError: If torch cannot trace the model.
     """
-    try:
+    with requires_extra("export", "this format"):
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
-    except ImportError:
-        raise MissingExtra("onnxscript", "export", "this format") from None
     for module in model.matcher.modules():
         if isinstance(module, GeneralizedPooling):
             module.tabulate_weights(MAX_POOLED_ITEMS)

@@ -1,1 +1,1 @@
-"""Relevance judgments from people: records, training pairs, evaluation, and selection of queries to ask."""
+"""Relevance judgments from people: records, training pairs and evaluation."""

@@ -135,7 +135,7 @@ class FeedbackTest:
         Raises:
             DataError: If the file is not a feedback file, or has no text query with a relevant image of the split.
         """
-        pairs = FeedbackPairs.read(file, data, split, progress)
+        pairs = FeedbackPairs.from_records(read_feedback(file), data, split, progress)
         test = cls(pairs, tuple(image.name for image in data.images if image.split == split))
         if not test.labeled_queries:
             skipped = f" {pairs.skipped_summary}" if pairs.skipped else ""

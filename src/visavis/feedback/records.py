@@ -31,17 +31,13 @@ class QueryKey:
     image_hash: str = ""
 
     def __bool__(self) -> bool:
-        return self != EMPTY_QUERY
+        return self != QueryKey()
 
     @property
     def plain_text(self) -> str:
         """The words of a query that consists of plain words only. Empty for a query with an image, an item or excluded words."""
         words = self.text.split()
         return "" if self.similar_to or self.image_hash or any(word.startswith("-") for word in words) else " ".join(words)
-
-
-EMPTY_QUERY = QueryKey()
-"""The query without any part."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 
@@ -48,24 +47,6 @@ class FeedbackPairs:
     skipped: Mapping[str, int] = field(default_factory=dict)
     fingerprint: str = ""
     split: str = "train"
-
-    @classmethod
-    def read(cls, file: str | Path, data: Dataset, split: str, progress: Progress) -> FeedbackPairs:
-        """Read the judged pairs of a split from a feedback file.
-
-        Args:
-            file: The feedback file of ``visavis serve``.
-            data: The data set whose images were judged.
-            split: Name of the split.
-            progress: Receives the progress of matching items to images.
-
-        Returns:
-            The judged pairs.
-
-        Raises:
-            DataError: If the file is not a feedback file, or if an image cannot be read.
-        """
-        return cls.from_records(read_feedback(file), data, split, progress)
 
     @classmethod
     def from_records(
@@ -153,7 +134,7 @@ def read_feedback_pairs(file: str, data: Dataset, progress: Progress) -> Feedbac
     """
     if not file:
         return None
-    pairs = FeedbackPairs.read(file, data, "train", progress)
+    pairs = FeedbackPairs.from_records(read_feedback(file), data, "train", progress)
     if not pairs and pairs.skipped:
         raise DataError(
             f"{file}: expected judgments of text queries and training images of {data.name}, got none. {pairs.skipped_summary} "

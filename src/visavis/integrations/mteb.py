@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from visavis.errors import DataError, MissingExtra, RefusedOverwrite, VisavisError
+from visavis.errors import DataError, RefusedOverwrite, VisavisError, requires_extra
 from visavis.notebook import NotebookTable
 from visavis.types import unit_rows
 
@@ -66,11 +66,9 @@ class MtebEncoder:
     """
 
     def __init__(self, model: Any, name: str, *, num_frames: int = 0) -> None:
-        try:
+        with requires_extra("mteb", "visavis mteb"):
             from mteb.models import ModelMeta
             from mteb.models.model_meta import ScoringFunction
-        except ImportError as error:
-            raise MissingExtra(error.name or "mteb", "mteb", "visavis mteb") from None
         self.model = model
         self.frames_per_second: float = model.processor.visual_spec.frames_per_second
         self.num_frames = 0 if self.frames_per_second else num_frames
@@ -191,10 +189,8 @@ def find_tasks(names: Sequence[Any]) -> list[Any]:
         MissingExtra: If mteb is not installed.
         VisavisError: If a name is unknown.
     """
-    try:
+    with requires_extra("mteb", "visavis mteb"):
         import mteb
-    except ImportError as error:
-        raise MissingExtra(error.name or "mteb", "mteb", "visavis mteb") from None
     tasks: list[Any] = []
     for name in names:
         if isinstance(name, mteb.AbsTask):

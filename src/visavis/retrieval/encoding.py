@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -12,13 +11,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from PIL import Image as Pillow
 from torch import Tensor
 
 from visavis.data.images import decode_image, dhash
 from visavis.data.parallel import Engine, map_in_order, map_on_ray
 from visavis.data.video import read_frames
-from visavis.errors import DataError, MissingExtra, VisavisError
+from visavis.errors import DataError, MissingExtra
 from visavis.models.processor import Processor
 from visavis.models.retriever import Retriever
 from visavis.retrieval.index_folder import SkippedFile
@@ -37,8 +35,6 @@ READ_AHEAD = 32
 """Files that are encoded at once, and files that are decoded ahead of them."""
 SHARD_SIZE = 256
 """Files that are encoded and stored at once. A killed process loses the shards in progress."""
-MAX_PAGED_PIXELS = 64_000_000
-"""Size limit of the first frame of an animated image."""
 
 
 @dataclass(frozen=True)
@@ -107,26 +103,10 @@ def _decode(file: SourceFile, processor: Processor) -> _DecodedFile | SkippedFil
         if file.is_video:
             frames = read_frames(content, file.path, frames_per_second)
         else:
-            frames = [decode_image(_first_frame(content), file.path, min_side=processor.min_side)]
+            frames = [decode_image(content, file.path, min_side=processor.min_side, allow_animated=True)]
     except (DataError, MissingExtra) as error:
         return file.size, file.modified_ns, str(error)
     return _DecodedFile(file, hashlib.sha256(content).hexdigest()[:32], frames, frames_per_second, dhash(frames[0]))
-
-
-def _first_frame(content: bytes) -> bytes:
-    """The first frame of an animated image, because ``decode_image`` rejects animations."""
-    if not content.startswith((b"GIF8", b"RIFF", b"\x89PNG", b"II*\0", b"MM\0*")):
-        return content
-    try:
-        with Pillow.open(io.BytesIO(content)) as image:
-            if getattr(image, "n_frames", 1) == 1 or image.width * image.height > MAX_PAGED_PIXELS:
-                return content
-            image.seek(0)
-            frame = io.BytesIO()
-            image.convert("RGBA").save(frame, "PNG")
-            return frame.getvalue()
-    except Exception:  # noqa: BLE001 - decode_image reports the problem
-        return content
 
 
 def _encode_clip(model: Retriever, clip: _DecodedFile, moment_seconds: float) -> list[tuple[IndexItem, Tensor]]:
@@ -182,18 +162,16 @@ def encode_in_shards(
         The files of a shard and their items. Ray yields shards in the order in which they are finished.
 
     Raises:
-        VisavisError: If ``engine`` or ``workers`` is invalid.
+        VisavisError: If ``workers`` is invalid.
         MissingExtra: If Ray is not installed.
     """
     shards = [files[start : start + SHARD_SIZE] for start in range(0, len(files), SHARD_SIZE)]
     if engine == "local":
         yield from ((shard, encode_shard(model, shard, moment_seconds)) for shard in shards)
-    elif engine == "ray":
+    else:
         arguments, jobs = (model_name, model.embedding_dim, moment_seconds), list(enumerate(map(_with_absolute_paths, shards)))
         for number, shard in map_on_ray(RayEncoder, arguments, jobs, workers=workers, action="indexing", ordered=False):
             yield shards[number], shard
-    else:
-        raise VisavisError(f'engine: expected "local" or "ray", got {engine!r}.')
 
 
 def _with_absolute_paths(files: Sequence[SourceFile]) -> list[SourceFile]:

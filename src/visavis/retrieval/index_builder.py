@@ -25,9 +25,8 @@ from visavis.models.retriever import Retriever
 from visavis.notebook import NotebookTable
 from visavis.progress import NoProgress, Progress
 from visavis.retrieval.calibration import Calibration, fit_calibration
-from visavis.retrieval.compression import CompressionReport
+from visavis.retrieval.compression import CompressionReport, measure_compression
 from visavis.retrieval.encoding import EncodedShard, encode_in_shards
-from visavis.retrieval.index_compression import measure_compression
 from visavis.retrieval.index_folder import (
     STORE_FOLDER,
     Index,

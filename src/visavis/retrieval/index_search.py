@@ -274,7 +274,7 @@ def store_queries(
             raise DataError(f"like: expected the key of an item of {index.folder}, got {key!r}. Copy a key from search results.")
         parts.append((weight, torch.from_numpy(next(iter(index.store.vectors([key]))))))
     if not any(weight > 0 for weight, _ in parts):
-        raise VisavisError("query: expected a text, image or item to search for, got only exclusions. Add one.")
+        raise VisavisError("query: expected a text, image or item to search for, got only exclusions. Add one, such as 'beach -people'.")
     if index.manifest.late_interaction is not None:
         return [MaxSimQuery.from_vectors(*((weight, rows.numpy()) for weight, rows in parts))]
     total = torch.stack([weight * row for weight, row in parts]).sum(0)
@@ -301,32 +301,27 @@ def _find_results(index: Index, queries: Queries, count: int, item_filter: ItemF
 
 def _group_duplicates(index: Index, results: Sequence[SearchResult]) -> list[SearchResult]:
     """The first result of each group of near-duplicates, with the keys of the others."""
-    groups = list[SearchResult]()
-    duplicates = list[list[str]]()
-    group_of_row, by_path, by_content = dict[int, int](), dict[str, int](), dict[tuple[str, float | None], int]()
     if not results:
-        return groups
-    vectors = index.store.vectors([result.key for result in results])
+        return []
+    items = [result.item for result in results]
+    vectors = index.store.vectors([item.key for item in items])
     if isinstance(vectors, VectorSets):
         vectors = vectors.mean_vectors()
+    paths, contents = (
+        np.unique(values, return_inverse=True)[1]
+        for values in ([item.path for item in items], [f"{item.content} {item.start}" for item in items])
+    )
+    is_copy = (paths[:, None] == paths) | (contents[:, None] == contents)
     later, earlier = np.nonzero(np.tril(vectors @ vectors.T >= MIN_DUPLICATE_COSINE, -1))
-    are_similar = hamming_distances([result.item.dhash for result in results], later, earlier) <= MAX_HAMMING_DISTANCE
-    similar_rows = dict[int, list[int]]()
-    for row, other in zip(later[are_similar].tolist(), earlier[are_similar].tolist(), strict=True):
-        similar_rows.setdefault(row, []).append(other)
-    for row, result in enumerate(results):
-        item = result.item
-        candidates = [group_of_row.get(other) for other in similar_rows.get(row, ())]
-        candidates += [by_path.get(item.path), by_content.get((item.content, item.start))]
-        if matching := [group for group in candidates if group is not None]:
-            duplicates[min(matching)].append(item.key)
-            continue
-        by_path.setdefault(item.path, len(groups))
-        by_content.setdefault((item.content, item.start), len(groups))
-        group_of_row[row] = len(groups)
-        groups.append(result)
-        duplicates.append([])
-    return [replace(result, duplicates=tuple(keys)) if keys else result for result, keys in zip(groups, duplicates, strict=True)]
+    is_copy[later, earlier] |= hamming_distances([item.dhash for item in items], later, earlier) <= MAX_HAMMING_DISTANCE
+    is_first, duplicates = np.zeros(len(items), bool), dict[int, list[str]]()
+    for row, item in enumerate(items):
+        copied = np.flatnonzero(is_copy[row] & is_first)
+        if len(copied):
+            duplicates[int(copied[0])].append(item.key)
+        else:
+            is_first[row], duplicates[row] = True, []
+    return [replace(results[row], duplicates=tuple(keys)) if keys else results[row] for row, keys in duplicates.items()]
 
 
 def _rerank(index: Index, model: Retriever, query: SearchQuery, results: Sequence[SearchResult]) -> list[SearchResult]:

@@ -42,14 +42,11 @@ CHANGEABLE_KEYS = (
 )  # fmt: skip
 
 
-def fingerprint_inputs(
-    data_module: DataModule, previous: Mapping[str, ContentFingerprint], progress: Progress, only: Container[str] | None = None
-) -> dict[str, ContentFingerprint]:
+def fingerprint_inputs(data_module: DataModule, progress: Progress, only: Container[str] | None = None) -> dict[str, ContentFingerprint]:
     """Compute a fingerprint of each input of a training.
 
     Args:
         data_module: Data of the recipe.
-        previous: Earlier fingerprints by input. Only changed files are read again.
         progress: Receives progress.
         only: Inputs to fingerprint. None: all.
 
@@ -89,9 +86,7 @@ def fingerprint_inputs(
         files[f"phases.{number}.supervision"] = _numbered(spec.parse(phase.supervision, supervision.CATALOG).files(data))
 
     def read(name: str, locations: Mapping[str, ByteRange]) -> ContentFingerprint:
-        return ContentFingerprint.compute(
-            locations, previous.get(name), lambda done, total: progress.update(f"reading {name}", done, total, 0.0)
-        )
+        return ContentFingerprint.compute(locations, lambda done, total: progress.update(f"reading {name}", done, total, 0.0))
 
     selected = [*files, *hashes] if only is None else only
     return {name: read(name, locations) for name, locations in files.items() if locations and name in selected} | {
@@ -178,7 +173,7 @@ class RunRecord:
             captions=len(data.captions),
             parameters=sum(parameter.numel() for parameter in matcher.parameters()),
             recipe=recipe.to_dict(),
-            inputs=fingerprint_inputs(data_module, {}, progress),
+            inputs=fingerprint_inputs(data_module, progress),
             initial_weights_checksum=weights_checksum(matcher),
         )
 
@@ -246,7 +241,7 @@ class RunRecord:
         source = data_module.recipe.data.path
         if self.data_fingerprint != data_module.data.fingerprint:
             raise RunError(f"{path}: the data at {source} changed since the run began. Restore the data, or start a new run.")
-        current = fingerprint_inputs(data_module, self.inputs, progress)
+        current = fingerprint_inputs(data_module, progress)
         for name in (*self.inputs, *current):
             before, now = (inputs[name].content_hash if name in inputs else None for inputs in (self.inputs, current))
             if before != now:
@@ -267,7 +262,7 @@ class RunRecord:
         is_trained = visual.granularity == "pixels" and published_backbone_name(visual.encoder)
         is_saved = (is_trained or processor.visual_encoder_folder, processor.tokenizer_folder)
         external = [name for name, saved in zip(ENCODER_INPUTS, is_saved, strict=True) if not saved]
-        for name, now in fingerprint_inputs(data_module, self.inputs, progress, external).items():
+        for name, now in fingerprint_inputs(data_module, progress, external).items():
             if name in self.inputs and now.content_hash != self.inputs[name].content_hash:
                 raise RunError(f"{path}: {name} changed since the training. Restore its weights, or train again.")
 

@@ -42,7 +42,7 @@ from visavis.server.schemas import (
     error_response,
 )
 from visavis.server.search_service import SearchService, ServedIndex
-from visavis.server.security import TOKEN_COOKIE, SecurityMiddleware, TokenAuth
+from visavis.server.security import TOKEN_COOKIE, RateLimiter, SecurityMiddleware, TokenAuth
 
 WEB_UI_TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -112,7 +112,8 @@ def create_app(
     app.include_router(service_routes(service, auth))
     app.include_router(web_ui_routes())
     _add_error_handlers(app)
-    app.add_middleware(SecurityMiddleware, bound_to=bound_to, auth=auth, rates=rates, limits=limits, metrics=metrics)
+    limiter = None if rates is None else RateLimiter(rates)
+    app.add_middleware(SecurityMiddleware, bound_to=bound_to, auth=auth, rate_limiter=limiter, limits=limits, metrics=metrics)
     return app
 
 

@@ -20,7 +20,6 @@ from starlette.exceptions import HTTPException
 from torch import Tensor
 
 from visavis.errors import VisavisError
-from visavis.feedback.query_selection import RecentQueries, UncertainPair
 from visavis.feedback.records import FeedbackFile, Judgment, Preference, QueryKey, latest_judgments
 from visavis.retrieval.index_folder import Index
 from visavis.retrieval.index_search import SearchQuery, SearchResult, SearchResults, parse_query, search_index
@@ -28,6 +27,7 @@ from visavis.retrieval.items import NO_FILTER, IndexItem, ItemFilter
 from visavis.server.image_cache import ImageCache
 from visavis.server.limits import LRUCache, ServerLimits
 from visavis.server.prometheus import ServerMetrics
+from visavis.server.query_selection import RecentQueries, UncertainPair
 from visavis.server.schemas import FacetsResponse, HitResponse
 
 if TYPE_CHECKING:
@@ -84,8 +84,6 @@ class ServedIndex:
             images=() if image is None else ((1.0, image),),
             like=((1.0, key.similar_to),) if key.similar_to else (),
         )
-        if not any(weight > 0 for weight, _ in (*query.texts, *query.images, *query.like)):
-            raise VisavisError("The query contains only exclusions. Add what to search for, such as 'beach -people'.")
         return search_index(self.index, query, top, item_filter, encode_texts=self.encode_texts)
 
     def encode_texts(self, texts: Sequence[str]) -> list[Tensor]:
@@ -243,7 +241,7 @@ class SearchService:
         if len(self.indexes) > 1 and secrets.randbelow(2):
             self.indexes.reverse()
         self.votes, self.images = VoteStore(feedback, metrics), ImageCache(limits, metrics)
-        self._recent = RecentQueries[SearchResult]()
+        self._recent = RecentQueries()
         # When the results of a query expire, how many were searched for, and the results.
         self._results = LRUCache[tuple[float, int, SearchResults]](CACHED_QUERIES)
         self._secret = secrets.token_bytes(16)
@@ -389,7 +387,7 @@ class SearchService:
             self.metrics.votes.labels("preference").inc()
         return left, right
 
-    def uncertain_pairs(self, count: int) -> list[UncertainPair[SearchResult]]:
+    def uncertain_pairs(self, count: int) -> list[UncertainPair]:
         """Select pairs of a recent query and an item whose vote would be most informative.
 
         Args:

@@ -9,6 +9,7 @@ import ipaddress
 import logging
 import math
 import time
+from dataclasses import dataclass
 from urllib.parse import quote, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -219,30 +220,25 @@ def _client_network(client: str) -> str:
     return str(ipaddress.ip_network((address, 64), strict=False)) if address.version == 6 else client
 
 
+@dataclass(frozen=True)
 class SecurityMiddleware:
     """Checks host, origin, rate, token and size of each request, adds response headers, and counts responses.
 
-    Args:
+    Attributes:
         app: The application.
         bound_to: Host of a loopback server, whose Host header is checked. None: no check.
         auth: Access token. None: no token is needed.
-        rates: Request rate. None: no limit.
+        rate_limiter: Limits the request rate of a client. None: no limit.
         limits: Sizes and timeouts.
         metrics: Metrics of the server.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        bound_to: str | None,
-        auth: TokenAuth | None,
-        rates: RateLimits | None,
-        limits: ServerLimits,
-        metrics: ServerMetrics,
-    ):
-        self.app, self.bound_to, self.auth, self.limits, self.metrics = app, bound_to, auth, limits, metrics
-        self.rate_limiter = None if rates is None else RateLimiter(rates)
+    app: ASGIApp
+    bound_to: str | None
+    auth: TokenAuth | None
+    rate_limiter: RateLimiter | None
+    limits: ServerLimits
+    metrics: ServerMetrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

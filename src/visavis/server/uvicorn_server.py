@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from visavis.errors import MissingExtra, VisavisError
+from visavis.errors import VisavisError, requires_extra
 from visavis.feedback.records import open_feedback
 from visavis.progress import Progress
 from visavis.server.limits import RateLimits, ServerLimits
@@ -51,12 +51,10 @@ def run_service(
         DataError: If the feedback file is invalid.
         MissingExtra: If FastAPI, uvicorn or prometheus_client is not installed.
     """
-    try:
+    with requires_extra("serve", "visavis serve"):
         import fastapi  # noqa: F401 - only checks that it is installed
         import prometheus_client  # noqa: F401
         import uvicorn
-    except ImportError as error:
-        raise MissingExtra(error.name or "fastapi", "serve", "visavis serve") from None
     from visavis.retrieval.default_index import index_if_images
     from visavis.retrieval.index_folder import Index
     from visavis.server.application import create_app

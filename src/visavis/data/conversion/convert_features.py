@@ -265,8 +265,9 @@ def _write_experts(folder: Path, values: PublishedFeatures, videos: list[HDF5Vid
             parts = {name: table.get(video) for name, table in values.experts.items()}
             seconds: dict[str, np.ndarray] = {}
             for files in videos:
-                parts |= {name: None if is_missing(part) else part for name, part in files.read(video).items()}
-                seconds |= {name: times for name, times in files.read_seconds(video).items() if parts.get(name) is not None}
+                features, times = files.read(video)
+                parts |= {name: None if is_missing(part) else part for name, part in features.items()}
+                seconds |= {name: times[name] for name in times if parts[name] is not None}
             store.append(video, parts, seconds)
             for name, part in parts.items():
                 num_videos_with[name] += part is not None

@@ -22,7 +22,7 @@ from visavis import storage
 from visavis.data.formats.image_files import files_under
 from visavis.data.formats.listing import is_valid_unicode
 from visavis.data.video import video_id
-from visavis.errors import DataError, MissingExtra
+from visavis.errors import DataError, requires_extra
 
 _EXPECTED = (
     "a dict that gives each video an array [L, D] (an expert), a list of texts or of lists of words (captions), "
@@ -68,23 +68,22 @@ class PublishedFeatures:
             table[video_name] = entry
         first = next((entry for entry in table.values() if not is_missing(entry)), None)
         first_element = first[0] if isinstance(first, list | tuple) and first else None
-        if isinstance(first, np.ndarray):
-            _without_duplicate_name(self.experts, name, path)[name] = {video: _array(entry, video, path) for video, entry in table.items()}
-        elif isinstance(first_element, np.ndarray):
-            _without_duplicate_name(self.caption_features, name, path)[name] = {
-                video: _arrays(entry, video, path) for video, entry in table.items()
-            }
-        elif isinstance(first_element, str | bytes | list | tuple):
-            _without_duplicates(self.captions, table, path).update({video: _captions(entry, video, path) for video, entry in table.items()})
-        elif first is None:
+        known: dict[str, Any]
+        parse: Callable[[Any, str, Path], Any]
+        if first is None:
             raise DataError(f"{path}: all {len(table):,} videos have only None, NaN or empty arrays, expected {_EXPECTED}.")
+        if isinstance(first, np.ndarray):
+            known, parse = _new_table(self.experts, name, path), _array
+        elif isinstance(first_element, np.ndarray):
+            known, parse = _new_table(self.caption_features, name, path), _arrays
+        elif isinstance(first_element, str | bytes | list | tuple):
+            known, parse = self.captions, _captions
         elif type(first) is int:
-            _without_duplicates(self.test_caption_index, table, path).update(
-                {video: _caption_index(entry, video, path) for video, entry in table.items()}
-            )
+            known, parse = self.test_caption_index, _caption_index
         else:
             video = next(video for video, entry in table.items() if entry is first)
             raise DataError(f"{path}: video {video} has a {type(first).__name__}, expected {_EXPECTED}.")
+        _without_duplicates(known, table, path).update({video: parse(entry, video, path) for video, entry in table.items()})
 
     def add_captions(self, captions: dict[str, list[str]], path: Path) -> None:
         """Add captions.
@@ -127,10 +126,10 @@ def is_missing(value: Any) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
-def _without_duplicate_name(known: Mapping[str, Any], name: str, path: Path) -> Any:
-    if name in known:
+def _new_table(tables: dict[str, dict[str, Any]], name: str, path: Path) -> dict[str, Any]:
+    if name in tables:
         raise DataError(f"{path}: duplicate name {name!r}. Give it another name with NAME={path}.")
-    return known
+    return tables.setdefault(name, {})
 
 
 def _without_duplicates(known: dict[str, Any], table: Mapping[str, Any], path: Path) -> dict[str, Any]:
@@ -238,44 +237,33 @@ class HDF5Videos:
                 on_progress(number, len(listed))
         return files
 
-    def read(self, video: str) -> dict[str, np.ndarray]:
-        """Read the features of a video.
+    def read(self, video: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Read the features of a video, and their times: the middle of their stored start and end, or their place by `FEATURE_SECONDS`.
 
         Args:
             video: Name of the video.
 
         Returns:
-            Features by expert.
+            Features by expert, and times in seconds by expert, ``[L]``.
         """
+        features: dict[str, np.ndarray] = {}
+        seconds: dict[str, np.ndarray] = {}
         if video not in self.paths:
-            return {}
-        with _open_hdf5(self.paths[video]) as content:
-            return {name: content[_FEATURES + name][()] for name in self.embedding_dims if _FEATURES + name in content}
-
-    def read_seconds(self, video: str) -> dict[str, np.ndarray]:
-        """Read the times of the features of a video: the middle of their stored start and end, or their place by `FEATURE_SECONDS`.
-
-        Args:
-            video: Name of the video.
-
-        Returns:
-            Times in seconds by expert, ``[L]``.
-        """
-        if video not in self.paths:
-            return {}
-        seconds = {}
+            return features, seconds
         with _open_hdf5(self.paths[video]) as content:
             for name in self.embedding_dims:
-                features = content.get(_FEATURES + name)
-                if features is None or features.ndim != 2:
+                if _FEATURES + name not in content:
+                    continue
+                features[name] = vectors = content[_FEATURES + name][()]
+                if vectors.ndim != 2:
                     continue
                 stored = np.asarray(content[_SECONDS + name][()]) if _SECONDS + name in content else np.empty(0)
-                middles = stored[: len(features)].mean(1) if stored.ndim == 2 and stored.size else stored[: len(features)]
-                if middles.dtype.kind in "fiu" and middles.shape == (len(features),) and np.isfinite(middles).all():
+                middles = stored[: len(vectors)].mean(1) if stored.ndim == 2 and stored.size else stored[: len(vectors)]
+                if middles.dtype.kind in "fiu" and middles.shape == (len(vectors),) and np.isfinite(middles).all():
                     seconds[name] = middles
                 elif name in FEATURE_SECONDS:
-                    seconds[name] = (np.arange(len(features)) + 0.5) * FEATURE_SECONDS[name]
-        return seconds
+                    seconds[name] = (np.arange(len(vectors)) + 0.5) * FEATURE_SECONDS[name]
+        return features, seconds
 
     def add_file(self, path: Path, video: Any) -> None:
         """Add the captions and dimensions of a file. Features are not read.
@@ -307,10 +295,8 @@ class HDF5Videos:
 
 @contextmanager
 def _open_hdf5(path: Path) -> Iterator[Any]:
-    try:
+    with requires_extra("video", f"reading {path}"):
         import h5py
-    except ImportError:
-        raise MissingExtra("h5py", "video", f"reading {path}") from None
     with storage.reading_regular_file(path):
         try:
             with h5py.File(path, "r") as video:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from visavis import storage
 from visavis.data.dataset import Dataset
-from visavis.data.formats.precomp import PRECOMP, find_precomp_files, load_all_precomp_features
+from visavis.data.formats.precomp import PRECOMP, find_precomp_files, load_precomp_features
 from visavis.errors import DataError
 from visavis.types import Encoded
 
@@ -146,7 +146,7 @@ class ArrayFeatures:
         """
         if not (files := find_precomp_files(path)):
             raise DataError(f'{path}: features = "precomp" expects {PRECOMP.description}. Add these files or name other features.')
-        arrays = load_all_precomp_features(path)
+        arrays = load_precomp_features(path)
         names = [f"{split}-{index}" for split, array in arrays.items() for index in range(len(array))]
         parts = {f"split {split} in {path}": array for split, array in arrays.items()}
         return cls(Path(path), files, parts, names)

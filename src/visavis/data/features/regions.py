@@ -146,11 +146,8 @@ class RegionFeatures:
 
     def __init__(self, path: Path, store: ExpertStore):
         self.path, self.store = path, store
-        self._row: dict[str, int] = {}
-        for row, item in enumerate(store.items):
-            for key in (str(int(item)),) if item.isdecimal() else ():
-                self._row[key] = row
-            self._row[item] = row
+        numbers = {str(int(item)): row for row, item in enumerate(store.items) if item.isdecimal()}
+        self._row = numbers | {item: row for row, item in enumerate(store.items)}
         self.has_variable_length = len(set(store.lengths(REGIONS_EXPERT).tolist())) > 1
 
     @classmethod

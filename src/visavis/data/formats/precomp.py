@@ -4,7 +4,7 @@ The captions file has one caption per line. The features have one row per image 
 with each image five times in succession. Such a data set has no pixels. Image ``train-7`` is the eighth image of ``train_ims.npy``.
 
 Example:
-    >>> features = load_precomp_features("f30k_precomp", "train")    # doctest: +SKIP
+    >>> features = load_precomp_features("f30k_precomp")["train"]    # doctest: +SKIP
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from visavis import storage
 from visavis.data.formats.listing import DatasetFormat, ListedImage, Listing, decode_utf8
 from visavis.data.splits import SPLITS, normalize_split_name
-from visavis.errors import DataError, suggest_name
+from visavis.errors import DataError
 
 CAPTIONS_PER_IMAGE = 5
 
@@ -35,51 +35,33 @@ def list_precomp(folder: Path) -> Listing:
         DataError: If features have no captions, or their shapes differ between splits.
     """
     listing = Listing(folder)
-    _check_shapes(folder, {split: _read_split(listing, folder, split, stem) for split, stem in _stems(folder).items()})
+    features = {split: _read_split(listing, folder, split, stem) for split, stem in _stems(folder).items()}
+    _check_shapes(folder, features)
     listing.feature_files = tuple(find_precomp_files(folder))
-    listing.find_nonfinite_features = lambda: [
-        f"{split}-{row}" for split in dict.fromkeys(image.split or "" for image in listing.images) for row in _nonfinite_rows(folder, split)
-    ]
+    listing.find_nonfinite_features = lambda: _nonfinite_images(features)
     return listing
 
 
-def load_precomp_features(path: str | Path, split: str) -> np.ndarray:
-    """Load the features of a split, memory-mapped.
-
-    Args:
-        path: The folder.
-        split: Name of the split.
-
-    Returns:
-        Features of shape ``[images, ...]``. Row i belongs to image ``<split>-i``.
-
-    Raises:
-        DataError: If the split is unknown, or rows and captions do not match.
-    """
-    folder, stems = Path(path), _stems(Path(path))
-    if split not in stems:
-        raise DataError(f"{folder} has no features of split {split}: {suggest_name(split, stems)}")
-    rows, captions = _open_split(folder, stems[split])
-    per_image = _rows_per_image(rows, len(captions))
-    if per_image is None:
-        raise DataError(f"{folder}: {_wrong_row_count(stems[split], rows, captions)}. Store one caption per line.")
-    return rows[::per_image]
-
-
-def load_all_precomp_features(path: str | Path) -> dict[str, np.ndarray]:
+def load_precomp_features(path: str | Path) -> dict[str, np.ndarray]:
     """Load the features of all splits, memory-mapped.
 
     Args:
         path: The folder.
 
     Returns:
-        Features by split.
+        Features of shape ``[images, ...]`` by split. Row i belongs to image ``<split>-i``.
 
     Raises:
-        DataError: If the shapes differ between splits.
+        DataError: If rows and captions do not match, or the shapes differ between splits.
     """
-    features = {split: load_precomp_features(path, split) for split in _stems(Path(path))}
-    _check_shapes(Path(path), features)
+    folder, features = Path(path), dict[str, np.ndarray]()
+    for split, stem in _stems(folder).items():
+        rows, captions = _open_split(folder, stem)
+        per_image = _rows_per_image(rows, len(captions))
+        if per_image is None:
+            raise DataError(f"{folder}: {_wrong_row_count(stem, rows, captions)}. Store one caption per line.")
+        features[split] = rows[::per_image]
+    _check_shapes(folder, features)
     return features
 
 
@@ -96,16 +78,17 @@ def find_precomp_files(path: str | Path) -> list[Path]:
 
 
 def _read_split(listing: Listing, folder: Path, split: str, stem: str) -> np.ndarray:
+    """Add the images and captions of a split, and return the features of its images."""
     rows, captions = _open_split(folder, stem)
     per_image = _rows_per_image(rows, len(captions))
     if per_image is None:
         listing.add_loss("wrong row count", f"{stem}_caps.txt", _wrong_row_count(stem, rows, captions))
-        return rows
+        return rows[:0]
     images = [ListedImage(f"{split}-{index}", split) for index in range(len(rows) // per_image)]
     listing.images += images
     for line, caption in enumerate(captions):
         listing.add_caption(caption, images[line * len(images) // len(captions)], f"{stem}_caps.txt:{line + 1}")
-    return rows
+    return rows[::per_image]
 
 
 def _check_shapes(folder: Path, features: dict[str, np.ndarray]) -> None:
@@ -118,12 +101,15 @@ def _check_shapes(folder: Path, features: dict[str, np.ndarray]) -> None:
         )
 
 
-def _nonfinite_rows(folder: Path, split: str) -> list[int]:
-    """Return the images of a split with NaN or infinity in their features."""
-    rows = load_precomp_features(folder, split)
-    if not np.issubdtype(rows.dtype, np.floating):
-        return []
-    return [index for index, row in enumerate(rows) if not np.isfinite(row).all()]
+def _nonfinite_images(features: dict[str, np.ndarray]) -> list[str]:
+    """Names of the images with NaN or infinity in their features."""
+    return [
+        f"{split}-{index}"
+        for split, rows in features.items()
+        if np.issubdtype(rows.dtype, np.floating)
+        for index, row in enumerate(rows)
+        if not np.isfinite(row).all()
+    ]
 
 
 def _stems(folder: Path) -> dict[str, str]:

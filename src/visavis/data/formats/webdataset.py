@@ -19,7 +19,7 @@ from visavis.data.formats.image_files import IMAGE_SUFFIXES, archive_members, co
 from visavis.data.formats.listing import DatasetFormat, Listing
 from visavis.data.formats.table_columns import CAPTION_NAMES, parse_captions
 from visavis.data.splits import find_split_files, normalize_split_name, splits_of_files
-from visavis.errors import DataError, MissingExtra
+from visavis.errors import DataError, requires_extra
 
 TAR_SUFFIX = ".tar"
 TEXT_SUFFIXES = (".txt", ".caption")
@@ -166,10 +166,8 @@ def expand_braces(pattern: str) -> list[str]:
         DataError: If the braces are not balanced.
         MissingExtra: If ``braceexpand`` is not installed.
     """
-    try:
+    with requires_extra("large", "a pattern of shards"):
         from braceexpand import braceexpand
-    except ImportError:
-        raise MissingExtra("braceexpand", "large", "a pattern of shards") from None
     try:
         return list(braceexpand(pattern))
     # Its UnbalancedBracesError.

@@ -16,7 +16,7 @@ from visavis import storage
 from visavis.data.columns import import_pyarrow
 from visavis.data.dataset_reader import resolve_path
 from visavis.data.formats.webdataset import TAR_SUFFIX, expand_braces
-from visavis.errors import DataError, MissingExtra
+from visavis.errors import DataError, requires_extra
 
 PARQUET_SUFFIX = ".parquet"
 # Variable with the size in GB of the local copies of remote shards.
@@ -103,10 +103,8 @@ def open_filesystem(url: str) -> tuple[Any, str]:
         return pa.fs.LocalFileSystem(), url
     try:
         if url.startswith("hf://"):
-            try:
+            with requires_extra("hf", "data of the Hugging Face Hub"):
                 from huggingface_hub import HfFileSystem
-            except ImportError:
-                raise MissingExtra("huggingface_hub", "hf", "data of the Hugging Face Hub") from None
             return pa.fs.PyFileSystem(pa.fs.FSSpecHandler(HfFileSystem())), url.removeprefix("hf://")
         filesystem, path = pa.fs.FileSystem.from_uri(url)
     except (pa.ArrowException, OSError, ValueError) as error:

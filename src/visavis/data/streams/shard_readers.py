@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import io
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
@@ -70,67 +70,15 @@ class Shard:
         return f"{self.file.name}, row group {self.row_group}" if self.file.url.endswith(PARQUET_SUFFIX) else self.file.name
 
 
-class ShardReader(ABC):
-    """Reads samples of an open shard.
-
-    Attributes:
-        name: Name for errors.
-        damage: Damage of the file, after which no sample is read. "": none.
-    """
-
-    name: str
-    damage: str = ""
-
-    @abstractmethod
-    def __len__(self) -> int:
-        """Number of samples that can be read."""
-
-    @abstractmethod
-    def key(self, row: int) -> str | None:
-        """Return the key of a sample, such as its file name.
-
-        Args:
-            row: Number of the sample.
-
-        Returns:
-            The key. None: it has none.
-        """
-
-    @abstractmethod
-    def image(self, row: int) -> bytes:
-        """Read the image of a sample.
-
-        Args:
-            row: Number of the sample.
-
-        Returns:
-            Bytes of the image.
-
-        Raises:
-            DataError: If the sample has no image.
-        """
-
-    @abstractmethod
-    def captions(self, row: int) -> list[str]:
-        """Read the captions of a sample.
-
-        Args:
-            row: Number of the sample.
-
-        Returns:
-            One caption or more.
-
-        Raises:
-            DataError: If the sample has none.
-        """
-
-
-class TarReader(ShardReader):
+class TarReader:
     """Samples of a tar file, whose keys are names without extension. Members stay in the file until they are read.
 
     Args:
         path: The file.
         name: Name for errors.
+
+    Attributes:
+        damage: Damage of the file, after which no sample is read. "": none.
     """
 
     def __init__(self, path: Path, name: str):
@@ -146,23 +94,55 @@ class TarReader(ShardReader):
         if hasattr(self, "file"):
             self.file.close()
 
-    def key(self, row: int) -> str | None:
+    def key(self, row: int) -> str:
+        """Return the key of a sample.
+
+        Args:
+            row: Number of the sample.
+
+        Returns:
+            The key.
+        """
         return self.keys[row]
 
     def image(self, row: int) -> bytes:
+        """Read the image of a sample.
+
+        Args:
+            row: Number of the sample.
+
+        Returns:
+            Bytes of the image.
+
+        Raises:
+            DataError: If the sample has no image.
+        """
         key = self.keys[row]
         return self.shard.read_member(self.file, key, self.shard.find_image(key))
 
     def captions(self, row: int) -> list[str]:
+        """Read the captions of a sample.
+
+        Args:
+            row: Number of the sample.
+
+        Returns:
+            One caption or more.
+
+        Raises:
+            DataError: If the sample has none.
+        """
         return self.shard.read_captions(self.file, self.keys[row])
 
 
-class ParquetReader(ShardReader):
+class ParquetReader:
     """Samples of a row group of a Parquet file, which is in memory.
 
     Args:
         shard: The row group.
     """
+
+    damage = ""
 
     def __init__(self, shard: Shard):
         pa = import_pyarrow()
@@ -181,9 +161,28 @@ class ParquetReader(ShardReader):
         return len(self.table)
 
     def key(self, row: int) -> str | None:
+        """Return the file name of a sample.
+
+        Args:
+            row: Number of the sample.
+
+        Returns:
+            The name. None: the table has no names.
+        """
         return None if self.columns.file is None else str(self.table[self.columns.file][row].as_py())
 
     def image(self, row: int) -> bytes:
+        """Read the image of a sample.
+
+        Args:
+            row: Number of the sample.
+
+        Returns:
+            Bytes of the image.
+
+        Raises:
+            DataError: If the table has no bytes of it.
+        """
         value = self.table[self.image_column][row].as_py()
         content = value.get("bytes") if isinstance(value, dict) else value
         if not isinstance(content, bytes):
@@ -194,11 +193,26 @@ class ParquetReader(ShardReader):
         return content
 
     def captions(self, row: int) -> list[str]:
+        """Read the captions of a sample.
+
+        Args:
+            row: Number of the sample.
+
+        Returns:
+            One caption or more.
+
+        Raises:
+            DataError: If the sample has none.
+        """
         values = [self.table[column][row].as_py() for column in self.columns.captions]
         captions = [text for value in values for text in parse_captions(value) or () if text.strip()]
         if not captions:
             raise DataError(f"{self.name}, row {row}: expected a caption, got {values[0]!r:.40}.")
         return captions
+
+
+ShardReader: TypeAlias = TarReader | ParquetReader
+"""Reads samples of an open shard."""
 
 
 def open_shard(shard: Shard) -> ShardReader:

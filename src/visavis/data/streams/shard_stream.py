@@ -12,7 +12,7 @@ from collections import OrderedDict
 from dataclasses import asdict
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from visavis.data.streams.shard_files import ShardFile, list_shards
 from visavis.data.streams.shard_readers import EmbeddedBytes, Shard, ShardReader, count_samples, damaged_shard, open_shard, sample_ids
 from visavis.errors import DataError
 
+T = TypeVar("T")
 SPLIT = "train"
 # Captions of an item that are sampled.
 MAX_CAPTIONS = 2**20
@@ -173,7 +174,28 @@ class ShardStream:
             return reader
 
 
-class StreamImages(LazyImages):
+class _StreamItems(LazySequence[T]):
+    """Items of a stream, some of them or all. ``items`` holds their numbers in the stream."""
+
+    def __init__(self, stream: ShardStream, items: np.ndarray | None = None):
+        self.stream, self.items = stream, items
+
+    def __len__(self) -> int:
+        return len(self.stream) if self.items is None else len(self.items)
+
+    def numbers(self, indices: np.ndarray) -> np.ndarray:
+        return indices if self.items is None else self.items[indices]
+
+    def take(self, indices: np.ndarray) -> Self:
+        return type(self)(self.stream, self.numbers(indices))
+
+    @property
+    def fingerprint(self) -> str:
+        """Short hash of the shards."""
+        return self.stream.fingerprint
+
+
+class StreamImages(_StreamItems[Image], LazyImages):
     """Images of a stream.
 
     Args:
@@ -181,30 +203,16 @@ class StreamImages(LazyImages):
         items: Number of each image in the stream. None: all.
     """
 
-    def __init__(self, stream: ShardStream, items: np.ndarray | None = None):
-        self.stream, self.items = stream, items
-
-    def __len__(self) -> int:
-        return len(self.stream) if self.items is None else len(self.items)
-
     @property
     def split_codes(self) -> tuple[tuple[str, ...], np.ndarray]:
         """Names of splits, and the index of the split of each image."""
         return (SPLIT,), np.broadcast_to(np.int8(0), len(self))
 
-    def take(self, indices: np.ndarray) -> StreamImages:
-        return StreamImages(self.stream, indices if self.items is None else self.items[indices])
-
     def read(self, indices: np.ndarray) -> list[Image]:
-        return [self.stream.image(item) for item in (indices if self.items is None else self.items[indices]).tolist()]
-
-    @property
-    def fingerprint(self) -> str:
-        """Short hash of the shards."""
-        return self.stream.fingerprint
+        return [self.stream.image(item) for item in self.numbers(indices).tolist()]
 
 
-class StreamCaptions(LazySequence[str]):
+class StreamCaptions(_StreamItems[str]):
     """Captions of a stream. Index ``i + k * len(stream)`` is caption k of item i, counted around its captions.
 
     Args:
@@ -212,24 +220,10 @@ class StreamCaptions(LazySequence[str]):
         items: Number of the item of each caption in the stream. None: all.
     """
 
-    def __init__(self, stream: ShardStream, items: np.ndarray | None = None):
-        self.stream, self.items = stream, items
-
-    def __len__(self) -> int:
-        return len(self.stream) if self.items is None else len(self.items)
-
-    def take(self, indices: np.ndarray) -> StreamCaptions:
-        return StreamCaptions(self.stream, indices if self.items is None else self.items[indices])
-
     def read(self, indices: np.ndarray) -> list[str]:
         choices, items = np.divmod(indices, len(self))
-        captions = [self.stream.captions(item) for item in (items if self.items is None else self.items[items]).tolist()]
+        captions = [self.stream.captions(item) for item in self.numbers(items).tolist()]
         return [texts[choice % len(texts)] for texts, choice in zip(captions, choices.tolist(), strict=True)]
-
-    @property
-    def fingerprint(self) -> str:
-        """Short hash of the shards."""
-        return self.stream.fingerprint
 
 
 def _count(file: ShardFile, *, skip_bad: bool, read_key: bool) -> list[Shard]:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from visavis.errors import ShapeError, SpecError, StorageError
+from visavis import storage
+from visavis.errors import ShapeError, SpecError, StorageError, VisavisError
 from visavis.retrieval.items import ITEM_FIELDS, NO_FILTER, IndexItem, ItemFilter
 from visavis.retrieval.stores.vector_sets import MAX_NORM, ItemVectors, Queries, VectorSets
 
@@ -138,6 +142,36 @@ class VectorStore(Protocol):
 
     def close(self) -> None:
         """Close files and connections."""
+
+
+@contextmanager
+def store_errors(uri: str, index_id: str, problem: str, reason: Callable[[BaseException], str]) -> Iterator[None]:
+    """Convert errors of a database in this block to a StorageError of one sentence.
+
+    Args:
+        uri: Location of the store.
+        index_id: Id of its index. Empty: it has none, and the error names no fix.
+        problem: Middle of the sentence.
+        reason: Returns the essential part of an error message.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        StorageError: If the block raises an error that is not one of visavis.
+    """
+    try:
+        yield
+    except VisavisError:
+        raise
+    except BaseException as error:
+        # Damaged files raise errors of every kind. A panic of the Rust code of LanceDB is not an Exception.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        if os.strerror(errno.ENOSPC) in str(error):
+            raise StorageError(f"{uri} cannot be written: {storage.DISK_FULL}.") from None
+        remedy = f" {REMEDY}" if index_id else ""
+        raise StorageError(f"{uri}: {problem}: {reason(error)}.{remedy}") from None
 
 
 def row_checksum(index_id: str, row: Mapping[str, Any], vector: np.ndarray) -> int:

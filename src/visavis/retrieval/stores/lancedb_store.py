@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import re
-from bisect import bisect_left
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from visavis import storage
-from visavis.errors import DataError, MissingExtra, ShapeError, StorageError, VisavisError, log_debug
+from visavis.errors import DataError, ShapeError, log_debug, requires_extra
 from visavis.memory_budget import MemoryLimit
 from visavis.retrieval.items import ITEM_FIELDS, NO_FILTER, IndexItem, ItemFilter
 from visavis.retrieval.stores.arrow_tables import NUM_VECTORS, arrow_schema, arrow_table, flat_values, matching_rows
 from visavis.retrieval.stores.base import (
     CHECKSUM,
-    REMEDY,
     Neighbor,
     StoreDigest,
+    store_errors,
     validated_items,
     validated_sets,
     verify_rows,
@@ -88,8 +86,6 @@ class TableSnapshot:
             self.vectors = VectorSets(self.vectors, storage.read_array(folder / OFFSETS_FILE, dimensions=1, kinds="i"))
         # Opened with the vectors: another process may remove the files of this version later.
         self._vector_search = self._open_search(folder, memory, late_interaction)
-        # Rows of the last results, whose vectors are usually read next.
-        self._recent_rows = dict[str, int]()
 
     def _open_search(self, folder: Path, memory: MemoryLimit, late_interaction: MaxSimDirection | None) -> ExactSearch | MaxSimSearch:
         """Exact search in the vectors, with int8 codes if there are any, or search by late interaction, with pooled vectors."""
@@ -108,8 +104,7 @@ class TableSnapshot:
         """Find the items with the highest scores, see ``VectorStore.search``."""
         mask = matching_rows(self.table, item_filter) if item_filter else None
         scores, rows = self._vector_search.search(queries, top, mask)  # type: ignore[arg-type]
-        found = self.keys.take(rows.ravel()).to_pylist()
-        self._recent_rows, keys = dict(zip(found, rows.ravel().tolist(), strict=True)), iter(found)
+        keys = iter(self.keys.take(rows.ravel()).to_pylist())
         return [[Neighbor(next(keys), score) for score in query_scores] for query_scores in scores.tolist()]
 
     def rows(self, keys: Sequence[str]) -> list[int]:
@@ -124,16 +119,11 @@ class TableSnapshot:
         Raises:
             KeyError: If a key is unknown.
         """
-        rows, recent = [], self._recent_rows
-        for key in keys:
-            if key in recent:
-                rows.append(recent[key])
-                continue
-            row = bisect_left(range(len(self.keys)), key, key=lambda row: self.keys[row].as_py())
-            if row == len(self.keys) or self.keys[row].as_py() != key:
-                raise KeyError(key)
-            rows.append(row)
-        return rows
+        return [self._row_of[key] for key in keys]
+
+    @cached_property
+    def _row_of(self) -> dict[str, int]:
+        return {key: row for row, key in enumerate(self.keys.to_pylist())}
 
 
 class LanceStore:
@@ -166,12 +156,11 @@ class LanceStore:
         late_interaction: MaxSimDirection | None = None,
     ):
         os.environ.setdefault("LANCE_LOG", "error")
-        try:
+        with requires_extra("search", "an index"):
             import lancedb
-        except ImportError:
-            raise MissingExtra("lancedb", "search", "an index") from None
         self.uri, self.memory, self.index_id, self.late_interaction = str(uri), memory, index_id, late_interaction
         self._keeps_version = embedding_dim is None and bool(index_id)
+        self._storage_errors = partial(store_errors, self.uri, index_id, "the table cannot be read or written", _reason)
         self.remote = "://" in self.uri
         with self._storage_errors():
             if embedding_dim is None and not self.remote and not os.path.isdir(Path(self.uri) / f"{TABLE}.lance"):
@@ -346,22 +335,6 @@ class LanceStore:
             return Path(self.uri) / SNAPSHOT_FOLDER
         name = self.uri if self.remote else os.path.realpath(self.uri)
         return storage.cache_folder() / SNAPSHOT_FOLDER / hashlib.sha256(name.encode()).hexdigest()[:16]
-
-    @contextmanager
-    def _storage_errors(self) -> Iterator[None]:
-        """Convert errors of LanceDB to a StorageError of one sentence."""
-        try:
-            yield
-        except VisavisError:
-            raise
-        except BaseException as error:
-            # Damaged files raise errors of every kind in LanceDB. A panic of its Rust code is not an Exception.
-            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-                raise
-            if os.strerror(errno.ENOSPC) in str(error):
-                raise StorageError(f"{self.uri} cannot be written: {storage.DISK_FULL}.") from None
-            remedy = f" {REMEDY}" if self.index_id else ""
-            raise StorageError(f"{self.uri}: the table cannot be read or written: {_reason(error)}.{remedy}") from None
 
 
 def _file_hash(path: Path) -> str:

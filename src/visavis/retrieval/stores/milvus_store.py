@@ -8,23 +8,22 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from visavis.blocking import chunk_slices
-from visavis.errors import DataError, MissingExtra, ShapeError, StorageError, VisavisError
+from visavis.errors import DataError, ShapeError, requires_extra
 from visavis.memory_budget import MemoryLimit
 from visavis.retrieval.items import ITEM_FIELDS, NO_FILTER, IndexItem, ItemFilter, metadata_tag
 from visavis.retrieval.stores.base import (
     CHECKSUM,
-    REMEDY,
     Neighbor,
     StoreDigest,
     row_checksum,
+    store_errors,
     validate_queries,
     validated_items,
     verify_rows,
@@ -79,12 +78,11 @@ class MilvusStore:
         index_id: str = "",
     ):
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # errors are reported as StorageError
-        try:
+        with requires_extra("milvus", "an index in Milvus"):
             from pymilvus import MilvusClient
-        except ImportError:
-            raise MissingExtra("pymilvus", "milvus", "an index in Milvus") from None
         logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
         self.uri, self.collection, self.memory, self.index_id = str(uri), collection, memory, index_id
+        self._storage_errors = partial(store_errors, self.uri, index_id, "the Milvus store cannot be used", _reason)
         is_file = "://" not in self.uri
         self._is_in_memory = is_file and bool(index_id)
         missing = DataError(f"{self.uri}: expected a collection {collection!r}, got none. Run visavis index to create it.")
@@ -279,18 +277,6 @@ class MilvusStore:
             if not _open_stores[name]:
                 server_manager_instance.release_server(name)
 
-    @contextmanager
-    def _storage_errors(self) -> Iterator[None]:
-        """Convert errors of Milvus to a StorageError of one sentence."""
-        try:
-            yield
-        except VisavisError:
-            raise
-        except Exception as error:  # noqa: BLE001 - damaged files raise errors of every kind
-            reason = getattr(error, "message", str(error)).strip().split("\n")[0].rstrip(".")[:200]
-            remedy = f" {REMEDY}" if self.index_id else ""
-            raise StorageError(f"{self.uri}: the Milvus store cannot be used: {reason}.{remedy}") from None
-
 
 def milvus_filter(item_filter: ItemFilter) -> str:
     """Write the conditions that Milvus can express. All matching items satisfy the result, and possibly others.
@@ -325,3 +311,8 @@ def milvus_filter(item_filter: ItemFilter) -> str:
 def _id(key: str) -> str:
     """Primary key of an item. Filters of Milvus do not accept every text."""
     return hashlib.sha256(key.encode()).hexdigest()
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of an error message of Milvus."""
+    return str(getattr(error, "message", error)).strip().split("\n")[0].rstrip(".")[:200]

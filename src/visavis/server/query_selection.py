@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
 
 from visavis.feedback.records import QueryKey
+from visavis.retrieval.index_search import SearchResult
 
 MAX_QUERIES = 50
 """Number of recent queries that are stored."""
@@ -21,30 +20,8 @@ MAX_PAIRS_PER_QUERY = 2
 """Number of pairs that one query contributes to a selection."""
 
 
-class ScoredItem(Protocol):
-    """A search result."""
-
-    @property
-    def key(self) -> str:
-        """Key of the item in the index."""
-        ...
-
-    @property
-    def score(self) -> float:
-        """Similarity of query and item."""
-        ...
-
-    @property
-    def match_probability(self) -> float | None:
-        """Probability that the item is relevant, or None without calibration."""
-        ...
-
-
-ResultT = TypeVar("ResultT", bound=ScoredItem)
-
-
 @dataclass(frozen=True)
-class UncertainPair(Generic[ResultT]):
+class UncertainPair:
     """A query and an item whose relevance is uncertain.
 
     Attributes:
@@ -56,21 +33,20 @@ class UncertainPair(Generic[ResultT]):
 
     query: QueryKey
     index: int
-    result: ResultT
+    result: SearchResult
     uncertainty: float
 
 
-class RecentQueries(Generic[ResultT]):
-    """The most recent text queries with their results. Safe for several threads.
+class RecentQueries:
+    """The most recent text queries with their results, for the thread of the requests.
 
     A query that continues an earlier one replaces it: the intermediate states of typing ("be", "beac") are not queries.
     """
 
     def __init__(self) -> None:
-        self._entries: deque[tuple[QueryKey, int, Sequence[ResultT]]] = deque(maxlen=MAX_QUERIES)
-        self._lock = threading.Lock()
+        self._entries: deque[tuple[QueryKey, int, Sequence[SearchResult]]] = deque(maxlen=MAX_QUERIES)
 
-    def add(self, query: QueryKey, index: int, results: Sequence[ResultT]) -> None:
+    def add(self, query: QueryKey, index: int, results: Sequence[SearchResult]) -> None:
         """Store the results of a query. Queries with images or items are ignored.
 
         Args:
@@ -80,14 +56,13 @@ class RecentQueries(Generic[ResultT]):
         """
         if not query.text or query.similar_to or query.image_hash:
             return
-        with self._lock:
-            others = [
-                entry for entry in self._entries if not (entry[1] == index and (entry[0] == query or query.text.startswith(entry[0].text)))
-            ]
-            self._entries.clear()
-            self._entries.extend([*others, (query, index, results[:RESULTS_PER_QUERY])])
+        others = [
+            entry for entry in self._entries if not (entry[1] == index and (entry[0] == query or query.text.startswith(entry[0].text)))
+        ]
+        self._entries.clear()
+        self._entries.extend([*others, (query, index, results[:RESULTS_PER_QUERY])])
 
-    def most_uncertain(self, count: int, is_labeled: Callable[[QueryKey, str], bool]) -> list[UncertainPair[ResultT]]:
+    def most_uncertain(self, count: int, is_labeled: Callable[[QueryKey, str], bool]) -> list[UncertainPair]:
         """Select the most uncertain pairs that are not judged yet.
 
         Args:
@@ -97,10 +72,8 @@ class RecentQueries(Generic[ResultT]):
         Returns:
             Pairs, most uncertain first, at most `MAX_PAIRS_PER_QUERY` per query.
         """
-        with self._lock:
-            entries = list(self._entries)
-        pairs = list[UncertainPair[ResultT]]()
-        for query, index, results in entries:
+        pairs = list[UncertainPair]()
+        for query, index, results in self._entries:
             candidates = [
                 UncertainPair(query, index, result, uncertainty)
                 for result, uncertainty in zip(results, uncertainties(results), strict=True)
@@ -110,7 +83,7 @@ class RecentQueries(Generic[ResultT]):
         return sorted(pairs, key=lambda pair: -pair.uncertainty)[:count]
 
 
-def uncertainties(results: Sequence[ScoredItem]) -> list[float]:
+def uncertainties(results: Sequence[SearchResult]) -> list[float]:
     """Estimate how uncertain the relevance of each search result is.
 
     Formula:
