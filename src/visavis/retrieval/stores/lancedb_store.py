@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,8 @@ class TableSnapshot:
             self.vectors = VectorSets(self.vectors, storage.read_array(folder / OFFSETS_FILE, dimensions=1, kinds="i"))
         # Opened with the vectors: another process may remove the files of this version later.
         self._vector_search = self._open_search(folder, memory, late_interaction)
+        # Rows of the last results, whose vectors are usually read next.
+        self._recent_rows = dict[str, int]()
 
     def _open_search(self, folder: Path, memory: MemoryLimit, late_interaction: MaxSimDirection | None) -> ExactSearch | MaxSimSearch:
         """Exact search in the vectors, with int8 codes if there are any, or search by late interaction, with pooled vectors."""
@@ -104,7 +107,8 @@ class TableSnapshot:
         """Find the items with the highest scores, see ``VectorStore.search``."""
         mask = matching_rows(self.table, item_filter) if item_filter else None
         scores, rows = self._vector_search.search(queries, top, mask)  # type: ignore[arg-type]
-        keys = iter(self.keys.take(rows.ravel()).to_pylist())
+        found = self.keys.take(rows.ravel()).to_pylist()
+        self._recent_rows, keys = dict(zip(found, rows.ravel().tolist(), strict=True)), iter(found)
         return [[Neighbor(next(keys), score) for score in query_scores] for query_scores in scores.tolist()]
 
     def rows(self, keys: Sequence[str]) -> list[int]:
@@ -119,11 +123,16 @@ class TableSnapshot:
         Raises:
             KeyError: If a key is unknown.
         """
-        return [self._row_of[key] for key in keys]
-
-    @cached_property
-    def _row_of(self) -> dict[str, int]:
-        return {key: row for row, key in enumerate(self.keys.to_pylist())}
+        rows, recent = [], self._recent_rows
+        for key in keys:
+            if key in recent:
+                rows.append(recent[key])
+                continue
+            row = bisect_left(range(len(self.keys)), key, key=lambda row: self.keys[row].as_py())
+            if row == len(self.keys) or self.keys[row].as_py() != key:
+                raise KeyError(key)
+            rows.append(row)
+        return rows
 
 
 class LanceStore:
