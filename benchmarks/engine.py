@@ -45,6 +45,7 @@ def main() -> None:
     options.add_argument("--objectives", nargs="+", default=[kind.__name__ for kind in CATALOG])
     options.add_argument("--size", type=int, default=8192)
     options.add_argument("--huge-size", type=int, default=65536)
+    options.add_argument("--cuda-sizes", type=int, nargs="+", default=[16384, 65536, 262144])
     options.add_argument("--width", type=int, default=512)
     options.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
     options.add_argument("--repeats", type=int, default=5)
@@ -175,16 +176,47 @@ def others(chosen: argparse.Namespace) -> None:
 
 
 def cuda(chosen: argparse.Namespace) -> None:
-    """On a GPU, against the matrix form and a compiled one."""
-    print("\nCUDA")
+    """On a GPU: time and memory of large batches, next to the matrix form and, for VLC, to the cross-entropy form of open_clip."""
     if not torch.cuda.is_available():
-        print("  no device here")
+        print("\nCUDA: no device here")
         return
-    for size in (chosen.huge_size, 4 * chosen.huge_size):
-        for name in FAMILIES:
-            for way in ("matrix", "compiled"):
-                print(f"  B = {size} against {way}")
-                line(chosen, name, [work("engine", name, size, device="cuda"), work(way, name, size, device="cuda")])
+    for half in (False, True):
+        print(f"\n{torch.cuda.get_device_name()}, {'autocast bfloat16' if half else 'float32'}: forward and backward, memory beyond embeddings and gradients")
+        for size in chosen.cuda_sizes:
+            for name in FAMILIES:
+                ways = ["engine", "matrix"] + ["compiled"] * (size == min(chosen.cuda_sizes)) + ["open_clip"] * (name == "VLC")
+                found = [on_gpu(chosen, work(way, name, size, half=half, device="cuda", width=chosen.width, seed=chosen.seed)) for way in ways]
+                print(f"  B = {size:7,} {name:10} {'   '.join(map(' '.join, zip(ways, found, strict=True)))}", flush=True)
+
+
+def on_gpu(chosen: argparse.Namespace, work: dict[str, Any]) -> str:
+    """Median time of a method on the GPU, its spread, its peak memory, and pairs per second."""
+    torch.cuda.empty_cache()
+    try:
+        images, texts, image_ids, text_ids = batch(work)
+        value = way(work, images, texts, image_ids, text_ids)
+        for _ in range(2):
+            run_once(value, images, texts, half=work["half"])
+        before = memory_now(images.device)
+        seconds = [run_once(value, images, texts, half=work["half"]) for _ in range(chosen.repeats)]
+    except torch.OutOfMemoryError:
+        return "out of memory"
+    extra, median = memory_peak(images.device) - before, statistics.median(seconds)
+    spread = f"{min(seconds) * 1e3:.1f} to {max(seconds) * 1e3:.1f}"
+    return f"{median * 1e3:.1f} ms ({spread}) {extra / 1e9:.2f} GB {work['size'] / median / 1e3:,.0f}k pairs/s"
+
+
+def run_once(value: Callable[[], Tensor | None], images: Tensor, texts: Tensor, *, half: bool) -> float:
+    """The seconds of one forward and backward pass on the device of the images."""
+    images.grad = texts.grad = None
+    synchronize(images.device)
+    started = time.perf_counter()
+    with torch.autocast(images.device.type, torch.bfloat16, enabled=half):
+        result = value()
+    if result is not None:
+        result.backward()
+    synchronize(images.device)
+    return time.perf_counter() - started
 
 
 ROWS: dict[str, Callable[[argparse.Namespace], None]] = {

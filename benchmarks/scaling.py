@@ -1,17 +1,20 @@
 """Training on several processes and with large batches: predictions from the formulas of the engine, and measurements.
 
-    python benchmarks/scaling.py [--rows formulas measured trainer chunks] [--threads N]
+    python benchmarks/scaling.py [--rows formulas measured trainer chunks gpu] [--threads N]
 
 - ``formulas``: memory, bytes on the wire and time per step of the loss for 1 to 1,024 devices and up to 1,048,576 pairs.
 - ``measured``: the same quantities for 1, 2 and 4 processes of this machine over gloo, next to the formulas.
 - ``trainer``: throughput of the trainer on cached features, relative to a bare loop of the same mathematics in the same run.
 - ``chunks``: peak memory of a step with 8,192 images in chunks of 256, relative to a step with 256 images.
+- ``gpu``: throughput and peak memory of training a CLIP ViT-B/32 from pixels on one GPU, by precision and memory setting.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import platform
+import re
 import resource
 import statistics
 import tempfile
@@ -25,6 +28,7 @@ from torch import Tensor, distributed, multiprocessing, nn
 from torch.multiprocessing.spawn import spawn
 from torch.nn.functional import normalize
 
+import visavis
 from visavis import PairLoss, Targets
 from visavis.objectives import VLC
 from visavis.pair_loss.encoded_items import encode_in_chunks
@@ -192,6 +196,57 @@ def print_chunks() -> None:
     print(f"8,192 images take {peaks[8192] / peaks[256]:.2f} times the memory of 256")
 
 
+GPU_TRAININGS: dict[str, dict[str, object]] = {
+    "float32": {},
+    "bfloat16": {"autocast": True},
+    "float16": {"autocast": "float16"},
+    "bfloat16, compiled": {"autocast": True, "compile": True},
+    "bfloat16, checkpointed activations": {"autocast": True, "activation_checkpointing": True},
+    "bfloat16, batch 4,096 in chunks of 512": {"autocast": True, "batch_size": 4096, "chunk_size": 512},
+}
+
+
+def write_clip_folder(folder: Path, words: set[str]) -> None:
+    """Write a CLIP ViT-B/32 with random weights, preprocessing, and a tokenizer of some words."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import CLIPConfig, CLIPModel, PreTrainedTokenizerFast
+
+    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "bos_token": "[BOS]", "eos_token": "[EOS]"}
+    vocabulary = {word: number for number, word in enumerate([*special.values(), *sorted(words)])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing("[BOS] $A [EOS]", special_tokens=[("[BOS]", 2), ("[EOS]", 3)])
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=77, **special).save_pretrained(folder)
+    torch.manual_seed(0)
+    CLIPModel(CLIPConfig(text_config={"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3})).save_pretrained(folder)
+    pixels = {"size": {"height": 224, "width": 224}, "image_mean": [0.48, 0.46, 0.41], "image_std": [0.27, 0.26, 0.28]}
+    (folder / "preprocessor_config.json").write_text(json.dumps({"do_resize": True} | pixels))
+
+
+def print_gpu(images: int = 4096, epochs: int = 6) -> None:
+    """Train for some epochs with each setting. The first epoch, in which workers start and blocks are compiled, does not count."""
+    if not torch.cuda.is_available():
+        print("gpu: no device here")
+        return
+    print(f"{torch.cuda.get_device_name()}, CLIP ViT-B/32, {images:,} images of 96 x 96 pixels enlarged to 224 x 224, batch 1,024")
+    with tempfile.TemporaryDirectory() as folder:
+        scenes = write_synthetic_scenes(Path(folder) / "scenes", num_train=images, num_val=100, num_test=100)
+        clip = Path(folder) / "clip"
+        write_clip_folder(clip, set(re.findall(r"\w+", (scenes / "captions.jsonl").read_text())))
+        for name, settings in GPU_TRAININGS.items():
+            values = {"data.path": str(scenes), "visual.encoder": str(clip), "text.encoder": str(clip), "phases.0.epochs": epochs}
+            training = {"batch_size": 1024, "captions_per_image": 1, "metric_batches": 1, "checkpoint_s": 600.0, **settings}
+            torch.cuda.reset_peak_memory_stats()
+            values |= {f"training.{key}": value for key, value in training.items()}
+            run = visavis.train("clip/full", overrides=values, out=Path(folder) / name.replace(" ", "-")).run
+            times = [json.loads(line)["time"] for line in RunFolder(run).log.read_text().splitlines()]
+            first, last = times[1], times[-1]
+            seconds = last["training_s"] - first["training_s"]
+            waiting = sum(time["data_wait_s"] for time in times[2:]) / seconds
+            speed, peak = images * (epochs - 1) / seconds, torch.cuda.max_memory_allocated() / 2**30
+            print(f"{name:40} {speed:8,.0f} pairs/s, {waiting:.0%} waiting for data, peak {peak:.1f} GiB", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rows", nargs="+", default=["formulas", "measured", "trainer", "chunks"])
@@ -204,6 +259,7 @@ def main() -> None:
         "measured": lambda: print_measured(arguments.threads),
         "trainer": print_trainer,
         "chunks": print_chunks,
+        "gpu": print_gpu,
     }
     for row in arguments.rows:
         printers[row]()
