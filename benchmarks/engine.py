@@ -46,6 +46,7 @@ def main() -> None:
     options.add_argument("--size", type=int, default=8192)
     options.add_argument("--huge-size", type=int, default=65536)
     options.add_argument("--cuda-sizes", type=int, nargs="+", default=[16384, 65536, 262144])
+    options.add_argument("--cuda-precisions", nargs="+", choices=("float32", "bfloat16"), default=["float32", "bfloat16"])
     options.add_argument("--width", type=int, default=512)
     options.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
     options.add_argument("--repeats", type=int, default=5)
@@ -180,12 +181,16 @@ def cuda(chosen: argparse.Namespace) -> None:
     if not torch.cuda.is_available():
         print("\nCUDA: no device here")
         return
-    for half in (False, True):
-        print(f"\n{torch.cuda.get_device_name()}, {'autocast bfloat16' if half else 'float32'}: forward and backward, memory beyond embeddings and gradients")
+    for half in [precision == "bfloat16" for precision in chosen.cuda_precisions]:
+        print(
+            f"\n{torch.cuda.get_device_name()}, {'autocast bfloat16' if half else 'float32'}: forward and backward, memory beyond embeddings and gradients"
+        )
         for size in chosen.cuda_sizes:
             for name in FAMILIES:
                 ways = ["engine", "matrix"] + ["compiled"] * (size == min(chosen.cuda_sizes)) + ["open_clip"] * (name == "VLC")
-                found = [on_gpu(chosen, work(way, name, size, half=half, device="cuda", width=chosen.width, seed=chosen.seed)) for way in ways]
+                found = [
+                    on_gpu(chosen, work(way, name, size, half=half, device="cuda", width=chosen.width, seed=chosen.seed)) for way in ways
+                ]
                 print(f"  B = {size:7,} {name:10} {'   '.join(map(' '.join, zip(ways, found, strict=True)))}", flush=True)
 
 

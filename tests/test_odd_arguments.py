@@ -65,6 +65,8 @@ ALSO_CALLED = {
     "text": "item",
     "targets": "query",
     "overrides": "key",
+    "source": "folder",
+    "items": "images",
 }
 """Other names of an argument in error messages."""
 
@@ -404,7 +406,8 @@ def printed(odd: Any) -> set[str]:
         str(item) for item in items if isinstance(item, str | float | Path) or (isinstance(item, int) and abs(item) < 10**60)
     }
     texts |= {text[:50] for text in texts}
-    return {"." if text in ("", "''") else text for text in texts} | {ascii(text).strip("'").replace("udc", "x") for text in texts}
+    escaped = {ascii(text).strip("'") for text in texts}
+    return {"." if text in ("", "''") else text for text in texts} | escaped | {text.replace("udc", "x") for text in escaped}
 
 
 def fresh(arguments: dict[str, Any], path: Path) -> dict[str, Any]:

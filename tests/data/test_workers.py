@@ -17,6 +17,7 @@ from PIL import Image as Pillow
 from tests.processes import Command
 
 import visavis
+from visavis.data import loader as loader_module
 from visavis.data.dataset import ByteRange, Dataset, Image
 from visavis.data.images import decode_image
 from visavis.data.loader import BatchSchedule, Loader
@@ -83,6 +84,20 @@ def test_batches_do_not_depend_on_workers(photos, photos_with_workers, tmp_path)
         list(photos_with_workers.epoch(1))
     (tmp_path / "3.jpg").write_bytes(saved)
     assert equal(contents(photos_with_workers.epoch(1)), whole)
+
+
+@pytest.mark.parametrize("captions_per_image", [None, 2])
+def test_large_batch_is_read_in_parts(photos_with_workers, photos, captions_per_image, monkeypatch):
+    """The parts have the seeds, the order and the captions of the batch."""
+    schedule = BatchSchedule(batch_size=11, captions_per_image=captions_per_image)
+    whole = contents(replace(photos, schedule=schedule).epoch(1))
+    monkeypatch.setattr(loader_module, "MAX_IMAGES_PER_READ", 3)
+    photos_with_workers = replace(photos_with_workers, schedule=schedule)
+    try:
+        assert equal(contents(photos_with_workers.epoch(1)), whole)
+        assert equal(contents(photos_with_workers.epoch(1, start=1)), whole[1:])
+    finally:
+        photos_with_workers.close()
 
 
 def test_killed_worker_is_one_error(photos_with_workers):

@@ -170,7 +170,8 @@ def test_choose_device_without_cuda():
 
 
 @pytest.mark.gpu
-def test_retriever_on_cuda_matches_cpu(model, attention, images, tmp_path):
+def test_retriever_on_cuda_matches_cpu(model, attention, images, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     for each in (model, attention):
         expected = each.score(images, SENTENCES)
         each.matcher.cuda()

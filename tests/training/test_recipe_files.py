@@ -59,7 +59,7 @@ SHIPPED = {
     "ncr-heads-flickr8k": "0234c98b",
     "maxsim-minilm-flickr8k": "07e74996",
     "maxsim-words-flickr8k": "997c544f",
-    "maxsim-pair-flickr8k": "02f8d666",
+    "maxsim-pair-flickr8k": "8cea47f3",
     "vse++-two-step-scenes": "e1b7b4ae",
     "vse-infinity-flickr8k": "0e86e8d8",
     "vse-infinity-minilm-flickr8k": "5464bb62",

@@ -68,6 +68,30 @@ def test_compiled_blocks_do_not_change_loss_and_gradients(clip, tmp_path):
         torch.testing.assert_close(compiled_parts[name], part, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("settings", [{}, {"chunk_size": 5, "activation_checkpointing": True}, {"compile": True}], ids=str)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")
+def test_loss_and_gradients_on_gpu_are_those_on_cpu(clip, tmp_path, settings, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    value, parts = gradients(clip(tmp_path / "cpu", device="cpu"))
+    gpu_value, gpu_parts = gradients(clip(tmp_path / "gpu", device="cuda", **settings))
+    assert gpu_value == pytest.approx(value, rel=1e-5)
+    for name, part in parts.items():
+        torch.testing.assert_close(gpu_parts[name].cpu(), part, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("autocast", [False, True, "float16"])
+def test_run_on_gpu_resumes_exactly(recipe, scenes, tmp_path, autocast, stop_at, outcome):
+    values = {"data.path": str(scenes), "training.device": "cuda", "training.autocast": autocast}
+    whole = visavis.train(str(recipe), overrides=values, out=tmp_path / "whole")
+    with pytest.raises(Stopped):
+        visavis.train(str(recipe), overrides=values, out=tmp_path / "stopped", progress=stop_at(8))
+    assert outcome(visavis.train(resume=tmp_path / "stopped").run) == outcome(whole.run)
+
+
 def test_chunks_hold_the_activations_of_one_chunk(clip, tmp_path):
     """Tensors that the graph of a step keeps for its backward pass, in numbers."""
 

@@ -6,10 +6,10 @@ that was stopped continues with the same batches, and neither the number of rank
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import tee
+from itertools import islice, tee
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,6 +25,9 @@ from visavis.data.features.store import FeatureStore
 from visavis.data.workers import WorkerPool
 from visavis.errors import DataError
 from visavis.types import Encoded, concatenate
+
+MAX_IMAGES_PER_READ = 128
+"""Images of a batch that a worker reads at once. A larger batch is shared out, so that it arrives sooner and workers hold less of it."""
 
 AnyFeatures = FeatureStore | ArrayFeatures | RegionFeatures | ExpertStore
 
@@ -333,9 +336,19 @@ class Loader:
         plan = self.schedule.batches(self.data, self.seed, epoch)
         # Workers take requests ahead of the batches.
         requests, sent = tee(self._request(*plan[number], epoch, number, training) for number in range(start, len(plan)))
-        read = self._workers.read if self.workers and training else partial(map, self._reader)
+        read = self._read_in_workers if self.workers and training else partial(map, self._reader)
         for number, (contents, request) in enumerate(zip(read(sent), requests, strict=True), start):
             yield self._batch(request, contents, epoch, number)
+
+    def _read_in_workers(self, requests: Iterable[BatchRequest]) -> Iterator[Any]:
+        """Read batches in worker processes, a large one in parts."""
+        split, sent = tee(request.split(MAX_IMAGES_PER_READ) for request in requests)
+        contents = self._workers.read(part for parts, _ in sent for part in parts)
+        for parts, positions in split:
+            visual, text = zip(*islice(contents, len(parts)), strict=True)
+            joined = visual[0] if len(parts) == 1 else concatenate(visual)
+            is_sorted = (np.diff(positions) > 0).all()
+            yield joined if is_sorted else joined[torch.from_numpy(np.argsort(positions))], text[0]
 
     def close(self) -> None:
         """End the worker processes. A later epoch starts new ones."""
@@ -406,6 +419,31 @@ class BatchRequest:
     own_captions: slice
     seeds: np.ndarray | None
 
+    def split(self, size: int) -> tuple[list[BatchRequest], np.ndarray]:
+        """Divide the images of this rank. Equal images stay together, because they are decoded once. All captions are in the first part.
+
+        Args:
+            size: Number of different images in a part.
+
+        Returns:
+            The parts, and the position of each of their images in this rank's part of the batch.
+        """
+        images, captions = self.images[self.own_images], self.own_captions
+        _, first, number = np.unique(images, return_index=True, return_inverse=True)
+        part_of = np.argsort(np.argsort(first))[number] // size
+        positions = [np.flatnonzero(part_of == part) for part in range(part_of.max() + 1)]
+        parts = [
+            replace(
+                self,
+                images=images[chosen],
+                own_images=slice(0, len(chosen)),
+                own_captions=slice(0, 0) if part else captions,
+                seeds=None if self.seeds is None else self.seeds[chosen],
+            )
+            for part, chosen in enumerate(positions)
+        ]
+        return parts, np.concatenate(positions)
+
 
 @dataclass(frozen=True)
 class BatchReader:
@@ -419,11 +457,10 @@ class BatchReader:
     visual: ItemSource
     text: ItemSource
 
-    def __call__(self, request: BatchRequest) -> tuple[Encoded, Encoded]:
-        return (
-            self.visual.read(request.images[request.own_images], request.seeds),
-            self.text.read(request.captions[request.own_captions]),
-        )
+    def __call__(self, request: BatchRequest) -> tuple[Encoded, Encoded | None]:
+        captions = request.captions[request.own_captions]
+        visual = self.visual.read(request.images[request.own_images], request.seeds)
+        return visual, self.text.read(captions) if len(captions) else None  # a later part of a batch has no captions
 
 
 def derive_seed(*numbers: int) -> int:

@@ -14,7 +14,7 @@ An item is located without reading the items before it. So a training resumes at
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple, overload
@@ -174,6 +174,9 @@ class StreamLoader(Loader):
             yield batch
         if skipped:
             log.warning("Skipped in epoch %d: %s unusable items of %s.", epoch, f"{skipped:,}", self.stream.pattern)
+
+    def _read_in_workers(self, requests: Iterable[BatchRequest]) -> Iterator[StreamContents]:
+        return self._workers.read(requests)
 
     @property
     def _reader(self) -> StreamReader:
