@@ -14,7 +14,7 @@ from torch.nn.functional import normalize
 import visavis
 from visavis import Targets
 from visavis.data.dataset import Dataset, Image
-from visavis.data.loader import BatchReader
+from visavis.data.workers import BatchReader
 from visavis.evaluation import rank_scores
 from visavis.objectives import CATALOG, VLC, NTXent, Triplet, TripletHN, Unified
 from visavis.progress import NoProgress

@@ -22,7 +22,7 @@ from visavis.data.features.expert_store import ExpertStore
 from visavis.data.features.regions import RegionFeatures
 from visavis.data.features.standardization import Standardization
 from visavis.data.features.store import FeatureStore
-from visavis.data.workers import WorkerPool
+from visavis.data.workers import BatchReader, BatchRequest, ItemSource, WorkerPool
 from visavis.errors import DataError
 from visavis.types import Encoded, concatenate
 
@@ -30,22 +30,6 @@ MAX_IMAGES_PER_READ = 128
 """Images of a batch that a worker reads at once. A larger batch is shared out, so that it arrives sooner and workers hold less of it."""
 
 AnyFeatures = FeatureStore | ArrayFeatures | RegionFeatures | ExpertStore
-
-
-class ItemSource(Protocol):
-    """Input of a model for the images or for the captions of a data set."""
-
-    def read(self, index: np.ndarray, seeds: np.ndarray | None = None) -> Encoded:
-        """Read items.
-
-        Args:
-            index: Indices of the items.
-            seeds: Seed of the random transforms of each item, in training. None: no random transforms.
-
-        Returns:
-            The items in the given order.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -399,68 +383,6 @@ class Loader:
         size, larger = divmod(count, self.world_size)
         start = self.rank * size + min(self.rank, larger)
         return slice(start, start + size + (self.rank < larger))
-
-
-@dataclass(frozen=True)
-class BatchRequest:
-    """A global batch, this rank's part of it, and the seeds of random transforms.
-
-    Attributes:
-        images: Indices of the images of all ranks.
-        captions: Indices of the captions of all ranks.
-        own_images: Positions of this rank in ``images``.
-        own_captions: Positions of this rank in ``captions``.
-        seeds: Seed of each image of this rank. None: no random transforms.
-    """
-
-    images: np.ndarray
-    captions: np.ndarray
-    own_images: slice
-    own_captions: slice
-    seeds: np.ndarray | None
-
-    def split(self, size: int) -> tuple[list[BatchRequest], np.ndarray]:
-        """Divide the images of this rank. Equal images stay together, because they are decoded once. All captions are in the first part.
-
-        Args:
-            size: Number of different images in a part.
-
-        Returns:
-            The parts, and the position of each of their images in this rank's part of the batch.
-        """
-        images, captions = self.images[self.own_images], self.own_captions
-        _, first, number = np.unique(images, return_index=True, return_inverse=True)
-        part_of = np.argsort(np.argsort(first))[number] // size
-        positions = [np.flatnonzero(part_of == part) for part in range(part_of.max() + 1)]
-        parts = [
-            replace(
-                self,
-                images=images[chosen],
-                own_images=slice(0, len(chosen)),
-                own_captions=slice(0, 0) if part else captions,
-                seeds=None if self.seeds is None else self.seeds[chosen],
-            )
-            for part, chosen in enumerate(positions)
-        ]
-        return parts, np.concatenate(positions)
-
-
-@dataclass(frozen=True)
-class BatchReader:
-    """Reads the items of a batch, in this process or in a worker.
-
-    Attributes:
-        visual: Model input of the images.
-        text: Model input of the captions.
-    """
-
-    visual: ItemSource
-    text: ItemSource
-
-    def __call__(self, request: BatchRequest) -> tuple[Encoded, Encoded | None]:
-        captions = request.captions[request.own_captions]
-        visual = self.visual.read(request.images[request.own_images], request.seeds)
-        return visual, self.text.read(captions) if len(captions) else None  # a later part of a batch has no captions
 
 
 def derive_seed(*numbers: int) -> int:

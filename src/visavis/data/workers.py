@@ -16,15 +16,18 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from multiprocessing.context import BaseContext
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from visavis.data.parallel import cpu_cores
 from visavis.errors import DataError, VisavisError
+from visavis.types import Encoded
 
 STOP_SIGNALS = tuple(signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 PRELOADED_MODULES = ["visavis.data.worker_server", "visavis.data.workers", "visavis.models.encoders.frozen_encoders"]
@@ -53,6 +56,84 @@ def choose_workers(setting: int, num_images: int) -> int:
     has_memory = not os.path.isdir(shared) or shutil.disk_usage(shared).free >= MIN_SHARED_MEMORY
     default = min(cpu_cores(), MAX_DEFAULT_WORKERS) if num_images >= MIN_IMAGES_FOR_WORKERS and has_memory else 0
     return default if setting < 0 else setting
+
+
+class ItemSource(Protocol):
+    """Input of a model for the images or for the captions of a data set."""
+
+    def read(self, index: np.ndarray, seeds: np.ndarray | None = None) -> Encoded:
+        """Read items.
+
+        Args:
+            index: Indices of the items.
+            seeds: Seed of the random transforms of each item, in training. None: no random transforms.
+
+        Returns:
+            The items in the given order.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class BatchRequest:
+    """A global batch, this rank's part of it, and the seeds of random transforms.
+
+    Attributes:
+        images: Indices of the images of all ranks.
+        captions: Indices of the captions of all ranks.
+        own_images: Positions of this rank in ``images``.
+        own_captions: Positions of this rank in ``captions``.
+        seeds: Seed of each image of this rank. None: no random transforms.
+    """
+
+    images: np.ndarray
+    captions: np.ndarray
+    own_images: slice
+    own_captions: slice
+    seeds: np.ndarray | None
+
+    def split(self, size: int) -> tuple[list[BatchRequest], np.ndarray]:
+        """Divide the images of this rank. Equal images stay together, because they are decoded once. All captions are in the first part.
+
+        Args:
+            size: Number of different images in a part.
+
+        Returns:
+            The parts, and the position of each of their images in this rank's part of the batch.
+        """
+        images, captions = self.images[self.own_images], self.own_captions
+        _, first, number = np.unique(images, return_index=True, return_inverse=True)
+        part_of = np.argsort(np.argsort(first))[number] // size
+        positions = [np.flatnonzero(part_of == part) for part in range(part_of.max() + 1)]
+        parts = [
+            replace(
+                self,
+                images=images[chosen],
+                own_images=slice(0, len(chosen)),
+                own_captions=slice(0, 0) if part else captions,
+                seeds=None if self.seeds is None else self.seeds[chosen],
+            )
+            for part, chosen in enumerate(positions)
+        ]
+        return parts, np.concatenate(positions)
+
+
+@dataclass(frozen=True)
+class BatchReader:
+    """Reads the items of a batch, in this process or in a worker.
+
+    Attributes:
+        visual: Model input of the images.
+        text: Model input of the captions.
+    """
+
+    visual: ItemSource
+    text: ItemSource
+
+    def __call__(self, request: BatchRequest) -> tuple[Encoded, Encoded | None]:
+        captions = request.captions[request.own_captions]
+        visual = self.visual.read(request.images[request.own_images], request.seeds)
+        return visual, self.text.read(captions) if len(captions) else None  # a later part of a batch has no captions
 
 
 class WorkerPool:

@@ -13,11 +13,11 @@ from visavis.data.dataset import Dataset
 from visavis.data.features.expert_store import ExpertStore
 from visavis.data.features.standardization import Standardization
 from visavis.data.features.store import Modality
-from visavis.data.loader import AnyFeatures, BatchSchedule, ConcatSource, ItemSource, Loader, StoredFeatures
+from visavis.data.loader import AnyFeatures, BatchSchedule, ConcatSource, Loader, StoredFeatures
 from visavis.data.streams.shard_stream import ShardStream, StreamImages
 from visavis.data.streams.stream_loader import StreamLoader, StreamSchedule
 from visavis.data.vocabulary import TokenizedCaptions
-from visavis.data.workers import choose_workers
+from visavis.data.workers import ItemSource, choose_workers
 from visavis.errors import DataError, RecipeError, VisavisError, suggest_name
 from visavis.evaluation import Evaluation
 from visavis.evaluation.protocols import Protocol, get_protocols, select_captions

@@ -23,8 +23,9 @@ import numpy as np
 import torch
 
 from visavis.data.dataset import Dataset
-from visavis.data.loader import Batch, BatchRequest, BatchSchedule, ItemSource, Loader
+from visavis.data.loader import Batch, BatchSchedule, Loader
 from visavis.data.streams.shard_stream import MAX_CAPTIONS, ShardStream, StreamImages
+from visavis.data.workers import BatchRequest, ItemSource
 from visavis.errors import DataError
 from visavis.types import Encoded
 
