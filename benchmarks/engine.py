@@ -30,6 +30,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
 from visavis import PairLoss, Targets
+from visavis.models.device import has_native_bfloat16
 from visavis.objectives import CATALOG, Objective, parse
 from visavis.pair_loss import cosine
 from visavis.targets import Factors
@@ -126,23 +127,29 @@ def plan(chosen: argparse.Namespace) -> None:
 def products(chosen: argparse.Namespace) -> None:
     """The engine compared with its three matrix products alone: the scores, and the gradients of both sides."""
     torch.set_num_threads(chosen.threads)
-    generator, size = torch.Generator().manual_seed(chosen.seed), (chosen.size, chosen.width)
-    images, texts = (torch.randn(size, generator=generator).requires_grad_() for _ in range(2))
-    rows, columns = normalize(images.detach()), normalize(texts.detach())
-    scores, gradient, loss = torch.empty(chosen.size, chosen.size), torch.empty(size), PairLoss(parse("Unified"))
+    for half in (False, True) if has_native_bfloat16(torch.device("cpu")) else (False,):
+        dtype = torch.bfloat16 if half else torch.float32
+        generator, size = torch.Generator().manual_seed(chosen.seed), (chosen.size, chosen.width)
+        images, texts = (torch.randn(size, generator=generator).requires_grad_() for _ in range(2))
+        rows, columns = (normalize(items.detach()).to(dtype) for items in (images, texts))
+        scores, gradient = torch.empty(chosen.size, chosen.size, dtype=dtype), torch.empty(size, dtype=dtype)
 
-    def multiply() -> None:
-        torch.mm(rows, columns.T, out=scores)
-        torch.mm(scores, columns, out=gradient)
-        torch.mm(scores.T, rows, out=gradient)
+        def multiply() -> None:
+            torch.mm(rows, columns.T, out=scores)  # noqa: B023
+            torch.mm(scores, columns, out=gradient)  # noqa: B023
+            torch.mm(scores.T, rows, out=gradient)  # noqa: B023
 
-    def step() -> None:
-        images.grad = texts.grad = None
-        loss(images, texts).backward()
+        def step() -> None:
+            images.grad = texts.grad = None  # noqa: B023
+            with torch.autocast("cpu", torch.bfloat16, enabled=half):  # noqa: B023
+                value = PairLoss(parse("Unified"))(images, texts)  # noqa: B023
+            value.backward()
 
-    times = [[measured(work) for work in (multiply, step)] for _ in range(chosen.repeats + 1)][1:]
-    ratios = [engine / alone for alone, engine in times]
-    print(f"\nB = {chosen.size}, Unified / its three products: {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
+        times = [[measured(work) for work in (multiply, step)] for _ in range(chosen.repeats + 1)][1:]
+        ratios = [engine / alone for alone, engine in times]
+        seconds = " and ".join(f"{statistics.median(column):.2f} s" for column in zip(*times, strict=True))
+        spread = f"{min(ratios):.3f} to {max(ratios):.3f}"
+        print(f"\nB = {chosen.size}, {dtype}, three products and Unified: {seconds}, {statistics.median(ratios):.3f}x ({spread})")
 
 
 def measured(work: Callable[[], None]) -> float:

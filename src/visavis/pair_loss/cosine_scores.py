@@ -182,6 +182,7 @@ class RecomputedCosines(CosineScores):
     def __init__(self, images: Items, texts: Items, scale: Tensor | float | None, needs_grad: NeedsGrad):
         super().__init__(images, texts, scale, needs_grad)
         self.buffer_by_dtype: dict[torch.dtype, Tensor] = {}
+        self.scaled_queries: tuple[object, Tensor] | None = None
 
     def fork(self) -> Self:
         scale_gradient = None if self.scale_gradient is None else torch.zeros_like(self.scale_gradient)
@@ -194,7 +195,7 @@ class RecomputedCosines(CosineScores):
         if scores.dtype == self.dtype:
             torch.addmm(scores, queries, candidates.T, beta=0, alpha=self.total_factor, out=scores)
         else:
-            torch.mm(self.apply_scale(queries), candidates.T, out=scores)
+            torch.mm(self._scaled_queries(rows, queries), candidates.T, out=scores)
             scores = self._buffer(len(queries), len(candidates), self.dtype).copy_(scores)
         return ScoreBlock(scores, lambda gradient: self._accumulate(rows, columns, gradient))
 
@@ -223,20 +224,32 @@ class RecomputedCosines(CosineScores):
     def _accumulate(self, rows: slice, columns: slice, gradient: Tensor) -> None:
         query_side, candidate_side = self._query_and_candidate_side()
         queries, candidates = query_side.matmul_rows[rows], candidate_side.matmul_rows[columns]
-        gradient = gradient.to(queries.dtype)
         is_exact = queries.dtype == self.dtype
-        if is_exact and query_side.needs_grad and self.scale_gradient is None:
-            query_side.gradient_buffer()[rows].addmm_(gradient, candidates, alpha=self.total_factor)
-        elif query_side.needs_grad or self.scale_gradient is not None:
+        if not is_exact:
+            gradient = self._buffer(len(queries), len(candidates), queries.dtype).copy_(gradient)
+        if self.scale_gradient is not None:
             query_grad = torch.mm(gradient, candidates).to(self.dtype)
-            if self.scale_gradient is not None:
-                self.scale_gradient += torch.linalg.vecdot(query_grad, query_side.unit_rows[rows]).sum() * self.factor
+            self.scale_gradient += torch.linalg.vecdot(query_grad, query_side.unit_rows[rows]).sum() * self.factor
             if query_side.needs_grad:
-                query_side.gradient_buffer()[rows] += self.apply_scale(query_grad)
-        if candidate_side.needs_grad and is_exact:
-            candidate_side.gradient_buffer()[columns].addmm_(gradient.T, queries, alpha=self.total_factor)
-        elif candidate_side.needs_grad:
-            candidate_side.gradient_buffer()[columns] += torch.mm(gradient.T, self.apply_scale(queries))
+                query_side.gradient_buffer()[rows].add_(query_grad, alpha=self.total_factor)
+        elif query_side.needs_grad:
+            self._add_product(query_side.gradient_buffer()[rows], gradient, candidates)
+        if candidate_side.needs_grad:
+            self._add_product(candidate_side.gradient_buffer()[columns], gradient.T, queries)
+
+    def _add_product(self, total: Tensor, gradient: Tensor, vectors: Tensor) -> None:
+        """Add the product of the gradient of scores with vectors, times the factor of the scores."""
+        if vectors.dtype == total.dtype:
+            total.addmm_(gradient, vectors, alpha=self.total_factor)
+        else:
+            total.add_(torch.mm(gradient, vectors), alpha=self.total_factor)
+
+    def _scaled_queries(self, rows: slice, queries: Tensor) -> Tensor:
+        """The queries times the factor of the scores, kept for the next block of the same rows."""
+        key = rows, self.is_transposed, self.total_factor
+        if self.scaled_queries is None or self.scaled_queries[0] != key:
+            self.scaled_queries = key, self.apply_scale(queries)
+        return self.scaled_queries[1]
 
     def _chunk_pairs(self, query: Tensor, candidate: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
         for start in range(0, len(query), ROWS_PER_CHUNK):
