@@ -18,6 +18,7 @@ import torch
 from visavis import api, environment
 from visavis.data.dataset_reader import list_dataset_names
 from visavis.environment import EXTRA_USES, EnvironmentCheck, check_environment, git_hash, installed_version, package_versions
+from visavis.errors import RunError
 
 
 def check(name: str) -> EnvironmentCheck:
@@ -31,6 +32,16 @@ def test_check_environment_has_a_fix_for_every_problem():
     assert {"python", "torch", "git", "threads", "cpu", "cuda", "memory", "VISAVIS_DATA", "VISAVIS_CACHE", "extra hf"} <= {
         entry.name for entry in checks
     }
+
+
+def test_sources_without_installation_are_one_error(monkeypatch):
+    def requires(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    environment._requirements.cache_clear()
+    monkeypatch.setattr(importlib.metadata, "requires", requires)
+    with pytest.raises(RunError, match=r"^visavis: expected an installed package, [^\n]* Run pip install -e \. in the checkout\.$"):
+        check_environment()
 
 
 def test_check_environment_imports_no_optional_package():

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from visavis.errors import RunError
 from visavis.storage import cache_folder
 
 _GIB = 2**30
@@ -138,8 +139,14 @@ def _python() -> EnvironmentCheck:
 @cache
 def _requirements() -> list[tuple[str, str | None]]:
     """``(package, extra)`` of all packages in the metadata of visavis. The extra of a required package is None."""
+    try:
+        lines = importlib.metadata.requires("visavis") or []
+    except importlib.metadata.PackageNotFoundError:
+        raise RunError(
+            "visavis: expected an installed package, got source files without its metadata. Run pip install -e . in the checkout."
+        ) from None
     requirements = []
-    for line in importlib.metadata.requires("visavis") or []:
+    for line in lines:
         extra = re.search(r"extra == ['\"]([\w-]+)['\"]", line)
         requirements.append((re.split(r"[^\w.-]", line, maxsplit=1)[0], extra[1] if extra else None))
     return requirements
