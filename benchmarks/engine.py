@@ -7,7 +7,7 @@ products alone. ``before`` compares the engine of another
 checkout with this one, as before / now.
 
     python benchmarks/engine.py [--rows large small half huge plan products before others cuda] [--objectives NAME ...] [--size 8192] [--width 512]
-                                [--threads 2] [--repeats 5] [--seed 0] [--before PATH_TO_ITS_SRC]
+                                [--threads 2] [--repeats 5] [--seed 0] [--before PATH_TO_ITS_SRC] [--cuda-sizes N ...]
 
 FULL=1 in the environment runs every objective at 65,536 in full, instead of 4,096 queries with the time scaled.
 """
@@ -47,7 +47,6 @@ def main() -> None:
     options.add_argument("--size", type=int, default=8192)
     options.add_argument("--huge-size", type=int, default=65536)
     options.add_argument("--cuda-sizes", type=int, nargs="+", default=[16384, 65536, 262144])
-    options.add_argument("--cuda-precisions", nargs="+", choices=("float32", "bfloat16"), default=["float32", "bfloat16"])
     options.add_argument("--width", type=int, default=512)
     options.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
     options.add_argument("--repeats", type=int, default=5)
@@ -127,29 +126,35 @@ def plan(chosen: argparse.Namespace) -> None:
 def products(chosen: argparse.Namespace) -> None:
     """The engine compared with its three matrix products alone: the scores, and the gradients of both sides."""
     torch.set_num_threads(chosen.threads)
-    for half in (False, True) if has_native_bfloat16(torch.device("cpu")) else (False,):
-        dtype = torch.bfloat16 if half else torch.float32
-        generator, size = torch.Generator().manual_seed(chosen.seed), (chosen.size, chosen.width)
-        images, texts = (torch.randn(size, generator=generator).requires_grad_() for _ in range(2))
-        rows, columns = (normalize(items.detach()).to(dtype) for items in (images, texts))
-        scores, gradient = torch.empty(chosen.size, chosen.size, dtype=dtype), torch.empty(size, dtype=dtype)
+    compare_products(chosen, torch.float32)
+    if has_native_bfloat16(torch.device("cpu")):
+        compare_products(chosen, torch.bfloat16)
 
-        def multiply() -> None:
-            torch.mm(rows, columns.T, out=scores)  # noqa: B023
-            torch.mm(scores, columns, out=gradient)  # noqa: B023
-            torch.mm(scores.T, rows, out=gradient)  # noqa: B023
 
-        def step() -> None:
-            images.grad = texts.grad = None  # noqa: B023
-            with torch.autocast("cpu", torch.bfloat16, enabled=half):  # noqa: B023
-                value = PairLoss(parse("Unified"))(images, texts)  # noqa: B023
-            value.backward()
+def compare_products(chosen: argparse.Namespace, dtype: torch.dtype) -> None:
+    """Compare Unified with its products in a dtype, in turns."""
+    generator, size = torch.Generator().manual_seed(chosen.seed), (chosen.size, chosen.width)
+    images, texts = (torch.randn(size, generator=generator).requires_grad_() for _ in range(2))
+    rows, columns = (normalize(items.detach()).to(dtype) for items in (images, texts))
+    scores, gradient = torch.empty(chosen.size, chosen.size, dtype=dtype), torch.empty(size, dtype=dtype)
+    loss = PairLoss(parse("Unified"))
 
-        times = [[measured(work) for work in (multiply, step)] for _ in range(chosen.repeats + 1)][1:]
-        ratios = [engine / alone for alone, engine in times]
-        seconds = " and ".join(f"{statistics.median(column):.2f} s" for column in zip(*times, strict=True))
-        spread = f"{min(ratios):.3f} to {max(ratios):.3f}"
-        print(f"\nB = {chosen.size}, {dtype}, three products and Unified: {seconds}, {statistics.median(ratios):.3f}x ({spread})")
+    def multiply() -> None:
+        torch.mm(rows, columns.T, out=scores)
+        torch.mm(scores, columns, out=gradient)
+        torch.mm(scores.T, rows, out=gradient)
+
+    def step() -> None:
+        images.grad = texts.grad = None
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+            value = loss(images, texts)
+        value.backward()
+
+    times = [[measured(work) for work in (multiply, step)] for _ in range(chosen.repeats + 1)][1:]
+    ratios = [engine / alone for alone, engine in times]
+    seconds = " and ".join(f"{statistics.median(column):.2f} s" for column in zip(*times, strict=True))
+    spread = f"{min(ratios):.3f} to {max(ratios):.3f}"
+    print(f"\nB = {chosen.size}, {dtype}, three products and Unified: {seconds}, {statistics.median(ratios):.3f}x ({spread})")
 
 
 def measured(work: Callable[[], None]) -> float:
@@ -188,17 +193,15 @@ def cuda(chosen: argparse.Namespace) -> None:
     if not torch.cuda.is_available():
         print("\nCUDA: no device here")
         return
-    for half in [precision == "bfloat16" for precision in chosen.cuda_precisions]:
-        print(
-            f"\n{torch.cuda.get_device_name()}, {'autocast bfloat16' if half else 'float32'}: forward and backward, memory beyond embeddings and gradients"
-        )
+    print(f"\n{torch.cuda.get_device_name()}: forward and backward, memory beyond embeddings and gradients")
+    changes = {"device": "cuda", "width": chosen.width, "seed": chosen.seed}
+    for half in (False, True):
+        print(f"\n{'autocast bfloat16' if half else 'float32'}")
         for size in chosen.cuda_sizes:
             for name in FAMILIES:
                 ways = ["engine", "matrix"] + ["compiled"] * (size == min(chosen.cuda_sizes)) + ["open_clip"] * (name == "VLC")
-                found = [
-                    on_gpu(chosen, work(way, name, size, half=half, device="cuda", width=chosen.width, seed=chosen.seed)) for way in ways
-                ]
-                print(f"  B = {size:7,} {name:10} {'   '.join(map(' '.join, zip(ways, found, strict=True)))}", flush=True)
+                found = [f"{way} {on_gpu(chosen, work(way, name, size, half=half, **changes))}" for way in ways]
+                print(f"  B = {size:7,} {name:10} {'   '.join(found)}", flush=True)
 
 
 def on_gpu(chosen: argparse.Namespace, work: dict[str, Any]) -> str:

@@ -17,6 +17,7 @@ import platform
 import re
 import resource
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -27,6 +28,9 @@ import torch
 from torch import Tensor, distributed, multiprocessing, nn
 from torch.multiprocessing.spawn import spawn
 from torch.nn.functional import normalize
+
+sys.path.append(str(Path(__file__).parents[1] / "studies"))
+from clip_small import write_clip_folder
 
 import visavis
 from visavis import PairLoss, Targets
@@ -206,23 +210,6 @@ GPU_TRAININGS: dict[str, dict[str, object]] = {
 }
 
 
-def write_clip_folder(folder: Path, words: set[str]) -> None:
-    """Write a CLIP ViT-B/32 with random weights, preprocessing, and a tokenizer of some words."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-    from transformers import CLIPConfig, CLIPModel, PreTrainedTokenizerFast
-
-    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "bos_token": "[BOS]", "eos_token": "[EOS]"}
-    vocabulary = {word: number for number, word in enumerate([*special.values(), *sorted(words)])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.post_processor = processors.TemplateProcessing("[BOS] $A [EOS]", special_tokens=[("[BOS]", 2), ("[EOS]", 3)])
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=77, **special).save_pretrained(folder)
-    torch.manual_seed(0)
-    CLIPModel(CLIPConfig(text_config={"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3})).save_pretrained(folder)
-    pixels = {"size": {"height": 224, "width": 224}, "image_mean": [0.48, 0.46, 0.41], "image_std": [0.27, 0.26, 0.28]}
-    (folder / "preprocessor_config.json").write_text(json.dumps({"do_resize": True} | pixels))
-
-
 def print_gpu(images: int = 4096, epochs: int = 6) -> None:
     """Train for some epochs with each setting. The first epoch, in which workers start and blocks are compiled, does not count."""
     if not torch.cuda.is_available():
@@ -232,7 +219,8 @@ def print_gpu(images: int = 4096, epochs: int = 6) -> None:
     with tempfile.TemporaryDirectory() as folder:
         scenes = write_synthetic_scenes(Path(folder) / "scenes", num_train=images, num_val=100, num_test=100)
         clip = Path(folder) / "clip"
-        write_clip_folder(clip, set(re.findall(r"\w+", (scenes / "captions.jsonl").read_text())))
+        words = sorted(set(re.findall(r"\w+", (scenes / "captions.jsonl").read_text().lower())))
+        write_clip_folder(clip, words, {"vocab_size": 49408})
         for name, settings in GPU_TRAININGS.items():
             values = {"data.path": str(scenes), "visual.encoder": str(clip), "text.encoder": str(clip), "phases.0.epochs": epochs}
             training = {"batch_size": 1024, "captions_per_image": 1, "metric_batches": 1, "checkpoint_s": 600.0, **settings}

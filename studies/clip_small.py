@@ -153,20 +153,33 @@ def captions(out: Path, old: Path) -> Iterator[str]:
 
 def begin(folder: Path, words: list[str]) -> None:
     """Create a small CLIP with random weights, its preprocessing and a tokenizer of these words."""
+    shared = {"hidden_size": WIDTH, "num_attention_heads": 4, "intermediate_size": 2 * WIDTH}
+    text = shared | {"num_hidden_layers": 3, "max_position_embeddings": 48}
+    vision = shared | {"num_hidden_layers": 4, "image_size": SIZE, "patch_size": 8}
+    write_clip_folder(folder, words, text, vision_config=vision, projection_dim=WIDTH)
+
+
+def write_clip_folder(folder: Path, words: list[str], text_config: dict[str, Any], **config: Any) -> None:
+    """Write a CLIP with random weights, its preprocessing and a tokenizer of some words.
+
+    Args:
+        folder: New folder in the format of transformers.
+        words: Words of the tokenizer.
+        text_config: Sizes of the text encoder. The default vocabulary is that of the tokenizer.
+        **config: Other arguments of ``CLIPConfig``.
+    """
     import transformers
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
     numbers = {word: number for number, word in enumerate([*SPECIAL.values(), *words])}
-    shared = {"hidden_size": WIDTH, "num_attention_heads": 4, "intermediate_size": 2 * WIDTH}
-    ends = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
-    text = shared | ends | {"num_hidden_layers": 3, "vocab_size": len(numbers), "max_position_embeddings": 48}
-    vision = shared | {"num_hidden_layers": 4, "image_size": SIZE, "patch_size": 8}
+    text = {"vocab_size": len(numbers), "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3} | text_config
     torch.manual_seed(0)
-    model = transformers.CLIPModel(transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=WIDTH))
+    model = transformers.CLIPModel(transformers.CLIPConfig(text_config=text, **config))
+    size = model.vision_model.config.image_size
     tokenizer = Tokenizer(models.WordLevel(numbers, unk_token=SPECIAL["unk_token"]))
     tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.Whitespace()
     tokenizer.post_processor = processors.TemplateProcessing("[BOS] $A [EOS]", special_tokens=[("[BOS]", 2), ("[EOS]", 3)])
-    pixels = {"do_resize": True, "size": {"height": SIZE, "width": SIZE}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    pixels = {"do_resize": True, "size": {"height": size, "width": size}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
     model.save_pretrained(folder)
     transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **SPECIAL).save_pretrained(folder)
     storage.write_json(folder / "preprocessor_config.json", pixels)
