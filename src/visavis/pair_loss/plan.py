@@ -4,7 +4,7 @@
 >>> directions = Targets.paired(8192), Targets.paired(8192).T
 >>> item_bytes = 4 * 512 * (8192 + 8192)
 >>> print(choose_plan(PlanInputs(Unified(), directions, item_bytes, torch.device("cpu"), memory_bytes=2**30)))
-tiles of 1024 x 1024 scores for both directions, up to 240.0 MiB of tiles cached. About 196.0 MiB next to items and gradients.
+tiles of 2048 x 2048 scores for both directions, up to 240.0 MiB of tiles cached. About 240.0 MiB next to items and gradients.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ MAX_ROW_BLOCK_SCORES = 2**21
 MAX_CACHED_ROW_BLOCK_SCORES = 2**18
 # With fewer rows, a matrix product is slow.
 MIN_FAST_BLOCK_ROWS = 64
-# A tile of this side stays in the cache of a CPU core. Other devices are faster with few large tiles.
-TILE_SIDE_BY_DEVICE = {"cpu": 1024}
-DEFAULT_TILE_SIDE = 8192
+# A tile of this side stays in the cache of a CPU core. With a second pass, twice the side saves 4 % (float32) and 15 % (bfloat16) of the
+# time at 8,192 pairs on two threads, because each tile adds to the gradients of its vectors. GPUs are faster with few large tiles.
+TILE_SIDE, SECOND_PASS_TILE_SIDE, GPU_TILE_SIDE = 1024, 2048, 8192
 # Tiles that wait for their gradient.
 MAX_CACHED_TILE_BYTES = 15 * 2**24
 
@@ -240,7 +240,8 @@ def _plan_dense(inputs: PlanInputs) -> ExecutionPlan:
 
 def _plan_tiles(inputs: PlanInputs) -> ExecutionPlan:
     height, width = inputs.targets[0].shape
-    side = TILE_SIDE_BY_DEVICE.get(inputs.device.type, DEFAULT_TILE_SIDE)
+    has_second_pass = isinstance(inputs.summary, NegativeLogSumExp) and inputs.cost is None and inputs.needs_grad
+    side = (SECOND_PASS_TILE_SIDE if has_second_pass else TILE_SIDE) if inputs.device.type == "cpu" else GPU_TILE_SIDE
     max_shape = min(inputs.block_rows or side, side), side
     mask_bytes = 0.0 if inputs.targets[0].is_defined_by_ids else 3.0
     # The scores, and their exponentials or the rows that exceed the previous maximum.
@@ -249,9 +250,8 @@ def _plan_tiles(inputs: PlanInputs) -> ExecutionPlan:
     budget = inputs.block_budget - inputs.unit_vector_bytes
     tile_budget = _cap_block_budget(inputs, budget, cost.total_bytes(1, 1))
     tile = block_shape(height, width, cost, tile_budget, max_shape=max_shape)
-    tile_bytes, cached_bytes = cost.total_bytes(min(tile[0], height), min(tile[1], width)), 0
-    if isinstance(inputs.summary, NegativeLogSumExp) and inputs.cost is None and inputs.needs_grad:
-        cached_bytes = int(min(MAX_CACHED_TILE_BYTES, max(budget - tile_bytes, 0)))
+    tile_bytes = cost.total_bytes(min(tile[0], height), min(tile[1], width))
+    cached_bytes = int(min(MAX_CACHED_TILE_BYTES, max(budget - tile_bytes, 0))) if has_second_pass else 0
     scores_whole_rows = inputs.cost is None or inputs.cost.total_bytes(tile[0], width) <= tile_budget
     peak_bytes = inputs.unit_vector_bytes + tile_bytes + _peak_cache_bytes(inputs, tile, cached_bytes)
     columns = (width, height) if scores_whole_rows else (tile[1], tile[1])
