@@ -182,7 +182,6 @@ class RecomputedCosines(CosineScores):
     def __init__(self, images: Items, texts: Items, scale: Tensor | float | None, needs_grad: NeedsGrad):
         super().__init__(images, texts, scale, needs_grad)
         self.buffer_by_dtype: dict[torch.dtype, Tensor] = {}
-        self.scaled_queries: tuple[object, Tensor] | None = None
 
     def fork(self) -> Self:
         scale_gradient = None if self.scale_gradient is None else torch.zeros_like(self.scale_gradient)
@@ -195,7 +194,7 @@ class RecomputedCosines(CosineScores):
         if scores.dtype == self.dtype:
             torch.addmm(scores, queries, candidates.T, beta=0, alpha=self.total_factor, out=scores)
         else:
-            torch.mm(self._scaled_queries(rows, queries), candidates.T, out=scores)
+            torch.mm(self.apply_scale(queries), candidates.T, out=scores)
             scores = self._buffer(len(queries), len(candidates), self.dtype).copy_(scores)
         return ScoreBlock(scores, lambda gradient: self._accumulate(rows, columns, gradient))
 
@@ -243,13 +242,6 @@ class RecomputedCosines(CosineScores):
             total.addmm_(gradient, vectors, alpha=self.total_factor)
         else:
             total.add_(torch.mm(gradient, vectors), alpha=self.total_factor)
-
-    def _scaled_queries(self, rows: slice, queries: Tensor) -> Tensor:
-        """The queries times the factor of the scores, kept for the next block of the same rows."""
-        key = rows, self.is_transposed, self.total_factor
-        if self.scaled_queries is None or self.scaled_queries[0] != key:
-            self.scaled_queries = key, self.apply_scale(queries)
-        return self.scaled_queries[1]
 
     def _chunk_pairs(self, query: Tensor, candidate: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
         for start in range(0, len(query), ROWS_PER_CHUNK):
