@@ -165,7 +165,7 @@ def write_clip_folder(folder: Path, words: list[str], text_config: dict[str, Any
     Args:
         folder: New folder in the format of transformers.
         words: Words of the tokenizer.
-        text_config: Sizes of the text encoder. The default vocabulary is that of the tokenizer.
+        text_config: Sizes of the text encoder. By default, the vocabulary has the size of the tokenizer's.
         **config: Other arguments of ``CLIPConfig``.
     """
     import transformers

@@ -133,7 +133,8 @@ class BatchReader:
     def __call__(self, request: BatchRequest) -> tuple[Encoded, Encoded | None]:
         captions = request.captions[request.own_captions]
         visual = self.visual.read(request.images[request.own_images], request.seeds)
-        return visual, self.text.read(captions) if len(captions) else None  # a later part of a batch has no captions
+        # Only the first part of a divided batch has captions.
+        return visual, self.text.read(captions) if len(captions) else None
 
 
 class WorkerPool:
