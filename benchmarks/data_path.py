@@ -1,8 +1,10 @@
-"""The data path from JPEG files against another checkout: training from pixels, indexing, checking and caching features.
+"""The data path from JPEG files against another checkout, or against full decoding: training from pixels, index, check and features.
 
     git worktree add ../old 72e789a
-    python benchmarks/data_path.py --old ../old/src [--photos 400] [--size 1600 1200] [--repeats 3] [--epochs 3]
-                                   [--only training index check features] [--images FOLDER]
+    python benchmarks/data_path.py [--old ../old/src] [--photos 400] [--size 1600 1200] [--repeats 3] [--epochs 3]
+                                   [--only training index check features] [--images FOLDER] [--model RUN]
+
+Without --old, this checkout is compared with itself, with full decoding in the place of the other.
 
 Photos are smooth noise, or enlarged images of a folder, which differ as real photos do. Each measurement is a process of
 its own, and both checkouts run in turn. Prints images per second of this checkout, the median ratios of seconds and of processor seconds to
@@ -21,6 +23,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -49,20 +52,22 @@ def write_photos(folder: Path, count: int, size: tuple[int, int], seed: int, ima
     (folder / "captions.jsonl").write_text("\n".join(lines))
 
 
-def measure(kind: str, photos: Path, model: Path, out: Path, epochs: int) -> tuple[float, float]:
+def measure(kind: str, photos: Path, model: Path, out: Path, epochs: int, *, full_decoding: bool) -> tuple[float, float]:
     """Return the seconds and the processor seconds per image."""
+    given: dict[str, Any] = {"full_decoding": True} if full_decoding else {}
     count, started, before = len(list(photos.glob("*.jpg"))), time.perf_counter(), sum(os.times()[:4])
     if kind == "training":
-        run = visavis.train("photos/pixels-words", data=photos, out=out, overrides={"phases.0.epochs": epochs}).run
+        settings = {"phases.0.epochs": epochs} | {f"visual.{name}": value for name, value in given.items()}
+        run = visavis.train("photos/pixels-words", data=photos, out=out, overrides=settings).run
         log = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         read = epochs * round(0.8 * count)
         return float(log[-1]["time"]["training_s"]) / read, (sum(os.times()[:4]) - before) / read
     if kind == "index":
-        visavis.index(model, photos, out=out)
+        visavis.index(model, photos, out=out, **given)
     elif kind == "check":
         visavis.data_check(photos)
     else:
-        visavis.features(photos, visual="scenes", out=out)
+        visavis.features(photos, visual="scenes", out=out, **given)
     return (time.perf_counter() - started) / count, (sum(os.times()[:4]) - before) / count
 
 
@@ -84,27 +89,32 @@ def compare_indexes(old: Path, new: Path) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--old", type=Path, help="folder src of the other checkout")
+    parser.add_argument("--old", type=Path, help="folder src of the other checkout. Default: this one, with full decoding")
     parser.add_argument("--photos", type=int, default=400)
     parser.add_argument("--size", type=int, nargs=2, default=(1600, 1200))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=3, help="of the trainings, whose start is included in their time")
     parser.add_argument("--only", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--images", type=Path, help="folder of .jpg files to enlarge instead of noise")
+    parser.add_argument("--model", type=Path, help="run whose model indexes. Default: a small network trained on scenes")
+    parser.add_argument("--full-decoding", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--measure", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
         kind, *paths = options.measure
         photos, model, out = map(Path, paths)
-        print("seconds", *measure(kind, photos, model, out, options.epochs))
+        print("seconds", *measure(kind, photos, model, out, options.epochs, full_decoding=options.full_decoding))
         return
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         (folder / "photos").mkdir()
         write_photos(folder / "photos", options.photos, tuple(options.size), 0, options.images)
-        scenes = visavis.data_scenes(folder / "scenes", num_train=100, num_val=20, num_test=20)
-        model = visavis.train("photos/pixels-words", data=scenes, out=folder / "model", overrides={"phases.0.epochs": 3}).run
-        sources = {"old": options.old.resolve(), "new": Path(visavis.__file__).parents[1]}
+        model = options.model and options.model.resolve()
+        if model is None:
+            scenes = visavis.data_scenes(folder / "scenes", num_train=100, num_val=20, num_test=20)
+            model = visavis.train("photos/pixels-words", data=scenes, out=folder / "model", overrides={"phases.0.epochs": 3}).run
+        this = Path(visavis.__file__).parents[1]
+        sources = {"old": options.old.resolve() if options.old else this, "new": this}
         for kind in options.only:
             seconds: dict[str, list[list[float]]] = {"old": [], "new": []}
             for number in range(options.repeats):
@@ -117,6 +127,7 @@ def main() -> None:
                         kind,
                         *map(str, (folder / "photos", model, out)),
                         f"--epochs={options.epochs}",
+                        *(["--full-decoding"] if name == "old" and not options.old else []),
                     ]
                     environment = os.environ | {"PYTHONPATH": str(source), "VISAVIS_CACHE": str(cache)}
                     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)

@@ -19,13 +19,13 @@ from tests.processes import Command
 import visavis
 from visavis.data import loader as loader_module
 from visavis.data.dataset import ByteRange, Dataset, Image
-from visavis.data.images import decode_image
+from visavis.data.images import decode_image, random_horizontal_flip
 from visavis.data.loader import BatchSchedule, Loader
 from visavis.data.parallel import map_in_order
 from visavis.data.vocabulary import TokenizedCaptions, Vocabulary
 from visavis.data.workers import MIN_IMAGES_FOR_WORKERS, choose_workers
 from visavis.errors import DataError
-from visavis.models.encoders.preprocessing import ImageConverter, PixelSource, Preprocessing
+from visavis.models.encoders.preprocessing import CROP_FUNCTIONS, MAX_JPEG_SIDE, ImageConverter, PixelSource, Preprocessing
 
 CONVERTER = ImageConverter(Preprocessing(resize=(16, 16), crop=None))
 
@@ -148,6 +148,19 @@ def test_reduced_crops_match_full_ones(photos):
 )
 def test_min_side_is_twice_the_resized_image(preprocessing, crops, random_crops, expected):
     assert ImageConverter(preprocessing, crops, random_crops).min_side == expected
+    assert ImageConverter(preprocessing, crops, random_crops, full_decoding=True).min_side == (MAX_JPEG_SIDE if expected else 0)
+
+
+def test_full_decoding_reads_all_pixels(photos):
+    wide = photos.data.images[0].open()
+    converter = replace(CONVERTER, full_decoding=True)
+    source = PixelSource(photos.data.images, converter, converter, min_side=converter.min_side)
+    assert torch.equal(source.read(np.array([0])).vectors, converter([wide]))
+    assert not torch.equal(photos.visual.read(np.array([0])).vectors, converter([wide]))
+    seeds = np.array([7])
+    generator = torch.Generator().manual_seed(7)
+    crop = random_horizontal_flip(wide.crop(CROP_FUNCTIONS["random_area"](wide.size, generator)), generator)
+    assert torch.equal(source.read(np.array([0]), seeds).vectors, converter([crop]))
 
 
 def test_map_in_order_keeps_order_and_first_error():

@@ -406,7 +406,14 @@ def test_feature_store_folder_depends_on_images_and_weights(folders, dataset):
 
 
 @pytest.mark.parametrize(
-    "special", [{}, {"crops": 10, "random_crops": True}, {"image_size": 48}, {"granularity": "frames", "frames_per_second": 2.0}]
+    "special",
+    [
+        {},
+        {"crops": 10, "random_crops": True},
+        {"image_size": 48},
+        {"full_decoding": True},
+        {"granularity": "frames", "frames_per_second": 2.0},
+    ],
 )
 def test_current_preprocessing_config_needs_no_encoder(folders, special):
     spec = EncoderSpec("visual", str(folders / "resnet"), **special)

@@ -115,8 +115,9 @@ def test_calibration_and_ray_use_matryoshka_dims(matryoshka_run):
     assert not np.allclose(scores, full_scores, atol=1e-3)
     assert (scores.abs() <= 1 + 1e-5).all()
     assert model.encode_texts(captions[:3]).shape == (3, 16)
-    assert RayEncoder(str(matryoshka_run), 16, 4.0).model.embedding_dim == 16
-    assert RayEncoder(str(matryoshka_run), None, 4.0).model.embedding_dim is None
+    assert RayEncoder(str(matryoshka_run), 16, False, 4.0).model.embedding_dim == 16
+    assert RayEncoder(str(matryoshka_run), None, False, 4.0).model.embedding_dim is None
+    assert RayEncoder(str(matryoshka_run), 16, True, 4.0).model.processor.visual_spec.full_decoding
 
 
 def test_index_rejects_untrained_dims(matryoshka_run, run, scenes, tmp_path):

@@ -177,7 +177,7 @@ def test_search_index_combines_weighted_parts(run, photos, tmp_path):
 def test_search_index_groups_near_duplicates(run, photos, tmp_path):
     image = min(photos.rglob("*.png"))
     shutil.copy(image, photos / "copy.png")
-    Image.open(image).convert("RGB").save(photos / "again.jpg", quality=90)
+    Image.open(image).convert("RGB").save(photos / "again.jpg", quality=100, subsampling=0)
     build(run, photos, tmp_path / "index")
     index = Index.open(tmp_path / "index")
     query = SearchQuery(images=((1.0, image),))
@@ -226,6 +226,30 @@ def test_index_with_pretrained_dual_encoder(dual_encoders, photos, tmp_path):
     model = next(path for path in sorted(dual_encoders.iterdir()) if (path / "config.json").exists())
     assert build(model, photos, tmp_path / "index").num_items == 40
     assert search_index(Index.open(tmp_path / "index"), SearchQuery.from_text("a red circle")).hits
+
+
+def test_index_keeps_full_decoding(dual_encoders, tmp_path):
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for number, pixels in enumerate(np.random.default_rng(0).integers(0, 255, (6, 30, 40, 3), np.uint8)):
+        Image.fromarray(pixels).resize((400, 300)).save(photos / f"{number}.jpg")
+    model = dual_encoders / "clip"
+    decoded = [Image.open(path) for path in sorted(photos.iterdir())]
+    expected = visavis.load(model).encode_images(decoded).numpy()
+    differences = {}
+    for full_decoding in (False, True):
+        build(model, photos, tmp_path / f"{full_decoding}", full_decoding=full_decoding)
+        differences[full_decoding] = np.abs(content(tmp_path / f"{full_decoding}")[1] - expected).max()
+    assert differences[True] < 1e-5 < differences[False]
+    folder = tmp_path / "True"
+    decoded[0].save(photos / "copy.png")
+    assert build(model, photos, folder).num_encoded == 1
+    [hit] = search_index(Index.open(folder), SearchQuery(images=((1.0, photos / "0.jpg"),)), top=1, group_duplicates=False).hits
+    assert hit.score == pytest.approx(1, abs=1e-6)
+    with pytest.raises(
+        RunError, match=r"full_decoding: expected False, the value of this index, got True\. Make another index with --out\.$"
+    ):
+        build(model, photos, tmp_path / "False", full_decoding=True)
 
 
 def run_index(run, photos, folder, store):

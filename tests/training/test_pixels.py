@@ -12,6 +12,7 @@ from PIL import Image
 
 import visavis
 from visavis.data.dataset_reader import open_dataset
+from visavis.data.images import decode_image
 from visavis.errors import RecipeError
 from visavis.models import CATALOG
 from visavis.models.encoders import cnn_backbones as small_cnn
@@ -51,11 +52,12 @@ def test_images_are_resized_to_given_size(scenes):
     assert open_encoder(spec).encode([noise(40, 30)]).vectors.shape == (1, 36, 256)
     data = open_dataset(scenes)
     names = {
-        feature_store_folder(data, EncoderSpec("visual", "x", crops=10, random_crops=drawn, image_size=size))
+        feature_store_folder(data, EncoderSpec("visual", "x", crops=10, random_crops=drawn, image_size=size, full_decoding=full))
         for drawn in (False, True)
         for size in (0, 96)
+        for full in (False, True)
     }
-    assert len(names) == 4
+    assert len(names) == 8
 
 
 def test_crops_by_sides_keep_shape(generator):
@@ -127,6 +129,22 @@ def test_heads_read_pooled_vector_and_its_dim(few_scenes, monkeypatch, tmp_path)
     config = json.loads((tmp_path / "run/model/config.json").read_text())["architecture"]
     assert (config["visual_input_dim"], config["backbone"]) == (4, "small-cnn")
     assert visavis.load(tmp_path / "run").encode_images([noise(30, 30)]).shape == (1, 8)
+
+
+def test_model_keeps_full_decoding(few_scenes, tmp_path):
+    (tmp_path / "heads.toml").write_text(HEADS)
+    photo = noise(40, 30).resize((400, 300))
+    photo.save(tmp_path / "photo.jpg")
+    decoded = decode_image((tmp_path / "photo.jpg").read_bytes(), "photo.jpg")
+    for full_decoding in (False, True):
+        run = tmp_path / f"run-{full_decoding}"
+        changes = {"visual.full_decoding": full_decoding}
+        visavis.train(tmp_path / "heads.toml", data=few_scenes, out=run, overrides=changes)
+        model = visavis.load(run)
+        assert model.processor.visual_spec.full_decoding == full_decoding
+        for reader in (model, model.with_full_decoding()):
+            is_full = full_decoding or reader is not model
+            assert torch.equal(reader.encode_images([tmp_path / "photo.jpg"]), model.encode_images([decoded])) == is_full
 
 
 HEADS = """

@@ -177,6 +177,7 @@ def features(
     text_granularity: Literal["pooled", "words"] = "pooled",
     crops: int = 1,
     frames_per_second: float = 0.0,
+    full_decoding: bool = False,
     out: str | Path | None = None,
     skip_bad: bool = False,
     engine: Literal["local", "ray"] = "local",
@@ -193,6 +194,7 @@ def features(
         text_granularity: Vectors per caption: one (pooled) or one per word.
         crops: Crops per image: 1 or 10.
         frames_per_second: Frames that are read per second of video, for granularity frames.
+        full_decoding: Decode JPEG files in full, instead of at a reduced size. Slower for large files.
         out: Folder for the stores. Default: the cache, where training finds them.
         skip_bad: Leave out broken images and captions, and list them.
         engine: Encode locally, or on a Ray cluster.
@@ -225,7 +227,9 @@ def features(
         raise VisavisError("features: expected an image encoder, a text encoder, or both, got none. Pass --visual or --text.")
     if out and os.path.isdir(out) and (other := [file.name for file in Path(out).iterdir() if not file.name.startswith(SIDES)]):
         raise RefusedOverwrite(f"{out}: expected a new folder or one of features, got {other[0]} in it. Name another folder.")
-    encoders = {"images": EncoderSpec("visual", visual, granularity, crops, frames_per_second)} if visual else {}
+    encoders = {}
+    if visual:
+        encoders["images"] = EncoderSpec("visual", visual, granularity, crops, frames_per_second, full_decoding=full_decoding)
     encoders |= {"captions": EncoderSpec("text", text, text_granularity)} if text else {}
     with join_processes("The stored part is intact. Start the command again, with any number of processes.") as group:
         progress = progress if group.is_first else NoProgress()

@@ -28,6 +28,7 @@ def index(
     store: str | Path | None = None,
     moment_seconds: float | None = None,
     embedding_dim: int | None = None,
+    full_decoding: bool = False,
     compression: bool = False,
     engine: Literal["local", "ray"] = "local",
     workers: int = 2,
@@ -49,6 +50,7 @@ def index(
         store: LanceDB folder or s3:// URI, or Milvus *.db file or http:// URL. Required again for an update. Default: LanceDB inside --out.
         moment_seconds: Length of a video moment in seconds. Default: 4, or the value of the index.
         embedding_dim: Number of leading dimensions to store, for a model trained with matryoshka_dims. Default: all, or the value of the index.
+        full_decoding: Decode JPEG files in full, instead of at a reduced size. Slower for large files. An existing index keeps its setting.
         compression: Also measure recall, bytes and latency of compressed vectors.
         engine: Encode locally, or on a Ray cluster.
         workers: Number of processes on a Ray cluster.
@@ -78,6 +80,7 @@ def index(
         "store": optional_text(store),
         "moment_seconds": moment_seconds,
         "embedding_dim": embedding_dim,
+        "full_decoding": full_decoding,
         "compression": compression,
         "engine": engine,
         "workers": workers,

@@ -116,7 +116,7 @@ class Processor:
     def to_config(self) -> dict[str, Any]:
         """Entries of ``config.json``: encoders, words and standardization, without folders."""
         words = None if self.vocabulary is None else list(self.vocabulary.words)
-        encoders = {side: None if spec is None else asdict(spec) for side, spec in (("visual", self.visual), ("text", self.text))}
+        encoders = {side: None if spec is None else spec.to_config for side, spec in (("visual", self.visual), ("text", self.text))}
         optional: dict[str, Any] = {} if self.tokenizer is None else {"tokenizer": self.tokenizer}
         optional |= {"stored_text_features": True} if self.stored_text_features else {}
         optional |= {} if self.standardization is None else {"standardization": asdict(self.standardization)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -102,6 +103,17 @@ class Retriever:
             )
         other = Retriever(self.matcher, self.processor, batch_size=self.batch_size, memory=self.memory)
         other.embedding_dim = embedding_dim if embedding_dim < self.matcher.matryoshka_dims[-1] else None
+        return other
+
+    def with_full_decoding(self) -> Retriever:
+        """Return this model with JPEG files decoded in full, instead of at a reduced size.
+
+        Returns:
+            The model.
+        """
+        processor = replace(self.processor, visual=replace(self.processor.visual_spec, full_decoding=True))
+        other = Retriever(self.matcher, processor, batch_size=self.batch_size, memory=self.memory)
+        other.embedding_dim = self.embedding_dim
         return other
 
     @classmethod

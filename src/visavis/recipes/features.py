@@ -169,7 +169,7 @@ def visual_features(
     if not visual.encoder and (visual.granularity == "pixels" or not visual.features):
         raise RecipeError("visual.encoder: expected an image encoder, got none. Set visual.encoder, or stored features in visual.features.")
     granularity: Any = "regions" if visual.granularity == "pixels" else visual.granularity
-    options = (visual.crops, visual.frames_per_second, visual.image_size, visual.random_crops)
+    options = (visual.crops, visual.frames_per_second, visual.image_size, visual.random_crops, visual.full_decoding)
     encoder = EncoderSpec("visual", visual.encoder, granularity, *options) if visual.encoder else None
     if visual.granularity == "pixels":
         return None, encoder

@@ -76,6 +76,8 @@ class VisualSettings(RecipeSection):
         max_length: Maximum number of vectors of each expert, sampled evenly. 0: all.
         frames_per_second: Frame rate for granularity "frames".
         image_size: Edge of the square image, in pixels. 0: as the encoder is configured.
+        full_decoding: Whether JPEG files are decoded in full, instead of at a reduced size with at least twice the pixels that
+            the encoder reads. Slower for large files.
         crops: 1, or 10 for features of ten crops: center, corners and their mirror images.
         random_crops: Whether the ten crops have random positions, seeded by the pixels of the image.
         standardize: "zscore": features with mean 0 and standard deviation 1 over the training images. "sqrt_zscore": the
@@ -92,6 +94,7 @@ class VisualSettings(RecipeSection):
     max_length: int = Field(0, ge=0)
     frames_per_second: float = Field(0.0, ge=0)
     image_size: int = Field(0, ge=0, le=10_000)
+    full_decoding: bool = False
     crops: Literal[1, 10] = 1
     random_crops: bool = False
     standardize: Literal["", "zscore", "sqrt_zscore"] = ""

@@ -169,7 +169,9 @@ def encode_in_shards(
     if engine == "local":
         yield from ((shard, encode_shard(model, shard, moment_seconds)) for shard in shards)
     else:
-        arguments, jobs = (model_name, model.embedding_dim, moment_seconds), list(enumerate(map(_with_absolute_paths, shards)))
+        full_decoding = model.processor.visual_spec.full_decoding
+        arguments = (model_name, model.embedding_dim, full_decoding, moment_seconds)
+        jobs = list(enumerate(map(_with_absolute_paths, shards)))
         for number, shard in map_on_ray(RayEncoder, arguments, jobs, workers=workers, action="indexing", ordered=False):
             yield shards[number], shard
 
@@ -185,11 +187,13 @@ class RayEncoder:
     Args:
         model: Location of the model.
         embedding_dim: Matryoshka dimension of the vectors. None: all dimensions.
+        full_decoding: Whether JPEG files are decoded in full.
         moment_seconds: Length of a moment in seconds.
     """
 
-    def __init__(self, model: str, embedding_dim: int | None, moment_seconds: float):
+    def __init__(self, model: str, embedding_dim: int | None, full_decoding: bool, moment_seconds: float):
         retriever = Retriever.load(model)
+        retriever = retriever.with_full_decoding() if full_decoding else retriever
         self.model = retriever if embedding_dim is None else retriever.with_embedding_dim(embedding_dim)
         self.moment_seconds = moment_seconds
 

@@ -93,6 +93,7 @@ def build_index(
     store: str | None = None,
     moment_seconds: float | None = None,
     embedding_dim: int | None = None,
+    full_decoding: bool = False,
     compression: bool = False,
     engine: Engine = "local",
     workers: int = 2,
@@ -111,6 +112,7 @@ def build_index(
         store: URI or path of a LanceDB or Milvus store. Default: LanceDB in ``out``.
         moment_seconds: Length of a moment of a clip in seconds. Default: 4, or that of the existing index.
         embedding_dim: Matryoshka dimension of the vectors. Default: all dimensions, or those of the existing index.
+        full_decoding: Whether to decode JPEG files in full. An existing index keeps its setting.
         compression: Whether to measure other encodings of the vectors.
         engine: ``"local"`` or ``"ray"``.
         workers: Number of Ray processes.
@@ -129,11 +131,13 @@ def build_index(
     folder, started = Path(out), time.perf_counter()
     _validate_arguments(folder, moment_seconds)
     retriever = Retriever.load(model, device=device, memory=memory)
+    if full_decoding or (is_index(folder) and read_manifest(folder).full_decoding):
+        retriever = retriever.with_full_decoding()
     if embedding_dim is not None:
         retriever = retriever.with_embedding_dim(embedding_dim)
     files = list_source_files(source)
     with storage.folder_lock(folder / "index", wait=False):
-        manifest = _open_or_create_manifest(folder, model, retriever, files, store, moment_seconds, embedding_dim)
+        manifest = _open_or_create_manifest(folder, model, retriever, files, store, moment_seconds, embedding_dim, full_decoding)
         encoder = truncate_model(retriever, manifest.embedding_dim)
         with closing(open_index_store(folder, manifest, memory, confirmed=store, create=True)) as vectors:
             if manifest.digest and manifest.digest.num_items and not vectors.count():
@@ -179,6 +183,7 @@ def _open_or_create_manifest(
     store: str | None,
     moment_seconds: float | None,
     embedding_dim: int | None,
+    full_decoding: bool,
 ) -> IndexManifest:
     """The manifest of an index of this model and source. A new one is written before any vector."""
     model_name = str(Path(model).absolute()) if os.path.exists(model) else str(model)
@@ -197,19 +202,21 @@ def _open_or_create_manifest(
             index_id=secrets.token_hex(16),
             is_dataset=source.is_dataset,
             late_interaction=retriever.matcher.late_interaction,
+            full_decoding=full_decoding,
         )
         write_manifest(folder, manifest)
         return manifest
     manifest = read_manifest(folder)
-    check_model(folder, manifest, str(model), retriever)
     if "://" not in manifest.store:
         # An earlier version wrote absolute paths.
         manifest = replace(manifest, store=relative_store(folder, folder / manifest.store))
     settings = {"source": str(source.root), "store": store, "moment_seconds": moment_seconds, "embedding_dim": embedding_dim}
+    settings |= {"full_decoding": full_decoding or None}
     for name, value in settings.items():
         expected = getattr(manifest, name)
         if value not in (None, expected):
             raise RunError(f"{folder}: {name}: expected {expected}, the value of this index, got {value}. Make another index with --out.")
+    check_model(folder, manifest, str(model), retriever)
     return replace(manifest, model=model_name)
 
 

@@ -50,6 +50,7 @@ class IndexManifest:
         digest: Content of the store. None while the index is built.
         calibration: Calibration of scores. None if there is none for this model.
         late_interaction: Which means of MaxSim the score contains. None for a model with one vector per item.
+        full_decoding: Whether JPEG files are decoded in full, whatever the model's setting.
     """
 
     model: str
@@ -65,6 +66,7 @@ class IndexManifest:
     digest: StoreDigest | None = None
     calibration: Calibration | None = None
     late_interaction: MaxSimDirection | None = None
+    full_decoding: bool = False
 
 
 class Index:
@@ -118,6 +120,7 @@ class Index:
             retriever = Retriever.load(name, device=device, memory=memory)
         except RunError as error:
             raise RunError(f"{folder}: the model of the index cannot be opened: {error} Pass its location with --model.") from None
+        retriever = retriever.with_full_decoding() if manifest.full_decoding else retriever
         check_model(folder, manifest, name, retriever)
         try:
             vectors = open_index_store(folder, manifest, memory, confirmed=store)

@@ -243,7 +243,8 @@ def _recipe_of_saved_model(name: str, config: SavedModelConfig) -> Recipe | None
     if config.visual is None or config.stored_text_features:
         return None
     architecture, visual = config.architecture, config.visual
-    values: dict[str, Any] = {key: getattr(visual, key) for key in ("crops", "image_size", "random_crops", "frames_per_second")}
+    shared = ("crops", "image_size", "random_crops", "full_decoding", "frames_per_second")
+    values: dict[str, Any] = {key: getattr(visual, key) for key in shared}
     values |= {"granularity": "pixels" if architecture["visual_granularity"] == "pixels" else visual.granularity}
     values |= {"standardize": "zscore"} if config.standardization else {}  # any value: the model brings its own standardization
     text = config.text.name if config.text else config.tokenizer or "vocabulary"

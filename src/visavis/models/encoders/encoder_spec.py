@@ -35,6 +35,7 @@ class EncoderSpec:
         frames_per_second: Frames per second of clips.
         image_size: Edge of the squares to which images are scaled, in pixels. 0: as in the encoder's preprocessing.
         random_crops: Sample the ten crops at random positions.
+        full_decoding: Decode JPEG files in full, instead of at a reduced size.
 
     Raises:
         SpecError: If a value is invalid, or if two of them do not fit together.
@@ -47,6 +48,7 @@ class EncoderSpec:
     frames_per_second: float = 0.0
     image_size: int = 0
     random_crops: bool = False
+    full_decoding: bool = False
 
     def __post_init__(self) -> None:
         if not self.name.isprintable() or len(self.name) > 1000 or max(map(len, self.name.split("/"))) > MAX_NAME_LENGTH:
@@ -70,6 +72,11 @@ class EncoderSpec:
             raise SpecError(
                 "crops, image_size: expected 1 and 0 for the encoder scenes, which reads whole images of its own size. Remove both settings."
             )
+
+    @property
+    def to_config(self) -> dict[str, Any]:
+        """Entries of ``config.json``. The fingerprint of a model contains them, so that a later field is left out at its default."""
+        return {name: value for name, value in asdict(self).items() if value or name != "full_decoding"}
 
     def _check_side(self) -> None:
         """Check that an encoder that visavis names is used on its own side."""
@@ -128,7 +135,7 @@ def spec_preprocessing_config(preprocessing: Preprocessing, spec: EncoderSpec) -
         Settings by name.
     """
     config = {"custom": spec.name} if spec.name == "scenes" else asdict(preprocessing)
-    config |= {"random_crops": True} if spec.random_crops else {}
+    config |= {name: True for name in ("random_crops", "full_decoding") if getattr(spec, name)}
     return config | {"frames_per_second": spec.frames_per_second} if spec.granularity == "frames" else config
 
 
@@ -142,7 +149,7 @@ def image_converter(preprocessing: Preprocessing, spec: EncoderSpec) -> ImageCon
     Returns:
         Function of images that returns pixels.
     """
-    return ImageConverter(preprocessing, spec.crops, spec.random_crops)
+    return ImageConverter(preprocessing, spec.crops, spec.random_crops, spec.full_decoding)
 
 
 def visible_part(spec: EncoderSpec, image: Image) -> Image:

@@ -63,6 +63,7 @@ def feature_store_folder(dataset: Dataset, spec: EncoderSpec) -> Path:
     crops = "" if spec.crops == 1 else f"-{spec.crops}crops"
     crops += f"-{spec.frames_per_second:g}fps" if spec.frames_per_second else ""
     crops += ("-random" if spec.random_crops else "") + (f"-{spec.image_size}px" if spec.image_size else "")
+    crops += "-full" if spec.full_decoding else ""
     sizes = [image.location.num_bytes for image in dataset.images if image.location is not None] if spec.side == "visual" else []
     inputs_hash = hashlib.sha256(f"{sizes} {weights_fingerprint(spec.name)}".encode()).hexdigest()[:8]
     folder = storage.cache_folder() / "features" / f"{dataset.name}-{dataset.fingerprint}-{encoder}-{spec.granularity}{crops}-{inputs_hash}"

@@ -34,6 +34,8 @@ CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.261302
 REDUCED_SIZE_MARGIN = 2
 """A JPEG is decoded at a reduced size with at least this number of pixels for each pixel of the resized image.
 ``benchmarks/data_path.py`` compares its embeddings with full decoding."""
+MAX_JPEG_SIDE = 65_535
+"""Maximum pixels of a side of a JPEG. A file that must keep this number is decoded in full."""
 TEN_CROP_MARGIN = 8 / 7
 """Minimum ratio of an image's shorter edge to the crop, for ten crops: 256 for 224."""
 
@@ -333,11 +335,13 @@ class ImageConverter:
         preprocessing: Preprocessing of an image.
         crops: Number of crops per image, 1 or 10.
         random_crops: Whether ten crops have random positions.
+        full_decoding: Whether JPEG files are decoded in full.
     """
 
     preprocessing: Preprocessing
     crops: int = 1
     random_crops: bool = False
+    full_decoding: bool = False
 
     def __call__(self, images: Sequence[Image]) -> Tensor:
         """Convert images.
@@ -352,11 +356,13 @@ class ImageConverter:
 
     @property
     def min_side(self) -> int:
-        """Shorter side that an image needs, in pixels, if a JPEG is decoded at a reduced size. 0: full size."""
+        """Shorter side that an image needs, in pixels, if a JPEG is decoded at a reduced size. 0: the preprocessing needs all pixels."""
         resize, crop = self.preprocessing.resize or (), self.preprocessing.crop or _square(self.preprocessing.resize)
         # The positions of random crops depend on every pixel.
         if self.random_crops or crop is None or not (resize or self.crops > 1):
             return 0
+        if self.full_decoding:
+            return MAX_JPEG_SIDE
         edge = max(*resize, *crop, round(TEN_CROP_MARGIN * max(crop)) if self.crops > 1 else 0)
         return REDUCED_SIZE_MARGIN * edge
 
