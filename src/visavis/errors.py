@@ -204,7 +204,7 @@ def format_value(value: Any) -> str:
             if len(text) <= 60 and "\n" not in text:
                 return text
             if isinstance(value, str):
-                return f"{text[:57]}..."
+                return f"{text[:56]}...{text[0]}"
     return f"a {type(value).__name__}" + (f" of shape {list(shape)}" if isinstance(shape, tuple) else "")
 
 

@@ -59,7 +59,7 @@ def test_clip_vectors_and_scores_match_transformers(dual_encoders, kind, images)
     torch.testing.assert_close(model.encode_images(images), image_rows, rtol=0, atol=1e-5)
     torch.testing.assert_close(model.encode_texts(SENTENCES), text_rows, rtol=0, atol=1e-5)
     torch.testing.assert_close(model.score(images, SENTENCES), image_rows @ text_rows.T, rtol=0, atol=1e-5)
-    assert model.score(images, SENTENCES).std() > 0.01, "a constant model proves nothing"
+    assert model.score(images, SENTENCES).std() > 1e-3, "a constant model proves nothing"
 
 
 @pytest.mark.parametrize("text", ["a \ud800 circle", None, b"a circle"])

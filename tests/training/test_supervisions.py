@@ -284,7 +284,8 @@ def test_noisy_supervision_evaluates_mean_of_networks(recipes, scenes, tmp_path)
 
 def test_noisy_supervision_saves_peer_with_best_model(recipes, scenes, tmp_path):
     """A later and better phase without a peer removes it, and its average is then rejected."""
-    overrides = {"phases.0.optimizer.lr": 1e-12, "phases.1.supervision": "PairSupervision()", "phases.1.objective": "VLC()"}
+    later = {"phases.1.supervision": "PairSupervision()", "phases.1.objective": "VLC()"}
+    overrides = {"phases.0.optimizer.lr": 1e-12, "evaluation.validation": "train"} | later
     visavis.train(recipes / "NCR.toml", data=scenes, out=tmp_path / "run", overrides=overrides)
     with pytest.raises(RunError, match=r"expected a second network in peer, found none"):
         visavis.evaluate(tmp_path / "run", average=True)
@@ -456,7 +457,7 @@ def test_pair_targets_are_on_device_of_batch(monkeypatch):
 
 def test_learned_weights_detect_mismatched_captions(recipes, tmp_path):
     write_codes(tmp_path, train=240, val=12)
-    overrides = {"data.noise_ratio": 0.4, "visual": {"features": "precomp"}, "epochs": 8, "training.batch_size": 24}
+    overrides = {"data.noise_ratio": 0.4, "visual": {"features": "precomp"}, "epochs": 14, "training.batch_size": 24}
     overrides["phases.0.supervision"] = "LearnedWeights(every=1, lr=0.1)"
     visavis.train(recipes / "weights.toml", data=tmp_path, out=tmp_path / "run", overrides=overrides)
     data_module, matcher = prepare_training(read_run_recipe(tmp_path / "run"))
