@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.processes import in_processes, start_ranks
+from tests.processes import in_processes, run_visavis, start_ranks
 from tests.training.process_cases import train_all, train_until, write_recipes
 from torch import nn
 
@@ -25,6 +25,7 @@ from visavis.evaluation.tiled_ranking import rank_by_tiles
 from visavis.process_group import ONE_PROCESS, ProcessGroup
 from visavis.recipes.files import read_recipe
 from visavis.supervision import CATALOG
+from visavis.training import processes
 from visavis.training.encoder_blocks import synchronize_batch_norm
 from visavis.training.processes import check_processes
 from visavis.types import Encoded
@@ -189,7 +190,8 @@ def test_a_failure_of_one_process_is_reported_once(recipes, scenes, tmp_path):
     assert sum(command.output_text.count("expected") for command in broken) == 1
 
     run = tmp_path / "run"
-    killed = start_ranks(tmp_path / "killed", 2, "train", recipes["pooled"], "--data", scenes, "--out", run, "epochs=500")
+    arguments = ("train", recipes["pooled"], "--data", scenes, "--out", run, "epochs=500")
+    killed = start_ranks(tmp_path / "killed", 2, *arguments, program=run_with_short_store_timeout)
     wait_for(lambda: (run / "metrics.jsonl").exists() and len(read_log(run)) > 1)
     killed[1].send(signal.SIGKILL)
     assert killed[0].wait(60) == 1
@@ -202,6 +204,11 @@ def test_a_failure_of_one_process_is_reported_once(recipes, scenes, tmp_path):
     assert [command.wait(60) for command in stopped] == [128 + signal.SIGTERM] * 2
     assert sum(command.output_text.count("Everything is saved") for command in stopped) == 1
     assert stopped[1].output_text == ""
+
+
+def run_with_short_store_timeout() -> None:
+    processes.STORE_TIMEOUT_S = 1.0
+    run_visavis()
 
 
 def wait_for(condition) -> None:
