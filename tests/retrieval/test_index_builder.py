@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 import visavis
 from visavis.cli import app
 from visavis.errors import DataError, RefusedOverwrite, RunError, VisavisError
+from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.progress import NoProgress
 from visavis.retrieval import encoding
 from visavis.retrieval.index_builder import build_index
@@ -250,6 +251,13 @@ def test_index_keeps_full_decoding(dual_encoders, tmp_path):
         RunError, match=r"full_decoding: expected False, the value of this index, got True\. Make another index with --out\.$"
     ):
         build(model, photos, tmp_path / "False", full_decoding=True)
+
+
+def test_missing_encoder_is_not_an_unreadable_image(run, photos):
+    model = visavis.load(run)
+    model.processor = dataclasses.replace(model.processor, visual=EncoderSpec("visual", str(photos / "none")))
+    with pytest.raises(DataError, match=r"none: expected a folder with a config\.json"):
+        encoding.encode_shard(model, list_source_files(photos).files, 4.0)
 
 
 def run_index(run, photos, folder, store):

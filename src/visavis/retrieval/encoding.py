@@ -97,13 +97,14 @@ def encode_shard(model: Retriever, files: Sequence[SourceFile], moment_seconds: 
 
 def _decode(file: SourceFile, processor: Processor) -> _DecodedFile | SkippedFile:
     """The frames of a file and their hashes, or the problem that prevents reading it."""
-    frames_per_second = processor.frames_per_second or FRAMES_PER_SECOND
+    # Outside the try statement: a missing encoder is not a problem of the file.
+    frames_per_second, min_side = processor.frames_per_second or FRAMES_PER_SECOND, processor.min_side
     try:
         content = file.location.read()
         if file.is_video:
             frames = read_frames(content, file.path, frames_per_second)
         else:
-            frames = [decode_image(content, file.path, min_side=processor.min_side, allow_animated=True)]
+            frames = [decode_image(content, file.path, min_side=min_side, allow_animated=True)]
     except (DataError, MissingExtra) as error:
         return file.size, file.modified_ns, str(error)
     return _DecodedFile(file, hashlib.sha256(content).hexdigest()[:32], frames, frames_per_second, dhash(frames[0]))
