@@ -10,10 +10,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 WEIGHTS = "model.safetensors"
+
+
+def retry_at_once() -> None:
+    """Let the library of the hub retry downloads in this process without waiting."""
+    from huggingface_hub import file_download
+
+    file_download.time = SimpleNamespace(sleep=lambda _: None)
 
 
 def is_large(name: str) -> bool:

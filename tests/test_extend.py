@@ -43,7 +43,8 @@ def patched(text: str, diff: str) -> str:
 def copy(tmp_path_factory):
     """The package with all additions of the guide."""
     root = tmp_path_factory.mktemp("extended")
-    shutil.copytree(PROJECT / "src", root / "src")
+    # Compiled modules save time. Python writes them under temporary names first.
+    shutil.copytree(PROJECT / "src", root / "src", ignore=shutil.ignore_patterns("*.pyc.*"))
     for section in SECTIONS.values():
         for block in blocks(section):
             file = root / block.file

@@ -12,11 +12,10 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from urllib.request import urlopen
 
 import pytest
-from tests.hub import WEIGHTS, Hub, serving
+from tests.hub import WEIGHTS, Hub, retry_at_once, serving
 from tests.processes import Command
 
 import visavis
@@ -116,11 +115,11 @@ def test_model_outside_the_table_has_the_license_of_its_page(hub, photos, dual_e
 
 def download_all() -> None:
     """Download each model of the stand-in, then one without a server, and print each result in a line."""
-    from huggingface_hub import constants, file_download
+    from huggingface_hub import constants
 
     from visavis.models.encoders.hub_download import download_hub_model, missing_bytes
 
-    file_download.time = SimpleNamespace(sleep=lambda _: None)  # retry at once
+    retry_at_once()
     for name in (*TINY, "tiny/none"):
         try:
             sys.stdout.write(f"{name} {missing_bytes(name) > 0} {download_hub_model(name, lambda done, total: None).name}\n")

@@ -8,10 +8,9 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from tests.hub import Hub, serving
+from tests.hub import Hub, retry_at_once, serving
 from tests.processes import Command
 from tests.recipes import TINY_RECIPE
 
@@ -47,11 +46,9 @@ def hub(tmp_path_factory) -> Iterator[Hub]:
 
 def open_all() -> None:
     """Open each data set that the arguments name, and print each result in a line."""
-    from huggingface_hub import file_download
-
     from visavis.data import open_dataset
 
-    file_download.time = SimpleNamespace(sleep=lambda _: None)  # retry at once
+    retry_at_once()
     for name in sys.argv[1:]:
         try:
             data = open_dataset(name, decode_images=True)

@@ -80,17 +80,18 @@ def test_graded_run_resumes_exactly(supervision, plan, recipe, scenes, outcome, 
 def test_ladder_improves_coherence_over_its_first_level(recipe, scenes, tmp_path):
     """One level equals TripletHN up to rounding over two epochs. More levels give another result."""
     one = "Ladder(margins=(0.2,), thresholds=(), betas=(1.0,))"
+    sgd = {f"phases.{phase}.optimizer": {"name": "SGD", "lr": 0.05} for phase in (0, 1)}  # Adam amplifies rounding.
     runs = {name: tmp_path / str(number) for number, name in enumerate((LADDER, one, "TripletHN(margin=0.2)"))}
     for objective, out in runs.items():
         supervision = SHARE if "Ladder" in objective else "PairSupervision()"
-        visavis.train(recipe(objective, supervision), data=scenes, out=out, overrides={"training.batch_size": 32})
+        visavis.train(recipe(objective, supervision), data=scenes, out=out, overrides={"training.batch_size": 32} | sgd)
     ladder, one_rung, triplet = (
         torch.cat(
             [part.flatten() for _, part in sorted(load_file(max((out / "checkpoint").glob("step-*")) / "weights.safetensors").items())]
         )
         for out in runs.values()
     )
-    assert torch.allclose(one_rung, triplet, atol=1e-3)  # Adam amplifies rounding.
+    assert torch.allclose(one_rung, triplet, atol=1e-5)
     assert (ladder - triplet).abs().max() > 1e-2
 
 
@@ -104,7 +105,7 @@ def test_ladder_improves_coherence_over_its_first_level(recipe, scenes, tmp_path
 )
 def test_ladder_trains_every_model(kind, recipe, scenes, vectors, dual_encoders, towers, tmp_path):
     supervision = f"GradedSupervision(relevance={cbow(vectors)!r}, scale='quantile')"
-    overrides = {"model": {"kind": kind, "embedding_dim": 16}, "objective": LADDER}
+    overrides = {"model": {"kind": kind, "embedding_dim": 16}, "objective": LADDER, "phases.1.epochs": 5}
     overrides |= {f"phases.{phase}.supervision": supervision for phase in (0, 1)}
     if kind == "SGRAF":
         overrides["model"] |= {"similarity_module": "SAF", "similarity_dim": 16}
@@ -126,7 +127,7 @@ def test_ladder_trains_every_model(kind, recipe, scenes, vectors, dual_encoders,
     log = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     losses = [row["train"]["loss"] for row in log]
     assert all(row["objective"].startswith("Ladder") for row in log)
-    assert losses[-1] < {"CLIP": 0.97, "SGRAF": 0.95, "XVLM": 1.0}.get(kind, 0.9) * losses[0]  # These three start with random encoders.
+    assert losses[-1] < {"CLIP": 0.97, "SGRAF": 0.95, "XVLM": 1.0}.get(kind, 0.75) * losses[0]  # These three start with random encoders.
 
 
 def graded_targets(supervision, scenes, plan, *, seed=3):

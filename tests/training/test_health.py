@@ -187,7 +187,7 @@ def test_false_negatives_and_dominant_image_raise_alerts(mistrained):
 
 
 def test_memorized_wrong_captions_raise_overfitting_alert(mistrained):
-    # An alert of a dominant item, which some seeds raise, would replace that of overfitting.
+    # With some seeds, an image dominates, and its alert would replace the alert of overfitting.
     shares = dict.fromkeys(("i2t_top_item_share", "t2i_top_item_share"), 0.0)
     log = [row | {"health": row["health"] | shares} for row in mistrained["moved"]]
     number = next(number for number, row in enumerate(log) if "overfitting" in find_alerts(row, log[:number]))
