@@ -137,7 +137,7 @@ def build_index(
         retriever = retriever.with_embedding_dim(embedding_dim)
     files = list_source_files(source)
     with storage.folder_lock(folder / "index", wait=False):
-        manifest = _open_or_create_manifest(folder, model, retriever, files, store, moment_seconds, embedding_dim, full_decoding)
+        manifest = _open_or_create_manifest(folder, model, retriever, files, store, moment_seconds, embedding_dim)
         encoder = truncate_model(retriever, manifest.embedding_dim)
         with closing(open_index_store(folder, manifest, memory, confirmed=store, create=True)) as vectors:
             if manifest.digest and manifest.digest.num_items and not vectors.count():
@@ -183,11 +183,11 @@ def _open_or_create_manifest(
     store: str | None,
     moment_seconds: float | None,
     embedding_dim: int | None,
-    full_decoding: bool,
 ) -> IndexManifest:
     """The manifest of an index of this model and source. A new one is written before any vector."""
     model_name = str(Path(model).absolute()) if os.path.exists(model) else str(model)
     store = relative_store(folder, store) if store else None
+    full_decoding = retriever.processor.visual_spec.full_decoding
     if not is_index(folder):
         if retriever.matcher.late_interaction is not None:
             refuse_milvus(store or STORE_FOLDER)
@@ -211,7 +211,7 @@ def _open_or_create_manifest(
         # An earlier version wrote absolute paths.
         manifest = replace(manifest, store=relative_store(folder, folder / manifest.store))
     settings = {"source": str(source.root), "store": store, "moment_seconds": moment_seconds, "embedding_dim": embedding_dim}
-    settings |= {"full_decoding": full_decoding or None}
+    settings |= {"full_decoding": full_decoding}
     for name, value in settings.items():
         expected = getattr(manifest, name)
         if value not in (None, expected):

@@ -50,7 +50,7 @@ class IndexManifest:
         digest: Content of the store. None while the index is built.
         calibration: Calibration of scores. None if there is none for this model.
         late_interaction: Which means of MaxSim the score contains. None for a model with one vector per item.
-        full_decoding: Whether JPEG files are decoded in full, whatever the model's setting.
+        full_decoding: Whether JPEG files are decoded in full.
     """
 
     model: str
