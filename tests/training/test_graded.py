@@ -80,7 +80,7 @@ def test_graded_run_resumes_exactly(supervision, plan, recipe, scenes, outcome, 
 def test_ladder_improves_coherence_over_its_first_level(recipe, scenes, tmp_path):
     """One level equals TripletHN up to rounding over two epochs. More levels give another result."""
     one = "Ladder(margins=(0.2,), thresholds=(), betas=(1.0,))"
-    sgd = {f"phases.{phase}.optimizer": {"name": "SGD", "lr": 0.05} for phase in (0, 1)}  # Adam amplifies rounding.
+    sgd = {f"phases.{phase}.optimizer": {"name": "SGD", "lr": 0.1} for phase in (0, 1)}  # Adam amplifies rounding.
     runs = {name: tmp_path / str(number) for number, name in enumerate((LADDER, one, "TripletHN(margin=0.2)"))}
     for objective, out in runs.items():
         supervision = SHARE if "Ladder" in objective else "PairSupervision()"
