@@ -26,6 +26,7 @@ from visavis.data.vocabulary import TokenizedCaptions, Vocabulary
 from visavis.data.workers import MIN_IMAGES_FOR_WORKERS, choose_workers
 from visavis.errors import DataError
 from visavis.models.encoders.preprocessing import CROP_FUNCTIONS, MAX_JPEG_SIDE, ImageConverter, PixelSource, Preprocessing
+from visavis.types import Encoded
 
 CONVERTER = ImageConverter(Preprocessing(resize=(16, 16), crop=None))
 
@@ -86,18 +87,46 @@ def test_batches_do_not_depend_on_workers(photos, photos_with_workers, tmp_path)
     assert equal(contents(photos_with_workers.epoch(1)), whole)
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("captions_per_image", [None, 2])
-def test_large_batch_is_read_in_parts(photos_with_workers, photos, captions_per_image, monkeypatch):
-    """The parts have the seeds, the order and the captions of the batch."""
+def test_large_batch_is_read_in_parts(photos_with_workers, photos, captions_per_image, device, monkeypatch):
+    """The parts have the seeds, the order and the captions of the batch, on the requested device."""
+    if device == "cuda":
+        torch.cuda.init()  # pins the memory of the workers' batches
     schedule = BatchSchedule(batch_size=11, captions_per_image=captions_per_image)
     whole = contents(replace(photos, schedule=schedule).epoch(1))
     monkeypatch.setattr(loader_module, "MAX_IMAGES_PER_READ", 3)
     photos_with_workers = replace(photos_with_workers, schedule=schedule)
     try:
-        assert equal(contents(photos_with_workers.epoch(1)), whole)
+        batches = list(photos_with_workers.epoch(1, device=device))
+        assert {batch.visual.vectors.device.type for batch in batches} == {batch.text_ids.device.type for batch in batches} == {device}
+        assert equal(contents(batch.to("cpu") for batch in batches), whole)
         assert equal(contents(photos_with_workers.epoch(1, start=1)), whole[1:])
     finally:
         photos_with_workers.close()
+
+
+@dataclass(frozen=True)
+class Regions:
+    """Items of one to three regions, padded to the most in a read."""
+
+    def read(self, index, seeds=None):
+        counts = torch.from_numpy(index) % 3 + 1
+        mask = torch.arange(int(counts.max())) < counts[:, None]
+        return Encoded(mask * torch.from_numpy(index)[:, None], mask)
+
+
+def test_large_batch_of_regions_is_read_in_parts(photos, monkeypatch):
+    schedule = BatchSchedule(batch_size=11, captions_per_image=2)
+    regions = replace(photos, visual=Regions(), text=Regions(), schedule=schedule)
+    monkeypatch.setattr(loader_module, "MAX_IMAGES_PER_READ", 3)
+    with_workers = replace(regions, workers=1)
+    try:
+        for batch, expected in zip(with_workers.epoch(1), regions.epoch(1), strict=True):
+            assert torch.equal(batch.visual.vectors, expected.visual.vectors)
+            assert torch.equal(batch.visual.mask, expected.visual.mask)
+    finally:
+        with_workers.close()
 
 
 def test_killed_worker_is_one_error(photos_with_workers):

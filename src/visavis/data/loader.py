@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import islice, tee
+from itertools import chain, islice, tee
 from typing import Any, Protocol
 
 import numpy as np
@@ -301,7 +301,7 @@ class Loader:
         """Number of batches of an epoch, the same for all epochs and ranks."""
         return self.schedule.num_batches(self.data)
 
-    def epoch(self, epoch: int, *, start: int = 0, training: bool = True) -> Iterator[Batch]:
+    def epoch(self, epoch: int, *, start: int = 0, training: bool = True, device: torch.device | str = "cpu") -> Iterator[Batch]:
         """Yield the batches of an epoch.
 
         Worker processes read the batches of trainings, and stay for the next epoch. Other batches are read when they are needed.
@@ -310,6 +310,7 @@ class Loader:
             epoch: The epoch.
             start: Number of the first batch.
             training: Whether to apply random transforms.
+            device: Device of the batches.
 
         Yields:
             The batches.
@@ -320,19 +321,17 @@ class Loader:
         plan = self.schedule.batches(self.data, self.seed, epoch)
         # Workers take requests ahead of the batches.
         requests, sent = tee(self._request(*plan[number], epoch, number, training) for number in range(start, len(plan)))
-        read = self._read_in_workers if self.workers and training else partial(map, self._reader)
+        read = partial(self._read_in_workers, device=device) if self.workers and training else partial(map, self._reader)
         for number, (contents, request) in enumerate(zip(read(sent), requests, strict=True), start):
-            yield self._batch(request, contents, epoch, number)
+            yield self._batch(request, contents, epoch, number).to(device)
 
-    def _read_in_workers(self, requests: Iterable[BatchRequest]) -> Iterator[Any]:
+    def _read_in_workers(self, requests: Iterable[BatchRequest], device: torch.device | str) -> Iterator[Any]:
         """Read batches in worker processes, a large one in parts."""
         split, sent = tee(request.split(MAX_IMAGES_PER_READ) for request in requests)
         contents = self._workers.read(part for parts, _ in sent for part in parts)
         for parts, positions in split:
-            visual, text = zip(*islice(contents, len(parts)), strict=True)
-            joined = visual[0] if len(parts) == 1 else concatenate(visual)
-            is_sorted = (np.diff(positions) > 0).all()
-            yield joined if is_sorted else joined[torch.from_numpy(np.argsort(positions))], text[0]
+            visual, text = next(contents)
+            yield (visual if len(parts) == 1 else _arrange(visual, islice(contents, len(parts) - 1), positions, device)), text
 
     def close(self) -> None:
         """End the worker processes. A later epoch starts new ones."""
@@ -383,6 +382,21 @@ class Loader:
         size, larger = divmod(count, self.world_size)
         start = self.rank * size + min(self.rank, larger)
         return slice(start, start + size + (self.rank < larger))
+
+
+def _arrange(first: Encoded, others: Iterable[tuple[Encoded, None]], positions: np.ndarray, device: torch.device | str) -> Encoded:
+    """Copy the parts of a batch to their positions in it. Pixels go to the device part by part, and are in its memory only once."""
+    order, in_order, start = torch.from_numpy(positions).to(device), (np.diff(positions) > 0).all(), 0
+    if not isinstance(first.vectors, Tensor) or first.mask is not None:
+        return concatenate([first, *(visual for visual, _ in others)]).to(device)[order.argsort()]
+    arranged = first.vectors.new_empty(len(order), *first.vectors.shape[1:], device=device)
+    for part, _ in chain([(first, None)], others):
+        assert isinstance(part.vectors, Tensor)
+        rows = slice(start, start + len(part))
+        pixels = part.vectors.to(device, non_blocking=torch.device(device).type == "cuda")
+        arranged[rows if in_order else order[rows]] = pixels
+        start += len(part)
+    return Encoded(arranged)
 
 
 def derive_seed(*numbers: int) -> int:

@@ -187,7 +187,7 @@ class WorkerPool:
                 yield content
                 assert self._order.requests is requests, "a later epoch has begun"
         except (RuntimeError, OSError, EOFError) as error:
-            if isinstance(error, RuntimeError) and not str(error).startswith("DataLoader worker"):
+            if isinstance(error, RuntimeError) and not str(error).startswith(("DataLoader worker", "Pin memory thread")):
                 raise
             reason = str(error).partition("\n")[0].rstrip(".") or type(error).__name__
             raise DataError(

@@ -145,8 +145,8 @@ class Trainer:
         if state.batch == 0:
             self.supervision.begin_epoch(self._epoch_number)
         started = time.perf_counter()  # before the loop: waiting for a batch counts as training time
-        for batch in self._measure_waiting(self.train.epoch(self._epoch_number, start=state.batch)):
-            self._step(batch.to(self.device), steps)
+        for batch in self._measure_waiting(self.train.epoch(self._epoch_number, start=state.batch, device=self.device)):
+            self._step(batch, steps)
             state.batch, state.seconds = batch.index + 1, state.seconds + time.perf_counter() - started
             self._report_step(steps)
             if every and state.step % every == 0 and state.batch < steps and self._validate():

@@ -155,19 +155,20 @@ class StreamLoader(Loader):
         assert isinstance(self.data.images, StreamImages)
         return self.data.images.stream
 
-    def epoch(self, epoch: int, *, start: int = 0, training: bool = True) -> Iterator[Batch]:
+    def epoch(self, epoch: int, *, start: int = 0, training: bool = True, device: torch.device | str = "cpu") -> Iterator[Batch]:
         """Yield the batches of an epoch, as ``Loader.epoch``, and log the number of skipped items.
 
         Args:
             epoch: The epoch.
             start: Number of the first batch.
             training: Whether to apply random transforms.
+            device: Device of the batches.
 
         Yields:
             The batches.
         """
         skipped, log = 0, logging.getLogger(__name__)
-        for batch in super().epoch(epoch, start=start, training=training):
+        for batch in super().epoch(epoch, start=start, training=training, device=device):
             assert isinstance(batch, StreamBatch)
             if batch.skipped and not skipped:
                 log.warning("Skipped: %s", batch.skipped[0])
@@ -176,7 +177,7 @@ class StreamLoader(Loader):
         if skipped:
             log.warning("Skipped in epoch %d: %s unusable items of %s.", epoch, f"{skipped:,}", self.stream.pattern)
 
-    def _read_in_workers(self, requests: Iterable[BatchRequest]) -> Iterator[StreamContents]:
+    def _read_in_workers(self, requests: Iterable[BatchRequest], device: torch.device | str) -> Iterator[StreamContents]:
         return self._workers.read(requests)
 
     @property
