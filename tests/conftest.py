@@ -22,13 +22,14 @@ import pytest
 import torch
 
 PROJECT = Path(__file__).resolve().parents[1]
-CUDA = torch.cuda.is_available()
 
 hypothesis.settings.register_profile("visavis", deadline=None, derandomize=True, max_examples=50)
 hypothesis.settings.load_profile("visavis")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.option.markexpr != "gpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # most expected values are those of a CPU
     shared_data = PROJECT.parent / "shared" / "data"
     if "VISAVIS_DATA" not in os.environ and shared_data.is_dir():
         os.environ["VISAVIS_DATA"] = str(shared_data)
@@ -81,7 +82,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("data") and (missing := missing_data()):
         pytest.skip(f"real data sets are missing: {', '.join(missing)}. Set VISAVIS_DATA to their folder")
-    if item.get_closest_marker("gpu") and not CUDA:
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
         pytest.skip("no CUDA device")
 
 
@@ -119,9 +120,8 @@ def default_sighup() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def seeds() -> None:
     """Every test starts with the same random state, in any order."""
-    (torch if CUDA else torch.default_generator).manual_seed(
-        0
-    )  # without CUDA, torch.manual_seed records a stack trace, which takes milliseconds
+    # Without CUDA, torch.manual_seed records a stack trace, which takes milliseconds.
+    (torch if torch.cuda.is_available() else torch.default_generator).manual_seed(0)
     np.random.seed(0)  # noqa: NPY002 - other packages use the global state
     random.seed(0)
 

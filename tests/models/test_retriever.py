@@ -170,12 +170,12 @@ def test_choose_device_without_cuda():
 
 
 @pytest.mark.gpu
-def test_retriever_on_cuda_matches_cpu(model, attention, images, monkeypatch):
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+def test_retriever_on_cuda_matches_cpu(model, attention, images):
+    """Convolutions on CUDA round to TensorFloat32, by up to 5e-4 of a value."""
     for each in (model, attention):
         expected = each.score(images, SENTENCES)
         each.matcher.cuda()
-        torch.testing.assert_close(each.score(images, SENTENCES), expected, rtol=0, atol=1e-3)
+        torch.testing.assert_close(each.score(images, SENTENCES), expected, rtol=0, atol=1e-3 * expected.abs().max().item())
 
 
 def test_encode_images_accepts_every_kind_of_image(model, images, tmp_path):

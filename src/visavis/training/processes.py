@@ -16,6 +16,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from visavis import spec, supervision
 from visavis.errors import RecipeError, ReportedByOtherProcess, RunError
+from visavis.models.device import choose_device
 from visavis.process_group import FAILURES, ONE_PROCESS, POLL_INTERVAL_S, ProcessGroup, default_store
 from visavis.recipes.recipe import Recipe
 from visavis.training.stop_signals import Stopped
@@ -53,8 +54,8 @@ def join_processes(
         return
     is_own_group = not distributed.is_initialized()
     if is_own_group:
-        if torch.cuda.is_available():
-            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        if (local_rank := int(os.environ.get("LOCAL_RANK", "0"))) < torch.cuda.device_count():
+            torch.cuda.set_device(local_rank)
         _connect(after_kill)
         _GROUPS.append(distributed.group.WORLD)
     group, store = ProcessGroup(torch.device("cpu"), distributed_group=True), default_store()
@@ -147,7 +148,7 @@ def check_processes(recipe: Recipe, group: ProcessGroup) -> None:
         group: Processes that train together.
 
     Raises:
-        RecipeError: If a supervision or the size of a batch needs fewer processes.
+        RecipeError: If a supervision, the size of a batch or the number of CUDA devices needs fewer processes.
     """
     if group.world_size == 1:
         return
@@ -155,6 +156,12 @@ def check_processes(recipe: Recipe, group: ProcessGroup) -> None:
         raise RecipeError(
             f"training.batch_size: expected at least one item for each of {group.world_size} processes, got {recipe.training.batch_size}. "
             "Set a larger batch, or start fewer processes."
+        )
+    local_processes, devices = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
+    if local_processes > devices and choose_device(recipe.training.device, "training.device").type == "cuda":
+        raise RecipeError(
+            f"training.device: expected a CUDA device for each process of this machine, got {devices} for {local_processes} processes. "
+            f'Set torchrun --nproc-per-node {devices}, or training.device = "cpu".'
         )
     for source in (spec.parse(phase.supervision, supervision.CATALOG) for phase in recipe.phases):
         if source.one_process_only:
