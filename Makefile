@@ -24,7 +24,7 @@ demo: .venv/.demo
 # Python keeps compiled files: processes that the tests start would compile the package again, in 2 s each.
 test: export PYTHONDONTWRITEBYTECODE =
 test: .venv/.dev
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations=10 -n auto --dist loadfile --no-loadscope-reorder -m 'not long and not timing'
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations=10 -n auto --dist loadfile --no-loadscope-reorder -m 'not long and not timing and not site'
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m timing $$(grep -rl --include='*.py' 'mark\.timing' tests)
 
 lint: .venv/.dev
@@ -42,6 +42,7 @@ fix: .venv/.dev
 
 docs: .venv/.dev
 	@NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m site tests/test_docs_site.py
 
 bench: .venv/.dev
 	@$(call run_all,benchmarks)

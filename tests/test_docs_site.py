@@ -16,6 +16,7 @@ PROJECT = Path(__file__).resolve().parents[1]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 SAMPLE = ["index.html", "guides/serve.html", "reference/catalogs/protocols.html"]
 LAYOUTS = [("light", 1200), ("dark", 1200), ("light", 360), ("dark", 360)]
+pytestmark = pytest.mark.site
 
 
 @pytest.fixture(scope="module")

@@ -99,6 +99,7 @@ def all_subclasses(kind):
     return kind.__subclasses__()
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("default")
 def test_tutorial_notebook_runs(tmp_path, monkeypatch):
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")

@@ -132,6 +132,7 @@ def test_learning_curve_has_each_size_and_seed_and_is_cached(recipe, healthy):
     assert "model of 100 images" not in second.tasks
 
 
+@pytest.mark.long
 def test_models_of_several_processes_equal_those_of_one(recipe, healthy, monkeypatch):
     parts = {"recipe": recipe, "overrides": {"epochs": 1}, "parts": ["mislabeled", "learning_curve"], "folds": 2, "seeds": 2}
     fork_workers(monkeypatch)

@@ -197,6 +197,7 @@ def test_listed_positives_of_5k_test(coco: Dataset, data_folder: Path, name: str
 
 
 @pytest.mark.data
+@pytest.mark.long
 def test_listed_protocol_ranks_all_candidates(coco: Dataset) -> None:
     visual, text = structured(coco)
     found = evaluate_listed(visual, text, product, coco, protocol="eccv-caption")
