@@ -106,19 +106,8 @@ def first_failure(copy: Path, near: list[str], *, everywhere: bool) -> str:
 
 def _run(copy: Path, *arguments: str) -> str:
     """The first test that fails, or another error."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-x",
-        "-q",
-        "--timeout",
-        "120",
-        "-p",
-        "no:cacheprovider",
-        "-m",
-        "not long and not timing and not site",
-    ]
+    options = ["-x", "-q", "--timeout", "120", "-p", "no:cacheprovider", "-m", "not long and not timing and not site"]
+    command = [sys.executable, "-m", "pytest", *options]
     environment = {**os.environ, "PYTHONPATH": str(copy / "src"), "OMP_NUM_THREADS": "1"}
     try:
         ended = subprocess.run(
