@@ -42,7 +42,7 @@ fix: .venv/.dev
 
 docs: .venv/.dev
 	@NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m site tests/test_docs_site.py
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m 'site and not long' tests/test_docs_site.py
 
 bench: .venv/.dev
 	@$(call run_all,benchmarks)
