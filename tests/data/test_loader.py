@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from visavis.data.dataset import ByteRange, Dataset, Image
 from visavis.data.loader import BatchSchedule, Loader, StoredFeatures, derive_seed
+from visavis.data.pixel_source import PixelSource
 from visavis.data.vocabulary import TokenizedCaptions, Vocabulary
 from visavis.errors import DataError
-from visavis.models.encoders.preprocessing import PixelSource
 from visavis.types import Encoded
 
 FIRST_WORDS = ["a", "the cat", "one red dog runs", "two boats lie on the blue lake today"]

@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from visavis.data.formats.webdataset import TarSamples
+from visavis.data.pixel_source import PixelSource
 from visavis.data.streams.shard_files import CACHE_SIZE, list_shards, open_filesystem
 from visavis.data.streams.shard_stream import ShardStream
 from visavis.data.streams.stream_loader import StreamLoader, StreamPlan, StreamSchedule
 from visavis.data.vocabulary import TokenizedCaptions, Vocabulary
 from visavis.errors import DataError, RecipeError
-from visavis.models.encoders.preprocessing import ImageConverter, PixelSource, Preprocessing
+from visavis.models.encoders.preprocessing import ImageConverter, Preprocessing
 from visavis.progress import NoProgress
 from visavis.recipes.features import open_stream
 from visavis.recipes.recipe import build_recipe

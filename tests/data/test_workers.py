@@ -22,10 +22,11 @@ from visavis.data.dataset import ByteRange, Dataset, Image
 from visavis.data.images import decode_image, random_horizontal_flip
 from visavis.data.loader import BatchSchedule, Loader
 from visavis.data.parallel import map_in_order
+from visavis.data.pixel_source import CROP_FUNCTIONS, PixelSource
 from visavis.data.vocabulary import TokenizedCaptions, Vocabulary
 from visavis.data.workers import MIN_IMAGES_FOR_WORKERS, choose_workers
 from visavis.errors import DataError
-from visavis.models.encoders.preprocessing import CROP_FUNCTIONS, MAX_JPEG_SIDE, ImageConverter, PixelSource, Preprocessing
+from visavis.models.encoders.preprocessing import MAX_JPEG_SIDE, ImageConverter, Preprocessing
 from visavis.types import Encoded
 
 CONVERTER = ImageConverter(Preprocessing(resize=(16, 16), crop=None))
@@ -51,7 +52,9 @@ def photos(tmp_path):
     images = tuple(Image(f"{i}.jpg", "train", ByteRange(tmp_path / f"{i}.jpg")) for i in range(12))
     data = Dataset("photos", images, tuple(f"photo {i}" for i in range(24)), np.arange(24) // 2)
     tokens = TokenizedCaptions(data.captions, Vocabulary.from_captions(data.captions, min_count=1))
-    return Loader(data, PixelSource(images, CONVERTER, CONVERTER, min_side=32), tokens, BatchSchedule(batch_size=5), 0)
+    in_bytes = CONVERTER.to_bytes
+    source = PixelSource(images, in_bytes, in_bytes, min_side=32, normalize=CONVERTER.preprocessing.normalize)
+    return Loader(data, source, tokens, BatchSchedule(batch_size=5), 0)
 
 
 @pytest.fixture
@@ -190,6 +193,17 @@ def test_full_decoding_reads_all_pixels(photos):
     generator = torch.Generator().manual_seed(7)
     crop = random_horizontal_flip(wide.crop(CROP_FUNCTIONS["random_area"](wide.size, generator)), generator)
     assert torch.equal(source.read(np.array([0]), seeds).vectors, converter([crop]))
+
+
+def test_batches_are_normalized_after_workers_sent_bytes(photos_with_workers):
+    source = photos_with_workers.visual
+    normalized = PixelSource(source.images, CONVERTER, CONVERTER, min_side=32)
+    direct = replace(photos_with_workers, workers=0, visual=normalized)
+    for batch, expected in zip(photos_with_workers.epoch(1), direct.epoch(1), strict=True):
+        assert torch.equal(batch.visual.vectors, expected.visual.vectors)
+        assert batch.visual.vectors.dtype == torch.float32
+    sent, _ = next(photos_with_workers._workers.read([photos_with_workers._request(*np.arange(10).reshape(2, 5), 1, 0, True)]))
+    assert sent.vectors.dtype == torch.uint8
 
 
 def test_map_in_order_keeps_order_and_first_error():

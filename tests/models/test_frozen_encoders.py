@@ -23,7 +23,8 @@ from visavis.models.encoders import feature_extraction as caching
 from visavis.models.encoders.encoder_spec import EncoderSpec, current_preprocessing_config
 from visavis.models.encoders.feature_extraction import cache_features, feature_store_folder
 from visavis.models.encoders.frozen_encoders import CPU_IMAGE_BATCH_SIZE, open_encoder, open_text_encoder, open_visual_encoder
-from visavis.models.encoders.preprocessing import MAX_RESIZED_PIXELS, Preprocessing, PreprocessorConfig
+from visavis.models.encoders.preprocessing import MAX_RESIZED_PIXELS, ImageConverter, Preprocessing, PreprocessorConfig
+from visavis.models.processor import Processor
 from visavis.process_group import ProcessGroup
 
 transformers = pytest.importorskip("transformers")
@@ -212,6 +213,27 @@ def test_preprocessing_for_crops_keeps_whole_crop(resize):
     assert whole.shape == (3, 32, 32)
     assert min(whole[:, 0].min(), whole[:, -1].min(), whole[:, :, 0].min(), whole[:, :, -1].min()) > 0.5
     assert preprocessing.for_crops.for_crops == preprocessing.for_crops
+
+
+@pytest.mark.parametrize(("resize", "crop"), [((36,), (32, 32)), ((36, 40), (36, 32)), ((40,), None), (None, None)])
+@pytest.mark.parametrize("crops", [1, 10])
+def test_bytes_are_normalized_to_the_same_pixels(resize, crop, crops):
+    preprocessing = Preprocessing(resize, crop, mean=(0.5, 0.4, 0.3), std=(0.5, 0.6, 0.7))
+    assert not preprocessing.pads
+    for image in [*sample_images(4, (50, 70)), *sample_images(4, (20, 30))]:
+        pixels = preprocessing.to_bytes(image, crops)
+        assert pixels.dtype == torch.uint8
+        assert torch.equal(preprocessing.normalize(pixels), preprocessing(image, crops))
+
+
+def test_padded_images_are_normalized_one_by_one(tmp_path):
+    processor = Processor(EncoderSpec("visual", "small-cnn", "regions"), None, None)
+    processor.__dict__["preprocess"] = ImageConverter(Preprocessing(None, (32, 32), mean=(0.5,) * 3))
+    (small,) = sample_images(1, (20, 32))
+    small.save(tmp_path / "small.png")
+    listed = [Image("small.png", "train", ByteRange(tmp_path / "small.png"))]
+    pixels = processor.open_images(listed).read_unnormalized(np.arange(1)).vectors
+    assert not pixels[0, :, :, :6].any() and torch.equal(pixels, processor.preprocess([small]))
 
 
 @pytest.mark.parametrize("size", [{"shortest_edge": 36}, {"height": 40, "width": 38}, 36])

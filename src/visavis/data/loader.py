@@ -22,6 +22,7 @@ from visavis.data.features.expert_store import ExpertStore
 from visavis.data.features.regions import RegionFeatures
 from visavis.data.features.standardization import Standardization
 from visavis.data.features.store import FeatureStore
+from visavis.data.pixel_source import PixelSource
 from visavis.data.workers import BatchReader, BatchRequest, ItemSource, WorkerPool
 from visavis.errors import DataError
 from visavis.types import Encoded, concatenate
@@ -323,7 +324,9 @@ class Loader:
         requests, sent = tee(self._request(*plan[number], epoch, number, training) for number in range(start, len(plan)))
         read = partial(self._read_in_workers, device=device) if self.workers and training else partial(map, self._reader)
         for number, (contents, request) in enumerate(zip(read(sent), requests, strict=True), start):
-            yield self._batch(request, contents, epoch, number).to(device)
+            batch = self._batch(request, contents, epoch, number).to(device)
+            # Bytes are a quarter of what workers send and the device receives.
+            yield replace(batch, visual=self.visual.normalize(batch.visual)) if isinstance(self.visual, PixelSource) else batch
 
     def _read_in_workers(self, requests: Iterable[BatchRequest], device: torch.device | str) -> Iterator[Any]:
         """Read batches in worker processes, a large one in parts."""

@@ -26,6 +26,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from visavis.data.parallel import cpu_cores
+from visavis.data.pixel_source import PixelSource
 from visavis.errors import DataError, VisavisError
 from visavis.types import Encoded
 
@@ -72,6 +73,20 @@ class ItemSource(Protocol):
             The items in the given order.
         """
         ...
+
+
+def read_unnormalized(source: ItemSource, index: np.ndarray, seeds: np.ndarray | None = None) -> Encoded:
+    """Read items for a batch, which is normalized as a whole on the device of the training.
+
+    Args:
+        source: Input of a model.
+        index: Indices of the items.
+        seeds: Seed of the random transforms of each item. None: no random transforms.
+
+    Returns:
+        The items, as ``PixelSource.read_unnormalized`` for pixels.
+    """
+    return (source.read_unnormalized if isinstance(source, PixelSource) else source.read)(index, seeds)
 
 
 @dataclass(frozen=True)
@@ -132,7 +147,7 @@ class BatchReader:
 
     def __call__(self, request: BatchRequest) -> tuple[Encoded, Encoded | None]:
         captions = request.captions[request.own_captions]
-        visual = self.visual.read(request.images[request.own_images], request.seeds)
+        visual = read_unnormalized(self.visual, request.images[request.own_images], request.seeds)
         # Only the first part of a divided batch has captions.
         return visual, self.text.read(captions) if len(captions) else None
 

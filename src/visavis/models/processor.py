@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from visavis.data.dataset import Image as ListedImage
 from visavis.data.features.standardization import Standardization
+from visavis.data.pixel_source import PixelSource
 from visavis.data.vocabulary import Vocabulary, tokenize
 from visavis.errors import RunError, VisavisError
 from visavis.models.base import Matcher
@@ -150,6 +152,21 @@ class Processor:
     def preprocess_crops(self) -> ImageConverter:
         """Converts random crops of images to the encoder's pixels, without further cropping."""
         return open_preprocessing(self.visual_spec, self.visual_encoder_folder, already_cropped=True)
+
+    def open_images(self, images: Sequence[ListedImage], augment_crop: str = "") -> PixelSource:
+        """Open listed images as pixels.
+
+        Args:
+            images: The images.
+            augment_crop: Name of the crop function of a training. "": no cropping and flipping.
+
+        Returns:
+            The pixels. They are normalized batch by batch where this is possible.
+        """
+        whole, crops, normalize = self.preprocess, self.preprocess_crops if augment_crop else None, None
+        if not whole.preprocessing.pads:
+            whole, crops, normalize = whole.to_bytes, crops and crops.to_bytes, whole.preprocessing.normalize
+        return PixelSource(images, whole, crops, augment_crop or "random_area", self.min_side, normalize)
 
     @property
     def min_side(self) -> int:

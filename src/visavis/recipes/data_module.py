@@ -26,7 +26,6 @@ from visavis.feedback.training_pairs import FeedbackPairs, FeedbackSplit, read_f
 from visavis.models import CATALOG, Matcher
 from visavis.models.base import evaluation_mode, get_vectors
 from visavis.models.encoders.frozen_encoders import VisualEncoder, open_encoder
-from visavis.models.encoders.preprocessing import PixelSource
 from visavis.models.encoders.text_backbone import EncoderTokens
 from visavis.models.inference import batches_by_length, device_score, encode_batches, encode_items, equal_batches, join_batches
 from visavis.models.layers import Whitening
@@ -122,8 +121,7 @@ class DataModule:
         texts = [*split.captions, *extra_captions] if extra_captions else split.captions
         visual: ItemSource
         if self.visual is None:
-            preprocess_crops = processor.preprocess_crops if settings.augment else None
-            visual = PixelSource(split.images, processor.preprocess, preprocess_crops, settings.augment_crop, processor.min_side)
+            visual = processor.open_images(split.images, settings.augment_crop if settings.augment else "")
         else:
             visual = StoredFeatures(self.visual, image_rows(self.visual, split), settings.crops, processor.standardization)
         if processor.vocabulary is not None:

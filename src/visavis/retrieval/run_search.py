@@ -23,7 +23,6 @@ from visavis.data.workers import ItemSource
 from visavis.errors import DataError, RunError, VisavisError
 from visavis.memory_budget import MemoryLimit
 from visavis.models.encoders.feature_extraction import cache_features
-from visavis.models.encoders.preprocessing import PixelSource
 from visavis.models.inference import consecutive_batches, encode_items, score_all_pairs
 from visavis.models.retriever import Retriever
 from visavis.progress import Progress
@@ -86,7 +85,7 @@ def _query_scores(model: Retriever, dataset: Dataset, query: str, progress: Prog
     warn_unknown_words(model, query, progress)
     source: ItemSource
     if matcher.config.visual_granularity == "pixels":
-        source = PixelSource(dataset.images, processor.preprocess, min_side=processor.min_side)
+        source = processor.open_images(dataset.images)
     else:
         features = features or cache_features(
             dataset, processor.visual_spec, on_progress=lambda done, total, per_second: progress.update("images", done, total, per_second)

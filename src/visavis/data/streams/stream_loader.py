@@ -25,7 +25,7 @@ import torch
 from visavis.data.dataset import Dataset
 from visavis.data.loader import Batch, BatchSchedule, Loader
 from visavis.data.streams.shard_stream import MAX_CAPTIONS, ShardStream, StreamImages
-from visavis.data.workers import BatchRequest, ItemSource
+from visavis.data.workers import BatchRequest, ItemSource, read_unnormalized
 from visavis.errors import DataError
 from visavis.types import Encoded
 
@@ -258,4 +258,4 @@ class StreamReader:
         seeds = None if request.seeds is None else request.seeds[selected]
         choices = np.zeros(len(items), np.int64) if seeds is None else seeds.astype(np.int64) % MAX_CAPTIONS
         text = self.text.read(items + choices * len(self.stream))
-        return self.visual.read(items, seeds), text, self.stream.ids(items)
+        return read_unnormalized(self.visual, items, seeds), text, self.stream.ids(items)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -16,12 +16,7 @@ from pydantic import Field, FiniteFloat
 from torch import Tensor
 
 from visavis import storage
-from visavis.data.dataset import Image as ListedImage
-from visavis.data.images import Box, decode_image, random_area_box, random_horizontal_flip, random_sides_box, upright_size
-from visavis.data.parallel import map_in_order
-from visavis.data.sequences import read_items
 from visavis.errors import DataError
-from visavis.types import Encoded
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -114,7 +109,7 @@ class TimmConfig:
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """Resize, crop the center, scale and normalize. A step without a value is skipped.
+    """Resize, crop the center, scale and normalize. A step without a value is skipped. Without ``scale``, pixels stay bytes.
 
     Attributes:
         resize: ``(height, width)``, or ``(shorter edge,)``, in pixels.
@@ -128,7 +123,7 @@ class Preprocessing:
     resize: tuple[int, ...] | None
     crop: tuple[int, int] | None
     resample: int = 2
-    scale: float = 1 / 255
+    scale: float | None = 1 / 255
     mean: tuple[float, ...] = (0.0, 0.0, 0.0)
     std: tuple[float, ...] = (1.0, 1.0, 1.0)
 
@@ -202,6 +197,30 @@ class Preprocessing:
         """The same preprocessing for images that are crops already. They are resized to the crop size."""
         return replace(self, resize=self.crop or _square(self.resize), crop=None)
 
+    @property
+    def to_bytes(self) -> Preprocessing:
+        """The steps before ``normalize``. They need a quarter of the memory."""
+        return Preprocessing(self.resize, self.crop, self.resample, scale=None)
+
+    @property
+    def pads(self) -> bool:
+        """Whether small images are padded. The padding is zero after normalization, and so no byte."""
+        height, width = _square(self.resize) or (0, 0)
+        return self.crop is not None and (height < self.crop[0] or width < self.crop[1])
+
+    def normalize(self, pixels: Tensor) -> Tensor:
+        """Scale and normalize bytes, on their device, with the same result as ``__call__``.
+
+        Args:
+            pixels: Result of ``to_bytes``, shape ``[..., 3, H, W]``.
+
+        Returns:
+            Pixels in float32, of the same shape.
+        """
+        assert self.scale is not None
+        mean, std = (torch.tensor(value, device=pixels.device)[:, None, None] for value in (self.mean, self.std))
+        return pixels.mul(self.scale).sub_(mean).div_(std)
+
     def __call__(self, image: Image, crops: int = 1, *, random_crops: bool = False) -> Tensor:
         """Convert an image to pixels.
 
@@ -253,8 +272,8 @@ class Preprocessing:
         def zoomed(size: tuple[int, ...] | None) -> Any:
             return size and tuple(zoom * edge for edge in size)
 
-        plain = Preprocessing(zoomed(self.resize), zoomed(self.crop), self.resample, scale=1.0)
-        return fromarray(plain(image).permute(1, 2, 0).numpy().astype(np.uint8))
+        plain = Preprocessing(zoomed(self.resize), zoomed(self.crop), self.resample, scale=None)
+        return fromarray(plain(image).permute(1, 2, 0).numpy())
 
     def _resized(self, image: Image, ten_crops_of: tuple[int, int] | None = None) -> Image:
         resize = self.resize
@@ -279,8 +298,11 @@ class Preprocessing:
     def _pixels(self, image: Image) -> Tensor:
         # NumPy instead of torch, which would start a team of threads in each reader thread.
         # Channels first: the values of a channel are adjacent, which makes the arithmetic four times as fast.
+        values = np.asarray(image.convert("RGB")).transpose(2, 0, 1)
+        if self.scale is None:
+            return torch.from_numpy(np.array(values, order="C"))
         mean, std = (np.array(value, dtype=np.float32)[:, None, None] for value in (self.mean, self.std))
-        pixels = np.multiply(np.asarray(image.convert("RGB")).transpose(2, 0, 1), np.float32(self.scale), order="C")
+        pixels = np.multiply(values, np.float32(self.scale), order="C")
         pixels -= mean
         pixels /= std
         return torch.from_numpy(pixels)
@@ -359,6 +381,11 @@ class ImageConverter:
         return torch.stack(pixels) if len(pixels) > 1 else pixels[0][None]
 
     @property
+    def to_bytes(self) -> ImageConverter:
+        """The same converter without normalization."""
+        return replace(self, preprocessing=self.preprocessing.to_bytes)
+
+    @property
     def min_side(self) -> int:
         """Shorter side that an image needs, in pixels, if a JPEG is decoded at a reduced size. 0: the preprocessing needs all pixels."""
         resize, crop = self.preprocessing.resize or (), self.preprocessing.crop or _square(self.preprocessing.resize)
@@ -369,80 +396,3 @@ class ImageConverter:
             return MAX_JPEG_SIDE
         edge = max(*resize, *crop, round(TEN_CROP_MARGIN * max(crop)) if self.crops > 1 else 0)
         return REDUCED_SIZE_MARGIN * edge
-
-
-PixelFunction = Callable[[Sequence["Image"]], Tensor]
-"""Converts images to pixels ``[N, 3, H, W]``."""
-CropFunction = Callable[[tuple[int, int], torch.Generator], Box]
-"""Samples a crop of an image of a given width and height."""
-CROP_FUNCTIONS: dict[str, CropFunction] = {"random_area": random_area_box, "random_sides": random_sides_box}
-"""Crop functions by their names in recipes."""
-
-
-class PixelSource:
-    """Pixels of a split's images, for a matcher that trains its image encoder. Training crops and flips at random.
-
-    Images are decoded in parallel, and an image that occurs twice in a batch is decoded once.
-
-    Args:
-        images: Images of the split.
-        preprocess: Converts images to pixels.
-        preprocess_crops: Converts random crops to pixels. None: no cropping and flipping.
-        crop: Name of the crop function.
-        min_side: Pixels that the shorter side of a reduced JPEG, or of its crop, keeps. 0: images are decoded in full.
-    """
-
-    def __init__(
-        self,
-        images: Sequence[ListedImage],
-        preprocess: PixelFunction,
-        preprocess_crops: PixelFunction | None = None,
-        crop: str = "random_area",
-        min_side: int = 0,
-    ):
-        self.images, self.preprocess, self.preprocess_crops = images, preprocess, preprocess_crops
-        self.crop, self.min_side = CROP_FUNCTIONS[crop], min_side
-
-    def read(self, index: np.ndarray, seeds: np.ndarray | None = None) -> Encoded:
-        """Read pixels of some images.
-
-        Args:
-            index: Indices of the images.
-            seeds: Seed of the crop and the flip of each image. None: no cropping and flipping.
-
-        Returns:
-            Pixels, shape ``[N, 3, H, W]``.
-        """
-        numbers, image_of = np.unique(index, return_inverse=True)
-        # A stream reads the bytes of all images here, because its shards are not open to threads.
-        images = read_items(self.images, numbers)
-        if self.preprocess_crops is None or seeds is None:
-            pixels = list(map_in_order(self._read_whole, images))
-            return Encoded(torch.cat([pixels[number] for number in image_of]))
-        positions = [np.flatnonzero(image_of == number) for number in range(len(images))]
-        crops = map_in_order(lambda number: self._read_crops(images[number], seeds[positions[number]]), range(len(images)))
-        rows = [row for pixels in crops for row in pixels]
-        return Encoded(torch.stack([rows[number] for number in np.argsort(np.concatenate(positions))]))
-
-    def _read_whole(self, image: ListedImage) -> Tensor:
-        return self.preprocess([image.open(self.min_side)])
-
-    def _read_crops(self, image: ListedImage, seeds: np.ndarray) -> Tensor:
-        """Read one random crop of an image for each seed. Crops are sampled first, because a small one needs more pixels of the image."""
-        assert self.preprocess_crops is not None
-        name, content = image.name, image.read()
-        size = upright_size(content, name)
-        generators = [torch.Generator().manual_seed(int(seed)) for seed in seeds]
-        boxes = [self.crop(size, generator) for generator in generators]
-        smallest = min(min(right - left, bottom - top) for left, top, right, bottom in boxes)
-        decoded = decode_image(content, name, min_side=-(-self.min_side * min(size) // smallest))
-        crops = [decoded.crop(_scaled(box, decoded.width / size[0], decoded.height / size[1])) for box in boxes]
-        if not self.min_side:  # the preprocessing does not resize
-            crops = [crop.resize((min(size),) * 2, Resampling.BICUBIC) for crop in crops]
-        return self.preprocess_crops([random_horizontal_flip(crop, generator) for crop, generator in zip(crops, generators, strict=True)])
-
-
-def _scaled(box: Box, horizontal: float, vertical: float) -> Box:
-    """The part of a reduced image that shows a crop of the whole, at least a pixel."""
-    left, top, right, bottom = round(box[0] * horizontal), round(box[1] * vertical), round(box[2] * horizontal), round(box[3] * vertical)
-    return left, top, max(right, left + 1), max(bottom, top + 1)

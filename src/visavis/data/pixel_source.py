@@ -1,0 +1,121 @@
+"""Pixels of listed images, for models that train their image encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from PIL.Image import Resampling
+from torch import Tensor
+
+from visavis.data.dataset import Image as ListedImage
+from visavis.data.images import Box, decode_image, random_area_box, random_horizontal_flip, random_sides_box, upright_size
+from visavis.data.parallel import map_in_order
+from visavis.data.sequences import read_items
+from visavis.types import Encoded
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+PixelFunction = Callable[[Sequence["Image"]], Tensor]
+"""Converts images to pixels ``[N, 3, H, W]``."""
+CropFunction = Callable[[tuple[int, int], torch.Generator], Box]
+"""Samples a crop of an image of a given width and height."""
+CROP_FUNCTIONS: dict[str, CropFunction] = {"random_area": random_area_box, "random_sides": random_sides_box}
+"""Crop functions by their names in recipes."""
+
+
+class PixelSource:
+    """Pixels of a split's images, for a matcher that trains its image encoder. Training crops and flips at random.
+
+    Images are decoded in parallel, and an image that occurs twice in a batch is decoded once.
+
+    Args:
+        images: Images of the split.
+        preprocess: Converts images to pixels.
+        preprocess_crops: Converts random crops to pixels. None: no cropping and flipping.
+        crop: Name of the crop function.
+        min_side: Pixels that the shorter side of a reduced JPEG, or of its crop, keeps. 0: images are decoded in full.
+        normalize: Normalizes the pixels of a batch, on their device. None: both functions return normalized pixels.
+    """
+
+    def __init__(
+        self,
+        images: Sequence[ListedImage],
+        preprocess: PixelFunction,
+        preprocess_crops: PixelFunction | None = None,
+        crop: str = "random_area",
+        min_side: int = 0,
+        normalize: Callable[[Tensor], Tensor] | None = None,
+    ):
+        self.images, self.preprocess, self.preprocess_crops = images, preprocess, preprocess_crops
+        self.crop, self.min_side, self._normalize = CROP_FUNCTIONS[crop], min_side, normalize
+
+    def read(self, index: np.ndarray, seeds: np.ndarray | None = None) -> Encoded:
+        """Read pixels of some images.
+
+        Args:
+            index: Indices of the images.
+            seeds: Seed of the crop and the flip of each image. None: no cropping and flipping.
+
+        Returns:
+            Pixels, shape ``[N, 3, H, W]``.
+        """
+        return self.normalize(self.read_unnormalized(index, seeds))
+
+    def normalize(self, pixels: Encoded) -> Encoded:
+        """Normalize pixels.
+
+        Args:
+            pixels: Result of ``read_unnormalized``, on any device.
+
+        Returns:
+            Pixels as of ``read``.
+        """
+        return pixels if self._normalize is None else pixels.map(self._normalize)
+
+    def read_unnormalized(self, index: np.ndarray, seeds: np.ndarray | None = None) -> Encoded:
+        """Read pixels of some images as ``read``, before ``normalize``.
+
+        Args:
+            index: Indices of the images.
+            seeds: Seed of the crop and the flip of each image. None: no cropping and flipping.
+
+        Returns:
+            Pixels, bytes if they are not normalized.
+        """
+        numbers, image_of = np.unique(index, return_inverse=True)
+        # A stream reads the bytes of all images here, because its shards are not open to threads.
+        images = read_items(self.images, numbers)
+        if self.preprocess_crops is None or seeds is None:
+            pixels = list(map_in_order(self._read_whole, images))
+            return Encoded(torch.cat([pixels[number] for number in image_of]))
+        positions = [np.flatnonzero(image_of == number) for number in range(len(images))]
+        crops = map_in_order(lambda number: self._read_crops(images[number], seeds[positions[number]]), range(len(images)))
+        rows = [row for pixels in crops for row in pixels]
+        return Encoded(torch.stack([rows[number] for number in np.argsort(np.concatenate(positions))]))
+
+    def _read_whole(self, image: ListedImage) -> Tensor:
+        return self.preprocess([image.open(self.min_side)])
+
+    def _read_crops(self, image: ListedImage, seeds: np.ndarray) -> Tensor:
+        """Read one random crop of an image for each seed. Crops are sampled first, because a small one needs more pixels of the image."""
+        assert self.preprocess_crops is not None
+        name, content = image.name, image.read()
+        size = upright_size(content, name)
+        generators = [torch.Generator().manual_seed(int(seed)) for seed in seeds]
+        boxes = [self.crop(size, generator) for generator in generators]
+        smallest = min(min(right - left, bottom - top) for left, top, right, bottom in boxes)
+        decoded = decode_image(content, name, min_side=-(-self.min_side * min(size) // smallest))
+        crops = [decoded.crop(_scaled(box, decoded.width / size[0], decoded.height / size[1])) for box in boxes]
+        if not self.min_side:  # the preprocessing does not resize
+            crops = [crop.resize((min(size),) * 2, Resampling.BICUBIC) for crop in crops]
+        return self.preprocess_crops([random_horizontal_flip(crop, generator) for crop, generator in zip(crops, generators, strict=True)])
+
+
+def _scaled(box: Box, horizontal: float, vertical: float) -> Box:
+    """The part of a reduced image that shows a crop of the whole, at least a pixel."""
+    left, top, right, bottom = round(box[0] * horizontal), round(box[1] * vertical), round(box[2] * horizontal), round(box[3] * vertical)
+    return left, top, max(right, left + 1), max(bottom, top + 1)
