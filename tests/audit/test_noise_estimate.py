@@ -18,10 +18,10 @@ def test_noise_estimate_recovers_ratio_and_precision(noise_ratio):
         estimate = NoiseEstimate.from_scores(scores, random.normal(3, 1, 2000))
         listed = estimate.precision >= 0.8
         ratios.append(estimate.noise_ratio)
-        bounds.append(estimate.max_noise_ratio >= bad.mean())
+        bounds.append((estimate.min_noise_ratio <= bad.mean(), estimate.max_noise_ratio >= bad.mean()))
         precisions.append(bad[listed].mean())
     assert np.mean(ratios) == pytest.approx(noise_ratio, rel=0.25)
-    assert np.mean(bounds) >= 0.9
+    assert (np.mean(bounds, axis=0) >= 0.9).all()
     assert np.mean(precisions) == pytest.approx(0.83, abs=0.08)
     worst_first = np.argsort(-scores, kind="stable")
     assert (np.diff(estimate.precision[worst_first]) <= 0).all()
@@ -33,6 +33,13 @@ def test_noise_estimate_of_clean_data_is_near_zero():
     assert max(ratios) < 0.01
     same = random.normal(0, 1, 1000)
     assert NoiseEstimate.from_scores(same, random.permutation(same)).noise_ratio > 0.8
+
+
+def test_bounds_of_noise_estimate_narrow_with_the_data():
+    estimates = [NoiseEstimate.from_scores(np.repeat([0.0, 9.0], [98 * n, 2 * n]), np.full(100, 9.0)) for n in (1, 10, 100)]
+    assert [estimate.noise_ratio for estimate in estimates] == [0.02] * 3
+    lower, upper = zip(*((estimate.min_noise_ratio, estimate.max_noise_ratio) for estimate in estimates), strict=True)
+    assert 0 < lower[0] < lower[1] < lower[2] < 0.02 < upper[2] < upper[1] < upper[0]
 
 
 def test_mismatch_log_odds_use_all_informative_features():

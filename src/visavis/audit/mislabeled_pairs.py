@@ -36,7 +36,7 @@ from visavis.targets import Targets
 
 # Images that are ranked against one another. A limit makes ranks of small and large data sets comparable.
 MAX_IMAGES = 1000
-# A lower share of mislabeled pairs has little effect on a training.
+# A lower share of mislabeled pairs has little effect on a training. Compared with the lower bound: four of 400 correct pairs can look wrong.
 SERIOUS_NOISE_RATIO = 0.01
 
 _FIX = "Check the first ones and fix or remove wrong pairs. If there are too many to check, train with NoisySupervision()."
@@ -79,6 +79,7 @@ class MislabeledPairs:
         suspects: The pairs, the most suspicious first.
         captions: Number of captions.
         noise_ratio: Estimated share of mislabeled pairs.
+        min_noise_ratio: Lower bound of this share with 95 % confidence.
         max_noise_ratio: Upper bound of this share with 95 % confidence.
         recall: Expected share of captions with a random image that would be listed.
         objective: Objective of the models.
@@ -88,6 +89,7 @@ class MislabeledPairs:
     suspects: tuple[SuspectPair, ...]
     captions: int
     noise_ratio: float
+    min_noise_ratio: float
     max_noise_ratio: float
     recall: float
     objective: str
@@ -102,11 +104,11 @@ class MislabeledPairs:
         if not self.suspects:
             return []
         description = (
-            f"about {self.noise_ratio:.1%} of the {self.captions:,} pairs (at most {self.max_noise_ratio:.1%}) look mislabeled to models that "
-            f"were not trained on them. {self.suspects[-1].precision:.0%} of the listed pairs are expected to be mislabeled, and the list is "
-            f"expected to contain {self.recall:.0%} of all mislabeled pairs."
+            f"about {self.noise_ratio:.1%} of the {self.captions:,} pairs ({self.min_noise_ratio:.1%} to {self.max_noise_ratio:.1%}) look "
+            f"mislabeled to models that were not trained on them. {self.suspects[-1].precision:.0%} of the listed pairs are expected to be "
+            f"mislabeled, and the list is expected to contain {self.recall:.0%} of all mislabeled pairs."
         )
-        serious = self.noise_ratio >= SERIOUS_NOISE_RATIO
+        serious = self.min_noise_ratio >= SERIOUS_NOISE_RATIO
         return [Issue("likely mislabeled pairs", len(self.suspects), description, _FIX, tuple(map(str, self.suspects)), serious)]
 
 
@@ -149,7 +151,8 @@ def find_mislabeled_pairs(
         suspects.append(suspect)
     recall = float(estimate.recall[estimate.listed[-1]]) if suspects else 0.0
     objective = data_module.recipe.phases[-1].objective
-    return MislabeledPairs(tuple(suspects), len(data.captions), estimate.noise_ratio, estimate.max_noise_ratio, recall, objective, folds)
+    ratios = estimate.noise_ratio, estimate.min_noise_ratio, estimate.max_noise_ratio
+    return MislabeledPairs(tuple(suspects), len(data.captions), *ratios, recall, objective, folds)
 
 
 def fold_models(

@@ -27,6 +27,7 @@ class NoiseEstimate:
 
     Attributes:
         noise_ratio: Estimated share of wrong items.
+        min_noise_ratio: Lower bound of this share with 95 % confidence, if correct items do not look more wrong than known wrong items do.
         max_noise_ratio: Upper bound of this share with 95 % confidence.
         precision: For each item, the expected share of wrong items among all items that look at least as wrong, shape ``[N]``.
         recall: For each item, the share of known wrong items that look at least as wrong, shape ``[N]``.
@@ -34,6 +35,7 @@ class NoiseEstimate:
     """
 
     noise_ratio: float
+    min_noise_ratio: float
     max_noise_ratio: float
     precision: np.ndarray
     recall: np.ndarray
@@ -59,6 +61,7 @@ class NoiseEstimate:
         ) / np.maximum(recall, MIN_TAIL)
         best = int(np.argmin(np.where(usable, upper, np.inf)))
         noise_ratio = float(min(above[best] / len(scores) / recall[best], 1.0)) if usable[best] else 0.0
+        lower = beta.ppf(0.05, above[best], len(scores) - above[best] + 1)  # an item reaches its own score
         precision = np.minimum(noise_ratio * recall * len(scores) / np.maximum(above, 1), 1.0)
         # The best precision of all lists that are at least as long: estimates of very short lists are too noisy.
         longest_first = np.argsort(scores, kind="stable")
@@ -66,7 +69,8 @@ class NoiseEstimate:
         order = np.argsort(-scores, kind="stable")
         precise = np.flatnonzero((precision[order] >= MIN_LIST_PRECISION) & np.isfinite(scores[order]))
         listed = order[: precise[-1] + 1] if len(precise) else order[:0]
-        return cls(noise_ratio, float(min(upper[best], 1.0)), precision, recall, listed)
+        bounds = float(min(lower / max(recall[best], MIN_TAIL), noise_ratio)), float(min(upper[best], 1.0))
+        return cls(noise_ratio, *bounds, precision, recall, listed)
 
 
 def _count_at_least(values: np.ndarray, limits: np.ndarray) -> np.ndarray:
