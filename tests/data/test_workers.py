@@ -195,6 +195,31 @@ def test_full_decoding_reads_all_pixels(photos):
     assert torch.equal(source.read(np.array([0]), seeds).vectors, converter([crop]))
 
 
+def test_idle_workers_read_batches_without_transforms(photos, photos_with_workers):
+    """Between epochs only: in an epoch, they read ahead. Neither the batches nor the epoch depend on it."""
+    images = tuple(CountedImage(image.name, image.split, image.location) for image in photos.data.images)
+    counted = replace(photos_with_workers, visual=PixelSource(images, CONVERTER, CONVERTER, min_side=32))
+    reads, expected = images[0].reads[0], contents(photos.epoch(0, stop=2, training=False))
+
+    def reads_here(loader):
+        reads.clear()
+        assert equal(contents(loader.epoch(0, stop=2, training=False)), expected)
+        return bool(reads)
+
+    assert len(expected) == 2
+    assert reads_here(counted), "no workers were started"
+    epoch = counted.epoch(1)
+    first = next(epoch)
+    assert reads_here(counted)
+    assert equal(contents([first, *epoch]), contents(photos.epoch(1)))
+    assert not reads_here(counted)
+    rank = replace(counted, rank=1, world_size=2)
+    assert len(list(rank.epoch(1))[0].images) == 2
+    assert not reads_here(rank.for_all_ranks())
+    rank.close()
+    counted.close()
+
+
 def test_batches_are_normalized_after_workers_sent_bytes(photos_with_workers):
     source = photos_with_workers.visual
     normalized = PixelSource(source.images, CONVERTER, CONVERTER, min_side=32)

@@ -302,14 +302,18 @@ class Loader:
         """Number of batches of an epoch, the same for all epochs and ranks."""
         return self.schedule.num_batches(self.data)
 
-    def epoch(self, epoch: int, *, start: int = 0, training: bool = True, device: torch.device | str = "cpu") -> Iterator[Batch]:
+    def epoch(
+        self, epoch: int, *, start: int = 0, stop: int | None = None, training: bool = True, device: torch.device | str = "cpu"
+    ) -> Iterator[Batch]:
         """Yield the batches of an epoch.
 
-        Worker processes read the batches of trainings, and stay for the next epoch. Other batches are read when they are needed.
+        Worker processes read the batches of trainings, and stay for the next epoch. Without random transforms, they read batches only between
+        epochs. Otherwise, this process reads each batch when it is needed.
 
         Args:
             epoch: The epoch.
             start: Number of the first batch.
+            stop: Number of the batch after the last one. None: the whole epoch.
             training: Whether to apply random transforms.
             device: Device of the batches.
 
@@ -321,8 +325,9 @@ class Loader:
         """
         plan = self.schedule.batches(self.data, self.seed, epoch)
         # Workers take requests ahead of the batches.
-        requests, sent = tee(self._request(*plan[number], epoch, number, training) for number in range(start, len(plan)))
-        read = partial(self._read_in_workers, device=device) if self.workers and training else partial(map, self._reader)
+        requests, sent = tee(self._request(*plan[number], epoch, number, training) for number in range(len(plan))[start:stop])
+        in_workers = self.workers and (training or ("_workers" in self.__dict__ and self._workers.is_idle))
+        read = partial(self._read_in_workers, device=device) if in_workers else partial(map, self._reader)
         for number, (contents, request) in enumerate(zip(read(sent), requests, strict=True), start):
             batch = self._batch(request, contents, epoch, number).to(device)
             # Bytes are a quarter of what workers send and the device receives.
@@ -335,6 +340,17 @@ class Loader:
         for parts, positions in split:
             visual, text = next(contents)
             yield (visual if len(parts) == 1 else _arrange(visual, islice(contents, len(parts) - 1), positions, device)), text
+
+    def for_all_ranks(self) -> Loader:
+        """Return a loader that reads the whole batches of all ranks, in the worker processes of this one.
+
+        Returns:
+            The loader.
+        """
+        loader = replace(self, rank=0, world_size=1)
+        if "_workers" in self.__dict__:
+            loader.__dict__["_workers"] = self._workers
+        return loader
 
     def close(self) -> None:
         """End the worker processes. A later epoch starts new ones."""

@@ -208,6 +208,14 @@ class WorkerPool:
             raise DataError(
                 f"training.workers: a process that reads batches ended unexpectedly ({reason}). Free memory, or set training.workers=0."
             ) from None
+        finally:
+            if self._order.requests is requests:
+                self._order.requests = ()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call of ``read`` is in progress."""
+        return self._order.requests == ()
 
     def close(self) -> None:
         """End the workers."""

@@ -231,8 +231,7 @@ class Trainer:
         result = self.data_module.evaluate(self.matcher, self.val.data, encoded=encoded)
         if not self.group.is_first:
             return {"rsum": result.metrics["rsum"], "time": {"validation_s": time.perf_counter() - started}}
-        train_loader = replace(self.train, rank=0, world_size=1)
-        train, health = validation_metrics(self.matcher, self.train_step.loss, self.supervision, train_loader, self.recipe)
+        train, health = validation_metrics(self.matcher, self.train_step.loss, self.supervision, self.train.for_all_ranks(), self.recipe)
         val, _ = validation_metrics(self.matcher, self.train_step.loss, self.supervision, self.val, self.recipe)
         # The second stage of a two-stage model scores in another unit, so its similarities are not logged.
         similarity = {} if self.matcher.rerank_top_k else {"similarity": summarize([result.score_samples])}

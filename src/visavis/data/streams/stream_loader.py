@@ -155,12 +155,15 @@ class StreamLoader(Loader):
         assert isinstance(self.data.images, StreamImages)
         return self.data.images.stream
 
-    def epoch(self, epoch: int, *, start: int = 0, training: bool = True, device: torch.device | str = "cpu") -> Iterator[Batch]:
+    def epoch(
+        self, epoch: int, *, start: int = 0, stop: int | None = None, training: bool = True, device: torch.device | str = "cpu"
+    ) -> Iterator[Batch]:
         """Yield the batches of an epoch, as ``Loader.epoch``, and log the number of skipped items.
 
         Args:
             epoch: The epoch.
             start: Number of the first batch.
+            stop: Number of the batch after the last one. None: the whole epoch.
             training: Whether to apply random transforms.
             device: Device of the batches.
 
@@ -168,7 +171,7 @@ class StreamLoader(Loader):
             The batches.
         """
         skipped, log = 0, logging.getLogger(__name__)
-        for batch in super().epoch(epoch, start=start, training=training, device=device):
+        for batch in super().epoch(epoch, start=start, stop=stop, training=training, device=device):
             assert isinstance(batch, StreamBatch)
             if batch.skipped and not skipped:
                 log.warning("Skipped: %s", batch.skipped[0])

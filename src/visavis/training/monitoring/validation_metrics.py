@@ -238,10 +238,9 @@ def validation_metrics(
     """
     matcher.eval()
     device, batches, health = device_of(matcher), list[dict[str, Any]](), dict[str, Any]()
-    for batch in loader.epoch(0, training=False):
-        moved = batch.to(device)
-        visual, text = matcher.encode_visual(moved.visual), matcher.encode_text(moved.text)
-        targets = supervision.targets(visual, text, moved).to(device)
+    for batch in loader.epoch(0, stop=recipe.training.metric_batches, training=False, device=device):
+        visual, text = matcher.encode_visual(batch.visual), matcher.encode_text(batch.text)
+        targets = supervision.targets(visual, text, batch).to(device)
         visual, text = matcher.first_stage_items(visual), matcher.first_stage_items(text)
         scores = score_matrix(matcher.score, visual, text, recipe.memory or None)
         with evaluation_mode(loss):  # a loss in training mode gathers over processes
@@ -255,8 +254,6 @@ def validation_metrics(
             **({} if matcher.scale is None else {"scale": matcher.scale().item(), "scale_bounds": matcher.scale.bounds}),
         }
         batches.append({"loss": value, **similarities(scores, targets), **queries_with_gradient(loss.objective, scaled, targets)})
-        if len(batches) == recipe.training.metric_batches:
-            break
     return summarize(batches), health
 
 
