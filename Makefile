@@ -5,11 +5,12 @@ SOURCES := src tests tools $(wildcard benchmarks studies examples)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint fix docs bench study golden release-check
+.PHONY: help demo test slow lint fix docs bench study golden release-check
 
 help:
 	@echo 'make demo      set up, then train, compare and search synthetic scenes (offline, about two minutes)'
-	@echo 'make test      set up, then run the whole suite'
+	@echo 'make test      set up, then run the tests'
+	@echo 'make slow      run the tests that start processes or a browser, or take seconds'
 	@echo 'make lint      style, formatting, types, import rules'
 	@echo 'make fix       fix style and formatting'
 	@echo 'make docs      build the documentation site into site/: open site/index.html'
@@ -24,8 +25,13 @@ demo: .venv/.demo
 # Python keeps compiled files: processes that the tests start would compile the package again, in 2 s each.
 test: export PYTHONDONTWRITEBYTECODE =
 test: .venv/.dev
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations=10 -n auto --dist loadfile --no-loadscope-reorder -m 'not long and not timing and not site'
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations=10 -n auto --dist loadfile --no-loadscope-reorder -m 'not slow and not long and not timing and not site'
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m timing $$(grep -rl --include='*.py' 'mark\.timing' tests)
+
+# Tests that start processes, or take about two seconds each.
+slow: export PYTHONDONTWRITEBYTECODE =
+slow: .venv/.dev
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations=10 -n auto --dist loadfile --no-loadscope-reorder -m 'slow and not long'
 
 lint: .venv/.dev
 	@failed=; \

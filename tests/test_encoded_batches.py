@@ -137,6 +137,7 @@ class Largest(TorchDispatchMode):
         return made
 
 
+@pytest.mark.slow
 def test_encoded_batches_are_never_all_padded(scored):
     matcher, visual, texts, kept = scored
     padded = texts.vectors.numel() * texts.vectors.itemsize

@@ -44,6 +44,7 @@ def test_sources_without_installation_are_one_error(monkeypatch):
         check_environment()
 
 
+@pytest.mark.slow
 def test_check_environment_imports_no_optional_package():
     program = """
 import sys, time, torch

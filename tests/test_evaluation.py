@@ -62,6 +62,7 @@ def integer_embeddings(draw: st.DrawFn) -> tuple[Encoded, Encoded, Tensor, Tenso
     return Encoded(visual), Encoded(text), image_ids, text_ids
 
 
+@pytest.mark.slow
 @given(integer_embeddings(), st.integers(1, 30), st.integers(1, 30), st.sampled_from(TIES))
 def test_evaluate_tiles_match_full_matrix(embeddings: tuple[Encoded, Encoded, Tensor, Tensor], rows: int, columns: int, ties: str) -> None:
     visual, text, image_ids, text_ids = embeddings

@@ -83,6 +83,7 @@ def run_tutorial(hub: Hub) -> dict[str, float]:
     return seconds
 
 
+@pytest.mark.slow
 def test_tutorial_reaches_web_ui_from_empty_folder(hub, photos):
     hub.downloads.clear()
     run_tutorial(hub)
@@ -107,6 +108,7 @@ def test_tutorial_with_500_photos(hub, photos, tmp_path_factory):
     assert sum(seconds.values()) < 600
 
 
+@pytest.mark.slow
 def test_model_outside_the_table_has_the_license_of_its_page(hub, photos, dual_encoders):
     command = Command(Path("output"), "index", "photos", "--model", "tiny/good", environment=hub.environment)
     assert command.wait(300) == 0, command.output_text
@@ -132,6 +134,7 @@ def download_all() -> None:
         sys.stdout.write(f"tiny/new {type(error).__name__} {error}\n")
 
 
+@pytest.mark.slow
 def test_failed_downloads_end_in_one_error(hub, photos):
     hub.faults.update({"tiny/cut": "cut", "tiny/wrong": "wrong"})
     command = Command(Path("output"), program=download_all, environment=hub.environment)

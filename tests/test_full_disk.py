@@ -19,6 +19,8 @@ from visavis.errors import VisavisError
 from visavis.retrieval.index_folder import Index
 from visavis.synthetic import write_synthetic_scenes
 
+pytestmark = pytest.mark.slow
+
 RECIPE = """
 name = "tiny"
 visual = { encoder = "scenes", granularity = "pooled" }

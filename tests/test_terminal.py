@@ -120,6 +120,7 @@ def test_train_reads_a_recipe_with_byte_order_mark(call, run, tmp_path):
     assert json.loads(out)["run"] == "run"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="a shell with pipefail")
 @pytest.mark.parametrize("command", ["catalog formats", pytest.param("catalog formats --json", marks=pytest.mark.long)])
 def test_closed_pipe_ends_a_command_without_message(command):

@@ -83,6 +83,7 @@ def noisy(tmp_path_factory):
     return write_synthetic_scenes(tmp_path_factory.mktemp("noisy") / "scenes", num_val=20, **SIZES, noise_ratio=0.1)
 
 
+@pytest.mark.slow
 def test_audit_finds_planted_mislabeled_pairs(good_recipe, noisy):
     """Eleven seeds found 62 to 97 % of the planted pairs, 16 to 20 of them first, and a noise ratio within 0.031."""
     audit = visavis.data_audit(noisy, recipe=good_recipe, parts=["captions", "mislabeled"], folds=2)
@@ -102,6 +103,7 @@ def test_audit_finds_planted_mislabeled_pairs(good_recipe, noisy):
     assert first.best_image != first.image
 
 
+@pytest.mark.slow
 def test_audit_of_clean_data_finds_little_noise_and_is_cached(good_recipe, tmp_path):
     """Eleven seeds estimated 0.4 to 2.1 % of noise in 400 pairs, with lower bounds of at most 0.6 %."""
     clean, first, second = write_synthetic_scenes(tmp_path / "scenes", num_val=1, **SIZES), Listener(), Listener()
@@ -116,6 +118,7 @@ def test_audit_of_clean_data_finds_little_noise_and_is_cached(good_recipe, tmp_p
     assert second.tasks.isdisjoint({"fold 1 of 2", "reading images"})
 
 
+@pytest.mark.slow
 def test_learning_curve_has_each_size_and_seed_and_is_cached(recipe, healthy):
     first, second = Listener(), Listener()
     curve = visavis.data_audit(healthy, recipe=recipe, overrides=SHORT, parts=["learning_curve"], seeds=2, progress=first).learning_curve

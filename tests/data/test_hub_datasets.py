@@ -21,6 +21,7 @@ from .test_image_tables import png, rows, write_parquet
 
 pytest.importorskip("huggingface_hub")
 wds = pytest.importorskip("webdataset", reason="webdataset is not installed: pip install -e '.[dev]'")
+pytestmark = pytest.mark.slow
 NAMES = ("good", "cut", "wrong", "configs", "shards", "text")
 
 

@@ -214,7 +214,7 @@ def test_idle_workers_read_batches_without_transforms(photos, photos_with_worker
     assert equal(contents([first, *epoch]), contents(photos.epoch(1)))
     assert not reads_here(counted)
     rank = replace(counted, rank=1, world_size=2)
-    assert len(list(rank.epoch(1))[0].images) == 2
+    assert len(next(iter(rank.epoch(1))).images) == 2
     assert not reads_here(rank.for_all_ranks())
     rank.close()
     counted.close()
@@ -264,6 +264,7 @@ def processes_of_session(number: int) -> list[str]:
     return [state for state, _, _, session, *_ in states if int(session) == number and state != "Z"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGKILL])
 def test_stop_signal_ends_training_and_workers(tmp_path, stop):
     """SIGTERM to the whole process group, as job schedulers and terminals send it. SIGKILL to the training alone."""
@@ -310,6 +311,7 @@ def test_reduced_decoding_keeps_modes_and_orientation(tmp_path):
         assert np.abs(pixels[0] - pixels[1]).mean() < 2, name
 
 
+@pytest.mark.slow
 def test_training_with_workers_equals_training_without(tmp_path):
     """Validations read in the training process while the workers are in an epoch."""
     scenes = visavis.data_scenes(tmp_path / "scenes", num_train=16, num_val=6, num_test=6, size=48)

@@ -17,6 +17,8 @@ from visavis.errors import RefusedOverwrite
 from visavis.progress import NoProgress
 from visavis.recipes.files import read_recipe
 
+pytestmark = pytest.mark.slow
+
 SMALL = DemoSettings(
     num_train=50,
     num_val=10,

@@ -123,6 +123,7 @@ def test_explain_writes_plot_and_returns_attention(model, photo, tmp_path, monke
     assert content["regions"] == [6, 6]
 
 
+@pytest.mark.slow
 def test_explain_plots_limited_number_of_words(model, photo, tmp_path):
     result = visavis.explain(model, photo, "red " * 100, out=tmp_path / "long.png")
     assert len(result.words) == 100

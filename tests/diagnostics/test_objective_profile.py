@@ -107,6 +107,7 @@ def test_profile_of_every_objective_is_finite(kind):
     assert found.name == f"{kind.__name__}()"
 
 
+@pytest.mark.slow
 def test_profile_report_holds_plots_and_values(tmp_path):
     out = tmp_path / "anatomy"
     found = visavis.anatomy(["Unified(gamma=1)", "Unified(gamma=1.0)", "Goal(pair='lin')"], out=out)

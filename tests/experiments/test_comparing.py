@@ -69,6 +69,7 @@ def test_compare_table_and_selection_by_validation(plain):
     assert json.loads((plain.folder / "comparison.json").read_text())["best"] == plain.best.name
 
 
+@pytest.mark.slow
 def test_compare_resume_trains_only_missing_seeds(plain):
     before = result_mtimes(plain)
     again = visavis.compare(resume=plain.folder, trec=True, workers=1)
@@ -119,6 +120,7 @@ def test_compare_is_identical_with_ray(plain, recipe, tmp_path):
 WORKER_KILLED = "workers: a process was killed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "target", "number", "code", "message"),
     [
@@ -195,6 +197,7 @@ def test_compare_selects_grid_point_by_validation(recipe, tmp_path):
     assert len(grid.table.rows) == 1
 
 
+@pytest.mark.slow
 def test_compare_budget_drops_settings_by_validation(recipe, tmp_path):
     grid = "phases.0.optimizer.lr=[1e-7, 1e-6, 1e-3, 1e-2]"
     raced = visavis.compare(recipe, grid=grid, seeds=2, budget="1h", out=tmp_path / "race", workers=1)
@@ -339,6 +342,7 @@ def test_worker_ends_when_stopped_after_training(tmp_path):
     assert Command(tmp_path / "output", program=run_stopped_worker).wait(50) == 128 + signal.SIGTERM
 
 
+@pytest.mark.slow
 def test_script_without_main_guard_starts_workers(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(

@@ -94,6 +94,7 @@ def test_feedback_columns_and_statistics_are_in_every_table(with_feedback):
     assert f"{other}: in order" in page
 
 
+@pytest.mark.slow
 def test_feedback_stays_in_folder_and_covers_new_seeds(with_feedback, votes, tmp_path):
     comparison, _ = with_feedback
     folder = shutil.copytree(comparison.folder, tmp_path / "moved")

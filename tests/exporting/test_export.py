@@ -148,6 +148,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cases", [pytest.param(DAILY, id="daily"), *CASES])
 def test_exported_folder_works_without_visavis(cases, dual_encoders, inputs, tmp_path):
     runs, folders = [], {}

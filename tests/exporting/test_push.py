@@ -22,6 +22,7 @@ from visavis.errors import SpecError
 from visavis.models.hub_upload import validate_repo
 
 pytest.importorskip("huggingface_hub")
+pytestmark = pytest.mark.slow
 
 
 class Hub(ThreadingHTTPServer):

@@ -261,6 +261,7 @@ def test_coherence_report_is_offline_and_marks_items(comparison):
     assert "trained with the same relevance estimator" in text
 
 
+@pytest.mark.slow
 def test_coherence_report_escapes_captions_without_pixels(comparison):
     nasty = "<script>alert('x')</script> & \"quotes\" $x_1$"
     bare = replace(comparison.data, images=tuple(replace(image, location=None) for image in comparison.data.images), captions=(nasty,) * 80)

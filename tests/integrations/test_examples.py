@@ -60,6 +60,7 @@ def test_integration_guide_code_runs(page, tmp_path, monkeypatch):
         assert names["memory_loss"](items, labels) > 0 < names["views_loss"](items, items.flip(0))
 
 
+@pytest.mark.slow
 def test_integrations_do_not_import_their_library():
     modules = ("lightning", "pytorch_metric_learning", "open_clip", "sentence_transformers", "transformers")
     program = f"""

@@ -231,6 +231,7 @@ def test_mteb_encoder_follows_protocol(dual_encoders):
     torch.testing.assert_close(encoder.similarity(one.numpy(), two).diagonal(), encoder.similarity_pairwise(one, two.numpy()))
 
 
+@pytest.mark.slow
 def test_mteb_command_lists_unknown_tasks_and_missing_data(dual_encoders, tmp_path, monkeypatch):
     clip = dual_encoders / "clip"
     with pytest.raises(VisavisError, match=mentions("tasks", "NoSuchTask", "available-tasks")):

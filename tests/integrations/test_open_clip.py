@@ -115,6 +115,7 @@ def test_clip_loss_rejects_unsupported_options():
         ClipLoss("Unified()")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # raised by torch.compile for scales on a graph
 @pytest.mark.parametrize("objective", [NTXent(), pytest.param(Unified(gamma=5), marks=pytest.mark.long)], ids=str)
 def test_clip_loss_compiles(objective):

@@ -214,6 +214,7 @@ def test_visavis_loss_trains_scale_with_trainer(tmp_path):
     assert trainer.evaluate()["eval_loss"] < before
 
 
+@pytest.mark.slow
 def test_trainer_saves_and_resumes_learned_scale(tmp_path):
     pytest.importorskip("accelerate")
     data = pytest.importorskip("datasets").Dataset.from_dict(COLUMNS)

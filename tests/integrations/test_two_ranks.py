@@ -14,6 +14,7 @@ from visavis.integrations.sentence_transformers import VisavisLoss
 from visavis.integrations.transformers import TrainerLoss
 from visavis.objectives import NTXent, Unified
 
+pytestmark = pytest.mark.slow
 LABELS = torch.tensor([1, 2, 1, 3, 3, 1])
 PARTS = (slice(0, 4), slice(4, 6))
 

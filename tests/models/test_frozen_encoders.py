@@ -390,6 +390,7 @@ def cache_part(rank, size, meeting, dataset, specs, out):
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", ["processes", pytest.param("ray", marks=pytest.mark.long)])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_shared_features_equal_those_of_one_process(folders, dataset, tmp_path, share):

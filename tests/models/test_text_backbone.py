@@ -141,6 +141,7 @@ def world(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_run_with_text_backbone_resumes_and_moves(bert, world, tmp_path, monkeypatch):
     recipe = tmp_path / "tiny.toml"
     recipe.write_text(RECIPE)

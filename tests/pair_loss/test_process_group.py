@@ -11,6 +11,7 @@ from visavis.objectives import Unified
 
 from . import group_cases
 
+pytestmark = pytest.mark.slow
 CASES = {2: group_cases.daily_names(), 4: [name for name, _ in group_cases.cases(1, 0)]}
 """Names of cases by the number of processes."""
 ITEM_INPUTS = {"images", "texts", "extra_images", "extra_texts", "query_offline_scores", "candidate_offline_scores"}

@@ -282,6 +282,7 @@ def kill_repeatedly(run, photos, folder, delays, store):
     return killed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("times", "store"), [(3, "items"), pytest.param(20, "", marks=pytest.mark.long), pytest.param(20, "items.db", marks=pytest.mark.long)]
 )

@@ -105,6 +105,7 @@ def test_index_update_equals_new_index(late_run, photos, tmp_path):
     assert equal(content(tmp_path / "index"), content(tmp_path / "new"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [2, pytest.param(10, marks=pytest.mark.long)])
 def test_index_is_complete_after_repeated_kills(late_run, photos, tmp_path, times):
     moments = random.Random(times)

@@ -237,6 +237,7 @@ for thread in threads:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [1, pytest.param(5, marks=pytest.mark.long)])
 def test_store_changes_are_atomic_when_killed(tmp_path, rounds):
     names, moments = ["folder", "file.db"], random.Random(rounds)
@@ -294,6 +295,7 @@ def test_lance_store_rebuilds_missing_snapshot(tmp_path):
         assert writer.search(vector, 1) == [[Neighbor("b", 4.0)]]
 
 
+@pytest.mark.slow
 def test_lance_store_reports_object_storage_errors(object_storage):
     with pytest.raises(DataError, match=r"^s3://bucket/none: expected a table of items, got none"):
         LanceStore("s3://bucket/none")

@@ -15,6 +15,7 @@ from .conftest import MARKUP, photo, served
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install 'visavis[dev]'")
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: apt install chromium"),
     pytest.mark.filterwarnings("ignore"),
 ]

@@ -55,6 +55,7 @@ def small(dual_encoders, few_scenes):
     return {"data.path": str(few_scenes), "visual.encoder": encoder, "text.encoder": encoder, **sizes}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_each_variant_resumes_loads_and_runs_every_command(variant, small, few_scenes, in_pieces, outcome, tmp_path):
     whole = visavis.train(f"clip/{variant}", overrides=small, out=tmp_path / "whole")

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from tests.processes import Command
 
+pytestmark = pytest.mark.slow
+
 TESTS = Path(__file__).with_name("on_elsewhere.py")
 
 

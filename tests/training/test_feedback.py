@@ -230,6 +230,7 @@ def test_feedback_without_judgments_is_rejected(records, recipe, scenes, tmp_pat
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_feedback_run_ignores_line_order_and_resumes_exactly(without, recipe, scenes, votes, outcome, in_pieces, command_line, tmp_path):
     run, file = tmp_path / "run", write(tmp_path / "votes.jsonl", votes)
     changes = [f"{key}={value}" for key, value in SHORT.items()]
@@ -280,6 +281,7 @@ def test_resume_rejects_changed_feedback(stop_at, recipe, scenes, votes, tmp_pat
     assert visavis.evaluate(tmp_path / "run").metrics["rsum"] > 0  # what was learned does not need the file
 
 
+@pytest.mark.slow
 def test_feedback_query_features_are_computed(scenes, votes, tmp_path, monkeypatch):
     """Features of each text are read from the store of its number, for captions and judged sentences in one batch."""
     monkeypatch.setattr(caching, "has_native_bfloat16", lambda _: False)  # stores in full precision, whatever the processor has
@@ -321,6 +323,7 @@ def test_feedback_pairs_use_later_judgment_of_one_image(scenes):
     ] == [0, 1]
 
 
+@pytest.mark.slow
 def test_training_starts_from_model_of_run(without, recipe, scenes, votes, outcome, in_pieces, tmp_path):
     given = {"feedback": write(tmp_path / "votes.jsonl", votes), "overrides": {**SHORT, "start_from": str(without)}}
     run = train(recipe, scenes, tmp_path / "run", **given)

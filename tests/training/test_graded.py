@@ -95,6 +95,7 @@ def test_ladder_improves_coherence_over_its_first_level(recipe, scenes, tmp_path
     assert (ladder - triplet).abs().max() > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     [

@@ -209,6 +209,7 @@ def test_waiting_for_data_raises_alert():
         assert find_alerts(row(images=9.0) | {"time": enough}) == {}
 
 
+@pytest.mark.slow
 def test_log_and_progress_show_time_waiting_for_data(recipe, scenes, tmp_path, monkeypatch):
     read, shares = BatchReader.__call__, []
 

@@ -86,6 +86,7 @@ def test_mining_prints_numbers_and_examples(run, command_line, tmp_path):
     assert len(report["examples"]) == 5
 
 
+@pytest.mark.slow
 def test_preselection_of_all_candidates_is_exact(scenes, tmp_path):
     values = tmp_path / "scan.toml"
     values.write_text(
@@ -153,6 +154,7 @@ def test_ranks_read_parts_of_the_extended_batch():
         assert np.concatenate([part.captions for part in ranks]).tolist() == batch.captions.tolist()
 
 
+@pytest.mark.slow
 def test_filter_drops_planted_copies(scenes, recipe, tmp_path):
     """Every image has a copy under another name: without the filter, the copy is among the negatives. All negatives are listed."""
     lines = [json.loads(line) for line in (scenes / "captions.jsonl").read_text().splitlines()]
@@ -182,6 +184,7 @@ def test_filter_drops_planted_copies(scenes, recipe, tmp_path):
     assert share_of_copies() == 0
 
 
+@pytest.mark.slow
 def test_mined_phase_trains_and_resumes_exactly(run, scenes, recipe, outcome, in_pieces, listener, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     visavis.mine(run, out="n.safetensors")

@@ -200,6 +200,7 @@ TWO_STEPS = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_two_phase_vsepp_resumes_in_either_phase(few_scenes, stop_at, outcome, tmp_path):
     """Stopped in both phases, the run ends as the uninterrupted one, augmentation included."""
     whole, run = tmp_path / "whole", tmp_path / "run"

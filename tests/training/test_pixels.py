@@ -179,6 +179,7 @@ optimizer = { name = "SGD", lr = 1e-2, lr_multipliers = { backbone = 0.01 } }
 """
 
 
+@pytest.mark.slow
 def test_frozen_backbone_and_loss_warmup_resume_exactly(few_scenes, outcome, stop_at, tmp_path):
     (tmp_path / "grid.toml").write_text(RECIPE)
     visavis.train(tmp_path / "grid.toml", data=few_scenes, out=tmp_path / "whole")
@@ -192,6 +193,7 @@ def test_frozen_backbone_and_loss_warmup_resume_exactly(few_scenes, outcome, sto
     assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_loss_warmup_starts_at_zero(few_scenes, stop_at, tmp_path):
     (tmp_path / "grid.toml").write_text(RECIPE)
 

@@ -30,6 +30,8 @@ from visavis.training.encoder_blocks import synchronize_batch_norm
 from visavis.training.processes import check_processes
 from visavis.types import Encoded
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def recipes(tmp_path_factory) -> dict[str, Path]:

@@ -52,6 +52,7 @@ def while_writing(step):
     return lambda process: process.step >= step and process.writing
 
 
+@pytest.mark.slow
 def test_killed_run_resumes_exactly(training, recipe, scenes, uninterrupted, outcome, tmp_path):
     """Kills before the first checkpoint, during a write, twice at the same step, and in the second phase."""
     run = tmp_path / "run"
@@ -72,6 +73,7 @@ def test_ten_random_kills_resume_exactly(training, recipe, scenes, uninterrupted
     assert outcome(run) == outcome(uninterrupted(autocast))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", STOP_SIGNALS)
 def test_signals_save_and_report_how_to_resume(training, recipe, scenes, uninterrupted, outcome, tmp_path, stop, default_sighup):
     """SIGINT, SIGTERM and SIGHUP end with the exit code of the shell's convention."""
@@ -84,6 +86,7 @@ def test_signals_save_and_report_how_to_resume(training, recipe, scenes, uninter
     assert outcome(run) == outcome(uninterrupted(False))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("autocast", "longest"), [pytest.param(False, 4, marks=pytest.mark.long), (True, 8)])
 def test_run_stopped_every_few_steps_resumes_exactly(recipe, scenes, uninterrupted, outcome, in_pieces, tmp_path, autocast, longest):
     """Stops are also within accumulation groups, right after validations, and between phases."""
@@ -167,6 +170,7 @@ def test_resume_needs_run_and_train_never_overwrites(uninterrupted, recipe, scen
         visavis.train(recipe, data=scenes, out=uninterrupted(False))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="there are no such terminals here")
 def test_closed_terminal_saves_run(recipe, scenes, tmp_path, default_sighup):
     """Messages cannot be printed, but the run is saved and the exit code is that of SIGHUP."""

@@ -106,6 +106,7 @@ def supervision_of(run):
     return load_file(last / "supervision.safetensors")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["AOQ", "NCR", "weights"])
 def test_supervised_run_resumes_exactly(name, recipes, scenes, outcome, in_pieces, tmp_path):
     plan = {"AOQ": {}, "NCR": {"training.batches_per_epoch": 4}, "weights": {"training.batch_size": 16}}[name]
@@ -250,6 +251,7 @@ def test_offline_negatives_reject_one_image(recipes, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_noisy_supervision_detects_mismatched_captions(recipes, tmp_path):
     write_codes(tmp_path, train=240, val=24)
     overrides = {
@@ -455,6 +457,7 @@ def test_pair_targets_are_on_device_of_batch(monkeypatch):
     assert PairSupervision(by="position").targets(None, None, batch) == "another device"
 
 
+@pytest.mark.slow
 def test_learned_weights_detect_mismatched_captions(recipes, tmp_path):
     write_codes(tmp_path, train=240, val=12)
     overrides = {"data.noise_ratio": 0.4, "visual": {"features": "precomp"}, "epochs": 14, "training.batch_size": 24}

@@ -176,6 +176,7 @@ def test_missing_package_of_tracker_names_extra(scenes, tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_resumed_training_is_tracked_as_undisturbed_one(recipe, scenes, stop_at, tmp_path):
     run = tmp_path / "run"
     overrides = {"training.track": ["tensorboard"], "phases.0.optimizer.lr": 1e-12, "phases.1.optimizer.lr": 1e-12}

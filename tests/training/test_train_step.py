@@ -128,6 +128,7 @@ def test_encoder_blocks_are_the_outer_layers(clip, tmp_path):
     assert [type(block).__name__ for block in blocks] == ["CLIPEncoderLayer"] * 4
 
 
+@pytest.mark.slow
 def test_float16_resumes_with_its_gradient_scale(recipe, scenes, tmp_path):
     """The scale halves at each step whose gradient overflows, so it is part of the state."""
     values = {"data.path": str(scenes), "training.autocast": "float16", "training.threads": 1}

@@ -173,6 +173,7 @@ def test_invalid_frame_rates_are_rejected(folder, recipe, overrides, sentence):
         visavis.train(recipe, data=folder, overrides=overrides)
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_msvd_mini_trains_and_ranks(data_folder, recipe, tmp_path):
     """Thirteen clips of eight stored frames, encoded as mp4 at two frames per second."""

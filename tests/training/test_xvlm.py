@@ -53,6 +53,7 @@ def batch(size=6):
     return Encoded(torch.randn(size, 3, 16, 16)), Encoded(words, mask)
 
 
+@pytest.mark.slow
 def test_xvlm_run_resumes_exactly(recipe, run, scenes, outcome, in_pieces, tmp_path):
     assert in_pieces(recipe, tmp_path / "pieces", data=scenes) > 2
     assert outcome(tmp_path / "pieces") == outcome(run)
@@ -114,6 +115,7 @@ def test_every_command_ranks_in_two_stages(run, scenes):
     assert visavis.evaluate([run, run]).metrics == found
 
 
+@pytest.mark.slow
 def test_moved_run_loads_without_initial_bert(recipe, scenes, towers, tmp_path):
     shutil.copytree(towers / "bert", tmp_path / "bert")
     visavis.train(recipe, data=scenes, out=tmp_path / "run", overrides={"text.encoder": str(tmp_path / "bert")})
