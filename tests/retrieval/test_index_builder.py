@@ -229,12 +229,18 @@ def test_index_with_pretrained_dual_encoder(dual_encoders, photos, tmp_path):
     assert search_index(Index.open(tmp_path / "index"), SearchQuery.from_text("a red circle")).hits
 
 
-def test_index_keeps_full_decoding(dual_encoders, tmp_path):
-    photos = tmp_path / "photos"
-    photos.mkdir()
+@pytest.fixture
+def large_photos(tmp_path):
+    """Six JPEG images of 400 x 300 pixels, which are decoded at a reduced size by default."""
+    folder = tmp_path / "large"
+    folder.mkdir()
     for number, pixels in enumerate(np.random.default_rng(0).integers(0, 255, (6, 30, 40, 3), np.uint8)):
-        Image.fromarray(pixels).resize((400, 300)).save(photos / f"{number}.jpg")
-    model = dual_encoders / "clip"
+        Image.fromarray(pixels).resize((400, 300)).save(folder / f"{number}.jpg")
+    return folder
+
+
+def test_index_keeps_full_decoding(dual_encoders, large_photos, tmp_path):
+    photos, model = large_photos, dual_encoders / "clip"
     decoded = [Image.open(path) for path in sorted(photos.iterdir())]
     expected = visavis.load(model).encode_images(decoded).numpy()
     differences = {}
@@ -301,6 +307,19 @@ def test_index_on_ray_equals_local_index(run, photos, tmp_path):
     build(run, photos, tmp_path / "ray", engine="ray", workers=2)
     build(run, photos, tmp_path / "local")
     assert equal(content(tmp_path / "ray"), content(tmp_path / "local"))
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_index_on_ray_keeps_full_decoding(dual_encoders, large_photos, tmp_path):
+    for name, settings in {
+        "ray": {"engine": "ray", "workers": 2, "full_decoding": True},
+        "full": {"full_decoding": True},
+        "reduced": {},
+    }.items():
+        build(dual_encoders / "clip", large_photos, tmp_path / name, **settings)
+    assert equal(content(tmp_path / "ray"), content(tmp_path / "full"))
+    assert not equal(content(tmp_path / "ray"), content(tmp_path / "reduced"))
 
 
 def test_index_skips_links_outside_source(run, photos, tmp_path):
