@@ -105,13 +105,14 @@ def test_audit_finds_planted_mislabeled_pairs(good_recipe, noisy):
 
 @pytest.mark.slow
 def test_audit_of_clean_data_finds_little_noise_and_is_cached(good_recipe, tmp_path):
-    """Eleven seeds estimated 0.4 to 2.1 % of noise in 400 pairs, with lower bounds of at most 0.6 %."""
+    """Seventy seeds estimated 0.4 to 2.3 % of noise in 400 pairs, with lower bounds of at most 1.0 %, which one reached."""
     clean, first, second = write_synthetic_scenes(tmp_path / "scenes", num_val=1, **SIZES), Listener(), Listener()
     parts = {"recipe": good_recipe, "folds": 2, "parts": ["duplicates", "captions", "mislabeled"]}
     audit = visavis.data_audit(clean, **parts, progress=first)
     assert audit.mislabeled_pairs.noise_ratio < 0.04
+    assert audit.mislabeled_pairs.min_noise_ratio < 0.015
     # Random scenes can be equal.
-    assert {issue.kind for issue in audit.issues if issue.serious} <= {"copies in one split"}
+    assert {issue.kind for issue in audit.issues if issue.serious} <= {"likely mislabeled pairs", "copies in one split"}
     assert "fold 1 of 2" in first.tasks
     again = visavis.data_audit(clean, **parts, progress=second)
     assert {**again.to_json(), "seconds": 0} == {**audit.to_json(), "seconds": 0}
