@@ -9,8 +9,8 @@ SOURCES := src tests tools $(wildcard benchmarks studies examples)
 
 help:
 	@echo 'make demo      set up, then train, compare and search synthetic scenes (offline, about two minutes)'
-	@echo 'make test      set up, then run the tests'
-	@echo 'make slow      run the tests that start processes or a browser, or take seconds'
+	@echo 'make test      set up, then run the tests, without the slow ones'
+	@echo 'make slow      run the slow tests, such as those that start processes or a browser'
 	@echo 'make lint      style, formatting, types, import rules'
 	@echo 'make fix       fix style and formatting'
 	@echo 'make docs      build the documentation site into site/: open site/index.html'
@@ -28,7 +28,7 @@ test: .venv/.dev
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations=10 -n auto --dist loadfile --no-loadscope-reorder -m 'not slow and not long and not timing and not site'
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m timing $$(grep -rl --include='*.py' 'mark\.timing' tests)
 
-# Tests that start processes, or take about two seconds each.
+# Tests that take more than about 1.5 s, such as those that start processes.
 slow: export PYTHONDONTWRITEBYTECODE =
 slow: .venv/.dev
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations=10 -n auto --dist loadfile --no-loadscope-reorder -m 'slow and not long'

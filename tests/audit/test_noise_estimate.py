@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from visavis.audit.learning_curve import extrapolate
+from visavis.audit.mislabeled_pairs import MislabeledPairs, SuspectPair
 from visavis.audit.noise_estimate import NoiseEstimate, mismatch_log_odds
 
 SIZES = np.repeat([750, 1500, 3000, 6000], 3)
@@ -40,6 +41,17 @@ def test_bounds_of_noise_estimate_narrow_with_the_data():
     assert [estimate.noise_ratio for estimate in estimates] == [0.02] * 3
     lower, upper = zip(*((estimate.min_noise_ratio, estimate.max_noise_ratio) for estimate in estimates), strict=True)
     assert 0 < lower[0] < lower[1] < lower[2] < 0.02 < upper[2] < upper[1] < upper[0]
+
+
+@pytest.mark.parametrize(("lower", "serious"), [(0.005, False), (0.01, True)])
+def test_lower_bound_decides_whether_an_issue_is_serious(lower, serious):
+    suspect = SuspectPair("a.jpg", "train", "a dog", weight=1.0, rank=2, candidates=9, best_image="b.jpg", precision=0.8)
+    pairs = MislabeledPairs(
+        (suspect,), 400, noise_ratio=0.02, min_noise_ratio=lower, max_noise_ratio=0.05, recall=0.5, objective="VLC()", folds=2
+    )
+    (issue,) = pairs.issues()
+    assert issue.serious == serious
+    assert f"2.0% of the 400 pairs ({lower:.1%} to 5.0%)" in issue.description
 
 
 def test_mismatch_log_odds_use_all_informative_features():

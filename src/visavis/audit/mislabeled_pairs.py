@@ -36,7 +36,7 @@ from visavis.targets import Targets
 
 # Images that are ranked against one another. A limit makes ranks of small and large data sets comparable.
 MAX_IMAGES = 1000
-# A lower share of mislabeled pairs has little effect on a training. Compared with the lower bound: four of 400 correct pairs can look wrong.
+# A lower share of mislabeled pairs has little effect on a training. Compared with the lower bound: nine of 400 correct pairs can look wrong.
 SERIOUS_NOISE_RATIO = 0.01
 
 _FIX = "Check the first ones and fix or remove wrong pairs. If there are too many to check, train with NoisySupervision()."
@@ -79,7 +79,7 @@ class MislabeledPairs:
         suspects: The pairs, the most suspicious first.
         captions: Number of captions.
         noise_ratio: Estimated share of mislabeled pairs.
-        min_noise_ratio: Lower bound of this share with 95 % confidence.
+        min_noise_ratio: Lower bound of this share, as in ``NoiseEstimate``.
         max_noise_ratio: Upper bound of this share with 95 % confidence.
         recall: Expected share of captions with a random image that would be listed.
         objective: Objective of the models.

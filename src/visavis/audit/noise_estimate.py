@@ -27,7 +27,8 @@ class NoiseEstimate:
 
     Attributes:
         noise_ratio: Estimated share of wrong items.
-        min_noise_ratio: Lower bound of this share with 95 % confidence, if correct items do not look more wrong than known wrong items do.
+        min_noise_ratio: Lower bound of this share with 95 % confidence, if no correct item scores as high as the best threshold. Otherwise
+            it is too high.
         max_noise_ratio: Upper bound of this share with 95 % confidence.
         precision: For each item, the expected share of wrong items among all items that look at least as wrong, shape ``[N]``.
         recall: For each item, the share of known wrong items that look at least as wrong, shape ``[N]``.

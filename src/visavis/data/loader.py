@@ -307,8 +307,9 @@ class Loader:
     ) -> Iterator[Batch]:
         """Yield the batches of an epoch.
 
-        Worker processes read the batches of trainings, and stay for the next epoch. Without random transforms, they read batches only between
-        epochs. Otherwise, this process reads each batch when it is needed.
+        Worker processes read the batches of trainings, and stay for the next epoch. If they are running and no epoch is in progress, they also
+        read batches without random transforms. A training epoch must not begin before the last of these batches was read. All other
+        batches are read in this process, when they are needed.
 
         Args:
             epoch: The epoch.
@@ -328,10 +329,13 @@ class Loader:
         requests, sent = tee(self._request(*plan[number], epoch, number, training) for number in range(len(plan))[start:stop])
         in_workers = self.workers and (training or ("_workers" in self.__dict__ and self._workers.is_idle))
         read = partial(self._read_in_workers, device=device) if in_workers else partial(map, self._reader)
-        for number, (contents, request) in enumerate(zip(read(sent), requests, strict=True), start):
-            batch = self._batch(request, contents, epoch, number).to(device)
-            # Bytes are a quarter of what workers send and the device receives.
-            yield replace(batch, visual=self.visual.normalize(batch.visual)) if isinstance(self.visual, PixelSource) else batch
+        contents = read(sent)
+        for number, request in enumerate(requests, start):
+            batch = self._batch(request, next(contents), epoch, number).to(device)
+            if isinstance(self.visual, PixelSource):
+                # Bytes have a quarter of the size of normalized pixels. No reference keeps them during a training step.
+                batch = replace(batch, visual=self.visual.normalize(batch.visual))
+            yield batch
 
     def _read_in_workers(self, requests: Iterable[BatchRequest], device: torch.device | str) -> Iterator[Any]:
         """Read batches in worker processes, a large one in parts."""
@@ -342,14 +346,15 @@ class Loader:
             yield (visual if len(parts) == 1 else _arrange(visual, islice(contents, len(parts) - 1), positions, device)), text
 
     def for_all_ranks(self) -> Loader:
-        """Return a loader that reads the whole batches of all ranks, in the worker processes of this one.
+        """Return a loader that reads the whole batches of all ranks, in the worker processes of this one if they are running.
 
         Returns:
-            The loader.
+            The loader. It starts no worker processes.
         """
+        if "_workers" not in self.__dict__:
+            return replace(self, rank=0, world_size=1, workers=0)
         loader = replace(self, rank=0, world_size=1)
-        if "_workers" in self.__dict__:
-            loader.__dict__["_workers"] = self._workers
+        loader.__dict__["_workers"] = self._workers
         return loader
 
     def close(self) -> None:

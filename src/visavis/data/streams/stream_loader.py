@@ -177,7 +177,7 @@ class StreamLoader(Loader):
                 log.warning("Skipped: %s", batch.skipped[0])
             skipped += len(batch.skipped)
             yield batch
-        if skipped:
+        if skipped and training and stop is None:
             log.warning("Skipped in epoch %d: %s unusable items of %s.", epoch, f"{skipped:,}", self.stream.pattern)
 
     def _read_in_workers(self, requests: Iterable[BatchRequest], device: torch.device | str) -> Iterator[StreamContents]:

@@ -109,13 +109,13 @@ class TimmConfig:
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """Resize, crop the center, scale and normalize. A step without a value is skipped. Without ``scale``, pixels stay bytes.
+    """Resize, crop the center, scale and normalize. A step without a value is skipped.
 
     Attributes:
         resize: ``(height, width)``, or ``(shorter edge,)``, in pixels.
         crop: ``(height, width)`` in pixels.
         resample: Pillow's number of the interpolation.
-        scale: Factor of the bytes.
+        scale: Factor of the bytes. None: pixels stay bytes.
         mean: Mean of each scaled channel.
         std: Standard deviation of each scaled channel.
     """
@@ -204,7 +204,7 @@ class Preprocessing:
 
     @property
     def pads(self) -> bool:
-        """Whether small images are padded. The padding is zero after normalization, and so no byte."""
+        """Whether small images are padded. Padding is zero after normalization, which no byte can represent."""
         height, width = _square(self.resize) or (0, 0)
         return self.crop is not None and (height < self.crop[0] or width < self.crop[1])
 
@@ -219,7 +219,7 @@ class Preprocessing:
         """
         assert self.scale is not None
         mean, std = (torch.tensor(value, device=pixels.device)[:, None, None] for value in (self.mean, self.std))
-        return pixels.mul(self.scale).sub_(mean).div_(std)
+        return pixels.mul(float(self.scale)).sub_(mean).div_(std)
 
     def __call__(self, image: Image, crops: int = 1, *, random_crops: bool = False) -> Tensor:
         """Convert an image to pixels.
