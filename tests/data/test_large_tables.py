@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image as PILImage
 
 from visavis.data import dataset_reader
+from visavis.data.columns import unique_texts
 from visavis.data.dataset import Dataset, Image
 from visavis.data.dataset_reader import check_dataset, open_dataset
 from visavis.data.features import arrays
@@ -204,6 +205,14 @@ def test_words_of_a_column_are_those_of_tokenize(tmp_path_factory, captions):
     index = np.arange(len(data.captions))[::-1]
     lazy, eager = (TokenizedCaptions(texts, vocabulary).read(index) for texts in (data.captions, tuple(data.captions)))
     assert lazy.vectors.equal(eager.vectors)
+
+
+@given(st.lists(st.lists(st.none() | st.text("aäé😀", max_size=3), max_size=9), max_size=6), st.integers(0, 2))
+def test_unique_texts_are_those_of_one_dictionary(blocks, offset):
+    texts = [text for block in blocks for text in block]
+    indices, unique = unique_texts(pa.array(["x"] * offset + block, pa.large_string())[offset:] for block in blocks)
+    assert unique.to_pylist() == list(dict.fromkeys(text for text in texts if text is not None))
+    assert [None if index < 0 else unique[index].as_py() for index in indices.tolist()] == texts
 
 
 @given(st.lists(st.integers(0, 5), max_size=20), st.lists(st.integers(0, 5), max_size=8), st.integers(1, 3))

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from visavis import storage
-from visavis.data.columns import ROWS_PER_CHUNK, ImageColumn, TextColumn, import_pyarrow
+from visavis.data.columns import ROWS_PER_CHUNK, ImageColumn, TextColumn, import_pyarrow, unique_texts
 from visavis.data.dataset import Dataset
 from visavis.data.formats.caption_table import CSV_SUFFIXES, LIST_NAMES, parse_cell, parse_header
 from visavis.data.formats.listing import MAX_CAPTION_CHARS, DatasetFormat, Finding, Listing, decode_utf8, escape_surrogates
@@ -240,19 +240,21 @@ class _Conversion:
 
     def _read_names(self) -> tuple[np.ndarray, list[Any], Any]:
         """Return the image of each row (-1: none), the texts of the splits, and the name of each image."""
-        files, splits = list[Any](), list[Any]()
-        for first_row, batch in self._batches([self.file_column, *self.split_columns]):
-            names = self._texts(batch.column(0), self.file_column)
-            files.append(self.compute.if_else(self.compute.equal(names, ""), None, names))
-            self._add_problem("caption without image", first_row, np.flatnonzero(self._to_numpy(files[-1].is_null(), True)))
-            splits += [self._texts(batch.column(1), name).dictionary_encode() for name in self.split_columns]
-        if not any(map(len, files)):
-            raise DataError(f"{self.path} has no usable image: the table has no rows.")
-        encoded = self.pa.chunked_array(files).dictionary_encode()
-        names = encoded.chunk(0).dictionary
+        splits = list[Any]()
+
+        def read_blocks() -> Iterator[Any]:
+            for first_row, batch in self._batches([self.file_column, *self.split_columns]):
+                names = self._texts(batch.column(0), self.file_column)
+                names = self.compute.if_else(self.compute.equal(names, ""), None, names)
+                self._add_problem("caption without image", first_row, np.flatnonzero(self._to_numpy(names.is_null(), True)))
+                splits.extend(self._texts(batch.column(1), name).dictionary_encode() for name in self.split_columns)
+                yield names
+
+        row_images, names = unique_texts(read_blocks())
         if not len(names):
-            raise DataError(f"{self.path} has no usable image: no row names an image file.")
-        return np.concatenate([self._to_numpy(chunk.indices, -1) for chunk in encoded.chunks]), splits, names
+            reason = "no row names an image file" if len(row_images) else "the table has no rows"
+            raise DataError(f"{self.path} has no usable image: {reason}.")
+        return row_images, splits, names
 
     def _splits(self, row_images: np.ndarray, row_splits: list[Any], names: Any) -> tuple[np.ndarray, tuple[str, ...], np.ndarray]:
         """Return the split of each image as a code, the names of the splits, and the problem of each image as a code (0: none)."""
