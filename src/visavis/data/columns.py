@@ -85,6 +85,7 @@ def unique_texts(blocks: Iterable[pa.Array]) -> tuple[np.ndarray, pa.Array]:
         """Return the rows of a table, the index of each row's text in it, and the first row of each text."""
         rows = np.concatenate(rows_of[table])
         encoded = pa.chunked_array(texts_of[table]).combine_chunks().dictionary_encode()
+        rows_of[table].clear()
         texts_of[table].clear()
         indices = encoded.indices.to_numpy()
         return rows, indices, rows[np.diff(np.maximum.accumulate(indices), prepend=-1) > 0]
@@ -97,9 +98,11 @@ def unique_texts(blocks: Iterable[pa.Array]) -> tuple[np.ndarray, pa.Array]:
     index_of_row = np.cumsum(is_first, dtype=np.int32) - 1
     for rows, indices, first_rows in encoded:
         unique_index[rows] = index_of_row[first_rows[indices]]
-    ends = np.cumsum([len(block) for block in divided])[:-1]
-    firsts = zip(divided, np.split(is_first, ends), strict=True)
-    return unique_index, pa.concat_arrays([block.filter(pa.array(mask)) for block, mask in firsts])
+    start = 0
+    for number, block in enumerate(divided):  # in place, so that memory holds the texts once, then joined
+        divided[number] = block.filter(pa.array(is_first[start : start + len(block)]))
+        start += len(block)
+    return unique_index, pa.concat_arrays(divided)
 
 
 class TextColumn(LazySequence[str]):
