@@ -176,7 +176,9 @@ def _torchvision() -> EnvironmentCheck:
 def _threads() -> EnvironmentCheck:
     import torch
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    from visavis.data.parallel import cpu_cores
+
+    cores = cpu_cores()
     threads = torch.get_num_threads()
     value = f"torch uses {threads} of {cores} cores, OMP_NUM_THREADS is {os.environ.get('OMP_NUM_THREADS', 'not set')}"
     fix = "" if threads <= cores else f"export OMP_NUM_THREADS={cores}"

@@ -140,12 +140,12 @@ def test_learning_curve_has_each_size_and_seed_and_is_cached(recipe, healthy):
 def test_models_of_several_processes_equal_those_of_one(recipe, healthy, monkeypatch):
     parts = {"recipe": recipe, "overrides": {"epochs": 1}, "parts": ["mislabeled", "learning_curve"], "folds": 2, "seeds": 2}
     fork_workers(monkeypatch)
-    monkeypatch.setattr(run_audit, "available_cores", lambda: 2)
+    monkeypatch.setattr(run_audit, "cpu_cores", lambda: 2)
     monkeypatch.setattr(run_audit, "MIN_PARALLEL_STEPS", 1)
     parallel, cached, alone = Listener(), Listener(), Listener()
     audits = [visavis.data_audit(healthy, **parts, progress=listener) for listener in (parallel, cached)]
     storage.remove_folder(storage.cache_folder() / "audits")
-    monkeypatch.setattr(run_audit, "available_cores", lambda: 1)
+    monkeypatch.setattr(run_audit, "cpu_cores", lambda: 1)
     audits.append(visavis.data_audit(healthy, **parts, progress=alone))
     assert ["models in 2 processes" in listener.tasks for listener in (parallel, cached, alone)] == [True, False, False]
     assert ["fold 1 of 2" in listener.tasks for listener in (parallel, cached, alone)] == [False, False, True]

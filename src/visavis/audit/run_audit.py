@@ -24,8 +24,9 @@ from visavis.audit.mislabeled_pairs import MislabeledPairs, find_mislabeled_pair
 from visavis.data.dataset import Dataset
 from visavis.data.dataset_reader import resolve_path
 from visavis.data.features.store import FeatureStore
+from visavis.data.parallel import cpu_cores
 from visavis.errors import VisavisError, suggest_name
-from visavis.experiments.jobs import available_cores, process_pool
+from visavis.experiments.jobs import process_pool
 from visavis.models.encoders import cnn_backbones
 from visavis.notebook import NotebookTable
 from visavis.progress import NoProgress, Progress
@@ -177,7 +178,7 @@ class _Auditor:
         """Train the models of some parts in several processes if this saves time. Their results are cached."""
         models, recipe = self.models(parts), self.data_module.recipe
         missing = {model.file: number for number, model in enumerate(models) if not os.path.exists(model.file)}
-        workers = min(len(missing), available_cores() // (recipe.training.threads or 1))
+        workers = min(len(missing), cpu_cores() // (recipe.training.threads or 1))
         if workers < 2 or sum(models[number].num_steps for number in missing.values()) < MIN_PARALLEL_STEPS:
             return
         # The models with the most steps come first, so that no process waits long for the last one.

@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 import torch
 
 from visavis import storage
-from visavis.data.parallel import Engine, connect_to_ray
+from visavis.data.parallel import Engine, connect_to_ray, cpu_cores
 from visavis.errors import RunError, VisavisError
 from visavis.experiments.results_table import MeasurementConditions
 from visavis.feedback.evaluate_feedback import FeedbackTest, JudgedQueryResult, feedback_metrics
@@ -284,7 +284,7 @@ class Workers:
         Raises:
             MissingExtra: If Ray is not installed.
         """
-        count, stop = self.num_workers or max(1, available_cores() // threads), StopRequest()
+        count, stop = self.num_workers or max(1, cpu_cores() // threads), StopRequest()
         with stop.install_signal_handlers():
             if self.engine == "ray":
                 yield partial(_run_on_ray, count, stop)
@@ -350,15 +350,6 @@ def _train(job: Job, progress: Progress) -> TrainingResult:
     folder.remove()
     storage.remove_partial_files(job.folder)
     return start_training(build_recipe(job.recipe_values, {}, job.setting), job.folder, progress)
-
-
-def available_cores() -> int:
-    """Count the CPU cores that this process may use.
-
-    Returns:
-        The number of cores.
-    """
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _run_in_this_process(stop: StopRequest, progress: Progress, jobs: Sequence[Job]) -> Iterator[RunOutcome]:

@@ -83,7 +83,7 @@ class LearnedWeights(Supervision):
             return
         matcher, validation = self._context.matcher, self._context.validation
         number = batch.index // self.every % validation.num_batches
-        validation_batch = next(iter(validation.epoch(batch.epoch, start=number, training=False))).to(self._context.device)
+        validation_batch = next(validation.epoch(batch.epoch, start=number, training=False, device=self._context.device))
         parameters = {name: part.detach().requires_grad_() for name, part in matcher.named_parameters() if part.requires_grad}
         # The fastest attention and recurrent layers have no second derivatives.
         with evaluation_mode(matcher), sdpa_kernel(SDPBackend.MATH), torch.backends.cudnn.flags(enabled=False):
