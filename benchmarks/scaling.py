@@ -129,7 +129,7 @@ def print_trainer(steps: int = 12, repetitions: int = 5) -> None:
         trainer = Trainer(*prepare_training(recipe), RunFolder(Path(folder) / "run"), NoProgress())
         trainer._begin_phase({})
         matcher, loss, optimizer = trainer.matcher, trainer.train_step.loss, make_optimizer(trainer.matcher, recipe.phases[0])
-        batches = [batch for epoch in range(1, 10) for batch in trainer.train.epoch(epoch)][:steps]
+        batches = [batch for epoch in range(1, 10) for batch in trainer.train_loader.epoch(epoch)][:steps]
 
         def bare() -> None:
             matcher.train()

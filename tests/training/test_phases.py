@@ -262,7 +262,7 @@ def test_model_with_custom_score_uses_it_everywhere(recipe, scenes, tmp_path):
     matcher = Opposite(inherited.config)
     trainer = Trainer(data_module, matcher, RunFolder(tmp_path / "run"), NoProgress())
     trainer.start()
-    batch = next(trainer.train.epoch(1))
+    batch = next(trainer.train_loader.epoch(1))
     trainer._step(batch, 1)
     assert matcher.inverse_temperature.item() != -2.0
     matcher.eval()
@@ -307,11 +307,11 @@ def test_memory_budget_holds_in_steps_and_evaluation(recipe, scenes, tmp_path):
         trainer.start()
         most = {}
         for name, work in (
-            ("step", lambda trainer=trainer: trainer._step(next(trainer.train.epoch(1)), 1)),
+            ("step", lambda trainer=trainer: trainer._step(next(trainer.train_loader.epoch(1)), 1)),
             (
                 "probe",
                 lambda trainer=trainer: rows.setdefault("probe", []).append(
-                    validation_metrics(trainer.matcher, trainer.train_step.loss, trainer.supervision, trainer.val, trainer.recipe)[0]
+                    validation_metrics(trainer.matcher, trainer.train_step.loss, trainer.supervision, trainer.val_loader, trainer.recipe)[0]
                 ),
             ),
             (

@@ -38,7 +38,7 @@ def clip(dual_encoders, few_scenes):
 
 def gradients(trainer: Trainer) -> tuple[float, dict[str, torch.Tensor]]:
     torch.manual_seed(0)
-    batch = next(iter(trainer.train.epoch(1)))
+    batch = next(iter(trainer.train_loader.epoch(1)))
     value = trainer.train_step.backward(batch.to(device_of(trainer.matcher)), trainer.supervision.targets)
     return value, {name: part.grad for name, part in trainer.matcher.named_parameters() if part.grad is not None}
 
@@ -96,7 +96,7 @@ def test_chunks_hold_the_activations_of_one_chunk(clip, tmp_path):
     """Tensors that the graph of a step keeps for its backward pass, in numbers."""
 
     def kept(trainer: Trainer) -> int:
-        batch, count = next(iter(trainer.train.epoch(1))), [0]
+        batch, count = next(iter(trainer.train_loader.epoch(1))), [0]
 
         def count_and_keep(tensor: torch.Tensor) -> torch.Tensor:
             count[0] += tensor.numel()

@@ -1,4 +1,4 @@
-"""Public API: one function for each command of the command line, with the same name and arguments.
+"""Public API: one function for each command of the command line, with the same name and arguments, and ``load``.
 
 Example:
     >>> import visavis

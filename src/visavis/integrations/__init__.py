@@ -1,4 +1,4 @@
-"""Objectives in the training code of other libraries, one module per library.
+"""Adapters to other libraries: objectives for their training code, models for ``mteb``. One module per library.
 
 No module imports its library before it is used. Each implements the interface that the library calls, so nothing more has to be installed.
 

@@ -1,4 +1,4 @@
-"""Metrics: pure functions of scores, ranks and targets. Each metric is declared once, in ``catalog``.
+"""Metrics: pure functions of scores, ranks and targets. Each is declared once, in ``catalog``. Metrics of user feedback are in ``visavis.feedback``.
 
 A new metric is one entry in ``catalog``. Results, ``visavis catalog metrics`` and the reference then
 have it: in both directions, or once if it combines them.

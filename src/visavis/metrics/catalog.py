@@ -28,7 +28,7 @@ class Metric:
         label: Name in tables.
         definition: The measured quantity. ``{query}`` and ``{candidate}`` become image and text, or text and image.
         formula: Formula as text.
-        unit: Unit of the value.
+        unit: Unit of the value. It also selects the number of digits in tables.
         input: What ``function`` takes. "ranks": positive ranks of one direction ``[Q, M]``, see `positive_ranks`. It returns a
             number. "relevance": scores and relevance of one direction ``[Q, C]`` and the values of K, ascending. It returns
             ``[Q, len(ks)]``, NaN where undefined. "metrics": all metrics of ranks by key. It returns one number for both

@@ -269,7 +269,8 @@ class CachedCosines(CosineScores):
         super().__init__(images, texts, scale, needs_grad)
         visual, textual = (side.matmul_rows for side in self.unit_vectors)
         self.matrix = torch.mm(self.apply_scale(visual), textual.T).to(self.dtype)
-        self.score_grads = torch.zeros_like(self.matrix)
+        has_gradient = self.parameters or any(map(any, needs_grad))
+        self.score_grads = torch.zeros_like(self.matrix if has_gradient else self.matrix[:0])
 
     def gradients(self) -> InputGradients:
         visual, textual = self.unit_vectors

@@ -92,7 +92,7 @@ class PairLoss(nn.Module):
 
     Args:
         objective: An objective of the catalog.
-        block_rows: Maximum number of queries that are scored at once. None: chosen automatically.
+        block_rows: Maximum number of queries that are scored at once, in blocks. None: chosen automatically, with one matrix for small batches.
         score: Function ``(images, texts) -> [V, T]``. None: cosine.
         scale: Factor of the scores: a number, a `LearnedScale`, or an ``nn.Parameter`` (clamped to 0..100 at each call). Only
             for objectives with a temperature or scale (NTXent, InfoNCE, Sigmoid), which then use 1.

@@ -36,7 +36,7 @@ class PeerModel(Protocol):
 
     matcher: Matcher
 
-    def train_step(self, batch: Batch, compute_targets: Callable[[Encoded, Encoded, Batch], Targets]) -> None:
+    def step(self, batch: Batch, compute_targets: Callable[[Encoded, Encoded, Batch], Targets]) -> None:
         """Accumulate the gradient of a batch, and take a step whenever the first network does.
 
         Args:

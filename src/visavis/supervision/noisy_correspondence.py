@@ -141,7 +141,7 @@ class NoisySupervision(Supervision):
     def observe(self, batch: Batch, loss: float) -> None:
         """Train the second network on the same batch, with the labels from the division of the first. See `Supervision.observe`."""
         torch.manual_seed(derive_seed(self._context.seed, batch.epoch, batch.index, SECOND_NETWORK, *self._context.group.seed_numbers))
-        self._second.train_step(batch, lambda _visual, _text, batch: self._margin_targets(batch, SECOND_NETWORK))
+        self._second.step(batch, lambda _visual, _text, batch: self._margin_targets(batch, SECOND_NETWORK))
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the labels and the state of the second network."""

@@ -121,18 +121,18 @@ class TrainStep:
     """
 
     def __init__(self, matcher: Matcher, phase: Phase, recipe: Recipe, group: ProcessGroup = ONE_PROCESS):
-        self.matcher, self.training, self.device = matcher, recipe.training, device_of(matcher)
-        log_debug(__name__, "training on %s, autocast %s, %d processes", self.device, self.training.autocast, group.world_size)
-        self.is_sharded = self.training.strategy == "fsdp" and group.world_size > 1
+        self.matcher, self.settings, self.device = matcher, recipe.training, device_of(matcher)
+        log_debug(__name__, "training on %s, autocast %s, %d processes", self.device, self.settings.autocast, group.world_size)
+        self.is_sharded = self.settings.strategy == "fsdp" and group.world_size > 1
         self.trained_matcher = matcher
         self.loss = loss = phase_loss(matcher, phase, recipe.memory or None, group)
         self.optimizer = make_optimizer(matcher, phase)
-        self.scaler = torch.GradScaler(self.device.type, INITIAL_LOSS_SCALE, enabled=self.training.autocast == "float16")
+        self.scaler = torch.GradScaler(self.device.type, INITIAL_LOSS_SCALE, enabled=self.settings.autocast == "float16")
         if self.is_sharded:
             # A shard cannot encode alone, but validations need the whole network.
             self.trained_matcher = deepcopy(matcher)
             loss = phase_loss(self.trained_matcher, phase, recipe.memory or None, group)
-        self.module: nn.Module = BatchLoss(self.trained_matcher, loss, self.training.chunk_size)
+        self.module: nn.Module = BatchLoss(self.trained_matcher, loss, self.settings.chunk_size)
         if self.is_sharded:
             from torch.distributed.fsdp import fully_shard
 
@@ -145,7 +145,7 @@ class TrainStep:
             self.module = DistributedDataParallel(self.module, static_graph=True, gradient_as_bucket_view=True)
 
     def backward(self, batch: Batch, compute_targets: ComputeTargets, loss_scale: float = 1.0) -> float:
-        """Add the gradient of a batch to that of earlier ones.
+        """Forward and backward pass of a batch: its gradient is added to that of earlier batches.
 
         Args:
             batch: Batch on the device of the network.
@@ -156,7 +156,7 @@ class TrainStep:
             The loss.
         """
         train_mode(self.trained_matcher)
-        with autocast_context(self.device, self.training.autocast):
+        with autocast_context(self.device, self.settings.autocast):
             loss: Tensor = self.module(batch, compute_targets)
         self.scaler.scale(loss * loss_scale).backward()
         return loss.item()
@@ -168,11 +168,11 @@ class TrainStep:
             lr_factor: Factor of all learning rates.
         """
         set_lr(self.optimizer, lr_factor)
-        if self.training.clip_norm:
+        if self.settings.clip_norm:
             self.scaler.unscale_(self.optimizer)
             parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
             with _mixed_tensors() if self.is_sharded else nullcontext():
-                torch.nn.utils.clip_grad_norm_(parameters, self.training.clip_norm)
+                torch.nn.utils.clip_grad_norm_(parameters, self.settings.clip_norm)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
@@ -271,7 +271,7 @@ class PeerNetwork:
 
     Attributes:
         matcher: The second network.
-        train: Its training step.
+        train_step: Its training step.
     """
 
     def __init__(self, first: Matcher, phase: Phase, recipe: Recipe, step_control: StepControl, group: ProcessGroup, seed: int):
@@ -282,18 +282,18 @@ class PeerNetwork:
                 own.load_state_dict(source.state_dict())
         prepare_encoders(self.matcher, recipe.training, group)
         self.matcher.matryoshka_dims = first.matryoshka_dims
-        self.train, self.step_control = TrainStep(self.matcher, phase, recipe, group), step_control
+        self.train_step, self.step_control = TrainStep(self.matcher, phase, recipe, group), step_control
 
-    def train_step(self, batch: Batch, compute_targets: ComputeTargets) -> None:
+    def step(self, batch: Batch, compute_targets: ComputeTargets) -> None:
         """Backpropagate a batch, and step if the first network steps, at its current learning rates.
 
         Args:
             batch: Batch on the device of the networks.
             compute_targets: Builds the targets of this network.
         """
-        self.train.backward(batch, compute_targets, self.step_control.loss_scale)
+        self.train_step.backward(batch, compute_targets, self.step_control.loss_scale)
         if self.step_control.is_optimizer_step:
-            self.train.step(self.step_control.lr_factor)
+            self.train_step.step(self.step_control.lr_factor)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return weights and the states of optimizer and gradient scaler.
@@ -302,8 +302,8 @@ class PeerNetwork:
             Tensors by ``weights.<name>``, ``optimizer.<name>`` and ``scaler.<name>``.
         """
         weights = {f"weights.{name}": tensor.detach().cpu().clone() for name, tensor in self.matcher.state_dict().items()}
-        optimizer = {f"optimizer.{name}": tensor for name, tensor in optimizer_tensors(self.train.optimizer).items()}
-        scaler = {f"scaler.{name}": torch.tensor(value, dtype=torch.float64) for name, value in self.train.scaler.state_dict().items()}
+        optimizer = {f"optimizer.{name}": tensor for name, tensor in optimizer_tensors(self.train_step.optimizer).items()}
+        scaler = {f"scaler.{name}": torch.tensor(value, dtype=torch.float64) for name, value in self.train_step.scaler.state_dict().items()}
         return weights | optimizer | scaler
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
@@ -317,8 +317,8 @@ class PeerNetwork:
             return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
 
         self.matcher.load_state_dict(select("weights."))
-        restore_optimizer(self.train.optimizer, select("optimizer."))
-        restore_scaler(self.train.scaler, {name: tensor.item() for name, tensor in select("scaler.").items()})
+        restore_optimizer(self.train_step.optimizer, select("optimizer."))
+        restore_scaler(self.train_step.scaler, {name: tensor.item() for name, tensor in select("scaler.").items()})
 
 
 def restore_scaler(scaler: torch.GradScaler, state: dict[str, float]) -> None:

@@ -59,9 +59,9 @@ class Trainer:
         recipe: Recipe of the run.
         folder: Folder of the run.
         matcher: Model in training.
-        train: Training batches of the current phase.
+        train_loader: Training batches of the current phase.
         recipe_batches: Training batches that all phases begin with.
-        val: Batches of the validation split.
+        val_loader: Batches of the validation split.
         state: Position of the run.
         log: Rows of the log, one per validation.
         best: Weights of the best validation so far, by name, on the CPU.
@@ -74,10 +74,10 @@ class Trainer:
         self.device = choose_device(recipe.training.device, "training.device")
         self.matcher = matcher.to(self.device)
         prepare_encoders(self.matcher, recipe.training, self.group)
-        self.train = self.recipe_batches = data_module.train
-        self.val = data_module.loader(data_module.validation)
+        self.train_loader = self.recipe_batches = data_module.train
+        self.val_loader = data_module.loader(data_module.validation)
         for phase in recipe.phases:
-            spec.parse(phase.supervision, supervision.CATALOG).check(self.train, self.val)
+            spec.parse(phase.supervision, supervision.CATALOG).check(self.train_loader, self.val_loader)
         self.state, self.step_control, self.log = TrainerState(), StepControl(), list[dict[str, Any]]()
         self.best, self.last_checkpoint, self.stop = self._weights(), time.monotonic(), StopRequest()
         self.data_wait_s = self.validated_at_s = 0.0
@@ -135,17 +135,17 @@ class Trainer:
                 while not self.state.done:
                     self._epoch()
             finally:
-                self.train.close()
+                self.train_loader.close()
         return self.state
 
     def _epoch(self) -> None:
         """Train the rest of the current epoch, validate, and advance to the next epoch or phase."""
         state, every = self.state, self.recipe.training.evaluate_every
-        steps = self.train.num_batches
+        steps = self.train_loader.num_batches
         if state.batch == 0:
             self.supervision.begin_epoch(self._epoch_number)
         started = time.perf_counter()  # before the loop: waiting for a batch counts as training time
-        for batch in self._measure_waiting(self.train.epoch(self._epoch_number, start=state.batch, device=self.device)):
+        for batch in self._measure_waiting(self.train_loader.epoch(self._epoch_number, start=state.batch, device=self.device)):
             self._step(batch, steps)
             state.batch, state.seconds = batch.index + 1, state.seconds + time.perf_counter() - started
             self._report_step(steps)
@@ -201,7 +201,7 @@ class Trainer:
         """Append a row to the log and save the best model. Returns whether patience ends the phase."""
         self.train_step.copy_weights()
         started = time.perf_counter()
-        encoded = self.data_module.encode(self.matcher, self.val.data)
+        encoded = self.data_module.encode(self.matcher, self.val_loader.data)
         row = self._log_row(encoded, started)
         if self.group.is_first:
             alerts = find_alerts(row, self.log)
@@ -210,7 +210,7 @@ class Trainer:
                 self.progress.message(message)
             row["health"]["alerts"] = list(alerts)
             storage.append_json_line(self.folder.log, row)
-            examples = partial(retrieved_images, self.matcher, *encoded, self.val.data, self.recipe.memory or None)
+            examples = partial(retrieved_images, self.matcher, *encoded, self.val_loader.data, self.recipe.memory or None)
             self.tracking.log(row, messages, examples)
         self.log.append(row)
         state = self.state
@@ -228,11 +228,13 @@ class Trainer:
         state = self.state
         # A process that waits for data stops the others, which then wait for its gradients.
         data_wait_s = self.group.all_gather_stack(torch.tensor([self.data_wait_s])).max().item()
-        result = self.data_module.evaluate(self.matcher, self.val.data, encoded=encoded)
+        result = self.data_module.evaluate(self.matcher, self.val_loader.data, encoded=encoded)
         if not self.group.is_first:
             return {"rsum": result.metrics["rsum"], "time": {"validation_s": time.perf_counter() - started}}
-        train, health = validation_metrics(self.matcher, self.train_step.loss, self.supervision, self.train.for_all_ranks(), self.recipe)
-        val, _ = validation_metrics(self.matcher, self.train_step.loss, self.supervision, self.val, self.recipe)
+        train, health = validation_metrics(
+            self.matcher, self.train_step.loss, self.supervision, self.train_loader.for_all_ranks(), self.recipe
+        )
+        val, _ = validation_metrics(self.matcher, self.train_step.loss, self.supervision, self.val_loader, self.recipe)
         # The second stage of a two-stage model scores in another unit, so its similarities are not logged.
         similarity = {} if self.matcher.rerank_top_k else {"similarity": summarize([result.score_samples])}
         return {
@@ -245,7 +247,7 @@ class Trainer:
             "val": val,
             **({"lr": self._learning_rates()} if state.step else {}),
             **similarity,
-            "health": health | hubness(result, self.val.data),
+            "health": health | hubness(result, self.val_loader.data),
             **result.to_json(),
             "time": {
                 "training_s": round(state.seconds, 3),
@@ -258,7 +260,7 @@ class Trainer:
 
     def _learning_rates(self) -> dict[str, float]:
         """Learning rate of each part in the last step. If a part has several, the rate of its top layer."""
-        steps = self.train.num_batches
+        steps = self.train_loader.num_batches
         factor = lr_factor(self.phase.schedule, self.state.phase_step - 1, steps, self.phase.epochs)
         groups = sorted(self.train_step.optimizer.param_groups, key=lambda group: group["base_lr"])
         return {group["part"]: group["base_lr"] * factor for group in groups}
@@ -278,15 +280,17 @@ class Trainer:
         """Build loss, supervision and optimizer of the current phase. ``state`` belongs to the supervision."""
         self.phase = self.recipe.phases[self.state.phase]
         self.supervision = spec.parse(self.phase.supervision, supervision.CATALOG)
-        if (train := self.supervision.extend_batches(self.recipe_batches)) is not self.train:
-            self.train.close()
-            self.train = train
+        if (train := self.supervision.extend_batches(self.recipe_batches)) is not self.train_loader:
+            self.train_loader.close()
+            self.train_loader = train
         self.train_step = TrainStep(self.matcher, self.phase, self.recipe, self.group)
         self.matcher.zero_grad(set_to_none=True)
         if previous is not None and self.phase.keep_optimizer:
             restore_optimizer(self.train_step.optimizer, optimizer_tensors(previous))
         optimizer = self.train_step.optimizer
-        context = training_context(self.recipe, self.phase, self.matcher, optimizer, self.train, self.val, self.step_control, self.group)
+        context = training_context(
+            self.recipe, self.phase, self.matcher, optimizer, self.train_loader, self.val_loader, self.step_control, self.group
+        )
         self.supervision.begin_phase(context, state)
 
     def _finish_phase(self) -> None:
@@ -313,7 +317,7 @@ class Trainer:
         state, phases, folder = checkpoint.state, self.recipe.phases, checkpoint.folder
         if state.phase >= len(phases):
             raise RunError(f"{folder}: phase: expected 0 to {len(phases) - 1}, got {state.phase}.")
-        phase, steps = phases[state.phase], self.train.num_batches
+        phase, steps = phases[state.phase], self.train_loader.num_batches
         if state.epoch > phase.epochs or (state.epoch == phase.epochs and not state.done) or state.batch > steps:
             raise RunError(
                 f"{folder}: epoch, batch: expected below {phase.epochs} and at most {steps}, got epoch {state.epoch} and batch {state.batch}."

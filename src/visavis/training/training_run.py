@@ -227,7 +227,7 @@ def train_and_evaluate(
     initial_weights = trainer.best  # a resumed trainer replaces it: read it first
     progress.message(
         f"{folder.path}: {recipe.phases[0].objective}, positives by {_positives_by(recipe)}, {_describe_supervision(recipe)}, "
-        f"{len(trainer.train.data.captions):,} training captions, epochs: {sum(phase.epochs for phase in recipe.phases)}"
+        f"{len(trainer.train_loader.data.captions):,} training captions, epochs: {sum(phase.epochs for phase in recipe.phases)}"
     )
     if not trainer.resume():
         trainer.start()
@@ -241,7 +241,7 @@ def train_and_evaluate(
         if data_module.group.is_first:
             data_module.processor.save(matcher, folder.model)
         progress.message(str(interpolation))
-    if warning := chance_warning(validation_rsum, np.bincount(trainer.val.data.image_of).tolist()):
+    if warning := chance_warning(validation_rsum, np.bincount(trainer.val_loader.data.image_of).tolist()):
         progress.message(warning)
     test = evaluate_test(data_module, matcher, folder)
     forgetting = measure_forgetting(data_module, matcher, progress) if recipe.evaluation.forgetting else None
@@ -254,7 +254,7 @@ def train_and_evaluate(
         supervision=_describe_supervision(recipe),
         best_step=state.best_step,
         validation_rsum=validation_rsum,
-        validation_images=len(trainer.val.data.images),
+        validation_images=len(trainer.val_loader.data.images),
         test=test,
         seconds=round(state.seconds + sum(row["time"]["validation_s"] for row in trainer.log), 1),
         cache_seconds=round(cache_seconds, 1),
