@@ -118,7 +118,7 @@ def test_kept_optimizer_continues_for_known_parameters(matcher, name):
 def test_accumulated_batches_step_by_mean_gradient(trainer):
     """Two batches of a mean loss in one step, by hand. The last step of an epoch averages the remaining batches."""
     run = trainer(training__accumulation_steps=2, training__clip_norm=0.0, model__dropout=0.0, objective="VLC(reduction='mean')")
-    batches = list(run.train.epoch(1))
+    batches = list(run.train_loader.epoch(1))
     assert len(batches) % 2 == 1, "the last group of the epoch is not full"
 
     def gradient_of(group):
@@ -146,7 +146,7 @@ def test_accumulated_batches_step_by_mean_gradient(trainer):
 def test_phase_end_drops_partial_accumulation(trainer):
     """After an early stop within an accumulation group, the next phase starts as it would after a resume."""
     run = trainer(training__accumulation_steps=3)
-    run._step(next(run.train.epoch(1)), 10)
+    run._step(next(run.train_loader.epoch(1)), 10)
     assert any(parameter.grad is not None for parameter in run.matcher.parameters())
     run._begin_phase({}, run.train_step.optimizer)
     assert all(parameter.grad is None for parameter in run.matcher.parameters())

@@ -52,6 +52,13 @@ def check_equal(run: Path, reference: Path, tolerance: float) -> None:
     assert result["rsum"] == expected_result["rsum"]
 
 
+def check_weights(run: Path, reference: Path) -> None:
+    """Weights are equal up to rounding errors. Single weights may differ more: Adam moves one by a whole step where its gradient is almost 0."""
+    weights, expected = (load_file(folder / "model" / "model.safetensors") for folder in (run, reference))
+    for name, tensor in expected.items():
+        assert (weights[name] - tensor).norm() <= 1e-4 * tensor.norm() + 1e-5, name
+
+
 def train_on(world_size: int, jobs: dict, folder: Path) -> Path:
     out = folder / f"processes-{world_size}"
     out.mkdir()
@@ -69,8 +76,7 @@ def test_two_processes_train_the_same_model_as_one(recipes, scenes, tmp_path):
     one, two = (train_on(world_size, jobs, tmp_path) for world_size in (1, 2))
     for name in jobs:
         check_equal(two / name, one / name, 1e-5)
-        weights, expected = (load_file(out / name / "model" / "model.safetensors") for out in (two, one))
-        assert all(torch.allclose(weights[key], expected[key], rtol=1e-3, atol=1e-5) for key in expected)
+        check_weights(two / name, one / name)
 
 
 @pytest.mark.long
@@ -107,8 +113,7 @@ def test_sharded_parameters_train_the_same_model(few_scenes, dual_encoders, tmp_
     jobs = fsdp_jobs(few_scenes, dual_encoders)
     one, two = (train_on(world_size, jobs, tmp_path) for world_size in (1, 2))
     check_equal(two / "fsdp", one / "fsdp", 1e-5)
-    weights, expected = (load_file(out / "fsdp" / "model" / "model.safetensors") for out in (two, one))
-    assert all(torch.allclose(weights[key], expected[key], rtol=1e-3, atol=1e-5) for key in expected)
+    check_weights(two / "fsdp", one / "fsdp")
 
 
 @pytest.mark.parametrize(

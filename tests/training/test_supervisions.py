@@ -227,12 +227,12 @@ def test_offline_negatives_with_validation_on_training_split(name, recipes, scen
     run.run()
     if name == "NCR":
         run.supervision._labels.fill_(0.5)
-    for loader, count in ((run.train, 4), (run.val, 1)):
+    for loader, count in ((run.train_loader, 4), (run.val_loader, 1)):
         for batch in loader.epoch(1):
             visual, text = run.matcher.encode_visual(batch.visual), run.matcher.encode_text(batch.text)
             targets = run.supervision.targets(visual, text, batch)
             if name == "NCR":
-                trusted = torch.ones(len(batch.captions)) if loader is run.val else torch.full((len(batch.captions),), 0.5)
+                trusted = torch.ones(len(batch.captions)) if loader is run.val_loader else torch.full((len(batch.captions),), 0.5)
                 assert torch.equal(targets.query_margin, soft_margin(trusted, 0.2))
             elif name == "graded":
                 rows, columns = torch.from_numpy(batch.captions), torch.from_numpy(batch.captions)
