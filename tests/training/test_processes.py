@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from torch import nn
 
 import visavis
 from visavis.data import open_dataset
-from visavis.errors import RecipeError
+from visavis.errors import RecipeError, ReportedByOtherProcess
 from visavis.evaluation.tiled_ranking import rank_by_tiles
 from visavis.process_group import ONE_PROCESS, ProcessGroup
 from visavis.recipes.files import read_recipe
@@ -28,6 +29,7 @@ from visavis.supervision import CATALOG
 from visavis.training import processes
 from visavis.training.encoder_blocks import synchronize_batch_norm
 from visavis.training.processes import check_processes
+from visavis.training.stop_signals import Stopped
 from visavis.types import Encoded
 
 pytestmark = pytest.mark.slow
@@ -211,6 +213,32 @@ def test_a_failure_of_one_process_is_reported_once(recipes, scenes, tmp_path):
     assert [command.wait(60) for command in stopped] == [128 + signal.SIGTERM] * 2
     assert sum(command.output_text.count("Everything is saved") for command in stopped) == 1
     assert stopped[1].output_text == ""
+
+
+def test_a_killed_process_ends_the_others_without_a_collective(tmp_path):
+    """Gloo may miss that a process was killed. A process that works longer than the others, which were stopped, is not ended."""
+    killed = start_ranks(tmp_path / "killed", 3, program=wait_for_a_killed_process)
+    assert [command.wait(60) for command in killed] == [1, 1, -signal.SIGKILL]
+    assert killed[0].output_text.startswith("visavis: A process was killed: 3 processes were expected") and not killed[1].output_text
+
+    stopped = start_ranks(tmp_path / "stopped", 2, program=work_longer_than_the_others)
+    assert [command.wait(60) for command in stopped] == [3, 3]
+
+
+def wait_for_a_killed_process() -> None:
+    processes.LOSS_GRACE_S = 0.2
+    with processes.join_processes() as group:
+        if group.rank == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(60)
+
+
+def work_longer_than_the_others() -> None:
+    processes.LOSS_GRACE_S = 0.2
+    with suppress(Stopped, ReportedByOtherProcess), processes.join_processes() as group:
+        time.sleep(1 if group.is_first else 0)
+        raise Stopped("", signal.SIGTERM)
+    sys.exit(3)
 
 
 def run_with_short_store_timeout() -> None:

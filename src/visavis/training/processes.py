@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import socket
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
+from multiprocessing.connection import wait
+from threading import Event, Thread
 from uuid import uuid4
 
 import torch
@@ -25,6 +29,9 @@ JOIN_TIMEOUT_S = 1800.0
 """Longest time that a process waits for the others at the start."""
 STORE_TIMEOUT_S = 10.0
 """Longest time that rank 0 keeps the store for the other ranks after a failure."""
+LOSS_GRACE_S = 10.0
+"""Longest time that a process has to end by itself after another one was lost."""
+_ENDED, _REPORTED = b"e", b"r"
 _GROUPS: list[distributed.ProcessGroup | None] = []
 """Groups that were joined. ``DistributedDataParallel`` must not be the last to hold one: torch frees it with the interpreter locked, and then
 waits for a thread of gloo, which waits for the interpreter."""
@@ -60,11 +67,12 @@ def join_processes(
         _GROUPS.append(distributed.group.WORLD)
     group, store = ProcessGroup(torch.device("cpu"), distributed_group=True), default_store()
     try:
-        with warnings.catch_warnings():
-            if not group.is_first:
-                warnings.simplefilter("ignore")  # rank 0 gives the same warnings
-            yield group
-        group.barrier()
+        with _end_with_lost_process(store, group, after_kill) if is_own_group else nullcontext():
+            with warnings.catch_warnings():
+                if not group.is_first:
+                    warnings.simplefilter("ignore")  # rank 0 gives the same warnings
+                yield group
+            group.barrier()
     except Stopped as stopped:
         if not group.is_first:
             raise ReportedByOtherProcess("The first process reports that the training was stopped.", 128 + stopped.signal) from None
@@ -123,6 +131,81 @@ def _store_of_start(store: Store, rank: int, world_size: int) -> Store:
 
     _wait_for_processes(answer, world_size)
     return PrefixStore(start, store)
+
+
+@contextmanager
+def _end_with_lost_process(store: Store, group: ProcessGroup, after_kill: str) -> Iterator[None]:
+    """End this process after another one was lost, also if no collective raises an error.
+
+    When a process is killed, gloo sometimes does not wake a send, and waits until its timeout of 30 minutes. So each process holds a connection
+    to rank 0, which the operating system closes with the process.
+    """
+    has_ended = Event()
+    try:
+        connections = _connect_to_first_rank(store, group)
+    except OSError as error:
+        raise RunError(
+            f"MASTER_ADDR: expected that each process can connect to {os.environ['MASTER_ADDR']}, got: {error}. "
+            "Allow connections between the machines."
+        ) from None
+
+    def watch() -> None:
+        watched = list(connections)
+        while watched:
+            ready, message = wait(watched), b""
+            connection = next(each for each in watched if each in ready)
+            with suppress(OSError):
+                message = connection.recv(1)
+            if message == _ENDED:
+                watched.remove(connection)
+                continue
+            if has_ended.wait(LOSS_GRACE_S):
+                return
+            if message != _REPORTED and _is_first_failure(store):
+                # The main thread waits in gloo, so that no exception reaches the command line.
+                sys.stderr.write(f"visavis: {_killed_process(group.world_size, after_kill)}\n")
+            _send(connections, _REPORTED)
+            os._exit(1)
+
+    Thread(target=watch, name="lost-process", daemon=True).start()
+    try:
+        yield
+    except Stopped:
+        _send(connections, _ENDED)
+        raise
+    else:
+        _send(connections, _ENDED)
+    finally:
+        has_ended.set()
+        for connection in connections:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_WR)
+
+
+def _connect_to_first_rank(store: Store, group: ProcessGroup) -> list[socket.socket]:
+    """Connect each rank with rank 0, which receives all connections."""
+    if not group.is_first:
+        port, token = store.get("visavis/watch").decode().split()
+        connection = socket.create_connection((os.environ["MASTER_ADDR"], int(port)), LOSS_GRACE_S)
+        connection.sendall(token.encode())
+        return [connection]
+    has_ipv6, token, connections = socket.has_dualstack_ipv6(), uuid4().hex, list[socket.socket]()
+    with socket.create_server(("", 0), family=socket.AF_INET6 if has_ipv6 else socket.AF_INET, dualstack_ipv6=has_ipv6) as server:
+        server.settimeout(LOSS_GRACE_S)
+        store.set("visavis/watch", f"{server.getsockname()[1]} {token}")
+        while len(connections) < group.world_size - 1:
+            connection, _ = server.accept()
+            connection.settimeout(LOSS_GRACE_S)
+            with suppress(OSError):  # of a client that is not a rank
+                if connection.recv(len(token)) == token.encode():
+                    connections.append(connection)
+    return connections
+
+
+def _send(connections: list[socket.socket], message: bytes) -> None:
+    for connection in connections:
+        with suppress(OSError):
+            connection.send(message)
 
 
 def _wait_for_processes(have_joined: Callable[[], bool], world_size: int) -> None:
