@@ -219,7 +219,7 @@ def test_a_killed_process_ends_the_others_without_a_collective(tmp_path):
     """Gloo may miss that a process was killed. A process that works longer than the others, which were stopped, is not ended."""
     killed = start_ranks(tmp_path / "killed", 3, program=wait_for_a_killed_process)
     assert [command.wait(60) for command in killed] == [1, 1, -signal.SIGKILL]
-    assert killed[0].output_text.startswith("visavis: A process was killed: 3 processes were expected") and not killed[1].output_text
+    assert killed[0].output_text.startswith("A process was killed: 3 processes were expected") and not killed[1].output_text
 
     stopped = start_ranks(tmp_path / "stopped", 2, program=work_longer_than_the_others)
     assert [command.wait(60) for command in stopped] == [3, 3]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -163,7 +163,7 @@ def _end_with_lost_process(store: Store, group: ProcessGroup, after_kill: str) -
                 return
             if message != _REPORTED and _is_first_failure(store):
                 # The main thread waits in gloo, so that no exception reaches the command line.
-                sys.stderr.write(f"visavis: {_killed_process(group.world_size, after_kill)}\n")
+                logging.getLogger(__name__).error("%s", _killed_process(group.world_size, after_kill))
             _send(connections, _REPORTED)
             os._exit(1)
 
