@@ -145,7 +145,7 @@ class TrainStep:
             self.module = DistributedDataParallel(self.module, static_graph=True, gradient_as_bucket_view=True)
 
     def backward(self, batch: Batch, compute_targets: ComputeTargets, loss_scale: float = 1.0) -> float:
-        """Forward and backward pass of a batch: its gradient is added to that of earlier batches.
+        """Compute the loss of a batch, and add its gradient to the gradients of previous batches.
 
         Args:
             batch: Batch on the device of the network.
