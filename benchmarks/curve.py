@@ -2,8 +2,8 @@
 
 With ``--items``, the images are repeated with noise to a larger collection.
 
-    visavis train heads-flickr8k model.whiten_text=false "matryoshka_dims=[32,64,128,256]" seed=1 training.threads=1 --out runs/widths
-    VISAVIS_DATA=... python benchmarks/curve.py runs/widths [--items 200000]
+    visavis train heads-flickr8k model.whiten_text=false "matryoshka_dims=[32,64,128,256]" seed=1 training.threads=1 --out runs/matryoshka
+    VISAVIS_DATA=... python benchmarks/curve.py runs/matryoshka [--items 200000]
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ COMMANDS = [
     "benchmarks/scan.py --images 20 --captions 40 --looped 10",
     "benchmarks/serve.py --clients 2 --seconds 1 --requests 20",
     "studies/errata.py --check",
-    "studies/moving.py --seeds 1 --clips 40 --out {out}",
+    "studies/synthetic_clips.py --seeds 1 --clips 40 --out {out}",
     "studies/recompute_claims.py",
 ]
 

@@ -55,14 +55,16 @@ def test_gru_word_encoder_averages_two_directions():
     assert torch.equal(one(texts)[:, :3], one(changed)[:, :3])
     assert not torch.equal(two(texts)[:, 0], two(changed)[:, 0])
     words = two.embedding(texts.vectors)
-    torch.testing.assert_close(two(texts), (two.forth(words)[0] + two.back(words.flip(1))[0].flip(1)) / 2)
+    torch.testing.assert_close(two(texts), (two.forward_gru(words)[0] + two.backward_gru(words.flip(1))[0].flip(1)) / 2)
 
 
 def test_gru_word_encoder_matches_packed_sequences(monkeypatch):
     monkeypatch.setattr("visavis.models.word_encoders.GRU_BATCH_SIZE", 2)
     ours, texts = GRUWordEncoder(20, 6, 8, bidirectional=True, dropout=0.0).double(), tokens(5, 1, 9, 3, 1)
     packed = torch.nn.GRU(6, 8, batch_first=True, bidirectional=True).double()
-    packed.load_state_dict(ours.forth.state_dict() | {f"{name}_reverse": part for name, part in ours.back.state_dict().items()})
+    packed.load_state_dict(
+        ours.forward_gru.state_dict() | {f"{name}_reverse": part for name, part in ours.backward_gru.state_dict().items()}
+    )
     rows = torch.nn.utils.rnn.pack_padded_sequence(ours.embedding(texts.vectors), texts.mask.sum(1), True, enforce_sorted=False)
     theirs = torch.nn.utils.rnn.pad_packed_sequence(packed(rows)[0], batch_first=True)[0]
     states, expected = ours(texts)[texts.mask], ((theirs[..., :8] + theirs[..., 8:]) / 2)[texts.mask]

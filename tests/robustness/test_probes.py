@@ -189,7 +189,7 @@ def test_probe_of_clip_averages_ties_on_order(tmp_path):
         "model.hidden_dim": 8,
         "model.word_dim": 8,
     }
-    run = visavis.train("moving-scenes/ce-appearance", data=clips, out=tmp_path / "run", overrides=small).run
+    run = visavis.train("synthetic-clips/ce-appearance", data=clips, out=tmp_path / "run", overrides=small).run
     probes = visavis.probe(run)
     assert [one.kind for one in probes.results] == ["order of events", "direction"]
     assert all(one.num_ties == one.num_pairs for one in probes.results)

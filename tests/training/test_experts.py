@@ -245,7 +245,7 @@ def moving(tmp_path_factory):
 @pytest.mark.parametrize("row", ["mmt", "ce", "ce-appearance"])
 def test_synthetic_clips_train_and_evaluate_equally(row, moving, tmp_path):
     small = {"training.batch_size": 12, "epochs": 1, "training.threads": 1}
-    run = visavis.train(f"moving-scenes/{row}", data=moving, out=tmp_path / "run", overrides=small)
+    run = visavis.train(f"synthetic-clips/{row}", data=moving, out=tmp_path / "run", overrides=small)
     config = json.loads((run.run / "model" / "config.json").read_text())["architecture"]
     widths = {"appearance": 128} if row == "ce-appearance" else {"appearance": 128, "motion": 48, "sound": 16}
     assert config["experts"] == widths
@@ -260,4 +260,4 @@ def test_synthetic_clips_train_and_evaluate_equally(row, moving, tmp_path):
 def test_dataset_without_experts_is_rejected(store, tmp_path):
     shutil.move(store / "experts", store / "others")
     with pytest.raises(DataError, match=r"experts is not a store of experts: expected a file experts\.json"):
-        visavis.train("moving-scenes/ce", data=store / "dataset.json", out=tmp_path / "run")
+        visavis.train("synthetic-clips/ce", data=store / "dataset.json", out=tmp_path / "run")

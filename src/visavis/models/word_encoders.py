@@ -39,8 +39,8 @@ class GRUWordEncoder(nn.Module):
         self.embedding = nn.Embedding(vocabulary_size, word_dim)
         nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
         self.dropout = nn.Dropout(dropout)
-        self.forth = nn.GRU(word_dim, hidden_dim, batch_first=True)  # language: quoted
-        self.back = nn.GRU(word_dim, hidden_dim, batch_first=True) if bidirectional else None  # language: quoted
+        self.forward_gru = nn.GRU(word_dim, hidden_dim, batch_first=True)
+        self.backward_gru = nn.GRU(word_dim, hidden_dim, batch_first=True) if bidirectional else None
 
     def forward(self, items: Encoded) -> Tensor:
         """Encode token ids.
@@ -66,15 +66,15 @@ class GRUWordEncoder(nn.Module):
     def _states(self, words: Tensor, lengths: Tensor) -> Tensor:
         """Return the states of texts."""
         # Without packing, whose backward pass on a CPU takes L times as long.
-        forward: Tensor = self.forth(words)[0]
+        forward: Tensor = self.forward_gru(words)[0]
         if torch.compiler.is_compiling():
             # Attaches the shape, because an exported graph does not know how many states a GRU returns.
             position = torch.arange(words.shape[1], device=words.device)[None, :, None]
             forward = forward.gather(1, position.expand(words.shape[0], -1, forward.shape[2]))
-        if self.back is None:
+        if self.backward_gru is None:
             return forward
         mirrored = mirrored_positions(lengths, words.shape[1])[..., None]
-        backward = self.back(words.gather(1, mirrored.expand(-1, -1, words.shape[2])))[0]
+        backward = self.backward_gru(words.gather(1, mirrored.expand(-1, -1, words.shape[2])))[0]
         return (forward + backward.gather(1, mirrored.expand(-1, -1, backward.shape[2]))) / 2
 
 

@@ -179,24 +179,24 @@ class FrameEncoder(FrozenEncoder):
 
     def __init__(self, spec: EncoderSpec, image_encoder: VisualEncoder):
         super().__init__()
-        self.spec, self.pictures = spec, image_encoder  # language: quoted
+        self.spec, self.image_encoder = spec, image_encoder
 
     def preprocess(self, items: Sequence[Sequence[Image]]) -> Encoded:
-        pixels = list(map(image_converter(self.pictures.preprocessing, self.spec), items))
+        pixels = list(map(image_converter(self.image_encoder.preprocessing, self.spec), items))
         masks = [torch.ones(len(clip), dtype=torch.bool) for clip in pixels]
         return Encoded(pad_sequence(pixels, batch_first=True), pad_sequence(masks, batch_first=True))
 
     def forward(self, items: Encoded) -> Encoded:
         pixels, mask = items.vectors, items.mask
         assert isinstance(pixels, Tensor) and isinstance(mask, Tensor)
-        frames = torch.cat([self.pictures(Encoded(part)).vectors for part in pixels[mask].split(FRAME_BATCH_SIZE)])
+        frames = torch.cat([self.image_encoder(Encoded(part)).vectors for part in pixels[mask].split(FRAME_BATCH_SIZE)])
         vectors = frames.new_zeros(*mask.shape, frames.shape[1])
         vectors[mask] = frames
         return Encoded(vectors, mask)
 
     @property
     def preprocessing_config(self) -> dict[str, Any]:
-        return spec_preprocessing_config(self.pictures.preprocessing, self.spec)
+        return spec_preprocessing_config(self.image_encoder.preprocessing, self.spec)
 
 
 class TextEncoder(FrozenEncoder):

@@ -45,7 +45,7 @@ class CaptionDecoder(nn.Module):
         self.of_region, self.of_state = nn.Linear(hidden_dim, hidden_dim), nn.Linear(hidden_dim, hidden_dim, bias=False)
         self.energy = nn.Linear(hidden_dim, 1, bias=False)
         self.embedding = nn.Embedding(vocabulary_size, word_dim)
-        self.tell = nn.GRUCell(word_dim + hidden_dim, hidden_dim)  # language: quoted
+        self.caption_decoder = nn.GRUCell(word_dim + hidden_dim, hidden_dim)
         self.guess = nn.Linear(hidden_dim, vocabulary_size)
         nn.init.xavier_normal_(self.guess.weight)
 
@@ -65,7 +65,7 @@ class CaptionDecoder(nn.Module):
         for word in self.embedding(words[:, :-1]).unbind(1):
             energy = self.energy(torch.tanh(keys + self.of_state(state)[:, None]))
             weights = energy.masked_fill(~valid[..., None], float("-inf")).softmax(1)
-            state = self.tell(self.dropout(torch.cat([word, (weights * states).sum(1)], 1)), state)
+            state = self.caption_decoder(self.dropout(torch.cat([word, (weights * states).sum(1)], 1)), state)
             states_per_word.append(state)
         next_valid = valid_mask(captions)[:, 1:]
         logits = self.guess(torch.stack(states_per_word, 1)[next_valid])

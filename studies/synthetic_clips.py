@@ -1,6 +1,6 @@
 """Order and missing experts on synthetic clips: MMT against averages over time, and CE of three experts against CE of one.
 
-    python studies/moving.py [--seeds 5] [--clips 1000] [--threads 1] [--out runs/moving]
+    python studies/synthetic_clips.py [--seeds 5] [--clips 1000] [--threads 1] [--out runs/clips]
 
 Each test clip has a partner with the same frames in another order, and a caption chooses between the two. A model that averages over
 time is right in 50 % of the cases (ties count half). Printed for each recipe:
@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
-    out = options.out or storage.create_numbered_folder("runs/moving")
+    out = options.out or storage.create_numbered_folder("runs/clips")
     data, kept = out / "scenes", out / "figures.json"
     if not data.exists():
         write_synthetic_clips(data, num_train=options.clips, num_val=100, num_test=400)
@@ -85,7 +85,7 @@ def main() -> None:
         started, (name, _, seed) = time.perf_counter(), run.rpartition("-")
         settings = {"seed": int(seed), "training.threads": options.threads}
         storage.remove_folder(out / run)
-        found[run] = figures(visavis.train(f"moving-scenes/{name}", data=data, out=out / run, overrides=settings), truth)
+        found[run] = figures(visavis.train(f"synthetic-clips/{name}", data=data, out=out / run, overrides=settings), truth)
         storage.write_json(kept, found)
         values = ", ".join(f"{key} {value:.1f}" for key, value in found[run].items())
         sys.stderr.write(f"{run}: {values} ({time.perf_counter() - started:.0f} s)\n")
@@ -111,4 +111,4 @@ if __name__ == "__main__":
     try:
         main()
     except (VisavisError, Stopped) as error:
-        sys.exit(f"moving: {error}")
+        sys.exit(f"synthetic_clips: {error}")

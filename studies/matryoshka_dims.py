@@ -1,8 +1,8 @@
 """Matryoshka dimensions: R@10 in both directions and RSUM on the test split, by the number of dimensions kept.
 
 visavis train heads-flickr8k model.whiten_text=false seed=1 training.threads=1 --out runs/plain
-visavis train heads-flickr8k model.whiten_text=false "matryoshka_dims=[32,64,128,256]" seed=1 training.threads=1 --out runs/widths
-VISAVIS_DATA=... python studies/widths.py runs/plain runs/widths --widths 32 64 128 256 1024
+visavis train heads-flickr8k model.whiten_text=false "matryoshka_dims=[32,64,128,256]" seed=1 training.threads=1 --out runs/matryoshka
+VISAVIS_DATA=... python studies/matryoshka_dims.py runs/plain runs/matryoshka --dims 32 64 128 256 1024
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from visavis.runs.open_run import open_run, read_run_recipe
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", type=Path, nargs="+")
-    parser.add_argument("--widths", type=int, nargs="+", default=[32, 64, 128, 256, 1024])
+    parser.add_argument("--dims", type=int, nargs="+", default=[32, 64, 128, 256, 1024])
     options = parser.parse_args()
     print("| run | trained for | dimensions | i2t R@10 | t2i R@10 | RSUM |\n|---|---|---|---|---|---|")
     for run in options.runs:
@@ -33,11 +33,11 @@ def main() -> None:
         split, rules = data_module.data.split(recipe.evaluation.test), get_protocols(recipe.evaluation.protocol)
         sides = [matcher.first_stage_items(items) for items in data_module.encode(matcher, split)]
         trained = ", ".join(map(str, matcher.matryoshka_dims)) or "all dimensions"
-        for width in options.widths:
-            visual, text = (encode_unit_rows(get_vectors(truncate_embeddings(items, width))) for items in sides)
+        for dims in options.dims:
+            visual, text = (encode_unit_rows(get_vectors(truncate_embeddings(items, dims))) for items in sides)
             found = evaluate_dataset(visual, text, device_score(matcher), split, rules).metrics
             print(
-                f"| {run.name} | {trained} | {width:,} | {found['i2t_r10']:.1f} | {found['t2i_r10']:.1f} | {found['rsum']:.1f} |",
+                f"| {run.name} | {trained} | {dims:,} | {found['i2t_r10']:.1f} | {found['t2i_r10']:.1f} | {found['rsum']:.1f} |",
                 flush=True,
             )
 
@@ -46,4 +46,4 @@ if __name__ == "__main__":
     try:
         main()
     except VisavisError as error:
-        sys.exit(f"widths: {error}")
+        sys.exit(f"matryoshka_dims: {error}")
