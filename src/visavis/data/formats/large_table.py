@@ -245,7 +245,10 @@ class _Conversion:
         def read_blocks() -> Iterator[Any]:
             for first_row, batch in self._batches([self.file_column, *self.split_columns]):
                 names = self._texts(batch.column(0), self.file_column)
-                names = self.compute.if_else(self.compute.equal(names, ""), None, names)
+                # Not `if_else`: before pyarrow 24 it reads other bytes if the block is a slice.
+                is_empty = self._to_numpy(self.compute.equal(names, ""), False)
+                if is_empty.any():
+                    names = names.take(self.pa.array(np.arange(len(names)), mask=is_empty))
                 self._add_problem("caption without image", first_row, np.flatnonzero(self._to_numpy(names.is_null(), True)))
                 splits.extend(self._texts(batch.column(1), name).dictionary_encode() for name in self.split_columns)
                 yield names
