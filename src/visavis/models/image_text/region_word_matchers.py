@@ -149,7 +149,7 @@ class MaxSim(RegionWordMatcher):
         return torch.zeros_like(products.values).scatter_(1, best, 1.0)
 
     def score_from_similarity(self, products: RegionWordSimilarity) -> Tensor:
-        functions = {"both": (mean_best_region, _by_regions), "t2i": (mean_best_region,), "i2t": (_by_regions,)}
+        functions = {"both": (mean_best_region, _mean_best_word), "t2i": (mean_best_region,), "i2t": (_mean_best_word,)}
         means = [mean(products) for mean in functions[self.config.direction]]
         return means[0] if len(means) == 1 else (means[0] + means[1]) / 2
 
@@ -166,7 +166,7 @@ def mean_best_region(products: RegionWordSimilarity) -> Tensor:
     return products.mean(products.values.masked_fill(~products.context_mask, float("-inf")).amax(1))
 
 
-def _by_regions(products: RegionWordSimilarity) -> Tensor:
+def _mean_best_word(products: RegionWordSimilarity) -> Tensor:
     """Return the mean over regions of the best word."""
     best = products.values.masked_fill(~products.query_mask, float("-inf")).amax(-1)
     present = products.context_mask[..., 0].to(best.dtype)
