@@ -27,8 +27,8 @@ from visavis.models.encoders.hub_download import (
     is_model_folder,
 )
 
-_CONVERT = "visavis convert CHECKPOINT --out xvlm"
-CREATION_COMMANDS = {"mobilenet-v2": "python tools/mobilenet_folder.py", "xvlm/visual": _CONVERT, "xvlm/text": _CONVERT}
+_XVLM_COMMAND = "visavis convert CHECKPOINT --out xvlm"
+CREATION_COMMANDS = {"mobilenet-v2": "python tools/mobilenet_folder.py", "xvlm/visual": _XVLM_COMMAND, "xvlm/text": _XVLM_COMMAND}
 """Commands that create the folders which recipes name and which the hub does not have."""
 
 
@@ -77,21 +77,21 @@ def weights_fingerprint(name: str) -> str:
     if name == "scenes":
         return storage.content_hash(SCENE_ENCODER_WEIGHTS)
     if published_backbone_name(name):
-        return _stats([published_weights_file(name)])
+        return _file_stats([published_weights_file(name)])
     folders = filter(os.path.isdir, (Path(name), storage.cache_folder() / "backbones" / name))
-    return " ".join(filter(None, (_stats(_defining_files(folder), folder) for folder in folders)))
+    return " ".join(filter(None, (_file_stats(_weight_and_setting_files(folder), folder) for folder in folders)))
 
 
-def _defining_files(folder: Path) -> list[Path]:
-    """The weights of a folder. Of sentence-transformers, also the weights of its steps, and all settings: pooling, layers and prompts."""
+def _weight_and_setting_files(folder: Path) -> list[Path]:
+    """Return the weights of a folder. Of sentence-transformers, also the weights of its steps, and all settings: pooling, layers and prompts."""
     patterns = ["*.safetensors", BIN_WEIGHTS_PATTERN]
     if os.path.exists(folder / "modules.json"):
         patterns += ["*.json", *(f"*/{pattern}" for pattern in (*patterns, "*.json"))]
     return sorted(file for pattern in patterns for file in folder.glob(pattern))
 
 
-def _stats(files: list[Path], folder: Path | None = None) -> str:
-    """Names, sizes and modification times of files."""
+def _file_stats(files: list[Path], folder: Path | None = None) -> str:
+    """Describe files by their names, sizes and modification times."""
     stats = ((file.relative_to(folder) if folder else file.name, file.stat()) for file in files)
     return " ".join(f"{name}:{stat.st_size}:{stat.st_mtime_ns}" for name, stat in stats)
 
@@ -154,7 +154,7 @@ def has_minilm() -> bool:
 
 
 def _minilm_folder(on_bytes: OnBytes | None) -> Path:
-    """The folder of minilm: the official model if it was downloaded, else its copy in a package, else a download."""
+    """Return the folder of minilm: the official model if it was downloaded, else its copy in a package, else a download."""
     import_transformers()
     if (cached := cached_hub_folder(MINILM_HUB_NAME)) is not None:
         return cached
