@@ -122,8 +122,8 @@ class CLIP(GlobalMatcher):
             self.config = replace(config, base_weights_checksum=_verify_base_weights(config, self.model))
             add_adapters(self.model, config.lora_rank, config.lora_alpha, config.lora_dropout, config.lora_layers)
         min_scale, max_scale = config.scale_bounds
-        start = min(max(self.temperature["logit_scale"].exp().item(), min_scale), max_scale)
-        self.learned_scale = LearnedScale(start, min_scale=min_scale, max_scale=max_scale) if config.scale == "learned" else None
+        initial_scale = min(max(self.temperature["logit_scale"].exp().item(), min_scale), max_scale)
+        self.learned_scale = LearnedScale(initial_scale, min_scale=min_scale, max_scale=max_scale) if config.scale == "learned" else None
 
     @property
     def scale(self) -> LearnedScale | None:
@@ -280,13 +280,14 @@ def add_adapters(model: nn.Module, rank: int, alpha: float, dropout: float, laye
     except ImportError:
         raise MissingExtra("peft", "lora", "a model with low-rank adapters") from None
     # torch's own attention reads the weights of its layers itself, so that adapters on them would have no effect.
-    inside = {id(part) for module in model.modules() if isinstance(module, nn.MultiheadAttention) for part in module.modules()}
-    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and id(module) not in inside]
-    known = {name.rpartition(".")[2] for name in linear}
+    attention_layers = [module for module in model.modules() if isinstance(module, nn.MultiheadAttention)]
+    excluded = {id(part) for attention in attention_layers for part in attention.modules()}
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and id(module) not in excluded]
+    endings = {name.rpartition(".")[2] for name in linear}
     for layer in layers:
-        if layer not in known:
+        if layer not in endings:
             raise SpecError(
-                f"lora_layers: expected endings of linear layers of {type(model).__name__}, got {layer!r}. {suggest_name(layer, known)}"
+                f"lora_layers: expected endings of linear layers of {type(model).__name__}, got {layer!r}: {suggest_name(layer, endings)}"
             )
     targets = [name for name in linear if name.rpartition(".")[2] in layers]
     settings: dict[str, Any] = {"r": rank, "lora_alpha": alpha, "lora_dropout": dropout, "target_modules": targets}

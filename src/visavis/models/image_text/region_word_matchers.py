@@ -53,8 +53,8 @@ class SCAN(RegionWordMatcher):
         """Return attention over regions. If regions attend over words, it is their attention divided by its sum over the regions."""
         if self.config.direction == "t2i":
             return self._weights(products)
-        by_regions = self._weights(products.T).permute(2, 3, 0, 1) * products.query_mask
-        return by_regions / by_regions.sum(1, keepdim=True).clamp(min=EPSILON)
+        weights = self._weights(products.T).permute(2, 3, 0, 1) * products.query_mask
+        return weights / weights.sum(1, keepdim=True).clamp(min=EPSILON)
 
     def score_from_similarity(self, products: RegionWordSimilarity) -> Tensor:
         products = products if self.config.direction == "t2i" else products.T
@@ -105,9 +105,10 @@ class BFAN(RegionWordMatcher):
         return focused / focused.sum(1, keepdim=True).clamp(min=EPSILON)
 
     def score_from_similarity(self, products: RegionWordSimilarity) -> Tensor:
-        directions = (products, products.T)
-        by_words, by_regions = (attends.mean(attends.attended_cosines(self.attention_weights(attends))) for attends in directions)
-        return by_words + by_regions
+        return self._mean_attended_cosine(products) + self._mean_attended_cosine(products.T)
+
+    def _mean_attended_cosine(self, products: RegionWordSimilarity) -> Tensor:
+        return products.mean(products.attended_cosines(self.attention_weights(products)))
 
 
 class MaxSim(RegionWordMatcher):
