@@ -74,7 +74,7 @@ def _function_source(name: str, program: Any) -> tuple[str, dict[str, Tensor]]:
 
 
 def _is_check(target: Any) -> bool:
-    """Whether an operation only checks sizes."""
+    """Report whether an operation only checks sizes."""
     name = getattr(target, "__name__", str(target))
     return name.startswith(("_assert", "sym_constrain_range", "_check", "sym_not"))
 

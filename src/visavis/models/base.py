@@ -83,12 +83,15 @@ class Matcher(nn.Module, ABC):
 
     def __init__(self, config: MatcherConfig):
         super().__init__()
-        for side, granularity, supported in (
-            ("images", config.visual_granularity, self.visual_granularities),
-            ("texts", config.text_granularity, self.text_granularities),
+        for name, granularity, supported in (
+            ("visual_granularity", config.visual_granularity, self.visual_granularities),
+            ("text_granularity", config.text_granularity, self.text_granularities),
         ):
             if granularity not in supported:
-                raise ShapeError(f"{type(self).__name__} cannot read {side} as {granularity}: expected {' or '.join(supported)}.")
+                raise ShapeError(
+                    f"{name}: expected {' or '.join(supported)} for {type(self).__name__}, got {granularity}. "
+                    "Set a supported granularity, or use another model."
+                )
         self.config = config
 
     @abstractmethod

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from visavis import storage
-from visavis.errors import DataError, MissingExtra, RunError, SpecError, VisavisError, suggest_name
+from visavis.errors import DataError, RunError, SpecError, VisavisError, requires_extra, suggest_name
 from visavis.models.base import SCALE_PART, GlobalMatcher, Matcher, MatcherConfig, encode_unit_rows, get_vectors
 from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.models.encoders.frozen_encoders import VisualEncoder
@@ -172,6 +172,19 @@ def export_to_transformers(matcher: Matcher, folder: str | Path) -> Path:
     """
     if not isinstance(matcher, CLIP):
         raise VisavisError(f"export: expected a CLIP or SigLIP model, got {matcher.name}. Export only these models to transformers.")
+    folder = storage.prepare_empty_folder(folder, will_be_replaced=True)
+    with storage.atomic_folder(folder) as part:
+        write_transformers_files(matcher, part)
+    return folder
+
+
+def write_transformers_files(matcher: CLIP, folder: Path) -> None:
+    """Write the files of ``export_to_transformers``.
+
+    Args:
+        matcher: A CLIP or SigLIP model.
+        folder: Existing folder.
+    """
     weights = matcher.model.state_dict() | matcher.temperature
     if matcher.config.lora_rank:
         model = load_pretrained_model(_pretrained_folder(matcher.config), dtype=torch.float32)
@@ -179,11 +192,8 @@ def export_to_transformers(matcher: Matcher, folder: str | Path) -> Path:
         weights = model.state_dict()
     if matcher.scale is not None:
         weights["logit_scale"] = matcher.scale.log.data.view_as(weights["logit_scale"])
-    folder = storage.prepare_empty_folder(folder, will_be_replaced=True)
-    with storage.atomic_folder(folder) as part:
-        copy_config_files(matcher.folder, part)
-        storage.write_tensors(part / "model.safetensors", weights, for_transformers=True)
-    return folder
+    copy_config_files(matcher.folder, folder)
+    storage.write_tensors(folder / "model.safetensors", weights, for_transformers=True)
 
 
 def _pretrained_folder(config: CLIP.Config) -> Path:
@@ -275,10 +285,8 @@ def add_adapters(model: nn.Module, rank: int, alpha: float, dropout: float, laye
     Source:
         Hu et al., LoRA (2022).
     """
-    try:
+    with requires_extra("lora", "a model with low-rank adapters"):
         import peft
-    except ImportError:
-        raise MissingExtra("peft", "lora", "a model with low-rank adapters") from None
     # torch's own attention reads the weights of its layers itself, so that adapters on them would have no effect.
     attention_layers = [module for module in model.modules() if isinstance(module, nn.MultiheadAttention)]
     excluded = {id(part) for attention in attention_layers for part in attention.modules()}

@@ -70,7 +70,8 @@ class EncoderSpec:
             raise SpecError(f"crops: expected 1, or 10 for images, got {self.crops} for a {self.side} encoder. Set crops to 1.")
         if (self.crops != 1 or self.image_size) and self.name == "scenes":
             raise SpecError(
-                "crops, image_size: expected 1 and 0 for the encoder scenes, which reads whole images of its own size. Remove both settings."
+                "crops, image_size: expected 1 and 0 for the encoder scenes, which reads whole images of its own size, "
+                f"got {self.crops} and {self.image_size}. Remove both settings."
             )
 
     @property

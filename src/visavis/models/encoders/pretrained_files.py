@@ -16,7 +16,7 @@ from torch import nn
 
 from visavis import storage
 from visavis.data.hub_files import HubUnreachableError, OnBytes
-from visavis.errors import DataError, MissingExtra, RunError
+from visavis.errors import DataError, MissingExtra, RunError, requires_extra
 from visavis.models.encoders.cnn_backbones import published_backbone_name, published_weights_file
 from visavis.models.encoders.hub_download import (
     BIN_WEIGHTS_PATTERN,
@@ -304,10 +304,8 @@ def import_transformers() -> Any:
     Raises:
         MissingExtra: If it is not installed.
     """
-    try:
+    with requires_extra("hf", "an encoder of the Hugging Face hub"):
         import transformers
-    except ImportError:
-        raise MissingExtra("transformers", "hf", "an encoder of the Hugging Face hub") from None
     return transformers
 
 

@@ -62,7 +62,7 @@ def load_pretrained_config(folder: Path) -> Any:
     Raises:
         DataError: If it cannot be read.
     """
-    with loading_from(folder, "has no config that transformers can read") as transformers:
+    with loading_from(folder, "a config that transformers can read") as transformers:
         config = transformers.AutoConfig.from_pretrained(folder, **_LOCAL)
     if config.model_type == "timm_wrapper" and config.model_args:
         # Newer timm writes it, and transformers sets it as well.
@@ -93,7 +93,7 @@ def load_pretrained_model(
     only_bin_weights = any(folder.glob(BIN_WEIGHTS_PATTERN)) and not any(folder.glob("*.safetensors"))
     options |= {"use_safetensors": None if only_bin_weights else True, "weights_only": True, "output_loading_info": True}
     config = load_pretrained_config(folder)
-    with loading_from(folder, "has no model that transformers can read") as transformers:
+    with loading_from(folder, "a model that transformers can read") as transformers:
         options |= {"config": config} if config.model_type == "timm_wrapper" else {}
         model, loading = getattr(transformers, auto_class).from_pretrained(folder, **_LOCAL, **options)
     _check_loaded_names(folder, model, loading, new_head, advice)
@@ -115,7 +115,7 @@ def build_empty_model(folder: Path, *, with_pooler: bool = False) -> Any:
     Raises:
         DataError: If the config cannot be read.
     """
-    with loading_from(folder, "has no config that transformers can read") as transformers:
+    with loading_from(folder, "a config that transformers can read") as transformers:
         model = transformers.AutoModel.from_config(load_pretrained_config(folder), dtype=torch.float32, trust_remote_code=False).eval()
     pooler = getattr(model, "pooler", None)
     if pooler is not None and list(pooler.parameters()) and not with_pooler:
@@ -142,7 +142,7 @@ def load_pretrained_tokenizer(folder: Path) -> tuple[Any, int]:
             f"text.encoder: expected a model that reads texts, got {folder}, which reads images only ({config.model_type}). "
             "Use it as visual.encoder, or name another model."
         )
-    with loading_from(folder, "has no tokenizer that transformers can read") as transformers:
+    with loading_from(folder, "a tokenizer that transformers can read") as transformers:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **_LOCAL)
         max_length = min(getattr(config, "max_position_embeddings", tokenizer.model_max_length), tokenizer.model_max_length)
         words = sample_vocabulary(tokenizer)
@@ -194,7 +194,7 @@ def load_pretrained_processor(folder: Path) -> Any:
     Raises:
         DataError: If it cannot be read.
     """
-    with loading_from(folder, "has no processor that transformers can read") as transformers:
+    with loading_from(folder, "a processor that transformers can read") as transformers:
         return transformers.AutoProcessor.from_pretrained(folder, **_LOCAL)
 
 
@@ -226,19 +226,19 @@ def check_encoding(encode: Callable[[], Any], folder: Path, input_name: str) -> 
     Raises:
         DataError: If the item cannot be encoded, or if features are not finite.
     """
-    with loading_from(folder, f"holds a model that cannot encode {input_name}"):
+    with loading_from(folder, f"a model that can encode {input_name}"):
         vectors = encode()
     if not vectors.isfinite().all():
         raise DataError(f"{folder} is damaged: expected finite features of {input_name}, got others. Download it again.")
 
 
 @contextmanager
-def loading_from(folder: Path, problem: str) -> Iterator[Any]:
+def loading_from(folder: Path, expected: str) -> Iterator[Any]:
     """Convert the errors of libraries that read a folder.
 
     Args:
         folder: Folder of the model.
-        problem: Middle of the error message.
+        expected: Description of the expected files, for the error message.
 
     Yields:
         transformers.
@@ -257,7 +257,9 @@ def loading_from(folder: Path, problem: str) -> Iterator[Any]:
     except (VisavisError, MemoryError):
         raise
     except Exception as error:  # noqa: BLE001 - transformers and tokenizers raise errors of every kind on damaged files
-        raise DataError(f"{folder} {problem}: {_error_reason(error)}.") from None
+        raise DataError(
+            f"{folder}: expected {expected}, got an error ({_error_reason(error)}). Download the model again, or use another one."
+        ) from None
 
 
 def _refuse_code(folder: Path) -> None:

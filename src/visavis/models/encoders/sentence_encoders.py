@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from visavis import storage
-from visavis.errors import DataError, MissingExtra
+from visavis.errors import DataError, requires_extra
 from visavis.models.encoders.pretrained_files import model_folder
 from visavis.models.encoders.pretrained_loading import check_encoding, load_pretrained_model, load_pretrained_tokenizer, loading_from
 from visavis.models.layers import mean_pool
@@ -160,11 +160,9 @@ def load_sentence_transformers_model(folder: Path) -> Any:
             raise DataError(
                 f"{folder / 'modules.json'}: expected steps of sentence-transformers, got {module.type}. Such code is never run. Use another model."
             )
-    try:
+    with requires_extra("sentence-transformers", f"the text encoder {folder}"):
         from sentence_transformers import SentenceTransformer
-    except ImportError:
-        raise MissingExtra("sentence-transformers", "sentence-transformers", f"the text encoder {folder}") from None
-    with loading_from(folder, "has no model that sentence-transformers can read"):
+    with loading_from(folder, "a model that sentence-transformers can read"):
         return SentenceTransformer(str(folder), device="cpu", trust_remote_code=False, local_files_only=True).eval()
 
 

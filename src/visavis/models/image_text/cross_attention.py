@@ -271,13 +271,16 @@ class RegionWordMatcher(Matcher):
         self.visual = xavier_linear(config.visual_input_dim, config.embedding_dim)
         self.input_dropout = nn.Dropout(config.input_dropout)
         self.whitening = Whitening(config.text_input_dim) if config.whiten_text else nn.Identity()
-        self.visual_context, self.text_context = (self._context_network(dim) for dim in (config.visual_input_dim, config.text_input_dim))
+        self.visual_context = self._context_network(config.visual_input_dim)
+        self.text_context = self._context_network(config.text_input_dim)
         self.text_backbone, self.text = build_word_encoder(config, config.embedding_dim, bidirectional=True, dropout=config.dropout)
 
     def parts(self) -> dict[str, list[nn.Module]]:
-        contexts = {"visual": self.visual_context, "text": self.text_context}
-        sides = {"visual": self.visual, "text": self.text}
-        return {"text_backbone": [self.text_backbone]} | {side: [module, contexts[side] or nn.Identity()] for side, module in sides.items()}
+        return {
+            "text_backbone": [self.text_backbone],
+            "visual": [self.visual, self.visual_context or nn.Identity()],
+            "text": [self.text, self.text_context or nn.Identity()],
+        }
 
     def attention_weights(self, products: RegionWordSimilarity) -> Tensor:
         """Compute the attention of each word over regions.
@@ -334,7 +337,7 @@ class RegionWordMatcher(Matcher):
 
     def score(self, visual: Encoded, text: Encoded) -> Tensor:
         """Score texts in groups of similar length, each no longer than its longest text. All parts with a mask have the same mask."""
-        mask = next(iter(tree_leaves(text.mask)))
+        mask = tree_leaves(text.mask)[0]
         if mask is None or len(text) < MIN_TEXTS:
             return self.score_block(visual, text)
         positions = torch.arange(1, mask.shape[1] + 1, device=mask.device)

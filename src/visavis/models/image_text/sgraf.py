@@ -140,10 +140,11 @@ class GlobalAttentionPooling(nn.Module):
         super().__init__()
         self.local_projection, self.global_projection = xavier_linear(dim, dim), xavier_linear(dim, dim)
         self.attention = xavier_linear(dim, 1)
-        self.local_norm: nn.Module = (
-            nn.Identity() if num_regions is None else nn.BatchNorm1d(num_regions) if num_regions else SharedBatchNorm(1)
-        )
-        self.global_norm: nn.Module = nn.Identity() if num_regions is None else nn.BatchNorm1d(dim)
+        self.local_norm: nn.Module = nn.Identity()
+        self.global_norm: nn.Module = nn.Identity()
+        if num_regions is not None:
+            self.local_norm = nn.BatchNorm1d(num_regions) if num_regions else SharedBatchNorm(1)
+            self.global_norm = nn.BatchNorm1d(dim)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, fragments: Tensor, mask: Tensor) -> Tensor:

@@ -85,18 +85,19 @@ class VSEInfinity(GlobalMatcher):
         self.region_dropout, self.word_dropout = nn.Dropout(config.region_dropout), nn.Dropout(config.word_dropout)
         pixels = config.visual_granularity == "pixels"
         self.backbone = open_visual_encoder(config.backbone, config.backbone_granularity) if pixels else nn.Identity()
-        self.visual = (
-            xavier_linear(config.visual_input_dim, config.embedding_dim)
-            if pixels and not config.hidden_dim
-            else self._projection(config.visual_input_dim)
-        )
+        self.visual: nn.Module
+        if pixels and not config.hidden_dim:
+            self.visual = xavier_linear(config.visual_input_dim, config.embedding_dim)
+        else:
+            self.visual = self._projection(config.visual_input_dim)
         self.visual_pool = mean_pool if config.region_pool == "mean" else GeneralizedPooling(temperature=config.temperature)
         self.visual_head = self._head(config.visual_input_dim)
-        self.text_backbone, self.text = (
-            build_word_encoder(config, config.embedding_dim, bidirectional=True, dropout=config.word_dropout)
-            if config.text_granularity == "tokens"
-            else (nn.Identity(), self._projection(config.text_input_dim))
-        )
+        if config.text_granularity == "tokens":
+            self.text_backbone, self.text = build_word_encoder(
+                config, config.embedding_dim, bidirectional=True, dropout=config.word_dropout
+            )
+        else:
+            self.text_backbone, self.text = nn.Identity(), self._projection(config.text_input_dim)
         self.text_pool = GeneralizedPooling(temperature=config.temperature)
         self.text_head = nn.Dropout(config.pooled_dropout) if config.text_granularity == "tokens" else self._head(config.text_input_dim)
 

@@ -241,16 +241,15 @@ class ExpertMatcher(Matcher):
     def __init__(self, config: Config):
         super().__init__(config)
         self.text_backbone: nn.Module = nn.Identity()
-        self.word_encoder, input_dim = None, config.text_input_dim
+        self.word_encoder = None
+        input_dim = config.text_input_dim
         if config.text_backbone:
             self.text_backbone = backbone = TextBackbone(config.text_backbone, config.word_noise)
             input_dim = backbone.hidden_dim
         elif config.text_granularity == "tokens":
             sizes = input_dim, config.word_dim, config.hidden_dim
-            self.word_encoder, input_dim = (
-                GRUWordEncoder(*sizes, bidirectional=config.bidirectional, dropout=config.dropout),
-                config.hidden_dim,
-            )
+            self.word_encoder = GRUWordEncoder(*sizes, bidirectional=config.bidirectional, dropout=config.dropout)
+            input_dim = config.hidden_dim
         self.word_netvlad = None
         if config.word_pool == "vlad" and config.text_granularity != "pooled":
             self.word_netvlad = NetVLAD(input_dim, config.text_clusters, config.text_ghost_clusters)
@@ -264,35 +263,33 @@ class ExpertMatcher(Matcher):
 
     def encode_visual(self, items: Encoded) -> Encoded:
         """Encode videos as ``v_e`` ``[V, E, embedding_dim]``, 0 where the expert is missing, with the weights ``p_e``."""
-        parts = [get_part(items, name) for name in self.config.experts]
-        assert isinstance(items.vectors, dict)
-        seconds = [items.vectors.get(seconds_part(name)) for name in self.config.experts]
-        experts = [
-            ExpertFeatures(
-                get_vectors(part).masked_fill(~valid_mask(part)[..., None], 0.0),
-                valid_mask(part),
-                None if times is None else times[..., 0],
-            )
-            for part, times in zip(parts, seconds, strict=True)
-        ]
+        experts = [self._expert_features(items, name) for name in self.config.experts]
         embeddings = at_least_float32(self.visual(experts))
         return Encoded(embeddings, weights=torch.stack([expert.present for expert in experts], 1).to(embeddings.dtype))
+
+    def _expert_features(self, items: Encoded, name: str) -> ExpertFeatures:
+        assert isinstance(items.vectors, dict)
+        part, seconds = get_part(items, name), items.vectors.get(seconds_part(name))
+        mask = valid_mask(part)
+        features = get_vectors(part).masked_fill(~mask[..., None], 0.0)
+        return ExpertFeatures(features, mask, None if seconds is None else seconds[..., 0])
 
     def encode_text(self, items: Encoded) -> Encoded:
         """Encode texts as ``w_e t_e`` ``[T, E, embedding_dim]``, with the weights ``w_e``."""
         text = self._text_vectors(items)
         weights = at_least_float32(self.mixture(text)).softmax(-1)
-        return Encoded(
-            torch.stack([at_least_float32(embedding(text)) for embedding in self.text_embeddings], 1) * weights[..., None], weights=weights
-        )
+        embeddings = torch.stack([at_least_float32(embedding(text)) for embedding in self.text_embeddings], 1)
+        return Encoded(embeddings * weights[..., None], weights=weights)
 
     def _text_vectors(self, items: Encoded) -> Tensor:
         """Return one vector per text ``[N, D]``."""
         items = self.text_backbone(items)
-        words, mask = get_vectors(items) if self.word_encoder is None else self.word_encoder(items), get_mask(items)
+        words = get_vectors(items) if self.word_encoder is None else self.word_encoder(items)
         if self.config.text_granularity == "pooled":
             return words
-        return pool_words(words, mask, self.config.word_pool) if self.word_netvlad is None else self.word_netvlad(words, mask)
+        if self.word_netvlad is not None:
+            return self.word_netvlad(words, get_mask(items))
+        return pool_words(words, get_mask(items), self.config.word_pool)
 
     def score(self, visual: Encoded, text: Encoded) -> Tensor:
         (experts, present), (weighted, weights) = _with_weights(visual), _with_weights(text)

@@ -113,19 +113,16 @@ class ExpertTransformer(nn.Module):
             )
         present = torch.stack([expert.present for expert in experts], 1)
         aggregates, tokens, masks = list[Tensor](), list[Tensor](), list[Tensor]()
-        for number, (project, expert) in enumerate(zip(self.projections, experts, strict=True)):
+        for index, (project, expert) in enumerate(zip(self.projections, experts, strict=True)):
             features = expert.features
             if features.shape[1] > self.max_length:
                 raise ShapeError(
                     f"MMT: expected at most {self.max_length} features per expert, got {features.shape[1]}. Set visual.max_length to "
                     "sample them at equal intervals, or a larger model.max_length."
                 )
-            aggregates.append(
-                unit_rows(project(expert.pool(max_pool))) + self.expert_embeddings.weight[number] + self.time_embeddings.weight[0]
-            )
-            tokens.append(
-                unit_rows(project(features)) + self.expert_embeddings.weight[number] + self.time_embeddings(self._time_ids(expert))
-            )
+            embedding = self.expert_embeddings.weight[index]
+            aggregates.append(unit_rows(project(expert.pool(max_pool))) + embedding + self.time_embeddings.weight[0])
+            tokens.append(unit_rows(project(features)) + embedding + self.time_embeddings(self._time_ids(expert)))
             masks.append(expert.mask)
         video_token = self.video_token.expand(len(present), 1, -1)
         states = self.dropout(self.norm(torch.cat([video_token, torch.stack(aggregates, 1), *tokens], 1)))
