@@ -135,11 +135,11 @@ def preprocessing_settings(model: Retriever, embedding_dim: int) -> dict[str, An
     image = {name: getattr(preprocessing, name) for name in ("resize", "crop", "resample", "scale", "mean", "std")}
     image |= {"crops": processor.visual_spec.crops, "min_side": processor.min_side}
     image |= {"max_pixels": MAX_RESIZED_PIXELS, "ten_crop_margin": TEN_CROP_MARGIN}
-    pools = any(isinstance(module, GeneralizedPooling) for module in model.matcher.modules())
+    has_pooling = any(isinstance(module, GeneralizedPooling) for module in model.matcher.modules())
     text = {
         "vocabulary": None if processor.vocabulary is None else list(processor.vocabulary.words),
         "mask": len(example_tokens(model)) == 2,
-        "max_tokens": MAX_POOLED_ITEMS if pools else None,
+        "max_tokens": MAX_POOLED_ITEMS if has_pooling else None,
         "embedding_dim": embedding_dim,
     }
     return {"image": image, "text": text}

@@ -122,10 +122,10 @@ def example_pixels(model: Retriever, count: int = 3) -> Tensor:
     Returns:
         Pixels, as the image encoder reads them.
     """
-    processor = model.processor
+    images = [blank_image()] * count
     if model.matcher.config.visual_granularity == "pixels":
-        return processor.preprocess([blank_image()] * count)
-    return get_vectors(processor.visual_encoder.preprocess([blank_image()] * count))
+        return model.processor.preprocess(images)
+    return get_vectors(model.processor.visual_encoder.preprocess(images))
 
 
 def example_tokens(model: Retriever) -> tuple[Tensor, ...]:
@@ -178,7 +178,7 @@ def _trace(module: nn.Module, inputs: dict[str, Tensor], shapes: dict[str, dict[
     """Trace a module. Torch's exporter for ONNX also handles recurrent layers over a dynamic number of tokens, unlike ``torch.export``."""
     # Loops of recurrent layers are compiled, with sizes that an earlier trace may have fixed.
     torch.compiler.reset()
-    with _quiet():
+    with _hide_exporter_messages():
         try:
             return torch.onnx.export(
                 module.eval(),
@@ -197,7 +197,7 @@ def _trace(module: nn.Module, inputs: dict[str, Tensor], shapes: dict[str, dict[
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _hide_exporter_messages() -> Iterator[None]:
     """Hide messages of torch's exporter about its own internals."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level

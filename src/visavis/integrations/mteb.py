@@ -108,7 +108,7 @@ class MtebEncoder:
             from mteb.models.modality_collators import FramesCollator
 
             inputs.collate_fn = FramesCollator(fps=self.frames_per_second or None, num_frames=self.num_frames or None)
-        return torch.cat([self._encode_items(items) for items in _regroup(inputs, batch_size or self.model.batch_size)])
+        return torch.cat([self._encode_items(items) for items in _group_items(inputs, batch_size or self.model.batch_size)])
 
     def _encode_items(self, items: dict[str, list[Any]]) -> Tensor:
         vectors = []
@@ -154,7 +154,7 @@ class MtebEncoder:
         return torch.cosine_similarity(torch.as_tensor(embeddings1), torch.as_tensor(embeddings2), dim=-1)
 
 
-def _regroup(batches: Iterable[dict[str, Any]], size: int) -> Iterator[dict[str, list[Any]]]:
+def _group_items(batches: Iterable[dict[str, Any]], size: int) -> Iterator[dict[str, list[Any]]]:
     """Yield batches of at least ``size`` items. mteb loads the images of some tasks one by one."""
     pending: dict[str, list[Any]] = {}
     for batch in batches:

@@ -81,7 +81,7 @@ class VisavisLoss(nn.Module):
         self.gather = gather
         self.mini_batch_size = mini_batch_size
         # The trainer records its data sets here. A wrapper of the model does not have it.
-        self.card = getattr(model, "model_card_data", None)
+        self.model_card_data = getattr(model, "model_card_data", None)
         self.model_number = _MODEL_NUMBERS.setdefault(model, next(_NEXT_MODEL_NUMBER))
         self.number: int = 1 + max((loss.number for loss in _LIVE_LOSSES if loss.model_number == self.model_number), default=0)
         _LIVE_LOSSES.add(self)
@@ -121,7 +121,7 @@ class VisavisLoss(nn.Module):
 
     def _gather(self) -> bool | None:
         """Return False where the data set of the other ranks is unknown, because one loss serves several."""
-        num_datasets = len(getattr(self.card, "train_datasets", ()))
+        num_datasets = len(getattr(self.model_card_data, "train_datasets", ()))
         num_losses = sum(loss.model_number == self.model_number for loss in _LIVE_LOSSES)
         if self.gather is not None or num_datasets <= max(num_losses, 1):
             return self.gather

@@ -27,23 +27,19 @@ class PretrainedModel:
 
     Attributes:
         name: Name of the hub.
-        kind: Kind of the model.
         license: License of the weights, as published.
         download_mb: Size of the weights in MB.
-        embedding_dim: Dimension of the vectors.
     """
 
     name: str
-    kind: str
     license: str
     download_mb: int
-    embedding_dim: int
 
 
 DEFAULT_MODELS = (
-    PretrainedModel("laion/CLIP-ViT-B-32-laion2B-s34B-b79K", "clip", "MIT", 605, 512),
-    PretrainedModel("openai/clip-vit-base-patch32", "clip", "not named on its hub page", 605, 512),
-    PretrainedModel("google/siglip-base-patch16-224", "siglip", "Apache-2.0", 813, 768),
+    PretrainedModel("laion/CLIP-ViT-B-32-laion2B-s34B-b79K", "MIT", 605),
+    PretrainedModel("openai/clip-vit-base-patch32", "not named on its hub page", 605),
+    PretrainedModel("google/siglip-base-patch16-224", "Apache-2.0", 813),
 )
 """Models for searching without training, in the order of preference. The first one is downloaded if none is on this machine."""
 

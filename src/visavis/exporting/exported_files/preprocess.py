@@ -88,7 +88,7 @@ class Preprocessor:
             crop = crop or ([resize[0], resize[-1]] if resize else [min(image.size)] * 2)
             resize = [max(round(self.image["ten_crop_margin"] * max(crop)), min(resize or [0]))]
         if resize is not None:
-            size, box = self._bounded_size(image.size, resize)
+            size, box = self._limit_size(image.size, resize)
             image = image if size == image.size else image.resize(size, self.image["resample"], box=box)
         if self.image["crops"] == 1:
             return self._pixels(image) if crop is None else self._window(image, crop, 0.5, 0.5)
@@ -96,7 +96,7 @@ class Preprocessor:
         views = np.stack([self._window(image, crop, *position) for position in positions])
         return np.concatenate([views, views[..., ::-1]])
 
-    def _bounded_size(self, size: tuple[int, int], resize: list[int]) -> tuple[tuple[int, int], Any]:
+    def _limit_size(self, size: tuple[int, int], resize: list[int]) -> tuple[tuple[int, int], Any]:
         """Return the size after resizing, and the box of a very long image that is read."""
         width, height, edge = *size, resize[0]
         shorter = (edge, int(edge * height / width)) if width <= height else (int(edge * width / height), edge)

@@ -69,8 +69,10 @@ def read_checkpoint(file: Path) -> dict[str, Tensor]:
             f"{file}: expected the state_dict of a model, or a dict that holds one as model or state_dict, got other content. "
             "Pass a checkpoint of weights."
         )
-    if unusual := next((name for name, tensor in tensors.items() if not _is_plain(tensor)), None):
-        raise DataError(f"{file}: expected dense weights of real numbers, got {unusual!r} of another kind. Convert it before it is saved.")
+    if unsupported := next((name for name, tensor in tensors.items() if not _is_plain(tensor)), None):
+        raise DataError(
+            f"{file}: expected dense weights of real numbers, got {unsupported!r} of another kind. Convert it before it is saved."
+        )
     return {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
 
 

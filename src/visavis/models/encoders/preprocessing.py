@@ -269,8 +269,8 @@ class Preprocessing:
         def zoomed(size: tuple[int, ...] | None) -> Any:
             return size and tuple(zoom * edge for edge in size)
 
-        plain = Preprocessing(zoomed(self.resize), zoomed(self.crop), self.resample, scale=None)
-        return fromarray(plain(image).permute(1, 2, 0).numpy())
+        without_scaling = Preprocessing(zoomed(self.resize), zoomed(self.crop), self.resample, scale=None)
+        return fromarray(without_scaling(image).permute(1, 2, 0).numpy())
 
     def _resized(self, image: Image, ten_crop_size: tuple[int, int] | None = None) -> Image:
         resize = self.resize
@@ -279,7 +279,7 @@ class Preprocessing:
         if resize is None:
             return image
         size = _shorter_edge(*image.size, resize[0]) if len(resize) == 1 else (resize[1], resize[0])
-        size, box = _bounded(size, image.size)
+        size, box = _limit_size(size, image.size)
         return image if size == image.size else image.resize(size, self.resample, box=box)
 
     def _windows(self, image: Image, crop: tuple[int, int], positions: Sequence[tuple[float, float]]) -> Tensor:
@@ -340,7 +340,7 @@ def _random_positions(image: Image, crop: tuple[int, int], count: int) -> list[t
     return positions
 
 
-def _bounded(size: tuple[int, int], image_size: tuple[int, int]) -> tuple[tuple[int, int], tuple[float, float, float, float] | None]:
+def _limit_size(size: tuple[int, int], image_size: tuple[int, int]) -> tuple[tuple[int, int], tuple[float, float, float, float] | None]:
     """Limit a size to ``MAX_RESIZED_PIXELS``, and return the box in the middle of the image that is scaled to it (None: the whole image)."""
     if size[0] * size[1] <= MAX_RESIZED_PIXELS:
         return size, None

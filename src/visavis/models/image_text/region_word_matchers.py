@@ -150,9 +150,11 @@ class MaxSim(RegionWordMatcher):
         return torch.zeros_like(products.values).scatter_(1, best, 1.0)
 
     def score_from_similarity(self, products: RegionWordSimilarity) -> Tensor:
-        functions = {"both": (mean_best_region, _mean_best_word), "t2i": (mean_best_region,), "i2t": (_mean_best_word,)}
-        means = [mean(products) for mean in functions[self.config.direction]]
-        return means[0] if len(means) == 1 else (means[0] + means[1]) / 2
+        if self.config.direction == "t2i":
+            return mean_best_region(products)
+        if self.config.direction == "i2t":
+            return _mean_best_word(products)
+        return (mean_best_region(products) + _mean_best_word(products)) / 2
 
 
 def mean_best_region(products: RegionWordSimilarity) -> Tensor:
