@@ -20,19 +20,19 @@ State = dict[str, Tensor]
 WEIGHTS = "weights of "
 """In front of the name of a parameter, among the inputs."""
 SGRAF_NAMES = {
-    r"([vt])_global_w\.embedding_(local|global|common)\.": r"\1_global.\2.",
+    r"([vt])_global_w\.embedding_(local|global)\.": r"\1_global.\2_projection.",
+    r"([vt])_global_w\.embedding_common\.": r"\1_global.attention.",
     r"^v_global": "visual_global",
     r"^t_global": "text_global",
-    r"\.global\.": ".whole.",
-    r"\.(local|whole)\.1\.": r".\1_norm.",
-    r"\.(local|whole|common)\.0\.": r".\1.",
+    r"\.(local|global)_projection\.1\.": r".\1_norm.",
+    r"\.(local_projection|global_projection|attention)\.0\.": r".\1.",
     r"^sim_tranloc_w": "local_similarity",
     r"^sim_tranglo_w": "global_similarity",
-    r"^sim_eval_w": "last",
-    r"^SAF_module\.attn_sim_w": "nodes.weight",
-    r"^SGR_module\.(\d)\.graph_query_w": r"nodes.queries.\1",
-    r"^SGR_module\.(\d)\.graph_key_w": r"nodes.keys.\1",
-    r"^SGR_module\.(\d)\.sim_graph_w": r"nodes.maps.\1",
+    r"^sim_eval_w": "score_layer",
+    r"^SAF_module\.attn_sim_w": "similarity_module.weight",
+    r"^SGR_module\.(\d)\.graph_query_w": r"similarity_module.queries.\1",
+    r"^SGR_module\.(\d)\.graph_key_w": r"similarity_module.keys.\1",
+    r"^SGR_module\.(\d)\.sim_graph_w": r"similarity_module.outputs.\1",
 }
 """Parameters of the released SGRAF by their names here."""
 
@@ -87,8 +87,8 @@ def _sgraf(params: dict[str, Any], inputs: Arrays, weights: State) -> np.ndarray
     state = matcher.state_dict()
     norm = {name.rpartition(".")[2]: weights.pop(name) for name in list(weights) if name.startswith("SAF_module.bn.")}
     if norm:  # a batch norm of one number after training is a scale and a shift
-        state["nodes.scale"] = norm["weight"] / (norm["running_var"] + nn.BatchNorm1d(1).eps).sqrt()
-        state["nodes.shift"] = norm["bias"] - norm["running_mean"] * state["nodes.scale"]
+        state["similarity_module.scale"] = norm["weight"] / (norm["running_var"] + nn.BatchNorm1d(1).eps).sqrt()
+        state["similarity_module.shift"] = norm["bias"] - norm["running_mean"] * state["similarity_module.scale"]
     for name, value in weights.items():
         for pattern, ours in SGRAF_NAMES.items():
             name = re.sub(pattern, ours, name)

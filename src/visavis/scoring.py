@@ -148,7 +148,7 @@ def score_matrix(score: Score, visual: Items, text: Items, memory: MemoryLimit =
     """
     if isinstance(score, TwoStageScore):
         visual, text = score.first_stage_items(visual), score.first_stage_items(text)
-    return score_in_blocks(score, visual, text, _shape(score, visual, text, _bytes_for(score, visual, memory)))
+    return score_in_blocks(score, visual, text, _block_shape(score, visual, text, _block_budget(score, visual, memory)))
 
 
 @torch.no_grad()
@@ -173,12 +173,14 @@ def score_query_rows(
         VisavisError: If one pair does not fit into memory.
     """
     stages = score if isinstance(score, TwoStageScore) else None
-    first_visual, first_text = (visual, text) if stages is None else (stages.first_stage_items(visual), stages.first_stage_items(text))
+    first_visual, first_text = visual, text
+    if stages is not None:
+        first_visual, first_text = stages.first_stage_items(visual), stages.first_stage_items(text)
     queries, candidates = (first_visual, first_text) if direction == "i2t" else (first_text, first_visual)
     rows = max_query_rows(len(candidates), caller_bytes_per_pair, memory)
     first_block = (first_visual[:rows], first_text) if direction == "i2t" else (first_visual, first_text[:rows])
-    memory_bytes = _bytes_for(score, first_visual, memory) // 2
-    shape = _shape(score, *first_block, memory_bytes)
+    memory_bytes = _block_budget(score, first_visual, memory) // 2
+    shape = _block_shape(score, *first_block, memory_bytes)
     for chunk in chunk_slices(len(queries), rows):
         images, texts = (chunk, slice(None)) if direction == "i2t" else (slice(None), chunk)
         block = score_in_blocks(score, first_visual[images], first_text[texts], shape)
@@ -239,8 +241,8 @@ def tile_shape(score: Score, visual: Items, text: Items, *, caller_bytes_per_pai
     Raises:
         VisavisError: If one pair does not fit into memory.
     """
-    memory_bytes = _bytes_for(score, visual, memory)
-    return _shape(score, visual, text, memory_bytes, caller_bytes_per_pair=caller_bytes_per_pair, max_shape=MAX_TILE_SHAPE)
+    memory_bytes = _block_budget(score, visual, memory)
+    return _block_shape(score, visual, text, memory_bytes, caller_bytes_per_pair=caller_bytes_per_pair, max_shape=MAX_TILE_SHAPE)
 
 
 def inference_block_cost(score: Score, visual: Items, text: Items) -> BlockCost:
@@ -306,7 +308,7 @@ def select_items(items: ItemsT, rows: Tensor | slice) -> ItemsT:
     return items[first : first + len(rows)] if consecutive else items[rows]
 
 
-def _shape(
+def _block_shape(
     score: Score,
     visual: Items,
     text: Items,
@@ -321,6 +323,8 @@ def _shape(
     return block_shape(*size, cost, memory_bytes, max_shape=max_shape)
 
 
-def _bytes_for(score: Score, items: Items, memory: MemoryLimit) -> int:
-    device = score.device if isinstance(score, DeviceScore) else next((part.device for part in all_tensors(items[:1])), torch.device("cpu"))
+def _block_budget(score: Score, items: Items, memory: MemoryLimit) -> int:
+    if isinstance(score, DeviceScore):
+        return budget_bytes(memory, score.device)
+    device = next((tensor.device for tensor in all_tensors(items[:1])), torch.device("cpu"))
     return budget_bytes(memory, device)

@@ -98,16 +98,20 @@ def test_load_matcher_rejects_folder_without_weights(tmp_path):
 
 
 UNSUPPORTED_GRANULARITIES = {
-    "images": (Heads, {"visual_granularity": "regions"}, "Heads cannot read images as regions: expected pooled or pixels."),
-    "texts": (VSEPlusPlus, {"text_granularity": "words"}, "VSEPlusPlus cannot read texts as words: expected tokens."),
-    "pooled texts": (VSEInfinity, {"text_granularity": "pooled"}, "VSEInfinity cannot read texts as pooled: expected words or tokens."),
+    "images": (Heads, {"visual_granularity": "regions"}, "visual_granularity: expected pooled or pixels for Heads, got regions."),
+    "texts": (VSEPlusPlus, {"text_granularity": "words"}, "text_granularity: expected tokens for VSEPlusPlus, got words."),
+    "pooled texts": (
+        VSEInfinity,
+        {"text_granularity": "pooled"},
+        "text_granularity: expected words or tokens for VSEInfinity, got pooled.",
+    ),
 }
 
 
 @pytest.mark.parametrize("case", UNSUPPORTED_GRANULARITIES)
 def test_matcher_rejects_unsupported_granularity(case):
     kind, changes, sentence = UNSUPPORTED_GRANULARITIES[case]
-    with pytest.raises(ShapeError, match=f"^{re.escape(sentence)}$"):
+    with pytest.raises(ShapeError, match=rf"^{re.escape(sentence)} Set a supported granularity, or use another model\.$"):
         kind(spec.build_object(kind.Config, vars(CONFIGS[kind]) | changes))
 
 

@@ -35,8 +35,8 @@ def extra(model: VSRN, visual: Encoded, text: Encoded, targets: Targets) -> torc
 
 def test_caption_decoder_loss_of_uniform_prediction():
     decoder = CaptionDecoder(6, WORDS, 5, 16)
-    nn.init.zeros_(decoder.guess.weight)
-    nn.init.zeros_(decoder.guess.bias)
+    nn.init.zeros_(decoder.output.weight)
+    nn.init.zeros_(decoder.output.bias)
     text = Encoded(torch.randint(1, WORDS, (2, 5)), torch.tensor([[True] * 5, [True] * 3 + [False] * 2]))
     assert decoder(regions(2), text).item() == pytest.approx((4 + 2) / 2 * math.log(WORDS))
 
@@ -80,7 +80,7 @@ def test_caption_decoder_overfits_32_captions():
     assert course[-1] < course[0] / 2
     grads = {name: parameter.grad for name, parameter in model.named_parameters()}
     assert all(grads[name].any() for name in grads if name.startswith(("visual.", "decoder."))), "they learn"
-    assert all(grads[name] is None for name in grads if name.startswith(("text.", "fusion."))), "these it does not read"
+    assert all(grads[name] is None for name in grads if name.startswith(("text.", "region_gru."))), "these it does not read"
 
 
 def test_vsrn_without_decoder_has_same_retrieval_weights():

@@ -120,7 +120,7 @@ def test_score_ignores_padding_and_fragment_order(name):
     order = torch.randperm(WORDS + 3)
     changed = Encoded(longer[:, order], torch.nn.functional.pad(mask, (0, 3))[:, order])
     if isinstance(text.vectors, dict):
-        changed = Encoded({"fragments": changed.vectors, "whole": text.vectors["whole"]}, {"fragments": changed.mask})
+        changed = Encoded({"fragments": changed.vectors, "global": text.vectors["global"]}, {"fragments": changed.mask})
     torch.testing.assert_close(matcher.score(visual, changed), matcher.score(visual, text))
 
 

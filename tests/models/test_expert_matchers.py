@@ -145,12 +145,15 @@ def test_collaborative_gating_matches_formula():
         torch.tensor([[1, 1, 1], [1, 0, 1], [0, 1, 0], [0, 0, 0], [1, 1, 0]]).bool(),
     )
     experts = experts * present[..., None]
-    concatenated = torch.cat([gating.own.weight, gating.other.weight], 1)
+    concatenated = torch.cat([gating.self_projection.weight, gating.other_projection.weight], 1)
     found = gating(experts, present)
     for n in range(5):
         for i in range(3):
             others = [experts[n, j] for j in range(3) if j != i and present[n, i] and present[n, j]]
-            pairs = [gating.relation((concatenated @ torch.cat([experts[n, i], other]) + gating.own.bias).relu()) for other in others]
+            pairs = [
+                gating.relation_output((concatenated @ torch.cat([experts[n, i], other]) + gating.self_projection.bias).relu())
+                for other in others
+            ]
             mean = torch.stack(pairs).mean(0) if pairs else torch.zeros(4, dtype=torch.float64)
             attention = (
                 gating.attention_norms[i](gating.attention(mean)[None])[0] + gating.gate_norms[i](gating.gates[i](experts[n, i])[None])[0]

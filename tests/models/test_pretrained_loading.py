@@ -112,8 +112,8 @@ def not_finite(folder):
 
 SPECIAL = {word: number for number, word in enumerate(WORDS[:4])}
 DAMAGES = {
-    "weights cut": ("vit bert cross clip", shortened("model.safetensors"), "has no model that transformers can read"),
-    "weights empty": ("bert", written("model.safetensors", b""), "has no model that transformers can read"),
+    "weights cut": ("vit bert cross clip", shortened("model.safetensors"), "expected a model that transformers can read"),
+    "weights empty": ("bert", written("model.safetensors", b""), "expected a model that transformers can read"),
     "weights a pipe": ("bert", as_pipe("model.safetensors"), r"model\.safetensors: expected a regular file, got a named pipe"),
     "weights not finite": ("vit bert cross", not_finite, "is damaged: expected finite weights, got others in"),
     "config cut": ("vit bert cross clip", shortened("config.json"), r"config\.json is not JSON"),
@@ -137,13 +137,13 @@ DAMAGES = {
     "no tokenizer": (
         "bert cross clip",
         removed("tokenizer.json", "tokenizer_config.json"),
-        "expected a working tokenizer|has no tokenizer",
+        "expected a working tokenizer|expected a tokenizer",
     ),
     "no words": ("bert cross", vocabulary(**SPECIAL), "expected a working tokenizer"),
     "one word": ("bert", vocabulary(**SPECIAL, a=4), "expected a working tokenizer"),
     "words of another": ("bert cross", vocabulary(**SPECIAL, a=4, dog=5, cat=99), "with ids below 12, got ids up to 99"),
-    "tokenizer cut": ("bert cross clip", shortened("tokenizer.json"), "has no tokenizer that transformers can read"),
-    "tokenizer garbage": ("bert", written("tokenizer.json", b"{}"), "has no tokenizer that transformers can read"),
+    "tokenizer cut": ("bert cross clip", shortened("tokenizer.json"), "expected a tokenizer that transformers can read"),
+    "tokenizer garbage": ("bert", written("tokenizer.json", b"{}"), "expected a tokenizer that transformers can read"),
     "settings garbage": ("bert", written("tokenizer_config.json", b"[]"), r"tokenizer_config\.json: its content is \[\]"),
     "no room for words": (
         "bert",
@@ -164,7 +164,7 @@ DAMAGES = {
     "another image size": (
         "vit clip",
         edited("preprocessor_config.json", size={"height": 30, "width": 30}),
-        r"holds a model that cannot encode an image: Input image size \(30\*30\) doesn't match model",
+        r"expected a model that can encode an image, got an error \(Input image size \(30\*30\) doesn't match model",
     ),
 }
 

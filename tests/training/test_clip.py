@@ -184,9 +184,7 @@ def test_full_finetuning_needs_no_pretrained_folder(dual_encoders, small, few_sc
 
 @adapters
 def test_missing_layers_are_reported(dual_encoders):
-    with pytest.raises(
-        SpecError, match=r"lora_layers: expected endings of linear layers of CLIPModel, got 'q_prj'\. did you mean q_proj\?"
-    ):
+    with pytest.raises(SpecError, match=r"lora_layers: expected endings of linear layers of CLIPModel, got 'q_prj': did you mean q_proj\?"):
         matcher(dual_encoders, lora_rank=2, lora_layers=["v_proj", "q_prj"])
 
 

@@ -213,7 +213,11 @@ def test_model_rejects_other_experts(recipe, store, widths, sentence):
             r"has no split dev\. Set evaluation\.validation=NAME: known: train, val\.",
         ),
         ({"visual.features": "nowhere"}, DataError, r"visual\.features: .*nowhere.* Set visual\.features=PATH"),
-        ({"model": {"kind": "VSE++"}}, RecipeError, r"cannot read images as experts: expected pooled or regions or pixels"),
+        (
+            {"model": {"kind": "VSE++"}},
+            RecipeError,
+            r"visual_granularity: expected pooled or regions or pixels for VSEPlusPlus, got experts",
+        ),
     ],
 )
 def test_invalid_expert_recipe_is_rejected(recipe, overrides, error, sentence):

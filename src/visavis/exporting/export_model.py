@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from visavis.errors import RunError
 from visavis.exporting.graph_code import MODULE_FILE, module_source, template
 from visavis.exporting.model_card import write_model_card
 from visavis.exporting.traced_encoders import MAX_POOLED_ITEMS, check_exportable, example_tokens, trace_encoders
-from visavis.models.clip.model import CLIP, export_to_transformers
+from visavis.models.clip.model import CLIP, write_transformers_files
 from visavis.models.encoders.preprocessing import MAX_RESIZED_PIXELS, TEN_CROP_MARGIN
 from visavis.models.layers import GeneralizedPooling
 from visavis.models.processor import Processor
@@ -88,10 +87,7 @@ def export_model(
     embedding_dim = model.encode_texts(["a"]).shape[1]
     with storage.atomic_folder(out) as part:
         if isinstance(model.matcher, CLIP) and format in ("hub", "sentence-transformers"):
-            export_to_transformers(model.matcher, part / "model")
-            for file in (part / "model").iterdir():
-                shutil.move(file, part / file.name)
-            (part / "model").rmdir()
+            write_transformers_files(model.matcher, part)
             _write_preprocessor_config(model, part / "preprocessor_config.json")
             if format == "sentence-transformers":
                 _write_clip_modules(model, part)
@@ -139,11 +135,11 @@ def preprocessing_settings(model: Retriever, embedding_dim: int) -> dict[str, An
     image = {name: getattr(preprocessing, name) for name in ("resize", "crop", "resample", "scale", "mean", "std")}
     image |= {"crops": processor.visual_spec.crops, "min_side": processor.min_side}
     image |= {"max_pixels": MAX_RESIZED_PIXELS, "ten_crop_margin": TEN_CROP_MARGIN}
-    pools = any(isinstance(module, GeneralizedPooling) for module in model.matcher.modules())
+    has_pooling = any(isinstance(module, GeneralizedPooling) for module in model.matcher.modules())
     text = {
         "vocabulary": None if processor.vocabulary is None else list(processor.vocabulary.words),
         "mask": len(example_tokens(model)) == 2,
-        "max_tokens": MAX_POOLED_ITEMS if pools else None,
+        "max_tokens": MAX_POOLED_ITEMS if has_pooling else None,
         "embedding_dim": embedding_dim,
     }
     return {"image": image, "text": text}

@@ -64,17 +64,17 @@ def _function_source(name: str, program: Any) -> tuple[str, dict[str, Tensor]]:
     weights = {node.target: reduce(getattr, node.target.split("."), module) for node in graph.nodes if node.op == "get_attr"}
     code = graph.python_code("weights").src.replace("def forward(", f"def {name}(", 1)
     # Names of the graph may end in a number, so the annotations of torch.fx are removed by their own pattern.
-    head, _, body = code.strip().partition("\n")
-    head = re.sub(r"def (\w+)\(self, ?(.*?)\).*:", r"def \1(weights, \2):", head)
+    signature, _, body = code.strip().partition("\n")
+    signature = re.sub(r"def (\w+)\(self, ?(.*?)\).*:", r"def \1(weights, \2):", signature)
     body = CPU_DEVICE.sub("device", body)
     body = re.sub(r"return \((\w+),\)", r"return \1", body)
     if "device" in body:
         body = "    device = next(weights.parameters()).device\n" + body
-    return f"{head}\n{body}", {key: _dense(value) for key, value in weights.items()}
+    return f"{signature}\n{body}", {key: _dense(value) for key, value in weights.items()}
 
 
 def _is_check(target: Any) -> bool:
-    """Whether an operation only checks sizes."""
+    """Report whether an operation only checks sizes."""
     name = getattr(target, "__name__", str(target))
     return name.startswith(("_assert", "sym_constrain_range", "_check", "sym_not"))
 

@@ -83,25 +83,27 @@ def write_model_card(
 
 
 def _intervals(run: Path) -> dict[str, str]:
-    """Mean and interval of each metric over the seeds of the run's setting in its comparison."""
+    """Return mean and interval of each metric over the seeds of the run's setting in its comparison."""
     folder = os.path.realpath(run)
-    files = (parent / "comparison.json" for parent in list(Path(folder).parents)[:3])
-    file = next(filter(os.path.isfile, files), None)
+    candidates = (parent / "comparison.json" for parent in list(Path(folder).parents)[:3])
+    file = next(filter(os.path.isfile, candidates), None)
     if file is None:
         return {}
-    runs = [one for one in storage.read_json(file, dict[str, Any])["runs"] if one["metrics"]]
-    setting = next((one["setting"] for one in runs if os.path.realpath(one["folder"]) == folder), None)
-    values = [one["metrics"] for one in runs if one["setting"] == setting]
-    texts = {}
-    for key in METRIC_LABELS if len(values) > 1 else ():
-        numbers = [metrics[key] for metrics in values if metrics.get(key) is not None]
-        if numbers and (interval := t_interval(numbers)) is not None:
-            texts[key] = f"{statistics.fmean(numbers):.1f} ({interval.low:.1f} to {interval.high:.1f}, {len(numbers)} seeds)"
-    return texts
+    compared = [entry for entry in storage.read_json(file, dict[str, Any])["runs"] if entry["metrics"]]
+    setting = next((entry["setting"] for entry in compared if os.path.realpath(entry["folder"]) == folder), None)
+    seeds = [entry["metrics"] for entry in compared if entry["setting"] == setting]
+    intervals: dict[str, str] = {}
+    if len(seeds) < 2:
+        return intervals
+    for key in METRIC_LABELS:
+        values = [metrics[key] for metrics in seeds if metrics.get(key) is not None]
+        if values and (interval := t_interval(values)) is not None:
+            intervals[key] = f"{statistics.fmean(values):.1f} ({interval.low:.1f} to {interval.high:.1f}, {len(values)} seeds)"
+    return intervals
 
 
 def _training_scale(matcher: Matcher) -> float | None:
-    """The factor of scores in training. None: there is none."""
+    """Return the factor of scores in training. None: there is none."""
     if isinstance(matcher.scale, LearnedScale):
         return float(matcher.scale.log.detach().exp())
     return float(matcher.temperature["logit_scale"].exp()) if isinstance(matcher, CLIP) else None

@@ -16,6 +16,7 @@ from visavis.models import CATALOG
 from visavis.models.base import GlobalMatcher, get_vectors
 from visavis.models.encoders.preprocessing import blank_image
 from visavis.models.layers import GeneralizedPooling
+from visavis.models.processor import Processor
 from visavis.models.retriever import Retriever
 from visavis.types import Encoded
 
@@ -64,8 +65,7 @@ class TracedTextEncoder(nn.Module):
     def __init__(self, model: Retriever):
         super().__init__()
         processor, self.matcher = model.processor, model.matcher
-        reads_tokens = processor.vocabulary is not None or processor.pretrained_tokenizer is not None
-        self.encoder = nn.Identity() if reads_tokens else processor.text_encoder
+        self.encoder = nn.Identity() if _reads_tokens(processor) else processor.text_encoder
 
     def forward(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
         """Encode texts.
@@ -79,6 +79,10 @@ class TracedTextEncoder(nn.Module):
         """
         items = self.encoder(Encoded(ids, mask))
         return get_vectors(self.matcher.first_stage_items(self.matcher.encode_text(items)))
+
+
+def _reads_tokens(processor: Processor) -> bool:
+    return processor.vocabulary is not None or processor.pretrained_tokenizer is not None
 
 
 def check_exportable(model: Retriever) -> None:
@@ -103,9 +107,9 @@ def check_exportable(model: Retriever) -> None:
         )
     if model.processor.visual_spec.random_crops:
         raise VisavisError("run: expected a model without random crops (visual.random_crops) to export, got one with them. Train without.")
-    if model.processor.vocabulary is None and model.processor.pretrained_tokenizer is None:
-        # A processor of stored features raises an error here.
-        assert model.processor.text_encoder is not None
+    if not _reads_tokens(model.processor):
+        # Raises RunError for a processor of stored features.
+        _ = model.processor.text_encoder
 
 
 def example_pixels(model: Retriever, count: int = 3) -> Tensor:
@@ -118,10 +122,10 @@ def example_pixels(model: Retriever, count: int = 3) -> Tensor:
     Returns:
         Pixels, as the image encoder reads them.
     """
-    processor = model.processor
+    images = [blank_image()] * count
     if model.matcher.config.visual_granularity == "pixels":
-        return processor.preprocess([blank_image()] * count)
-    return get_vectors(processor.visual_encoder.preprocess([blank_image()] * count))
+        return model.processor.preprocess(images)
+    return get_vectors(model.processor.visual_encoder.preprocess(images))
 
 
 def example_tokens(model: Retriever) -> tuple[Tensor, ...]:
@@ -134,10 +138,10 @@ def example_tokens(model: Retriever) -> tuple[Tensor, ...]:
         Inputs of the text encoder.
     """
     processor = model.processor
-    words = processor.vocabulary or processor.pretrained_tokenizer
-    if words is None:
+    tokenizer = processor.vocabulary or processor.pretrained_tokenizer
+    if tokenizer is None:
         processor.text_encoder.require_tokenizer()
-    items = processor.text_encoder.preprocess(EXAMPLE_TEXTS) if words is None else words.encode(EXAMPLE_TEXTS)
+    items = processor.text_encoder.preprocess(EXAMPLE_TEXTS) if tokenizer is None else tokenizer.encode(EXAMPLE_TEXTS)
     return (get_vectors(items),) if items.mask is None else (get_vectors(items), items.mask)  # type: ignore[return-value]
 
 
@@ -161,15 +165,12 @@ def trace_encoders(model: Retriever) -> dict[str, Any]:
         if isinstance(module, GeneralizedPooling):
             module.tabulate_weights(MAX_POOLED_ITEMS)
     tokens = example_tokens(model)
+    text_inputs = dict(zip(("ids", "mask"), tokens, strict=False))
     # Models with a fixed length pad every text to it.
     text_shape = {0: "batch"} if len(tokens) == 1 else {0: "batch", 1: "tokens"}
     return {
         "image": _trace(TracedImageEncoder(model), {"pixels": example_pixels(model)}, {"pixels": {0: "batch"}}),
-        "text": _trace(
-            TracedTextEncoder(model),
-            dict(zip(("ids", "mask"), tokens, strict=False)),
-            dict.fromkeys(("ids", "mask")[: len(tokens)], text_shape),
-        ),
+        "text": _trace(TracedTextEncoder(model), text_inputs, dict.fromkeys(text_inputs, text_shape)),
     }
 
 
@@ -177,7 +178,7 @@ def _trace(module: nn.Module, inputs: dict[str, Tensor], shapes: dict[str, dict[
     """Trace a module. Torch's exporter for ONNX also handles recurrent layers over a dynamic number of tokens, unlike ``torch.export``."""
     # Loops of recurrent layers are compiled, with sizes that an earlier trace may have fixed.
     torch.compiler.reset()
-    with _quiet():
+    with _hide_exporter_messages():
         try:
             return torch.onnx.export(
                 module.eval(),
@@ -196,7 +197,7 @@ def _trace(module: nn.Module, inputs: dict[str, Tensor], shapes: dict[str, dict[
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _hide_exporter_messages() -> Iterator[None]:
     """Hide messages of torch's exporter about its own internals."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level

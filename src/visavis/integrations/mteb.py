@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ class MtebReport(NotebookTable):
 
     def to_json(self) -> dict[str, Any]:
         """Return the content for JSON, with all metrics of all tasks."""
-        tasks = {each.task_name: each.scores for each in self.result.task_results}
+        tasks = {task.task_name: task.scores for task in self.result.task_results}
         return {"model": self.model, "folder": str(self.folder), "metrics": self.metrics, "scores": self.scores, "tasks": tasks}
 
 
@@ -76,7 +77,7 @@ class MtebEncoder:
             {
                 "name": name if "/" in name else f"visavis/{name}",
                 "revision": model.fingerprint,
-                "n_parameters": sum(each.numel() for each in model.matcher.parameters()),
+                "n_parameters": sum(parameter.numel() for parameter in model.matcher.parameters()),
                 "embed_dim": model.embedding_dim,
                 "framework": ["PyTorch"],
                 "similarity_fn_name": ScoringFunction.COSINE,
@@ -107,7 +108,7 @@ class MtebEncoder:
             from mteb.models.modality_collators import FramesCollator
 
             inputs.collate_fn = FramesCollator(fps=self.frames_per_second or None, num_frames=self.num_frames or None)
-        return torch.cat([self._encode_items(items) for items in _regroup(inputs, batch_size or self.model.batch_size)])
+        return torch.cat([self._encode_items(items) for items in _group_items(inputs, batch_size or self.model.batch_size)])
 
     def _encode_items(self, items: dict[str, list[Any]]) -> Tensor:
         vectors = []
@@ -137,7 +138,7 @@ class MtebEncoder:
         Returns:
             Cosines, shape ``[N, M]``.
         """
-        first, second = (unit_rows(torch.atleast_2d(torch.as_tensor(each))) for each in (embeddings1, embeddings2))
+        first, second = (unit_rows(torch.atleast_2d(torch.as_tensor(vectors))) for vectors in (embeddings1, embeddings2))
         return first @ second.T
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Tensor:
@@ -153,24 +154,24 @@ class MtebEncoder:
         return torch.cosine_similarity(torch.as_tensor(embeddings1), torch.as_tensor(embeddings2), dim=-1)
 
 
-def _regroup(batches: Iterable[dict[str, Any]], size: int) -> Iterator[dict[str, list[Any]]]:
-    """Batches of ``size`` items. mteb loads the images of some tasks one by one."""
-    waiting: dict[str, list[Any]] = {}
+def _group_items(batches: Iterable[dict[str, Any]], size: int) -> Iterator[dict[str, list[Any]]]:
+    """Yield batches of at least ``size`` items. mteb loads the images of some tasks one by one."""
+    pending: dict[str, list[Any]] = {}
     for batch in batches:
         for name in MODALITIES:
             if name in batch:
-                waiting.setdefault(name, []).extend(batch[name])
-        if not waiting:
+                pending.setdefault(name, []).extend(batch[name])
+        if not pending:
             yield {}
-        elif len(next(iter(waiting.values()))) >= size:
-            yield waiting
-            waiting = {}
-    if waiting:
-        yield waiting
+        elif len(next(iter(pending.values()))) >= size:
+            yield pending
+            pending = {}
+    if pending:
+        yield pending
 
 
 def _to_image(frame: Tensor) -> Any:
-    """A frame ``[3, H, W]`` of 8-bit integers as an image."""
+    """Convert a frame ``[3, H, W]`` of 8-bit integers to an image."""
     from PIL import Image
 
     return Image.fromarray(torch.as_tensor(frame).permute(1, 2, 0).contiguous().numpy())
@@ -195,18 +196,22 @@ def find_tasks(names: Sequence[Any]) -> list[Any]:
     for name in names:
         if isinstance(name, mteb.AbsTask):
             tasks.append(name)
-            continue
-        try:
-            tasks.append(mteb.get_task(name))
-        except KeyError:
-            try:
-                tasks += mteb.get_benchmark(name).tasks
-            except KeyError:
-                raise VisavisError(
-                    f"tasks: expected the name of a task or benchmark of mteb, got {name!r}. "
-                    "List them with mteb available-tasks and mteb available-benchmarks."
-                ) from None
+        else:
+            tasks += _tasks_of_name(mteb, name)
     return tasks
+
+
+def _tasks_of_name(mteb: Any, name: Any) -> list[Any]:
+    """Return the task of a name, or the tasks of the benchmark of this name."""
+    with suppress(KeyError):
+        return [mteb.get_task(name)]
+    try:
+        return list(mteb.get_benchmark(name).tasks)
+    except KeyError:
+        raise VisavisError(
+            f"tasks: expected the name of a task or benchmark of mteb, got {name!r}. "
+            "List them with mteb available-tasks and mteb available-benchmarks."
+        ) from None
 
 
 def check_output(folder: Path) -> None:
@@ -238,43 +243,47 @@ def run_tasks(model: Any, name: str, tasks: Sequence[Any], folder: Path) -> Mteb
         DataError: If the data of a task cannot be loaded.
         VisavisError: If a name is unknown, or the model cannot read the items of a task.
     """
-    found, encoder = find_tasks(tasks), MtebEncoder(model, name)
+    selected, encoder = find_tasks(tasks), MtebEncoder(model, name)
     import mteb
+
+    cache = mteb.ResultCache(folder)
+    task_results = []
+    for task in selected:
+        task_encoder = MtebEncoder(model, name, num_frames=NUM_FRAMES) if "video" in task.metadata.modalities else encoder
+        with _task_errors(task.metadata, task_encoder):
+            result = mteb.evaluate(task_encoder, task, cache=cache, encode_kwargs={"batch_size": model.batch_size}, show_progress_bar=False)
+            task_results += result.task_results
+    meta = encoder.mteb_model_meta
+    return MtebReport(
+        meta.name,
+        folder / RESULTS_FOLDER / meta.model_name_as_path() / meta.revision,
+        {task.metadata.name: task.metadata.main_score for task in selected},
+        {task_result.task_name: task_result.get_score() for task_result in task_results},
+        mteb.results.ModelResult(model_name=meta.name, model_revision=meta.revision, task_results=task_results),
+    )
+
+
+@contextmanager
+def _task_errors(task: Any, encoder: MtebEncoder) -> Iterator[None]:
+    """Convert the errors of mteb during a task, described by its metadata."""
     from datasets.exceptions import DatasetNotFoundError
 
-    cache, results = mteb.ResultCache(folder), []
-    for task in found:
-        reader = MtebEncoder(model, name, num_frames=NUM_FRAMES) if "video" in task.metadata.modalities else encoder
-        try:
-            results.append(
-                mteb.evaluate(reader, task, cache=cache, encode_kwargs={"batch_size": model.batch_size}, show_progress_bar=False)
-            )
-        except (ConnectionError, DatasetNotFoundError) as error:
-            raise DataError(
-                f"{task.metadata.name}: expected its data on the Hugging Face hub or in its cache, got {type(error).__name__}. "
-                "Connect to the network once, or copy the cache."
-            ) from error
-        except ValueError as error:
-            # mteb compares the modalities of the model and the task.
-            if not str(error).startswith("Model "):
-                raise
-            raise VisavisError(
-                f"{task.metadata.name}: expected a task of {', '.join(reader.mteb_model_meta.modalities)}, each alone in an item or as text "
-                f"with image, got one of {', '.join(task.metadata.modalities)} ({task.metadata.category}). Choose another task."
-            ) from error
-        except ImportError as error:
-            raise VisavisError(
-                f"{task.metadata.name}: expected the packages that mteb needs for this task, got none of {error.name or error}. Install it."
-            ) from error
-    result = mteb.results.ModelResult(
-        model_name=encoder.mteb_model_meta.name,
-        model_revision=encoder.mteb_model_meta.revision,
-        task_results=[each for one in results for each in one.task_results],
-    )
-    return MtebReport(
-        encoder.mteb_model_meta.name,
-        folder / RESULTS_FOLDER / encoder.mteb_model_meta.model_name_as_path() / encoder.mteb_model_meta.revision,
-        {task.metadata.name: task.metadata.main_score for task in found},
-        {each.task_name: each.get_score() for each in result.task_results},
-        result,
-    )
+    try:
+        yield
+    except (ConnectionError, DatasetNotFoundError) as error:
+        raise DataError(
+            f"{task.name}: expected its data on the Hugging Face hub or in its cache, got {type(error).__name__}. "
+            "Connect to the network once, or copy the cache."
+        ) from error
+    except ValueError as error:
+        # mteb compares the modalities of the model and the task.
+        if not str(error).startswith("Model "):
+            raise
+        raise VisavisError(
+            f"{task.name}: expected a task of {', '.join(encoder.mteb_model_meta.modalities)}, each alone in an item or as text "
+            f"with image, got one of {', '.join(task.modalities)} ({task.category}). Choose another task."
+        ) from error
+    except ImportError as error:
+        raise VisavisError(
+            f"{task.name}: expected the packages that mteb needs for this task, got no {error.name or error}. Install this package."
+        ) from error

@@ -94,7 +94,7 @@ class ClipLoss(nn.Module):
                 "Use ClipLoss(Sigmoid()), or make the model without init_logit_bias."
             )
         if not is_valid_bias(logit_bias):
-            raise SpecError(f"logit_bias: expected one finite number, got {format_value(logit_bias)}.")
+            raise SpecError(f"logit_bias: expected one finite number, got {format_value(logit_bias)}. Pass the bias of the model.")
         if not is_valid_scale(logit_scale) or logit_scale is None:
             raise SpecError(f"logit_scale: expected one number > 0, got {format_value(logit_scale)}. Pass the scale, not its logarithm.")
         if self.loss.scale is None:

@@ -164,12 +164,12 @@ class CrossBatchMemory(nn.Module):
         size = len(self.embedding_memory)
         if len(embeddings) > size:
             raise ShapeError(f"memory_size: expected at least the {len(embeddings)} items of a batch, got {size}. Set a larger memory.")
-        first = int(self.num_seen)
-        slots = (first + torch.arange(len(embeddings), device=embeddings.device)) % size
+        num_seen = int(self.num_seen)
+        slots = (num_seen + torch.arange(len(embeddings), device=embeddings.device)) % size
         self.embedding_memory = self.embedding_memory.to(embeddings).index_copy(0, slots, embeddings.detach())
         self.label_memory = self.label_memory.to(embeddings.device).index_copy(0, slots, labels)
         self.num_seen += len(embeddings)
-        filled = slice(0, min(first + len(embeddings), size))
+        filled = slice(0, min(num_seen + len(embeddings), size))
         same = slots[:, None] == torch.arange(size, device=slots.device)[None, filled]
         targets = Targets(query_ids=labels, candidate_ids=self.label_memory[filled], ignore=same)
         scores = cosine(embeddings, self.embedding_memory[filled])
@@ -182,7 +182,7 @@ class CrossBatchMemory(nn.Module):
         return pair_loss.objective.reduce(terms, terms)
 
     def _gather(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The batches of all ranks. The gradient of this rank's items is scaled for the mean over ranks."""
+        """Return the batches of all ranks. The gradient of this rank's items is scaled for the mean over ranks."""
         group = select_process_group(
             self.loss.loss.gather,
             embeddings.device,
@@ -190,12 +190,12 @@ class CrossBatchMemory(nn.Module):
             describe_batch=lambda: f"CrossBatchMemory of {self.loss.loss.objective!r}, {embeddings.shape[1]} x {embeddings.dtype}",
         )
         gathered: tuple[Any, slice] = group.all_gather_items(embeddings.detach())
-        everything, own = gathered
+        all_items, local_slice = gathered
         if group.world_size == 1:
             return embeddings, labels
         scaled = group.scale_for_ddp_mean(embeddings)
         exact = embeddings.detach() + (scaled - scaled.detach())
-        return torch.cat([everything[: own.start], exact, everything[own.stop :]]), group.all_gather_rows(labels)
+        return torch.cat([all_items[: local_slice.start], exact, all_items[local_slice.stop :]]), group.all_gather_rows(labels)
 
 
 def self_comparison_loss(loss: PairLoss, embeddings: Tensor, labels: Tensor) -> Tensor:
@@ -226,11 +226,13 @@ def validate_labels(labels: Tensor, embeddings: Tensor, labels_name: str = "labe
         ShapeError: If the embeddings are not a matrix or the lengths differ.
     """
     if not isinstance(embeddings, Tensor) or embeddings.dim() != 2:
-        raise ShapeError(f"{embeddings_name}: expected a tensor [N, D], got {format_value(embeddings)}.")
+        raise ShapeError(f"{embeddings_name}: expected a tensor [N, D], got {format_value(embeddings)}. Pass one vector per item.")
     if len(labels) != len(embeddings):
-        raise ShapeError(f"{labels_name}: expected {len(embeddings)}, one per row of {embeddings_name}, got {len(labels)}.")
+        raise ShapeError(
+            f"{labels_name}: expected {len(embeddings)}, one per row of {embeddings_name}, got {len(labels)}. Pass equal lengths."
+        )
 
 
 def _is_same_item(rows: Tensor, columns: Tensor) -> Tensor:
-    """Whether the query is the candidate, bool ``[Q, C]``."""
+    """Report whether each query is the candidate itself, bool ``[Q, C]``."""
     return rows[:, None] == columns

@@ -74,14 +74,14 @@ class VisavisLoss(nn.Module):
             isinstance(mini_batch_size, bool) or not isinstance(mini_batch_size, int) or mini_batch_size < 1
         ):
             raise SpecError(
-                f"mini_batch_size: expected an integer >= 1, or None for all inputs at once, got {format_value(mini_batch_size)}."
+                f"mini_batch_size: expected an integer >= 1, or None for all inputs at once, got {format_value(mini_batch_size)}. Set one of them."
             )
         self.model = model
         self.objective = objective
         self.gather = gather
         self.mini_batch_size = mini_batch_size
         # The trainer records its data sets here. A wrapper of the model does not have it.
-        self.card = getattr(model, "model_card_data", None)
+        self.model_card_data = getattr(model, "model_card_data", None)
         self.model_number = _MODEL_NUMBERS.setdefault(model, next(_NEXT_MODEL_NUMBER))
         self.number: int = 1 + max((loss.number for loss in _LIVE_LOSSES if loss.model_number == self.model_number), default=0)
         _LIVE_LOSSES.add(self)
@@ -120,15 +120,15 @@ class VisavisLoss(nn.Module):
         return self.loss(anchors, positives, ids, extra_texts=extra, extra_text_ids=[_UNMATCHED_ID] * len(extra))
 
     def _gather(self) -> bool | None:
-        """False where the data set of the other ranks is unknown, because one loss serves several."""
-        data_sets = len(getattr(self.card, "train_datasets", ()))
-        losses = sum(loss.model_number == self.model_number for loss in _LIVE_LOSSES)
-        if self.gather is not None or data_sets <= max(losses, 1):
+        """Return False where the data set of the other ranks is unknown, because one loss serves several."""
+        num_datasets = len(getattr(self.model_card_data, "train_datasets", ()))
+        num_losses = sum(loss.model_number == self.model_number for loss in _LIVE_LOSSES)
+        if self.gather is not None or num_datasets <= max(num_losses, 1):
             return self.gather
         if self.loss.training and distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
-            shared = "one VisavisLoss serves" if losses == 1 else f"{losses} VisavisLoss serve"
+            shared = "one VisavisLoss serves" if num_losses == 1 else f"{num_losses} VisavisLoss serve"
             warn(
-                f"{shared} {data_sets} data sets. The data sets of other ranks are unknown, so each rank compares its own items only. "
+                f"{shared} {num_datasets} data sets. The data sets of other ranks are unknown, so each rank compares its own items only. "
                 "Pass a dict with one VisavisLoss per data set, or gather=False."
             )
         return False
@@ -158,13 +158,15 @@ class VisavisLoss(nn.Module):
             The objective, the scale (the initial one of a learned scale) and the similarity function.
         """
         scale = self.loss.scale
-        number = scale.initial_scale if isinstance(scale, LearnedScale) else scale.item() if isinstance(scale, Tensor) else scale
+        value = scale.item() if isinstance(scale, Tensor) else scale
+        if isinstance(value, LearnedScale):
+            value = value.initial_scale
         objective: Any = self.objective
-        if number is not None:
-            objective = replace(objective, tau=float(f"{1 / number:.6g}"))
+        if value is not None:
+            objective = replace(objective, tau=float(f"{1 / value:.6g}"))
         return {
             "objective": repr(objective),
-            "scale": f"learned, from {number:g}" if isinstance(scale, LearnedScale) else number,
+            "scale": f"learned, from {value:g}" if isinstance(scale, LearnedScale) else value,
             "similarity_fct": "cos_sim",
         }
 
@@ -189,9 +191,10 @@ def escape_latex(text: str) -> str:
         >>> print(escape_latex("Goal(pair='sig_ms'), 50%"))
         Goal(pair='sig\_ms'), 50\%
     """
-    marks: dict[str, str | int | None] = {mark: f"\\{mark}" for mark in "{}&%$#_"}
-    named = {"\\": "textbackslash", "~": "textasciitilde", "^": "textasciicircum", "<": "textless", ">": "textgreater", "|": "textbar"}
-    return text.translate(str.maketrans(marks | {mark: f"\\{name}{{}}" for mark, name in named.items()}))
+    escaped: dict[str, str | int | None] = {character: f"\\{character}" for character in "{}&%$#_"}
+    commands = {"\\": "textbackslash", "~": "textasciitilde", "^": "textasciicircum", "<": "textless", ">": "textgreater", "|": "textbar"}
+    escaped |= {character: f"\\{command}{{}}" for character, command in commands.items()}
+    return text.translate(str.maketrans(escaped))
 
 
 class _MiniBatch:
@@ -235,7 +238,9 @@ class _ScaleCheckpoints:
             return
         file = _scale_file(args, state)
         if not os.path.isfile(file):
-            raise RunError(f"{file}: expected the learned scale, got no file. The checkpoint was made with a loss without a learned scale.")
+            raise RunError(
+                f"{file}: expected the learned scale, got no file. Resume with the loss that made this checkpoint, which has no learned scale."
+            )
         saved = storage.read_tensors(file)
         if saved.keys() != scales.keys():
             raise RunError(f"{file}: expected {len(scales)} learned scales, got {len(saved)}. Pass the losses that were trained.")
@@ -256,12 +261,12 @@ def _save_scales_with_trainer() -> None:
 
 
 def _learned_scales(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Learned scales of the losses of a model, in the order in which the losses were made."""
+    """Return the learned scales of the losses of a model, in the order in which the losses were made."""
     number = _MODEL_NUMBERS.get(model)
     losses = sorted((loss for loss in _LIVE_LOSSES if loss.model_number == number), key=lambda loss: loss.number)
-    scales = [loss.loss.scale for loss in losses]
-    learned = [scale.log if isinstance(scale, LearnedScale) else scale for scale in scales]
-    return {f"{place}.scale": scale for place, scale in enumerate(each for each in learned if isinstance(each, nn.Parameter))}
+    scales = [scale.log if isinstance(scale := loss.loss.scale, LearnedScale) else scale for loss in losses]
+    learned = [scale for scale in scales if isinstance(scale, nn.Parameter)]
+    return {f"{index}.scale": scale for index, scale in enumerate(learned)}
 
 
 def _scale_file(args: Any, state: Any) -> Path:

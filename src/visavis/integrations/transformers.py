@@ -49,7 +49,9 @@ class TrainerLoss:
         if logit_scale is not None and not (
             isinstance(logit_scale, Tensor) and logit_scale.numel() == 1 and logit_scale.is_floating_point()
         ):
-            raise SpecError(f"logit_scale: expected model.logit_scale, the logarithm of a scale, got {format_value(logit_scale)}.")
+            raise SpecError(
+                f"logit_scale: expected model.logit_scale, the logarithm of a scale, got {format_value(logit_scale)}. Pass this parameter."
+            )
         self.loss = PairLoss(objective, scale=None if logit_scale is None else 1.0, gather=gather)
         self.logit_scale = logit_scale
         self.names = (image_embeds, text_embeds)
@@ -85,15 +87,15 @@ class TrainerLoss:
 
     def _embeddings(self, outputs: Any, name: str) -> Tensor:
         if not isinstance(outputs, Mapping) or not isinstance(embeddings := outputs.get(name), Tensor):
-            known = ", ".join(outputs) if isinstance(outputs, Mapping) else f"a {type(outputs).__name__}"
+            available = ", ".join(outputs) if isinstance(outputs, Mapping) else f"a {type(outputs).__name__}"
             raise ShapeError(
-                f"{name}: expected embeddings in the outputs of the model, got {known}. Set TrainerLoss(image_embeds=, text_embeds=)."
+                f"{name}: expected embeddings in the outputs of the model, got {available}. Set TrainerLoss(image_embeds=, text_embeds=)."
             )
         return embeddings
 
 
 def _zero_terms(outputs: Any) -> Iterator[Tensor]:
-    """A 0 on the graph of each output, because DistributedDataParallel waits for a gradient of every parameter behind one."""
+    """Yield a 0 on the graph of each output, because DistributedDataParallel waits for a gradient of every parameter behind one."""
     if isinstance(outputs, Tensor):
         if outputs.requires_grad:
             yield outputs[..., :0].sum() if outputs.dim() else 0 * outputs

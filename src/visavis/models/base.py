@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -82,12 +83,15 @@ class Matcher(nn.Module, ABC):
 
     def __init__(self, config: MatcherConfig):
         super().__init__()
-        for side, granularity, supported in (
-            ("images", config.visual_granularity, self.visual_granularities),
-            ("texts", config.text_granularity, self.text_granularities),
+        for name, granularity, supported in (
+            ("visual_granularity", config.visual_granularity, self.visual_granularities),
+            ("text_granularity", config.text_granularity, self.text_granularities),
         ):
             if granularity not in supported:
-                raise ShapeError(f"{type(self).__name__} cannot read {side} as {granularity}: expected {' or '.join(supported)}.")
+                raise ShapeError(
+                    f"{name}: expected {' or '.join(supported)} for {type(self).__name__}, got {granularity}. "
+                    "Set a supported granularity, or use another model."
+                )
         self.config = config
 
     @abstractmethod
@@ -134,8 +138,9 @@ class Matcher(nn.Module, ABC):
         Returns:
             Scores, shape ``[N]``.
         """
-        one_pair = [slice(i, i + 1) for i in range(len(visual))]
-        return torch.cat([self.score(visual[i], text[i]).flatten() for i in one_pair]) if one_pair else self.score(visual, text).flatten()
+        if not len(visual):
+            return self.score(visual, text).flatten()
+        return torch.cat([self.score(visual[i : i + 1], text[i : i + 1]).flatten() for i in range(len(visual))])
 
     def attention(self, visual: Encoded, text: Encoded) -> AttentionWeights | None:
         """Compute the attention of the words of one text over the regions of one image, in evaluation mode.
@@ -170,7 +175,8 @@ class Matcher(nn.Module, ABC):
         """
         part_of: dict[nn.Parameter, str] = {}
         for part, members in self.parts().items():
-            for parameter in (p for member in members for p in ([member] if isinstance(member, nn.Parameter) else member.parameters())):
+            parameters = [[member] if isinstance(member, nn.Parameter) else member.parameters() for member in members]
+            for parameter in chain.from_iterable(parameters):
                 if part_of.setdefault(parameter, part) != part:
                     raise VisavisError(
                         f"{type(self).__name__}.parts(): expected each parameter in one part, got one in {part_of[parameter]} and in {part}. "

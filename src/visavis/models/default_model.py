@@ -27,23 +27,19 @@ class PretrainedModel:
 
     Attributes:
         name: Name of the hub.
-        kind: Kind of the model.
         license: License of the weights, as published.
         download_mb: Size of the weights in MB.
-        embedding_dim: Dimension of the vectors.
     """
 
     name: str
-    kind: str
     license: str
     download_mb: int
-    embedding_dim: int
 
 
 DEFAULT_MODELS = (
-    PretrainedModel("laion/CLIP-ViT-B-32-laion2B-s34B-b79K", "clip", "MIT", 605, 512),
-    PretrainedModel("openai/clip-vit-base-patch32", "clip", "not named on its hub page", 605, 512),
-    PretrainedModel("google/siglip-base-patch16-224", "siglip", "Apache-2.0", 813, 768),
+    PretrainedModel("laion/CLIP-ViT-B-32-laion2B-s34B-b79K", "MIT", 605),
+    PretrainedModel("openai/clip-vit-base-patch32", "not named on its hub page", 605),
+    PretrainedModel("google/siglip-base-patch16-224", "Apache-2.0", 813),
 )
 """Models for searching without training, in the order of preference. The first one is downloaded if none is on this machine."""
 
@@ -134,22 +130,22 @@ def default_model(model: str | Path | None, progress: Progress) -> Iterator[str]
         name = os.path.abspath(name)
     if name is None and saved is not None and os.path.isabs(saved) and not os.path.exists(saved):
         raise DataError(f"{settings_file()}: model: expected an existing folder, got {saved}. Pass --model NAME, or delete the file.")
-    chosen = name or saved or available_model()
-    is_downloaded = _download(chosen or DEFAULT_MODELS[0].name, progress, is_default=chosen is None)
-    chosen = chosen or DEFAULT_MODELS[0].name
-    yield chosen
-    if (name is not None or is_downloaded) and chosen != saved and _is_dual_encoder(chosen):
+    local = name or saved or available_model()
+    selected = local or DEFAULT_MODELS[0].name
+    is_downloaded = _download(selected, progress, is_default=local is None)
+    yield selected
+    if (name is not None or is_downloaded) and selected != saved and _is_dual_encoder(selected):
         try:
-            kept = storage.read_toml(settings_file()) if saved is not None else {}
-            storage.write_toml(settings_file(), {**kept, "model": chosen})
+            settings = storage.read_toml(settings_file()) if saved is not None else {}
+            storage.write_toml(settings_file(), {**settings, "model": selected})
         except (StorageError, DataError) as error:
-            progress.message(f"The model is not kept as the default: {error}")
+            progress.message(f"The model could not be saved as the default: {error}")
         else:
-            progress.message(f"Default model: {chosen} (kept in {settings_file()}, change it with --model).")
+            progress.message(f"Default model: {selected} (saved in {settings_file()}, change it with --model).")
 
 
 def _is_dual_encoder(name: str) -> bool:
-    """Whether a model that was loaded is a CLIP or SigLIP. A run is not."""
+    """Report whether a model that was loaded is a CLIP or SigLIP. A run is not."""
     folder = local_model_folder(name) or cached_hub_folder(name)
     return folder is not None and storage.read_json(folder / "config.json", dict[str, Any]).get("model_type") in DUAL_ENCODER_TYPES
 
@@ -158,19 +154,19 @@ def _download(name: str, progress: Progress, *, is_default: bool) -> bool:
     """Download a model of the hub that is not on this machine, after a line with name, size and license."""
     if os.path.exists(name) or local_model_folder(name) is not None or not HUB_NAME.fullmatch(name) or cached_hub_folder(name) is not None:
         return False
-    known = next((candidate for candidate in DEFAULT_MODELS if candidate.name == name), None)
+    listed = next((candidate for candidate in DEFAULT_MODELS if candidate.name == name), None)
     try:
         size = missing_bytes(name)
     except HubUnreachableError:
-        size_and_license = f" ({known.download_mb} MB, license: {known.license})" if known else ""
-        what = "model" if is_default else name
+        size_and_license = f" ({listed.download_mb} MB, license: {listed.license})" if listed else ""
+        argument = "model" if is_default else name
         raise HubUnreachableError(
-            f"{what}: expected a CLIP or SigLIP model on this machine, or a connection to the Hugging Face hub, got neither. "
+            f"{argument}: expected a CLIP or SigLIP model on this machine, or a connection to the Hugging Face hub, got neither. "
             f"Connect to the network once, so that {name}{size_and_license} is downloaded, "
             "or copy a model from another machine and pass --model FOLDER."
         ) from None
     with hub_errors(name, "a CLIP or SigLIP model of the Hugging Face hub"):
-        license_name = known.license if known else hub_license(name, "model")
+        license_name = listed.license if listed else hub_license(name, "model")
     progress.message(download_message(name, size, license_name))
     model_folder(name, on_bytes=lambda done, total: progress.update("download (MB)", done // 10**6, max(total // 10**6, 1), 0.0))
     return True

@@ -62,5 +62,5 @@ def has_native_bfloat16(device: torch.device) -> bool:
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     # torch before 2.10 does not report the capabilities of a CPU. It counts as a CPU without bfloat16.
-    get_capabilities = getattr(torch.cpu, "get_capabilities", dict[str, bool])
-    return any(get_capabilities().get(name, False) for name in ("amx_bf16", "avx512_bf16", "bf16"))
+    capabilities = getattr(torch.cpu, "get_capabilities", dict[str, bool])()
+    return any(capabilities.get(name, False) for name in ("amx_bf16", "avx512_bf16", "bf16"))

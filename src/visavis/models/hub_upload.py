@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from visavis.errors import MissingExtra, SpecError, StorageError, format_value
+from visavis.errors import SpecError, StorageError, format_value, requires_extra
 
 REPO_NAME = re.compile(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}")
 """Pattern of the name of a repository with its owner."""
@@ -24,10 +24,8 @@ def validate_repo(repo: str, name: str = "repo") -> None:
     """
     if not REPO_NAME.fullmatch(repo):
         raise SpecError(f"{name}: expected owner/name of a repository of the Hugging Face hub, got {format_value(repo)}. Pass such a name.")
-    try:
+    with requires_extra("hf", "an upload to the hub"):
         import huggingface_hub  # noqa: F401
-    except ImportError:
-        raise MissingExtra("huggingface-hub", "hf", "an upload to the hub") from None
 
 
 def upload_folder(folder: Path, repo: str, *, private: bool = False) -> str:

@@ -252,8 +252,8 @@ class GeneralizedPooling(nn.Module):
         self.position_dim, self.temperature = position_dim, temperature
         self.gru = nn.GRU(position_dim, hidden_dim, batch_first=True, bidirectional=True)
         self.linear = nn.Linear(hidden_dim, 1, bias=False)
-        self.table: Tensor | None
-        self.register_buffer("table", None, persistent=False)
+        self.weight_table: Tensor | None
+        self.register_buffer("weight_table", None, persistent=False)
 
     def tabulate_weights(self, max_length: int) -> None:
         """Compute the weights of all sizes once. An exported graph reads them, because it cannot hold packed sequences.
@@ -262,7 +262,7 @@ class GeneralizedPooling(nn.Module):
             max_length: Largest size of a set.
         """
         with torch.no_grad():
-            self.table = self.weights(torch.arange(1, max_length + 1), max_length)
+            self.weight_table = self.weights(torch.arange(1, max_length + 1), max_length)
 
     def forward(self, items: Tensor, mask: Tensor | None = None) -> Tensor:
         """Pool the valid positions.
@@ -275,11 +275,11 @@ class GeneralizedPooling(nn.Module):
             Vectors, shape ``[N, D]``.
         """
         by_dimension = items.transpose(1, 2).contiguous()
-        if self.table is not None and torch.compiler.is_compiling():
+        if self.weight_table is not None and torch.compiler.is_compiling():
             if mask is None:
-                weights = self.table[items.shape[1] - 1, : items.shape[1]]
+                weights = self.weight_table[items.shape[1] - 1, : items.shape[1]]
                 return torch.einsum("ndl,l->nd", by_dimension.sort(-1).values, weights.flip(-1))
-            weights = self.table[mask.sum(1) - 1, : items.shape[1]]
+            weights = self.weight_table[mask.sum(1) - 1, : items.shape[1]]
             by_dimension = by_dimension.masked_fill(~mask[:, None, :], MASKED_VALUE)
             return torch.einsum("ndl,nl->nd", by_dimension.sort(-1).values, weights.flip(-1))
         if mask is None:
@@ -291,19 +291,18 @@ class GeneralizedPooling(nn.Module):
         weights = self.weights(lengths, items.shape[1])[length_index].to(items.dtype)
         return torch.einsum("ndl,nl->nd", _sort_ascending(by_dimension), weights.flip(-1))
 
-    def contributions(self, items: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Compute the contribution of each position to the pooled vector.
+    def contributions(self, items: Tensor) -> Tensor:
+        """Compute the contribution of each position to the pooled vector, for items without padding.
 
         Args:
             items: Vectors, shape ``[N, L, D]``.
-            mask: Valid positions, shape ``[N, L]``. None: all.
 
         Returns:
             Contributions, shape ``[N, L, D]``. Their sum over L is the pooled vector.
         """
-        valid = torch.ones(items.shape[:2], dtype=torch.bool, device=items.device) if mask is None else mask
-        ranks = items.masked_fill(~valid[..., None], MASKED_VALUE).argsort(dim=1, descending=True, stable=True).argsort(1)
-        weights = self.weights(valid.sum(1), items.shape[1]).to(items.dtype)
+        ranks = items.argsort(dim=1, descending=True, stable=True).argsort(1)
+        lengths = torch.full((len(items),), items.shape[1], device=items.device)
+        weights = self.weights(lengths, items.shape[1]).to(items.dtype)
         return weights[..., None].expand_as(items).gather(1, ranks) * items
 
     def weights(self, lengths: Tensor, max_length: int) -> Tensor:

@@ -97,9 +97,12 @@ class Processor:
         backbone_folder = folder / VisualEncoder.part_name
         visual_folder = backbone_folder if os.path.isfile(backbone_folder / "config.json") else None
         tokenizer_folder = folder / TEXT_BACKBONE_FOLDER if config.architecture.get("text_backbone") else visual_folder
-        parts = (config.visual, config.text, words, config.tokenizer, config.standardization)
         return cls(
-            *parts,
+            visual=config.visual,
+            text=config.text,
+            vocabulary=words,
+            tokenizer=config.tokenizer,
+            standardization=config.standardization,
             tokenizer_folder=tokenizer_folder,
             stored_text_features=config.stored_text_features,
             visual_encoder_folder=visual_folder,
@@ -163,10 +166,11 @@ class Processor:
         Returns:
             The pixels. They are normalized batch by batch where this is possible.
         """
-        whole, crops, normalize = self.preprocess, self.preprocess_crops if augment_crop else None, None
-        if not whole.preprocessing.pads:
-            whole, crops, normalize = whole.to_bytes, crops and crops.to_bytes, whole.preprocessing.normalize
-        return PixelSource(images, whole, crops, augment_crop or "random_area", self.min_side, normalize)
+        converter, crop_converter, normalize = self.preprocess, self.preprocess_crops if augment_crop else None, None
+        if not converter.preprocessing.pads:
+            normalize = converter.preprocessing.normalize
+            converter, crop_converter = converter.to_bytes, crop_converter and crop_converter.to_bytes
+        return PixelSource(images, converter, crop_converter, augment_crop or "random_area", self.min_side, normalize)
 
     @property
     def min_side(self) -> int:
@@ -205,8 +209,8 @@ class Processor:
         Returns:
             Token ids or features.
         """
-        words = self.vocabulary or self.pretrained_tokenizer
-        return self.text_encoder.to(device).encode(texts) if words is None else words.encode(texts)
+        tokenizer = self.vocabulary or self.pretrained_tokenizer
+        return self.text_encoder.to(device).encode(texts) if tokenizer is None else tokenizer.encode(texts)
 
     def unknown_words(self, text: str) -> list[str]:
         """Find the words of a text that are not in the vocabulary.

@@ -140,35 +140,17 @@ class Retriever:
         Raises:
             RunError: If the model does not exist, or if its files are damaged.
         """
-        from visavis.models import CATALOG
-
-        chosen, folder = choose_device(device), Path(folder)
+        device, folder = choose_device(device), Path(folder)
         folder = folder / "model" if os.path.exists(folder / "model" / "config.json") else folder
+        matcher: Matcher
         if (name := find_dual_encoder(folder)) is not None:
             matcher, processor = open_dual_encoder(name)
-            return cls(matcher.to(chosen), processor, batch_size=batch_size, memory=memory)
-        if (name := find_dual_encoder(folder, COLPALI_TYPES)) is not None:
-            late, late_processor = open_colpali(name)
-            return cls(late.to(chosen), late_processor, batch_size=min(batch_size, PAGE_BATCH_SIZE), memory=memory)
-        if not os.path.exists(folder / "config.json"):
-            raise RunError(
-                f"{folder}: expected a run or model folder (config.json and model.safetensors in it, or in its folder model), or a CLIP, "
-                "SigLIP or ColPali model of transformers, got neither. Pass the folder of a run."
-            )
-        config = storage.read_json(folder / "config.json", SavedModelConfig, error=RunError)
-        if config.kind not in CATALOG:
-            raise RunError(
-                f"{folder / 'config.json'}: expected a known kind of model, got {config.kind!r}. {suggest_name(config.kind, CATALOG)}"
-            )
-        kind = CATALOG[config.kind]
-        try:
-            processor, architecture = Processor.from_saved_config(config, folder), build_object(kind.Config, config.architecture)
-        except VisavisError as error:
-            raise RunError(f"{folder / 'config.json'}: expected a model of this version, got another ({error})") from None
-        verify_config_hash(folder / "config.json")
-        model = load_matcher(kind, architecture, folder)
-        model.matryoshka_dims = config.matryoshka_dims
-        return cls(model.to(chosen), processor, batch_size=batch_size, memory=memory)
+        elif (name := find_dual_encoder(folder, COLPALI_TYPES)) is not None:
+            matcher, processor = open_colpali(name)
+            batch_size = min(batch_size, PAGE_BATCH_SIZE)
+        else:
+            matcher, processor = _load_saved_model(folder)
+        return cls(matcher.to(device), processor, batch_size=batch_size, memory=memory)
 
     @validate_arguments
     def encode(self, items: Sequence[Any], on_progress: OnBatch | None = None) -> Tensor:
@@ -186,7 +168,7 @@ class Retriever:
             DataError: Naming a file that is not an image.
             ShapeError: If ``items`` is empty, or if the model has several vectors per item.
         """
-        _checked_count(items, "items")
+        _count_items(items, "items")
         are_texts = [isinstance(item, str) for item in items]
         if any(are_texts) != all(are_texts):
             raise SpecError(
@@ -339,22 +321,21 @@ class Retriever:
         Raises:
             ShapeError: If ``images`` is empty.
         """
-        rate = self.processor.visual_spec.frames_per_second
+        frames_per_second = self.processor.visual_spec.frames_per_second
+        count = _count_items(images, "images or videos")
 
-        def read(index: np.ndarray) -> Encoded:
-            side = self.processor.min_side
+        def read_item(i: int) -> Any:
+            if frames_per_second:
+                return _open_clip(images[i], f"images[{i}]", frames_per_second)
+            return read_image(images[i], f"images[{i}]", self.processor.min_side)
 
-            def read_item(i: int) -> Any:
-                return _open_clip(images[i], f"images[{i}]", rate) if rate else read_image(images[i], f"images[{i}]", side)
-
+        def read_batch(index: np.ndarray) -> Encoded:
             # FFmpeg decodes a clip with threads of its own.
-            opened = list(map_in_order(read_item, index, threads=int(rate > 0)))
+            opened = list(map_in_order(read_item, index, threads=1 if frames_per_second else 0))
             return self.processor.process_images(opened, self.matcher.config.visual_granularity, self.device)
 
-        batches = consecutive_batches(
-            _checked_count(images, "images or videos"), min(VIDEO_BATCH_SIZE, self.batch_size) if rate else self.batch_size
-        )
-        return encode_items(self.matcher, "visual", read, batches, on_batch=on_progress)
+        batch_size = min(VIDEO_BATCH_SIZE, self.batch_size) if frames_per_second else self.batch_size
+        return encode_items(self.matcher, "visual", read_batch, consecutive_batches(count, batch_size), on_batch=on_progress)
 
     @validate_arguments
     def encode_text(self, texts: Sequence[str], on_progress: OnBatch | None = None) -> Encoded:
@@ -371,13 +352,14 @@ class Retriever:
             ShapeError: If ``texts`` is empty.
             SpecError: If a text has a lone surrogate.
         """
+        count = _count_items(texts, "texts")
         by_length = np.argsort([len(text) for text in texts], kind="stable")
-        batches = [by_length[batch] for batch in consecutive_batches(_checked_count(texts, "texts"), self.batch_size)]
+        batches = [by_length[batch] for batch in consecutive_batches(count, self.batch_size)]
 
-        def read(index: np.ndarray) -> Encoded:
+        def read_batch(index: np.ndarray) -> Encoded:
             return self.processor.process_texts([texts[i] for i in index], self.device)
 
-        return encode_items(self.matcher, "text", read, batches, on_batch=on_progress)
+        return encode_items(self.matcher, "text", read_batch, batches, on_batch=on_progress)
 
     def item_vectors(self, encoded: Encoded) -> list[Tensor]:
         """Return the vectors of each item that an index stores.
@@ -395,8 +377,8 @@ class Retriever:
             return list(self.to_unit_rows(encoded).float())
         vectors = dict[int, Tensor]()
         for positions, block in encoded.iter_blocks():
-            valid = zip(get_vectors(block).float(), valid_mask(block), strict=True)
-            vectors |= zip(positions.tolist(), (rows[mask] for rows, mask in valid), strict=True)
+            for position, rows, mask in zip(positions.tolist(), get_vectors(block).float(), valid_mask(block), strict=True):
+                vectors[position] = rows[mask]
         return [vectors[position] for position in range(len(encoded))]
 
     def to_unit_rows(self, encoded: Encoded) -> Tensor:
@@ -420,16 +402,43 @@ class Retriever:
         return rows if self.embedding_dim is None else unit_rows(rows[:, : self.embedding_dim])
 
 
-def _checked_count(items: Sequence[Any], name: str) -> int:
+def _load_saved_model(folder: Path) -> tuple[Matcher, Processor]:
+    """Load the matcher of a model folder, with its processor."""
+    from visavis.models import CATALOG
+
+    file = folder / "config.json"
+    if not os.path.exists(file):
+        raise RunError(
+            f"{folder}: expected a run or model folder (config.json and model.safetensors in it, or in its folder model), or a CLIP, "
+            "SigLIP or ColPali model of transformers, got neither. Pass the folder of a run."
+        )
+    config = storage.read_json(file, SavedModelConfig, error=RunError)
+    if config.kind not in CATALOG:
+        raise RunError(f"{file}: expected a known kind of model, got {config.kind!r}: {suggest_name(config.kind, CATALOG)}")
+    kind = CATALOG[config.kind]
+    try:
+        processor, architecture = Processor.from_saved_config(config, folder), build_object(kind.Config, config.architecture)
+    except VisavisError as error:
+        raise RunError(
+            f"{file}: expected a model of this version, got another ({error}). Load it with the version that saved it."
+        ) from None
+    verify_config_hash(file)
+    matcher = load_matcher(kind, architecture, folder)
+    matcher.matryoshka_dims = config.matryoshka_dims
+    return matcher, processor
+
+
+def _count_items(items: Sequence[Any], name: str) -> int:
+    """Return the number of items. Raises ShapeError if there are none."""
     if not len(items):
         raise ShapeError(f"{name}: expected at least one to encode, got an empty list. Pass some.")
     return len(items)
 
 
-def _open_clip(item: Any, name: str, rate: float) -> list[Image]:
+def _open_clip(item: Any, name: str, frames_per_second: float) -> list[Image]:
     """Return the frames of a video. An image is a clip of one frame, and a list of images is a clip."""
     if isinstance(item, list | tuple):
         return list(item)
     if isinstance(item, str | Path) and is_video(str(item)):
-        return read_frames(Path(item), str(item), rate)
+        return read_frames(Path(item), str(item), frames_per_second)
     return [read_image(item, name)]

@@ -46,7 +46,7 @@ class ScoreEnsemble(Matcher):
         return max(member.rerank_top_k for member in self.members)  # type: ignore[type-var, return-value]
 
     def first_stage_items(self, items: Encoded) -> Encoded:
-        return join_member_encodings([member.first_stage_items(own) for member, own in self._members(items)])
+        return join_member_encodings([member.first_stage_items(encoding) for member, encoding in self._members(items)])
 
     def second_stage_scores(self, visual: Encoded, text: Encoded) -> Tensor:
         scores = [

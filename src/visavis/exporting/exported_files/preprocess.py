@@ -52,8 +52,10 @@ class Preprocessor:
         """
         if not self.word_ids:
             encoded = self.tokenizer.encode_batch(list(texts))
-            ids = np.array([one.ids for one in encoded], dtype=np.int64)
-            return (ids, np.array([one.attention_mask for one in encoded], dtype=bool)) if self.text["mask"] else (ids,)
+            ids = np.array([encoding.ids for encoding in encoded], dtype=np.int64)
+            if not self.text["mask"]:
+                return (ids,)
+            return ids, np.array([encoding.attention_mask for encoding in encoded], dtype=bool)
         start, end, unknown = 1, 2, 3
         words = [text.lower().translate(str.maketrans("", "", string.punctuation)).split() for text in texts]
         rows = [[start, *(self.word_ids.get(word, unknown) for word in row), end][: self.text["max_tokens"]] for row in words]
@@ -86,15 +88,16 @@ class Preprocessor:
             crop = crop or ([resize[0], resize[-1]] if resize else [min(image.size)] * 2)
             resize = [max(round(self.image["ten_crop_margin"] * max(crop)), min(resize or [0]))]
         if resize is not None:
-            size, box = self._target(image.size, resize)
+            size, box = self._limit_size(image.size, resize)
             image = image if size == image.size else image.resize(size, self.image["resample"], box=box)
         if self.image["crops"] == 1:
             return self._pixels(image) if crop is None else self._window(image, crop, 0.5, 0.5)
-        views = np.stack([self._window(image, crop, *at) for at in ((0.5, 0.5), (0, 0), (0, 1), (1, 0), (1, 1))])
+        positions = ((0.5, 0.5), (0, 0), (0, 1), (1, 0), (1, 1))
+        views = np.stack([self._window(image, crop, *position) for position in positions])
         return np.concatenate([views, views[..., ::-1]])
 
-    def _target(self, size: tuple[int, int], resize: list[int]) -> tuple[tuple[int, int], Any]:
-        """Size after resizing, and the part of a very long image that is read."""
+    def _limit_size(self, size: tuple[int, int], resize: list[int]) -> tuple[tuple[int, int], Any]:
+        """Return the size after resizing, and the box of a very long image that is read."""
         width, height, edge = *size, resize[0]
         shorter = (edge, int(edge * height / width)) if width <= height else (int(edge * width / height), edge)
         target = shorter if len(resize) == 1 else (resize[1], resize[0])
@@ -102,17 +105,17 @@ class Preprocessor:
         if target[0] * target[1] <= limit:
             return target, None
         bounded = [min(side, max(min(target), limit // min(target))) for side in target]
-        part = [inner / outer * whole for inner, outer, whole in zip(bounded, target, size, strict=True)]
-        left, top = ((whole - length) / 2 for whole, length in zip(size, part, strict=True))
-        return (bounded[0], bounded[1]), (left, top, left + part[0], top + part[1])
+        box = (bounded[0] / target[0] * width, bounded[1] / target[1] * height)
+        left, top = (width - box[0]) / 2, (height - box[1]) / 2
+        return (bounded[0], bounded[1]), (left, top, left + box[0], top + box[1])
 
-    def _window(self, image: Image.Image, crop: list[int], down: float, right: float) -> np.ndarray:
-        """Pixels of a window. A smaller image is padded with zeros around it."""
+    def _window(self, image: Image.Image, crop: list[int], vertical: float, horizontal: float) -> np.ndarray:
+        """Return the pixels of a window at a position from 0 (top, left) to 1. A smaller image is padded with zeros around it."""
         height, width = min(crop[0], image.height), min(crop[1], image.width)
-        top, left = int(down * (image.height - height)), int(right * (image.width - width))
+        top, left = int(vertical * (image.height - height)), int(horizontal * (image.width - width))
         pixels = self._pixels(image.crop((left, top, left + width, top + height)))
-        short = (crop[0] - height, crop[1] - width)
-        return np.pad(pixels, ((0, 0), *((missing // 2, missing - missing // 2) for missing in short)))
+        padding = [(missing // 2, missing - missing // 2) for missing in (crop[0] - height, crop[1] - width)]
+        return np.pad(pixels, ((0, 0), *padding))
 
     def _pixels(self, image: Image.Image) -> np.ndarray:
         values = np.asarray(image.convert("RGB"), dtype=np.float32)

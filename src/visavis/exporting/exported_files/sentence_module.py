@@ -117,7 +117,7 @@ class ImageTextEncoder(InputModule):
         Returns:
             The module.
         """
-        known = {key: options[key] for key in ("token", "cache_folder", "revision", "local_files_only") if key in options}
+        hub_options = {key: options[key] for key in ("token", "cache_folder", "revision", "local_files_only") if key in options}
         files = ("model.safetensors", "tokenizer.json", "visavis_encoder.py", "preprocessing.json")
-        paths = [cls.load_file_path(model_name_or_path, name, **known) for name in files]
+        paths = [cls.load_file_path(model_name_or_path, name, **hub_options) for name in files]
         return cls(os.path.dirname(str(paths[-1])))

@@ -66,7 +66,7 @@ BLOCK_NAMES = {
 """Names of the parts of a transformer block in open_clip and in transformers."""
 ENCODER_NAMES = {"": "text_model", "visual.": "vision_model"}
 """Prefixes of the text and the image encoder in open_clip, with their names in transformers."""
-KNOWN_CONFIG_KEYS = {
+SUPPORTED_CONFIG_KEYS = {
     "": {"embed_dim", "vision_cfg", "text_cfg", "quick_gelu", "custom_text", "init_logit_scale"},
     "vision_cfg": {"image_size", "layers", "width", "head_width", "mlp_ratio", "patch_size", "patch_dropout"},
     "text_cfg": {"context_length", "vocab_size", "width", "heads", "layers", "mlp_ratio"},
@@ -75,7 +75,7 @@ KNOWN_CONFIG_KEYS = {
 
 
 @dataclass(frozen=True)
-class _Vision:
+class _VisionConfig:
     layers: PositiveInt = 12
     width: PositiveInt = 768
     head_width: PositiveInt = 64
@@ -84,19 +84,19 @@ class _Vision:
 
 
 @dataclass(frozen=True)
-class _Text:
+class _TextConfig:
     layers: PositiveInt = 12
     width: PositiveInt = 512
     heads: PositiveInt = 8
 
 
 @dataclass(frozen=True)
-class _Model:
+class _ModelConfig:
     """Part of open_clip's configuration that the weights do not define or must agree with, with open_clip's defaults."""
 
     embed_dim: PositiveInt
-    vision_cfg: _Vision
-    text_cfg: _Text
+    vision_cfg: _VisionConfig
+    text_cfg: _TextConfig
     quick_gelu: bool = False
 
 
@@ -191,10 +191,10 @@ def extend_positions(name: str, max_length: int, out: str | Path) -> CheckpointC
     if len(positions) <= KEPT_POSITIONS:
         raise DataError(f"{name}: expected a model that reads more than {KEPT_POSITIONS} tokens, got {len(positions)}. Use another model.")
     weights = {key: value.data for key, value in model.state_dict(keep_vars=True).items()}
-    (changed,) = (key for key in weights if key.endswith("text_model.embeddings.position_embedding.weight"))
+    (position_name,) = (key for key in weights if key.endswith("text_model.embeddings.position_embedding.weight"))
     size = max_length - KEPT_POSITIONS
-    rest = interpolate(positions[KEPT_POSITIONS:].T[None], size=size, mode="linear", align_corners=True)[0].T
-    weights[changed] = torch.cat([positions[:KEPT_POSITIONS], rest])
+    interpolated = interpolate(positions[KEPT_POSITIONS:].T[None], size=size, mode="linear", align_corners=True)[0].T
+    weights[position_name] = torch.cat([positions[:KEPT_POSITIONS], interpolated])
     config["text_config"] = {**config.get("text_config", {}), "max_position_embeddings": max_length}
     with storage.atomic_folder(storage.prepare_empty_folder(out, will_be_replaced=True)) as part:
         copy_config_files(folder, part)
@@ -212,20 +212,20 @@ def _conversion_result(folder: Path) -> CheckpointConversion:
     return CheckpointConversion(folder, {"name": folder.name, "extends": "clip/small-data", "visual": encoder, "text": encoder})
 
 
-def _read_config(name: str, checkpoint: Path) -> tuple[_Model, dict[str, Any]]:
+def _read_config(name: str, checkpoint: Path) -> tuple[_ModelConfig, dict[str, Any]]:
     """Return the configuration of a model, and its preprocessing."""
     file = _find_config_file(name, checkpoint)
     content = storage.read_json(file, dict[str, Any])
     model, preprocessing = content.get("model_cfg", content), content.get("preprocess_cfg", {})
-    for part, known in KNOWN_CONFIG_KEYS.items():
+    for part, supported in SUPPORTED_CONFIG_KEYS.items():
         section = model.get(part) if part else model
         if not isinstance(section, dict):
             raise DataError(f"{file}: expected a configuration of open_clip with {part}, got none. Pass the configuration of the model.")
-        if other := sorted(name for name, value in section.items() if name not in known and value):
+        if unsupported := sorted(name for name, value in section.items() if name not in supported and value):
             raise DataError(
-                f"{file}: expected options of a CLIP of transformers, got {part or 'model'}.{other[0]}. Convert a model without this option."
+                f"{file}: expected options of a CLIP of transformers, got {part or 'model'}.{unsupported[0]}. Convert a model without this option."
             )
-    return storage.parse_json(json.dumps(model).encode(), _Model, str(file)), preprocessing
+    return storage.parse_json(json.dumps(model).encode(), _ModelConfig, str(file)), preprocessing
 
 
 def _find_config_file(config: str, checkpoint: Path) -> Path:
@@ -235,14 +235,14 @@ def _find_config_file(config: str, checkpoint: Path) -> Path:
         candidates.append(Path(installed.origin).parent / "model_configs" / f"{config}.json")
     if (file := next(filter(os.path.isfile, candidates), None)) is not None:
         return file
-    problem = f"got {config!r}, which is not a file" if config else f"got none, and no {OPEN_CLIP_CONFIG} next to {checkpoint}"
+    actual = f"got {config!r}, which is not a file" if config else f"got none, and no {OPEN_CLIP_CONFIG} next to {checkpoint}"
     raise DataError(
-        f"config: expected a configuration file of open_clip, {problem}. Weights alone do not define the number of attention heads. "
+        f"config: expected a configuration file of open_clip, {actual}. Weights alone do not define the number of attention heads. "
         f"Pass a file, or a name such as ViT-B-32 if open_clip is installed{'' if installed else ' (it is not installed)'}."
     )
 
 
-def _weight_names(model: _Model) -> Iterator[WeightNames]:
+def _weight_names(model: _ModelConfig) -> Iterator[WeightNames]:
     """Yield every weight of a complete checkpoint by its name in open_clip, with its names in transformers (three for a split weight)."""
     yield from ((name, (target,)) for name, target in EMBEDDING_NAMES.items())
     yield from weight_and_bias(NORM_NAMES.items())
@@ -254,7 +254,7 @@ def _weight_names(model: _Model) -> Iterator[WeightNames]:
                 yield f"{source}attn.in_proj_{end}", tuple(f"{target}self_attn.{name}_proj.{end}" for name in "qkv")
 
 
-def _check_sizes(tensors: Mapping[str, Tensor], model: _Model, words: int, checkpoint: Path) -> None:
+def _check_sizes(tensors: Mapping[str, Tensor], model: _ModelConfig, vocabulary_size: int, checkpoint: Path) -> None:
     """Raise DataError if weights have other sizes than the configuration and the tokenizer define."""
     vision, text = model.vision_cfg, model.text_cfg
     expected = {
@@ -262,7 +262,7 @@ def _check_sizes(tensors: Mapping[str, Tensor], model: _Model, words: int, check
         "visual.positional_embedding": ((vision.image_size // vision.patch_size) ** 2 + 1, vision.width),
         "visual.proj": (vision.width, model.embed_dim),
         "text_projection": (text.width, model.embed_dim),
-        "token_embedding.weight": (words, text.width),
+        "token_embedding.weight": (vocabulary_size, text.width),
     }
     check_weight_shapes(tensors, expected, checkpoint, "Pass the configuration and tokenizer that it was trained with.")
     for part, heads in ((vision, vision.width / vision.head_width), (text, text.heads)):
@@ -272,8 +272,8 @@ def _check_sizes(tensors: Mapping[str, Tensor], model: _Model, words: int, check
             )
 
 
-def _build_config(model: _Model, converted: Mapping[str, Tensor], tokenizer: Any) -> dict[str, Any]:
-    def encoder_config(side: str, part: _Text | _Vision, heads: int) -> dict[str, Any]:
+def _build_config(model: _ModelConfig, converted: Mapping[str, Tensor], tokenizer: Any) -> dict[str, Any]:
+    def encoder_config(side: str, part: _TextConfig | _VisionConfig, heads: int) -> dict[str, Any]:
         return {
             "hidden_act": "quick_gelu" if model.quick_gelu else "gelu",
             "projection_dim": model.embed_dim,
@@ -284,7 +284,7 @@ def _build_config(model: _Model, converted: Mapping[str, Tensor], tokenizer: Any
         }
 
     vision = model.vision_cfg
-    words, positions = (len(converted[f"text_model.embeddings.{name}_embedding.weight"]) for name in ("token", "position"))
+    vocabulary_size, max_length = (len(converted[f"text_model.embeddings.{name}_embedding.weight"]) for name in ("token", "position"))
     tokens = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
     return {
         "model_type": "clip",
@@ -292,7 +292,7 @@ def _build_config(model: _Model, converted: Mapping[str, Tensor], tokenizer: Any
         "projection_dim": model.embed_dim,
         "text_config": encoder_config("text_model", model.text_cfg, model.text_cfg.heads)
         | tokens
-        | {"vocab_size": words, "max_position_embeddings": positions},
+        | {"vocab_size": vocabulary_size, "max_position_embeddings": max_length},
         "vision_config": encoder_config("vision_model", vision, vision.width // vision.head_width)
         | {"image_size": vision.image_size, "patch_size": vision.patch_size},
     }
@@ -304,12 +304,12 @@ def _preprocessor_config(preprocessing: Mapping[str, Any], side: int) -> dict[st
     if mode not in ("shortest", "squash"):
         raise DataError(f"resize_mode: expected shortest or squash, got {mode!r}. Convert a model with one of these modes.")
     square = {"height": side, "width": side}
-    given = {f"image_{name}": list(preprocessing[name]) for name in ("mean", "std") if preprocessing.get(name)}
+    statistics = {f"image_{name}": list(preprocessing[name]) for name in ("mean", "std") if preprocessing.get(name)}
     return IMAGE_PREPROCESSING | {
         "image_processor_type": "CLIPImageProcessor",
         "size": {"shortest_edge": side} if mode == "shortest" else square,
         "resample": 2 if preprocessing.get("interpolation") == "bilinear" else 3,
         "do_center_crop": mode == "shortest",
         "crop_size": square,
-        **given,
+        **statistics,
     }

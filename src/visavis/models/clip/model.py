@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from visavis import storage
-from visavis.errors import DataError, MissingExtra, RunError, SpecError, VisavisError, suggest_name
+from visavis.errors import DataError, RunError, SpecError, VisavisError, requires_extra, suggest_name
 from visavis.models.base import SCALE_PART, GlobalMatcher, Matcher, MatcherConfig, encode_unit_rows, get_vectors
 from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.models.encoders.frozen_encoders import VisualEncoder
@@ -122,8 +122,8 @@ class CLIP(GlobalMatcher):
             self.config = replace(config, base_weights_checksum=_verify_base_weights(config, self.model))
             add_adapters(self.model, config.lora_rank, config.lora_alpha, config.lora_dropout, config.lora_layers)
         min_scale, max_scale = config.scale_bounds
-        start = min(max(self.temperature["logit_scale"].exp().item(), min_scale), max_scale)
-        self.learned_scale = LearnedScale(start, min_scale=min_scale, max_scale=max_scale) if config.scale == "learned" else None
+        initial_scale = min(max(self.temperature["logit_scale"].exp().item(), min_scale), max_scale)
+        self.learned_scale = LearnedScale(initial_scale, min_scale=min_scale, max_scale=max_scale) if config.scale == "learned" else None
 
     @property
     def scale(self) -> LearnedScale | None:
@@ -172,6 +172,19 @@ def export_to_transformers(matcher: Matcher, folder: str | Path) -> Path:
     """
     if not isinstance(matcher, CLIP):
         raise VisavisError(f"export: expected a CLIP or SigLIP model, got {matcher.name}. Export only these models to transformers.")
+    folder = storage.prepare_empty_folder(folder, will_be_replaced=True)
+    with storage.atomic_folder(folder) as part:
+        write_transformers_files(matcher, part)
+    return folder
+
+
+def write_transformers_files(matcher: CLIP, folder: Path) -> None:
+    """Write the files of ``export_to_transformers``.
+
+    Args:
+        matcher: A CLIP or SigLIP model.
+        folder: Existing folder.
+    """
     weights = matcher.model.state_dict() | matcher.temperature
     if matcher.config.lora_rank:
         model = load_pretrained_model(_pretrained_folder(matcher.config), dtype=torch.float32)
@@ -179,11 +192,8 @@ def export_to_transformers(matcher: Matcher, folder: str | Path) -> Path:
         weights = model.state_dict()
     if matcher.scale is not None:
         weights["logit_scale"] = matcher.scale.log.data.view_as(weights["logit_scale"])
-    folder = storage.prepare_empty_folder(folder, will_be_replaced=True)
-    with storage.atomic_folder(folder) as part:
-        copy_config_files(matcher.folder, part)
-        storage.write_tensors(part / "model.safetensors", weights, for_transformers=True)
-    return folder
+    copy_config_files(matcher.folder, folder)
+    storage.write_tensors(folder / "model.safetensors", weights, for_transformers=True)
 
 
 def _pretrained_folder(config: CLIP.Config) -> Path:
@@ -275,18 +285,17 @@ def add_adapters(model: nn.Module, rank: int, alpha: float, dropout: float, laye
     Source:
         Hu et al., LoRA (2022).
     """
-    try:
+    with requires_extra("lora", "a model with low-rank adapters"):
         import peft
-    except ImportError:
-        raise MissingExtra("peft", "lora", "a model with low-rank adapters") from None
     # torch's own attention reads the weights of its layers itself, so that adapters on them would have no effect.
-    inside = {id(part) for module in model.modules() if isinstance(module, nn.MultiheadAttention) for part in module.modules()}
-    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and id(module) not in inside]
-    known = {name.rpartition(".")[2] for name in linear}
+    attention_layers = [module for module in model.modules() if isinstance(module, nn.MultiheadAttention)]
+    excluded = {id(part) for attention in attention_layers for part in attention.modules()}
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and id(module) not in excluded]
+    endings = {name.rpartition(".")[2] for name in linear}
     for layer in layers:
-        if layer not in known:
+        if layer not in endings:
             raise SpecError(
-                f"lora_layers: expected endings of linear layers of {type(model).__name__}, got {layer!r}. {suggest_name(layer, known)}"
+                f"lora_layers: expected endings of linear layers of {type(model).__name__}, got {layer!r}: {suggest_name(layer, endings)}"
             )
     targets = [name for name in linear if name.rpartition(".")[2] in layers]
     settings: dict[str, Any] = {"r": rank, "lora_alpha": alpha, "lora_dropout": dropout, "target_modules": targets}

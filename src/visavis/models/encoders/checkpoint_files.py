@@ -17,18 +17,8 @@ from visavis.errors import DataError
 
 STATE_DICT_KEYS = ("model", "state_dict")
 """Keys of a checkpoint under which the weights may be stored."""
-_DTYPES = (
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.bool,
-)
+_FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_INTEGER_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
 
 
 def read_torch_tensors(file: Path) -> Any:
@@ -51,7 +41,7 @@ def read_torch_tensors(file: Path) -> Any:
                 return torch.load(file, map_location="cpu", weights_only=True)
         except DataError:
             raise
-        except Exception:  # noqa: BLE001 - of a damaged file, any
+        except Exception:  # noqa: BLE001 - torch raises errors of every kind on damaged files
             raise DataError(
                 f"{file}: expected a checkpoint of tensors and plain values, got a damaged file or one with other objects, which could run "
                 "code. Download a complete copy of the published file."
@@ -71,22 +61,35 @@ def read_checkpoint(file: Path) -> dict[str, Tensor]:
         DataError: If the file does not hold weights by name.
     """
     content: Any = storage.read_tensors(file) if file.suffix == ".safetensors" else read_torch_tensors(file)
-    wrapped = isinstance(content, Mapping) and next((name for name in STATE_DICT_KEYS if isinstance(content.get(name), Mapping)), None)
-    tensors = content[wrapped] if wrapped else content
-    valid = isinstance(tensors, Mapping) and all(isinstance(name, str) and isinstance(part, Tensor) for name, part in tensors.items())
-    if not valid or not tensors:
+    tensors = content
+    if isinstance(content, Mapping):
+        tensors = next((content[key] for key in STATE_DICT_KEYS if isinstance(content.get(key), Mapping)), content)
+    if not _is_state_dict(tensors):
         raise DataError(
             f"{file}: expected the state_dict of a model, or a dict that holds one as model or state_dict, got other content. "
             "Pass a checkpoint of weights."
         )
-    if unusual := next((name for name, tensor in tensors.items() if not _is_plain(tensor)), None):
-        raise DataError(f"{file}: expected dense weights of real numbers, got {unusual!r} of another kind. Convert it before it is saved.")
+    if unsupported := next((name for name, tensor in tensors.items() if not _is_plain(tensor)), None):
+        raise DataError(
+            f"{file}: expected dense weights of real numbers, got {unsupported!r} of another kind. Convert it before it is saved."
+        )
     return {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
 
 
+def _is_state_dict(tensors: Any) -> bool:
+    if not isinstance(tensors, Mapping) or not tensors:
+        return False
+    return all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in tensors.items())
+
+
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether a tensor is dense and real, and all of its elements are in the file. An expanded tensor repeats a few elements."""
-    if tensor.layout != torch.strided or tensor.is_nested or tensor.device.type != "cpu" or tensor.dtype not in _DTYPES:
+    """Report whether a tensor is dense and real, and all of its elements are in the file. An expanded tensor repeats a few elements."""
+    if (
+        tensor.layout != torch.strided
+        or tensor.is_nested
+        or tensor.device.type != "cpu"
+        or tensor.dtype not in _FLOAT_DTYPES + _INTEGER_DTYPES
+    ):
         return False
     return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
 

@@ -210,12 +210,12 @@ def published_backbone_name(name: str) -> str | None:
         return name
     if not name.endswith(".pth"):
         return None
-    known = {file: entry for entry, backbone in PUBLISHED_BACKBONES.items() for file in (*backbone.files, f"{entry}.pth")}
-    if (file := Path(name).name) not in known:
+    entry_of_file = {file: entry for entry, backbone in PUBLISHED_BACKBONES.items() for file in (*backbone.files, f"{entry}.pth")}
+    if (file := Path(name).name) not in entry_of_file:
         raise DataError(
-            f"{name}: expected one of the published files {', '.join(known)}, got another. Rename the file, or use a folder of transformers."
+            f"{name}: expected one of the published files {', '.join(entry_of_file)}, got another. Rename the file, or use a folder of transformers."
         )
-    return known[file]
+    return entry_of_file[file]
 
 
 def published_weights_file(name: str) -> Path:
@@ -252,4 +252,6 @@ def is_downloaded(name: str) -> bool:
 
 def _weights_paths(name: str) -> list[Path]:
     folder = storage.cache_folder() / "backbones"
-    return [folder / file for file in (*PUBLISHED_BACKBONES[name].files, f"{name}.pth")] if name in PUBLISHED_BACKBONES else [Path(name)]
+    if name not in PUBLISHED_BACKBONES:
+        return [Path(name)]
+    return [folder / file for file in (*PUBLISHED_BACKBONES[name].files, f"{name}.pth")]

@@ -70,7 +70,8 @@ class EncoderSpec:
             raise SpecError(f"crops: expected 1, or 10 for images, got {self.crops} for a {self.side} encoder. Set crops to 1.")
         if (self.crops != 1 or self.image_size) and self.name == "scenes":
             raise SpecError(
-                "crops, image_size: expected 1 and 0 for the encoder scenes, which reads whole images of its own size. Remove both settings."
+                "crops, image_size: expected 1 and 0 for the encoder scenes, which reads whole images of its own size, "
+                f"got {self.crops} and {self.image_size}. Remove both settings."
             )
 
     @property
@@ -80,16 +81,16 @@ class EncoderSpec:
 
     def _check_side(self) -> None:
         """Check that an encoder that visavis names is used on its own side."""
-        is_visual = self.side == "visual"
-        if is_visual and self.name in (MINILM, "vocabulary"):
-            reads, other = "images", "texts"
-        elif not is_visual and (self.name in ("scenes", SMALL_CNN) or published_backbone_name(self.name) is not None):
-            reads, other = "texts", "images"
+        if self.side == "visual":
+            expected, actual = "images", "texts"
+            is_wrong = self.name in (MINILM, "vocabulary")
         else:
-            return
-        raise SpecError(
-            f"{self.side}.encoder: expected a model that reads {reads}, got {self.name}, which reads {other} only. Name another model."
-        )
+            expected, actual = "texts", "images"
+            is_wrong = self.name in ("scenes", SMALL_CNN) or published_backbone_name(self.name) is not None
+        if is_wrong:
+            raise SpecError(
+                f"{self.side}.encoder: expected a model that reads {expected}, got {self.name}, which reads {actual} only. Name another model."
+            )
 
 
 def open_preprocessing(spec: EncoderSpec, folder: Path | None = None, *, already_cropped: bool = False) -> ImageConverter:

@@ -40,10 +40,10 @@ from visavis.types import Encoded
 
 OnProgress = Callable[[int, int, float], None]
 """Callback with the number of finished items, of all items, and items per second since the start."""
-
-
 SAVE_INTERVAL_S = 1.0
 """Seconds between saves, the most computation that is lost when the process is killed."""
+TEXT_BATCH_SIZE = 64
+"""Default number of texts per batch."""
 
 
 def feature_store_folder(dataset: Dataset, spec: EncoderSpec) -> Path:
@@ -60,13 +60,15 @@ def feature_store_folder(dataset: Dataset, spec: EncoderSpec) -> Path:
         Folder in the cache.
     """
     encoder = os.path.basename(os.path.realpath(spec.name)) if os.path.exists(spec.name) else spec.name.replace("/", "--")
-    crops = "" if spec.crops == 1 else f"-{spec.crops}crops"
-    crops += f"-{spec.frames_per_second:g}fps" if spec.frames_per_second else ""
-    crops += ("-random" if spec.random_crops else "") + (f"-{spec.image_size}px" if spec.image_size else "")
-    crops += "-full" if spec.full_decoding else ""
+    settings = "" if spec.crops == 1 else f"-{spec.crops}crops"
+    settings += f"-{spec.frames_per_second:g}fps" if spec.frames_per_second else ""
+    settings += "-random" if spec.random_crops else ""
+    settings += f"-{spec.image_size}px" if spec.image_size else ""
+    settings += "-full" if spec.full_decoding else ""
     sizes = [image.location.num_bytes for image in dataset.images if image.location is not None] if spec.side == "visual" else []
     inputs_hash = hashlib.sha256(f"{sizes} {weights_fingerprint(spec.name)}".encode()).hexdigest()[:8]
-    folder = storage.cache_folder() / "features" / f"{dataset.name}-{dataset.fingerprint}-{encoder}-{spec.granularity}{crops}-{inputs_hash}"
+    name = f"{dataset.name}-{dataset.fingerprint}-{encoder}-{spec.granularity}{settings}-{inputs_hash}"
+    folder = storage.cache_folder() / "features" / name
     preprocessing = json.dumps(current_preprocessing_config(spec))
     with suppress(VisavisError):
         if preprocessing not in ("null", json.dumps(read_description(folder).preprocessing)):
@@ -198,7 +200,8 @@ class _BatchSharing:
     def encode(self, encoder: _BatchEncoder, batches: Sequence[Sequence[Image | str]]) -> Iterator[Encoded]:
         """Encode batches in their order. Every process gets all of them."""
         if self.engine == "ray":
-            jobs, arguments = [(list(map(_with_absolute_path, batch)),) for batch in batches], (encoder.spec, encoder.bfloat16)
+            arguments = (encoder.spec, encoder.bfloat16)
+            jobs = [(list(map(_with_absolute_path, batch)),) for batch in batches]
             yield from map_on_ray(_BatchEncoder, arguments, jobs, workers=self.workers, action="features", ordered=True)
             return
         # One thread for texts, because a tokenizer is not thread-safe, and for clips, which FFmpeg decodes with threads of its own.
@@ -219,7 +222,7 @@ class _BatchSharing:
 
 
 def _with_absolute_path(item: Image | str) -> Image | str:
-    """The item with a path that holds in every working directory."""
+    """Return the item with a path that is valid in every working directory."""
     if isinstance(item, str) or item.location is None:
         return item
     return replace(item, location=replace(item.location, path=item.location.path.absolute()))
@@ -238,7 +241,7 @@ def _compute(
     spec, group = encoder.spec, sharing.group
     if bfloat16 is None:
         bfloat16 = _choose_bfloat16(folder, encoder, next(encoder.parameters()).device)
-    batch_size = batch_size or (64 if spec.side == "text" else 1 if spec.granularity == "frames" else CPU_IMAGE_BATCH_SIZE)
+    batch_size = batch_size or _default_batch_size(spec)
     keys, lengths = _sorted_keys(dataset, encoder)
     images = {image.name: image for image in dataset.images} if spec.side == "visual" else {}
     items: list[Image | str] = [images[key] for key in keys] if images else list(keys)
@@ -246,37 +249,55 @@ def _compute(
     writer = None
     with group.first_rank_first():
         if group.is_first:
-            first = batch_encoder.encode(items[:1])
-            assert isinstance(first.vectors, torch.Tensor)
-            description = StoreDescription(
-                modality=spec.side,
-                granularity=spec.granularity,
-                encoder=spec.name,
-                weights_checksum=weights_checksum(encoder),
-                shape=tuple(first.vectors.shape[2 if spec.granularity in VARIABLE_LENGTH_FILES else 1 :]),
-                num_items=len(keys),
-                fingerprint=dataset.fingerprint,
-                crops=spec.crops,
-                precision="bfloat16" if bfloat16 else "float32",
-                preprocessing=encoder.preprocessing_config,
-                versions={package: version(package) for package in ("visavis", "torch", "transformers") if find_spec(package)},
-            )
-            writer = FeatureWriter.open(folder, description, keys, lengths)
-    start, started = int(group.broadcast_text(str(writer.rows_written) if writer else "")), time.perf_counter()
-    saved, done = started, start
+            writer = FeatureWriter.open(folder, _describe_store(dataset, batch_encoder, items), keys, lengths)
+    start = int(group.broadcast_text(str(writer.rows_written) if writer else ""))
     batches = [items[i : i + batch_size] for i in range(start, len(items), batch_size)]
-    for batch in sharing.encode(batch_encoder, batches):
+    _write_batches(writer, sharing.encode(batch_encoder, batches), start, len(items), on_progress)
+    with group.first_rank_first():
+        return writer.finish() if writer is not None else FeatureStore.open(folder)
+
+
+def _default_batch_size(spec: EncoderSpec) -> int:
+    if spec.side == "text":
+        return TEXT_BATCH_SIZE
+    return 1 if spec.granularity == "frames" else CPU_IMAGE_BATCH_SIZE
+
+
+def _describe_store(dataset: Dataset, encoder: _BatchEncoder, items: list[Image | str]) -> StoreDescription:
+    """Describe the store of all items. The first item is encoded for its shape."""
+    spec, first = encoder.spec, encoder.encode(items[:1])
+    assert isinstance(first.vectors, torch.Tensor)
+    return StoreDescription(
+        modality=spec.side,
+        granularity=spec.granularity,
+        encoder=spec.name,
+        weights_checksum=weights_checksum(encoder.encoder),
+        shape=tuple(first.vectors.shape[2 if spec.granularity in VARIABLE_LENGTH_FILES else 1 :]),
+        num_items=len(items),
+        fingerprint=dataset.fingerprint,
+        crops=spec.crops,
+        precision="bfloat16" if encoder.bfloat16 else "float32",
+        preprocessing=encoder.encoder.preprocessing_config,
+        versions={package: version(package) for package in ("visavis", "torch", "transformers") if find_spec(package)},
+    )
+
+
+def _write_batches(
+    writer: FeatureWriter | None, batches: Iterator[Encoded], start: int, total: int, on_progress: OnProgress | None
+) -> None:
+    """Encode all batches. Rank 0 has a writer and writes them."""
+    saved_at = started_at = time.perf_counter()
+    done = start
+    for batch in batches:
         done += len(batch)
         now = time.perf_counter()
         if writer is not None:
             writer.append(batch)
-            if now - saved > SAVE_INTERVAL_S:
+            if now - saved_at > SAVE_INTERVAL_S:
                 writer.save()
-                saved = now
+                saved_at = now
         if on_progress is not None:
-            on_progress(done, len(keys), (done - start) / (now - started))
-    with group.first_rank_first():
-        return writer.finish() if writer is not None else FeatureStore.open(folder)
+            on_progress(done, total, (done - start) / (now - started_at))
 
 
 def _choose_bfloat16(folder: Path, encoder: FrozenEncoder, device: torch.device) -> bool:
@@ -289,8 +310,8 @@ def _choose_bfloat16(folder: Path, encoder: FrozenEncoder, device: torch.device)
 def _sorted_keys(dataset: Dataset, encoder: FrozenEncoder) -> tuple[list[str], np.ndarray | None]:
     """Return the key of each row in the order of computation: images as listed, different captions from short to long."""
     if not isinstance(encoder, TextEncoder):
-        rate = encoder.spec.frames_per_second
-        return [image.name for image in dataset.images], np.array([image.num_frames(rate) for image in dataset.images]) if rate else None
+        keys, rate = [image.name for image in dataset.images], encoder.spec.frames_per_second
+        return keys, np.array([image.num_frames(rate) for image in dataset.images]) if rate else None
     texts = sorted(set(dataset.captions))
     lengths = encoder.count_tokens(texts)
     order = np.argsort(lengths, kind="stable")

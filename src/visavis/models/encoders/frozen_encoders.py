@@ -129,8 +129,8 @@ class VisualEncoder(FrozenEncoder, PretrainedPart):
     def forward(self, items: Encoded) -> Encoded:
         pixels = items.vectors
         assert isinstance(pixels, Tensor)
-        splits = pixels.device.type == "cpu" and not (self.training or torch.is_grad_enabled() or torch.compiler.is_compiling())
-        if splits and len(pixels) > CPU_IMAGE_BATCH_SIZE:
+        may_split = pixels.device.type == "cpu" and not (self.training or torch.is_grad_enabled() or torch.compiler.is_compiling())
+        if may_split and len(pixels) > CPU_IMAGE_BATCH_SIZE:
             return concatenate(self(Encoded(batch)) for batch in pixels.split(CPU_IMAGE_BATCH_SIZE))
         # Several times faster for convolutions on CPUs.
         flat = pixels.flatten(0, -4).contiguous(memory_format=torch.channels_last)
@@ -160,9 +160,11 @@ class VisualEncoder(FrozenEncoder, PretrainedPart):
         if timm_model is not None:
             return states[:, timm_model.num_prefix_tokens :]
         config: Any = getattr(self.model, "config", None)
-        patch = getattr(getattr(config, "vision_config", config), "patch_size", None)
-        regions = (pixels.shape[-2] // patch) * (pixels.shape[-1] // patch) if isinstance(patch, int) else states.shape[1]
-        return states[:, -min(regions, states.shape[1]) :]
+        patch_size = getattr(getattr(config, "vision_config", config), "patch_size", None)
+        if not isinstance(patch_size, int):
+            return states
+        num_regions = (pixels.shape[-2] // patch_size) * (pixels.shape[-1] // patch_size)
+        return states[:, -min(num_regions, states.shape[1]) :]
 
     @property
     def preprocessing_config(self) -> dict[str, Any]:
@@ -241,12 +243,14 @@ class TextEncoder(FrozenEncoder):
 
     def forward(self, items: Encoded) -> Encoded:
         ids, mask = items.vectors, items.mask
-        projected = hasattr(self.model, "get_text_features")
-        output = (self.model.get_text_features if projected else self.model)(input_ids=ids, attention_mask=mask.long())  # type: ignore[operator, union-attr]
+        assert isinstance(ids, Tensor) and isinstance(mask, Tensor)
+        # CLIP projects its pooled output.
+        encode_projected: Any = getattr(self.model, "get_text_features", None)
+        output = (encode_projected or self.model)(input_ids=ids, attention_mask=mask.long())
         words = output.last_hidden_state.float()
         if self.spec.granularity == "words":
-            return Encoded(words * mask[..., None], mask)  # type: ignore[index]
-        return Encoded(output.pooler_output.float() if projected else self.pooling(words, mask))  # type: ignore[arg-type]
+            return Encoded(words * mask[..., None], mask)
+        return Encoded(output.pooler_output.float() if encode_projected else self.pooling(words, mask))
 
     @property
     def preprocessing_config(self) -> dict[str, Any]:
@@ -302,9 +306,9 @@ class SentenceTransformersEncoder(TextEncoder):
 
     def preprocess(self, items: Sequence[str]) -> Encoded:
         """Convert texts to their UTF-8 bytes, because each model has its own tokens. See ``FrozenEncoder.preprocess``."""
-        rows = [torch.tensor(list(text.encode()), dtype=torch.uint8) for text in items]
-        masks = [torch.ones(len(row), dtype=torch.bool) for row in rows]
-        return Encoded(pad_sequence(rows, batch_first=True), pad_sequence(masks, batch_first=True))
+        texts = [torch.tensor(list(text.encode()), dtype=torch.uint8) for text in items]
+        masks = [torch.ones(len(text), dtype=torch.bool) for text in texts]
+        return Encoded(pad_sequence(texts, batch_first=True), pad_sequence(masks, batch_first=True))
 
     def forward(self, items: Encoded) -> Encoded:
         ids, mask = items.vectors, items.mask

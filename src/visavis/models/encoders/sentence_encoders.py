@@ -13,9 +13,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from visavis import storage
-from visavis.errors import DataError, MissingExtra
+from visavis.errors import DataError, requires_extra
 from visavis.models.encoders.pretrained_files import model_folder
 from visavis.models.encoders.pretrained_loading import check_encoding, load_pretrained_model, load_pretrained_tokenizer, loading_from
+from visavis.models.layers import mean_pool
 from visavis.types import unit_rows
 
 
@@ -33,7 +34,7 @@ class SentenceTransformersModule:
 
 
 @dataclass(frozen=True)
-class _Settings:
+class _SentenceBertConfig:
     max_seq_length: Annotated[int, Field(gt=2)] | None = None
 
 
@@ -85,41 +86,41 @@ class SentencePooling:
         """
         if not os.path.exists(folder / "modules.json"):
             return cls(max_length=max_length)
-        modules, modes = _modules(folder), _pooling_modes(folder)
-        if not _is_simple(modules, modes):
+        modules, modes = _module_folders(folder), _pooling_modes(folder)
+        if not _is_simple_pooling(modules, modes):
             raise DataError(
                 f"{folder}: expected pooling by the mean or the first token, normalized or not, got {', '.join(modes) or 'none'} through "
                 f"{', '.join(modules) or 'no modules'}. Use another sentence model, or granularity pooled of a frozen encoder."
             )
         file = folder / "sentence_bert_config.json"
-        limit = storage.read_json(file, _Settings).max_seq_length if os.path.exists(file) else None
+        limit = storage.read_json(file, _SentenceBertConfig).max_seq_length if os.path.exists(file) else None
         return cls(_POOLING_NAMES[modes[0]], "Normalize" in modules, min(limit or max_length, max_length))
 
     def __call__(self, words: Tensor, mask: Tensor) -> Tensor:
-        weight = mask[..., None].float()
-        pooled = words[:, 0] if self.mode == "first" else (words * weight).sum(1) / weight.sum(1)
+        pooled = words[:, 0] if self.mode == "first" else mean_pool(words, mask)
         return unit_rows(pooled) if self.normalize else pooled
 
 
 _POOLING_NAMES = {"mean_tokens": "mean", "mean": "mean", "cls_token": "first", "cls": "first"}
 
 
-def _modules(folder: Path) -> dict[str, Path]:
-    """Folders of the steps of a model, by the names of their classes."""
+def _module_folders(folder: Path) -> dict[str, Path]:
+    """Return the folders of the steps of a model, by the names of their classes."""
     return {module.type.rsplit(".", 1)[-1]: folder / module.path for module in read_sentence_transformers_modules(folder)}
 
 
 def _pooling_modes(folder: Path) -> list[str]:
-    """Names of the poolings that are concatenated. [] without a pooling."""
-    modules = _modules(folder)
+    """Return the names of the poolings that are concatenated. [] without a pooling."""
+    modules = _module_folders(folder)
     if "Pooling" not in modules:
         return []
     pooling = storage.read_json(modules["Pooling"] / "config.json", dict[str, Any])
-    modes = [name.removeprefix("pooling_mode_") for name, on in pooling.items() if name.startswith("pooling_mode_") and on is True]
+    enabled = [name for name, value in pooling.items() if value is True]
+    modes = [name.removeprefix("pooling_mode_") for name in enabled if name.startswith("pooling_mode_")]
     return modes or [str(pooling.get("pooling_mode"))]
 
 
-def _is_simple(modules: dict[str, Path], modes: list[str]) -> bool:
+def _is_simple_pooling(modules: dict[str, Path], modes: list[str]) -> bool:
     return len(modes) == 1 and modes[0] in _POOLING_NAMES and not set(modules) - {"Transformer", "Pooling", "Normalize"}
 
 
@@ -139,7 +140,7 @@ def needs_sentence_transformers(folder: Path) -> bool:
         return False
     file = folder / "config_sentence_transformers.json"
     prompt = storage.read_json(file, dict[str, Any]).get("default_prompt_name") if os.path.exists(file) else None
-    return prompt is not None or not _is_simple(_modules(folder), _pooling_modes(folder))
+    return prompt is not None or not _is_simple_pooling(_module_folders(folder), _pooling_modes(folder))
 
 
 def load_sentence_transformers_model(folder: Path) -> Any:
@@ -160,11 +161,9 @@ def load_sentence_transformers_model(folder: Path) -> Any:
             raise DataError(
                 f"{folder / 'modules.json'}: expected steps of sentence-transformers, got {module.type}. Such code is never run. Use another model."
             )
-    try:
+    with requires_extra("sentence-transformers", f"the text encoder {folder}"):
         from sentence_transformers import SentenceTransformer
-    except ImportError:
-        raise MissingExtra("sentence-transformers", "sentence-transformers", f"the text encoder {folder}") from None
-    with loading_from(folder, "has no model that sentence-transformers can read"):
+    with loading_from(folder, "a model that sentence-transformers can read"):
         return SentenceTransformer(str(folder), device="cpu", trust_remote_code=False, local_files_only=True).eval()
 
 
@@ -237,7 +236,7 @@ def open_text_pair_encoder(name: str, *, new_head: bool = False) -> TextPairEnco
     """
     folder = model_folder(name)
     options = {"num_labels": 1} if new_head else {}
-    model = load_pretrained_model(folder, "AutoModelForSequenceClassification", new_head=new_head, expected=CROSS_ENCODER_ADVICE, **options)
+    model = load_pretrained_model(folder, "AutoModelForSequenceClassification", new_head=new_head, advice=CROSS_ENCODER_ADVICE, **options)
     if model.config.num_labels != 1:
         raise DataError(f"{folder}: expected one output, got {model.config.num_labels}. {CROSS_ENCODER_ADVICE}.")
     encoder = TextPairEncoder(model, *load_pretrained_tokenizer(folder)).eval()

@@ -150,25 +150,25 @@ class TextBackbone(PretrainedPart):
 
     part_name = TEXT_BACKBONE_FOLDER
     folder: Path
-    continues: Tensor
-    kept: Tensor
+    is_continuation: Tensor
+    is_special: Tensor
 
     def __init__(self, name: str, noise: WordNoise | None = None):
         super().__init__()
         saved = saved_part_folder(TEXT_BACKBONE_FOLDER)
         self.folder = saved or model_folder(name)
-        self.noise, self.model = noise or WordNoise(), _text_model(self.folder, saved is not None)
+        self.noise, self.model = noise or WordNoise(), _load_text_model(self.folder, without_weights=saved is not None)
         tokenizer, max_length = load_pretrained_tokenizer(self.folder)
         if self.noise.masked and tokenizer.mask_token_id is None:
             raise DataError(
                 f"{self.folder}: expected a mask token for model.word_mask_rate, got a tokenizer without one. Set model.word_mask_rate to 0."
             )
         self.mask_token = tokenizer.mask_token_id
-        self.register_buffer("continues", _continues(tokenizer), persistent=False)
+        self.register_buffer("is_continuation", _is_continuation(tokenizer), persistent=False)
         # Tokens that start, end or pad a text.
         special = {*tokenizer("")["input_ids"], tokenizer.pad_token_id}
-        kept = torch.tensor([index in special for index in range(len(tokenizer))], device="cpu")
-        self.register_buffer("kept", kept, persistent=False)
+        is_special = torch.tensor([index in special for index in range(len(tokenizer))], device="cpu")
+        self.register_buffer("is_special", is_special, persistent=False)
         if saved is None:
             sample = PretrainedTokenizer(tokenizer, max_length, fixed_length=False).encode(["a dog", "dogs"])
             check_encoding(lambda: self.eval()(sample).vectors, self.folder, "a text")
@@ -195,18 +195,19 @@ class TextBackbone(PretrainedPart):
 
     def _add_noise(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Return token ids and their mask with words masked, replaced and dropped at random."""
-        words = (~self.continues[ids]).cumsum(1) - 1
-        noise = torch.rand(ids.shape, device=ids.device).gather(1, words.clamp(min=0))
-        noise = noise.masked_fill(self.kept[ids] | ~mask, 1.0)
+        word_index = (~self.is_continuation[ids]).cumsum(1) - 1
+        noise = torch.rand(ids.shape, device=ids.device).gather(1, word_index.clamp(min=0))
+        noise = noise.masked_fill(self.is_special[ids] | ~mask, 1.0)
         masked, replaced = noise < self.noise.masked, noise < self.noise.masked + self.noise.replaced
-        kept = mask & ~((noise < self.noise.total) & ~replaced)
-        ids = torch.where(replaced, torch.randint(len(self.continues), ids.shape, device=ids.device), ids)
+        dropped = (noise < self.noise.total) & ~replaced
+        kept = mask & ~dropped
+        ids = torch.where(replaced, torch.randint(len(self.is_continuation), ids.shape, device=ids.device), ids)
         ids = torch.where(masked, self.mask_token, ids) if self.noise.masked else ids
         order = kept.long().argsort(dim=1, descending=True, stable=True)[:, : int(kept.sum(1).max())]
         return ids.gather(1, order), kept.gather(1, order)
 
 
-def _text_model(folder: Path, without_weights: bool) -> Any:
+def _load_text_model(folder: Path, *, without_weights: bool) -> Any:
     """Return the encoder of a folder without its pooler, which reads only the first state."""
     config = load_pretrained_config(folder)
     if not isinstance(getattr(config, "vocab_size", None), int) or not hasattr(config, "hidden_size"):
@@ -216,14 +217,14 @@ def _text_model(folder: Path, without_weights: bool) -> Any:
     return model
 
 
-def _continues(tokenizer: Any) -> Tensor:
+def _is_continuation(tokenizer: Any) -> Tensor:
     """Return whether each token continues the word before it, ``[V]``, by the marks of WordPiece, byte pairs or SentencePiece."""
     tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
     if any(token.startswith("##") for token in tokens):
-        continues = [token.startswith("##") for token in tokens]
+        flags = [token.startswith("##") for token in tokens]
     elif any(token.startswith(("Ġ", "▁")) for token in tokens):
         special = set(tokenizer.all_special_tokens)
-        continues = [not token.startswith(("Ġ", "▁")) and token not in special for token in tokens]
+        flags = [not token.startswith(("Ġ", "▁")) and token not in special for token in tokens]
     else:
-        continues = [False] * len(tokens)
-    return torch.tensor(continues, device="cpu")
+        flags = [False] * len(tokens)
+    return torch.tensor(flags, device="cpu")

@@ -81,7 +81,7 @@ class RegionWordSimilarity:
     @property
     def query_mask(self) -> Tensor:
         """Valid fragments of the query, shape ``[A or 1, 1, B, Q]``."""
-        return self._of_query(valid_mask(self.query))[:, None]
+        return self._broadcast_query(valid_mask(self.query))[:, None]
 
     def attended_cosines(self, weights: Tensor) -> Tensor:
         """Compute the cosine of each fragment of the query with its attended vector.
@@ -95,7 +95,7 @@ class RegionWordSimilarity:
         fragments = get_vectors(self.context)
         gram = fragments @ fragments.transpose(1, 2)
         squared_norms = ((gram @ weights.flatten(2)).view_as(weights) * weights).sum(1)
-        norms = squared_norms.clamp(min=EPSILON**2).sqrt() * self._of_query(get_vectors(self.query).norm(dim=-1))
+        norms = squared_norms.clamp(min=EPSILON**2).sqrt() * self._broadcast_query(get_vectors(self.query).norm(dim=-1))
         return (weights * self.values).sum(1) / norms.clamp(min=EPSILON)
 
     def mean(self, fragments: Tensor) -> Tensor:
@@ -108,7 +108,7 @@ class RegionWordSimilarity:
             Means, shape ``[V, T]``.
         """
         mask = self.query_mask[:, 0].to(fragments.dtype)
-        return self._by_image((fragments * mask).sum(-1) / mask.sum(-1))
+        return self._images_first((fragments * mask).sum(-1) / mask.sum(-1))
 
     def log_sum_exp(self, fragments: Tensor, inverse_temperature: float) -> Tensor:
         """Pool values over the fragments of the query: ``log sum_q exp(k x_q) / k``.
@@ -121,13 +121,13 @@ class RegionWordSimilarity:
             Pooled values, shape ``[V, T]``.
         """
         scaled = (inverse_temperature * fragments).masked_fill(~self.query_mask[:, 0], float("-inf"))
-        return self._by_image(scaled.logsumexp(-1) / inverse_temperature)
+        return self._images_first(scaled.logsumexp(-1) / inverse_temperature)
 
-    def _of_query(self, values: Tensor) -> Tensor:
+    def _broadcast_query(self, values: Tensor) -> Tensor:
         """Broadcast values ``[B, Q]`` of the query's fragments against ``[A, B, Q]``."""
         return values[:, None] if self.paired else values[None]
 
-    def _by_image(self, scores: Tensor) -> Tensor:
+    def _images_first(self, scores: Tensor) -> Tensor:
         return scores.T if self.transposed and not self.paired else scores
 
 
@@ -271,13 +271,16 @@ class RegionWordMatcher(Matcher):
         self.visual = xavier_linear(config.visual_input_dim, config.embedding_dim)
         self.input_dropout = nn.Dropout(config.input_dropout)
         self.whitening = Whitening(config.text_input_dim) if config.whiten_text else nn.Identity()
-        self.visual_context, self.text_context = (self._context(dim) for dim in (config.visual_input_dim, config.text_input_dim))
+        self.visual_context = self._context_network(config.visual_input_dim)
+        self.text_context = self._context_network(config.text_input_dim)
         self.text_backbone, self.text = build_word_encoder(config, config.embedding_dim, bidirectional=True, dropout=config.dropout)
 
     def parts(self) -> dict[str, list[nn.Module]]:
-        contexts = {"visual": self.visual_context, "text": self.text_context}
-        sides = {"visual": self.visual, "text": self.text}
-        return {"text_backbone": [self.text_backbone]} | {side: [module, contexts[side] or nn.Identity()] for side, module in sides.items()}
+        return {
+            "text_backbone": [self.text_backbone],
+            "visual": [self.visual, self.visual_context or nn.Identity()],
+            "text": [self.text, self.text_context or nn.Identity()],
+        }
 
     def attention_weights(self, products: RegionWordSimilarity) -> Tensor:
         """Compute the attention of each word over regions.
@@ -334,7 +337,7 @@ class RegionWordMatcher(Matcher):
 
     def score(self, visual: Encoded, text: Encoded) -> Tensor:
         """Score texts in groups of similar length, each no longer than its longest text. All parts with a mask have the same mask."""
-        mask = next(iter(tree_leaves(text.mask)))
+        mask = tree_leaves(text.mask)[0]
         if mask is None or len(text) < MIN_TEXTS:
             return self.score_block(visual, text)
         positions = torch.arange(1, mask.shape[1] + 1, device=mask.device)
@@ -346,7 +349,7 @@ class RegionWordMatcher(Matcher):
     def score_pairs(self, visual: Encoded, text: Encoded) -> Tensor:
         return self.score_block(visual, text, paired=True)[:, 0]
 
-    def _context(self, input_dim: int) -> nn.Module | None:
+    def _context_network(self, input_dim: int) -> nn.Module | None:
         """Build the network on the mean vector of an item."""
         config = self.config
         if not config.context_dim:

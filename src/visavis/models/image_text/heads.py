@@ -80,8 +80,8 @@ class Heads(GlobalMatcher):
         if config.text_granularity == "pooled":
             self.text = build_mlp(config.text_input_dim, output_dim, **layers)
         else:
-            words = TextCNN(config.text_input_dim, config.word_dim, config.num_filters, dropout=config.word_dropout)
-            self.text = nn.Sequential(words, nn.Dropout(config.word_dropout), nn.Linear(words.output_dim, output_dim))
+            text_cnn = TextCNN(config.text_input_dim, config.word_dim, config.num_filters, dropout=config.word_dropout)
+            self.text = nn.Sequential(text_cnn, nn.Dropout(config.word_dropout), nn.Linear(text_cnn.output_dim, output_dim))
 
     def encode_visual(self, items: Encoded) -> Encoded:
         return encode_unit_rows(self.visual(get_vectors(self.backbone(items))))

@@ -53,8 +53,8 @@ class SCAN(RegionWordMatcher):
         """Return attention over regions. If regions attend over words, it is their attention divided by its sum over the regions."""
         if self.config.direction == "t2i":
             return self._weights(products)
-        by_regions = self._weights(products.T).permute(2, 3, 0, 1) * products.query_mask
-        return by_regions / by_regions.sum(1, keepdim=True).clamp(min=EPSILON)
+        weights = self._weights(products.T).permute(2, 3, 0, 1) * products.query_mask
+        return weights / weights.sum(1, keepdim=True).clamp(min=EPSILON)
 
     def score_from_similarity(self, products: RegionWordSimilarity) -> Tensor:
         products = products if self.config.direction == "t2i" else products.T
@@ -105,9 +105,10 @@ class BFAN(RegionWordMatcher):
         return focused / focused.sum(1, keepdim=True).clamp(min=EPSILON)
 
     def score_from_similarity(self, products: RegionWordSimilarity) -> Tensor:
-        directions = (products, products.T)
-        by_words, by_regions = (attends.mean(attends.attended_cosines(self.attention_weights(attends))) for attends in directions)
-        return by_words + by_regions
+        return self._mean_attended_cosine(products) + self._mean_attended_cosine(products.T)
+
+    def _mean_attended_cosine(self, products: RegionWordSimilarity) -> Tensor:
+        return products.mean(products.attended_cosines(self.attention_weights(products)))
 
 
 class MaxSim(RegionWordMatcher):
@@ -149,9 +150,11 @@ class MaxSim(RegionWordMatcher):
         return torch.zeros_like(products.values).scatter_(1, best, 1.0)
 
     def score_from_similarity(self, products: RegionWordSimilarity) -> Tensor:
-        functions = {"both": (mean_best_region, _by_regions), "t2i": (mean_best_region,), "i2t": (_by_regions,)}
-        means = [mean(products) for mean in functions[self.config.direction]]
-        return means[0] if len(means) == 1 else (means[0] + means[1]) / 2
+        if self.config.direction == "t2i":
+            return mean_best_region(products)
+        if self.config.direction == "i2t":
+            return _mean_best_word(products)
+        return (mean_best_region(products) + _mean_best_word(products)) / 2
 
 
 def mean_best_region(products: RegionWordSimilarity) -> Tensor:
@@ -166,7 +169,7 @@ def mean_best_region(products: RegionWordSimilarity) -> Tensor:
     return products.mean(products.values.masked_fill(~products.context_mask, float("-inf")).amax(1))
 
 
-def _by_regions(products: RegionWordSimilarity) -> Tensor:
+def _mean_best_word(products: RegionWordSimilarity) -> Tensor:
     """Return the mean over regions of the best word."""
     best = products.values.masked_fill(~products.query_mask, float("-inf")).amax(-1)
     present = products.context_mask[..., 0].to(best.dtype)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from visavis.errors import ShapeError
 from visavis.models.base import get_part, get_vectors, valid_mask
 from visavis.models.image_text.cross_attention import EPSILON, RegionWordMatcher, RegionWordSimilarity, attention_weights, l2_normalize
-from visavis.models.layers import xavier_linear
+from visavis.models.layers import mean_pool, xavier_linear
 from visavis.spec import DropoutRate, LayerCount, NonNegativeInt, PositiveFloat, PositiveInt
 from visavis.types import Encoded
 
@@ -70,15 +70,15 @@ class SGRAF(RegionWordMatcher):
         self.visual_global = GlobalAttentionPooling(config.embedding_dim, config.global_dropout, num_regions=config.num_regions)
         self.text_global = GlobalAttentionPooling(config.embedding_dim, config.global_dropout)
         self.local_similarity, self.global_similarity = (xavier_linear(config.embedding_dim, config.similarity_dim) for _ in range(2))
-        self.nodes: nn.Module = (
+        self.similarity_module: nn.Module = (
             AttentionFiltration(config.similarity_dim)
             if config.similarity_module == "SAF"
             else GraphReasoning(config.similarity_dim, config.reasoning_steps)
         )
-        self.last = xavier_linear(config.similarity_dim, 1)
+        self.score_layer = xavier_linear(config.similarity_dim, 1)
 
     def parts(self) -> dict[str, list[nn.Module]]:
-        shared: list[nn.Module] = [self.local_similarity, self.global_similarity, self.nodes, self.last]
+        shared: list[nn.Module] = [self.local_similarity, self.global_similarity, self.similarity_module, self.score_layer]
         parts = super().parts()
         return parts | {"visual": [*parts["visual"], self.visual_global], "text": [*parts["text"], self.text_global], "similarity": shared}
 
@@ -89,7 +89,7 @@ class SGRAF(RegionWordMatcher):
             items: Regions, shape ``[N, R, D]``.
 
         Returns:
-            The parts "fragments" and "whole".
+            The parts "fragments" and "global".
 
         Raises:
             ShapeError: If the number of regions is not ``num_regions``.
@@ -112,16 +112,16 @@ class SGRAF(RegionWordMatcher):
 
     def score_block(self, visual: Encoded, text: Encoded, *, paired: bool = False) -> Tensor:
         products = self.similarity(visual, text, paired=paired)
-        image, caption = (get_vectors(side.named_part("whole")) for side in (visual, text))
+        image, caption = (get_vectors(side.named_part("global")) for side in (visual, text))
         weights = self.attention_weights(products)
         regions, words = get_vectors(products.context), get_vectors(products.query)
         words, caption = (words[:, None], caption[:, None]) if paired else (words[None], caption[None])
         attended = l2_normalize((weights.flatten(2).transpose(1, 2) @ regions).unflatten(1, weights.shape[2:]))
         local = l2_normalize(self.local_similarity((attended - words).square()))
-        whole = l2_normalize(self.global_similarity((image[:, None] - caption).square()))
-        nodes = torch.cat([whole[:, :, None], local], 2)
+        overall = l2_normalize(self.global_similarity((image[:, None] - caption).square()))
+        nodes = torch.cat([overall[:, :, None], local], 2)
         mask = torch.cat([torch.ones_like(products.query_mask[:, 0, :, :1]), products.query_mask[:, 0]], -1).expand(nodes.shape[:3])
-        return self.last(self.nodes(nodes, mask)).squeeze(-1).sigmoid()
+        return self.score_layer(self.similarity_module(nodes, mask)).squeeze(-1).sigmoid()
 
 
 class GlobalAttentionPooling(nn.Module):
@@ -138,11 +138,13 @@ class GlobalAttentionPooling(nn.Module):
 
     def __init__(self, dim: int, dropout: float, num_regions: int | None = None):
         super().__init__()
-        self.local, self.whole, self.common = xavier_linear(dim, dim), xavier_linear(dim, dim), xavier_linear(dim, 1)
-        self.local_norm: nn.Module = (
-            nn.Identity() if num_regions is None else nn.BatchNorm1d(num_regions) if num_regions else SharedBatchNorm(1)
-        )
-        self.whole_norm: nn.Module = nn.Identity() if num_regions is None else nn.BatchNorm1d(dim)
+        self.local_projection, self.global_projection = xavier_linear(dim, dim), xavier_linear(dim, dim)
+        self.attention = xavier_linear(dim, 1)
+        self.local_norm: nn.Module = nn.Identity()
+        self.global_norm: nn.Module = nn.Identity()
+        if num_regions is not None:
+            self.local_norm = nn.BatchNorm1d(num_regions) if num_regions else SharedBatchNorm(1)
+            self.global_norm = nn.BatchNorm1d(dim)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, fragments: Tensor, mask: Tensor) -> Tensor:
@@ -155,12 +157,11 @@ class GlobalAttentionPooling(nn.Module):
         Returns:
             Unit vectors, shape ``[N, D]``.
         """
-        mean = (fragments * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
-        local = self.local(fragments)
+        local = self.local_projection(fragments)
         local = self.local_norm(local, mask) if isinstance(self.local_norm, SharedBatchNorm) else self.local_norm(local)
         local = self.dropout(local.tanh())
-        whole = self.dropout(self.whole_norm(self.whole(mean)).tanh())
-        weights = self.common(local * whole[:, None]).squeeze(-1).masked_fill(~mask, float("-inf")).softmax(-1)
+        overall = self.dropout(self.global_norm(self.global_projection(mean_pool(fragments, mask))).tanh())
+        weights = self.attention(local * overall[:, None]).squeeze(-1).masked_fill(~mask, float("-inf")).softmax(-1)
         return l2_normalize((weights[..., None] * fragments).sum(1))
 
 
@@ -190,7 +191,7 @@ class GraphReasoning(nn.Module):
 
     def __init__(self, dim: int, steps: int):
         super().__init__()
-        self.queries, self.keys, self.maps = (nn.ModuleList(xavier_linear(dim, dim) for _ in range(steps)) for _ in range(3))
+        self.queries, self.keys, self.outputs = (nn.ModuleList(xavier_linear(dim, dim) for _ in range(steps)) for _ in range(3))
 
     def forward(self, nodes: Tensor, mask: Tensor) -> Tensor:
         """Return the first node after the last step.
@@ -202,9 +203,10 @@ class GraphReasoning(nn.Module):
         Returns:
             Vectors, shape ``[V, T, S]``.
         """
-        for query, key, after in zip(self.queries, self.keys, self.maps, strict=True):
+        for query, key, output in zip(self.queries, self.keys, self.outputs, strict=True):
             edges = query(nodes) @ key(nodes).transpose(-1, -2)
-            nodes = after(edges.masked_fill(~mask[..., None, :], float("-inf")).softmax(-1) @ nodes).relu()
+            edges = edges.masked_fill(~mask[..., None, :], float("-inf")).softmax(-1)
+            nodes = output(edges @ nodes).relu()
         return nodes[:, :, 0]
 
 
@@ -243,7 +245,7 @@ def add_global_vectors(fragments: Encoded, pool: nn.Module) -> Encoded:
         pool: Pools fragments to global vectors.
 
     Returns:
-        The parts "fragments" ``[N, L, D]`` and "whole" ``[N, D]``.
+        The parts "fragments" ``[N, L, D]`` and "global" ``[N, D]``.
     """
     mask = valid_mask(fragments)
-    return Encoded({"fragments": get_vectors(fragments), "whole": pool(get_vectors(fragments), mask)}, {"fragments": mask})
+    return Encoded({"fragments": get_vectors(fragments), "global": pool(get_vectors(fragments), mask)}, {"fragments": mask})

@@ -85,32 +85,33 @@ class VSEInfinity(GlobalMatcher):
         self.region_dropout, self.word_dropout = nn.Dropout(config.region_dropout), nn.Dropout(config.word_dropout)
         pixels = config.visual_granularity == "pixels"
         self.backbone = open_visual_encoder(config.backbone, config.backbone_granularity) if pixels else nn.Identity()
-        self.visual = (
-            xavier_linear(config.visual_input_dim, config.embedding_dim)
-            if pixels and not config.hidden_dim
-            else self._map(config.visual_input_dim)
-        )
+        self.visual: nn.Module
+        if pixels and not config.hidden_dim:
+            self.visual = xavier_linear(config.visual_input_dim, config.embedding_dim)
+        else:
+            self.visual = self._projection(config.visual_input_dim)
         self.visual_pool = mean_pool if config.region_pool == "mean" else GeneralizedPooling(temperature=config.temperature)
         self.visual_head = self._head(config.visual_input_dim)
-        self.text_backbone, self.text = (
-            build_word_encoder(config, config.embedding_dim, bidirectional=True, dropout=config.word_dropout)
-            if config.text_granularity == "tokens"
-            else (nn.Identity(), self._map(config.text_input_dim))
-        )
+        if config.text_granularity == "tokens":
+            self.text_backbone, self.text = build_word_encoder(
+                config, config.embedding_dim, bidirectional=True, dropout=config.word_dropout
+            )
+        else:
+            self.text_backbone, self.text = nn.Identity(), self._projection(config.text_input_dim)
         self.text_pool = GeneralizedPooling(temperature=config.temperature)
         self.text_head = nn.Dropout(config.pooled_dropout) if config.text_granularity == "tokens" else self._head(config.text_input_dim)
 
-    def _map(self, inputs: int) -> nn.Module:
+    def _projection(self, input_dim: int) -> nn.Module:
         """Build the projection of regions or word vectors before pooling."""
-        return nn.Identity() if self.config.hidden_dim else ResidualMLP(inputs, self.config.embedding_dim, self.config.dropout)
+        return nn.Identity() if self.config.hidden_dim else ResidualMLP(input_dim, self.config.embedding_dim, self.config.dropout)
 
-    def _head(self, inputs: int) -> nn.Module:
+    def _head(self, input_dim: int) -> nn.Module:
         """Build the layers after pooling."""
         config = self.config
         if not config.hidden_dim:
             return nn.Dropout(config.pooled_dropout)
         rates = {"dropout": config.dropout, "input_dropout": config.pooled_dropout}
-        return build_mlp(inputs, config.embedding_dim, hidden_layers=1, hidden_dim=config.hidden_dim, **rates)
+        return build_mlp(input_dim, config.embedding_dim, hidden_layers=1, hidden_dim=config.hidden_dim, **rates)
 
     def train(self, mode: bool = True) -> VSEInfinity:
         """Set the mode of the modules. The batch norms of the image encoder stay in evaluation mode.
@@ -139,14 +140,15 @@ class VSEInfinity(GlobalMatcher):
         regions = self.visual(get_vectors(self.backbone(visual)))
         text = self.text_backbone(text)
         words = self.text(text) if self.config.text_granularity == "tokens" else self.text(get_vectors(text))
-        of_regions = (
-            self.visual_pool.contributions(regions) if isinstance(self.visual_pool, GeneralizedPooling) else regions / regions.shape[1]
-        )
-        of_words = self.text_pool.contributions(words)
-        norms = of_regions.sum(1).norm() * of_words.sum(1).norm()
-        parts = of_words[0] @ of_regions[0].T / norms
-        positive = parts.clamp(min=0)
-        return AttentionWeights(positive / positive.sum(1, keepdim=True).clamp(min=EPSILON), parts.sum(1))
+        if isinstance(self.visual_pool, GeneralizedPooling):
+            region_parts = self.visual_pool.contributions(regions)
+        else:
+            region_parts = regions / regions.shape[1]
+        word_parts = self.text_pool.contributions(words)
+        norms = region_parts.sum(1).norm() * word_parts.sum(1).norm()
+        contributions = word_parts[0] @ region_parts[0].T / norms
+        positive = contributions.clamp(min=0)
+        return AttentionWeights(positive / positive.sum(1, keepdim=True).clamp(min=EPSILON), contributions.sum(1))
 
     def encode_visual(self, items: Encoded) -> Encoded:
         items = self.backbone(items)

@@ -81,10 +81,11 @@ class VSEPlusPlus(GlobalMatcher):
 
     def encode_visual(self, items: Encoded) -> Encoded:
         items = self.backbone(items)
-        mapped = self.visual(get_vectors(items))
-        if mapped.dim() == 3:
-            mapped = (max_pool if self.config.region_pool == "max" else mean_pool)(mapped, get_mask(items))
-        return encode_unit_rows(mapped)
+        vectors = self.visual(get_vectors(items))
+        if vectors.dim() == 3:
+            pool = max_pool if self.config.region_pool == "max" else mean_pool
+            vectors = pool(vectors, get_mask(items))
+        return encode_unit_rows(vectors)
 
     def encode_text(self, items: Encoded) -> Encoded:
         items = self.text_backbone(items)

@@ -41,13 +41,15 @@ class CaptionDecoder(nn.Module):
     def __init__(self, region_dim: int, vocabulary_size: int, word_dim: int, hidden_dim: int, dropout: float = 0.2):
         super().__init__()
         self.dropout = nn.Dropout(dropout)
-        self.narrow, self.read = nn.Linear(region_dim, hidden_dim), nn.GRU(hidden_dim, hidden_dim, batch_first=True)
-        self.of_region, self.of_state = nn.Linear(hidden_dim, hidden_dim), nn.Linear(hidden_dim, hidden_dim, bias=False)
+        self.input_projection = nn.Linear(region_dim, hidden_dim)
+        self.region_gru = nn.GRU(hidden_dim, hidden_dim, batch_first=True)
+        self.region_attention = nn.Linear(hidden_dim, hidden_dim)
+        self.state_attention = nn.Linear(hidden_dim, hidden_dim, bias=False)
         self.energy = nn.Linear(hidden_dim, 1, bias=False)
         self.embedding = nn.Embedding(vocabulary_size, word_dim)
-        self.caption_decoder = nn.GRUCell(word_dim + hidden_dim, hidden_dim)
-        self.guess = nn.Linear(hidden_dim, vocabulary_size)
-        nn.init.xavier_normal_(self.guess.weight)
+        self.word_gru = nn.GRUCell(word_dim + hidden_dim, hidden_dim)
+        self.output = nn.Linear(hidden_dim, vocabulary_size)
+        nn.init.xavier_normal_(self.output.weight)
 
     def forward(self, regions: Encoded, captions: Encoded) -> Tensor:
         """Compute the loss of captions, given the regions of their images.
@@ -60,15 +62,18 @@ class CaptionDecoder(nn.Module):
             The loss, a scalar.
         """
         valid, words = valid_mask(regions), get_vectors(captions)
-        states = self.read(self.dropout(self.narrow(get_vectors(regions))))[0]
-        keys, state, states_per_word = self.of_region(states), pool_words(states, valid, "last"), []
+        region_states = self.region_gru(self.dropout(self.input_projection(get_vectors(regions))))[0]
+        keys = self.region_attention(region_states)
+        state = pool_words(region_states, valid, "last")
+        word_states = []
         for word in self.embedding(words[:, :-1]).unbind(1):
-            energy = self.energy(torch.tanh(keys + self.of_state(state)[:, None]))
+            energy = self.energy(torch.tanh(keys + self.state_attention(state)[:, None]))
             weights = energy.masked_fill(~valid[..., None], float("-inf")).softmax(1)
-            state = self.caption_decoder(self.dropout(torch.cat([word, (weights * states).sum(1)], 1)), state)
-            states_per_word.append(state)
+            context = (weights * region_states).sum(1)
+            state = self.word_gru(self.dropout(torch.cat([word, context], 1)), state)
+            word_states.append(state)
         next_valid = valid_mask(captions)[:, 1:]
-        logits = self.guess(torch.stack(states_per_word, 1)[next_valid])
+        logits = self.output(torch.stack(word_states, 1)[next_valid])
         return cross_entropy(logits.float(), words[:, 1:][next_valid], reduction="sum") / len(words)
 
 
@@ -129,14 +134,14 @@ class VSRN(GlobalMatcher):
         super().__init__(config)
         self.visual = xavier_linear(config.visual_input_dim, config.embedding_dim)
         self.reasoning = nn.ModuleList(GraphConvolution(config.embedding_dim) for _ in range(config.reasoning_steps))
-        self.fusion = nn.GRU(config.embedding_dim, config.embedding_dim, batch_first=True)
+        self.region_gru = nn.GRU(config.embedding_dim, config.embedding_dim, batch_first=True)
         self.norm: nn.Module = nn.BatchNorm1d(config.embedding_dim) if config.batch_norm else nn.Identity()
         self.text_backbone, self.text = build_word_encoder(config, config.embedding_dim, bidirectional=False, dropout=config.dropout)
         sizes = config.embedding_dim, config.text_input_dim, config.word_dim, config.decoder_dim
         self.decoder = CaptionDecoder(*sizes) if config.caption_loss_weight else None
 
     def parts(self) -> dict[str, list[nn.Module]]:
-        visual = [self.visual, self.reasoning, self.fusion, self.norm]
+        visual = [self.visual, self.reasoning, self.region_gru, self.norm]
         parts = {"visual": visual, "text": [self.text], "text_backbone": [self.text_backbone]}
         return parts if self.decoder is None else parts | {DECODER_PART: [self.decoder]}
 
@@ -150,7 +155,7 @@ class VSRN(GlobalMatcher):
             regions = convolution(regions, get_mask(items))
         if self.config.normalize_over == "regions":
             regions = unit_rows(regions, dim=1)
-        states = self.fusion(regions)[0]
+        states = self.region_gru(regions)[0]
         image = encode_unit_rows(self.norm(pool_words(states, get_mask(items), "last")))
         return self._add_decoder_input(image, Encoded(regions, items.mask))
 
@@ -208,6 +213,6 @@ class GraphConvolution(nn.Module):
         present = valid[..., None].to(regions.dtype)
         regions = regions * present
         affinity = self.theta(regions) @ self.phi(regions).transpose(1, 2) / present.sum(1, keepdim=True)
-        gathered = torch.zeros_like(regions)
-        gathered[valid] = self.norm(self.W(affinity @ (self.g(regions) * present))[valid])
-        return regions + gathered
+        update = torch.zeros_like(regions)
+        update[valid] = self.norm(self.W(affinity @ (self.g(regions) * present))[valid])
+        return regions + update

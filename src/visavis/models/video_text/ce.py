@@ -68,11 +68,12 @@ class CollaborativeExpertEncoder(nn.Module):
     def __init__(self, config: CE.Config):
         super().__init__()
         clusters = config.netvlad_clusters
-        numbered = enumerate(config.experts.items())
-        self.clusters = nn.ModuleDict({str(i): NetVLAD(width, clusters[name]) for i, (name, width) in numbered if name in clusters})
-        widths = [width * clusters.get(name, 1) for name, width in config.experts.items()]
-        self.projections = nn.ModuleList(nn.Linear(width, config.embedding_dim) for width in widths)
-        self.gating = CollaborativeGating(len(widths), config.embedding_dim)
+        self.netvlads = nn.ModuleDict(
+            {str(i): NetVLAD(dim, clusters[name]) for i, (name, dim) in enumerate(config.experts.items()) if name in clusters}
+        )
+        pooled_dims = [dim * clusters.get(name, 1) for name, dim in config.experts.items()]
+        self.projections = nn.ModuleList(nn.Linear(dim, config.embedding_dim) for dim in pooled_dims)
+        self.gating = CollaborativeGating(len(pooled_dims), config.embedding_dim)
 
     def forward(self, experts: Sequence[ExpertFeatures]) -> Tensor:
         """Encode videos.
@@ -84,7 +85,7 @@ class CollaborativeExpertEncoder(nn.Module):
             Unit vectors, shape ``[N, E, embedding_dim]``, 0 where an expert is missing.
         """
         pooled = [
-            self.clusters[str(i)](expert.features, expert.mask) if str(i) in self.clusters else expert.pool(mean_pool)
+            self.netvlads[str(i)](expert.features, expert.mask) if str(i) in self.netvlads else expert.pool(mean_pool)
             for i, expert in enumerate(experts)
         ]
         projected = [unit_rows(project(vectors)) for project, vectors in zip(self.projections, pooled, strict=True)]

@@ -71,8 +71,9 @@ class CollaborativeGating(nn.Module):
 
     def __init__(self, num_experts: int, embedding_dim: int):
         super().__init__()
-        self.own, self.other = nn.Linear(embedding_dim, embedding_dim), nn.Linear(embedding_dim, embedding_dim, bias=False)
-        self.relation = nn.Linear(embedding_dim, embedding_dim)
+        self.self_projection = nn.Linear(embedding_dim, embedding_dim)
+        self.other_projection = nn.Linear(embedding_dim, embedding_dim, bias=False)
+        self.relation_output = nn.Linear(embedding_dim, embedding_dim)
         self.attention = nn.Sequential(nn.Linear(embedding_dim, embedding_dim), nn.ReLU(), nn.Linear(embedding_dim, embedding_dim))
         self.gates = nn.ModuleList(nn.Linear(embedding_dim, embedding_dim) for _ in range(num_experts))
         self.gate_norms = nn.ModuleList(MaskedBatchNorm(embedding_dim) for _ in range(num_experts))
@@ -98,11 +99,11 @@ class CollaborativeGating(nn.Module):
     def _relations(self, experts: Tensor, present: Tensor) -> Tensor:
         """Return ``mean_j g(x_i, x_j)``, ``[N, E, D]``."""
         # g and h are linear around a ReLU: the map of a concatenation is the sum of two maps, the mean of maps the map of the mean.
-        itself = torch.eye(experts.shape[1], dtype=torch.bool, device=experts.device)
-        others = (present[:, None, :] & ~itself)[..., None]
-        hidden = ((self.own(experts)[:, :, None] + self.other(experts)[:, None]).relu() * others).sum(2)
+        same_expert = torch.eye(experts.shape[1], dtype=torch.bool, device=experts.device)
+        others = (present[:, None, :] & ~same_expert)[..., None]
+        hidden = (self.self_projection(experts)[:, :, None] + self.other_projection(experts)[:, None]).relu()
         count = others.sum(2)
-        return self.relation(hidden / count.clamp_min(1)) * (count > 0)
+        return self.relation_output((hidden * others).sum(2) / count.clamp_min(1)) * (count > 0)
 
 
 class NetVLAD(nn.Module):
@@ -143,9 +144,9 @@ class NetVLAD(nn.Module):
             Vectors, shape ``[N, num_clusters D]``, 0 without valid vectors.
         """
         present = valid_mask(Encoded(items, mask))
-        shares = self.norm(self.assign(items), present).softmax(-1)[..., : len(self.centers)] * present[..., None]
-        sums = shares.transpose(1, 2) @ items.masked_fill(~present[..., None], 0.0)
-        residuals = sums - shares.sum(1)[..., None] * self.centers
+        assignment = self.norm(self.assign(items), present).softmax(-1)[..., : len(self.centers)] * present[..., None]
+        sums = assignment.transpose(1, 2) @ items.masked_fill(~present[..., None], 0.0)
+        residuals = sums - assignment.sum(1)[..., None] * self.centers
         return unit_rows(unit_rows(residuals).flatten(1))
 
 
@@ -240,53 +241,55 @@ class ExpertMatcher(Matcher):
     def __init__(self, config: Config):
         super().__init__(config)
         self.text_backbone: nn.Module = nn.Identity()
-        self.words, input_dim = None, config.text_input_dim
+        self.word_encoder = None
+        input_dim = config.text_input_dim
         if config.text_backbone:
             self.text_backbone = backbone = TextBackbone(config.text_backbone, config.word_noise)
             input_dim = backbone.hidden_dim
         elif config.text_granularity == "tokens":
             sizes = input_dim, config.word_dim, config.hidden_dim
-            self.words, input_dim = GRUWordEncoder(*sizes, bidirectional=config.bidirectional, dropout=config.dropout), config.hidden_dim
-        self.word_clusters = None
+            self.word_encoder = GRUWordEncoder(*sizes, bidirectional=config.bidirectional, dropout=config.dropout)
+            input_dim = config.hidden_dim
+        self.word_netvlad = None
         if config.word_pool == "vlad" and config.text_granularity != "pooled":
-            self.word_clusters = NetVLAD(input_dim, config.text_clusters, config.text_ghost_clusters)
-            input_dim = self.word_clusters.output_dim
-        self.text_gates = nn.ModuleList(GatedEmbedding(input_dim, config.embedding_dim) for _ in config.experts)
+            self.word_netvlad = NetVLAD(input_dim, config.text_clusters, config.text_ghost_clusters)
+            input_dim = self.word_netvlad.output_dim
+        self.text_embeddings = nn.ModuleList(GatedEmbedding(input_dim, config.embedding_dim) for _ in config.experts)
         self.mixture = nn.Linear(input_dim, len(config.experts))
 
     def parts(self) -> dict[str, list[nn.Module]]:
-        read = [module for module in (self.words, self.word_clusters) if module is not None]
-        return {"visual": [self.visual], "text": [*read, self.text_gates, self.mixture], "text_backbone": [self.text_backbone]}
+        word_modules = [module for module in (self.word_encoder, self.word_netvlad) if module is not None]
+        return {"visual": [self.visual], "text": [*word_modules, self.text_embeddings, self.mixture], "text_backbone": [self.text_backbone]}
 
     def encode_visual(self, items: Encoded) -> Encoded:
         """Encode videos as ``v_e`` ``[V, E, embedding_dim]``, 0 where the expert is missing, with the weights ``p_e``."""
-        parts = [get_part(items, name) for name in self.config.experts]
-        assert isinstance(items.vectors, dict)
-        seconds = [items.vectors.get(seconds_part(name)) for name in self.config.experts]
-        experts = [
-            ExpertFeatures(
-                get_vectors(part).masked_fill(~valid_mask(part)[..., None], 0.0),
-                valid_mask(part),
-                None if times is None else times[..., 0],
-            )
-            for part, times in zip(parts, seconds, strict=True)
-        ]
+        experts = [self._expert_features(items, name) for name in self.config.experts]
         embeddings = at_least_float32(self.visual(experts))
         return Encoded(embeddings, weights=torch.stack([expert.present for expert in experts], 1).to(embeddings.dtype))
 
+    def _expert_features(self, items: Encoded, name: str) -> ExpertFeatures:
+        assert isinstance(items.vectors, dict)
+        part, seconds = get_part(items, name), items.vectors.get(seconds_part(name))
+        mask = valid_mask(part)
+        features = get_vectors(part).masked_fill(~mask[..., None], 0.0)
+        return ExpertFeatures(features, mask, None if seconds is None else seconds[..., 0])
+
     def encode_text(self, items: Encoded) -> Encoded:
         """Encode texts as ``w_e t_e`` ``[T, E, embedding_dim]``, with the weights ``w_e``."""
-        text = self._text(items)
+        text = self._text_vectors(items)
         weights = at_least_float32(self.mixture(text)).softmax(-1)
-        return Encoded(torch.stack([at_least_float32(gate(text)) for gate in self.text_gates], 1) * weights[..., None], weights=weights)
+        embeddings = torch.stack([at_least_float32(embedding(text)) for embedding in self.text_embeddings], 1)
+        return Encoded(embeddings * weights[..., None], weights=weights)
 
-    def _text(self, items: Encoded) -> Tensor:
+    def _text_vectors(self, items: Encoded) -> Tensor:
         """Return one vector per text ``[N, D]``."""
         items = self.text_backbone(items)
-        words, mask = get_vectors(items) if self.words is None else self.words(items), get_mask(items)
+        words = get_vectors(items) if self.word_encoder is None else self.word_encoder(items)
         if self.config.text_granularity == "pooled":
             return words
-        return pool_words(words, mask, self.config.word_pool) if self.word_clusters is None else self.word_clusters(words, mask)
+        if self.word_netvlad is not None:
+            return self.word_netvlad(words, get_mask(items))
+        return pool_words(words, get_mask(items), self.config.word_pool)
 
     def score(self, visual: Encoded, text: Encoded) -> Tensor:
         (experts, present), (weighted, weights) = _with_weights(visual), _with_weights(text)

@@ -79,19 +79,19 @@ class ExpertTransformer(nn.Module):
 
     def __init__(self, config: MMT.Config):
         super().__init__()
-        dim, self.max_length, self.by_second = config.embedding_dim, config.max_length, config.time_unit == "second"
+        dim, self.max_length, self.reads_seconds = config.embedding_dim, config.max_length, config.time_unit == "second"
         self.projections = nn.ModuleList(nn.Linear(inputs, dim) for inputs in config.experts.values())
-        self.video = nn.Parameter(torch.zeros(dim))
-        self.experts = nn.Embedding(len(config.experts), dim)
+        self.video_token = nn.Parameter(torch.zeros(dim))
+        self.expert_embeddings = nn.Embedding(len(config.experts), dim)
         # 0: the aggregate token
-        self.times = nn.Embedding(config.max_seconds if self.by_second else 1 + config.max_length, dim)
+        self.time_embeddings = nn.Embedding(config.max_seconds if self.reads_seconds else 1 + config.max_length, dim)
         self.norm, self.dropout = nn.LayerNorm(dim, eps=1e-12), nn.Dropout(config.attention_dropout)
         layer = nn.TransformerEncoderLayer(
             dim, config.heads, config.feedforward_dim, config.attention_dropout, "gelu", layer_norm_eps=1e-12, batch_first=True
         )
         self.encoder = nn.TransformerEncoder(layer, config.layers, enable_nested_tensor=False)
         # Length 1 on average, as the features.
-        for embedding in (self.experts, self.times):
+        for embedding in (self.expert_embeddings, self.time_embeddings):
             nn.init.normal_(embedding.weight, std=dim**-0.5)
 
     def forward(self, experts: Sequence[ExpertFeatures]) -> Tensor:
@@ -106,33 +106,34 @@ class ExpertTransformer(nn.Module):
         Raises:
             ShapeError: If an expert has more than ``max_length`` features, or seconds are needed and no expert has them.
         """
-        if self.by_second and all(expert.seconds is None for expert in experts):
+        if self.reads_seconds and all(expert.seconds is None for expert in experts):
             raise ShapeError(
                 "MMT: expected features with seconds for time_unit='second', got none. Convert published features with times, or set "
                 "model.time_unit=position."
             )
         present = torch.stack([expert.present for expert in experts], 1)
         aggregates, tokens, masks = list[Tensor](), list[Tensor](), list[Tensor]()
-        for number, (project, expert) in enumerate(zip(self.projections, experts, strict=True)):
+        for index, (project, expert) in enumerate(zip(self.projections, experts, strict=True)):
             features = expert.features
             if features.shape[1] > self.max_length:
                 raise ShapeError(
                     f"MMT: expected at most {self.max_length} features per expert, got {features.shape[1]}. Set visual.max_length to "
                     "sample them at equal intervals, or a larger model.max_length."
                 )
-            aggregates.append(unit_rows(project(expert.pool(max_pool))) + self.experts.weight[number] + self.times.weight[0])
-            tokens.append(unit_rows(project(features)) + self.experts.weight[number] + self.times(self._time_ids(expert)))
+            embedding = self.expert_embeddings.weight[index]
+            aggregates.append(unit_rows(project(expert.pool(max_pool))) + embedding + self.time_embeddings.weight[0])
+            tokens.append(unit_rows(project(features)) + embedding + self.time_embeddings(self._time_ids(expert)))
             masks.append(expert.mask)
-        video = self.video.expand(len(present), 1, -1)
-        states = self.dropout(self.norm(torch.cat([video, torch.stack(aggregates, 1), *tokens], 1)))
+        video_token = self.video_token.expand(len(present), 1, -1)
+        states = self.dropout(self.norm(torch.cat([video_token, torch.stack(aggregates, 1), *tokens], 1)))
         present_tokens = torch.cat([torch.ones_like(present[:, :1]), present, *masks], 1)
         encoded = self.encoder(states, src_key_padding_mask=~present_tokens)
         return unit_rows(encoded[:, 1 : 1 + len(experts)]) * present[..., None]
 
     def _time_ids(self, expert: ExpertFeatures) -> Tensor:
-        """Return the row of ``times`` of each feature, ``[N, L]`` or ``[L]``."""
-        if not self.by_second:
+        """Return the row of ``time_embeddings`` of each feature, ``[N, L]`` or ``[L]``."""
+        if not self.reads_seconds:
             return torch.arange(1, 1 + expert.mask.shape[1], device=expert.mask.device)
         if expert.seconds is None:
             return torch.zeros_like(expert.mask, dtype=torch.long)
-        return expert.seconds.clamp(0, self.times.num_embeddings - 1).long()
+        return expert.seconds.clamp(0, self.time_embeddings.num_embeddings - 1).long()

@@ -32,11 +32,9 @@ from visavis.models.processor import Processor
 from visavis.models.xvlm.model import XVLM
 
 VISUAL_FOLDER, TEXT_FOLDER, FUSION_FILE, MODEL_FOLDER = "visual", "text", "fusion.safetensors", "model"
-"""Parts of a converted checkpoint: two folders of transformers, a file that ``XVLM`` begins with, and the whole as it is."""
-_TEXT_LAYER, _SWIN_BLOCK = (
-    re.compile(pattern)
-    for pattern in (r"text_encoder\.encoder\.layer\.(\d{1,2})\.", r"vision_encoder\.layers\.(\d{1,2})\.blocks\.(\d{1,2})\.")
-)
+"""Parts of a converted checkpoint: two folders of transformers, a file of initial weights of ``XVLM``, and the complete model."""
+_TEXT_LAYER = re.compile(r"text_encoder\.encoder\.layer\.(\d{1,2})\.")
+_SWIN_BLOCK = re.compile(r"vision_encoder\.layers\.(\d{1,2})\.blocks\.(\d{1,2})\.")
 MAX_IMAGE_SIZE = 2048
 """Largest edge of images in pixels. The interpolated position biases of a hostile checkpoint still fit in memory."""
 POSITION_BIAS_TABLE = "relative_position_bias_table"
@@ -110,11 +108,11 @@ def _text_names(layers: int, text_only_layers: int) -> Iterator[WeightNames]:
     attention, cross_attention = ([f"{kind}.{part}" for part in BERT_ATTENTION_NAMES] for kind in ("attention", "crossattention"))
     parts = [*attention, "intermediate.dense", "output.dense", "output.LayerNorm"]
     for layer in range(layers):
-        source, fused = f"text_encoder.encoder.layer.{layer}.", layer - text_only_layers
+        source, fusion_layer = f"text_encoder.encoder.layer.{layer}.", layer - text_only_layers
         yield from weight_and_bias(zip(parts, parts, strict=True), source, f"{TEXT_FOLDER}/encoder.layer.{layer}.")
-        if fused >= 0:
+        if fusion_layer >= 0:
             names = zip(cross_attention, cross_attention, strict=True)
-            yield from weight_and_bias(names, source, f"{FUSION_FILE}/fusion.layer.{fused}.")
+            yield from weight_and_bias(names, source, f"{FUSION_FILE}/fusion.layer.{fusion_layer}.")
 
 
 def convert_xvlm(
@@ -145,13 +143,7 @@ def convert_xvlm(
     check_weight_names(tensors, names, IGNORED_WEIGHTS, checkpoint, "an X-VLM of Swin and BERT")
     text = text or "bert-base-uncased"
     text_folder, _ = open_text_source(text, checkpoint, "needs the config and tokenizer of the BERT that it was trained from")
-    sizes = load_pretrained_config(text_folder)
-    shape = tensors["text_encoder.embeddings.word_embeddings.weight"].shape
-    if (layers, *shape) != (sizes.num_hidden_layers, sizes.vocab_size, sizes.hidden_size):
-        raise DataError(
-            f"{checkpoint}: expected {sizes.vocab_size:,} words of {sizes.hidden_size:,} dimensions and {sizes.num_hidden_layers} text "
-            f"layers as in {text}, got {shape[0]:,} of {shape[1]:,} and {layers}. Pass the text model that it was trained from."
-        )
+    _check_text_sizes(tensors, layers, text, text_folder, checkpoint)
     original_size = _image_size(tensors, image_size, checkpoint)
     size = image_size or original_size
     if not 1 <= size <= MAX_IMAGE_SIZE:
@@ -161,19 +153,13 @@ def convert_xvlm(
         part, name = target.split("/")
         is_table = name.endswith(POSITION_BIAS_TABLE)
         converted[part][name] = _resize_bias_table(tensor, original_size, size, checkpoint) if is_table else tensor
+    fields = {
+        "fusion_layers": sum(name.endswith("crossattention.self.query.weight") for name in names),
+        "embedding_dim": len(tensors["vision_proj.weight"]),
+        "temperature": round(tensors["temp"].item() if "temp" in tensors else 0.07, 6),
+    }
     with storage.atomic_folder(out) as folder:
-        storage.write_json(folder / VISUAL_FOLDER / "config.json", _swin_config(converted[VISUAL_FOLDER], size))
-        storage.write_json(
-            folder / VISUAL_FOLDER / "preprocessor_config.json", IMAGE_PREPROCESSING | {"size": {"height": size, "width": size}}
-        )
-        copy_config_files(text_folder, folder / TEXT_FOLDER)
-        for part in (VISUAL_FOLDER, TEXT_FOLDER):
-            storage.write_tensors(folder / part / "model.safetensors", converted[part], for_transformers=True)
-            load_pretrained_model(folder / part)
-        storage.write_tensors(folder / FUSION_FILE, converted[FUSION_FILE])
-        fusion_layers = sum(name.endswith("crossattention.self.query.weight") for name in names)
-        embedding_dim, temperature = len(tensors["vision_proj.weight"]), tensors["temp"].item() if "temp" in tensors else 0.07
-        fields = {"fusion_layers": fusion_layers, "embedding_dim": embedding_dim, "temperature": round(temperature, 6)}
+        _write_parts(folder, converted, text_folder, size)
         _write_model(folder, Path(os.path.realpath(out)), fields)
     return CheckpointConversion(
         Path(out),
@@ -183,6 +169,29 @@ def convert_xvlm(
             "model": {"kind": "XVLM", "pretrained": str(Path(out) / FUSION_FILE), **fields},
         },
     )
+
+
+def _check_text_sizes(tensors: Mapping[str, Tensor], layers: int, text: str, text_folder: Path, checkpoint: Path) -> None:
+    """Raise DataError if the text encoder has other sizes than the given BERT."""
+    config = load_pretrained_config(text_folder)
+    shape = tensors["text_encoder.embeddings.word_embeddings.weight"].shape
+    if (layers, *shape) != (config.num_hidden_layers, config.vocab_size, config.hidden_size):
+        raise DataError(
+            f"{checkpoint}: expected {config.vocab_size:,} words of {config.hidden_size:,} dimensions and {config.num_hidden_layers} text "
+            f"layers as in {text}, got {shape[0]:,} of {shape[1]:,} and {layers}. Pass the text model that it was trained from."
+        )
+
+
+def _write_parts(folder: Path, converted: Mapping[str, dict[str, Tensor]], text_folder: Path, image_size: int) -> None:
+    """Write both encoders, which are loaded once as a check, and all other weights."""
+    storage.write_json(folder / VISUAL_FOLDER / "config.json", _swin_config(converted[VISUAL_FOLDER], image_size))
+    preprocessing = IMAGE_PREPROCESSING | {"size": {"height": image_size, "width": image_size}}
+    storage.write_json(folder / VISUAL_FOLDER / "preprocessor_config.json", preprocessing)
+    copy_config_files(text_folder, folder / TEXT_FOLDER)
+    for part in (VISUAL_FOLDER, TEXT_FOLDER):
+        storage.write_tensors(folder / part / "model.safetensors", converted[part], for_transformers=True)
+        load_pretrained_model(folder / part)
+    storage.write_tensors(folder / FUSION_FILE, converted[FUSION_FILE])
 
 
 def _write_model(folder: Path, final_folder: Path, fields: dict[str, Any]) -> None:

@@ -110,14 +110,14 @@ class _Attention(nn.Module):
 
 
 class _ResidualLayer(nn.Module):
-    """``norm(states + dropout(linear(change)))``."""
+    """``norm(states + dropout(linear(update)))``."""
 
     def __init__(self, inputs: int, dim: int, dropout: float, epsilon: float):
         super().__init__()
         self.dense, self.LayerNorm, self.dropout = _linear(inputs, dim), nn.LayerNorm(dim, eps=epsilon), nn.Dropout(dropout)
 
-    def forward(self, change: Tensor, states: Tensor) -> Tensor:
-        return self.LayerNorm(states + self.dropout(self.dense(change)))
+    def forward(self, update: Tensor, states: Tensor) -> Tensor:
+        return self.LayerNorm(states + self.dropout(self.dense(update)))
 
 
 def _linear(inputs: int, outputs: int) -> nn.Linear:
@@ -205,15 +205,15 @@ class XVLM(GlobalMatcher):
                 f"got {bert.model_type}. Set another text encoder."
             )
         layers = self.text_backbone.model.encoder.layer
-        text_only = len(layers) - config.fusion_layers
-        if text_only < 1:
+        text_only_layers = len(layers) - config.fusion_layers
+        if text_only_layers < 1:
             raise DataError(
                 f"{config.text_backbone}: expected more layers than model.fusion_layers = {config.fusion_layers}, got {len(layers)}. "
                 "Set fewer fusion layers."
             )
         self.fusion = FusionEncoder(bert, config.visual_input_dim, config.fusion_layers)
-        self.fusion.load_bert_layers(layers[text_only:])
-        self.text_backbone.model.encoder.layer = layers[:text_only]
+        self.fusion.load_bert_layers(layers[text_only_layers:])
+        self.text_backbone.model.encoder.layer = layers[:text_only_layers]
         hidden_dim = bert.hidden_size
         self.visual, self.text = nn.Linear(config.visual_input_dim, config.embedding_dim), nn.Linear(hidden_dim, config.embedding_dim)
         self.match = nn.Sequential(
@@ -225,8 +225,8 @@ class XVLM(GlobalMatcher):
                 name: part for name, part in self.state_dict().items() if name.startswith(PRETRAINED_PREFIXES) or ".crossattention." in name
             }
             self.load_state_dict(storage.read_tensors(config.pretrained, expected), strict=False)
-        start = min(max(1 / config.temperature, min_scale), max_scale)
-        self.learned_scale = LearnedScale(start, min_scale=min_scale, max_scale=max_scale) if config.scale == "learned" else None
+        initial_scale = min(max(1 / config.temperature, min_scale), max_scale)
+        self.learned_scale = LearnedScale(initial_scale, min_scale=min_scale, max_scale=max_scale) if config.scale == "learned" else None
 
     @property
     def scale(self) -> LearnedScale | None:
@@ -251,8 +251,10 @@ class XVLM(GlobalMatcher):
         pixels = get_vectors(items)
         states = self.backbone.model(pixel_values=pixels).last_hidden_state.float()
         regions = self.backbone.regions(states, pixels)
-        whole = states[:, :1] if states.dim() == 3 and states.shape[1] > regions.shape[1] else regions.mean(1, keepdim=True)
-        return Encoded({"embedding": get_vectors(encode_unit_rows(self.visual(whole[:, 0]))), "states": torch.cat([whole, regions], 1)})
+        has_class_token = states.dim() == 3 and states.shape[1] > regions.shape[1]
+        image_state = states[:, :1] if has_class_token else regions.mean(1, keepdim=True)
+        embedding = get_vectors(encode_unit_rows(self.visual(image_state[:, 0])))
+        return Encoded({"embedding": embedding, "states": torch.cat([image_state, regions], 1)})
 
     def encode_text(self, items: Encoded) -> Encoded:
         """Encode tokens as "embedding" ``[N, D]`` and "states" of the words ``[N, W, E]`` with their mask."""
@@ -290,8 +292,8 @@ class XVLM(GlobalMatcher):
         num_positive, device = len(image_of_text), image_of_text.device
         images = torch.cat([image_of_text, negative_images, image_of_text[rows_with_negative]])
         captions = torch.cat([torch.arange(num_positive, device=device), texts_with_negative, negative_texts])
-        belongs = (torch.arange(len(captions), device=device) < num_positive).long()
-        return cross_entropy(self._logits(visual[images], text[captions]).float(), belongs)
+        labels = (torch.arange(len(captions), device=device) < num_positive).long()
+        return cross_entropy(self._logits(visual[images], text[captions]).float(), labels)
 
     @torch.inference_mode(False)
     @torch.enable_grad()
@@ -319,10 +321,10 @@ class XVLM(GlobalMatcher):
         logits = self._logits(visual.map(_differentiable), text.map(_differentiable), attention_maps)
         weights = attention_maps[(len(attention_maps) - 1) // 2]
         [gradient] = torch.autograd.grad(logits[0, 1] - logits[0, 0], weights)
-        parts = (weights * gradient)[0].sum(0).detach()
+        contributions = (weights * gradient)[0].sum(0).detach()
         # The first state is that of the whole image.
-        positive = parts[:, 1:].clamp(min=0)
-        return AttentionWeights(positive / positive.sum(1, keepdim=True).clamp(min=EPSILON), parts.sum(1))
+        positive = contributions[:, 1:].clamp(min=0)
+        return AttentionWeights(positive / positive.sum(1, keepdim=True).clamp(min=EPSILON), contributions.sum(1))
 
     def _logits(self, visual: Encoded, text: Encoded, attention_maps: list[Tensor] | None = None) -> Tensor:
         words, image = get_part(text, "states"), get_vectors(visual.named_part("states"))
