@@ -233,7 +233,7 @@ def test_build_settings_crosses_choices_and_grid_points():
     ("given", "error", "message"),
     [
         ((["VLC()", "VLC(gamma=50)"], [], []), RecipeError, "expected different settings"),
-        (([], [], ["training.batch_size=64"]), RecipeError, "expected several values"),
+        (([], [], ["training.batch_size=64"]), RecipeError, "expected a key with a list of values"),
         (([], [], ["training.batch_size"]), RecipeError, "expected key=value"),
         ((["Unifid()"], [], []), SpecError, "did you mean Unified"),
     ],

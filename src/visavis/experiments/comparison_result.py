@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -353,31 +353,30 @@ def find_sweeps(runs: Sequence[tuple[Setting, Sequence[RunOutcome]]]) -> tuple[S
     Returns:
         A sweep for each number with at least three values on a curve. Settings on no curve are references of every sweep.
     """
-    facts = [_facts(setting.recipe_values) for setting, _ in runs]
-    columns = {key: tuple(row.get(key) for row in facts) for key in sorted({key for row in facts for key in row})}
-    differing = {
-        column: key for key, column in reversed(columns.items()) if len(set(column)) > 1
-    }  # keys that always vary together count as one
+    values = [_flatten(setting.recipe_values) for setting, _ in runs]
+    columns = {key: tuple(row.get(key) for row in values) for key in sorted({key for row in values for key in row})}
+    # Keys that always vary together have equal columns and count as one.
+    varying = {column: key for key, column in reversed(columns.items()) if len(set(column)) > 1}
     # A number can be absent from some settings, such as the margin from an objective without one.
-    numeric = sorted((key, column) for column, key in differing.items() if all(value is None or _is_number(value) for value in column))
-    curves = {key: found for key, column in numeric if (found := _curves(column, differing))}
-    on_curve = {place for found in curves.values() for places in found.values() for _, place in places}
-    scores = [_split_rsums(outcomes) for _, outcomes in runs]
-    references = {setting.name: scores[place] for place, (setting, _) in enumerate(runs) if place not in on_curve}
+    numeric = sorted((key, column) for column, key in varying.items() if all(value is None or _is_number(value) for value in column))
+    curves_by_key = {key: curves for key, column in numeric if (curves := _curves(column, varying))}
+    on_curve = {index for curves in curves_by_key.values() for points in curves.values() for _, index in points}
+    rsums = [_split_rsums(outcomes) for _, outcomes in runs]
+    references = {setting.name: rsums[index] for index, (setting, _) in enumerate(runs) if index not in on_curve}
     return tuple(
-        Sweep(key.partition(".objective.")[2] or key, {label: _points(places, scores) for label, places in found.items()}, references)
-        for key, found in curves.items()
+        Sweep(key.partition(".objective.")[2] or key, {label: _points(points, rsums) for label, points in curves.items()}, references)
+        for key, curves in curves_by_key.items()
     )
 
 
-def _curves(column: Column, differing: Mapping[Column, str]) -> dict[str, list[tuple[float, int]]]:
-    """Values in ascending order with the positions of their settings, by what else differs. Groups of too few values are left out."""
-    others = [(key.rpartition(".")[2], other) for other, key in reversed(list(differing.items())) if other != column]
+def _curves(column: Column, varying: Mapping[Column, str]) -> dict[str, list[tuple[float, int]]]:
+    """Values in ascending order with the indices of their settings, by what else differs. Groups of too few values are left out."""
+    others = [(key.rpartition(".")[2], other) for other, key in reversed(list(varying.items())) if other != column]
     groups: dict[str, list[tuple[float, int]]] = {}
-    for place, value in enumerate(column):
+    for index, value in enumerate(column):
         if value is not None:
-            alike = ", ".join(f"{key}={other[place]}" for key, other in others if other[place] is not None)
-            groups.setdefault(alike, []).append((value, place))
+            label = ", ".join(f"{key}={other[index]}" for key, other in others if other[index] is not None)
+            groups.setdefault(label, []).append((value, index))
     return {label: sorted(points) for label, points in groups.items() if len(points) >= MIN_VALUES}
 
 
@@ -387,25 +386,29 @@ def _split_rsums(runs: Sequence[RunOutcome]) -> tuple[MeanRsum, MeanRsum]:
 
 
 def _points(
-    places: Sequence[tuple[float, int]], scores: Sequence[tuple[MeanRsum, MeanRsum]]
+    indexed_values: Sequence[tuple[float, int]], rsums: Sequence[tuple[MeanRsum, MeanRsum]]
 ) -> tuple[tuple[SweepPoint, ...], tuple[SweepPoint, ...]]:
-    validation, test = (tuple(SweepPoint(value, scores[place][split]) for value, place in places) for split in range(2))
+    """The points of a curve on validation and on test."""
+    validation, test = (tuple(SweepPoint(value, rsums[index][split]) for value, index in indexed_values) for split in range(2))
     return validation, test
 
 
-def _facts(content: Any, name: str = "") -> dict[str, Any]:
+def _flatten(content: Any, name: str = "") -> dict[str, Any]:
     """Values of a recipe by dotted key, with the parameters of objectives."""
     if isinstance(content, Mapping):
-        inner = {str(key): value for key, value in content.items()}
+        entries: Iterable[tuple[Any, Any]] = content.items()
     elif isinstance(content, list | tuple):
-        inner = {str(place): value for place, value in enumerate(content)}
+        entries = enumerate(content)
     elif name.endswith(".objective"):
         objective = parse(content)
         parameters = {f"{name}.{key}": value if _is_number(value) else repr(value) for key, value in vars(objective).items()}
         return {name: type(objective).__name__} | parameters
     else:
         return {name: content}
-    return {key: value for part, one in inner.items() for key, value in _facts(one, f"{name}.{part}".lstrip(".")).items()}
+    flat: dict[str, Any] = {}
+    for key, value in entries:
+        flat |= _flatten(value, f"{name}.{key}".lstrip("."))
+    return flat
 
 
 def _is_number(value: Any) -> bool:

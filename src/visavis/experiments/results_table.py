@@ -268,7 +268,7 @@ class ResultTable:
             Markdown.
         """
         heads = [f"{group.title} {label}".lstrip() for group in self.columns for label in group.labels.values()]
-        lines = [["objective", *heads], ["---", *["---:"] * len(heads)]]
+        lines = [["setting", *heads], ["---", *["---:"] * len(heads)]]
         lines += [
             [row.name, *(f"**{row.cell(metric)}**" if self.is_best(row, metric) else row.cell(metric) for metric in self.metrics)]
             for row in self.rows

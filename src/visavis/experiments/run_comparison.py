@@ -435,7 +435,7 @@ def _read_feedback_test(plan: ExperimentPlan, file: Path, progress: Progress) ->
                 "features. Set text.encoder, or compare without --feedback."
             )
     recipe = plan.recipe(plan.settings[0], 1)
-    data = open_data(recipe, progress, skip_bad=recipe.data.skip_bad)
+    data = open_data(recipe, progress)
     test = FeedbackTest.read(file, data, recipe.evaluation.test, progress)
     progress.message(f"{file}: {test}")
     return test

@@ -273,7 +273,7 @@ def _read(name: str, children: tuple[Path, ...]) -> RecipeFile:
     content = merge_values(base_content, content, name)
     variants = {variant: (*inherited.get(variant, ()), *variants.get(variant, ({},))) for variant in inherited | variants}
     if variants and "name" not in content:
-        raise RecipeError(f"{name}: name is missing.")
+        raise RecipeError(f'{name}: name: expected the name of the grid, got none. Add name = "NAME".')
     return RecipeFile(name, content, variants, {variant: annotations.get(variant, {}) for variant in variants}, table)
 
 

@@ -166,7 +166,7 @@ def check_forgetting(recipe: Recipe, progress: Progress) -> None:
             f"{recipe.visual.encoder or 'none'} and {recipe.text.encoder}. Set both to one dual encoder, or remove evaluation.forgetting."
         )
     other = _recipe_on_other_data(recipe)
-    open_data(other, progress, skip_bad=other.data.skip_bad).split(other.evaluation.test)
+    open_data(other, progress).split(other.evaluation.test)
 
 
 def measure_forgetting(data_module: DataModule, matcher: Matcher, progress: Progress) -> Forgetting:

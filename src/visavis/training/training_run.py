@@ -370,14 +370,14 @@ def evaluate_test(data_module: DataModule, matcher: Matcher, folder: RunFolder) 
 
 
 def chance_warning(rsum: float, captions_per_image: Sequence[int]) -> str:
-    """Warn about a validation RSUM within two standard deviations of a random ranking.
+    """Warn about a validation RSUM that is not above a random ranking by more than two standard deviations.
 
     Args:
         rsum: Validation RSUM, in percent.
         captions_per_image: Number of captions of each validation image.
 
     Returns:
-        The warning, or "".
+        The warning. "" if the RSUM is higher.
     """
     mean, std = random_rsum(captions_per_image)
     if rsum > mean + 2 * std:
@@ -395,7 +395,7 @@ def _check_no_run(path: Path) -> None:
 
 
 def _positives_by(recipe: Recipe) -> str:
-    """How the phases define positives: "ids", "position", or one after the other."""
+    """Definition of positives in each phase, as ``TrainingResult.positives_by`` documents it."""
     rules = dict.fromkeys(getattr(source, "by", "its own rule") for source in _supervisions(recipe))
     return " then ".join(rules)
 
