@@ -95,12 +95,15 @@ class Sweep:
         """
         curves = [
             {"name": name}
-            | {split: [{"value": one.value, **asdict(one.rsum)} for one in points] for split, points in zip(SPLITS, curve, strict=True)}
+            | {
+                split: [{"value": point.value, **asdict(point.rsum)} for point in points]
+                for split, points in zip(SPLITS, curve, strict=True)
+            }
             for name, curve in self.curves.items()
         ]
         references = [
-            {"name": name} | {split: asdict(one) for split, one in zip(SPLITS, splits, strict=True)}
-            for name, splits in self.references.items()
+            {"name": name} | {split: asdict(rsum) for split, rsum in zip(SPLITS, rsums, strict=True)}
+            for name, rsums in self.references.items()
         ]
         return {"name": self.name, "curves": curves, "references": references}
 
@@ -132,12 +135,12 @@ class Comparison(NotebookTable):
         Returns:
             The outcomes, by seed.
         """
-        return [one for one in self.outcomes if one.setting == setting.name and not one.failure]
+        return [run for run in self.outcomes if run.setting == setting.name and not run.failure]
 
     @property
     def failures(self) -> list[RunOutcome]:
         """Failed runs."""
-        return [one for one in self.outcomes if one.failure]
+        return [run for run in self.outcomes if run.failure]
 
     def validation(self, setting: Setting) -> float:
         """Return the mean validation RSUM of a setting.
@@ -148,7 +151,7 @@ class Comparison(NotebookTable):
         Returns:
             The mean over seeds, in percent.
         """
-        return statistics.fmean(one.validation_rsum for one in self.runs(setting))
+        return statistics.fmean(run.validation_rsum for run in self.runs(setting))
 
     @cached_property
     def selected(self) -> tuple[Setting, ...]:
@@ -167,7 +170,8 @@ class Comparison(NotebookTable):
     def table(self) -> ResultTable:
         """Test results of every choice. Raises RunError if the runs were measured under different conditions."""
         runs = {
-            s.name: [(one.measured_metrics, one.conditions) for one in self.runs(s) if one.conditions is not None] for s in self.selected
+            setting.name: [(run.measured_metrics, run.conditions) for run in self.runs(setting) if run.conditions is not None]
+            for setting in self.selected
         }
         return replace(ResultTable.from_runs(runs, "Selected on validation, measured on test"), feedback=self.feedback)
 
@@ -180,7 +184,9 @@ class Comparison(NotebookTable):
         Returns:
             The paired tests.
         """
-        return paired_tests({s.name: {one.seed: one.measured_metrics[metric] for one in self.runs(s)} for s in self.selected})
+        return paired_tests(
+            {setting.name: {run.seed: run.measured_metrics[metric] for run in self.runs(setting)} for setting in self.selected}
+        )
 
     @cached_property
     def rsum_tests(self) -> list[PairedTest]:
@@ -198,13 +204,18 @@ class Comparison(NotebookTable):
         """Bootstrap over test images of the runs of all choices."""
         protocol = self.table.conditions.protocol
         return bootstrap_images(
-            {s.name: {one.seed: read_query_ranks(RunFolder(one.folder).ranks)[protocol] for one in self.runs(s)} for s in self.selected}
+            {
+                setting.name: {run.seed: read_query_ranks(RunFolder(run.folder).ranks)[protocol] for run in self.runs(setting)}
+                for setting in self.selected
+            }
         )
 
     @cached_property
     def query_bootstrap(self) -> BootstrapSamples:
         """Bootstrap over judged text queries of the runs of all choices. Only with feedback."""
-        return bootstrap_queries({s.name: {one.seed: one.feedback.answers for one in self.runs(s) if one.feedback} for s in self.selected})
+        return bootstrap_queries(
+            {setting.name: {run.seed: run.feedback.answers for run in self.runs(setting) if run.feedback} for setting in self.selected}
+        )
 
     def feedback_differences_from_best(self, metric: str) -> dict[str, PairedTest]:
         """Return the best minus every other choice in a feedback metric.
@@ -237,7 +248,7 @@ class Comparison(NotebookTable):
             if self.feedback is not None:
                 sentences.append(self.feedback_differences_from_best(FEEDBACK_METRIC)[nearest].describe(FEEDBACK_LABEL))
                 sentences.append(f"{pair} {self.query_bootstrap.difference(best, nearest, FEEDBACK_METRIC).describe(FEEDBACK_LABEL)}")
-        return sentences + [f"{one.setting}, seed {one.seed} failed: {one.failure}" for one in self.failures]
+        return sentences + [f"{run.setting}, seed {run.seed} failed: {run.failure}" for run in self.failures]
 
     def markdown(self) -> str:
         """Format the table of the test split and the findings.
@@ -315,12 +326,12 @@ class Comparison(NotebookTable):
                     "grid_point": setting.grid_point,
                     "chosen": setting in self.selected,
                     "validation_rsum": self.validation(setting),
-                    "seeds": [one.seed for one in self.runs(setting)],
-                    "seconds": statistics.fmean(one.seconds for one in self.runs(setting)),
+                    "seeds": [run.seed for run in self.runs(setting)],
+                    "seconds": statistics.fmean(run.seconds for run in self.runs(setting)),
                 }
                 for setting in self.settings
             ],
-            "runs": [one.to_json() for one in self.outcomes],
+            "runs": [run.to_json() for run in self.outcomes],
         }
 
     def _feedback_to_json(self) -> dict[str, Any] | None:
@@ -382,7 +393,7 @@ def _curves(column: Column, varying: Mapping[Column, str]) -> dict[str, list[tup
 
 def _split_rsums(runs: Sequence[RunOutcome]) -> tuple[MeanRsum, MeanRsum]:
     """RSUM on validation and on test."""
-    return MeanRsum.of([one.validation_rsum for one in runs]), MeanRsum.of([one.measured_metrics[RSUM.name] for one in runs])
+    return MeanRsum.of([run.validation_rsum for run in runs]), MeanRsum.of([run.measured_metrics[RSUM.name] for run in runs])
 
 
 def _points(

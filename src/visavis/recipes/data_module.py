@@ -446,6 +446,5 @@ def _text_backbone_field(recipe: Recipe, kind: type[Matcher]) -> dict[str, str]:
     if text.encoder == recipe.visual.encoder:  # a dual encoder
         return {}
     raise RecipeError(
-        f'text.granularity: expected frozen texts, because {kind.name} does not train a text encoder, got "tokens". '
-        'Set text.granularity = "pooled" or "words".'
+        f'text.granularity: expected a frozen text encoder for {kind.name}, got "tokens". Set text.granularity = "pooled" or "words".'
     )

@@ -115,8 +115,8 @@ def smallest_alpha(start_rsum: float, rsum: Mapping[float, float], min_gain_rati
         0.5
     """
     best = max(rsum.values())
-    enough = start_rsum + min_gain_ratio * (best - start_rsum) if best > start_rsum else best
-    return min(alpha for alpha in rsum if rsum[alpha] >= enough)
+    min_rsum = start_rsum + min_gain_ratio * (best - start_rsum) if best > start_rsum else best
+    return min(alpha for alpha in rsum if rsum[alpha] >= min_rsum)
 
 
 @dataclass(frozen=True)
