@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from visavis import objectives, spec, storage, supervision
 from visavis.errors import MissingSupervision, RecipeError, RunError, StorageError, VisavisError
@@ -234,13 +235,8 @@ def train_and_evaluate(
     state = trainer.run()
     data_module.group.barrier()  # until the first process has written the best model
     matcher.load_state_dict(trainer.best)
-    interpolation, validation_rsum = None, state.best_rsum
-    if recipe.interpolation.alphas:
-        interpolation = choose_interpolation(data_module, matcher, initial_weights, trainer.best, trainer.log[0]["rsum"])
-        validation_rsum = interpolation.rsum[interpolation.alpha]
-        if data_module.group.is_first:
-            data_module.processor.save(matcher, folder.model)
-        progress.message(str(interpolation))
+    interpolation = _interpolate(trainer, initial_weights, progress) if recipe.interpolation.alphas else None
+    validation_rsum = state.best_rsum if interpolation is None else interpolation.rsum[interpolation.alpha]
     if warning := chance_warning(validation_rsum, np.bincount(trainer.val_loader.data.image_of).tolist()):
         progress.message(warning)
     test = evaluate_test(data_module, matcher, folder)
@@ -386,6 +382,16 @@ def chance_warning(rsum: float, captions_per_image: Sequence[int]) -> str:
         f"Validation is not above chance: RSUM {rsum:.1f}, a random ranking of {len(captions_per_image):,} images reaches "
         f"{mean:.1f} ± {std:.1f}. The model has not learned anything measurable. Use more images or a pretrained encoder."
     )
+
+
+def _interpolate(trainer: Trainer, initial_weights: dict[str, Tensor], progress: Progress) -> Interpolation:
+    """Interpolate the best weights with the initial ones, and save the model."""
+    data_module = trainer.data_module
+    interpolation = choose_interpolation(data_module, trainer.matcher, initial_weights, trainer.best, trainer.log[0]["rsum"])
+    if data_module.group.is_first:
+        data_module.processor.save(trainer.matcher, trainer.folder.model)
+    progress.message(str(interpolation))
+    return interpolation
 
 
 def _check_no_run(path: Path) -> None:
