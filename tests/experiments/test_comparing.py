@@ -25,7 +25,7 @@ from visavis.evaluation import Evaluation
 from visavis.experiments import jobs
 from visavis.experiments.grid import Setting, build_settings
 from visavis.experiments.jobs import Job, RunOutcome
-from visavis.experiments.run_comparison import TimeBudget, all_runs, better_half, halving_rounds, parse_budget
+from visavis.experiments.schedule import TimeBudget, all_runs, better_half, halving_rounds, parse_budget
 from visavis.objectives import Goal
 from visavis.recipes.files import read_recipe
 from visavis.recipes.published_tables import published_results
@@ -233,7 +233,7 @@ def test_build_settings_crosses_choices_and_grid_points():
     ("given", "error", "message"),
     [
         ((["VLC()", "VLC(gamma=50)"], [], []), RecipeError, "expected different settings"),
-        (([], [], ["training.batch_size=64"]), RecipeError, "expected several values"),
+        (([], [], ["training.batch_size=64"]), RecipeError, "expected a key with a list of values"),
         (([], [], ["training.batch_size"]), RecipeError, "expected key=value"),
         ((["Unifid()"], [], []), SpecError, "did you mean Unified"),
     ],
@@ -312,7 +312,7 @@ def test_run_outcome_metrics_and_conditions_share_protocol():
 def test_time_budget_admits_whole_seeds_that_fit():
     clock, runs = TimeBudget(100.0), all_runs([Setting("a"), Setting("b")], 3)
     assert clock.runs_within_budget(runs) == runs  # no run has been timed yet
-    clock.began, clock.runs = time.monotonic() - 40, 2  # 20 s per run and 60 s left: three runs, so one seed of both
+    clock.started, clock.runs = time.monotonic() - 40, 2  # 20 s per run and 60 s left: three runs, so one seed of both
     assert {seed for _, seed in clock.runs_within_budget(runs)} == {1}
     assert TimeBudget(None).runs_within_budget(runs) == runs
 

@@ -209,7 +209,7 @@ def test_paired_tests_skip_rows_without_common_seeds():
 
 
 def test_paired_tests_reject_empty_rows_and_bad_reference():
-    with pytest.raises(DataError, match=r"^VLC has no values to compare\. Remove it or train it\.$"):
+    with pytest.raises(DataError, match=r"^VLC: expected a value to compare, got none\. Remove this row or train it\.$"):
         paired_tests({"Unified": {0: 1.0}, "VLC": {}})
     with pytest.raises(SpecError, match=r"^reference: Unifed is not a row of the comparison: did you mean Unified\?$"):
         paired_tests({"Unified": {0: 1.0}, "VLC": {0: 1.0}}, "Unifed")

@@ -335,7 +335,8 @@ def compare(
     """
     from visavis.experiments.example_queries import write_trec_files
     from visavis.experiments.jobs import Workers
-    from visavis.experiments.run_comparison import parse_budget, plan_comparison, resume_comparison, start_comparison
+    from visavis.experiments.run_comparison import plan_comparison, resume_comparison, start_comparison
+    from visavis.experiments.schedule import parse_budget
     from visavis.recipes.files import read_recipe
     from visavis.reports.comparison_report import write_comparison_report
 

@@ -20,7 +20,7 @@ from visavis.synthetic import CaptionFacts, Scene, SceneGraphs, fact_relevance, 
 from visavis.synthetic import lexicon as words
 
 if TYPE_CHECKING:
-    from PIL.Image import Image as Picture
+    from PIL.Image import Image
 
 
 SCENE_SIDE = 192
@@ -44,7 +44,7 @@ class RetrievedScene:
     is_source: bool = False
 
     @cached_property
-    def render(self) -> Picture:
+    def render(self) -> Image:
         """The scene, rendered with ``SCENE_SIDE`` pixels per side."""
         return render_scene(self.scene, SCENE_SIDE)
 
@@ -157,8 +157,10 @@ def plot_retrievals(retrievals: Sequence[SceneSearchResult], theme: PlotTheme = 
                     "edgecolor": color,
                     "linewidth": 1.6,
                 }
-                ink = theme.background if scene.is_source else color
-                axes.text(0.9, 0.1, "✓", transform=axes.transAxes, size=11, color=ink, bbox=badge, ha="center", va="center", weight="bold")
+                mark_color = theme.background if scene.is_source else color
+                axes.text(
+                    0.9, 0.1, "✓", transform=axes.transAxes, size=11, color=mark_color, bbox=badge, ha="center", va="center", weight="bold"
+                )
     key = "filled check mark: the image of the caption      open check mark: another image of which the whole caption is true"
     figure.text(0.18 / width, 0.16 / height, key, size=9.5, color=theme.foreground, alpha=0.75)
     return figure_to_png(figure, colors=256)

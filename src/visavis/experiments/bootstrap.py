@@ -54,28 +54,28 @@ class BootstrapEstimate:
     num_samples: int
 
     @classmethod
-    def from_samples(cls, value: float, drawn: np.ndarray, of: str, units: int) -> BootstrapEstimate:
+    def from_samples(cls, value: float, samples: np.ndarray, unit: str, num_units: int) -> BootstrapEstimate:
         """Summarize bootstrap samples.
 
         Args:
             value: Measured value.
-            drawn: Value of each sample, NaN where it is undefined.
-            of: Resampled unit.
-            units: Number of resampled units.
+            samples: Value on each bootstrap sample, shape ``[S]``. NaN where it is undefined.
+            unit: Resampled unit.
+            num_units: Number of resampled units.
 
         Returns:
             The estimate.
         """
-        tail, drawn = (1 - CONFIDENCE) / 2, drawn[np.isfinite(drawn)]
-        varies = bool(np.ptp(drawn) > ROUNDING_TOLERANCE * 100)
-        low, high = np.quantile(drawn, (tail, 1 - tail)).tolist()
+        tail, samples = (1 - CONFIDENCE) / 2, samples[np.isfinite(samples)]
+        varies = bool(np.ptp(samples) > ROUNDING_TOLERANCE * 100)
+        low, high = np.quantile(samples, (tail, 1 - tail)).tolist()
         return cls(
             value=value,
-            std_error=float(drawn.std(ddof=1)) if varies else 0.0,
+            std_error=float(samples.std(ddof=1)) if varies else 0.0,
             interval=Interval(low, high) if varies else None,
-            unit=of,
-            num_units=units,
-            num_samples=len(drawn),
+            unit=unit,
+            num_units=num_units,
+            num_samples=len(samples),
         )
 
     def describe(self, metric: str) -> str:
@@ -138,8 +138,9 @@ class BootstrapSamples:
             Difference of the means over the common seeds, or over each row's own seeds if none are common.
         """
         common = self._seeds(a) & self._seeds(b)
-        (value, drawn), (other, others) = (self._mean(row, common or self._seeds(row), metric) for row in (a, b))
-        return BootstrapEstimate.from_samples(value - other, drawn - others, self.unit, self.num_units)
+        value_a, samples_a = self._mean(a, common or self._seeds(a), metric)
+        value_b, samples_b = self._mean(b, common or self._seeds(b), metric)
+        return BootstrapEstimate.from_samples(value_a - value_b, samples_a - samples_b, self.unit, self.num_units)
 
     def _seeds(self, row: str) -> set[int]:
         if row not in self.measured:
@@ -147,11 +148,13 @@ class BootstrapSamples:
         return set(self.measured[row])
 
     def _mean(self, row: str, seeds: set[int], metric: str) -> tuple[float, np.ndarray]:
+        """Mean of a metric over seeds, as measured and on each sample ``[S]``."""
         if metric not in self.metrics:
             raise SpecError(f"{metric} is not resampled over {self.unit}: {suggest_name(metric, self.metrics)}")
-        place = self.metrics.index(metric)
-        measured, drawn = ([rows[row][seed][..., place] for seed in sorted(seeds)] for rows in (self.measured, self.samples))
-        return float(np.mean(measured)), np.mean(drawn, axis=0)
+        column = self.metrics.index(metric)
+        measured = [self.measured[row][seed][column] for seed in sorted(seeds)]
+        samples = [self.samples[row][seed][:, column] for seed in sorted(seeds)]
+        return float(np.mean(measured)), np.mean(samples, axis=0)
 
 
 def bootstrap_images(rows: Mapping[str, Mapping[int, QueryRanks]], *, num_samples: int = NUM_SAMPLES, seed: int = 0) -> BootstrapSamples:
@@ -168,30 +171,30 @@ def bootstrap_images(rows: Mapping[str, Mapping[int, QueryRanks]], *, num_sample
     Raises:
         ShapeError: If there are no runs, or the runs ranked different queries.
     """
-    runs = [(name, of_seed, ranks) for name, by_seed in rows.items() for of_seed, ranks in by_seed.items()]
+    runs = {f"{name}, seed {run_seed}": ranks for name, by_seed in rows.items() for run_seed, ranks in by_seed.items()}
     if not runs:
         raise ShapeError("rows: expected at least one run, got none.")
-    name, of_seed, first = runs[0]
-    for other, its_seed, ranks in runs[1:]:
+    first_run, first = next(iter(runs.items()))
+    for run, ranks in runs.items():
         if not (np.array_equal(ranks.image_ids, first.image_ids) and np.array_equal(ranks.text_ids, first.text_ids)):
-            raise ShapeError(
-                f"{other}, seed {its_seed}: expected the queries of {name}, seed {of_seed}, got others. Evaluate all runs on the same images and captions."
-            )
-    images = np.unique(np.concatenate([first.image_ids, first.text_ids]))
-    of_images, of_texts = (np.searchsorted(images, ids) for ids in (first.image_ids, first.text_ids))
-    numbers = np.stack([np.bincount(of_query, minlength=len(images)) for of_query in (of_images, of_texts)], 1)  # [N, 2]
-    hits = np.stack(
-        [
-            [np.bincount(of_query, side <= k, minlength=len(images)) for of_query, side in sides for k in KS]
-            for sides in (((of_images, ranks.image_ranks), (of_texts, ranks.text_ranks)) for *_, ranks in runs)
-        ]
-    )  # [runs, 6, N]
+            raise ShapeError(f"{run}: expected the queries of {first_run}, got others. Evaluate all runs on the same images and captions.")
+    image_ids = np.unique(np.concatenate([first.image_ids, first.text_ids]))
+    num_images = len(image_ids)
+    unit_of_image, unit_of_text = (np.searchsorted(image_ids, ids) for ids in (first.image_ids, first.text_ids))
 
-    def metrics(times: np.ndarray) -> np.ndarray:
-        shares = _shares(times, hits, np.repeat(numbers, len(KS), axis=1))
-        return np.concatenate([shares, shares.sum(-1, keepdims=True)], -1)
+    def count_hits(ranks: QueryRanks) -> list[np.ndarray]:
+        queries = ((unit_of_image, ranks.image_ranks), (unit_of_text, ranks.text_ranks))
+        return [np.bincount(unit_of_query, query_ranks <= k, minlength=num_images) for unit_of_query, query_ranks in queries for k in KS]
 
-    return _resample(rows, metrics, "test images", len(images), BOOTSTRAP_METRICS, num_samples, seed)
+    hits = np.stack([count_hits(ranks) for ranks in runs.values()])  # [runs, 6, N]
+    num_queries = [np.bincount(unit_of_query, minlength=num_images) for unit_of_query in (unit_of_image, unit_of_text)]
+    trials = np.repeat(np.stack(num_queries, 1), len(KS), axis=1)  # [N, 6]
+
+    def metrics(counts: np.ndarray) -> np.ndarray:
+        recalls = _hit_percentages(counts, hits, trials)
+        return np.concatenate([recalls, recalls.sum(-1, keepdims=True)], -1)
+
+    return _resample(rows, metrics, "test images", num_images, BOOTSTRAP_METRICS, num_samples, seed)
 
 
 def bootstrap_queries(
@@ -207,13 +210,11 @@ def bootstrap_queries(
     Returns:
         Metrics of all runs, as measured and on each sample. A sample without a pair has no pairwise accuracy.
     """
-    runs = [answers for by_seed in rows.values() for answers in by_seed.values()]
-    numbers = np.array([[1.0, 1.0, 1.0, answer.num_pairs] for answer in runs[0]])  # [S, 4]
-    hits = np.array(
-        [[[answer.rank <= k for answer in answers] for k in KS] + [[answer.num_ordered for answer in answers]] for answers in runs]
-    )
+    runs = [queries for by_seed in rows.values() for queries in by_seed.values()]
+    trials = np.array([[1.0, 1.0, 1.0, query.num_pairs] for query in runs[0]])  # [N, 4]
+    hits = np.array([[[query.rank <= k for query in queries] for k in KS] + [[query.num_ordered for query in queries]] for queries in runs])
     names = tuple(feedback_metrics(runs[0]))
-    return _resample(rows, lambda times: _shares(times, hits, numbers), "judged queries", len(runs[0]), names, num_samples, seed)
+    return _resample(rows, lambda counts: _hit_percentages(counts, hits, trials), "judged queries", len(runs[0]), names, num_samples, seed)
 
 
 def _resample(
@@ -225,25 +226,31 @@ def _resample(
     num_samples: int,
     seed: int,
 ) -> BootstrapSamples:
-    """Compute metrics ``[D, runs, M]`` of samples from how often each contains each unit ``[D, N]``, in batches of samples."""
+    """Sample units with replacement, in batches of samples, and compute the metrics of each sample.
+
+    ``metrics`` maps how often each sample contains each unit ``[B, N]`` to metrics ``[B, runs, M]``.
+    """
     random, samples = np.random.default_rng(seed), []
     for start in range(0, num_samples, SAMPLES_PER_BATCH):
-        batch = min(SAMPLES_PER_BATCH, num_samples - start)
-        places = random.integers(0, num_units, (batch, num_units)) + num_units * np.arange(batch)[:, None]
-        samples.append(metrics(np.bincount(places.ravel(), minlength=batch * num_units).reshape(batch, num_units).astype(float)))
+        size = min(SAMPLES_PER_BATCH, num_samples - start)
+        # Each sample has its own range of numbers, so that one bincount counts the units of all samples.
+        units = random.integers(0, num_units, (size, num_units)) + num_units * np.arange(size)[:, None]
+        counts = np.bincount(units.ravel(), minlength=size * num_units).reshape(size, num_units)
+        samples.append(metrics(counts.astype(float)))
 
     def by_row(values: np.ndarray) -> dict[str, dict[int, np.ndarray]]:
         runs = iter(np.moveaxis(values, -2, 0))
-        return {name: {of_seed: next(runs) for of_seed in by_seed} for name, by_seed in rows.items()}
+        return {name: {run_seed: next(runs) for run_seed in by_seed} for name, by_seed in rows.items()}
 
-    return BootstrapSamples(by_row(metrics(np.ones((1, num_units)))[0]), by_row(np.concatenate(samples)), unit, num_units, names)
+    measured = metrics(np.ones((1, num_units)))[0]
+    return BootstrapSamples(by_row(measured), by_row(np.concatenate(samples)), unit, num_units, names)
 
 
-def _shares(times: np.ndarray, hits: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """Shares of hits in percent ``[D, runs, M]``, with each unit counted ``times`` ``[D, N]`` often. NaN where there are no trials.
+def _hit_percentages(counts: np.ndarray, hits: np.ndarray, trials: np.ndarray) -> np.ndarray:
+    """Hits in percent of the trials ``[B, runs, M]``, with unit n counted ``counts[b, n]`` times. NaN without trials.
 
-    hits ``[runs, M, N]``, of numbers ``[N, M]``.
+    Shapes: ``counts`` ``[B, N]``, ``hits`` ``[runs, M, N]``, ``trials`` ``[N, M]``.
     """
-    num_hits = (times @ hits.reshape(-1, hits.shape[-1]).T).reshape(len(times), *hits.shape[:2])
-    num_trials = np.broadcast_to((times @ numbers)[:, None], num_hits.shape)
+    num_hits = (counts @ hits.reshape(-1, hits.shape[-1]).T).reshape(len(counts), *hits.shape[:2])
+    num_trials = np.broadcast_to((counts @ trials)[:, None], num_hits.shape)
     return 100 * np.divide(num_hits, num_trials, out=np.full(num_hits.shape, np.nan), where=num_trials > 0)

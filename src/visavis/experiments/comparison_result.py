@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -95,12 +95,15 @@ class Sweep:
         """
         curves = [
             {"name": name}
-            | {split: [{"value": one.value, **asdict(one.rsum)} for one in points] for split, points in zip(SPLITS, curve, strict=True)}
+            | {
+                split: [{"value": point.value, **asdict(point.rsum)} for point in points]
+                for split, points in zip(SPLITS, curve, strict=True)
+            }
             for name, curve in self.curves.items()
         ]
         references = [
-            {"name": name} | {split: asdict(one) for split, one in zip(SPLITS, splits, strict=True)}
-            for name, splits in self.references.items()
+            {"name": name} | {split: asdict(rsum) for split, rsum in zip(SPLITS, rsums, strict=True)}
+            for name, rsums in self.references.items()
         ]
         return {"name": self.name, "curves": curves, "references": references}
 
@@ -132,12 +135,12 @@ class Comparison(NotebookTable):
         Returns:
             The outcomes, by seed.
         """
-        return [one for one in self.outcomes if one.setting == setting.name and not one.failure]
+        return [run for run in self.outcomes if run.setting == setting.name and not run.failure]
 
     @property
     def failures(self) -> list[RunOutcome]:
         """Failed runs."""
-        return [one for one in self.outcomes if one.failure]
+        return [run for run in self.outcomes if run.failure]
 
     def validation(self, setting: Setting) -> float:
         """Return the mean validation RSUM of a setting.
@@ -148,7 +151,7 @@ class Comparison(NotebookTable):
         Returns:
             The mean over seeds, in percent.
         """
-        return statistics.fmean(one.validation_rsum for one in self.runs(setting))
+        return statistics.fmean(run.validation_rsum for run in self.runs(setting))
 
     @cached_property
     def selected(self) -> tuple[Setting, ...]:
@@ -167,7 +170,8 @@ class Comparison(NotebookTable):
     def table(self) -> ResultTable:
         """Test results of every choice. Raises RunError if the runs were measured under different conditions."""
         runs = {
-            s.name: [(one.measured_metrics, one.conditions) for one in self.runs(s) if one.conditions is not None] for s in self.selected
+            setting.name: [(run.measured_metrics, run.conditions) for run in self.runs(setting) if run.conditions is not None]
+            for setting in self.selected
         }
         return replace(ResultTable.from_runs(runs, "Selected on validation, measured on test"), feedback=self.feedback)
 
@@ -180,7 +184,9 @@ class Comparison(NotebookTable):
         Returns:
             The paired tests.
         """
-        return paired_tests({s.name: {one.seed: one.measured_metrics[metric] for one in self.runs(s)} for s in self.selected})
+        return paired_tests(
+            {setting.name: {run.seed: run.measured_metrics[metric] for run in self.runs(setting)} for setting in self.selected}
+        )
 
     @cached_property
     def rsum_tests(self) -> list[PairedTest]:
@@ -198,13 +204,18 @@ class Comparison(NotebookTable):
         """Bootstrap over test images of the runs of all choices."""
         protocol = self.table.conditions.protocol
         return bootstrap_images(
-            {s.name: {one.seed: read_query_ranks(RunFolder(one.folder).ranks)[protocol] for one in self.runs(s)} for s in self.selected}
+            {
+                setting.name: {run.seed: read_query_ranks(RunFolder(run.folder).ranks)[protocol] for run in self.runs(setting)}
+                for setting in self.selected
+            }
         )
 
     @cached_property
     def query_bootstrap(self) -> BootstrapSamples:
         """Bootstrap over judged text queries of the runs of all choices. Only with feedback."""
-        return bootstrap_queries({s.name: {one.seed: one.feedback.answers for one in self.runs(s) if one.feedback} for s in self.selected})
+        return bootstrap_queries(
+            {setting.name: {run.seed: run.feedback.answers for run in self.runs(setting) if run.feedback} for setting in self.selected}
+        )
 
     def feedback_differences_from_best(self, metric: str) -> dict[str, PairedTest]:
         """Return the best minus every other choice in a feedback metric.
@@ -237,7 +248,7 @@ class Comparison(NotebookTable):
             if self.feedback is not None:
                 sentences.append(self.feedback_differences_from_best(FEEDBACK_METRIC)[nearest].describe(FEEDBACK_LABEL))
                 sentences.append(f"{pair} {self.query_bootstrap.difference(best, nearest, FEEDBACK_METRIC).describe(FEEDBACK_LABEL)}")
-        return sentences + [f"{one.setting}, seed {one.seed} failed: {one.failure}" for one in self.failures]
+        return sentences + [f"{run.setting}, seed {run.seed} failed: {run.failure}" for run in self.failures]
 
     def markdown(self) -> str:
         """Format the table of the test split and the findings.
@@ -315,12 +326,12 @@ class Comparison(NotebookTable):
                     "grid_point": setting.grid_point,
                     "chosen": setting in self.selected,
                     "validation_rsum": self.validation(setting),
-                    "seeds": [one.seed for one in self.runs(setting)],
-                    "seconds": statistics.fmean(one.seconds for one in self.runs(setting)),
+                    "seeds": [run.seed for run in self.runs(setting)],
+                    "seconds": statistics.fmean(run.seconds for run in self.runs(setting)),
                 }
                 for setting in self.settings
             ],
-            "runs": [one.to_json() for one in self.outcomes],
+            "runs": [run.to_json() for run in self.outcomes],
         }
 
     def _feedback_to_json(self) -> dict[str, Any] | None:
@@ -353,59 +364,62 @@ def find_sweeps(runs: Sequence[tuple[Setting, Sequence[RunOutcome]]]) -> tuple[S
     Returns:
         A sweep for each number with at least three values on a curve. Settings on no curve are references of every sweep.
     """
-    facts = [_facts(setting.recipe_values) for setting, _ in runs]
-    columns = {key: tuple(row.get(key) for row in facts) for key in sorted({key for row in facts for key in row})}
-    differing = {
-        column: key for key, column in reversed(columns.items()) if len(set(column)) > 1
-    }  # keys that always vary together count as one
+    values = [_flatten(setting.recipe_values) for setting, _ in runs]
+    columns = {key: tuple(row.get(key) for row in values) for key in sorted({key for row in values for key in row})}
+    # Keys that always vary together have equal columns and count as one.
+    varying = {column: key for key, column in reversed(columns.items()) if len(set(column)) > 1}
     # A number can be absent from some settings, such as the margin from an objective without one.
-    numeric = sorted((key, column) for column, key in differing.items() if all(value is None or _is_number(value) for value in column))
-    curves = {key: found for key, column in numeric if (found := _curves(column, differing))}
-    on_curve = {place for found in curves.values() for places in found.values() for _, place in places}
-    scores = [_split_rsums(outcomes) for _, outcomes in runs]
-    references = {setting.name: scores[place] for place, (setting, _) in enumerate(runs) if place not in on_curve}
+    numeric = sorted((key, column) for column, key in varying.items() if all(value is None or _is_number(value) for value in column))
+    curves_by_key = {key: curves for key, column in numeric if (curves := _curves(column, varying))}
+    on_curve = {index for curves in curves_by_key.values() for points in curves.values() for _, index in points}
+    rsums = [_split_rsums(outcomes) for _, outcomes in runs]
+    references = {setting.name: rsums[index] for index, (setting, _) in enumerate(runs) if index not in on_curve}
     return tuple(
-        Sweep(key.partition(".objective.")[2] or key, {label: _points(places, scores) for label, places in found.items()}, references)
-        for key, found in curves.items()
+        Sweep(key.partition(".objective.")[2] or key, {label: _points(points, rsums) for label, points in curves.items()}, references)
+        for key, curves in curves_by_key.items()
     )
 
 
-def _curves(column: Column, differing: Mapping[Column, str]) -> dict[str, list[tuple[float, int]]]:
-    """Values in ascending order with the positions of their settings, by what else differs. Groups of too few values are left out."""
-    others = [(key.rpartition(".")[2], other) for other, key in reversed(list(differing.items())) if other != column]
+def _curves(column: Column, varying: Mapping[Column, str]) -> dict[str, list[tuple[float, int]]]:
+    """Values in ascending order with the indices of their settings, by what else differs. Groups of too few values are left out."""
+    others = [(key.rpartition(".")[2], other) for other, key in reversed(list(varying.items())) if other != column]
     groups: dict[str, list[tuple[float, int]]] = {}
-    for place, value in enumerate(column):
+    for index, value in enumerate(column):
         if value is not None:
-            alike = ", ".join(f"{key}={other[place]}" for key, other in others if other[place] is not None)
-            groups.setdefault(alike, []).append((value, place))
+            label = ", ".join(f"{key}={other[index]}" for key, other in others if other[index] is not None)
+            groups.setdefault(label, []).append((value, index))
     return {label: sorted(points) for label, points in groups.items() if len(points) >= MIN_VALUES}
 
 
 def _split_rsums(runs: Sequence[RunOutcome]) -> tuple[MeanRsum, MeanRsum]:
     """RSUM on validation and on test."""
-    return MeanRsum.of([one.validation_rsum for one in runs]), MeanRsum.of([one.measured_metrics[RSUM.name] for one in runs])
+    return MeanRsum.of([run.validation_rsum for run in runs]), MeanRsum.of([run.measured_metrics[RSUM.name] for run in runs])
 
 
 def _points(
-    places: Sequence[tuple[float, int]], scores: Sequence[tuple[MeanRsum, MeanRsum]]
+    indexed_values: Sequence[tuple[float, int]], rsums: Sequence[tuple[MeanRsum, MeanRsum]]
 ) -> tuple[tuple[SweepPoint, ...], tuple[SweepPoint, ...]]:
-    validation, test = (tuple(SweepPoint(value, scores[place][split]) for value, place in places) for split in range(2))
+    """The points of a curve on validation and on test."""
+    validation, test = (tuple(SweepPoint(value, rsums[index][split]) for value, index in indexed_values) for split in range(2))
     return validation, test
 
 
-def _facts(content: Any, name: str = "") -> dict[str, Any]:
+def _flatten(content: Any, name: str = "") -> dict[str, Any]:
     """Values of a recipe by dotted key, with the parameters of objectives."""
     if isinstance(content, Mapping):
-        inner = {str(key): value for key, value in content.items()}
+        entries: Iterable[tuple[Any, Any]] = content.items()
     elif isinstance(content, list | tuple):
-        inner = {str(place): value for place, value in enumerate(content)}
+        entries = enumerate(content)
     elif name.endswith(".objective"):
         objective = parse(content)
         parameters = {f"{name}.{key}": value if _is_number(value) else repr(value) for key, value in vars(objective).items()}
         return {name: type(objective).__name__} | parameters
     else:
         return {name: content}
-    return {key: value for part, one in inner.items() for key, value in _facts(one, f"{name}.{part}".lstrip(".")).items()}
+    flat: dict[str, Any] = {}
+    for key, value in entries:
+        flat |= _flatten(value, f"{name}.{key}".lstrip("."))
+    return flat
 
 
 def _is_number(value: Any) -> bool:

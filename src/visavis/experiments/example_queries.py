@@ -75,20 +75,21 @@ def example_queries(comparison: Comparison, num_queries: int = 4) -> ExampleQuer
         The queries, or None if the protocol does not rank the image of every caption.
     """
     best = _best_run(comparison, comparison.best)
-    recipe, test, (visual, text), matcher = _encoded(best.folder)
+    recipe, test, (visual, text), matcher = _encode_test_split(best.folder)
     protocol = comparison.table.conditions.protocol
-    ranks = [read_query_ranks(RunFolder(one.folder).ranks)[protocol].text_ranks for one in comparison.runs(comparison.best)]
-    if any(len(of_run) != len(test.captions) for of_run in ranks):
+    ranks_of_runs = [read_query_ranks(RunFolder(run.folder).ranks)[protocol].text_ranks for run in comparison.runs(comparison.best)]
+    if any(len(ranks) != len(test.captions) for ranks in ranks_of_runs):
         return None
-    mean = np.mean(ranks, axis=0)
-    drawn = np.random.default_rng(0).permutation(len(test.captions))[:num_queries]
-    # The hardest captions of different images.
-    by_rank = np.argsort(-mean, kind="stable")
-    hardest = by_rank[np.sort(np.unique(test.image_of[by_rank], return_index=True)[1])[:num_queries]]
-    chosen = torch.from_numpy(np.concatenate([drawn, hardest]))
-    scores = score_all_pairs(matcher, visual, select_items(text, chosen), recipe.memory or None)
-    found = [_answered(test, int(caption), column, mean) for caption, column in zip(chosen, scores.T, strict=True)]
-    return ExampleQueries(best.folder.name, test, tuple(found[: len(drawn)]), tuple(found[len(drawn) :]))
+    mean_ranks = np.mean(ranks_of_runs, axis=0)
+    sampled = np.random.default_rng(0).permutation(len(test.captions))[:num_queries]
+    worst_first = np.argsort(-mean_ranks, kind="stable")
+    # The position of the worst caption of each image.
+    _, positions = np.unique(test.image_of[worst_first], return_index=True)
+    hardest = worst_first[np.sort(positions)[:num_queries]]
+    captions = torch.from_numpy(np.concatenate([sampled, hardest]))
+    scores = score_all_pairs(matcher, visual, select_items(text, captions), recipe.memory or None)
+    queries = [_example_query(test, int(caption), column, mean_ranks) for caption, column in zip(captions, scores.T, strict=True)]
+    return ExampleQueries(best.folder.name, test, tuple(queries[: len(sampled)]), tuple(queries[len(sampled) :]))
 
 
 def write_trec_files(comparison: Comparison, progress: Progress) -> None:
@@ -103,7 +104,7 @@ def write_trec_files(comparison: Comparison, progress: Progress) -> None:
         run = _best_run(comparison, setting)
         if os.path.exists(comparison.folder / "trec" / f"{run.folder.name}.i2t.run"):
             continue
-        recipe, test, (visual, text), matcher = _encoded(run.folder)
+        recipe, test, (visual, text), matcher = _encode_test_split(run.folder)
         [protocol] = [rules for rules in get_protocols(recipe.evaluation.protocols) if rules.name == comparison.table.conditions.protocol]
         with evaluation_mode(matcher):
             lists = trec_rankings(visual, text, device_score(matcher), test, protocol, memory=recipe.memory or None)
@@ -111,10 +112,10 @@ def write_trec_files(comparison: Comparison, progress: Progress) -> None:
 
 
 def _best_run(comparison: Comparison, setting: Setting) -> RunOutcome:
-    return max(comparison.runs(setting), key=lambda one: one.validation_rsum)
+    return max(comparison.runs(setting), key=lambda run: run.validation_rsum)
 
 
-def _encoded(run: Path) -> tuple[Recipe, Dataset, tuple[Encoded, Encoded], Matcher]:
+def _encode_test_split(run: Path) -> tuple[Recipe, Dataset, tuple[Encoded, Encoded], Matcher]:
     """The recipe of a run, its test split, the encoded split, and the model."""
     recipe = read_run_recipe(run)
     data_module, matcher = open_run(run, recipe, NoProgress())
@@ -122,7 +123,8 @@ def _encoded(run: Path) -> tuple[Recipe, Dataset, tuple[Encoded, Encoded], Match
     return recipe, test, data_module.encode(matcher, test), matcher
 
 
-def _answered(data: Dataset, caption: int, scores: torch.Tensor, ranks: Sequence[float]) -> ExampleQuery:
-    first = scores.argsort(descending=True, stable=True)[:NUM_IMAGES]
-    images = tuple((int(image), scores[image].item()) for image in first)
+def _example_query(data: Dataset, caption: int, scores: torch.Tensor, ranks: Sequence[float]) -> ExampleQuery:
+    """The query of a caption, from its scores with all images and the ranks of all captions."""
+    top_images = scores.argsort(descending=True, stable=True)[:NUM_IMAGES]
+    images = tuple((int(image), scores[image].item()) for image in top_images)
     return ExampleQuery(data.captions[caption], int(data.image_of[caption]), float(ranks[caption]), images)

@@ -93,5 +93,5 @@ def _values(text: str) -> list[tuple[str, Any]]:
     """The values of one key of the grid."""
     key, values = parse_override(text)
     if not isinstance(values, list | tuple) or not values:
-        raise RecipeError(f"grid: expected several values, such as phases.0.optimizer.lr=[3e-4, 1e-3], got {text!r}.")
+        raise RecipeError(f"grid: expected a key with a list of values, got {text!r}. Write it as phases.0.optimizer.lr=[3e-4, 1e-3].")
     return [(key, value) for value in values]

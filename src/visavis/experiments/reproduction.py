@@ -133,21 +133,24 @@ class Reproduction(NotebookTable):
         ]
 
     def _reached(self, row_id: str, row: PublishedRow, key: str) -> tuple[float | None, float | None]:
-        values = [one.measured_metrics[key] for one in self.outcomes[row_id] if key in one.measured_metrics]
+        """Mean and standard deviation of a metric over the runs of a row."""
+        values = [run.measured_metrics[key] for run in self.outcomes[row_id] if key in run.measured_metrics]
         if not values:
             return None, None
-        spread = statistics.pstdev if row.paper in POPULATION_STD_PAPERS else statistics.stdev
-        return statistics.fmean(values), spread(values) if len(values) > 1 else None
+        std = statistics.pstdev if row.paper in POPULATION_STD_PAPERS else statistics.stdev
+        return statistics.fmean(values), std(values) if len(values) > 1 else None
 
     @property
     def rank_agreements(self) -> list[RankAgreement]:
         """Rank correlations of metrics that enough rows have. Rows that share their runs count once."""
         from scipy.stats import permutation_test, rankdata, spearmanr
 
-        agreements, first = [], {runs[0].folder: row_id for row_id, runs in reversed([*self.outcomes.items()]) if runs}
+        # The first row of those that share their runs.
+        row_of_runs = {runs[0].folder: row_id for row_id, runs in reversed([*self.outcomes.items()]) if runs}
+        values = [value for value in self.values if value.row.id in row_of_runs.values()]
+        agreements = []
         for key in dict.fromkeys(value.key for value in self.values):
-            values = [one for one in self.values if one.key == key and one.row.id in first.values()]
-            pairs = [(one.published, one.reached) for one in values if one.reached is not None]
+            pairs = [(value.published, value.reached) for value in values if value.key == key and value.reached is not None]
             if len(pairs) < MIN_ROWS:
                 continue
             published, reached = rankdata(list(zip(*pairs, strict=True)), axis=1)
@@ -174,14 +177,14 @@ class Reproduction(NotebookTable):
         return [
             f"Published: {first.source}. Reached: {spread}, best model of each row by validation.",
             *(
-                f"Order of the {one.rows} rows with different runs by {metric_title(one.key)}: Spearman's rho {one.rho:.2f} between published "
-                f"and reached values (p = {one.p:.2g})."
-                for one in self.rank_agreements
+                f"Order of the {agreement.rows} rows with different runs by {metric_title(agreement.key)}: "
+                f"Spearman's rho {agreement.rho:.2f} between published and reached values (p = {agreement.p:.2g})."
+                for agreement in self.rank_agreements
             ),
             *(f"{row.id}: not reported in the paper: {row.unreported}." for row in _first_of_each(rows, "unreported")),
             *(f"{row.id}: trained with {row.substitutes}." for row in _first_of_each(rows, "substitutes")),
             *(f"{row.id}: misprint in the paper: {row.misprint}." for row in _first_of_each(rows, "misprint")),
-            *(f"{one.setting}, seed {one.seed} failed: {one.failure}" for runs in self.outcomes.values() for one in runs if one.failure),
+            *(f"{run.setting}, seed {run.seed} failed: {run.failure}" for runs in self.outcomes.values() for run in runs if run.failure),
         ]
 
     def markdown(self) -> str:
@@ -216,7 +219,7 @@ class Reproduction(NotebookTable):
             "substitution": self.substitution,
             "values": [value.to_json() for value in self.values],
             "rank_agreements": [asdict(agreement) for agreement in self.rank_agreements],
-            "runs": {row_id: [one.to_json() for one in runs] for row_id, runs in self.outcomes.items()},
+            "runs": {row_id: [run.to_json() for run in runs] for row_id, runs in self.outcomes.items()},
         }
 
 
@@ -299,9 +302,9 @@ def start_reproduction(
         settings = {
             row.id: Setting(row.row, recipe_values=with_absolute_paths(read_recipe(row.id, overrides)).to_dict()) for row in trained
         }
-    number = validate_int(PAPER_SEEDS.get(rows[0].paper, 1) if seeds is None else seeds, "seeds", 1, MAX_RUNS)
+    num_seeds = validate_int(PAPER_SEEDS.get(rows[0].paper, 1) if seeds is None else seeds, "seeds", 1, MAX_RUNS)
     unique = {setting.name: setting for setting in settings.values()}
-    plan = ExperimentPlan(table, tuple(unique.values()), number)
+    plan = ExperimentPlan(table, tuple(unique.values()), num_seeds)
     with new_experiment_folder(plan, out, table.replace("/", "-"), progress) as folder:
         description = _describe_base(base_recipe, overrides) if base_recipe else ""
         reproduction = ReproductionPlan(table, description, {row_id: setting.name for row_id, setting in settings.items()})
@@ -386,9 +389,9 @@ def _on_base(rows: Iterable[PublishedRow], base: Recipe) -> dict[str, Setting]:
             changes["training.captions_per_image"] = captions
             for number, phase in enumerate(base.phases):
                 changes |= {f"phases.{number}.{key}": value for key, value in _with_longer_epochs(phase, captions).items()}
-        content = build_recipe(with_absolute_paths(base).to_dict(), changes, f"{base.name} with {row.id}").to_dict()
-        same = next((setting for setting in settings.values() if setting.recipe_values == content), None)
-        settings[row.id] = same or Setting(row.row, recipe_values=content)
+        recipe_values = build_recipe(with_absolute_paths(base).to_dict(), changes, f"{base.name} with {row.id}").to_dict()
+        equal_setting = next((setting for setting in settings.values() if setting.recipe_values == recipe_values), None)
+        settings[row.id] = equal_setting or Setting(row.row, recipe_values=recipe_values)
     return settings
 
 
@@ -406,7 +409,7 @@ def _with_longer_epochs(phase: Phase, factor: int) -> dict[str, Any]:
 def _run(folder: Path, plan: ExperimentPlan, reproduction: ReproductionPlan, workers: Workers, progress: Progress) -> Reproduction:
     """Train the missing runs, and write the results."""
     outcomes = train_runs(folder, plan, workers, progress)
-    runs = {row_id: [one for one in outcomes if one.setting == name] for row_id, name in reproduction.rows.items()}
+    runs = {row_id: [run for run in outcomes if run.setting == name] for row_id, name in reproduction.rows.items()}
     result = Reproduction(folder, reproduction.table, reproduction.base, runs)
     storage.write_json(folder / "reproduction.json", result.to_json())
     storage.write_text(folder / "reproduction.md", result.markdown())

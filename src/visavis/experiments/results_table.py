@@ -268,7 +268,7 @@ class ResultTable:
             Markdown.
         """
         heads = [f"{group.title} {label}".lstrip() for group in self.columns for label in group.labels.values()]
-        lines = [["objective", *heads], ["---", *["---:"] * len(heads)]]
+        lines = [["setting", *heads], ["---", *["---:"] * len(heads)]]
         lines += [
             [row.name, *(f"**{row.cell(metric)}**" if self.is_best(row, metric) else row.cell(metric) for metric in self.metrics)]
             for row in self.rows
@@ -422,10 +422,11 @@ def escape_latex(text: str) -> str:
     return text.replace("±", r"$\pm$").replace("−", "$-$").replace("γ", r"$\gamma$").replace("τ", r"$\tau$")
 
 
-def _cell(table: ResultTable, row: ResultRow, metric: str, alike: Mapping[str, Collection[str]]) -> str:
+def _cell(table: ResultTable, row: ResultRow, metric: str, indistinguishable: Mapping[str, Collection[str]]) -> str:
+    """One LaTeX cell: mean, dagger and standard deviation."""
     mean, std = f"{row.mean(metric):.1f}", row.std(metric)
     best = table.is_best(row, metric)
-    dagger = r"^{\dagger}" if row.name in alike.get(metric, ()) and not best else ""
+    dagger = r"^{\dagger}" if row.name in indistinguishable.get(metric, ()) and not best else ""
     bold = rf"\mathbf{{{mean}}}" if best else mean
     spread = "" if std is None else rf" \pm {std:.1f}"
     return f"${bold}{dagger}{spread}$"

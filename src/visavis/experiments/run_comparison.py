@@ -1,9 +1,5 @@
 """Comparison of settings over seeds, with a fixed number of seeds or with successive halving under a time budget.
 
-With successive halving (Karnin et al. 2013, Jamieson and Talwalkar 2016) all settings start with one seed. After each round
-the better half by mean validation RSUM continues with twice as many seeds, until two settings are left or the time is over.
-All remaining settings have the same seeds, so that they are compared in pairs. The test split decides nothing.
-
 Files of a comparison: ``plan.json`` (recipe and settings), ``feedback.jsonl`` (a copy of the feedback, if any), ``runs/`` with
 a folder for each run, and the results ``comparison.json``, ``table.md``, ``table.csv`` and ``table.tex``.
 """
@@ -11,19 +7,17 @@ a folder for each run, and the results ``comparison.json``, ``table.md``, ``tabl
 from __future__ import annotations
 
 import os
-import re
-import statistics
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from visavis import storage
-from visavis.errors import RecipeError, RunError, VisavisError
+from visavis.errors import RecipeError, RunError
 from visavis.experiments.comparison_result import Comparison
 from visavis.experiments.grid import Choices, Setting, build_settings
 from visavis.experiments.jobs import MAX_RUNS, Job, JobRunner, RunOutcome, Workers, check_models_exist, read_outcome, with_feedback_answers
+from visavis.experiments.schedule import Round, TimeBudget, all_runs, halving_rounds
 from visavis.feedback.evaluate_feedback import FeedbackTest
 from visavis.progress import Progress
 from visavis.recipes.data_module import prepare_training
@@ -33,122 +27,7 @@ from visavis.runs.open_run import with_absolute_paths
 from visavis.spec import validate_int
 from visavis.training.stop_signals import Stopped
 
-Round = list[tuple[Setting, int]]
-"""Settings and seeds to train."""
 PLAN_FILE, FEEDBACK_FILE = "plan.json", "feedback.jsonl"
-_UNITS = {"s": 1, "m": 60, "h": 3600}
-
-
-def parse_budget(text: str) -> float:
-    """Parse a time.
-
-    Args:
-        text: Time such as "90s", "30m" or "1.5h".
-
-    Returns:
-        Seconds.
-
-    Raises:
-        VisavisError: If the text is not a time.
-
-    Example:
-        >>> parse_budget("30m")
-        1800.0
-    """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smh])\s*", text)
-    if match is None or float(match[1]) == 0:
-        raise VisavisError(f"budget: expected a time such as 90s, 30m or 1.5h, got {text!r}. Pass a number with a unit.")
-    return float(match[1]) * _UNITS[match[2]]
-
-
-def all_runs(settings: Sequence[Setting], seeds: int) -> Round:
-    """List every setting with every seed.
-
-    Args:
-        settings: Settings.
-        seeds: Number of seeds, from 1.
-
-    Returns:
-        The runs. The first seed of all settings comes first, so that an interrupted comparison is still a comparison.
-    """
-    return [(setting, seed) for seed in range(1, seeds + 1) for setting in settings]
-
-
-def halving_rounds(settings: Sequence[Setting], seeds: int, outcomes: Callable[[], Sequence[RunOutcome]]) -> Iterator[Round]:
-    """Generate the rounds of successive halving.
-
-    Args:
-        settings: Settings.
-        seeds: Number of seeds of the last round.
-        outcomes: Returns all outcomes so far.
-
-    Yields:
-        Runs of the next round.
-    """
-    done, remaining = 0, list(settings)
-    while done < seeds:
-        last = min(max(2 * done, 1), seeds) if len(remaining) > 2 else seeds
-        yield [(setting, seed) for seed in range(done + 1, last + 1) for setting in remaining]
-        done = last
-        remaining = better_half(remaining, outcomes())
-
-
-def better_half(settings: Sequence[Setting], outcomes: Sequence[RunOutcome]) -> list[Setting]:
-    """Select the better half of the settings by mean validation RSUM over their common seeds.
-
-    Args:
-        settings: Settings.
-        outcomes: Outcomes of runs.
-
-    Returns:
-        At least two settings. Settings without a successful run come last.
-    """
-    runs: dict[str, dict[int, float]] = {setting.name: {} for setting in settings}
-    for one in outcomes:
-        if one.setting in runs and not one.failure:
-            runs[one.setting][one.seed] = one.validation_rsum
-    common = set.intersection(*map(set, (seeds for seeds in runs.values() if seeds))) if any(runs.values()) else set()
-
-    def mean(setting: Setting) -> float:
-        values = [value for seed, value in runs[setting.name].items() if seed in common]
-        return statistics.fmean(values) if values else float("-inf")
-
-    selected = [setting.name for setting in sorted(settings, key=mean, reverse=True)[: max(2, -(-len(settings) // 2))]]
-    return [setting for setting in settings if setting.name in selected]
-
-
-class TimeBudget:
-    """Time budget, with the duration of a run estimated from the runs so far.
-
-    Attributes:
-        seconds: Budget. None: no limit.
-        began: Start time.
-        runs: Finished runs.
-    """
-
-    def __init__(self, seconds: float | None):
-        self.seconds, self.began, self.runs = seconds, time.monotonic(), 0
-
-    @property
-    def elapsed(self) -> float:
-        """Seconds since the start."""
-        return time.monotonic() - self.began
-
-    def runs_within_budget(self, runs: Round) -> Round:
-        """Select the seeds of a round that end within the budget.
-
-        Args:
-            runs: Runs of the round.
-
-        Returns:
-            Whole seeds of the round. Before the first run, all of them.
-        """
-        if self.seconds is None or not self.runs:
-            return runs
-        affordable = (self.seconds - self.elapsed) / (self.elapsed / self.runs)
-        seeds = sorted({seed for _, seed in runs})
-        runs_per_seed = len(runs) / len(seeds)
-        return [(setting, seed) for setting, seed in runs if runs_per_seed * (1 + seeds.index(seed)) <= affordable]
 
 
 @dataclass(frozen=True)
@@ -332,27 +211,28 @@ def train_runs(folder: Path, plan: ExperimentPlan, workers: Workers, progress: P
         Stopped: After a signal, when everything is saved.
     """
     jobs = _jobs(folder, plan)
-    done = {key: outcome for key, job in jobs.items() if (outcome := read_outcome(job)) is not None}
+    finished = {key: outcome for key, job in jobs.items() if (outcome := read_outcome(job)) is not None}
     budget = TimeBudget(budget_s)
     threads = max(job.recipe_values["training"]["threads"] for job in jobs.values())
     rounds: Iterable[Round] = [all_runs(plan.settings, plan.seeds)]
     if plan.successive_halving:
-        rounds = halving_rounds(plan.settings, plan.seeds, lambda: list(done.values()))
+        rounds = halving_rounds(plan.settings, plan.seeds, lambda: list(finished.values()))
     with storage.folder_lock(folder / PLAN_FILE, wait=False):
         try:
             with workers.start(threads, progress) as run_jobs:
                 for runs in rounds:
-                    missing = [(setting, seed) for setting, seed in runs if (setting.name, seed) not in done]
+                    missing = [(setting, seed) for setting, seed in runs if (setting.name, seed) not in finished]
                     affordable = budget.runs_within_budget(missing)
-                    _run_jobs(run_jobs, [jobs[setting.name, seed] for setting, seed in affordable], done, budget, len(jobs), progress)
+                    next_jobs = [jobs[setting.name, seed] for setting, seed in affordable]
+                    _run_jobs(run_jobs, next_jobs, finished, budget, len(jobs), progress)
                     if len(affordable) < len(missing):
                         skipped = len(missing) - len(affordable)
                         progress.message(f"The time budget is used up after {budget.elapsed:.0f} s. Skipping {skipped} runs of this round.")
                         break
         except Stopped as stopped:
             raise Stopped(str(folder), stopped.signal) from None
-    outcomes = list(done.values())
-    if all(one.failure for one in outcomes):
+    outcomes = list(finished.values())
+    if all(run.failure for run in outcomes):
         reason = f"got {len(outcomes)} failures. The first: {outcomes[0].failure}" if outcomes else "got no runs."
         raise RunError(f"{folder}: expected a successful run, {reason}")
     return outcomes
@@ -392,12 +272,12 @@ def _run(
         for number, outcome in enumerate(outcomes):
             progress.update("judged text queries", number, len(outcomes), 0)
             outcomes[number] = with_feedback_answers(outcome, test)
-    succeeded, order = {one.setting for one in outcomes if not one.failure}, [setting.name for setting in plan.settings]
+    succeeded, order = {run.setting for run in outcomes if not run.failure}, [setting.name for setting in plan.settings]
     comparison = Comparison(
         folder,
         plan.name,
         tuple(setting for setting in plan.settings if setting.name in succeeded),
-        tuple(sorted(outcomes, key=lambda one: (order.index(one.setting), one.seed))),
+        tuple(sorted(outcomes, key=lambda run: (order.index(run.setting), run.seed))),
         test,
     )
     storage.write_json(folder / "comparison.json", comparison.to_json())
@@ -407,14 +287,20 @@ def _run(
 
 
 def _run_jobs(
-    run_jobs: JobRunner, jobs: Sequence[Job], done: dict[tuple[str, int], RunOutcome], budget: TimeBudget, total: int, progress: Progress
+    run_jobs: JobRunner,
+    jobs: Sequence[Job],
+    finished: dict[tuple[str, int], RunOutcome],
+    budget: TimeBudget,
+    total: int,
+    progress: Progress,
 ) -> None:
+    """Run jobs, and add each outcome to ``finished``."""
     for outcome in run_jobs(jobs):
-        done[outcome.setting, outcome.seed] = outcome
+        finished[outcome.setting, outcome.seed] = outcome
         budget.runs += 1
         result = outcome.failure or f"validation RSUM {outcome.validation_rsum:.1f}  ({outcome.seconds:.0f} s)"
         progress.message(f"{outcome.setting}, seed {outcome.seed}: {result}")
-        progress.update("runs", len(done), total, budget.runs / budget.elapsed)
+        progress.update("runs", len(finished), total, budget.runs / budget.elapsed)
 
 
 def _jobs(folder: Path, plan: ExperimentPlan) -> dict[tuple[str, int], Job]:
@@ -435,7 +321,7 @@ def _read_feedback_test(plan: ExperimentPlan, file: Path, progress: Progress) ->
                 "features. Set text.encoder, or compare without --feedback."
             )
     recipe = plan.recipe(plan.settings[0], 1)
-    data = open_data(recipe, progress, skip_bad=recipe.data.skip_bad)
+    data = open_data(recipe, progress)
     test = FeedbackTest.read(file, data, recipe.evaluation.test, progress)
     progress.message(f"{file}: {test}")
     return test

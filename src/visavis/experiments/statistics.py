@@ -173,12 +173,12 @@ def t_interval(values: Iterable[float], confidence: float = CONFIDENCE) -> Inter
     """
     from scipy.special import stdtrit
 
-    values = [_finite(value, "a value") for value in values]
-    deviation = _deviation(values)
-    if not deviation:
+    values = [_check_finite(value, "a value") for value in values]
+    std = _sample_std(values)
+    if not std:
         return None
-    mean, half = fmean(values), float(stdtrit(len(values) - 1, (1 + confidence) / 2)) * deviation / math.sqrt(len(values))
-    return Interval(mean - half, mean + half)
+    mean, half_width = fmean(values), float(stdtrit(len(values) - 1, (1 + confidence) / 2)) * std / math.sqrt(len(values))
+    return Interval(mean - half_width, mean + half_width)
 
 
 @validate_arguments
@@ -199,22 +199,22 @@ def paired_t_test(a: Mapping[int, float], b: Mapping[int, float], *, names: tupl
     from scipy.special import stdtr
 
     for name, row in zip(names, (a, b), strict=True):
-        _check(name, row)
+        _check_values(name, row)
     seeds = tuple(sorted(a.keys() & b.keys()))
     if not seeds:
         raise DataError(f"{names[0]}, {names[1]}: expected a seed in common, got none. Run both with the same seeds.")
     differences = [a[seed] - b[seed] for seed in seeds]
-    mean, deviation = fmean(differences), _deviation(differences, [row[seed] for row in (a, b) for seed in seeds])
-    if deviation is None:
+    operands = [row[seed] for row in (a, b) for seed in seeds]
+    mean, std = fmean(differences), _sample_std(differences, operands)
+    if std is None:
         p = None
-    elif deviation:
-        p = 2 * float(stdtr(len(seeds) - 1, -abs(mean) / deviation * math.sqrt(len(seeds))))
+    elif std:
+        p = 2 * float(stdtr(len(seeds) - 1, -abs(mean) / std * math.sqrt(len(seeds))))
     else:
-        size = max(abs(row[seed]) for row in (a, b) for seed in seeds)
-        mean = mean if abs(mean) > ROUNDING_TOLERANCE * size else 0.0
+        mean = mean if abs(mean) > ROUNDING_TOLERANCE * max(map(abs, operands)) else 0.0
         p = 2.0 ** (1 - len(seeds)) if mean else 1.0
-    interval = t_interval(differences) if deviation else None
-    return PairedTest(a=names[0], b=names[1], seeds=seeds, difference=mean, std=deviation, interval=interval, p=p, adjusted_p=p)
+    interval = t_interval(differences) if std else None
+    return PairedTest(a=names[0], b=names[1], seeds=seeds, difference=mean, std=std, interval=interval, p=p, adjusted_p=p)
 
 
 @validate_arguments
@@ -261,10 +261,11 @@ def paired_tests(rows: Mapping[str, Mapping[int, float]], reference: str | None 
     if reference is not None and reference not in rows:
         raise SpecError(f"reference: {reference} is not a row of the comparison: {suggest_name(reference, rows)}")
     pairs = combinations(rows, 2) if reference is None else ((name, reference) for name in rows if name != reference)
-    tests = [_pair(a, b, rows[a], rows[b]) for a, b in pairs]
+    tests = [_test_pair(a, b, rows[a], rows[b]) for a, b in pairs]
     p_values = [test.p for test in tests if test.p is not None]
-    adjusted = iter(holm(p_values))
-    return [replace(test, adjusted_p=None if test.p is None else next(adjusted), tests=max(len(p_values), 1)) for test in tests]
+    adjusted_p_values = iter(holm(p_values))
+    num_tests = max(len(p_values), 1)
+    return [replace(test, adjusted_p=None if test.p is None else next(adjusted_p_values), tests=num_tests) for test in tests]
 
 
 @validate_arguments
@@ -309,13 +310,15 @@ def more_seeds(
 
     for name, value, limit in (("seeds", seeds, 10**6), ("max_seeds", max_seeds, 10**6), ("level", level, 1), ("power", power, 1)):
         if not 0 <= value <= limit:
-            raise SpecError(f"{name}: expected a number from 0 to {limit:,}, got {value}.")
+            raise SpecError(f"{name}: expected a number from 0 to {limit:,}, got {value}. Pass a number in this range.")
     if not (difference and std):
         return None
-    total = np.arange(max(seeds, 2), seeds + max_seeds + 1)
-    critical, expected = stdtrit(total - 1, 1 - level / 2), min(abs(difference) / std, 1e150) * np.sqrt(total)
-    found = 1 - nctdtr(total - 1, expected, critical) + nctdtr(total - 1, expected, -critical) >= power
-    return int(total[found.argmax()]) - seeds if found.any() else None
+    total_seeds = np.arange(max(seeds, 2), seeds + max_seeds + 1)
+    critical_t = stdtrit(total_seeds - 1, 1 - level / 2)
+    expected_t = min(abs(difference) / std, 1e150) * np.sqrt(total_seeds)
+    # Power of the two-sided test: both tails of the noncentral t distribution.
+    has_power = 1 - nctdtr(total_seeds - 1, expected_t, critical_t) + nctdtr(total_seeds - 1, expected_t, -critical_t) >= power
+    return int(total_seeds[has_power.argmax()]) - seeds if has_power.any() else None
 
 
 @validate_arguments
@@ -339,34 +342,34 @@ def format_number(value: float, *, signed: bool = False) -> str:
     return text.replace("-", "−")
 
 
-def _pair(a: str, b: str, row: Mapping[int, float], other: Mapping[int, float]) -> PairedTest:
+def _test_pair(a: str, b: str, values_a: Mapping[int, float], values_b: Mapping[int, float]) -> PairedTest:
     """``paired_t_test``, also for rows without a common seed, such as after failed runs."""
-    if row.keys() & other.keys():
-        return paired_t_test(row, other, names=(a, b))
-    for name, values in ((a, row), (b, other)):
-        _check(name, values)
-    difference = fmean(row.values()) - fmean(other.values())
+    if values_a.keys() & values_b.keys():
+        return paired_t_test(values_a, values_b, names=(a, b))
+    for name, values in ((a, values_a), (b, values_b)):
+        _check_values(name, values)
+    difference = fmean(values_a.values()) - fmean(values_b.values())
     return PairedTest(a=a, b=b, seeds=(), difference=difference, std=None, interval=None, p=None, adjusted_p=None)
 
 
-def _check(name: str, row: Mapping[int, float]) -> None:
-    if not row:
-        raise DataError(f"{name} has no values to compare. Remove it or train it.")
-    for seed, value in row.items():
-        _finite(value, f"{name}, seed {seed}")
+def _check_values(name: str, by_seed: Mapping[int, float]) -> None:
+    if not by_seed:
+        raise DataError(f"{name}: expected a value to compare, got none. Remove this row or train it.")
+    for seed, value in by_seed.items():
+        _check_finite(value, f"{name}, seed {seed}")
 
 
-def _finite(value: float, what: str) -> float:
+def _check_finite(value: float, name: str) -> float:
     if not math.isfinite(value):
-        raise DataError(f"{what}: expected a finite number, got {value}. Remove this run or train it again.")
+        raise DataError(f"{name}: expected a finite number, got {value}. Remove this run or train it again.")
     return value
 
 
-def _deviation(values: Sequence[float], of: Sequence[float] = ()) -> float | None:
-    """Sample standard deviation. None for one value, 0 if values differ by rounding only. ``of``: values they were computed from."""
+def _sample_std(values: Sequence[float], operands: Sequence[float] = ()) -> float | None:
+    """Sample standard deviation. None for one value, 0 if values differ by rounding only. ``operands``: values they were computed from."""
     if len(values) < 2:
         return None
-    if max(values) - min(values) <= ROUNDING_TOLERANCE * max(map(abs, [*values, *of])):
+    if max(values) - min(values) <= ROUNDING_TOLERANCE * max(map(abs, [*values, *operands])):
         return 0.0
     mean = fmean(values)
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))

@@ -290,7 +290,7 @@ def open_data_module(
     """
     progress = progress or NoProgress()
     with group.first_rank_first():  # the others find what rank 0 has checked and converted
-        data = open_data(recipe, progress, skip_bad=recipe.data.skip_bad)
+        data = open_data(recipe, progress)
         feedback = read_feedback_pairs(recipe.data.feedback, data, progress) if training else None
         stream = open_stream(recipe, progress) if training else None
     visual, visual_encoder = visual_features(recipe, data, progress, group)
@@ -415,7 +415,10 @@ DERIVED_MODEL_KEYS = {
 def _architecture(data_module: DataModule, kind: type[Matcher]) -> dict[str, Any]:
     """The fields of the model config: the fields of the recipe, and the granularity and dimensions of the features."""
     recipe = data_module.recipe
-    architecture = {key: value for key, value in recipe.model.items() if key != "kind"} | _text_backbone(recipe)
+    for key, source in DERIVED_MODEL_KEYS.items():
+        if key in recipe.model:
+            raise RecipeError(f"model.{key}: expected none, because it follows from {source}. Remove model.{key}, and set {source}.")
+    architecture = {key: value for key, value in recipe.model.items() if key != "kind"} | _text_backbone_field(recipe, kind)
     tokens = data_module.processor.vocabulary or data_module.processor.pretrained_tokenizer
     architecture |= {
         "visual_granularity": "regions" if recipe.visual.granularity == "frames" else recipe.visual.granularity,
@@ -433,16 +436,15 @@ def _architecture(data_module: DataModule, kind: type[Matcher]) -> dict[str, Any
     return architecture | {"visual_input_dim": encoder.embedding_dim}
 
 
-def _text_backbone(recipe: Recipe) -> dict[str, str]:
-    """The config field of a model that trains its text encoder. {} for another."""
-    kind, text = CATALOG[recipe.model["kind"]], recipe.text
-    for key, source in DERIVED_MODEL_KEYS.items():
-        if key in recipe.model:
-            raise RecipeError(f"model.{key}: expected none, because it follows from {source}. Remove model.{key}, and set {source}.")
+def _text_backbone_field(recipe: Recipe, kind: type[Matcher]) -> dict[str, str]:
+    """The config field ``text_backbone`` with its value, or {} if the recipe trains no separate text encoder."""
+    text = recipe.text
     if text.encoder == "vocabulary" or text.granularity != "tokens":
         return {}
     if "text_backbone" in {field.name for field in fields(kind.Config)}:
         return {"text_backbone": text.encoder}
     if text.encoder == recipe.visual.encoder:  # a dual encoder
         return {}
-    raise RecipeError(f'text.granularity: {kind.name} does not train a text encoder. Set text.granularity = "pooled" or "words".')
+    raise RecipeError(
+        f'text.granularity: expected a frozen text encoder for {kind.name}, got "tokens". Set text.granularity = "pooled" or "words".'
+    )

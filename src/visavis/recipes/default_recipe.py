@@ -87,16 +87,16 @@ def choose_recipe(overrides: dict[str, Any], *, downloads: Progress | None = Non
 
 
 def _find_dual_encoder(progress: Progress) -> tuple[str | None, str]:
-    """The default CLIP or SigLIP model, or None and a sentence that names the loss and the fix."""
-    loss = "Without a pretrained CLIP, the model finds little in real photos."
+    """The default CLIP or SigLIP model, or None and sentences that name the drawback and the fix."""
+    drawback = "Without a pretrained CLIP, the model finds little in real photos."
     missing = next((package for package in ("transformers", "peft") if not _is_installed(package)), None)
     if missing is not None:
-        return None, f" {loss} Install {missing} with: pip install 'visavis[lora]'."
+        return None, f" {drawback} Install {missing} with: pip install 'visavis[lora]'."
     try:
         with default_model(None, progress) as model:
             return model, ""
     except HubUnreachableError:
-        return None, f" {loss} Connect to the network once to download {DEFAULT_MODELS[0].name}."
+        return None, f" {drawback} Connect to the network once to download {DEFAULT_MODELS[0].name}."
 
 
 def _find_image_encoder(path: str, skip_bad: bool) -> str | None:
@@ -112,8 +112,12 @@ def _find_image_encoder(path: str, skip_bad: bool) -> str | None:
             'visual = { encoder = NAME, granularity = "frames", frames_per_second = 1.0 }.'
         )
     stores = sorted((storage.cache_folder() / "features").glob(f"{escape(data.name)}-{data.fingerprint}-*/features.json"))
-    found = [read_description(store.parent) for store in stores]
-    cached = [one.encoder for one in found if (one.modality, one.granularity, one.crops, one.complete) == ("visual", "pooled", 1, True)]
+    descriptions = [read_description(store.parent) for store in stores]
+    cached = [
+        each.encoder
+        for each in descriptions
+        if (each.modality, each.granularity, each.crops, each.complete) == ("visual", "pooled", 1, True)
+    ]
     folders = sorted((storage.cache_folder() / "backbones").glob("*/preprocessor_config.json"))
     available = [*cached, *(folder.parent.name for folder in folders)] if _is_installed("transformers") else []
     available += [name for name in PUBLISHED_BACKBONES if is_downloaded(name)]

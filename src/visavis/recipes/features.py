@@ -42,13 +42,13 @@ PRECOMP = "precomp"
 VOCABULARY_CAPTIONS = 100_000
 
 
-def open_data(recipe: Recipe, progress: Progress, *, skip_bad: bool) -> Dataset:
+def open_data(recipe: Recipe, progress: Progress, *, skip_bad: bool | None = None) -> Dataset:
     """Open the data set of a recipe. Each image is decoded once, unless stored features replace the images.
 
     Args:
         recipe: Recipe.
         progress: Receives progress.
-        skip_bad: Whether to skip broken items instead of stopping.
+        skip_bad: Whether to skip broken items instead of stopping. None: ``data.skip_bad`` of the recipe.
 
     Returns:
         The data set.
@@ -62,7 +62,7 @@ def open_data(recipe: Recipe, progress: Progress, *, skip_bad: bool) -> Dataset:
     check_data_exists(recipe)
     return open_dataset(
         recipe.data.path,
-        skip_bad=skip_bad,
+        skip_bad=recipe.data.skip_bad if skip_bad is None else skip_bad,
         decode_images=recipe.visual.granularity == "pixels" or not recipe.visual.features,
         frames_per_second=recipe.visual.frames_per_second,
         decode_all_frames=recipe.data.skip_bad,

@@ -66,8 +66,8 @@ class RecipeFile:
             RecipeError: If the variant does not exist.
         """
         if variant not in self.variants:
-            known = suggest_name(variant, self.variants, _list_command(self.source)) if self.variants else "it is one recipe."
-            raise RecipeError(f"{self.source}: {variant} is not a variant: {known}")
+            suggestion = suggest_name(variant, self.variants, _list_command(self.source)) if self.variants else "it is one recipe."
+            raise RecipeError(f"{self.source}: {variant} is not a variant: {suggestion}")
         content = self.content
         for changes in self.variants[variant]:
             content = merge_values(content, changes, f"{self.source}/{variant}")
@@ -98,9 +98,9 @@ class RecipeFile:
             return build_recipe(self.variant_content(variant), overrides, f"{self.source}/{variant}")
         if self.variants:
             command = _list_command(self.source) if len(self.variants) > MAX_LISTED_NAMES else ""
-            known = f"{command} lists the variants" if command else f"Variants: {', '.join(self.variants)}"
+            listing = f"{command} lists the variants" if command else f"Variants: {', '.join(self.variants)}"
             raise RecipeError(
-                f"{self.source}: expected a variant, got a grid. Name a variant, such as {self.source}/{next(iter(self.variants))}. {known}."
+                f"{self.source}: expected a variant, got a grid. Name a variant, such as {self.source}/{next(iter(self.variants))}. {listing}."
             )
         return build_recipe(self.content, overrides, self.source)
 
@@ -219,8 +219,8 @@ def suggest_row(row_id: str) -> str:
             return f"name a row of {table}, such as {table}/{rows[0]}."
         return suggest_name(row, rows, _list_command(table)).replace("did you mean ", f"did you mean {table}/")
     if paper in papers:
-        known = ", ".join(name for name in tables if name.startswith(f"{paper}/"))
-        return f"the tables of {paper} are {known}. {_list_command(f'{paper}/')} lists their rows."
+        tables_of_paper = ", ".join(name for name in tables if name.startswith(f"{paper}/"))
+        return f"the tables of {paper} are {tables_of_paper}. {_list_command(f'{paper}/')} lists their rows."
     ids = [f"{name}/{row}" for name, rows in tables.items() for row in rows]
     if (suggestion := suggest_name(row_id, ids, "nothing")).startswith("did you mean"):
         return suggestion
@@ -273,7 +273,7 @@ def _read(name: str, children: tuple[Path, ...]) -> RecipeFile:
     content = merge_values(base_content, content, name)
     variants = {variant: (*inherited.get(variant, ()), *variants.get(variant, ({},))) for variant in inherited | variants}
     if variants and "name" not in content:
-        raise RecipeError(f"{name}: name is missing.")
+        raise RecipeError(f'{name}: name: expected the name of the grid, got none. Add name = "NAME".')
     return RecipeFile(name, content, variants, {variant: annotations.get(variant, {}) for variant in variants}, table)
 
 
@@ -323,8 +323,8 @@ def _file_and_variant(name: str) -> tuple[str, str | None]:
     if name in shipped_recipe_names():
         return shipped_recipe_names()[name]
     is_row = name.partition("/")[0] in _papers() or re.fullmatch(r"[^/]+/\d+/[^/]+", name)
-    known = suggest_row(name) if is_row else suggest_name(name, [*shipped_recipe_names(), *packaged], "visavis catalog recipes")
-    raise RecipeError(f"{name}: expected a TOML file or the name of a shipped recipe, found neither: {known}")
+    suggestion = suggest_row(name) if is_row else suggest_name(name, [*shipped_recipe_names(), *packaged], "visavis catalog recipes")
+    raise RecipeError(f"{name}: expected a TOML file or the name of a shipped recipe, found neither: {suggestion}")
 
 
 def _papers() -> list[str]:

@@ -315,7 +315,7 @@ def _first_error(errors: ValidationError, content: dict[str, Any]) -> str:
     if first["type"] == "extra_forbidden":
         return f"{key} is not a key of recipes: {_suggest_key(steps, first['input'], content)}"
     if first["type"] == "missing":
-        return f"{key} is missing."
+        return f"{key}: expected a value, got none. Add it to the recipe."
     if first["type"] == "value_error":
         return first["msg"].removeprefix("Value error, ")
     expected = EXPECTED_TYPES.get(first["type"], first["msg"].removeprefix("Input should be "))

@@ -319,10 +319,10 @@ class EvaluationSettings(RecipeSection):
     @field_validator("extra_metrics")
     @classmethod
     def _check_extra_metrics(cls, keys: tuple[str, ...]) -> tuple[str, ...]:
-        known = [metric.name for metric in metrics.CATALOG if metric.input != "relevance"]
+        names = [metric.name for metric in metrics.CATALOG if metric.input != "relevance"]
         for key in keys:
-            if key not in known:
-                raise ValueError(f"evaluation.extra_metrics: {key!r} is not a metric: {suggest_name(key, known)}")
+            if key not in names:
+                raise ValueError(f"evaluation.extra_metrics: {key!r} is not a metric: {suggest_name(key, names)}")
         return keys
 
 

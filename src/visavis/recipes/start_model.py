@@ -73,9 +73,9 @@ def copy_start_weights(start: Retriever, matcher: Matcher, processor: Processor,
     before, now = start.processor.to_config, processor.to_config
     if changed := next((key for key in {**before, **now} if before.get(key) != now.get(key)), None):
         raise RecipeError(f"{source}: expected the same {changed} as in this recipe, got another. {advice}")
-    theirs, ours = ({name: list(part.shape) for name, part in model.state_dict().items()} for model in (start.matcher, matcher))
-    for name in sorted(theirs.keys() | ours.keys()):
-        if theirs.get(name) != ours.get(name):
-            actual, expected = (f"shape {shapes[name]}" if name in shapes else "nothing" for shapes in (theirs, ours))
+    start_shapes, shapes = ({name: list(part.shape) for name, part in model.state_dict().items()} for model in (start.matcher, matcher))
+    for name in sorted(start_shapes.keys() | shapes.keys()):
+        if start_shapes.get(name) != shapes.get(name):
+            actual, expected = (f"shape {of_model[name]}" if name in of_model else "nothing" for of_model in (start_shapes, shapes))
             raise RecipeError(f"{source}: {name}: expected {expected}, got {actual}. {advice}")
     matcher.load_state_dict(start.matcher.state_dict())

@@ -161,8 +161,8 @@ def evaluate_runs(
     networks: list[Matcher] = []
     encoded: list[tuple[Encoded, Encoded]] = []
     for folder, (data_module, matcher) in opened.items():
-        both = recipes[folder].evaluation.average_networks if average_networks is None else average_networks
-        for network in [matcher, open_peer_network(folder, matcher)] if both else [matcher]:
+        has_two = recipes[folder].evaluation.average_networks if average_networks is None else average_networks
+        for network in [matcher, open_peer_network(folder, matcher)] if has_two else [matcher]:
             networks.append(network)
             encoded.append(data_module.encode(network, splits[folder]))
 

@@ -271,9 +271,9 @@ def _examples(data: Dataset, images: Tensor, scores: Tensor) -> tuple[MinedExamp
         negative = int(images[caption, 0])
         if negative < 0 or len(examples) == NUM_EXAMPLES:
             break
-        own = data.captions_of[negative]
+        negative_captions = data.captions_of[negative]
         image, text = data.images[int(data.image_of[caption])].name, data.captions[caption]
-        negative_caption = data.captions[own[0]] if len(own) else ""
-        found = MinedExample(text, image, data.images[negative].name, negative_caption, float(scores[caption, 0]))
-        examples.setdefault(image, found)
+        negative_caption = data.captions[negative_captions[0]] if len(negative_captions) else ""
+        example = MinedExample(text, image, data.images[negative].name, negative_caption, float(scores[caption, 0]))
+        examples.setdefault(image, example)
     return tuple(examples.values())

@@ -120,7 +120,7 @@ class Checkpoint:
         """
         for name, expected_hash in storage.read_json(folder / HASHES, dict[str, str], error=RunError).items():
             if storage.content_hash(folder / name, limit=storage.MAX_BYTES, error=RunError) != expected_hash:
-                raise RunError(f"{folder / name}: corrupted (hash mismatch).")
+                raise RunError(f"{folder / name}: expected the recorded content, got a corrupted file (hash mismatch).")
         reference = {"weights": expected, "best_weights": expected}
         tensors = {name: storage.read_tensors(folder / f"{name}.safetensors", reference.get(name), error=RunError) for name in TENSOR_FILES}
         state = storage.read_json(folder / STATE, TrainerState, error=RunError)
@@ -161,7 +161,7 @@ class Checkpoint:
                     (progress or NoProgress()).message(f"{reason} Falling back to checkpoint {path.name}.")
                 return checkpoint
         if errors:
-            raise errors[0]
+            raise RunError(f"{errors[0]} No checkpoint of {folder} is usable. Restore one from a backup, or train again in a new folder.")
         return None
 
     @property

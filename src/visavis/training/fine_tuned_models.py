@@ -115,8 +115,8 @@ def smallest_alpha(start_rsum: float, rsum: Mapping[float, float], min_gain_rati
         0.5
     """
     best = max(rsum.values())
-    enough = start_rsum + min_gain_ratio * (best - start_rsum) if best > start_rsum else best
-    return min(alpha for alpha in rsum if rsum[alpha] >= enough)
+    min_rsum = start_rsum + min_gain_ratio * (best - start_rsum) if best > start_rsum else best
+    return min(alpha for alpha in rsum if rsum[alpha] >= min_rsum)
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ def check_forgetting(recipe: Recipe, progress: Progress) -> None:
             f"{recipe.visual.encoder or 'none'} and {recipe.text.encoder}. Set both to one dual encoder, or remove evaluation.forgetting."
         )
     other = _recipe_on_other_data(recipe)
-    open_data(other, progress, skip_bad=other.data.skip_bad).split(other.evaluation.test)
+    open_data(other, progress).split(other.evaluation.test)
 
 
 def measure_forgetting(data_module: DataModule, matcher: Matcher, progress: Progress) -> Forgetting:

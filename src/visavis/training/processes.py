@@ -41,7 +41,7 @@ waits for a thread of gloo, which waits for the interpreter."""
 def join_processes(
     after_kill: str = "The last checkpoint is intact. Continue with --resume RUN, with any number of processes.",
 ) -> Iterator[ProcessGroup]:
-    """Join the other processes of a command, if ``torchrun`` or a like launcher started this one.
+    """Join the other processes of a command, if ``torchrun``, or another launcher that sets the same variables, started this one.
 
     The first process that fails reports its error. The others, which lose their connection to it, raise
     ``ReportedByOtherProcess``, which the command line does not print.
@@ -111,25 +111,26 @@ def _connect(after_kill: str) -> None:
 def _store_of_start(store: Store, rank: int, world_size: int) -> Store:
     """Agree on a part of the store for this start.
 
-    ``torchrun`` starts processes again with the same store, which still has the addresses of those that were killed. Each process asks with a
-    new random key, so that no answer is older than the question.
+    ``torchrun`` starts processes again with the same store, which still has the addresses of those that were killed. Each process sends its
+    request with a new random key, so that no reply is older than the request.
     """
     if rank > 0:
-        question = uuid4().hex
-        store.set(f"visavis/question-{rank}", question)
-        _wait_for_processes(lambda: store.check([f"visavis/answer-{question}"]), world_size)
-        start = store.get(f"visavis/answer-{question}").decode()
+        request = uuid4().hex
+        store.set(f"visavis/request-{rank}", request)
+        _wait_for_processes(lambda: store.check([f"visavis/reply-{request}"]), world_size)
+        start = store.get(f"visavis/reply-{request}").decode()
         store.set(f"{start}/joined-{rank}", "")
         return PrefixStore(start, store)
     start = uuid4().hex
 
-    def answer() -> bool:
+    def reply_to_requests() -> bool:
         for other in range(1, world_size):
-            if store.check([f"visavis/question-{other}"]):
-                store.set(f"visavis/answer-{store.get(f'visavis/question-{other}').decode()}", start)
+            if store.check([f"visavis/request-{other}"]):
+                request = store.get(f"visavis/request-{other}").decode()
+                store.set(f"visavis/reply-{request}", start)
         return all(store.check([f"{start}/joined-{other}"]) for other in range(1, world_size))
 
-    _wait_for_processes(answer, world_size)
+    _wait_for_processes(reply_to_requests, world_size)
     return PrefixStore(start, store)
 
 
@@ -213,9 +214,7 @@ def _wait_for_processes(have_joined: Callable[[], bool], world_size: int) -> Non
     end = time.monotonic() + JOIN_TIMEOUT_S
     while not have_joined():
         if time.monotonic() > end:
-            raise RunError(
-                f"WORLD_SIZE: expected {world_size} processes within {JOIN_TIMEOUT_S:.0f} s, and some did not start. Start all of them."
-            )
+            raise RunError(f"WORLD_SIZE: expected {world_size} processes within {JOIN_TIMEOUT_S:.0f} s, got fewer. Start all of them.")
         time.sleep(POLL_INTERVAL_S)
 
 
@@ -249,8 +248,8 @@ def check_processes(recipe: Recipe, group: ProcessGroup) -> None:
     for source in (spec.parse(phase.supervision, supervision.CATALOG) for phase in recipe.phases):
         if source.one_process_only:
             raise RecipeError(
-                f"phases.supervision: {type(source).__name__} trains in one process, because {source.one_process_only}. "
-                "Start it without torchrun."
+                f"phases.supervision: expected one process with {type(source).__name__}, because {source.one_process_only}, "
+                f"got {group.world_size}. Start it without torchrun."
             )
         if source.reads_model and recipe.training.strategy == "fsdp":
             raise RecipeError(

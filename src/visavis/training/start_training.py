@@ -57,7 +57,7 @@ def resume_training(folder: Path, progress: Progress, group: ProcessGroup = ONE_
         Stopped: After a signal, when everything is saved.
     """
     recipe = read_ensemble_recipe(folder)
-    return resume_run(folder, progress, group) if recipe is None else _resume_ensemble(recipe, folder, progress, group)
+    return resume_run(folder, progress, group) if recipe is None else _train_members(recipe, folder, progress, group)
 
 
 def member_recipes(recipe: Recipe) -> dict[str, Recipe]:
@@ -92,14 +92,14 @@ def _start_ensemble(recipe: Recipe, out: str | Path | None, progress: Progress, 
             if group.is_first:
                 storage.write_toml(RunFolder(folder).ensemble, recipe.to_dict())
         try:
-            return _resume_ensemble(recipe, folder, progress, group)
+            return _train_members(recipe, folder, progress, group)
         finally:
             if group.is_first and not any(os.path.exists(RunFolder(folder / name).recipe) for name in recipe.members):
                 RunFolder(folder).ensemble.unlink()
 
 
-def _resume_ensemble(recipe: Recipe, folder: Path, progress: Progress, group: ProcessGroup) -> TrainingResult:
-    """Train or resume each member in its subfolder, then evaluate them together."""
+def _train_members(recipe: Recipe, folder: Path, progress: Progress, group: ProcessGroup) -> TrainingResult:
+    """Train or resume each member in its subfolder, then evaluate their ensemble."""
     members: list[TrainingResult] = []
     for name, member in member_recipes(recipe).items():
         try:

@@ -277,9 +277,10 @@ class PeerNetwork:
     def __init__(self, first: Matcher, phase: Phase, recipe: Recipe, step_control: StepControl, group: ProcessGroup, seed: int):
         torch.manual_seed(seed)
         self.matcher = type(first)(first.config).to(device_of(first))
-        for own, source in zip(self.matcher.modules(), first.modules(), strict=True):
-            if isinstance(own, Whitening):
-                own.load_state_dict(source.state_dict())
+        # Whitening is fitted to the data, not learned.
+        for module, fitted_module in zip(self.matcher.modules(), first.modules(), strict=True):
+            if isinstance(module, Whitening):
+                module.load_state_dict(fitted_module.state_dict())
         prepare_encoders(self.matcher, recipe.training, group)
         self.matcher.matryoshka_dims = first.matryoshka_dims
         self.train_step, self.step_control = TrainStep(self.matcher, phase, recipe, group), step_control

@@ -300,10 +300,10 @@ class Trainer:
             state.done = True
         else:
             self.state = replace(state, phase=state.phase + 1, epoch=0, batch=0, phase_step=0, validations_without_improvement=0)
-            following = self.recipe.phases[self.state.phase]
-            if following.initial_weights == "best":
+            next_phase = self.recipe.phases[self.state.phase]
+            if next_phase.initial_weights == "best":
                 self.matcher.load_state_dict(self.best)
-            carried_over = self.supervision.carried_over() if following.supervision == self.phase.supervision else {}
+            carried_over = self.supervision.carried_over() if next_phase.supervision == self.phase.supervision else {}
             self._begin_phase(carried_over, self.train_step.optimizer)
         self._checkpoint()
 
@@ -335,8 +335,8 @@ class Trainer:
 
     def _agreed_signal(self) -> Signals | None:
         """The stop signal of this process, or of another one."""
-        own = torch.tensor([0 if self.stop.signal is None else self.stop.signal])
-        number = int(self.group.all_gather_stack(own).max())
+        local_number = torch.tensor([0 if self.stop.signal is None else self.stop.signal])
+        number = int(self.group.all_gather_stack(local_number).max())
         return Signals(number) if number else None
 
     def _checkpoint_if_due(self) -> None:

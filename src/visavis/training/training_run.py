@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from visavis import objectives, spec, storage, supervision
 from visavis.errors import MissingSupervision, RecipeError, RunError, StorageError, VisavisError
@@ -234,13 +235,8 @@ def train_and_evaluate(
     state = trainer.run()
     data_module.group.barrier()  # until the first process has written the best model
     matcher.load_state_dict(trainer.best)
-    interpolation, validation_rsum = None, state.best_rsum
-    if recipe.interpolation.alphas:
-        interpolation = choose_interpolation(data_module, matcher, initial_weights, trainer.best, trainer.log[0]["rsum"])
-        validation_rsum = interpolation.rsum[interpolation.alpha]
-        if data_module.group.is_first:
-            data_module.processor.save(matcher, folder.model)
-        progress.message(str(interpolation))
+    interpolation = _interpolate(trainer, initial_weights, progress) if recipe.interpolation.alphas else None
+    validation_rsum = state.best_rsum if interpolation is None else interpolation.rsum[interpolation.alpha]
     if warning := chance_warning(validation_rsum, np.bincount(trainer.val_loader.data.image_of).tolist()):
         progress.message(warning)
     test = evaluate_test(data_module, matcher, folder)
@@ -370,14 +366,14 @@ def evaluate_test(data_module: DataModule, matcher: Matcher, folder: RunFolder) 
 
 
 def chance_warning(rsum: float, captions_per_image: Sequence[int]) -> str:
-    """Warn about a validation RSUM within two standard deviations of a random ranking.
+    """Warn about a validation RSUM that is not above a random ranking by more than two standard deviations.
 
     Args:
         rsum: Validation RSUM, in percent.
         captions_per_image: Number of captions of each validation image.
 
     Returns:
-        The warning, or "".
+        The warning. "" if the RSUM is higher.
     """
     mean, std = random_rsum(captions_per_image)
     if rsum > mean + 2 * std:
@@ -388,6 +384,16 @@ def chance_warning(rsum: float, captions_per_image: Sequence[int]) -> str:
     )
 
 
+def _interpolate(trainer: Trainer, initial_weights: dict[str, Tensor], progress: Progress) -> Interpolation:
+    """Interpolate the best weights with the initial ones, and save the model."""
+    data_module = trainer.data_module
+    interpolation = choose_interpolation(data_module, trainer.matcher, initial_weights, trainer.best, trainer.log[0]["rsum"])
+    if data_module.group.is_first:
+        data_module.processor.save(trainer.matcher, trainer.folder.model)
+    progress.message(str(interpolation))
+    return interpolation
+
+
 def _check_no_run(path: Path) -> None:
     # os.path.exists is also False for a name that is too long. The error then comes from creating the folder.
     if os.path.exists(RunFolder(path).recipe):
@@ -395,7 +401,7 @@ def _check_no_run(path: Path) -> None:
 
 
 def _positives_by(recipe: Recipe) -> str:
-    """How the phases define positives: "ids", "position", or one after the other."""
+    """Definition of positives in each phase, as ``TrainingResult.positives_by`` documents it."""
     rules = dict.fromkeys(getattr(source, "by", "its own rule") for source in _supervisions(recipe))
     return " then ".join(rules)
 

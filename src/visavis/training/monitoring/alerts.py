@@ -48,8 +48,8 @@ def new_alerts(alerts: dict[str, str], log: Iterable[LogValues]) -> list[str]:
     Returns:
         The messages of the new alerts.
     """
-    known = {name for row in log for name in row["health"].get("alerts", ())}
-    return [message for name, message in alerts.items() if name not in known]
+    earlier_alerts = {name for row in log for name in row["health"].get("alerts", ())}
+    return [message for name, message in alerts.items() if name not in earlier_alerts]
 
 
 def _collapse(row: LogValues, _: Sequence[LogValues] = ()) -> str:

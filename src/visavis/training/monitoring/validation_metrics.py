@@ -263,7 +263,7 @@ def _same_words(batch: Batch) -> Tensor:
     # A number after those of the captions is a text query of the feedback.
     words = [" ".join(tokenize(data.captions[caption])) if caption < len(data.captions) else None for caption in batch.captions]
     words_of_images = [{" ".join(tokenize(data.captions[caption])) for caption in data.captions_of[image]} for image in batch.images]
-    return torch.tensor([[text in own for text in words] for own in words_of_images])
+    return torch.tensor([[text in image_words for text in words] for image_words in words_of_images])
 
 
 def _occurrence(direction: str, top: np.ndarray, candidates: Sequence[str]) -> dict[str, Any]:
