@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from visavis.api.arguments import optional_text, to_list, to_paths
-from visavis.errors import VisavisError
 from visavis.progress import NoProgress, Progress
 
 if TYPE_CHECKING:
@@ -91,8 +90,8 @@ def coherence(
     Raises:
         DataError: If the relevance is constant.
         RunError: If the runs rank different data.
-        SpecError: If the estimator or the seed is invalid.
-        VisavisError: If ``top``, ``caption_aggregation``, ``irrelevant_share`` or a query is invalid.
+        SpecError: If the estimator, the seed or ``top`` is invalid.
+        VisavisError: If ``caption_aggregation``, ``irrelevant_share`` or a query is invalid.
 
     Command line:
         ```sh
@@ -107,8 +106,7 @@ def coherence(
     from visavis.reports.coherence_report import write_coherence_report
     from visavis.spec import MAX_SEED, parse, validate_int
 
-    if top < 1:
-        raise VisavisError(f"top: expected an integer >= 1, got {top}. Set the length of the lists.")
+    validate_int(top, "top", 1)
     validate_int(seed, "seed", 0, MAX_SEED)
     if isinstance(queries, str):
         queries = int(queries) if queries.isdecimal() else [queries]

@@ -242,6 +242,7 @@ def classify(
     Raises:
         DataError: If the image or the file of labels cannot be read.
         RunError: If the folder is neither a run nor an index.
+        SpecError: If ``top`` is below 1.
 
     Command line:
         ```sh
@@ -252,7 +253,9 @@ def classify(
     from visavis.models.retriever import Retriever
     from visavis.retrieval.index_folder import is_index, read_manifest
     from visavis.retrieval.index_search import rank_texts
+    from visavis.spec import validate_int
 
+    validate_int(top, "top", 1)
     if isinstance(labels, str | Path):
         labels = [line for line in storage.read_text(labels).splitlines() if line.strip()]
     name = model or (read_manifest(Path(run)).model if is_index(run) else run)
@@ -271,10 +274,7 @@ def build_query(
         without: Excluded texts.
 
     Returns:
-        The query.
-
-    Raises:
-        VisavisError: If the query has no part.
+        The query. Without any part, it has one empty text, which a search refuses.
     """
     from visavis.retrieval.index_search import EXCLUDED_WEIGHT, SearchQuery
 

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from visavis import storage
-from visavis.errors import ShapeError, SpecError, StorageError, VisavisError
+from visavis.errors import ShapeError, StorageError, VisavisError
 from visavis.retrieval.items import ITEM_FIELDS, NO_FILTER, IndexItem, ItemFilter
 from visavis.retrieval.stores.vector_sets import MAX_NORM, ItemVectors, Queries, VectorSets
+from visavis.spec import validate_int
 
 CHECKSUM = "checksum"
 """Column of the checksums of the rows."""
@@ -169,7 +170,7 @@ def store_errors(uri: str, index_id: str, problem: str, reason: Callable[[BaseEx
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         if os.strerror(errno.ENOSPC) in str(error):
-            raise StorageError(f"{uri} cannot be written: {storage.DISK_FULL}.") from None
+            raise StorageError(f"{uri}: cannot be written: {storage.DISK_FULL}.") from None
         remedy = f" {REMEDY}" if index_id else ""
         raise StorageError(f"{uri}: {problem}: {reason(error)}.{remedy}") from None
 
@@ -285,5 +286,4 @@ def validate_queries(queries: np.ndarray, top: int, embedding_dim: int) -> None:
         raise ShapeError(f"queries: expected shape [Q, {embedding_dim}], got {list(queries.shape)}.")
     if not np.isfinite(queries).all():
         raise ShapeError("queries: expected finite values, got NaN or infinity.")
-    if top < 1:
-        raise SpecError(f"top: expected an integer >= 1, got {top}.")
+    validate_int(top, "top", 1)
