@@ -114,10 +114,10 @@ def coherence(
     with storage.create_output_folder(out, "runs/coherence") as folder:
         bands, estimator = RelevanceBands(irrelevant_share), parse(relevance, CATALOG)
         rankers, ranked_data, recipes = open_rankers(to_paths(runs), split, optional_text(data), memory, progress)
-        chosen = choose_queries(queries, ranked_data, seed)
+        shown_queries = choose_queries(queries, ranked_data, seed)
         image_relevance = estimator.for_dataset(ranked_data, caption_aggregation)
         check_relevance_varies(image_relevance, ranked_data)
-        with_random, limit = (*rankers, Ranker.random(ranked_data, seed)), recipes[0].memory or None
+        with_random, memory_limit = (*rankers, Ranker.random(ranked_data, seed)), recipes[0].memory or None
         comparison = RankedListComparison(
             folder=folder,
             data=ranked_data,
@@ -127,8 +127,8 @@ def coherence(
             bands=bands,
             rankers=with_random,
             trained_on_estimator=tuple(run.name for run, recipe in zip(rankers, recipes, strict=True) if trained_on(recipe, estimator)),
-            statistics=measure_lists(with_random, estimator, image_relevance, ranked_data, bands, top, progress, limit),
-            queries=tuple(query_lists(*query, rankers, image_relevance, ranked_data, bands, top, limit) for query in chosen),
+            statistics=measure_lists(with_random, estimator, image_relevance, ranked_data, bands, top, progress, memory_limit),
+            queries=tuple(query_lists(*query, rankers, image_relevance, ranked_data, bands, top, memory_limit) for query in shown_queries),
         )
     write_coherence_report(comparison)
     return comparison

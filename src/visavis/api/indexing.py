@@ -300,7 +300,7 @@ def _parse_time(text: str | None) -> int | None:
     try:
         return int(datetime.fromisoformat(text).astimezone().timestamp() * 1e9)
     except (ValueError, OverflowError, OSError):
-        raise DataError(f"time: expected a date such as 2024-05-31 or 2024-05-31T18:30, got {text!r}.") from None
+        raise DataError(f"time: expected a date such as 2024-05-31 or 2024-05-31T18:30, got {text!r}. Correct it.") from None
 
 
 def serve(

@@ -306,8 +306,8 @@ def _cli_type(annotation: str) -> Any:
 
 def _help(text: str) -> str:
     """The first sentence of a description, and its default."""
-    first, *others = re.split(r"(?<=\.) (?=[A-Z])", text)
-    return " ".join([first, *(sentence for sentence in others if sentence.startswith("Default"))])
+    first, *further = re.split(r"(?<=\.) (?=[A-Z])", text)
+    return " ".join([first, *(sentence for sentence in further if sentence.startswith("Default"))])
 
 
 def _convert_values(values: Values, parameters: Any, split_last: list[str] | None) -> Values:
@@ -331,7 +331,7 @@ def _convert_values(values: Values, parameters: Any, split_last: list[str] | Non
 def _split_pair(option: str, text: str) -> tuple[str, str]:
     name, separator, value = text.partition("=")
     if not separator:
-        raise VisavisError(f"--{option}: expected NAME=VALUE such as split=test, got {text!r}.")
+        raise VisavisError(f"--{option}: expected NAME=VALUE such as split=test, got {text!r}. Add the value.")
     return name, value
 
 

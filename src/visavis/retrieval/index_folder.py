@@ -187,7 +187,7 @@ class Index:
         Raises:
             DataError: If the file is missing. A link that points outside the source is refused when the bytes are read.
         """
-        missing = DataError(f"{item.path} is no longer in {self.root}. Update the index with visavis index.")
+        missing = DataError(f"{item.path}: expected this file in {self.root}, got none. Update the index with visavis index.")
         if self._dataset_files is not None:
             if item.path not in self._dataset_files:
                 raise missing

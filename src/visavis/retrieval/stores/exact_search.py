@@ -171,7 +171,7 @@ class ExactSearch:
 
     def __init__(self, rows: np.ndarray, *, coarse: Int8Pass | None = None, memory: MemoryLimit = None):
         if rows.ndim != 2 or rows.dtype != np.float32:
-            raise ShapeError(f"rows: expected float32 of shape [N, D], got {rows.dtype} of shape {list(rows.shape)}.")
+            raise ShapeError(f"rows: expected float32 of shape [N, D], got {rows.dtype} of shape {list(rows.shape)}. Convert them.")
         self.rows, self.coarse, self.memory = rows, coarse, memory
 
     @cached_property
@@ -196,7 +196,7 @@ class ExactSearch:
         """
         validate_queries(queries, top, self.rows.shape[1])
         if mask is not None and mask.shape != (len(self.rows),):
-            raise ShapeError(f"mask: expected shape [{len(self.rows)}], got {list(mask.shape)}.")
+            raise ShapeError(f"mask: expected shape [{len(self.rows)}], got {list(mask.shape)}. Pass one value per row.")
         queries = np.ascontiguousarray(queries, np.float32)
         top = min(top, len(self.rows) if mask is None else int(mask.sum()))
         if not len(queries) or not top:
