@@ -348,7 +348,9 @@ def service_routes(service: SearchService, auth: TokenAuth | None) -> APIRouter:
 def _log_in(request: Request, auth: TokenAuth, token: str) -> Response:
     if not auth.is_valid_token(token):
         content, content_type, _ = web_ui_files()["login.html"]
-        return Response(content.replace(b"<!--wrong-->", b"This token is not correct."), 401, media_type=content_type)
+        return Response(
+            content.replace(b"<!--wrong-->", b"The token is not correct. Check it and try again."), 401, media_type=content_type
+        )
     response = RedirectResponse("/", 303)
     secure = request.url.scheme == "https"
     response.set_cookie(TOKEN_COOKIE, auth.cookie, max_age=COOKIE_SECONDS, httponly=True, samesite="strict", secure=secure)
