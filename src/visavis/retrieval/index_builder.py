@@ -33,6 +33,7 @@ from visavis.retrieval.index_folder import (
     IndexManifest,
     SkippedFile,
     check_model,
+    is_free_folder,
     is_index,
     open_index_store,
     read_manifest,
@@ -164,10 +165,8 @@ def build_index(
 def _validate_arguments(folder: Path, moment_seconds: float | None) -> None:
     if moment_seconds is not None and not 0 < moment_seconds < math.inf:
         raise VisavisError(f"moment_seconds: expected a number > 0, got {moment_seconds:g}. Pass a length such as {MOMENT_SECONDS:g}.")
-    if not is_index(folder) and os.path.exists(folder) and any(not path.name.endswith(".lock") for path in folder.iterdir()):
-        raise RefusedOverwrite(
-            f"{folder}: expected a new folder or an index, got a folder with other files. Pass another folder with --out."
-        )
+    if not is_index(folder) and not is_free_folder(folder):
+        raise RefusedOverwrite(f"{folder}: expected a new folder or an index, got other files. Pass another folder with --out.")
 
 
 def _load_model(

@@ -252,6 +252,20 @@ def is_index(folder: str | Path) -> bool:
     return os.path.exists(Path(folder) / MANIFEST) or os.path.exists(Path(folder) / STORE_FOLDER)
 
 
+def is_free_folder(folder: Path) -> bool:
+    """Check whether a new index can be made in a folder.
+
+    Args:
+        folder: Any path.
+
+    Returns:
+        Whether the path does not exist, or is a folder that contains at most lock files.
+    """
+    if not os.path.lexists(folder):
+        return True
+    return os.path.isdir(folder) and all(file.name.endswith(".lock") for file in folder.iterdir())
+
+
 def truncate_model(model: Retriever, embedding_dim: int) -> Retriever:
     """Truncate the vectors of a model to a Matryoshka dimension.
 
