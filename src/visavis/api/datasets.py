@@ -227,7 +227,7 @@ def features(
     if out and os.path.isdir(out):
         for file in Path(out).iterdir():
             if not file.name.startswith(STORE_PREFIXES):
-                raise RefusedOverwrite(f"{out}: expected a new folder or one of features, got one with {file.name}. Pass another folder.")
+                raise RefusedOverwrite(f"{out}: expected a new folder or one of features, got {file.name} in it. Name another folder.")
     encoders = {}
     if visual:
         encoders["images"] = EncoderSpec("visual", visual, granularity, crops, frames_per_second, full_decoding=full_decoding)
