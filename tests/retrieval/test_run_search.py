@@ -118,6 +118,8 @@ def test_search_rejects_invalid_arguments(run, scenes, tmp_path):
         visavis.search(run, "  ")
     with pytest.raises(VisavisError, match="top: expected an integer >= 1, got 0"):
         visavis.search(run, "a dog", top=0)
+    with pytest.raises(VisavisError, match="top: expected an integer >= 1, got 0"):
+        visavis.classify(run, next((scenes / "images").iterdir()), ["a dog"], top=0)
     (tmp_path / "notes.txt").write_text("no images here")
     with pytest.raises(DataError, match="expected a data set or a folder of images"):
         visavis.search(run, "a dog", collection=tmp_path)

@@ -152,12 +152,12 @@ def test_parse_query_splits_excluded_words():
 
 def test_rate_limiter_refills_per_client():
     limiter = RateLimiter(RateLimits(burst=10, per_s=2))
-    assert limiter.take("1.1.1.1", 10, now=0) == 0
-    assert limiter.take("1.1.1.1", 4, now=0) == 2
-    assert limiter.take("1.1.1.2", 4, now=0) == 0
-    assert limiter.take("1.1.1.1", 4, now=2) == 0
-    assert limiter.take("2001:db8::1", 10, now=0) == 0
-    assert limiter.take("2001:db8::2", 1, now=0) > 0, "a /64 network is one client"
+    assert limiter.spend("1.1.1.1", 10, now=0) == 0
+    assert limiter.spend("1.1.1.1", 4, now=0) == 2
+    assert limiter.spend("1.1.1.2", 4, now=0) == 0
+    assert limiter.spend("1.1.1.1", 4, now=2) == 0
+    assert limiter.spend("2001:db8::1", 10, now=0) == 0
+    assert limiter.spend("2001:db8::2", 1, now=0) > 0, "a /64 network is one client"
 
 
 def test_lru_cache_respects_max_size():

@@ -228,7 +228,7 @@ def test_web_ui_requests_votes_on_uncertain_pairs(open_page, address, votes):
     page.click("#feedback-button")
     page.wait_for_selector("#feedback-frame:visible")
     page.keyboard.press("y")
-    page.wait_for_selector("#feedback-note:text-matches('2 of|Thank you')")
+    page.wait_for_selector("#feedback-note:text-matches('2 of|Done')")
     page.keyboard.press("Escape")
     assert len(read_feedback(votes)) == before + 1
 
@@ -259,7 +259,7 @@ def test_web_ui_by_keyboard_only(open_page, address, votes):
     page.wait_for_selector(".tile[data-vote=relevant]", state="detached")
     page.keyboard.press("Enter")
     page.wait_for_selector("dialog#detail[open]")
-    assert page.inner_text("#detail-facts").find(found[1]) > 0
+    assert page.inner_text("#detail-properties").find(found[1]) > 0
     page.keyboard.press("ArrowRight")
     page.wait_for_selector(f"#detail-name:text-is('{found[2].rpartition('/')[2]}')")
     page.keyboard.press("Escape")
@@ -326,7 +326,7 @@ def test_web_ui_reports_unfinished_index(open_page, shared_page, address, count,
         shared_page.route("**/api/search**", remove_hits)
     page = open_page(address, wait=wait)
     assert page.inner_text("#summary") == text
-    assert count or page.inner_text("#notice") == "This index is unfinished and has no items yet."
+    assert count or page.inner_text("#notice") == "This index is unfinished and has no items yet. Run visavis index again to complete it."
 
 
 @pytest.fixture(scope="module")

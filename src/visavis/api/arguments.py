@@ -31,9 +31,10 @@ def to_paths(paths: str | Path | Sequence[str | Path]) -> list[Path]:
     Raises:
         RunError: If there is none.
     """
-    if not (listed := [Path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]):
-        raise RunError("run, index: expected at least one folder, got none. Pass one.")
-    return listed
+    paths = [paths] if isinstance(paths, str | Path) else paths
+    if not paths:
+        raise RunError("run, index: expected at least one folder, got none. Pass the folder of a run or an index.")
+    return [Path(path) for path in paths]
 
 
 def optional_text(value: str | Path | None) -> str | None:
@@ -46,7 +47,7 @@ def optional_text(value: str | Path | None) -> str | None:
         RunError: If it is not UTF-8.
     """
     if value is not None and re.search("[\ud800-\udfff]", str(value)):
-        raise RunError(f"the path {str(value)!a} is not UTF-8, which the files of a run require. Rename it.")
+        raise RunError(f"path: expected a name in UTF-8, as the files of a run require, got {str(value)!a}. Rename it.")
     return None if value is None else str(value)
 
 

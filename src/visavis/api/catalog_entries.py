@@ -155,29 +155,29 @@ INLINE_SECTIONS = ("Formula:", "dL/ds", "Advice:", "Source:", "Special cases:", 
 """Labels that may begin a section in the middle of a paragraph."""
 
 
-def docstring_summary(thing: Any) -> str:
+def docstring_summary(documented: Any) -> str:
     """Return the first paragraph of a docstring on one line.
 
     Args:
-        thing: Function or class.
+        documented: Function or class.
 
     Returns:
         The summary, empty without a docstring.
     """
-    return " ".join((inspect.getdoc(thing) or "").split("\n\n")[0].split())
+    return " ".join((inspect.getdoc(documented) or "").split("\n\n")[0].split())
 
 
-def docstring_section(thing: Any, label: str) -> str:
+def docstring_section(documented: Any, label: str) -> str:
     """Return one section of a docstring on one line.
 
     Args:
-        thing: Function or class.
+        documented: Function or class.
         label: First words of the section, such as ``"Source:"``.
 
     Returns:
         Text of the section without the label, empty without such a section.
     """
-    return " ".join(" ".join(_section_lines(thing, label)).split())
+    return " ".join(" ".join(_section_lines(documented, label)).split())
 
 
 def docstring_arguments(function: Any) -> dict[str, str]:
@@ -208,11 +208,11 @@ def docstring_commands(function: Any) -> list[str]:
     return [line.strip() for line in _section_lines(function, "Command line:") if line.strip().startswith("visavis ")]
 
 
-def _section_lines(thing: Any, label: str) -> list[str]:
+def _section_lines(documented: Any, label: str) -> list[str]:
     """Lines of a section: those indented below its label, or those up to a blank line or another label."""
     section: list[str] = []
     inside = indented = False
-    for line in (inspect.getdoc(thing) or "").splitlines():
+    for line in (inspect.getdoc(documented) or "").splitlines():
         if line.startswith(label):
             inside, line = True, line.removeprefix(label)
             indented = not line.strip()

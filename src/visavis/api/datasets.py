@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from visavis.api.arguments import parse_overrides
+from visavis.api.arguments import parse_overrides, to_list
 from visavis.errors import RefusedOverwrite, VisavisError, suggest_name
 from visavis.progress import NoProgress, Progress
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from visavis.models.checkpoint_conversion import CheckpointConversion
 
 
-SIDES = ("visual", "text", ".")
+STORE_PREFIXES = ("visual", "text", ".")
 """Beginnings of the names in a folder of feature stores."""
 
 
@@ -93,8 +93,7 @@ def data_audit(
     from visavis.audit.run_audit import audit
 
     settings = parse_overrides(overrides) | ({"data.skip_bad": True} if skip_bad else {})
-    chosen = [parts] if isinstance(parts, str) else parts
-    return audit(path, recipe, settings, chosen, folds, seeds, progress or NoProgress())
+    return audit(path, recipe, settings, to_list(parts), folds, seeds, progress or NoProgress())
 
 
 def data_convert(sources: Sequence[str | Path], out: str | Path, *, progress: Progress | None = None) -> ConversionReport:
@@ -225,8 +224,10 @@ def features(
     progress = progress or NoProgress()
     if not visual and not text:
         raise VisavisError("features: expected an image encoder, a text encoder, or both, got none. Pass --visual or --text.")
-    if out and os.path.isdir(out) and (other := [file.name for file in Path(out).iterdir() if not file.name.startswith(SIDES)]):
-        raise RefusedOverwrite(f"{out}: expected a new folder or one of features, got {other[0]} in it. Name another folder.")
+    if out and os.path.isdir(out):
+        for file in Path(out).iterdir():
+            if not file.name.startswith(STORE_PREFIXES):
+                raise RefusedOverwrite(f"{out}: expected a new folder or one of features, got {file.name} in it. Name another folder.")
     encoders = {}
     if visual:
         encoders["images"] = EncoderSpec("visual", visual, granularity, crops, frames_per_second, full_decoding=full_decoding)
@@ -288,10 +289,10 @@ def convert(
     if os.path.exists(out):
         storage.prepare_empty_folder(out, will_be_replaced=True)
     if max_length is not None:
-        others = {"text_encoder": text_encoder or None, "config": config or None, "image_size": image_size}
-        if given := [f"{name}={value}" for name, value in others.items() if value is not None]:
+        other_options = {"text_encoder": text_encoder or None, "config": config or None, "image_size": image_size}
+        if conflicts := [f"{name}={value}" for name, value in other_options.items() if value is not None]:
             raise VisavisError(
-                f"max_length: expected no other option, got {', '.join(given)}. "
+                f"max_length: expected no other option, got {', '.join(conflicts)}. "
                 "Convert the checkpoint first, then its folder with --max-length."
             )
         return extend_positions(str(checkpoint), validate_int(max_length, "max_length", 1, MAX_TEXT_LENGTH), out)
@@ -370,7 +371,7 @@ def catalog(kind: str | None = None, *, paper: str | None = None) -> dict[str, l
     from visavis.api.catalog_entries import CATALOGS, table_rows
 
     if kind is not None and kind not in CATALOGS:
-        raise VisavisError(f"catalog: unknown kind {kind!r}: {suggest_name(kind, CATALOGS)}")
+        raise VisavisError(f"catalog: expected a kind of entries, got {kind!r}: {suggest_name(kind, CATALOGS)}")
     if paper is not None:
         if kind not in (None, "recipes"):
             raise VisavisError(f"paper: expected the catalog recipes, got {kind}. Run visavis catalog recipes --paper {paper}.")

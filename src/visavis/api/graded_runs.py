@@ -33,7 +33,7 @@ def measure_run_agreement(folders: Sequence[Path], data: str | None, relevance: 
     """Measure the agreement of the best models of runs with human judgments of the test split.
 
     Args:
-        folders: Run folders.
+        folders: Run folders, at least one.
         data: Data set with the judgments. Default: the runs' own.
         relevance: Spec of a relevance estimator to measure, too. The relevance to an image is that to its first caption.
         progress: Receives the progress.
@@ -43,10 +43,8 @@ def measure_run_agreement(folders: Sequence[Path], data: str | None, relevance: 
 
     Raises:
         DataError: If the data set has no judgments, or if they are damaged.
-        RunError: If no run is given, or if runs have different data.
+        RunError: If runs have different data.
     """
-    if not folders:
-        raise RunError("runs: expected at least one run folder, got none.")
     estimator = parse(relevance, CATALOG) if relevance else None
     scores: dict[str, dict[str, np.ndarray]] = {}
     fingerprint = ""
@@ -59,16 +57,16 @@ def measure_run_agreement(folders: Sequence[Path], data: str | None, relevance: 
         fingerprint = split.fingerprint
         judgments = find_human_judgments(find_source(recipe.data.path), split)
         visual, text = data_module.encode(matcher, split)
-        for each in judgments:
-            pairs = torch.from_numpy(each.images), torch.from_numpy(each.captions)
+        for rated in judgments:
+            pairs = torch.from_numpy(rated.images), torch.from_numpy(rated.captions)
             pair_scores = score_indexed_pairs(matcher, visual, text, *pairs, memory=recipe.memory or None)
-            scores.setdefault(each.kind, {})[str(folder)] = pair_scores.double().numpy()
-        progress.message(f"{folder}: scored {sum(len(each.images) for each in judgments):,} judged pairs")
+            scores.setdefault(rated.kind, {})[str(folder)] = pair_scores.double().numpy()
+        progress.message(f"{folder}: scored {sum(len(rated.images) for rated in judgments):,} judged pairs")
     if estimator is not None:
         image_relevance = estimator.for_dataset(split)
-        for each in judgments:
-            scores[each.kind][f"relevance by {estimator!r}"] = relevance_of_pairs(each, image_relevance)
-    return [agreement for each in judgments for agreement in measure_agreement(each, scores[each.kind])]
+        for rated in judgments:
+            scores[rated.kind][f"relevance by {estimator!r}"] = relevance_of_pairs(rated, image_relevance)
+    return [agreement for rated in judgments for agreement in measure_agreement(rated, scores[rated.kind])]
 
 
 def open_rankers(
@@ -122,7 +120,7 @@ def check_relevance_varies(relevance: ImageRelevance, data: Dataset) -> None:
     values = relevance(torch.arange(len(data.images)), torch.arange(min(CHECKED_CAPTIONS, len(data.captions))))
     if not values.min() < values.max():
         raise DataError(
-            f"relevance of the captions of {data.name}: expected different values, got only values from {values.min():g} to {values.max():g}. "
+            f"relevance: expected different values, got only values from {values.min():g} to {values.max():g} for {data.name}. "
             "Choose another estimator with --relevance."
         )
 
@@ -135,5 +133,5 @@ def trained_on(recipe: Recipe, estimator: RelevanceEstimator) -> bool:
         estimator: Estimator of the relevance.
     """
     supervisions = (parse(phase.supervision, supervision.CATALOG) for phase in recipe.phases)
-    specs = [each.relevance for each in supervisions if isinstance(each, supervision.GradedSupervision)]
-    return estimator in (parse(text, CATALOG) for text in specs)
+    graded = [one for one in supervisions if isinstance(one, supervision.GradedSupervision)]
+    return any(parse(one.relevance, CATALOG) == estimator for one in graded)

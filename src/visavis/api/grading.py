@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from visavis.api.arguments import optional_text, to_list, to_paths
-from visavis.errors import VisavisError
 from visavis.progress import NoProgress, Progress
 
 if TYPE_CHECKING:
@@ -91,8 +90,8 @@ def coherence(
     Raises:
         DataError: If the relevance is constant.
         RunError: If the runs rank different data.
-        SpecError: If the estimator or the seed is invalid.
-        VisavisError: If ``top``, ``caption_aggregation``, ``irrelevant_share`` or a query is invalid.
+        SpecError: If the estimator, the seed or ``top`` is invalid.
+        VisavisError: If ``caption_aggregation``, ``irrelevant_share`` or a query is invalid.
 
     Command line:
         ```sh
@@ -107,8 +106,7 @@ def coherence(
     from visavis.reports.coherence_report import write_coherence_report
     from visavis.spec import MAX_SEED, parse, validate_int
 
-    if top < 1:
-        raise VisavisError(f"top: expected an integer >= 1, got {top}. Set the length of the lists.")
+    validate_int(top, "top", 1)
     validate_int(seed, "seed", 0, MAX_SEED)
     if isinstance(queries, str):
         queries = int(queries) if queries.isdecimal() else [queries]
@@ -116,10 +114,10 @@ def coherence(
     with storage.create_output_folder(out, "runs/coherence") as folder:
         bands, estimator = RelevanceBands(irrelevant_share), parse(relevance, CATALOG)
         rankers, ranked_data, recipes = open_rankers(to_paths(runs), split, optional_text(data), memory, progress)
-        chosen = choose_queries(queries, ranked_data, seed)
+        shown_queries = choose_queries(queries, ranked_data, seed)
         image_relevance = estimator.for_dataset(ranked_data, caption_aggregation)
         check_relevance_varies(image_relevance, ranked_data)
-        with_random, limit = (*rankers, Ranker.random(ranked_data, seed)), recipes[0].memory or None
+        with_random, memory_limit = (*rankers, Ranker.random(ranked_data, seed)), recipes[0].memory or None
         comparison = RankedListComparison(
             folder=folder,
             data=ranked_data,
@@ -129,8 +127,8 @@ def coherence(
             bands=bands,
             rankers=with_random,
             trained_on_estimator=tuple(run.name for run, recipe in zip(rankers, recipes, strict=True) if trained_on(recipe, estimator)),
-            statistics=measure_lists(with_random, estimator, image_relevance, ranked_data, bands, top, progress, limit),
-            queries=tuple(query_lists(*query, rankers, image_relevance, ranked_data, bands, top, limit) for query in chosen),
+            statistics=measure_lists(with_random, estimator, image_relevance, ranked_data, bands, top, progress, memory_limit),
+            queries=tuple(query_lists(*query, rankers, image_relevance, ranked_data, bands, top, memory_limit) for query in shown_queries),
         )
     write_coherence_report(comparison)
     return comparison

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from visavis.memory_budget import MemoryLimit
     from visavis.retrieval.index_builder import IndexReport
     from visavis.retrieval.index_search import SearchQuery, SearchResults
+    from visavis.retrieval.items import ItemFilter
 
 
 def index(
@@ -157,13 +158,14 @@ def search(
         ```
     """
     from visavis.retrieval.default_index import index_source
-    from visavis.retrieval.index_folder import Index, is_index
-    from visavis.retrieval.index_search import attach_images, search_index
+    from visavis.retrieval.index_folder import is_index
     from visavis.retrieval.items import ItemFilter
-    from visavis.retrieval.run_search import search_images, warn_unknown_words
+    from visavis.retrieval.run_search import search_images
 
     runs, progress = to_paths(run), progress or NoProgress()
-    if len(runs) == 1 and not query and not _is_model_or_index(text := str(run if isinstance(run, str | Path) else run[0])):
+    # A single text that names no model is the query.
+    text = str(run if isinstance(run, str | Path) else run[0])
+    if len(runs) == 1 and not query and not _is_model_or_index(text):
         if collection is not None:
             index_folder = index_source(collection, None, model, progress, memory=memory).folder
             runs, query, collection, model = [Path(index_folder)], text, None, None
@@ -178,26 +180,41 @@ def search(
         return search_images(runs, query, optional_path(collection), top, progress, memory)
     if len(runs) > 1 or collection is not None:
         raise VisavisError("search: expected one index without --collection, as an index has its own images. Pass one index only.")
-    from visavis.models.retriever import Retriever
+    item_filter = ItemFilter(path, kind, _parse_time(after), _parse_time(before), dict(metadata or {}))
+    options: dict[str, Any] = {"group_duplicates": group_duplicates, "rerank": rerank, "model": model, "store": store, "memory": memory}
+    return _search_index(runs[0], build_query(query, image, like, without), top, item_filter, progress, **options)
 
-    opened = Index.open(runs[0], model=model, store=store, memory=memory)
-    with closing(opened.store):
-        search_query = build_query(query, image, like, without)
-        for _, text in search_query.texts:
+
+def _search_index(
+    folder: Path,
+    query: SearchQuery,
+    top: int,
+    item_filter: ItemFilter,
+    progress: Progress,
+    *,
+    group_duplicates: bool,
+    rerank: str | Path | None,
+    model: str | Path | None,
+    store: str | Path | None,
+    memory: MemoryLimit,
+) -> SearchResults:
+    """Search an index. Unknown words of the query and missing files of the results are reported."""
+    from visavis.models.retriever import Retriever
+    from visavis.retrieval.index_folder import Index
+    from visavis.retrieval.index_search import attach_images, search_index
+    from visavis.retrieval.run_search import warn_unknown_words
+
+    index = Index.open(folder, model=model, store=store, memory=memory)
+    with closing(index.store):
+        for _, text in query.texts:
             if text.strip():
-                warn_unknown_words(opened.model, text, progress)
-        candidates = search_index(
-            opened,
-            search_query,
-            top,
-            ItemFilter(path, kind, _parse_time(after), _parse_time(before), dict(metadata or {})),
-            group_duplicates=group_duplicates,
-            rerank=None if rerank is None else Retriever.load(rerank, memory=memory),
-        )
-        results = attach_images(opened, candidates)
-        if missing := [hit.item.path for hit in results if hit.image is None]:
-            progress.message(f"{opened.root}: {', '.join(missing)} not found. Update the index with visavis index.")
-        return results
+                warn_unknown_words(index.model, text, progress)
+        reranker = None if rerank is None else Retriever.load(rerank, memory=memory)
+        results = search_index(index, query, top, item_filter, group_duplicates=group_duplicates, rerank=reranker)
+        results = attach_images(index, results)
+    if missing := [hit.item.path for hit in results if hit.image is None]:
+        progress.message(f"{index.root}: {', '.join(missing)} not found. Update the index with visavis index.")
+    return results
 
 
 def classify(
@@ -225,6 +242,7 @@ def classify(
     Raises:
         DataError: If the image or the file of labels cannot be read.
         RunError: If the folder is neither a run nor an index.
+        SpecError: If ``top`` is below 1.
 
     Command line:
         ```sh
@@ -235,7 +253,9 @@ def classify(
     from visavis.models.retriever import Retriever
     from visavis.retrieval.index_folder import is_index, read_manifest
     from visavis.retrieval.index_search import rank_texts
+    from visavis.spec import validate_int
 
+    validate_int(top, "top", 1)
     if isinstance(labels, str | Path):
         labels = [line for line in storage.read_text(labels).splitlines() if line.strip()]
     name = model or (read_manifest(Path(run)).model if is_index(run) else run)
@@ -254,10 +274,7 @@ def build_query(
         without: Excluded texts.
 
     Returns:
-        The query.
-
-    Raises:
-        VisavisError: If the query has no part.
+        The query. Without any part, it has one empty text, which a search refuses.
     """
     from visavis.retrieval.index_search import EXCLUDED_WEIGHT, SearchQuery
 
@@ -283,7 +300,7 @@ def _parse_time(text: str | None) -> int | None:
     try:
         return int(datetime.fromisoformat(text).astimezone().timestamp() * 1e9)
     except (ValueError, OverflowError, OSError):
-        raise DataError(f"time: expected a date such as 2024-05-31 or 2024-05-31T18:30, got {text!r}.") from None
+        raise DataError(f"time: expected a date such as 2024-05-31 or 2024-05-31T18:30, got {text!r}. Correct it.") from None
 
 
 def serve(
@@ -311,7 +328,7 @@ def serve(
         feedback: File for relevance judgments, new or to be continued. Default: no feedback.
         store: Confirms the store of an index outside its folder. Default: only stores inside.
         open_browser: Open the web UI in a browser.
-        progress: Receives the address and access log.
+        progress: Receives the address.
 
     Raises:
         MissingExtra: If the packages of the extra ``serve`` are not installed.

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from visavis.api.arguments import to_list
 from visavis.progress import NoProgress, Progress
 
 if TYPE_CHECKING:
@@ -120,6 +121,5 @@ def mteb(
     from visavis.models.retriever import Retriever
 
     check_output(Path(out))
-    chosen = [tasks] if isinstance(tasks, str) else list(tasks)
     model = Retriever.load(run, device=device, batch_size=batch_size)
-    return run_tasks(model, name or os.path.basename(os.path.realpath(run)), chosen, Path(out))
+    return run_tasks(model, name or os.path.basename(os.path.realpath(run)), to_list(tasks), Path(out))

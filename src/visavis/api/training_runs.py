@@ -90,12 +90,12 @@ def train(
         if out is not None and restarted() and group.broadcast_text("run" if RunFolder(Path(out)).is_run else ""):
             return resume_training(Path(out), progress, group)
         name, settings = resolve_recipe(recipe, overrides, progress, data=data, feedback=feedback, skip_bad=skip_bad, can_download=True)
-        chosen = with_absolute_paths(read_recipe(name, settings))
-        if not chosen.members:
-            check_supervisions(chosen)
-            if unused := unused_supervisions(chosen):
+        resolved = with_absolute_paths(read_recipe(name, settings))
+        if not resolved.members:
+            check_supervisions(resolved)
+            if unused := unused_supervisions(resolved):
                 raise RecipeError(f"{unused[0]} Set another objective, or remove the supervision.")
-        return start_training(chosen, out, progress, group)
+        return start_training(resolved, out, progress, group)
 
 
 def load(path: str | Path, *, device: str | None = None, batch_size: int = 64, memory: MemoryLimit = None) -> Retriever:
@@ -183,7 +183,7 @@ def evaluate(
 
     for name, value in (("model", model), ("store", store)):
         if value is not None:
-            raise RunError(f"--{name}: expected an index with --feedback. Pass --feedback, or remove --{name}.")
+            raise RunError(f"--{name}: expected an index with --feedback, got no --feedback. Pass it, or remove --{name}.")
     row = None if published is None else measured_result(published)
     runs, data, progress = to_paths(run), optional_text(data), progress or NoProgress()
     result = evaluate_runs(

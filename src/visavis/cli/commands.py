@@ -26,7 +26,7 @@ from visavis.cli.help_texts import CommandGroup, examples_of, panel_of
 from visavis.cli.logs import log_to_stderr
 from visavis.cli.terminal import print_error, print_json, print_line
 from visavis.errors import VisavisError
-from visavis.progress import NoProgress
+from visavis.progress import NoProgress, Progress
 
 if TYPE_CHECKING:
     from visavis.data.features.store import FeatureStore
@@ -187,35 +187,22 @@ def _main_options(
 
 def _callback(name: str, command: Command) -> Callable[..., None]:
     """The function that Typer calls, with a signature that Typer reads."""
-    function = getattr(api, name)
-    parameters = inspect.signature(function).parameters
-    texts = docstring_arguments(function)
+    parameters = inspect.signature(getattr(api, name)).parameters
     arguments = [key for key, parameter in parameters.items() if parameter.kind != parameter.KEYWORD_ONLY and key not in command.options]
     # Of `RUN... QUERY`, Typer gives the last word to QUERY, so a single word arrives there, although the query is the optional one.
     split_last = arguments[:2] if len(arguments) == 2 and _is_repeatable(parameters[arguments[0]]) else None
-    signature = [
-        _typer_parameter(parameter, texts[key], is_argument=key in arguments, split_last=split_last)
-        for key, parameter in sorted(parameters.items(), key=lambda item: (item[0] not in arguments, item[0] != "overrides"))
-        if key != "progress"
-    ]
-    if command.has_result:
-        json_option = typer.Option("--json", help="Print one JSON object instead of text.")
-        signature += [_keyword("json", Annotated[bool, json_option], False)]
-    if command.has_all:
-        all_option = typer.Option("--all", help="Print every finding, not only the first of each kind.")
-        signature += [_keyword("print_all", Annotated[bool, all_option], False)]
-    verbose = typer.Option("--verbose", "-v", help="Print debug messages, such as the chosen computation path.")
-    quiet = typer.Option("--quiet", "-q", help="Print no progress and no notes. Results, warnings and errors remain.")
-    signature += [_keyword("verbose", Annotated[bool, verbose], False), _keyword("quiet", Annotated[bool, quiet], False)]
-    if name in GROUPS:
-        signature += [_keyword("context", typer.Context)]
 
-    def run(**values: Any) -> None:
-        context = values.pop("context", None)
+    def run(
+        *,
+        context: typer.Context | None = None,
+        json: bool = False,
+        print_all: bool = False,
+        verbose: bool,
+        quiet: bool,
+        **values: Any,
+    ) -> None:
         if context is not None and context.invoked_subcommand is not None:
             return
-        as_json, print_all = values.pop("json", False), values.pop("print_all", False)
-        verbose, quiet = values.pop("verbose"), values.pop("quiet")
         if verbose and quiet:
             raise VisavisError("--verbose, --quiet: expected at most one, got both. Remove one of them.")
         values = _convert_values(values, parameters, split_last)
@@ -223,17 +210,13 @@ def _callback(name: str, command: Command) -> Callable[..., None]:
             stack.enter_context(log_to_stderr(verbose=verbose, quiet=quiet))
             if command.resumable:
                 stack.enter_context(_resume_hint(name))
-            if "progress" in parameters and quiet:
-                values["progress"] = NoProgress()
-            elif "progress" in parameters:
-                from visavis.cli.console import ProgressBars
-
-                bars = ProgressBars()
-                values["progress"] = stack.enter_context(bars) if command.has_result else bars
+            if "progress" in parameters:
+                values["progress"] = NoProgress() if quiet else _progress_bars(command, stack)
             result = getattr(api, name)(**values)
+        # Of the processes of torchrun, the first one prints the result.
         if name in ("train", "features") and os.environ.get("RANK", "0") != "0":
-            return  # of the processes of torchrun, the first one prints the result
-        if as_json:
+            return
+        if json:
             print_json(command.to_json(result, values))
         elif command.printer:
             print_result = resolve_name(f"visavis.cli.{command.printer}")
@@ -242,9 +225,42 @@ def _callback(name: str, command: Command) -> Callable[..., None]:
             raise typer.Exit(1)
 
     run.__name__ = name
-    run.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]
+    run.__signature__ = _signature(name, command, arguments, split_last)  # type: ignore[attr-defined]
     run.__annotations__ = {}
     return run
+
+
+def _progress_bars(command: Command, stack: ExitStack) -> Progress:
+    """Progress on stderr. The bars of a server are not started, because they would be drawn over its log."""
+    from visavis.cli.console import ProgressBars
+
+    bars = ProgressBars()
+    return stack.enter_context(bars) if command.has_result else bars
+
+
+def _signature(name: str, command: Command, arguments: list[str], split_last: list[str] | None) -> inspect.Signature:
+    """The parameters of an API function, arguments first, and the options that all commands have."""
+    function = getattr(api, name)
+    parameters, texts = inspect.signature(function).parameters, docstring_arguments(function)
+    ordered = sorted(parameters, key=lambda key: (key not in arguments, key != "overrides"))
+    result = [
+        _typer_parameter(parameters[key], texts[key], is_argument=key in arguments, split_last=split_last)
+        for key in ordered
+        if key != "progress"
+    ]
+    if command.has_result:
+        result.append(_flag("json", "Print one JSON object instead of text.", "--json"))
+    if command.has_all:
+        result.append(_flag("print_all", "Print every finding, not only the first of each kind.", "--all"))
+    result.append(_flag("verbose", "Print debug messages, such as the chosen computation path.", "--verbose", "-v"))
+    result.append(_flag("quiet", "Print no progress and no notes. Results, warnings and errors remain.", "--quiet", "-q"))
+    if name in GROUPS:
+        result.append(_keyword("context", typer.Context))
+    return inspect.Signature(result)
+
+
+def _flag(name: str, text: str, *option_names: str) -> inspect.Parameter:
+    return _keyword(name, Annotated[bool, typer.Option(*option_names, help=text)], False)
 
 
 def _typer_parameter(parameter: inspect.Parameter, text: str, *, is_argument: bool, split_last: list[str] | None) -> inspect.Parameter:
@@ -290,8 +306,8 @@ def _cli_type(annotation: str) -> Any:
 
 def _help(text: str) -> str:
     """The first sentence of a description, and its default."""
-    first, *others = re.split(r"(?<=\.) (?=[A-Z])", text)
-    return " ".join([first, *(sentence for sentence in others if sentence.startswith("Default"))])
+    first, *further = re.split(r"(?<=\.) (?=[A-Z])", text)
+    return " ".join([first, *(sentence for sentence in further if sentence.startswith("Default"))])
 
 
 def _convert_values(values: Values, parameters: Any, split_last: list[str] | None) -> Values:
@@ -315,7 +331,7 @@ def _convert_values(values: Values, parameters: Any, split_last: list[str] | Non
 def _split_pair(option: str, text: str) -> tuple[str, str]:
     name, separator, value = text.partition("=")
     if not separator:
-        raise VisavisError(f"--{option}: expected NAME=VALUE such as split=test, got {text!r}.")
+        raise VisavisError(f"--{option}: expected NAME=VALUE such as split=test, got {text!r}. Add the value.")
     return name, value
 
 

@@ -44,10 +44,10 @@ def print_check(report: CheckReport, *, print_all: bool = False) -> None:
         _print_examples(findings, print_all=print_all)
     for split, count in report.splits.items():
         print_line(f"{split}: {count.images:,} images, {count.captions:,} captions")
-    fewest, most = report.captions_per_image
+    min_captions, max_captions = report.captions_per_image
     sizes = ", ".join(f"{size} ({count:,})" for size, count in sorted(report.image_sizes.items(), key=lambda item: -item[1])[:5])
     print_line(
-        f"captions per image: {fewest} to {most}, duplicate captions: {report.duplicate_captions:,}, image sizes: {sizes or 'no images'}"
+        f"captions per image: {min_captions} to {max_captions}, duplicate captions: {report.duplicate_captions:,}, image sizes: {sizes or 'no images'}"
     )
     verdict = "OK: training uses all data." if report.ok else "Training would lose data. Fix the data, or train with --skip-bad."
     print_line(f"{verdict} ({report.format_name}, {report.seconds:.1f} s)")
@@ -146,10 +146,13 @@ def print_catalog(entries: dict[str, list[dict[str, Any]]]) -> None:
             _print_recipes(rows)
             continue
         for row in rows:
-            (_, name), (_, summary), *rest = row.items()
+            (_, name), (_, summary), *details = row.items()
             print_markup(f"  [cyan]{escape(name)}[/cyan]")
-            for text in filter(None, [summary, *(f"{label.replace('_', ' ')}: {value}" for label, value in rest if value)]):
-                print_line(f"      {text}")
+            if summary:
+                print_line(f"      {summary}")
+            for label, value in details:
+                if value:
+                    print_line(f"      {label.replace('_', ' ')}: {value}")
 
 
 def _print_recipes(entries: list[dict[str, Any]]) -> None:

@@ -102,8 +102,9 @@ def print_mining(report: MiningReport) -> None:
     ]
     print_table(("", "queries", "negatives of a query", "dropped", "queries with fewer"), rows)
     print_line("dropped: likely false negatives among the hardest candidates. The captions with the highest scores of a negative image:")
-    for each in report.examples:
-        print_line(f"  {each.score:.3f}  {each.image}: {each.caption}\n         {each.negative}: {each.negative_caption}")
+    for example in report.examples:
+        print_line(f"  {example.score:.3f}  {example.image}: {example.caption}")
+        print_line(f"         {example.negative}: {example.negative_caption}")
     print_line(f"Negatives of split {report.split}: {report.file}")
     print_line(f"Train with them in a phase: supervision = \"MinedNegativeSupervision(file='{report.file}')\"")
 

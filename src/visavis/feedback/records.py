@@ -89,7 +89,7 @@ FeedbackRecord: TypeAlias = Judgment | Preference
 
 # Every record begins with these bytes, because `timestamp` is its first field. A last line that a crash cut short is a
 # prefix of a record, so a tail that does not begin like this shows that the file is of another kind.
-_BEGIN = b'{"timestamp": "'
+_RECORD_PREFIX = b'{"timestamp": "'
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def read_feedback(path: str | Path) -> list[FeedbackRecord]:
     """
     records: list[FeedbackRecord] = storage.read_json_lines(path, FeedbackRecord)
     tail = storage.read_bytes(path).rpartition(b"\n")[2]
-    if not tail.startswith(_BEGIN[: len(tail)]):
+    if not tail.startswith(_RECORD_PREFIX[: len(tail)]):
         raise DataError(f"{path}: expected a feedback file of visavis serve, got a last line {tail[:40]!r}. Pass another file.")
     return records
 

@@ -88,12 +88,15 @@ class FeedbackPairs:
                 earlier = by_pair.get((query, image))
                 if earlier is not None:
                     skipped["replaced by later judgments of the same image"] += 1
-                # Of two judgments with the same time, "not relevant" wins.
-                by_pair[query, image] = max((one for one in (earlier, judgment) if one), key=lambda one: (one.timestamp, not one.relevant))
+                by_pair[query, image] = judgment if earlier is None else _later(earlier, judgment)
         queries = tuple(sorted({query for query, _ in by_pair}))
-        number = {query: i for i, query in enumerate(queries)}
+        query_number = {query: number for number, query in enumerate(queries)}
         relevant, not_relevant = (
-            _sorted_array((number[query], matcher.row_in_split[image]) for (query, image), one in by_pair.items() if one.relevant is value)
+            _sorted_array(
+                (query_number[query], matcher.row_in_split[image])
+                for (query, image), judgment in by_pair.items()
+                if judgment.relevant is value
+            )
             for value in (True, False)
         )
         content = sorted((query, data.images[image].name, bool(judgment.relevant)) for (query, image), judgment in by_pair.items())
@@ -184,6 +187,11 @@ class _ImageMatcher:
         return first
 
 
+def _later(first: Judgment, second: Judgment) -> Judgment:
+    """The later of two judgments. At the same time, "not relevant" counts."""
+    return max((first, second), key=lambda judgment: (judgment.timestamp, not judgment.relevant))
+
+
 def _sorted_array(pairs: Iterable[tuple[int, int]]) -> np.ndarray:
     return np.array(sorted(pairs), dtype=np.int64).reshape(-1, 2)
 
@@ -221,26 +229,26 @@ class FeedbackSplit:
         Returns:
             The split with the judged pairs.
         """
-        number = {query: i for i, query in enumerate(pairs.queries)}
-        query_of = np.array([number.get(" ".join(caption.split()), -1) for caption in split.captions], dtype=np.int64)
+        query_number = {query: number for number, query in enumerate(pairs.queries)}
+        query_of = np.array([query_number.get(" ".join(caption.split()), -1) for caption in split.captions], dtype=np.int64)
         captions = np.flatnonzero(query_of >= 0)
-        known = _sorted_array({*zip(query_of[captions].tolist(), split.image_of[captions].tolist(), strict=True)})
-        new = pairs.relevant[~_contained(pairs.relevant, known)]
-        matched = np.unique(np.concatenate([known, new])[:, 0])
+        caption_pairs = _sorted_array({*zip(query_of[captions].tolist(), split.image_of[captions].tolist(), strict=True)})
+        added = pairs.relevant[~_contained(pairs.relevant, caption_pairs)]
+        matched = np.unique(np.concatenate([caption_pairs, added])[:, 0])
         unmatched = np.setdiff1d(np.arange(len(pairs.queries)), matched)
         data = replace(
             split,
-            captions=(*split.captions, *(pairs.queries[i] for i in new[:, 0])),
-            image_of=np.concatenate([split.image_of, new[:, 1]]),
-            caption_origin=np.concatenate([split.caption_rows, np.full(len(new), -1)]),
+            captions=(*split.captions, *(pairs.queries[query] for query in added[:, 0])),
+            image_of=np.concatenate([split.image_of, added[:, 1]]),
+            caption_origin=np.concatenate([split.caption_rows, np.full(len(added), -1)]),
         )
         return cls(
             data,
-            tuple(pairs.queries[i] for i in unmatched),
-            np.concatenate([query_of, new[:, 0], unmatched]),
-            np.concatenate([data.image_of, -1 - np.arange(len(unmatched))]),
-            np.unique(np.concatenate([known, new]), axis=0),
-            pairs.not_relevant,
+            unmatched_queries=tuple(pairs.queries[query] for query in unmatched),
+            query_of=np.concatenate([query_of, added[:, 0], unmatched]),
+            image_of=np.concatenate([data.image_of, -1 - np.arange(len(unmatched))]),
+            relevant=np.unique(np.concatenate([caption_pairs, added]), axis=0),
+            not_relevant=pairs.not_relevant,
         )
 
     def add_negatives(self, images: np.ndarray, captions: np.ndarray, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -262,10 +270,11 @@ class FeedbackSplit:
         added = dict.fromkeys(
             image for query in queries for image in _sample(self._negative_images.get(int(query)), random) if image not in present
         )
-        own_captions = [int(random.choice(own)) for image in added if len(own := self.data.captions_of[image])]
+        captions_of_added = [self.data.captions_of[image] for image in added]
+        added_captions = [int(random.choice(numbers)) for numbers in captions_of_added if len(numbers)]
         images = np.concatenate([images, np.array(list(added), dtype=np.int64)])
         unmatched = dict.fromkeys(text for image in np.unique(images) for text in _sample(self._negative_texts.get(int(image)), random))
-        return images, np.concatenate([captions, np.array([*own_captions, *unmatched], dtype=np.int64)])
+        return images, np.concatenate([captions, np.array([*added_captions, *unmatched], dtype=np.int64)])
 
     def batch_labels(self, images: np.ndarray, texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Look up the judgments of all pairs of a batch.
@@ -291,8 +300,8 @@ class FeedbackSplit:
     @cached_property
     def _negative_texts(self) -> dict[int, list[int]]:
         """The unmatched queries, as texts, that are not relevant to each image."""
-        first = len(self.data.captions)
-        text_of = {query: first + i for i, query in enumerate(self.query_of[first:].tolist())}
+        first_text = len(self.data.captions)
+        text_of = {query: text for text, query in enumerate(self.query_of[first_text:].tolist(), first_text)}
         return _grouped((image, text_of[query]) for query, image in self.not_relevant.tolist() if query in text_of)
 
 
@@ -310,7 +319,7 @@ def _sample(items: list[int] | None, random: np.random.Generator) -> list[int]:
     return random.choice(items, MAX_ADDED_NEGATIVES, replace=False).tolist()
 
 
-def _contained(pairs: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """Which pairs ``[N, 2]`` are among the known ones: bool ``[N]``."""
-    base = 1 + max((int(part[:, 1].max()) for part in (pairs, known) if len(part)), default=0)
-    return np.isin(pairs[:, 0] * base + pairs[:, 1], known[:, 0] * base + known[:, 1])
+def _contained(pairs: np.ndarray, collection: np.ndarray) -> np.ndarray:
+    """Which pairs ``[N, 2]`` are in a collection of pairs: bool ``[N]``."""
+    base = 1 + max((int(array[:, 1].max()) for array in (pairs, collection) if len(array)), default=0)
+    return np.isin(pairs[:, 0] * base + pairs[:, 1], collection[:, 0] * base + collection[:, 1])

@@ -96,8 +96,7 @@ def measure_compression(index: Index, memory: MemoryLimit = None) -> Compression
     vectors, items = index.store.all_vectors(), list(index.items.values())
     if not items:
         return CompressionReport(0, 0, "none", (), "Nothing was measured, because the index has no items.")
-    several = isinstance(vectors, VectorSets)
-    count = min(MEASURED_SETS if several else MEASURED_QUERIES, len(items))
+    count = min(MEASURED_SETS if isinstance(vectors, VectorSets) else MEASURED_QUERIES, len(items))
     rows = np.sort(np.random.default_rng(0).choice(len(items), count, replace=False))
     captions = [items[row].metadata.get("caption", "") for row in rows]
     options: dict[str, Any] = {"query_source": f"vectors of the items with noise of length {NOISE_NORM:g}", "memory": memory}
@@ -106,12 +105,14 @@ def measure_compression(index: Index, memory: MemoryLimit = None) -> Compression
         options |= {"positives": rows.tolist(), "query_source": "captions of the items"}
     if isinstance(vectors, VectorSets):
         assert index.manifest.late_interaction is not None
-        queries = [MaxSimQuery.from_vectors((1.0, words.numpy())) for words in index.encode_texts(captions)] if has_captions else None
-        queries = queries or noisy_set_queries(vectors[rows])
-        return compare_set_encodings(vectors, queries, index.manifest.late_interaction, **options)
-    single = index.model.encode_texts(captions).float().numpy() if has_captions else noisy_queries(vectors[rows])
+        if has_captions:
+            set_queries = [MaxSimQuery.from_vectors((1.0, words.numpy())) for words in index.encode_texts(captions)]
+        else:
+            set_queries = noisy_set_queries(vectors[rows])
+        return compare_set_encodings(vectors, set_queries, index.manifest.late_interaction, **options)
+    queries = index.model.encode_texts(captions).float().numpy() if has_captions else noisy_queries(vectors[rows])
     dims = () if index.model.embedding_dim else index.model.matcher.matryoshka_dims[:-1]
-    return compare_encodings(vectors, single, dims, **options)
+    return compare_encodings(vectors, queries, dims, **options)
 
 
 def compare_encodings(
@@ -139,7 +140,7 @@ def compare_encodings(
     queries, dim = np.ascontiguousarray(queries, np.float32), rows.shape[1]
     min_scores = ExactSearch(rows, memory=memory).search(queries, MEASURED_TOP)[0][:, -1]
     benchmark = EncodingBenchmark(
-        queries, min(MEASURED_TOP, len(rows)), min_scores, lambda some, query: exact_scores(rows[some], query), positives
+        queries, min(MEASURED_TOP, len(rows)), min_scores, lambda selected, query: exact_scores(rows[selected], query), positives
     )
     encodings = [benchmark.measure("float32", _search_rows(rows, memory, int8=False), dim, 4 * dim, 4 * dim)]
     if supports_int8_matmul():
@@ -203,8 +204,8 @@ def noisy_set_queries(sets: VectorSets) -> list[MaxSimQuery]:
         One query per item.
     """
     generator = np.random.default_rng(0)
-    chosen = [rows[generator.permutation(len(rows))[:NOISY_VECTORS]] for rows in sets]
-    return [MaxSimQuery.from_vectors((1.0, noisy_queries(rows))) for rows in chosen]
+    samples = [rows[generator.permutation(len(rows))[:NOISY_VECTORS]] for rows in sets]
+    return [MaxSimQuery.from_vectors((1.0, noisy_queries(rows))) for rows in samples]
 
 
 def compare_set_encodings(
@@ -239,13 +240,13 @@ def compare_set_encodings(
         pooled = pool_vectors(sets, POOLED_VECTORS)
         pooled_bytes = 4 * dim * len(pooled.rows) / len(sets)
         search = _search_sets(MaxSimSearch(sets, direction, pooled=pooled, memory=memory))
-        used = benchmark.measure("search", search, dim, pooled_bytes, pooled_bytes + full_bytes, MIN_CANDIDATES)
+        pooled_search = benchmark.measure("search", search, dim, pooled_bytes, pooled_bytes + full_bytes, MIN_CANDIDATES)
         description = (
-            f"Search: {POOLED_VECTORS} pooled vectors per item, then exact scores of {used.rescored:,} candidates. It finds "
-            f"{used.recall_at_10:.1f} % of the true top {MEASURED_TOP} in {used.milliseconds:.2g} ms. "
+            f"Search: {POOLED_VECTORS} pooled vectors per item, then exact scores of {pooled_search.rescored:,} candidates. It finds "
+            f"{pooled_search.recall_at_10:.1f} % of the true top {MEASURED_TOP} in {pooled_search.milliseconds:.2g} ms. "
             f"Exact search takes {encodings[0].milliseconds:.2g} ms."
         )
-        encodings.append(used)
+        encodings.append(pooled_search)
     return CompressionReport(len(sets), len(queries), query_source, tuple(encodings), description)
 
 
@@ -287,8 +288,11 @@ class EncodingBenchmark:
         caption_recall = None
         if self.positives is not None:
             caption_recall = 100 * float(np.mean([row in rows for row, rows in zip(self.positives, results, strict=True)]))
-        hits = [self.exact(rows, query) >= bound for rows, query, bound in zip(results, self.queries, self.min_scores, strict=True)]
-        recall = 100 * float(np.mean([correct.sum() / self.top for correct in hits]))
+        recalls = [
+            (self.exact(rows, query) >= min_score).sum() / self.top
+            for rows, query, min_score in zip(results, self.queries, self.min_scores, strict=True)
+        ]
+        recall = 100 * float(np.mean(recalls))
         return VectorEncoding(name, dim, scanned_bytes, stored_bytes, rescored, recall, caption_recall, self._milliseconds(nearest))
 
     def _milliseconds(self, nearest: NearestFunction) -> float:
@@ -310,6 +314,6 @@ def _search_sets(search: MaxSimSearch) -> NearestFunction:
 def _normalize(rows: np.ndarray) -> np.ndarray:
     unit_rows = np.empty(rows.shape, np.float32)
     for chunk in chunk_slices(len(rows), CHUNK_ROWS):
-        length = np.linalg.norm(rows[chunk], axis=1, keepdims=True)
-        unit_rows[chunk] = rows[chunk] / np.where(length == 0, 1, length)
+        norms = np.linalg.norm(rows[chunk], axis=1, keepdims=True)
+        unit_rows[chunk] = rows[chunk] / np.where(norms == 0, 1, norms)
     return unit_rows

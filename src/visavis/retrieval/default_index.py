@@ -11,7 +11,7 @@ from visavis.errors import DataError
 from visavis.models.default_model import default_model
 from visavis.progress import Progress
 from visavis.retrieval.index_builder import IndexReport, build_index
-from visavis.retrieval.index_folder import is_index, read_manifest
+from visavis.retrieval.index_folder import is_free_folder, is_index, read_manifest
 from visavis.retrieval.source_files import list_source_files, source_root
 
 INDEXES_FOLDER = Path("indexes")
@@ -85,4 +85,4 @@ def _is_free_or_of(folder: Path, root: str, model: str | Path | None) -> bool:
         manifest = read_manifest(folder)
         recorded = None if model is None else os.path.abspath(model) if os.path.exists(model) else str(model)
         return manifest.source == root and recorded in (None, manifest.model)
-    return not os.path.lexists(folder) or (os.path.isdir(folder) and all(file.name.endswith(".lock") for file in folder.iterdir()))
+    return is_free_folder(folder)

@@ -33,6 +33,7 @@ from visavis.retrieval.index_folder import (
     IndexManifest,
     SkippedFile,
     check_model,
+    is_free_folder,
     is_index,
     open_index_store,
     read_manifest,
@@ -130,25 +131,20 @@ def build_index(
     """
     folder, started = Path(out), time.perf_counter()
     _validate_arguments(folder, moment_seconds)
-    retriever = Retriever.load(model, device=device, memory=memory)
-    if full_decoding or (is_index(folder) and read_manifest(folder).full_decoding):
-        retriever = retriever.with_full_decoding()
-    if embedding_dim is not None:
-        retriever = retriever.with_embedding_dim(embedding_dim)
-    files = list_source_files(source)
+    retriever = _load_model(folder, model, embedding_dim, full_decoding, device, memory)
+    collection = list_source_files(source)
     with storage.folder_lock(folder / "index", wait=False):
-        manifest = _open_or_create_manifest(folder, model, retriever, files, store, moment_seconds, embedding_dim)
+        manifest = _open_or_create_manifest(folder, model, retriever, collection, store, moment_seconds, embedding_dim)
         encoder = truncate_model(retriever, manifest.embedding_dim)
         with closing(open_index_store(folder, manifest, memory, confirmed=store, create=True)) as vectors:
             if manifest.digest and manifest.digest.num_items and not vectors.count():
                 progress.message(f"{folder}: the items of the store are lost. All files are encoded again.")
-            changes = _compare_files(vectors, files, manifest, progress)
+            changes = _compare_files(vectors, collection, manifest, progress)
             if changes.new_files or changes.reused or changes.missing_paths:
+                # Without a digest, the index is marked as unfinished.
                 write_manifest(folder, replace(manifest, digest=None))
-            _reuse_vectors(vectors, changes)
             shards = encode_in_shards(engine, workers, str(model), encoder, changes.new_files, manifest.moment_seconds)
-            unreadable = _store_new_files(vectors, changes, shards, progress)
-            _delete_old_items(vectors, changes, changes.missing_paths, ())
+            unreadable = _apply_changes(vectors, changes, shards, progress)
             skipped, digest = changes.skipped | unreadable, vectors.digest()
             calibration = manifest.calibration or calibrate_index(Path(model), manifest.embedding_dim, progress)
             manifest = replace(manifest, skipped=skipped, digest=digest, calibration=calibration)
@@ -160,7 +156,7 @@ def build_index(
                 num_unchanged=changes.num_unchanged,
                 num_moved=len({item.path for item, _ in changes.reused}),
                 num_removed=len(changes.missing_paths),
-                skipped=(*files.skipped, *(problem for _, _, problem in skipped.values())),
+                skipped=(*collection.skipped, *(problem for _, _, problem in skipped.values())),
                 seconds=time.perf_counter() - started,
                 compression=measure_compression(Index(folder, manifest, encoder, vectors), memory) if compression else None,
             )
@@ -169,10 +165,18 @@ def build_index(
 def _validate_arguments(folder: Path, moment_seconds: float | None) -> None:
     if moment_seconds is not None and not 0 < moment_seconds < math.inf:
         raise VisavisError(f"moment_seconds: expected a number > 0, got {moment_seconds:g}. Pass a length such as {MOMENT_SECONDS:g}.")
-    if not is_index(folder) and os.path.exists(folder) and any(not path.name.endswith(".lock") for path in folder.iterdir()):
-        raise RefusedOverwrite(
-            f"{folder}: expected a new folder or an index, got a folder with other files. Pass another folder with --out."
-        )
+    if not is_index(folder) and not is_free_folder(folder):
+        raise RefusedOverwrite(f"{folder}: expected a new folder or an index, got other files. Pass another folder with --out.")
+
+
+def _load_model(
+    folder: Path, model: str | Path, embedding_dim: int | None, full_decoding: bool, device: str | None, memory: MemoryLimit
+) -> Retriever:
+    """The model with the requested dimension, and with the decoding of the index in the folder."""
+    retriever = Retriever.load(model, device=device, memory=memory)
+    if full_decoding or (is_index(folder) and read_manifest(folder).full_decoding):
+        retriever = retriever.with_full_decoding()
+    return retriever if embedding_dim is None else retriever.with_embedding_dim(embedding_dim)
 
 
 def _open_or_create_manifest(
@@ -187,37 +191,48 @@ def _open_or_create_manifest(
     """The manifest of an index of this model and source. A new one is written before any vector."""
     model_name = str(Path(model).absolute()) if os.path.exists(model) else str(model)
     store = relative_store(folder, store) if store else None
-    full_decoding = retriever.processor.visual_spec.full_decoding
     if not is_index(folder):
-        if retriever.matcher.late_interaction is not None:
-            refuse_milvus(store or STORE_FOLDER)
-        words = retriever.processor.vocabulary
-        manifest = IndexManifest(
-            model=model_name,
-            fingerprint=retriever.fingerprint,
-            embedding_dim=retriever.item_vectors(retriever.encode_text([words.words[-1] if words is not None else "a"]))[0].shape[-1],
-            source=str(source.root),
-            store=store or STORE_FOLDER,
-            moment_seconds=moment_seconds or MOMENT_SECONDS,
-            index_id=secrets.token_hex(16),
-            is_dataset=source.is_dataset,
-            late_interaction=retriever.matcher.late_interaction,
-            full_decoding=full_decoding,
-        )
+        manifest = _new_manifest(model_name, retriever, source, store or STORE_FOLDER, moment_seconds or MOMENT_SECONDS)
         write_manifest(folder, manifest)
         return manifest
     manifest = read_manifest(folder)
     if "://" not in manifest.store:
         # An earlier version wrote absolute paths.
         manifest = replace(manifest, store=relative_store(folder, folder / manifest.store))
-    settings = {"source": str(source.root), "store": store, "moment_seconds": moment_seconds, "embedding_dim": embedding_dim}
-    settings |= {"full_decoding": full_decoding}
+    settings = {
+        "source": str(source.root),
+        "store": store,
+        "moment_seconds": moment_seconds,
+        "embedding_dim": embedding_dim,
+        "full_decoding": retriever.processor.visual_spec.full_decoding,
+    }
     for name, value in settings.items():
         expected = getattr(manifest, name)
         if value not in (None, expected):
             raise RunError(f"{folder}: {name}: expected {expected}, the value of this index, got {value}. Make another index with --out.")
     check_model(folder, manifest, str(model), retriever)
     return replace(manifest, model=model_name)
+
+
+def _new_manifest(model: str, retriever: Retriever, source: FileCollection, store: str, moment_seconds: float) -> IndexManifest:
+    late_interaction = retriever.matcher.late_interaction
+    if late_interaction is not None:
+        refuse_milvus(store)
+    vocabulary = retriever.processor.vocabulary
+    known_word = vocabulary.words[-1] if vocabulary is not None else "a"
+    [vector] = retriever.item_vectors(retriever.encode_text([known_word]))
+    return IndexManifest(
+        model=model,
+        fingerprint=retriever.fingerprint,
+        embedding_dim=vector.shape[-1],
+        source=str(source.root),
+        store=store,
+        moment_seconds=moment_seconds,
+        index_id=secrets.token_hex(16),
+        is_dataset=source.is_dataset,
+        late_interaction=late_interaction,
+        full_decoding=retriever.processor.visual_spec.full_decoding,
+    )
 
 
 @dataclass(frozen=True)
@@ -274,6 +289,16 @@ def _at_path(item: IndexItem, file: SourceFile) -> IndexItem:
     """The item at the path of another file with the same content."""
     key = file.path + item.key[len(item.path) :]
     return replace(item, key=key, path=file.path, modified_ns=file.modified_ns, metadata=file.metadata)
+
+
+def _apply_changes(
+    store: VectorStore, changes: _IndexChanges, shards: Iterable[tuple[Sequence[SourceFile], EncodedShard]], progress: Progress
+) -> dict[str, SkippedFile]:
+    """Update the store, and return the new files that cannot be read."""
+    _reuse_vectors(store, changes)
+    unreadable = _store_new_files(store, changes, shards, progress)
+    _delete_old_items(store, changes, changes.missing_paths, ())
+    return unreadable
 
 
 def _reuse_vectors(store: VectorStore, changes: _IndexChanges) -> None:

@@ -187,7 +187,7 @@ class Index:
         Raises:
             DataError: If the file is missing. A link that points outside the source is refused when the bytes are read.
         """
-        missing = DataError(f"{item.path} is no longer in {self.root}. Update the index with visavis index.")
+        missing = DataError(f"{item.path}: expected this file in {self.root}, got none. Update the index with visavis index.")
         if self._dataset_files is not None:
             if item.path not in self._dataset_files:
                 raise missing
@@ -250,6 +250,20 @@ def is_index(folder: str | Path) -> bool:
         Whether there is a manifest, or a store whose manifest is lost.
     """
     return os.path.exists(Path(folder) / MANIFEST) or os.path.exists(Path(folder) / STORE_FOLDER)
+
+
+def is_free_folder(folder: Path) -> bool:
+    """Check whether a new index can be made in a folder.
+
+    Args:
+        folder: Any path.
+
+    Returns:
+        Whether the path does not exist, or is a folder that contains at most lock files.
+    """
+    if not os.path.lexists(folder):
+        return True
+    return os.path.isdir(folder) and all(file.name.endswith(".lock") for file in folder.iterdir())
 
 
 def truncate_model(model: Retriever, embedding_dim: int) -> Retriever:

@@ -20,7 +20,7 @@ from visavis.notebook import NotebookTable
 from visavis.retrieval.index_folder import Index
 from visavis.retrieval.items import NO_FILTER, IndexItem, ItemFilter
 from visavis.retrieval.stores.vector_sets import MaxSimQuery, Queries, VectorSets
-from visavis.spec import validate_arguments
+from visavis.spec import validate_arguments, validate_int
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PILImage
@@ -32,6 +32,8 @@ RERANK_DEPTH = 50
 # Vectors of texts have much in common. With a full weight of -1 an excluded text would also cancel what all texts share.
 EXCLUDED_WEIGHT = -0.5
 """Weight of a text that a query excludes."""
+# Below this length the direction of a weighted sum is rounding noise.
+MIN_QUERY_NORM = 1e-6
 _EXCLUDED = re.compile(r"""(?:^|(?<=\s))-(?:"([^"]*)"|([^\s"-]\S*))""")
 
 
@@ -217,8 +219,7 @@ def search_index(
         VisavisError: If the query is empty or ``top`` is below 1.
         DataError: If an item or image of the query does not exist.
     """
-    if top < 1:
-        raise VisavisError(f"top: expected an integer >= 1, got {top}.")
+    validate_int(top, "top", 1)
     queries = store_queries(index, query, encode_texts)
     results = _find_results(index, queries, max(top, RERANK_DEPTH) if rerank else top, item_filter, group_duplicates)
     if not results:
@@ -259,8 +260,7 @@ def store_queries(
         DataError: If an item or image of the query does not exist.
     """
     for _, text in query.texts:
-        if not text.strip():
-            raise VisavisError("query: expected text, got an empty query. Describe the image, such as 'a dog runs on the beach'.")
+        validate_text_query(text)
         index.model.processor.unknown_words(text)  # raises an error if no word is in the vocabulary
     parts = list[tuple[float, Tensor]]()
     if query.texts:
@@ -278,12 +278,24 @@ def store_queries(
     if index.manifest.late_interaction is not None:
         return [MaxSimQuery.from_vectors(*((weight, rows.numpy()) for weight, rows in parts))]
     total = torch.stack([weight * row for weight, row in parts]).sum(0)
-    length = total.norm()
-    # Below this length the direction of the sum is rounding noise.
-    if not length.isfinite() or length < 1e-6:
-        raise VisavisError("query: the parts of the query cancel out. Remove one, or change a weight.")
-    vector: np.ndarray = (total / length).numpy()
+    norm = total.norm()
+    if not norm.isfinite() or norm < MIN_QUERY_NORM:
+        raise VisavisError("query: expected parts that do not cancel out, got opposite vectors. Remove one, or change a weight.")
+    vector: np.ndarray = (total / norm).numpy()
     return vector[None]
+
+
+def validate_text_query(text: str) -> None:
+    """Check a text query.
+
+    Args:
+        text: Text query.
+
+    Raises:
+        VisavisError: If the query is empty.
+    """
+    if not text.strip():
+        raise VisavisError("query: expected text, got an empty query. Describe the image, such as 'a dog runs on the beach'.")
 
 
 def _find_results(index: Index, queries: Queries, count: int, item_filter: ItemFilter, group_duplicates: bool) -> list[SearchResult]:
@@ -328,20 +340,16 @@ def _rerank(index: Index, model: Retriever, query: SearchQuery, results: Sequenc
     """Images in the order of another model's scores, then clips and images that cannot be read any more."""
     if query.images or query.like or not query.texts:
         raise VisavisError("rerank: expected a query of texts, got images or items. Remove them, or remove --rerank.")
-    readable, images, others = list[SearchResult](), list["PILImage"](), list[SearchResult]()
-    for result in results:
-        image = _decode(index, result.item)
-        if image is None:
-            others.append(result)
-        else:
-            readable.append(result)
-            images.append(image)
-    if not readable:
-        return list(results)
+    decoded = [(result, _decode(index, result.item)) for result in results]
+    readable = [result for result, image in decoded if image is not None]
+    unreadable = [result for result, image in decoded if image is None]
+    images = [image for _, image in decoded if image is not None]
+    if not images:
+        return unreadable
     text_scores = model.score(images, [text for _, text in query.texts])
     scores = text_scores @ torch.tensor([weight for weight, _ in query.texts], dtype=text_scores.dtype)
     order = scores.argsort(descending=True, stable=True).tolist()
-    return [replace(readable[i], score=scores[i].item()) for i in order] + others
+    return [replace(readable[i], score=scores[i].item()) for i in order] + unreadable
 
 
 def _decode(index: Index, item: IndexItem) -> PILImage | None:

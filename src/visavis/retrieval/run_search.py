@@ -20,17 +20,18 @@ from visavis.data.formats.listing import ListedImage, Listing, is_valid_unicode
 from visavis.data.image_validation import validate_images
 from visavis.data.loader import AnyFeatures, StoredFeatures
 from visavis.data.workers import ItemSource
-from visavis.errors import DataError, RunError, VisavisError
+from visavis.errors import DataError, RunError
 from visavis.memory_budget import MemoryLimit
 from visavis.models.encoders.feature_extraction import cache_features
 from visavis.models.inference import consecutive_batches, encode_items, score_all_pairs
 from visavis.models.retriever import Retriever
 from visavis.progress import Progress
 from visavis.recipes.features import check_feature_dims, open_data, visual_features
-from visavis.retrieval.index_search import SearchResult, SearchResults
+from visavis.retrieval.index_search import SearchResult, SearchResults, validate_text_query
 from visavis.retrieval.items import IndexItem
 from visavis.runs.evaluate_runs import check_same_captions, read_run_recipes
 from visavis.runs.open_run import expand_ensembles
+from visavis.spec import validate_int
 
 BATCH_SIZE = 256
 
@@ -56,10 +57,8 @@ def search_images(
         DataError: If there are no images.
         RunError: If the runs have different data, or none.
     """
-    if not query.strip():
-        raise VisavisError("query: expected text, got an empty query. Describe the image, such as 'a dog runs on the beach'.")
-    if top < 1:
-        raise VisavisError(f"top: expected an integer >= 1, got {top}.")
+    validate_text_query(query)
+    validate_int(top, "top", 1)
     runs = expand_ensembles(runs)
     models = {run: Retriever.load(run, memory=memory) for run in runs}
     if collection is not None:

@@ -140,12 +140,16 @@ def _with_attributes(collection: FileCollection) -> FileCollection:
         return collection
     reader = csv.DictReader(io.StringIO(storage.read_text(table), newline=""))
     if "filename" not in (reader.fieldnames or ()):
-        raise DataError(f"{table}: expected a column filename, got {', '.join(reader.fieldnames or ()) or 'an empty file'}. Add it.")
+        raise DataError(
+            f"{table}: expected a column filename, got {', '.join(reader.fieldnames or ()) or 'an empty file'}. Add this column."
+        )
     attributes = dict[str, dict[str, str]]()
     for row in reader:
         name = row.pop("filename")
         if None in row or None in row.values():
-            raise DataError(f"{table}: line {reader.line_num}: expected one cell for each column of the header. Correct this row.")
+            raise DataError(
+                f"{table}: line {reader.line_num}: expected one cell for each column of the header, got more or fewer. Correct this row."
+            )
         if name in attributes:
             raise DataError(f"{table}: line {reader.line_num}: expected one row for each file, got a second one of {name!r}. Remove one.")
         attributes[name] = {key: value for key, value in row.items() if value}

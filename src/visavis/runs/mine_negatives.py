@@ -225,10 +225,10 @@ def _mine(
     progress: Progress,
 ) -> tuple[Tensor, Tensor, MinedDirection]:
     """The hardest negatives of each query and their scores, padded, and the counts of the direction."""
-    sides = torch.arange(len(data.images)), torch.from_numpy(data.image_of)
-    query_images, candidate_images = sides if direction == "i2t" else sides[::-1]
+    images = torch.arange(len(data.images)), torch.from_numpy(data.image_of)
+    query_images, candidate_images = images if direction == "i2t" else images[::-1]
     max_negatives = min(num_negatives, len(candidate_images))
-    indices, kept_scores, dropped, hardest = list[Tensor](), list[Tensor](), 0, 0
+    indices, negative_scores, num_dropped, num_hardest = list[Tensor](), list[Tensor](), 0, 0
     with evaluation_mode(mining.matcher), evaluation_mode((guide_model or mining).matcher), torch.no_grad():
         preselect = 0 if mining.matcher.score_is_cosine else preselect
         blocks = iter_candidate_scores(
@@ -237,31 +237,37 @@ def _mine(
         for rows, candidates, scores in blocks:
             is_positive = query_images[rows, None] == candidate_images[candidates]
             negatives = scores.masked_fill(is_positive, float("-inf"))
-            size = min(num_negatives, len(candidates))
             if max_ratio:
                 guide_scores = scores if guide_model is None else guide_model.block(rows, candidates, direction, memory)
                 is_false = likely_false_negatives(guide_scores, is_positive, max_ratio)
-                top = negatives.topk(size)
-                dropped += int((is_false.gather(1, top.indices) & top.values.isfinite()).sum())
-                hardest += int(top.values.isfinite().sum())
+                hardest = negatives.topk(min(num_negatives, len(candidates)))
+                num_dropped += int((is_false.gather(1, hardest.indices) & hardest.values.isfinite()).sum())
+                num_hardest += int(hardest.values.isfinite().sum())
                 negatives = negatives.masked_fill(is_false, float("-inf"))
-            top = negatives.topk(size)
-            kept = candidates[top.indices].masked_fill(top.values.isneginf(), -1)
-            indices.append(torch.nn.functional.pad(kept, (0, max_negatives - size), value=-1).int())
-            kept_scores.append(torch.nn.functional.pad(top.values.float(), (0, max_negatives - size), value=float("-inf")))
+            block_indices, block_scores = _hardest_negatives(negatives, candidates, max_negatives)
+            indices.append(block_indices)
+            negative_scores.append(block_scores)
             progress.update(f"mining, {DIRECTIONS[direction]}", rows.stop, len(query_images), 0.0)
     index = torch.cat(indices)
     counts = (index >= 0).sum(1)
-    # No wider than the longest list.
-    width = max(int(counts.max()), 1)
+    longest = max(int(counts.max()), 1)
     report = MinedDirection(
         direction,
-        len(index),
-        float(counts.double().mean()),
-        dropped / max(hardest, 1),
-        float((counts < num_negatives).double().mean()),
+        queries=len(index),
+        negatives=float(counts.double().mean()),
+        dropped=num_dropped / max(num_hardest, 1),
+        incomplete=float((counts < num_negatives).double().mean()),
     )
-    return index[:, :width].contiguous(), torch.cat(kept_scores)[:, :width].contiguous(), report
+    return index[:, :longest].contiguous(), torch.cat(negative_scores)[:, :longest].contiguous(), report
+
+
+def _hardest_negatives(negatives: Tensor, candidates: Tensor, max_negatives: int) -> tuple[Tensor, Tensor]:
+    """The candidates with the highest finite scores of each query, and these scores, padded with -1 and -inf to ``[R, max_negatives]``."""
+    size = min(max_negatives, len(candidates))
+    scores, columns = negatives.topk(size)
+    indices = candidates[columns].masked_fill(scores.isneginf(), -1)
+    padding = (0, max_negatives - size)
+    return torch.nn.functional.pad(indices, padding, value=-1).int(), torch.nn.functional.pad(scores.float(), padding, value=float("-inf"))
 
 
 def _examples(data: Dataset, images: Tensor, scores: Tensor) -> tuple[MinedExample, ...]:
@@ -271,9 +277,14 @@ def _examples(data: Dataset, images: Tensor, scores: Tensor) -> tuple[MinedExamp
         negative = int(images[caption, 0])
         if negative < 0 or len(examples) == NUM_EXAMPLES:
             break
+        image = data.images[int(data.image_of[caption])].name
         negative_captions = data.captions_of[negative]
-        image, text = data.images[int(data.image_of[caption])].name, data.captions[caption]
-        negative_caption = data.captions[negative_captions[0]] if len(negative_captions) else ""
-        example = MinedExample(text, image, data.images[negative].name, negative_caption, float(scores[caption, 0]))
+        example = MinedExample(
+            caption=data.captions[caption],
+            image=image,
+            negative=data.images[negative].name,
+            negative_caption=data.captions[negative_captions[0]] if len(negative_captions) else "",
+            score=float(scores[caption, 0]),
+        )
         examples.setdefault(image, example)
     return tuple(examples.values())

@@ -51,6 +51,7 @@ WEB_UI_TYPES = {
     ".svg": "image/svg+xml",
 }
 COOKIE_SECONDS = 30 * 86400
+VERSION = installed_version("visavis") or "0"
 IMAGE_BODY = {"requestBody": {"required": True, "content": {"image/*": {"schema": {"type": "string", "format": "binary"}}}}}
 ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorResponse, "description": description}
@@ -107,7 +108,7 @@ def create_app(
         yield
         service.close()
 
-    app = FastAPI(title="visavis", version=installed_version("visavis") or "0", docs_url=None, redoc_url=None, lifespan=lifespan)
+    app = FastAPI(title="visavis", version=VERSION, docs_url=None, redoc_url=None, lifespan=lifespan)
     app.include_router(api_routes(service))
     app.include_router(service_routes(service, auth))
     app.include_router(web_ui_routes())
@@ -201,23 +202,18 @@ def api_routes(service: SearchService) -> APIRouter:
         HTTPException: From the routes, for a request that cannot be answered.
     """
     router = APIRouter(prefix="/api", responses=ERROR_RESPONSES)
+    _add_search_routes(router, service)
+    _add_image_routes(router, service)
+    _add_index_routes(router, service)
+    _add_vote_routes(router, service)
+    return router
 
-    async def search_sides(request: SearchRequest) -> SearchResponse:
-        started, key, sides = time.perf_counter(), request.to_key(), list[SideResponse]()
-        top = request.offset + request.limit
-        names: tuple[SideName, ...] = ("left", "right") if service.is_comparison else ("only",)
-        for side, number in zip(names, service.side_order(key), strict=True):
-            results = await service.search(number, key, request.to_item_filter(), top + 1)
-            hits = [service.to_hit(key, result) for result in results.hits[request.offset : top]]
-            has_more = len(results.hits) > top and top < service.limits.max_results
-            sides.append(SideResponse(side=side, index=number, hits=hits, has_more=has_more, no_match=results.no_match))
-        milliseconds = round(1000 * (time.perf_counter() - started), 1)
-        return SearchResponse(query=QueryModel.from_key(key), sides=sides, milliseconds=milliseconds)
 
+def _add_search_routes(router: APIRouter, service: SearchService) -> None:
     @router.get("/search")
     async def search(query: Annotated[SearchRequest, Query()]) -> SearchResponse:
         """Search for a text, an uploaded image or similar items. An empty query returns the newest items."""
-        return await search_sides(query)
+        return await _search_sides(service, query)
 
     @router.post("/search", openapi_extra=IMAGE_BODY)
     async def search_by_image(request: Request, query: Annotated[SearchRequest, Query()]) -> SearchResponse:
@@ -225,8 +221,24 @@ def api_routes(service: SearchService) -> APIRouter:
         content = await request.body()
         if not content:
             raise HTTPException(400, "body: expected an image, got an empty body. Send the content of an image file.")
-        return await search_sides(query.model_copy(update={"image": await service.images.upload(content)}))
+        return await _search_sides(service, query.model_copy(update={"image": await service.images.upload(content)}))
 
+
+async def _search_sides(service: SearchService, request: SearchRequest) -> SearchResponse:
+    """Search every index, and return one page of the results of each."""
+    started, key, sides = time.perf_counter(), request.to_key(), list[SideResponse]()
+    top = request.offset + request.limit
+    names: tuple[SideName, ...] = ("left", "right") if service.is_comparison else ("only",)
+    for side, number in zip(names, service.side_order(key), strict=True):
+        results = await service.search(number, key, request.to_item_filter(), top + 1)
+        hits = [service.to_hit(key, result) for result in results.hits[request.offset : top]]
+        has_more = len(results.hits) > top and top < service.limits.max_results
+        sides.append(SideResponse(side=side, index=number, hits=hits, has_more=has_more, no_match=results.no_match))
+    milliseconds = round(1000 * (time.perf_counter() - started), 1)
+    return SearchResponse(query=QueryModel.from_key(key), sides=sides, milliseconds=milliseconds)
+
+
+def _add_image_routes(router: APIRouter, service: SearchService) -> None:
     async def jpeg(index: int, key: str, size: ImageSize, content_version: str) -> Response:
         item = service.item(index, key)
         content = await service.images.jpeg(service.index(index).index, index, item, size)
@@ -244,18 +256,20 @@ def api_routes(service: SearchService) -> APIRouter:
         """JPEG of an item of at most 1600 pixels per side, without metadata. With ``content_version``, it can be cached forever."""
         return await jpeg(index, key, "image", content_version)
 
+
+def _add_index_routes(router: APIRouter, service: SearchService) -> None:
     @router.get("/info")
     async def info() -> ServerInfo:
         """The served indexes and the features of the server."""
-        indexes = sorted(service.indexes, key=lambda index: index.name)
         return ServerInfo(
+            # In the order of their names, which does not reveal the sides of a comparison.
             indexes=[
                 IndexInfo(name=index.name, model=index.index.manifest.model, count=len(index.items), unfinished=index.index.is_unfinished)
-                for index in indexes
+                for index in sorted(service.indexes, key=lambda index: index.name)
             ],
             blind=service.is_comparison,
             votes=service.votes.file is not None,
-            version=installed_version("visavis") or "0",
+            version=VERSION,
         )
 
     @router.get("/facets")
@@ -263,6 +277,8 @@ def api_routes(service: SearchService) -> APIRouter:
         """Values to filter by, with the number of items of each."""
         return service.index(index).facets
 
+
+def _add_vote_routes(router: APIRouter, service: SearchService) -> None:
     @router.post("/votes")
     async def vote(vote: VoteRequest) -> VoteResponse:
         """Save whether an item is relevant to a query. Null withdraws the vote."""
@@ -281,14 +297,11 @@ def api_routes(service: SearchService) -> APIRouter:
     @router.get("/uncertain")
     async def uncertain(count: Annotated[int, Query(ge=1, le=50)] = 6) -> UncertainPairsResponse:
         """Pairs of a recent query and an item whose votes would be most informative."""
-        return UncertainPairsResponse(
-            pairs=[
-                UncertainPairModel(query=QueryModel.from_key(pair.query), index=pair.index, hit=service.to_hit(pair.query, pair.result))
-                for pair in service.uncertain_pairs(count)
-            ]
-        )
-
-    return router
+        pairs = [
+            UncertainPairModel(query=QueryModel.from_key(pair.query), index=pair.index, hit=service.to_hit(pair.query, pair.result))
+            for pair in service.uncertain_pairs(count)
+        ]
+        return UncertainPairsResponse(pairs=pairs)
 
 
 def service_routes(service: SearchService, auth: TokenAuth | None) -> APIRouter:
@@ -335,7 +348,9 @@ def service_routes(service: SearchService, auth: TokenAuth | None) -> APIRouter:
 def _log_in(request: Request, auth: TokenAuth, token: str) -> Response:
     if not auth.is_valid_token(token):
         content, content_type, _ = web_ui_files()["login.html"]
-        return Response(content.replace(b"<!--wrong-->", b"This token is not correct."), 401, media_type=content_type)
+        return Response(
+            content.replace(b"<!--wrong-->", b"The token is not correct. Check it and try again."), 401, media_type=content_type
+        )
     response = RedirectResponse("/", 303)
     secure = request.url.scheme == "https"
     response.set_cookie(TOKEN_COOKIE, auth.cookie, max_age=COOKIE_SECONDS, httponly=True, samesite="strict", secure=secure)

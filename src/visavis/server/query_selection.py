@@ -56,11 +56,10 @@ class RecentQueries:
         """
         if not query.text or query.similar_to or query.image_hash:
             return
-        others = [
-            entry for entry in self._entries if not (entry[1] == index and (entry[0] == query or query.text.startswith(entry[0].text)))
-        ]
-        self._entries.clear()
-        self._entries.extend([*others, (query, index, results[:RESULTS_PER_QUERY])])
+        continued = [entry for entry in self._entries if entry[1] == index and query.text.startswith(entry[0].text)]
+        for entry in continued:
+            self._entries.remove(entry)
+        self._entries.append((query, index, results[:RESULTS_PER_QUERY]))
 
     def most_uncertain(self, count: int, is_labeled: Callable[[QueryKey, str], bool]) -> list[UncertainPair]:
         """Select the most uncertain pairs that are not judged yet.

@@ -282,7 +282,7 @@ class SearchService:
             HTTPException: If the number is invalid.
         """
         if number >= len(self.indexes):
-            raise HTTPException(404, f"index: expected 0{' or 1' * self.is_comparison}, got {number}.")
+            raise HTTPException(404, f"index: expected 0{' or 1' * self.is_comparison}, got {number}. Pass the number of a served index.")
         return self.indexes[number]
 
     def item(self, number: int, key: str) -> IndexItem:
@@ -300,7 +300,7 @@ class SearchService:
         """
         item = self.index(number).items.get(key)
         if item is None:
-            raise HTTPException(404, f"key: expected the key of an item of this index, got {key[:80]!r}.")
+            raise HTTPException(404, f"key: expected the key of an item of this index, got {key[:80]!r}. Copy a key from search results.")
         return item
 
     async def search(self, number: int, key: QueryKey, item_filter: ItemFilter, top: int) -> SearchResults:

@@ -192,7 +192,7 @@ class RateLimiter:
         # Units of a client, and when it was last seen.
         self._buckets = LRUCache[tuple[float, float]](MAX_CLIENTS)
 
-    def take(self, client: str, cost: float, now: float | None = None) -> float:
+    def spend(self, client: str, cost: float, now: float | None = None) -> float:
         """Spend units of a client.
 
         Args:
@@ -283,8 +283,8 @@ class SecurityMiddleware:
             return error_response(403, "Origin: expected this server, got another site. Use the web UI of this server."), "origin"
         if self.rate_limiter is not None:
             client = scope["client"][0] if scope.get("client") else "unknown"
-            if wait := self.rate_limiter.take(client, request_cost(method, path)):
-                seconds = max(1, math.ceil(wait))
+            if wait_s := self.rate_limiter.spend(client, request_cost(method, path)):
+                seconds = max(1, math.ceil(wait_s))
                 return error_response(429, f"Too many requests. Try again in {seconds} s.", {"Retry-After": str(seconds)}), "rate"
         if self.auth is not None and path not in PUBLIC_PATHS and not self.auth.is_authorized(headers):
             if path == "/" and method == "GET":
@@ -307,7 +307,9 @@ class SecurityMiddleware:
             try:
                 message = await asyncio.wait_for(receive(), max(deadline - time.monotonic(), 0.001))
             except TimeoutError:
-                raise HTTPException(408, f"The request was not complete within {self.limits.body_timeout_s:.0f} s.") from None
+                raise HTTPException(
+                    408, f"The request was not complete within {self.limits.body_timeout_s:.0f} s. Send it again."
+                ) from None
             num_bytes += len(message.get("body", b""))
             is_complete = not message.get("more_body", False)
             if num_bytes > self.limits.max_body_bytes:

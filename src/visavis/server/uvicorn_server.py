@@ -62,7 +62,7 @@ def run_service(
     from visavis.server.security import is_loopback, validate_token
 
     if len(indexes) not in (1, 2):
-        raise VisavisError(f"index: expected one index, or two to compare, got {len(indexes)}.")
+        raise VisavisError(f"index: expected one index, or two to compare, got {len(indexes)}. Pass one or two.")
     with ExitStack() as stack:
         listener = stack.enter_context(listening_socket(host, port))
         loopback = is_loopback(listener.getsockname()[0])

@@ -50,7 +50,9 @@ def open_store(
     if re.fullmatch(r"s3://[^/?#]+(/[^?#]+)?", text):
         return LanceStore(text, embedding_dim, memory, index_id=index_id, late_interaction=late_interaction)
     if not text or "://" in text:
-        raise DataError(f"store: expected a folder, s3://BUCKET/PATH, FILE.db or http(s)://HOST:PORT[/COLLECTION], got {text!r}.")
+        raise DataError(
+            f"store: expected a folder, s3://BUCKET/PATH, FILE.db or http(s)://HOST:PORT[/COLLECTION], got {text!r}. Pass one of these."
+        )
     if text.endswith(".db"):
         return MilvusStore(text, COLLECTION, embedding_dim, memory, index_id=index_id)
     if os.path.exists(text) and not os.path.isdir(text):

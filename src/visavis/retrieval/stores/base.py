@@ -14,9 +14,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from visavis import storage
-from visavis.errors import ShapeError, SpecError, StorageError, VisavisError
+from visavis.errors import ShapeError, StorageError, VisavisError
 from visavis.retrieval.items import ITEM_FIELDS, NO_FILTER, IndexItem, ItemFilter
 from visavis.retrieval.stores.vector_sets import MAX_NORM, ItemVectors, Queries, VectorSets
+from visavis.spec import validate_int
 
 CHECKSUM = "checksum"
 """Column of the checksums of the rows."""
@@ -169,7 +170,7 @@ def store_errors(uri: str, index_id: str, problem: str, reason: Callable[[BaseEx
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         if os.strerror(errno.ENOSPC) in str(error):
-            raise StorageError(f"{uri} cannot be written: {storage.DISK_FULL}.") from None
+            raise StorageError(f"{uri}: cannot be written: {storage.DISK_FULL}.") from None
         remedy = f" {REMEDY}" if index_id else ""
         raise StorageError(f"{uri}: {problem}: {reason(error)}.{remedy}") from None
 
@@ -231,9 +232,9 @@ def validated_items(items: Sequence[IndexItem], vectors: ItemVectors, embedding_
     if isinstance(vectors, VectorSets):
         raise ShapeError("vectors: expected one vector per item, got several. Use the store of an index of a late-interaction model.")
     if vectors.shape != (len(items), embedding_dim):
-        raise ShapeError(f"vectors: expected shape [{len(items)}, {embedding_dim}], got {list(vectors.shape)}.")
+        raise ShapeError(f"vectors: expected shape [{len(items)}, {embedding_dim}], got {list(vectors.shape)}. Pass one vector per item.")
     if not np.isfinite(vectors).all():
-        raise ShapeError("vectors: expected finite values, got NaN or infinity.")
+        raise ShapeError("vectors: expected finite values, got NaN or infinity. Encode the items again.")
     last = _last_rows(items)
     return [items[row] for row in last], np.ascontiguousarray(vectors[last], np.float32)
 
@@ -253,13 +254,14 @@ def validated_sets(items: Sequence[IndexItem], vectors: ItemVectors, embedding_d
         ShapeError: If there are not several vectors per item, their dimension is wrong, or a vector is longer than 1 or not finite.
     """
     if not isinstance(vectors, VectorSets):
-        raise ShapeError(f"vectors: expected several vectors per item, got one, of shape {list(vectors.shape)}.")
+        raise ShapeError(f"vectors: expected several vectors per item, got one, of shape {list(vectors.shape)}. Pass a VectorSets.")
     if len(vectors) != len(items) or (len(items) and vectors.rows.shape[1] != embedding_dim):
         raise ShapeError(
-            f"vectors: expected {len(items)} items of dimension {embedding_dim}, got {len(vectors)} of {vectors.rows.shape[1]}."
+            f"vectors: expected {len(items)} items of dimension {embedding_dim}, got {len(vectors)} of {vectors.rows.shape[1]}. "
+            "Pass the vectors of these items."
         )
     if not (vectors.counts > 0).all() or not (np.linalg.norm(vectors.rows, axis=1) <= MAX_NORM).all():
-        raise ShapeError("vectors: expected at least one vector per item and unit vectors, got none, or longer or infinite ones.")
+        raise ShapeError("vectors: expected at least one unit vector per item, got none, or longer or infinite ones. Normalize them.")
     last = _last_rows(items)
     return [items[row] for row in last], vectors[last]
 
@@ -282,8 +284,9 @@ def validate_queries(queries: np.ndarray, top: int, embedding_dim: int) -> None:
         SpecError: If ``top`` is below 1.
     """
     if queries.ndim != 2 or queries.shape[1] != embedding_dim:
-        raise ShapeError(f"queries: expected shape [Q, {embedding_dim}], got {list(queries.shape)}.")
+        raise ShapeError(
+            f"queries: expected shape [Q, {embedding_dim}], got {list(queries.shape)}. Encode them with the model of the index."
+        )
     if not np.isfinite(queries).all():
-        raise ShapeError("queries: expected finite values, got NaN or infinity.")
-    if top < 1:
-        raise SpecError(f"top: expected an integer >= 1, got {top}.")
+        raise ShapeError("queries: expected finite values, got NaN or infinity. Encode the queries again.")
+    validate_int(top, "top", 1)

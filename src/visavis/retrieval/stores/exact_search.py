@@ -153,8 +153,8 @@ class Int8Pass:
         Returns:
             Largest distance from the exact scores, of a shape that broadcasts to ``[Q, G]``.
         """
-        lost = self.error_norm[:, groups] + ROUNDING_ERROR * self.row_norm[:, groups]
-        return self.query_norm * lost + self.query_error * self.code_norm[:, groups]
+        row_error = self.error_norm[:, groups] + ROUNDING_ERROR * self.row_norm[:, groups]
+        return self.query_norm * row_error + self.query_error * self.code_norm[:, groups]
 
 
 class ExactSearch:
@@ -171,7 +171,7 @@ class ExactSearch:
 
     def __init__(self, rows: np.ndarray, *, coarse: Int8Pass | None = None, memory: MemoryLimit = None):
         if rows.ndim != 2 or rows.dtype != np.float32:
-            raise ShapeError(f"rows: expected float32 of shape [N, D], got {rows.dtype} of shape {list(rows.shape)}.")
+            raise ShapeError(f"rows: expected float32 of shape [N, D], got {rows.dtype} of shape {list(rows.shape)}. Convert them.")
         self.rows, self.coarse, self.memory = rows, coarse, memory
 
     @cached_property
@@ -196,7 +196,7 @@ class ExactSearch:
         """
         validate_queries(queries, top, self.rows.shape[1])
         if mask is not None and mask.shape != (len(self.rows),):
-            raise ShapeError(f"mask: expected shape [{len(self.rows)}], got {list(mask.shape)}.")
+            raise ShapeError(f"mask: expected shape [{len(self.rows)}], got {list(mask.shape)}. Pass one value per row.")
         queries = np.ascontiguousarray(queries, np.float32)
         top = min(top, len(self.rows) if mask is None else int(mask.sum()))
         if not len(queries) or not top:
@@ -228,17 +228,17 @@ class ExactSearch:
         for block in blocks:
             allowed = None if mask is None else torch.from_numpy(mask[block])
             if allowed is None or allowed.any():
-                bound, found = _find_candidates(coarse, block, allowed, bound)
-                candidates.append(found)
+                bound, block_candidates = _find_candidates(coarse, block, allowed, bound)
+                candidates.append(block_candidates)
             if candidates and (block is blocks[-1] or sum(len(query) for query, _, _ in candidates) > MAX_CANDIDATES):
-                kept = _prune(candidates, bound[:, -1])
+                remaining = _prune(candidates, bound[:, -1])
                 if max_candidates is not None:
-                    unresolved |= torch.bincount(kept[0], minlength=len(queries)) > max_candidates
+                    unresolved |= torch.bincount(remaining[0], minlength=len(queries)) > max_candidates
                     bound[unresolved] = torch.inf
-                    kept = _prune([kept], bound[:, -1])
-                candidates = [kept]
-                if block is blocks[-1] or len(kept[0]) > MAX_CANDIDATES // 2:
-                    best.add(kept[0].numpy(), kept[1].numpy())
+                    remaining = _prune([remaining], bound[:, -1])
+                candidates = [remaining]
+                if block is blocks[-1] or len(remaining[0]) > MAX_CANDIDATES // 2:
+                    best.add(remaining[0].numpy(), remaining[1].numpy())
                     candidates = []
         return best, unresolved.numpy()
 
@@ -274,16 +274,19 @@ def _find_candidates(coarse: _Float32Pass | Int8Pass, block: slice, allowed: Ten
     upper_bound = products[query, group] * pair_factor + pair_offset + pair_error
     pair, column = (upper_bound >= bound[query, -1:]).nonzero(as_tuple=True)
     row = group[pair] * GROUP_ROWS + column
-    keep = row < num_rows if allowed is None else (row < num_rows).logical_and_(allowed[row.clamp(max=num_rows - 1)])
-    pair, column, row = pair[keep], column[keep], row[keep]
+    # The last group may be padded.
+    is_valid = row < num_rows
+    if allowed is not None:
+        is_valid &= allowed[row.clamp(max=num_rows - 1)]
+    pair, column, row = pair[is_valid], column[is_valid], row[is_valid]
     return bound, (query[pair], row + block.start, upper_bound[pair, column])
 
 
 def _prune(candidates: Sequence[_Candidates], bound: Tensor) -> _Candidates:
     """The candidates that can reach the bound of their query, shape ``[Q]``."""
     query, row, upper_bound = (torch.cat(parts) for parts in zip(*candidates, strict=True))
-    keep = upper_bound >= bound[query]
-    return query[keep], row[keep], upper_bound[keep]
+    is_candidate = upper_bound >= bound[query]
+    return query[is_candidate], row[is_candidate], upper_bound[is_candidate]
 
 
 def exact_scores(rows: np.ndarray, query: np.ndarray) -> np.ndarray:
@@ -324,7 +327,8 @@ class _BestRows:
         order = np.lexsort((row, -score, query))
         query, row, score = query[order], row[order], score[order]
         rank = np.arange(len(query)) - np.searchsorted(query, query)
-        self.query, self.row, self.score = query[rank < self.top], row[rank < self.top], score[rank < self.top]
+        is_best = rank < self.top
+        self.query, self.row, self.score = query[is_best], row[is_best], score[is_best]
 
     def to_arrays(self) -> tuple[np.ndarray, np.ndarray]:
         """Scores and rows, both ``[Q, K]``. Queries that were given up have zeros."""
@@ -358,8 +362,8 @@ def supports_int8_matmul() -> bool:
     capabilities = getattr(torch.cpu, "get_capabilities", dict[str, bool])()
     if not any(capabilities.get(name, False) for name in ("avx512_vnni", "avx_vnni", "amx_int8")) or not hasattr(torch, "_int_mm"):
         return False
-    extreme = torch.full((GROUP_ROWS, MIN_DIM), MAX_CODE, dtype=torch.int8)
-    return all(bool((torch._int_mm(sign * extreme, extreme.T) == sign * MIN_DIM * MAX_CODE**2).all()) for sign in (1, -1))
+    largest_codes = torch.full((GROUP_ROWS, MIN_DIM), MAX_CODE, dtype=torch.int8)
+    return all(bool((torch._int_mm(sign * largest_codes, largest_codes.T) == sign * MIN_DIM * MAX_CODE**2).all()) for sign in (1, -1))
 
 
 def is_int8_faster(rows: int, embedding_dim: int) -> bool:

@@ -107,9 +107,11 @@ class TableSnapshot:
         """Find the items with the highest scores, see ``VectorStore.search``."""
         mask = matching_rows(self.table, item_filter) if item_filter else None
         scores, rows = self._vector_search.search(queries, top, mask)  # type: ignore[arg-type]
-        found = self.keys.take(rows.ravel()).to_pylist()
-        self._recent_rows, keys = dict(zip(found, rows.ravel().tolist(), strict=True)), iter(found)
-        return [[Neighbor(next(keys), score) for score in query_scores] for query_scores in scores.tolist()]
+        keys = self.keys.take(rows.ravel()).to_pylist()
+        self._recent_rows = dict(zip(keys, rows.ravel().tolist(), strict=True))
+        neighbors = list(map(Neighbor, keys, scores.ravel().tolist()))
+        num_queries, num_results = rows.shape
+        return [neighbors[query * num_results : (query + 1) * num_results] for query in range(num_queries)]
 
     def rows(self, keys: Sequence[str]) -> list[int]:
         """Find the rows of some keys.
@@ -123,10 +125,10 @@ class TableSnapshot:
         Raises:
             KeyError: If a key is unknown.
         """
-        rows, recent = [], self._recent_rows
+        rows = []
         for key in keys:
-            if key in recent:
-                rows.append(recent[key])
+            if key in self._recent_rows:
+                rows.append(self._recent_rows[key])
                 continue
             row = bisect_left(range(len(self.keys)), key, key=lambda row: self.keys[row].as_py())
             if row == len(self.keys) or self.keys[row].as_py() != key:
@@ -178,9 +180,9 @@ class LanceStore:
             self._table = self._open_table(embedding_dim)
         column = self._table.schema.field("vector").type
         if hasattr(column, "list_size") == (late_interaction is not None):
-            counts = ("one vector", "several vectors")
-            expected, found = counts if late_interaction is None else reversed(counts)
-            raise ShapeError(f"{self.uri}: expected {expected} per item, got {found}. Pass another folder.")
+            one, several = "one vector", "several vectors"
+            expected, stored = (one, several) if late_interaction is None else (several, one)
+            raise ShapeError(f"{self.uri}: expected {expected} per item, got {stored}. Pass another folder.")
         self.embedding_dim: int = (column if late_interaction is None else column.value_type).list_size
         if embedding_dim not in (None, self.embedding_dim):
             raise ShapeError(f"{self.uri}: expected vectors of dimension {embedding_dim}, got {self.embedding_dim}. Pass another folder.")

@@ -73,7 +73,7 @@ class MaxSimSearch:
             for part in query.parts:
                 validate_queries(part, top, self.sets.rows.shape[1])
                 if not len(part):
-                    raise ShapeError("queries: expected at least one vector per part, got none.")
+                    raise ShapeError("queries: expected at least one vector per part, got none. Remove the empty part.")
         rows = np.arange(len(self.sets)) if mask is None else np.flatnonzero(mask)
         top = min(top, len(rows))
         results = [self._search_one(query, top, rows) for query in queries] if top else []

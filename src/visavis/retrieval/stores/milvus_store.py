@@ -159,8 +159,8 @@ class MilvusStore:
             mask = np.array([item_filter.matches(item) for item in items], bool)
             scores, rows = ExactSearch(vectors, memory=self.memory).search(queries, top, mask)
             return [
-                [Neighbor(items[row].key, score) for row, score in zip(*one, strict=True)]
-                for one in zip(rows.tolist(), scores.tolist(), strict=True)
+                [Neighbor(items[row].key, score) for row, score in zip(query_rows, query_scores, strict=True)]
+                for query_rows, query_scores in zip(rows.tolist(), scores.tolist(), strict=True)
             ]
         return [self._search_one(query, top, item_filter) for query in np.ascontiguousarray(queries, np.float32)]
 

@@ -27,8 +27,8 @@ async function request(url, options) {
 export function params(values) {
   const result = new URLSearchParams();
   for (const [name, value] of Object.entries(values)) {
-    for (const one of Array.isArray(value) ? value : [value]) {
-      if (one !== "" && one !== null && one !== undefined) result.append(name, one);
+    for (const item of Array.isArray(value) ? value : [value]) {
+      if (item !== "" && item !== null && item !== undefined) result.append(name, item);
     }
   }
   return result;
@@ -53,7 +53,7 @@ export async function scaleDown(file, side = 640) {
     canvas.width = Math.max(1, Math.round(bitmap.width * scale));
     canvas.height = Math.max(1, Math.round(bitmap.height * scale));
     canvas.getContext("2d").drawImage(bitmap, 0, 0, canvas.width, canvas.height);
-    const blob = await new Promise((done) => canvas.toBlob(done, "image/jpeg", 0.9));
+    const blob = await new Promise((resolve) => canvas.toBlob(resolve, "image/jpeg", 0.9));
     return blob ?? file;
   } catch {
     return file; // the server may read formats that the browser cannot

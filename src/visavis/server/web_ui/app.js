@@ -1,9 +1,9 @@
-// The page: turns input into queries, and shows the results of the latest query.
+// Application: turns input into queries, and shows the results of the latest query.
 
 import { NO_RESPONSE, get, imageUrl, post, scaleDown, searchByImage } from "./api.js";
 import * as detail from "./detail.js";
 import * as feedback from "./feedback.js";
-import { number, quoteQuery } from "./format.js";
+import { formatNumber, quoteQuery } from "./format.js";
 import { countFilters, fillFilters, filters, isEmpty, loadFromUrl, query, queryValues, saveToUrl, showChip } from "./query.js";
 import { element, neighbor, tile } from "./results.js";
 import { showMessage, undo, vote } from "./voting.js";
@@ -39,7 +39,7 @@ function showNotice(text, canRetry) {
 
 async function search({ push = false } = {}) {
   clearTimeout(waiting);
-  const own = ++searchNumber;
+  const number = ++searchNumber;
   running.abort();
   running = new AbortController();
   saveToUrl(push);
@@ -50,21 +50,21 @@ async function search({ push = false } = {}) {
   setBusy(true);
   try {
     const values = { ...queryValues(), ...filters(), limit: PAGE_SIZE };
-    const found = query.file ? await searchByImage({ ...values, image: "" }, query.file, running.signal) : await get("/api/search", values, running.signal);
-    if (own !== searchNumber) return;
+    const newest = query.file ? await searchByImage({ ...values, image: "" }, query.file, running.signal) : await get("/api/search", values, running.signal);
+    if (number !== searchNumber) return;
     if (query.file) {
-      query.image = found.query.image;
+      query.image = newest.query.image;
       query.file = null;
       saveToUrl(false);
     }
-    show(found);
+    show(newest);
   } catch (error) {
-    if (own !== searchNumber || error.name === "AbortError") return;
+    if (number !== searchNumber || error.name === "AbortError") return;
     clear();
     byId("heading").textContent = error.status === 400 && query.text ? quoteQuery(query.text) : "Search failed";
     showNotice(error.message, error.status === NO_RESPONSE || error.status === 429);
   } finally {
-    if (own === searchNumber) setBusy(false);
+    if (number === searchNumber) setBusy(false);
   }
 }
 
@@ -85,9 +85,9 @@ function welcome() {
   showNotice(`Search to compare ${names}. Their sides are chosen at random for each query. Vote for the better side to see the names.`);
 }
 
-function show(found) {
+function show(newest) {
   clear();
-  response = found;
+  response = newest;
   const empty = isEmpty();
   const like = query.like ? query.like.split("/").pop() : "";
   const parts = [query.image && "Similar to your image", like && `Similar to ${like}`, query.text && quoteQuery(query.text)].filter(Boolean);
@@ -95,7 +95,7 @@ function show(found) {
   document.title = empty ? "visavis" : `${parts.join(", ")} · visavis`;
   byId("sides").classList.toggle("two", info.blind);
   byId("sides").replaceChildren(
-    ...found.sides.map((side) => {
+    ...newest.sides.map((side) => {
       const section = element("section", "side");
       section.dataset.side = side.side;
       const title = { only: "Results", left: "Left", right: "Right" }[side.side];
@@ -105,15 +105,14 @@ function show(found) {
       return section;
     }),
   );
-  add(found);
-  const total = info.indexes.reduce((most, index) => Math.max(most, index.count), 0);
+  add(newest);
+  const total = Math.max(0, ...info.indexes.map((index) => index.count));
   const unfinished = info.indexes.some((index) => index.unfinished);
-  const facts = [`${number(total)} items`, unfinished && "the index is unfinished", !empty && `${Math.round(found.milliseconds)} ms`];
-  byId("summary").textContent = entries.length ? facts.filter(Boolean).join(", ") : "";
+  const summary = [`${formatNumber(total)} items`, unfinished && "the index is unfinished", !empty && `${Math.round(newest.milliseconds)} ms`];
+  byId("summary").textContent = entries.length ? summary.filter(Boolean).join(", ") : "";
   if (!entries.length) {
-    const reason = unfinished ? "This index is unfinished and has no items yet." : "This index is empty.";
-    showNotice(countFilters() && total ? "No items match these filters." : total ? "No results." : reason);
-  } else if (found.sides.every((side) => side.no_match)) {
+    showNotice(emptyMessage(total, unfinished));
+  } else if (newest.sides.every((side) => side.no_match)) {
     showNotice("Probably no match. These are the nearest results.");
   }
   byId("preference").hidden = !info.blind || !entries.length;
@@ -121,33 +120,39 @@ function show(found) {
   for (const button of byId("preference").querySelectorAll("button")) button.disabled = false;
 }
 
-function add(found) {
+function emptyMessage(total, unfinished) {
+  if (total) return countFilters() ? "No items match these filters. Change or clear them." : "No results.";
+  if (unfinished) return "This index is unfinished and has no items yet. Run visavis index again to complete it.";
+  return "This index has no items. Add images to its source, and run visavis index again.";
+}
+
+function add(page) {
   const actions = { votes: info.votes, onOpen: detail.open, onLike: like, onVote: (entry, relevant) => vote(entry, queryValues(), relevant) };
-  for (const side of found.sides) {
+  for (const side of page.sides) {
     const grid = byId("sides").querySelector(`[data-side="${side.side}"] .grid`);
-    const fresh = side.hits.map((hit) => ({ hit, index: side.index, side: side.side }));
-    grid.append(...fresh.map((entry) => tile(entry, actions)));
-    for (const entry of fresh) entry.open.addEventListener("focus", () => setFocusable(entry));
-    entries.push(...fresh);
+    const added = side.hits.map((hit) => ({ hit, index: side.index, side: side.side }));
+    grid.append(...added.map((entry) => tile(entry, actions)));
+    for (const entry of added) entry.open.addEventListener("focus", () => setFocusable(entry));
+    entries.push(...added);
   }
   if (!focused && entries.length) setFocusable(entries[0]);
-  byId("more").hidden = !found.sides.some((side) => side.has_more);
+  byId("more").hidden = !page.sides.some((side) => side.has_more);
 }
 
 async function more() {
   if (loading || !response || byId("more").hidden) return;
   loading = true;
-  const own = searchNumber;
+  const number = searchNumber;
   const offset = Math.max(...response.sides.map((side) => entries.filter((entry) => entry.side === side.side).length));
   setBusy(true);
   try {
-    const found = await get("/api/search", { ...queryValues(), ...filters(), offset, limit: PAGE_SIZE }, running.signal);
-    if (own === searchNumber) add(found);
+    const page = await get("/api/search", { ...queryValues(), ...filters(), offset, limit: PAGE_SIZE }, running.signal);
+    if (number === searchNumber) add(page);
   } catch (error) {
-    if (own === searchNumber && error.name !== "AbortError") showMessage(error.message);
+    if (number === searchNumber && error.name !== "AbortError") showMessage(error.message);
   } finally {
     loading = false;
-    if (own === searchNumber) setBusy(false);
+    if (number === searchNumber) setBusy(false);
   }
 }
 
@@ -227,15 +232,15 @@ function onKey(event) {
   }
   if (event.key === "Escape") text.focus();
   if (typing) return;
-  const here = entries.find((entry) => entry.open === document.activeElement);
-  if (here && event.key.startsWith("Arrow")) {
-    const next = neighbor(entries, here, event.key);
+  const current = entries.find((entry) => entry.open === document.activeElement);
+  if (current && event.key.startsWith("Arrow")) {
+    const next = neighbor(entries, current, event.key);
     event.preventDefault();
     if (next) next.open.focus();
     else if (event.key === "ArrowUp") text.focus();
     return;
   }
-  const act = {
+  const action = {
     "/": () => text.focus(),
     f: toggleFilters,
     "?": () => byId("help").showModal(),
@@ -243,13 +248,13 @@ function onKey(event) {
     1: () => prefer("left"),
     2: () => prefer("right"),
     0: () => prefer("neither"),
-    m: here && (() => like(here)),
-    y: here && info.votes && !isEmpty() && (() => vote(here, queryValues(), true)),
-    n: here && info.votes && !isEmpty() && (() => vote(here, queryValues(), false)),
+    m: current && (() => like(current)),
+    y: current && info.votes && !isEmpty() && (() => vote(current, queryValues(), true)),
+    n: current && info.votes && !isEmpty() && (() => vote(current, queryValues(), false)),
   }[event.key];
-  if (act) {
+  if (action) {
     event.preventDefault();
-    act();
+    action();
   }
 }
 
@@ -275,7 +280,7 @@ function connect() {
     byId("file").value = "";
   });
   document.addEventListener("paste", (event) => {
-    const file = [...(event.clipboardData?.files ?? [])].find((one) => one.type.startsWith("image/"));
+    const file = [...(event.clipboardData?.files ?? [])].find((pasted) => pasted.type.startsWith("image/"));
     if (file) searchWithFile(file);
   });
   let depth = 0;
@@ -304,7 +309,7 @@ function connect() {
   byId("feedback-button").addEventListener("click", feedback.open);
   byId("preference").addEventListener("click", (event) => event.target.closest("button") && prefer(event.target.closest("button").dataset.preferred));
   byId("more").addEventListener("click", more);
-  new IntersectionObserver((seen) => seen[0].isIntersecting && more(), { rootMargin: "600px" }).observe(byId("more"));
+  new IntersectionObserver(([button]) => button.isIntersecting && more(), { rootMargin: "600px" }).observe(byId("more"));
   addEventListener("popstate", () => {
     loadFromUrl();
     search();
@@ -336,7 +341,7 @@ async function start() {
   document.body.classList.toggle("votes", info.votes);
   document.body.classList.toggle("two-indexes", info.blind);
   byId("feedback-button").hidden = !info.votes;
-  byId("help-about").textContent = `visavis ${info.version}. ${info.indexes.map((index) => `${index.name}: ${number(index.count)} items, by ${index.model.split("/").slice(-2).join("/")}`).join(", ")}.`;
+  byId("help-about").textContent = `visavis ${info.version}. ${info.indexes.map((index) => `${index.name}: ${formatNumber(index.count)} items, by ${index.model.split("/").slice(-2).join("/")}`).join(", ")}.`;
   loadFromUrl();
   if (countFilters()) toggleFilters();
   if (!location.search) text.focus();

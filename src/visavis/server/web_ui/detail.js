@@ -1,7 +1,7 @@
 // Dialog that shows one result in large, with its metadata.
 
 import { imageUrl } from "./api.js";
-import { clock, day, kinds, matchOf, number } from "./format.js";
+import { clock, day, formatNumber, kinds, matchOf } from "./format.js";
 import { bar, element } from "./results.js";
 
 const byId = (id) => document.getElementById(id);
@@ -26,7 +26,7 @@ export function connect(callbacks) {
   document.addEventListener("voted", (event) => event.detail === shown && showVote());
   dialog.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
-    const act = {
+    const action = {
       ArrowLeft: () => step(-1),
       ArrowRight: () => step(1),
       m: like,
@@ -34,10 +34,10 @@ export function connect(callbacks) {
       n: () => actions.onVote(shown, false),
       z: actions.onUndo,
     }[event.key];
-    if (act) {
+    if (action) {
       event.preventDefault();
       event.stopPropagation();
-      act();
+      action();
     }
   });
 }
@@ -75,12 +75,12 @@ export function open(entry) {
   byId("detail-name").textContent = hit.name;
   byId("detail-match").replaceChildren(...(match ? [bar(match.share), element("span", "", `${match.long}.`)] : []));
   const kind = kinds[hit.kind] + (hit.start === null ? "" : `, ${clock(hit.start)} to ${clock(hit.end)}`);
-  const facts = [["Path", hit.path], ["Kind", kind], ["Modified", day(hit.modified)]];
-  for (const [name, value] of Object.entries(hit.metadata)) facts.push([name[0].toUpperCase() + name.slice(1), value]);
+  const rows = [["Path", hit.path], ["Kind", kind], ["Modified", day(hit.modified)]];
+  for (const [name, value] of Object.entries(hit.metadata)) rows.push([name[0].toUpperCase() + name.slice(1), value]);
   if (hit.duplicates.length) {
-    facts.push(["Duplicates", hit.duplicates.length > 3 ? `${number(hit.duplicates.length)} others` : hit.duplicates.join(", ")]);
+    rows.push(["Duplicates", hit.duplicates.length > 3 ? `${formatNumber(hit.duplicates.length)} others` : hit.duplicates.join(", ")]);
   }
-  byId("detail-facts").replaceChildren(...facts.flatMap(([name, value]) => [element("dt", "", name), element("dd", "", value)]));
+  byId("detail-properties").replaceChildren(...rows.flatMap(([name, value]) => [element("dt", "", name), element("dd", "", value)]));
   for (const id of ["detail-relevant", "detail-irrelevant"]) byId(id).hidden = !actions.votes() || !match;
   showVote();
   if (!dialog.open) {

@@ -12,18 +12,18 @@ let onVote = null;
 
 export function connect(vote) {
   onVote = vote;
-  byId("feedback-yes").addEventListener("click", () => answer(true));
-  byId("feedback-no").addEventListener("click", () => answer(false));
-  byId("feedback-skip").addEventListener("click", () => answer(null));
+  byId("feedback-yes").addEventListener("click", () => submitVote(true));
+  byId("feedback-no").addEventListener("click", () => submitVote(false));
+  byId("feedback-skip").addEventListener("click", () => submitVote(null));
   byId("feedback-close").addEventListener("click", () => dialog.close());
-  byId("feedback-image").addEventListener("error", () => answer(null));
+  byId("feedback-image").addEventListener("error", () => submitVote(null));
   dialog.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || !pairs[position]) return;
     const relevant = { y: true, n: false, s: null }[event.key];
     if (relevant !== undefined) {
       event.preventDefault();
       event.stopPropagation();
-      answer(relevant);
+      submitVote(relevant);
     }
   });
 }
@@ -39,7 +39,7 @@ export async function open() {
   if (!dialog.open) dialog.showModal();
 }
 
-async function answer(relevant) {
+async function submitVote(relevant) {
   const pair = pairs[position];
   if (!pair) return;
   if (relevant !== null) {
@@ -54,7 +54,7 @@ async function answer(relevant) {
 function show() {
   const pair = pairs[position];
   if (!pair) {
-    end(pairs.length ? `Thank you: ${numVotes} of ${pairs.length} votes saved.` : "There is nothing to vote on yet. Run a few searches first.");
+    end(pairs.length ? `Done: ${numVotes} of ${pairs.length} results voted on.` : "No results to vote on yet. Run a few searches first.");
     return;
   }
   byId("feedback-title").textContent = "Is this relevant?";

@@ -1,6 +1,6 @@
 // Text for match probabilities, queries, numbers, times and dates.
 
-export const number = (value) => value.toLocaleString("en");
+export const formatNumber = (value) => value.toLocaleString("en");
 
 export function matchOf(hit) {
   const probability = hit.match_probability;
@@ -24,8 +24,7 @@ export function quoteQuery(text) {
 }
 
 export function clock(seconds) {
-  const whole = Math.floor(seconds);
-  return `${Math.floor(whole / 60)}:${String(whole % 60).padStart(2, "0")}`;
+  return `${Math.floor(seconds / 60)}:${String(Math.floor(seconds % 60)).padStart(2, "0")}`;
 }
 
 export function day(iso) {

@@ -13,7 +13,7 @@ export const isEmpty = () => !query.text && !query.like && !query.image && !quer
 
 export function filters() {
   const values = Object.fromEntries(FIELDS.map((name) => [name, byId(name).value.trim()]));
-  values.tag = [...byId("tags").querySelectorAll("select")].filter((one) => one.value).map((one) => `${one.name}=${one.value}`);
+  values.tag = [...byId("tags").querySelectorAll("select")].filter((select) => select.value).map((select) => `${select.name}=${select.value}`);
   return values;
 }
 
@@ -45,7 +45,7 @@ export function showChip(thumbnail) {
   byId("chip").hidden = !shown;
   byId("chip-image").hidden = !source;
   if (source) byId("chip-image").src = source;
-  byId("chip-text").textContent = query.like ? "like this" : "your image";
+  byId("chip-text").textContent = query.like ? "similar items" : "your image";
   byId("text").placeholder = shown ? "Add words" : "Describe an image";
 }
 

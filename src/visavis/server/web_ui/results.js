@@ -21,10 +21,10 @@ function icon(path) {
 }
 
 export function element(tag, className, text) {
-  const made = document.createElement(tag);
-  if (className) made.className = className;
-  if (text !== undefined) made.textContent = text;
-  return made;
+  const created = document.createElement(tag);
+  if (className) created.className = className;
+  if (text !== undefined) created.textContent = text;
+  return created;
 }
 
 export function bar(share) {
@@ -101,20 +101,20 @@ export function showVote(entry) {
 
 // The nearest tile in a direction by position on the page, in one grid or across two.
 export function neighbor(entries, current, key) {
-  const here = current.open.getBoundingClientRect();
-  const [x, y] = [here.left + here.width / 2, here.top + here.height / 2];
-  let best = null;
-  let least = Infinity;
+  const box = current.open.getBoundingClientRect();
+  const [x, y] = [box.left + box.width / 2, box.top + box.height / 2];
+  let nearest = null;
+  let minDistance = Infinity;
   for (const entry of entries) {
     if (entry === current) continue;
-    const there = entry.open.getBoundingClientRect();
-    const [dx, dy] = [there.left + there.width / 2 - x, there.top + there.height / 2 - y];
+    const other = entry.open.getBoundingClientRect();
+    const [dx, dy] = [other.left + other.width / 2 - x, other.top + other.height / 2 - y];
     const sideways = key === "ArrowLeft" || key === "ArrowRight";
     const ahead = sideways ? (key === "ArrowRight" ? dx : -dx) : key === "ArrowDown" ? dy : -dy;
     const aside = Math.abs(sideways ? dy : dx);
-    if (ahead < 4 || (sideways && aside > here.height / 2)) continue;
+    if (ahead < 4 || (sideways && aside > box.height / 2)) continue;
     const distance = sideways ? ahead : ahead * 4 + aside;
-    if (distance < least) [best, least] = [entry, distance];
+    if (distance < minDistance) [nearest, minDistance] = [entry, distance];
   }
-  return best;
+  return nearest;
 }

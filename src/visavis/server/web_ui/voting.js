@@ -27,11 +27,11 @@ async function save(entry, query, relevant) {
 // The same vote again withdraws it.
 export async function vote(entry, query, relevant) {
   const before = entry.hit.vote;
-  const now = before === relevant ? null : relevant;
+  const after = before === relevant ? null : relevant;
   try {
-    await save(entry, query, now);
+    await save(entry, query, after);
     last = { entry, query, before };
-    showMessage(MESSAGES.get(now), now !== null);
+    showMessage(MESSAGES.get(after), after !== null);
     return true;
   } catch (error) {
     showMessage(error.message);
