@@ -26,7 +26,7 @@ FIELDS = ("Where", "Found", "Correct", "Effect", "visavis")
 
 
 class Shown(NamedTuple):
-    """Whether the claim holds, and one or two lines of numbers that show it."""
+    """Whether the claim holds, and the lines of numbers that show it."""
 
     holds: bool
     lines: str

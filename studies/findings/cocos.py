@@ -32,7 +32,7 @@ def eq_4_denominator() -> Shown:
     errors = [apart(-eq_11, gradient(loss, query)[0]) for loss in (usual, printed)]
     return Shown(
         bool(printed < 0 < usual) and errors[0] < 1e-10 and errors[1] > 0.01,
-        f"4 candidates, tau = 0.1: loss {digits(usual)}, as printed {digits(printed)}; "
+        f"4 candidates, tau = 0.1: loss {digits(usual)}, as printed {digits(printed)}\n"
         f"minus eq. 11 apart from its gradient by {digits(errors[0])}, from the printed one's by {digits(100 * errors[1])} %",
     )
 
@@ -114,8 +114,8 @@ def table_2_text_queries() -> Shown:
     zero, zero_code = ((count == 0).sum().item() for count in (right, code))
     return Shown(
         bool(right.sum() == code.sum()) and zero != zero_code,
-        f"128 pairs, text queries: C0 {zero}, code {zero_code}; mean of the others {digits(right.sum() / (128 - zero))}, "
-        f"code {digits(code.sum() / (128 - zero_code))}; C^B {right.sum()} in both",
+        f"128 pairs, text queries: C0 {zero}, code {zero_code}\nmean of the others {digits(right.sum() / (128 - zero))}, "
+        f"code {digits(code.sum() / (128 - zero_code))}\nC^B {right.sum()} in both",
     )
 
 
@@ -215,7 +215,7 @@ def table_2_mean() -> Shown:
     everyone = {name: count * 128 / whole for name, (count, _, whole) in rows.items()}
     return Shown(
         all(abs(ratio - 1) < 0.02 for ratio in moved.values()) and all(ratio > 1.1 for ratio in everyone.values()),
-        f"rows {', '.join(rows)}, i2t: C^q (128 - C^0) / C^B = {', '.join(map(digits, moved.values()))}; "
+        f"rows {', '.join(rows)}, i2t: C^q (128 - C^0) / C^B = {', '.join(map(digits, moved.values()))}\n"
         f"C^q 128 / C^B = {', '.join(map(digits, everyone.values()))}",
     )
 
@@ -233,7 +233,7 @@ def table_1_average() -> Shown:
     mean, total = (29.5 + 61.0 + 74.0) / 3, 37.9 + 69.2 + 80.7 + 29.5 + 61.0 + 74.0
     return Shown(
         abs(mean - 54.6) > 0.15 and abs(total - 352.3) < 0.1,
-        f"mean {mean:.1f}, printed 54.6; sum of the six recalls {total:.1f}, printed 352.3",
+        f"mean {mean:.1f}, printed 54.6\nsum of the six recalls {total:.1f}, printed 352.3",
     )
 
 

@@ -82,7 +82,7 @@ def code_extra_half() -> Shown:
     pairs = ", ".join(f"({p:g}, {n:g})" for p, n in zip(positive.tolist(), negative.tolist(), strict=True))
     return Shown(
         bool((ratio > 2).all()) and bool(ratio[0] > 140),
-        f"tau = 10, (s_p, s_n) = {pairs}: paper {', '.join(map(digits, paper))}; code {', '.join(map(digits, code))}; "
+        f"tau = 10, (s_p, s_n) = {pairs}: paper {', '.join(map(digits, paper))}\ncode {', '.join(map(digits, code))}\n"
         f"ratio {', '.join(map(digits, ratio))}",
     )
 
@@ -105,7 +105,7 @@ def code_ignores_grad_output() -> Shown:
         set(found.values()) == {3.0} and accumulated == 12.0,
         "a prescribed gradient of 3: "
         + ", ".join(f"loss times {scale:g} gives {value:g}" for scale, value in found.items())
-        + f"; four steps of a quarter of the loss give {accumulated:g}",
+        + f"\nfour steps of a quarter of the loss give {accumulated:g}",
     )
 
 

@@ -31,7 +31,7 @@ def eq_7_scale() -> Shown:
     weight = (TAU * (pair[1] - pair[0])).sigmoid().item()
     return Shown(
         abs(slope[1].item() / weight - TAU) < 1e-9,
-        f"s_p = 0.6, s_n = 0.5, tau = 10: gradient of eq. 6 on s_n {digits(slope[1])}, eq. 7 {digits(weight)}; ratio {digits(slope[1] / weight)}",
+        f"s_p = 0.6, s_n = 0.5, tau = 10: gradient of eq. 6 on s_n {digits(slope[1])}, eq. 7 {digits(weight)}\nratio {digits(slope[1] / weight)}",
     )
 
 
@@ -57,7 +57,7 @@ def eq_12_relative_weight() -> Shown:
     weight = 1 / (numbers(0.5, 1.0, 2.0) + 1)
     return Shown(
         bool((relative <= 1).all()) and bool(farther > 1) and bool(weight[0] > weight[1] > weight[2]),
-        f"{len(relative)} anchors with other near negatives: m- from {digits(relative.min())} to {digits(relative.max())}; "
+        f"{len(relative)} anchors with other near negatives: m- from {digits(relative.min())} to {digits(relative.max())}\n"
         f"s_n = 0.4 below R = 0.5: m- = {digits(farther)}\n"
         f"P- at s_n = 0.5 for m- = 0.5, 1, 2: {', '.join(map(digits, weight))}",
     )
@@ -148,7 +148,7 @@ def table_1_circle() -> Shown:
         all(abs(circle - own) < 1e-12 and push > 1.5 * own_push for circle, own, push, own_push in found.values())
         and apart(potential, cell) < 1e-12,
         "s_p = 0.5, s_n = 0.6, tau = 10, circle loss / tau and cell: "
-        + "; ".join(f"m = {m}: weight {digits(w)}, {digits(v)}, push {digits(q)}, {digits(r)}" for m, (w, v, q, r) in found.items())
+        + "\n".join(f"m = {m}: weight {digits(w)}, {digits(v)}, push {digits(q)}, {digits(r)}" for m, (w, v, q, r) in found.items())
         + f"\nthe cell against the gradient of its potential: apart by {digits(apart(potential, cell))}",
     )
 
@@ -176,7 +176,7 @@ def combinations_without_loss() -> Shown:
         turning == {"(nca, lin)", "(nca, sig)", "(cir, con)", "(cir, sig)"}
         and still < 1e-10
         and abs(around["con"]) < 1e-3 < min(abs(around["lin"]), abs(around["sig"])),
-        "largest curl: " + ", ".join(f"{name} {digits(curls[name])}" for name in sorted(turning)) + f"; of the other five {digits(still)}\n"
+        "largest curl: " + ", ".join(f"{name} {digits(curls[name])}" for name in sorted(turning)) + f"\nof the other five {digits(still)}\n"
         "once around a square across the margin, with the Heaviside: "
         + ", ".join(f"(con, {pair}) {value:.3f}" for pair, value in around.items()),
     )
@@ -268,7 +268,7 @@ def _soft(factor: float, scores: Tensor) -> Tensor:
 
 
 def _sig(scores: Tensor, relative: Tensor | float, factor: float) -> Tensor:
-    """Eq. 12; with relative 1 eq. 11."""
+    """Eq. 12. With relative 1, it is eq. 11."""
     return 1 / (relative + torch.exp(factor * (scores - LAM)))
 
 

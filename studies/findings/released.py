@@ -29,7 +29,7 @@ def ssp_saturated_positive() -> Shown:
             outcomes.append(f"least of the kept {min(positives[positives < 1 - 1e-5]):g}")
         except (ValueError, RuntimeError) as error:
             outcomes.append(type(error).__name__)
-    return Shown(outcomes[0].startswith("least") and outcomes[1].endswith("Error"), f"s_ii = 0.9: {outcomes[0]}; s_ii = 1: {outcomes[1]}")
+    return Shown(outcomes[0].startswith("least") and outcomes[1].endswith("Error"), f"s_ii = 0.9: {outcomes[0]}\ns_ii = 1: {outcomes[1]}")
 
 
 def ssp_negative_gradient() -> Shown:
@@ -47,7 +47,7 @@ def ssp_negative_gradient() -> Shown:
     roots = [(0.4 + sign * (0.16 - 4 * 0.9 * 0.03) ** 0.5) / 1.8 for sign in (-1, 1)]
     return Shown(
         bool(slope[0] < 0 == slope[1] < slope[2]) and abs(roots[0] - 0.0955) < 1e-4 and abs(roots[1] - 0.3489) < 1e-4,
-        f"gradient on s_n at 0, 0.2, 0.5: {', '.join(map(digits, slope))}; zeros of the polynomial {roots[0]:.4f} and {roots[1]:.4f}",
+        f"gradient on s_n at 0, 0.2, 0.5: {', '.join(map(digits, slope))}\nzeros of the polynomial {roots[0]:.4f} and {roots[1]:.4f}",
     )
 
 
@@ -148,8 +148,8 @@ def aoq_negative_weight() -> Shown:
         found[offline] = (weight, gradient(loss.sum(), own)[0].item())
     return Shown(
         found[0.6][0] < 0 and found[0.6][1] < 0 < found[0.9][1],
-        "own pair 0.2, online negative 0.1; "
-        + "; ".join(f"offline {o}: weight {digits(weight)}, gradient on the own pair {slope:+.3g}" for o, (weight, slope) in found.items()),
+        "own pair 0.2, online negative 0.1\n"
+        + "\n".join(f"offline {o}: weight {digits(weight)}, gradient on the own pair {slope:+.3g}" for o, (weight, slope) in found.items()),
     )
 
 
@@ -173,7 +173,7 @@ def aoq_offline_pull() -> Shown:
         found[values] = gradient(loss.sum(), offline)[0].item()
     return Shown(
         all(slope < -0.2 for slope in found.values()),
-        "; ".join(
+        "\n".join(
             f"own pair {own}, online {online}, offline {offline}: gradient on the offline similarity {digits(slope)}"
             for (own, online, offline), slope in found.items()
         ),

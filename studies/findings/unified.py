@@ -53,7 +53,7 @@ def eq_15_denominator() -> Shown:
     right = apart((excess / (1 + excess.sum(1, keepdim=True)))[off], weights[off])
     return Shown(
         bool(ratio.min() > 3) and right < 1e-12,
-        f"B = 12: printed / true weight of a negative {digits(ratio.min())} to {digits(ratio.max())}; error of the right form {digits(right)}",
+        f"B = 12: printed / true weight of a negative {digits(ratio.min())} to {digits(ratio.max())}\nerror of the right form {digits(right)}",
     )
 
 
@@ -80,8 +80,8 @@ def eq_17_sum_of_norms() -> Shown:
     right = (weights[..., None] * toward).sum(1).norm(dim=1)
     return Shown(
         bool((printed > 1.1 * true).all()) and apart(right, true) < 1e-12,
-        f"first image: printed {digits(printed[0])}, true {digits(true[0])}; over 12 images printed / true "
-        f"{digits((printed / true).min())} to {digits((printed / true).max())}; error of the right form {digits(apart(right, true))}",
+        f"first image: printed {digits(printed[0])}, true {digits(true[0])}\nover 12 images printed / true "
+        f"{digits((printed / true).min())} to {digits((printed / true).max())}\nerror of the right form {digits(apart(right, true))}",
     )
 
 
@@ -128,7 +128,7 @@ def gradient_that_does_not_vanish() -> Shown:
         images, texts = (normalize(unit_rows(1, seed=1) + spread * unit_rows(32, seed=seed)) for seed in (2, 3))
         found[spread] = [_norms(images, texts, margin=0.2, gamma=gamma).mean().item() for gamma in (50.0, 1e6)]
     shrunk = [found[0.01][loss] / found[0.1][loss] for loss in (0, 1)]
-    lines = "; ".join(f"spread {spread}: {digits(unified)}, {digits(hardest)}" for spread, (unified, hardest) in found.items())
+    lines = "\n".join(f"spread {spread}: {digits(unified)}, {digits(hardest)}" for spread, (unified, hardest) in found.items())
     return Shown(
         max(shrunk) < 0.2 and max(found[0.0]) < 1e-7, "mean tangent gradient on an image, Unified (gamma = 50) and Triplet-HN:\n" + lines
     )
@@ -154,7 +154,7 @@ def eq_24_weights() -> Shown:
     return Shown(
         bool(constant[0] > 0.5) and bool(constant[1] < -0.2) and heavy[0] < 0.7 * even[0] and heavy[1] < -0.05 < even[1],
         f"all scores -0.5: w_ij s_ij - w_ii s_ii + 0.2 = {digits(constant[0])} for weights 1, 2 and {digits(constant[1])} for 2, 1\n"
-        + "; ".join(
+        + "\n".join(
             f"negatives weigh {weight}: test RSUM {recalls:.0f}, mean score {digits(mean)}, of right pairs {digits(own)}"
             for weight, (recalls, mean, own) in (("1", even), ("2", heavy))
         ),
@@ -182,7 +182,7 @@ def eq_25_limit() -> Shown:
     return Shown(
         abs(limit - 0.84) < 1e-6 and abs(hinge - 0.21) < 1e-9 and abs(same - as_hinge) < 1e-6,
         "differences -0.1 and -0.8, m = 0.2, soft form at gamma = 1e4 and hinge:\n"
-        + "; ".join(f"{name}: {digits(soft)}, {digits(hard)}" for name, (soft, hard) in found.items()),
+        + "\n".join(f"{name}: {digits(soft)}, {digits(hard)}" for name, (soft, hard) in found.items()),
     )
 
 
@@ -201,7 +201,7 @@ def table_6_sum() -> Shown:
     errors = [abs(sum(row[:6]) - row[6]) for row in rows]
     return Shown(
         errors[-1] > 6 and max(errors[:-1]) < 0.25,
-        f"its columns sum to {sum(rows[-1][:6]):.1f}, printed {rows[-1][6]}; largest difference in the other {len(rows) - 1} rows {max(errors[:-1]):.1f}",
+        f"its columns sum to {sum(rows[-1][:6]):.1f}, printed {rows[-1][6]}\nlargest difference in the other {len(rows) - 1} rows {max(errors[:-1]):.1f}",
     )
 
 
@@ -227,7 +227,7 @@ def points_and_percent() -> Shown:
     percent = [100 * (after / before - 1) for before, after in printed.values()]
     return Shown(
         points and all(found < 0.6 * claimed for claimed, found in zip(printed, percent, strict=True)),
-        "printed as percent: " + ", ".join(map(str, printed)) + "; in percent: " + ", ".join(f"{found:.1f}" for found in percent),
+        "printed as percent: " + ", ".join(map(str, printed)) + "\nin percent: " + ", ".join(f"{found:.1f}" for found in percent),
     )
 
 
@@ -248,7 +248,7 @@ def settings() -> Shown:
     same = _loss(cosines, margin=0.1, gamma=120.0)
     return Shown(
         bool(abs(of_sum - same) < 1e-9 and apart(of_mean, of_sum) > 0.1),
-        f"12 pairs, m = 0.2, gamma = 60: sum of two equal cosines {digits(of_sum)}, their mean {digits(of_mean)}; "
+        f"12 pairs, m = 0.2, gamma = 60: sum of two equal cosines {digits(of_sum)}, their mean {digits(of_mean)}\n"
         f"the mean with m = 0.1, gamma = 120 {digits(same)}",
     )
 

@@ -102,7 +102,9 @@ def test_demo_report_is_a_single_offline_file(finished):
 
 def test_demo_documents_its_learning_rates(finished):
     folder, progress = finished
-    text = "Learning rates: TripletHN 0.003, Unified 0.012; each the best of the same 8 from 0.000375 to 0.048 by the mean validation RSUM"
+    text = (
+        "Learning rates: TripletHN 0.003, Unified 0.012. Each is the best of the same 8 from 0.000375 to 0.048 by the mean validation RSUM"
+    )
     assert all(
         text in output for output in ("\n".join(progress.messages), (folder / "table.md").read_text(), (folder / "report.html").read_text())
     )

@@ -53,7 +53,7 @@ def describe_learning_rates(rates: Mapping[str, float]) -> str:
     """
     listed = ", ".join(f"{name} {lr:g}" for name, lr in rates.items())
     return (
-        f"Learning rates: {listed}; each the best of the same {len(LEARNING_RATES)} from {LEARNING_RATES[0]:g} to {LEARNING_RATES[-1]:g} by the "
+        f"Learning rates: {listed}. Each is the best of the same {len(LEARNING_RATES)} from {LEARNING_RATES[0]:g} to {LEARNING_RATES[-1]:g} by the "
         f"mean validation RSUM of {len(TUNING_SEEDS)} seeds on other synthetic scenes"
     )
 
