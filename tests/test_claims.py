@@ -89,7 +89,7 @@ def test_p_values_agree_with_verdicts(runs):
 
 
 def test_correction_covers_all_tested_claims():
-    results = [verdicts.Found("", "holds", 0.001), verdicts.Found("", "holds", 0.03), verdicts.Found("", "not run")]
+    results = [verdicts.ClaimResult("", "holds", 0.001), verdicts.ClaimResult("", "holds", 0.03), verdicts.ClaimResult("", "not run")]
     adjusted = [p for *_, p in claims.corrected([({}, result) for result in results])]
     assert adjusted == pytest.approx([0.002, 0.03, 1.0])
     assert [claims.corrected_verdict(*pair) for pair in zip(results, [0.002, 0.06, 1.0], strict=True)] == ["holds", "undecided", "not run"]
