@@ -80,8 +80,8 @@ def smooth_ap_counts(scores: Tensor, targets: Targets, *, tau: float = 0.01, eps
         COCOS, eq. 13.
     """
     query, candidate = targets.positive.nonzero(as_tuple=True)
-    known = targets.positive | targets.negative
-    counts = _count_triplets(scores[query].masked_fill(~known[query], NEG_INF), candidate, tau, epsilon * (tau if with_slope else 1))
+    is_labeled = targets.positive | targets.negative
+    counts = _count_triplets(scores[query].masked_fill(~is_labeled[query], NEG_INF), candidate, tau, epsilon * (tau if with_slope else 1))
     positives = targets.positive.sum(1).clamp(min=1)
     return scores.new_zeros(len(scores)).index_add_(0, query, counts.to(scores)) / positives
 
