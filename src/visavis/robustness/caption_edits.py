@@ -109,7 +109,7 @@ def replace_word(caption: str, words: tuple[str, ...], excluded: set[str], rng: 
 
 
 def swap_colors(caption: str) -> str:
-    """Exchange two colors, if each stands before a word of its own: not in "a black and white dog".
+    """Exchange two colors, if a different word follows each: not in "a black and white dog".
 
     Args:
         caption: The caption.

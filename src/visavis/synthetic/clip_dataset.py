@@ -112,7 +112,7 @@ def _motion(before: Scene, after: Scene) -> np.ndarray:
 
 
 def _is_same_thing(old: SceneObject, new: SceneObject) -> bool:
-    """Return whether two things of successive frames are the same. It may have moved, grown, or changed its color at its position."""
+    """Return whether two things of successive frames are the same. The thing may have moved, grown, or changed its color at its position."""
     return old.shape == new.shape and (
         old.color == new.color or (CHANGED_COLOR in (old.color, new.color) and (old.x, old.y) == (new.x, new.y))
     )
