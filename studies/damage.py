@@ -74,19 +74,19 @@ class Trial:
 TRIALS = (
     Trial("finished run, evaluated", ("runs/finished/**/*",), ("evaluate", "runs/finished", "--json")),
     Trial("finished run, searched", ("runs/finished/**/*",), ("search", "runs/finished", "a dog on the grass", "--json")),
-    Trial("finished run, diagnosed", ("runs/finished/**/*",), ("diagnose", "runs/finished", "--batches", "1", "--json")),
+    Trial("finished run, diagnosed", ("runs/finished/**/*",), ("diagnose", "runs/finished", "--max-batches", "1", "--json")),
     Trial("finished run, resumed", ("runs/finished/**/*",), ("train", "--resume", "runs/finished"), "runs/finished"),
     Trial("stopped run, resumed", ("runs/stopped/**/*",), ("train", "--resume", "runs/stopped"), "runs/stopped"),
     Trial("stopped run of pixels, resumed", ("runs/pixels/**/*",), ("train", "--resume", "runs/pixels"), "runs/pixels"),
     Trial("data of a stopped run", ("photos/*",), ("train", "--resume", "runs/stopped"), "runs/stopped"),
     Trial("data of a stopped run of pixels", ("photos/*",), ("train", "--resume", "runs/pixels"), "runs/pixels"),
-    Trial("encoders of a stopped run", ("towers/**/*",), ("train", "--resume", "runs/stopped"), "runs/stopped"),
-    Trial("encoders of a finished run", ("towers/**/*",), ("evaluate", "runs/finished", "--json")),
+    Trial("encoders of a stopped run", ("encoders/**/*",), ("train", "--resume", "runs/stopped"), "runs/stopped"),
+    Trial("encoders of a finished run", ("encoders/**/*",), ("evaluate", "runs/finished", "--json")),
     Trial("cache of a stopped run", ("cache/**/*",), ("train", "--resume", "runs/stopped"), "runs/stopped"),
     Trial("cache of a new run", ("cache/**/*",), ("train", "frozen.toml", "--out", "runs/new"), "runs/new"),
     Trial("data, checked", ("photos/*",), ("data", "check", "photos"), fresh=True),
     Trial("data of a new run", ("photos/*",), ("train", "pixels.toml", "epochs=1", "--skip-bad", "--out", "runs/new"), "runs/new", True),
-    Trial("encoders, cached again", ("towers/**/*",), ("features", "photos", "--text", "towers/text", "--out", "stores"), fresh=True),
+    Trial("encoders, cached again", ("encoders/**/*",), ("features", "photos", "--text", "encoders/text", "--out", "stores"), fresh=True),
     Trial("recipe", ("frozen.toml",), ("train", "frozen.toml", "epochs=1", "--out", "runs/new"), "runs/new", True),
 )
 

@@ -81,18 +81,18 @@ class Candidate:
 
 CANDIDATES = {
     "VSE++ mean": Candidate(
-        "VSE++(width=512, bidirectional=True, word_pool='mean', region_pool='mean')", {"Unified": 1e-3, "TripletHN": 1e-3}
+        "VSE++(embedding_dim=512, bidirectional=True, word_pool='mean', region_pool='mean')", {"Unified": 1e-3, "TripletHN": 1e-3}
     ),
-    "VSE++ GRU": Candidate("VSE++(width=512, region_pool='mean')", {"Unified": 1e-3, "TripletHN": 1e-3}),
-    "VSEInfinity": Candidate("VSEInfinity(width=512)", {"Unified": 1e-3, "TripletHN": 1e-3}, dropout="word_dropout"),
-    "VSRN": Candidate("VSRN(width=512)", {"Unified": 1e-3, "TripletHN": 1e-3}),
-    "VSRN, decoder": Candidate("VSRN(width=512, generation=1)", {"Unified": 1e-3, "TripletHN": 1e-3}),
-    "MaxSim": Candidate("MaxSim(width=512)", {"Unified": 1e-3, "TripletHN": 1e-3}),
-    "SCAN t2i": Candidate("SCAN(width=512, direction='t2i', sharpness=9)", {"Unified": 1e-3, "TripletHN": 5e-4}),
-    "SCAN i2t": Candidate("SCAN(width=512, direction='i2t', sharpness=4)", {"Unified": 1e-3, "TripletHN": 5e-4}),
-    "BFAN": Candidate("BFAN(width=512)", {"Unified": 1e-3, "TripletHN": 5e-4}),
-    "SAF": Candidate("SGRAF(width=512, regions=49, module='SAF')", {"Unified": 5e-4, "TripletHN": 5e-4}, batch_size=64),
-    "SGR": Candidate("SGRAF(width=512, regions=49, module='SGR')", {"Unified": 5e-4, "TripletHN": 2e-4}, batch_size=64),
+    "VSE++ GRU": Candidate("VSE++(embedding_dim=512, region_pool='mean')", {"Unified": 1e-3, "TripletHN": 1e-3}),
+    "VSEInfinity": Candidate("VSEInfinity(embedding_dim=512)", {"Unified": 1e-3, "TripletHN": 1e-3}, dropout="word_dropout"),
+    "VSRN": Candidate("VSRN(embedding_dim=512)", {"Unified": 1e-3, "TripletHN": 1e-3}),
+    "VSRN, decoder": Candidate("VSRN(embedding_dim=512, generation=1)", {"Unified": 1e-3, "TripletHN": 1e-3}),
+    "MaxSim": Candidate("MaxSim(embedding_dim=512)", {"Unified": 1e-3, "TripletHN": 1e-3}),
+    "SCAN t2i": Candidate("SCAN(embedding_dim=512, direction='t2i', inverse_temperature=9)", {"Unified": 1e-3, "TripletHN": 5e-4}),
+    "SCAN i2t": Candidate("SCAN(embedding_dim=512, direction='i2t', inverse_temperature=4)", {"Unified": 1e-3, "TripletHN": 5e-4}),
+    "BFAN": Candidate("BFAN(embedding_dim=512)", {"Unified": 1e-3, "TripletHN": 5e-4}),
+    "SAF": Candidate("SGRAF(embedding_dim=512, num_regions=49, similarity_module='SAF')", {"Unified": 5e-4, "TripletHN": 5e-4}, batch_size=64),
+    "SGR": Candidate("SGRAF(embedding_dim=512, num_regions=49, similarity_module='SGR')", {"Unified": 5e-4, "TripletHN": 2e-4}, batch_size=64),
 }
 PLAIN = "VSE++ mean"
 """The baseline of all differences."""
