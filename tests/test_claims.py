@@ -153,7 +153,11 @@ def test_advice_states_corrected_verdicts(results):
 def test_evidence_matches_the_plan_of_the_study():
     """No run would be trained again, and no line is of another setting."""
     plan = tomllib.loads(study.PLAN.read_text())
-    made = list(study.experiments(plan["experiments"]))
-    assert len(made) > len(plan["experiments"])
-    assert {one.name: len(list(one.missing())) for one in made if any(one.missing())} == {}
-    assert {one.name for one in made if not one.tunes and len(one.known()) != len(study.read_evidence(one.name))} == set()
+    experiments = list(study.experiments(plan["experiments"]))
+    assert len(experiments) > len(plan["experiments"])
+    assert {experiment.name: len(list(experiment.missing_runs())) for experiment in experiments if any(experiment.missing_runs())} == {}
+    assert {
+        experiment.name
+        for experiment in experiments
+        if not experiment.tunes and len(experiment.finished_lines()) != len(study.read_evidence(experiment.name))
+    } == set()

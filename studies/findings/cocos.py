@@ -11,7 +11,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from findings.base import Shown, apart, digits, embeddings, first_ranks, gradient, leaf, negatives, numbers, scores_of, unit_rows
+from findings.base import (
+    Shown,
+    digits,
+    embeddings,
+    first_ranks,
+    gradient,
+    leaf,
+    negatives,
+    numbers,
+    relative_error,
+    scores_of,
+    unit_rows,
+)
 
 
 def eq_4_denominator() -> Shown:
@@ -29,7 +41,7 @@ def eq_4_denominator() -> Shown:
     usual, printed = similar.logsumexp(0) - similar[0], similar[1:].logsumexp(0) - similar[0]
     share = similar.softmax(0).detach()
     eq_11 = ((1 - share[0]) * candidates[0] - share[1:] @ candidates[1:]) / 0.1
-    errors = [apart(-eq_11, gradient(loss, query)[0]) for loss in (usual, printed)]
+    errors = [relative_error(-eq_11, gradient(loss, query)[0]) for loss in (usual, printed)]
     return Shown(
         bool(printed < 0 < usual) and errors[0] < 1e-10 and errors[1] > 0.01,
         f"4 candidates, tau = 0.1: loss {digits(usual)}, as printed {digits(printed)}\n"
@@ -53,8 +65,9 @@ def eqs_9_sign() -> Shown:
     (slope,) = gradient(hinges.sum(), query)
     printed = ((hinges > 0)[:, None] * (candidates[0] - candidates[1:])).sum(0)
     return Shown(
-        apart(-printed, slope) < 1e-12,
-        f"8 candidates: autograd apart from eq. 9b by {digits(100 * apart(printed, slope))} %, from minus eq. 9b by {digits(apart(-printed, slope))}",
+        relative_error(-printed, slope) < 1e-12,
+        f"8 candidates: autograd apart from eq. 9b by {digits(100 * relative_error(printed, slope))} %, "
+        f"from minus eq. 9b by {digits(relative_error(-printed, slope))}",
     )
 
 
@@ -159,7 +172,8 @@ def eq_13_slope() -> Shown:
     rows = [(image @ captions.T, range(5 * index, 5 * index + 5)) for index, image in enumerate(images)]
     code, right = (torch.stack([_contributing(*row, epsilon) for row in rows]).double().mean() / 5 for epsilon in (0.01, 0.01 * 0.01))
     return Shown(
-        bool(right > 5 * code), f"128 image queries, mean count per positive: {digits(code)} as in the code, {digits(right)} with 1 / tau"
+        bool(right > 5 * code),
+        f"128 image queries, mean count per positive: {digits(code)} as in the code, {digits(right)} with 1 / tau",
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from findings.base import Shown, apart, digits, embeddings, gradient, leaf, negatives, numbers, scores_of
+from findings.base import Shown, digits, embeddings, gradient, leaf, negatives, numbers, relative_error, scores_of
 
 
 def eqs_3_4_mined_negative() -> Shown:
@@ -36,9 +36,9 @@ def eqs_3_4_mined_negative() -> Shown:
     printed = of_image * (texts[negatives(scores).argmax(1)] - texts) - of_text * texts
     right = printed.index_add(0, negatives(scores).argmax(0), of_text * texts)
     return Shown(
-        apart(printed, true) > 0.1 and apart(right, true) < 1e-12,
-        f"gradient on 16 images, printed apart from autograd by {digits(100 * apart(printed, true))} %, "
-        f"with the mined negatives by {digits(apart(right, true))}",
+        relative_error(printed, true) > 0.1 and relative_error(right, true) < 1e-12,
+        f"gradient on 16 images, printed apart from autograd by {digits(100 * relative_error(printed, true))} %, "
+        f"with the mined negatives by {digits(relative_error(right, true))}",
     )
 
 
@@ -59,8 +59,8 @@ def code_without_heaviside() -> Shown:
     (code,) = gradient((negatives(scores).amax(1) - scores.diag()).sum(), scores)
     idle = int((gaps <= -0.2).sum())
     return Shown(
-        0 < idle < 16 and apart(code, true) > 0.1,
-        f"16 images, {idle} of them with a closed hinge: dL/ds of the code apart from the triplet loss by {digits(100 * apart(code, true))} %",
+        0 < idle < 16 and relative_error(code, true) > 0.1,
+        f"16 images, {idle} of them with a closed hinge: dL/ds of the code apart from the triplet loss by {digits(100 * relative_error(code, true))} %",
     )
 
 

@@ -11,7 +11,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from findings.base import Shown, apart, digits, gradient, leaf, negatives, numbers, scores_of
+from findings.base import Shown, digits, gradient, leaf, negatives, numbers, relative_error, scores_of
 
 ALPHA, BETA, LAM, EPSILON, TAU = 2.0, 10.0, 0.5, 0.1, 10.0
 
@@ -84,9 +84,9 @@ def table_1_binomial_deviance() -> Shown:
     cell = torch.stack([-_sig(pair[0], 1.0, ALPHA), _sig(pair[1], 1.0, -BETA)]).detach()
     ratios = [(-push / pull).item() for pull, push in (slope, cell)]
     return Shown(
-        apart(divided, cell) < 1e-12 and abs(ratios[0] / ratios[1] - BETA / ALPHA) < 1e-9,
+        relative_error(divided, cell) < 1e-12 and abs(ratios[0] / ratios[1] - BETA / ALPHA) < 1e-9,
         f"s_p = 0.6, s_n = 0.5: push / pull {digits(ratios[0])} of the loss, {digits(ratios[1])} of the cell. "
-        f"The divided loss apart from the cell by {digits(apart(divided, cell))}",
+        f"The divided loss apart from the cell by {digits(relative_error(divided, cell))}",
     )
 
 
@@ -116,9 +116,9 @@ def table_1_multi_similarity() -> Shown:
     cell = torch.diag(-_sig(p, relative[0], ALPHA)).scatter(1, at[:, None], _sig(n, relative[1], -BETA)[:, None])
     cosine = torch.nn.functional.cosine_similarity(cell.flatten(), published.flatten(), dim=0)
     return Shown(
-        apart(sig, of_two) < 1e-12 and apart(cell, published) > 0.3 and bool(cosine < 0.95),
-        f"dL/ds of 32 anchors: MS of the hardest negative against (con, sig), apart by {digits(apart(sig, of_two))}\n"
-        f"MS against (con, sig-ms): apart by {digits(100 * apart(cell, published))} %, cosine {digits(cosine)}",
+        relative_error(sig, of_two) < 1e-12 and relative_error(cell, published) > 0.3 and bool(cosine < 0.95),
+        f"dL/ds of 32 anchors: MS of the hardest negative against (con, sig), apart by {digits(relative_error(sig, of_two))}\n"
+        f"MS against (con, sig-ms): apart by {digits(100 * relative_error(cell, published))} %, cosine {digits(cosine)}",
     )
 
 
@@ -146,10 +146,10 @@ def table_1_circle() -> Shown:
     cell = torch.stack([-printed * (1 - p), printed * n])
     return Shown(
         all(abs(circle - own) < 1e-12 and push > 1.5 * own_push for circle, own, push, own_push in found.values())
-        and apart(potential, cell) < 1e-12,
+        and relative_error(potential, cell) < 1e-12,
         "s_p = 0.5, s_n = 0.6, tau = 10, circle loss / tau and cell: "
         + "\n".join(f"m = {m}: weight {digits(w)}, {digits(v)}, push {digits(q)}, {digits(r)}" for m, (w, v, q, r) in found.items())
-        + f"\nthe cell against the gradient of its potential: apart by {digits(apart(potential, cell))}",
+        + f"\nthe cell against the gradient of its potential: apart by {digits(relative_error(potential, cell))}",
     )
 
 

@@ -9,7 +9,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from findings.base import Shown, apart, digits, embeddings, gradient, leaf, negatives, numbers, scores_of, tangent, unit_rows
+from findings.base import (
+    Shown,
+    digits,
+    embeddings,
+    gradient,
+    leaf,
+    negatives,
+    numbers,
+    relative_error,
+    scores_of,
+    tangent,
+    unit_rows,
+)
 
 
 def eq_2_arg_max() -> Shown:
@@ -27,7 +39,7 @@ def eq_2_arg_max() -> Shown:
     others = negatives(images @ texts.T)
     named = (images * texts[others.argmax(1)]).sum(1)
     return Shown(
-        apart(named, others.amax(1)) < 1e-12,
+        relative_error(named, others.amax(1)) < 1e-12,
         f"first image: max_j s = {digits(others[0].max())}, a number. arg max names text {others[0].argmax()}. "
         f"s(V_i, T of arg max) - max over 12 images {digits((named - others.amax(1)).abs().max())}",
     )
@@ -50,7 +62,7 @@ def eq_15_denominator() -> Shown:
     (weights,) = gradient(excess.sum(1).log1p().sum(), scores)
     off = ~torch.eye(12, dtype=torch.bool)
     ratio = ((excess / (1 + excess)) / weights)[off]
-    right = apart((excess / (1 + excess.sum(1, keepdim=True)))[off], weights[off])
+    right = relative_error((excess / (1 + excess.sum(1, keepdim=True)))[off], weights[off])
     return Shown(
         bool(ratio.min() > 3) and right < 1e-12,
         f"B = 12: printed / true weight of a negative {digits(ratio.min())} to {digits(ratio.max())}\nerror of the right form {digits(right)}",
@@ -79,9 +91,9 @@ def eq_17_sum_of_norms() -> Shown:
     printed = (weights * toward.norm(dim=-1)).sum(1)
     right = (weights[..., None] * toward).sum(1).norm(dim=1)
     return Shown(
-        bool((printed > 1.1 * true).all()) and apart(right, true) < 1e-12,
+        bool((printed > 1.1 * true).all()) and relative_error(right, true) < 1e-12,
         f"first image: printed {digits(printed[0])}, true {digits(true[0])}\nover 12 images printed / true "
-        f"{digits((printed / true).min())} to {digits((printed / true).max())}\nerror of the right form {digits(apart(right, true))}",
+        f"{digits((printed / true).min())} to {digits((printed / true).max())}\nerror of the right form {digits(relative_error(right, true))}",
     )
 
 
@@ -247,7 +259,7 @@ def settings() -> Shown:
     of_sum, of_mean = (_loss(factor * cosines, margin=0.2, gamma=60.0) for factor in (2, 1))
     same = _loss(cosines, margin=0.1, gamma=120.0)
     return Shown(
-        bool(abs(of_sum - same) < 1e-9 and apart(of_mean, of_sum) > 0.1),
+        bool(abs(of_sum - same) < 1e-9 and relative_error(of_mean, of_sum) > 0.1),
         f"12 pairs, m = 0.2, gamma = 60: sum of two equal cosines {digits(of_sum)}, their mean {digits(of_mean)}\n"
         f"the mean with m = 0.1, gamma = 120 {digits(same)}",
     )
