@@ -99,12 +99,12 @@ def code_ignores_grad_output() -> Shown:
     visavis: Every objective, including ``Goal``, follows operations on its value, in both semantics.
     """
     scores = leaf(numbers(0.5))
-    found = {scale: gradient(scale * _Prescribed.apply(scores, numbers(3.0)), scores)[0].item() for scale in (1.0, 0.25, 0.0)}
+    results = {scale: gradient(scale * _Prescribed.apply(scores, numbers(3.0)), scores)[0].item() for scale in (1.0, 0.25, 0.0)}
     accumulated = sum(gradient(_Prescribed.apply(scores, numbers(3.0)) / 4, scores)[0].item() for _ in range(4))
     return Shown(
-        set(found.values()) == {3.0} and accumulated == 12.0,
+        set(results.values()) == {3.0} and accumulated == 12.0,
         "a prescribed gradient of 3: "
-        + ", ".join(f"loss times {scale:g} gives {value:g}" for scale, value in found.items())
+        + ", ".join(f"loss times {scale:g} gives {value:g}" for scale, value in results.items())
         + f"\nfour steps of a quarter of the loss give {accumulated:g}",
     )
 

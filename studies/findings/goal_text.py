@@ -137,18 +137,18 @@ def table_1_circle() -> Shown:
     pair = leaf(numbers(0.5, 0.6))
     p, n = pair.detach()
     printed, code = (torch.sigmoid(TAU * (n**2 + shift - p * (2 - p))) for shift in (0, 0.5))
-    found = {}
+    results = {}
     for name, margin, weight in (("1/sqrt(2)", 0.5**0.5, printed), ("1/2", 0.5, code)):
         lack, excess = 1 + margin - p, n + margin
         (slope,) = gradient((TAU * (excess * (pair[1] - margin) - lack * (pair[0] - 1 + margin))).exp().log1p(), pair)
-        found[name] = (slope[1] / (TAU * excess), weight, slope[1] / TAU, weight * n)
+        results[name] = (slope[1] / (TAU * excess), weight, slope[1] / TAU, weight * n)
     (potential,) = gradient((TAU * (pair[1] ** 2 - pair[0] * (2 - pair[0]))).exp().log1p() / (2 * TAU), pair)
     cell = torch.stack([-printed * (1 - p), printed * n])
     return Shown(
-        all(abs(circle - own) < 1e-12 and push > 1.5 * own_push for circle, own, push, own_push in found.values())
+        all(abs(circle - own) < 1e-12 and push > 1.5 * own_push for circle, own, push, own_push in results.values())
         and relative_error(potential, cell) < 1e-12,
         "s_p = 0.5, s_n = 0.6, tau = 10, circle loss / tau and cell: "
-        + "\n".join(f"m = {m}: weight {digits(w)}, {digits(v)}, push {digits(q)}, {digits(r)}" for m, (w, v, q, r) in found.items())
+        + "\n".join(f"m = {m}: weight {digits(w)}, {digits(v)}, push {digits(q)}, {digits(r)}" for m, (w, v, q, r) in results.items())
         + f"\nthe cell against the gradient of its potential: apart by {digits(relative_error(potential, cell))}",
     )
 

@@ -135,14 +135,14 @@ def gradient_that_does_not_vanish() -> Shown:
     Effect: Averaging over negatives helps while some are apart. It does not prevent a full collapse.
     visavis: ``diagnostics.pair_gradients.tangent_norms`` gives 0 there for every objective.
     """
-    found = {}
+    results = {}
     for spread in (0.1, 0.01, 0.0):
         images, texts = (normalize(unit_rows(1, seed=1) + spread * unit_rows(32, seed=seed)) for seed in (2, 3))
-        found[spread] = [_norms(images, texts, margin=0.2, gamma=gamma).mean().item() for gamma in (50.0, 1e6)]
-    shrunk = [found[0.01][loss] / found[0.1][loss] for loss in (0, 1)]
-    lines = "\n".join(f"spread {spread}: {digits(unified)}, {digits(hardest)}" for spread, (unified, hardest) in found.items())
+        results[spread] = [_norms(images, texts, margin=0.2, gamma=gamma).mean().item() for gamma in (50.0, 1e6)]
+    shrunk = [results[0.01][loss] / results[0.1][loss] for loss in (0, 1)]
+    lines = "\n".join(f"spread {spread}: {digits(unified)}, {digits(hardest)}" for spread, (unified, hardest) in results.items())
     return Shown(
-        max(shrunk) < 0.2 and max(found[0.0]) < 1e-7, "mean tangent gradient on an image, Unified (gamma = 50) and Triplet-HN:\n" + lines
+        max(shrunk) < 0.2 and max(results[0.0]) < 1e-7, "mean tangent gradient on an image, Unified (gamma = 50) and Triplet-HN:\n" + lines
     )
 
 
@@ -186,15 +186,15 @@ def eq_25_limit() -> Shown:
     visavis: ``RSP(coefficients=...)`` is the hinge, ``RSP(..., gamma=...)`` the soft form. Neither replaces the other.
     """
     apart_from_positive = numbers(-0.1, -0.8)
-    found = {}
+    results = {}
     for name, polynomial in {"G(d) = d^2": lambda d: d**2, "G(d) = d + d^3": lambda d: d + d**3}.items():
         soft = torch.cat([numbers(0), 1e4 * (polynomial(apart_from_positive) + 0.2)]).logsumexp(0) / 1e4
-        found[name] = (soft.item(), (polynomial(apart_from_positive.max()) + 0.2).clamp(min=0).item())
-    (limit, hinge), (same, as_hinge) = found.values()
+        results[name] = (soft.item(), (polynomial(apart_from_positive.max()) + 0.2).clamp(min=0).item())
+    (limit, hinge), (same, as_hinge) = results.values()
     return Shown(
         abs(limit - 0.84) < 1e-6 and abs(hinge - 0.21) < 1e-9 and abs(same - as_hinge) < 1e-6,
         "differences -0.1 and -0.8, m = 0.2, soft form at gamma = 1e4 and hinge:\n"
-        + "\n".join(f"{name}: {digits(soft)}, {digits(hard)}" for name, (soft, hard) in found.items()),
+        + "\n".join(f"{name}: {digits(soft)}, {digits(hard)}" for name, (soft, hard) in results.items()),
     )
 
 
