@@ -1,4 +1,4 @@
-# Every target sets up what it needs in .venv by itself: only python3 (3.11 or newer), make and git are expected.
+# Every target installs its requirements into .venv. You need python3 (3.11 or newer), make and git.
 PYTHON ?= python3
 BIN := .venv/bin
 SOURCES := src tests tools $(wildcard benchmarks studies examples)
@@ -11,13 +11,13 @@ help:
 	@echo 'make demo      set up, then train, compare and search synthetic scenes (offline, about two minutes)'
 	@echo 'make test      set up, then run the tests, without the slow ones'
 	@echo 'make slow      run the slow tests, such as those that start processes or a browser'
-	@echo 'make lint      style, formatting, types, import rules'
+	@echo 'make lint      check style, formatting, types, import rules and wording'
 	@echo 'make fix       fix style and formatting'
 	@echo 'make docs      build the documentation site into site/: open site/index.html'
-	@echo 'make bench     speed and memory, as ratios against peers in the same run'
-	@echo 'make study     the evidence tables, then the tests that take long'
+	@echo 'make bench     measure speed and memory, as ratios to other libraries in the same run'
+	@echo 'make study     run the studies, then the long tests'
 	@echo 'make release-check   build wheel and sdist, and try the wheel in an empty environment'
-	@echo 'make golden GOLDEN=DIR [OUT=FILE.npz]   replay a folder of inputs and expected outputs'
+	@echo 'make golden GOLDEN=DIR [OUT=FILE.npz]   compute the inputs of a folder and compare the results with its expected outputs'
 
 demo: .venv/.demo
 	@$(BIN)/visavis demo
@@ -25,13 +25,13 @@ demo: .venv/.demo
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
 PARALLEL := --durations=10 -n auto --dist loadfile --no-loadscope-reorder
 
-# Python keeps compiled files: processes that the tests start would compile the package again, in 2 s each.
+# Cached bytecode saves 2 s in each process that a test starts.
 test slow: export PYTHONDONTWRITEBYTECODE =
 test: .venv/.dev
 	@$(PYTEST) $(PARALLEL) -m 'not slow and not long and not timing and not site'
 	@$(PYTEST) -m timing $$(grep -rl --include='*.py' 'mark\.timing' tests)
 
-# Tests that take more than about 1.5 s, such as those that start processes.
+# Tests that take more than about 1.5 s, mostly because they start processes.
 slow: .venv/.dev
 	@$(PYTEST) $(PARALLEL) -m 'slow and not long'
 
@@ -63,10 +63,11 @@ release-check: .venv/.dev
 	@$(BIN)/python tools/release_check.py
 
 golden: .venv/.core
-	@test -n '$(GOLDEN)' || { echo 'Name the folder of golden files: make golden GOLDEN=DIR [OUT=FILE.npz].' >&2; exit 1; }
+	@test -n '$(GOLDEN)' || { echo 'GOLDEN: expected a folder of golden files, got nothing. Run make golden GOLDEN=DIR [OUT=FILE.npz].' >&2; exit 1; }
 	@$(BIN)/python tools/golden.py '$(GOLDEN)' $(if $(OUT),--out '$(OUT)')
 
-# One stamp for each set of packages; a larger set contains the smaller ones. A comma within a call would end its argument.
+# One stamp file for each set of packages. A larger set contains the smaller ones.
+# The sets are variables because a comma in $(call ...) would start the next argument.
 FOR_DEMO := .[search,serve]
 FOR_DEV := .[minilm,video,dev]
 
@@ -81,24 +82,24 @@ FOR_DEV := .[minilm,video,dev]
 
 .venv/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo 'visavis needs Python 3.11 or newer: name one, for example make PYTHON=python3.11 test.' >&2; exit 1; }
+	  { echo 'python3: expected Python 3.11 or newer. Set another interpreter, for example make PYTHON=python3.11 test.' >&2; exit 1; }
 	@$(PYTHON) -m venv --clear .venv || \
-	  { echo 'No virtual environment could be made: on Debian, apt install python3-venv, then try again.' >&2; exit 1; }
+	  { echo 'Creating the virtual environment failed. On Debian, run apt install python3-venv, then run make again.' >&2; exit 1; }
 	@touch $@
 
 define install
-echo 'Installing $(1) into .venv (the first time this takes about two minutes) ...' >&2; \
+echo 'Installing $(1) into .venv (about two minutes the first time) ...' >&2; \
 $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '$(1)' || \
-{ echo 'Packages could not be installed: the lines above say why; check the network, then run make again.' >&2; exit 1; }
+{ echo 'Installing packages failed with the errors above. Check the network connection, then run make again.' >&2; exit 1; }
 endef
 
-# Every script of a folder, also after one that fails; those that take a run of the user's are named instead.
+# Run every script of a folder, even if one fails. Scripts that need the folder of a training run are only listed.
 define run_all
 failed=; \
 for script in $(1)/*.py; do \
 echo "== $$script"; \
-if grep -q 'add_argument("runs\?"' "$$script"; then echo "takes a run: its head says how to make one and call it"; \
+if grep -q 'add_argument("runs\?"' "$$script"; then echo "skipped: it needs a training run. Its docstring gives the commands."; \
 else $(BIN)/python "$$script" || failed="$$failed $$script"; fi; \
 done; \
-test -z "$$failed" || { echo "Failed:$$failed. What each said is above." >&2; exit 1; }
+test -z "$$failed" || { echo "Failed:$$failed. The output of each script is above." >&2; exit 1; }
 endef

@@ -82,8 +82,8 @@ def model_and_items(images: int, captions: int, width: int) -> tuple[WordAttenti
     torch.manual_seed(0)
     regions, words = torch.randn(images, REGIONS, width), torch.randn(images * captions, WORDS, width)
     lengths = torch.randint(WORDS // 2, WORDS + 1, (images * captions, 1))
-    for number, own in enumerate(words):
-        own.mul_(4.0).add_(regions[number // captions, torch.randint(REGIONS, (WORDS,))])
+    for number, caption_words in enumerate(words):
+        caption_words.mul_(4.0).add_(regions[number // captions, torch.randint(REGIONS, (WORDS,))])
     matcher = WordAttention(
         WordAttention.Config(
             visual_input_dim=width, text_granularity="words", visual_granularity="regions", text_input_dim=width, width=width
@@ -111,8 +111,8 @@ def step(matcher: WordAttention, visual: Encoded, text: Encoded, memory: str) ->
     items = [part.vectors.requires_grad_() for part in (visual, text)]  # type: ignore[union-attr]
     loss = PairLoss(Unified(), score=matcher.score, memory=memory)(visual, text)
     loss.backward()
-    slopes = {name: part.grad for name, part in (("visual", items[0]), ("text", items[1]), ("sharpness", matcher.inverse_temperature))}
-    return {"loss": loss.detach().numpy()} | {name: slope.numpy() for name, slope in slopes.items() if slope is not None}
+    gradients = {name: part.grad for name, part in (("visual", items[0]), ("text", items[1]), ("sharpness", matcher.inverse_temperature))}
+    return {"loss": loss.detach().numpy()} | {name: gradient.numpy() for name, gradient in gradients.items() if gradient is not None}
 
 
 JOBS = {"ranking": ranking, "step": step}
@@ -131,10 +131,10 @@ def measure(arguments: argparse.Namespace) -> None:
     with torch.no_grad():
         visual, text = matcher.encode_visual(visual), matcher.encode_text(text)
     before, start = resident(), time.perf_counter()
-    found = JOBS[arguments.job](matcher, visual, text, arguments.memory)
+    results = JOBS[arguments.job](matcher, visual, text, arguments.memory)
     seconds = time.perf_counter() - start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    np.savez(arguments.out, allow_pickle=False, **found)
+    np.savez(arguments.out, allow_pickle=False, **results)
     sys.stdout.write(json.dumps({"seconds": seconds, "bytes": peak - before, "inputs": before}) + "\n")
 
 
@@ -144,13 +144,13 @@ def run(job: str, images: int, memory: str, arguments: argparse.Namespace, folde
     options = {"job": job, "images": images, "memory": memory, "width": arguments.width, "threads": arguments.threads, "out": out}
     command = [sys.executable, __file__, *(part for name, value in options.items() for part in (f"--{name}", str(value)))]
     costs = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    with np.load(out) as found:
-        return costs, dict(found)
+    with np.load(out) as arrays:
+        return costs, dict(arrays)
 
 
-def difference(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> float:
+def difference(actual: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> float:
     """The largest difference of any result, relative to its largest value."""
-    return max(float(np.abs(found[name] - expected[name]).max() / np.abs(expected[name]).max()) for name in expected)
+    return max(float(np.abs(actual[name] - expected[name]).max() / np.abs(expected[name]).max()) for name in expected)
 
 
 def compare(arguments: argparse.Namespace) -> None:

@@ -56,12 +56,12 @@ def by_blocks(sides: Sides, ks: list[int]) -> list[float]:
     visual, text, words = sides
     sums = list[float]()
     for queries, candidates in ((visual, text), (text, visual)):
-        found = dict.fromkeys(ks, 0.0)
+        sums_by_k = dict.fromkeys(ks, 0.0)
         for rows in torch.arange(len(visual)).split(256):
             scores, relevance = queries[rows] @ candidates.T, (words[rows] @ words.T).clamp(0, 1)
             for k in ks:
-                found[k] += coherent_scores(scores, relevance, k=k).sum().item()
-        sums += found.values()
+                sums_by_k[k] += coherent_scores(scores, relevance, k=k).sum().item()
+        sums += sums_by_k.values()
     return sums
 
 
@@ -72,7 +72,9 @@ def by_matrices(sides: Sides, ks: list[int]) -> list[float]:
     for matrix in (scores, scores.T):
         for k in ks:
             order = [np.argsort(row)[::-1][:k] for row in matrix]
-            taus = [kendalltau(row[top], near[top]).statistic for row, near, top in zip(matrix, relevance, order, strict=True)]
+            taus = [
+                kendalltau(row[top], row_relevance[top]).statistic for row, row_relevance, top in zip(matrix, relevance, order, strict=True)
+            ]
             sums.append(float(np.sum(taus)))
     return sums
 
@@ -81,38 +83,38 @@ def by_report(sides: Sides, ks: list[int]) -> list[float]:
     visual, text, words = sides
     number = len(visual)
     data = Dataset("bench", tuple(Image(str(i), "test") for i in range(number)), tuple(map(str, range(number))), np.arange(number))
-    found = ranking_coherence(Encoded(visual), Encoded(text), lambda v, t: v.vectors @ t.vectors.T, data, Known(words), ks=tuple(ks))
-    return [float(found.per_query[f"{way}_cs_at_{k}"].sum()) for way in ("i2t", "t2i") for k in ks]
+    report = ranking_coherence(Encoded(visual), Encoded(text), lambda v, t: v.vectors @ t.vectors.T, data, Known(words), ks=tuple(ks))
+    return [float(report.per_query[f"{direction}_cs_at_{k}"].sum()) for direction in ("i2t", "t2i") for k in ks]
 
 
-WAYS = {"blocks": by_blocks, "matrices": by_matrices, "report": by_report}
+METHODS = {"blocks": by_blocks, "matrices": by_matrices, "report": by_report}
 
 
 def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def measure(way: str, arguments: argparse.Namespace) -> None:
+def measure(method: str, arguments: argparse.Namespace) -> None:
     """Run one method once and write one JSON line."""
     torch.set_num_threads(arguments.threads)
     sides = embeddings(arguments.images)
     visual, text, words = (side[:20] for side in sides)
-    WAYS[way]((visual, text, words), [10])  # Warm up, so that libraries loaded on first use do not count as memory of the method.
+    METHODS[method]((visual, text, words), [10])  # Warm up, so that libraries loaded on first use do not count as memory of the method.
     before, start, cpu = peak_bytes(), time.perf_counter(), time.process_time()
-    sums = WAYS[way](sides, arguments.ks)
+    sums = METHODS[method](sides, arguments.ks)
     spent = {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu, "bytes": peak_bytes() - before}
     sys.stdout.write(json.dumps(spent | {"sums": sums}) + "\n")
 
 
 def compare(arguments: argparse.Namespace) -> None:
     """Run all methods in turn, each in its own process, and print the medians."""
-    for way in WAYS:
-        command = [sys.executable, __file__, *sys.argv[1:], "--way", way]
+    for method in METHODS:
+        command = [sys.executable, __file__, *sys.argv[1:], "--method", method]
         runs = [json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout) for _ in range(arguments.repeats)]
         seconds, cpu = (statistics.median(run[name] for run in runs) for name in ("seconds", "cpu_seconds"))
         means = " ".join(f"{total / arguments.images:.12f}" for total in runs[0]["sums"])
         memory = max(run["bytes"] for run in runs) / 2**20
-        sys.stdout.write(f"{way:8s} {seconds:6.1f} s, {cpu:6.1f} s of CPU  {memory:5.0f} MiB beyond the embeddings  means {means}\n")
+        sys.stdout.write(f"{method:8s} {seconds:6.1f} s, {cpu:6.1f} s of CPU  {memory:5.0f} MiB beyond the embeddings  means {means}\n")
 
 
 def main() -> None:
@@ -120,10 +122,10 @@ def main() -> None:
     for name, default in (("images", 5000), ("threads", 1), ("repeats", 1)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--ks", type=int, nargs="+", default=[100, 1000])
-    parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
+    parser.add_argument("--method", choices=METHODS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.way:
-        measure(arguments.way, arguments)
+    if arguments.method:
+        measure(arguments.method, arguments)
     else:
         compare(arguments)
 

@@ -83,8 +83,8 @@ def compare_indexes(old: Path, new: Path) -> str:
     # Queries near the images: a random mean of a few of them.
     queries = np.random.default_rng(0).dirichlet(np.full(len(cosines), 0.02), 100) @ rows[0]
     best = [[frozenset(row[:10].tolist()) for row in np.argsort(-queries @ part.T, axis=1)] for part in rows]
-    same = sum(one == other for one, other in zip(*best, strict=True))
-    return f"cosine min {cosines.min():.5f}, median {np.median(cosines):.5f}; same 10 best images for {same} of 100 queries"
+    num_equal = sum(old_best == new_best for old_best, new_best in zip(*best, strict=True))
+    return f"cosine min {cosines.min():.5f}, median {np.median(cosines):.5f}, same 10 best images for {num_equal} of 100 queries"
 
 
 def main() -> None:

@@ -1,10 +1,9 @@
-"""The row-block engine against the matrix form of the same objective and against other packages: time and memory.
+"""Time and memory of the row-block engine, compared with the matrix form of the same objective and with other packages.
 
-Each method runs in its own process on the same numbers. The processes take turns, and medians are compared. Time is forward and
+Each method runs in its own process on the same inputs. The processes take turns, and medians are compared. Time is forward and
 backward. Memory is the peak beyond the two embeddings and their two gradients. The ratio is matrix / engine: above 1, the engine is
 faster. ``plan`` compares the memory that ``PairLoss.plan`` expects with the measured one. ``products`` compares the engine with its matrix
-products alone. ``before`` compares the engine of another
-checkout with this one, as before / now.
+products alone. ``before`` compares the engine of another checkout with this one, as before / now.
 
     python benchmarks/engine.py [--rows large small half huge plan products before others cuda] [--objectives NAME ...] [--size 8192] [--width 512]
                                 [--threads 2] [--repeats 5] [--seed 0] [--before PATH_TO_ITS_SRC] [--cuda-sizes N ...]
@@ -41,81 +40,81 @@ QUERIES = 4096
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    options.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
-    options.add_argument("--objectives", nargs="+", default=[kind.__name__ for kind in CATALOG])
-    options.add_argument("--size", type=int, default=8192)
-    options.add_argument("--huge-size", type=int, default=65536)
-    options.add_argument("--cuda-sizes", type=int, nargs="+", default=[16384, 65536, 262144])
-    options.add_argument("--width", type=int, default=512)
-    options.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
-    options.add_argument("--repeats", type=int, default=5)
-    options.add_argument("--seed", type=int, default=0)
-    options.add_argument("--worker", type=json.loads, help=argparse.SUPPRESS)
-    options.add_argument("--before", help="src folder of another checkout, for the row 'before'.")
-    chosen = options.parse_args()
-    if chosen.worker:
-        serve(chosen.worker)
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--objectives", nargs="+", default=[kind.__name__ for kind in CATALOG])
+    parser.add_argument("--size", type=int, default=8192)
+    parser.add_argument("--huge-size", type=int, default=65536)
+    parser.add_argument("--cuda-sizes", type=int, nargs="+", default=[16384, 65536, 262144])
+    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--worker", type=json.loads, help=argparse.SUPPRESS)
+    parser.add_argument("--before", help="src folder of another checkout, for the row 'before'.")
+    options = parser.parse_args()
+    if options.worker:
+        serve(options.worker)
         return
-    print(f"D = {chosen.width}, {chosen.threads} threads, seed {chosen.seed}, median of {chosen.repeats}, torch {torch.__version__}")
-    for row in chosen.rows:
-        ROWS[row](chosen)
+    print(f"D = {options.width}, {options.threads} threads, seed {options.seed}, median of {options.repeats}, torch {torch.__version__}")
+    for row in options.rows:
+        ROWS[row](options)
 
 
 # Rows of the benchmark.
 
 
-def large(chosen: argparse.Namespace) -> None:
+def large(options: argparse.Namespace) -> None:
     """Every objective at one large batch."""
-    print(f"\nB = {chosen.size}, float32: each objective against the matrix form of itself")
-    for name in chosen.objectives:
-        line(chosen, name, [work("engine", name, chosen.size), work("matrix", name, chosen.size)])
+    print(f"\nB = {options.size}, float32: each objective against the matrix form of itself")
+    for name in options.objectives:
+        line(options, name, [work("engine", name, options.size), work("matrix", name, options.size)])
     print("  against the cross-entropy form of open_clip (all negatives, two softmaxes)")
     for name in ("VLC", "Unified"):
-        line(chosen, name, [work("engine", name, chosen.size), work("open_clip", name, chosen.size)])
+        line(options, name, [work("engine", name, options.size), work("open_clip", name, options.size)])
 
 
-def half(chosen: argparse.Namespace) -> None:
+def half(options: argparse.Namespace) -> None:
     """Products in bfloat16."""
     amx = "with AMX" if "amx_bf16" in cpu_flags() else "without AMX"
-    print(f"\nB = {chosen.size}, autocast bfloat16 on a CPU {amx}, against the matrix form in float32")
+    print(f"\nB = {options.size}, autocast bfloat16 on a CPU {amx}, against the matrix form in float32")
     for name in FAMILIES:
-        line(chosen, name, [work("engine", name, chosen.size, half=True), work("matrix", name, chosen.size)])
+        line(options, name, [work("engine", name, options.size, half=True), work("matrix", name, options.size)])
 
 
-def small(chosen: argparse.Namespace) -> None:
+def small(options: argparse.Namespace) -> None:
     """Small batches, which must not become slower."""
     for size in (512, 1024):
         for captions in (1, 5):
             print(f"\nB = {size} images, {captions} caption{'s' if captions > 1 else ''} each, against the matrix form")
-            for name in chosen.objectives:
-                ways = [work(way, name, size, captions=captions, times=5) for way in ("engine", "matrix")]
-                line(chosen, name, ways)
+            for name in options.objectives:
+                works = [work(method, name, size, captions=captions, times=5) for method in ("engine", "matrix")]
+                line(options, name, works)
 
 
-def huge(chosen: argparse.Namespace) -> None:
+def huge(options: argparse.Namespace) -> None:
     """A batch whose matrix would need 17 GB."""
     full = bool(os.environ.get("FULL"))
-    print(f"\nB = {chosen.huge_size}, float32 (once)")
-    for name in chosen.objectives:
-        part = None if full or name in FAMILIES else min(QUERIES, chosen.huge_size)
-        found = Worker(chosen, work("engine", name, chosen.huge_size, queries=part)).run()
-        factor = 1 if part is None else chosen.huge_size / part
-        note = "" if part is None else f"   scaled from {part} queries per direction"
-        print(f"  {name:18} {factor * found['seconds']:9.1f} s {memory(found)}{note}", flush=True)
+    print(f"\nB = {options.huge_size}, float32 (once)")
+    for name in options.objectives:
+        queries = None if full or name in FAMILIES else min(QUERIES, options.huge_size)
+        result = Worker(options, work("engine", name, options.huge_size, queries=queries)).run()
+        factor = 1 if queries is None else options.huge_size / queries
+        note = "" if queries is None else f"   scaled from {queries} queries per direction"
+        print(f"  {name:18} {factor * result['seconds']:9.1f} s {memory(result)}{note}", flush=True)
 
 
-def plan(chosen: argparse.Namespace) -> None:
+def plan(options: argparse.Namespace) -> None:
     """Expected memory of a plan, and measured memory beyond embeddings and gradients."""
     for size in (4096, 8192, 16384):
         print(f"\nB = {size}, the memory that plan() expects and the measured peak")
-        for name in chosen.objectives:
-            worker = Worker(chosen, work("engine", name, size, in_use=True))
+        for name in options.objectives:
+            worker = Worker(options, work("engine", name, size, in_use=True))
             measured = worker.run()["bytes"]
             worker.close()
             images = texts = torch.empty(size, 1)
-            known = Targets(query_ids=torch.arange(size), candidate_ids=torch.arange(size), **facts(images, texts))
-            expected = PairLoss(parse(name)).plan(size, size, embedding_dim=chosen.width, targets=known)
+            targets = Targets(query_ids=torch.arange(size), candidate_ids=torch.arange(size), **make_annotations(images, texts))
+            expected = PairLoss(parse(name)).plan(size, size, embedding_dim=options.width, targets=targets)
             print(
                 f"  {name:18} {expected.path:6} {expected.expected_bytes / 1e6:7.0f} MB expected {measured / 1e6:7.0f} MB measured"
                 f" {expected.expected_bytes / measured:6.2f}",
@@ -123,20 +122,20 @@ def plan(chosen: argparse.Namespace) -> None:
             )
 
 
-def products(chosen: argparse.Namespace) -> None:
+def products(options: argparse.Namespace) -> None:
     """The engine compared with its three matrix products alone: the scores, and the gradients of both sides."""
-    torch.set_num_threads(chosen.threads)
-    compare_products(chosen, torch.float32)
+    torch.set_num_threads(options.threads)
+    compare_products(options, torch.float32)
     if has_native_bfloat16(torch.device("cpu")):
-        compare_products(chosen, torch.bfloat16)
+        compare_products(options, torch.bfloat16)
 
 
-def compare_products(chosen: argparse.Namespace, dtype: torch.dtype) -> None:
+def compare_products(options: argparse.Namespace, dtype: torch.dtype) -> None:
     """Compare Unified with its products in a dtype, in turns."""
-    generator, size = torch.Generator().manual_seed(chosen.seed), (chosen.size, chosen.width)
+    generator, size = torch.Generator().manual_seed(options.seed), (options.size, options.width)
     images, texts = (torch.randn(size, generator=generator).requires_grad_() for _ in range(2))
     rows, columns = (normalize(items.detach()).to(dtype) for items in (images, texts))
-    scores, gradient = torch.empty(chosen.size, chosen.size, dtype=dtype), torch.empty(size, dtype=dtype)
+    scores, gradient = torch.empty(options.size, options.size, dtype=dtype), torch.empty(size, dtype=dtype)
     loss = PairLoss(parse("Unified"))
 
     def multiply() -> None:
@@ -150,11 +149,11 @@ def compare_products(chosen: argparse.Namespace, dtype: torch.dtype) -> None:
             value = loss(images, texts)
         value.backward()
 
-    times = [[measured(work) for work in (multiply, step)] for _ in range(chosen.repeats + 1)][1:]
+    times = [[measured(work) for work in (multiply, step)] for _ in range(options.repeats + 1)][1:]
     ratios = [engine / alone for alone, engine in times]
     seconds = " and ".join(f"{statistics.median(column):.2f} s" for column in zip(*times, strict=True))
     spread = f"{min(ratios):.3f} to {max(ratios):.3f}"
-    print(f"\nB = {chosen.size}, {dtype}, three products and Unified: {seconds}, {statistics.median(ratios):.3f}x ({spread})")
+    print(f"\nB = {options.size}, {dtype}, three products and Unified: {seconds}, {statistics.median(ratios):.3f}x ({spread})")
 
 
 def measured(work: Callable[[], None]) -> float:
@@ -164,56 +163,56 @@ def measured(work: Callable[[], None]) -> float:
     return time.perf_counter() - started
 
 
-def before(chosen: argparse.Namespace) -> None:
+def before(options: argparse.Namespace) -> None:
     """The engine of another checkout compared with this one."""
-    if chosen.before is None:
+    if options.before is None:
         print("\n--before: missing. Pass the src folder of another checkout.")
         return
-    print(f"\nB = {chosen.size}, before / now")
-    for name in chosen.objectives:
-        times = max(1, round(2e7 / chosen.size**2))
+    print(f"\nB = {options.size}, before / now")
+    for name in options.objectives:
+        times = max(1, round(2e7 / options.size**2))
         line(
-            chosen,
+            options,
             name,
-            [work("engine", name, chosen.size, times=times), work("engine", name, chosen.size, times=times, source=chosen.before)],
+            [work("engine", name, options.size, times=times), work("engine", name, options.size, times=times, source=options.before)],
         )
 
 
-def others(chosen: argparse.Namespace) -> None:
+def others(options: argparse.Namespace) -> None:
     """Other packages."""
     print("\npytorch-metric-learning NT-Xent, B = 512, both directions")
     if importlib.util.find_spec("pytorch_metric_learning") is None:
         print("  not installed. Run pip install pytorch-metric-learning")
         return
-    line(chosen, "NTXent", [work("engine", "NTXent", 512, times=5), work("metric_learning", "NTXent", 512)])
+    line(options, "NTXent", [work("engine", "NTXent", 512, times=5), work("metric_learning", "NTXent", 512)])
 
 
-def cuda(chosen: argparse.Namespace) -> None:
+def cuda(options: argparse.Namespace) -> None:
     """On a GPU: time and memory of large batches, next to the matrix form and, for VLC, to the cross-entropy form of open_clip."""
     if not torch.cuda.is_available():
         print("\nCUDA: no device here")
         return
     print(f"\n{torch.cuda.get_device_name()}: forward and backward, memory beyond embeddings and gradients")
-    changes = {"device": "cuda", "width": chosen.width, "seed": chosen.seed}
+    changes = {"device": "cuda", "width": options.width, "seed": options.seed}
     for half in (False, True):
         print(f"\n{'autocast bfloat16' if half else 'float32'}")
-        for size in chosen.cuda_sizes:
+        for size in options.cuda_sizes:
             for name in FAMILIES:
-                ways = ["engine", "matrix"] + ["compiled"] * (size == min(chosen.cuda_sizes)) + ["open_clip"] * (name == "VLC")
-                found = [f"{way} {on_gpu(chosen, work(way, name, size, half=half, **changes))}" for way in ways]
-                print(f"  B = {size:7,} {name:10} {'   '.join(found)}", flush=True)
+                methods = ["engine", "matrix"] + ["compiled"] * (size == min(options.cuda_sizes)) + ["open_clip"] * (name == "VLC")
+                descriptions = [f"{method} {on_gpu(options, work(method, name, size, half=half, **changes))}" for method in methods]
+                print(f"  B = {size:7,} {name:10} {'   '.join(descriptions)}", flush=True)
 
 
-def on_gpu(chosen: argparse.Namespace, work: dict[str, Any]) -> str:
+def on_gpu(options: argparse.Namespace, work: dict[str, Any]) -> str:
     """Median time of a method on the GPU, its spread, its peak memory, and pairs per second."""
     torch.cuda.empty_cache()
     try:
         images, texts, image_ids, text_ids = batch(work)
-        value = way(work, images, texts, image_ids, text_ids)
+        value = make_method(work, images, texts, image_ids, text_ids)
         for _ in range(2):
             run_once(value, images, texts, half=work["half"])
         before = memory_now(images.device)
-        seconds = [run_once(value, images, texts, half=work["half"]) for _ in range(chosen.repeats)]
+        seconds = [run_once(value, images, texts, half=work["half"]) for _ in range(options.repeats)]
     except torch.OutOfMemoryError:
         return "out of memory"
     extra, median = memory_peak(images.device) - before, statistics.median(seconds)
@@ -239,40 +238,40 @@ ROWS: dict[str, Callable[[argparse.Namespace], None]] = {
 }
 
 
-def line(chosen: argparse.Namespace, name: str, works: list[dict[str, Any]]) -> None:
+def line(options: argparse.Namespace, name: str, works: list[dict[str, Any]]) -> None:
     """Run two methods in turns."""
-    workers = [Worker(chosen, each) for each in works]
-    rounds = [[worker.run() for worker in workers] for _ in range(chosen.repeats)]
+    workers = [Worker(options, each) for each in works]
+    rounds = [[worker.run() for worker in workers] for _ in range(options.repeats)]
     for worker in workers:
         worker.close()
     ours, theirs = (
         {"seconds": statistics.median(run["seconds"] for run in runs), "bytes": max(run["bytes"] for run in runs)}
-        for runs in ([each[way] for each in rounds] for way in (0, 1))
+        for runs in ([each[index] for each in rounds] for index in (0, 1))
     )
     ratio, cpu = (statistics.median(each[1][key] / each[0][key] for each in rounds) for key in ("seconds", "cpu"))
-    names = ("now", "before") if works[1]["source"] else ("engine", works[1]["way"])
+    names = ("now", "before") if works[1]["source"] else ("engine", works[1]["method"])
     columns = [f"{each['seconds'] * 1e3:10.1f} ms {memory(each)}" for each in (ours, theirs)]
     print(f"  {name:18} {names[0]} {columns[0]}   {names[1]} {columns[1]}   {ratio:6.2f} x ({cpu:.2f} of CPU time)", flush=True)
 
 
-def memory(found: dict[str, float]) -> str:
-    return f"{found['bytes'] / 1e6:7.0f} MB"
+def memory(result: dict[str, float]) -> str:
+    return f"{result['bytes'] / 1e6:7.0f} MB"
 
 
 # Processes of the benchmark.
 
 
-def work(way: str, objective: str, size: int, **changes: Any) -> dict[str, Any]:
-    usual = {"captions": 1, "half": False, "queries": None, "times": 1, "device": "cpu", "source": None, "in_use": False}
-    return {"way": way, "objective": objective, "size": size} | usual | changes
+def work(method: str, objective: str, size: int, **changes: Any) -> dict[str, Any]:
+    defaults = {"captions": 1, "half": False, "queries": None, "times": 1, "device": "cpu", "source": None, "in_use": False}
+    return {"method": method, "objective": objective, "size": size} | defaults | changes
 
 
 class Worker:
     """A process that runs one method on request."""
 
-    def __init__(self, chosen: argparse.Namespace, work: dict[str, Any]) -> None:
-        work |= {"width": chosen.width, "threads": chosen.threads, "seed": chosen.seed}
-        environment = {**os.environ, "OMP_NUM_THREADS": str(chosen.threads)}
+    def __init__(self, options: argparse.Namespace, work: dict[str, Any]) -> None:
+        work |= {"width": options.width, "threads": options.threads, "seed": options.seed}
+        environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads)}
         # Freed memory returns to the system, so that the peak counts memory in use and not what the allocator keeps.
         if work["in_use"]:
             environment["MALLOC_MMAP_THRESHOLD_"] = str(2**20)
@@ -298,10 +297,10 @@ class Worker:
 def serve(work: dict[str, Any]) -> None:
     torch.set_num_threads(work["threads"])
     images, texts, image_ids, text_ids = batch(work)
-    value = way(work, images, texts, image_ids, text_ids)
+    value = make_method(work, images, texts, image_ids, text_ids)
     device = torch.device(work["device"])
     warm_up = batch(work | {"size": min(work["size"], 2048)})  # libraries are loaded, and hold the buffers that they keep
-    result = way(work | {"queries": None}, *warm_up)()
+    result = make_method(work | {"queries": None}, *warm_up)()
     assert result is not None
     result.backward()
     del warm_up, result
@@ -332,10 +331,10 @@ def batch(work: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return images.to(device).requires_grad_(), texts.to(device).requires_grad_(), image_ids.to(device), text_ids.to(device)
 
 
-def way(work: dict[str, Any], images: Tensor, texts: Tensor, image_ids: Tensor, text_ids: Tensor) -> Callable[[], Tensor | None]:
+def make_method(work: dict[str, Any], images: Tensor, texts: Tensor, image_ids: Tensor, text_ids: Tensor) -> Callable[[], Tensor | None]:
     objective = parse(work["objective"])
-    targets = Targets(query_ids=image_ids, candidate_ids=text_ids, **facts(images, texts))
-    ways: dict[str, Callable[[], Callable[[], Tensor | None]]] = {
+    targets = Targets(query_ids=image_ids, candidate_ids=text_ids, **make_annotations(images, texts))
+    methods: dict[str, Callable[[], Callable[[], Tensor | None]]] = {
         "engine": lambda: lambda: PairLoss(objective)(images, texts, targets=targets),
         "matrix": lambda: lambda: objective(cosine(images, texts), targets),
         "compiled": lambda: compiled(objective, images, texts, targets),
@@ -344,10 +343,10 @@ def way(work: dict[str, Any], images: Tensor, texts: Tensor, image_ids: Tensor, 
     }
     if work["queries"] is not None:
         return lambda: some_queries(objective, images, texts, targets, work["queries"])
-    return ways[work["way"]]()
+    return methods[work["method"]]()
 
 
-def facts(images: Tensor, texts: Tensor) -> dict[str, Any]:
+def make_annotations(images: Tensor, texts: Tensor) -> dict[str, Any]:
     """Annotations of some objectives: relevance and margins of pairs as factors, scores of offline negatives."""
     sides = [torch.rand(len(items), 8, device=items.device) / 8**0.5 for items in (images, texts)]
     offline = {
@@ -357,18 +356,18 @@ def facts(images: Tensor, texts: Tensor) -> dict[str, Any]:
     return {"relevance": Factors(*sides), "pair_margin": Factors(*sides)} | offline
 
 
-def some_queries(objective: Objective, images: Tensor, texts: Tensor, targets: Targets, number: int) -> None:
+def some_queries(objective: Objective, images: Tensor, texts: Tensor, targets: Targets, num_queries: int) -> None:
     """Value and gradient of some queries per direction against all candidates."""
     from visavis.pair_loss.cosine_scores import RecomputedCosines
     from visavis.pair_loss.row_blocks import run_row_blocks
     from visavis.process_group import ProcessGroup
 
-    rows = slice(0, number)
+    rows = slice(0, num_queries)
     with torch.no_grad():
         scores = RecomputedCosines(images, texts, None, ([True], [True]))
-        of_a_block = PairLoss(objective).plan(len(images), len(texts), targets=targets).block_rows
-        alone = ProcessGroup(images.device, distributed_group=False)
-        run_row_blocks(objective, scores, (rows, rows), (targets[rows], targets.T[rows]), of_a_block, alone, needs_grad=True)
+        block_rows = PairLoss(objective).plan(len(images), len(texts), targets=targets).block_rows
+        one_process = ProcessGroup(images.device, distributed_group=False)
+        run_row_blocks(objective, scores, (rows, rows), (targets[rows], targets.T[rows]), block_rows, one_process, needs_grad=True)
 
 
 def compiled(objective: Objective, images: Tensor, texts: Tensor, targets: Targets) -> Callable[[], Tensor]:

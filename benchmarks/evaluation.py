@@ -57,20 +57,22 @@ def by_argsort(visual: Tensor, text: Tensor) -> tuple[np.ndarray, np.ndarray]:
     return image_ranks, text_ranks
 
 
-WAYS = {"tiles": by_tiles, "argsort": by_argsort}
+METHODS = {"tiles": by_tiles, "argsort": by_argsort}
 
 
 def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def measure(way: str, arguments: argparse.Namespace) -> None:
+def measure(method: str, arguments: argparse.Namespace) -> None:
     """Run one method once and write one JSON line."""
     torch.set_num_threads(arguments.threads)
     visual, text = embeddings(arguments.images, arguments.width)
-    WAYS[way](visual[:20], text[: 20 * CAPTIONS])  # Warm up, so that libraries loaded on first use do not count as memory of the method.
+    METHODS[method](
+        visual[:20], text[: 20 * CAPTIONS]
+    )  # Warm up, so that libraries loaded on first use do not count as memory of the method.
     before, start = peak_bytes(), time.perf_counter()
-    ranks = WAYS[way](visual, text)
+    ranks = METHODS[method](visual, text)
     seconds = time.perf_counter() - start
     sums = [int(side.sum()) for side in ranks]
     sys.stdout.write(json.dumps({"seconds": seconds, "bytes": peak_bytes() - before, "rank_sums": sums}) + "\n")
@@ -79,15 +81,17 @@ def measure(way: str, arguments: argparse.Namespace) -> None:
 def compare(arguments: argparse.Namespace) -> None:
     """Run all methods in turn, each in its own process, and print the medians."""
     medians = {}
-    runs: dict[str, list[dict]] = {way: [] for way in WAYS}
+    runs: dict[str, list[dict]] = {method: [] for method in METHODS}
     for _ in range(arguments.repeats):
-        for way in WAYS:
-            command = [sys.executable, __file__, *sys.argv[1:], "--way", way]
-            runs[way].append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
-    for way, results in runs.items():
-        medians[way] = statistics.median(result["seconds"] for result in results)
+        for method in METHODS:
+            command = [sys.executable, __file__, *sys.argv[1:], "--method", method]
+            runs[method].append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+    for method, results in runs.items():
+        medians[method] = statistics.median(result["seconds"] for result in results)
         memory = max(result["bytes"] for result in results) / 2**20
-        sys.stdout.write(f"{way:8s} {medians[way]:6.2f} s  {memory:5.0f} MiB beyond the embeddings  rank sums {results[0]['rank_sums']}\n")
+        sys.stdout.write(
+            f"{method:8s} {medians[method]:6.2f} s  {memory:5.0f} MiB beyond the embeddings  rank sums {results[0]['rank_sums']}\n"
+        )
     sys.stdout.write(f"tiles are {medians['argsort'] / medians['tiles']:.2f}x as fast, {arguments.threads} threads\n")
 
 
@@ -95,10 +99,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     for name, default in (("images", 5000), ("width", 1024), ("threads", 2), ("repeats", 3)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
+    parser.add_argument("--method", choices=METHODS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.way:
-        measure(arguments.way, arguments)
+    if arguments.method:
+        measure(arguments.method, arguments)
     else:
         compare(arguments)
 

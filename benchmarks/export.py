@@ -62,7 +62,7 @@ def main() -> None:
                 inputs = (get_vectors(items), items.mask)
             calls = [module, run_onnx, exported]
             times = alternate([partial(call, *inputs) for call in calls], options.repeats)
-            torch_ms, onnx_ms, export_ms = (statistics.median(one) for one in times)
+            torch_ms, onnx_ms, export_ms = (statistics.median(milliseconds) for milliseconds in times)
             ratios = f"{onnx_ms / torch_ms:11.2f} {export_ms / torch_ms:13.2f}"
             print(f"{side:8} {batch:5} {torch_ms:9.1f} {onnx_ms:9.1f} {export_ms:10.1f} {ratios}")
 

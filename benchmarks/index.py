@@ -1,4 +1,4 @@
-"""Updating an index against building it: a folder of images, of which one in a hundred changes and as many move.
+"""Updating an index compared with building it: a folder of images, of which one in a hundred changes and as many move.
 
     python benchmarks/index.py [--images 10000] [--seed 0]
 
@@ -24,7 +24,7 @@ from visavis.retrieval.index_folder import Index
 from visavis.synthetic import write_synthetic_scenes
 
 RECIPE = """
-name = "for-a-moment"
+name = "small"
 visual = { encoder = "scenes", granularity = "pooled" }
 text = { encoder = "vocabulary", min_count = 1 }
 model = { kind = "VSE++", embedding_dim = 256, word_dim = 32 }
@@ -44,13 +44,13 @@ def timed(act: Callable[[], Any]) -> tuple[float, Any]:
 def change(images: list[Path], random: np.random.Generator) -> None:
     """Draw a colored corner into one image in a hundred, and rename as many others."""
     share = max(1, len(images) // 100)
-    chosen = random.choice(len(images), 2 * share, replace=False)
-    for number in chosen[:share]:
+    changed = random.choice(len(images), 2 * share, replace=False)
+    for number in changed[:share]:
         with Image.open(images[number]) as opened:
             image = opened.convert("RGB")
         image.paste(tuple(random.integers(0, 256, 3).tolist()), (0, 0, 16, 16))
         image.save(images[number])
-    for number in chosen[share:]:
+    for number in changed[share:]:
         os.rename(images[number], images[number].with_stem(f"moved-{number}"))
 
 
@@ -85,9 +85,9 @@ def main() -> None:
         change(sorted(photos.iterdir()), np.random.default_rng(options.seed))
         later, changed = timed(lambda: visavis.index(run, photos, out=folder / "index"))
         print(f"{changed.num_encoded:,} changed, {changed.num_moved:,} moved: {later:.1f} s, {100 * later / first:.1f} %")
-        visavis.index(run, photos, out=folder / "anew")
-        (items, vectors), (others, theirs) = contents(folder / "index"), contents(folder / "anew")
-        print(f"equal items: {items == others}, largest difference of vectors: {np.abs(vectors - theirs).max():.1e}")
+        visavis.index(run, photos, out=folder / "rebuilt")
+        (items, vectors), (rebuilt_items, rebuilt_vectors) = contents(folder / "index"), contents(folder / "rebuilt")
+        print(f"equal items: {items == rebuilt_items}, largest difference of vectors: {np.abs(vectors - rebuilt_vectors).max():.1e}")
 
 
 if __name__ == "__main__":

@@ -59,10 +59,10 @@ def unit(rows: np.ndarray) -> np.ndarray:
 
 def backbone_regions(dim: int) -> np.ndarray:
     """Regions of the photos in their principal components, ``[N, 49, dim]``."""
-    place = data_folder()
-    if place is None:
+    data_root = data_folder()
+    if data_root is None:
         raise SystemExit("VISAVIS_DATA: missing. Set it to the folder that contains flickr8k/.")
-    features = cache_features(open_dataset(place / "flickr8k"), EncoderSpec("visual", "mobilenet-v2", "regions"))
+    features = cache_features(open_dataset(data_root / "flickr8k"), EncoderSpec("visual", "mobilenet-v2", "regions"))
     sample = get_vectors(features.read(np.arange(0, len(features), 40))).float().flatten(0, 1)
     mean = sample.mean(0)
     basis = torch.linalg.eigh((sample - mean).T @ (sample - mean)).eigenvectors[:, -dim:]
@@ -83,8 +83,8 @@ def run_vectors(run: Path, count: int) -> tuple[np.ndarray, list[MaxSimQuery], M
         # The layers read single regions, so that a model of pooled regions also encodes all of them.
         matcher.config = replace(matcher.config, region_grid=0)
     visual, text = data_module.encode(matcher, data_module.data)
-    chosen = np.random.default_rng(1).choice(len(text), count, replace=False)
-    words = Retriever(matcher, data_module.processor).item_vectors(text[torch.from_numpy(np.sort(chosen))])
+    sampled = np.random.default_rng(1).choice(len(text), count, replace=False)
+    words = Retriever(matcher, data_module.processor).item_vectors(text[torch.from_numpy(np.sort(sampled))])
     return get_vectors(visual).numpy(), [MaxSimQuery.from_vectors((1.0, rows.numpy())) for rows in words], direction
 
 
@@ -127,8 +127,8 @@ def describe(milliseconds: np.ndarray) -> str:
     return f"median {median:.1f} ms per query (10 to 90 %: {low:.1f} to {high:.1f}), processor time {used:.1f} ms"
 
 
-def recall(found: list[list[int]], true: list[list[int]]) -> float:
-    return 100 * float(np.mean([len(set(own) & set(best)) / len(best) for own, best in zip(found, true, strict=True)]))
+def recall(results: list[list[int]], true: list[list[int]]) -> float:
+    return 100 * float(np.mean([len(set(items) & set(best)) / len(best) for items, best in zip(results, true, strict=True)]))
 
 
 def folder_bytes(folder: Path) -> int:
@@ -148,8 +148,8 @@ def two_stages(store: LanceStore, queries: list[MaxSimQuery], direction: MaxSimD
         timed(search, queries[:2])
     results = {name: timed(search, queries) for name, search in searches.items()}
     true = results["exact"][0]
-    for name, (found, milliseconds) in results.items():
-        print_now(f"{name}, {direction}: recall@{TOP} {recall(found, true):.1f} %, {describe(milliseconds)}")
+    for name, (items, milliseconds) in results.items():
+        print_now(f"{name}, {direction}: recall@{TOP} {recall(items, true):.1f} %, {describe(milliseconds)}")
     if not with_recall:
         return
     last = np.array([exact.exact_scores(np.array(best), query)[-1] for best, query in zip(true, queries, strict=True)])
@@ -197,8 +197,8 @@ def lance_index(options: argparse.Namespace, regions: np.ndarray, queries: list[
             request = request if refine is None else request.refine_factor(refine)
             return [int(key) for key in request.select(["key", "_distance"]).to_arrow()["key"].to_pylist()]
 
-        found, milliseconds = timed(search, queries)
-        print_now(f"LanceDB, {probes} probes, refine {refine}: recall@{TOP} {recall(found, true):.1f} %, {describe(milliseconds)}")
+        items, milliseconds = timed(search, queries)
+        print_now(f"LanceDB, {probes} probes, refine {refine}: recall@{TOP} {recall(items, true):.1f} %, {describe(milliseconds)}")
 
 
 def main() -> None:
@@ -216,8 +216,8 @@ def main() -> None:
         options.dim = regions.shape[-1]
     else:
         regions, direction = backbone_regions(options.dim), "both"
-        chosen = np.sort(np.random.default_rng(1).choice(len(regions), options.queries, replace=False))
-        queries = noisy_set_queries(as_sets(regions[chosen]))
+        sampled = np.sort(np.random.default_rng(1).choice(len(regions), options.queries, replace=False))
+        queries = noisy_set_queries(as_sets(regions[sampled]))
     with tempfile.TemporaryDirectory(dir=options.folder) as temporary:
         if options.items:
             folder = Path(temporary) / "store"
@@ -236,10 +236,10 @@ def main() -> None:
                 "store on disk": folder_bytes(folder),
             }
             print_now("bytes per item: " + ", ".join(f"{name} {size / options.items:,.0f}" for name, size in sizes.items()))
-            for chosen_direction in dict.fromkeys((direction, "t2i")):
+            for search_direction in dict.fromkeys((direction, "t2i")):
                 # The direction is a setting of the search. The stored vectors are the same.
-                store.late_interaction, store._snapshot = chosen_direction, None
-                two_stages(store, queries, chosen_direction, options.recall)
+                store.late_interaction, store._snapshot = search_direction, None
+                two_stages(store, queries, search_direction, options.recall)
             store.close()
         if options.lance:
             lance_index(options, regions, queries, Path(temporary))

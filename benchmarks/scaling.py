@@ -4,7 +4,7 @@
 
 - ``formulas``: memory, bytes on the wire and time per step of the loss for 1 to 1,024 devices and up to 1,048,576 pairs.
 - ``measured``: the same quantities for 1, 2 and 4 processes of this machine over gloo, next to the formulas.
-- ``trainer``: throughput of the trainer on cached features, relative to a bare loop of the same mathematics in the same run.
+- ``trainer``: throughput of the trainer on cached features, relative to a minimal training loop in the same run.
 - ``chunks``: peak memory of a step with 8,192 images in chunks of 256, relative to a step with 256 images.
 - ``gpu``: throughput and peak memory of training a CLIP ViT-B/32 from pixels on one GPU, by precision and memory setting.
 """

@@ -32,7 +32,7 @@ from visavis.models.inference import score_all_pairs
 from visavis.types import Encoded
 
 REGIONS, WORDS, WIDTH = 36, 12, 1024
-WAYS = ("blocks", "loop")
+METHODS = ("blocks", "loop")
 
 
 def items(images: int, captions: int, longest: int) -> tuple[SCAN, Encoded, Encoded]:
@@ -51,8 +51,8 @@ def looped(matcher: SCAN, visual: Encoded, text: Encoded) -> Tensor:
     regions, sharpness = get_vectors(visual), matcher.config.inverse_temperature
     assert isinstance(text.mask, Tensor)
     columns = []
-    for caption, there in zip(get_vectors(text), text.mask, strict=True):
-        words = caption[there].expand(len(regions), -1, -1)
+    for caption, is_word in zip(get_vectors(text), text.mask, strict=True):
+        words = caption[is_word].expand(len(regions), -1, -1)
         products = leaky_relu(regions @ words.transpose(1, 2), 0.1)
         weights = (sharpness * normalize(products, dim=2)).softmax(1)
         attended = weights.transpose(1, 2) @ regions
@@ -73,38 +73,45 @@ def measure(options: argparse.Namespace) -> None:
         before, started, worked = resident(), time.perf_counter(), time.process_time()
         scores = (
             score_all_pairs(matcher, visual, text, options.memory)
-            if options.way == "blocks"
+            if options.method == "blocks"
             else looped(matcher, visual, text[: options.looped])
         )
         seconds, cpu = time.perf_counter() - started, time.process_time() - worked
-    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+    peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
     np.save(options.out, scores[:, : options.looped].numpy())
-    sys.stdout.write(json.dumps({"seconds": seconds, "cpu": cpu, "captions": scores.shape[1], "held": held}) + "\n")
+    sys.stdout.write(json.dumps({"seconds": seconds, "cpu": cpu, "captions": scores.shape[1], "peak_bytes": peak_bytes}) + "\n")
 
 
 def compare(options: argparse.Namespace) -> None:
     """Run both methods and print the comparison."""
     costs, scores = dict[str, dict[str, Any]](), dict[str, np.ndarray]()
     with tempfile.TemporaryDirectory() as folder:
-        for way in WAYS:
-            out = Path(folder) / f"{way}.npy"
-            given = {name: value for name, value in vars(options).items() if name not in ("way", "out")}
-            command = [sys.executable, __file__, "--way", way, "--out", str(out), *(f"--{name}={value}" for name, value in given.items())]
-            costs[way] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-            scores[way] = np.load(out)
-            cost = costs[way]
+        for method in METHODS:
+            out = Path(folder) / f"{method}.npy"
+            settings = {name: value for name, value in vars(options).items() if name not in ("method", "out")}
+            command = [
+                sys.executable,
+                __file__,
+                "--method",
+                method,
+                "--out",
+                str(out),
+                *(f"--{name}={value}" for name, value in settings.items()),
+            ]
+            costs[method] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+            scores[method] = np.load(out)
+            cost = costs[method]
             both = " and ".join(f"{1000 * cost[kind] / cost['captions']:.2f} ms" for kind in ("seconds", "cpu"))
-            line = (
-                f"{way:6s} {cost['captions']:6,} captions in {cost['seconds']:6.1f} s, {both} of CPU each, {cost['held'] / 1e9:.2f} GB held"
-            )
+            line = f"{method:6s} {cost['captions']:6,} captions in {cost['seconds']:6.1f} s, {both} of CPU each, {cost['peak_bytes'] / 1e9:.2f} GB peak"
             sys.stdout.write(line + "\n")
             sys.stdout.flush()
-    each = {way: costs[way]["seconds"] / costs[way]["captions"] for way in WAYS}
-    whole = each["loop"] * options.captions
+    seconds_per_caption = {method: costs[method]["seconds"] / costs[method]["captions"] for method in METHODS}
+    loop_seconds = seconds_per_caption["loop"] * options.captions
     difference = np.abs(scores["blocks"] - scores["loop"]).max()
     sys.stdout.write(
-        f"{options.images:,} x {options.captions:,}: {costs['blocks']['seconds']:.1f} s by blocks within {options.memory}, {whole:.0f} s by the loop (scaled): "
-        f"{each['loop'] / each['blocks']:.1f} times as fast, largest difference {difference:.1e}\n"
+        f"{options.images:,} x {options.captions:,}: {costs['blocks']['seconds']:.1f} s by blocks within {options.memory}, "
+        f"{loop_seconds:.0f} s by the loop (scaled): "
+        f"{seconds_per_caption['loop'] / seconds_per_caption['blocks']:.1f} times as fast, largest difference {difference:.1e}\n"
     )
 
 
@@ -113,10 +120,10 @@ def main() -> None:
     for name, default in (("images", 1000), ("captions", 5000), ("longest", WORDS), ("looped", 200), ("threads", 2)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--memory", default="1GB")
-    parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
+    parser.add_argument("--method", choices=METHODS, help=argparse.SUPPRESS)
     parser.add_argument("--out", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    (measure if options.way else compare)(options)
+    (measure if options.method else compare)(options)
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def random_rows(number: int, width: int, seed: int = 0) -> np.ndarray:
     return unit(np.random.default_rng(seed).standard_normal((number, width), np.float32))
 
 
-def least(work: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+def minimum_times(work: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
     """The minimum time of each function. The functions take turns."""
     seconds = dict.fromkeys(work, float("inf"))
     for _ in range(repeats + 1):  # The first round is also a warm-up.
@@ -67,30 +67,34 @@ def exact(options: argparse.Namespace, folder: Path) -> None:
 
     faiss.omp_set_num_threads(options.threads)
     rows, queries = random_rows(options.rows, options.width), random_rows(BATCH, options.width, 1)
-    whole = torch.from_numpy(rows)
+    row_tensor = torch.from_numpy(rows)
     flat = faiss.IndexFlatIP(options.width)
     flat.add(rows)
-    in_float32, ways = ExactSearch(rows), {}
+    float32_search, searches = ExactSearch(rows), {}
     if is_int8_faster(*rows.shape):
         started = time.perf_counter()
         write_int8_codes(folder, rows)
         print_now(f"int8 rows written in {time.perf_counter() - started:.1f} s")
-        ways["int8"] = ExactSearch(rows, coarse=open_int8_codes(folder))
-    ways["float32"] = in_float32
+        searches["int8"] = ExactSearch(rows, coarse=open_int8_codes(folder))
+    searches["float32"] = float32_search
     scores = np.concatenate(
-        [rows[some].astype(np.float64) @ queries.astype(np.float64).T for some in np.array_split(np.arange(len(rows)), 100)]
+        [rows[chunk].astype(np.float64) @ queries.astype(np.float64).T for chunk in np.array_split(np.arange(len(rows)), 100)]
     )
     true = np.argsort(-scores.astype(np.float32), axis=0, kind="stable")[:TOP].T
-    for name, way in ways.items():
-        print_now(f"{name}: the true top {TOP} of {(way.search(queries, TOP)[1] == true).all(1).sum()} of {BATCH} queries")
+    for name, search in searches.items():
+        print_now(f"{name}: the true top {TOP} of {(search.search(queries, TOP)[1] == true).all(1).sum()} of {BATCH} queries")
     for number in (BATCH, 1):
-        asked = queries[:number]
-        work: dict[str, Callable[[], object]] = {name: lambda way=way, asked=asked: way.search(asked, TOP) for name, way in ways.items()}
-        took = least({"sum": whole.sum, "faiss": lambda asked=asked: flat.search(asked, TOP), **work}, options.repeats)
-        for name in ways:
-            times = f"{took['faiss'] / took[name]:.1f} times as fast as faiss ({1000 * took['faiss']:.1f} ms)"
-            times += f", {took[name] / took['sum']:.2f} times a sum ({1000 * took['sum']:.1f} ms)"
-            print_now(f"{options.rows:,} x {options.width}, {number:2d} queries, {name}: {1000 * took[name]:.1f} ms, {times}")
+        query_batch = queries[:number]
+        work: dict[str, Callable[[], object]] = {
+            name: lambda search=search, query_batch=query_batch: search.search(query_batch, TOP) for name, search in searches.items()
+        }
+        seconds = minimum_times(
+            {"sum": row_tensor.sum, "faiss": lambda query_batch=query_batch: flat.search(query_batch, TOP), **work}, options.repeats
+        )
+        for name in searches:
+            times = f"{seconds['faiss'] / seconds[name]:.1f} times as fast as faiss ({1000 * seconds['faiss']:.1f} ms)"
+            times += f", {seconds[name] / seconds['sum']:.2f} times a sum ({1000 * seconds['sum']:.1f} ms)"
+            print_now(f"{options.rows:,} x {options.width}, {number:2d} queries, {name}: {1000 * seconds[name]:.1f} ms, {times}")
 
 
 def items(number: int) -> list[IndexItem]:
@@ -107,22 +111,22 @@ def flat_scan(options: argparse.Namespace, folder: Path) -> None:
     print_now(f"mirror of {options.flat:,} x {options.width} made in {time.perf_counter() - started:.1f} s")
 
     def lance() -> object:
-        asked = store._table.search(query[0], vector_column_name="vector").distance_type("dot").bypass_vector_index()
-        return asked.select(["key", "_distance"]).limit(TOP).to_arrow()
+        request = store._table.search(query[0], vector_column_name="vector").distance_type("dot").bypass_vector_index()
+        return request.select(["key", "_distance"]).limit(TOP).to_arrow()
 
-    took = least({"lance": lance, "ours": lambda: store.search(query, TOP)}, options.repeats)
-    times = f"Lance's flat scan {1000 * took['lance']:.1f} ms, ours {1000 * took['ours']:.1f} ms"
-    print_now(f"{options.flat:,} x {options.width}, 1 query: {times}: {took['lance'] / took['ours']:.1f} times as fast")
+    seconds = minimum_times({"lance": lance, "ours": lambda: store.search(query, TOP)}, options.repeats)
+    times = f"Lance's flat scan {1000 * seconds['lance']:.1f} ms, ours {1000 * seconds['ours']:.1f} ms"
+    print_now(f"{options.flat:,} x {options.width}, 1 query: {times}: {seconds['lance'] / seconds['ours']:.1f} times as fast")
     store.close()
 
 
 def captions(number: int) -> tuple[np.ndarray, np.ndarray]:
     """Embeddings, and 200 queries."""
-    place = data_folder()
-    if place is None:
+    data_root = data_folder()
+    if data_root is None:
         raise SystemExit("VISAVIS_DATA: missing. Set it to the folder that contains flickr8k/.")
-    found = cache_features(open_dataset(place / "flickr8k"), EncoderSpec("text", "minilm", "pooled"))
-    vectors = found.read(range(len(found))).vectors
+    features = cache_features(open_dataset(data_root / "flickr8k"), EncoderSpec("text", "minilm", "pooled"))
+    vectors = features.read(range(len(features))).vectors
     assert isinstance(vectors, torch.Tensor)
     plain = unit(vectors.float().numpy())
     generator = np.random.default_rng(0)
@@ -180,11 +184,11 @@ def build_milvus_index(store: MilvusStore, _: int) -> tuple[str, int]:
     return "HNSW", 4096
 
 
-def fewest_probes(measure: Callable[[int], float], most: int) -> tuple[int, float]:
+def fewest_probes(measure: Callable[[int], float], max_probes: int) -> tuple[int, float]:
     """The first of 8, 16, 32, ... probes that reaches the target recall, and its recall."""
-    probes = min(8, most)
-    while (recall := measure(probes)) < TARGET_RECALL and probes < most:
-        probes = min(2 * probes, most)
+    probes = min(8, max_probes)
+    while (recall := measure(probes)) < TARGET_RECALL and probes < max_probes:
+        probes = min(2 * probes, max_probes)
     return probes, recall
 
 
@@ -197,29 +201,31 @@ def near(options: argparse.Namespace, folder: Path) -> None:
         width = rows.shape[1]
         store: Any = LanceStore(folder / "near", width) if engine == "LanceDB" else MilvusStore(folder / "near.db", embedding_dim=width)
         search: Any = lance_search if engine == "LanceDB" else milvus_search
-        for some in np.array_split(np.arange(number), max(number // 20_000, 1)):
-            store.add([IndexItem(f"{row:08d}", f"{row:08d}.jpg", "image", "", 0, int(row)) for row in some], rows[some])
+        for chunk in np.array_split(np.arange(number), max(number // 20_000, 1)):
+            store.add([IndexItem(f"{row:08d}", f"{row:08d}.jpg", "image", "", 0, int(row)) for row in chunk], rows[chunk])
         scores = ExactSearch(rows).search(queries, TOP)[0]
         started = time.perf_counter()
-        kind, most = (build_lance_index if engine == "LanceDB" else build_milvus_index)(store, number)
+        kind, max_probes = (build_lance_index if engine == "LanceDB" else build_milvus_index)(store, number)
 
         def recall(
             probes: int, store: Any = store, search: Any = search, queries: np.ndarray = queries, scores: np.ndarray = scores
         ) -> float:
             """The share of the true top 10. A result with the score of the last true one counts."""
-            found = [search(store, query, probes) for query in queries]
-            return float(np.mean([sum(near.score >= true[-1] for near in own) / TOP for own, true in zip(found, scores, strict=True)]))
+            results = [search(store, query, probes) for query in queries]
+            return float(
+                np.mean([sum(near.score >= true[-1] for near in neighbors) / TOP for neighbors, true in zip(results, scores, strict=True)])
+            )
 
-        probes, reached = fewest_probes(recall, most)
-        built = f"{kind} over {number:,} items: recall of the true top {TOP} is {100 * reached:.1f} % ({len(queries)} queries)"
+        probes, recall_at_top = fewest_probes(recall, max_probes)
+        built = f"{kind} over {number:,} items: recall of the true top {TOP} is {100 * recall_at_top:.1f} % ({len(queries)} queries)"
         print_now(f"{engine}, {number:,} x {width}: {built}, built and measured in {time.perf_counter() - started:.0f} s, {probes} probes")
-        asked: dict[str, Callable[[], object]] = {
+        searches: dict[str, Callable[[], object]] = {
             "ann": lambda store=store, search=search, queries=queries, probes=probes: [search(store, query, probes) for query in queries]
         }
         if engine == "LanceDB":
-            asked["exact"] = lambda store=store, queries=queries: [store.search(query[None], TOP) for query in queries]
-            assert [[near.score for near in own] for own in store.search(queries, TOP)] == scores.tolist()
-        for name, seconds in least(asked, 1).items():
+            searches["exact"] = lambda store=store, queries=queries: [store.search(query[None], TOP) for query in queries]
+            assert [[near.score for near in neighbors] for neighbors in store.search(queries, TOP)] == scores.tolist()
+        for name, seconds in minimum_times(searches, 1).items():
             print_now(f"{engine}, {name}: {len(queries) / seconds:.0f} queries per second, in sequence")
         store.close()
 

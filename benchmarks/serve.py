@@ -27,7 +27,7 @@ from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 RECIPE = """
-name = "seconds"
+name = "small"
 visual = { encoder = "scenes", granularity = "pooled" }
 text = { encoder = "vocabulary", min_count = 1 }
 model = { kind = "VSE++", embedding_dim = 64, word_dim = 32 }
@@ -35,40 +35,40 @@ training = { batch_size = 64, metric_batches = 1, threads = 1 }
 phases = [{ epochs = 2, objective = "Unified(gamma=30)", optimizer = { lr = 0.01 } }]
 """
 COLORS, SHAPES, PLACES = ("red", "green", "blue", "orange", "pink"), ("star", "circle", "square", "heart"), ("", " on a beach", " at night")
-QUERIES = [f"a {color} {shape}{place}" for color in COLORS for shape in SHAPES for place in PLACES]
+QUERIES = [f"a {color} {shape}{parts}" for color in COLORS for shape in SHAPES for parts in PLACES]
 
 
 class Client(threading.Thread):
     """A client that sends requests until the time is over or all requests are made."""
 
-    def __init__(self, address: str, number: int, until: float, left: list[int]):
+    def __init__(self, address: str, number: int, deadline: float, remaining: list[int]):
         super().__init__(daemon=True)
-        place = urlsplit(address)
-        self.connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=60)
-        self.drawn, self.until, self.left = random.Random(number), until, left
+        parts = urlsplit(address)
+        self.connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)
+        self.random, self.deadline, self.remaining = random.Random(number), deadline, remaining
         self.seconds: dict[str, list[float]] = {"search": [], "thumbnail": []}
         self.statuses: Counter[int] = Counter()
 
     def run(self) -> None:
-        while self.go_on():
-            text = f"{self.drawn.choice(QUERIES)}{' -' + self.drawn.choice(COLORS) if self.drawn.random() < 0.2 else ''}"
+        while self.is_running():
+            text = f"{self.random.choice(QUERIES)}{' -' + self.random.choice(COLORS) if self.random.random() < 0.2 else ''}"
             for offset in (0, 20):
-                answer = self.ask("search", f"/api/search?text={quote(text)}&offset={offset}&limit=20")
+                answer = self.send("search", f"/api/search?text={quote(text)}&offset={offset}&limit=20")
                 hits = json.loads(answer)["sides"][0]["hits"] if answer else []
                 for hit in hits[:4]:
-                    if self.go_on():
-                        self.ask("thumbnail", f"/api/thumbnail?key={quote(hit['key'])}&content_version={hit['content_version']}")
+                    if self.is_running():
+                        self.send("thumbnail", f"/api/thumbnail?key={quote(hit['key'])}&content_version={hit['content_version']}")
 
-    def go_on(self) -> bool:
-        return time.monotonic() < self.until and self.left[0] > 0
+    def is_running(self) -> bool:
+        return time.monotonic() < self.deadline and self.remaining[0] > 0
 
-    def ask(self, what: str, path: str) -> bytes:
-        self.left[0] -= 1
+    def send(self, kind: str, path: str) -> bytes:
+        self.remaining[0] -= 1
         started = time.perf_counter()
         self.connection.request("GET", path)
         answer = self.connection.getresponse()
         content = answer.read()
-        self.seconds[what].append(time.perf_counter() - started)
+        self.seconds[kind].append(time.perf_counter() - started)
         self.statuses[answer.status] += 1
         return content if answer.status == 200 else b""
 
@@ -76,8 +76,8 @@ class Client(threading.Thread):
 def load(address: str, clients: int, seconds: float, requests: int) -> tuple[Counter[int], dict[str, list[float]], float]:
     """Statuses, times of each kind of request, and the total time."""
     started = time.monotonic()
-    left = [requests]
-    running = [Client(address, number, started + seconds, left) for number in range(clients)]
+    remaining = [requests]
+    running = [Client(address, number, started + seconds, remaining) for number in range(clients)]
     for client in running:
         client.start()
     for client in running:
@@ -85,18 +85,18 @@ def load(address: str, clients: int, seconds: float, requests: int) -> tuple[Cou
     statuses = sum((client.statuses for client in running), Counter())
     return (
         statuses,
-        {what: [s for client in running for s in client.seconds[what]] for what in ("search", "thumbnail")},
+        {kind: [s for client in running for s in client.seconds[kind]] for kind in ("search", "thumbnail")},
         time.monotonic() - started,
     )
 
 
-def resident(address: str) -> float:
+def resident_mb(address: str) -> float:
     """Resident memory of the service, in MB."""
     with urllib.request.urlopen(f"{address}/metrics") as figures:
         return float(re.search(r"^process_resident_memory_bytes (\S+)", figures.read().decode(), re.MULTILINE)[1]) / 1e6  # type: ignore[index]
 
 
-def made_index(folder: Path) -> Path:
+def build_index(folder: Path) -> Path:
     """Build an index of a thousand synthetic scenes."""
     import visavis
 
@@ -115,7 +115,7 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=20_000)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        index = arguments.index or made_index(Path(folder))
+        index = arguments.index or build_index(Path(folder))
         process = subprocess.Popen(
             [sys.executable, "-m", "visavis", "serve", str(index), "--port", "0"], stderr=subprocess.PIPE, text=True
         )  # fmt: skip
@@ -127,14 +127,14 @@ def main() -> int:
             print(
                 f"{arguments.clients} clients, {took:.0f} s: {statuses.total():,} requests, {statuses.total() / took:.0f} per second, statuses {dict(statuses)}"
             )
-            for what, times in seconds.items():
+            for kind, times in seconds.items():
                 cuts = statistics.quantiles(times, n=100)
                 print(
-                    f"  {what}: median {1000 * cuts[49]:.0f} ms, p95 {1000 * cuts[94]:.0f} ms, p99 {1000 * cuts[98]:.0f} ms, worst {1000 * max(times):.0f} ms"
+                    f"  {kind}: median {1000 * cuts[49]:.0f} ms, p95 {1000 * cuts[94]:.0f} ms, p99 {1000 * cuts[98]:.0f} ms, worst {1000 * max(times):.0f} ms"
                 )
-            before = resident(address)
+            before = resident_mb(address)
             more, _, took = load(address, 16, 3600, arguments.requests)
-            after = resident(address)
+            after = resident_mb(address)
             print(f"{more.total():,} more requests in {took:.0f} s: {before:.0f} MB before, {after:.0f} MB after")
             return int(any(status >= 500 for status in statuses + more))
         finally:

@@ -145,9 +145,9 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=500)
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--train", action="store_true", help=argparse.SUPPRESS)
-    options, rest = parser.parse_known_args()
+    options, train_arguments = parser.parse_known_args()
     if options.train:
-        train([argument for argument in rest if argument != "--"])
+        train([argument for argument in train_arguments if argument != "--"])
         return
     import torch
     from safetensors.torch import load_file
@@ -159,7 +159,7 @@ def main() -> None:
         recipe = write_recipe(folder, options.shards, options.batch_size, options.epochs, options.workers)
         steps = -(-options.items // options.batch_size) * options.epochs
         kills = sorted(random.Random(1).sample(range(steps // 8, steps * 7 // 8), options.kills))
-        seconds = {name: run(folder, recipe, folder / name, options.processes, at) for name, at in (("whole", []), ("killed", kills))}
+        seconds = {name: run(folder, recipe, folder / name, options.processes, at) for name, at in (("undisturbed", []), ("killed", kills))}
         logs = {name: steps_of(folder / f"{name}-log") for name in seconds}
         repeated = sum(len(runs) - 1 for runs in logs["killed"].values())
         assert all(runs.count(runs[0]) == len(runs) for runs in logs["killed"].values()), "a repeated step read other items"

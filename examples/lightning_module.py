@@ -19,8 +19,8 @@ class Retriever(PairLossSteps, LightningModule):
         self.model, self.loss = tiny_clip(), PairLoss(Unified(margin=0.2, gamma=10, reduction="half_mean"))
 
     def embed(self, batch):
-        found = self.model(pixel_values=batch["pixel_values"], input_ids=batch["input_ids"])
-        return found.image_embeds, found.text_embeds, batch["labels"]
+        outputs = self.model(pixel_values=batch["pixel_values"], input_ids=batch["input_ids"])
+        return outputs.image_embeds, outputs.text_embeds, batch["labels"]
 
     def configure_optimizers(self):
         return torch.optim.AdamW(self.parameters(), lr=2e-3)

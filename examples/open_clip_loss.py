@@ -16,8 +16,12 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
 
 losses = []
 for _ in range(10):
-    found = model(**batch)
-    outputs = {"image_features": found.image_embeds, "text_features": found.text_embeds, "logit_scale": model.logit_scale.exp()}
+    clip_output = model(**batch)
+    outputs = {
+        "image_features": clip_output.image_embeds,
+        "text_features": clip_output.text_embeds,
+        "logit_scale": model.logit_scale.exp(),
+    }
     # With image_ids, captions of the same image are not negatives of each other.
     value = sum(loss(**outputs, image_ids=ids, output_dict=True).values())
     optimizer.zero_grad()

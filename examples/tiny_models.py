@@ -5,7 +5,7 @@ import tempfile
 import torch
 
 NUM_IMAGES, NUM_CAPTIONS = 8, 2
-THINGS = ("dog", "cat", "boat", "tree", "car", "house", "bird", "horse")
+TOPICS = ("dog", "cat", "boat", "tree", "car", "house", "bird", "horse")
 
 
 def tiny_clip():
@@ -33,9 +33,9 @@ def rows(columns):
 
 def sentences():
     """Questions, answers and the id of their topic: two rows per topic."""
-    ask = [template.format(thing) for thing in THINGS for template in ("where is the {}", "who saw a {}")]
-    answer = [template.format(thing) for thing in THINGS for template in ("the {} is here", "we saw the {}")]
-    return {"anchor": ask, "positive": answer, "label": [number for number in range(len(THINGS)) for _ in range(2)]}
+    questions = [template.format(topic) for topic in TOPICS for template in ("where is the {}", "who saw a {}")]
+    answers = [template.format(topic) for topic in TOPICS for template in ("the {} is here", "we saw the {}")]
+    return {"anchor": questions, "positive": answers, "label": [number for number in range(len(TOPICS)) for _ in range(2)]}
 
 
 def tiny_sentence_transformer():

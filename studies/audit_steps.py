@@ -39,12 +39,10 @@ def main() -> None:
             )
             seconds = time.process_time() - started
             if audit.mislabeled_pairs is not None:
-                moved = [(one.image, one.caption) not in pairs for one in audit.mislabeled_pairs.suspects]
-                planted = round(noise * sum(data.images[image].split == "train" for image in data.image_of))
-                found, first = sum(moved) / planted, sum(moved[:planted]) / planted
-                result = (
-                    f"{len(moved)} listed, {found:.1%} of the moved ones, {sum(moved) / len(moved):.1%} moved, {first:.1%} of the first"
-                )
+                moved = [(suspect.image, suspect.caption) not in pairs for suspect in audit.mislabeled_pairs.suspects]
+                num_moved = round(noise * sum(data.images[image].split == "train" for image in data.image_of))
+                recall, precision_of_first = sum(moved) / num_moved, sum(moved[:num_moved]) / num_moved
+                result = f"{len(moved)} listed, {recall:.1%} of the moved ones, {sum(moved) / len(moved):.1%} moved, {precision_of_first:.1%} of the first"
             elif audit.learning_curve is not None:
                 result = ". ".join(map(str, audit.learning_curve.axes))
             sys.stdout.write(f"{steps} steps, {seconds:.0f} s: {result}\n")

@@ -56,13 +56,13 @@ def reliability(calibration: Calibration, scores: Tensor, relevant: Tensor, bins
     return Reliability(by_bin, error, 1 - brier / base_brier if base_brier else 0.0, base_rate)
 
 
-def taken_out(scores: Tensor, relevant: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
+def remove_images(scores: Tensor, relevant: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
     """The best scores of all other queries, and of the queries whose images were removed from the collection."""
     queries = torch.randperm(len(scores), generator=torch.Generator().manual_seed(seed))[:count]
-    left = ~relevant[queries].any(0)
-    without = scores[queries][:, left].amax(1)
-    answered = relevant[:, left].any(1)
-    return scores[answered][:, left].amax(1), without
+    remaining = ~relevant[queries].any(0)
+    without_image = scores[queries][:, remaining].amax(1)
+    has_answer = relevant[:, remaining].any(1)
+    return scores[has_answer][:, remaining].amax(1), without_image
 
 
 def main() -> None:
@@ -81,12 +81,14 @@ def main() -> None:
         print(f"| {100 * predicted:.1f} % | {100 * share:.1f} % | {count:,} |")
     error, skill = result.expected_calibration_error, result.brier_skill
     print(f"\nexpected calibration error {error:.4f}, Brier skill {skill:.3f}, base rate {100 * result.base_rate:.1f} %")
-    draws = [taken_out(scores, relevant, options.taken_out, options.seed + draw) for draw in range(options.draws)]
-    alarms, found = ([(best < calibration.min_score).double().mean().item() for best in side] for side in zip(*draws, strict=True))
-    print(f"\nat the threshold of validation ({calibration.min_score:.3f}): {spread(found)} detected at {spread(alarms)} false alarms")
+    draws = [remove_images(scores, relevant, options.remove_images, options.seed + draw) for draw in range(options.draws)]
+    false_alarms, detected = ([(best < calibration.min_score).double().mean().item() for best in side] for side in zip(*draws, strict=True))
+    print(
+        f"\nat the threshold of validation ({calibration.min_score:.3f}): {spread(detected)} detected at {spread(false_alarms)} false alarms"
+    )
     print("\n| false alarms on test | detected |\n|---|---|")
     for rate in (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5):
-        shares = [(gone < torch.quantile(here.double(), rate)).double().mean().item() for here, gone in draws]
+        shares = [(without_image < torch.quantile(with_image.double(), rate)).double().mean().item() for with_image, without_image in draws]
         print(f"| {100 * rate:.0f} % | {spread(shares)} |")
 
 

@@ -60,7 +60,7 @@ RATES = {
     "small-data": (3e-3, 1e-2, 3e-2),
 }
 """Learning rates from which a variant chooses, on validation. The recipes' own rates are for models a hundred times wider."""
-SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
+ALPHAS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
 
 
 def main() -> None:
@@ -73,85 +73,93 @@ def main() -> None:
         "--shares", action="store_true", help="Print what is kept and gained at every interpolation weight, on other styles."
     )
     options = parser.parse_args()
-    old = drawn(options.out / "old", **OLD)
+    old = write_scenes_once(options.out / "old", **OLD)
     base = pretrained(options.out, old)
     if options.pretrain_only:
         return
-    tried, *worlds = (drawn(options.out / f"new-{seed}", seed=100 + seed, **NEW) for seed in range(options.seeds + 1))
+    tuning_scenes, *scene_folders = (
+        write_scenes_once(options.out / f"new-{seed}", seed=100 + seed, **NEW) for seed in range(options.seeds + 1)
+    )
     if options.shares:
-        others = {seed: drawn(options.out / f"new-{seed}", seed=100 + seed, **NEW) for seed in range(11, 11 + options.seeds)}
-        sys.stdout.write("\n".join(by_share(options.out, base, old, others, best_rate("small-data", options.out, tried, base))) + "\n")
+        other_scenes = {
+            seed: write_scenes_once(options.out / f"new-{seed}", seed=100 + seed, **NEW) for seed in range(11, 11 + options.seeds)
+        }
+        sys.stdout.write(
+            "\n".join(by_share(options.out, base, old, other_scenes, best_rate("small-data", options.out, tuning_scenes, base))) + "\n"
+        )
         return
-    news = dict(enumerate(worlds, 1))
-    rates = {row: best_rate(row, options.out, tried, base) for row in options.rows}
+    scenes_by_seed = dict(enumerate(scene_folders, 1))
+    rates = {row: best_rate(row, options.out, tuning_scenes, base) for row in options.rows}
     before = (
         r10_of(base, old),
-        {seed: r10_of(base, new) for seed, new in news.items()},
+        {seed: r10_of(base, new) for seed, new in scenes_by_seed.items()},
     )
-    reached: dict[str, list[tuple[float, float]]] = {row: [] for row in options.rows}
-    for seed, new in news.items():
+    results_by_row: dict[str, list[tuple[float, float]]] = {row: [] for row in options.rows}
+    for seed, new in scenes_by_seed.items():
         for row in options.rows:
             overrides = {**tuning(base, rates[row]), "seed": seed, "evaluation.forgetting": str(old)}
-            result = trained(f"clip/{row}", options.out / f"{row}-{seed}", new, overrides)
-            reached[row].append((r10(result["forgetting"]["after"]), r10(result) - before[1][seed]))
-            share = result.get("interpolation", {}).get("alpha", "")
+            result = train_once(f"clip/{row}", options.out / f"{row}-{seed}", new, overrides)
+            results_by_row[row].append((r10(result["forgetting"]["after"]), r10(result) - before[1][seed]))
+            alpha = result.get("interpolation", {}).get("alpha", "")
             sys.stderr.write(
-                f"{row} at {rates[row]:g}, seed {seed}: old {reached[row][-1][0]:.1f}, gain {reached[row][-1][1]:+.1f} {share}\n"
+                f"{row} at {rates[row]:g}, seed {seed}: old {results_by_row[row][-1][0]:.1f}, gain {results_by_row[row][-1][1]:+.1f} {alpha}\n"
             )
-    sys.stdout.write("\n".join(table(before, reached)) + "\n")
+    sys.stdout.write("\n".join(table(before, results_by_row)) + "\n")
 
 
-def by_share(out: Path, base: Path, old: Path, worlds: dict[int, Path], rate: float) -> Iterator[str]:
+def by_share(out: Path, base: Path, old: Path, scenes_by_seed: dict[int, Path], rate: float) -> Iterator[str]:
     """One row per interpolation weight: R@10 kept on the validation images of the old style, and gained on the test images of the new ones."""
-    knew, before = r10_of(base, old, "val"), {seed: r10_of(base, new) for seed, new in worlds.items()}
+    old_r10, new_r10 = r10_of(base, old, "val"), {seed: r10_of(base, new) for seed, new in scenes_by_seed.items()}
     yield "| interpolation weight | old style kept | gain on the new style |\n|---:|---:|---:|"
-    for share in SHARES:
-        kept, gains = [], []
-        for seed, new in worlds.items():
-            run = out / f"small-data-{seed}-share-{share:g}"
-            trained("clip/small-data", run, new, {**tuning(base, rate), "seed": seed, "interpolation.alphas": [share]})
-            kept.append(100 * r10_of(run, old, "val") / knew)
-            gains.append(r10_of(run, new) - before[seed])
-        yield f"| {share:g} | {spread(tuple(kept))} % | {spread(tuple(gains))} |"
+    for alpha in ALPHAS:
+        kept_percents, gains = [], []
+        for seed, new in scenes_by_seed.items():
+            run = out / f"small-data-{seed}-share-{alpha:g}"
+            train_once("clip/small-data", run, new, {**tuning(base, rate), "seed": seed, "interpolation.alphas": [alpha]})
+            kept_percents.append(100 * r10_of(run, old, "val") / old_r10)
+            gains.append(r10_of(run, new) - new_r10[seed])
+        yield f"| {alpha:g} | {spread(tuple(kept_percents))} % | {spread(tuple(gains))} |"
 
 
 def tuning(base: Path, rate: float) -> dict[str, Any]:
     return {**TUNING, "visual.encoder": str(base), "text.encoder": str(base), "phases.0.optimizer.lr": rate}
 
 
-def best_rate(row: str, out: Path, world: Path, base: Path) -> float:
+def best_rate(row: str, out: Path, scenes: Path, base: Path) -> float:
     """The learning rate with the best validation RSUM."""
-    reached = {
-        rate: trained(f"clip/{row}", out / f"{row}-at-{rate:g}", world, tuning(base, rate))["validation_rsum"] for rate in RATES[row]
+    rsum_by_rate = {
+        rate: train_once(f"clip/{row}", out / f"{row}-at-{rate:g}", scenes, tuning(base, rate))["validation_rsum"] for rate in RATES[row]
     }
-    sys.stderr.write(f"{row}: validation RSUM " + ", ".join(f"{rsum:.1f} at {rate:g}" for rate, rsum in reached.items()) + "\n")
-    return max(reached, key=lambda rate: float(reached[rate]))
+    sys.stderr.write(f"{row}: validation RSUM " + ", ".join(f"{rsum:.1f} at {rate:g}" for rate, rsum in rsum_by_rate.items()) + "\n")
+    return max(rsum_by_rate, key=lambda rate: float(rsum_by_rate[rate]))
 
 
-def drawn(folder: Path, **given: Any) -> Path:
-    return folder if (folder / "captions.jsonl").exists() else write_synthetic_scenes(folder, **given)
+def write_scenes_once(folder: Path, **settings: Any) -> Path:
+    return folder if (folder / "captions.jsonl").exists() else write_synthetic_scenes(folder, **settings)
 
 
 def pretrained(out: Path, old: Path) -> Path:
     """The folder of the model that was trained on the old style."""
-    begun, done = out / "begun", out / "base"
-    if not done.exists():
-        if not (begun / "config.json").exists():
-            begin(begun, sorted({word for line in captions(out, old) for word in re.findall(r"\w+|[^\w\s]+", line.lower())}))
-        towers = {"visual.encoder": str(begun), "text.encoder": str(begun)}
-        trained("clip/full", out / "pretraining", old, {**PRETRAINING, **towers})
-        export_to_transformers(visavis.load(out / "pretraining").matcher, done)
-    return done
+    initial_folder, pretrained_folder = out / "begun", out / "base"
+    if not pretrained_folder.exists():
+        if not (initial_folder / "config.json").exists():
+            write_initial_clip(
+                initial_folder, sorted({word for line in captions(out, old) for word in re.findall(r"\w+|[^\w\s]+", line.lower())})
+            )
+        encoders = {"visual.encoder": str(initial_folder), "text.encoder": str(initial_folder)}
+        train_once("clip/full", out / "pretraining", old, {**PRETRAINING, **encoders})
+        export_to_transformers(visavis.load(out / "pretraining").matcher, pretrained_folder)
+    return pretrained_folder
 
 
 def captions(out: Path, old: Path) -> Iterator[str]:
     """The words of both styles, so that the tokenizer has ids for words that only the new style contains."""
-    for folder in (old, drawn(out / "words", num_train=300, num_val=0, num_test=0, seed=99, size=SIZE, style="glass")):
+    for folder in (old, write_scenes_once(out / "words", num_train=300, num_val=0, num_test=0, seed=99, size=SIZE, style="glass")):
         for line in storage.read_json_lines(folder / "captions.jsonl", dict[str, Any]):
             yield from line["captions"]
 
 
-def begin(folder: Path, words: list[str]) -> None:
+def write_initial_clip(folder: Path, words: list[str]) -> None:
     """Create a small CLIP with random weights, its preprocessing and a tokenizer of these words."""
     shared = {"hidden_size": WIDTH, "num_attention_heads": 4, "intermediate_size": 2 * WIDTH}
     text = shared | {"num_hidden_layers": 3, "max_position_embeddings": 48}
@@ -171,12 +179,12 @@ def write_clip_folder(folder: Path, words: list[str], text_config: dict[str, Any
     import transformers
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-    numbers = {word: number for number, word in enumerate([*SPECIAL.values(), *words])}
-    text = {"vocab_size": len(numbers), "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3} | text_config
+    token_ids = {word: token_id for token_id, word in enumerate([*SPECIAL.values(), *words])}
+    text = {"vocab_size": len(token_ids), "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3} | text_config
     torch.manual_seed(0)
     model = transformers.CLIPModel(transformers.CLIPConfig(text_config=text, **config))
     size = model.vision_model.config.image_size
-    tokenizer = Tokenizer(models.WordLevel(numbers, unk_token=SPECIAL["unk_token"]))
+    tokenizer = Tokenizer(models.WordLevel(token_ids, unk_token=SPECIAL["unk_token"]))
     tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.Whitespace()
     tokenizer.post_processor = processors.TemplateProcessing("[BOS] $A [EOS]", special_tokens=[("[BOS]", 2), ("[EOS]", 3)])
     pixels = {"do_resize": True, "size": {"height": size, "width": size}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
@@ -185,7 +193,7 @@ def write_clip_folder(folder: Path, words: list[str], text_config: dict[str, Any
     storage.write_json(folder / "preprocessor_config.json", pixels)
 
 
-def trained(recipe: str, run: Path, data: Path, overrides: dict[str, Any]) -> dict[str, Any]:
+def train_once(recipe: str, run: Path, data: Path, overrides: dict[str, Any]) -> dict[str, Any]:
     """The result of a run. A finished run is read, a stopped run resumes, a new run starts."""
     if not (run / "result.json").exists():
         if (run / "run.toml").exists():
@@ -205,16 +213,16 @@ def r10(metrics: dict[str, Any]) -> float:
     return float(metrics["i2t_r10"] + metrics["t2i_r10"]) / 2
 
 
-def table(before: tuple[float, dict[int, float]], reached: dict[str, list[tuple[float, float]]]) -> Iterator[str]:
+def table(before: tuple[float, dict[int, float]], results_by_row: dict[str, list[tuple[float, float]]]) -> Iterator[str]:
     old, new = before[0], statistics.mean(before[1].values())
     yield f"| R@10 | old style | kept | gain on the new style | share of the gain of full tuning |\n|---{'|---:' * 4}|"
     yield f"| zero-shot | {old:.1f} | 100 % | 0 ({new:.1f}) | 0 % |"
-    full = statistics.mean(gain for _, gain in reached["full"]) if "full" in reached else float("nan")
-    for row, measures in reached.items():
-        left, gains = zip(*measures, strict=True)
-        kept = 100 * statistics.mean(left) / old
+    full = statistics.mean(gain for _, gain in results_by_row["full"]) if "full" in results_by_row else float("nan")
+    for row, measures in results_by_row.items():
+        old_r10s, gains = zip(*measures, strict=True)
+        kept_percent = 100 * statistics.mean(old_r10s) / old
         share = f"{100 * statistics.mean(gains) / full:.0f} %" if full > 0 else "full tuning gains nothing"
-        yield f"| clip/{row} | {spread(left)} | {kept:.0f} % | {spread(gains)} | {share} |"
+        yield f"| clip/{row} | {spread(old_r10s)} | {kept_percent:.0f} % | {spread(gains)} | {share} |"
 
 
 def spread(values: tuple[float, ...]) -> str:

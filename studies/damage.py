@@ -10,7 +10,7 @@ devices, folders in a file's place), and a command runs in its own process. The 
     same      the result of the undamaged files: the damage did not matter, the file was computed again, or another copy was used
     refused   an exit code other than 0 and an error message
     reported  another result, with a message that the undamaged files do not cause
-    another   another result without a message, from a *fresh* reading of the data, the encoder or the recipe
+    another   another result without a message, where no run or cache records the original data, encoder or recipe
     SILENT    another result without a message, although the run or the cache records the right one
     WORDLESS  an exit code other than 0 without a message
     TRACEBACK, HANG (over --limit seconds), DIED (by a signal)
@@ -48,8 +48,8 @@ sys.path.insert(0, str(Path(__file__).with_suffix("")))
 from ways import damage
 from world import build
 
-TRACED = 70
-BAD = ("SILENT", "WORDLESS", "TRACEBACK", "HANG", "DIED")
+TRACEBACK_EXIT_CODE = 70
+DEFECTS = ("SILENT", "WORDLESS", "TRACEBACK", "HANG", "DIED")
 
 
 @dataclass(frozen=True)
@@ -61,32 +61,37 @@ class Trial:
         targets: Patterns of the files to damage.
         command: Arguments of visavis.
         run: Folder whose weights are the result. Empty: the result is the output of the command.
-        fresh: Whether no record exists of what the files should be.
+        is_unrecorded: Whether no run or cache records the original files.
     """
 
     name: str
     targets: tuple[str, ...]
     command: tuple[str, ...]
     run: str = ""
-    fresh: bool = False
+    is_unrecorded: bool = False
 
 
 TRIALS = (
     Trial("finished run, evaluated", ("runs/finished/**/*",), ("evaluate", "runs/finished", "--json")),
     Trial("finished run, searched", ("runs/finished/**/*",), ("search", "runs/finished", "a dog on the grass", "--json")),
-    Trial("finished run, diagnosed", ("runs/finished/**/*",), ("diagnose", "runs/finished", "--batches", "1", "--json")),
+    Trial("finished run, diagnosed", ("runs/finished/**/*",), ("diagnose", "runs/finished", "--max-batches", "1", "--json")),
     Trial("finished run, resumed", ("runs/finished/**/*",), ("train", "--resume", "runs/finished"), "runs/finished"),
     Trial("stopped run, resumed", ("runs/stopped/**/*",), ("train", "--resume", "runs/stopped"), "runs/stopped"),
     Trial("stopped run of pixels, resumed", ("runs/pixels/**/*",), ("train", "--resume", "runs/pixels"), "runs/pixels"),
     Trial("data of a stopped run", ("photos/*",), ("train", "--resume", "runs/stopped"), "runs/stopped"),
     Trial("data of a stopped run of pixels", ("photos/*",), ("train", "--resume", "runs/pixels"), "runs/pixels"),
-    Trial("encoders of a stopped run", ("towers/**/*",), ("train", "--resume", "runs/stopped"), "runs/stopped"),
-    Trial("encoders of a finished run", ("towers/**/*",), ("evaluate", "runs/finished", "--json")),
+    Trial("encoders of a stopped run", ("encoders/**/*",), ("train", "--resume", "runs/stopped"), "runs/stopped"),
+    Trial("encoders of a finished run", ("encoders/**/*",), ("evaluate", "runs/finished", "--json")),
     Trial("cache of a stopped run", ("cache/**/*",), ("train", "--resume", "runs/stopped"), "runs/stopped"),
     Trial("cache of a new run", ("cache/**/*",), ("train", "frozen.toml", "--out", "runs/new"), "runs/new"),
-    Trial("data, checked", ("photos/*",), ("data", "check", "photos"), fresh=True),
+    Trial("data, checked", ("photos/*",), ("data", "check", "photos"), is_unrecorded=True),
     Trial("data of a new run", ("photos/*",), ("train", "pixels.toml", "epochs=1", "--skip-bad", "--out", "runs/new"), "runs/new", True),
-    Trial("encoders, cached again", ("towers/**/*",), ("features", "photos", "--text", "towers/text", "--out", "stores"), fresh=True),
+    Trial(
+        "encoders, cached again",
+        ("encoders/**/*",),
+        ("features", "photos", "--text", "encoders/text", "--out", "stores"),
+        is_unrecorded=True,
+    ),
     Trial("recipe", ("frozen.toml",), ("train", "frozen.toml", "epochs=1", "--out", "runs/new"), "runs/new", True),
 )
 
@@ -122,7 +127,7 @@ def _run_command(world: Path, trial: Trial, out: Path, err: Path) -> None:
 
 def _forked(work: Callable[[], None], limit: float) -> int | None:
     """The exit code of a function in its own process. TRACED if it raised, None if it took longer than the limit."""
-    until = time.perf_counter() + limit
+    deadline = time.perf_counter() + limit
     process = os.fork()
     if process == 0:
         code = 0
@@ -132,14 +137,14 @@ def _forked(work: Callable[[], None], limit: float) -> int | None:
             code = end.code if isinstance(end.code, int) else int(end.code is not None)
         except BaseException:  # noqa: BLE001 - as a process would print it and exit
             traceback.print_exc()
-            code = TRACED
+            code = TRACEBACK_EXIT_CODE
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
-    while time.perf_counter() < until:
-        ended, status = os.waitpid(process, os.WNOHANG)
-        if ended:
+    while time.perf_counter() < deadline:
+        ended_process, status = os.waitpid(process, os.WNOHANG)
+        if ended_process:
             return os.waitstatus_to_exitcode(status)
         time.sleep(0.01)
     os.kill(process, signal.SIGKILL)
@@ -156,20 +161,20 @@ def _weights(run: Path) -> str:
     return hashlib.sha256(b"".join(name.encode() + tensor.numpy().tobytes() for name, tensor in tensors)).hexdigest()
 
 
-def judge(trial: Trial, found: Outcome, usual: Outcome) -> str:
-    if found.code is None:
+def classify_outcome(trial: Trial, outcome: Outcome, undamaged_outcome: Outcome) -> str:
+    if outcome.code is None:
         return "HANG"
-    if found.code < 0:
+    if outcome.code < 0:
         return "DIED"
-    if "Traceback" in found.message or found.code == TRACED:
+    if "Traceback" in outcome.message or outcome.code == TRACEBACK_EXIT_CODE:
         return "TRACEBACK"
-    if found.code != 0:
-        return "refused" if re.search(r"^visavis: .", found.message, re.MULTILINE) or trial.command[0] == "data" else "WORDLESS"
-    if found.result == usual.result:
+    if outcome.code != 0:
+        return "refused" if re.search(r"^visavis: .", outcome.message, re.MULTILINE) or trial.command[0] == "data" else "WORDLESS"
+    if outcome.result == undamaged_outcome.result:
         return "same"
-    if _sentences(found) - _sentences(usual):
+    if _sentences(outcome) - _sentences(undamaged_outcome):
         return "reported"
-    return "another" if trial.fresh else "SILENT"
+    return "another" if trial.is_unrecorded else "SILENT"
 
 
 def _sentences(outcome: Outcome) -> set[str]:
@@ -195,12 +200,12 @@ def main() -> int:
     with ProcessPoolExecutor(args.jobs, get_context("fork")) as pool:
         jobs = [pool.submit(_work, job, trials, args) for job in range(args.jobs)]
         rows = [row for job in jobs for row in job.result()]
-    kinds = ("same", "refused", "reported", "another", *BAD)
+    kinds = ("same", "refused", "reported", "another", *DEFECTS)
     print(f"{len(rows):,} mutations, seed {args.seed}\n{'':34}" + "".join(f"{kind:>11}" for kind in kinds))
     for name in [trial.name for trial in trials] + [""]:
         counts = Counter(verdict for trial, verdict in rows if name in ("", trial))
         print(f"{name or 'total':34}" + "".join(f"{counts[kind]:11}" for kind in kinds))
-    return int(any(verdict in BAD for _, verdict in rows))
+    return int(any(verdict in DEFECTS for _, verdict in rows))
 
 
 def _work(job: int, trials: list[Trial], args: argparse.Namespace) -> list[tuple[str, str]]:
@@ -209,34 +214,37 @@ def _work(job: int, trials: list[Trial], args: argparse.Namespace) -> list[tuple
     if _forked(lambda: build(world), 600) != 0:
         raise SystemExit("The undamaged files could not be created.")
     shutil.copytree(world, undamaged, symlinks=True)
-    usual = {trial.name: _tried(world, undamaged, trial, 60)[1] for trial in trials}
-    for name, outcome in usual.items():
+    undamaged_outcomes = {trial.name: _run_trial(world, undamaged, trial, 60)[1] for trial in trials}
+    for name, outcome in undamaged_outcomes.items():
         assert outcome.code == 0, f"{name}: {outcome.message}"
     rows = []
     for number in range(job, args.mutations, args.jobs):
         trial = trials[number // args.jobs % len(trials)]
-        what, found = _tried(world, undamaged, trial, args.limit, random.Random(f"{args.seed} {number}"))
-        verdict = judge(trial, found, usual[trial.name])
+        description, outcome = _run_trial(world, undamaged, trial, args.limit, random.Random(f"{args.seed} {number}"))
+        verdict = classify_outcome(trial, outcome, undamaged_outcomes[trial.name])
         rows.append((trial.name, verdict))
-        if verdict in BAD:
-            last = "\n        ".join(found.message.strip().splitlines()[-12:])
-            print(f"{number} {verdict}: {what}, visavis {' '.join(trial.command)} ({found.seconds:.1f} s)\n        {last}", flush=True)
+        if verdict in DEFECTS:
+            last_lines = "\n        ".join(outcome.message.strip().splitlines()[-12:])
+            print(
+                f"{number} {verdict}: {description}, visavis {' '.join(trial.command)} ({outcome.seconds:.1f} s)\n        {last_lines}",
+                flush=True,
+            )
     return rows
 
 
-def _tried(world: Path, undamaged: Path, trial: Trial, limit: float, draw: random.Random | None = None) -> tuple[str, Outcome]:
+def _run_trial(world: Path, undamaged: Path, trial: Trial, limit: float, rng: random.Random | None = None) -> tuple[str, Outcome]:
     """Copy the undamaged files, damage one unless ``draw`` is None, and run the command."""
     shutil.rmtree(world, ignore_errors=True)
     shutil.copytree(undamaged, world, symlinks=True)
-    what = "nothing"
-    if draw is not None:
+    description = "nothing"
+    if rng is not None:
         files = sorted(file for pattern in trial.targets for file in world.glob(pattern) if file.is_file())
-        kinds = sorted({(file.parent, file.suffix) for file in files})
+        file_kinds = sorted({(file.parent, file.suffix) for file in files})
         # Choose a kind of file first: otherwise the forty photographs would hide the single list of captions.
-        kind = draw.choice(kinds)
-        file = draw.choice([file for file in files if (file.parent, file.suffix) == kind])
-        what = f"{file.relative_to(world)}: {damage(file, draw)}"
-    return what, attempt(world, trial, limit)
+        file_kind = rng.choice(file_kinds)
+        file = rng.choice([file for file in files if (file.parent, file.suffix) == file_kind])
+        description = f"{file.relative_to(world)}: {damage(file, rng)}"
+    return description, attempt(world, trial, limit)
 
 
 if __name__ == "__main__":

@@ -45,14 +45,14 @@ from visavis.server.query_selection import RESULTS_PER_QUERY, RecentQueries
 from visavis.synthetic import CaptionFacts, Scene, SceneGraphs, fact_relevance, write_caption, write_synthetic_scenes
 
 # The seed of the scenes is this number plus the seed of the study.
-WORLD = 3000
+SCENE_SEED = 3000
 NUM_SCENES: dict[str, Any] = {"num_train": 1000, "num_val": 500, "num_test": 1000, "captions_per_image": 1}
 # Queries of a round, and questions of a round.
 ROUND = 50
-WAYS = ("doubt", "random", "first", "edge")
+SELECTIONS = ("doubt", "random", "first", "edge")
 NEW_QUERIES = 1000
-BEGUN = {"epochs": 24}
-FURTHER = {"phases.0.epochs": 4, "phases.0.optimizer.lr": 3e-3, "training.batches_per_epoch": 7}
+FIRST_TRAINING = {"epochs": 24}
+CONTINUED_TRAINING = {"phases.0.epochs": 4, "phases.0.optimizer.lr": 3e-3, "training.batches_per_epoch": 7}
 
 
 @dataclass(frozen=True)
@@ -62,63 +62,72 @@ class World:
     scenes: Path
     run: Path
     index: Index
-    shown: dict[str, Scene]
+    scene_by_key: dict[str, Scene]
 
     @classmethod
     def make(cls, folder: Path, seed: int, threads: int) -> World:
         """Generate, train and index. Existing folders are used again."""
         scenes, run, collection = folder / "scenes", folder / "run", folder / "collection"
         if not scenes.exists():
-            write_synthetic_scenes(scenes, seed=WORLD + seed, **NUM_SCENES)
+            write_synthetic_scenes(scenes, seed=SCENE_SEED + seed, **NUM_SCENES)
         if not (run / "result.json").exists():
             storage.remove_folder(run)
-            visavis.train("demo-unified", data=scenes, out=run, overrides={**BEGUN, "seed": seed, "training.threads": threads})
+            visavis.train("demo-unified", data=scenes, out=run, overrides={**FIRST_TRAINING, "seed": seed, "training.threads": threads})
         truth = SceneGraphs.open(scenes)
-        shown = {f"images/{number:06d}.png": truth.scenes[number] for number in range(NUM_SCENES["num_train"])}
+        scene_by_key = {f"images/{number:06d}.png": truth.scenes[number] for number in range(NUM_SCENES["num_train"])}
         (collection / "images").mkdir(parents=True, exist_ok=True)
-        for key in shown:
+        for key in scene_by_key:
             shutil.copyfile(scenes / key, collection / key)
         visavis.index(run, collection, out=folder / "index")
-        return cls(scenes, run, Index.open(folder / "index"), shown)
+        return cls(scenes, run, Index.open(folder / "index"), scene_by_key)
 
-    def fits(self, key: str, facts: CaptionFacts) -> bool:
+    def is_relevant(self, key: str, facts: CaptionFacts) -> bool:
         """The answer of the judge."""
-        return bool(fact_relevance([self.shown[key]], [facts])[0, 0] == 1)
+        return bool(fact_relevance([self.scene_by_key[key]], [facts])[0, 0] == 1)
 
     def queries(self, random: np.random.Generator, count: int) -> list[tuple[str, str, CaptionFacts]]:
         """Sample images to search for, with a query for each."""
-        keys = random.choice(list(self.shown), count, replace=False).tolist()
-        asked = [(key, write_caption(self.shown[key], random)) for key in keys]
-        return [(key, written.text, written.facts) for key, written in asked]
+        keys = random.choice(list(self.scene_by_key), count, replace=False).tolist()
+        captions = [(key, write_caption(self.scene_by_key[key], random)) for key in keys]
+        return [(key, caption.text, caption.facts) for key, caption in captions]
 
     def found(self, texts: Sequence[str]) -> list[SearchResults]:
         return [search_index(self.index, SearchQuery.from_text(text), RESULTS_PER_QUERY) for text in texts]
 
 
-def chosen(way: str, texts: Sequence[str], found: Sequence[SearchResults], random: np.random.Generator) -> list[tuple[str, SearchResult]]:
+def select_results(
+    selection: str, texts: Sequence[str], results_of_texts: Sequence[SearchResults], random: np.random.Generator
+) -> list[tuple[str, SearchResult]]:
     """The questions of a round: pairs of a query and a result."""
-    if way == "first":
-        return [(text, results[0]) for text, results in zip(texts, found, strict=True)]
-    if way == "random":
-        every = [(text, result) for text, results in zip(texts, found, strict=True) for result in results]
-        return [every[i] for i in random.choice(len(every), ROUND, replace=False)]
+    if selection == "first":
+        return [(text, results[0]) for text, results in zip(texts, results_of_texts, strict=True)]
+    if selection == "random":
+        all_pairs = [(text, result) for text, results in zip(texts, results_of_texts, strict=True) for result in results]
+        return [all_pairs[i] for i in random.choice(len(all_pairs), ROUND, replace=False)]
     recent = RecentQueries()
-    for text, results in zip(texts, found, strict=True):
-        hits = results.hits if way == "doubt" else tuple(replace(hit, match_probability=None) for hit in results)
-        assert way == "edge" or hits[0].match_probability is not None
+    for text, results in zip(texts, results_of_texts, strict=True):
+        hits = results.hits if selection == "doubt" else tuple(replace(hit, match_probability=None) for hit in results)
+        assert selection == "edge" or hits[0].match_probability is not None
         recent.add(QueryKey(text), 0, SearchResults(hits))
     return [(pair.query.text, pair.result) for pair in recent.most_uncertain(ROUND, lambda *_: False)]
 
 
-def judgments_of(world: World, way: str, seed: int, count: int) -> Iterator[Judgment]:
+def judgments_of(world: World, selection: str, seed: int, count: int) -> Iterator[Judgment]:
     """The answers to the first ``count`` questions. The queries do not depend on the selection."""
-    asking, choosing = np.random.default_rng([seed, 0]), np.random.default_rng([seed, 1])
+    query_rng, selection_rng = np.random.default_rng([seed, 0]), np.random.default_rng([seed, 1])
     for _ in range(count // ROUND):
-        queries = world.queries(asking, ROUND)
-        facts = {text: stated for _, text, stated in queries}
-        for text, result in chosen(way, list(facts), world.found(list(facts)), choosing):
+        queries = world.queries(query_rng, ROUND)
+        facts_of_text = {text: facts for _, text, facts in queries}
+        for text, result in select_results(selection, list(facts_of_text), world.found(list(facts_of_text)), selection_rng):
             item = result.item
-            yield Judgment("2026-05-01T09:30:00+00:00", "study", QueryKey(text), item.key, item.content, world.fits(item.key, facts[text]))
+            yield Judgment(
+                "2026-05-01T09:30:00+00:00",
+                "study",
+                QueryKey(text),
+                item.key,
+                item.content,
+                world.is_relevant(item.key, facts_of_text[text]),
+            )
 
 
 def collection_r10(world: World, run: Path, seed: int) -> float:
@@ -127,30 +136,30 @@ def collection_r10(world: World, run: Path, seed: int) -> float:
     data_module, matcher = open_run(run, read_run_recipe(run), NoProgress())
     split = data_module.data.split("train")
     visual, _ = data_module.encode(matcher, split)
-    model, place = Retriever(matcher, data_module.processor), {image.name: row for row, image in enumerate(split.images)}
+    model, row_of_key = Retriever(matcher, data_module.processor), {image.name: row for row, image in enumerate(split.images)}
     scores = (model.encode_texts([text for _, text, _ in queries]) @ model.to_unit_rows(visual).T).numpy()
-    own = scores[np.arange(len(queries)), [place[key] for key, _, _ in queries]]
-    return 100 * float(((scores >= own[:, None]).sum(1) <= 10).mean())
+    target_scores = scores[np.arange(len(queries)), [row_of_key[key] for key, _, _ in queries]]
+    return 100 * float(((scores >= target_scores[:, None]).sum(1) <= 10).mean())
 
 
-def further(world: World, folder: Path, way: str, seed: int, count: int, options: argparse.Namespace) -> dict[str, float]:
+def further(world: World, folder: Path, selection: str, seed: int, count: int, options: argparse.Namespace) -> dict[str, float]:
     """R@10 after continued training, and how many judgments are positive."""
-    file, run = folder / f"{way}-{count}.jsonl", folder / f"{way}-{count}"
+    file, run = folder / f"{selection}-{count}.jsonl", folder / f"{selection}-{count}"
     if count and not file.exists():
         with open_feedback(file) as votes:
-            for judgment in judgments_of(world, way, seed, count):
+            for judgment in judgments_of(world, selection, seed, count):
                 votes.append(judgment)
     if not (run / "result.json").exists():
         storage.remove_folder(run)
-        settings = {**FURTHER, **dict(options.further), "start_from": str(world.run), "seed": seed + 100}
+        settings = {**CONTINUED_TRAINING, **dict(options.further), "start_from": str(world.run), "seed": seed + 100}
         visavis.train(world.run / "run.toml", out=run, feedback=file if count else None, overrides=settings)
     result = storage.read_json(run / "result.json", dict[str, object])
-    fit = sum('"relevant": true' in line for line in storage.read_text(file).splitlines()) if count else 0
+    num_relevant = sum('"relevant": true' in line for line in storage.read_text(file).splitlines()) if count else 0
     return {
         "test": float(str(result["t2i_r10"])),
         "rsum": float(str(result["rsum"])),
         "collection": collection_r10(world, run, seed),
-        "fit": fit,
+        "fit": num_relevant,
     }
 
 
@@ -159,7 +168,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first", type=int, default=1, help="First seed.")
     parser.add_argument("--counts", type=int, nargs="+", default=[50, 200, 800])
-    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
+    parser.add_argument("--ways", nargs="+", default=list(SELECTIONS), choices=SELECTIONS)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=None)
     parser.add_argument("--further", nargs="+", default=[], type=parse_override, help="Overrides of the continued training, as key=value.")
@@ -169,25 +178,27 @@ def main() -> None:
     for seed in range(options.first, options.first + options.seeds):
         folder = out / f"seed-{seed}"
         world = World.make(folder, seed, options.threads)
-        for way, count in [("none", 0), *((way, count) for way in options.ways for count in options.counts)]:
-            rows.setdefault((way, count), []).append(further(world, folder, way, seed, count, options))
-            sys.stderr.write(f"seed {seed}: {way} {count}: {rows[way, count][-1]}\n")
+        for selection, count in [("none", 0), *((selection, count) for selection in options.ways for count in options.counts)]:
+            rows.setdefault((selection, count), []).append(further(world, folder, selection, seed, count, options))
+            sys.stderr.write(f"seed {seed}: {selection} {count}: {rows[selection, count][-1]}\n")
     for measure, title in (("test", "R@10 on test images"), ("collection", "R@10 on the collection, new queries")):
         sys.stdout.write(table(rows, measure, title))
 
 
 def table(rows: dict[tuple[str, int], list[dict[str, float]]], measure: str, title: str) -> str:
     """A metric by number of judgments and by selection, compared with none and with random questions."""
-    values = {key: [row[measure] for row in found] for key, found in rows.items()}
+    values = {key: [row[measure] for row in runs] for key, runs in rows.items()}
     lines = [f"| judgments | selection | relevant | {title} | above none | above random |", "|---|---|---|---|---|---|"]
-    for (way, count), own in values.items():
-        spread = f" ± {statistics.stdev(own):.1f}" if len(own) > 1 else ""
+    for (selection, count), r10s in values.items():
+        spread = f" ± {statistics.stdev(r10s):.1f}" if len(r10s) > 1 else ""
         above = [
-            with_interval([a - b for a, b in zip(own, values[other], strict=True)]) if other in values and other != (way, count) else ""
-            for other in (("none", 0), ("random", count))
+            with_interval([a - b for a, b in zip(r10s, values[baseline], strict=True)])
+            if baseline in values and baseline != (selection, count)
+            else ""
+            for baseline in (("none", 0), ("random", count))
         ]
-        fit = statistics.mean(row["fit"] for row in rows[way, count])
-        lines.append(f"| {count} | {way} | {fit:.0f} | {statistics.mean(own):.1f}{spread} | {above[0]} | {above[1]} |")
+        num_relevant = statistics.mean(row["fit"] for row in rows[selection, count])
+        lines.append(f"| {count} | {selection} | {num_relevant:.0f} | {statistics.mean(r10s):.1f}{spread} | {above[0]} | {above[1]} |")
     return "\n".join([*lines, "", ""])
 
 

@@ -32,7 +32,7 @@ def expert_judgments(data: Dataset) -> tuple[np.ndarray, np.ndarray, np.ndarray]
     image = {each.name: i for i, each in enumerate(data.images)}
     caption = {f"{name}#{k}": c for name, i in image.items() for k, c in enumerate(data.captions_of[i])}
     rows = [line.split() for line in resolve_path("flickr8k/ExpertAnnotations.txt").read_text(encoding="utf-8").splitlines()]
-    images, captions = (np.array([known[row[column]] for row in rows]) for column, known in ((0, image), (1, caption)))
+    images, captions = (np.array([index_of[row[column]] for row in rows]) for column, index_of in ((0, image), (1, caption)))
     ratings = np.array([[int(rating) for rating in row[2:]] for row in rows]).mean(1)
     foreign = data.image_of[captions] != images
     return images[foreign], captions[foreign], ratings[foreign]
@@ -47,19 +47,25 @@ def main() -> None:
     for text in sys.argv[1:] or ["CBoW()"]:
         for image in get_args(CaptionAggregation):
             relevance = parse(text, CATALOG).for_dataset(data, image)
-            asked, place = np.unique(captions, return_inverse=True)
-            block = relevance(torch.arange(len(data.images)), torch.from_numpy(asked)).numpy()
-            values = block[images, place]
-            among = np.array([(block[:, column] <= value).mean() for value, column in zip(values, place, strict=True)])
-            for bound, how, middle in (("all pairs", values, np.median(block)), ("each caption", among, 0.5)):
-                auc = mannwhitneyu(how[~unrelated], how[unrelated]).statistic / (unrelated.sum() * (~unrelated).sum())
-                marked = how <= middle
+            unique_captions, column_of_pair = np.unique(captions, return_inverse=True)
+            block = relevance(torch.arange(len(data.images)), torch.from_numpy(unique_captions)).numpy()
+            values = block[images, column_of_pair]
+            relevance_quantiles = np.array(
+                [(block[:, column] <= value).mean() for value, column in zip(values, column_of_pair, strict=True)]
+            )
+            for bound, values_to_bound, limit in (("all pairs", values, np.median(block)), ("each caption", relevance_quantiles, 0.5)):
+                auc = mannwhitneyu(values_to_bound[~unrelated], values_to_bound[unrelated]).statistic / (
+                    unrelated.sum() * (~unrelated).sum()
+                )
+                marked = values_to_bound <= limit
                 print(f"{text:18}{image:8}{bound:14}{auc:6.3f}{marked[unrelated].mean():20.1%}{marked[related].mean():18.1%}")
         lengths = np.array([len(tokenize(caption)) for caption in data.captions])
         block = parse(text, CATALOG).for_dataset(data, "max")(torch.arange(len(data.images)), torch.arange(len(data.captions))).numpy()
         below = (block <= np.median(block)).mean(0)
-        for words, which in (("up to 4", lengths <= 4), ("15 or more", lengths >= 15)):
-            print(f"{text}, image max, all pairs: {below[which].mean():.0%} of images for the {which.sum()} captions of {words} words")
+        for words, selected in (("up to 4", lengths <= 4), ("15 or more", lengths >= 15)):
+            print(
+                f"{text}, image max, all pairs: {below[selected].mean():.0%} of images for the {selected.sum()} captions of {words} words"
+            )
 
 
 if __name__ == "__main__":

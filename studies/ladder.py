@@ -43,18 +43,18 @@ from visavis.synthetic import HELD_OUT_COLORS, HELD_OUT_RELATIONS, CaptionFacts,
 
 Measures = dict[str, float]
 # The seed of the scenes.
-WORLD = 2027
+SCENE_SEED = 2027
 NUM_SCENES: dict[str, Any] = {"num_train": 1000, "num_val": 200, "num_test": 500}
-ONE_LEVEL, LADDER, PLAIN, GRADED, MORE = "one level", "Ladder", "VLC", "GradedVLC", "GradedVLC, beta 3"
+ONE_LEVEL, LADDER, PLAIN, GRADED, GRADED_BETA_3 = "one level", "Ladder", "VLC", "GradedVLC", "GradedVLC, beta 3"
 OBJECTIVES: dict[str, str | None] = {
     ONE_LEVEL: "Ladder(margins=(0.2,), thresholds=(), betas=(1.0,), sampling='sum', reduction='mean')",
     # The objective of the recipe.
     LADDER: None,
     PLAIN: "GradedVLC(beta=0.0)",
     GRADED: "GradedVLC()",
-    MORE: "GradedVLC(beta=3.0)",
+    GRADED_BETA_3: "GradedVLC(beta=3.0)",
 }
-COMPARED = ((ONE_LEVEL, LADDER), (PLAIN, GRADED), (PLAIN, MORE), (LADDER, MORE))
+COMPARISONS = ((ONE_LEVEL, LADDER), (PLAIN, GRADED), (PLAIN, GRADED_BETA_3), (LADDER, GRADED_BETA_3))
 
 
 @dataclass(frozen=True)
@@ -75,21 +75,21 @@ class Study:
 
     def run(self, out: Path, seeds: int) -> dict[str, list[Measures]]:
         """The metrics of the runs of each objective, by seed."""
-        fixed: dict[str, Any] = {"training.threads": 1, "evaluation.relevance": ""}  # coherence is measured below
+        shared_overrides: dict[str, Any] = {"training.threads": 1, "evaluation.relevance": ""}  # coherence is measured below
         if self.data is not None:
-            fixed["data.path"] = str(self.data)
-        found: dict[str, list[Measures]] = {}
+            shared_overrides["data.path"] = str(self.data)
+        measures_by_objective: dict[str, list[Measures]] = {}
         for seed in range(1, seeds + 1):
             for name, objective in OBJECTIVES.items():
-                overrides = {**fixed, **({} if objective is None else {"objective": objective}), "seed": seed}
-                if name in (PLAIN, GRADED, MORE):
+                overrides = {**shared_overrides, **({} if objective is None else {"objective": objective}), "seed": seed}
+                if name in (PLAIN, GRADED, GRADED_BETA_3):
                     overrides["phases.0.supervision"] = f"GradedSupervision(relevance={repr(self.estimators[0])!r})"
-                run = trained(self.recipe, overrides, out / f"{self.recipe}-{re.sub('[ ,]+', '-', name).lower()}-{seed}")
+                run = train_once(self.recipe, overrides, out / f"{self.recipe}-{re.sub('[ ,]+', '-', name).lower()}-{seed}")
                 measures = self.measure(run)
-                found.setdefault(name, []).append(measures)
+                measures_by_objective.setdefault(name, []).append(measures)
                 sys.stdout.write(f"{run.name}: {', '.join(f'{key} {value:.3f}' for key, value in measures.items())}\n")
                 sys.stdout.flush()
-        return found
+        return measures_by_objective
 
     def measure(self, run: Path) -> Measures:
         """All metrics of a run's best model on the test split."""
@@ -99,10 +99,10 @@ class Study:
         visual, text = data_module.encode(matcher, data)
         with torch.inference_mode():
             scores = matcher.score(visual, text).float()
-        found = {"RSUM": data_module.evaluate(matcher, recipe.evaluation.test, recipe.evaluation.protocol).metrics["rsum"]}
+        measures = {"RSUM": data_module.evaluate(matcher, recipe.evaluation.test, recipe.evaluation.protocol).metrics["rsum"]}
         for estimator in self.estimators:
-            found |= coherence(data, scores, estimator)
-        return found | self.more(data, scores)
+            measures |= coherence(data, scores, estimator)
+        return measures | self.more(data, scores)
 
 
 def coherence(data: Dataset, scores: Tensor, estimator: RelevanceEstimator) -> Measures:
@@ -110,13 +110,13 @@ def coherence(data: Dataset, scores: Tensor, estimator: RelevanceEstimator) -> M
     first = torch.tensor([captions[0] for captions in data.captions_of])
     relevance, scores = estimator.for_dataset(data)(torch.arange(len(data.images)), first), scores[:, first]
     return {
-        f"CS@{k} {way} {type(estimator).__name__}": float(coherent_scores(one, by, k=k).nanmean())
+        f"CS@{k} {direction} {type(estimator).__name__}": float(coherent_scores(direction_scores, direction_relevance, k=k).nanmean())
         for k in (100, min(1000, len(first)))
-        for way, one, by in (("i2t", scores, relevance), ("t2i", scores.T, relevance.T))
+        for direction, direction_scores, direction_relevance in (("i2t", scores, relevance), ("t2i", scores.T, relevance.T))
     }
 
 
-def trained(recipe: str, overrides: dict[str, Any], folder: Path) -> Path:
+def train_once(recipe: str, overrides: dict[str, Any], folder: Path) -> Path:
     """The folder of a finished run. A finished run is used again, a stopped run resumes, a new run starts."""
     if not (folder / "run.toml").exists():
         visavis.train(recipe, out=folder, overrides=overrides)
@@ -127,18 +127,20 @@ def trained(recipe: str, overrides: dict[str, Any], folder: Path) -> Path:
     return folder
 
 
-def with_people(data: Dataset, scores: Tensor) -> Measures:
+def human_agreement(data: Dataset, scores: Tensor) -> Measures:
     """Kendall's tau-b with human judgments of images and captions of the test split, without an image's own captions."""
-    found = {}
+    correlations = {}
     for kind, title in (("expert", "tau with the experts"), ("crowd", "tau with the crowd")):
         judgments = read_flickr8k_judgments(kind, resolve_path("flickr8k"), data)
-        others = ~judgments.is_own_caption
-        images, captions = judgments.images[others], judgments.captions[others]
-        found[title] = rank_correlations(scores[images, captions].numpy(), judgments.ratings[others], images, resamples=0)["kendall"].value
-    return found
+        is_other_caption = ~judgments.is_own_caption
+        images, captions = judgments.images[is_other_caption], judgments.captions[is_other_caption]
+        correlations[title] = rank_correlations(scores[images, captions].numpy(), judgments.ratings[is_other_caption], images, resamples=0)[
+            "kendall"
+        ].value
+    return correlations
 
 
-def of_long_tail(data: Dataset, scores: Tensor) -> Measures:
+def long_tail_ndcg(data: Dataset, scores: Tensor) -> Measures:
     """nDCG@10 of the scenes with a held-out combination, and of the captions that state one."""
     truth = SceneRelevance().for_dataset(data)(torch.arange(len(data.images)), torch.arange(len(data.captions)))
     graphs = graphs_of(data)
@@ -151,25 +153,27 @@ def of_long_tail(data: Dataset, scores: Tensor) -> Measures:
 
 
 def graphs_of(data: Dataset) -> SceneGraphs:
-    place = data.images[0].location
-    assert place is not None
-    return SceneGraphs.open(place.path.parent.parent)
+    location = data.images[0].location
+    assert location is not None
+    return SceneGraphs.open(location.path.parent.parent)
 
 
 def states_held_out(facts: CaptionFacts) -> bool:
     """Whether a caption states a combination that no training scene has."""
-    things = [(mention.get("shape"), mention.get("color")) for mention in facts.mentions]
-    relations = [(things[a][0], name, things[b][0]) for a, name, b in facts.relations]
-    return any(thing in HELD_OUT_COLORS for thing in things) or any(one in HELD_OUT_RELATIONS for one in relations)
+    combinations = [(mention.get("shape"), mention.get("color")) for mention in facts.mentions]
+    relations = [(combinations[a][0], name, combinations[b][0]) for a, name, b in facts.relations]
+    return any(combination in HELD_OUT_COLORS for combination in combinations) or any(
+        relation in HELD_OUT_RELATIONS for relation in relations
+    )
 
 
-def table(runs: dict[str, list[Measures]], one: str, other: str) -> str:
+def table(runs: dict[str, list[Measures]], baseline: str, changed: str) -> str:
     """One row per metric: means and standard deviations over seeds of two objectives, and the difference paired by seed."""
-    lines = [f"| test | {one} | {other} | difference, 95 % interval | p |", "|---|---|---|---|---|"]
-    for name in runs[one][0]:
+    lines = [f"| test | {baseline} | {changed} | difference, 95 % interval | p |", "|---|---|---|---|---|"]
+    for name in runs[baseline][0]:
         digits = 1 if name == "RSUM" else 3
-        before, after = (np.array([run[name] for run in runs[side]]) for side in (one, other))
-        cells = [f"{side.mean():.{digits}f} ± {side.std(ddof=1):.{digits}f}" for side in (before, after)]
+        before, after = (np.array([run[name] for run in runs[objective]]) for objective in (baseline, changed))
+        cells = [f"{values.mean():.{digits}f} ± {values.std(ddof=1):.{digits}f}" for values in (before, after)]
         test = ttest_rel(after, before)
         low, high = test.confidence_interval()
         difference = f"{(after - before).mean():+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f})"
@@ -179,7 +183,7 @@ def table(runs: dict[str, list[Measures]], one: str, other: str) -> str:
 
 def scenes(folder: Path) -> Path:
     """The synthetic scenes of the study, generated once."""
-    return folder if folder.exists() else write_synthetic_scenes(folder, **NUM_SCENES, seed=WORLD)
+    return folder if folder.exists() else write_synthetic_scenes(folder, **NUM_SCENES, seed=SCENE_SEED)
 
 
 def main() -> None:
@@ -191,13 +195,13 @@ def main() -> None:
     if options.seeds < 2:
         parser.error("--seeds: expected at least 2, to compute differences between runs.")
     studies = {
-        "flickr8k": lambda: Study("ladder-heads-flickr8k", (SentenceModel(), CBoW()), with_people),
-        "scenes": lambda: Study("ladder-scenes", (SceneRelevance(),), of_long_tail, scenes(options.out / "scenes").resolve()),
+        "flickr8k": lambda: Study("ladder-heads-flickr8k", (SentenceModel(), CBoW()), human_agreement),
+        "scenes": lambda: Study("ladder-scenes", (SceneRelevance(),), long_tail_ndcg, scenes(options.out / "scenes").resolve()),
     }
     for name in options.data:
         study = studies[name]()
         runs = study.run(options.out, options.seeds)
-        for pair in COMPARED:
+        for pair in COMPARISONS:
             sys.stdout.write(f"\n{study.recipe}, {options.seeds} seeds\n\n{table(runs, *pair)}\n\n")
 
 

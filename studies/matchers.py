@@ -61,7 +61,7 @@ OBJECTIVES = {"Unified": "Unified(margin=0.2, gamma=50)", "TripletHN": "TripletH
 VALIDATIONS, WARM, TIMED, QUERIES = 4, 2, 8, 30
 TEST_IMAGES = 1000
 """Number of images of the whole test split."""
-MEMORY_IS_KEPT = {"THP_MEM_ALLOC_ENABLE": "1", "MALLOC_MMAP_THRESHOLD_": str(2**34), "MALLOC_TRIM_THRESHOLD_": str(2**34)}
+KEEP_FREED_MEMORY = {"THP_MEM_ALLOC_ENABLE": "1", "MALLOC_MMAP_THRESHOLD_": str(2**34), "MALLOC_TRIM_THRESHOLD_": str(2**34)}
 """Without this setting, large tensors return to Linux after each step, and a third of the time is spent on getting their pages again."""
 
 
@@ -81,18 +81,22 @@ class Candidate:
 
 CANDIDATES = {
     "VSE++ mean": Candidate(
-        "VSE++(width=512, bidirectional=True, word_pool='mean', region_pool='mean')", {"Unified": 1e-3, "TripletHN": 1e-3}
+        "VSE++(embedding_dim=512, bidirectional=True, word_pool='mean', region_pool='mean')", {"Unified": 1e-3, "TripletHN": 1e-3}
     ),
-    "VSE++ GRU": Candidate("VSE++(width=512, region_pool='mean')", {"Unified": 1e-3, "TripletHN": 1e-3}),
-    "VSEInfinity": Candidate("VSEInfinity(width=512)", {"Unified": 1e-3, "TripletHN": 1e-3}, dropout="word_dropout"),
-    "VSRN": Candidate("VSRN(width=512)", {"Unified": 1e-3, "TripletHN": 1e-3}),
-    "VSRN, decoder": Candidate("VSRN(width=512, generation=1)", {"Unified": 1e-3, "TripletHN": 1e-3}),
-    "MaxSim": Candidate("MaxSim(width=512)", {"Unified": 1e-3, "TripletHN": 1e-3}),
-    "SCAN t2i": Candidate("SCAN(width=512, direction='t2i', sharpness=9)", {"Unified": 1e-3, "TripletHN": 5e-4}),
-    "SCAN i2t": Candidate("SCAN(width=512, direction='i2t', sharpness=4)", {"Unified": 1e-3, "TripletHN": 5e-4}),
-    "BFAN": Candidate("BFAN(width=512)", {"Unified": 1e-3, "TripletHN": 5e-4}),
-    "SAF": Candidate("SGRAF(width=512, regions=49, module='SAF')", {"Unified": 5e-4, "TripletHN": 5e-4}, batch_size=64),
-    "SGR": Candidate("SGRAF(width=512, regions=49, module='SGR')", {"Unified": 5e-4, "TripletHN": 2e-4}, batch_size=64),
+    "VSE++ GRU": Candidate("VSE++(embedding_dim=512, region_pool='mean')", {"Unified": 1e-3, "TripletHN": 1e-3}),
+    "VSEInfinity": Candidate("VSEInfinity(embedding_dim=512)", {"Unified": 1e-3, "TripletHN": 1e-3}, dropout="word_dropout"),
+    "VSRN": Candidate("VSRN(embedding_dim=512)", {"Unified": 1e-3, "TripletHN": 1e-3}),
+    "VSRN, decoder": Candidate("VSRN(embedding_dim=512, generation=1)", {"Unified": 1e-3, "TripletHN": 1e-3}),
+    "MaxSim": Candidate("MaxSim(embedding_dim=512)", {"Unified": 1e-3, "TripletHN": 1e-3}),
+    "SCAN t2i": Candidate("SCAN(embedding_dim=512, direction='t2i', inverse_temperature=9)", {"Unified": 1e-3, "TripletHN": 5e-4}),
+    "SCAN i2t": Candidate("SCAN(embedding_dim=512, direction='i2t', inverse_temperature=4)", {"Unified": 1e-3, "TripletHN": 5e-4}),
+    "BFAN": Candidate("BFAN(embedding_dim=512)", {"Unified": 1e-3, "TripletHN": 5e-4}),
+    "SAF": Candidate(
+        "SGRAF(embedding_dim=512, num_regions=49, similarity_module='SAF')", {"Unified": 5e-4, "TripletHN": 5e-4}, batch_size=64
+    ),
+    "SGR": Candidate(
+        "SGRAF(embedding_dim=512, num_regions=49, similarity_module='SGR')", {"Unified": 5e-4, "TripletHN": 2e-4}, batch_size=64
+    ),
 }
 PLAIN = "VSE++ mean"
 """The baseline of all differences."""
@@ -120,7 +124,7 @@ class Job:
     def measured(self) -> Path:
         return self.folder / f"study-{self.test_images}.json"
 
-    def facts(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
         return {"matcher": self.name} | {key: value for key, value in vars(self).items() if key not in ("name", "out")}
 
     def overrides(self) -> dict[str, Any]:
@@ -144,7 +148,7 @@ def train(job: Job) -> None:
     storage.write_json(
         job.measured,
         {
-            **job.facts(),
+            **job.settings(),
             "precision": "bfloat16" if has_native_bfloat16(torch.device("cpu")) else "float32",
             "steps": steps,
             "pairs": steps * CANDIDATES[job.name].batch_size,
@@ -158,7 +162,7 @@ def train(job: Job) -> None:
 
 def try_rate(job: Job) -> None:
     """Train without a test, and write the validation RSUM."""
-    storage.write_json(job.measured, {**job.facts(), "validation_rsum": trained(job).state.best_rsum})
+    storage.write_json(job.measured, {**job.settings(), "validation_rsum": trained(job).state.best_rsum})
 
 
 def trained(job: Job) -> Trainer:
@@ -216,42 +220,42 @@ def milliseconds_a_query(run: Path) -> float:
     return round(1000 * statistics.median(seconds), 2)
 
 
-def results(jobs: list[Job], workers: int, *trying: str) -> list[dict[str, Any]]:
+def results(jobs: list[Job], workers: int, *extra_options: str) -> list[dict[str, Any]]:
     """The result of each run, in the order of the jobs. Unfinished ones are trained, each in its own process."""
-    known = storage.read_json_lines(EVIDENCE, dict[str, Any]) if EVIDENCE.exists() and not trying else []
-    rows = [next((row for row in known if job.facts().items() <= row.items()), None) for job in jobs]
+    stored = storage.read_json_lines(EVIDENCE, dict[str, Any]) if EVIDENCE.exists() and not extra_options else []
+    rows = [next((row for row in stored if job.settings().items() <= row.items()), None) for job in jobs]
     new = [job for job, row in zip(jobs, rows, strict=True) if row is None]
     with ThreadPoolExecutor(workers) as pool:
-        made = {}
-        for job, row in zip(new, pool.map(partial(result, trying=trying), new), strict=True):
-            made[job] = row
-            if not trying:
+        new_rows = {}
+        for job, row in zip(new, pool.map(partial(result, extra_options=extra_options), new), strict=True):
+            new_rows[job] = row
+            if not extra_options:
                 storage.append_json_line(EVIDENCE, row)
             sys.stdout.write(json.dumps(row) + "\n")
             sys.stdout.flush()
-    return [row or made[job] for job, row in zip(jobs, rows, strict=True)]
+    return [row or new_rows[job] for job, row in zip(jobs, rows, strict=True)]
 
 
-def result(job: Job, trying: Sequence[str]) -> dict[str, Any]:
+def result(job: Job, extra_options: Sequence[str]) -> dict[str, Any]:
     """The result of a run, which is trained in its own process unless it is finished."""
     if not job.measured.exists():
         sys.stderr.write(f"{job.folder.name} ...\n")
         values = ("--name", job.name, "--objective", job.objective, "--rate", job.rate, "--seed", job.seed)
         common = ("--minutes", job.minutes, "--dropout", job.dropout, "--test-images", job.test_images, "--out", job.out)
-        command = [sys.executable, __file__, *map(str, (*values, *common)), *trying]
-        subprocess.run(command, check=True, env=os.environ | MEMORY_IS_KEPT)
+        command = [sys.executable, __file__, *map(str, (*values, *common)), *extra_options]
+        subprocess.run(command, check=True, env=os.environ | KEEP_FREED_MEMORY)
     return storage.read_json(job.measured, dict[str, Any])
 
 
-def table(found: list[dict[str, Any]]) -> str:
+def table(rows: list[dict[str, Any]]) -> str:
     """One row per matcher and objective, all of one test. The RSUM is followed by the number of images if the test is smaller."""
     heads = "matcher", "objective", "test RSUM", f"above {PLAIN}", "steps", "pairs seen", "time per query", "memory"
-    lines, images = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"], found[0]["test_images"]
-    for objective in dict.fromkeys(run["objective"] for run in found):
-        of_objective = [run for run in found if run["objective"] == objective]
-        plain = {run["seed"]: run["test_rsum"] for run in of_objective if run["matcher"] == PLAIN}
-        for name in dict.fromkeys(run["matcher"] for run in of_objective):
-            runs = [run for run in of_objective if run["matcher"] == name]
+    lines, images = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"], rows[0]["test_images"]
+    for objective in dict.fromkeys(run["objective"] for run in rows):
+        objective_rows = [run for run in rows if run["objective"] == objective]
+        plain = {run["seed"]: run["test_rsum"] for run in objective_rows if run["matcher"] == PLAIN}
+        for name in dict.fromkeys(run["matcher"] for run in objective_rows):
+            runs = [run for run in objective_rows if run["matcher"] == name]
             above = [run["test_rsum"] - plain[run["seed"]] for run in runs if run["seed"] in plain and name != PLAIN]
             mean = {key: statistics.mean(run[key] for run in runs) for key in ("steps", "pairs", "query_ms", "peak_gb")}
             cells = (
@@ -268,12 +272,12 @@ def table(found: list[dict[str, Any]]) -> str:
     return "\n".join([*lines, ""])
 
 
-def table_of_rates(found: list[dict[str, Any]]) -> str:
+def table_of_rates(rows: list[dict[str, Any]]) -> str:
     """The validation RSUM of each matcher and objective at each rate, the best in bold."""
-    rates = sorted({run["rate"] for run in found})
+    rates = sorted({run["rate"] for run in rows})
     lines = [f"| | {' | '.join(f'{rate:g}' for rate in rates)} |", "|---" * (len(rates) + 1) + "|"]
-    for key in dict.fromkeys((run["matcher"], run["objective"]) for run in found):
-        values = {run["rate"]: run["validation_rsum"] for run in found if (run["matcher"], run["objective"]) == key}
+    for key in dict.fromkeys((run["matcher"], run["objective"]) for run in rows):
+        values = {run["rate"]: run["validation_rsum"] for run in rows if (run["matcher"], run["objective"]) == key}
         cells = [("**{:.1f}**" if values.get(rate) == max(values.values()) else "{:.1f}").format(values[rate]) for rate in rates]
         lines.append(f"| {', '.join(key)} | {' | '.join(cells)} |")
     return "\n".join([*lines, ""])

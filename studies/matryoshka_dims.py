@@ -35,9 +35,9 @@ def main() -> None:
         trained = ", ".join(map(str, matcher.matryoshka_dims)) or "all dimensions"
         for dims in options.dims:
             visual, text = (encode_unit_rows(get_vectors(truncate_embeddings(items, dims))) for items in sides)
-            found = evaluate_dataset(visual, text, device_score(matcher), split, rules).metrics
+            metrics = evaluate_dataset(visual, text, device_score(matcher), split, rules).metrics
             print(
-                f"| {run.name} | {trained} | {dims:,} | {found['i2t_r10']:.1f} | {found['t2i_r10']:.1f} | {found['rsum']:.1f} |",
+                f"| {run.name} | {trained} | {dims:,} | {metrics['i2t_r10']:.1f} | {metrics['t2i_r10']:.1f} | {metrics['rsum']:.1f} |",
                 flush=True,
             )
 

@@ -139,7 +139,7 @@ def main() -> None:
             captions = len(open_dataset(data or "flickr8k").split("train").captions)
             longer = round(epochs * (captions // batch_size) / (captions // size))
             large = {"training.batch_size": size, "epochs": longer, "seed": seed}
-            sys.stdout.write(f"{name}, seed {seed}: extended batches have {size} captions instead of {batch_size}; {longer} epochs\n")
+            sys.stdout.write(f"{name}, seed {seed}: extended batches have {size} captions instead of {batch_size}, for {longer} epochs\n")
             rsum.setdefault("large batch", []).append(train(recipe, folder / f"large-{seed}", data, changes | large))
         for variant, values in rsum.items():
             text = f"{name}, {variant}: RSUM " + ", ".join(f"{value:.1f}" for value in values) + f", mean {statistics.mean(values):.1f}"

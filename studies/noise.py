@@ -44,11 +44,11 @@ OTHERS = {
 def train_all(out: Path, seed: int, share: float, threads: int) -> dict[str, TrainingResult]:
     """One run of NCR, and one of each other objective by the same recipe, in which every caption is trusted."""
     common = {"seed": seed, "data.noise_ratio": share, "training.threads": threads}
-    trusting = {f"phases.{phase}.supervision": "PairSupervision()" for phase in (0, 1)}
+    without_ncr = {f"phases.{phase}.supervision": "PairSupervision()" for phase in (0, 1)}
     runs = {"NCR": visavis.train("ncr-heads-flickr8k", out=out / f"ncr-{seed}", overrides=common)}
     for name, objective in OTHERS.items():
         folder = out / f"{name.lower().replace(' ', '-')}-{seed}"
-        runs[name] = visavis.train("ncr-heads-flickr8k", out=folder, overrides={**common, **trusting, **objective})
+        runs[name] = visavis.train("ncr-heads-flickr8k", out=folder, overrides={**common, **without_ncr, **objective})
     return runs
 
 
@@ -68,10 +68,10 @@ def separation(run: TrainingResult) -> float:
     assert checkpoint is not None
     data = open_dataset(recipe.data.path)
     noisy = data.with_noisy_correspondence(recipe.data.noise_ratio, recipe.seed)
-    right = (noisy.image_of == data.image_of)[noisy.split("train").caption_rows]
+    is_correct = (noisy.image_of == data.image_of)[noisy.split("train").caption_rows]
     state = checkpoint.supervision
-    trust = state["clean"].mean(0) if "clean" in state else weights(recipe, checkpoint)
-    return float(roc_auc_score(right, trust.numpy()))
+    clean_scores = state["clean"].mean(0) if "clean" in state else weights(recipe, checkpoint)
+    return float(roc_auc_score(is_correct, clean_scores.numpy()))
 
 
 @torch.no_grad()
@@ -82,13 +82,13 @@ def weights(recipe: Recipe, checkpoint: Checkpoint) -> Tensor:
     network = WeightNetwork(len(checkpoint.supervision["layers.0.bias"]))
     network.load_state_dict(checkpoint.supervision)
     loader = data_module.loader(data_module.data.split("train"))
-    found = torch.empty(len(loader.data.captions))
+    caption_weights = torch.empty(len(loader.data.captions))
     with evaluation_mode(matcher):
         for rows in training_batches(loader):
             images = loader.data.image_of[rows]
             scores = matcher.score(matcher.encode_visual(loader.visual.read(images)), matcher.encode_text(loader.text.read(rows)))
-            found[rows] = network(scores, torch.from_numpy(images[:, None] == images)).diagonal()
-    return found
+            caption_weights[rows] = network(scores, torch.from_numpy(images[:, None] == images)).diagonal()
+    return caption_weights
 
 
 def with_interval(differences: list[float]) -> str:
@@ -96,8 +96,8 @@ def with_interval(differences: list[float]) -> str:
     mean, count = statistics.mean(differences), len(differences)
     if count == 1:
         return f"{mean:+.1f}"
-    reach = student.ppf(0.975, count - 1) * statistics.stdev(differences) / math.sqrt(count)
-    return f"{mean:+.1f} ({mean - reach:+.1f} to {mean + reach:+.1f})"
+    half_width = student.ppf(0.975, count - 1) * statistics.stdev(differences) / math.sqrt(count)
+    return f"{mean:+.1f} ({mean - half_width:+.1f} to {mean + half_width:+.1f})"
 
 
 def main() -> None:
@@ -128,7 +128,11 @@ def table(rsum: dict[str, list[float]], areas: list[float]) -> str:
     lines = [f"| | test RSUM | {first} above it | AUC, correct against mismatched |", "|---|---|---|---|"]
     for name, values in rsum.items():
         spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-        above = "" if name == first else with_interval([own - other for own, other in zip(rsum[first], values, strict=True)])
+        above = (
+            ""
+            if name == first
+            else with_interval([first_rsum - rsum_value for first_rsum, rsum_value in zip(rsum[first], values, strict=True)])
+        )
         area = f"{statistics.mean(areas):.3f} (minimum {min(areas):.3f})" if name == first else ""
         lines.append(f"| {name} | {statistics.mean(values):.1f}{spread} | {above} | {area} |")
     return "\n".join([*lines, ""])

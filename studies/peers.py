@@ -27,7 +27,7 @@ class Peer(NamedTuple):
 
     script: str
     packages: tuple[str, ...]
-    ways: dict[str, bool]
+    variants: dict[str, bool]
 
 
 PEERS = {
@@ -54,45 +54,45 @@ PEERS = {
 }
 
 
-class Finding(NamedTuple):
+class RunOutput(NamedTuple):
     """The output and the weights of one run."""
 
     lines: list[str]
     weights: dict[str, torch.Tensor]
 
 
-def run(script: str, processes: int, way: str | None = None) -> Finding:
+def run(script: str, processes: int, variant: str | None = None) -> RunOutput:
     """Run a script, under torchrun if there are several processes, for at most five minutes."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)] if processes > 1 else []
     with tempfile.TemporaryDirectory() as folder:
         weights = Path(folder) / "weights.pt"
-        asked = [] if way is None else ["--way", way, "--weights", str(weights)]
-        command = [sys.executable, *launcher, str(FOLDER / script), *asked]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-        if done.returncode:
-            raise RuntimeError(f"{' '.join(command)} exited with {done.returncode}:\n{done.stdout}\n{done.stderr}")
-        return Finding(done.stdout.splitlines(), torch.load(weights) if weights.exists() else {})
+        options = [] if variant is None else ["--way", variant, "--weights", str(weights)]
+        command = [sys.executable, *launcher, str(FOLDER / script), *options]
+        process = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        if process.returncode:
+            raise RuntimeError(f"{' '.join(command)} exited with {process.returncode}:\n{process.stdout}\n{process.stderr}")
+        return RunOutput(process.stdout.splitlines(), torch.load(weights) if weights.exists() else {})
 
 
-def apart(one: Finding, two: Finding) -> float:
+def largest_difference(one_process: RunOutput, two_processes: RunOutput) -> float:
     """The largest difference between the weights of two runs."""
-    return max((two.weights[name].float() - weight.float()).abs().max().item() for name, weight in one.weights.items())
+    return max((two_processes.weights[name].float() - weight.float()).abs().max().item() for name, weight in one_process.weights.items())
 
 
-def compare(script: str, way: str, *, equal: bool) -> str:
+def compare(script: str, variant: str, *, equal: bool) -> str:
     """One variant in one line: the losses, and, if it must equal one process, the difference of the weights of two."""
-    two = run(script, 2, way)
-    hashes = {line for line in two.lines if line.startswith("weights ")}
+    two_processes = run(script, 2, variant)
+    hashes = {line for line in two_processes.lines if line.startswith("weights ")}
     if len(hashes) != 1:
-        raise RuntimeError(f"{script}, {way}: the processes have different weights at the end.")
-    (losses,) = (line for line in two.lines if line.startswith("loss "))
-    reported = sum(line.startswith("reported: ") for line in two.lines)
-    found = (
-        f"two processes {apart(run(script, 1, way), two):.0e} away from one"
+        raise RuntimeError(f"{script}, {variant}: the processes have different weights at the end.")
+    (losses,) = (line for line in two_processes.lines if line.startswith("loss "))
+    reported = sum(line.startswith("reported: ") for line in two_processes.lines)
+    comparison = (
+        f"two processes {largest_difference(run(script, 1, variant), two_processes):.0e} away from one"
         if equal
         else f"{reported} of 2 reported that they compare only their own rows"
     )
-    return f"{way}: {losses}, {found}"
+    return f"{variant}: {losses}, {comparison}"
 
 
 def main() -> None:
@@ -105,9 +105,9 @@ def main() -> None:
         if missing:
             print(f"skipped: {', '.join(missing)} is not installed")
             continue
-        for way, equal in peer.ways.items():
-            print(compare(peer.script, way, equal=equal), flush=True)
-        for processes in () if peer.ways else (1, 2):
+        for variant, equal in peer.variants.items():
+            print(compare(peer.script, variant, equal=equal), flush=True)
+        for processes in () if peer.variants else (1, 2):
             lines = [line for line in run(peer.script, processes).lines if re.match(r"[\w, ()=\"'-]+: ", line)]
             print("\n".join([f"{processes} process{'es' * (processes > 1)}:", *lines]), flush=True)
 

@@ -207,11 +207,11 @@ def mistakes() -> list[str]:
         numbers = [float(one) for one in re.findall(r"-?\d+(?:\.\d+)?(?:e-?\d+)?", study.replace("−", "-").replace(",", ""))]
         missing = [value for value in result.figures if not any(near(value, number, 6e-3) for number in numbers)]
         found += [f"{claim['name']}: {value:.4g} is not in {study!r}" for value in missing]
-        match = re.fullmatch(r"(.*) \(p (.*)\)\. Over all claims: (.*) \(p (.*)\)", verdict)
+        match = re.fullmatch(r"(.*) \(p (.*)\)\. Corrected for all claims: (.*) \(p (.*)\)", verdict)
         assert match is not None, verdict
         expected = (result.verdict, result.verdict if over_all <= ALPHA else OPEN)
         if (match[1], match[3]) != expected:
-            found.append(f"{claim['name']}: {match[1]}, over all {match[3]} on the page, {expected[0]} and {expected[1]} recomputed")
+            found.append(f"{claim['name']}: {match[1]}, corrected {match[3]} on the page, {expected[0]} and {expected[1]} recomputed")
         for given, value in ((float(match[2]), result.p), (float(match[4]), over_all)):
             if not near(given, value, 0.06) and not result.sampled:
                 found.append(f"{claim['name']}: p {given:g} on the page, {value:.2g} recomputed")

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ladder import WORLD, with_people
+from ladder import SCENE_SEED, human_agreement
 
 import visavis
 from visavis import storage
@@ -85,14 +85,14 @@ class Experiment:
         """Whether its runs are only for choosing, by validation."""
         return self.seeds == (TUNING_SEED,)
 
-    def known(self) -> list[dict[str, Any]]:
+    def finished_lines(self) -> list[dict[str, Any]]:
         """The lines of finished runs that match the current settings of the experiment."""
         lines = read_evidence(self.name)
         return [line for line in lines if line["seed"] in self.seeds and line["overrides"] == self.settings.get(line["setting"])]
 
-    def missing(self) -> Iterator[tuple[str, int]]:
-        made = {(line["setting"], line["seed"]) for line in self.known()}
-        return ((name, seed) for seed in self.seeds for name in self.settings if (name, seed) not in made)
+    def missing_runs(self) -> Iterator[tuple[str, int]]:
+        finished_keys = {(line["setting"], line["seed"]) for line in self.finished_lines()}
+        return ((name, seed) for seed in self.seeds for name in self.settings if (name, seed) not in finished_keys)
 
 
 @dataclass(frozen=True)
@@ -118,11 +118,11 @@ def scenes_in(out: Path) -> Path:
     return out.absolute() / "scenes"
 
 
-def draw_scenes(folder: Path) -> None:
+def write_scenes_once(folder: Path) -> None:
     """Generate the scenes unless the folder exists. An existing folder is complete."""
     if not folder.exists():
         with storage.atomic_folder(folder) as drawing:
-            write_synthetic_scenes(drawing, seed=WORLD)
+            write_synthetic_scenes(drawing, seed=SCENE_SEED)
 
 
 def read_evidence(name: str) -> list[dict[str, Any]]:
@@ -144,25 +144,31 @@ def experiments(only: Container[str]) -> Iterator[Experiment]:
     }
     tuning = Experiment(TUNING, "Which rate and which parameter value are best for each objective?", tries, (TUNING_SEED,))
     yield tuning
-    chosen = {"": best_tries(tuning)}
+    best_overrides_of = {"": best_tries(tuning)}
     only_named = {name for name, entry in plan["objectives"].items() if entry.get("only_named")}
     for name, entry in plan["experiments"].items():
         if name not in only:
             continue
         world = entry.get("world", "")
-        if world not in chosen:
-            tuning = _tuning_in(world, plan["worlds"][world], chosen[""])
+        if world not in best_overrides_of:
+            tuning = _tuning_in(world, plan["worlds"][world], best_overrides_of[""])
             yield tuning
-            chosen[world] = best_tries(tuning)
+            best_overrides_of[world] = best_tries(tuning)
         # An experiment of all objectives leaves out objectives that are marked only_named.
-        named = {one: best for one, best in chosen[world].items() if one not in only_named or one in entry["of"]}
-        yield _experiment(name, entry, named, plan["always"] | plan["worlds"].get(world, {}).get("always", {}))
+        best_by_objective = {
+            objective: overrides
+            for objective, overrides in best_overrides_of[world].items()
+            if objective not in only_named or objective in entry["of"]
+        }
+        yield _experiment(name, entry, best_by_objective, plan["always"] | plan["worlds"].get(world, {}).get("always", {}))
 
 
-def _tuning_in(world: str, entry: dict[str, Any], chosen: dict[str, Overrides]) -> Experiment:
+def _tuning_in(world: str, entry: dict[str, Any], best_overrides: dict[str, Overrides]) -> Experiment:
     """The learning rates of objectives with another recipe, with their other settings as they were best with the first."""
     tries = {
-        f"{name} | {rate:g}": {**chosen[name], "recipe": entry["recipe"], RATE: rate} for name in entry["of"] for rate in entry["rates"]
+        f"{name} | {rate:g}": {**best_overrides[name], "recipe": entry["recipe"], RATE: rate}
+        for name in entry["of"]
+        for rate in entry["rates"]
     }
     return Experiment(f"{TUNING}-{world}", f"Which rate is best for each objective with the recipe {world}?", tries, (TUNING_SEED,))
 
@@ -170,25 +176,25 @@ def _tuning_in(world: str, entry: dict[str, Any], chosen: dict[str, Overrides]) 
 def best_tries(tuning: Experiment) -> dict[str, Overrides]:
     """The overrides of the best try of each objective, by validation."""
     best: dict[str, dict[str, Any]] = {}
-    for line in tuning.known():
+    for line in tuning.finished_lines():
         name = line["setting"].split(" | ")[0]
         if "failure" not in line and (name not in best or line["validation_rsum"] > best[name]["validation_rsum"]):
             best[name] = line
     return {name: tuning.settings[line["setting"]] for name, line in best.items()}
 
 
-def _experiment(name: str, entry: dict[str, Any], chosen: dict[str, Overrides], always: Overrides) -> Experiment:
+def _experiment(name: str, entry: dict[str, Any], best_overrides: dict[str, Overrides], always: Overrides) -> Experiment:
     """An experiment of the plan. ``of`` lists objectives or "all". ``vary`` lists changes by name. ``times_rate`` multiplies the learning rate."""
     settings = {}
-    for objective in chosen if entry["of"] == ["all"] else entry["of"]:
+    for objective in best_overrides if entry["of"] == ["all"] else entry["of"]:
         for label, changes in entry.get("vary", {"": {}}).items():
-            overrides = {**chosen[objective], **always, **changes}
+            overrides = {**best_overrides[objective], **always, **changes}
             overrides[RATE] *= overrides.pop("times_rate", 1.0)
             settings[", ".join(filter(None, (objective if len(entry["of"]) > 1 or not label else "", label)))] = overrides
     return Experiment(name, entry["question"], settings, tuple(range(1, entry["seeds"] + 1)))
 
 
-def made(run: Run) -> dict[str, Any]:
+def train_and_measure(run: Run) -> dict[str, Any]:
     """Train a run, or resume it, and return its line."""
     job = run.job()
     outcome = run_job(job, NoProgress())
@@ -202,17 +208,17 @@ def made(run: Run) -> dict[str, Any]:
             "metrics": rounded(outcome.measured_metrics),
             "epochs": epochs_of(run.folder),
             "counts": counts_of(run.folder),
-            **people_of(*best),
-            **negatives_of(*best),
+            **human_agreement_of(*best),
+            **negative_std_of(*best),
         }
     shutil.rmtree(run.folder)
     return line
 
 
-def made_by_worker(run: Run) -> dict[str, Any]:
+def train_in_worker(run: Run) -> dict[str, Any]:
     """``made`` in a worker process, which exits after a stop signal once everything is saved."""
     try:
-        line = made(run)
+        line = train_and_measure(run)
     except Stopped as stopped:
         os._exit(128 + stopped.signal)
     exit_if_stopping()
@@ -222,30 +228,32 @@ def made_by_worker(run: Run) -> dict[str, Any]:
 def epochs_of(folder: Path) -> list[dict[str, float]]:
     """Validation RSUM and similarities of validation pairs, at every validation."""
     rows = storage.read_json_lines(RunFolder(folder).log, dict[str, Any])
-    similarities = [f"{of}_{what}" for of in ("positive", "hardest_i2t", "hardest_t2i") for what in ("mean", "std")]
-    kept = [*similarities, "gradient_i2t", "gradient_t2i"]
-    return [rounded({"step": row["step"], "rsum": row["rsum"], **{name: row["val"][name] for name in kept}}) for row in rows]
+    similarities = [f"{kind}_{statistic}" for kind in ("positive", "hardest_i2t", "hardest_t2i") for statistic in ("mean", "std")]
+    names = [*similarities, "gradient_i2t", "gradient_t2i"]
+    return [rounded({"step": row["step"], "rsum": row["rsum"], **{name: row["val"][name] for name in names}}) for row in rows]
 
 
 def counts_of(folder: Path) -> dict[str, float]:
     """Contributing samples of the best model as the paper counts them, for each epsilon. The first epsilon has no suffix."""
     counts = [count for count in visavis.diagnose(folder, max_batches=BATCHES, epsilon=EPSILONS).counts if count.semantics == "paper"]
-    own = {f"{name}_at_{count.epsilon:g}": count.mean[name] for count in counts[1:] for name in ("i2t_per_query", "t2i_per_query")}
-    return rounded(counts[0].mean | own)
+    counts_at_epsilon = {
+        f"{name}_at_{count.epsilon:g}": count.mean[name] for count in counts[1:] for name in ("i2t_per_query", "t2i_per_query")
+    }
+    return rounded(counts[0].mean | counts_at_epsilon)
 
 
 @torch.inference_mode()
-def people_of(data_module: DataModule, matcher: Matcher) -> dict[str, float]:
+def human_agreement_of(data_module: DataModule, matcher: Matcher) -> dict[str, float]:
     """Kendall's tau-b with the experts and with the crowd, without an image's own captions. Empty for synthetic scenes."""
     evaluation = data_module.recipe.evaluation
     if evaluation.protocol != "flickr8k":
         return {}
     test = data_module.data.split(evaluation.test)
-    return rounded(with_people(test, score_all_pairs(matcher, *data_module.encode(matcher, test)).float()))
+    return rounded(human_agreement(test, score_all_pairs(matcher, *data_module.encode(matcher, test)).float()))
 
 
 @torch.inference_mode()
-def negatives_of(data_module: DataModule, matcher: Matcher) -> dict[str, float]:
+def negative_std_of(data_module: DataModule, matcher: Matcher) -> dict[str, float]:
     """Standard deviation of a query's negatives on the validation split, averaged over the queries of both directions."""
     split = data_module.validation
     scores = score_all_pairs(matcher, *data_module.encode(matcher, split)).double()
@@ -264,15 +272,15 @@ def make(experiment: Experiment, workers: int, out: Path) -> None:
     """Make the missing runs of an experiment with ``workers`` processes, and write each line when it finishes."""
     runs = [
         Run(experiment, setting, seed, out / f"{experiment.name}-{list(experiment.settings).index(setting)}-{seed}")
-        for setting, seed in experiment.missing()
+        for setting, seed in experiment.missing_runs()
     ]
     if not runs:
         return
     sys.stderr.write(f"{experiment.name}: {experiment.question} {len(runs)} runs\n")
     if any(overrides.get("recipe") == SCENES for overrides in experiment.settings.values()):
-        draw_scenes(scenes_in(out))
+        write_scenes_once(scenes_in(out))
     with process_pool(workers) as pool:
-        for future in as_completed([pool.submit(made_by_worker, run) for run in runs]):
+        for future in as_completed([pool.submit(train_in_worker, run) for run in runs]):
             line = future.result()
             storage.append_json_line(experiment.evidence, line)
             sys.stderr.write(f"  {line['setting']}, seed {line['seed']}: {line.get('failure') or line['validation_rsum']}\n")

@@ -39,7 +39,7 @@ from visavis.training.training_run import TrainingResult
 
 TIE = 1e-6
 RECIPES = ("mmt", "ce", "ce-appearance")
-COMPARED = (("mmt", "ce", "order"), ("ce", "ce-appearance", "missing"), ("ce", "ce-appearance", "rsum"))
+COMPARISONS = (("mmt", "ce", "order"), ("ce", "ce-appearance", "missing"), ("ce", "ce-appearance", "rsum"))
 
 
 @torch.no_grad()
@@ -50,17 +50,17 @@ def figures(run: TrainingResult, truth: ClipAnnotations) -> dict[str, float]:
     test = data_module.data.split("test")
     with evaluation_mode(matcher):
         scores = matcher.score(*data_module.encode(matcher, test)).numpy().T
-    own, captions = test.image_of, np.arange(len(test.captions))
-    place = {row: i for i, row in enumerate(test.image_rows)}
-    partner = np.array([place[truth.partner_of[row]] for row in test.image_rows])[own]
-    above = scores[captions, own] - scores[captions, partner]
-    right = np.where(np.abs(above) < TIE, 0.5, above > 0)
-    rows = test.image_rows[own]
-    ranks = (scores >= scores[captions, own][:, None]).sum(1)
+    clip_of_caption, captions = test.image_of, np.arange(len(test.captions))
+    position_of_row = {row: i for i, row in enumerate(test.image_rows)}
+    partner = np.array([position_of_row[truth.partner_of[row]] for row in test.image_rows])[clip_of_caption]
+    score_difference = scores[captions, clip_of_caption] - scores[captions, partner]
+    accuracy = np.where(np.abs(score_difference) < TIE, 0.5, score_difference > 0)
+    rows = test.image_rows[clip_of_caption]
+    ranks = (scores >= scores[captions, clip_of_caption][:, None]).sum(1)
     missing = np.array([bool(truth.missing[row]) for row in rows])
     assert run.test is not None
     return {
-        **{subset: 100 * float(right[truth.subset[rows] == subset].mean()) for subset in ("order", "direction")},
+        **{subset: 100 * float(accuracy[truth.subset[rows] == subset].mean()) for subset in ("order", "direction")},
         "missing": sum(100 * float((ranks[missing] <= k).mean()) for k in (1, 5, 10)),
         "rsum": run.test.metrics["rsum"],
     }
@@ -74,35 +74,37 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
     out = options.out or storage.create_numbered_folder("runs/clips")
-    data, kept = out / "scenes", out / "figures.json"
+    data, figures_file = out / "scenes", out / "figures.json"
     if not data.exists():
         write_synthetic_clips(data, num_train=options.clips, num_val=100, num_test=400)
     truth = ClipAnnotations.open(data)
-    found: dict[str, dict[str, float]] = storage.read_json(kept, dict[str, Any]) if kept.exists() else {}
+    figures_by_run: dict[str, dict[str, float]] = storage.read_json(figures_file, dict[str, Any]) if figures_file.exists() else {}
     for run in (f"{name}-{seed}" for seed in range(1, options.seeds + 1) for name in RECIPES):
-        if run in found:
+        if run in figures_by_run:
             continue
         started, (name, _, seed) = time.perf_counter(), run.rpartition("-")
         settings = {"seed": int(seed), "training.threads": options.threads}
         storage.remove_folder(out / run)
-        found[run] = figures(visavis.train(f"synthetic-clips/{name}", data=data, out=out / run, overrides=settings), truth)
-        storage.write_json(kept, found)
-        values = ", ".join(f"{key} {value:.1f}" for key, value in found[run].items())
+        figures_by_run[run] = figures(visavis.train(f"synthetic-clips/{name}", data=data, out=out / run, overrides=settings), truth)
+        storage.write_json(figures_file, figures_by_run)
+        values = ", ".join(f"{key} {value:.1f}" for key, value in figures_by_run[run].items())
         sys.stderr.write(f"{run}: {values} ({time.perf_counter() - started:.0f} s)\n")
-    sys.stdout.write(table({name: [found[f"{name}-{seed}"] for seed in range(1, options.seeds + 1)] for name in RECIPES}))
+    sys.stdout.write(table({name: [figures_by_run[f"{name}-{seed}"] for seed in range(1, options.seeds + 1)] for name in RECIPES}))
 
 
-def table(found: dict[str, list[dict[str, float]]]) -> str:
+def table(runs_by_recipe: dict[str, list[dict[str, float]]]) -> str:
     """The metrics of each recipe, and the differences by seed."""
     lines = ["| | order | direction | missing expert | test RSUM |", "|---|---|---|---|---|"]
-    for name, runs in found.items():
+    for name, runs in runs_by_recipe.items():
         cells = []
         for key in ("order", "direction", "missing", "rsum"):
             values = [run[key] for run in runs]
             cells.append(f"{statistics.mean(values):.1f}" + (f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""))
         lines.append(f"| {name} | {' | '.join(cells)} |")
-    for first, second, key in COMPARED:
-        differences = [one[key] - other[key] for one, other in zip(found[first], found[second], strict=True)]
+    for first, second, key in COMPARISONS:
+        differences = [
+            first_run[key] - second_run[key] for first_run, second_run in zip(runs_by_recipe[first], runs_by_recipe[second], strict=True)
+        ]
         lines.append(f"\n{first} above {second}, {key}: {with_interval(differences)}")
     return "\n".join([*lines, ""])
 

@@ -21,13 +21,13 @@ RESAMPLES = 4000
 
 
 @dataclass(frozen=True)
-class Found:
+class ClaimResult:
     """The result of a claim's test: its numbers as text, its verdict, and the two-sided p-value of the claim.
 
     ``p`` is 1 without a test. A claim of several comparisons has the p-value of the comparison that decides it, corrected for their number.
     """
 
-    ours: str
+    summary: str
     verdict: Verdict
     p: float = 1.0
 
@@ -39,10 +39,10 @@ class Missing(Exception):
 def runs(address: str) -> dict[int, dict[str, Any]]:
     """The runs of ``experiment/setting`` by seed."""
     experiment, setting = address.split("/", 1)
-    found = {line["seed"]: line for line in read_evidence(experiment) if line["setting"] == setting and "failure" not in line}
-    if len(found) < 2:
+    by_seed = {line["seed"]: line for line in read_evidence(experiment) if line["setting"] == setting and "failure" not in line}
+    if len(by_seed) < 2:
         raise Missing(address)
-    return found
+    return by_seed
 
 
 def values(address: str, metric: str) -> dict[int, float]:
@@ -98,27 +98,25 @@ DERIVED: dict[str, Callable[[dict[str, Any]], float]] = {
 # Tests: from the arguments of a claim to its result.
 
 
-def higher(a: str, b: str, metric: str = "rsum") -> Found:
+def higher(a: str, b: str, metric: str = "rsum") -> ClaimResult:
     """Whether runs a are above runs b."""
     pair = _pair(a, b, metric)
-    return Found(_describe(pair, metric), _side(pair.interval, 0.0), pair.p or 1.0)
+    return ClaimResult(_describe(pair, metric), _side(pair.interval, 0.0), pair.p or 1.0)
 
 
-def lower(a: str, b: str, metric: str = "rsum") -> Found:
+def lower(a: str, b: str, metric: str = "rsum") -> ClaimResult:
     """Whether runs a are below runs b."""
     pair = _pair(a, b, metric)
-    return Found(_describe(pair, metric), _side(None if pair.interval is None else -pair.interval, 0.0), pair.p or 1.0)
+    return ClaimResult(_describe(pair, metric), _side(None if pair.interval is None else -pair.interval, 0.0), pair.p or 1.0)
 
 
-def not_lower(a: str, b: str, allowed: float, metric: str = "rsum") -> Found:
+def not_lower(a: str, b: str, allowed: float, metric: str = "rsum") -> ClaimResult:
     """Whether runs a are at most ``allowed`` below runs b."""
     pair, p = _pair(a, b, metric), _p_of_bound(a, b, metric, -allowed)
-    return Found(
-        f"{_describe(pair, metric)}. A difference down to −{allowed:g} is not counted as a loss", _side(pair.interval, -allowed), p
-    )
+    return ClaimResult(f"{_describe(pair, metric)}. Differences down to −{allowed:g} count as no loss", _side(pair.interval, -allowed), p)
 
 
-def same(a: str, b: str, allowed: float, metric: str = "rsum") -> Found:
+def same(a: str, b: str, allowed: float, metric: str = "rsum") -> ClaimResult:
     """Whether runs a and b are at most ``allowed`` apart."""
     pair = _pair(a, b, metric)
     interval = pair.interval or (Interval(pair.difference, pair.difference) if len(pair.seeds) > 1 else Interval(-math.inf, math.inf))
@@ -127,10 +125,10 @@ def same(a: str, b: str, allowed: float, metric: str = "rsum") -> Found:
     bounds = [_p_of_bound(a, b, metric, bound) for bound in (-allowed, allowed)]
     # Inside: both bounds are rejected. Outside: the nearer one is.
     p = max(bounds) if abs(pair.difference) < allowed else _p_of_bound(a, b, metric, math.copysign(allowed, pair.difference))
-    return Found(_describe(pair, metric), "holds" if inside else "does not hold" if outside else "undecided", p)
+    return ClaimResult(_describe(pair, metric), "holds" if inside else "does not hold" if outside else "undecided", p)
 
 
-def best(a: str, among: Sequence[str], metric: str = "rsum") -> Found:
+def best(a: str, among: Sequence[str], metric: str = "rsum") -> ClaimResult:
     """Whether runs a are above all others, corrected for their number."""
     others = {name: values(name, metric) for name in _spread(among) if name != a}
     pairs = paired_tests({a: values(a, metric), **others}, a)
@@ -138,28 +136,34 @@ def best(a: str, among: Sequence[str], metric: str = "rsum") -> Found:
     below = [pair for pair in pairs if pair.verdict == "lower"]
     verdict: Verdict = "does not hold" if above else "holds" if len(below) == len(pairs) else "undecided"
     order = sorted(pairs, key=lambda pair: -pair.difference)
-    nearest = f"{_short(order[0].a)} {_label(metric)} {format_number(order[0].difference, signed=True)}" + (
-        f" ({order[0].interval})" if order[0].interval else ""
+    interval = f" ({order[0].interval})" if order[0].interval else ""
+    best_other = (
+        f"{_short(order[0].a)}, {_label(metric)} {format_number(order[0].difference, signed=True)}{interval} compared with {_short(a)}"
     )
     p = _p_of_all([(-pair.difference, pair.adjusted_p) for pair in pairs])
-    return Found(f"significantly above {len(below)} of {len(pairs)}, significantly below {len(above)}. Best other: {nearest}", verdict, p)
-
-
-def each(pairs: Sequence[Sequence[str]], metric: str = "rsum") -> Found:
-    """Whether the first of every pair is above its second, corrected for their number."""
-    found = [paired_t_test(values(a, metric), values(b, metric), names=(a, b)) for a, b in pairs]
-    adjusted = holm([1.0 if pair.p is None else pair.p for pair in found])
-    sure = [pair.difference if p <= 0.05 else 0.0 for pair, p in zip(found, adjusted, strict=True)]
-    verdict: Verdict = "holds" if min(sure) > 0 else "does not hold" if min(sure) < 0 else "undecided"
-    differences = ", ".join(f"{_short(pair.a)} over {_short(pair.b)} {format_number(pair.difference, signed=True)}" for pair in found)
-    return Found(
-        f"{_label(metric)} {differences}. Significant: {sum(value > 0 for value in sure)} up, {sum(value < 0 for value in sure)} down",
+    return ClaimResult(
+        f"significantly better than {len(below)} of {len(pairs)} others, significantly worse than {len(above)}. Best other: {best_other}",
         verdict,
-        _p_of_all([(pair.difference, p) for pair, p in zip(found, adjusted, strict=True)]),
+        p,
     )
 
 
-def grows(series: Sequence[tuple[float, str, str]], metric: str = "rsum", *, falls: bool = False) -> Found:
+def each(pairs: Sequence[Sequence[str]], metric: str = "rsum") -> ClaimResult:
+    """Whether the first of every pair is above its second, corrected for their number."""
+    tests = [paired_t_test(values(a, metric), values(b, metric), names=(a, b)) for a, b in pairs]
+    adjusted = holm([1.0 if test.p is None else test.p for test in tests])
+    significant = [test.difference if p <= 0.05 else 0.0 for test, p in zip(tests, adjusted, strict=True)]
+    verdict: Verdict = "holds" if min(significant) > 0 else "does not hold" if min(significant) < 0 else "undecided"
+    differences = ", ".join(f"{_short(pair.a)} minus {_short(pair.b)} {format_number(pair.difference, signed=True)}" for pair in tests)
+    positive, negative = sum(value > 0 for value in significant), sum(value < 0 for value in significant)
+    return ClaimResult(
+        f"{_label(metric)} {differences}. Significantly positive: {positive}, negative: {negative}",
+        verdict,
+        _p_of_all([(pair.difference, p) for pair, p in zip(tests, adjusted, strict=True)]),
+    )
+
+
+def grows(series: Sequence[tuple[float, str, str]], metric: str = "rsum", *, falls: bool = False) -> ClaimResult:
     """Whether the lead of one setting over another grows with the logarithm of x.
 
     Args:
@@ -175,37 +179,39 @@ def grows(series: Sequence[tuple[float, str, str]], metric: str = "rsum", *, fal
         f"{format_number(pair.difference, signed=True)} at {x:,g}" for (x, *_), (_, pair, *_) in zip(series, leads, strict=True)
     )
     verdict = _side(-interval if falls and interval else interval, 0.0)
-    return Found(f"{_label(metric)} {leads_at_x}. Per e-fold: {_mean(slopes)}", verdict, _p_of_mean(slopes, 0.0))
+    return ClaimResult(f"{_label(metric)} {leads_at_x}. Slope over ln x: {_mean(slopes)}", verdict, _p_of_mean(slopes, 0.0))
 
 
-def inner_peak(series: Sequence[str], metric: str = "rsum") -> Found:
+def inner_peak(series: Sequence[str], metric: str = "rsum") -> ClaimResult:
     """Whether some inner point of a series is higher than both ends, corrected for the number of inner points."""
     rows = {name: values(name, metric) for name in series}
     means = {name: statistics.fmean(row.values()) for name, row in rows.items()}
     top = max(series[1:-1], key=means.__getitem__)
     ends = [paired_t_test(rows[top], rows[end]) for end in (series[0], series[-1])]
     adjusted = holm([min(1.0, (pair.p or 1.0) * (len(series) - 2)) for pair in ends])
-    sure = [math.copysign(p <= 0.05, pair.difference) for pair, p in zip(ends, adjusted, strict=True)]
+    significant = [math.copysign(p <= 0.05, pair.difference) for pair, p in zip(ends, adjusted, strict=True)]
     listed = ", ".join(f"{_short(name)}: {means[name]:.1f}" for name in series)
-    verdict: Verdict = "holds" if min(sure) > 0 else "does not hold" if min(sure) < 0 else "undecided"
-    return Found(f"{_label(metric)} {listed}", verdict, _p_of_all([(pair.difference, p) for pair, p in zip(ends, adjusted, strict=True)]))
+    verdict: Verdict = "holds" if min(significant) > 0 else "does not hold" if min(significant) < 0 else "undecided"
+    return ClaimResult(
+        f"{_label(metric)} {listed}", verdict, _p_of_all([(pair.difference, p) for pair, p in zip(ends, adjusted, strict=True)])
+    )
 
 
-def reaches(a: str, metric: str, at_least: float) -> Found:
+def reaches(a: str, metric: str, at_least: float) -> ClaimResult:
     """Whether the mean of runs a is at least ``at_least``."""
-    own = list(values(a, metric).values())
-    interval = t_interval(own) or Interval(own[0], own[0])
-    return Found(f"{_label(metric)} {_mean(own)}", _side(interval, at_least), _p_of_mean(own, at_least))
+    numbers = list(values(a, metric).values())
+    interval = t_interval(numbers) or Interval(numbers[0], numbers[0])
+    return ClaimResult(f"{_label(metric)} {_mean(numbers)}", _side(interval, at_least), _p_of_mean(numbers, at_least))
 
 
-def stays_below(a: str, metric: str, at_most: float) -> Found:
+def stays_below(a: str, metric: str, at_most: float) -> ClaimResult:
     """Whether the mean of runs a is below ``at_most``."""
-    own = list(values(a, metric).values())
-    interval = t_interval(own) or Interval(own[0], own[0])
-    return Found(f"{_label(metric)} {_mean(own)}", _side(-interval, -at_most), _p_of_mean(own, at_most))
+    numbers = list(values(a, metric).values())
+    interval = t_interval(numbers) or Interval(numbers[0], numbers[0])
+    return ClaimResult(f"{_label(metric)} {_mean(numbers)}", _side(-interval, -at_most), _p_of_mean(numbers, at_most))
 
 
-def related(x: str, y: str, among: Sequence[str], sign: int, at_least: float = 0.0) -> Found:
+def related(x: str, y: str, among: Sequence[str], sign: int, at_least: float = 0.0) -> ClaimResult:
     """Whether the means of two metrics are correlated over settings: Spearman's rho, bootstrapped over settings.
 
     Args:
@@ -218,15 +224,15 @@ def related(x: str, y: str, among: Sequence[str], sign: int, at_least: float = 0
     rows = [(statistics.fmean(values(name, x).values()), statistics.fmean(values(name, y).values())) for name in _spread(among)]
     one, other = map(np.array, zip(*rows, strict=True))
     rho = float(_spearman(one, other))
-    drawn = bootstrap((one, other), _spearman, paired=True, vectorized=True, method="percentile", rng=0, n_resamples=RESAMPLES)
-    interval = Interval(float(drawn.confidence_interval.low), float(drawn.confidence_interval.high))
-    above = int((sign * drawn.bootstrap_distribution > at_least).sum())
+    resampled = bootstrap((one, other), _spearman, paired=True, vectorized=True, method="percentile", rng=0, n_resamples=RESAMPLES)
+    interval = Interval(float(resampled.confidence_interval.low), float(resampled.confidence_interval.high))
+    above = int((sign * resampled.bootstrap_distribution > at_least).sum())
     p = min(1.0, 2 * (min(above, RESAMPLES - above) + 1) / (RESAMPLES + 1))
     verdict = _side(interval if sign > 0 else -interval, at_least)
-    return Found(f"rho {format_number(rho)} ({interval}) over {len(rows)} objectives", verdict, p)
+    return ClaimResult(f"rho {format_number(rho)} ({interval}) over {len(rows)} objectives", verdict, p)
 
 
-TESTS: dict[str, Callable[..., Found]] = {
+TESTS: dict[str, Callable[..., ClaimResult]] = {
     test.__name__: test for test in (higher, lower, not_lower, same, best, each, grows, inner_peak, reaches, stays_below, related)
 }
 
@@ -238,11 +244,11 @@ def _spearman(one: np.ndarray, other: np.ndarray, axis: int = -1) -> np.ndarray:
     return (a * b).sum(axis) / np.maximum(np.sqrt((a * a).sum(axis) * (b * b).sum(axis)), 1e-12)
 
 
-def _p_of_mean(own: Sequence[float], bound: float) -> float:
+def _p_of_mean(numbers: Sequence[float], bound: float) -> float:
     """Two-sided p-value of a t-test of a mean against a bound. Equal values are exact: 0, or 1 at the bound itself."""
-    if len(own) > 1 and len(set(own)) == 1:
-        return float(own[0] == bound)
-    test = paired_t_test(dict(enumerate(own)), dict.fromkeys(range(len(own)), bound))
+    if len(numbers) > 1 and len(set(numbers)) == 1:
+        return float(numbers[0] == bound)
+    test = paired_t_test(dict(enumerate(numbers)), dict.fromkeys(range(len(numbers)), bound))
     return 1.0 if test.p is None else test.p
 
 
@@ -296,9 +302,9 @@ def _label(metric: str) -> str:
     return LABELS.get(metric, metric.replace(" less ", " minus "))
 
 
-def _mean(own: Sequence[float]) -> str:
-    interval = t_interval(own)
-    return format_number(statistics.fmean(own)) + (f" ({interval})" if interval else "")
+def _mean(numbers: Sequence[float]) -> str:
+    interval = t_interval(numbers)
+    return format_number(statistics.fmean(numbers)) + (f" ({interval})" if interval else "")
 
 
 def _short(address: str) -> str:
@@ -307,11 +313,11 @@ def _short(address: str) -> str:
 
 def _spread(among: Iterable[str]) -> list[str]:
     """Setting ids, with ``experiment/*`` expanded to all of its settings."""
-    found: list[str] = []
+    settings: list[str] = []
     for address in among:
         experiment, setting = address.split("/", 1)
         names = dict.fromkeys(line["setting"] for line in read_evidence(experiment) if "failure" not in line)
-        found += [f"{experiment}/{name}" for name in names] if setting == "*" else [address]
+        settings += [f"{experiment}/{name}" for name in names] if setting == "*" else [address]
         if not names:
             raise Missing(experiment)
-    return found
+    return settings

@@ -89,7 +89,7 @@ def test_p_values_agree_with_verdicts(runs):
 
 
 def test_correction_covers_all_tested_claims():
-    results = [verdicts.Found("", "holds", 0.001), verdicts.Found("", "holds", 0.03), verdicts.Found("", "not run")]
+    results = [verdicts.ClaimResult("", "holds", 0.001), verdicts.ClaimResult("", "holds", 0.03), verdicts.ClaimResult("", "not run")]
     adjusted = [p for *_, p in claims.corrected([({}, result) for result in results])]
     assert adjusted == pytest.approx([0.002, 0.03, 1.0])
     assert [claims.corrected_verdict(*pair) for pair in zip(results, [0.002, 0.06, 1.0], strict=True)] == ["holds", "undecided", "not run"]
@@ -153,7 +153,11 @@ def test_advice_states_corrected_verdicts(results):
 def test_evidence_matches_the_plan_of_the_study():
     """No run would be trained again, and no line is of another setting."""
     plan = tomllib.loads(study.PLAN.read_text())
-    made = list(study.experiments(plan["experiments"]))
-    assert len(made) > len(plan["experiments"])
-    assert {one.name: len(list(one.missing())) for one in made if any(one.missing())} == {}
-    assert {one.name for one in made if not one.tunes and len(one.known()) != len(study.read_evidence(one.name))} == set()
+    experiments = list(study.experiments(plan["experiments"]))
+    assert len(experiments) > len(plan["experiments"])
+    assert {experiment.name: len(list(experiment.missing_runs())) for experiment in experiments if any(experiment.missing_runs())} == {}
+    assert {
+        experiment.name
+        for experiment in experiments
+        if not experiment.tunes and len(experiment.finished_lines()) != len(study.read_evidence(experiment.name))
+    } == set()

@@ -190,7 +190,7 @@ def test_golden_reports_mismatch_and_unknown_objective(golden: ModuleType, folde
     assert golden.main([str(folder.write())]) == 1
     out = capsys.readouterr().out
     assert "MISMATCH: losses case0 unified any: loss\n" in out
-    assert "not replayed: losses case2 superlative any: no such objective here\n" in out
+    assert "not replayed: losses case2 superlative any: visavis has no such objective\n" in out
     assert "not replayed: losses case3 unified any: Unified has no field 'tilt'" in out
     assert out.splitlines()[-1] == "replayed 2 of 4, 1 mismatches"
 

@@ -2,10 +2,17 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from visavis.recipes.files import read_recipe
+
 from .conftest import PROJECT
+
+with pytest.MonkeyPatch.context() as patch:
+    patch.syspath_prepend(PROJECT / "studies")
+    import matchers
 
 COMMANDS = [
     "benchmarks/coherence.py --images 100 --ks 10 50",
@@ -25,3 +32,9 @@ def test_script_runs(command, tmp_path):
     script, *arguments = command.format(out=tmp_path / "out").split()
     done = subprocess.run([sys.executable, PROJECT / script, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("name", matchers.CANDIDATES)
+def test_matcher_study_has_valid_recipes(name):
+    job = matchers.Job(name, "Unified", 1e-3, 1, 5.0, 0.4, 1000, Path("runs"))
+    assert read_recipe(matchers.RECIPE, job.overrides()).phases

@@ -76,38 +76,38 @@ def check_class(kind: griffe.Class) -> Iterator[str]:
         if member.is_attribute and not name.startswith("_") and has_fields(kind) and member.annotation is not None
         and "ClassVar" not in str(member.annotation) and "instance-attribute" in member.labels
     ]  # fmt: skip
-    named = sections.get("attributes") or sections.get("parameters") or []
+    documented_fields = sections.get("attributes") or sections.get("parameters") or []
     if fields:
-        yield from compare(kind, "Attributes", fields, named)
+        yield from compare(kind, "Attributes", fields, documented_fields)
     elif "__init__" in kind.members and not kind.members["__init__"].is_alias:
         init = kind.members["__init__"]
         parameters = [parameter.name for parameter in init.parameters if parameter.name != "self"]
         if init.docstring is None:
-            given = [*sections.get("parameters", []), *(name for name in sections.get("attributes", []) if name in parameters)]
-            yield from compare(kind, "Args", parameters, given)
+            documented = [*sections.get("parameters", []), *(name for name in sections.get("attributes", []) if name in parameters)]
+            yield from compare(kind, "Args", parameters, documented)
 
 
-def compare(owner: griffe.Object, title: str, expected: list[str], given: list[str]) -> Iterator[str]:
-    given = [name.lstrip("*") for name in given]
+def compare(owner: griffe.Object, title: str, expected: list[str], documented: list[str]) -> Iterator[str]:
+    documented = [name.lstrip("*") for name in documented]
     expected = [name.lstrip("*") for name in expected]
-    if missing := [name for name in expected if name not in given]:
+    if missing := [name for name in expected if name not in documented]:
         yield f"{owner.path}: {title} lacks {', '.join(missing)}"
-    if unknown := [name for name in given if name not in expected]:
+    if unknown := [name for name in documented if name not in expected]:
         yield f"{owner.path}: {title} names {', '.join(unknown)}, which the signature lacks"
 
 
 def sections_of(owner: griffe.Object) -> dict[str, list[str]]:
     """Names by kind of section."""
-    found: dict[str, list[str]] = {}
+    names_by_kind: dict[str, list[str]] = {}
     for section in owner.docstring.parsed:
         kind = section.kind.value
         if kind in ("parameters", "other parameters", "attributes"):
-            found.setdefault("parameters" if kind == "other parameters" else kind, []).extend(item.name for item in section.value)
+            names_by_kind.setdefault("parameters" if kind == "other parameters" else kind, []).extend(item.name for item in section.value)
         elif kind == "raises":
-            found.setdefault(kind, []).extend(str(item.annotation) for item in section.value)
+            names_by_kind.setdefault(kind, []).extend(str(item.annotation) for item in section.value)
         else:
-            found.setdefault(kind, [])
-    return found
+            names_by_kind.setdefault(kind, [])
+    return names_by_kind
 
 
 def raised_by(function: griffe.Function) -> set[str]:

@@ -1,5 +1,6 @@
 """Check the wording of docs, docstrings, comments, messages and names: python tools/check_language.py [PATH ...] [--figures].
 
+Reads Markdown, Python, TOML, YAML, Makefile, shell, HTML, Jinja, JavaScript and CSS.
 Prints the file, the line, the word and its replacement. Exits with 1 if there is a finding, or if the docs miss a target.
 ``--figures`` prints figures of the docs: words per sentence, and semicolons and replaced words per 1,000 words.
 A quotation that must stay is put in backticks, or its line ends in ``language: quoted``.
@@ -9,18 +10,21 @@ from __future__ import annotations
 
 import argparse
 import ast
+import html
 import io
 import re
 import statistics
 import sys
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 PROJECT = Path(__file__).resolve().parents[1]
 CODE = ("src", "tests", "tools", "studies", "benchmarks", "examples")
 PROSE = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs")
+SETTINGS = ("Makefile", "pyproject.toml", "mkdocs.yml", ".pre-commit-config.yaml", ".github", ".ci")
 EXEMPT = ("docs/research/errata.md", "docs/evidence/", "tools/check_language.py", "tests/test_language.py")
 """Errata quote papers. This check and its test list the words themselves."""
 
@@ -76,11 +80,11 @@ _WORDS = [(re.compile(rf"\b(?:{pattern})\b", re.IGNORECASE), advice) for pattern
 class Finding(NamedTuple):
     path: Path
     line: int
-    found: str
+    text: str
     advice: str
 
     def __str__(self) -> str:
-        return f"{self.path.relative_to(PROJECT)}:{self.line}: {self.found!r}: use {self.advice}"
+        return f"{self.path.relative_to(PROJECT)}:{self.line}: {self.text!r}: use {self.advice}"
 
 
 def main() -> int:
@@ -88,9 +92,9 @@ def main() -> int:
     parser.add_argument("paths", nargs="*", type=Path, help="Files or folders to check. Default: the whole project.")
     parser.add_argument("--figures", action="store_true", help="Print the figures of the docs, too.")
     options = parser.parse_args()
-    roots = [path.resolve() for path in options.paths] or [PROJECT / name for name in (*CODE, *PROSE)]
-    files = sorted({file for root in roots for file in ([root] if root.is_file() else [*root.rglob("*.py"), *root.rglob("*.md")])})
-    files = [file for file in files if not is_exempt(file)]
+    roots = [path.resolve() for path in options.paths] or [PROJECT / name for name in (*CODE, *PROSE, *SETTINGS)]
+    files = sorted({file for root in roots for file in ([root] if root.is_file() else root.rglob("*"))})
+    files = [file for file in files if kind(file) in READERS and not is_exempt(file)]
     findings = [finding for file in files for finding in check(file)]
     for finding in findings:
         print(finding)
@@ -108,12 +112,16 @@ def is_exempt(path: Path) -> bool:
     return any(name.startswith(prefix) for prefix in EXEMPT)
 
 
+def kind(path: Path) -> str:
+    """The suffix of a file, or its name if it has no suffix."""
+    return path.suffix or path.name
+
+
 def check(path: Path) -> Iterator[Finding]:
     """Findings in one file."""
     text = path.read_text(encoding="utf-8")
     quoted = {number for number, line in enumerate(text.split("\n"), 1) if "language: quoted" in line}
-    pieces = prose_of_markdown(text) if path.suffix == ".md" else prose_of_python(text)
-    for line, piece in pieces:
+    for line, piece in READERS[kind(path)](text):
         yield from (finding for finding in check_prose(path, line, piece) if finding.line not in quoted)
     if path.suffix == ".py":
         yield from (finding for finding in check_names(path, text) if finding.line not in quoted)
@@ -125,7 +133,11 @@ def check_prose(path: Path, first_line: int, text: str) -> Iterator[Finding]:
         for pattern, advice in _WORDS:
             for match in pattern.finditer(plain):
                 yield Finding(path, first_line + offset, match[0], advice)
-        if re.search(r"[a-z)];( (?!\w+=)|$)", plain) and "://" not in plain and not re.search(r"\bimport |\b(?:const|return) |\);$", plain):
+        if (
+            re.search(r"[a-z)] ?;( (?!\w+=)|$)", plain)
+            and "://" not in plain
+            and not re.search(r"\bimport |\b(?:const|return) |\);$", plain)
+        ):
             yield Finding(path, first_line + offset, ";", "two sentences")
 
 
@@ -159,6 +171,56 @@ def prose_of_python(text: str) -> Iterator[tuple[int, str]]:
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string
+
+
+def prose_of_yaml(text: str) -> Iterator[tuple[int, str]]:
+    """All lines, since most texts of YAML have no quotation marks."""
+    yield from enumerate(text.split("\n"), 1)
+
+
+QUOTED = r"""\"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'"""
+STRINGS = re.compile(QUOTED)
+HASH_COMMENTS = re.compile(rf'''"""[\s\S]*?"""|{QUOTED}|\#.*''')
+SLASH_COMMENTS = re.compile(rf"{QUOTED}|`(?:\\.|[^`\\])*`|//.*|/\*[\s\S]*?\*/")
+MARKUP = re.compile(r"<script[\s\S]*?</script>|<style[\s\S]*?</style>|<!--|-->|\{#|#\}|\{%[\s\S]*?%\}|\{\{[\s\S]*?\}\}|<[a-zA-Z/!][^>]*>")
+
+
+def prose_of_comments_and_strings(pattern: re.Pattern[str], text: str) -> Iterator[tuple[int, str]]:
+    """The comments, and the strings that contain a space: the matches of the pattern, without their marks."""
+    for match in pattern.finditer(text):
+        if " " in match[0]:
+            yield 1 + text.count("\n", 0, match.start()), match[0].strip("\"'`#/*")
+
+
+def prose_of_markup(text: str) -> Iterator[tuple[int, str]]:
+    """The text between tags, comments, and the strings in tags and template expressions. Styles are omitted."""
+    for match in MARKUP.finditer(text):
+        pattern = SLASH_COMMENTS if match[0].startswith(("<script", "<style")) else STRINGS
+        content = re.sub(rf"\bstyle=(?:{QUOTED})", "", match[0])
+        first_line = text.count("\n", 0, match.start())
+        for line, piece in prose_of_comments_and_strings(pattern, content):
+            yield first_line + line, piece
+    plain = MARKUP.sub(lambda match: " x " + "\n" * match[0].count("\n"), text)
+    yield from enumerate(html.unescape(plain).split("\n"), 1)
+
+
+prose_with_hash_comments = partial(prose_of_comments_and_strings, HASH_COMMENTS)
+prose_with_slash_comments = partial(prose_of_comments_and_strings, SLASH_COMMENTS)
+READERS: dict[str, Callable[[str], Iterator[tuple[int, str]]]] = {
+    ".md": prose_of_markdown,
+    ".py": prose_of_python,
+    ".toml": prose_with_hash_comments,
+    "Makefile": prose_with_hash_comments,
+    # .ci/run is a shell script.
+    "run": prose_with_hash_comments,
+    ".yml": prose_of_yaml,
+    ".yaml": prose_of_yaml,
+    ".html": prose_of_markup,
+    ".j2": prose_of_markup,
+    ".js": prose_with_slash_comments,
+    ".css": prose_with_slash_comments,
+}
+"""Reader of each kind of file: yields line numbers and pieces of prose."""
 
 
 def check_names(path: Path, text: str) -> Iterator[Finding]:

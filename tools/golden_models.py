@@ -90,19 +90,19 @@ def _sgraf(params: dict[str, Any], inputs: Arrays, weights: State) -> np.ndarray
         state["similarity_module.scale"] = norm["weight"] / (norm["running_var"] + nn.BatchNorm1d(1).eps).sqrt()
         state["similarity_module.shift"] = norm["bias"] - norm["running_mean"] * state["similarity_module.scale"]
     for name, value in weights.items():
-        for pattern, ours in SGRAF_NAMES.items():
-            name = re.sub(pattern, ours, name)
+        for pattern, name_here in SGRAF_NAMES.items():
+            name = re.sub(pattern, name_here, name)
         assert name in state, name
         state[name] = value
     matcher.load_state_dict(state)
-    whole = add_global_vectors(images, matcher.visual_global), add_global_vectors(texts, matcher.text_global)
-    return matcher.score(*whole).numpy()
+    items = add_global_vectors(images, matcher.visual_global), add_global_vectors(texts, matcher.text_global)
+    return matcher.score(*items).numpy()
 
 
 def _graph_convolution(regions: Tensor, weights: State) -> np.ndarray:
     """As the released code lays it out, ``[N, D, R]``."""
     convolution = GraphConvolution(regions.shape[-1]).double().eval()
     names = {"W.0.": "W.", "W.1.": "norm."}
-    state = {re.sub(r"^W\.\d\.", lambda found: names[found[0]], name): value for name, value in weights.items()}
+    state = {re.sub(r"^W\.\d\.", lambda match: names[match[0]], name): value for name, value in weights.items()}
     convolution.load_state_dict({name: value.squeeze(-1) if value.dim() == 3 else value for name, value in state.items()})
     return convolution(regions).transpose(1, 2).numpy()

@@ -12,15 +12,15 @@ from pathlib import Path
 from visavis import storage
 from visavis.demonstration.scene_search import SceneSearch, plot_retrievals
 
-PICTURE = Path(__file__).resolve().parents[1] / "docs" / "images" / "retrieval.png"
+FIGURE = Path(__file__).resolve().parents[1] / "docs" / "images" / "retrieval.png"
 ROWS = 3
 
 
 def main(demo: Path) -> None:
     best = demo / storage.read_json(demo / "demo.json")["best_run"]
     content = plot_retrievals(SceneSearch(best, demo / "scenes").captions(ROWS))
-    storage.write_bytes(PICTURE, content)
-    print(f"{PICTURE}: {len(content) / 1000:.0f} kB")
+    storage.write_bytes(FIGURE, content)
+    print(f"{FIGURE}: {len(content) / 1000:.0f} kB")
 
 
 if __name__ == "__main__":

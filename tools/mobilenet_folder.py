@@ -103,7 +103,7 @@ def check(folder: Path, backbone: Path, data: Path, *, count: int = 64) -> dict[
     assert isinstance(ours, Tensor)
     cosine = torch.nn.functional.cosine_similarity(ours, stored)
     return {
-        "pictures": len(images),
+        "images": len(images),
         "correlation": float(np.corrcoef(ours.flatten(), stored.flatten())[0, 1]),
         "median cosine": cosine.median().item(),
         "minimum cosine": cosine.min().item(),
@@ -138,8 +138,8 @@ def main() -> None:
         for name, value in check(out, backbone, options.data or _default("flickr8k")).items():
             print(f"{name}: {value:.4f}" if isinstance(value, float) else f"{name}: {value}")
         print(
-            "The stored features are of the images before their last JPEG encoding. A median cosine of 0.95 was measured "
-            "on Flickr8k. Re-encoding explains only a part of the difference."
+            "The stored features were computed before the last JPEG encoding of the images. On Flickr8k, the median cosine was 0.95. "
+            "Re-encoding explains only a part of the difference."
         )
     except VisavisError as error:
         sys.exit(str(error))

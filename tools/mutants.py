@@ -1,9 +1,9 @@
-"""Mutation testing: seeded faults are put into the source one at a time, and the tests run on each.
+"""Mutation testing: insert faults into the source, one at a time, and run the tests on each.
 
     pip install cosmic-ray && python tools/mutants.py [--count 40] [--seed 1] [--near] [--only NUMBER ...]
 
 A position of src/visavis is sampled among all to which an operator of cosmic-ray applies (arithmetic, comparisons, booleans, numbers,
-loops, exceptions, decorators), then one of these operators. Annotations are left out, because a fault there changes nothing. The tests
+loops, exceptions, decorators), then one of these operators. Annotations are excluded, because a fault there changes nothing. The tests
 of the same package run first, then the others (without the long ones), in a copy of the last commit, until one fails. Each mutant is
 printed with the first test that fails. Explain each surviving mutant or add a test for it.
 """
@@ -30,8 +30,8 @@ from cosmic_ray import mutating, plugins
 
 PROJECT = Path(__file__).resolve().parents[1]
 TIMEOUT_S = 1800
-ELSEWHERE = {"runs": "training", "supervision": "training", "blocking": "measured_cost", "api": "cli"}
-"""Packages that are tested by the tests of another package."""
+TESTED_BY = {"runs": "training", "supervision": "training", "blocking": "measured_cost", "api": "cli"}
+"""Package whose tests test another package."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,13 @@ class Mutant:
         return mutating.mutate_code(source, plugins.get_operator(self.operator)(), self.occurrence) or source
 
 
-def drawn(count: int, seed: int) -> Iterator[Mutant]:
+def sample_mutants(count: int, seed: int) -> Iterator[Mutant]:
     """Mutants that differ from the source in more than annotations."""
-    draw, places = random.Random(seed), all_places()
-    keys = sorted(places)
-    draw.shuffle(keys)
+    rng, mutants = random.Random(seed), mutants_by_position()
+    keys = sorted(mutants)
+    rng.shuffle(keys)
     for key in keys:
-        mutant = draw.choice(places[key])
+        mutant = rng.choice(mutants[key])
         source = (PROJECT / mutant.file).read_text(encoding="utf-8")
         try:
             differs = _without_annotations(source) != _without_annotations(mutant.code(source))
@@ -65,19 +65,19 @@ def drawn(count: int, seed: int) -> Iterator[Mutant]:
             return
 
 
-def all_places() -> dict[tuple[str, Any, Any], list[Mutant]]:
-    """The mutants by their place in the source."""
-    places: dict[tuple[str, Any, Any], list[Mutant]] = defaultdict(list)
+def mutants_by_position() -> dict[tuple[str, Any, Any], list[Mutant]]:
+    """The mutants by their position in the source."""
+    mutants: dict[tuple[str, Any, Any], list[Mutant]] = defaultdict(list)
     operators = {name: plugins.get_operator(name) for name in plugins.operator_names()}
     for path in sorted((PROJECT / "src" / "visavis").rglob("*.py")):
         nodes = list(cosmic_ray.ast.ast_nodes(cosmic_ray.ast.get_ast(path.read_text(encoding="utf-8"))))
         for name, operator in operators.items():
             if operator.arguments():
                 continue
-            found = [position for node in nodes for position in operator().mutation_positions(node)]
-            for occurrence, (start, end) in enumerate(found):
-                places[str(path), start, end].append(Mutant(path.relative_to(PROJECT), name, occurrence))
-    return places
+            positions = [position for node in nodes for position in operator().mutation_positions(node)]
+            for occurrence, (start, end) in enumerate(positions):
+                mutants[str(path), start, end].append(Mutant(path.relative_to(PROJECT), name, occurrence))
+    return mutants
 
 
 def _without_annotations(source: str) -> str:
@@ -89,14 +89,14 @@ def _without_annotations(source: str) -> str:
     return ast.dump(tree)
 
 
-def first_failure(copy: Path, near: list[str], *, everywhere: bool) -> str:
+def first_failure(copy: Path, package_tests: list[str], *, everywhere: bool) -> str:
     """The first test that fails on the code in the copy, or "" if all pass.
 
     The tests of the fault's package run first. With ``everywhere``, all others follow. A failing test must fail again alone. Otherwise
-    it is left out and the others continue, because a test that fails only after others does not detect the fault.
+    it is excluded and the others continue, because a test that fails only after others does not detect the fault.
     """
     left_out: list[str] = []
-    for paths in ([near] if near else []) + ([["tests", "src/visavis"]] if everywhere else []):
+    for paths in ([package_tests] if package_tests else []) + ([["tests", "src/visavis"]] if everywhere else []):
         while failed := _run(copy, "-n", "auto", "--dist", "loadfile", *(f"--deselect={test}" for test in left_out), *paths):
             if "::" not in failed or _run(copy, failed):
                 return failed
@@ -110,22 +110,22 @@ def _run(copy: Path, *arguments: str) -> str:
     command = [sys.executable, "-m", "pytest", *options]
     environment = {**os.environ, "PYTHONPATH": str(copy / "src"), "OMP_NUM_THREADS": "1"}
     try:
-        ended = subprocess.run(
+        process = subprocess.run(
             [*command, *arguments], cwd=copy, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
         return f"timeout after {TIMEOUT_S} s"
-    if ended.returncode in (0, 5):  # 5: no tests collected
+    if process.returncode in (0, 5):  # 5: no tests collected
         return ""
-    failed = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", ended.stdout, re.MULTILINE)
-    return failed[0] if failed else (ended.stdout + ended.stderr).strip().splitlines()[-1]
+    failed = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", process.stdout, re.MULTILINE)
+    return failed[0] if failed else (process.stdout + process.stderr).strip().splitlines()[-1]
 
 
-def tests_near(file: Path) -> list[str]:
+def tests_of_package(file: Path) -> list[str]:
     """The tests of a file's package."""
     parts = file.relative_to("src/visavis").with_suffix("").parts
-    folder = PROJECT / "tests" / ELSEWHERE.get(parts[0], parts[0])
-    names = {parts[0], parts[-1], ELSEWHERE.get(parts[0], parts[0])}
+    folder = PROJECT / "tests" / TESTED_BY.get(parts[0], parts[0])
+    names = {parts[0], parts[-1], TESTED_BY.get(parts[0], parts[0])}
     return [str(folder.relative_to(PROJECT))] * folder.is_dir() + sorted(
         {str(path.relative_to(PROJECT)) for name in names for path in (PROJECT / "tests").glob(f"test_{name}*.py")}
     )
@@ -142,14 +142,14 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "copy"
         subprocess.run(["git", "clone", "--quiet", "--shared", PROJECT, copy], check=True)
-        for number, mutant in enumerate(drawn(args.count, args.seed)):
+        for number, mutant in enumerate(sample_mutants(args.count, args.seed)):
             if args.only and number not in args.only:
                 continue
             tried += 1
             source = (copy / mutant.file).read_text(encoding="utf-8")
             code = mutant.code(source)
             (copy / mutant.file).write_text(code, encoding="utf-8")
-            failed = first_failure(copy, tests_near(mutant.file), everywhere=not args.near)
+            failed = first_failure(copy, tests_of_package(mutant.file), everywhere=not args.near)
             (copy / mutant.file).write_text(source, encoding="utf-8")
             survivors += not failed
             changes = [line for line in difflib.unified_diff(source.splitlines(), code.splitlines(), n=0, lineterm="") if line[:2] != "--"]

@@ -1,4 +1,4 @@
-"""Ways to damage a file: its bytes, its values, or what stands under its name."""
+"""Ways to damage a file: other bytes, other values, or a link, pipe or folder instead of the file."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ from typing import Any
 import tomli_w
 
 
-def damage(file: Path, draw: random.Random) -> str:
+def damage(file: Path, rng: random.Random) -> str:
     """Damage one file, and return a description of the damage."""
     content = file.read_bytes()
-    place = draw.randrange(len(content) or 1)
+    position = rng.randrange(len(content) or 1)
 
     def bit() -> None:
-        file.write_bytes(content[:place] + bytes([content[place] ^ 1 << draw.randrange(8)]) + content[place + 1 :] if content else b"\0")
+        file.write_bytes(
+            content[:position] + bytes([content[position] ^ 1 << rng.randrange(8)]) + content[position + 1 :] if content else b"\0"
+        )
 
     def some_bytes() -> None:
-        file.write_bytes(content[:place] + draw.randbytes(draw.randint(1, 16)) + content[place + draw.randint(0, 16) :])
+        file.write_bytes(content[:position] + rng.randbytes(rng.randint(1, 16)) + content[position + rng.randint(0, 16) :])
 
-    def linked(to: Path) -> None:
+    def linked(target_path: Path) -> None:
         file.unlink()
-        file.symlink_to(to)
+        file.symlink_to(target_path)
 
     def pipe() -> None:
         file.unlink()
@@ -40,12 +42,12 @@ def damage(file: Path, draw: random.Random) -> str:
         with open(file, "r+b") as target:
             target.truncate(40 * 2**30)
 
-    ways: dict[str, Callable[[], object]] = {
+    damages: dict[str, Callable[[], object]] = {
         "one bit": bit,
         "some bytes": some_bytes,
-        "cut": lambda: file.write_bytes(content[:place]),
-        "longer": lambda: file.write_bytes(content + draw.randbytes(20)),
-        "zeros": lambda: file.write_bytes(content[:place] + bytes(min(64, len(content) - place)) + content[place + 64 :]),
+        "cut": lambda: file.write_bytes(content[:position]),
+        "longer": lambda: file.write_bytes(content + rng.randbytes(20)),
+        "zeros": lambda: file.write_bytes(content[:position] + bytes(min(64, len(content) - position)) + content[position + 64 :]),
         "empty": lambda: file.write_bytes(b""),
         "removed": file.unlink,
         "a folder": folder,
@@ -55,19 +57,19 @@ def damage(file: Path, draw: random.Random) -> str:
         "40 GB": sparse,
         "a mark in front": lambda: file.write_bytes(b"\xef\xbb\xbf" + content),
         "another file": lambda: file.write_bytes(
-            draw.choice(sorted(other for other in file.parent.iterdir() if other.is_file())).read_bytes()
+            rng.choice(sorted(sibling for sibling in file.parent.iterdir() if sibling.is_file())).read_bytes()
         ),
     }
-    changed = _with_odd_value(file, content, draw) if file.suffix in (".json", ".jsonl", ".toml") and draw.random() < 0.6 else None
+    changed = _with_odd_value(file, content, rng) if file.suffix in (".json", ".jsonl", ".toml") and rng.random() < 0.6 else None
     if changed is not None:
         file.write_bytes(changed[1])
         return changed[0]
-    name = draw.choices(list(ways), [4, 4, 3] + [1] * (len(ways) - 3))[0]
-    ways[name]()
+    name = rng.choices(list(damages), [4, 4, 3] + [1] * (len(damages) - 3))[0]
+    damages[name]()
     return name
 
 
-ODD = (
+ODD_VALUES = (
     None,
     True,
     -1,
@@ -90,35 +92,35 @@ ODD = (
 )
 
 
-def _with_odd_value(file: Path, content: bytes, draw: random.Random) -> tuple[str, bytes] | None:
-    """A JSON or TOML file with one value replaced or left out."""
+def _with_odd_value(file: Path, content: bytes, rng: random.Random) -> tuple[str, bytes] | None:
+    """A JSON or TOML file with one value replaced or removed."""
     lines = content.splitlines() if file.suffix == ".jsonl" else [content]
-    number = draw.randrange(len(lines) or 1)
+    number = rng.randrange(len(lines) or 1)
     try:
         value = tomllib.loads(content.decode()) if file.suffix == ".toml" else json.loads(lines[number])
     except (ValueError, IndexError):
         return None
-    places = list(_places(value))
-    if not places:
+    locations = list(_locations(value))
+    if not locations:
         return None
-    holder, key = draw.choice(places)
-    odd = draw.choice(ODD)
-    what = f"{key} = {odd!r:.30}"
-    if draw.random() < 0.25:
-        del holder[key]
-        what = f"without {key}"
+    container, key = rng.choice(locations)
+    odd = rng.choice(ODD_VALUES)
+    description = f"{key} = {odd!r:.30}"
+    if rng.random() < 0.25:
+        del container[key]
+        description = f"without {key}"
     else:
-        holder[key] = odd
+        container[key] = odd
     try:
-        written = tomli_w.dumps(value) if file.suffix == ".toml" else json.dumps(value)
+        text = tomli_w.dumps(value) if file.suffix == ".toml" else json.dumps(value)
     except (TypeError, ValueError):
         return None
-    lines[number] = written.encode()
-    return what, b"\n".join(lines) + b"\n"
+    lines[number] = text.encode()
+    return description, b"\n".join(lines) + b"\n"
 
 
-def _places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Every place of a value, as what holds it and the key or index there."""
+def _locations(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Each location in a nested value: the container, and the key or index."""
     for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
         yield value, key
-        yield from _places(inner)
+        yield from _locations(inner)

@@ -47,9 +47,10 @@ class StopAt(NoProgress):
 
 
 def build(folder: Path) -> None:
-    """The undamaged world."""
+    """Create the undamaged files."""
     os.environ["VISAVIS_CACHE"] = str(folder / "cache")
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets its background jobs ignore it
+    # Background jobs of a shell ignore SIGINT.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     folder.mkdir(parents=True)
     os.chdir(folder)
     data = open_dataset("flickr8k").split("train")

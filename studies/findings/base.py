@@ -26,7 +26,7 @@ FIELDS = ("Where", "Found", "Correct", "Effect", "visavis")
 
 
 class Shown(NamedTuple):
-    """Whether the claim holds, and one or two lines of numbers that show it."""
+    """Whether the claim holds, and the lines of numbers that show it."""
 
     holds: bool
     lines: str
@@ -104,9 +104,9 @@ def tangent(vectors: Tensor, units: Tensor) -> Tensor:
     return vectors - (vectors * units).sum(-1, keepdim=True) * units
 
 
-def apart(found: Tensor, right: Tensor) -> float:
+def relative_error(actual: Tensor, expected: Tensor) -> float:
     """The relative distance of two tensors."""
-    return ((found - right).norm() / right.norm()).item()
+    return ((actual - expected).norm() / expected.norm()).item()
 
 
 def digits(value: float | Tensor) -> str:

@@ -11,7 +11,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from findings.base import Shown, apart, digits, embeddings, first_ranks, gradient, leaf, negatives, numbers, scores_of, unit_rows
+from findings.base import (
+    Shown,
+    digits,
+    embeddings,
+    first_ranks,
+    gradient,
+    leaf,
+    negatives,
+    numbers,
+    relative_error,
+    scores_of,
+    unit_rows,
+)
 
 
 def eq_4_denominator() -> Shown:
@@ -29,10 +41,10 @@ def eq_4_denominator() -> Shown:
     usual, printed = similar.logsumexp(0) - similar[0], similar[1:].logsumexp(0) - similar[0]
     share = similar.softmax(0).detach()
     eq_11 = ((1 - share[0]) * candidates[0] - share[1:] @ candidates[1:]) / 0.1
-    errors = [apart(-eq_11, gradient(loss, query)[0]) for loss in (usual, printed)]
+    errors = [relative_error(-eq_11, gradient(loss, query)[0]) for loss in (usual, printed)]
     return Shown(
         bool(printed < 0 < usual) and errors[0] < 1e-10 and errors[1] > 0.01,
-        f"4 candidates, tau = 0.1: loss {digits(usual)}, as printed {digits(printed)}; "
+        f"4 candidates, tau = 0.1: loss {digits(usual)}, as printed {digits(printed)}\n"
         f"minus eq. 11 apart from its gradient by {digits(errors[0])}, from the printed one's by {digits(100 * errors[1])} %",
     )
 
@@ -53,8 +65,9 @@ def eqs_9_sign() -> Shown:
     (slope,) = gradient(hinges.sum(), query)
     printed = ((hinges > 0)[:, None] * (candidates[0] - candidates[1:])).sum(0)
     return Shown(
-        apart(-printed, slope) < 1e-12,
-        f"8 candidates: autograd apart from eq. 9b by {digits(100 * apart(printed, slope))} %, from minus eq. 9b by {digits(apart(-printed, slope))}",
+        relative_error(-printed, slope) < 1e-12,
+        f"8 candidates: autograd apart from eq. 9b by {digits(100 * relative_error(printed, slope))} %, "
+        f"from minus eq. 9b by {digits(relative_error(-printed, slope))}",
     )
 
 
@@ -114,8 +127,8 @@ def table_2_text_queries() -> Shown:
     zero, zero_code = ((count == 0).sum().item() for count in (right, code))
     return Shown(
         bool(right.sum() == code.sum()) and zero != zero_code,
-        f"128 pairs, text queries: C0 {zero}, code {zero_code}; mean of the others {digits(right.sum() / (128 - zero))}, "
-        f"code {digits(code.sum() / (128 - zero_code))}; C^B {right.sum()} in both",
+        f"128 pairs, text queries: C0 {zero}, code {zero_code}\nmean of the others {digits(right.sum() / (128 - zero))}, "
+        f"code {digits(code.sum() / (128 - zero_code))}\nC^B {right.sum()} in both",
     )
 
 
@@ -159,7 +172,8 @@ def eq_13_slope() -> Shown:
     rows = [(image @ captions.T, range(5 * index, 5 * index + 5)) for index, image in enumerate(images)]
     code, right = (torch.stack([_contributing(*row, epsilon) for row in rows]).double().mean() / 5 for epsilon in (0.01, 0.01 * 0.01))
     return Shown(
-        bool(right > 5 * code), f"128 image queries, mean count per positive: {digits(code)} as in the code, {digits(right)} with 1 / tau"
+        bool(right > 5 * code),
+        f"128 image queries, mean count per positive: {digits(code)} as in the code, {digits(right)} with 1 / tau",
     )
 
 
@@ -215,7 +229,7 @@ def table_2_mean() -> Shown:
     everyone = {name: count * 128 / whole for name, (count, _, whole) in rows.items()}
     return Shown(
         all(abs(ratio - 1) < 0.02 for ratio in moved.values()) and all(ratio > 1.1 for ratio in everyone.values()),
-        f"rows {', '.join(rows)}, i2t: C^q (128 - C^0) / C^B = {', '.join(map(digits, moved.values()))}; "
+        f"rows {', '.join(rows)}, i2t: C^q (128 - C^0) / C^B = {', '.join(map(digits, moved.values()))}\n"
         f"C^q 128 / C^B = {', '.join(map(digits, everyone.values()))}",
     )
 
@@ -233,7 +247,7 @@ def table_1_average() -> Shown:
     mean, total = (29.5 + 61.0 + 74.0) / 3, 37.9 + 69.2 + 80.7 + 29.5 + 61.0 + 74.0
     return Shown(
         abs(mean - 54.6) > 0.15 and abs(total - 352.3) < 0.1,
-        f"mean {mean:.1f}, printed 54.6; sum of the six recalls {total:.1f}, printed 352.3",
+        f"mean {mean:.1f}, printed 54.6\nsum of the six recalls {total:.1f}, printed 352.3",
     )
 
 

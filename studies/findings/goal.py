@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from findings.base import Shown, apart, digits, embeddings, gradient, leaf, negatives, numbers, scores_of
+from findings.base import Shown, digits, embeddings, gradient, leaf, negatives, numbers, relative_error, scores_of
 
 
 def eqs_3_4_mined_negative() -> Shown:
@@ -36,9 +36,9 @@ def eqs_3_4_mined_negative() -> Shown:
     printed = of_image * (texts[negatives(scores).argmax(1)] - texts) - of_text * texts
     right = printed.index_add(0, negatives(scores).argmax(0), of_text * texts)
     return Shown(
-        apart(printed, true) > 0.1 and apart(right, true) < 1e-12,
-        f"gradient on 16 images, printed apart from autograd by {digits(100 * apart(printed, true))} %, "
-        f"with the mined negatives by {digits(apart(right, true))}",
+        relative_error(printed, true) > 0.1 and relative_error(right, true) < 1e-12,
+        f"gradient on 16 images, printed apart from autograd by {digits(100 * relative_error(printed, true))} %, "
+        f"with the mined negatives by {digits(relative_error(right, true))}",
     )
 
 
@@ -59,8 +59,8 @@ def code_without_heaviside() -> Shown:
     (code,) = gradient((negatives(scores).amax(1) - scores.diag()).sum(), scores)
     idle = int((gaps <= -0.2).sum())
     return Shown(
-        0 < idle < 16 and apart(code, true) > 0.1,
-        f"16 images, {idle} of them with a closed hinge: dL/ds of the code apart from the triplet loss by {digits(100 * apart(code, true))} %",
+        0 < idle < 16 and relative_error(code, true) > 0.1,
+        f"16 images, {idle} of them with a closed hinge: dL/ds of the code apart from the triplet loss by {digits(100 * relative_error(code, true))} %",
     )
 
 
@@ -82,7 +82,7 @@ def code_extra_half() -> Shown:
     pairs = ", ".join(f"({p:g}, {n:g})" for p, n in zip(positive.tolist(), negative.tolist(), strict=True))
     return Shown(
         bool((ratio > 2).all()) and bool(ratio[0] > 140),
-        f"tau = 10, (s_p, s_n) = {pairs}: paper {', '.join(map(digits, paper))}; code {', '.join(map(digits, code))}; "
+        f"tau = 10, (s_p, s_n) = {pairs}: paper {', '.join(map(digits, paper))}\ncode {', '.join(map(digits, code))}\n"
         f"ratio {', '.join(map(digits, ratio))}",
     )
 
@@ -99,13 +99,13 @@ def code_ignores_grad_output() -> Shown:
     visavis: Every objective, including ``Goal``, follows operations on its value, in both semantics.
     """
     scores = leaf(numbers(0.5))
-    found = {scale: gradient(scale * _Prescribed.apply(scores, numbers(3.0)), scores)[0].item() for scale in (1.0, 0.25, 0.0)}
+    results = {scale: gradient(scale * _Prescribed.apply(scores, numbers(3.0)), scores)[0].item() for scale in (1.0, 0.25, 0.0)}
     accumulated = sum(gradient(_Prescribed.apply(scores, numbers(3.0)) / 4, scores)[0].item() for _ in range(4))
     return Shown(
-        set(found.values()) == {3.0} and accumulated == 12.0,
+        set(results.values()) == {3.0} and accumulated == 12.0,
         "a prescribed gradient of 3: "
-        + ", ".join(f"loss times {scale:g} gives {value:g}" for scale, value in found.items())
-        + f"; four steps of a quarter of the loss give {accumulated:g}",
+        + ", ".join(f"loss times {scale:g} gives {value:g}" for scale, value in results.items())
+        + f"\nfour steps of a quarter of the loss give {accumulated:g}",
     )
 
 

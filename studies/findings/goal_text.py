@@ -11,7 +11,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from findings.base import Shown, apart, digits, gradient, leaf, negatives, numbers, scores_of
+from findings.base import Shown, digits, gradient, leaf, negatives, numbers, relative_error, scores_of
 
 ALPHA, BETA, LAM, EPSILON, TAU = 2.0, 10.0, 0.5, 0.1, 10.0
 
@@ -31,7 +31,7 @@ def eq_7_scale() -> Shown:
     weight = (TAU * (pair[1] - pair[0])).sigmoid().item()
     return Shown(
         abs(slope[1].item() / weight - TAU) < 1e-9,
-        f"s_p = 0.6, s_n = 0.5, tau = 10: gradient of eq. 6 on s_n {digits(slope[1])}, eq. 7 {digits(weight)}; ratio {digits(slope[1] / weight)}",
+        f"s_p = 0.6, s_n = 0.5, tau = 10: gradient of eq. 6 on s_n {digits(slope[1])}, eq. 7 {digits(weight)}\nratio {digits(slope[1] / weight)}",
     )
 
 
@@ -57,7 +57,7 @@ def eq_12_relative_weight() -> Shown:
     weight = 1 / (numbers(0.5, 1.0, 2.0) + 1)
     return Shown(
         bool((relative <= 1).all()) and bool(farther > 1) and bool(weight[0] > weight[1] > weight[2]),
-        f"{len(relative)} anchors with other near negatives: m- from {digits(relative.min())} to {digits(relative.max())}; "
+        f"{len(relative)} anchors with other near negatives: m- from {digits(relative.min())} to {digits(relative.max())}\n"
         f"s_n = 0.4 below R = 0.5: m- = {digits(farther)}\n"
         f"P- at s_n = 0.5 for m- = 0.5, 1, 2: {', '.join(map(digits, weight))}",
     )
@@ -84,9 +84,9 @@ def table_1_binomial_deviance() -> Shown:
     cell = torch.stack([-_sig(pair[0], 1.0, ALPHA), _sig(pair[1], 1.0, -BETA)]).detach()
     ratios = [(-push / pull).item() for pull, push in (slope, cell)]
     return Shown(
-        apart(divided, cell) < 1e-12 and abs(ratios[0] / ratios[1] - BETA / ALPHA) < 1e-9,
+        relative_error(divided, cell) < 1e-12 and abs(ratios[0] / ratios[1] - BETA / ALPHA) < 1e-9,
         f"s_p = 0.6, s_n = 0.5: push / pull {digits(ratios[0])} of the loss, {digits(ratios[1])} of the cell. "
-        f"The divided loss apart from the cell by {digits(apart(divided, cell))}",
+        f"The divided loss apart from the cell by {digits(relative_error(divided, cell))}",
     )
 
 
@@ -116,9 +116,9 @@ def table_1_multi_similarity() -> Shown:
     cell = torch.diag(-_sig(p, relative[0], ALPHA)).scatter(1, at[:, None], _sig(n, relative[1], -BETA)[:, None])
     cosine = torch.nn.functional.cosine_similarity(cell.flatten(), published.flatten(), dim=0)
     return Shown(
-        apart(sig, of_two) < 1e-12 and apart(cell, published) > 0.3 and bool(cosine < 0.95),
-        f"dL/ds of 32 anchors: MS of the hardest negative against (con, sig), apart by {digits(apart(sig, of_two))}\n"
-        f"MS against (con, sig-ms): apart by {digits(100 * apart(cell, published))} %, cosine {digits(cosine)}",
+        relative_error(sig, of_two) < 1e-12 and relative_error(cell, published) > 0.3 and bool(cosine < 0.95),
+        f"dL/ds of 32 anchors: MS of the hardest negative against (con, sig), apart by {digits(relative_error(sig, of_two))}\n"
+        f"MS against (con, sig-ms): apart by {digits(100 * relative_error(cell, published))} %, cosine {digits(cosine)}",
     )
 
 
@@ -137,19 +137,19 @@ def table_1_circle() -> Shown:
     pair = leaf(numbers(0.5, 0.6))
     p, n = pair.detach()
     printed, code = (torch.sigmoid(TAU * (n**2 + shift - p * (2 - p))) for shift in (0, 0.5))
-    found = {}
+    results = {}
     for name, margin, weight in (("1/sqrt(2)", 0.5**0.5, printed), ("1/2", 0.5, code)):
         lack, excess = 1 + margin - p, n + margin
         (slope,) = gradient((TAU * (excess * (pair[1] - margin) - lack * (pair[0] - 1 + margin))).exp().log1p(), pair)
-        found[name] = (slope[1] / (TAU * excess), weight, slope[1] / TAU, weight * n)
+        results[name] = (slope[1] / (TAU * excess), weight, slope[1] / TAU, weight * n)
     (potential,) = gradient((TAU * (pair[1] ** 2 - pair[0] * (2 - pair[0]))).exp().log1p() / (2 * TAU), pair)
     cell = torch.stack([-printed * (1 - p), printed * n])
     return Shown(
-        all(abs(circle - own) < 1e-12 and push > 1.5 * own_push for circle, own, push, own_push in found.values())
-        and apart(potential, cell) < 1e-12,
+        all(abs(circle - own) < 1e-12 and push > 1.5 * own_push for circle, own, push, own_push in results.values())
+        and relative_error(potential, cell) < 1e-12,
         "s_p = 0.5, s_n = 0.6, tau = 10, circle loss / tau and cell: "
-        + "; ".join(f"m = {m}: weight {digits(w)}, {digits(v)}, push {digits(q)}, {digits(r)}" for m, (w, v, q, r) in found.items())
-        + f"\nthe cell against the gradient of its potential: apart by {digits(apart(potential, cell))}",
+        + "\n".join(f"m = {m}: weight {digits(w)}, {digits(v)}, push {digits(q)}, {digits(r)}" for m, (w, v, q, r) in results.items())
+        + f"\nthe cell against the gradient of its potential: apart by {digits(relative_error(potential, cell))}",
     )
 
 
@@ -176,7 +176,7 @@ def combinations_without_loss() -> Shown:
         turning == {"(nca, lin)", "(nca, sig)", "(cir, con)", "(cir, sig)"}
         and still < 1e-10
         and abs(around["con"]) < 1e-3 < min(abs(around["lin"]), abs(around["sig"])),
-        "largest curl: " + ", ".join(f"{name} {digits(curls[name])}" for name in sorted(turning)) + f"; of the other five {digits(still)}\n"
+        "largest curl: " + ", ".join(f"{name} {digits(curls[name])}" for name in sorted(turning)) + f"\nof the other five {digits(still)}\n"
         "once around a square across the margin, with the Heaviside: "
         + ", ".join(f"(con, {pair}) {value:.3f}" for pair, value in around.items()),
     )
@@ -268,7 +268,7 @@ def _soft(factor: float, scores: Tensor) -> Tensor:
 
 
 def _sig(scores: Tensor, relative: Tensor | float, factor: float) -> Tensor:
-    """Eq. 12; with relative 1 eq. 11."""
+    """Eq. 12. With relative 1, it is eq. 11."""
     return 1 / (relative + torch.exp(factor * (scores - LAM)))
 
 

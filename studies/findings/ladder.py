@@ -56,7 +56,7 @@ def code_upper_set() -> Shown:
     code = [_rungs(scores, relevance, levels, all_higher=True) for levels in (2, 3)]
     return Shown(
         abs(paper[0] - code[0]) < 1e-12 and abs(paper[1] - code[1]) > 0.01,
-        f"one direction, B = 16, nothing else changed: L = 2 paper {digits(paper[0])}, code {digits(code[0])}; "
+        f"one direction, B = 16, nothing else changed: L = 2 paper {digits(paper[0])}, code {digits(code[0])}\n"
         f"L = 3 paper {digits(paper[1])}, code {digits(code[1])}",
     )
 
@@ -165,7 +165,7 @@ def protocol() -> Shown:
     one, all_five = (100 * float(((images @ texts.T).argmax(1) % 100 == torch.arange(100)).double().mean()) for texts in (captions, five))
     return Shown(
         folds[0] != sum(folds) / 5 and one != all_five,
-        f"R@1 of 100 images: first fold {digits(folds[0])}, mean of five {digits(sum(folds) / 5)}; one caption per image {digits(one)}, "
+        f"R@1 of 100 images: first fold {digits(folds[0])}, mean of five {digits(sum(folds) / 5)}\none caption per image {digits(one)}, "
         f"five {digits(all_five)}",
     )
 

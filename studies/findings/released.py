@@ -29,7 +29,7 @@ def ssp_saturated_positive() -> Shown:
             outcomes.append(f"least of the kept {min(positives[positives < 1 - 1e-5]):g}")
         except (ValueError, RuntimeError) as error:
             outcomes.append(type(error).__name__)
-    return Shown(outcomes[0].startswith("least") and outcomes[1].endswith("Error"), f"s_ii = 0.9: {outcomes[0]}; s_ii = 1: {outcomes[1]}")
+    return Shown(outcomes[0].startswith("least") and outcomes[1].endswith("Error"), f"s_ii = 0.9: {outcomes[0]}\ns_ii = 1: {outcomes[1]}")
 
 
 def ssp_negative_gradient() -> Shown:
@@ -47,7 +47,7 @@ def ssp_negative_gradient() -> Shown:
     roots = [(0.4 + sign * (0.16 - 4 * 0.9 * 0.03) ** 0.5) / 1.8 for sign in (-1, 1)]
     return Shown(
         bool(slope[0] < 0 == slope[1] < slope[2]) and abs(roots[0] - 0.0955) < 1e-4 and abs(roots[1] - 0.3489) < 1e-4,
-        f"gradient on s_n at 0, 0.2, 0.5: {', '.join(map(digits, slope))}; zeros of the polynomial {roots[0]:.4f} and {roots[1]:.4f}",
+        f"gradient on s_n at 0, 0.2, 0.5: {', '.join(map(digits, slope))}\nzeros of the polynomial {roots[0]:.4f} and {roots[1]:.4f}",
     )
 
 
@@ -140,16 +140,18 @@ def aoq_negative_weight() -> Shown:
         has the wrong sign where the offline negative is more than 0.75 above the online one.
     visavis: ``AOQ`` keeps the weight as released, as its docstring states.
     """
-    found = {}
+    results = {}
     for offline in (0.6, 0.9):
         own, online = leaf(numbers(0.2)), 0.1
         weight = 1.5 - (offline - online) / 0.3
         loss = weight * (0.2 + online - own).clamp(min=0) + (offline - own).clamp(min=0)
-        found[offline] = (weight, gradient(loss.sum(), own)[0].item())
+        results[offline] = (weight, gradient(loss.sum(), own)[0].item())
     return Shown(
-        found[0.6][0] < 0 and found[0.6][1] < 0 < found[0.9][1],
-        "own pair 0.2, online negative 0.1; "
-        + "; ".join(f"offline {o}: weight {digits(weight)}, gradient on the own pair {slope:+.3g}" for o, (weight, slope) in found.items()),
+        results[0.6][0] < 0 and results[0.6][1] < 0 < results[0.9][1],
+        "own pair 0.2, online negative 0.1\n"
+        + "\n".join(
+            f"offline {o}: weight {digits(weight)}, gradient on the own pair {slope:+.3g}" for o, (weight, slope) in results.items()
+        ),
     )
 
 
@@ -165,17 +167,17 @@ def aoq_offline_pull() -> Shown:
         anchor.
     visavis: ``AOQ`` keeps the gradient as released. Its docstring gives dL/ds.
     """
-    found = {}
+    results = {}
     for values in ((0.2, 0.5, 0.3), (0.7, 0.6, 0.4)):
         offline = leaf(numbers(values[2]))
         online = max(0.2 + values[1] - values[0], 0)
         loss = (1.5 - (offline - values[1]) / 0.3) * online + (offline - values[0]).clamp(min=0)
-        found[values] = gradient(loss.sum(), offline)[0].item()
+        results[values] = gradient(loss.sum(), offline)[0].item()
     return Shown(
-        all(slope < -0.2 for slope in found.values()),
-        "; ".join(
+        all(slope < -0.2 for slope in results.values()),
+        "\n".join(
             f"own pair {own}, online {online}, offline {offline}: gradient on the offline similarity {digits(slope)}"
-            for (own, online, offline), slope in found.items()
+            for (own, online, offline), slope in results.items()
         ),
     )
 
@@ -255,10 +257,10 @@ def twins_in_a_batch() -> Shown:
     expected = {
         name: 128 * 127 / 2 * 4 / (5 * images - 1) for name, images in (("Flickr8k", 6000), ("Flickr30K", 29_000), ("MS-COCO", 113_287))
     }
-    drawn = torch.randint(0, 6000 * 5, (2000, 128), generator=torch.Generator().manual_seed(0)) // 5
-    counted = (drawn[:, :, None] == drawn[:, None]).sum((1, 2)).sub(128).double().mean().item() / 2
+    image_of_caption = torch.randint(0, 6000 * 5, (2000, 128), generator=torch.Generator().manual_seed(0)) // 5
+    mean_twins = (image_of_caption[:, :, None] == image_of_caption[:, None]).sum((1, 2)).sub(128).double().mean().item() / 2
     return Shown(
-        abs(counted - expected["Flickr8k"]) < 0.5,
+        abs(mean_twins - expected["Flickr8k"]) < 0.5,
         "expected twins in a batch of 128 captions: " + ", ".join(f"{name} {digits(number)}" for name, number in expected.items()),
     )
 

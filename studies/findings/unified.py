@@ -9,7 +9,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from findings.base import Shown, apart, digits, embeddings, gradient, leaf, negatives, numbers, scores_of, tangent, unit_rows
+from findings.base import (
+    Shown,
+    digits,
+    embeddings,
+    gradient,
+    leaf,
+    negatives,
+    numbers,
+    relative_error,
+    scores_of,
+    tangent,
+    unit_rows,
+)
 
 
 def eq_2_arg_max() -> Shown:
@@ -27,7 +39,7 @@ def eq_2_arg_max() -> Shown:
     others = negatives(images @ texts.T)
     named = (images * texts[others.argmax(1)]).sum(1)
     return Shown(
-        apart(named, others.amax(1)) < 1e-12,
+        relative_error(named, others.amax(1)) < 1e-12,
         f"first image: max_j s = {digits(others[0].max())}, a number. arg max names text {others[0].argmax()}. "
         f"s(V_i, T of arg max) - max over 12 images {digits((named - others.amax(1)).abs().max())}",
     )
@@ -50,10 +62,10 @@ def eq_15_denominator() -> Shown:
     (weights,) = gradient(excess.sum(1).log1p().sum(), scores)
     off = ~torch.eye(12, dtype=torch.bool)
     ratio = ((excess / (1 + excess)) / weights)[off]
-    right = apart((excess / (1 + excess.sum(1, keepdim=True)))[off], weights[off])
+    right = relative_error((excess / (1 + excess.sum(1, keepdim=True)))[off], weights[off])
     return Shown(
         bool(ratio.min() > 3) and right < 1e-12,
-        f"B = 12: printed / true weight of a negative {digits(ratio.min())} to {digits(ratio.max())}; error of the right form {digits(right)}",
+        f"B = 12: printed / true weight of a negative {digits(ratio.min())} to {digits(ratio.max())}\nerror of the right form {digits(right)}",
     )
 
 
@@ -79,9 +91,9 @@ def eq_17_sum_of_norms() -> Shown:
     printed = (weights * toward.norm(dim=-1)).sum(1)
     right = (weights[..., None] * toward).sum(1).norm(dim=1)
     return Shown(
-        bool((printed > 1.1 * true).all()) and apart(right, true) < 1e-12,
-        f"first image: printed {digits(printed[0])}, true {digits(true[0])}; over 12 images printed / true "
-        f"{digits((printed / true).min())} to {digits((printed / true).max())}; error of the right form {digits(apart(right, true))}",
+        bool((printed > 1.1 * true).all()) and relative_error(right, true) < 1e-12,
+        f"first image: printed {digits(printed[0])}, true {digits(true[0])}\nover 12 images printed / true "
+        f"{digits((printed / true).min())} to {digits((printed / true).max())}\nerror of the right form {digits(relative_error(right, true))}",
     )
 
 
@@ -123,14 +135,14 @@ def gradient_that_does_not_vanish() -> Shown:
     Effect: Averaging over negatives helps while some are apart. It does not prevent a full collapse.
     visavis: ``diagnostics.pair_gradients.tangent_norms`` gives 0 there for every objective.
     """
-    found = {}
+    results = {}
     for spread in (0.1, 0.01, 0.0):
         images, texts = (normalize(unit_rows(1, seed=1) + spread * unit_rows(32, seed=seed)) for seed in (2, 3))
-        found[spread] = [_norms(images, texts, margin=0.2, gamma=gamma).mean().item() for gamma in (50.0, 1e6)]
-    shrunk = [found[0.01][loss] / found[0.1][loss] for loss in (0, 1)]
-    lines = "; ".join(f"spread {spread}: {digits(unified)}, {digits(hardest)}" for spread, (unified, hardest) in found.items())
+        results[spread] = [_norms(images, texts, margin=0.2, gamma=gamma).mean().item() for gamma in (50.0, 1e6)]
+    shrunk = [results[0.01][loss] / results[0.1][loss] for loss in (0, 1)]
+    lines = "\n".join(f"spread {spread}: {digits(unified)}, {digits(hardest)}" for spread, (unified, hardest) in results.items())
     return Shown(
-        max(shrunk) < 0.2 and max(found[0.0]) < 1e-7, "mean tangent gradient on an image, Unified (gamma = 50) and Triplet-HN:\n" + lines
+        max(shrunk) < 0.2 and max(results[0.0]) < 1e-7, "mean tangent gradient on an image, Unified (gamma = 50) and Triplet-HN:\n" + lines
     )
 
 
@@ -154,7 +166,7 @@ def eq_24_weights() -> Shown:
     return Shown(
         bool(constant[0] > 0.5) and bool(constant[1] < -0.2) and heavy[0] < 0.7 * even[0] and heavy[1] < -0.05 < even[1],
         f"all scores -0.5: w_ij s_ij - w_ii s_ii + 0.2 = {digits(constant[0])} for weights 1, 2 and {digits(constant[1])} for 2, 1\n"
-        + "; ".join(
+        + "\n".join(
             f"negatives weigh {weight}: test RSUM {recalls:.0f}, mean score {digits(mean)}, of right pairs {digits(own)}"
             for weight, (recalls, mean, own) in (("1", even), ("2", heavy))
         ),
@@ -174,15 +186,15 @@ def eq_25_limit() -> Shown:
     visavis: ``RSP(coefficients=...)`` is the hinge, ``RSP(..., gamma=...)`` the soft form. Neither replaces the other.
     """
     apart_from_positive = numbers(-0.1, -0.8)
-    found = {}
+    results = {}
     for name, polynomial in {"G(d) = d^2": lambda d: d**2, "G(d) = d + d^3": lambda d: d + d**3}.items():
         soft = torch.cat([numbers(0), 1e4 * (polynomial(apart_from_positive) + 0.2)]).logsumexp(0) / 1e4
-        found[name] = (soft.item(), (polynomial(apart_from_positive.max()) + 0.2).clamp(min=0).item())
-    (limit, hinge), (same, as_hinge) = found.values()
+        results[name] = (soft.item(), (polynomial(apart_from_positive.max()) + 0.2).clamp(min=0).item())
+    (limit, hinge), (same, as_hinge) = results.values()
     return Shown(
         abs(limit - 0.84) < 1e-6 and abs(hinge - 0.21) < 1e-9 and abs(same - as_hinge) < 1e-6,
         "differences -0.1 and -0.8, m = 0.2, soft form at gamma = 1e4 and hinge:\n"
-        + "; ".join(f"{name}: {digits(soft)}, {digits(hard)}" for name, (soft, hard) in found.items()),
+        + "\n".join(f"{name}: {digits(soft)}, {digits(hard)}" for name, (soft, hard) in results.items()),
     )
 
 
@@ -201,7 +213,7 @@ def table_6_sum() -> Shown:
     errors = [abs(sum(row[:6]) - row[6]) for row in rows]
     return Shown(
         errors[-1] > 6 and max(errors[:-1]) < 0.25,
-        f"its columns sum to {sum(rows[-1][:6]):.1f}, printed {rows[-1][6]}; largest difference in the other {len(rows) - 1} rows {max(errors[:-1]):.1f}",
+        f"its columns sum to {sum(rows[-1][:6]):.1f}, printed {rows[-1][6]}\nlargest difference in the other {len(rows) - 1} rows {max(errors[:-1]):.1f}",
     )
 
 
@@ -227,7 +239,7 @@ def points_and_percent() -> Shown:
     percent = [100 * (after / before - 1) for before, after in printed.values()]
     return Shown(
         points and all(found < 0.6 * claimed for claimed, found in zip(printed, percent, strict=True)),
-        "printed as percent: " + ", ".join(map(str, printed)) + "; in percent: " + ", ".join(f"{found:.1f}" for found in percent),
+        "printed as percent: " + ", ".join(map(str, printed)) + "\nin percent: " + ", ".join(f"{found:.1f}" for found in percent),
     )
 
 
@@ -247,8 +259,8 @@ def settings() -> Shown:
     of_sum, of_mean = (_loss(factor * cosines, margin=0.2, gamma=60.0) for factor in (2, 1))
     same = _loss(cosines, margin=0.1, gamma=120.0)
     return Shown(
-        bool(abs(of_sum - same) < 1e-9 and apart(of_mean, of_sum) > 0.1),
-        f"12 pairs, m = 0.2, gamma = 60: sum of two equal cosines {digits(of_sum)}, their mean {digits(of_mean)}; "
+        bool(abs(of_sum - same) < 1e-9 and relative_error(of_mean, of_sum) > 0.1),
+        f"12 pairs, m = 0.2, gamma = 60: sum of two equal cosines {digits(of_sum)}, their mean {digits(of_mean)}\n"
         f"the mean with m = 0.1, gamma = 120 {digits(same)}",
     )
 

@@ -51,17 +51,17 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--no-checkpointing", action="store_true")
     parser.add_argument("--weights", type=Path, help="where the first process leaves the weights")
-    asked = parser.parse_args()
-    accumulate = 2 if asked.way == "accumulation" else 1
+    options = parser.parse_args()
+    accumulate = 2 if options.way == "accumulation" else 1
     torch.manual_seed(0)
     model, columns = tiny_clip(), captioned_images()
     with tempfile.TemporaryDirectory() as folder:
         args = TrainingArguments(
             folder,
-            max_steps=asked.steps,
+            max_steps=options.steps,
             per_device_train_batch_size=16 // accumulate // int(os.environ.get("WORLD_SIZE", "1")),
             gradient_accumulation_steps=accumulate,
-            gradient_checkpointing=not asked.no_checkpointing,
+            gradient_checkpointing=not options.no_checkpointing,
             train_sampling_strategy="sequential",
             learning_rate=0.5,
             optim="sgd",
@@ -72,11 +72,11 @@ def main() -> None:
             disable_tqdm=True,
             save_strategy="no",
         )
-        data, loss = InOrder(columns, asked.steps), WAYS[asked.way](model)
+        data, loss = InOrder(columns, options.steps), WAYS[options.way](model)
         trainer = Trainer(model, args, collate if accumulate > 1 else None, train_dataset=data, compute_loss_func=loss)
         trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    report(model, losses, asked.weights)
+    report(model, losses, options.weights)
 
 
 if __name__ == "__main__":

@@ -53,22 +53,22 @@ def main() -> None:
     parser.add_argument("--way", choices=WAYS, default="fixed margin")
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--weights", type=Path, help="where the first process leaves the weights")
-    asked = parser.parse_args()
-    module = Retriever(WAYS[asked.way]())
-    own = rows(captioned_images())[RANK * 16 // NUMBER : (RANK + 1) * 16 // NUMBER]
+    options = parser.parse_args()
+    module = Retriever(WAYS[options.way]())
+    own_rows = rows(captioned_images())[RANK * 16 // NUMBER : (RANK + 1) * 16 // NUMBER]
     trainer = Trainer(
         accelerator="cpu",
         devices=NUMBER,
         strategy="ddp" if NUMBER > 1 else "auto",
-        max_epochs=asked.steps,
+        max_epochs=options.steps,
         use_distributed_sampler=False,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(module, DataLoader(own, batch_size=len(own)))
-    report(module, module.losses, asked.weights)
+    trainer.fit(module, DataLoader(own_rows, batch_size=len(own_rows)))
+    report(module, module.losses, options.weights)
 
 
 if __name__ == "__main__":

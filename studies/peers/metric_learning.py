@@ -36,60 +36,66 @@ def angles(angles_deg: list[float], dtype: torch.dtype) -> Tensor:
     return torch.stack([radians.cos(), radians.sin()], dim=-1).requires_grad_()
 
 
-def by_loops(embeddings: Tensor, labels: list[int], references: Tensor, theirs: list[int], *, same: bool) -> Tensor:
+def by_loops(embeddings: Tensor, labels: list[int], references: Tensor, reference_labels: list[int], *, same_items: bool) -> Tensor:
     """NT-Xent of one direction, term by term."""
     terms = []
-    for i, own in enumerate(labels):
-        scores = [(embeddings[i] @ other / 0.1).exp() for other in references]
-        negative = sum((score for score, label in zip(scores, theirs, strict=True) if label != own), torch.zeros(()))
+    for i, label_of_anchor in enumerate(labels):
+        scores = [(embeddings[i] @ reference / 0.1).exp() for reference in references]
+        negative = sum((score for score, label in zip(scores, reference_labels, strict=True) if label != label_of_anchor), torch.zeros(()))
         terms += [
             -(score / (score + negative)).log()
-            for j, (score, label) in enumerate(zip(scores, theirs, strict=True))
-            if label == own and not (same and i == j)
+            for j, (score, label) in enumerate(zip(scores, reference_labels, strict=True))
+            if label == label_of_anchor and not (same_items and i == j)
         ]
     return torch.stack(terms).mean()
 
 
 def check_by_loops() -> None:
-    loss, (angles_deg, labels), (others, theirs) = MetricLoss(NTXent(tau=0.1)), *LABELLED
-    furthest = 0.0
+    loss, (angles_deg, labels), (reference_angles, reference_labels) = MetricLoss(NTXent(tau=0.1)), *LABELED_ANGLES
+    largest_difference = 0.0
     for dtype in (torch.float32, torch.float64):
-        embeddings, references = angles(angles_deg, dtype), angles(others, dtype)
+        embeddings, references = angles(angles_deg, dtype), angles(reference_angles, dtype)
         value = loss(embeddings, labels)
-        furthest = max(furthest, abs(value.item() - by_loops(embeddings, labels, embeddings, labels, same=True).item()))
-        both = by_loops(embeddings, labels, references, theirs, same=False) + by_loops(references, theirs, embeddings, labels, same=False)
-        value = loss(embeddings, labels, ref_emb=references, ref_labels=theirs)
-        furthest = max(furthest, abs(value.item() - both.item() / 2))
+        largest_difference = max(
+            largest_difference, abs(value.item() - by_loops(embeddings, labels, embeddings, labels, same_items=True).item())
+        )
+        both = by_loops(embeddings, labels, references, reference_labels, same_items=False) + by_loops(
+            references, reference_labels, embeddings, labels, same_items=False
+        )
+        value = loss(embeddings, labels, ref_emb=references, ref_labels=reference_labels)
+        largest_difference = max(largest_difference, abs(value.item() - both.item() / 2))
         value.backward()
     empty = [
         loss(angles(angles_deg, torch.float32), ids).item()
         for angles_deg, ids in (([0], [0]), ([0, 10, 20], [0] * 3), ([0, 40, 60], [1, 2, 3]))
     ]
-    print(f"by loops over angles: at most {furthest:.0e} apart. Batches without a pair: {empty}")
+    print(f"by loops over angles: at most {largest_difference:.0e} apart. Batches without a pair: {empty}")
 
 
-LABELLED = (([0, 10, 20, 50, 60, 80], [0, 0, 0, 1, 1, 2]), ([5, 25, 55, 70], [0, 1, 1, 2]))
+LABELED_ANGLES = (([0, 10, 20, 50, 60, 80], [0, 0, 0, 1, 1, 2]), ([5, 25, 55, 70], [0, 1, 1, 2]))
 
 
 def check_values(draws: int = 200) -> None:
-    for name, (theirs, ours) in PAIRS.items():
-        apart = 0.0
+    for name, (library_loss, own_loss) in PAIRS.items():
+        largest_difference = 0.0
         for draw in range(draws):
             torch.manual_seed(draw)
             labels = torch.randint(0, 4, (16,))
             embeddings = torch.randn(16, 8, dtype=torch.float64, requires_grad=True)
-            values = theirs(embeddings, labels), ours(embeddings, labels)
+            values = library_loss(embeddings, labels), own_loss(embeddings, labels)
             gradients = [torch.autograd.grad(value, embeddings)[0] for value in values]
-            apart = max(apart, abs((values[0] - values[1]).item()), (gradients[0] - gradients[1]).abs().max().item())
-        print(f"{name}: value and gradient at most {apart:.0e} apart over {draws} batches")
-    mined = 0.0
+            largest_difference = max(
+                largest_difference, abs((values[0] - values[1]).item()), (gradients[0] - gradients[1]).abs().max().item()
+            )
+        print(f"{name}: value and gradient at most {largest_difference:.0e} apart over {draws} batches")
+    mined_difference = 0.0
     for draw in range(draws):
         torch.manual_seed(draw)
         labels, embeddings = torch.arange(16) // 4, torch.randn(16, 8, dtype=torch.float64)
         pairs = miners.MultiSimilarityMiner(epsilon=0.1)(embeddings, labels)
         value = MetricLoss(MultiSimilarity(reduction="half_mean"))(embeddings, labels)
-        mined = max(mined, abs((losses.MultiSimilarityLoss()(embeddings, labels, pairs) - value).item()))
-    print(f"MultiSimilarity with its miner: at most {mined:.0e} apart")
+        mined_difference = max(mined_difference, abs((losses.MultiSimilarityLoss()(embeddings, labels, pairs) - value).item()))
+    print(f"MultiSimilarity with its miner: at most {mined_difference:.0e} apart")
 
 
 def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -98,7 +104,7 @@ def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return images[:1200], labels[:1200], images[1200:], labels[1200:]
 
 
-OF_DIGITS = {
+DIGIT_LOSSES = {
     "pytorch-metric-learning's TripletMarginLoss": lambda: losses.TripletMarginLoss(margin=0.2, distance=distances.CosineSimilarity()),
     "Triplet(), a sum": lambda: MetricLoss(Triplet()),
     'Triplet(reduction="half_mean")': lambda: MetricLoss(Triplet(reduction="half_mean")),
@@ -107,9 +113,9 @@ OF_DIGITS = {
 }
 
 
-def train_on_digits(make: Callable[[], nn.Module], seed: int, longest: float, *, steps: int = 200) -> tuple[float, float]:
+def train_on_digits(make: Callable[[], nn.Module], seed: int, max_norm: float, *, steps: int = 200) -> tuple[float, float]:
     """The norm of the first gradient, and MAP@R of unseen digits. Gradients are clipped at the norm ``longest``."""
-    images, labels, unseen, theirs = digits()
+    images, labels, unseen, unseen_labels = digits()
     torch.manual_seed(seed)
     model, loss, first = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 16)), make(), math.nan
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -117,21 +123,21 @@ def train_on_digits(make: Callable[[], nn.Module], seed: int, longest: float, *,
         rows = torch.randperm(len(images))[:128]
         optimizer.zero_grad()
         loss(model(images[rows]), labels[rows]).backward()
-        norm = nn.utils.clip_grad_norm_(model.parameters(), longest)
+        norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
         first = norm.item() if step == 0 else first
         optimizer.step()
     with torch.no_grad():
         embeddings = normalize(model(unseen), dim=-1)
     order = (embeddings @ embeddings.T).fill_diagonal_(-math.inf).argsort(descending=True)[:, :-1]
-    places = torch.arange(1.0, order.shape[1] + 1).where(theirs[order] == theirs[:, None], math.inf).sort().values
-    return first, average_precision_at_r(places).mean().item()
+    positive_ranks = torch.arange(1.0, order.shape[1] + 1).where(unseen_labels[order] == unseen_labels[:, None], math.inf).sort().values
+    return first, average_precision_at_r(positive_ranks).mean().item()
 
 
 def magnitudes(seeds: int = 3) -> None:
-    for name, make in OF_DIGITS.items():
-        found = torch.tensor([[train_on_digits(make, seed, longest) for seed in range(seeds)] for longest in (math.inf, 1.0)])
-        scores = [f"{of_one.mean():.3f} ± {of_one.std():.3f}" for of_one in found[:, :, 1]]
-        print(f"{name}: first gradient of norm {found[0, :, 0].mean():.3g}, MAP@R {scores[0]}, clipped at norm 1 {scores[1]}")
+    for name, make in DIGIT_LOSSES.items():
+        results = torch.tensor([[train_on_digits(make, seed, max_norm) for seed in range(seeds)] for max_norm in (math.inf, 1.0)])
+        scores = [f"{seeds_scores.mean():.3f} ± {seeds_scores.std():.3f}" for seeds_scores in results[:, :, 1]]
+        print(f"{name}: first gradient of norm {results[0, :, 0].mean():.3g}, MAP@R {scores[0]}, clipped at norm 1 {scores[1]}")
 
 
 def over_processes() -> None:
@@ -140,20 +146,20 @@ def over_processes() -> None:
     rank, number = distributed.get_rank(), distributed.get_world_size()
     torch.manual_seed(0)
     items, labels, model = torch.randn(16, 8), torch.arange(16) % 4, nn.Linear(8, 4)
-    own = slice(rank * 16 // number, (rank + 1) * 16 // number)
-    one = MetricLoss(NTXent(tau=0.1), gather=False)
-    exact = torch.autograd.grad(one(model(items), labels), model.weight)[0]
+    own_rows = slice(rank * 16 // number, (rank + 1) * 16 // number)
+    local_loss = MetricLoss(NTXent(tau=0.1), gather=False)
+    exact = torch.autograd.grad(local_loss(model(items), labels), model.weight)[0]
     for name, loss in {
         "MetricLoss": MetricLoss(NTXent(tau=0.1)),
         "DistributedLossWrapper": DistributedLossWrapper(losses.NTXentLoss(temperature=0.1)),
         "DistributedLossWrapper(efficient=True)": DistributedLossWrapper(losses.NTXentLoss(temperature=0.1), efficient=True),
     }.items():
         wrapped = DistributedDataParallel(copy.deepcopy(model))
-        loss(wrapped(items[own]), labels[own]).backward()
+        loss(wrapped(items[own_rows]), labels[own_rows]).backward()
         gradient = wrapped.module.weight.grad
-        times, turn = gradient.norm() / exact.norm(), torch.cosine_similarity(gradient.flatten(), exact.flatten(), dim=0)
+        norm_ratio, cosine = gradient.norm() / exact.norm(), torch.cosine_similarity(gradient.flatten(), exact.flatten(), dim=0)
         if rank == 0:
-            print(f"{name}: {times:.4f} times the exact gradient, cosine {turn:.6f}")
+            print(f"{name}: {norm_ratio:.4f} times the exact gradient, cosine {cosine:.6f}")
     distributed.destroy_process_group()
 
 

@@ -19,7 +19,7 @@ from visavis.objectives import InfoNCE, NTXent, Unified
 RANK, NUMBER = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 BATCH, STEPS, PROCESSES = 16, 6, {"rank": RANK, "world_size": NUMBER}
 EXACT = {"local_loss": True, "gather_with_grad": True}
-TOWER = {"width": 32, "layers": 2}
+ENCODER = {"width": 32, "layers": 2}
 LOSSES = {
     "open_clip, local_loss and gather_with_grad": lambda: imported().ClipLoss(**EXACT, **PROCESSES),
     "open_clip, its default": lambda: imported().ClipLoss(**PROCESSES),
@@ -65,9 +65,9 @@ class Batches:
     names: tuple[str, ...] = ()
 
     def __init__(self) -> None:
-        drawn = torch.Generator().manual_seed(1)
+        generator = torch.Generator().manual_seed(1)
         part = slice(RANK * BATCH // NUMBER, (RANK + 1) * BATCH // NUMBER)
-        self.rows = torch.randn(BATCH, 3, 32, 32, generator=drawn)[part], torch.randint(1, 60, (BATCH, 8), generator=drawn)[part]
+        self.rows = torch.randn(BATCH, 3, 32, 32, generator=generator)[part], torch.randint(1, 60, (BATCH, 8), generator=generator)[part]
 
     def __iter__(self):
         return iter([dict(zip(self.names, self.rows, strict=True)) if self.names else self.rows for _ in range(STEPS)])
@@ -75,8 +75,8 @@ class Batches:
 
 def tiny_model() -> torch.nn.Module:
     torch.manual_seed(0)
-    visual = {"image_size": 32, "patch_size": 16, "head_width": 16} | TOWER
-    return imported().CLIP(16, visual, {"context_length": 8, "vocab_size": 64, "heads": 2} | TOWER, output_dict=True)
+    visual = {"image_size": 32, "patch_size": 16, "head_width": 16} | ENCODER
+    return imported().CLIP(16, visual, {"context_length": 8, "vocab_size": 64, "heads": 2} | ENCODER, output_dict=True)
 
 
 def train_one_epoch(model: torch.nn.Module, loss: torch.nn.Module, accum_freq: int) -> None:
@@ -97,19 +97,19 @@ def train_one_epoch(model: torch.nn.Module, loss: torch.nn.Module, accum_freq: i
     train.train_one_epoch(train.TrainState(task=task, optimizer=optimizer), reader, args)
 
 
-def trained(name: str, accum_freq: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def train_and_probe(name: str, accum_freq: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """The gradient of the encoders at the first step, and the weights after all steps."""
     model, loss = tiny_model(), LOSSES[name]()
     probe = copy.deepcopy(model)
-    probed = DistributedDataParallel(probe) if NUMBER > 1 else probe
-    loss(**probed(*Batches().rows)).backward()
+    wrapped_probe = DistributedDataParallel(probe) if NUMBER > 1 else probe
+    loss(**wrapped_probe(*Batches().rows)).backward()
     train_one_epoch(model, loss, accum_freq)
-    of_encoders = [parameter.grad for name, parameter in probe.named_parameters() if name != "logit_scale"]
-    return of_encoders, [parameter.detach() for parameter in model.parameters()]
+    encoder_gradients = [parameter.grad for name, parameter in probe.named_parameters() if name != "logit_scale"]
+    return encoder_gradients, [parameter.detach() for parameter in model.parameters()]
 
 
-def apart(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:
-    return max((mine - right).abs().max().item() for mine, right in zip(ours, theirs, strict=True))
+def largest_difference(first: list[torch.Tensor], second: list[torch.Tensor]) -> float:
+    return max((first_tensor - second_tensor).abs().max().item() for first_tensor, second_tensor in zip(first, second, strict=True))
 
 
 def main() -> None:
@@ -118,13 +118,17 @@ def main() -> None:
     accum_freq = parser.parse_args().accum_freq
     if NUMBER > 1:
         distributed.init_process_group("gloo")
-    found = {name: trained(name, accum_freq) for name in LOSSES}
-    exact = found["open_clip, local_loss and gather_with_grad"]
+    results = {name: train_and_probe(name, accum_freq) for name in LOSSES}
+    exact = results["open_clip, local_loss and gather_with_grad"]
     norm = torch.cat([gradient.flatten() for gradient in exact[0]]).norm()
-    for name, (gradients, weights) in found.items() if RANK == 0 else ():
-        length = torch.cat([gradient.flatten() for gradient in gradients]).norm() / norm
-        away = "trained" if name == "Unified" else f"weights after {STEPS // accum_freq} steps {apart(weights, exact[1]):.1e} away"
-        print(f"{name}: gradient {length:.4f} times the exact one of CLIP's loss, {away}", flush=True)
+    for name, (gradients, weights) in results.items() if RANK == 0 else ():
+        norm_ratio = torch.cat([gradient.flatten() for gradient in gradients]).norm() / norm
+        outcome = (
+            "trained"
+            if name == "Unified"
+            else f"weights after {STEPS // accum_freq} steps {largest_difference(weights, exact[1]):.1e} away"
+        )
+        print(f"{name}: gradient {norm_ratio:.4f} times the exact one of CLIP's loss, {outcome}", flush=True)
     if NUMBER > 1:
         distributed.destroy_process_group()
 

@@ -72,14 +72,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--rows", type=int, default=16, help="of a step, over all processes")
     parser.add_argument("--weights", type=Path, help="where the first process leaves the weights")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
-        model, losses = trained(asked.way, folder, steps=asked.steps, rows=asked.rows)
+        model, losses = trained(options.way, folder, steps=options.steps, rows=options.rows)
     for warning in caught:
         if "compare" in str(warning.message):
             print(f"reported: {warning.message}", flush=True)
-    report(model, losses, asked.weights)
+    report(model, losses, options.weights)
 
 
 if __name__ == "__main__":

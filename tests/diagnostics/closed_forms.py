@@ -76,7 +76,7 @@ def _vlc(objective: VLC, pairs: PositivePairs, _candidate: Tensor) -> Tensor:
 
 
 def _share_of_one_more(x: Tensor) -> Tensor:
-    """``e^x_j / (1 + sum_k e^x_k)``; e^x is the D of eqs. 16 and 19."""
+    """``e^x_j / (1 + sum_k e^x_k)``, where e^x is the D of eqs. 16 and 19."""
     return (x - log1p_exp(x.logsumexp(-1, keepdim=True))).exp()
 
 

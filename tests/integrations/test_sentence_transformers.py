@@ -117,7 +117,7 @@ def test_visavis_loss_appears_in_model_card(model):
         TripletHN(): "source: Faghri et al., VSE++ (2018), eq. 6",
     }.items():
         citation = VisavisLoss(model, objective).citation
-        assert f"Objective {objective!r}; {source}".replace("_", r"\_") in citation
+        assert f"Objective {objective!r}; {source}".replace("_", r"\_") in citation  # language: quoted
         assert citation.count("{") == citation.count("}")
         assert "Special" not in citation
 

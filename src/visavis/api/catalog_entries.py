@@ -29,7 +29,7 @@ def models() -> list[CatalogEntry]:
         {
             "name": name,
             "summary": docstring_summary(kind),
-            "inputs": f"images as {' or '.join(kind.visual_granularities)}; texts as {' or '.join(kind.text_granularities)}",
+            "inputs": f"images as {' or '.join(kind.visual_granularities)}, texts as {' or '.join(kind.text_granularities)}",
             "defaults": f"{name}({_defaults(kind.Config)})",
         }
         for name, kind in CATALOG.items()

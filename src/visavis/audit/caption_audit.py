@@ -52,10 +52,10 @@ def sibling_agreement(vectors: Tensor, image_of: Tensor, assigned: Tensor) -> Te
         Mean cosine of each caption with the other captions, and mean cosine of these with one another, shape ``[C, 2]``. NaN if there
         are too few of them.
     """
-    others, count = _sum_siblings(vectors, image_of, assigned)
-    agreement = (others * vectors).sum(1) / count
+    sibling_sum, count = _sum_siblings(vectors, image_of, assigned)
+    agreement = (sibling_sum * vectors).sum(1) / count
     # |sum of n unit vectors|^2 = n + sum of the cosines of all n(n - 1) ordered pairs.
-    of_siblings = (others.square().sum(1) - count) / (count * (count - 1))
+    of_siblings = (sibling_sum.square().sum(1) - count) / (count * (count - 1))
     return torch.stack([agreement.where(count > 0, torch.nan), of_siblings.where(count > 1, torch.nan)], 1)
 
 
@@ -70,8 +70,8 @@ def sibling_mean(values: Tensor, image_of: Tensor, assigned: Tensor) -> Tensor:
     Returns:
         The means, shape ``[C]``. NaN if the image has only one caption.
     """
-    rest, count = _sum_siblings(values[:, None], image_of, assigned)
-    return (rest[:, 0] / count).where(count > 0, torch.nan)
+    sibling_sum, count = _sum_siblings(values[:, None], image_of, assigned)
+    return (sibling_sum[:, 0] / count).where(count > 0, torch.nan)
 
 
 def _sum_siblings(values: Tensor, image_of: Tensor, assigned: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,13 +98,13 @@ def sample_other_images(image_of: np.ndarray, copy_groups: np.ndarray, seed: int
         The other images, shape ``[C]``.
     """
     random = np.random.default_rng([seed, len(image_of), len(copy_groups)])
-    other = random.integers(len(copy_groups), size=len(image_of))
+    other_image = random.integers(len(copy_groups), size=len(image_of))
     for _ in range(100):
-        same = copy_groups[other] == copy_groups[image_of]
-        if not same.any():
+        is_copy = copy_groups[other_image] == copy_groups[image_of]
+        if not is_copy.any():
             break
-        other[same] = random.integers(len(copy_groups), size=int(same.sum()))
-    return other
+        other_image[is_copy] = random.integers(len(copy_groups), size=int(is_copy.sum()))
+    return other_image
 
 
 @dataclass(frozen=True)

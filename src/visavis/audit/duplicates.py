@@ -65,8 +65,8 @@ def pairs_above_threshold(vectors: Tensor, threshold: float, k: int) -> np.ndarr
         positions = torch.arange(len(scores))
         scores[positions, rows.start + positions] = -torch.inf
         nearest = scores.topk(min(k, len(vectors) - 1), dim=1)
-        query, place = (nearest.values >= threshold).nonzero(as_tuple=True)
-        pairs.append(torch.stack([rows.start + query, nearest.indices[query, place]], 1).numpy())
+        query, neighbor = (nearest.values >= threshold).nonzero(as_tuple=True)
+        pairs.append(torch.stack([rows.start + query, nearest.indices[query, neighbor]], 1).numpy())
     return unique_pairs(np.concatenate(pairs))
 
 

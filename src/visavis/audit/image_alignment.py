@@ -37,14 +37,14 @@ def aligned_correlation(first: Tensor, second: Tensor, threshold: float = 0.0) -
     return torch.maximum(*best)
 
 
-def _best_crop_correlation(whole: Tensor, cropped: Tensor, min_coarse: float) -> Tensor:
+def _best_crop_correlation(full_images: Tensor, cropped: Tensor, min_coarse: float) -> Tensor:
     """Return the best correlation of whole images with crops of others, refined where it is at least ``min_coarse``."""
     results = [torch.zeros(0)]
-    for whole_batch, crop_batch in zip(whole.split(PAIRS_PER_BATCH), cropped.split(PAIRS_PER_BATCH), strict=True):
-        target, image = _unit(_sample(_smooth(whole_batch.float()), _full_boxes(len(whole_batch)))), _smooth(crop_batch.float())
+    for full_batch, crop_batch in zip(full_images.split(PAIRS_PER_BATCH), cropped.split(PAIRS_PER_BATCH), strict=True):
+        target, image = _unit(_sample(_smooth(full_batch.float()), _full_boxes(len(full_batch)))), _smooth(crop_batch.float())
         best, boxes = _search_start_crops(target, image)
-        near = best >= min_coarse
-        best[near] = _refine_edges(target[near], image[near], best[near], boxes[near])
+        is_promising = best >= min_coarse
+        best[is_promising] = _refine_edges(target[is_promising], image[is_promising], best[is_promising], boxes[is_promising])
         results.append(best)
     return torch.cat(results)
 

@@ -198,7 +198,7 @@ def fold_models(
 
 
 def _pair_features(
-    data_module: DataModule, matcher: Matcher, objective: Objective, part: Dataset, text_vectors: Tensor, copy_groups: np.ndarray
+    data_module: DataModule, matcher: Matcher, objective: Objective, fold: Dataset, text_vectors: Tensor, copy_groups: np.ndarray
 ) -> dict[str, Tensor]:
     """Return features of all captions of a part, whose images are ranked against one another.
 
@@ -206,21 +206,21 @@ def _pair_features(
     which the objective pulls the pair together, the rank of the image among the candidates (from 1), the number of candidates, and the
     index of the best-scored image.
     """
-    visual, text = data_module.encode(matcher, part)
+    visual, text = data_module.encode(matcher, fold)
     scores = score_all_pairs(matcher, visual, text, data_module.recipe.memory or None).clone()  # a normal tensor: weights need its gradient
-    image_of = torch.from_numpy(part.image_of)
-    other = torch.from_numpy(sample_other_images(part.image_of, copy_groups[part.image_rows], data_module.recipe.seed))
-    vectors = text_vectors[torch.from_numpy(part.caption_rows)]
+    image_of = torch.from_numpy(fold.image_of)
+    other_image = torch.from_numpy(sample_other_images(fold.image_of, copy_groups[fold.image_rows], data_module.recipe.seed))
+    vectors = text_vectors[torch.from_numpy(fold.caption_rows)]
     features, weight, rank = _feature_columns(objective, scores, image_of, image_of, vectors)
-    mismatched_features, _, _ = _feature_columns(objective, scores, other, image_of, vectors)
+    mismatched_features, _, _ = _feature_columns(objective, scores, other_image, image_of, vectors)
     return {
-        "caption": torch.from_numpy(part.caption_rows),
+        "caption": torch.from_numpy(fold.caption_rows),
         "features": features,
         "mismatched_features": mismatched_features,
         "weight": weight,
         "rank": rank,
         "candidates": torch.full((len(image_of),), len(scores)),
-        "best_image": torch.from_numpy(part.image_rows)[scores.argmax(0)],
+        "best_image": torch.from_numpy(fold.image_rows)[scores.argmax(0)],
     }
 
 

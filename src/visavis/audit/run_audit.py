@@ -257,11 +257,12 @@ def audit(
     if folds < 2 or seeds < 2:
         raise VisavisError(f"folds, seeds: expected integers >= 2, got {folds} and {seeds}.")
     settings = {"data.path": str(path)} | overrides
-    reason, is_named = f"recipe {recipe}", recipe is not None
+    is_named = recipe is not None
+    reason = f"recipe {recipe}"
     if recipe is None:
         default = choose_recipe(settings)
         recipe, settings = default.name, default.overrides | settings
-        reason = default.reason.removeprefix("no recipe named, so ")
+        reason = default.reason
     chosen = read_recipe(recipe, settings)
     can_train = is_named or chosen.visual.encoder != cnn_backbones.SMALL_CNN
     auditor = _Auditor(open_data_module(chosen, progress), can_train, folds, seeds, progress)

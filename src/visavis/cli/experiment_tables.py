@@ -139,7 +139,7 @@ def print_distributions(rows: Sequence[RelevanceDistribution]) -> None:
     for row in rows:
         shares = ", ".join(f"{share:.0%} above {value:.3f}" for share, value in zip(TAIL_SHARES, row.quantiles, strict=True))
         print_markup(f"[bold]{escape(row.estimator)}[/bold]: {row.pairs:,} random training pairs of {escape(row.data)}")
-        print_line(f"  mean {row.mean:.3f}; {row.share_above_threshold:.1%} above the paper's 0.63; {shares}")
+        print_line(f"  mean {row.mean:.3f}, {row.share_above_threshold:.1%} above the paper's 0.63, {shares}")
         for level, ladder in enumerate(row.ladder_specs, start=2):
             print_line(f"  L = {level}: {ladder}")
         for note in row.notes:

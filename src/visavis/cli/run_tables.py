@@ -46,7 +46,7 @@ def print_trained(trained: TrainingResult) -> None:
     print_line(
         f"{trained.objective}, positives by {trained.positives_by}, {trained.supervision}: "
         f"best validation RSUM {trained.validation_rsum:.1f} ({trained.validation_images:,} images against all their captions), "
-        f"step {trained.best_step:,}; training {trained.seconds:.0f} s, data and features {trained.cache_seconds:.0f} s."
+        f"step {trained.best_step:,}. Training: {trained.seconds:.0f} s. Data and features: {trained.cache_seconds:.0f} s."
     )
     for member in trained.members:
         test = "" if member.test is None else f"; test RSUM {member.test.metrics['rsum']:.1f}"

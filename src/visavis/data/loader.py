@@ -102,7 +102,7 @@ class BatchExtension(Protocol):
 
     @property
     def image_of(self) -> np.ndarray:
-        """Image of each text that a batch may hold, shape ``[T]``; a number below 0 for a text without an image."""
+        """Image of each text that a batch may hold, shape ``[T]``. Negative for a text without an image."""
         ...
 
     def add_negatives(self, images: np.ndarray, captions: np.ndarray, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:

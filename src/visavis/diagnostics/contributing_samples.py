@@ -3,7 +3,7 @@
 Source: Bleeker and de Rijke, "Do Lessons from Metric Learning Generalize to Image-Caption Retrieval?" (COCOS, 2022), section 4. Here for any
 objective, from the weights of its pairs. A count depends on the epsilon from which a weight counts. The effective number of negatives does not.
 
-COCOS, or its released code, counts Triplet and SmoothAP by rules of their own. All others are counted by the weights of their pairs.
+COCOS, or its released code, has special counting rules for Triplet and SmoothAP. For all other objectives, pair weights are counted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from visavis.objectives.pairs import NEG_INF, find_positive_pairs
 from visavis.targets import Targets
 
 RELEASED_CAPTIONS_PER_IMAGE: dict[type[Objective], int] = {Triplet: 1, SmoothAP: 5}
-"""Captions per image in the released code of COCOS, where it is a constant, for the objectives that it counts by a rule of their own."""
+"""Captions per image in the released code of COCOS, where it is a constant, for the objectives with a special counting rule."""
 
 Semantics = Literal["paper", "reference"]
 """Counts as defined in the COCOS paper, or as in its released code."""
@@ -36,7 +36,7 @@ def released_targets(objective: Objective, images: int, texts: int) -> Targets |
         texts: Number of texts. Caption j belongs to image j // (captions per image).
 
     Returns:
-        The targets. None for an objective without an own count in that code, or for a batch that the code cannot process.
+        The targets. None for an objective without a special counting rule in that code, or for a batch that the code cannot process.
     """
     captions_per_image = RELEASED_CAPTIONS_PER_IMAGE.get(type(objective))
     if captions_per_image is None or texts != captions_per_image * images:
@@ -46,7 +46,7 @@ def released_targets(objective: Objective, images: int, texts: int) -> Targets |
 
 
 def _counts_by_rule(objective: Objective, scores: Tensor, targets: Targets, epsilon: float, *, semantics: Semantics) -> dict[str, Tensor]:
-    """Counts by direction of objectives that COCOS, or its released code, counts by a rule of their own. Empty: by the weights of pairs."""
+    """Counts by direction of objectives with a special counting rule in COCOS or its released code. Empty for others, which count pair weights."""
     if type(objective) is Triplet and semantics == "reference":
         return released_triplet_counts(scores, targets, margin=objective.margin)
     if type(objective) is not SmoothAP:
@@ -80,8 +80,8 @@ def smooth_ap_counts(scores: Tensor, targets: Targets, *, tau: float = 0.01, eps
         COCOS, eq. 13.
     """
     query, candidate = targets.positive.nonzero(as_tuple=True)
-    known = targets.positive | targets.negative
-    counts = _count_triplets(scores[query].masked_fill(~known[query], NEG_INF), candidate, tau, epsilon * (tau if with_slope else 1))
+    is_labeled = targets.positive | targets.negative
+    counts = _count_triplets(scores[query].masked_fill(~is_labeled[query], NEG_INF), candidate, tau, epsilon * (tau if with_slope else 1))
     positives = targets.positive.sum(1).clamp(min=1)
     return scores.new_zeros(len(scores)).index_add_(0, query, counts.to(scores)) / positives
 

@@ -281,12 +281,12 @@ def measure_agreement(
             raise DataError(
                 f"{run}: expected a finite score, got NaN for pair {int(np.isnan(values).argmax())}. Check the model and its features."
             )
-    everything = np.ones(len(judgments.is_own_caption), dtype=bool)
-    for includes_own_captions, selected in ((True, everything), (False, ~judgments.is_own_caption)):
+    all_pairs = np.ones(len(judgments.is_own_caption), dtype=bool)
+    for includes_own_captions, selected in ((True, all_pairs), (False, ~judgments.is_own_caption)):
         images, captions, ratings = judgments.images[selected], judgments.captions[selected], judgments.ratings[selected]
-        single = [
-            rank_correlations(one[selected], others[selected], images, resamples)
-            for one, others in zip(judgments.single_ratings, judgments.mean_other_ratings, strict=True)
+        annotators = [
+            rank_correlations(single_ratings[selected], other_ratings[selected], images, resamples)
+            for single_ratings, other_ratings in zip(judgments.single_ratings, judgments.mean_other_ratings, strict=True)
         ]
         runs = {run: rank_correlations(values[selected], ratings, images, resamples) for run, values in scores.items()}
         if judgments.kind == "cxc":
@@ -297,7 +297,7 @@ def measure_agreement(
             includes_own_captions=includes_own_captions,
             pairs=len(ratings),
             images=len(np.unique(images)),
-            annotators={name: _mean_correlation([correlations[name] for correlations in single]) for name in single[0]} if single else {},
+            annotators=_mean_correlations(annotators),
             runs=runs,
         )
 
@@ -319,8 +319,14 @@ def relevance_of_pairs(judgments: HumanJudgments, relevance: ImageRelevance) -> 
     return values
 
 
-def _mean_correlation(correlations: list[RankCorrelation]) -> RankCorrelation:
-    return RankCorrelation(float(np.mean([each.value for each in correlations])), np.mean([each.resampled for each in correlations], 0))
+def _mean_correlations(annotators: list[dict[str, RankCorrelation]]) -> dict[str, RankCorrelation]:
+    """Mean over annotators of each correlation. Empty without annotators."""
+    means = {}
+    for name in annotators[0] if annotators else ():
+        values = [correlations[name].value for correlations in annotators]
+        resampled = [correlations[name].resampled for correlations in annotators]
+        means[name] = RankCorrelation(float(np.mean(values)), np.mean(resampled, 0))
+    return means
 
 
 def rank_correlations(first: np.ndarray, second: np.ndarray, images: np.ndarray, resamples: int = RESAMPLES) -> dict[str, RankCorrelation]:

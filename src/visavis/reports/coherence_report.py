@@ -118,8 +118,8 @@ def _undefined_note(comparison: RankedListComparison) -> str:
         score.undefined for results in comparison.statistics.values() for result in results for score in result.coherence_by_k.values()
     )
     if not undefined:
-        return "all queries are defined"
-    return f"up to {undefined:,} queries per mean are undefined, because the relevance of their top K items is constant"
+        return "CS@K is defined for all queries."
+    return f"Up to {undefined:,} queries per mean have no CS@K, because the relevance of their top K items is constant."
 
 
 def _scores_alt(comparison: RankedListComparison) -> str:

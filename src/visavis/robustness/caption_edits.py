@@ -104,12 +104,12 @@ def replace_word(caption: str, words: tuple[str, ...], excluded: set[str], rng: 
         'a blue ball'
     """
     match = _find_single(caption, words)
-    others = [word for word in words if match and word not in excluded and _article(word) == _article(match[0])]
-    return _replace(match, others[int(rng.integers(len(others)))]) if match and others else ""
+    candidates = [word for word in words if match and word not in excluded and _article(word) == _article(match[0])]
+    return _replace(match, candidates[int(rng.integers(len(candidates)))]) if match and candidates else ""
 
 
 def swap_colors(caption: str) -> str:
-    """Exchange two colors, if each stands before a word of its own: not in "a black and white dog".
+    """Exchange two colors, if a different word follows each: not in "a black and white dog".
 
     Args:
         caption: The caption.

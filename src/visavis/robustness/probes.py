@@ -379,11 +379,11 @@ def _probe_clip_partners(inputs: _ProbeInputs, truth: ClipAnnotations) -> tuple[
     for subset, title in (("order", "order of events"), ("direction", "direction")):
         captions = np.flatnonzero((partner[image_of] >= 0) & (subsets[image_of] == subset))
         if len(captions):
-            true, other = (
+            scores, partner_scores = (
                 inputs.score_pairs(torch.from_numpy(clips), inputs.text, torch.from_numpy(captions))
                 for clips in (image_of[captions], partner[image_of[captions]])
             )
-            results.append(ProbeResult.from_scores(title, true, other, same_words=True))
+            results.append(ProbeResult.from_scores(title, scores, partner_scores, same_words=True))
     return tuple(results)
 
 

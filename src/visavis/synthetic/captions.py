@@ -113,8 +113,8 @@ class _Writer:
         several = len(self.scene.things) > 1
         kinds = (
             (self._plain, 0.2),
-            (self._related, 0.7 * bool(self._evident())),
-            (self._counted, 0.45 * bool(self._alike())),
+            (self._related, 0.7 * bool(self._evident_relations())),
+            (self._counted, 0.45 * bool(self._similar_things())),
             (self._totaled, 0.12 * several),
         )
         chances = np.array([chance for _, chance in kinds])
@@ -126,13 +126,13 @@ class _Writer:
 
     def _plain(self) -> str:
         """Write one thing, or a list of up to three."""
-        things = self._shuffled(range(len(self.scene.things)))[: 1 if self._chance(0.45) else 3]
+        things = self._shuffled(range(len(self.scene.things)))[: 1 if self._happens(0.45) else 3]
         return lexicon.join_phrases([self._mention(i) for i in things])
 
     def _related(self) -> str:
         """Write a relation of two things, sometimes with a third that is related to the second or only mentioned."""
-        i, name, j = self._pick(self._evident())
-        if self._chance(0.5):
+        i, name, j = self._pick(self._evident_relations())
+        if self._happens(0.5):
             text = f"{self._mention(i)} {self._pick(lexicon.RELATIONS[name])} {self._mention(j)}"
             self.relations.append((0, name, 1))
             last = j
@@ -141,10 +141,10 @@ class _Writer:
             self.relations.append((1, name, 0))
             last = i
         others = [k for k in range(len(self.scene.things)) if k not in (i, j)]
-        if not others or self._chance(0.45):
+        if not others or self._happens(0.45):
             return text
-        onward = [(name, k) for start, name, k in self._evident() if start == last and k in others]
-        if onward and self._chance(0.6):
+        onward = [(name, k) for start, name, k in self._evident_relations() if start == last and k in others]
+        if onward and self._happens(0.6):
             name, k = self._pick(onward)
             self.relations.append((1, name, 2))
             return f"{text}, which is {self._pick(lexicon.RELATIONS[name])} {self._mention(k)}"
@@ -153,22 +153,22 @@ class _Writer:
 
     def _counted(self) -> str:
         """Write several things that share a shape, a color or both, and sometimes another one."""
-        shared, group = self._pick(self._alike())
+        shared, group = self._pick(self._similar_things())
         attributes = {name: getattr(self.scene.things[group[0]], name) for name in shared}
         pattern = {self.scene.things[i].pattern for i in group}
-        if len(pattern) == 1 and pattern != {"plain"} and self._chance(0.5):
+        if len(pattern) == 1 and pattern != {"plain"} and self._happens(0.5):
             attributes["pattern"] = pattern.pop()
         self.mentions += [attributes] * len(group)
         text = f"{lexicon.NUMBER_WORDS[len(group)]} {self._noun(attributes, plural=True)}"
         others = [i for i in range(len(self.scene.things)) if i not in group]
-        if others and self._chance(0.6):
+        if others and self._happens(0.6):
             return lexicon.join_phrases([text, self._mention(self._pick(others))])
         return text
 
     def _totaled(self) -> str:
         """Write the number of things, and one or two of them."""
         self.total = len(self.scene.things)
-        things = self._shuffled(range(self.total))[: 1 if self._chance(0.6) else 2]
+        things = self._shuffled(range(self.total))[: 1 if self._happens(0.6) else 2]
         number = lexicon.NUMBER_WORDS[self.total]
         named = lexicon.join_phrases([self._mention(i) for i in things])
         if len(things) == self.total:
@@ -181,22 +181,22 @@ class _Writer:
 
     def _decorate(self, body: str) -> str:
         """Complete the sentence: an opening, the background before or after, perhaps an idiom."""
-        place = ""
-        if self._chance(0.55):
+        location = ""
+        if self._happens(0.55):
             self.background = self.scene.background
-            place = self._pick(lexicon.BACKGROUND_PHRASES[self.background])
-        if not place:
+            location = self._pick(lexicon.BACKGROUND_PHRASES[self.background])
+        if not location:
             text = self._pick(lexicon.OPENINGS) + body
-        elif self._chance(0.3):
-            text = f"{place}, {body}" if self._chance(0.5) else f"{place} {'are' if self._plural(body) else 'is'} {body}"
-        elif "," in body or self._chance(0.15):
-            text = f"{self._pick(lexicon.OPENINGS)}{body}, {'all' if len(self.mentions) > 2 else 'seen'} {place}"
+        elif self._happens(0.3):
+            text = f"{location}, {body}" if self._happens(0.5) else f"{location} {'are' if self._plural(body) else 'is'} {body}"
+        elif "," in body or self._happens(0.15):
+            text = f"{self._pick(lexicon.OPENINGS)}{body}, {'all' if len(self.mentions) > 2 else 'seen'} {location}"
         else:
-            text = f"{self._pick(lexicon.OPENINGS)}{body} {place}"
-        if self._chance(0.12):
+            text = f"{self._pick(lexicon.OPENINGS)}{body} {location}"
+        if self._happens(0.12):
             text = f"{text}, {self._pick(lexicon.IDIOMS)}"
         text = text[0].upper() + text[1:]
-        return text + "." if self._chance(0.7) else text
+        return text + "." if self._happens(0.7) else text
 
     def _plural(self, body: str) -> bool:
         return body.split(maxsplit=1)[0] in lexicon.NUMBER_WORDS.values() or (not self.relations and len(self.mentions) > 1)
@@ -210,9 +210,9 @@ class _Writer:
             del stated["color"]
         elif drop < 0.18:
             del stated["shape"]
-        if self._chance(0.55 if thing.pattern != "plain" else 0.08):
+        if self._happens(0.55 if thing.pattern != "plain" else 0.08):
             stated["pattern"] = thing.pattern
-        if self._chance(0.35):
+        if self._happens(0.35):
             stated["size"] = thing.size
         self.mentions.append(stated)
         return self._noun(stated)
@@ -222,17 +222,17 @@ class _Writer:
         tail = ""
         middle = [self._pick(self.style.colors[attributes["color"]])] if "color" in attributes else []
         if "pattern" in attributes:
-            if attributes["pattern"] in lexicon.PATTERN_SUFFIXES and self._chance(0.3):
+            if attributes["pattern"] in lexicon.PATTERN_SUFFIXES and self._happens(0.3):
                 tail = f" {self._pick(lexicon.PATTERN_SUFFIXES[attributes['pattern']])}"
             else:
-                middle.insert(len(middle) if self._chance(0.2) else 0, self._pick(lexicon.PATTERNS[attributes["pattern"]]))
+                middle.insert(len(middle) if self._happens(0.2) else 0, self._pick(lexicon.PATTERNS[attributes["pattern"]]))
         noun = self._pick(self.style.shapes[attributes["shape"]]) if "shape" in attributes else self._pick(lexicon.GENERIC_NOUNS)
         phrase = " ".join([*adjectives, *middle, lexicon.pluralize(noun) if plural else noun]) + tail
         return phrase if plural else lexicon.with_article(phrase)
 
     # Content of the scene
 
-    def _evident(self) -> list[tuple[int, str, int]]:
+    def _evident_relations(self) -> list[tuple[int, str, int]]:
         """Return the relations that a person would name: of two directions the more evident one, and all contacts."""
 
         def evident(i: int, name: str, j: int) -> bool:
@@ -242,7 +242,7 @@ class _Writer:
 
         return sorted(relation for relation in self.scene.relations if evident(*relation))
 
-    def _alike(self) -> list[tuple[tuple[str, ...], tuple[int, ...]]]:
+    def _similar_things(self) -> list[tuple[tuple[str, ...], tuple[int, ...]]]:
         """Return shared attributes and the things that share them, if there are at least two."""
         groups: dict[tuple[tuple[str, ...], tuple[str, ...]], list[int]] = {}
         for shared in (("shape", "color"), ("shape",), ("color",)):
@@ -250,7 +250,7 @@ class _Writer:
                 groups.setdefault((shared, tuple(getattr(thing, name) for name in shared)), []).append(i)
         return [(shared, tuple(group)) for (shared, _), group in groups.items() if len(group) > 1]
 
-    def _chance(self, share: float) -> bool:
+    def _happens(self, share: float) -> bool:
         return bool(self.rng.random() < share)
 
     def _pick(self, choices: Sequence[T]) -> T:
@@ -309,9 +309,9 @@ def _true_facts(scene: Scene) -> np.ndarray:
         relations[RELATIONS.index(name), i, j] = 1
     orders = np.array(_ORDERS)
     related = relations[:, orders[:, :, None], orders[:, None, :]].swapaxes(0, 1)
-    whole = np.concatenate([_one_hot(BACKGROUNDS, scene.background), _one_hot(range(1, MAX_OBJECTS + 1), len(scene.things))])
+    scene_facts = np.concatenate([_one_hot(BACKGROUNDS, scene.background), _one_hot(range(1, MAX_OBJECTS + 1), len(scene.things))])
     rows = len(orders)
-    return np.concatenate([attributes[orders].reshape(rows, -1), related.reshape(rows, -1), np.tile(whole, (rows, 1))], 1)
+    return np.concatenate([attributes[orders].reshape(rows, -1), related.reshape(rows, -1), np.tile(scene_facts, (rows, 1))], 1)
 
 
 def _stated_weights(facts: CaptionFacts) -> np.ndarray:

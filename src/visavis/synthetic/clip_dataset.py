@@ -101,18 +101,18 @@ def _motion(before: Scene, after: Scene) -> np.ndarray:
     """Encode for each quarter of the image the movement left, right, up and down, growth, shrinking, vanishing, appearance and change."""
     values = np.zeros((4, 9))
     for old in before.things:
-        new = next((thing for thing in after.things if _same(old, thing)), None)
+        new = next((thing for thing in after.things if _is_same_thing(old, thing)), None)
         values[_quarter(old), 6] += new is None
         if new is not None:
             x, y, grown = (new.x - old.x) / MOVE_DISTANCE, (new.y - old.y) / MOVE_DISTANCE, (new.radius - old.radius) / 0.03
             values[_quarter(old)] += np.maximum([-x, x, -y, y, grown, -grown, 0, 0, new.color != old.color], 0)
     for new in after.things:
-        values[_quarter(new), 7] += not any(_same(old, new) for old in before.things)
+        values[_quarter(new), 7] += not any(_is_same_thing(old, new) for old in before.things)
     return values.ravel()
 
 
-def _same(old: SceneObject, new: SceneObject) -> bool:
-    """Return whether two things of successive frames are the same. It may have moved, grown, or changed its color at its position."""
+def _is_same_thing(old: SceneObject, new: SceneObject) -> bool:
+    """Return whether two things of successive frames are the same. The thing may have moved, grown, or changed its color at its position."""
     return old.shape == new.shape and (
         old.color == new.color or (CHANGED_COLOR in (old.color, new.color) and (old.x, old.y) == (new.x, new.y))
     )
@@ -188,7 +188,7 @@ def write_synthetic_clips(
     with storage.atomic_folder(folder) as part:
         with create_expert_store(part / "experts", EXPERT_DIMS) as store:
             for number, (split, count) in enumerate(counts.items()):
-                for line, captions, experts in _compose(count, captions_per_clip, [seed, number], first=done):
+                for line, captions, experts in _sample_split(count, captions_per_clip, [seed, number], first=done):
                     store.append(line.name, experts)
                     lines.append(asdict(line))
                     images.append({"filename": line.name, "split": split, "sentences": [{"raw": text} for text in captions]})
@@ -257,7 +257,7 @@ class _ClipLine:
     clip: SyntheticClip
 
 
-def _compose(
+def _sample_split(
     count: int, per_clip: int, seed: list[int], *, first: int
 ) -> Iterator[tuple[_ClipLine, list[str], dict[str, np.ndarray | None]]]:
     """Yield the clips of one split in pairs, with captions and features of experts. Each pair has its own random generator."""
@@ -266,7 +266,7 @@ def _compose(
         clip = sample_clip(rng, crossing=rng.random() < CROSSING_RATIO)
         noise = sample_noise(clip, rng)
         missing = tuple(name for name, share in MISSING_RATIOS.items() if rng.random() < share)
-        names = [f"clip{first + 2 * pair + place:06d}" for place in range(2)]
+        names = [f"clip{first + 2 * pair + index:06d}" for index in range(2)]
         for clip, noise, (name, partner) in ((clip, noise, names), (clip.partner, partner_noise(clip, noise), names[::-1])):  # noqa: B020
             experts = {expert: None if expert in missing else vectors for expert, vectors in expert_features(clip, noise).items()}
             captions = write_clip_captions(clip, per_clip, rng, mention_sound="sound" not in missing)

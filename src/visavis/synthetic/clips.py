@@ -73,7 +73,7 @@ class SyntheticClip:
         """The scene of each frame."""
         if self.is_crossing:
             return tuple(self._crossing(step / (CROSSING_FRAMES - 1)) for step in range(CROSSING_FRAMES))
-        return (*(self._during(event, amount) for event in self.events for amount in EVENT_PROGRESS), self._scene(self.things))
+        return (*(self._event_frame(event, amount) for event in self.events for amount in EVENT_PROGRESS), self._scene(self.things))
 
     @cached_property
     def sounds(self) -> tuple[tuple[str, float], ...]:
@@ -101,29 +101,32 @@ class SyntheticClip:
     def _scene(self, things: tuple[SceneObject, ...]) -> Scene:
         return Scene(self.background, things, self.grain)
 
-    def _with(self, index: int, *changed: SceneObject) -> Scene:
+    def _replace_thing(self, index: int, *changed: SceneObject) -> Scene:
         return self._scene((*self.things[:index], *changed, *self.things[index + 1 :]))
 
-    def _during(self, event: ClipEvent, amount: float) -> Scene:
+    def _event_frame(self, event: ClipEvent, progress: float) -> Scene:
+        if event.action == "vanish":
+            return self._replace_thing(event.thing) if progress else self._scene(self.things)
+        return self._replace_thing(event.thing, self._acting_thing(event, progress))
+
+    def _acting_thing(self, event: ClipEvent, progress: float) -> SceneObject:
         thing = self.things[event.thing]
         if event.action in DIRECTIONS:
             x, y = DIRECTIONS[event.action]
-            return self._with(event.thing, _at(thing, thing.x + amount * MOVE_DISTANCE * x, thing.y + amount * MOVE_DISTANCE * y))
+            return _move_to(thing, thing.x + progress * MOVE_DISTANCE * x, thing.y + progress * MOVE_DISTANCE * y)
         if event.action == "meet":
             other = self.things[1 - event.thing]
-            share = amount * max(0.0, 1 - 2 * RADIUS / float(np.hypot(other.x - thing.x, other.y - thing.y)))
-            return self._with(event.thing, _at(thing, thing.x + share * (other.x - thing.x), thing.y + share * (other.y - thing.y)))
+            share = progress * max(0.0, 1 - 2 * RADIUS / float(np.hypot(other.x - thing.x, other.y - thing.y)))
+            return _move_to(thing, thing.x + share * (other.x - thing.x), thing.y + share * (other.y - thing.y))
         if event.action == "grow":
-            return self._with(event.thing, replace(thing, radius=round(thing.radius * (1 + amount * (GROWTH_FACTOR - 1)), 4)))
-        if event.action == "vanish":
-            return self._with(event.thing) if amount else self._scene(self.things)
-        return self._with(event.thing, replace(thing, color=CHANGED_COLOR if amount else thing.color))
+            return replace(thing, radius=round(thing.radius * (1 + progress * (GROWTH_FACTOR - 1)), 4))
+        return replace(thing, color=CHANGED_COLOR if progress else thing.color)
 
     def _crossing(self, share: float) -> Scene:
         (event,) = self.events
         x, y = DIRECTIONS[event.action]
         thing, offset = self.things[event.thing], round(0.8 * (share - 0.5), 6)
-        return self._with(event.thing, _at(thing, 0.5 + offset * x if x else thing.x, 0.5 + offset * y if y else thing.y))
+        return self._replace_thing(event.thing, _move_to(thing, 0.5 + offset * x if x else thing.x, 0.5 + offset * y if y else thing.y))
 
 
 def sample_clip(rng: np.random.Generator, *, crossing: bool) -> SyntheticClip:
@@ -136,20 +139,19 @@ def sample_clip(rng: np.random.Generator, *, crossing: bool) -> SyntheticClip:
     Returns:
         The clip.
     """
-    places = rng.choice(len(HOME_POSITIONS), 2, replace=False)
+    positions = [HOME_POSITIONS[index] for index in rng.choice(len(HOME_POSITIONS), 2, replace=False)]
     colors, shapes = rng.choice(len(COLORS), 2, replace=False), rng.integers(len(SHAPES), size=2)
-    positions = [HOME_POSITIONS[place] for place in places]
     things = tuple(
         SceneObject(SHAPES[shape], COLORS[color], "plain", "small", x, y, RADIUS)
         for shape, color, (x, y) in zip(shapes, colors, positions, strict=True)
     )
     candidates = [(thing, action) for thing in range(2) for action in (DIRECTIONS if crossing else ACTIONS)]
-    chosen = [candidates[i] for i in rng.choice(len(candidates), 1 if crossing else 2, replace=False)]
-    events = tuple(ClipEvent(thing, action, pick(rng, SOUNDS) if rng.random() < 0.7 else "") for thing, action in chosen)
+    sampled = [candidates[i] for i in rng.choice(len(candidates), 1 if crossing else 2, replace=False)]
+    events = tuple(ClipEvent(thing, action, pick(rng, SOUNDS) if rng.random() < 0.7 else "") for thing, action in sampled)
     return SyntheticClip(pick(rng, BACKGROUNDS), things, events, crossing, int(rng.integers(2**31)))
 
 
-def _at(thing: SceneObject, x: float, y: float) -> SceneObject:
+def _move_to(thing: SceneObject, x: float, y: float) -> SceneObject:
     return replace(thing, x=round(x, 4), y=round(y, 4))
 
 
@@ -201,13 +203,13 @@ def _caption(clip: SyntheticClip, rng: np.random.Generator, *, mention_sound: bo
 
 def _event_phrase(clip: SyntheticClip, event: ClipEvent, rng: np.random.Generator, *, mention_sound: bool) -> str:
     verb_phrase = pick(rng, (CROSSING_PHRASES if clip.is_crossing else ACTION_PHRASES)[event.action]).format(
-        other=_name(clip, 1 - event.thing, rng)
+        other=_thing_phrase(clip, 1 - event.thing, rng)
     )
     sound = f" {pick(rng, SOUND_PHRASES).format(sound=event.sound)}" if mention_sound and event.sound and rng.random() < 0.5 else ""
-    return f"{_name(clip, event.thing, rng)} {verb_phrase}{sound}"
+    return f"{_thing_phrase(clip, event.thing, rng)} {verb_phrase}{sound}"
 
 
-def _name(clip: SyntheticClip, index: int, rng: np.random.Generator) -> str:
+def _thing_phrase(clip: SyntheticClip, index: int, rng: np.random.Generator) -> str:
     thing = clip.things[index]
     noun = f"{thing.color} {thing.shape}"
     return f"the {noun}" if rng.random() < 0.5 else with_article(noun)

@@ -52,7 +52,7 @@ def make_scene_pairs(scene: Scene, rng: np.random.Generator, style: Style = DEFA
                 break
             true, edited = fact_relevance([scene], fact_pair)[0]
             if true == 1 and edited < 1:
-                pairs.append(ScenePair(kind, *(_write(facts, style) for facts in fact_pair)))
+                pairs.append(ScenePair(kind, *(_plain_caption(facts, style) for facts in fact_pair)))
                 break
     mention = _mention(pick(rng, scene.things))
     negated = SceneCaption(f"There is no {_noun(mention, style, bare=True)}", CaptionFacts())
@@ -98,7 +98,7 @@ def _replaced_relation(scene: Scene, rng: np.random.Generator) -> FactPair | Non
 
 def _replaced_number(scene: Scene, rng: np.random.Generator) -> FactPair | None:
     mention = _mention(pick(rng, scene.things))
-    number = sum(_mention(other) == mention for other in scene.things)
+    number = sum(_mention(thing) == mention for thing in scene.things)
     return (CaptionFacts((mention,) * number), CaptionFacts((mention,) * (number + 1))) if 1 < number < MAX_OBJECTS else None
 
 
@@ -106,8 +106,8 @@ def _replaced_total(scene: Scene, rng: np.random.Generator) -> FactPair | None:
     total, mention = len(scene.things), _mention(pick(rng, scene.things))
     if total < 2:
         return None
-    other = _pick_other(rng, tuple(lexicon.NUMBER_WORDS), total)
-    return CaptionFacts((mention,), total=total), CaptionFacts((mention,), total=other)
+    false_total = _pick_other(rng, tuple(lexicon.NUMBER_WORDS), total)
+    return CaptionFacts((mention,), total=total), CaptionFacts((mention,), total=false_total)
 
 
 def _replaced_background(scene: Scene, rng: np.random.Generator) -> FactPair:
@@ -132,10 +132,10 @@ def _mention(thing: SceneObject) -> dict[str, str]:
 
 
 def _pick_other(rng: np.random.Generator, values: Sequence[T], value: T) -> T:
-    return pick(rng, [other for other in values if other != value])
+    return pick(rng, [candidate for candidate in values if candidate != value])
 
 
-def _write(facts: CaptionFacts, style: Style) -> SceneCaption:
+def _plain_caption(facts: CaptionFacts, style: Style) -> SceneCaption:
     """Write facts in the plainest words."""
     if facts.relations:
         first, name, _ = facts.relations[0]

@@ -174,7 +174,7 @@ def sample_scene(rng: np.random.Generator, *, training: bool) -> Scene:
     """
     must_have_held_out = False if training else True if rng.random() < 1 / 3 else None
     while True:
-        scene = _compose(rng)
+        scene = _sample_content(rng)
         if must_have_held_out is None or scene.has_held_out_combination == must_have_held_out:
             return scene
 
@@ -205,7 +205,7 @@ def resample_layout(scene: Scene, rng: np.random.Generator) -> Scene:
             return duplicate
 
 
-def _compose(rng: np.random.Generator) -> Scene:
+def _sample_content(rng: np.random.Generator) -> Scene:
     background = pick(rng, BACKGROUNDS)
     colors = [color for color in COLORS if color not in EXCLUDED_COLORS.get(background, ())]
     frequencies = zipf_frequencies(len(COLORS))[[COLORS.index(color) for color in colors]]
@@ -243,7 +243,7 @@ def _arrange(things: Sequence[SceneObject], rng: np.random.Generator) -> tuple[S
                     x, y, radius = _touch(placed[0], thing, radius, rng)
                     free = []
                 outside = min(x, y) < radius or max(x, y) > 1 - radius
-                if not outside and all(math.hypot(x - o.x, y - o.y) > radius + o.radius + 0.01 for o in free):
+                if not outside and all(math.hypot(x - neighbor.x, y - neighbor.y) > radius + neighbor.radius + 0.01 for neighbor in free):
                     placed.append(replace(thing, x=_clip(x), y=_clip(y), radius=round(radius, 4), angle=round(angle, 4)))
                     break
             else:

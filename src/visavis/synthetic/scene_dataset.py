@@ -78,8 +78,8 @@ def write_synthetic_scenes(
     folder = storage.prepare_empty_folder(folder, will_be_replaced=True)
     rows: list[_SceneRow] = []
     for number, (split, count) in enumerate(counts.items()):
-        rows += _compose(split, count, captions_per_image, [seed, number], near_duplicates, STYLES[style], first=len(rows))
-    _swap([row for row in rows if row.split == "train"], noise_ratio, np.random.default_rng([seed, len(counts)]))
+        rows += _sample_split(split, count, captions_per_image, [seed, number], near_duplicates, STYLES[style], first=len(rows))
+    _swap_captions([row for row in rows if row.split == "train"], noise_ratio, np.random.default_rng([seed, len(counts)]))
     with storage.atomic_folder(folder) as part:
         (part / "images").mkdir()
         for number, row in enumerate(rows):
@@ -193,7 +193,7 @@ class _SceneRow:
         }
 
 
-def _compose(
+def _sample_split(
     split: str, count: int, per_image: int, seed: list[int], near_duplicates: float, style: Style, *, first: int
 ) -> list[_SceneRow]:
     """Return the scenes and captions of one split. Each image has its own random generator."""
@@ -214,18 +214,18 @@ def _compose(
     return rows
 
 
-def _swap(rows: list[_SceneRow], noise: float, rng: np.random.Generator) -> None:
+def _swap_captions(rows: list[_SceneRow], noise: float, rng: np.random.Generator) -> None:
     """Shift a share of the captions cyclically, so far that each gets another image."""
     captions = [(i, k) for i, row in enumerate(rows) for k in range(len(row.captions))]
     count = step = round(noise * len(captions))
     while 2 * step > count:
         order = rng.permutation(len(rows))
-        chosen = [captions[position] for position in rng.choice(len(captions), count, replace=False)]
-        chosen.sort(key=lambda caption: (order[caption[0]], caption[1]))
-        step = int(np.bincount([i for i, _ in chosen]).max())
+        swapped = [captions[position] for position in rng.choice(len(captions), count, replace=False)]
+        swapped.sort(key=lambda caption: (order[caption[0]], caption[1]))
+        step = int(np.bincount([i for i, _ in swapped]).max())
     if count:
-        moved = [(rows[i].captions[k], rows[i].filename) for i, k in chosen]
-        for (i, k), (caption, source) in zip(chosen, [*moved[step:], *moved[:step]], strict=True):
+        moved = [(rows[i].captions[k], rows[i].filename) for i, k in swapped]
+        for (i, k), (caption, source) in zip(swapped, [*moved[step:], *moved[:step]], strict=True):
             rows[i].captions[k], rows[i].swapped_from[k] = caption, source
 
 

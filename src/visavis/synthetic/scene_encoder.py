@@ -26,7 +26,7 @@ class SceneEncoder(nn.Module):
 
     image_size = 96
     embedding_dim = 192
-    places: Tensor
+    coordinates: Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class SceneEncoder(nn.Module):
         self.attention = nn.TransformerEncoderLayer(self.embedding_dim, 6, 288, 0.0, "gelu", batch_first=True, norm_first=True)
         self.norm = nn.LayerNorm(self.embedding_dim)
         axis = torch.linspace(-1, 1, self.image_size)
-        self.register_buffer("places", torch.stack(torch.meshgrid(axis, axis, indexing="xy"))[None], persistent=False)
+        self.register_buffer("coordinates", torch.stack(torch.meshgrid(axis, axis, indexing="xy"))[None], persistent=False)
 
     @classmethod
     def load(cls) -> SceneEncoder:
@@ -81,9 +81,11 @@ class SceneEncoder(nn.Module):
         Returns:
             Region features, shape ``[N, 36, 192]``.
         """
-        colors = pixels.to(self.places.dtype) / 127.5 - 1
+        colors = pixels.to(self.coordinates.dtype) / 127.5 - 1
         # A shape, not ``len``, so that an exported graph accepts any number of images.
-        channels = torch.cat([colors, self.places.expand(colors.shape[0], -1, -1, -1)], 1).contiguous(memory_format=torch.channels_last)
+        channels = torch.cat([colors, self.coordinates.expand(colors.shape[0], -1, -1, -1)], 1).contiguous(
+            memory_format=torch.channels_last
+        )
         grid = self.convolutions(channels).flatten(2).transpose(1, 2)
         return self.norm(self.attention(grid))
 
