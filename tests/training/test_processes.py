@@ -259,7 +259,7 @@ def test_what_one_process_needs_alone_is_refused(recipe, scenes):
     values = {"data.path": str(scenes), "objective": "Unified()", "phases.0.supervision": "LearnedWeights()"}
     with pytest.raises(RecipeError, match=r"training\.batch_size: expected at least one item for each of 64 processes, got 16"):
         check_processes(read_recipe(str(recipe), values), group)
-    with pytest.raises(RecipeError, match=r"expected one process with LearnedWeights, because its virtual step .*, got 2"):
+    with pytest.raises(RecipeError, match=r"expected one process with LearnedWeights, because its virtual step .*, got 64"):
         check_processes(read_recipe(str(recipe), values | {"training.batch_size": 64}), group)
     assert [kind.__name__ for kind in CATALOG if kind.one_process_only] == ["FeedbackSupervision", "LearnedWeights"]
 
