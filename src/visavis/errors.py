@@ -8,7 +8,7 @@ VisavisError
 +-- RecipeError          a recipe or an override holds an unknown name or an impossible value
 +-- RunError             a run folder is incomplete, or belongs to another data set or version
 +-- RefusedOverwrite     a file of the user exists where a file should be written
-+-- StorageError         a file cannot be written: the disk is full or read-only
++-- StorageError         a file or an index cannot be written, or its store has failed
 +-- MissingExtra         an optional package is not installed, with the name of its extra
 +-- ReportedByOtherProcess   a training of several processes has ended, and another process reports why
 """
@@ -81,7 +81,7 @@ class RefusedOverwrite(VisavisError):
 
 
 class StorageError(VisavisError):
-    """A file cannot be written: the disk is full or read-only."""
+    """A file or an index cannot be written, for example on a full disk, or the store of an index has failed."""
 
 
 class ReportedByOtherProcess(VisavisError):

@@ -194,7 +194,7 @@ def build_object(kind: type[T], values: dict[str, Any]) -> T:
             raise SpecError(f"{_title(kind)} has no field {name!r}: {suggest_name(name, known)}")
     for field in fields(kind):  # type: ignore[arg-type]
         if field.init and field.name not in values and field.default is MISSING and field.default_factory is MISSING:
-            raise SpecError(f"{_title(kind)} needs a value for its field {field.name}.")
+            raise SpecError(f"{_title(kind)} needs a value for its field {field.name}, got none. Set {field.name}=VALUE.")
     return kind(**values)
 
 

@@ -1,7 +1,7 @@
 """Batches of a data set: which images and captions are in a batch, and what a model reads of them.
 
-The batches of an epoch are functions of the seed and the epoch, and random transforms of the position of an image in its batch, too. So a run
-that was stopped continues with the same batches, and neither the number of ranks nor of workers changes them.
+The batches of an epoch depend only on the seed and the epoch. A random transform also depends on the position of the image in its batch.
+So a stopped run continues with the same batches, for any number of processes and of workers.
 """
 
 from __future__ import annotations

@@ -270,4 +270,4 @@ def _num_frames(times: list[float], rate: float, name: str) -> int:
 def _to_image(frame: Any) -> PILImage:
     """Convert to an upright RGB image. Phones store the rotation of frames as metadata."""
     image: PILImage = frame.to_image()
-    return image.rotate(frame.rotation, expand=True) if getattr(frame, "rotation", 0) % 360 else image
+    return image.rotate(frame.rotation, expand=True) if frame.rotation % 360 else image

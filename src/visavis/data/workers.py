@@ -30,6 +30,7 @@ from visavis.data.pixel_source import PixelSource
 from visavis.errors import DataError, VisavisError
 from visavis.types import Encoded
 
+# Windows has no SIGHUP.
 STOP_SIGNALS = tuple(signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 PRELOADED_MODULES = ["visavis.data.worker_server", "visavis.data.workers", "visavis.models.encoders.frozen_encoders"]
 """Modules that the fork server imports once, instead of each worker."""

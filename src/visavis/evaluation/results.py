@@ -244,8 +244,8 @@ def evaluate(
     _check_ids(visual, text, image_ids, text_ids)
     image_ranks, text_ranks = (torch.empty(len(ids), dtype=torch.double if ties == "mean" else torch.long) for ids in (image_ids, text_ids))
     top_texts, top_images = torch.empty_like(image_ids), torch.empty_like(text_ids)
-    ranked = []
-    for images, texts in protocol.split_folds(image_ids, text_ids):
+    ranked, folds = [], list(protocol.split_folds(image_ids, text_ids))
+    for images, texts in folds:
         fold = select_items(visual, images), select_items(text, texts)
         image_queries, text_queries = rank_by_tiles(*fold, score, image_ids[images], text_ids[texts], ties=ties, memory=memory, group=group)
         image_ranks[images] = best_rank_column(image_queries.positive_ranks, ties)
@@ -261,8 +261,9 @@ def evaluate(
     }
     return Evaluation(
         protocol=protocol.name,
-        num_images=len(images),
-        num_texts=len(texts),
+        # All folds have the same size.
+        num_images=len(folds[-1][0]),
+        num_texts=len(folds[-1][1]),
         captions_per_image=len(text_ids) / len(image_ids),
         ties=ties,
         metrics={name: float(np.mean([metrics[name] for metrics in fold_metrics])) for name in fold_metrics[0]},

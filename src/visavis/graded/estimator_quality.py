@@ -336,5 +336,5 @@ def summarize_relevance(spec: str, relevance: np.ndarray, data: str, notes: tupl
 def _ladder_spec(thresholds: Sequence[float]) -> str:
     """The spec of Ladder with these thresholds. Margins and betas continue the values of the paper."""
     margins = (0.2, *[0.01] * len(thresholds))
-    betas = (1.0, *(0.25 / 2**rung for rung in range(len(thresholds))))
+    betas = (1.0, *(0.25 / 2**level for level in range(len(thresholds))))
     return f"Ladder(margins={margins}, thresholds={tuple(thresholds)}, betas={betas})"

@@ -78,6 +78,9 @@ def parse(text: str) -> Objective:
         text: A spec such as "Unified(margin=0.2, gamma=60)". A name without parentheses takes all defaults.
 
     Returns:
-        The objective. An unknown name or field, or a value out of range, is a SpecError with the nearest valid name.
+        The objective.
+
+    Raises:
+        SpecError: For an unknown name or field, with the nearest valid one, or a value out of range.
     """
     return spec.parse(text, CATALOG)

@@ -19,25 +19,25 @@ from visavis.targets import Targets
 
 @dataclass(frozen=True, kw_only=True)
 class Ladder(Objective):
-    r"""Ladder loss: a triplet loss, plus a hinge loss (a rung) between each level of relevance and those below.
+    r"""Ladder loss: a triplet loss, plus a hinge loss between each level of relevance and those below.
 
     Args:
-        margins: Margin of each rung.
+        margins: Margin of each level: the first one is that of the triplet loss.
         thresholds: Lower bound of relevance of each level, descending.
-        betas: Weight of each rung.
-        sampling: Which hinges of a rung count.
-        pairs: Number of hinges per anchor and rung with "hard" sampling.
-        cumulative: Whether rungs compare with the positive.
+        betas: Weight of each level.
+        sampling: Which hinges of a level count.
+        pairs: Number of hinges per anchor and level with "hard" sampling.
+        cumulative: Whether levels compare with the positive.
         semantics: Whether to follow the paper or the released code.
         reduction: How terms become a scalar, see `Objective`.
 
     Formula:
         ``sum_l beta_l L_l``, both directions. L_1 is the triplet loss with ``margins[0]``, a term for each positive pair.
-        Rung l >= 2, once for each query: ``sum [margins[l-1] - s_iu + s_id]_+`` over u in the level that begins at
+        Level l >= 2, once for each query: ``sum [margins[l-1] - s_iu + s_id]_+`` over u in the level that begins at
         ``thresholds[l-2]`` (R >= it, and below the one before) and d in all levels below (R < it), R being
-        ``targets.relevance``. Positives are in no level. ``sampling="hard"``: of each anchor and rung only the ``pairs``
+        ``targets.relevance``. Positives are in no level. ``sampling="hard"``: of each anchor and level only the ``pairs``
         largest hinges, by default one: the least similar u with the most similar d. "sum": all, by sorting and running
-        sums, O(Q C log C) time and O(Q C) memory. ``cumulative``: rung l is ``[margins[0] + ... + margins[l-1] - s_ip +
+        sums, O(Q C log C) time and O(Q C) memory. ``cumulative``: level l is ``[margins[0] + ... + margins[l-1] - s_ip +
         s_id]_+`` for each positive pair instead.
 
     Gradient:
@@ -53,7 +53,7 @@ class Ladder(Objective):
         One level, or betas (1, 0, ...), is TripletHN, and Triplet with "sum". An empty level has no hinge.
 
     Differs from:
-        The printed eq. 8, whose margin of rung 2 is that of rung 1. Eq. 7 and the code differ. The released code,
+        The printed eq. 8, whose margin of level 2 is that of level 1. Eq. 7 and the code differ. The released code,
         ``semantics="reference"``: u is of all levels R >= threshold, the pair itself too. Candidates outside a set enter
         its minimum with a similarity of 1 and its maximum with 0, so that an empty level has a hinge. beta_1 is 1 whatever
         is given.
@@ -88,20 +88,20 @@ class Ladder(Objective):
         terms = self.betas[0] * first if paper else first
         if not self.thresholds:
             return terms
-        rungs = scores.new_zeros(len(scores))
-        for rung, (upper, lower) in enumerate(self._relevance_levels(targets), start=1):
+        level_sums = scores.new_zeros(len(scores))
+        for level, (upper, lower) in enumerate(self._relevance_levels(targets), start=1):
             below = scores.masked_fill(~lower, NEG_INF if paper else 0.0)
             if self.cumulative:
-                terms = terms + self.betas[rung] * self._positive_hinges(sum(self.margins[: rung + 1]), below, pairs, targets)
+                terms = terms + self.betas[level] * self._positive_hinges(sum(self.margins[: level + 1]), below, pairs, targets)
             else:
-                rungs = rungs + self.betas[rung] * self._level_hinges(self.margins[rung], below, upper, scores)
+                level_sums = level_sums + self.betas[level] * self._level_hinges(self.margins[level], below, upper, scores)
         if self.cumulative:
             return terms
-        number = targets.positive.sum(-1)  # the rungs of a query are divided among its pairs
-        return torch.cat([terms + (rungs / number.clamp(min=1))[pairs.query], rungs[number == 0]])
+        number = targets.positive.sum(-1)  # the levels of a query are divided among its pairs
+        return torch.cat([terms + (level_sums / number.clamp(min=1))[pairs.query], level_sums[number == 0]])
 
     def _relevance_levels(self, targets: Targets) -> Iterator[tuple[Tensor, Tensor]]:
-        """For each rung from the second on, which candidates should score above which others: two bool ``[Q, C]``."""
+        """For each level from the second on, which candidates should score above which others: two bool ``[Q, C]``."""
         relevance = targets.pairwise("relevance", "Ladder")
         paper = self.semantics == "paper"
         member = targets.negative if paper else targets.negative | targets.positive

@@ -372,6 +372,17 @@ class _SummaryLoss:
 def _log_sum_exp_loss(
     objective: SummaryObjective, scale: float, tiles: TileGrid, group: ProcessGroup, *, needs_grad: bool
 ) -> ValueAndGradients:
+    """Compute a loss that summarizes the negatives of each row and of each column by a log-sum-exp.
+
+    Each step of the grid has three stages:
+
+    1. First pass: each new tile ``[R, C]`` is scored, and its exponentials are added to the log-sum-exp of its rows and of its columns.
+    2. The rows and columns that the step completes: their terms are added to the loss. This also gives the gradient of each log-sum-exp.
+    3. Second pass: the gradient of a score is its softmax weight in its row times the gradient of the row, plus the same for its column.
+       Positive scores have the gradient of their terms instead. The exponentials come from the cache, or the tile is scored again.
+
+    ``tiles`` holds scaled scores, so positive scores are divided by ``scale``.
+    """
     loss, memory = _SummaryLoss(objective, tiles, group, needs_grad=needs_grad), tiles.new_tensor(tiles.max_tile_scores)
     for step in range(tiles.num_steps):
         for tile in tiles.first_pass(step):
@@ -401,6 +412,11 @@ def _inf_if_empty(sums: Tensor) -> Tensor:
 
 
 def _hardest_loss(objective: SummaryObjective, tiles: TileGrid, group: ProcessGroup, *, needs_grad: bool) -> ValueAndGradients:
+    """Compute a loss that reads only the hardest negative of each row and of each column.
+
+    One pass finds these maxima with their positions. Then only the positive pairs and the hardest pairs have a gradient, so no tile is
+    scored again. The maximum of a column is that over all processes. Only the process that scored it adds its gradient.
+    """
     loss = _SummaryLoss(objective, tiles, group, needs_grad=needs_grad)
     row_argmax, column_argmax = (tiles.query.new_zeros(length) for length in tiles.scores.shape)
     for tile in tiles.first_pass(0):

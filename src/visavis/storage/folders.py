@@ -13,7 +13,7 @@ from itertools import count
 from pathlib import Path
 
 from visavis.errors import RefusedOverwrite, RunError, StorageError
-from visavis.storage.writing import storage_errors
+from visavis.storage.writing import cannot_write, storage_errors
 
 
 def prepare_empty_folder(path: str | Path, *, will_be_replaced: bool = False) -> Path:
@@ -43,7 +43,7 @@ def prepare_empty_folder(path: str | Path, *, will_be_replaced: bool = False) ->
         with tempfile.TemporaryFile(dir=path):
             return path
     except OSError as error:
-        raise StorageError(f"{path} cannot be written: {error.strerror or error}.") from None
+        raise cannot_write(path, f"{error.strerror or error}. Choose another folder, or change its permissions") from None
 
 
 @contextmanager

@@ -32,6 +32,19 @@ DISK_FULL = f"{os.strerror(errno.ENOSPC)}. Free space and run the command again"
 """End of the message about a full disk, without its period."""
 
 
+def cannot_write(path: str | Path, reason: str) -> StorageError:
+    """Make the error about a file or folder that cannot be written.
+
+    Args:
+        path: The file or folder.
+        reason: The reason and the fix.
+
+    Returns:
+        The error.
+    """
+    return StorageError(f"{path} cannot be written: {reason}.")
+
+
 @contextmanager
 def storage_errors(path: str | Path) -> Iterator[None]:
     """Convert errors of writing in this block to StorageError.
@@ -52,9 +65,9 @@ def storage_errors(path: str | Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in _NO_ROOM:
-            raise StorageError(f"{path} cannot be written: {DISK_FULL}.") from None
+            raise cannot_write(path, DISK_FULL) from None
         if error.filename is None or Path(os.fsdecode(error.filename)).parent in (path, path.parent, path.parent.parent):
-            raise StorageError(f"{path} cannot be written: {error.strerror or error}.") from None
+            raise cannot_write(path, f"{error.strerror or error}. Choose another folder, or change its permissions") from None
         raise
 
 
@@ -253,7 +266,7 @@ def write_tensors(path: str | Path, tensors: dict[str, Tensor], *, for_transform
             metadata = {"format": "pt"} if for_transformers else {TENSORS_HASH: tensors_hash(tensors)}
             save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, part, metadata)
         except SafetensorError:
-            raise StorageError(f"{path} cannot be written: {DISK_FULL}.") from None
+            raise cannot_write(path, DISK_FULL) from None
 
 
 def write_array(path: str | Path, array: np.ndarray) -> None:
@@ -315,7 +328,7 @@ def sqlite_database(path: str | Path) -> Iterator[sqlite3.Connection]:
         reason = _UNWRITABLE.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)
         if reason is None:
             raise
-        raise StorageError(f"{path} cannot be written: {reason}.") from None
+        raise cannot_write(path, reason) from None
 
 
 _UNWRITABLE = {

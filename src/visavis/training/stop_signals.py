@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-# Windows has no SIGHUP.
-STOP_SIGNALS = tuple(signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+from visavis.data.workers import STOP_SIGNALS
 
 
 class Stopped(Exception):
