@@ -22,7 +22,7 @@ class Ladder(Objective):
     r"""Ladder loss: a triplet loss, plus a hinge loss between each level of relevance and those below.
 
     Args:
-        margins: Margin of each level: the first one is that of the triplet loss.
+        margins: Margin of each level. The first margin belongs to the triplet loss.
         thresholds: Lower bound of relevance of each level, descending.
         betas: Weight of each level.
         sampling: Which hinges of a level count.
@@ -53,7 +53,7 @@ class Ladder(Objective):
         One level, or betas (1, 0, ...), is TripletHN, and Triplet with "sum". An empty level has no hinge.
 
     Differs from:
-        The printed eq. 8, whose margin of level 2 is that of level 1. Eq. 7 and the code differ. The released code,
+        The printed eq. 8, which uses the margin of level 1 for level 2. Eq. 7 and the code differ. The released code,
         ``semantics="reference"``: u is of all levels R >= threshold, the pair itself too. Candidates outside a set enter
         its minimum with a similarity of 1 and its maximum with 0, so that an empty level has a hinge. beta_1 is 1 whatever
         is given.
