@@ -111,7 +111,7 @@ def measure(folder: Path) -> dict[str, Any]:
     RunRecord.from_training(data_module, matcher, NoProgress())
     seconds["record"], seconds["record_cpu"] = time.perf_counter() - start, time.process_time() - start_cpu
     start, start_cpu = time.perf_counter(), time.process_time()
-    loader = data_module.train
+    loader = data_module.loaders[0]
     batches = loader.epoch(1)
     next(batches)
     seconds["first_batch"], seconds["first_batch_cpu"] = time.perf_counter() - start, time.process_time() - start_cpu

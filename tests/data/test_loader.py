@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from visavis.data.dataset import ByteRange, Dataset, Image
-from visavis.data.loader import BatchSchedule, Loader, StoredFeatures, derive_seed
-from visavis.data.pixel_source import PixelSource
+from visavis.data.item_sources import PixelSource, StoredFeatures
+from visavis.data.loader import BatchSchedule, Loader, derive_seed
 from visavis.data.vocabulary import TokenizedCaptions, Vocabulary
 from visavis.errors import DataError
 from visavis.types import Encoded

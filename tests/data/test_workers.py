@@ -20,9 +20,9 @@ import visavis
 from visavis.data import loader as loader_module
 from visavis.data.dataset import ByteRange, Dataset, Image
 from visavis.data.images import decode_image, random_horizontal_flip
-from visavis.data.loader import BatchSchedule, Loader
+from visavis.data.item_sources import CROP_FUNCTIONS, PixelSource
+from visavis.data.loader import BatchSchedule, Loader, read_in_workers
 from visavis.data.parallel import map_in_order
-from visavis.data.pixel_source import CROP_FUNCTIONS, PixelSource
 from visavis.data.vocabulary import TokenizedCaptions, Vocabulary
 from visavis.data.workers import MIN_IMAGES_FOR_WORKERS, choose_workers
 from visavis.errors import DataError
@@ -59,7 +59,7 @@ def photos(tmp_path):
 
 @pytest.fixture
 def photos_with_workers(photos):
-    loader = replace(photos, workers=2)
+    (loader,) = read_in_workers([photos], 2)
     yield loader
     loader.close()
 
@@ -123,7 +123,7 @@ def test_large_batch_of_regions_is_read_in_parts(photos, monkeypatch):
     schedule = BatchSchedule(batch_size=11, captions_per_image=2)
     regions = replace(photos, visual=Regions(), text=Regions(), schedule=schedule)
     monkeypatch.setattr(loader_module, "MAX_IMAGES_PER_READ", 3)
-    with_workers = replace(regions, workers=1)
+    (with_workers,) = read_in_workers([regions], 1)
     try:
         for batch, expected in zip(with_workers.epoch(1), regions.epoch(1), strict=True):
             assert torch.equal(batch.visual.vectors, expected.visual.vectors)
@@ -134,7 +134,7 @@ def test_large_batch_of_regions_is_read_in_parts(photos, monkeypatch):
 
 def test_killed_worker_is_one_error(photos_with_workers):
     next(photos_with_workers.epoch(1))
-    for worker in photos_with_workers._workers._loader._iterator._workers:
+    for worker in photos_with_workers.pool._loader._iterator._workers:
         os.kill(worker.pid, signal.SIGKILL)
     with pytest.raises(
         DataError, match=r"^training\.workers: a process that reads batches ended unexpectedly \([^\n]*set training\.workers=0"
@@ -195,10 +195,11 @@ def test_full_decoding_reads_all_pixels(photos):
     assert torch.equal(source.read(np.array([0]), seeds).vectors, converter([crop]))
 
 
-def test_idle_workers_read_batches_without_transforms(photos, photos_with_workers):
+def test_idle_workers_read_batches_without_transforms(photos):
     """Between epochs only: in an epoch, they read ahead. Neither the batches nor the epoch depend on it."""
     images = tuple(CountedImage(image.name, image.split, image.location) for image in photos.data.images)
-    counted = replace(photos_with_workers, visual=PixelSource(images, CONVERTER, CONVERTER, min_side=32))
+    counted = replace(photos, visual=PixelSource(images, CONVERTER, CONVERTER, min_side=32))
+    counted, validation = read_in_workers([counted, replace(counted, schedule=BatchSchedule(batch_size=3))], 2)
     reads, expected = images[0].reads[0], contents(photos.epoch(0, stop=2, training=False))
 
     def reads_here(loader):
@@ -216,18 +217,25 @@ def test_idle_workers_read_batches_without_transforms(photos, photos_with_worker
     rank = replace(counted, rank=1, world_size=2)
     assert len(next(iter(rank.epoch(1))).images) == 2
     assert not reads_here(rank.for_all_ranks())
-    rank.close()
+    reads.clear()
+    assert equal(contents(validation.epoch(0)), contents(replace(photos, pool=None, schedule=validation.schedule).epoch(0)))
+    index = [np.arange(12)[::-1], np.array([4, 4])]
+    for read, batch in zip(validation.read_images(index), index, strict=True):
+        assert torch.equal(read.vectors, photos.visual.read(batch).vectors)
+    assert not reads
     counted.close()
+    assert len(list(validation.read_images(index))) == 2
+    assert reads, "the workers have ended"
 
 
 def test_batches_are_normalized_after_workers_sent_bytes(photos_with_workers):
     source = photos_with_workers.visual
     normalized = PixelSource(source.images, CONVERTER, CONVERTER, min_side=32)
-    direct = replace(photos_with_workers, workers=0, visual=normalized)
+    direct = replace(photos_with_workers, pool=None, visual=normalized)
     for batch, expected in zip(photos_with_workers.epoch(1), direct.epoch(1), strict=True):
         assert torch.equal(batch.visual.vectors, expected.visual.vectors)
         assert batch.visual.vectors.dtype == torch.float32
-    sent, _ = next(photos_with_workers._workers.read([photos_with_workers._request(*np.arange(10).reshape(2, 5), 1, 0, True)]))
+    sent, _ = next(photos_with_workers.pool.read([photos_with_workers._request(*np.arange(10).reshape(2, 5), 1, 0, True)]))
     assert sent.vectors.dtype == torch.uint8
 
 

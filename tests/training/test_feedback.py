@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 import visavis
 from visavis.data import open_dataset
 from visavis.data.dataset import Dataset, Image
-from visavis.data.loader import BatchSchedule, ConcatSource, Loader
+from visavis.data.item_sources import ConcatSource
+from visavis.data.loader import BatchSchedule, Loader
 from visavis.errors import DataError, RecipeError, RunError
 from visavis.feedback.records import Judgment, Preference, QueryKey, open_feedback
 from visavis.feedback.training_pairs import MAX_ADDED_NEGATIVES, FeedbackPairs, FeedbackSplit
@@ -138,7 +139,7 @@ def batch_of(votes, supervision, visual, text, captions):
 
     loader = Loader(split.data, Numbers(visual), Numbers(text), BatchSchedule(batch_size=2), 0, split)
     request = loader._request(split.data.image_of[captions], np.array(captions), 1, 0, training=False)
-    batch = loader._batch(request, loader._reader(request), 1, 0)
+    batch = loader._batch(request, loader.batch_reader(request), 1, 0)
     supervision._context = type("Context", (), {"matcher": Identity(), "memory": None})
     return batch, supervision.targets(batch.visual, batch.text, batch)
 
@@ -290,7 +291,7 @@ def test_feedback_query_features_are_computed(scenes, votes, tmp_path, monkeypat
     changes = {"data.path": str(scenes), "data.feedback": str(file), "text": text, "model": {"kind": "Heads", "embedding_dim": 16}}
     module, _ = prepare_training(read_recipe("demo", changes))
     assert module.query_features is not None
-    train = module.train
+    train = module.loaders[0]
     assert train.extension is not None
     texts = [*train.extension.data.captions, *train.extension.unmatched_queries]
     index = np.array([len(texts) - 1, 0, len(train.data.captions) - 1, 5])

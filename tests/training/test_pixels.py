@@ -13,7 +13,7 @@ from PIL import Image
 import visavis
 from visavis.data.dataset_reader import open_dataset
 from visavis.data.images import decode_image
-from visavis.data.pixel_source import CROP_FUNCTIONS
+from visavis.data.item_sources import CROP_FUNCTIONS
 from visavis.errors import RecipeError
 from visavis.models import CATALOG
 from visavis.models.encoders import cnn_backbones as small_cnn

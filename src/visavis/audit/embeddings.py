@@ -12,9 +12,8 @@ from PIL.Image import Image as PILImage
 from torch import Tensor
 
 from visavis.data.dataset import Dataset
-from visavis.data.loader import StoredFeatures
+from visavis.data.item_sources import ItemSource, StoredFeatures
 from visavis.data.vocabulary import tokenize
-from visavis.data.workers import ItemSource
 from visavis.errors import VisavisError
 from visavis.models.encoders.preprocessing import blank_image
 from visavis.models.inference import consecutive_batches

@@ -6,9 +6,9 @@ So a stopped run continues with the same batches, for any number of processes an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain, islice, tee
 from typing import Any, Protocol
 
@@ -17,84 +17,13 @@ import torch
 from torch import Tensor
 
 from visavis.data.dataset import Dataset
-from visavis.data.features.arrays import ArrayFeatures
-from visavis.data.features.expert_store import ExpertStore
-from visavis.data.features.regions import RegionFeatures
-from visavis.data.features.standardization import Standardization
-from visavis.data.features.store import FeatureStore
-from visavis.data.pixel_source import PixelSource
-from visavis.data.workers import BatchReader, BatchRequest, ItemSource, WorkerPool
+from visavis.data.item_sources import ItemSource, PixelSource
+from visavis.data.workers import BatchReader, BatchRequest, WorkerPool
 from visavis.errors import DataError
 from visavis.types import Encoded, concatenate
 
 MAX_IMAGES_PER_READ = 128
 """Images of a batch that a worker reads at once. A larger batch is shared out, so that it arrives sooner and workers hold less of it."""
-
-AnyFeatures = FeatureStore | ArrayFeatures | RegionFeatures | ExpertStore
-
-
-@dataclass(frozen=True)
-class StoredFeatures:
-    """Items of a store. Several crops are averaged, then features are standardized.
-
-    Attributes:
-        store: The store.
-        rows: Row of each item.
-        crops: Number of crops per item.
-        standardization: Statistics for standardization. None: unchanged features.
-    """
-
-    store: AnyFeatures
-    rows: np.ndarray
-    crops: int = 1
-    standardization: Standardization | None = None
-
-    def read(self, index: np.ndarray, seeds: np.ndarray | None = None) -> Encoded:
-        """Read items, as ``ItemSource.read``.
-
-        Args:
-            index: Indices of the items.
-            seeds: Not used.
-
-        Returns:
-            The items in the given order.
-        """
-        encoded = self.store.read(self.rows[index])
-        encoded = encoded.map(lambda part: part.mean(1)) if self.crops > 1 else encoded
-        return encoded if self.standardization is None else self.standardization(encoded)
-
-
-@dataclass(frozen=True)
-class ConcatSource:
-    """Items of two sources, the first before the second.
-
-    Attributes:
-        first: The first source.
-        second: The second source.
-        first_count: Number of items of the first source.
-    """
-
-    first: ItemSource
-    second: ItemSource
-    first_count: int
-
-    def read(self, index: np.ndarray, seeds: np.ndarray | None = None) -> Encoded:
-        """Read items, as ``ItemSource.read``.
-
-        Args:
-            index: Indices of the items.
-            seeds: Seed of the random transforms of each item.
-
-        Returns:
-            The items in the given order.
-        """
-        in_second = index >= self.first_count
-        parts = [
-            source.read(index[part] - offset, None if seeds is None else seeds[part])
-            for source, part, offset in ((self.first, ~in_second, 0), (self.second, in_second, self.first_count))
-            if part.any()
-        ]
-        return concatenate(parts)[torch.from_numpy(np.argsort(np.argsort(in_second, kind="stable")))]
 
 
 class BatchExtension(Protocol):
@@ -278,7 +207,8 @@ class Loader:
         extension: Adds negatives to each batch. None: a batch holds the pairs of the schedule only.
         rank: Rank of this process. It reads the part ``rank`` of ``world_size`` of each batch, images and captions separately.
         world_size: Number of ranks.
-        workers: Number of processes that read the batches of a training. 0: this process reads them.
+        pool: Worker processes that read the batches of a training. None: this process reads them.
+        reader_number: Number of ``batch_reader`` among the readers of the pool.
     """
 
     data: Dataset
@@ -289,7 +219,8 @@ class Loader:
     extension: BatchExtension | None = None
     rank: int = 0
     world_size: int = 1
-    workers: int = 0
+    pool: WorkerPool | None = None
+    reader_number: int = 0
 
     @cached_property
     def split(self) -> str:
@@ -327,49 +258,63 @@ class Loader:
         plan = self.schedule.batches(self.data, self.seed, epoch)
         # Workers take requests ahead of the batches.
         requests, sent = tee(self._request(*plan[number], epoch, number, training) for number in range(len(plan))[start:stop])
-        in_workers = self.workers and (training or ("_workers" in self.__dict__ and self._workers.is_idle))
-        read = partial(self._read_in_workers, device=device) if in_workers else partial(map, self._reader)
-        contents = read(sent)
+        contents = self._read(sent, device, starts_workers=training)
         for number, request in enumerate(requests, start):
             batch = self._batch(request, next(contents), epoch, number).to(device)
-            if isinstance(self.visual, PixelSource):
-                # Bytes have a quarter of the size of normalized pixels. No reference keeps them during a training step.
-                batch = replace(batch, visual=self.visual.normalize(batch.visual))
-            yield batch
+            # Bytes have a quarter of the size of normalized pixels. No reference keeps them during a training step.
+            yield replace(batch, visual=self._normalize(batch.visual))
 
-    def _read_in_workers(self, requests: Iterable[BatchRequest], device: torch.device | str) -> Iterator[Any]:
+    def read_images(self, batches: Iterable[np.ndarray], device: torch.device | str = "cpu") -> Iterator[Encoded]:
+        """Yield images without random transforms and without captions. Worker processes read them if they are running and idle.
+
+        Args:
+            batches: Indices of the images of each batch.
+            device: Device of the images.
+
+        Yields:
+            The model input of each batch.
+
+        Raises:
+            DataError: If an image cannot be read, or a worker process ends unexpectedly.
+        """
+        nothing, no_captions = np.zeros(0, int), slice(0, 0)
+        requests = (BatchRequest(images, nothing, slice(0, len(images)), no_captions, None) for images in batches)
+        for visual, _ in self._read(requests, device):
+            yield self._normalize(visual.to(device))
+
+    def _read(self, requests: Iterable[BatchRequest], device: torch.device | str, *, starts_workers: bool = False) -> Iterator[Any]:
+        if self.pool is not None and (starts_workers or self.pool.is_idle):
+            return self._read_in_workers(self.pool, requests, device)
+        return map(self.batch_reader, requests)
+
+    def _read_in_workers(self, pool: WorkerPool, requests: Iterable[BatchRequest], device: torch.device | str) -> Iterator[Any]:
         """Read batches in worker processes, a large one in parts."""
         split, sent = tee(request.split(MAX_IMAGES_PER_READ) for request in requests)
-        contents = self._workers.read(part for parts, _ in sent for part in parts)
+        contents = pool.read((part for parts, _ in sent for part in parts), self.reader_number)
         for parts, positions in split:
             visual, text = next(contents)
             yield (visual if len(parts) == 1 else _arrange(visual, islice(contents, len(parts) - 1), positions, device)), text
 
+    def _normalize(self, visual: Encoded) -> Encoded:
+        return self.visual.normalize(visual) if isinstance(self.visual, PixelSource) else visual
+
     def for_all_ranks(self) -> Loader:
-        """Return a loader that reads the whole batches of all ranks, in the worker processes of this one if they are running.
+        """Return a loader that reads the whole batches of all ranks.
 
         Returns:
-            The loader. It starts no worker processes.
+            The loader, with the worker processes of this one.
         """
-        if "_workers" not in self.__dict__:
-            return replace(self, rank=0, world_size=1, workers=0)
-        loader = replace(self, rank=0, world_size=1)
-        loader.__dict__["_workers"] = self._workers
-        return loader
+        return replace(self, rank=0, world_size=1)
 
     def close(self) -> None:
-        """End the worker processes. A later epoch starts new ones."""
-        if (pool := self.__dict__.pop("_workers", None)) is not None:
-            pool.close()
+        """End the worker processes. A later training epoch starts new ones."""
+        if self.pool is not None:
+            self.pool.close()
 
     @property
-    def _reader(self) -> Callable[[BatchRequest], Any]:
+    def batch_reader(self) -> Callable[[BatchRequest], Any]:
         """Reads the items of a batch, in this process or in a worker. ``_batch`` receives its result."""
         return BatchReader(self.visual, self.text)
-
-    @cached_property
-    def _workers(self) -> WorkerPool:
-        return WorkerPool(self._reader, self.workers)
 
     def _request(self, images: np.ndarray, captions: np.ndarray, epoch: int, number: int, training: bool) -> BatchRequest:
         if self.extension is not None:
@@ -406,6 +351,20 @@ class Loader:
         size, larger = divmod(count, self.world_size)
         start = self.rank * size + min(self.rank, larger)
         return slice(start, start + size + (self.rank < larger))
+
+
+def read_in_workers(loaders: Sequence[Loader], workers: int) -> list[Loader]:
+    """Let worker processes read the batches of some loaders. They start with the first training epoch.
+
+    Args:
+        loaders: The loaders.
+        workers: Number of processes. 0: none.
+
+    Returns:
+        The loaders, with one pool for all of them.
+    """
+    pool = WorkerPool([loader.batch_reader for loader in loaders], workers) if workers else None
+    return [replace(loader, pool=pool, reader_number=number) for number, loader in enumerate(loaders)]
 
 
 def _arrange(first: Encoded, others: Iterable[tuple[Encoded, None]], positions: np.ndarray, device: torch.device | str) -> Encoded:

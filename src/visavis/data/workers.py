@@ -14,19 +14,20 @@ import signal
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from multiprocessing.context import BaseContext
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from visavis.data.item_sources import ItemSource, read_unnormalized
 from visavis.data.parallel import cpu_cores
-from visavis.data.pixel_source import PixelSource
 from visavis.errors import DataError, VisavisError
 from visavis.types import Encoded
 
@@ -58,36 +59,6 @@ def choose_workers(setting: int, num_images: int) -> int:
     has_memory = not os.path.isdir(shared) or shutil.disk_usage(shared).free >= MIN_SHARED_MEMORY
     default = min(cpu_cores(), MAX_DEFAULT_WORKERS) if num_images >= MIN_IMAGES_FOR_WORKERS and has_memory else 0
     return default if setting < 0 else setting
-
-
-class ItemSource(Protocol):
-    """Input of a model for the images or for the captions of a data set."""
-
-    def read(self, index: np.ndarray, seeds: np.ndarray | None = None) -> Encoded:
-        """Read items.
-
-        Args:
-            index: Indices of the items.
-            seeds: Seed of the random transforms of each item, in training. None: no random transforms.
-
-        Returns:
-            The items in the given order.
-        """
-        ...
-
-
-def read_unnormalized(source: ItemSource, index: np.ndarray, seeds: np.ndarray | None = None) -> Encoded:
-    """Read items for a batch, which is normalized as a whole on the device of the training.
-
-    Args:
-        source: Input of a model.
-        index: Indices of the items.
-        seeds: Seed of the random transforms of each item. None: no random transforms.
-
-    Returns:
-        The items, as ``PixelSource.read_unnormalized`` for pixels.
-    """
-    return (source.read_unnormalized if isinstance(source, PixelSource) else source.read)(index, seeds)
 
 
 @dataclass(frozen=True)
@@ -154,21 +125,26 @@ class BatchReader:
 
 
 class WorkerPool:
-    """Worker processes that stay between epochs. They start with the first batch and end with the pool.
+    """Worker processes that read batches, of several splits if needed. They start with the first batch and stay until the pool is closed.
 
     Args:
-        read: Reads a batch. It is sent to each worker, so it must be picklable.
+        readers: Functions that read a batch. They are sent to each worker, so they must be picklable.
         workers: Number of processes.
     """
 
-    def __init__(self, read: Callable[[Any], Any], workers: int):
+    def __init__(self, readers: Sequence[Callable[[Any], Any]], workers: int):
+        self._readers, self._workers = readers, workers
         self._order, self._closes_at_exit = _Order(), False
-        self._loader = DataLoader(
-            _Requests(read),
+
+    @cached_property
+    def _loader(self) -> DataLoader[Any]:
+        # Built with the first batch, because the training uses CUDA by then.
+        return DataLoader(
+            _Requests(self._readers),
             batch_size=None,
             sampler=self._order,
             collate_fn=_unchanged,
-            num_workers=workers,
+            num_workers=self._workers,
             persistent_workers=True,
             prefetch_factor=PREFETCH_FACTOR,
             pin_memory=torch.cuda.is_initialized(),
@@ -176,11 +152,12 @@ class WorkerPool:
             worker_init_fn=_start_worker,
         )
 
-    def read(self, requests: Iterable[Any]) -> Iterator[Any]:
+    def read(self, requests: Iterable[Any], reader: int = 0) -> Iterator[Any]:
         """Read batches in order. An earlier call that did not end is abandoned.
 
         Args:
             requests: Argument of the reader for each batch.
+            reader: Number of the reader.
 
         Yields:
             The batches.
@@ -189,7 +166,8 @@ class WorkerPool:
             VisavisError: As the reader raises it.
             DataError: If a worker ends unexpectedly.
         """
-        self._order.requests = requests
+        numbered = ((reader, request) for request in requests)
+        self._order.requests = numbered
         try:
             with _without_main_module():
                 contents = iter(self._loader)
@@ -201,7 +179,7 @@ class WorkerPool:
                 if isinstance(content, VisavisError):
                     raise content
                 yield content
-                assert self._order.requests is requests, "a later epoch has begun"
+                assert self._order.requests is numbered, "a later epoch has begun"
         except (RuntimeError, OSError, EOFError) as error:
             if isinstance(error, RuntimeError) and not str(error).startswith(("DataLoader worker", "Pin memory thread")):
                 raise
@@ -210,17 +188,17 @@ class WorkerPool:
                 f"training.workers: a process that reads batches ended unexpectedly ({reason}). Free memory, or set training.workers=0."
             ) from None
         finally:
-            if self._order.requests is requests:
+            if self._order.requests is numbered:
                 self._order.requests = ()
 
     @property
     def is_idle(self) -> bool:
-        """Whether no call of ``read`` is in progress."""
-        return self._order.requests == ()
+        """Whether workers are running, and no call of ``read`` is in progress."""
+        return "_loader" in self.__dict__ and self._loader._iterator is not None and self._order.requests == ()
 
     def close(self) -> None:
-        """End the workers."""
-        if (workers := self._loader._iterator) is not None:
+        """End the workers. A later call of ``read`` starts new ones."""
+        if "_loader" in self.__dict__ and (workers := self._loader._iterator) is not None:
             workers._shutdown_workers()  # type: ignore[attr-defined]
             self._loader._iterator = None
 
@@ -233,12 +211,13 @@ def _close(pool: weakref.ref[WorkerPool]) -> None:
 class _Requests(Dataset[Any]):
     """Reads in a worker. Errors of the data are returned, because torch would wrap them into a traceback."""
 
-    def __init__(self, read: Callable[[Any], Any]):
-        self._read = read
+    def __init__(self, readers: Sequence[Callable[[Any], Any]]):
+        self._readers = readers
 
-    def __getitem__(self, request: Any) -> Any:
+    def __getitem__(self, numbered: tuple[int, Any]) -> Any:
+        reader, request = numbered
         try:
-            return self._read(request)
+            return self._readers[reader](request)
         except VisavisError as error:
             return error
 

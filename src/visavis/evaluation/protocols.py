@@ -180,6 +180,19 @@ def get_protocols(protocols: str | Protocol | Sequence[str | Protocol]) -> list[
     return [get_protocol(protocol) for protocol in ([protocols] if isinstance(protocols, str | Protocol) else protocols)]
 
 
+def first_images(split: Dataset, max_images: int) -> Dataset:
+    """Take the first images of a split with their captions.
+
+    Args:
+        split: Split of a data set.
+        max_images: Number of images. 0: all.
+
+    Returns:
+        The smaller split.
+    """
+    return split.take(np.arange(len(split.images))[: max_images or None])
+
+
 def select_captions(data: Dataset, protocols: Sequence[Protocol]) -> Dataset:
     """Select the captions of a split that any of the protocols ranks: all images with the first captions of each.
 

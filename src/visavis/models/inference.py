@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -42,40 +42,41 @@ def encode_items(
     Returns:
         Encoded items in ascending order of their indices.
     """
-    return join_batches(encode_batches(matcher, side, read_items, batches, output_device=output_device, on_batch=on_batch), batches)
+    total = sum(map(len, batches))
+    on_items = None if on_batch is None else lambda count: on_batch(count, total)
+    items = map(read_items, batches)
+    return join_batches(encode_batches(matcher, side, items, output_device=output_device, on_items=on_items), batches)
 
 
 @torch.inference_mode()
 def encode_batches(
     matcher: Matcher,
     side: Modality,
-    read_items: Callable[[np.ndarray], Encoded],
-    batches: Sequence[np.ndarray],
+    items: Iterable[Encoded],
     *,
     output_device: torch.device | str = "cpu",
-    on_batch: OnBatch | None = None,
+    on_items: Callable[[int], None] | None = None,
 ) -> list[Encoded]:
     """Encode batches of items. See `encode_items`.
 
     Args:
         matcher: The matcher.
         side: "visual" or "text".
-        read_items: Returns the items at some indices.
-        batches: Indices of each batch.
+        items: Items of each batch.
         output_device: Device of the result.
-        on_batch: Called after each batch.
+        on_items: Called after each batch with the number of encoded items.
 
     Returns:
         Encoded items of each batch.
     """
     device = device_of(matcher)
     encode = matcher.encode_visual if side == "visual" else matcher.encode_text
-    total, encoded = sum(map(len, batches)), list[Encoded]()
+    encoded = list[Encoded]()
     with evaluation_mode(matcher):
-        for batch in batches:
-            encoded.append(encode(read_items(batch).to(device)).to(output_device))
-            if on_batch is not None:
-                on_batch(sum(map(len, encoded)), total)
+        for batch in items:
+            encoded.append(encode(batch.to(device)).to(output_device))
+            if on_items is not None:
+                on_items(sum(map(len, encoded)))
     return encoded
 
 

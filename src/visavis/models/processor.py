@@ -13,7 +13,7 @@ import torch
 
 from visavis.data.dataset import Image as ListedImage
 from visavis.data.features.standardization import Standardization
-from visavis.data.pixel_source import PixelSource
+from visavis.data.item_sources import PixelSource
 from visavis.data.vocabulary import Vocabulary, tokenize
 from visavis.errors import RunError, VisavisError
 from visavis.models.base import Matcher

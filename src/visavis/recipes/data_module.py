@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,21 +14,22 @@ from visavis.data.dataset import Dataset
 from visavis.data.features.expert_store import ExpertStore
 from visavis.data.features.standardization import Standardization
 from visavis.data.features.store import Modality
-from visavis.data.loader import AnyFeatures, BatchSchedule, ConcatSource, Loader, StoredFeatures
+from visavis.data.item_sources import AnyFeatures, ConcatSource, ItemSource, StoredFeatures
+from visavis.data.loader import BatchSchedule, Loader, read_in_workers
 from visavis.data.streams.shard_stream import ShardStream, StreamImages
 from visavis.data.streams.stream_loader import StreamLoader, StreamSchedule
 from visavis.data.vocabulary import TokenizedCaptions
-from visavis.data.workers import ItemSource, choose_workers
+from visavis.data.workers import choose_workers
 from visavis.errors import DataError, RecipeError, VisavisError, suggest_name
 from visavis.evaluation import Evaluation
-from visavis.evaluation.protocols import Protocol, get_protocols, select_captions
+from visavis.evaluation.protocols import Protocol, first_images, get_protocols, select_captions
 from visavis.evaluation.results import evaluate_dataset
 from visavis.feedback.training_pairs import FeedbackPairs, FeedbackSplit, read_feedback_pairs
 from visavis.models import CATALOG, Matcher
 from visavis.models.base import evaluation_mode, get_vectors
 from visavis.models.encoders.frozen_encoders import VisualEncoder, open_encoder
 from visavis.models.encoders.text_backbone import EncoderTokens
-from visavis.models.inference import batches_by_length, device_score, encode_batches, encode_items, equal_batches, join_batches
+from visavis.models.inference import batches_by_length, device_of, device_score, encode_batches, encode_items, equal_batches, join_batches
 from visavis.models.layers import Whitening
 from visavis.models.processor import Processor
 from visavis.models.retriever import Retriever
@@ -90,11 +92,13 @@ class DataModule:
         return self.data.split("train") if self.stream is None else self.stream.dataset
 
     @property
-    def train(self) -> Loader:
-        """Batches of the training split, with its feedback. Each process reads its part of every batch."""
+    def loaders(self) -> tuple[Loader, Loader]:
+        """Batches of the training split, with its feedback, and of the validation split. Each process reads its part of a training batch."""
         split = self.training_split
-        loader = self.loader(split, None if self.feedback is None else FeedbackSplit.from_pairs(split, self.feedback))
-        return replace(loader, rank=self.group.rank, world_size=self.group.world_size)
+        train = self.loader(split, None if self.feedback is None else FeedbackSplit.from_pairs(split, self.feedback))
+        train = replace(train, rank=self.group.rank, world_size=self.group.world_size)
+        train, validation = read_in_workers([train, self.loader(self.validation)], self._num_workers(split))
+        return train, validation
 
     @property
     def validation(self) -> Dataset:
@@ -150,8 +154,8 @@ class DataModule:
             stream_schedule = StreamSchedule(
                 batch_size=training.batch_size, batches_per_epoch=training.batches_per_epoch, interleave=self.recipe.data.interleave
             )
-            workers = choose_workers(training.workers, len(split.images))
-            return StreamLoader(split, *self.sources(split), stream_schedule, self.recipe.seed, workers=workers)
+            stream_loader = StreamLoader(split, *self.sources(split), stream_schedule, self.recipe.seed)
+            return read_in_workers([stream_loader], self._num_workers(split))[0]
         queries = () if feedback is None else (*data.captions[len(split.captions) :], *feedback.unmatched_queries)
         items = data.captions if training.captions_per_image is None else data.images
         schedule = BatchSchedule(
@@ -161,31 +165,41 @@ class DataModule:
             drop_last=len(items) > training.batch_size,
             batches_per_epoch=training.batches_per_epoch,
         )
-        workers = choose_workers(training.workers, len(split.images) if self.visual is None else 0)
-        return Loader(data, *self.sources(split, queries), schedule, self.recipe.seed, feedback, workers=workers)
+        loader = Loader(data, *self.sources(split, queries), schedule, self.recipe.seed, feedback)
+        return read_in_workers([loader], self._num_workers(split))[0]
 
-    def encode(self, matcher: Matcher, split: Dataset) -> tuple[Encoded, Encoded]:
+    def _num_workers(self, split: Dataset) -> int:
+        """Number of processes that read the batches of a training. Stored features are read by this process."""
+        reads_files = self.visual is None or isinstance(split.images, StreamImages)
+        return choose_workers(self.recipe.training.workers, len(split.images) if reads_files else 0)
+
+    def encode(self, matcher: Matcher, split: Dataset, loader: Loader | None = None) -> tuple[Encoded, Encoded]:
         """Encode all images and captions of a split in evaluation mode. Each process encodes its part of the batches.
 
         Args:
             matcher: Model.
             split: Split of the data set.
+            loader: Batches of the split, whose idle worker processes read images. None: threads read them.
 
         Returns:
             The encoded images and captions, in the order of the split.
         """
-        visual, text = self.sources(split)
+        loader = loader or self.loader(split)
         batch_size = CLIPS_PER_BATCH if self.recipe.visual.granularity in ("experts", "frames") else IMAGES_PER_BATCH
+        images = equal_batches(np.arange(len(split.images)), batch_size)
+        captions = batches_by_length(split.captions, TEXTS_PER_BATCH)
         return (
-            self._encode(matcher, "visual", visual, equal_batches(np.arange(len(split.images)), batch_size)),
-            self._encode(matcher, "text", text, batches_by_length(split.captions, TEXTS_PER_BATCH)),
+            self._encode(matcher, "visual", partial(loader.read_images, device=device_of(matcher)), images),
+            self._encode(matcher, "text", partial(map, loader.text.read), captions),
         )
 
-    def _encode(self, matcher: Matcher, side: Modality, source: ItemSource, batches: list[np.ndarray]) -> Encoded:
+    def _encode(
+        self, matcher: Matcher, side: Modality, read: Callable[[Sequence[np.ndarray]], Iterable[Encoded]], batches: list[np.ndarray]
+    ) -> Encoded:
         """Encode the items of one side. A few batches are not worth sharing out."""
         if len(batches) < self.group.world_size:
-            return encode_items(matcher, side, source.read, batches)
-        local = encode_batches(matcher, side, source.read, self.group.part(batches))
+            return join_batches(encode_batches(matcher, side, read(batches)), batches)
+        local = encode_batches(matcher, side, read(self.group.part(batches)))
         return join_batches(self.group.all_gather_batches(local, len(batches)), batches)
 
     def evaluate(
@@ -217,23 +231,9 @@ class DataModule:
         if encoded is None:
             data = select_captions(data, protocols)
             encoded = self.encode(matcher, data)
-        visual, text = encoded
         score, memory = device_score(matcher), self.recipe.memory or None
         with evaluation_mode(matcher):
-            return evaluate_dataset(visual, text, score, data, protocols, relevance=relevance, memory=memory, group=self.group)
-
-
-def first_images(split: Dataset, max_images: int) -> Dataset:
-    """Take the first images of a split with their captions.
-
-    Args:
-        split: Split of a data set.
-        max_images: Number of images. 0: all.
-
-    Returns:
-        The smaller split.
-    """
-    return split.take(np.arange(len(split.images))[: max_images or None])
+            return evaluate_dataset(*encoded, score, data, protocols, relevance=relevance, memory=memory, group=self.group)
 
 
 def prepare_training(recipe: Recipe, progress: Progress | None = None, group: ProcessGroup = ONE_PROCESS) -> tuple[DataModule, Matcher]:

@@ -18,11 +18,10 @@ from visavis.data.features.arrays import ArrayFeatures, first_nonfinite_row
 from visavis.data.features.expert_store import ExpertStore
 from visavis.data.features.regions import RegionFeatures
 from visavis.data.features.store import FeatureStore
-from visavis.data.loader import AnyFeatures
+from visavis.data.item_sources import AnyFeatures, ItemSource
 from visavis.data.sequences import read_items
 from visavis.data.streams.shard_stream import ShardStream
 from visavis.data.vocabulary import Vocabulary
-from visavis.data.workers import ItemSource
 from visavis.errors import DataError, RecipeError, RunError
 from visavis.feedback.training_pairs import FeedbackPairs
 from visavis.models.base import MatcherConfig, get_mask, get_vectors

@@ -18,8 +18,7 @@ from visavis.data.dataset import ByteRange
 from visavis.data.formats.image_files import IMAGE_SUFFIXES, VISUAL_SUFFIXES, files_under
 from visavis.data.formats.listing import ListedImage, Listing, is_valid_unicode
 from visavis.data.image_validation import validate_images
-from visavis.data.loader import AnyFeatures, StoredFeatures
-from visavis.data.workers import ItemSource
+from visavis.data.item_sources import AnyFeatures, ItemSource, StoredFeatures
 from visavis.errors import DataError, RunError
 from visavis.memory_budget import MemoryLimit
 from visavis.models.encoders.feature_extraction import cache_features

@@ -21,13 +21,13 @@ from visavis.data.dataset_reader import resolve_path
 from visavis.data.vocabulary import tokenize
 from visavis.errors import RunError
 from visavis.evaluation import Evaluation, evaluate
+from visavis.evaluation.protocols import first_images
 from visavis.memory_budget import MemoryLimit
 from visavis.models.base import evaluation_mode
 from visavis.models.inference import device_score, score_indexed_pairs
 from visavis.models.retriever import Retriever
 from visavis.notebook import NotebookTable
 from visavis.progress import Progress
-from visavis.recipes.data_module import first_images
 from visavis.robustness.caption_edits import MinimalPair, add_typo, make_minimal_pairs
 from visavis.runs.open_run import open_run, read_run_recipe
 from visavis.spec import validate_int

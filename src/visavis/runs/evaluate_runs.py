@@ -14,7 +14,7 @@ import numpy as np
 from visavis.data.dataset import Dataset
 from visavis.errors import RunError, format_value
 from visavis.evaluation import Evaluation
-from visavis.evaluation.protocols import get_protocols, select_captions, select_for_protocol
+from visavis.evaluation.protocols import first_images, get_protocols, select_captions, select_for_protocol
 from visavis.evaluation.results import evaluate_dataset
 from visavis.evaluation.trec import trec_rankings, write_trec
 from visavis.memory_budget import MemoryLimit
@@ -22,7 +22,6 @@ from visavis.models.base import Matcher, evaluation_mode
 from visavis.models.inference import device_of, device_score
 from visavis.models.score_ensemble import ScoreEnsemble, join_member_encodings
 from visavis.progress import Progress
-from visavis.recipes.data_module import first_images
 from visavis.recipes.published_tables import with_published
 from visavis.recipes.recipe import Recipe
 from visavis.runs.open_run import (

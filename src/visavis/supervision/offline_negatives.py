@@ -12,7 +12,7 @@ from torch import Tensor
 from visavis.data.loader import Batch, Loader, derive_seed
 from visavis.errors import RecipeError
 from visavis.models.base import evaluation_mode
-from visavis.models.inference import batches_by_length, consecutive_batches, encode_items
+from visavis.models.inference import batches_by_length, consecutive_batches, encode_batches, encode_items, join_batches
 from visavis.spec import require_field, validate_fields
 from visavis.supervision.base import Supervision, TrainingContext
 from visavis.supervision.candidate_scores import iter_candidate_scores
@@ -118,9 +118,8 @@ class OfflineNegativeSupervision(Supervision):
     def _hardest_negatives(self, loader: Loader) -> tuple[Tensor, Tensor]:
         """The highest-scoring negative captions of each image ``[V, size]``, and negative images of each caption ``[T, size]``."""
         matcher, data, device = self._context.matcher, loader.data, self._context.device
-        visual = encode_items(
-            matcher, "visual", loader.visual.read, consecutive_batches(len(data.images), ENCODING_BATCH_SIZE), output_device=device
-        )
+        batches = consecutive_batches(len(data.images), ENCODING_BATCH_SIZE)
+        visual = join_batches(encode_batches(matcher, "visual", loader.read_images(batches, device), output_device=device), batches)
         text = encode_items(matcher, "text", loader.text.read, batches_by_length(data.captions, ENCODING_BATCH_SIZE), output_device=device)
         with evaluation_mode(matcher):
             text_images = torch.from_numpy(data.image_of).to(device)

@@ -41,11 +41,10 @@ def prepare_encoders(model: Matcher, settings: TrainingSettings, group: ProcessG
                 f"training.{key}: expected an encoder with a list of blocks, such as CLIP or BERT with trainable weights, got "
                 f"{model.name}, which has none. Remove it."
             )
-    for block in encoder_blocks(model):
-        if settings.activation_checkpointing:
-            block.forward = partial(_recompute, block, block.forward)
-        if settings.compile:
-            block.compile()
+    for block in encoder_blocks(model) if settings.activation_checkpointing or settings.compile else ():
+        # The function of the class: a copy of the model runs it with its own weights.
+        forward = torch.compile(type(block).forward) if settings.compile else type(block).forward
+        block.forward = partial(_forward, block, forward, settings.activation_checkpointing)
 
 
 def encoder_blocks(model: nn.Module) -> list[nn.Module]:
@@ -61,11 +60,16 @@ def encoder_blocks(model: nn.Module) -> list[nn.Module]:
     return [block for name, blocks in lists.items() if not any(name.startswith(f"{other}.") for other in lists) for block in blocks]
 
 
-def _recompute(block: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run a block. In training its activations are computed again in the backward pass."""
-    if block.training and torch.is_grad_enabled():
-        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
-    return forward(*args, **kwargs)
+def _forward(block: nn.Module, train_forward: Callable[..., Any], recompute: bool, *args: Any, **kwargs: Any) -> Any:
+    """Run a block. In training it may be compiled, and its activations may be computed again in the backward pass.
+
+    An evaluation is not compiled. Its batches have other shapes and no gradients, and torch compiles at most 8 versions of a function.
+    """
+    if not (block.training and torch.is_grad_enabled()):
+        return type(block).forward(block, *args, **kwargs)
+    if recompute:
+        return checkpoint(train_forward, block, *args, use_reentrant=False, **kwargs)
+    return train_forward(block, *args, **kwargs)
 
 
 class _SumOverProcesses(torch.autograd.Function):

@@ -74,8 +74,8 @@ class Trainer:
         self.device = choose_device(recipe.training.device, "training.device")
         self.matcher = matcher.to(self.device)
         prepare_encoders(self.matcher, recipe.training, self.group)
-        self.train_loader = self.recipe_batches = data_module.train
-        self.val_loader = data_module.loader(data_module.validation)
+        self.train_loader, self.val_loader = data_module.loaders
+        self.recipe_batches = self.train_loader
         for phase in recipe.phases:
             spec.parse(phase.supervision, supervision.CATALOG).check(self.train_loader, self.val_loader)
         self.state, self.step_control, self.log = TrainerState(), StepControl(), list[dict[str, Any]]()
@@ -201,7 +201,7 @@ class Trainer:
         """Append a row to the log and save the best model. Returns whether patience ends the phase."""
         self.train_step.copy_weights()
         started = time.perf_counter()
-        encoded = self.data_module.encode(self.matcher, self.val_loader.data)
+        encoded = self.data_module.encode(self.matcher, self.val_loader.data, self.val_loader)
         row = self._log_row(encoded, started)
         if self.group.is_first:
             alerts = find_alerts(row, self.log)
@@ -280,9 +280,7 @@ class Trainer:
         """Build loss, supervision and optimizer of the current phase. ``state`` belongs to the supervision."""
         self.phase = self.recipe.phases[self.state.phase]
         self.supervision = spec.parse(self.phase.supervision, supervision.CATALOG)
-        if (train := self.supervision.extend_batches(self.recipe_batches)) is not self.train_loader:
-            self.train_loader.close()
-            self.train_loader = train
+        self.train_loader = self.supervision.extend_batches(self.recipe_batches)
         self.train_step = TrainStep(self.matcher, self.phase, self.recipe, self.group)
         self.matcher.zero_grad(set_to_none=True)
         if previous is not None and self.phase.keep_optimizer:

@@ -23,9 +23,10 @@ import numpy as np
 import torch
 
 from visavis.data.dataset import Dataset
+from visavis.data.item_sources import ItemSource, read_unnormalized
 from visavis.data.loader import Batch, BatchSchedule, Loader
 from visavis.data.streams.shard_stream import MAX_CAPTIONS, ShardStream, StreamImages
-from visavis.data.workers import BatchRequest, ItemSource, read_unnormalized
+from visavis.data.workers import BatchRequest, WorkerPool
 from visavis.errors import DataError
 from visavis.types import Encoded
 
@@ -146,7 +147,8 @@ class StreamLoader(Loader):
         extension: Adds negatives to each batch. Not used by shards.
         rank: Rank of this process. It reads the part ``rank`` of ``world_size`` of each batch, images and captions separately.
         world_size: Number of ranks.
-        workers: Number of processes that read batches.
+        pool: Worker processes that read the batches of a training. None: this process reads them.
+        reader_number: Number of ``batch_reader`` among the readers of the pool.
     """
 
     @property
@@ -180,11 +182,11 @@ class StreamLoader(Loader):
         if skipped and training and stop is None:
             log.warning("Skipped in epoch %d: %s unusable items of %s.", epoch, f"{skipped:,}", self.stream.pattern)
 
-    def _read_in_workers(self, requests: Iterable[BatchRequest], device: torch.device | str) -> Iterator[StreamContents]:
-        return self._workers.read(requests)
+    def _read_in_workers(self, pool: WorkerPool, requests: Iterable[BatchRequest], device: torch.device | str) -> Iterator[StreamContents]:
+        return pool.read(requests, self.reader_number)
 
     @property
-    def _reader(self) -> StreamReader:
+    def batch_reader(self) -> StreamReader:
         return StreamReader(self.stream, self.visual, self.text)
 
     def _batch(self, request: BatchRequest, contents: StreamContents, epoch: int, number: int) -> StreamBatch:  # type: ignore[override]

@@ -1,9 +1,10 @@
-"""Pixels of listed images, for models that train their image encoder."""
+"""Model input of the images or of the captions of a data set: pixels of listed images, or stored features."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -11,20 +12,42 @@ from PIL.Image import Resampling
 from torch import Tensor
 
 from visavis.data.dataset import Image as ListedImage
+from visavis.data.features.arrays import ArrayFeatures
+from visavis.data.features.expert_store import ExpertStore
+from visavis.data.features.regions import RegionFeatures
+from visavis.data.features.standardization import Standardization
+from visavis.data.features.store import FeatureStore
 from visavis.data.images import Box, decode_image, random_area_box, random_horizontal_flip, random_sides_box, upright_size
 from visavis.data.parallel import map_in_order
 from visavis.data.sequences import read_items
-from visavis.types import Encoded
+from visavis.types import Encoded, concatenate
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+AnyFeatures = FeatureStore | ArrayFeatures | RegionFeatures | ExpertStore
 PixelFunction = Callable[[Sequence["Image"]], Tensor]
 """Converts images to pixels ``[N, 3, H, W]``."""
 CropFunction = Callable[[tuple[int, int], torch.Generator], Box]
 """Samples a crop of an image of a given width and height."""
 CROP_FUNCTIONS: dict[str, CropFunction] = {"random_area": random_area_box, "random_sides": random_sides_box}
 """Crop functions by their names in recipes."""
+
+
+class ItemSource(Protocol):
+    """Input of a model for the images or for the captions of a data set."""
+
+    def read(self, index: np.ndarray, seeds: np.ndarray | None = None) -> Encoded:
+        """Read items.
+
+        Args:
+            index: Indices of the items.
+            seeds: Seed of the random transforms of each item, in training. None: no random transforms.
+
+        Returns:
+            The items in the given order.
+        """
+        ...
 
 
 class PixelSource:
@@ -119,3 +142,81 @@ def _scaled(box: Box, horizontal: float, vertical: float) -> Box:
     """The part of a reduced image that shows a crop of the whole, at least a pixel."""
     left, top, right, bottom = round(box[0] * horizontal), round(box[1] * vertical), round(box[2] * horizontal), round(box[3] * vertical)
     return left, top, max(right, left + 1), max(bottom, top + 1)
+
+
+def read_unnormalized(source: ItemSource, index: np.ndarray, seeds: np.ndarray | None = None) -> Encoded:
+    """Read items for a batch, which is normalized as a whole on the device of the training.
+
+    Args:
+        source: Input of a model.
+        index: Indices of the items.
+        seeds: Seed of the random transforms of each item. None: no random transforms.
+
+    Returns:
+        The items, as ``PixelSource.read_unnormalized`` for pixels.
+    """
+    return (source.read_unnormalized if isinstance(source, PixelSource) else source.read)(index, seeds)
+
+
+@dataclass(frozen=True)
+class StoredFeatures:
+    """Items of a store. Several crops are averaged, then features are standardized.
+
+    Attributes:
+        store: The store.
+        rows: Row of each item.
+        crops: Number of crops per item.
+        standardization: Statistics for standardization. None: unchanged features.
+    """
+
+    store: AnyFeatures
+    rows: np.ndarray
+    crops: int = 1
+    standardization: Standardization | None = None
+
+    def read(self, index: np.ndarray, seeds: np.ndarray | None = None) -> Encoded:
+        """Read items, as ``ItemSource.read``.
+
+        Args:
+            index: Indices of the items.
+            seeds: Not used.
+
+        Returns:
+            The items in the given order.
+        """
+        encoded = self.store.read(self.rows[index])
+        encoded = encoded.map(lambda part: part.mean(1)) if self.crops > 1 else encoded
+        return encoded if self.standardization is None else self.standardization(encoded)
+
+
+@dataclass(frozen=True)
+class ConcatSource:
+    """Items of two sources, the first before the second.
+
+    Attributes:
+        first: The first source.
+        second: The second source.
+        first_count: Number of items of the first source.
+    """
+
+    first: ItemSource
+    second: ItemSource
+    first_count: int
+
+    def read(self, index: np.ndarray, seeds: np.ndarray | None = None) -> Encoded:
+        """Read items, as ``ItemSource.read``.
+
+        Args:
+            index: Indices of the items.
+            seeds: Seed of the random transforms of each item.
+
+        Returns:
+            The items in the given order.
+        """
+        in_second = index >= self.first_count
+        parts = [
+            source.read(index[part] - offset, None if seeds is None else seeds[part])
+            for source, part, offset in ((self.first, ~in_second, 0), (self.second, in_second, self.first_count))
+            if part.any()
+        ]
+        return concatenate(parts)[torch.from_numpy(np.argsort(np.argsort(in_second, kind="stable")))]
