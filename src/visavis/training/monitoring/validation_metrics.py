@@ -6,6 +6,7 @@ Similarities and shares of queries with a gradient are the curves of figures 3 a
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -259,11 +260,20 @@ def validation_metrics(
 
 def _same_words(batch: Batch) -> Tensor:
     """Whether an image of a batch has, anywhere in the data, a caption of the same words, shape ``[V, T]``."""
-    data = batch.loader.data
-    # A number after those of the captions is a text query of the feedback.
-    words = [" ".join(tokenize(data.captions[caption])) if caption < len(data.captions) else None for caption in batch.captions]
-    words_of_images = [{" ".join(tokenize(data.captions[caption])) for caption in data.captions_of[image]} for image in batch.images]
-    return torch.tensor([[text in image_words for text in words] for image_words in words_of_images])
+    data, columns = batch.loader.data, defaultdict[str, list[int]](list)
+    for column, caption in enumerate(batch.captions):
+        if caption < len(data.captions):  # not a text query of the feedback
+            columns[_words(data.captions[caption])].append(column)
+    same = torch.zeros(len(batch.images), len(batch.captions), dtype=torch.bool)
+    for row, image in enumerate(batch.images):
+        for caption in data.captions_of[image]:
+            if equal := columns.get(_words(data.captions[caption])):
+                same[row, equal] = True
+    return same
+
+
+def _words(caption: str) -> str:
+    return " ".join(tokenize(caption))
 
 
 def _occurrence(direction: str, top: np.ndarray, candidates: Sequence[str]) -> dict[str, Any]:
