@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+from copy import deepcopy
+from functools import partial
 
 import pytest
 import torch
@@ -66,6 +68,37 @@ def test_compiled_blocks_do_not_change_loss_and_gradients(clip, tmp_path):
     assert compiled_value == pytest.approx(value, rel=1e-5)
     for name, part in parts.items():
         torch.testing.assert_close(compiled_parts[name], part, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
+def test_only_training_is_compiled(clip, tmp_path, monkeypatch):
+    """Blocks of images and of captions have a version each, and captions of other lengths one more. torch compiles at most 8."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    torch.compiler.reset()
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    trainer = clip(tmp_path / "run", compile=True)
+    trainer.start()
+    trainer._validate()
+    assert not counters["stats"]
+    trainer._epoch()
+    assert 2 <= counters["stats"]["unique_graphs"] <= 3
+
+
+def test_copied_blocks_are_compiled_with_their_own_weights(clip, tmp_path, monkeypatch):
+    """fsdp trains a copy of the model. A block whose weights are zero passes on its input."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    matcher = clip(tmp_path / "run", compile=True).matcher.train()
+    copied = deepcopy(matcher)
+    original, block = encoder_blocks(matcher)[0], encoder_blocks(copied)[0]
+    for parameter in block.parameters():
+        parameter.data.zero_()
+    items = torch.randn(2, 3, block.layer_norm1.normalized_shape[0], device=device_of(matcher))
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    assert torch.equal(block(items, attention_mask=None), items)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert not torch.equal(original(items, attention_mask=None), items)
 
 
 @pytest.mark.gpu

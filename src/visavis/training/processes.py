@@ -7,6 +7,7 @@ import os
 import socket
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from multiprocessing.connection import wait
@@ -31,6 +32,8 @@ STORE_TIMEOUT_S = 10.0
 """Longest time that rank 0 keeps the store for the other ranks after a failure."""
 LOSS_GRACE_S = 10.0
 """Longest time that a process has to end by itself after another one was lost."""
+FREE_TIMEOUT_S = 1.0
+"""Longest time that a process waits at its end until gloo has freed a tensor."""
 _ENDED, _REPORTED = b"e", b"r"
 _GROUPS: list[distributed.ProcessGroup | None] = []
 """Groups that were joined. ``DistributedDataParallel`` must not be the last to hold one: torch frees it with the interpreter locked, and then
@@ -72,7 +75,7 @@ def join_processes(
                 if not group.is_first:
                     warnings.simplefilter("ignore")  # rank 0 gives the same warnings
                 yield group
-            group.barrier()
+            _last_barrier()
     except Stopped as stopped:
         if not group.is_first:
             raise ReportedByOtherProcess("The first process reports that the training was stopped.", 128 + stopped.signal) from None
@@ -90,6 +93,19 @@ def join_processes(
         raise
     if is_own_group:
         distributed.destroy_process_group()
+
+
+def _last_barrier() -> None:
+    """Wait for the other ranks, and until gloo has freed the tensor of this barrier.
+
+    A thread of gloo frees it, and needs the interpreter for that. If the interpreter ends first, the process is aborted: one of about 15 runs.
+    """
+    tensor = torch.zeros(1)
+    distributed.all_reduce(tensor)
+    reference, end = weakref.ref(tensor), time.monotonic() + FREE_TIMEOUT_S
+    del tensor
+    while reference() is not None and time.monotonic() < end:
+        time.sleep(0.001)
 
 
 def _connect(after_kill: str) -> None:
