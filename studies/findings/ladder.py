@@ -17,14 +17,14 @@ MARGINS, THRESHOLDS, BETAS = (0.2, 0.01, 0.01), (0.63, 0.56), (1.0, 0.25, 0.125)
 
 
 def eq_8_margin() -> Shown:
-    """The hard-sampled second rung is printed with the margin of the first.
+    """The hard-sampled second level is printed with the margin of the first.
 
     Kind: misprint
     Where: Eq. 8.
     Found: ``L^2-HC = [alpha_1 - s(v, h_i*) + s(v, h_j*)]_+``.
     Correct: ``alpha_2``, as in eq. 7 and the code: hard sampling takes one summand of eq. 7, and every summand there has ``alpha_2``.
-    Effect: With the paper's values, 0.2 against 0.01: as printed, the second rung has a margin twenty times as large.
-    visavis: ``Ladder`` uses the margin of each rung.
+    Effect: With the paper's values, 0.2 against 0.01: as printed, the second level has a margin twenty times as large.
+    visavis: ``Ladder`` uses the margin of each level.
     """
     scores, relevance = scores_of(16, seed=4), _relevance(16, seed=5)
     up, down = _level(relevance, 0.63, torch.inf), relevance < 0.63
@@ -48,12 +48,12 @@ def code_upper_set() -> Shown:
     Found: ``i* = argmin`` over all items with relevance at or above the threshold: every level up to l - 1, and the query's own pair.
     Correct: Eq. 7 pairs neighboring levels: ``i* = argmin`` only over ``N_{l-1}``.
     Effect: With L = 2, the setting of most tables, it matters only where the own pair is less similar than the whole first level. With L
-        = 3 (table 4) the third rung differs often.
+        = 3 (table 4) the third level differs often.
     visavis: ``Ladder`` follows the paper, ``Ladder(semantics="reference")`` the code.
     """
     scores, relevance = scores_of(16, seed=4, noise=0.7), _relevance(16, seed=5)
-    paper = [_rungs(scores, relevance, levels, all_higher=False) for levels in (2, 3)]
-    code = [_rungs(scores, relevance, levels, all_higher=True) for levels in (2, 3)]
+    paper = [_level_terms(scores, relevance, levels, all_higher=False) for levels in (2, 3)]
+    code = [_level_terms(scores, relevance, levels, all_higher=True) for levels in (2, 3)]
     return Shown(
         abs(paper[0] - code[0]) < 1e-12 and abs(paper[1] - code[1]) > 0.01,
         f"one direction, B = 16, nothing else changed: L = 2 paper {digits(paper[0])}, code {digits(code[0])}\n"
@@ -69,7 +69,7 @@ def code_fill() -> Shown:
     Found: Items outside a set count as similarity 1 in the minimum and 0 in the maximum.
     Correct: They do not count (eq. 8). As a cosine is at most 1, the 1 is harmless. The 0 is not harmless: it is above every negative
         similarity.
-    Effect: Where all less relevant items already have negative similarity, the rung keeps pulling its upper item up, without an item to
+    Effect: Where all less relevant items already have negative similarity, the level keeps pulling its upper item up, without an item to
         separate it from.
     visavis: ``Ladder`` leaves non-members out. ``Ladder(semantics="reference")`` keeps the fill.
     """
@@ -78,7 +78,7 @@ def code_fill() -> Shown:
     paper = (MARGINS[1] - scores[1] + scores[2:].max()).clamp(min=0)
     return Shown(
         paper.item() == 0 and code > 0.1 and slope[1].item() == -1 and bool((slope[2:] == 0).all()),
-        f"own pair 0.5, one relevant item at -0.1, others at -0.2 and -0.4: second rung {digits(paper)} by eq. 8, {digits(code)} in the code.\n"
+        f"own pair 0.5, one relevant item at -0.1, others at -0.2 and -0.4: second level {digits(paper)} by eq. 8, {digits(code)} in the code.\n"
         f"Its gradient there: {digits(slope[1])} on the relevant item, {digits(slope[2:].abs().max())} on the others",
     )
 
@@ -185,19 +185,19 @@ def _hardest_gap(scores: Tensor, up: Tensor, down: Tensor) -> Tensor:
     return scores.masked_fill(~down, -torch.inf).amax(1) - scores.masked_fill(~up, torch.inf).amin(1)
 
 
-def _rungs(scores: Tensor, relevance: Tensor, levels: int, *, all_higher: bool) -> float:
-    """Rungs 2 to L, hard-sampled, images as queries. With ``all_higher``, the upper set is that of the code."""
+def _level_terms(scores: Tensor, relevance: Tensor, levels: int, *, all_higher: bool) -> float:
+    """Terms of levels 2 to L, hard-sampled, images as queries. With ``all_higher``, the upper set is that of the code."""
     total, bounds = 0.0, (torch.inf, *THRESHOLDS)
-    for rung in range(1, levels):
-        up = relevance >= bounds[rung] if all_higher else _level(relevance, bounds[rung], bounds[rung - 1])
-        gap = _hardest_gap(scores, up, relevance < bounds[rung])
-        total += BETAS[rung] * (MARGINS[rung] + gap).clamp(min=0).sum().item()
+    for level in range(1, levels):
+        up = relevance >= bounds[level] if all_higher else _level(relevance, bounds[level], bounds[level - 1])
+        gap = _hardest_gap(scores, up, relevance < bounds[level])
+        total += BETAS[level] * (MARGINS[level] + gap).clamp(min=0).sum().item()
     return total
 
 
 def _filled(scores: Tensor, relevance: Tensor) -> tuple[float, Tensor]:
-    """The second rung of one query by the rule of the code, and its gradient."""
+    """The term of the second level of one query by the rule of the code, and its gradient."""
     scores = leaf(scores)
     similar = relevance >= THRESHOLDS[0]
-    rung = MARGINS[1] - torch.where(similar, scores, 1.0).min() + torch.where(similar, 0.0, scores).max()
-    return rung.item(), gradient(rung, scores)[0]
+    term = MARGINS[1] - torch.where(similar, scores, 1.0).min() + torch.where(similar, 0.0, scores).max()
+    return term.item(), gradient(term, scores)[0]
