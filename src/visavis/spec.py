@@ -68,7 +68,12 @@ def _is_bool(value: Any) -> bool:
     return type(value).__name__ in ("bool", "bool_")
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Return whether a value is a real number that a float can hold. A bool is not a number.
+
+    Args:
+        value: The value.
+    """
     if isinstance(value, int):
         return not _is_bool(value) and abs(value) <= sys.float_info.max
     return isinstance(value, numbers.Real)
@@ -95,7 +100,7 @@ ACCEPTED_KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "None": ("None", lambda value: value is None),
     "bool": ("True or False", _is_bool),
     "int": ("an integer", lambda value: isinstance(value, numbers.Integral) and not _is_bool(value)),
-    "float": ("a number", _is_number),
+    "float": ("a number", is_number),
     "str": ("a text", lambda value: isinstance(value, str) and not LONE_SURROGATE.search(value)),
     "Path": ("a path", _is_path),
     "Callable": ("a function", callable),
@@ -240,9 +245,6 @@ def is_valid_parameter(number: float) -> bool:
 
     Args:
         number: The number.
-
-    Returns:
-        Whether it is valid.
     """
     return number == 0 or PARAMETER_RANGE[0] <= abs(number) <= PARAMETER_RANGE[1]
 
@@ -261,10 +263,6 @@ def validate_int(value: Any, name: str, minimum: int = 0, maximum: int | None = 
 
     Raises:
         SpecError: If it is not an integer, too small or too large.
-
-    Example:
-        >>> validate_int(3, "k")
-        3
     """
     try:
         number = minimum - 1 if isinstance(value, bool) else operator.index(value)

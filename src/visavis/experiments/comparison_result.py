@@ -20,6 +20,7 @@ from visavis.metrics.catalog import RSUM
 from visavis.notebook import NotebookTable
 from visavis.objectives import parse
 from visavis.runs.run_folder import RunFolder
+from visavis.spec import is_number
 
 # The feedback metric that is described in words.
 FEEDBACK_METRIC, FEEDBACK_LABEL = "judged_r10", "feedback R@10"
@@ -369,7 +370,7 @@ def find_sweeps(runs: Sequence[tuple[Setting, Sequence[RunOutcome]]]) -> tuple[S
     # Keys that always vary together have equal columns and count as one.
     varying = {column: key for key, column in reversed(columns.items()) if len(set(column)) > 1}
     # A number can be absent from some settings, such as the margin from an objective without one.
-    numeric = sorted((key, column) for column, key in varying.items() if all(value is None or _is_number(value) for value in column))
+    numeric = sorted((key, column) for column, key in varying.items() if all(value is None or is_number(value) for value in column))
     curves_by_key = {key: curves for key, column in numeric if (curves := _curves(column, varying))}
     on_curve = {index for curves in curves_by_key.values() for points in curves.values() for _, index in points}
     rsums = [_split_rsums(outcomes) for _, outcomes in runs]
@@ -412,7 +413,7 @@ def _flatten(content: Any, name: str = "") -> dict[str, Any]:
         entries = enumerate(content)
     elif name.endswith(".objective"):
         objective = parse(content)
-        parameters = {f"{name}.{key}": value if _is_number(value) else repr(value) for key, value in vars(objective).items()}
+        parameters = {f"{name}.{key}": value if is_number(value) else repr(value) for key, value in vars(objective).items()}
         return {name: type(objective).__name__} | parameters
     else:
         return {name: content}
@@ -420,7 +421,3 @@ def _flatten(content: Any, name: str = "") -> dict[str, Any]:
     for key, value in entries:
         flat |= _flatten(value, f"{name}.{key}".lstrip("."))
     return flat
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

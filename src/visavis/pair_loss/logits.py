@@ -83,10 +83,9 @@ def is_valid_scale(scale: Any) -> bool:
     Returns:
         Whether it is valid.
     """
-    if isinstance(scale, Tensor):
-        return scale.numel() == 1 and scale.is_floating_point()
-    known = scale is None or isinstance(scale, LearnedScale)
-    return known or (isinstance(scale, int | float) and not isinstance(scale, bool) and scale > 0 and is_valid_parameter(scale))
+    if scale is None or isinstance(scale, LearnedScale):
+        return True
+    return is_valid_bias(scale) and (isinstance(scale, Tensor) or scale > 0)
 
 
 def current_scale(scale: Scale) -> Tensor | float | None:
@@ -151,5 +150,5 @@ def is_valid_bias(bias: Any) -> bool:
         Whether it is valid.
     """
     if isinstance(bias, Tensor):
-        return is_valid_scale(bias)
+        return bias.numel() == 1 and bias.is_floating_point()
     return bias is None or (isinstance(bias, int | float) and not isinstance(bias, bool) and is_valid_parameter(bias))
