@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from visavis.objectives.base import Reduction, SummaryObjective
-from visavis.objectives.pairs import NEG_INF, select_by_query
+from visavis.objectives.pairs import NEG_INF, anchor_margins
 from visavis.spec import PositiveFloat
 from visavis.targets import Targets, missing_annotation
 
@@ -45,7 +45,7 @@ class AOQ(SummaryObjective):
         hinges. Reads ``query_margin`` (adaptive margins).
 
     Differs from:
-        nothing. As in the released code the weight has a gradient of its own and may be negative.
+        Nothing. As in the released code, the weight has a gradient too and may be negative.
     """
 
     used_annotations: ClassVar[tuple[str, ...]] = ("query_offline_scores", "query_margin")
@@ -60,6 +60,6 @@ class AOQ(SummaryObjective):
         if targets.query_offline_scores is None or not targets.query_offline_scores.shape[1]:
             raise missing_annotation("AOQ", "query_offline_scores")
         offline = targets.query_offline_scores[query]
-        online = (select_by_query(targets.query_margin_or(self.margin, "AOQ"), query) + negatives - positive).relu()
+        online = (anchor_margins(self.margin, query, targets, "AOQ") + negatives - positive).relu()
         weight = self.beta - (offline[:, 0] - negatives.masked_fill(negatives == NEG_INF, 0.0)) / self.alpha
         return weight * online + (self.offline_margin + offline - positive[:, None]).relu().sum(-1)

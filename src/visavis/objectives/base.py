@@ -49,8 +49,9 @@ class Objective(ABC):
         validate_fields(self)
         for field in fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
-            numbers = [each for each in (value if isinstance(value, tuple) else (value,)) if isinstance(each, float)]
-            require_field(all(map(is_valid_parameter, numbers)), self, field.name, EXPECTED_PARAMETER)
+            entries = value if isinstance(value, tuple) else (value,)
+            is_valid = all(is_valid_parameter(entry) for entry in entries if isinstance(entry, float))
+            require_field(is_valid, self, field.name, EXPECTED_PARAMETER)
 
     @property
     def needs_positive_scores(self) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from visavis.objectives.base import Objective, Reduction, SummaryObjective
-from visavis.objectives.pairs import NEG_INF, NegativeLogSumExp, find_positive_pairs, log1p_exp, select_by_query
+from visavis.objectives.pairs import NEG_INF, NegativeLogSumExp, anchor_margins, find_positive_pairs, log1p_exp
 from visavis.spec import PositiveFloat
 from visavis.targets import Targets
 
@@ -27,7 +27,7 @@ class NTXent(SummaryObjective):
         ``-log( e^(s_ip / tau) / (e^(s_ip / tau) + sum_j e^(s_ij / tau)) )``, the mean of both directions.
 
     Gradient:
-        dL/ds_ij is softmax_j / tau, dL/ds_ip = -(1 - softmax_p) / tau, each over the number of queries.
+        dL/ds_ij is softmax_j / tau, dL/ds_ip = -(1 - softmax_p) / tau, each over the number of queries of both directions.
 
     Advice:
         With large batches. The smaller tau, the more the hardest negatives count.
@@ -106,9 +106,9 @@ class InfoNCE(Objective):
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
         positive = targets.positive
         log_softmax = (scores / self.tau).masked_fill(~(positive | targets.negative), NEG_INF).log_softmax(-1)
-        number = positive.sum(-1)
-        terms = -log_softmax.masked_fill(~positive, 0.0).sum(-1) / number.clamp(min=1)
-        return terms[number > 0]
+        num_positives = positive.sum(-1)
+        terms = -log_softmax.masked_fill(~positive, 0.0).sum(-1) / num_positives.clamp(min=1)
+        return terms[num_positives > 0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,8 +166,8 @@ class Sigmoid(Objective):
         query with a positive. A query without negatives adds nothing.
 
     Gradient:
-        dL/ds_ij = -z_ij scale / (1 + e^(z_ij (scale s_ij + bias))), over the number of queries. No pair changes that of
-        another.
+        dL/ds_ij = -z_ij scale / (1 + e^(z_ij (scale s_ij + bias))), over the number of queries of both directions. No
+        pair changes that of another.
 
     Advice:
         Where batches are small, or a pair has several captions: no softmax makes them compete. The bias starts near minus
@@ -203,8 +203,8 @@ class Sigmoid(Objective):
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
         positive, negative = targets.positive, targets.negative
         logits = self.scale * scores + self.bias
-        against = torch.where(positive, -logits, logits).masked_fill(~(positive | negative), NEG_INF)
-        terms = log1p_exp(against).sum(-1).where(negative.any(-1), 0.0)
+        wrong_decision_logits = torch.where(positive, -logits, logits).masked_fill(~(positive | negative), NEG_INF)
+        terms = log1p_exp(wrong_decision_logits).sum(-1).where(negative.any(-1), 0.0)
         return terms[positive.any(-1)]
 
 
@@ -248,7 +248,7 @@ class Unified(SummaryObjective):
         return NegativeLogSumExp(self.gamma) if targets.weight is None else None
 
     def pair_terms(self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets) -> Tensor:
-        margin = select_by_query(targets.query_margin_or(self.margin, "Unified"), query)
+        margin = anchor_margins(self.margin, query, targets, "Unified")
         return log1p_exp(negatives + self.gamma * (margin - positive)) / self.gamma
 
     def row_terms(self, scores: Tensor, targets: Targets) -> Tensor:

@@ -105,9 +105,10 @@ class Goal(SummaryObjective):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("alpha", "beta") if self.pair == "sig_ms" else ():
+        if self.pair == "sig_ms":
             limit = MAX_EXPONENT / (1 + abs(self.lam))
-            require_field(getattr(self, name) <= limit, self, name, f"at most {limit:.3g} with pair='sig_ms' and lam={self.lam:g}")
+            for name in ("alpha", "beta"):
+                require_field(getattr(self, name) <= limit, self, name, f"at most {limit:.3g} with pair='sig_ms' and lam={self.lam:g}")
 
     @classmethod
     def all(cls, **fields: Any) -> tuple[Goal, ...]:
@@ -141,20 +142,23 @@ class Goal(SummaryObjective):
 
     @property
     def needs_positive_scores(self) -> bool:
-        return self.pair in ("lin_ms", "sig_ms")
+        return self.pair in WEIGHTS_BY_MEANS
 
     def summary(self, targets: Targets) -> HardestNegative | None:
         return None if self.needs_positive_scores else HardestNegative()
 
     def pair_terms(self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets) -> Tensor:
-        return self._prescribed(negatives, positive)
+        return self._prescribed_terms(negatives, positive)
 
     def row_terms(self, scores: Tensor, targets: Targets) -> Tensor:
-        pairs, all_positives = find_positive_pairs(scores, targets), add_positive_scores(self, scores, targets).positive_scores
+        pairs = find_positive_pairs(scores, targets)
+        all_positives = add_positive_scores(self, scores, targets).positive_scores
         assert all_positives is not None
-        return self._prescribed(pairs.hardest, pairs.positive, _BatchPairs(pairs._replace(scores=scores.detach()), all_positives))
+        batch = _BatchPairs(pairs._replace(scores=scores.detach()), all_positives)
+        return self._prescribed_terms(pairs.hardest, pairs.positive, batch)
 
-    def _prescribed(self, hardest: Tensor, positive: Tensor, batch: _BatchPairs | None = None) -> Tensor:
+    def _prescribed_terms(self, hardest: Tensor, positive: Tensor, batch: _BatchPairs | None = None) -> Tensor:
+        """``s_n - s_p`` of each positive pair, with the prescribed gradient: ``[P]``."""
         has_negative = hardest != NEG_INF
         hardest = torch.where(has_negative, hardest, positive)
         detached = _DetachedScores(positive.detach(), hardest.detach(), batch)
@@ -222,23 +226,24 @@ def _pair_sig(goal: Goal, detached: _DetachedScores) -> tuple[Tensor, Tensor]:
 
 def _pair_lin_ms(goal: Goal, detached: _DetachedScores) -> tuple[Tensor, Tensor]:
     """Eq. 13."""
-    ordered, count, is_counted = _other_positives(goal, detached)
-    lead = count * detached.positive - pad(ordered.cumsum(0), (1, 0))[count]
+    ascending, count, is_counted = _other_positives(goal, detached)
+    sum_of_differences = count * detached.positive - pad(ascending.cumsum(0), (1, 0))[count]
     distance, query = _distance_to_hardest(goal, detached)
     in_mean = distance.isfinite()
-    if goal.semantics == "reference":  # differences of exactly 0 are not counted
-        equal = torch.searchsorted(ordered, detached.positive, right=True) - torch.searchsorted(ordered, detached.positive)
-        is_counted = is_counted * equal.clamp(min=1)
+    if goal.semantics == "reference":
+        # Differences of exactly 0 are not counted.
+        num_equal = torch.searchsorted(ascending, detached.positive, right=True) - torch.searchsorted(ascending, detached.positive)
+        is_counted = is_counted * num_equal.clamp(min=1)
         in_mean &= distance > 0
-    m_p = _mean_or_zero(lead, count - is_counted)
+    m_p = _mean_or_zero(sum_of_differences, count - is_counted)
     m_n = _mean_or_zero(torch.where(in_mean, distance, 0.0).sum(-1), in_mean.sum(-1))[query]
     return _lin_ms_weights(goal, detached.positive, detached.hardest, m_p, m_n)
 
 
 def _pair_sig_ms(goal: Goal, detached: _DetachedScores) -> tuple[Tensor, Tensor]:
     """Eq. 12."""
-    ordered, count, is_counted = _other_positives(goal, detached)
-    log_sums = pad((-goal.alpha * ordered).logcumsumexp(0), (1, 0), value=NEG_INF)
+    ascending, count, is_counted = _other_positives(goal, detached)
+    log_sums = pad((-goal.alpha * ascending).logcumsumexp(0), (1, 0), value=NEG_INF)
     m_p = _mean_or_zero((goal.alpha * detached.positive + log_sums[count]).exp() - is_counted, count - is_counted).clamp(min=0)
     distance, query = _distance_to_hardest(goal, detached)
     m_n = _mean_or_zero((-goal.beta * distance).exp().sum(-1), distance.isfinite().sum(-1))[query]
@@ -259,23 +264,23 @@ def _other_positives(goal: Goal, detached: _DetachedScores) -> tuple[Tensor, Ten
     These positives are a prefix, so their sum is a prefix sum, from which the value of the pair itself is subtracted.
     """
     assert detached.batch is not None
-    ordered, ceiling = detached.batch.all_positives.sort().values, detached.hardest + goal.epsilon
-    return ordered, torch.searchsorted(ordered, ceiling, right=True), (detached.positive <= ceiling).long()
+    ascending, upper_bound = detached.batch.all_positives.sort().values, detached.hardest + goal.epsilon
+    return ascending, torch.searchsorted(ascending, upper_bound, right=True), (detached.positive <= upper_bound).long()
 
 
 def _distance_to_hardest(goal: Goal, detached: _DetachedScores) -> tuple[Tensor, Tensor]:
     """``s_n - s_ij`` for the query's other negatives within epsilon, inf elsewhere: ``[Q, C]``. Also the query of each pair."""
     assert detached.batch is not None
     negatives = detached.batch.pairs.negatives()
-    hardest, place = negatives.max(-1, keepdim=True)
-    others = negatives.scatter(-1, place, NEG_INF)
-    floor = pad(detached.batch.all_positives, (0, 1), value=math.inf).min() - goal.epsilon
-    return torch.where(others >= floor, hardest - others, math.inf), detached.batch.pairs.query
+    hardest, position = negatives.max(-1, keepdim=True)
+    others = negatives.scatter(-1, position, NEG_INF)
+    lower_bound = pad(detached.batch.all_positives, (0, 1), value=math.inf).min() - goal.epsilon
+    return torch.where(others >= lower_bound, hardest - others, math.inf), detached.batch.pairs.query
 
 
-def _mean_or_zero(total: Tensor, number: Tensor) -> Tensor:
-    """``total / number``, and 0 where the number is 0."""
-    return torch.where(number > 0, total / number.clamp(min=1), 0.0)
+def _mean_or_zero(total: Tensor, count: Tensor) -> Tensor:
+    """``total / count``, and 0 where the count is 0."""
+    return torch.where(count > 0, total / count.clamp(min=1), 0.0)
 
 
 TRIPLET_WEIGHTS: dict[str, Callable[[Goal, _DetachedScores], Tensor]] = {"con": _triplet_con, "nca": _triplet_nca, "cir": _triplet_cir}

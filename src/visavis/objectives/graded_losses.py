@@ -36,7 +36,7 @@ class Ladder(Objective):
         Level l >= 2, once for each query: ``sum [margins[l-1] - s_iu + s_id]_+`` over u in the level that begins at
         ``thresholds[l-2]`` (R >= it, and below the one before) and d in all levels below (R < it), R being
         ``targets.relevance``. Positives are in no level. ``sampling="hard"``: of each anchor and level only the ``pairs``
-        largest hinges, by default one: the least similar u with the most similar d. "sum": all, by sorting and running
+        largest hinges, by default one: the least similar u with the most similar d. "sum": all, by sorting and prefix
         sums, O(Q C log C) time and O(Q C) memory. ``cumulative``: level l is ``[margins[0] + ... + margins[l-1] - s_ip +
         s_id]_+`` for each positive pair instead.
 
@@ -83,32 +83,33 @@ class Ladder(Objective):
             require_field(self.pairs == 1, self, "pairs", "1 with semantics='reference'")
 
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
-        pairs, paper = find_positive_pairs(scores, targets), self.semantics == "paper"
-        first = self._positive_hinges(self.margins[0], pairs.negatives(), pairs, targets)
-        terms = self.betas[0] * first if paper else first
+        pairs, follows_paper = find_positive_pairs(scores, targets), self.semantics == "paper"
+        triplet_hinges = self._positive_hinges(self.margins[0], pairs.negatives(), pairs, targets)
+        terms = self.betas[0] * triplet_hinges if follows_paper else triplet_hinges
         if not self.thresholds:
             return terms
         level_sums = scores.new_zeros(len(scores))
         for level, (upper, lower) in enumerate(self._relevance_levels(targets), start=1):
-            below = scores.masked_fill(~lower, NEG_INF if paper else 0.0)
+            below = scores.masked_fill(~lower, NEG_INF if follows_paper else 0.0)
             if self.cumulative:
                 terms = terms + self.betas[level] * self._positive_hinges(sum(self.margins[: level + 1]), below, pairs, targets)
             else:
                 level_sums = level_sums + self.betas[level] * self._level_hinges(self.margins[level], below, upper, scores)
         if self.cumulative:
             return terms
-        number = targets.positive.sum(-1)  # the levels of a query are divided among its pairs
-        return torch.cat([terms + (level_sums / number.clamp(min=1))[pairs.query], level_sums[number == 0]])
+        # The levels of a query are divided among its positive pairs.
+        num_positives = targets.positive.sum(-1)
+        return torch.cat([terms + (level_sums / num_positives.clamp(min=1))[pairs.query], level_sums[num_positives == 0]])
 
     def _relevance_levels(self, targets: Targets) -> Iterator[tuple[Tensor, Tensor]]:
         """For each level from the second on, which candidates should score above which others: two bool ``[Q, C]``."""
         relevance = targets.pairwise("relevance", "Ladder")
-        paper = self.semantics == "paper"
-        member = targets.negative if paper else targets.negative | targets.positive
-        end = -NEG_INF
+        follows_paper = self.semantics == "paper"
+        is_member = targets.negative if follows_paper else targets.negative | targets.positive
+        upper_bound = -NEG_INF
         for threshold in self.thresholds:
-            yield member & (relevance >= threshold) & (relevance < end), member & (relevance < threshold)
-            end = threshold if paper else end
+            yield is_member & (relevance >= threshold) & (relevance < upper_bound), is_member & (relevance < threshold)
+            upper_bound = threshold if follows_paper else upper_bound
 
     def _positive_hinges(self, margin: float, below: Tensor, pairs: PositivePairs, targets: Targets) -> Tensor:
         """For each positive pair, the sum of its hinges against the scores ``below [Q, C]``: ``[P]``."""
@@ -124,25 +125,25 @@ class Ladder(Objective):
         return (margin + _largest_gaps(below, above, self.pairs)).relu().sum(-1)
 
 
-def _top_values(values: Tensor, number: int) -> Tensor:
-    """The largest values of each row, in descending order: ``[Q, C] -> [Q, number]``, or all where there are fewer."""
-    return values.max(-1, keepdim=True).values if number == 1 else values.topk(min(number, values.shape[-1])).values
+def _top_values(values: Tensor, count: int) -> Tensor:
+    """The largest values of each row, in descending order: ``[Q, C] -> [Q, count]``, or all where there are fewer."""
+    return values.max(-1, keepdim=True).values if count == 1 else values.topk(min(count, values.shape[-1])).values
 
 
-def _largest_gaps(below: Tensor, above: Tensor, number: int) -> Tensor:
-    """The largest ``below_j - above_i`` of each row ``[Q, number]``. Only ranks with i j <= number can be among them."""
-    closest, furthest = _top_values(below, number), -_top_values(-above, number)
-    rank = torch.arange(1, closest.shape[1] + 1, device=below.device)
-    i, j = (rank[:, None] * rank <= number).nonzero(as_tuple=True)
-    return _top_values(closest[:, j] - furthest[:, i], number)
+def _largest_gaps(below: Tensor, above: Tensor, count: int) -> Tensor:
+    """The largest ``below_j - above_i`` of each row ``[Q, count]``. Only ranks with i j <= count can be among them."""
+    highest_below, lowest_above = _top_values(below, count), -_top_values(-above, count)
+    rank = torch.arange(1, highest_below.shape[1] + 1, device=below.device)
+    i, j = (rank[:, None] * rank <= count).nonzero(as_tuple=True)
+    return _top_values(highest_below[:, j] - lowest_above[:, i], count)
 
 
 def _hinge_sums(below: Tensor, above: Tensor) -> Tensor:
-    """``sum_j [below_j - above_i]_+`` for every i of a row, by running sums: ``[Q, C], [Q, C] -> [Q, C]``. -inf adds nothing."""
-    falling = below.sort(-1, descending=True).values
-    number = torch.searchsorted(-falling.detach(), -above.detach().contiguous())  # of values strictly above
-    totals = torch.nn.functional.pad(falling.masked_fill(falling == NEG_INF, 0.0).cumsum(-1), (1, 0))
-    return totals.gather(-1, number) - number * above
+    """``sum_j [below_j - above_i]_+`` for every i of a row, by prefix sums: ``[Q, C], [Q, C] -> [Q, C]``. -inf adds nothing."""
+    descending = below.sort(-1, descending=True).values
+    num_strictly_above = torch.searchsorted(-descending.detach(), -above.detach().contiguous())
+    prefix_sums = torch.nn.functional.pad(descending.masked_fill(descending == NEG_INF, 0.0).cumsum(-1), (1, 0))
+    return prefix_sums.gather(-1, num_strictly_above) - num_strictly_above * above
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,15 +194,17 @@ class GradedVLC(VLC):
     def row_terms(self, scores: Tensor, targets: Targets) -> Tensor:
         pairs = find_positive_pairs(scores, targets)
         terms = self.pair_terms(pairs.log_sum_exp(self.gamma), pairs.positive, pairs.query, targets)
-        share = self.beta / targets.positive.sum(-1).clamp(min=1)  # one divergence a query, shared among its pairs
-        return terms + (share * self._divergence(scores, targets))[pairs.query]
+        # The divergence of a query is divided among its positive pairs.
+        weight_per_pair = self.beta / targets.positive.sum(-1).clamp(min=1)
+        return terms + (weight_per_pair * self._divergence(scores, targets))[pairs.query]
 
     def _divergence(self, scores: Tensor, targets: Targets) -> Tensor:
         """``sum_j p_ij log(p_ij / q_ij)`` over the negatives of each query, shape ``[Q]``, 0 without negatives."""
         negative = targets.negative
-        outside = ~negative & negative.any(-1, keepdim=True)  # without negatives nothing is masked, so that the sum is 0 and not NaN
+        # Without negatives nothing is masked, so that the sum is 0 and not NaN.
+        is_masked = ~negative & negative.any(-1, keepdim=True)
         log_p, log_q = (
-            logits.masked_fill(outside, NEG_INF).log_softmax(-1).masked_fill(~negative, 0.0)
+            logits.masked_fill(is_masked, NEG_INF).log_softmax(-1).masked_fill(~negative, 0.0)
             for logits in (targets.pairwise("relevance", "GradedVLC") / self.tau, self.graded_gamma * scores)
         )
         return (log_p.exp() * (log_p - log_q)).masked_fill(~negative, 0.0).sum(-1)

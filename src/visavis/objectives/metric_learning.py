@@ -100,9 +100,9 @@ class MultiSimilarity(Objective):
 
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
         positive, negative = targets.positive, targets.negative
-        hardest = scores.masked_fill(~negative, NEG_INF).amax(-1, keepdim=True)
-        furthest = scores.masked_fill(~positive, math.inf).amin(-1, keepdim=True)
-        easy_positive, easy_negative = scores >= hardest + self.epsilon, scores <= furthest - self.epsilon
+        highest_negative = scores.masked_fill(~negative, NEG_INF).amax(-1, keepdim=True)
+        lowest_positive = scores.masked_fill(~positive, math.inf).amin(-1, keepdim=True)
+        easy_positive, easy_negative = scores >= highest_negative + self.epsilon, scores <= lowest_positive - self.epsilon
         pulled = (self.alpha * (self.lam - scores)).masked_fill(~positive | easy_positive, NEG_INF)
         pushed = (self.beta * (scores - self.lam)).masked_fill(~negative | easy_negative, NEG_INF)
         terms = log1p_exp(pulled.logsumexp(-1)) / self.alpha + log1p_exp(pushed.logsumexp(-1)) / self.beta
@@ -147,9 +147,9 @@ class Circle(Objective):
     reduction: Reduction = "sum"
 
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
-        positive, seen = targets.positive, scores.detach()
-        pushed = self.gamma * (seen + self.margin).relu() * (scores - self.margin)
-        pulled = self.gamma * (1 + self.margin - seen).relu() * (1 - self.margin - scores)
+        positive, detached = targets.positive, scores.detach()
+        pushed = self.gamma * (detached + self.margin).relu() * (scores - self.margin)
+        pulled = self.gamma * (1 + self.margin - detached).relu() * (1 - self.margin - scores)
         push = pushed.masked_fill(~targets.negative, NEG_INF).logsumexp(-1)
         pull = pulled.masked_fill(~positive, NEG_INF).logsumexp(-1)
         return log1p_exp(push + pull)[positive.any(-1)]

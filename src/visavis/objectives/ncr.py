@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from visavis.objectives.base import Reduction, SummaryObjective
-from visavis.objectives.pairs import HardestNegative, find_positive_pairs, select_by_query
+from visavis.objectives.pairs import HardestNegative, anchor_margins, find_positive_pairs
 from visavis.targets import Targets, missing_annotation
 
 
@@ -25,7 +25,7 @@ class NCR(SummaryObjective):
     Formula:
         ``sum_p [max_j (m_ij + s_ij) - s_ip]_+`` over positive pairs p = (i, p), both directions. m_ij = m_i, the margin of
         the anchor (``query_margin``), or a margin of its own for each cell (``pair_margin``). With ``warmup`` ``sum_p (1 /
-        n_i) sum_j [m_ij + s_ij - s_ip]_+`` over the n_i negatives and the pair itself, whose hinge is 0.
+        n_i) sum_j [m_ij + s_ij - s_ip]_+`` over the n_i - 1 negatives and the pair itself, whose hinge is 0.
 
     Gradient:
         dL/ds is 1 at the hardest negative and -1 at the positive where the hinge is open, else 0. In the warm-up 1 / n_i.
@@ -62,14 +62,14 @@ class NCR(SummaryObjective):
         return HardestNegative() if self.semantics == "paper" and not self.warmup and targets.query_margin is not None else None
 
     def pair_terms(self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets) -> Tensor:
-        return (select_by_query(targets.query_margin_or(self.margin, "NCR"), query) + negatives - positive).relu()
+        return (anchor_margins(self.margin, query, targets, "NCR") + negatives - positive).relu()
 
     def row_terms(self, scores: Tensor, targets: Targets) -> Tensor:
         pairs = find_positive_pairs(scores, targets)
-        raised = pairs._replace(scores=scores + self._margins(targets))
+        with_margins = pairs._replace(scores=scores + self._margins(targets))
         if not self.warmup:
-            return (raised.hardest - pairs.positive).relu()
-        return raised.gap.relu().sum(-1) / (1 + pairs.negative.sum(-1)[pairs.query])
+            return (with_margins.hardest - pairs.positive).relu()
+        return with_margins.gap.relu().sum(-1) / (1 + pairs.negative.sum(-1)[pairs.query])
 
     def _margins(self, targets: Targets) -> Tensor | float:
         """Margin of each pair: ``[Q, C]``, ``[Q, 1]`` or one number."""

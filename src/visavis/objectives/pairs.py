@@ -93,17 +93,20 @@ def find_positive_pairs(scores: Tensor, targets: Targets) -> PositivePairs:
     return PositivePairs(query, scores[query, candidate], scores, targets.negative)
 
 
-def select_by_query(value: Tensor | float, query: Tensor) -> Tensor | float:
-    """Select the value of the query of each pair. A single number stays as it is.
+def anchor_margins(margin: float, query: Tensor, targets: Targets, objective: str) -> Tensor | float:
+    """Return the margin of the anchor of each positive pair: the adaptive margin of its query, or the margin of the objective.
 
     Args:
-        value: Values of shape ``[Q]``, or a number.
+        margin: Margin of the objective, for targets without adaptive margins.
         query: Query of each pair, shape ``[P]``.
+        targets: The targets.
+        objective: Name of the objective, for the error message.
 
     Returns:
-        Values of shape ``[P]``, or the number.
+        Margins of shape ``[P]``, or the margin of the objective.
     """
-    return value[query] if isinstance(value, Tensor) else value
+    margins = targets.query_margin_or(margin, objective)
+    return margins[query] if isinstance(margins, Tensor) else margins
 
 
 def log1p_exp(x: Tensor) -> Tensor:

@@ -8,12 +8,12 @@ from typing import ClassVar
 from torch import Tensor
 
 from visavis.objectives.base import Reduction, SummaryObjective
-from visavis.objectives.pairs import NEG_INF, HardestNegative, find_positive_pairs, log1p_exp, select_by_query
+from visavis.objectives.pairs import NEG_INF, HardestNegative, anchor_margins, find_positive_pairs, log1p_exp
 from visavis.spec import PositiveFloat
 from visavis.targets import Targets
 
-MAX_NORMALIZED_DISTANCE = 1 - 1e-5
-"""Scores of positives from which SSP skips a pair."""
+SATURATED_SCORE = 1 - 1e-5
+"""Score of a positive from which SSP skips the pair."""
 
 
 def _polynomial(coefficients: tuple[float, ...], x: Tensor) -> Tensor:
@@ -64,10 +64,11 @@ class SSP(SummaryObjective):
     reduction: Reduction = "mean"
 
     def pair_terms(self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets) -> Tensor:
-        margin = select_by_query(targets.query_margin_or(self.margin, "SSP"), query)
-        idle = (negatives + margin <= positive) | (positive >= MAX_NORMALIZED_DISTANCE)
-        hardest = negatives.masked_fill(idle, 0.0)
-        return (_polynomial(self.positive, positive).relu() + _polynomial(self.negative, hardest).relu()).masked_fill(idle, 0.0)
+        margin = anchor_margins(self.margin, query, targets, "SSP")
+        is_inactive = (negatives + margin <= positive) | (positive >= SATURATED_SCORE)
+        # A polynomial of -inf, the hardest of no negatives, has a NaN as its gradient.
+        hardest = negatives.masked_fill(is_inactive, 0.0)
+        return (_polynomial(self.positive, positive).relu() + _polynomial(self.negative, hardest).relu()).masked_fill(is_inactive, 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,13 +118,13 @@ class RSP(SummaryObjective):
         return HardestNegative() if self.gamma is None else None
 
     def pair_terms(self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets) -> Tensor:
-        margin = select_by_query(targets.query_margin_or(self.margin, "RSP"), query)
+        margin = anchor_margins(self.margin, query, targets, "RSP")
         return (margin + self._penalty(negatives - positive)).relu()
 
     def row_terms(self, scores: Tensor, targets: Targets) -> Tensor:
         assert self.gamma is not None
         pairs = find_positive_pairs(scores, targets)
-        margin = select_by_query(targets.query_margin_or(self.margin, "RSP"), pairs.query)
+        margin = anchor_margins(self.margin, pairs.query, targets, "RSP")
         return log1p_exp((self.gamma * self._penalty(pairs.gap)).logsumexp(-1) + self.gamma * margin) / self.gamma
 
     def _penalty(self, gap: Tensor) -> Tensor:

@@ -37,7 +37,10 @@ class SmoothAP(Objective):
 
     Special cases:
         tau -> 0 is 1 - AP. With one positive, 1 - 1 / rank. Without a negative, AP is 1. Positives of a query compete with
-        each other, as published. Memory: ``[pairs x candidates]``.
+        each other, as published.
+
+    Memory:
+        ``[pairs x candidates]``.
 
     Differs from:
         COCOS as printed, whose D_ij = s_i - s_j counts the candidates below. Brown et al., where the query is one of its
@@ -52,10 +55,12 @@ class SmoothAP(Objective):
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
         positive = targets.positive
         query, candidate = positive.nonzero(as_tuple=True)
-        above = ((scores[query] - scores[query, candidate][:, None]) / self.tau).sigmoid()
-        others = positive[query].scatter(1, candidate[:, None], False)
-        positives = 1 + torch.where(others, above, 0.0).sum(-1)
-        negatives = torch.where(targets.negative[query], above, 0.0).sum(-1)
-        lost = scores.new_zeros(len(scores)).index_add(0, query, negatives / (positives + negatives))
-        number = positive.sum(-1)
-        return (lost / number.clamp(min=1))[number > 0]
+        smoothed_step = ((scores[query] - scores[query, candidate][:, None]) / self.tau).sigmoid()
+        other_positives = positive[query].scatter(1, candidate[:, None], False)
+        rank_among_positives = 1 + torch.where(other_positives, smoothed_step, 0.0).sum(-1)
+        negatives_above = torch.where(targets.negative[query], smoothed_step, 0.0).sum(-1)
+        # 1 - R_P / R, which keeps its digits where the two ranks are almost equal.
+        precision_losses = negatives_above / (rank_among_positives + negatives_above)
+        total = scores.new_zeros(len(scores)).index_add(0, query, precision_losses)
+        num_positives = positive.sum(-1)
+        return (total / num_positives.clamp(min=1))[num_positives > 0]

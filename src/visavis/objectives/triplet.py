@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from visavis.objectives.base import Objective, Reduction, SummaryObjective
-from visavis.objectives.pairs import find_positive_pairs, select_by_query
+from visavis.objectives.pairs import anchor_margins, find_positive_pairs
 from visavis.spec import PositiveInt
 from visavis.targets import Targets
 
@@ -49,9 +49,9 @@ class Triplet(Objective):
 
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
         pairs = find_positive_pairs(scores, targets)
-        margin = targets.query_margin_or(self.margin, "Triplet")
+        margin = anchor_margins(self.margin, pairs.query, targets, "Triplet")
         if isinstance(margin, Tensor):
-            margin = margin[pairs.query, None]
+            margin = margin[:, None]
         return (margin + pairs.gap).relu().sum(-1)
 
 
@@ -89,7 +89,7 @@ class TripletHN(SummaryObjective):
     reduction: Reduction = "sum"
 
     def pair_terms(self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets) -> Tensor:
-        margin = select_by_query(targets.query_margin_or(self.margin, "TripletHN"), query)
+        margin = anchor_margins(self.margin, query, targets, "TripletHN")
         return (margin + negatives - positive).relu()
 
 
@@ -126,7 +126,7 @@ class TripletTopK(Objective):
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
         pairs = find_positive_pairs(scores, targets)
         hardest = pairs.negatives().topk(min(self.k, scores.shape[1])).values
-        margin = select_by_query(targets.query_margin_or(self.margin, "TripletTopK"), pairs.query)
+        margin = anchor_margins(self.margin, pairs.query, targets, "TripletTopK")
         if isinstance(margin, Tensor):
             margin = margin[:, None]
         return (margin + hardest[pairs.query] - pairs.positive[:, None]).relu().sum(-1)
@@ -173,10 +173,10 @@ class MaxMargin(Objective):
 
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
         pairs = find_positive_pairs(scores, targets)
-        margin = select_by_query(targets.query_margin_or(self.margin, "MaxMargin"), pairs.query)
-        total = (pairs.gap.T + margin).relu().sum(0)
-        number = pairs.negative.sum(-1)[pairs.query]
+        margin = anchor_margins(self.margin, pairs.query, targets, "MaxMargin")
+        hinges = (pairs.gap.T + margin).relu().sum(0)
+        num_negatives = pairs.negative.sum(-1)[pairs.query]
         if self.fix_norm:
-            return total / number.clamp(min=1)
-        own = (torch.zeros_like(total) + margin).relu()
-        return (total + own) / (number + 1)
+            return hinges / num_negatives.clamp(min=1)
+        hinge_with_itself = (torch.zeros_like(hinges) + margin).relu()
+        return (hinges + hinge_with_itself) / (num_negatives + 1)
