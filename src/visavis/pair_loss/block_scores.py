@@ -97,12 +97,12 @@ class Scores(ABC):
         Returns:
             The sums.
         """
-        return InputGradients(
-            *(
-                [None if a is None or b is None else a.mul_(weights[0]).add_(b, alpha=weights[1]) for a, b in zip(*both, strict=True)]
-                for both in zip(self.gradients(), other.gradients(), strict=True)
-            )
-        )
+
+        def add_weighted(totals: list[Tensor | None], others: list[Tensor | None]) -> list[Tensor | None]:
+            pairs = zip(totals, others, strict=True)
+            return [None if a is None or b is None else a.mul_(weights[0]).add_(b, alpha=weights[1]) for a, b in pairs]
+
+        return InputGradients(*map(add_weighted, self.gradients(), other.gradients()))
 
     @abstractmethod
     def score_block(self, rows: slice, columns: slice, *, with_grad: bool) -> ScoreBlock:

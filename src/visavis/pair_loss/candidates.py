@@ -183,8 +183,8 @@ def add_extra_candidates(targets: Targets, extra_candidates: ExtraCandidates | N
     Args:
         targets: Targets of one direction.
         extra_candidates: The extra candidates, if any.
-        ids_are_positions: Whether the ids are positions that were made global over ranks. Nobody could have known these ids
-            when the extra items were made.
+        ids_are_positions: Whether the ids are positions that were made global over ranks. These ids did not exist yet when the
+            extra items were made.
 
     Returns:
         The targets with further candidates.
@@ -204,12 +204,12 @@ def add_extra_candidates(targets: Targets, extra_candidates: ExtraCandidates | N
             "over all ranks, or give the extra items negative ids, which match nothing."
         )
     # Extra candidates are never anchors, so their margins and offline scores are not read.
-    unread = {
+    padded = {
         field: torch.cat([value, value.new_zeros(len(extra_candidates.all_ids), *value.shape[1:])])
         for field in CANDIDATE_ANNOTATIONS
         if (value := getattr(targets, field)) is not None
     }
-    return replace(targets, candidate_ids=torch.cat([targets.candidate_ids, extra_candidates.all_ids]), columns=None, **unread)
+    return replace(targets, candidate_ids=torch.cat([targets.candidate_ids, extra_candidates.all_ids]), columns=None, **padded)
 
 
 def are_local_positions(ids_of_sides: Sequence[Tensor], group: ProcessGroup) -> bool:
@@ -254,13 +254,19 @@ def gather_targets(targets: Targets, group: ProcessGroup, *, ids_are_positions: 
             )
     if any("_vectors" in name for name in annotations_needing_grad(targets)):
         raise ShapeError("Factors: expected no gradient when gathering over ranks. Detach them, or use gather=False.")
-    starts = [group.sum_over_lower_ranks(length) for length in targets.shape]
-    changes: dict[str, Any] = {}
-    for names in (("query_ids", "candidate_ids"), ("rows", "columns")):
-        values = [getattr(targets, name) for name in names]
-        if ids_are_positions if names[0] == "query_ids" else are_local_positions(values, group):
-            values = [value + start for value, start in zip(values, starts, strict=True)]
-        changes |= {names[0]: values[0], names[1]: group.all_gather_rows(values[1])}
+    first_query, first_candidate = (group.sum_over_lower_ranks(length) for length in targets.shape)
+    query_ids, candidate_ids, rows, columns = targets.query_ids, targets.candidate_ids, targets.rows, targets.columns
+    assert rows is not None and columns is not None
+    if ids_are_positions:
+        query_ids, candidate_ids = query_ids + first_query, candidate_ids + first_candidate
+    if are_local_positions([rows, columns], group):
+        rows, columns = rows + first_query, columns + first_candidate
+    changes: dict[str, Any] = {
+        "query_ids": query_ids,
+        "candidate_ids": group.all_gather_rows(candidate_ids),
+        "rows": rows,
+        "columns": group.all_gather_rows(columns),
+    }
     for name in (*PAIRWISE_ANNOTATIONS, *CANDIDATE_ANNOTATIONS):
         value = getattr(targets, name)
         if isinstance(value, Factors):

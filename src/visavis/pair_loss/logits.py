@@ -105,7 +105,7 @@ def current_scale(scale: Scale) -> Tensor | float | None:
     return scale
 
 
-class Logits(NamedTuple):
+class ScaleAndBias(NamedTuple):
     """Scale and bias of one call. None means not scaled or not shifted.
 
     Attributes:
@@ -117,7 +117,7 @@ class Logits(NamedTuple):
     bias: OptionalScalar
 
 
-def resolve_logits(defaults: tuple[Scale, OptionalScalar], overrides: tuple[OptionalScalar, OptionalScalar]) -> Logits:
+def resolve_scale_and_bias(defaults: tuple[Scale, OptionalScalar], overrides: tuple[OptionalScalar, OptionalScalar]) -> ScaleAndBias:
     """Choose the scale and bias of one call: the overrides of the call, else the defaults of the loss.
 
     Args:
@@ -137,7 +137,7 @@ def resolve_logits(defaults: tuple[Scale, OptionalScalar], overrides: tuple[Opti
             raise SpecError(f"{name}: expected one valid number, got {format_value(override)}.")
     scale, bias = overrides
     bias = defaults[1] if bias is None else bias
-    return Logits(current_scale(defaults[0]) if scale is None else scale, bias.reshape(()) if isinstance(bias, Tensor) else bias)
+    return ScaleAndBias(current_scale(defaults[0]) if scale is None else scale, bias.reshape(()) if isinstance(bias, Tensor) else bias)
 
 
 def is_valid_bias(bias: Any) -> bool:

@@ -41,7 +41,7 @@ from visavis.pair_loss.encoded_items import (
 )
 from visavis.pair_loss.function_scores import FunctionScores
 from visavis.pair_loss.gradients import ValueAndGradients, annotations_needing_grad, attach_gradients
-from visavis.pair_loss.logits import Logits, OptionalScalar, Scale, is_valid_bias, is_valid_scale, resolve_logits
+from visavis.pair_loss.logits import OptionalScalar, Scale, ScaleAndBias, is_valid_bias, is_valid_scale, resolve_scale_and_bias
 from visavis.pair_loss.plan import ExecutionPlan, Planner
 from visavis.pair_loss.row_blocks import run_row_blocks
 from visavis.pair_loss.tiles import run_tiles
@@ -51,18 +51,18 @@ from visavis.types import Encoded, Items, all_tensors, require_values
 
 EncodeFunction = Callable[[Any], Items]
 BATCHES_BEFORE_WARNING = 2
-"""Number of first batches without a negative after which the loss warns. A single one may be the rest of a data set."""
+"""Number of first batches without a negative after which the loss warns. A single one may be the last, smaller batch of a data set."""
 
 
 class _Comparison(NamedTuple):
-    """Inputs of one call: items of this rank, extra candidates and targets of both directions, logits and ranks."""
+    """Inputs of one call: items of this rank, extra candidates and targets of both directions, scale and bias, and ranks."""
 
     images: Items
     texts: Items
     extra_images: ExtraCandidates | None
     extra_texts: ExtraCandidates | None
     targets: tuple[Targets, Targets]
-    logits: Logits
+    scale_and_bias: ScaleAndBias
     group: ProcessGroup
 
     @property
@@ -187,8 +187,8 @@ class PairLoss(nn.Module):
             SpecError: If scale or bias is invalid.
         """
         _validate_items(images=images, texts=texts, extra_images=extra_images, extra_texts=extra_texts)
-        logits = resolve_logits((self.scale, self.bias), (scale, bias))
-        self._validate_half_precision(images, logits)
+        scale_and_bias = resolve_scale_and_bias((self.scale, self.bias), (scale, bias))
+        self._validate_half_precision(images, scale_and_bias.scale)
         targets, targets_source = self._resolve_targets(images, texts, image_ids, text_ids, targets)
         group = select_process_group(
             self.gather,
@@ -205,7 +205,7 @@ class PairLoss(nn.Module):
             )
             for direction, extra in ((targets, extra_text_pool), (targets.T, extra_image_pool))
         )
-        comparison = _Comparison(images, texts, extra_image_pool, extra_text_pool, (image_to_text, text_to_image), logits, group)
+        comparison = _Comparison(images, texts, extra_image_pool, extra_text_pool, (image_to_text, text_to_image), scale_and_bias, group)
         value = self._loss(comparison)
         for embedding_dim in smaller_dims(self.matryoshka_dims, images):
             value = value + self._loss(comparison.truncate(embedding_dim))
@@ -284,10 +284,12 @@ class PairLoss(nn.Module):
         self, images: Items, texts: Items, image_ids: Ids | None, text_ids: Ids | None, targets: Targets | None
     ) -> tuple[Targets, str]:
         """Make the targets of a batch, and describe how they were given."""
-        source = "in order" if targets is None and image_ids is None else "by ids" if targets is None else "by targets"
         if targets is None:
+            source = "in order" if image_ids is None else "by ids"
             targets = targets_from_ids(len(images), len(texts), image_ids, text_ids)
-        elif image_ids is not None or text_ids is not None:
+        elif image_ids is None and text_ids is None:
+            source = "by targets"
+        else:
             raise ShapeError("targets: expected no ids next to targets, got both. Pass one of them.")
         validate_targets(targets, torch.Size((len(images), len(texts))))
         if self.matryoshka_dims:
@@ -296,14 +298,14 @@ class PairLoss(nn.Module):
             source += f" at dimensions {self.matryoshka_dims}"
         return targets.to(all_tensors(images)[0].device), source
 
-    def _validate_half_precision(self, images: Items, logits: Logits) -> None:
+    def _validate_half_precision(self, images: Items, scale: OptionalScalar) -> None:
         """Refuse a scale that float16 scores cannot hold. Cosines are in float32, except under autocast."""
         tensors = all_tensors(images)
         device = tensors[0].device.type
         is_autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16
         if is_autocast or (self.score is not cosine and any(each.dtype == torch.float16 for each in tensors)):
-            scale = 1.0 if logits.scale is None or isinstance(logits.scale, Tensor) else logits.scale
-            validate_half_scale(self.objective, scale * self.objective.gradient_scale)
+            factor = 1.0 if scale is None or isinstance(scale, Tensor) else scale
+            validate_half_scale(self.objective, factor * self.objective.gradient_scale)
 
     def _loss(self, comparison: _Comparison) -> Tensor:
         """Compute the loss by the planned path. Under a compiler, one rank takes the dense path without a plan."""
@@ -323,29 +325,29 @@ class PairLoss(nn.Module):
 
     def _dense_loss(self, comparison: _Comparison) -> Tensor:
         """Compute the loss on the graph of one score matrix, or of one per direction with extra candidates."""
-        images, texts, logits = comparison.images, comparison.texts, comparison.logits
+        images, texts, scale_and_bias = comparison.images, comparison.texts, comparison.scale_and_bias
         if not comparison.has_extra_candidates:
-            return self.objective(self._scores(images, texts, logits), comparison.targets[0])
+            return self.objective(self._scores(images, texts, scale_and_bias), comparison.targets[0])
         all_images, all_texts = (
             items if extra is None else concatenate_items(items, extra.local_items, extra.name)
             for items, extra in ((images, comparison.extra_images), (texts, comparison.extra_texts))
         )
-        image_to_text = self.objective.prepare(self._scores(images, all_texts, logits), comparison.targets[0])
-        text_to_image = self.objective.prepare(self._scores(all_images, texts, logits).T, comparison.targets[1])
+        image_to_text = self.objective.prepare(self._scores(images, all_texts, scale_and_bias), comparison.targets[0])
+        text_to_image = self.objective.prepare(self._scores(all_images, texts, scale_and_bias).T, comparison.targets[1])
         return self.objective.reduce(self.objective.terms(*image_to_text), self.objective.terms(*text_to_image))
 
-    def _scores(self, images: Items, texts: Items, logits: Logits) -> Tensor:
+    def _scores(self, images: Items, texts: Items, scale_and_bias: ScaleAndBias) -> Tensor:
         scores = checked_scores(self.score, images, texts)
-        scores = scores if logits.scale is None else scores * logits.scale
-        return scores if logits.bias is None else promote_half(scores) + logits.bias
+        scores = scores if scale_and_bias.scale is None else scores * scale_and_bias.scale
+        return scores if scale_and_bias.bias is None else promote_half(scores) + scale_and_bias.bias
 
     def _blockwise_loss(self, comparison: _Comparison, plan: ExecutionPlan) -> Tensor:
         """Compute value and gradients in one forward pass over blocks, and attach them to the graph."""
-        group, logits, targets = comparison.group, comparison.logits, comparison.targets
+        group, scale_and_bias, targets = comparison.group, comparison.scale_and_bias, comparison.targets
         images = CandidatePool(comparison.images, comparison.extra_images, group)
         texts = CandidatePool(comparison.texts, comparison.extra_texts, group)
-        scores = self._block_scores(images, texts, logits.scale, plan)
-        biases = trainable(logits.bias)
+        scores = self._block_scores(images, texts, scale_and_bias.scale, plan)
+        biases = trainable(scale_and_bias.bias)
         inputs = (scores.parameters, annotations_needing_grad(targets[0]), annotations_needing_grad(targets[1]), biases)
         needs_grad = torch.is_grad_enabled() and (any((*images.needs_grad, *texts.needs_grad)) or any(map(bool, inputs)))
         with torch.no_grad():
@@ -358,7 +360,7 @@ class PairLoss(nn.Module):
             else:
                 windows = images.query_rows, texts.query_rows
                 result = run_row_blocks(
-                    self.objective, scores, windows, targets, plan.block_rows, group, bias=logits.bias, needs_grad=needs_grad
+                    self.objective, scores, windows, targets, plan.block_rows, group, bias=scale_and_bias.bias, needs_grad=needs_grad
                 )
             if not needs_grad:
                 return result.value
@@ -372,7 +374,7 @@ class PairLoss(nn.Module):
         return CachedCosines(*inputs) if plan.path == "cached" else RecomputedCosines(*inputs)
 
     def _warn_if_no_negatives(self, value: Tensor, comparison: _Comparison) -> None:
-        """Count batches without negatives until a batch has some. Later batches may be as small as they like."""
+        """Count batches without negatives until a batch has some. Later batches are not counted."""
         assert self.batches_without_negatives is not None
         no_negatives = all(map(has_no_negatives, comparison.targets))
         self.batches_without_negatives = self.batches_without_negatives + 1 if no_negatives else None

@@ -7,6 +7,7 @@ CachedCosines, the matrices of all scores and of their gradients are kept too.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -41,6 +42,15 @@ class DirectionLoss(NamedTuple):
     num_terms: int
     annotation_grads: list[tuple[Tensor, Tensor]]
     bias_grad: Tensor
+
+
+class _BlockTerms(NamedTuple):
+    """Sum and number of the loss terms of a block of queries, and the gradients of the sum. None: the sum does not depend on the tensor."""
+
+    total: Tensor
+    num_terms: int
+    score_grads: Tensor | None
+    annotation_grads: Sequence[Tensor | None]
 
 
 def run_row_blocks(
@@ -127,24 +137,31 @@ def _direction_loss(
     bias_grad = torch.zeros_like(totals[0])
     for rows in blocks:
         block = scores.block(rows, with_grad=needs_grad)
-        leaf = (block.scores if bias is None else block.scores + bias).requires_grad_(needs_grad)
-        with torch.set_grad_enabled(needs_grad):
-            block_targets, annotations = with_annotation_leaves(targets[rows], names)
-            terms = objective.terms(*objective.prepare(leaf, block_targets))
-            total = terms.sum()
-        totals.append(total.detach())
-        num_terms += len(terms)
-        if total.requires_grad:
-            score_grads, *annotation_grads = torch.autograd.grad(total, [leaf, *annotations], allow_unused=True)
-            if score_grads is not None:
-                block.accumulate_grad(score_grads)
-                if bias is not None:
-                    bias_grad += score_grads.sum()
-            for name, gradient in zip(names, annotation_grads, strict=True):
-                if gradient is not None:
-                    get_annotation_tensor(annotation_sums[rows], name).add_(gradient)
-            del score_grads, annotation_grads
+        logits = block.scores if bias is None else block.scores + bias
+        terms = _block_terms(objective, logits, targets[rows], names, needs_grad=needs_grad)
+        totals.append(terms.total)
+        num_terms += terms.num_terms
+        if terms.score_grads is not None:
+            block.accumulate_grad(terms.score_grads)
+            if bias is not None:
+                bias_grad += terms.score_grads.sum()
+        for name, gradient in zip(names, terms.annotation_grads, strict=True):
+            if gradient is not None:
+                get_annotation_tensor(annotation_sums[rows], name).add_(gradient)
         # Free the block before the next one is scored.
-        del block, leaf, terms, total
+        del block, logits, terms
     annotation_pairs = [(get_annotation_tensor(targets, name), get_annotation_tensor(annotation_sums, name)) for name in names]
     return DirectionLoss(torch.stack([total.to(totals[-1].dtype) for total in totals]).sum(), num_terms, annotation_pairs, bias_grad)
+
+
+def _block_terms(objective: Objective, logits: Tensor, targets: Targets, annotations: list[str], *, needs_grad: bool) -> _BlockTerms:
+    """Compute the terms of a block, and the gradients of their sum with respect to the logits and the named annotations."""
+    logits.requires_grad_(needs_grad)
+    with torch.set_grad_enabled(needs_grad):
+        targets, annotation_leaves = with_annotation_leaves(targets, annotations)
+        terms = objective.terms(*objective.prepare(logits, targets))
+        total = terms.sum()
+    if not total.requires_grad:
+        return _BlockTerms(total, len(terms), None, [None] * len(annotations))
+    score_grads, *annotation_grads = torch.autograd.grad(total, [logits, *annotation_leaves], allow_unused=True)
+    return _BlockTerms(total.detach(), len(terms), score_grads, annotation_grads)

@@ -39,7 +39,7 @@ class Tile(NamedTuple):
         positive_scores: Their scores.
         block: The scores and the accumulation of their gradient.
         last_step: Step after which the tile returns from the cache. None: it is not cached.
-        exponentials: The exponentials of a tile that waited.
+        exponentials: Exponentials of a tile from the cache.
     """
 
     rows: slice
@@ -125,7 +125,7 @@ class TileGrid:
                     yield tile
 
     def memory_of(self, tile: Tile) -> Tensor:
-        """Take memory for a tile that waits for the second pass.
+        """Take memory for the exponentials of a tile that is cached until the second pass.
 
         Args:
             tile: The tile.
@@ -135,12 +135,12 @@ class TileGrid:
         """
         return tile.view_of(self.free_memory.pop()) if self.free_memory else torch.empty_like(tile.scores)
 
-    def keep(self, tile: Tile, exponentials: TileExponentials) -> None:
-        """Keep the exponentials of a cached tile until its rows and columns are complete. Other tiles are ignored.
+    def cache(self, tile: Tile, exponentials: TileExponentials) -> None:
+        """Cache the exponentials of a tile until its rows and columns are complete, if the tile is one to cache.
 
         Args:
             tile: The tile, whose scores are overwritten by the next one.
-            exponentials: Its exponentials, in memory of their own.
+            exponentials: Its exponentials, in memory that no other tile uses.
         """
         if tile.last_step is not None:
             block = ScoreBlock(exponentials.values, tile.block.accumulate_grad)
@@ -390,19 +390,19 @@ def _log_sum_exp_loss(
             exponentials = TileExponentials(tile.scores, tile.view_of(memory) if tile.last_step is None else tiles.memory_of(tile))
             for running, items, sums in zip((loss.rows, loss.columns), (tile.rows, tile.columns), exponentials.log_sums, strict=True):
                 running[items] = torch.logaddexp(running[items], sums)
-            tiles.keep(tile, exponentials)
+            tiles.cache(tile, exponentials)
         rows, columns = tiles.completed_by(step)
         loss.columns[columns] = group.all_gather_stack(loss.columns[columns]).logsumexp(0)
         loss.add_terms(rows, columns)
         loss.column_grads[columns] = group.all_reduce_sum(loss.column_grads[columns])
         for tile in tiles.second_pass(step) if needs_grad else ():
             totals = _inf_if_empty(loss.rows[tile.rows]), _inf_if_empty(loss.columns[tile.columns])
-            waited = tile.exponentials or TileExponentials(tile.scores, tile.scores, totals)
-            gradient = waited.gradient(totals, (loss.row_grads[tile.rows], loss.column_grads[tile.columns]), tile.view_of(memory))
+            exponentials = tile.exponentials or TileExponentials(tile.scores, tile.scores, totals)
+            gradient = exponentials.gradient(totals, (loss.row_grads[tile.rows], loss.column_grads[tile.columns]), tile.view_of(memory))
             gradient[tile.pair_positions] = loss.positive_grads[tile.pairs] / scale
             tile.block.accumulate_grad(gradient)
             # Free the tile before the next one is scored.
-            del tile, waited, gradient
+            del tile, exponentials, gradient
     return loss.result()
 
 
