@@ -13,7 +13,7 @@ from visavis.cli import app
 from visavis.data import open_dataset
 from visavis.errors import RunError
 from visavis.evaluation import rank_scores
-from visavis.evaluation.results import read_query_ranks
+from visavis.evaluation.query_ranks import read_query_ranks
 from visavis.experiments.bootstrap import bootstrap_images
 from visavis.progress import NoProgress
 from visavis.runs.open_run import open_run, read_run_recipe

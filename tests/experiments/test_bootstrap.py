@@ -11,7 +11,7 @@ import torch
 
 from visavis.errors import RunError, ShapeError, SpecError
 from visavis.evaluation import rank_scores
-from visavis.evaluation.results import QueryRanks, read_query_ranks, write_query_ranks
+from visavis.evaluation.query_ranks import QueryRanks, read_query_ranks, write_query_ranks
 from visavis.experiments.bootstrap import BOOTSTRAP_METRICS, KS, bootstrap_images
 
 CAPTION_COUNTS = [5, 1, 2, 5, 3] * 8

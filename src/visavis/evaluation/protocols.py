@@ -67,11 +67,11 @@ class Protocol:
         if len(image_ids) % self.folds:
             raise SpecError(f"protocol {self.name}: expected {self.folds} folds of equal size, got {len(image_ids)} images. {fix}.")
         if self.captions_per_image is not None:
-            texts = text_ids.sort().values
-            number = torch.searchsorted(texts, image_ids, right=True) - torch.searchsorted(texts, image_ids)
-            for image in (number != self.captions_per_image).nonzero()[:1, 0].tolist():
+            ascending = text_ids.sort().values
+            num_captions = torch.searchsorted(ascending, image_ids, right=True) - torch.searchsorted(ascending, image_ids)
+            for image in (num_captions != self.captions_per_image).nonzero()[:1, 0].tolist():
                 expected = f"protocol {self.name}: expected {self.captions_per_image} captions per image"
-                raise SpecError(f"{expected}, got {int(number[image])} for image {image}. {fix}.")
+                raise SpecError(f"{expected}, got {int(num_captions[image])} for image {image}. {fix}.")
 
     def split_folds(self, image_ids: Ids, text_ids: Ids) -> list[tuple[Tensor, Tensor]]:
         """Split images and their texts into folds.
@@ -160,7 +160,7 @@ def get_protocol(protocol: str | Protocol) -> Protocol:
     """
     if isinstance(protocol, Protocol):
         return protocol
-    by_name = {known.name: known for known in CATALOG}
+    by_name = {entry.name: entry for entry in CATALOG}
     if not isinstance(protocol, str) or protocol not in by_name:
         raise SpecError(
             f"protocol: expected a known name, got {format_value(protocol)}: {suggest_name(protocol if isinstance(protocol, str) else '', by_name)}"
@@ -203,8 +203,8 @@ def select_captions(data: Dataset, protocols: Sequence[Protocol]) -> Dataset:
     Returns:
         The split, with as many captions per image as the protocols need.
     """
-    numbers = [protocol.captions_per_image for protocol in protocols if protocol.captions_per_image is not None]
-    return data.first_captions(max(numbers)) if len(numbers) == len(protocols) else data
+    limits = [protocol.captions_per_image for protocol in protocols if protocol.captions_per_image is not None]
+    return data.first_captions(max(limits)) if len(limits) == len(protocols) else data
 
 
 COCO_5K_FILE = "coco_5k_test_text/dataset_coco_5k_test.json"
@@ -249,8 +249,8 @@ def _read(name: str, queries: dict[int, int], candidates: dict[int, int]) -> Lis
     listed = {
         queries[query]: [candidates[positive] for positive in positives if positive in candidates] for query, positives in content.items()
     }
-    number = torch.tensor([len(positives) for positives in listed.values()])
-    query = torch.arange(len(listed)).repeat_interleave(number)
+    num_positives = torch.tensor([len(positives) for positives in listed.values()])
+    query = torch.arange(len(listed)).repeat_interleave(num_positives)
     candidate = torch.tensor([position for positives in listed.values() for position in positives])
     return ListedPositives(torch.tensor(list(listed)), Targets.from_pairs(query, candidate, len(listed), len(candidates)))
 

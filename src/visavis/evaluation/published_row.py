@@ -68,9 +68,9 @@ class PublishedRow:
             The fields, and means by key with standard deviations under the key plus ``_std``.
         """
         means = {key: mean for key, (mean, _) in self.values.items()}
-        deviations = {f"{key}_std": deviation for key, (_, deviation) in self.values.items() if deviation is not None}
+        stds = {f"{key}_std": std for key, (_, std) in self.values.items() if std is not None}
         described = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "values"}
-        return described | {"published": means | deviations}
+        return described | {"published": means | stds}
 
     def differences(self, reached: Mapping[str, float | None]) -> list[MetricDifference]:
         """Compare a result with the row.
@@ -81,7 +81,7 @@ class PublishedRow:
         Returns:
             One comparison for each published metric.
         """
-        return [MetricDifference(key, mean, deviation, reached.get(key)) for key, (mean, deviation) in self.values.items()]
+        return [MetricDifference(key, mean, std, reached.get(key)) for key, (mean, std) in self.values.items()]
 
 
 @dataclass(frozen=True)
@@ -111,8 +111,8 @@ class MetricDifference:
         Returns:
             Published mean, standard deviation if published, reached value and difference.
         """
-        spread = {} if self.std is None else {"std": self.std}
-        return {"published": self.published, **spread, "reached": self.reached, "difference": self.difference}
+        std = {} if self.std is None else {"std": self.std}
+        return {"published": self.published, **std, "reached": self.reached, "difference": self.difference}
 
 
 def find_metric(key: str) -> Metric:

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from visavis import storage
 from visavis.blocking import Score
 from visavis.data.dataset import Dataset
-from visavis.errors import RunError, ShapeError, SpecError, format_value
+from visavis.errors import ShapeError, SpecError, format_value
 from visavis.evaluation.protocols import Protocol, get_protocol, read_listed_positives, select_for_protocol
 from visavis.evaluation.published_row import PublishedRow
-from visavis.evaluation.tiled_ranking import rank_by_rows, rank_by_tiles
+from visavis.evaluation.query_ranks import QueryRanks
+from visavis.evaluation.tiled_ranking import RankedQueries, rank_by_rows, rank_by_tiles
 from visavis.graded.ranking_coherence import RankingCoherence, ranking_coherence
 from visavis.memory_budget import MemoryLimit
 from visavis.metrics import ranking_metrics
@@ -29,75 +28,6 @@ from visavis.process_group import ONE_PROCESS, ProcessGroup
 from visavis.scoring import select_items
 from visavis.targets import Ids, to_id_tensor
 from visavis.types import Encoded, EncodedBatches, require_values
-
-
-@dataclass(frozen=True, eq=False)
-class QueryRanks:
-    """Rank of every query under one protocol, stored next to a result for comparisons over images.
-
-    Attributes:
-        image_ranks: Rank of the best positive of each image, shape ``[V]``, starting at 1.
-        text_ranks: Rank of the best positive of each text, shape ``[T]``.
-        image_ids: Number of each image, shape ``[V]``.
-        text_ids: Number of the image of each text, shape ``[T]``.
-    """
-
-    image_ranks: np.ndarray
-    text_ranks: np.ndarray
-    image_ids: np.ndarray
-    text_ids: np.ndarray
-
-    def __post_init__(self) -> None:
-        for ranks, ids in ((self.image_ranks, self.image_ids), (self.text_ranks, self.text_ids)):
-            if ranks.ndim != 1 or ranks.shape != ids.shape or not len(ranks):
-                raise ShapeError(
-                    f"ranks: expected one id per query, got ranks of shape {list(ranks.shape)} and ids of shape {list(ids.shape)}."
-                )
-
-
-def write_query_ranks(path: str | Path, ranks: Mapping[str, QueryRanks]) -> None:
-    """Write the ranks of several protocols to one safetensors file.
-
-    Args:
-        path: The file.
-        ranks: Ranks by protocol.
-    """
-    storage.write_tensors(
-        path,
-        {
-            f"{protocol}/{field.name}": torch.from_numpy(_to_int32(getattr(query_ranks, field.name)))
-            for protocol, query_ranks in ranks.items()
-            for field in fields(QueryRanks)
-        },
-    )
-
-
-def read_query_ranks(path: str | Path) -> dict[str, QueryRanks]:
-    """Read the ranks of several protocols.
-
-    Args:
-        path: The file.
-
-    Returns:
-        Ranks by protocol.
-
-    Raises:
-        RunError: If the file holds no ranks.
-    """
-    by_protocol: dict[str, dict[str, np.ndarray]] = {}
-    for name, tensor in storage.read_tensors(path, error=RunError).items():
-        protocol, _, field = name.rpartition("/")
-        by_protocol.setdefault(protocol, {})[field] = tensor.numpy()
-    known = {field.name for field in fields(QueryRanks)}
-    if not by_protocol or any(parts.keys() != known for parts in by_protocol.values()):
-        raise RunError(f"{path}: expected {', '.join(sorted(known))} of each protocol, got other tensors. Evaluate the run again.")
-    return {protocol: QueryRanks(**parts) for protocol, parts in by_protocol.items()}
-
-
-def _to_int32(numbers: np.ndarray) -> np.ndarray:
-    """Integers in four bytes if they fit. Means of tied ranks stay as they are."""
-    fits = numbers.dtype.kind == "i" and np.abs(numbers).max() < 2**31
-    return numbers.astype(np.int32) if fits else numbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -242,28 +172,20 @@ def evaluate(
         raise SpecError(f"protocol {protocol.name}: expected listed positives, got ids. Use evaluate_listed, or visavis evaluate RUN.")
     protocol.validate(image_ids, text_ids)
     _check_ids(visual, text, image_ids, text_ids)
-    image_ranks, text_ranks = (torch.empty(len(ids), dtype=torch.double if ties == "mean" else torch.long) for ids in (image_ids, text_ids))
-    top_texts, top_images = torch.empty_like(image_ids), torch.empty_like(text_ids)
-    ranked, folds = [], list(protocol.split_folds(image_ids, text_ids))
-    for images, texts in folds:
+    image_folds, text_folds = zip(*protocol.split_folds(image_ids, text_ids), strict=True)
+    rankings = []
+    for images, texts in zip(image_folds, text_folds, strict=True):
         fold = select_items(visual, images), select_items(text, texts)
-        image_queries, text_queries = rank_by_tiles(*fold, score, image_ids[images], text_ids[texts], ties=ties, memory=memory, group=group)
-        image_ranks[images] = best_rank_column(image_queries.positive_ranks, ties)
-        text_ranks[texts] = best_rank_column(text_queries.positive_ranks, ties)
-        top_texts[images] = texts[image_queries.top_candidates]
-        top_images[texts] = images[text_queries.top_candidates]
-        ranked.append((image_queries, text_queries))
-    fold_metrics = [ranking_metrics(image_queries.positive_ranks, text_queries.positive_ranks) for image_queries, text_queries in ranked]
-    samples = {
-        "positive": torch.cat([image_queries.positive_scores.flatten() for image_queries, _ in ranked]),
-        "hardest_i2t": torch.cat([image_queries.hardest_negative_scores for image_queries, _ in ranked]),
-        "hardest_t2i": torch.cat([text_queries.hardest_negative_scores for _, text_queries in ranked]),
-    }
+        rankings.append(rank_by_tiles(*fold, score, image_ids[images], text_ids[texts], ties=ties, memory=memory, group=group))
+    image_queries, text_queries = zip(*rankings, strict=True)
+    image_ranks, top_texts = _merge_folds(len(image_ids), image_folds, text_folds, image_queries, ties)
+    text_ranks, top_images = _merge_folds(len(text_ids), text_folds, image_folds, text_queries, ties)
+    fold_metrics = [ranking_metrics(images.positive_ranks, texts.positive_ranks) for images, texts in rankings]
     return Evaluation(
         protocol=protocol.name,
         # All folds have the same size.
-        num_images=len(folds[-1][0]),
-        num_texts=len(folds[-1][1]),
+        num_images=len(image_folds[-1]),
+        num_texts=len(text_folds[-1]),
         captions_per_image=len(text_ids) / len(image_ids),
         ties=ties,
         metrics={name: float(np.mean([metrics[name] for metrics in fold_metrics])) for name in fold_metrics[0]},
@@ -273,8 +195,32 @@ def evaluate(
         text_ids=text_ids.numpy(),
         top_texts=top_texts.numpy(),
         top_images=top_images.numpy(),
-        score_samples={name: values[values > -torch.inf] for name, values in samples.items()},
+        score_samples=_score_samples(image_queries, text_queries),
     )
+
+
+def _merge_folds(
+    num_queries: int, queries: Sequence[Tensor], candidates: Sequence[Tensor], rankings: Sequence[RankedQueries], ties: Ties
+) -> tuple[Tensor, Tensor]:
+    """Rank of the best positive, and the best-scored candidate, of each query: ``[Q]`` each. Queries and candidates are given by fold."""
+    ranks, top_candidates = (
+        torch.empty(num_queries, dtype=torch.double if ties == "mean" else torch.long),
+        torch.empty(num_queries, dtype=torch.long),
+    )
+    for fold_queries, fold_candidates, ranked in zip(queries, candidates, rankings, strict=True):
+        ranks[fold_queries] = best_rank_column(ranked.positive_ranks, ties)
+        top_candidates[fold_queries] = fold_candidates[ranked.top_candidates]
+    return ranks, top_candidates
+
+
+def _score_samples(image_queries: Sequence[RankedQueries], text_queries: Sequence[RankedQueries]) -> dict[str, Tensor]:
+    """Scores of all positives and of the hardest negatives of all folds, without padding."""
+    samples = {
+        "positive": torch.cat([ranked.positive_scores.flatten() for ranked in image_queries]),
+        "hardest_i2t": torch.cat([ranked.hardest_negative_scores for ranked in image_queries]),
+        "hardest_t2i": torch.cat([ranked.hardest_negative_scores for ranked in text_queries]),
+    }
+    return {name: scores[scores > -torch.inf] for name, scores in samples.items()}
 
 
 def _check_ids(visual: Encoded, text: Encoded, image_ids: Tensor, text_ids: Tensor) -> None:

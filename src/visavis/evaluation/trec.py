@@ -44,7 +44,7 @@ class TrecRankings:
     """The first candidates of the queries of one direction, and their relevant candidates.
 
     Attributes:
-        order: Candidates, best first, shape ``[Q, K]``. −1 where there are no more.
+        order: Candidates, best first, shape ``[Q, K]``. -1 where there are no more.
         scores: Strictly falling float32 scores, shape ``[Q, K]``.
         relevant: Query, relevant candidate and relevance (an integer >= 1) of each pair, shape ``[P, 3]``.
         queries: Names of the queries, without white space.
@@ -96,12 +96,13 @@ def top_candidates(scores: Tensor, relevance: Tensor, top: int = MAX_CANDIDATES)
     scores = scores.double()
     top = min(top, scores.shape[1])
     values, order = scores.topk(top, dim=1)
-    values, order = _sorted(values, order, relevance.gather(1, order))
-    tied = ((scores >= values[:, -1:]).sum(1) > top).nonzero()[:, 0]  # ties at the cutoff, which relevance decides
+    values, order = _sort_candidates(values, order, relevance.gather(1, order))
+    # Relevance decides ties at the cutoff.
+    tied = ((scores >= values[:, -1:]).sum(1) > top).nonzero()[:, 0]
     if len(tied):
-        everything = torch.arange(scores.shape[1]).expand(len(tied), -1)
-        found = _sorted(scores[tied], everything, relevance[tied])
-        values[tied], order[tied] = (part[:, :top] for part in found)
+        all_candidates = torch.arange(scores.shape[1]).expand(len(tied), -1)
+        all_values, full_order = _sort_candidates(scores[tied], all_candidates, relevance[tied])
+        values[tied], order[tied] = all_values[:, :top], full_order[:, :top]
     values = values.clamp(-MAX_SCORE, MAX_SCORE).float()
     for column in range(1, top):
         below = torch.nextafter(values[:, column - 1], torch.tensor(-torch.inf))
@@ -109,10 +110,10 @@ def top_candidates(scores: Tensor, relevance: Tensor, top: int = MAX_CANDIDATES)
     return order, values
 
 
-def _sorted(scores: Tensor, candidates: Tensor, relevance: Tensor) -> tuple[Tensor, Tensor]:
+def _sort_candidates(scores: Tensor, candidates: Tensor, relevance: Tensor) -> tuple[Tensor, Tensor]:
     """Scores and candidates ``[Q, C]`` in descending order. Of equal scores the less relevant, then the earlier candidate comes first."""
-    place = torch.from_numpy(np.lexsort((candidates.numpy(), relevance.numpy(), -scores.numpy())))
-    return scores.gather(1, place), candidates.gather(1, place)
+    order = torch.from_numpy(np.lexsort((candidates.numpy(), relevance.numpy(), -scores.numpy())))
+    return scores.gather(1, order), candidates.gather(1, order)
 
 
 def trec_rankings(
@@ -140,8 +141,8 @@ def trec_rankings(
         Rankings by direction.
     """
     captions = np.empty(len(data.captions), object)
-    for image, own in zip(data.images, data.captions_of, strict=True):
-        captions[own] = [f"{image.name}#{place}" for place in range(len(own))]
+    for image, captions_of_image in zip(data.images, data.captions_of, strict=True):
+        captions[captions_of_image] = [f"{image.name}#{number}" for number in range(len(captions_of_image))]
     image_names, caption_names = escape_names([image.name for image in data.images]), escape_names(captions.tolist())
     names = {"i2t": (image_names, caption_names), "t2i": (caption_names, image_names)}
     rankings: dict[Direction, TrecRankings] = {}
@@ -173,10 +174,10 @@ def _ranked_parts(data: Dataset, protocol: Protocol) -> dict[Direction, list[tup
     image_ids, text_ids = torch.arange(len(data.images)), torch.from_numpy(data.image_of)
     protocol.validate(image_ids, text_ids)
     if protocol.positives_file:
-        of_images, of_texts = read_listed_positives(protocol, data)
+        listed_images, listed_texts = read_listed_positives(protocol, data)
         return {
-            "i2t": [(of_images.queries, torch.arange(len(text_ids)), of_images.targets)],
-            "t2i": [(of_texts.queries, image_ids, of_texts.targets)],
+            "i2t": [(listed_images.queries, torch.arange(len(text_ids)), listed_images.targets)],
+            "t2i": [(listed_texts.queries, image_ids, listed_texts.targets)],
         }
     folds = [
         (images, texts, Targets(query_ids=image_ids[images], candidate_ids=text_ids[texts]))
@@ -201,16 +202,16 @@ def write_trec(folder: str | Path, tag: str, lists: dict[Direction, TrecRankings
     """
     folder = Path(folder)
     stem = re.sub(r"[^\w.+=-]+", "_", tag)
-    runs = {way: storage.require_new_file(folder / f"{stem}.{way}.run") for way in lists}
-    qrels = {folder / f"{way}.qrels": "".join(of_way.qrels_lines()) for way, of_way in lists.items()}
+    run_files = {direction: storage.require_new_file(folder / f"{stem}.{direction}.run") for direction in lists}
+    qrels = {folder / f"{direction}.qrels": "".join(rankings.qrels_lines()) for direction, rankings in lists.items()}
     for path, content in qrels.items():
         if os.path.exists(path) and storage.read_text(path) != content:
             raise RefusedOverwrite(f"{path} holds judgments of other queries. Nothing was changed. Choose another folder.")
     for path, content in qrels.items():
         storage.write_text(path, content)
-    for way, of_way in lists.items():
-        storage.write_text(runs[way], "".join(of_way.run_lines(tag)))
-    return [*runs.values(), *qrels]
+    for direction, rankings in lists.items():
+        storage.write_text(run_files[direction], "".join(rankings.run_lines(tag)))
+    return [*run_files.values(), *qrels]
 
 
 def escape_names(texts: Sequence[str]) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from visavis.errors import ShapeError, SpecError, suggest_name
-from visavis.evaluation.results import QueryRanks
+from visavis.evaluation.query_ranks import QueryRanks
 from visavis.experiments.statistics import CONFIDENCE, ROUNDING_TOLERANCE, Interval, format_number
 from visavis.feedback.evaluate_feedback import JudgedQueryResult, feedback_metrics
 from visavis.metrics.catalog import RECALLS, RSUM

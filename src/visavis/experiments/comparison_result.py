@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from visavis.evaluation.results import read_query_ranks
+from visavis.evaluation.query_ranks import read_query_ranks
 from visavis.experiments.bootstrap import BootstrapSamples, bootstrap_images, bootstrap_queries
 from visavis.experiments.grid import Setting
 from visavis.experiments.jobs import RunOutcome

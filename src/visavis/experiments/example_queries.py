@@ -12,7 +12,7 @@ import torch
 
 from visavis.data.dataset import Dataset
 from visavis.evaluation.protocols import get_protocols, select_captions
-from visavis.evaluation.results import read_query_ranks
+from visavis.evaluation.query_ranks import read_query_ranks
 from visavis.evaluation.trec import trec_rankings, write_trec
 from visavis.experiments.comparison_result import Comparison
 from visavis.experiments.grid import Setting

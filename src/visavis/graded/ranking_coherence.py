@@ -22,9 +22,9 @@ from visavis.graded.estimators.base import RelevanceEstimator
 from visavis.graded.estimators.catalog import CATALOG
 from visavis.memory_budget import MemoryLimit
 from visavis.metrics import GRADED, Metric
-from visavis.metrics.argument_checks import INVALID_GAINS, raise_on_invalid_row, validate_count
+from visavis.metrics.argument_checks import INVALID_GAINS, raise_on_invalid_row
 from visavis.scoring import score_query_rows, select_items
-from visavis.spec import parse
+from visavis.spec import parse, validate_int
 from visavis.types import Direction, Encoded
 
 KS_FOR_1K_IMAGES = (100, 200, 1000)
@@ -119,7 +119,7 @@ def ranking_coherence(
         raise SpecError(f'relevance: expected an estimator such as "CBoW()", got {format_value(relevance)}.')
     if semantics not in GRADED:
         raise SpecError(f"semantics: expected {' or '.join(map(repr, GRADED))}, got {format_value(semantics)}.")
-    ks, num_folds = tuple(validate_count(k, "ks") for k in ks), validate_count(folds, "folds")
+    ks, num_folds = tuple(validate_int(k, "ks", minimum=1) for k in ks), validate_int(folds, "folds", minimum=1)
     data.check_lengths(len(visual), len(text))
     image_relevance = estimator.for_dataset(data)
     image_of = torch.from_numpy(data.image_of)

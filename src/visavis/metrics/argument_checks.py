@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from visavis.errors import DataError, ShapeError, SpecError, format_value
-from visavis.spec import validate_int
 from visavis.types import require_values
 
 Ties = Literal["pessimistic", "mean", "optimistic"]
@@ -168,9 +167,10 @@ def validate_literal(value: Any, literal: Any, name: str) -> Any:
     Raises:
         SpecError: If it is another value.
     """
-    known = get_args(literal)
-    if not isinstance(value, str) or value not in known:
-        raise SpecError(f"{name}: expected {' or '.join(known) if len(known) == 2 else ', '.join(known)}, got {format_value(value)}.")
+    allowed = get_args(literal)
+    if not isinstance(value, str) or value not in allowed:
+        expected = " or ".join(allowed) if len(allowed) == 2 else ", ".join(allowed)
+        raise SpecError(f"{name}: expected {expected}, got {format_value(value)}.")
     return value
 
 
@@ -192,16 +192,3 @@ def validate_instance(value: Any, kind: type, expected: str, name: str) -> Any:
     if not isinstance(value, kind):
         raise SpecError(f"{name}: expected {expected}, got {format_value(value)}.")
     return value
-
-
-def validate_count(value: Any, name: str) -> int:
-    """Check that a value is an integer >= 1.
-
-    Args:
-        value: The argument.
-        name: Its name.
-
-    Returns:
-        The integer.
-    """
-    return validate_int(value, name, minimum=1)

@@ -13,7 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from visavis.metrics.argument_checks import Semantics, Tau, validate_count, validate_literal, validate_relevance, validate_scores
+from visavis.metrics.argument_checks import Semantics, Tau, validate_literal, validate_relevance, validate_scores
+from visavis.spec import validate_int
+
+PAIRS_PER_BLOCK = 1 << 16
+"""Rows are counted together up to this many pairs, whose arrays fit into the cache of a processor."""
+MAX_BATCHED_LENGTH = 1024
+"""Longest rows that are counted together. On longer ones, the algorithm of scipy saves more than the 0.2 ms of a call."""
 
 
 def coherent_scores(scores: Tensor, relevance: Tensor, *, k: int, tau: Tau = "b", semantics: Semantics = "paper") -> Tensor:
@@ -48,7 +54,7 @@ def coherent_scores(scores: Tensor, relevance: Tensor, *, k: int, tau: Tau = "b"
         their order and on numpy.
     """
     scores = validate_scores(scores)
-    relevance, k = validate_relevance(relevance, scores.shape), validate_count(k, "k")
+    relevance, k = validate_relevance(relevance, scores.shape), validate_int(k, "k", minimum=1)
     tau, semantics = validate_literal(tau, Tau, "tau"), validate_literal(semantics, Semantics, "semantics")
     return coherent_scores_at(scores, relevance, (k,), tau, semantics)[:, 0]
 
@@ -64,7 +70,7 @@ def ndcg_at(scores: Tensor, relevance: Tensor, *, k: int) -> Tensor:
     Returns:
         nDCG@K of shape ``[Q]``.
     """
-    k = validate_count(k, "k")
+    k = validate_int(k, "k", minimum=1)
     return ndcg(scores, relevance)[:, min(k, scores.shape[1]) - 1]
 
 
@@ -126,22 +132,16 @@ def _taus(scores: Tensor, relevance: Tensor, tau: Tau) -> Tensor:
     if length < 2 or not queries:
         return torch.full((queries,), torch.nan, dtype=torch.float64)
     scores, relevance = scores.cpu().double(), relevance.cpu().double()
-    if length > _MAX_BATCHED_LENGTH:
+    if length > MAX_BATCHED_LENGTH:
         rows = zip(scores.numpy(), relevance.numpy(), strict=True)
         tau_b = torch.tensor([kendalltau(*row).statistic for row in rows], dtype=torch.float64)
     else:
-        blocks = zip(*(values.split(max(1, _PAIRS_PER_BLOCK // length)) for values in (scores, relevance)), strict=True)
+        blocks = zip(*(values.split(max(1, PAIRS_PER_BLOCK // length)) for values in (scores, relevance)), strict=True)
         tau_b = torch.from_numpy(np.concatenate([_taus_b(*(values.numpy() for values in block)) for block in blocks]))
     if tau == "b":
         return tau_b
     untied = (1 - _tied_share(scores)) * (1 - _tied_share(relevance))
     return tau_b.nan_to_num() * untied.sqrt()
-
-
-# Rows are counted together up to this many pairs, whose arrays fit into the cache of a processor.
-_PAIRS_PER_BLOCK = 1 << 16
-# The overhead of a call of scipy, 0.2 ms, is below the time that its algorithm saves on longer rows.
-_MAX_BATCHED_LENGTH = 1024
 
 
 def _taus_b(scores: np.ndarray, relevance: np.ndarray) -> np.ndarray:
@@ -194,14 +194,16 @@ def _tied_share(rows: Tensor) -> Tensor:
 
 def _expected_tau(scores: Tensor, relevance: Tensor, k: int, tau: Tau) -> Tensor:
     """Tau of one query ``[C]`` with every pair counted by the probability that both are in the top K."""
-    cut = scores.topk(k).values[-1]
-    inside, tied = scores > cut, scores == cut
-    num_free, num_tied = k - int(inside.sum()), int(tied.sum())
-    certain, possible, among_tied = (_pair_counts(scores[some], relevance[some]) for some in (inside, inside | tied, tied))
-    one_tied = possible - certain - among_tied
-    expected = certain + num_free / num_tied * one_tied + num_free * (num_free - 1) / (num_tied * (num_tied - 1)) * among_tied
-    agreement, *unequal = expected
-    return agreement / (k * (k - 1) / 2 if tau == "a" else (unequal[0] * unequal[1]).sqrt())
+    cutoff_score = scores.topk(k).values[-1]
+    above, tied = scores > cutoff_score, scores == cutoff_score
+    num_tied, num_tied_in_top = int(tied.sum()), k - int(above.sum())
+    both_above, both_candidates, both_tied = (_pair_counts(scores[group], relevance[group]) for group in (above, above | tied, tied))
+    one_tied = both_candidates - both_above - both_tied
+    # Probabilities that one given candidate, and two given candidates, of the tied ones are in the top K.
+    one_in_top = num_tied_in_top / num_tied
+    two_in_top = num_tied_in_top * (num_tied_in_top - 1) / (num_tied * (num_tied - 1))
+    agreement, unequal_scores, unequal_relevance = both_above + one_in_top * one_tied + two_in_top * both_tied
+    return agreement / (k * (k - 1) / 2 if tau == "a" else (unequal_scores * unequal_relevance).sqrt())
 
 
 def _pair_counts(scores: Tensor, relevance: Tensor) -> Tensor:

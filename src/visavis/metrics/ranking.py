@@ -24,12 +24,12 @@ from visavis.errors import ShapeError
 from visavis.metrics.argument_checks import (
     Normalize,
     Ties,
-    validate_count,
     validate_instance,
     validate_literal,
     validate_positive_ranks,
     validate_scores,
 )
+from visavis.spec import validate_int
 from visavis.targets import Targets
 
 
@@ -125,7 +125,7 @@ def average_precision_at(positive_ranks: Tensor, k: int, *, normalize: Normalize
     Returns:
         AP@K of shape ``[Q]``.
     """
-    positive_ranks, k = validate_positive_ranks(positive_ranks), validate_count(k, "k")
+    positive_ranks, k = validate_positive_ranks(positive_ranks), validate_int(k, "k", minimum=1)
     normalize = validate_literal(normalize, Normalize, "normalize")
     in_top_k = positive_ranks <= k
     divisor = positive_ranks.isfinite().sum(1).clamp(max=k) if normalize == "min_r_k" else in_top_k.sum(1).clamp(min=1)

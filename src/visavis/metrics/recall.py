@@ -17,7 +17,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from visavis.metrics.argument_checks import validate_best_ranks, validate_count
+from visavis.metrics.argument_checks import validate_best_ranks
+from visavis.spec import validate_int
 
 
 def recall_at(ranks: Tensor, k: int) -> float:
@@ -30,7 +31,7 @@ def recall_at(ranks: Tensor, k: int) -> float:
     Returns:
         A fraction.
     """
-    ranks, k = validate_best_ranks(ranks), validate_count(k, "k")
+    ranks, k = validate_best_ranks(ranks), validate_int(k, "k", minimum=1)
     return float((ranks <= k).double().mean())
 
 
@@ -51,7 +52,7 @@ def recall_at_mean_ties(ranks: Tensor, k: int) -> float:
     Source:
         Liu et al., Use what you have (collaborative experts, 2019), its released code. Gabeur et al., Multi-modal Transformer (2020).
     """
-    ranks, k = validate_best_ranks(ranks), validate_count(k, "k")
+    ranks, k = validate_best_ranks(ranks), validate_int(k, "k", minimum=1)
     return float((ranks == 1 if k == 1 else ranks < k + 1).double().mean())
 
 
@@ -106,14 +107,17 @@ def random_rsum(captions_per_image: Sequence[int]) -> tuple[float, float]:
         Mean of the RSUM in percent, and an upper bound of its standard deviation.
     """
     images, captions = len(captions_per_image), sum(captions_per_image)
-    by_image = [(captions, positives, count) for positives, count in Counter(captions_per_image).items()]
-    mean = deviation = 0.0
-    for queries in (by_image, [(images, 1, captions)]):
+    # Number of candidates, of positives, and of the queries that have as many.
+    image_queries = [(captions, positives, count) for positives, count in Counter(captions_per_image).items()]
+    text_queries = [(images, 1, captions)]
+    mean = std = 0.0
+    for queries in (image_queries, text_queries):
         total, variance = sum(count for *_, count in queries), 0.0
         for candidates, positives, count in queries:
-            first, fifth, tenth = (random_recall(candidates, positives, k) for k in (1, 5, 10))
-            expected = first + fifth + tenth
+            r1, r5, r10 = (random_recall(candidates, positives, k) for k in (1, 5, 10))
+            expected = r1 + r5 + r10
             mean += 100 * count * expected / total
-            variance += count * (9 * first + 4 * (fifth - first) + (tenth - fifth) - expected**2)
-        deviation += 100 * math.sqrt(variance) / total
-    return mean, deviation
+            # A query counts 3 with probability r1, 2 with r5 - r1, and 1 with r10 - r5.
+            variance += count * (9 * r1 + 4 * (r5 - r1) + (r10 - r5) - expected**2)
+        std += 100 * math.sqrt(variance) / total
+    return mean, std

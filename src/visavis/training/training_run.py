@@ -27,7 +27,7 @@ from torch import Tensor
 from visavis import objectives, spec, storage, supervision
 from visavis.errors import MissingSupervision, RecipeError, RunError, StorageError, VisavisError
 from visavis.evaluation import Evaluation
-from visavis.evaluation.results import write_query_ranks
+from visavis.evaluation.query_ranks import write_query_ranks
 from visavis.metrics.recall import random_rsum
 from visavis.models.base import Matcher
 from visavis.models.score_ensemble import ScoreEnsemble
