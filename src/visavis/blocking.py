@@ -78,7 +78,7 @@ class BlockCost:
         return int(self.fixed_bytes + self.visual_bytes * num_visual + self.text_bytes * num_text + self.pair_bytes * num_visual * num_text)
 
     def __add__(self, other: BlockCost) -> BlockCost:
-        return BlockCost(*(own + added for own, added in zip(astuple(self), astuple(other), strict=True)))
+        return BlockCost(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
     @property
     def transposed(self) -> BlockCost:
@@ -192,8 +192,8 @@ def block_shape(
     return (num_rows, width) if columns_per_block == width else (min_rows, columns_per_block)
 
 
-def _count_that_fits(room: float, bytes_each: float) -> int:
-    return max(int(room // bytes_each), 0) if bytes_each > 0 else 2**62
+def _count_that_fits(available_bytes: float, bytes_each: float) -> int:
+    return max(int(available_bytes // bytes_each), 0) if bytes_each > 0 else 2**62
 
 
 def chunk_slices(length: int, chunk_size: int) -> list[slice]:
@@ -344,19 +344,19 @@ def measure_block_cost(prepare: Callable[[int, int], Callable[[], Any]], height:
     blocks = []
     for rows, columns in product((height, 2 * height), (width, 2 * width)):
         computation = prepare(rows, columns)
-        with _LiveBytes() as live:
+        with _LiveBytes() as live_bytes:
             computation()
-        blocks.append(live.after_each_step or [0])
+        blocks.append(live_bytes.after_each_step or [0])
     # The number of steps may depend on the items. Then only the largest block counts.
     if len(set(map(len, blocks))) > 1:
         return BlockCost(max(blocks[-1]) / (4 * height * width))
     pair = row = column = fixed = 0.0
-    for ll, lh, hl, hh in zip(*blocks, strict=True):
-        per_pair = (hh - hl - lh + ll) / (height * width)
-        per_row = (hl - ll) / height - per_pair * width
-        per_column = (lh - ll) / width - per_pair * height
-        rest = ll - per_pair * height * width - per_row * height - per_column * width
-        pair, row, column, fixed = max(pair, per_pair), max(row, per_row), max(column, per_column), max(fixed, rest)
+    for small, wide, tall, large in zip(*blocks, strict=True):
+        per_pair = (large - tall - wide + small) / (height * width)
+        per_row = (tall - small) / height - per_pair * width
+        per_column = (wide - small) / width - per_pair * height
+        constant = small - per_pair * height * width - per_row * height - per_column * width
+        pair, row, column, fixed = max(pair, per_pair), max(row, per_row), max(column, per_column), max(fixed, constant)
     return BlockCost(pair, row, column, fixed)
 
 
@@ -369,13 +369,13 @@ def graph_leaves(tensor: Tensor) -> list[Tensor]:
     Returns:
         The leaf tensors that require a gradient.
     """
-    seen, leaves, waiting = set(), [], [tensor.grad_fn]
-    while waiting:
-        node = waiting.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
+    visited, leaves, stack = set(), [], [tensor.grad_fn]
+    while stack:
+        node = stack.pop()
+        if node is not None and node not in visited:
+            visited.add(node)
             leaves += [node.variable] if hasattr(node, "variable") else []
-            waiting += [following for following, _ in node.next_functions]
+            stack += [next_node for next_node, _ in node.next_functions]
     return leaves
 
 

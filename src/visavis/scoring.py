@@ -100,12 +100,13 @@ class TwoStageScore(DeviceScore):
             reranked = scores > scores.topk(self.rerank_top_k + 1, 1).values[:, -1:]
         query, candidate = reranked.nonzero().unbind(1)
         pairs = (query, candidate) if direction == "i2t" else (candidate, query)
-        second = self._score_pairs(visual, text, pairs, memory_bytes).double()
+        second_stage = self._score_pairs(visual, text, pairs, memory_bytes).double()
         scores = scores.double()
-        lowest = torch.full_like(scores, math.inf).masked_scatter(reranked, second).amin(1, keepdim=True)
-        highest = scores.masked_fill(reranked, -math.inf).amax(1, keepdim=True)
-        shift = torch.where(torch.isfinite(lowest - highest), lowest - highest - 1, 0.0)
-        return (scores + shift).masked_scatter(reranked, second)
+        lowest_reranked = torch.full_like(scores, math.inf).masked_scatter(reranked, second_stage).amin(1, keepdim=True)
+        highest_other = scores.masked_fill(reranked, -math.inf).amax(1, keepdim=True)
+        gap = lowest_reranked - highest_other
+        shift = torch.where(torch.isfinite(gap), gap - 1, 0.0)
+        return (scores + shift).masked_scatter(reranked, second_stage)
 
     def _score_pairs(self, visual: Items, text: Items, pairs: tuple[Tensor, Tensor], memory_bytes: int) -> Tensor:
         """Return the second-stage score of visual item i with text j for each pair (i, j), ``[P]``."""

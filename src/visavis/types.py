@@ -439,5 +439,5 @@ def require_values(name: str, *tensors: Any) -> None:
     """
     for tensor in tensors:
         if isinstance(tensor, Tensor) and (tensor.is_meta or tensor.is_nested or tensor.is_quantized or tensor.layout != torch.strided):
-            found = "meta, without values" if tensor.is_meta else "nested" if tensor.is_nested else f"{tensor.layout} of {tensor.dtype}"
-            raise ShapeError(f"{name}: expected a dense tensor with values, got one that is {found}. Pass a plain tensor.")
+            layout = "meta, without values" if tensor.is_meta else "nested" if tensor.is_nested else f"{tensor.layout} of {tensor.dtype}"
+            raise ShapeError(f"{name}: expected a dense tensor with values, got one that is {layout}. Pass a plain tensor.")

@@ -14,6 +14,7 @@ A rank is a count: of the candidates that score at least as high as the positive
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -269,8 +270,8 @@ class _RankCounter:
         self.num_before = group.all_reduce_sum(self.num_before)
         self.hardest = group.all_gather_stack(self.hardest).amax(0)
         # Of equal scores the first process has the earlier tile.
-        self.highest, first = group.all_gather_stack(self.highest).max(0)
-        self.top_candidates = group.all_gather_stack(self.top_candidates).gather(0, first[None])[0]
+        self.highest, owner = group.all_gather_stack(self.highest).max(0)
+        self.top_candidates = group.all_gather_stack(self.top_candidates).gather(0, owner[None])[0]
 
     def result(self, num_positives: Tensor) -> RankedQueries:
         """Ranks of the queries, given the number of positives of each."""
@@ -303,7 +304,7 @@ class _ScoreTiles:
         self.num_rows, self.num_columns = len(images.cuts) - 1, len(texts.cuts) - 1
         tile, order = (images.tile_of(image) * self.num_columns + texts.tile_of(text)).sort(stable=True)
         self.pair_image, self.pair_text = image[order], text[order]
-        self.bounds = torch.searchsorted(tile, torch.arange(self.num_rows * self.num_columns + 1)).tolist()
+        self.pair_bounds = torch.searchsorted(tile, torch.arange(self.num_rows * self.num_columns + 1)).tolist()
 
     def score(self, group: ProcessGroup = ONE_PROCESS, *, only_with_positives: bool = False) -> Iterator[_ScoredTile]:
         """Score the tiles of this process, or only those with positive pairs, whose other scores are not checked."""
@@ -312,7 +313,7 @@ class _ScoreTiles:
             visual = images.tile(row_tile)
             for column_tile in range(self.num_columns):
                 number = row_tile * self.num_columns + column_tile
-                pairs = slice(*self.bounds[number : number + 2])
+                pairs = slice(*self.pair_bounds[number : number + 2])
                 if only_with_positives and pairs.start == pairs.stop:
                     continue
                 block = checked_scores(self.score_function, visual, texts.tile(column_tile))
@@ -332,19 +333,19 @@ def _raise_on_nan(block: Tensor, images: Tensor, texts: Tensor) -> None:
         )
 
 
-def _split_side(encoded: Encoded, ids: Tensor, tile: int) -> _Side:
-    order = torch.argsort(ids, stable=True)
+def _split_side(encoded: Encoded, ids: Tensor, max_items: int) -> _Side:
+    """Sort the items of a side by id, keep one of those with equal content, and split them into tiles of about equal size."""
     keys = _content_keys(encoded)
-    number: dict[bytes, int] = {}
+    distinct_by_key: dict[bytes, int] = {}
     items: list[int] = []
     index = torch.empty(len(ids), dtype=torch.long)
-    for item in order.tolist():
-        if keys[item] not in number:
-            number[keys[item]] = len(items)
+    for item in torch.argsort(ids, stable=True).tolist():
+        if keys[item] not in distinct_by_key:
+            distinct_by_key[keys[item]] = len(items)
             items.append(item)
-        index[item] = number[keys[item]]
-    num_tiles = -(-len(items) // tile)
-    cuts = [len(items) * i // num_tiles for i in range(num_tiles + 1)]
+        index[item] = distinct_by_key[keys[item]]
+    num_tiles = math.ceil(len(items) / max_items)
+    cuts = [len(items) * tile // num_tiles for tile in range(num_tiles + 1)]
     return _Side(encoded, torch.tensor(items), index, torch.bincount(index), cuts)
 
 
@@ -352,13 +353,13 @@ def _content_keys(encoded: Encoded) -> list[bytes]:
     """A key for each item. Items that are bit-identical except for zero padding have equal keys."""
     digests = [hashlib.blake2b(digest_size=16) for _ in range(len(encoded))]
 
-    def read(part: Tensor, items: Tensor) -> Tensor:
+    def update_digests(part: Tensor, items: Tensor) -> Tensor:
         for item, row in zip(items.tolist(), part.cpu().contiguous().reshape(len(part), -1).view(torch.uint8).numpy(), strict=True):
             content = row.tobytes().rstrip(b"\0")
             digests[item].update(len(content).to_bytes(8))
             digests[item].update(content)
         return part
 
-    for items, piece in encoded.iter_blocks():
-        piece.map(partial(read, items=items))
+    for items, block in encoded.iter_blocks():
+        block.map(partial(update_digests, items=items))
     return [digest.digest() for digest in digests]

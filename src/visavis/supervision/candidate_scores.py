@@ -50,23 +50,26 @@ def iter_candidate_scores(
         RecipeError: If ``preselect`` is set and images and texts have no part with the same number of dimensions.
     """
     if not 0 < preselect < len(candidate_images):
-        every = torch.arange(len(candidate_images), device=candidate_images.device)
+        all_candidates = torch.arange(len(candidate_images), device=candidate_images.device)
         for rows, scores in score_query_rows(score, visual, text, direction, caller_bytes_per_pair=BYTES_PER_PAIR, memory=memory):
-            yield rows, every, scores
+            yield rows, all_candidates, scores
         return
     # Cosines of pooled items and scores of the preselected ones take half of the memory each.
-    size, shape = parse_memory(memory), None
-    half = None if size is None else size // 2
+    total_bytes = parse_memory(memory)
+    half_memory = None if total_bytes is None else total_bytes // 2
+    block_shape = None
     images, texts = map(Encoded, mean_pooled(visual, text))
-    for rows, cosines in score_query_rows(_cosine, images, texts, direction, caller_bytes_per_pair=BYTES_PER_PAIR, memory=half):
+    for rows, cosines in score_query_rows(_cosine, images, texts, direction, caller_bytes_per_pair=BYTES_PER_PAIR, memory=half_memory):
         is_positive = query_images[rows, None] == candidate_images
         nearest = cosines.masked_fill(is_positive, float("-inf")).topk(preselect).indices
         for query, positive, negatives in zip(range(rows.start, rows.stop), is_positive, nearest, strict=True):
             candidates = torch.cat([positive.nonzero().flatten(), negatives[~positive[negatives]]])
             row = slice(query, query + 1)
             pair = (visual[row], text[candidates]) if direction == "i2t" else (visual[candidates], text[row])
-            shape = shape or tile_shape(score, *map(largest_items, (visual, text), map(len, pair)), caller_bytes_per_pair=0.0, memory=half)
-            yield row, candidates, score_in_blocks(score, *pair, shape).reshape(1, -1)
+            if block_shape is None:
+                samples = map(largest_items, (visual, text), map(len, pair))
+                block_shape = tile_shape(score, *samples, caller_bytes_per_pair=0.0, memory=half_memory)
+            yield row, candidates, score_in_blocks(score, *pair, block_shape).reshape(1, -1)
 
 
 def mean_pooled(visual: Encoded, text: Encoded) -> tuple[Tensor, Tensor]:

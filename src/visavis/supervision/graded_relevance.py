@@ -69,20 +69,20 @@ class GradedSupervision(Supervision):
         image_relevance = self._train if self._context.is_training_batch(batch) else self._validation
         image_of, captions = torch.from_numpy(batch.loader.data.image_of), torch.from_numpy(batch.captions)
         paired = batch.loader.schedule.captions_per_image is None
-        # Rows and columns are numbers in the data set, so they are valid in all processes. A paired image has the number of its caption.
-        numbers = {"rows": captions if paired else torch.from_numpy(batch.images), "columns": captions}
+        # Rows and columns are positions in the data set, so they are valid in all processes. A paired image has the position of its caption.
+        positions = {"rows": captions if paired else torch.from_numpy(batch.images), "columns": captions}
 
         def relevance(rows: Tensor, columns: Tensor) -> Tensor:
-            row_numbers, column_numbers = rows.cpu(), columns.cpu()
+            row_positions, caption_positions = rows.cpu(), columns.cpu()
             if paired:
-                block = image_relevance(image_of[row_numbers], column_numbers, row_numbers)
+                block = image_relevance(image_of[row_positions], caption_positions, row_positions)
             else:
-                block = image_relevance(row_numbers, column_numbers)
+                block = image_relevance(row_positions, caption_positions)
             if self.scale == "quantile":
                 block = torch.searchsorted(self._negative_relevance, block) / len(self._negative_relevance)
             return block.to(rows.device)
 
-        return replace(PairSupervision(by=self.by).targets(visual, text, batch), relevance=relevance, **numbers)
+        return replace(PairSupervision(by=self.by).targets(visual, text, batch), relevance=relevance, **positions)
 
     def _sample_negatives(self) -> Tensor:
         """The relevance of random negative training pairs, in ascending order."""

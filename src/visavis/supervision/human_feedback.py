@@ -56,9 +56,12 @@ class FeedbackSupervision(Supervision):
 
     def targets(self, visual: Encoded, text: Encoded, batch: Batch) -> Targets:
         """Build targets from ids and judgments. See `Supervision.targets`."""
-        feedback = batch.loader.extension
-        if not isinstance(feedback, FeedbackSplit) or not (is_query := torch.from_numpy(feedback.query_of[batch.captions] >= 0)).any():
-            return PairSupervision().targets(visual, text, batch)
+        feedback, pair_targets = batch.loader.extension, PairSupervision().targets(visual, text, batch)
+        if not isinstance(feedback, FeedbackSplit):
+            return pair_targets
+        is_query = torch.from_numpy(feedback.query_of[batch.captions] >= 0)
+        if not is_query.any():
+            return pair_targets
         device = batch.image_ids.device
         relevant, not_relevant = (torch.from_numpy(labels).to(device) for labels in feedback.batch_labels(batch.images, batch.captions))
         positive = (batch.image_ids[:, None] == batch.text_ids) | relevant

@@ -84,28 +84,33 @@ class LearnedWeights(Supervision):
         matcher, validation = self._context.matcher, self._context.validation
         number = batch.index // self.every % validation.num_batches
         validation_batch = next(validation.epoch(batch.epoch, start=number, training=False, device=self._context.device))
-        parameters = {name: part.detach().requires_grad_() for name, part in matcher.named_parameters() if part.requires_grad}
+        trained = {name: parameter for name, parameter in matcher.named_parameters() if parameter.requires_grad}
+        parameters = {name: parameter.detach().requires_grad_() for name, parameter in trained.items()}
         # The fastest attention and recurrent layers have no second derivatives.
         with evaluation_mode(matcher), sdpa_kernel(SDPBackend.MATH), torch.backends.cudnn.flags(enabled=False):
             weighted_loss = self._loss(batch, parameters, weighted=True)
-            slopes = torch.autograd.grad(weighted_loss, list(parameters.values()), create_graph=True, materialize_grads=True)
-            stepped = {name: part - self.virtual_lr * slope for (name, part), slope in zip(parameters.items(), slopes, strict=True)}
-            weights = list(self._network.parameters())
-            gradient = torch.autograd.grad(self._loss(validation_batch, stepped, weighted=False), weights, materialize_grads=True)
-        norm = torch.cat([slope.flatten() for slope in gradient]).norm()
+            gradients = torch.autograd.grad(weighted_loss, list(parameters.values()), create_graph=True, materialize_grads=True)
+            virtual_parameters = {
+                name: parameter - self.virtual_lr * gradient
+                for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True)
+            }
+            validation_loss = self._loss(validation_batch, virtual_parameters, weighted=False)
+            network_parameters = list(self._network.parameters())
+            network_gradients = torch.autograd.grad(validation_loss, network_parameters, materialize_grads=True)
+        norm = torch.cat([gradient.flatten() for gradient in network_gradients]).norm()
         with torch.no_grad():
-            for part, slope in zip(weights, gradient, strict=True):
-                part.sub_(slope * self.lr / norm.clamp(min=MIN_GRADIENT_NORM))
+            for parameter, gradient in zip(network_parameters, network_gradients, strict=True):
+                parameter.sub_(gradient * self.lr / norm.clamp(min=MIN_GRADIENT_NORM))
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the weights of the network."""
-        return {name: part.detach().cpu().clone() for name, part in self._network.state_dict().items()}
+        return {name: tensor.detach().cpu().clone() for name, tensor in self._network.state_dict().items()}
 
     def _loss(self, batch: Batch, parameters: Mapping[str, Tensor], *, weighted: bool) -> Tensor:
         """The mean loss of a batch with other parameters of the model."""
         visual, text, scores = functional_call(
             _MatcherModule(self._context.matcher),
-            {f"matcher.{name}": part for name, part in parameters.items()},
+            {f"matcher.{name}": parameter for name, parameter in parameters.items()},
             (batch.visual, batch.text),
         )
         targets = self._pairs.targets(visual, text, batch)

@@ -127,15 +127,16 @@ class MinedBatches:
         Returns:
             Images and captions, followed by the added pairs.
         """
-        negative_images, negative_captions = self._lists
-        found = _sample(*negative_images, captions, self.per_query, random)
-        own = [random.choice(of_image) for of_image in (self.data.captions_of[image] for image in found.tolist()) if len(of_image)]
-        candidates = [np.array(own, dtype=np.int64), _sample(*negative_captions, np.unique(images), self.per_query, random)]
-        added = np.setdiff1d(np.concatenate(candidates), captions)
+        negative_images, negative_captions = self._lists_with_counts
+        sampled_images = _sample(*negative_images, captions, self.per_query, random)
+        captions_by_image = [self.data.captions_of[image] for image in sampled_images.tolist()]
+        image_captions = np.array([random.choice(choices) for choices in captions_by_image if len(choices)], dtype=np.int64)
+        sampled_captions = _sample(*negative_captions, np.unique(images), self.per_query, random)
+        added = np.setdiff1d(np.concatenate([image_captions, sampled_captions]), captions)
         return np.concatenate([images, self.data.image_of[added]]), np.concatenate([captions, added])
 
     @cached_property
-    def _lists(self) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
+    def _lists_with_counts(self) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
         """Negative images and negative captions, each with the number of negatives of every query."""
         lists = (self.mined.negative_images.long().numpy(), self.mined.negative_captions.long().numpy())
         return tuple((index, (index >= 0).sum(1)) for index in lists)

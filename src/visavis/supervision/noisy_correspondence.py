@@ -167,10 +167,11 @@ class NoisySupervision(Supervision):
         networks = (self._context.matcher, self._second.matcher)
         losses, predictions = zip(*(self._losses_and_predictions(matcher) for matcher in networks), strict=True)
         self._clean = torch.stack([clean_probability(loss) for loss in losses])
-        mean = (predictions[FIRST_NETWORK] + predictions[SECOND_NETWORK]) / 2
+        mean_prediction = (predictions[FIRST_NETWORK] + predictions[SECOND_NETWORK]) / 2
         for network, other in ((FIRST_NETWORK, SECOND_NETWORK), (SECOND_NETWORK, FIRST_NETWORK)):
             clean = self._clean[other]
-            self._labels[network] = torch.where(clean > self.threshold, clean + (1 - clean) * predictions[network], mean).clamp(0, 1)
+            label_if_clean = clean + (1 - clean) * predictions[network]
+            self._labels[network] = torch.where(clean > self.threshold, label_if_clean, mean_prediction).clamp(0, 1)
 
     @torch.no_grad()
     def _losses_and_predictions(self, matcher: Matcher) -> tuple[Tensor, Tensor]:
@@ -187,7 +188,7 @@ class NoisySupervision(Supervision):
                 loss = (hinge.one_way(scores, pairs) + hinge.one_way(scores.T, pairs)).cpu() / (2 * len(rows))
                 losses[rows] = loss
                 predictions[rows] = predicted_correspondence(loss, self.margin)
-        # Each process has computed the rows of its batches. The others are 0.
+        # Each process has computed the rows of its batches. All other rows are 0.
         return tuple(map(self._context.group.all_reduce_sum, (losses, predictions)))  # type: ignore[return-value]
 
 

@@ -90,22 +90,20 @@ class OfflineNegativeSupervision(Supervision):
         # The order of sampling and encoding defines the random numbers of a run.
         # Items are sampled for the batch of all processes, so that their number does not matter.
         all_images, all_captions = batch.global_images, batch.global_captions
-        own_captions = np.array([random.choice(loader.data.captions_of[image]) for image in all_images])
-        texts = sample(text_lists, all_images), sample(text_lists, loader.data.image_of[all_captions])
-        images = sample(image_lists, all_captions), sample(image_lists, own_captions)
+        positive_captions = np.array([random.choice(loader.data.captions_of[image]) for image in all_images])
+        i2t_texts, t2i_texts = sample(text_lists, all_images), sample(text_lists, loader.data.image_of[all_captions])
+        t2i_images, i2t_images = sample(image_lists, all_captions), sample(image_lists, positive_captions)
         image_rows = slice(batch.image_start, batch.image_start + len(batch.images))
         caption_rows = slice(batch.caption_start, batch.caption_start + len(batch.captions))
-        near_texts, far_texts = texts[0][image_rows], texts[1][caption_rows]
-        near_images, far_images = images[0][caption_rows], images[1][image_rows]
-        distant_images, negative_images = self._visual(loader, far_images), self._visual(loader, near_images)
-        negative_texts, distant_texts = self._text(loader, near_texts), self._text(loader, far_texts)
-        query_scores = [matcher.score_pairs(visual, negative_texts), matcher.score_pairs(distant_images, negative_texts)]
-        candidate_scores = [matcher.score_pairs(negative_images, text), matcher.score_pairs(negative_images, distant_texts)]
+        i2t_visual, t2i_visual = self._visual(loader, i2t_images[image_rows]), self._visual(loader, t2i_images[caption_rows])
+        i2t_text, t2i_text = self._text(loader, i2t_texts[image_rows]), self._text(loader, t2i_texts[caption_rows])
+        image_scores = [matcher.score_pairs(visual, i2t_text), matcher.score_pairs(i2t_visual, i2t_text)]
+        caption_scores = [matcher.score_pairs(t2i_visual, text), matcher.score_pairs(t2i_visual, t2i_text)]
         return Targets(
             query_ids=batch.image_ids,
             candidate_ids=batch.text_ids,
-            query_offline_scores=torch.stack(query_scores, 1),
-            candidate_offline_scores=torch.stack(candidate_scores, 1),
+            query_offline_scores=torch.stack(image_scores, 1),
+            candidate_offline_scores=torch.stack(caption_scores, 1),
         )
 
     def _visual(self, loader: Loader, items: np.ndarray) -> Encoded:
