@@ -85,7 +85,7 @@ class ProcessGroup:
             store.set(key, "done")
 
     def barrier(self) -> None:
-        """Wait until all ranks have come here."""
+        """Wait until all ranks have called this method."""
         self.any_rank(False)
 
     def broadcast_text(self, message: str) -> str:

@@ -8,7 +8,7 @@ from torch import nn
 
 from visavis.errors import ShapeError, VisavisError
 from visavis.objectives import CATALOG, VLC, NTXent, Triplet, TripletHN, Unified
-from visavis.pair_loss import plan as planner
+from visavis.pair_loss import planner
 from visavis.pair_loss.plan import MAX_CACHED_TILE_BYTES, ExecutionPlan
 from visavis.types import Encoded
 

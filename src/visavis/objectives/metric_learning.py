@@ -17,7 +17,7 @@ from visavis.targets import Targets
 
 @dataclass(frozen=True, kw_only=True)
 class BinomialDeviance(Objective):
-    r"""Binomial deviance: a logistic loss that asks positives to score above and negatives below a fixed threshold.
+    r"""Binomial deviance: a logistic loss that is small where positives score above and negatives below a fixed threshold.
 
     Args:
         alpha: Slope for positives.

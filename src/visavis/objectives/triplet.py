@@ -108,7 +108,7 @@ class TripletTopK(Objective):
         open, dL/ds_ip minus their number.
 
     Advice:
-        Where TripletHN collapses or hangs on false negatives, and Triplet stops learning: k of 4 to 16.
+        Where TripletHN collapses or learns from false negatives, and Triplet stops learning: k of 4 to 16.
 
     Source:
         This package, between the two sums of Faghri et al., VSE++ (2018), eqs. 5 and 6.

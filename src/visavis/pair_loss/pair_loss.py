@@ -42,7 +42,8 @@ from visavis.pair_loss.encoded_items import (
 from visavis.pair_loss.function_scores import FunctionScores
 from visavis.pair_loss.gradients import ValueAndGradients, annotations_needing_grad, attach_gradients
 from visavis.pair_loss.logits import OptionalScalar, Scale, ScaleAndBias, is_valid_bias, is_valid_scale, resolve_scale_and_bias
-from visavis.pair_loss.plan import ExecutionPlan, Planner
+from visavis.pair_loss.plan import ExecutionPlan
+from visavis.pair_loss.planner import Planner
 from visavis.pair_loss.row_blocks import run_row_blocks
 from visavis.pair_loss.tiles import run_tiles
 from visavis.process_group import ProcessGroup, select_process_group

@@ -11,39 +11,40 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
-from visavis.blocking import MAX_BLOCK_BYTES, BlockCost, Score, ScoreCost, block_cost_of, block_shape, chunk_slices
-from visavis.errors import SpecError, VisavisError
-from visavis.memory_budget import MemoryLimit, budget_bytes, format_bytes, parse_memory
-from visavis.objectives.base import Objective, validate_targets
+from visavis.blocking import MAX_BLOCK_BYTES, BlockCost, block_shape, chunk_slices
+from visavis.errors import VisavisError
+from visavis.memory_budget import format_bytes
+from visavis.objectives.base import Objective
 from visavis.objectives.pairs import NegativeLogSumExp, NegativeSummary
-from visavis.pair_loss.encoded_items import float_tensors
 from visavis.pair_loss.gradients import annotations_needing_grad, has_annotations
 from visavis.pair_loss.objective_memory import measure_objective_cost
 from visavis.pair_loss.tiles import max_cached_band
 from visavis.targets import Targets
-from visavis.types import Items, all_tensors
 
-# Measured on CPU and GPU: up to this number of scores, the graph of one matrix is as fast as blocks of any score.
 MAX_DENSE_SCORES = 2**22
-# Up to this number, the graph of one matrix is also as fast as blocks of cached cosines.
+"""Up to this number of scores, the graph of one matrix is as fast as blocks of any score. Measured on CPU and GPU."""
 MAX_SMALL_DENSE_SCORES = 2**18
-# Up to this number, all cosines are cached.
+"""Up to this number of scores, the graph of one matrix is also as fast as blocks of cached cosines."""
 MAX_CACHED_SCORES = 2**24
-# Scores of a row block.
+"""Up to this number of scores, all cosines are cached."""
 MAX_ROW_BLOCK_SCORES = 2**21
-# Scores of a row block of cached cosines. It stays in the processor's cache.
+"""Number of scores of a row block."""
 MAX_CACHED_ROW_BLOCK_SCORES = 2**18
-# With fewer rows, a matrix product is slow.
+"""Number of scores of a row block of cached cosines. It stays in the processor's cache."""
 MIN_FAST_BLOCK_ROWS = 64
-# A tile of this side stays in the cache of a CPU core. With a second pass, twice the side saves 4 % (float32) and 15 % (bfloat16) of the
-# time at 8,192 pairs on two threads, because each tile adds to the gradients of its vectors. GPUs are faster with few large tiles.
+"""Number of rows below which a matrix product is slow."""
 TILE_SIDE, SECOND_PASS_TILE_SIDE, GPU_TILE_SIDE = 1024, 2048, 8192
-# Tiles that wait for their gradient.
+"""Rows and columns of a tile. One of the first size stays in the cache of a CPU core.
+
+With a second pass, twice the side saves 4 % (float32) and 15 % (bfloat16) of the time at 8,192 pairs on two threads, because each
+tile adds to the gradients of its vectors. GPUs are faster with few large tiles.
+"""
 MAX_CACHED_TILE_BYTES = 15 * 2**24
+"""Memory of tiles that are cached until their gradient is known."""
 
 IntPair = tuple[int, int]
 
@@ -59,7 +60,7 @@ class PlanInputs:
         item_bytes: Memory of all items in the precision of their gradients.
         device: Device of the items.
         memory_bytes: Memory for gradients of items and for blocks.
-        cost: Memory of blocks of images x texts of a score function. None: cosines.
+        score_cost: Memory of blocks of images x texts of a score function. None: cosines.
         element_bytes: Memory of one score.
         has_extra_candidates: Whether some candidates are never queries.
         world_size: Number of ranks.
@@ -72,7 +73,7 @@ class PlanInputs:
     item_bytes: int
     device: torch.device
     memory_bytes: int
-    cost: BlockCost | None = None
+    score_cost: BlockCost | None = None
     element_bytes: int = 4
     has_extra_candidates: bool = False
     world_size: int = 1
@@ -112,7 +113,7 @@ class PlanInputs:
     @property
     def unit_vector_bytes(self) -> int:
         """Memory of the normalized embeddings."""
-        return self.item_bytes if self.cost is None else 0
+        return self.item_bytes if self.score_cost is None else 0
 
     @property
     def is_dense_fast(self) -> bool:
@@ -123,7 +124,7 @@ class PlanInputs:
         if num_scores > MAX_DENSE_SCORES:
             return False
         is_large_on_cpu = num_scores > MAX_SMALL_DENSE_SCORES and self.device.type == "cpu"
-        are_blocks_faster = self.cost is None and not self.has_extra_candidates and (is_large_on_cpu or self.summary is not None)
+        are_blocks_faster = self.score_cost is None and not self.has_extra_candidates and (is_large_on_cpu or self.summary is not None)
         return not are_blocks_faster or bool(annotations_needing_grad(self.targets[0]))
 
     @property
@@ -217,7 +218,7 @@ def choose_plan(inputs: PlanInputs) -> ExecutionPlan:
         return plan
     if inputs.summary is not None and without_extra and (on_one_rank or not has_annotations(inputs.targets[0])):
         return _plan_tiles(inputs)
-    can_cache = inputs.cost is None and without_extra and on_one_rank and inputs.block_rows is None
+    can_cache = inputs.score_cost is None and without_extra and on_one_rank and inputs.block_rows is None
     if can_cache and inputs.is_cache_small and (plan := _plan_rows(inputs, "cached")).expected_bytes <= inputs.block_budget:
         return plan
     return _plan_rows(inputs, "row_blocks")
@@ -225,13 +226,13 @@ def choose_plan(inputs: PlanInputs) -> ExecutionPlan:
 
 def _cap_block_budget(inputs: PlanInputs, budget: int, minimum: int) -> int:
     """The memory for a block of a score function: no more than gains speed, and enough for the minimum."""
-    return budget if inputs.cost is None else min(budget, max(MAX_BLOCK_BYTES, minimum))
+    return budget if inputs.score_cost is None else min(budget, max(MAX_BLOCK_BYTES, minimum))
 
 
 def _plan_dense(inputs: PlanInputs) -> ExecutionPlan:
     (images, texts), (all_texts, all_images) = inputs.queries, inputs.candidates
     loss_cost = measure_objective_cost(inputs.objective, inputs.targets[0], element_bytes=inputs.element_bytes, both_directions=True)
-    score_cost = inputs.cost or BlockCost(2.0 * inputs.element_bytes, fixed_bytes=4.0 * inputs.unit_vector_bytes)
+    score_cost = inputs.score_cost or BlockCost(2.0 * inputs.element_bytes, fixed_bytes=4.0 * inputs.unit_vector_bytes)
     expected_bytes = score_cost.total_bytes(images, all_texts) + loss_cost.total_bytes(images, all_texts)
     if inputs.has_extra_candidates:
         expected_bytes += score_cost.total_bytes(all_images, texts)
@@ -240,19 +241,22 @@ def _plan_dense(inputs: PlanInputs) -> ExecutionPlan:
 
 def _plan_tiles(inputs: PlanInputs) -> ExecutionPlan:
     height, width = inputs.targets[0].shape
-    has_second_pass = isinstance(inputs.summary, NegativeLogSumExp) and inputs.cost is None and inputs.needs_grad
-    side = (SECOND_PASS_TILE_SIDE if has_second_pass else TILE_SIDE) if inputs.device.type == "cpu" else GPU_TILE_SIDE
+    has_second_pass = isinstance(inputs.summary, NegativeLogSumExp) and inputs.score_cost is None and inputs.needs_grad
+    side = SECOND_PASS_TILE_SIDE if has_second_pass else TILE_SIDE
+    if inputs.device.type != "cpu":
+        side = GPU_TILE_SIDE
     max_shape = min(inputs.block_rows or side, side), side
     mask_bytes = 0.0 if inputs.targets[0].is_defined_by_ids else 3.0
     # The scores, and their exponentials or the rows that exceed the previous maximum.
-    value_cost = BlockCost(2.0 * inputs.element_bytes + mask_bytes)
-    cost = value_cost if inputs.cost is None else inputs.cost + value_cost
+    cost = BlockCost(2.0 * inputs.element_bytes + mask_bytes)
+    if inputs.score_cost is not None:
+        cost = inputs.score_cost + cost
     budget = inputs.block_budget - inputs.unit_vector_bytes
     tile_budget = _cap_block_budget(inputs, budget, cost.total_bytes(1, 1))
     tile = block_shape(height, width, cost, tile_budget, max_shape=max_shape)
     tile_bytes = cost.total_bytes(min(tile[0], height), min(tile[1], width))
     cached_bytes = int(min(MAX_CACHED_TILE_BYTES, max(budget - tile_bytes, 0))) if has_second_pass else 0
-    scores_whole_rows = inputs.cost is None or inputs.cost.total_bytes(tile[0], width) <= tile_budget
+    scores_whole_rows = inputs.score_cost is None or inputs.score_cost.total_bytes(tile[0], width) <= tile_budget
     peak_bytes = inputs.unit_vector_bytes + tile_bytes + _peak_cache_bytes(inputs, tile, cached_bytes)
     columns = (width, height) if scores_whole_rows else (tile[1], tile[1])
     expected_bytes = max(peak_bytes, inputs.gradient_bytes)
@@ -280,16 +284,17 @@ def _peak_cache_bytes(inputs: PlanInputs, tile: IntPair, cache_bytes: int) -> in
 
 def _plan_rows(inputs: PlanInputs, path: Literal["cached", "row_blocks"]) -> ExecutionPlan:
     is_cached = path == "cached"
-    score_bytes = inputs.element_bytes * (1 if inputs.cost is None else 2)
+    score_bytes = inputs.element_bytes * (1 if inputs.score_cost is None else 2)
     term_cost = measure_objective_cost(inputs.objective, inputs.targets[0], element_bytes=inputs.element_bytes, both_directions=False)
     terms = term_cost + BlockCost(score_bytes)
     # With a sum reduction both directions share one gradient buffer, otherwise each has its own.
     fork_bytes = 0 if is_cached or inputs.objective.reduction == "sum" else inputs.gradient_bytes
     fixed_bytes = (inputs.matrix_bytes if is_cached else inputs.unit_vector_bytes) + fork_bytes
     max_scores = MAX_CACHED_ROW_BLOCK_SCORES if is_cached else MAX_ROW_BLOCK_SCORES
-    image_cost = inputs.cost or BlockCost(0.0)
+    image_cost = inputs.score_cost or BlockCost(0.0)
+    costs = image_cost, image_cost.transposed
     rows, columns, block_bytes = [], [], 0
-    for queries, candidates, score_cost in zip(inputs.queries, inputs.candidates, (image_cost, image_cost.transposed), strict=True):
+    for queries, candidates, score_cost in zip(inputs.queries, inputs.candidates, costs, strict=True):
         max_rows = inputs.block_rows or max(MIN_FAST_BLOCK_ROWS, max_scores // max(candidates, 1))
         minimum = terms.total_bytes(1, candidates) + score_cost.total_bytes(1, 1)
         budget = _cap_block_budget(inputs, inputs.block_budget - fixed_bytes, minimum)
@@ -308,143 +313,23 @@ def _fit_rows(queries: int, candidates: int, max_rows: int, terms: BlockCost, sc
 
     ``terms`` is held for all candidates of a block, ``score`` for those that are scored at once.
     """
-    both = terms + score
-    height = max(min(max_rows, queries), 1)
-    if both.total_bytes(height, candidates) <= budget:
+    total = terms + score
+    height, min_height = max(min(max_rows, queries), 1), MIN_FAST_BLOCK_ROWS // 2
+    if total.total_bytes(height, candidates) <= budget:
         return max_rows, max(candidates, 1)
-    fitting = int((budget - both.fixed_bytes - both.text_bytes * candidates) // max(both.visual_bytes + both.pair_bytes * candidates, 1e-9))
-    if fitting >= min(height, MIN_FAST_BLOCK_ROWS // 2) or (score == BlockCost(0.0) and fitting >= 1):
-        return min(fitting, max_rows), max(candidates, 1)
-    height = min(height, MIN_FAST_BLOCK_ROWS // 2)
+    bytes_per_row = total.visual_bytes + total.pair_bytes * candidates
+    rows_that_fit = int((budget - total.fixed_bytes - total.text_bytes * candidates) // max(bytes_per_row, 1e-9))
+    if rows_that_fit >= min(height, min_height) or (score == BlockCost(0.0) and rows_that_fit >= 1):
+        return min(rows_that_fit, max_rows), max(candidates, 1)
+    height = min(height, min_height)
     while height:
         remaining = budget - terms.total_bytes(height, candidates) - score.fixed_bytes - score.visual_bytes * height
         width = int(remaining // max(score.text_bytes + score.pair_bytes * height, 1e-9))
         if width >= 1:
             return height, min(width, max(candidates, 1))
         height //= 2
-    needed = terms.total_bytes(1, candidates) + score.total_bytes(1, 1)
+    required_bytes = terms.total_bytes(1, candidates) + score.total_bytes(1, 1)
     raise VisavisError(
-        f"memory: expected {format_bytes(needed)} next to items and gradients for one query and {candidates} candidates, "
+        f"memory: expected {format_bytes(required_bytes)} next to items and gradients for one query and {candidates} candidates, "
         f"got {format_bytes(max(budget, 0))}. Set a larger memory."
     )
-
-
-class Planner:
-    """Makes the plans of one loss. Score costs and memory budgets are cached, so that plans do not change between batches.
-
-    Args:
-        objective: The objective.
-        score: Score function. None: cosines.
-        block_rows: Maximum number of queries per block.
-        memory: Memory setting.
-        score_cost: Declared cost of the score function.
-    """
-
-    def __init__(
-        self, objective: Objective, score: Score | None, block_rows: int | None, memory: MemoryLimit, score_cost: ScoreCost | None
-    ) -> None:
-        parse_memory(memory)
-        self.objective, self.score, self.block_rows, self.memory, self.score_cost = objective, score, block_rows, memory, score_cost
-        self.budgets: dict[torch.device, int] = {}
-        self.cost_by_form: dict[tuple[Any, ...], BlockCost] = {}
-
-    def plan_batch(
-        self, images: Items, texts: Items, targets: tuple[Targets, Targets], *, has_extra_candidates: bool, world_size: int, training: bool
-    ) -> ExecutionPlan:
-        """Make the plan of a batch.
-
-        Args:
-            images: Images of this rank.
-            texts: Texts of this rank.
-            targets: Targets of both directions.
-            has_extra_candidates: Whether some candidates are never queries.
-            world_size: Number of ranks.
-            training: Whether the loss is in train mode.
-
-        Returns:
-            The plan.
-        """
-        needs_grad, device = torch.is_grad_enabled(), targets[0].query_ids.device
-        num_candidates, num_items = sum(each.shape[1] for each in targets), max(len(images) + len(texts), 1)
-        item_bytes = (_float_bytes(images) + _float_bytes(texts)) * num_candidates // num_items
-        inputs = PlanInputs(
-            self.objective,
-            targets,
-            item_bytes,
-            device,
-            self._memory_bytes(device, item_bytes),
-            cost=None if self.score is None else self._measure_cost(self.score, images, texts, needs_grad=needs_grad, training=training),
-            element_bytes=max([4, *(part.dtype.itemsize for part in (*float_tensors(images), *float_tensors(texts)))]),
-            has_extra_candidates=has_extra_candidates,
-            world_size=world_size,
-            block_rows=self.block_rows,
-            needs_grad=needs_grad,
-        )
-        return choose_plan(inputs)
-
-    def plan_sizes(
-        self,
-        num_items: tuple[int, int],
-        embedding_dim: int,
-        targets: Targets | None,
-        images: Items | None,
-        texts: Items | None,
-        device: torch.device,
-    ) -> ExecutionPlan:
-        """Make the plan of a batch that does not exist yet.
-
-        Args:
-            num_items: Number of images and of texts.
-            embedding_dim: Dimension of the embeddings, for cosines.
-            targets: Targets of the image-to-text direction. None: captions spread evenly over images.
-            images: A few images, to measure the cost of a score function.
-            texts: A few texts.
-            device: Device of the batch.
-
-        Returns:
-            The plan.
-
-        Raises:
-            SpecError: If the cost of the score function is unknown.
-        """
-        num_images, num_texts = num_items
-        if targets is None:
-            image_of = torch.arange(num_texts) * max(num_images, 1) // max(num_texts, 1)
-            targets = Targets(query_ids=torch.arange(num_images), candidate_ids=image_of)
-        validate_targets(targets, torch.Size(num_items))
-        cost, item_bytes = None, 4 * embedding_dim * (num_images + num_texts)
-        if self.score is not None and images is not None and texts is not None:
-            cost = self._measure_cost(self.score, images, texts, needs_grad=True, training=True)
-            item_bytes = sum(
-                _float_bytes(items) * count // max(len(items), 1) for items, count in zip((images, texts), num_items, strict=True)
-            )
-        elif self.score is not None:
-            if self.score_cost is None:
-                raise SpecError(
-                    "score_cost: expected the cost of the score function, got none. Set PairLoss(score_cost=...), or pass images= and texts=."
-                )
-            cost = self.score_cost.to_block_cost(training=True)
-        memory_bytes = self._memory_bytes(device, item_bytes)
-        return choose_plan(
-            PlanInputs(self.objective, (targets, targets.T), item_bytes, device, memory_bytes, cost, block_rows=self.block_rows)
-        )
-
-    def _memory_bytes(self, device: torch.device, item_bytes: int) -> int:
-        """Memory for gradients of items and for blocks."""
-        if device not in self.budgets:
-            self.budgets[device] = budget_bytes(self.memory, device)
-        # Without a limit the budget is a share of the free memory for blocks only: what items and gradients need is added.
-        return self.budgets[device] + (4 * item_bytes if self.memory is None else 0)
-
-    def _measure_cost(self, score: Score, images: Items, texts: Items, *, needs_grad: bool, training: bool) -> BlockCost:
-        """Cost of a block of the score function, declared or measured once for each shape of items."""
-        form = tuple((part.shape[1:], part.dtype, part.device) for items in (images, texts) for part in all_tensors(items))
-        key = form, needs_grad, training, torch.is_autocast_enabled(all_tensors(images)[0].device.type)
-        if key not in self.cost_by_form:
-            self.cost_by_form[key] = block_cost_of(score, images, texts, training=needs_grad, declared=self.score_cost)
-        return self.cost_by_form[key]
-
-
-def _float_bytes(items: Items) -> int:
-    """Memory of the tensors that can have a gradient, at least in float32, in which gradients are summed."""
-    return sum(part.numel() * max(part.dtype.itemsize, 4) for part in float_tensors(items))

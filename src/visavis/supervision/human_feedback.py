@@ -22,8 +22,8 @@ from visavis.types import Encoded
 class FeedbackSupervision(Supervision):
     """Pairs by ids, and judged pairs of text queries and images.
 
-    A query is a positive of the images that were judged relevant, and a negative of those that were judged not relevant. Batches bring the two
-    together. Needs ``data.feedback`` in the recipe, or ``visavis train --feedback``, which sets both.
+    A query is a positive of the images that were judged relevant, and a negative of those that were judged not relevant. Batches contain
+    both. Needs ``data.feedback`` in the recipe, or ``visavis train --feedback``, which sets both.
 
     Attributes:
         unlabeled: Role of an image that nobody judged for a query of the batch. "ignore": neither positive nor negative if its score is about as

@@ -25,7 +25,7 @@ MIN_GRADIENT_NORM = 1e-12
 
 @dataclass(kw_only=True, eq=False)
 class LearnedWeights(Supervision):
-    """A weight for every positive pair, as ``Unified`` uses it (eq. 24), learned by looking one step ahead.
+    """A weight for every positive pair, as ``Unified`` uses it (eq. 24), learned from the validation loss after a virtual step.
 
     A network with one hidden layer receives the score of a pair, and its distance to the hardest negative of its image and of its text. It returns
     a weight, which is 1 for all pairs at the start and always 1 on average over a batch. Negatives have weight 1. Every ``every`` batches:
