@@ -249,9 +249,9 @@ class ProcessGroup:
             return list(batches)
         gathered = list[Encoded]()
         for start in range(0, num_batches, self.world_size):
-            number = start // self.world_size
+            round_number = start // self.world_size
             # A rank without a batch in the last round sends an empty one, which has the same tensors.
-            local = batches[number] if number < len(batches) else batches[0][:0]
+            local = batches[round_number] if round_number < len(batches) else batches[0][:0]
             gathered += self._by_rank(local)[: num_batches - start]
         return gathered
 

@@ -199,7 +199,10 @@ class Targets:
     def T(self) -> Targets:
         """The same targets with the roles of queries and candidates exchanged."""
         swapped = {"query_ids": self.candidate_ids, "candidate_ids": self.query_ids, "rows": self.columns, "columns": self.rows}
-        annotations = {each.transposed_field or each.name: _transpose(getattr(self, each.name), each) for each in ANNOTATIONS}
+        annotations = {
+            annotation.transposed_field or annotation.name: _transpose(getattr(self, annotation.name), annotation)
+            for annotation in ANNOTATIONS
+        }
         relation = None if self.relation is None else self.relation.flip(1)
         return replace(self, relation=relation, **swapped, **annotations)  # type: ignore[arg-type]
 
@@ -379,10 +382,13 @@ def missing_annotation(objective: str, *names: str) -> MissingSupervision:
         'Ladder needs relevance for every pair. Pass Targets(..., relevance=...) or train with GradedSupervision.'
     """
     annotations = [annotation for name in names for annotation in ANNOTATIONS if annotation.name == name]
-    field_names = [each.name if each.shape == "pairwise" else f"{each.name} and {each.transposed_field}" for each in annotations]
-    pairwise = {each.shape == "pairwise" for each in annotations}
+    field_names = [
+        annotation.name if annotation.shape == "pairwise" else f"{annotation.name} and {annotation.transposed_field}"
+        for annotation in annotations
+    ]
+    pairwise = {annotation.shape == "pairwise" for annotation in annotations}
     scope = "" if len(pairwise) > 1 else " for every pair" if pairwise == {True} else " for every item"
-    suppliers = sorted({each.supplier for each in annotations if each.supplier})
+    suppliers = sorted({annotation.supplier for annotation in annotations if annotation.supplier})
     train = f" or train with {' or '.join(suppliers)}" if suppliers else ""
     return MissingSupervision(
         f"{objective} needs {', or '.join(field_names)}{scope}. Pass Targets(..., {annotations[-1].name}=...){train}."

@@ -44,8 +44,12 @@ RANKING_BYTES_PER_PAIR = 48.0
 class _Side:
     """The distinct items of one side, sorted by id and split into tiles.
 
-    ``items [U]``: position of each distinct item among the encoded ones. ``index [N]``: distinct item of each item.
-    ``copies [U]``: number of items equal to it. ``cuts``: bounds of the tiles in 0..U.
+    Attributes:
+        encoded: All items.
+        items: Position of each distinct item among the encoded ones, shape ``[U]``.
+        index: Distinct item of each item, shape ``[N]``.
+        copies: Number of items that are equal to each distinct item, shape ``[U]``.
+        cuts: Bounds of the tiles among the distinct items, from 0 to U.
     """
 
     encoded: Encoded
@@ -312,8 +316,8 @@ class _ScoreTiles:
         for row_tile in torch.arange(self.num_rows).tensor_split(group.world_size)[group.rank].tolist():
             visual = images.tile(row_tile)
             for column_tile in range(self.num_columns):
-                number = row_tile * self.num_columns + column_tile
-                pairs = slice(*self.pair_bounds[number : number + 2])
+                tile = row_tile * self.num_columns + column_tile
+                pairs = slice(*self.pair_bounds[tile : tile + 2])
                 if only_with_positives and pairs.start == pairs.stop:
                     continue
                 block = checked_scores(self.score_function, visual, texts.tile(column_tile))

@@ -242,6 +242,6 @@ def ranking_metrics(image_ranks: Tensor, text_ranks: Tensor) -> dict[str, float]
     Returns:
         Metrics by key.
     """
-    sides = {"i2t": validate_positive_ranks(image_ranks, "image_ranks"), "t2i": validate_positive_ranks(text_ranks, "text_ranks")}
-    metrics = {metric.key(direction): metric.function(ranks) for direction, ranks in sides.items() for metric in RANKING}
+    by_direction = {"i2t": validate_positive_ranks(image_ranks, "image_ranks"), "t2i": validate_positive_ranks(text_ranks, "text_ranks")}
+    metrics = {metric.key(direction): metric.function(ranks) for direction, ranks in by_direction.items() for metric in RANKING}
     return metrics | {metric.name: metric.function(metrics) for metric in COMBINED}

@@ -87,7 +87,7 @@ class Goal(SummaryObjective):
         The printed eqs. 3 and 4, whose gradient of the mined negative is 0. It is pushed here, as in the released code. Eq.
         12 has < and > where <= and >= stand above, as in that code. ``semantics="reference"`` takes that code's weights:
         T_con is 1 without a margin, T_cir has s_n^2 + 0.5, the means of lin_ms do not count differences of exactly 0. There
-        tau is 1 unless given, and the scale of a loss is lost.
+        tau is 1 unless given, and the gradient ignores factors of the loss.
     """
 
     integrable: ClassVar[bool] = False
@@ -173,7 +173,7 @@ def _prescribe(value: Tensor, surrogate: Tensor) -> Tensor:
 
 
 class _BatchPairs(NamedTuple):
-    """The negatives of each query, and the positives of the whole batch, in any order."""
+    """The positive pairs with detached scores, and the scores ``[M]`` of all positives of the batch, in any order."""
 
     pairs: PositivePairs
     all_positives: Tensor
@@ -182,8 +182,10 @@ class _BatchPairs(NamedTuple):
 class _DetachedScores(NamedTuple):
     """The detached scores from which weights are computed. A weight must not add a gradient.
 
-    ``positive`` and ``hardest`` ``[P]``: s_p and s_n of each positive pair (s_p twice without negatives). ``batch``: only for the
-    weights "lin_ms" and "sig_ms".
+    Attributes:
+        positive: Score s_p of each positive pair, shape ``[P]``.
+        hardest: Score s_n of the hardest negative of its query, shape ``[P]``. s_p without negatives.
+        batch: Scores of the batch, for the weights "lin_ms" and "sig_ms" only.
     """
 
     positive: Tensor
@@ -269,7 +271,7 @@ def _other_positives(goal: Goal, detached: _DetachedScores) -> tuple[Tensor, Ten
 
 
 def _distance_to_hardest(goal: Goal, detached: _DetachedScores) -> tuple[Tensor, Tensor]:
-    """``s_n - s_ij`` for the query's other negatives within epsilon, inf elsewhere: ``[Q, C]``. Also the query of each pair."""
+    """``s_n - s_ij`` for the other negatives of each query that m_n averages, inf elsewhere: ``[Q, C]``. Also the query of each pair."""
     assert detached.batch is not None
     negatives = detached.batch.pairs.negatives()
     hardest, position = negatives.max(-1, keepdim=True)

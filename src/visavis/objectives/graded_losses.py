@@ -53,7 +53,7 @@ class Ladder(Objective):
         One level, or betas (1, 0, ...), is TripletHN, and Triplet with "sum". An empty level has no hinge.
 
     Differs from:
-        The printed eq. 8, which uses the margin of level 1 for level 2. Eq. 7 and the code differ. The released code,
+        The printed eq. 8, which uses the margin of level 1 for level 2, unlike eq. 7 and the code. The released code,
         ``semantics="reference"``: u is of all levels R >= threshold, the pair itself too. Candidates outside a set enter
         its minimum with a similarity of 1 and its maximum with 0, so that an empty level has a hinge. beta_1 is 1 whatever
         is given.

@@ -24,7 +24,7 @@ class NCR(SummaryObjective):
 
     Formula:
         ``sum_p [max_j (m_ij + s_ij) - s_ip]_+`` over positive pairs p = (i, p), both directions. m_ij = m_i, the margin of
-        the anchor (``query_margin``), or a margin of its own for each cell (``pair_margin``). With ``warmup`` ``sum_p (1 /
+        the anchor (``query_margin``), or a margin of its own for each pair (``pair_margin``). With ``warmup`` ``sum_p (1 /
         n_i) sum_j [m_ij + s_ij - s_ip]_+`` over the n_i - 1 negatives and the pair itself, whose hinge is 0.
 
     Gradient:

@@ -121,8 +121,10 @@ class Scores(ABC):
     def shape(self) -> tuple[int, int]:
         """Number of queries and of candidates."""
         images, texts = self.num_items
-        height, width = (texts, images) if self.is_transposed else (images, texts)
-        return (height if self.query_window is None else self.query_window.stop - self.query_window.start), width
+        num_queries, num_candidates = (texts, images) if self.is_transposed else (images, texts)
+        if self.query_window is not None:
+            num_queries = self.query_window.stop - self.query_window.start
+        return num_queries, num_candidates
 
     @property
     def T(self) -> Self:

@@ -35,7 +35,7 @@ def describe_batch(objective: Objective, dataset: str | None, images: Items, tex
         One line of text.
     """
     kinds = " with ".join(map(_describe_kind, (images, texts)))
-    annotations = "".join(f" and {each.name}" for each in ANNOTATIONS if getattr(targets, each.name) is not None)
+    annotations = "".join(f" and {annotation.name}" for annotation in ANNOTATIONS if getattr(targets, annotation.name) is not None)
     return f"{objective!r}{'' if dataset is None else f' of {dataset}'} on {kinds}, {targets_source}{annotations}"
 
 

@@ -71,7 +71,11 @@ def _measure(objective: Objective, forms: AnnotationForms, element_bytes: int, *
             return measure_block_cost(prepare, *SMALLEST_BLOCK_SHAPE)
         except MissingSupervision:
             # A plan may be made before the annotations exist. Measure as if all that the objective reads were given as factors.
-            used = {each.name for each in ANNOTATIONS if {each.name, each.transposed_field} & set(objective.used_annotations)}
+            used = {
+                annotation.name
+                for annotation in ANNOTATIONS
+                if {annotation.name, annotation.transposed_field} & set(objective.used_annotations)
+            }
             all_forms = (*forms, *((name, "factors") for name in sorted(used - {name for name, _ in forms})))
             return measure_block_cost(lambda height, width: prepare(height, width, all_forms), *SMALLEST_BLOCK_SHAPE)
 

@@ -350,19 +350,21 @@ class _SummaryLoss:
         ):
             pairs = ((queries >= complete.start) & (queries < complete.stop)).nonzero()[:, 0]
             with torch.set_grad_enabled(self.needs_grad):
-                inputs = [summaries[complete].requires_grad_(self.needs_grad), self.positive[pairs].requires_grad_(self.needs_grad)]
+                summary = summaries[complete].requires_grad_(self.needs_grad)
+                positive = self.positive[pairs].requires_grad_(self.needs_grad)
                 targets, annotations = with_annotation_leaves(self.tiles.targets, self.names)
                 query = queries[pairs]
-                negatives = inputs[0][query - complete.start]
-                terms = self.objective.pair_terms(negatives, inputs[1], query, targets.T if is_transposed else targets)
+                negatives = summary[query - complete.start]
+                terms = self.objective.pair_terms(negatives, positive, query, targets.T if is_transposed else targets)
                 value = terms.sum() * self.term_weight
             # Not in place: the dtype of the annotations may be wider than that of the scores.
             self.value = self.value + value.detach()
             if value.requires_grad:
-                grads = torch.autograd.grad(value, [*inputs, *annotations], allow_unused=True, materialize_grads=True)
-                summary_grads[complete] = grads[0]
-                self.positive_grads[pairs] += grads[1]
-                for (_, total), gradient in zip(self.annotation_grads, grads[2:], strict=True):
+                inputs = [summary, positive, *annotations]
+                summary_grad, positive_grad, *grads = torch.autograd.grad(value, inputs, allow_unused=True, materialize_grads=True)
+                summary_grads[complete] = summary_grad
+                self.positive_grads[pairs] += positive_grad
+                for (_, total), gradient in zip(self.annotation_grads, grads, strict=True):
                     total += gradient
 
     def result(self) -> ValueAndGradients:

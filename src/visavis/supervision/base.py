@@ -138,7 +138,9 @@ class Supervision(ABC):
             MissingSupervision: If an annotation is missing.
         """
         if self._supplied or self.pairs_only:
-            shapes = {each.name: [2] * (2 if each.shape == "pairwise" else 1 + len(each.axes)) for each in self._supplied}
+            shapes = {
+                annotation.name: [2] * (2 if annotation.shape == "pairwise" else 1 + len(annotation.axes)) for annotation in self._supplied
+            }
             annotations = {name: torch.zeros(shape) for name, shape in shapes.items()}
             objective(torch.zeros(2, 2), Targets.paired(2, **annotations))
 

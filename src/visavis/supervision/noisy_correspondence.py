@@ -121,7 +121,9 @@ class NoisySupervision(Supervision):
         self._clean, self._labels, self._epochs = torch.ones(2, count), torch.ones(2, count), 0
         if state:
             self._clean, self._labels, self._epochs = state["clean"], state["labels"], int(state["epochs"])
-            self._second.load_state_dict({name.removeprefix("second."): part for name, part in state.items() if name.startswith("second.")})
+            self._second.load_state_dict(
+                {name.removeprefix("second."): tensor for name, tensor in state.items() if name.startswith("second.")}
+            )
 
     @property
     def peer(self) -> Matcher:
@@ -145,7 +147,7 @@ class NoisySupervision(Supervision):
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the labels and the state of the second network."""
-        second = {f"second.{name}": part for name, part in self._second.state_dict().items()}
+        second = {f"second.{name}": tensor for name, tensor in self._second.state_dict().items()}
         return {"clean": self._clean, "labels": self._labels, "epochs": torch.tensor(self._epochs)} | second
 
     def _margin_targets(self, batch: Batch, network: int) -> Targets:
