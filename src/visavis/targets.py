@@ -379,7 +379,7 @@ def missing_annotation(objective: str, *names: str) -> MissingSupervision:
 
     Example:
         >>> str(missing_annotation("Ladder", "relevance"))
-        'Ladder needs relevance for every pair. Pass Targets(..., relevance=...) or train with GradedSupervision.'
+        'Ladder: expected relevance for every pair, got none. Pass Targets(..., relevance=...) or train with GradedSupervision.'
     """
     annotations = [annotation for name in names for annotation in ANNOTATIONS if annotation.name == name]
     field_names = [
@@ -391,7 +391,7 @@ def missing_annotation(objective: str, *names: str) -> MissingSupervision:
     suppliers = sorted({annotation.supplier for annotation in annotations if annotation.supplier})
     train = f" or train with {' or '.join(suppliers)}" if suppliers else ""
     return MissingSupervision(
-        f"{objective} needs {', or '.join(field_names)}{scope}. Pass Targets(..., {annotations[-1].name}=...){train}."
+        f"{objective}: expected {', or '.join(field_names)}{scope}, got none. Pass Targets(..., {annotations[-1].name}=...){train}."
     )
 
 

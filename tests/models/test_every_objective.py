@@ -179,7 +179,7 @@ def test_every_matcher_overfits_32_pairs(name, objective):
 @pytest.mark.parametrize("objective", [Ladder(), GradedVLC(), AOQ()], ids=lambda objective: type(objective).__name__)
 def test_objective_reports_missing_annotations_for_every_score(objective):
     matcher = made("SCAN t2i")
-    with pytest.raises(MissingSupervision, match=rf"^{type(objective).__name__} needs .* or train with \w+Supervision\.$"):
+    with pytest.raises(MissingSupervision, match=rf"^{type(objective).__name__}: expected .* or train with \w+Supervision\.$"):
         loss_of(matcher, objective)(matcher.encode_visual(images("SCAN t2i", 4)), matcher.encode_text(texts("SCAN t2i", 4)))
 
 

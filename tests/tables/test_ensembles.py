@@ -37,7 +37,7 @@ def test_ensemble_is_mean_of_member_runs(trained):
 
 def test_invalid_last_member_is_rejected_before_training(toys, tmp_path):
     unsupervised = overrides(ROW, toys) | {"members.prob.phases.0.objective": "Ladder()"}
-    with pytest.raises(MissingSupervision, match=r"^phases\.0: Ladder needs relevance"):
+    with pytest.raises(MissingSupervision, match=r"^phases\.0: Ladder: expected relevance"):
         visavis.train(ROW, out=tmp_path / "run", overrides=unsupervised)
     assert not (tmp_path / "run").exists()
 

@@ -142,7 +142,7 @@ def test_train_rejects_unused_supervision(recipes, scenes, tmp_path):
 )
 def test_missing_annotations_are_rejected_before_training(number, objective, supervision_spec, needed, recipes, tmp_path):
     phase = {f"phases.{number}.objective": objective, f"phases.{number}.supervision": supervision_spec}
-    with pytest.raises(MissingSupervision, match=rf"^phases\.{number}: \w+ needs {needed}.* or train with \w+Supervision\.$"):
+    with pytest.raises(MissingSupervision, match=rf"^phases\.{number}: \w+: expected {needed}.* or train with \w+Supervision\.$"):
         visavis.train(recipes / "AOQ.toml", data="nowhere", out=tmp_path / "runs" / "run", overrides=phase)
     assert not (tmp_path / "runs").exists()
 
