@@ -76,21 +76,33 @@ def png_of(width: int, height: int) -> bytes:
 JPEG, WEBP = saved(noise(), "JPEG"), saved(noise(), "WEBP")
 FRAMES = [Image.new("RGB", (4, 4), color) for color in ("red", "green", "blue")]
 BROKEN = {
-    "empty": (b"", "truncated image", "0 bytes"),
+    "empty": (b"", "truncated image", r"0 bytes\). Copy it again"),
     "half a JPEG": (JPEG[: len(JPEG) // 2], "truncated image", "truncated"),
     "JPEG without its end": (JPEG[:-200], "truncated image", "truncated"),
     "header of a JPEG": (JPEG[:20], "truncated image", "truncated"),
     "half a PNG": (saved(noise())[:3000], "truncated image", "truncated"),
     "half a WebP": (WEBP[: len(WEBP) // 2], "truncated image", "truncated"),
     "half a GIF": (saved(noise(), "GIF")[:1500], "truncated image", "truncated"),
-    "text": (b"<!DOCTYPE html>", "not an image", "JPEG, .*PNG"),
+    "text": (b"<!DOCTYPE html>", "not an image", "JPEG, .*PNG.*Convert it"),
     "zeros": (bytes(1000), "not an image", "not an image"),
     "PDF": (b"%PDF-1.7\n", "not an image", "not an image"),
-    "GIF of three": (saved(FRAMES[0], "GIF", save_all=True, append_images=FRAMES[1:]), "animated image", "3 frames"),
-    "PNG of three": (saved(FRAMES[0], "PNG", save_all=True, append_images=FRAMES[1:]), "animated image", "3 frames"),
-    "TIFF of three": (saved(FRAMES[0], "TIFF", save_all=True, append_images=FRAMES[1:]), "animated image", "3 frames"),
-    "80 million pixels": (png_of(8_000, 10_000), "decompression bomb", "8000 x 10000 pixels, more than the 64 million"),
-    "2.5 billion pixels": (png_of(50_000, 50_000), "decompression bomb", "more pixels than the 64 million"),
+    "GIF of three": (
+        saved(FRAMES[0], "GIF", save_all=True, append_images=FRAMES[1:]),
+        "animated image",
+        r"3 frames\), expected a single image. Save",
+    ),
+    "PNG of three": (
+        saved(FRAMES[0], "PNG", save_all=True, append_images=FRAMES[1:]),
+        "animated image",
+        r"3 frames\), expected a single image. Save",
+    ),
+    "TIFF of three": (
+        saved(FRAMES[0], "TIFF", save_all=True, append_images=FRAMES[1:]),
+        "animated image",
+        r"3 frames\), expected a single image. Save",
+    ),
+    "80 million pixels": (png_of(8_000, 10_000), "decompression bomb", "8000 x 10000 pixels, expected at most 64 million. Reduce"),
+    "2.5 billion pixels": (png_of(50_000, 50_000), "decompression bomb", "too many pixels, expected at most 64 million. Reduce"),
 }
 
 

@@ -116,7 +116,9 @@ def test_clip_without_frames_stops_training_before_start(folder, recipe, tmp_pat
 def test_damaged_clip_can_be_skipped(folder, recipe, tmp_path, listener):
     whole = random_clip(folder / "3.mp4", options={"movflags": "faststart"}).read_bytes()
     (folder / "3.mp4").write_bytes(damaged(whole))
-    with pytest.raises(DataError, match=r"video 3\.mp4 is damaged.* Repair the video, .* or skip broken files with --skip-bad\.$"):
+    with pytest.raises(
+        DataError, match=r"video 3\.mp4 is damaged.* Copy it again .* To continue without it, .* or skip broken files with --skip-bad\.$"
+    ):
         visavis.train(recipe, data=folder, out=tmp_path / "run")
     run = tmp_path / "another"
     assert visavis.train(recipe, data=folder, out=run, skip_bad=True).test is not None

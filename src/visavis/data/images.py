@@ -25,7 +25,7 @@ from visavis.errors import DataError
 MAX_PIXELS = 64_000_000
 
 _ORIENTATION_TAG = 0x0112
-_UPRIGHT = {
+_TRANSPOSE_OF_ORIENTATION = {
     2: Transpose.FLIP_LEFT_RIGHT,
     3: Transpose.ROTATE_180,
     4: Transpose.FLIP_TOP_BOTTOM,
@@ -34,7 +34,7 @@ _UPRIGHT = {
     7: Transpose.TRANSVERSE,
     8: Transpose.ROTATE_90,
 }
-_TOO_LARGE = "has {} than the {:.0f} million allowed, as decompression bombs do"
+_COPY_AGAIN = "Copy it again from its source"
 _MAGIC_BYTES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM", b"II*\0", b"MM\0*", b"RIFF")
 
 
@@ -75,7 +75,7 @@ def decode_image(content: bytes, name: str, *, min_side: int = 0, allow_animated
         image = _open(content, name, allow_animated=allow_animated)
         if min_side:
             image.draft("RGB", (min_side, min_side))
-        return _rgb(_upright(image))
+        return _to_rgb(_transpose_upright(image, _orientation(image)))
 
 
 def upright_size(content: bytes, name: str) -> tuple[int, int]:
@@ -92,7 +92,7 @@ def upright_size(content: bytes, name: str) -> tuple[int, int]:
         ImageError: If the header is damaged, or the image is animated or too large.
     """
     with _translate_errors(name):
-        return _size_upright(_open(content, name))
+        return _upright_size(_open(content, name))
 
 
 def image_size(content: bytes, name: str) -> tuple[int, int]:
@@ -110,7 +110,7 @@ def image_size(content: bytes, name: str) -> tuple[int, int]:
     """
     with _translate_errors(name):
         image = _open(content, name)
-        size = _size_upright(image)
+        size = _upright_size(image)
         image.draft("RGB", (1, 1))
         image.load()
         return size
@@ -135,15 +135,16 @@ def make_thumbnail(content: bytes, name: str, max_side: int, *, max_pixels: int 
         image = _open(content, name, allow_animated=True, max_pixels=max_pixels)
         profile, mode = image.info.get("icc_profile"), image.mode
         image.draft("RGB", (max_side, max_side))
-        orientation = image.getexif().get(_ORIENTATION_TAG, 1)
-        image = _rgb(image)
+        orientation = _orientation(image)
+        image = _to_rgb(image)
         image.thumbnail((max_side, max_side), Image.Resampling.LANCZOS, reducing_gap=2.0)
-        image = _in_srgb(image, profile) if profile and mode == "RGB" else image
-        image = image.transpose(_UPRIGHT[orientation]) if orientation in _UPRIGHT else image
-        return Image.fromarray(np.asarray(image))
+        if profile and mode == "RGB":
+            image = _to_srgb(image, profile)
+        # The copy of the pixels has no metadata.
+        return Image.fromarray(np.asarray(_transpose_upright(image, orientation)))
 
 
-def _in_srgb(image: Image.Image, profile: bytes) -> Image.Image:
+def _to_srgb(image: Image.Image, profile: bytes) -> Image.Image:
     """Convert the colors of an image with a color profile. An unreadable profile is ignored."""
     from PIL import ImageCms
 
@@ -164,7 +165,7 @@ def _translate_errors(name: str) -> Iterator[None]:
     except MemoryError:
         raise DataError(f"image {name} needs more memory than is available. Reduce its size or free memory.") from None
     except Exception as error:  # noqa: BLE001 - decoders raise errors of every kind on damaged bytes
-        problem = f"is truncated or damaged: {str(error).rstrip('.') or type(error).__name__}"
+        problem = f"is truncated or damaged: {str(error).rstrip('.') or type(error).__name__}. {_COPY_AGAIN}"
         raise ImageError("truncated image", problem, name) from None
 
 
@@ -182,33 +183,47 @@ def supported_formats() -> tuple[str, ...]:
 def _open(content: bytes, name: str, *, allow_animated: bool = False, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """Open an image without decoding it, after all checks that its header allows."""
     if not content:
-        raise ImageError("truncated image", "is truncated: the file is empty (0 bytes)", name)
+        raise ImageError("truncated image", f"is truncated: the file is empty (0 bytes). {_COPY_AGAIN}", name)
     try:
         image = Image.open(io.BytesIO(content), formats=supported_formats())
     except UnidentifiedImageError:
         if content.startswith(_MAGIC_BYTES):
-            raise ImageError("truncated image", f"is truncated or damaged in its header ({len(content)} bytes)", name) from None
-        raise ImageError("not an image", f"is not an image of a known format ({', '.join(supported_formats())})", name) from None
+            problem = f"is truncated or damaged in its header ({len(content)} bytes). {_COPY_AGAIN}"
+            raise ImageError("truncated image", problem, name) from None
+        problem = f"is not an image of a known format ({', '.join(supported_formats())}). Convert it to JPEG or PNG, or remove it"
+        raise ImageError("not an image", problem, name) from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise ImageError("decompression bomb", _TOO_LARGE.format("far more pixels", max_pixels / 1e6), name) from None
+        raise _too_large("too many pixels", max_pixels, name) from None
     if image.width * image.height > max_pixels:
-        problem = _TOO_LARGE.format(f"{image.width} x {image.height} pixels, more", max_pixels / 1e6)
-        raise ImageError("decompression bomb", problem, name)
-    if not allow_animated and image.format != "MPO" and (frames := getattr(image, "n_frames", 1)) > 1:  # an MPO is a photo with previews
-        raise ImageError("animated image", f"is animated or has pages ({frames} frames), expected a single image", name)
+        raise _too_large(f"{image.width} x {image.height} pixels", max_pixels, name)
+    # An MPO is a photo with previews.
+    if not allow_animated and image.format != "MPO" and (frames := getattr(image, "n_frames", 1)) > 1:
+        problem = f"is animated or has pages ({frames} frames), expected a single image. Save one of them as a file"
+        raise ImageError("animated image", problem, name)
     return image
 
 
-def _size_upright(image: Image.Image) -> tuple[int, int]:
-    return image.size[::-1] if image.getexif().get(_ORIENTATION_TAG, 1) > 4 else image.size
+def _too_large(pixels: str, max_pixels: int, name: str) -> ImageError:
+    problem = f"has {pixels}, expected at most {max_pixels / 1e6:.0f} million. Reduce its size"
+    return ImageError("decompression bomb", problem, name)
 
 
-def _upright(image: Image.Image) -> Image.Image:
-    transpose = _UPRIGHT.get(image.getexif().get(_ORIENTATION_TAG, 1))
+def _orientation(image: Image.Image) -> int:
+    """EXIF orientation, from 1 (upright) to 8."""
+    orientation: int = image.getexif().get(_ORIENTATION_TAG, 1)
+    return orientation
+
+
+def _upright_size(image: Image.Image) -> tuple[int, int]:
+    return image.size[::-1] if _orientation(image) > 4 else image.size
+
+
+def _transpose_upright(image: Image.Image, orientation: int) -> Image.Image:
+    transpose = _TRANSPOSE_OF_ORIENTATION.get(orientation)
     return image if transpose is None else image.transpose(transpose)
 
 
-def _rgb(image: Image.Image) -> Image.Image:
+def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith(("I", "F")):
         values = np.asarray(image)
         if image.mode == "F":
@@ -276,8 +291,8 @@ def random_sides_box(size: tuple[int, int], generator: torch.Generator, *, scale
     Source:
         The code of VSE-infinity (Chen et al., 2021).
     """
-    part = _uniform(*scale, generator)
-    width, height = max(1, int(part * size[0])), max(1, int(part * size[1]))
+    side_share = _uniform(*scale, generator)
+    width, height = max(1, int(side_share * size[0])), max(1, int(side_share * size[1]))
     left = int(_uniform(0, size[0] - width + 1, generator))
     top = int(_uniform(0, size[1] - height + 1, generator))
     return left, top, left + width, top + height
@@ -303,9 +318,9 @@ def _uniform(low: float, high: float, generator: torch.Generator) -> float:
 # Recompressed and resized copies differ in at most this many of 256 bits (measured). Some different images of one flat color do, too.
 MAX_HAMMING_DISTANCE = 10
 # Of 256 levels. A flat area stays flat in a recompressed copy.
-_BRIGHTER = 5
+_MIN_DIFFERENCE = 5
 # A hash compares 16 x 16 pairs of neighbors.
-_SIDE = 16
+_HASH_SIDE = 16
 
 
 def dhash(image: Image.Image) -> str:
@@ -320,8 +335,8 @@ def dhash(image: Image.Image) -> str:
     Returns:
         256 bits in hexadecimal digits.
     """
-    gray = np.asarray(image.convert("L").resize((_SIDE + 1, _SIDE), Resampling.BILINEAR), dtype=np.int16)
-    return np.packbits(gray[:, 1:] >= gray[:, :-1] + _BRIGHTER).tobytes().hex()
+    gray = np.asarray(image.convert("L").resize((_HASH_SIDE + 1, _HASH_SIDE), Resampling.BILINEAR), dtype=np.int16)
+    return np.packbits(gray[:, 1:] >= gray[:, :-1] + _MIN_DIFFERENCE).tobytes().hex()
 
 
 # Number of bits of each byte.

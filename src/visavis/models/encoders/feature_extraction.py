@@ -138,7 +138,7 @@ def cache_features(
             return _compute(dataset, encoder, folder, batch_size, bfloat16, on_progress, _BatchSharing(engine, workers, group))
         except VideoError as error:
             raise DataError(
-                f"{str(error).removesuffix('.')}. Repair the video, remove it from {dataset.name}, or skip broken files with --skip-bad."
+                f"{error} To continue without it, remove it from {dataset.name}, or skip broken files with --skip-bad."
             ) from None
 
 
