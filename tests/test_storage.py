@@ -193,6 +193,14 @@ def test_storage_reports_unwritable_folder(tmp_path):
         storage.write_text(tmp_path / "file" / "inner" / "a.txt", "a")
 
 
+def test_storage_states_fix_of_unwritable_database(tmp_path):
+    with (
+        pytest.raises(StorageError, match=r"cannot be written: it cannot be opened\. Choose another folder, or change its permissions\.$"),
+        storage.sqlite_database(tmp_path),
+    ):
+        pass
+
+
 def test_storage_reports_unreadable_files(tmp_path):
     bad = tmp_path / "bad"
     with pytest.raises(DataError, match="No such file"):

@@ -41,6 +41,7 @@ from visavis.storage.writing import DISK_FULL as DISK_FULL
 from visavis.storage.writing import append_json_line as append_json_line
 from visavis.storage.writing import atomic_file as atomic_file
 from visavis.storage.writing import atomic_folder as atomic_folder
+from visavis.storage.writing import cannot_write as cannot_write
 from visavis.storage.writing import create_array as create_array
 from visavis.storage.writing import remove_incomplete_line as remove_incomplete_line
 from visavis.storage.writing import sqlite_database as sqlite_database

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from visavis.errors import DataError, VisavisError
-from visavis.storage.reading import parse_json, read_json
+from visavis.storage.reading import RESTORE_FILE, parse_json, read_json
 from visavis.storage.writing import storage_errors, write_json
 
 
@@ -32,8 +32,8 @@ def cache_folder() -> Path:
     Returns:
         The path. The folder may not exist yet.
     """
-    if chosen := os.environ.get("VISAVIS_CACHE"):
-        return Path(chosen)
+    if folder := os.environ.get("VISAVIS_CACHE"):
+        return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "visavis"
 
 
@@ -83,14 +83,14 @@ def write_checksummed_json(path: str | Path, content: Any) -> None:
     write_json(path, {"sha256": _checksum(content), "content": content})
 
 
-def read_checksummed_json(path: str | Path, shape: Any, *, error: type[VisavisError] | None = None) -> Any | None:
+def read_checksummed_json(path: str | Path, schema: Any, *, error: type[VisavisError] | None = None) -> Any | None:
     """Read a JSON value that ``write_checksummed_json`` wrote.
 
     A damaged file is reported and removed, or raises an error.
 
     Args:
         path: File to read.
-        shape: Type of the value.
+        schema: Type of the value.
         error: Class of the error for a damaged file, which is kept. None: the file is removed.
 
     Returns:
@@ -105,12 +105,12 @@ def read_checksummed_json(path: str | Path, shape: Any, *, error: type[VisavisEr
     try:
         stored = read_json(path, _ChecksummedContent)
         if stored.sha256 == _checksum(stored.content):
-            return parse_json(json.dumps(stored.content).encode(), shape, str(path))
+            return parse_json(json.dumps(stored.content).encode(), schema, str(path))
         reason = "checksum mismatch"
     except DataError as damage:
         reason = str(damage)
     if error is not None:
-        raise error(f"{path} is damaged: {reason.removesuffix('.')}.")
+        raise error(f"{path} is damaged: {_without_fix(reason)}. Restore a copy of it.")
     remove_damaged(path, [path], reason)
     return None
 
@@ -126,10 +126,15 @@ def remove_damaged(path: Path, files: Iterable[Path], reason: str) -> None:
     Raises:
         StorageError: If a file cannot be removed.
     """
-    logging.getLogger(__name__).warning("%s is damaged and is computed again: %s.", path, reason.removesuffix("."))
+    logging.getLogger(__name__).warning("%s is damaged and is computed again: %s.", path, _without_fix(reason))
     for file in files:
         with storage_errors(file):
             file.unlink(missing_ok=True)
+
+
+def _without_fix(reason: str) -> str:
+    """A reason without the fix and the period at its end."""
+    return reason.removesuffix(RESTORE_FILE).removesuffix(".")
 
 
 def _checksum(content: Any) -> str:

@@ -13,7 +13,7 @@ from itertools import count
 from pathlib import Path
 
 from visavis.errors import RefusedOverwrite, RunError, StorageError
-from visavis.storage.writing import cannot_write, storage_errors
+from visavis.storage.writing import CHANGE_FOLDER, cannot_write, storage_errors
 
 
 def prepare_empty_folder(path: str | Path, *, will_be_replaced: bool = False) -> Path:
@@ -43,7 +43,7 @@ def prepare_empty_folder(path: str | Path, *, will_be_replaced: bool = False) ->
         with tempfile.TemporaryFile(dir=path):
             return path
     except OSError as error:
-        raise cannot_write(path, f"{error.strerror or error}. Choose another folder, or change its permissions") from None
+        raise cannot_write(path, f"{error.strerror or error}. {CHANGE_FOLDER}") from None
 
 
 @contextmanager
@@ -180,7 +180,7 @@ def folder_lock(path: str | Path, *, wait: bool) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
     path = Path(path)
-    lock = FileLock(_lock(path), timeout=-1 if wait else 0)
+    lock = FileLock(_lock_file(path), timeout=-1 if wait else 0)
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -200,10 +200,10 @@ def remove_lock(path: str | Path) -> None:
         path: File or folder that was protected.
     """
     with suppress(OSError):  # a lock that is held and cannot be removed now is removed by its release
-        _lock(Path(path)).unlink()
+        _lock_file(Path(path)).unlink()
 
 
-def _lock(path: Path) -> Path:
+def _lock_file(path: Path) -> Path:
     return path.parent / f".{path.name}.lock"
 
 

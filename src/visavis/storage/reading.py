@@ -13,7 +13,7 @@ import os
 import stat
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from io import BufferedReader
@@ -41,6 +41,8 @@ MAX_CHECKED_KEYS_BYTES = 2**20
 
 TENSORS_HASH = "tensors_sha256"
 """Key of the hash in the metadata of a safetensors file."""
+RESTORE_FILE = " Correct the file, or restore a copy of it."
+"""Fix at the end of an error about unreadable content. The warning about a damaged cache leaves it out."""
 
 
 @contextmanager
@@ -61,12 +63,12 @@ def reading_regular_file(path: str | Path, *, limit: int | None = None, error: t
     try:
         status = _status(path)
         if not stat.S_ISREG(status.st_mode):
-            raise error(f"{path}: expected a regular file, got {file_kind(status.st_mode)}.")
+            raise error(f"{path}: expected a regular file, got {file_kind(status.st_mode)}. Pass a file.")
         if limit is not None and status.st_size > limit:
-            raise error(f"{path}: expected at most {limit:,} bytes, got {status.st_size:,}.")
+            raise error(f"{path}: expected at most {limit:,} bytes, got {status.st_size:,}. Pass a smaller file.")
         yield
     except OSError as reason:
-        raise error(f"{path} cannot be read: {reason.strerror or reason}.") from None
+        raise error(f"{path} cannot be read: {reason.strerror or reason}. Check the path and its permissions.") from None
 
 
 def _status(path: str | Path) -> os.stat_result:
@@ -198,9 +200,11 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     try:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise DataError(f"{path} is not TOML: {error}.") from None
+        raise DataError(f"{path} is not TOML: {error}. Correct the file.") from None
     except (RecursionError, ValueError):  # ValueError: integers of thousands of digits, impossible dates
-        raise DataError(f"{path} is not readable TOML: it is nested too deeply, or holds an impossible number or date.") from None
+        raise DataError(
+            f"{path} is not readable TOML: it is nested too deeply, or holds an impossible number or date. Correct the file."
+        ) from None
     if _is_deeper(tables, MAX_DEPTH):
         raise DataError(f"{path} is nested too deeply: expected at most {MAX_DEPTH} levels of tables and lists. Flatten it.")
     return tables
@@ -231,12 +235,12 @@ def read_array(
         try:
             array: np.ndarray = np.lib.format.open_memmap(path, mode="r")
         except Exception as error:  # noqa: BLE001 - numpy's reader of headers raises errors of every kind on damaged bytes
-            raise DataError(f"{path} is not a readable .npy of numbers: {_reason(error)}.") from None
+            raise DataError(f"{path} is not a readable .npy of numbers: {_reason(error)}.{RESTORE_FILE}") from None
     has_kind = array.dtype.kind in kinds and array.dtype.isnative and array.dtype.itemsize <= 8
     if not has_kind or (dimensions is not None and array.ndim != dimensions):
-        numbers = " or ".join(_KINDS[kind] for kind in kinds)
-        expected = f"{numbers} of {dimensions} dimensions" if dimensions else numbers
-        raise DataError(f"{path}: expected {expected}, got {array.dtype} of shape {array.shape}.")
+        kind_names = " or ".join(_KINDS[kind] for kind in kinds)
+        expected = f"{kind_names} of {dimensions} dimensions" if dimensions else kind_names
+        raise DataError(f"{path}: expected {expected}, got {array.dtype} of shape {array.shape}.{RESTORE_FILE}")
     return array if memory_map else np.array(array)
 
 
@@ -263,7 +267,7 @@ def read_tensors(
         written = (file.metadata() or {}).get(TENSORS_HASH)
         tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dictionary
     if expected is not None:
-        _compare(tensors, expected, path, error)
+        _check_shapes(tensors, expected, path, error)
     if written not in (None, tensors_hash(tensors)):
         raise error(f"{path} is damaged: its tensors differ from those that were written. Restore a copy.")
     return tensors
@@ -295,7 +299,7 @@ def _open_tensors(path: str | Path, framework: str, error: type[VisavisError]) -
             with safe_open(path, framework) as file:
                 yield file
         except (SafetensorError, ValueError, KeyError, OverflowError) as reason:
-            raise error(f"{path} is not a readable safetensors file: {_reason(reason)}.") from None
+            raise error(f"{path} is not a readable safetensors file: {_reason(reason)}.{RESTORE_FILE}") from None
 
 
 def is_transient_error(error: VisavisError) -> bool:
@@ -367,7 +371,7 @@ def parse_json(content: bytes, schema: Any, source: str, *, error: type[VisavisE
     try:
         value = _adapter(schema).validate_json(content.removeprefix(codecs.BOM_UTF8), strict=True)
     except ValidationError as reason:
-        raise error(f"{source}{_first(reason)}") from None
+        raise error(f"{source}{_first_error(reason)}{RESTORE_FILE}") from None
     if len(content) <= MAX_CHECKED_KEYS_BYTES:
         json.loads(content, object_pairs_hook=check_keys, parse_int=str, parse_float=str)
     return value
@@ -375,38 +379,43 @@ def parse_json(content: bytes, schema: Any, source: str, *, error: type[VisavisE
 
 def _is_deeper(value: Any, levels: int) -> bool:
     """Whether tables and lists are nested deeper than ``levels``."""
-    parts = [value]
+    values = [value]
     for _ in range(levels):
-        parts = [
-            part for outer in parts for part in (outer.values() if isinstance(outer, dict) else outer if isinstance(outer, list) else ())
-        ]
-    return bool(parts)
+        values = [child for parent in values for child in _children(parent)]
+    return bool(values)
+
+
+def _children(value: Any) -> Iterable[Any]:
+    """Values of a table or list."""
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 @cache
-def _adapter(shape: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(shape)
+def _adapter(schema: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(schema)
 
 
-def _first(reason: ValidationError) -> str:
-    """The first validation error, as the end of a sentence."""
+def _first_error(reason: ValidationError) -> str:
+    """The first validation error, as the end of a sentence with its period."""
     first = reason.errors(include_url=False)[0]
-    place = ".".join(map(str, first["loc"])) or "its content"
+    field = ".".join(map(str, first["loc"])) or "its content"
     if first["type"] == "json_invalid":
         return f" is not JSON: {first['ctx']['error']}."
     if first["type"] == "missing":
-        return f": {place} is missing. The file is damaged or of another version."
+        return f": {field} is missing. The file is damaged or of another version."
     value = repr(first["input"])
-    return f": {place} is {value[:60]}{'...' * (len(value) > 60)}: {first['msg'][0].lower()}{first['msg'][1:]}."
+    return f": {field} is {value[:60]}{'...' * (len(value) > 60)}: {first['msg'][0].lower()}{first['msg'][1:]}."
 
 
-def _compare(tensors: Mapping[str, Tensor], like: Mapping[str, Tensor], path: str | Path, error: type[VisavisError]) -> None:
-    for name in sorted(like.keys() | tensors.keys()):
-        given, expected = (_shape_of(side[name]) if name in side else None for side in (tensors, like))
-        if given != expected:
-            raise error(
-                f"{path}: {name}: expected {expected or 'no tensor'}, got {given or 'no tensor'}. The file is incomplete or of another version."
-            )
+def _check_shapes(
+    tensors: Mapping[str, Tensor], expected_tensors: Mapping[str, Tensor], path: str | Path, error: type[VisavisError]
+) -> None:
+    for name in sorted(expected_tensors.keys() | tensors.keys()):
+        actual, expected = _describe(tensors.get(name)), _describe(expected_tensors.get(name))
+        if actual != expected:
+            raise error(f"{path}: {name}: expected {expected}, got {actual}. The file is incomplete or of another version.")
 
 
 def file_kind(mode: int) -> str:
@@ -427,5 +436,7 @@ def _reason(error: Exception) -> str:
     return str(error).strip().rstrip(".") or type(error).__name__
 
 
-def _shape_of(tensor: Tensor) -> str:
+def _describe(tensor: Tensor | None) -> str:
+    if tensor is None:
+        return "no tensor"
     return f"{str(tensor.dtype).removeprefix('torch.')} of shape {list(tensor.shape)}"

@@ -27,9 +27,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None)  # None: errors of numpy, which reports only the number of bytes
+_DISK_FULL_CODES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None)  # None: errors of numpy, which reports only the number of bytes
 DISK_FULL = f"{os.strerror(errno.ENOSPC)}. Free space and run the command again"
 """End of the message about a full disk, without its period."""
+CHANGE_FOLDER = "Choose another folder, or change its permissions"
+"""Fix of a file that cannot be written, without its period."""
 
 
 def cannot_write(path: str | Path, reason: str) -> StorageError:
@@ -64,10 +66,10 @@ def storage_errors(path: str | Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in _NO_ROOM:
+        if error.errno in _DISK_FULL_CODES:
             raise cannot_write(path, DISK_FULL) from None
         if error.filename is None or Path(os.fsdecode(error.filename)).parent in (path, path.parent, path.parent.parent):
-            raise cannot_write(path, f"{error.strerror or error}. Choose another folder, or change its permissions") from None
+            raise cannot_write(path, f"{error.strerror or error}. {CHANGE_FOLDER}") from None
         raise
 
 
@@ -325,17 +327,17 @@ def sqlite_database(path: str | Path) -> Iterator[sqlite3.Connection]:
         with closing(sqlite3.connect(path, timeout=60)) as connection, connection:
             yield connection
     except sqlite3.OperationalError as error:
-        reason = _UNWRITABLE.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)
+        reason = _SQLITE_REASONS.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)
         if reason is None:
             raise
         raise cannot_write(path, reason) from None
 
 
-_UNWRITABLE = {
+_SQLITE_REASONS = {
     sqlite3.SQLITE_FULL: DISK_FULL,
-    sqlite3.SQLITE_READONLY: os.strerror(errno.EROFS),
-    sqlite3.SQLITE_CANTOPEN: "it cannot be opened",
-    sqlite3.SQLITE_PERM: os.strerror(errno.EACCES),
-    sqlite3.SQLITE_BUSY: "another process locked it",
-    sqlite3.SQLITE_IOERR: os.strerror(errno.EIO),
+    sqlite3.SQLITE_READONLY: f"{os.strerror(errno.EROFS)}. {CHANGE_FOLDER}",
+    sqlite3.SQLITE_CANTOPEN: f"it cannot be opened. {CHANGE_FOLDER}",
+    sqlite3.SQLITE_PERM: f"{os.strerror(errno.EACCES)}. {CHANGE_FOLDER}",
+    sqlite3.SQLITE_BUSY: "it is locked by another process. Wait until it ends, or stop it first",
+    sqlite3.SQLITE_IOERR: f"{os.strerror(errno.EIO)}. Check the disk, or choose another folder",
 }
