@@ -303,7 +303,7 @@ def test_ambiguous_file_name_is_an_error(tmp_path):
     world.write()
     (tmp_path / "more").mkdir()
     (tmp_path / "more" / "b.png").write_bytes(png("other"))
-    with pytest.raises(DataError, match=r"images/b.png or more/b.png, list its folder"):
+    with pytest.raises(DataError, match=r"images/b.png or more/b.png\. List its folder"):
         open_dataset(tmp_path)
 
 

@@ -124,7 +124,7 @@ def test_name_without_suffix_matches_a_video(folder):
     clips = open_dataset(folder).images
     assert [(image.name, image.location.path.name, image.is_video) for image in clips] == [("a", "a.mp4", True), ("b", "b.mp4", True)]
     (folder / "a.webm").touch()
-    with pytest.raises(DataError, match=r"the video could be a\.mp4 or a\.webm, list its suffix"):
+    with pytest.raises(DataError, match=r"the video could be a\.mp4 or a\.webm\. List its suffix"):
         open_dataset(folder)
 
 

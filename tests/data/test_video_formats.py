@@ -126,5 +126,7 @@ def test_msvd_video_in_two_lists_is_a_finding(msvd):
 
 def test_msvd_reports_missing_list(msvd):
     (msvd / "val_list.txt").unlink()
-    with pytest.raises(DataError, match=r"val_list\.txt is missing: expected AllVideoDescriptions\.txt with train_list\.txt"):
+    with pytest.raises(
+        DataError, match=r"val_list\.txt is missing: expected AllVideoDescriptions\.txt with train_list\.txt.* Add this list\."
+    ):
         open_dataset(msvd)

@@ -120,7 +120,7 @@ def list_dataset(path: str | Path) -> Listing:
             folder = listing.folder or (source if dataset_format.reads_whole_folder else source.parent)
             attach_files(listing, folder, may_lack_pixels=dataset_format.image_files == "optional")
     except OSError as error:
-        raise DataError(f"{error.filename or source} cannot be read: {error.strerror}.") from None
+        raise DataError(f"{error.filename or source} cannot be read: {error.strerror}. Check the path and its permissions.") from None
     listing.finalize()
     listing.format_name = listing.format_name or dataset_format.name
     return listing

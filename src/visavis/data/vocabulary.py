@@ -27,7 +27,7 @@ from visavis.types import Encoded
 PAD, START, END, UNKNOWN = "<pad>", "<start>", "<end>", "<unk>"
 # Captions whose words are in memory at once.
 _CAPTIONS_PER_COUNT = 2**17
-_DELETE = str.maketrans("", "", string.punctuation)
+_DELETE_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def tokenize(caption: str) -> list[str]:
@@ -42,7 +42,7 @@ def tokenize(caption: str) -> list[str]:
     Returns:
         Its words.
     """
-    return caption.lower().translate(_DELETE).split()
+    return caption.lower().translate(_DELETE_PUNCTUATION).split()
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Vocabulary:
 
     @cached_property
     def _id_of(self) -> dict[str, int]:
-        return {word: number for number, word in enumerate(self.words)}
+        return {word: token_id for token_id, word in enumerate(self.words)}
 
     def unknown_words(self, caption: str) -> list[str]:
         """Return the unknown words of a caption, in order.
@@ -134,7 +134,7 @@ def _count_words_of_column(captions: TextColumn) -> Counter[str]:
 
 
 def pad_token_ids(sequences: Sequence[Sequence[int]]) -> Encoded:
-    """Pad token ids.
+    """Pad the token ids of captions to the length of the longest caption.
 
     Args:
         sequences: Token ids of each caption.
@@ -142,10 +142,10 @@ def pad_token_ids(sequences: Sequence[Sequence[int]]) -> Encoded:
     Returns:
         A LongTensor ``[N, L]``, padded with 0, and its mask.
     """
-    lengths = torch.tensor([len(row) for row in sequences])
+    lengths = torch.tensor([len(token_ids) for token_ids in sequences])
     mask = torch.arange(int(lengths.max())) < lengths[:, None]
     tokens = torch.zeros(mask.shape, dtype=torch.long)
-    tokens[mask] = torch.tensor([number for row in sequences for number in row])
+    tokens[mask] = torch.tensor([token_id for token_ids in sequences for token_id in token_ids])
     return Encoded(tokens, mask)
 
 

@@ -55,8 +55,8 @@ def choose_workers(setting: int, num_images: int) -> int:
     Returns:
         The number of workers. By default 0 for few images, or for little shared memory, through which workers send batches.
     """
-    shared = "/dev/shm"
-    has_memory = not os.path.isdir(shared) or shutil.disk_usage(shared).free >= MIN_SHARED_MEMORY
+    shared_memory = "/dev/shm"
+    has_memory = not os.path.isdir(shared_memory) or shutil.disk_usage(shared_memory).free >= MIN_SHARED_MEMORY
     default = min(cpu_cores(), MAX_DEFAULT_WORKERS) if num_images >= MIN_IMAGES_FOR_WORKERS and has_memory else 0
     return default if setting < 0 else setting
 
@@ -89,18 +89,19 @@ class BatchRequest:
             The parts, and the position of each of their images in this rank's part of the batch.
         """
         images, captions = self.images[self.own_images], self.own_captions
-        _, first, number = np.unique(images, return_index=True, return_inverse=True)
-        part_of = np.argsort(np.argsort(first))[number] // size
-        positions = [np.flatnonzero(part_of == part) for part in range(part_of.max() + 1)]
+        _, first_positions, unique_index = np.unique(images, return_index=True, return_inverse=True)
+        order_of_unique = np.argsort(np.argsort(first_positions))
+        part_of_image = order_of_unique[unique_index] // size
+        positions = [np.flatnonzero(part_of_image == part) for part in range(part_of_image.max() + 1)]
         parts = [
             replace(
                 self,
-                images=images[chosen],
-                own_images=slice(0, len(chosen)),
+                images=images[part_positions],
+                own_images=slice(0, len(part_positions)),
                 own_captions=slice(0, 0) if part else captions,
-                seeds=None if self.seeds is None else self.seeds[chosen],
+                seeds=None if self.seeds is None else self.seeds[part_positions],
             )
-            for part, chosen in enumerate(positions)
+            for part, part_positions in enumerate(positions)
         ]
         return parts, np.concatenate(positions)
 
@@ -134,16 +135,16 @@ class WorkerPool:
 
     def __init__(self, readers: Sequence[Callable[[Any], Any]], workers: int):
         self._readers, self._workers = readers, workers
-        self._order, self._closes_at_exit = _Order(), False
+        self._sampler, self._closes_at_exit = _RequestSampler(), False
 
     @cached_property
     def _loader(self) -> DataLoader[Any]:
         # Built with the first batch, because the training uses CUDA by then.
         return DataLoader(
-            _Requests(self._readers),
+            _RequestDataset(self._readers),
             batch_size=None,
-            sampler=self._order,
-            collate_fn=_unchanged,
+            sampler=self._sampler,
+            collate_fn=_return_unchanged,
             num_workers=self._workers,
             persistent_workers=True,
             prefetch_factor=PREFETCH_FACTOR,
@@ -166,8 +167,8 @@ class WorkerPool:
             VisavisError: As the reader raises it.
             DataError: If a worker ends unexpectedly.
         """
-        numbered = ((reader, request) for request in requests)
-        self._order.requests = numbered
+        numbered_requests = ((reader, request) for request in requests)
+        self._sampler.requests = numbered_requests
         try:
             with _without_main_module():
                 contents = iter(self._loader)
@@ -179,7 +180,7 @@ class WorkerPool:
                 if isinstance(content, VisavisError):
                     raise content
                 yield content
-                assert self._order.requests is numbered, "a later epoch has begun"
+                assert self._sampler.requests is numbered_requests, "a later epoch has begun"
         except (RuntimeError, OSError, EOFError) as error:
             if isinstance(error, RuntimeError) and not str(error).startswith(("DataLoader worker", "Pin memory thread")):
                 raise
@@ -188,13 +189,13 @@ class WorkerPool:
                 f"training.workers: a process that reads batches ended unexpectedly ({reason}). Free memory, or set training.workers=0."
             ) from None
         finally:
-            if self._order.requests is numbered:
-                self._order.requests = ()
+            if self._sampler.requests is numbered_requests:
+                self._sampler.requests = ()
 
     @property
     def is_idle(self) -> bool:
         """Whether workers are running, and no call of ``read`` is in progress."""
-        return "_loader" in self.__dict__ and self._loader._iterator is not None and self._order.requests == ()
+        return "_loader" in self.__dict__ and self._loader._iterator is not None and self._sampler.requests == ()
 
     def close(self) -> None:
         """End the workers. A later call of ``read`` starts new ones."""
@@ -203,26 +204,26 @@ class WorkerPool:
             self._loader._iterator = None
 
 
-def _close(pool: weakref.ref[WorkerPool]) -> None:
-    if (opened := pool()) is not None:
-        opened.close()
+def _close(reference: weakref.ref[WorkerPool]) -> None:
+    if (pool := reference()) is not None:
+        pool.close()
 
 
-class _Requests(Dataset[Any]):
+class _RequestDataset(Dataset[Any]):
     """Reads in a worker. Errors of the data are returned, because torch would wrap them into a traceback."""
 
     def __init__(self, readers: Sequence[Callable[[Any], Any]]):
         self._readers = readers
 
-    def __getitem__(self, numbered: tuple[int, Any]) -> Any:
-        reader, request = numbered
+    def __getitem__(self, numbered_request: tuple[int, Any]) -> Any:
+        reader, request = numbered_request
         try:
             return self._readers[reader](request)
         except VisavisError as error:
             return error
 
 
-class _Order(Sampler[Any]):
+class _RequestSampler(Sampler[Any]):
     """The requests of the current epoch."""
 
     requests: Iterable[Any] = ()
@@ -231,7 +232,7 @@ class _Order(Sampler[Any]):
         return iter(self.requests)
 
 
-def _unchanged(content: Any) -> Any:
+def _return_unchanged(content: Any) -> Any:
     return content
 
 

@@ -70,8 +70,8 @@ def list_split_tables(folder: Path) -> Listing:
     """
     listing, readers = Listing(folder), {".csv": _table_rows, ".tsv": _table_rows, ".jsonl": _json_rows}
     patterns = [pattern for suffix in readers for pattern in (f"*{suffix}", f"*/metadata{suffix}")]
-    found = [path for pattern in patterns for path in sorted(folder.glob(pattern)) if os.path.isfile(path)]
-    files = [path for path in found if split_in_name(path.relative_to(folder))]
+    tables = [path for pattern in patterns for path in sorted(folder.glob(pattern)) if os.path.isfile(path)]
+    files = [path for path in tables if split_in_name(path.relative_to(folder))]
     for path, split in splits_of_files(files, folder).items():
         _add_rows(listing, path, split, readers[path.suffix])
     return listing
@@ -80,25 +80,25 @@ def list_split_tables(folder: Path) -> Listing:
 def _add_rows(
     listing: Listing, path: Path, file_split: str | None, read_rows: Callable[[str, Path, Listing], Iterator[CaptionRow]]
 ) -> None:
-    folder, place = listing.source if os.path.isdir(listing.source) else path.parent, _place(listing, path)
+    folder, table_name = listing.source if os.path.isdir(listing.source) else path.parent, _table_name(listing, path)
     for line, file, captions, split in read_rows(decode_utf8(storage.read_bytes(path, folder)), path, listing):
         # As in the folders of images of Hugging Face `datasets`, files are relative to their table.
         if file and path.parent != folder:
             file = f"{path.parent.name}/{file}"
-        listing.add_row(file, captions, split or file_split, f"{place}:{line}")
+        listing.add_row(file, captions, split or file_split, f"{table_name}:{line}")
 
 
-def _place(listing: Listing, path: Path) -> str:
+def _table_name(listing: Listing, path: Path) -> str:
     """Name of a table in findings. Tables of several folders may have the same name."""
     return path.relative_to(listing.source).as_posix() if os.path.isdir(listing.source) else path.name
 
 
 def _json_rows(text: str, path: Path, listing: Listing) -> Iterator[CaptionRow]:
-    place = _place(listing, path)
+    table_name = _table_name(listing, path)
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
-        location = f"{place}:{number}"
+        location = f"{table_name}:{number}"
         try:
             row = parse_json(line)
         except ValueError as error:
@@ -120,32 +120,32 @@ def _json_rows(text: str, path: Path, listing: Listing) -> Iterator[CaptionRow]:
 
 
 def _table_rows(text: str, path: Path, listing: Listing) -> Iterator[CaptionRow]:
-    place = _place(listing, path)
+    table_name = _table_name(listing, path)
     first, _, body = text.partition("\n")
     delimiter, header = parse_header(escape_surrogates(first), path)
     file_column, caption_names = header.index(find_file_column(header, path)), find_caption_columns(header, path)
     caption_columns = [index for index, name in enumerate(header) if name in caption_names]
     split_column = header.index("split") if "split" in header else None
     if unread := [name for i, name in enumerate(header) if i not in (file_column, split_column, *caption_columns)]:
-        listing.add_note("column not read", f"{place}:1", f"the columns {', '.join(unread)} are not read")
+        listing.add_note("column not read", f"{table_name}:1", f"the columns {', '.join(unread)} are not read")
     reader = csv.reader(io.StringIO(body, newline=""), delimiter=delimiter, strict=True)
     while True:
         line = reader.line_num + 2
-        location = f"{place}:{line}"
+        location = f"{table_name}:{line}"
         try:
             row = next(reader)
         except StopIteration:
             return
         except csv.Error as error:
             message = (
-                f"the row that begins here is malformed ({error}), and {reader.line_num - line + 2} lines are skipped, check its quotes"
+                f"the row that begins here is malformed ({error}), and {reader.line_num - line + 2} lines are skipped. Check its quotes"
             )
             listing.add_loss("malformed line", location, message)
             continue
         if not row:
             continue
         if len(row) != len(header):
-            message = f"expected {len(header)} columns, got {len(row)}, put captions that contain {delimiter!r} in double quotes"
+            message = f"expected {len(header)} columns, got {len(row)}. Put captions that contain {delimiter!r} in double quotes"
             listing.add_loss("wrong column count", location, message)
             continue
         captions = [caption for column in caption_columns for caption in parse_cell(header[column], row[column])]

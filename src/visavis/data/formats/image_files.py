@@ -41,7 +41,7 @@ def files_under(folder: Path, *, include_hidden: bool = False) -> Iterator[tuple
                 )
             seen.add(_identity(os.stat(parent)))
         except OSError as error:
-            yield parent, f"the folder cannot be read: {error.strerror}"
+            yield parent, f"the folder cannot be read: {error.strerror}. Change its permissions"
             continue
         folders: dict[Path, tuple[int, int]] = {}
         for entry in entries:
@@ -52,11 +52,11 @@ def files_under(folder: Path, *, include_hidden: bool = False) -> Iterator[tuple
             try:
                 status = os.stat(path)
             except OSError as error:
-                yield path, f"it is a broken link: {error.strerror}"
+                yield path, f"it is a broken link: {error.strerror}. Restore its target, or remove it"
                 continue
             is_folder = stat.S_ISDIR(status.st_mode)
             if not is_folder and not stat.S_ISREG(status.st_mode):
-                yield path, f"it is {storage.file_kind(status.st_mode)}, expected a regular file"
+                yield path, f"it is {storage.file_kind(status.st_mode)}, expected a regular file. Replace or remove it"
             elif entry.is_symlink() and not storage.is_inside(path, folder):
                 yield path, f"it is a link to a location outside {folder}. Add this location to {storage.IMAGE_ROOTS} to include it"
             elif is_folder:
@@ -75,7 +75,7 @@ IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".ti
 VISUAL_SUFFIXES = IMAGE_SUFFIXES + VIDEO_SUFFIXES
 _COMPRESSED_SUFFIXES = (".tgz", ".tbz", ".txz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
 _COMPRESSED_MAGIC_BYTES = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd")
-_UNPACK = "is a compressed archive, whose members cannot be read in place. Unpack it to a plain .tar or a folder"
+_COMPRESSED_ARCHIVE = "is a compressed archive, whose members cannot be read in place. Unpack it to a plain .tar or a folder"
 
 
 @dataclass(frozen=True)
@@ -148,12 +148,12 @@ class ImageFiles:
             raise DataError(f"the image cannot be read: {problem}")
         matches = self.by_name.get(file.rpartition("/")[2], [])
         if len(matches) > 1:
-            raise DataError(f"the image could be {' or '.join(matches[:3])}, list its folder, too")
+            raise DataError(f"the image could be {' or '.join(matches[:3])}. List its folder, too")
         if matches:
             return matches[0]
         videos = [] if "." in file else [path for suffix in VIDEO_SUFFIXES for path in self.by_name.get(file + suffix, [])]
         if len(videos) > 1:
-            raise DataError(f"the video could be {' or '.join(videos[:3])}, list its suffix, too")
+            raise DataError(f"the video could be {' or '.join(videos[:3])}. List its suffix, too")
         if videos:
             return videos[0]
         outside = self.folder / file
@@ -256,7 +256,7 @@ def archive_members(file: BinaryIO, archive: Path, root: Path | None = None) -> 
 
 def _headers(file: BinaryIO, archive: Path, root: Path | None) -> Iterator[tuple[str, ByteRange]]:
     if file.read(6).startswith(_COMPRESSED_MAGIC_BYTES) or not archive.name.endswith(".tar"):
-        raise DataError(_UNPACK)
+        raise DataError(_COMPRESSED_ARCHIVE)
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     with tarfile.open(fileobj=file, mode="r:") as tar:
@@ -297,7 +297,7 @@ def attach_files(listing: Listing, folder: Path, *, may_lack_pixels: bool) -> No
         if listing.images:
             listing.add_note("no pixels", listing.source.name, f"found no image file under {folder}, so the data set has only captions")
         return
-    used, missing, listed = dict[str, str](), False, {_normalize(entry.file) for entry in listing.images if entry.file}
+    used, has_missing, listed = dict[str, str](), False, {_normalize(entry.file) for entry in listing.images if entry.file}
     for entry in listing.images:
         if not entry.usable or entry.location is not None:
             continue
@@ -305,23 +305,30 @@ def attach_files(listing: Listing, folder: Path, *, may_lack_pixels: bool) -> No
             listing.add_loss("caption without image", entry.name, "the captions name no image file", entry)
             continue
         try:
-            key, file = files.find(entry.file), _normalize(entry.file)
-            problem = f"the image is missing: {entry.file} is neither a file under {folder} nor in a tar archive there"
-            is_shared = key != file and (key in listed or used.get(key or "", file) != file)
-            if key is not None and is_shared and not _is_same_file(folder / file, files.by_path[key].path):
-                key, problem = None, f"{problem}. The only file of this name, {key}, belongs to another listed image"
+            key = _find_distinct_file(files, entry.file, listed, used)
         except DataError as error:
-            key, problem = None, str(error)
-        if key is None:
-            missing = True
-            listing.add_loss("missing image", entry.name, problem, entry)
+            has_missing = True
+            listing.add_loss("missing image", entry.name, str(error), entry)
         else:
             entry.location = files.by_path[key]
-            used[key] = file
+            used[key] = _normalize(entry.file)
     for kind, location, message in files.problems:
-        (listing.add_loss if missing and kind == "broken archive" else listing.add_note)(kind, location, message)
+        (listing.add_loss if has_missing and kind == "broken archive" else listing.add_note)(kind, location, message)
     for path, message in files.unreadable.items():
         listing.add_note("unreadable file", path, message)
     for path in files.images:
         if path not in used:
             listing.add_note("image without caption", path, f"the file is in the folder, but {listing.source.name} does not list it")
+
+
+def _find_distinct_file(files: ImageFiles, file: str, listed: set[str], used: dict[str, str]) -> str:
+    """Find the file of a listed image. A file of the same name in another folder may belong to another listed image."""
+    key, path = files.find(file), _normalize(file)
+    problem = f"the image is missing: {file} is neither a file under {files.folder} nor in a tar archive there"
+    fix = "Add the file, or remove the image from the list"
+    if key is None:
+        raise DataError(f"{problem}. {fix}")
+    is_shared = key != path and (key in listed or used.get(key, path) != path)
+    if is_shared and not _is_same_file(files.folder / path, files.by_path[key].path):
+        raise DataError(f"{problem}. The only file of this name, {key}, belongs to another listed image. {fix}")
+    return key

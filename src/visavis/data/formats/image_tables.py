@@ -94,7 +94,7 @@ class _GroupCache:
                 if column is None:
                     column = _image_bytes(_TableFile(image.path, file).read_group(image.group, [image.column]).column(image.column))
                 self.columns[key] = column
-                while len(self.columns) > 1 and sum(kept.nbytes for kept in self.columns.values()) > CACHED_BYTES:
+                while len(self.columns) > 1 and sum(cached.nbytes for cached in self.columns.values()) > CACHED_BYTES:
                     self.columns.popitem(last=False)
         return column
 
@@ -260,8 +260,8 @@ def list_image_tables(source: Path) -> Listing:
 class _Row:
     """A row of a table: its name, the path of its struct, and its image as bytes or file."""
 
-    place: str
-    own_name: str
+    location: str
+    row_name: str
     name: str | None
     path: str | None
     captions: list[str]
@@ -292,20 +292,20 @@ def _read_rows(listing: Listing, path: Path, file_split: str | None, root: Path,
             values = {name: group.column(name).to_pylist() for name in read if name in group.column_names}
             large += sum((isinstance(location, EmbeddedImage) and location.size) or 0 for location in locations) > _LARGE_GROUP_BYTES
             for row, location in enumerate(locations):
-                place, own_name = f"{file}, row {first_row + row + 1}", f"{os.path.splitext(file)[0]}/{first_row + row + 1}"
+                row_location, row_name = f"{file}, row {first_row + row + 1}", f"{os.path.splitext(file)[0]}/{first_row + row + 1}"
                 split = normalize_split_name(values[columns.split][row]) if columns.split else None
                 name = values[columns.file][row] if columns.file else None
                 if name is not None and not isinstance(name, str | int):
-                    listing.add_loss("malformed line", place, f"{columns.file}: expected a text, got {shorten(name)}")
+                    listing.add_loss("malformed line", row_location, f"{columns.file}: expected a text, got {shorten(name)}")
                     continue
                 parsed = [parse_captions(values[column][row]) for column in columns.captions]
                 if None in parsed:
                     wrong = columns.captions[parsed.index(None)]
-                    listing.add_loss("malformed line", place, f"{wrong}: expected texts, got {shorten(values[wrong][row])}")
+                    listing.add_loss("malformed line", row_location, f"{wrong}: expected texts, got {shorten(values[wrong][row])}")
                     continue
                 captions = [caption for texts in parsed for caption in texts or ()]
                 name = None if name is None else str(name)
-                yield _Row(place, own_name, name, paths[row], captions, split or file_split, location, image is not None)
+                yield _Row(row_location, row_name, name, paths[row], captions, split or file_split, location, image is not None)
             first_row += len(group)
         if large:
             message = f"{large} row groups have more than {_LARGE_GROUP_BYTES >> 20} MiB. A random image reads a whole group. Write groups of 100 rows"
@@ -323,21 +323,21 @@ def _check_paths(listing: Listing, rows: list[_Row]) -> None:
     differs = next(((a, b) for a, b in repeated.values() if a.image and b.image and a.image.read() != b.image.read()), None)
     if differs is not None:
         message = f"{differs[0].path} is the path of different images, so each row is an image of its own. Add a column filename"
-        listing.add_note("repeated path", differs[1].place, message)
+        listing.add_note("repeated path", differs[1].location, message)
     for row in unnamed:
-        row.name = row.path if row.path and differs is None else row.own_name
+        row.name = row.path if row.path and differs is None else row.row_name
 
 
 def _add_row(listing: Listing, row: _Row) -> None:
-    known = listing.by_name.get(row.name or "")
-    image = listing.add_row(row.name, row.captions, row.split, row.place)
-    if image is None or image is known:
+    earlier = listing.by_name.get(row.name or "")
+    image = listing.add_row(row.name, row.captions, row.split, row.location)
+    if image is None or image is earlier:
         return
     image.location = row.image
     if row.has_bytes and row.image is None:
         image.file = row.path
         if not row.path:
-            listing.add_loss("missing image", row.place, "the row has no bytes of an image", image)
+            listing.add_loss("missing image", row.location, "the row has no bytes of an image", image)
 
 
 IMAGE_TABLES = DatasetFormat(

@@ -49,7 +49,7 @@ def parse_json_file(content: bytes, path: Path) -> Any:
     try:
         return parse_json(decode_utf8(content))
     except ValueError as error:
-        raise DataError(f"{path} is not JSON: {error}.") from None
+        raise DataError(f"{path} is not JSON: {error}. Correct the file, or download it again.") from None
 
 
 def require_lists(content: Any, path: Path, *keys: str) -> list[list[Any]]:

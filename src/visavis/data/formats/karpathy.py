@@ -97,15 +97,15 @@ def _earlier(ids: dict[str, str], key: str, record: dict[str, Any], owner: str) 
 
 def _find_duplicate_names(listing: Listing) -> None:
     """Mark images of the same name as unusable. The first is kept, or the one in an evaluation split."""
-    kept: dict[str, ListedImage] = {}
+    image_of: dict[str, ListedImage] = {}
     for image in listing.images:
-        earlier = kept.setdefault(image.name, image)
+        earlier = image_of.setdefault(image.name, image)
         if earlier is image or not image.usable:
             continue
         if earlier.split == image.split:
             listing.add_loss("duplicate name", image.name, "the name is listed twice, the first is used", image)
             continue
-        kept[image.name], removed = sorted((earlier, image), key=lambda copy: split_priority(copy.split))
+        image_of[image.name], removed = sorted((earlier, image), key=lambda copy: split_priority(copy.split))
         message = f"the image is listed in splits {earlier.split} and {image.split}, the one in {removed.split} is skipped"
         listing.add_loss("image in two splits", image.name, message, removed)
 

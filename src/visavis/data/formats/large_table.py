@@ -28,7 +28,7 @@ from visavis import storage
 from visavis.data.columns import ROWS_PER_CHUNK, ImageColumn, TextColumn, import_pyarrow, unique_texts
 from visavis.data.dataset import Dataset
 from visavis.data.formats.caption_table import CSV_SUFFIXES, LIST_NAMES, parse_cell, parse_header
-from visavis.data.formats.listing import MAX_CAPTION_CHARS, DatasetFormat, Finding, Listing, decode_utf8, escape_surrogates
+from visavis.data.formats.listing import MAX_CAPTION_CHARS, SHOW_PROBLEMS, DatasetFormat, Finding, Listing, decode_utf8, escape_surrogates
 from visavis.data.formats.table_columns import find_caption_columns, find_file_column, named_columns
 from visavis.data.splits import normalize_split_name, split_by_hash
 from visavis.errors import DataError
@@ -36,7 +36,7 @@ from visavis.errors import DataError
 # Part of the key of a cached conversion. A change of the files needs another number.
 _VERSION = 2
 # Problems of each kind that are described one by one. The others are counted.
-_EXAMPLES = 3
+_MAX_EXAMPLES = 3
 # Images whose files are searched. If none exists, the table has stored features only.
 _PROBED_FILES = 100
 
@@ -91,7 +91,8 @@ def open_table(path: Path) -> Dataset:
     """
     folder, summary = _convert(path)
     if not summary.usable_images:
-        raise DataError(f"{path} has no usable image ({_count(summary.problems)}): {next(iter(summary.examples), 'no image is listed')}.")
+        example = next(iter(summary.examples), "no image is listed")
+        raise DataError(f"{path} has no usable image ({_count(summary.problems)}): {example}. {SHOW_PROBLEMS}")
 
     def load(name: str) -> np.ndarray:
         return storage.read_array(folder / name, kinds="iu")
@@ -119,8 +120,8 @@ def table_problems(path: Path) -> list[Finding]:
         The first problems of each kind, then the number of the others.
     """
     _, summary = _convert(path)
-    rest = {kind: number - _EXAMPLES for kind, number in summary.problems.items() if number > _EXAMPLES}
-    return [*summary.examples, *(Finding(kind, path.name, f"{number:,} more rows: {_KINDS[kind]}") for kind, number in rest.items())]
+    more_rows = {kind: number - _MAX_EXAMPLES for kind, number in summary.problems.items() if number > _MAX_EXAMPLES}
+    return [*summary.examples, *(Finding(kind, path.name, f"{number:,} more rows: {_KINDS[kind]}") for kind, number in more_rows.items())]
 
 
 def list_table(path: Path) -> Listing:
@@ -185,7 +186,7 @@ class _Conversion:
         try:
             self.table = self.pa.dataset.dataset(path, format=_file_format(path, self.pa))
         except (self.pa.ArrowInvalid, OSError) as error:
-            raise DataError(f"{path} cannot be read as a table: {_first_line(error)}.") from None
+            raise DataError(f"{path} cannot be read as a table: {_first_line(error)}. Copy the file again.") from None
         names = self.table.schema.names
         self.file_column, self.caption_columns = find_file_column(names, path), find_caption_columns(names, path)
         self.split_columns = named_columns(names, ("split",))
@@ -236,7 +237,7 @@ class _Conversion:
                 yield first_row, batch
                 first_row += len(batch)
         except (self.pa.ArrowInvalid, OSError) as error:
-            raise DataError(f"{self.path} cannot be read as a table: {_first_line(error)}.") from None
+            raise DataError(f"{self.path} cannot be read as a table: {_first_line(error)}. Copy the file again.") from None
 
     def _read_names(self) -> tuple[np.ndarray, list[Any], Any]:
         """Return the image of each row (-1: none), the texts of the splits, and the name of each image."""
@@ -256,34 +257,34 @@ class _Conversion:
         row_images, names = unique_texts(read_blocks())
         if not len(names):
             reason = "no row names an image file" if len(row_images) else "the table has no rows"
-            raise DataError(f"{self.path} has no usable image: {reason}.")
+            raise DataError(f"{self.path} has no usable image: {reason}. Add rows with an image file and a caption.")
         return row_images, splits, names
 
     def _splits(self, row_images: np.ndarray, row_splits: list[Any], names: Any) -> tuple[np.ndarray, tuple[str, ...], np.ndarray]:
         """Return the split of each image as a code, the names of the splits, and the problem of each image as a code (0: none)."""
         problem = np.zeros(len(names), np.int8)
         codes = dict[str, int]()
-        given = np.concatenate([self._split_codes(block, codes) for block in row_splits] or [np.full(len(row_images), -1)])
-        rows = np.flatnonzero((row_images >= 0) & (given >= 0))
+        row_codes = np.concatenate([self._split_codes(block, codes) for block in row_splits] or [np.full(len(row_images), -1)])
+        rows = np.flatnonzero((row_images >= 0) & (row_codes >= 0))
         if not len(rows):
             codes.clear()
             blocks = (names.slice(start, ROWS_PER_CHUNK // 8).to_pylist() for start in range(0, len(names), ROWS_PER_CHUNK // 8))
             assigned = (codes.setdefault(split_by_hash(name), len(codes)) for block in blocks for name in block)
             return np.fromiter(assigned, np.int8, len(names)), tuple(codes), problem
-        images, given = row_images[rows], given[rows]
-        of_images = np.full(len(names), -1, np.int32)
+        images, row_codes = row_images[rows], row_codes[rows]
+        image_codes = np.full(len(names), -1, np.int32)
         # In reverse, because the first row of an image decides.
-        of_images[images[::-1]] = given[::-1]
-        problem[of_images < 0] = _KIND_NAMES.index("image without split")
-        problem[images[given != of_images[images]]] = _KIND_NAMES.index("image in two splits")
-        return np.maximum(of_images, 0).astype(np.int8 if len(codes) <= 128 else np.int32), tuple(codes), problem
+        image_codes[images[::-1]] = row_codes[::-1]
+        problem[image_codes < 0] = _KIND_NAMES.index("image without split")
+        problem[images[row_codes != image_codes[images]]] = _KIND_NAMES.index("image in two splits")
+        return np.maximum(image_codes, 0).astype(np.int8 if len(codes) <= 128 else np.int32), tuple(codes), problem
 
     def _split_codes(self, block: Any, codes: dict[str, int]) -> np.ndarray:
         """The split of each row of a block as a code (-1: none). New splits are added to the codes."""
-        standard = map(normalize_split_name, block.dictionary.to_pylist())
-        of_texts = [-1 if split is None else codes.setdefault(split, len(codes)) for split in standard]
+        splits = map(normalize_split_name, block.dictionary.to_pylist())
+        text_codes = [-1 if split is None else codes.setdefault(split, len(codes)) for split in splits]
         # A row without a text has the index -1 and takes the last entry.
-        return np.array([*of_texts, -1], np.int32)[self._to_numpy(block.indices, -1)]
+        return np.array([*text_codes, -1], np.int32)[self._to_numpy(block.indices, -1)]
 
     def _read_captions(self) -> Iterator[tuple[Any, np.ndarray, np.ndarray]]:
         """Yield blocks of captions, the row of each, and whether its text is usable."""
@@ -386,7 +387,7 @@ class _Problems:
             return
         before = self.counts.get(kind, 0)
         self.counts[kind] = before + len(items)
-        self.examples += [Finding(kind, location(item), _KINDS[kind]) for item in items[: max(0, _EXAMPLES - before)].tolist()]
+        self.examples += [Finding(kind, location(item), _KINDS[kind]) for item in items[: max(0, _MAX_EXAMPLES - before)].tolist()]
 
 
 # Maximum length of the first line of a CSV file.

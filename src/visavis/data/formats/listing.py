@@ -24,7 +24,9 @@ from visavis.errors import DataError
 
 # Files that `datasets` writes next to its tables. A pattern such as "dataset*.json" does not match them.
 _METADATA_FILES = ("dataset_dict.json", "dataset_info.json", "dataset_infos.json")
-MAX_CAPTION_CHARS = 20_000  # because a batch of captions is as long as its longest caption
+# A batch of captions is as long as its longest caption.
+MAX_CAPTION_CHARS = 20_000
+SHOW_PROBLEMS = "Run visavis data check for the whole list of problems."
 
 
 @dataclass(frozen=True)
@@ -204,7 +206,7 @@ class Listing:
         for image in self.images:
             if image.usable and image not in well_captioned:
                 problem = "the image has no usable caption" if image in captioned else "the image is listed without a caption"
-                self.add_loss("image without caption", image.name, f"{problem}, add one or remove the image", image)
+                self.add_loss("image without caption", image.name, f"{problem}. Add one, or remove the image", image)
         if not self.images:
             self.add_loss("no images", self.source.name, "no image is listed")
             return
@@ -229,7 +231,7 @@ class Listing:
                 problem = f"the caption has {len(text):,} characters, expected at most {MAX_CAPTION_CHARS:,}"
                 self.add_loss("caption too long", location, problem, caption)
             elif not is_valid_unicode(text):
-                self.add_loss("broken UTF-8", location, f"the caption {text!r} is not UTF-8, save it as UTF-8", caption)
+                self.add_loss("broken UTF-8", location, f"the caption {text!r} is not UTF-8. Save it as UTF-8", caption)
             elif (caption.image, text) in seen:
                 self.add_note("duplicate caption", location, f"the image already has the caption {text!r}")
             seen.add((caption.image, text))
@@ -247,7 +249,8 @@ class Listing:
         index_of: dict[ListedImage | None, int] = {self.images[row]: index for index, row in enumerate(image_rows)}
         caption_rows = [row for row, caption in enumerate(self.captions) if caption.usable and caption.image in index_of]
         if not image_rows:
-            raise DataError(f"{self.source} has no usable image ({summarize_kinds(self.losses)}): {self.losses[0]}.")
+            kinds = summarize_kinds(self.losses)
+            raise DataError(f"{self.source} has no usable image ({kinds}): {self.losses[0]}. {SHOW_PROBLEMS}")
         is_whole = (len(image_rows), len(caption_rows)) == (len(self.images), len(self.captions))
         images, captions = [self.images[row] for row in image_rows], [self.captions[row] for row in caption_rows]
         return Dataset(

@@ -35,7 +35,8 @@ def named_columns(names: Iterable[str], *tiers: Sequence[str]) -> list[str]:
         The columns in the order of the searched names.
     """
     by_name = {name.lower(): name for name in names}
-    return next((found for tier in tiers if (found := [by_name[name] for name in tier if name in by_name])), [])
+    matches_of_tiers = ([by_name[name] for name in tier if name in by_name] for tier in tiers)
+    return next(filter(None, matches_of_tiers), [])
 
 
 def find_file_column(names: Sequence[str], location: object) -> str:
@@ -51,13 +52,14 @@ def find_file_column(names: Sequence[str], location: object) -> str:
     Raises:
         DataError: If there is none, or if there are several.
     """
-    known = {name.lower() for name in named_columns(names, FILE_NAMES, OTHER_FILE_NAMES)}
-    found = [name for name in names if name.lower() in known]
-    if len(found) != 1:
+    file_names = {name.lower() for name in named_columns(names, FILE_NAMES, OTHER_FILE_NAMES)}
+    # Names may differ in case only.
+    columns = [name for name in names if name.lower() in file_names]
+    if len(columns) != 1:
         raise DataError(
-            f"{location}: expected one column with the image file, got {len(found)} ({', '.join(names):.80}). Name one of them filename."
+            f"{location}: expected one column with the image file, got {len(columns)} ({', '.join(names):.80}). Name one of them filename."
         )
-    return found[0]
+    return columns[0]
 
 
 def find_caption_columns(names: Sequence[str], location: object) -> list[str]:
@@ -74,12 +76,13 @@ def find_caption_columns(names: Sequence[str], location: object) -> list[str]:
         DataError: If there is none, or if it is unclear which of them is meant.
     """
     kinds = _caption_kinds(names)
-    found = kinds.get("caption") or kinds.get("captions") or (next(iter(kinds.values())) if len(kinds) == 1 else None)
-    if found is None:
+    only_kind = next(iter(kinds.values())) if len(kinds) == 1 else None
+    columns = kinds.get("caption") or kinds.get("captions") or only_kind
+    if columns is None:
         raise DataError(
             f"{location}: expected one column with the caption, got {len(kinds)} ({', '.join(names):.80}). Name one of them caption."
         )
-    return found
+    return columns
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ def list_msvd(folder: Path) -> Listing:
     listing = Listing(folder)
     for split, file in SPLIT_FILES.items():
         if not os.path.exists(folder / file):
-            raise DataError(f"{folder / file} is missing: expected {MSVD.description}.")
+            raise DataError(f"{folder / file} is missing: expected {MSVD.description}. Add this list.")
         for name in decode_utf8(storage.read_bytes(folder / file, folder)).split():
             listing.add_image(name, split)
     unlisted = set()

@@ -77,7 +77,9 @@ class TarSamples:
             for extension in self.samples[key]:
                 if f".{extension}".endswith(suffix):
                     return extension
-        raise DataError(f"{self.name}: {key}: expected one {content} ({', '.join(suffixes[:4])}), got {', '.join(self.samples[key])}.")
+        raise DataError(
+            f"{self.name}: {key}: expected one {content} ({', '.join(suffixes[:4])}), got {', '.join(self.samples[key])}. Add it to the sample."
+        )
 
     def find_image(self, key: str) -> str:
         """Find the image of a sample.
@@ -133,7 +135,7 @@ class TarSamples:
             value = next((value[name] for name in CAPTION_NAMES if name in value), None)
         captions = [text for text in parse_captions(value) or () if text.strip()]
         if not captions:
-            raise DataError(f"{self.name}: {key}: expected a caption, got {value!r:.40}.")
+            raise DataError(f"{self.name}: {key}: expected a caption, got {value!r:.40}. Add it to the sample.")
         return captions
 
     def read_split(self, file: BinaryIO, key: str) -> str | None:
@@ -206,12 +208,12 @@ def find_shards(source: Path) -> list[Path]:
     shards = list[Path]()
     for name in expand_braces(source.name) if "{" in source.name else [source.name]:
         is_pattern = any(sign in name for sign in "*?[")
-        found = sorted(filter(os.path.isfile, source.parent.glob(name) if is_pattern else [source.parent / name]))
-        if not found:
+        matches = sorted(filter(os.path.isfile, source.parent.glob(name) if is_pattern else [source.parent / name]))
+        if not matches:
             raise DataError(
                 f"{source.parent / name}: expected an existing shard, got none. Check the pattern of the shards, {source.name}."
             )
-        shards += found
+        shards += matches
     return shards
 
 
@@ -235,7 +237,9 @@ def list_webdataset(source: Path) -> Listing:
     has_local_keys = len(set(first_keys)) < len(first_keys)
     for shard, (path, split) in zip(shards, splits.items(), strict=True):
         if shard.damage:
-            listing.add_loss("broken archive", shard.name, f"{shard.damage.removesuffix('.')}, the samples before are used")
+            listing.add_loss(
+                "broken archive", shard.name, f"{shard.damage.removesuffix('.')}. Copy the shard again. The samples before are used"
+            )
         for key in shard.repeated:
             listing.add_loss("duplicate name", f"{shard.name}: {key}", "the shard has a member of this sample twice, the last is used")
         prefix = f"{shard.name.removesuffix(TAR_SUFFIX)}/" if has_local_keys else ""
@@ -248,11 +252,11 @@ def list_webdataset(source: Path) -> Listing:
 def _add_sample(
     listing: Listing, shard: TarSamples, file: BinaryIO, key: str, split: str | None, prefix: str, whole_file: ByteRange
 ) -> None:
-    place = f"{shard.name}: {key}"
+    location = f"{shard.name}: {key}"
     try:
         extension = shard.find_image(key)
     except DataError as error:
-        listing.add_loss("missing image", place, str(error).removesuffix("."))
+        listing.add_loss("missing image", location, str(error).removesuffix("."))
         return
     name, captions, own_split, problem = f"{prefix}{key}.{extension}", list[str](), None, ""
     is_new = name not in listing.by_name
@@ -260,9 +264,9 @@ def _add_sample(
         captions, own_split = shard.read_captions(file, key), shard.read_split(file, key)
     except DataError as error:
         problem = str(error).removesuffix(".")
-    image = listing.add_row(name, captions, own_split or split, place)
+    image = listing.add_row(name, captions, own_split or split, location)
     if problem:
-        listing.add_loss("image without caption", place, problem, image if is_new else None)
+        listing.add_loss("image without caption", location, problem, image if is_new else None)
     if image is not None and is_new:
         offset, size = shard.samples[key][extension]
         image.location = replace(whole_file, offset=offset, size=size)

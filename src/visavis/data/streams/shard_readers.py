@@ -207,7 +207,7 @@ class ParquetReader:
         values = [self.table[column][row].as_py() for column in self.columns.captions]
         captions = [text for value in values for text in parse_captions(value) or () if text.strip()]
         if not captions:
-            raise DataError(f"{self.name}, row {row}: expected a caption, got {values[0]!r:.40}.")
+            raise DataError(f"{self.name}, row {row}: expected a caption, got {values[0]!r:.40}. Add it to the row.")
         return captions
 
 
