@@ -97,7 +97,9 @@ class ByteRange:
             if self.size is None:
                 yield file
             elif self.size > storage.MAX_BYTES:
-                raise DataError(f"{self.path}: expected a part of at most {storage.MAX_BYTES:,} bytes, got {self.size:,}.")
+                raise DataError(
+                    f"{self.path}: expected a part of at most {storage.MAX_BYTES:,} bytes, got {self.size:,}. Store a smaller file."
+                )
             else:
                 file.seek(self.offset)
                 yield io.BytesIO(file.read(self.size))
@@ -311,9 +313,11 @@ class Dataset:
         Raises:
             ShapeError: If the numbers differ from those of the data set.
         """
-        for name, given, expected in (("visual", num_images, len(self.images)), ("text", num_captions, len(self.captions))):
-            if given != expected:
-                raise ShapeError(f"{name}: expected {expected} items, one for each image or caption of {self.name}, got {given}.")
+        for name, actual, expected in (("visual", num_images, len(self.images)), ("text", num_captions, len(self.captions))):
+            if actual != expected:
+                raise ShapeError(
+                    f"{name}: expected {expected} items, one for each image or caption of {self.name}, got {actual}. Encode this data set."
+                )
 
     def split(self, name: str) -> Dataset:
         """Select the images of a split and their captions.

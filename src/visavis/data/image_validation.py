@@ -100,21 +100,13 @@ def _validate(
     listing: Listing, frames_per_second: float, decode_all_frames: bool, sample_videos: bool, on_progress: ProgressCallback | None
 ) -> ImageValidationResult:
     """Decode all images, then find copies. Images of unreadable files are not compared."""
-    errors: list[tuple[int, str, str]] = []
+    errors = _find_nonfinite_features(listing)
     unreadable: list[tuple[int, str, str]] = []
     sizes: Counter[str] = Counter()
     images_of_hash: dict[str, list[int]] = {}
     durations: dict[int, float] = {}
-    if listing.find_nonfinite_features is not None:
-        index_of = {entry.name: index for index, entry in enumerate(listing.images)}
-        message = "the image's features contain NaN or infinity"
-        errors = [(index_of[name], "features not finite", message) for name in listing.find_nonfinite_features()]
     images = [Image(entry.name, "", entry.location if entry.usable else None) for entry in listing.images]
-    videos = [index for index, image in enumerate(images) if image.location is not None and image.is_video]
-    decoded_videos = set(videos[:: -(-len(videos) // NUM_SAMPLED_VIDEOS)] if sample_videos and videos else videos)
-    if len(decoded_videos) < len(videos):
-        message = f"{len(decoded_videos)} of {len(videos):,} videos were decoded, and only the containers of the others were read"
-        listing.add_note("videos not decoded", listing.source.name, f"{message} (decode all with --decode-videos)")
+    decoded_videos = _choose_decoded_videos(listing, images, sample_videos)
 
     def decode(index: int) -> _DecodedContent | DataError | None:
         try:
@@ -141,18 +133,38 @@ def _validate(
     return ImageValidationResult(errors + copies, notes, dict(sizes), unreadable, longest)
 
 
+def _find_nonfinite_features(listing: Listing) -> list[tuple[int, str, str]]:
+    if listing.find_nonfinite_features is None:
+        return []
+    index_of = {entry.name: index for index, entry in enumerate(listing.images)}
+    message = "the image's features contain NaN or infinity"
+    return [(index_of[name], "features not finite", message) for name in listing.find_nonfinite_features()]
+
+
+def _choose_decoded_videos(listing: Listing, images: list[Image], sample_videos: bool) -> set[int]:
+    """Return the indices of all videos, or of a sample, which is noted in the listing."""
+    videos = [index for index, image in enumerate(images) if image.location is not None and image.is_video]
+    if not sample_videos or len(videos) <= NUM_SAMPLED_VIDEOS:
+        return set(videos)
+    sampled = set(videos[:: math.ceil(len(videos) / NUM_SAMPLED_VIDEOS)])
+    message = f"{len(sampled)} of {len(videos):,} videos were decoded, and only the containers of the others were read"
+    listing.add_note("videos not decoded", listing.source.name, f"{message} (decode all with --decode-videos)")
+    return sampled
+
+
 def _compare_copies(listing: Listing, groups: Iterable[list[int]]) -> tuple[list[tuple[int, str, str]], list[tuple[int, str]]]:
     """Return errors for copies in different splits and notes for copies in one split. The copy of the evaluation split is kept."""
     errors, notes = [], []
     for group in groups:
-        first, *others = sorted(group, key=lambda index: split_priority(listing.images[index].split))
-        for other in others:
-            kept, copy = listing.images[first], listing.images[other]
-            if kept.split == copy.split:
-                notes.append((other, f"the image has the same bytes as {kept.name} in the same split"))
+        first, *copies = sorted(group, key=lambda index: split_priority(listing.images[index].split))
+        original = listing.images[first]
+        for index in copies:
+            copy = listing.images[index]
+            if original.split == copy.split:
+                notes.append((index, f"the image has the same bytes as {original.name} in the same split"))
             else:
-                message = f"the image of {copy.split} has the same bytes as {kept.name} of {kept.split}"
-                errors.append((other, "image in two splits", message))
+                message = f"the image of {copy.split} has the same bytes as {original.name} of {original.split}"
+                errors.append((index, "image in two splits", message))
     return errors, notes
 
 

@@ -113,19 +113,18 @@ def _opened_path(path: str | Path, file: BufferedReader) -> str:
     return target
 
 
-def read_bytes(path: str | Path, root: Path | None = None, *, limit: int = MAX_BYTES, error: type[VisavisError] = DataError) -> bytes:
-    """Read a regular file.
+def read_bytes(path: str | Path, root: Path | None = None, *, error: type[VisavisError] = DataError) -> bytes:
+    """Read a regular file of at most ``MAX_BYTES``.
 
     Args:
         path: File to read.
         root: Folder that must contain the file. See ``open_file``.
-        limit: Maximum size in bytes.
         error: Class of the errors.
 
     Returns:
         The content.
     """
-    with open_file(path, root, limit=limit, error=error) as file:
+    with open_file(path, root, limit=MAX_BYTES, error=error) as file:
         return file.read()
 
 

@@ -269,8 +269,8 @@ class FeatureStore:
             and vectors.dtype == np.float16
             and vectors.flags.c_contiguous,
         }
-        if wrong := next((name for name, fit in is_valid.items() if not fit), None):
-            raise storage.DamagedCacheError(f"{folder / wrong} does not match features.json")
+        if invalid_file := next((name for name, valid in is_valid.items() if not valid), None):
+            raise storage.DamagedCacheError(f"{folder / invalid_file} does not match features.json")
         return cls(folder, description, keys, offsets, vectors, written)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -381,11 +381,11 @@ class FeatureWriter:
         if not os.path.exists(folder / "features.json"):
             create_store(folder, description, keys, lengths)
             return cls(folder, description)
-        found = read_description(folder)
-        if difference := found.difference(description):
+        stored_description = read_description(folder)
+        if difference := stored_description.difference(description):
             raise RefusedOverwrite(f"{folder} contains other features: its {difference}. Remove it or name another folder.")
         try:
-            writer = cls(folder, found)
+            writer = cls(folder, stored_description)
         except storage.DamagedCacheError as reason:
             discard_store(folder, reason)
             create_store(folder, description, keys, lengths)
@@ -409,7 +409,8 @@ class FeatureWriter:
             values = values[items.mask]  # type: ignore[index]
         if not values.abs().max() < torch.finfo(torch.float16).max:
             raise DataError(
-                f"{self.description.encoder}: features near row {self.rows_written} of {self.store.folder} are not finite in float16."
+                f"{self.description.encoder}: features near row {self.rows_written} of {self.store.folder} are not finite in float16. "
+                "Check the item of this row and the encoder."
             )
         path, array = self._vectors_path, self.store.vectors
         start, end = self._offsets[self.rows_written], self._offsets[self.rows_written + len(items)]

@@ -37,7 +37,7 @@ CACHED_BYTES = 2**28
 # Larger row groups make random access slow, because each image reads its whole group.
 _LARGE_GROUP_BYTES = 2**25
 # Repeated paths of which the bytes are compared, to see whether rows of the same path are the same image.
-_COMPARED_PATHS = 20
+_MAX_COMPARED_PATHS = 20
 
 
 @dataclass(frozen=True)
@@ -273,53 +273,65 @@ class _Row:
 def _read_rows(listing: Listing, path: Path, file_split: str | None, root: Path, file: str) -> Iterator[_Row]:
     """Yield the rows of a file, without the bytes of its images."""
     with storage.open_file(path, root) as opened:
-        table, first_row = _TableFile(path, opened), 0
+        table, first_row, num_large_groups = _TableFile(path, opened), 0, 0
         columns = TableColumns.find(table.schema, str(path))
-        image, large = columns.image, 0
-        compute = table.pa.compute
+        image = columns.image
         is_struct = image is not None and table.pa.types.is_struct(table.schema.field(image).type)
         has_path = is_struct and table.schema.field(image).type.get_field_index("path") >= 0
-        read = [name for name in (*columns.captions, columns.file, columns.split, f"{image}.path" if has_path else None) if name]
+        names = [name for name in (*columns.captions, columns.file, columns.split, f"{image}.path" if has_path else None) if name]
         for number in range(table.num_groups):
-            group = table.read_group(number, list(dict.fromkeys(read)))
+            group = table.read_group(number, list(dict.fromkeys(names)))
             locations = [None] * len(group) if image is None else table.locations(number, image, first_row, root)
             if len(locations) != len(group):
                 raise DataError(
                     f"{path} cannot be read as a table: row group {number} has columns of different lengths. Copy the file again."
                 )
-            paths = compute.struct_field(group.column(image), "path").to_pylist() if has_path else [None] * len(group)
-            paths = [path if isinstance(path, str) else None for path in paths]
-            values = {name: group.column(name).to_pylist() for name in read if name in group.column_names}
-            large += sum((isinstance(location, EmbeddedImage) and location.size) or 0 for location in locations) > _LARGE_GROUP_BYTES
-            for row, location in enumerate(locations):
-                row_location, row_name = f"{file}, row {first_row + row + 1}", f"{os.path.splitext(file)[0]}/{first_row + row + 1}"
-                split = normalize_split_name(values[columns.split][row]) if columns.split else None
-                name = values[columns.file][row] if columns.file else None
-                if name is not None and not isinstance(name, str | int):
-                    listing.add_loss("malformed line", row_location, f"{columns.file}: expected a text, got {shorten(name)}")
+            struct_paths = table.pa.compute.struct_field(group.column(image), "path").to_pylist() if has_path else [None] * len(group)
+            values = {name: group.column(name).to_pylist() for name in names if name in group.column_names}
+            num_bytes = sum(location.size or 0 for location in locations if isinstance(location, EmbeddedImage))
+            num_large_groups += num_bytes > _LARGE_GROUP_BYTES
+            for row, (location, struct_path) in enumerate(zip(locations, struct_paths, strict=True)):
+                row_number = first_row + row + 1
+                row_location, row_name = f"{file}, row {row_number}", f"{os.path.splitext(file)[0]}/{row_number}"
+                try:
+                    name, captions, split = _parse_cells({name: column[row] for name, column in values.items()}, columns)
+                except DataError as error:
+                    listing.add_loss("malformed line", row_location, str(error))
                     continue
-                parsed = [parse_captions(values[column][row]) for column in columns.captions]
-                if None in parsed:
-                    wrong = columns.captions[parsed.index(None)]
-                    listing.add_loss("malformed line", row_location, f"{wrong}: expected texts, got {shorten(values[wrong][row])}")
-                    continue
-                captions = [caption for texts in parsed for caption in texts or ()]
-                name = None if name is None else str(name)
-                yield _Row(row_location, row_name, name, paths[row], captions, split or file_split, location, image is not None)
+                struct_path = struct_path if isinstance(struct_path, str) else None
+                yield _Row(row_location, row_name, name, struct_path, captions, split or file_split, location, image is not None)
             first_row += len(group)
-        if large:
-            message = f"{large} row groups have more than {_LARGE_GROUP_BYTES >> 20} MiB. A random image reads a whole group. Write groups of 100 rows"
+        if num_large_groups:
+            size = f"more than {_LARGE_GROUP_BYTES >> 20} MiB"
+            message = f"{num_large_groups} row groups have {size}. A random image reads a whole group. Write groups of 100 rows"
             listing.add_note("large row group", file, message)
+
+
+def _parse_cells(cells: dict[str, Any], columns: TableColumns) -> tuple[str | None, list[str], str | None]:
+    """Return the name, the captions and the split of a row."""
+    name = cells[columns.file] if columns.file else None
+    if name is not None and not isinstance(name, str | int):
+        raise DataError(f"{columns.file}: expected a text, got {shorten(name)}")
+    captions = list[str]()
+    for column in columns.captions:
+        texts = parse_captions(cells[column])
+        if texts is None:
+            raise DataError(f"{column}: expected texts, got {shorten(cells[column])}")
+        captions += texts
+    split = normalize_split_name(cells[columns.split]) if columns.split else None
+    return None if name is None else str(name), captions, split
 
 
 def _check_paths(listing: Listing, rows: list[_Row]) -> None:
     """Name images without a name by the path of their struct, unless different images have the same path, such as ``image.jpg``."""
     unnamed = [row for row in rows if row.name is None and row.has_bytes]
-    first: dict[str, _Row] = {}
+    first_row_of: dict[str, _Row] = {}
     repeated: dict[str, tuple[_Row, _Row]] = {}
     for row in unnamed:
-        if row.path and first.setdefault(row.path, row) is not row and row.path not in repeated and len(repeated) < _COMPARED_PATHS:
-            repeated[row.path] = first[row.path], row
+        if not row.path or (first := first_row_of.setdefault(row.path, row)) is row:
+            continue
+        if len(repeated) < _MAX_COMPARED_PATHS:
+            repeated.setdefault(row.path, (first, row))
     differs = next(((a, b) for a, b in repeated.values() if a.image and b.image and a.image.read() != b.image.read()), None)
     if differs is not None:
         message = f"{differs[0].path} is the path of different images, so each row is an image of its own. Add a column filename"

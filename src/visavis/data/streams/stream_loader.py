@@ -86,9 +86,10 @@ class StreamPlan(Sequence[PlannedBatch]):
         positions = np.repeat(self.part_starts + first, counts) + offsets
         order = np.searchsorted(self.positions, positions, "right") - 1
         items = np.empty(len(positions), np.int64)
-        for place in np.unique(order).tolist():
-            inside = order == place
-            items[inside] = self._shuffled(int(self.shards[place]))[positions[inside] - self.positions[place]]
+        for shard_position in np.unique(order).tolist():
+            inside = order == shard_position
+            shuffled_items = self._shuffled(int(self.shards[shard_position]))
+            items[inside] = shuffled_items[positions[inside] - self.positions[shard_position]]
         return items, items
 
 
@@ -191,14 +192,14 @@ class StreamLoader(Loader):
 
     def _batch(self, request: BatchRequest, contents: StreamContents, epoch: int, number: int) -> StreamBatch:  # type: ignore[override]
         items, ids, start = request.images[request.own_images][contents.usable], torch.from_numpy(contents.ids), request.own_images.start
-        whole = request.images, request.images, start, start
+        global_batch = request.images, request.images, start, start
         return StreamBatch(
-            items, items, ids, ids, contents.visual, contents.text, epoch, number, self, *whole, skipped=tuple(contents.skipped)
+            items, items, ids, ids, contents.visual, contents.text, epoch, number, self, *global_batch, skipped=tuple(contents.skipped)
         )
 
 
 class StreamContents(NamedTuple):
-    """What a reader finds of a batch.
+    """Contents of a batch.
 
     Attributes:
         visual: Model input of the images.
