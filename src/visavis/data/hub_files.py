@@ -223,9 +223,9 @@ def download_dataset(name: str) -> Path:
     key = hashlib.sha256(json.dumps([2, name, constants.HF_HUB_CACHE]).encode()).hexdigest()[:32]
     record = storage.cache_folder() / "hub" / f"{key}.json"
     # The folder of a complete download, and its files.
-    done: list[str] | None = storage.read_checksummed_json(record, list[str])
-    if done is not None and all(map(os.path.isfile, done[1:])):
-        return Path(done[0])
+    downloaded: list[str] | None = storage.read_checksummed_json(record, list[str])
+    if downloaded is not None and all(map(os.path.isfile, downloaded[1:])):
+        return Path(downloaded[0])
     repository, revision = parts["repository"], parts["revision"]
     with hub_errors(name, "a data set of the Hugging Face Hub"):
         listing: Any = {"dry_run": True, "tqdm_class": progress_class(lambda _, __: None)}
@@ -261,8 +261,8 @@ def _select_files(name: str, files: list[str], config: str | None) -> list[str]:
     by_config: dict[str, list[str]] = {}
     for file in sorted(file for file in files if file.endswith(suffix)):
         by_config.setdefault(_config_of(file), []).append(file)
-    named = config or ("" if "" in by_config else "default")
-    matches = [folder for folder in by_config if folder == named or Path(folder).name == named] or ([] if config else list(by_config))
+    config_name = config or ("" if "" in by_config else "default")
+    matches = [folder for folder in by_config if config_name in (folder, Path(folder).name)] or ([] if config else list(by_config))
     if len(matches) != 1:
         configs = ", ".join(filter(None, (Path(folder).name for folder in by_config))) or "no names"
         raise DataError(

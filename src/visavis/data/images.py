@@ -20,6 +20,7 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from PIL.Image import Resampling, Transpose
 
+from visavis import storage
 from visavis.errors import DataError
 
 MAX_PIXELS = 64_000_000
@@ -165,7 +166,7 @@ def _translate_errors(name: str) -> Iterator[None]:
     except MemoryError:
         raise DataError(f"image {name} needs more memory than is available. Reduce its size or free memory.") from None
     except Exception as error:  # noqa: BLE001 - decoders raise errors of every kind on damaged bytes
-        problem = f"is truncated or damaged: {str(error).rstrip('.') or type(error).__name__}. {_COPY_AGAIN}"
+        problem = f"is truncated or damaged: {storage.error_reason(error)}. {_COPY_AGAIN}"
         raise ImageError("truncated image", problem, name) from None
 
 

@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from visavis import storage
 from visavis.data.item_sources import ItemSource, read_unnormalized
 from visavis.data.parallel import cpu_cores
 from visavis.errors import DataError, VisavisError
@@ -184,9 +185,9 @@ class WorkerPool:
         except (RuntimeError, OSError, EOFError) as error:
             if isinstance(error, RuntimeError) and not str(error).startswith(("DataLoader worker", "Pin memory thread")):
                 raise
-            reason = str(error).partition("\n")[0].rstrip(".") or type(error).__name__
             raise DataError(
-                f"training.workers: a process that reads batches ended unexpectedly ({reason}). Free memory, or set training.workers=0."
+                f"training.workers: a process that reads batches ended unexpectedly ({storage.error_reason(error)}). "
+                "Free memory, or set training.workers=0."
             ) from None
         finally:
             if self._sampler.requests is numbered_requests:

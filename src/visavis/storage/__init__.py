@@ -23,6 +23,7 @@ from visavis.storage.outside_folders import image_roots as image_roots
 from visavis.storage.outside_folders import is_inside as is_inside
 from visavis.storage.reading import MAX_BYTES as MAX_BYTES
 from visavis.storage.reading import content_hash as content_hash
+from visavis.storage.reading import error_reason as error_reason
 from visavis.storage.reading import file_kind as file_kind
 from visavis.storage.reading import is_transient_error as is_transient_error
 from visavis.storage.reading import open_file as open_file

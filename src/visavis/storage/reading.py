@@ -234,7 +234,7 @@ def read_array(
         try:
             array: np.ndarray = np.lib.format.open_memmap(path, mode="r")
         except Exception as error:  # noqa: BLE001 - numpy's reader of headers raises errors of every kind on damaged bytes
-            raise DataError(f"{path} is not a readable .npy of numbers: {_reason(error)}.{RESTORE_FILE}") from None
+            raise DataError(f"{path} is not a readable .npy of numbers: {error_reason(error)}.{RESTORE_FILE}") from None
     has_kind = array.dtype.kind in kinds and array.dtype.isnative and array.dtype.itemsize <= 8
     if not has_kind or (dimensions is not None and array.ndim != dimensions):
         kind_names = " or ".join(_KINDS[kind] for kind in kinds)
@@ -298,7 +298,7 @@ def _open_tensors(path: str | Path, framework: str, error: type[VisavisError]) -
             with safe_open(path, framework) as file:
                 yield file
         except (SafetensorError, ValueError, KeyError, OverflowError) as reason:
-            raise error(f"{path} is not a readable safetensors file: {_reason(reason)}.{RESTORE_FILE}") from None
+            raise error(f"{path} is not a readable safetensors file: {error_reason(reason)}.{RESTORE_FILE}") from None
 
 
 def is_transient_error(error: VisavisError) -> bool:
@@ -430,9 +430,16 @@ def file_kind(mode: int) -> str:
     return next((kind for is_one, kind in kinds.items() if is_one(mode)), "a device")
 
 
-def _reason(error: Exception) -> str:
-    """The message of an error of a library, as the end of a sentence."""
-    return str(error).strip().rstrip(".") or type(error).__name__
+def error_reason(error: Exception) -> str:
+    """Return the first line of the message of a library's error, as the end of a sentence.
+
+    Args:
+        error: The error.
+
+    Returns:
+        The line without its period. The name of the class if there is no message.
+    """
+    return str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
 
 
 def _describe(tensor: Tensor | None) -> str:

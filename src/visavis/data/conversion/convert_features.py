@@ -101,7 +101,7 @@ def _read_split_list(path: Path, lists: SplitLists) -> None:
     videos = [video_id(name) for line in decode_utf8(storage.read_bytes(path)).splitlines() if (name := line.strip())]
     if not videos or len(set(videos)) < len(videos):
         problem = "has a duplicate video" if videos else "is empty"
-        raise DataError(f"{path} {problem}: expected the name of a video per line, each once.")
+        raise DataError(f"{path} {problem}: expected the name of a video per line, each once. Correct the list.")
     if lists.setdefault(_SPLIT_NAME_ALIASES.get(split_name, split_name), {}).setdefault(split, videos) is not videos:
         raise DataError(f"{path}: duplicate {split} list of the same split. Pass only one of them.")
 
@@ -110,8 +110,8 @@ def _make_splits(split_name: str, lists: dict[str, list[str]]) -> list[VideoSpli
     suffix = f"-{split_name}" if split_name else ""
     if "train" not in lists or len(lists) < 2:
         missing = "the train list" if "train" not in lists else "a val or test list"
-        given = " and ".join(f"the {split} list" for split in sorted(lists))
-        raise DataError(f"lists {split_name or 'without a name'}: got {given} without {missing}. Add it, or remove the others.")
+        available = " and ".join(f"the {split} list" for split in sorted(lists))
+        raise DataError(f"lists {split_name or 'without a name'}: got {available} without {missing}. Add it, or remove the others.")
     if "test" in lists:
         return [VideoSplits(suffix, _split_of(lists, split_name))]
     all_videos = _split_of({"train": lists["train"], "test": lists["val"]}, split_name)
@@ -129,7 +129,8 @@ def _split_of(lists: Mapping[str, list[str]], list_name: str) -> dict[str, str]:
         for video in lists[split]:
             if split_of.setdefault(video, split) != split:
                 raise DataError(
-                    f"lists {list_name or 'without a name'}: {video} is in {split_of[video]} and in {split}, expected one split per video."
+                    f"lists {list_name or 'without a name'}: {video} is in {split_of[video]} and in {split}, expected one split per video. "
+                    "Correct the lists."
                 )
     return split_of
 
@@ -184,7 +185,9 @@ def convert_features(sources: Sequence[str | Path], out: str | Path, progress: P
         DataError: If a source is unknown or malformed.
     """
     if not sources:
-        raise DataError("sources: expected pickles, .npy of objects, .h5 files or a folder of them, and lists of videos, got nothing.")
+        raise DataError(
+            "sources: expected pickles, .npy of objects, .h5 files or a folder of them, and lists of videos, got nothing. Pass at least one."
+        )
     progress = progress or NoProgress()
     out, values, lists, videos = Path(out), PublishedFeatures(), SplitLists(), list[HDF5Videos]()
     if os.path.exists(out):
@@ -206,7 +209,7 @@ def convert_features(sources: Sequence[str | Path], out: str | Path, progress: P
             checksums[name] = storage.content_hash(path)
         else:
             formats = ", ".join((*_PICKLES, *HDF5_SUFFIXES, "a .json of MSR-VTT"))
-            raise DataError(f"{path} cannot be converted: expected {formats}, or a list of videos such as train_list.txt.")
+            raise DataError(f"{path} cannot be converted: expected {formats}, or a list of videos such as train_list.txt. Leave it out.")
         progress.update("sources", number + 1, len(sources), 0.0)
     with storage.atomic_folder(out) as part:
         experts = _write_experts(part / "experts", values, videos, progress)
@@ -229,9 +232,9 @@ def convert_features(sources: Sequence[str | Path], out: str | Path, progress: P
 def _parse_source(source: str | Path) -> tuple[str, Path]:
     """Split a source into its name and its path."""
     text = str(source)
-    name, equals, rest = text.partition("=")
+    name, equals, named_path = text.partition("=")
     has_name = equals and not os.path.exists(text)
-    path = resolve_path(rest if has_name else text)
+    path = resolve_path(named_path if has_name else text)
     name = name if has_name else re.sub(r"[^A-Za-z0-9._-]", "_", path.stem)
     if not EXPERT_NAME.fullmatch(name):
         raise DataError(
@@ -295,10 +298,10 @@ def _write_caption_features(folder: Path, name: str, checksum: str, values: Publ
         if array.ndim != 2 or array.shape[1] != embedding_dim or not len(array) or array.dtype.kind != "f":
             raise DataError(
                 f"features {name} of the caption {caption[:60]!r}: expected floats of shape [words, {embedding_dim}], "
-                f"got {array.dtype} of shape {list(array.shape)}."
+                f"got {array.dtype} of shape {list(array.shape)}. Correct the features."
             )
         if not np.abs(array).max() < np.finfo(np.float16).max:
-            raise DataError(f"features {name} of the caption {caption[:60]!r}: expected values that are finite in float16.")
+            raise DataError(f"features {name} of the caption {caption[:60]!r}: expected values that are finite in float16. Scale them.")
     lengths = np.array([len(array) for array in features.values()])
     description = StoreDescription("text", "words", name, checksum, (embedding_dim,), len(features), fingerprint="")
     writer = FeatureWriter.open(folder, description, list(features), lengths)

@@ -28,6 +28,7 @@ _EXPECTED = (
     "a dict that gives each video an array [L, D] (an expert), a list of texts or of lists of words (captions), "
     "a list of arrays (features of captions) or a number (the caption that counts)"
 )
+_CORRECT_FILE = "Correct the file, or leave it out."
 
 
 @dataclass
@@ -60,7 +61,9 @@ class PublishedFeatures:
             DataError: If the content is of an unknown kind, or a duplicate.
         """
         if not isinstance(value, dict) or not value:
-            raise DataError(f"{path} has {'an empty dict' if value == {} else f'a {type(value).__name__}'}, expected {_EXPECTED}.")
+            raise DataError(
+                f"{path} has {'an empty dict' if value == {} else f'a {type(value).__name__}'}, expected {_EXPECTED}. {_CORRECT_FILE}"
+            )
         table: dict[str, Any] = {}
         for video, entry in value.items():
             if (video_name := _video_name(video, path)) in table:
@@ -68,22 +71,22 @@ class PublishedFeatures:
             table[video_name] = entry
         first = next((entry for entry in table.values() if not is_missing(entry)), None)
         first_element = first[0] if isinstance(first, list | tuple) and first else None
-        known: dict[str, Any]
+        target: dict[str, Any]
         parse: Callable[[Any, str, Path], Any]
         if first is None:
-            raise DataError(f"{path}: all {len(table):,} videos have only None, NaN or empty arrays, expected {_EXPECTED}.")
+            raise DataError(f"{path}: all {len(table):,} videos have only None, NaN or empty arrays, expected {_EXPECTED}. {_CORRECT_FILE}")
         if isinstance(first, np.ndarray):
-            known, parse = _new_table(self.experts, name, path), _array
+            target, parse = _new_table(self.experts, name, path), _array
         elif isinstance(first_element, np.ndarray):
-            known, parse = _new_table(self.caption_features, name, path), _arrays
+            target, parse = _new_table(self.caption_features, name, path), _arrays
         elif isinstance(first_element, str | bytes | list | tuple):
-            known, parse = self.captions, _captions
+            target, parse = self.captions, _captions
         elif type(first) is int:
-            known, parse = self.test_caption_index, _caption_index
+            target, parse = self.test_caption_index, _caption_index
         else:
             video = next(video for video, entry in table.items() if entry is first)
-            raise DataError(f"{path}: video {video} has a {type(first).__name__}, expected {_EXPECTED}.")
-        _without_duplicates(known, table, path).update({video: parse(entry, video, path) for video, entry in table.items()})
+            raise DataError(f"{path}: video {video} has a {type(first).__name__}, expected {_EXPECTED}. {_CORRECT_FILE}")
+        _without_duplicates(target, table, path).update({video: parse(entry, video, path) for video, entry in table.items()})
 
     def add_captions(self, captions: dict[str, list[str]], path: Path) -> None:
         """Add captions.
@@ -107,7 +110,9 @@ class PublishedFeatures:
         """
         if without_split := [video for video, split in splits.items() if split is None]:
             if len(without_split) < len(splits):
-                raise DataError(f"{path} has no split of {without_split[0]}, but of others: expected splits of all videos or of none.")
+                raise DataError(
+                    f"{path} has no split of {without_split[0]}, but of others: expected splits of all videos or of none. {_CORRECT_FILE}"
+                )
             return
         self.splits |= {video_id(video): split for video, split in splits.items() if split is not None}
 
@@ -132,16 +137,17 @@ def _new_table(tables: dict[str, dict[str, Any]], name: str, path: Path) -> dict
     return tables.setdefault(name, {})
 
 
-def _without_duplicates(known: dict[str, Any], table: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    if duplicates := known.keys() & table.keys():
+def _without_duplicates(target: dict[str, Any], table: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Return the entries of earlier files, to which those of a file are added."""
+    if duplicates := target.keys() & table.keys():
         raise DataError(f"{path}: duplicate entry {min(duplicates)}, already defined in another file. Pass only one of these files.")
-    return known
+    return target
 
 
 def _video_name(video: Any, path: Path) -> str:
     name = video.decode("latin1") if isinstance(video, bytes) else video
     if not isinstance(name, str) or not is_valid_unicode(name):
-        raise DataError(f"{path}: expected Unicode texts as video names, got a {type(video).__name__}.")
+        raise DataError(f"{path}: expected Unicode texts as video names, got a {type(video).__name__}. {_CORRECT_FILE}")
     return video_id(name)
 
 
@@ -150,29 +156,34 @@ def _array(value: Any, video: str, path: Path) -> np.ndarray | None:
         return None
     if not isinstance(value, np.ndarray):
         raise DataError(
-            f"{path} gives {video} a {type(value).__name__}, but an array to others: expected an array, or NaN where it is missing."
+            f"{path} gives {video} a {type(value).__name__}, but an array to others: expected an array, or NaN where it is missing. "
+            f"{_CORRECT_FILE}"
         )
     if not value.ndim:
-        raise DataError(f"{path} gives {video} the number {value}, expected an array [length, width], or NaN where it is missing.")
+        raise DataError(
+            f"{path} gives {video} the number {value}, expected an array [length, width], or NaN where it is missing. {_CORRECT_FILE}"
+        )
     return value
 
 
 def _arrays(value: Any, video: str, path: Path) -> list[np.ndarray]:
     if not isinstance(value, list | tuple) or not all(isinstance(array, np.ndarray) for array in value):
-        raise DataError(f"{path}: video {video} has no list of arrays, but others have: expected one array per caption.")
+        raise DataError(f"{path}: video {video} has no list of arrays, but others have: expected one array per caption. {_CORRECT_FILE}")
     return list(value)
 
 
 def _captions(value: Any, video: str, path: Path) -> list[str]:
     if not isinstance(value, list | tuple):
-        raise DataError(f"{path}: video {video} has a {type(value).__name__}, but others have captions: expected a list of captions.")
+        raise DataError(
+            f"{path}: video {video} has a {type(value).__name__}, but others have captions: expected a list of captions. {_CORRECT_FILE}"
+        )
     return [_caption(caption, video, path) for caption in value]
 
 
 def _caption(value: Any, video: str, path: Path) -> str:
     words = value if isinstance(value, list | tuple) else [value]
     if not all(isinstance(word, str | bytes) for word in words):
-        raise DataError(f"{path}: a caption of {video} is not a text: expected a text or a list of words.")
+        raise DataError(f"{path}: a caption of {video} is not a text: expected a text or a list of words. {_CORRECT_FILE}")
     caption = " ".join(word if isinstance(word, str) else word.decode("latin1") for word in words)
     if not is_valid_unicode(caption):
         raise DataError(f"{path}: a caption of {video} has an incomplete character. Fix it in the file.")
@@ -181,7 +192,7 @@ def _caption(value: Any, video: str, path: Path) -> str:
 
 def _caption_index(value: Any, video: str, path: Path) -> int:
     if type(value) is not int or value < 0:
-        raise DataError(f"{path}: video {video} has no caption index: expected an integer >= 0.")
+        raise DataError(f"{path}: video {video} has no caption index: expected an integer >= 0. {_CORRECT_FILE}")
     return value
 
 
@@ -226,11 +237,11 @@ class HDF5Videos:
             if problem is not None and (file in listed or os.path.isdir(file)):
                 raise DataError(f"{file}: {problem}.")
         if not listed:
-            raise DataError(f"{path} has no .h5: expected {_CONTENT}.")
+            raise DataError(f"{path} has no .h5: expected {_CONTENT}. Add these files, or pass another folder.")
         files = cls({}, {}, {})
         for number, file in enumerate(listed, 1):
             if (duplicate := files.paths.setdefault(video_id(file.stem), file)) is not file:
-                raise DataError(f"{file} has the same video name as {duplicate}: expected one file per video.")
+                raise DataError(f"{file} has the same video name as {duplicate}: expected one file per video. Remove one of them.")
             with _open_hdf5(file) as video:
                 files.add_file(file, video)
             if on_progress is not None:
@@ -282,10 +293,11 @@ class HDF5Videos:
                 if len(shape) != 2 and is_missing(video[key][()]):
                     continue
                 if len(shape) not in (1, 2):
-                    raise DataError(f"{path}: {key} is of shape {list(shape)}, expected [length, width], or NaN where it is missing.")
+                    raise DataError(f"{path}: {key} is of shape {list(shape)}, expected [length, width], or NaN. {_CORRECT_FILE}")
                 if self.embedding_dims.setdefault(name, shape[-1]) != shape[-1]:
                     raise DataError(
-                        f"{path}: {key} has dimension {shape[-1]}, but {self.embedding_dims[name]} in earlier files: expected one dimension."
+                        f"{path}: {key} has dimension {shape[-1]}, but {self.embedding_dims[name]} in earlier files: expected one dimension. "
+                        f"{_CORRECT_FILE}"
                     )
         numbers = sorted(int(key.removeprefix(_CAPTIONS)) for key in video if key.removeprefix(_CAPTIONS).isdecimal())
         self.captions[video_id(path.stem)] = [
@@ -302,7 +314,9 @@ def _open_hdf5(path: Path) -> Iterator[Any]:
             with h5py.File(path, "r") as video:
                 yield video
         except (KeyError, RuntimeError, TypeError, UnicodeDecodeError) as error:
-            raise DataError(f"{path} is damaged or of another layout, expected {_CONTENT}: {str(error)[:100]}.") from None
+            raise DataError(
+                f"{path} is damaged or of another layout, expected {_CONTENT}: {storage.error_reason(error)[:100]}. {_CORRECT_FILE}"
+            ) from None
 
 
 def _check(path: Path, video: Any, key: str) -> None:
@@ -310,16 +324,16 @@ def _check(path: Path, video: Any, key: str) -> None:
     import h5py
 
     if not isinstance(video.get(key, getlink=True), h5py.HardLink):
-        raise DataError(f"{path}: {key} is a link, and links are not followed: expected {_CONTENT}.")
+        raise DataError(f"{path}: {key} is a link, and links are not followed: expected {_CONTENT}. {_CORRECT_FILE}")
     content = video[key]
     if not isinstance(content, h5py.Dataset) or content.is_virtual or content.external:
-        raise DataError(f"{path}: {key} is not an array in the file itself: expected {_CONTENT}.")
+        raise DataError(f"{path}: {key} is not an array in the file itself: expected {_CONTENT}. {_CORRECT_FILE}")
     if content.nbytes > storage.MAX_BYTES:
-        raise DataError(f"{path}: {key} has {content.nbytes:,} bytes, expected at most {storage.MAX_BYTES:,}.")
+        raise DataError(f"{path}: {key} has {content.nbytes:,} bytes, expected at most {storage.MAX_BYTES:,}. {_CORRECT_FILE}")
 
 
 def _sentence(words: Any, location: str) -> str:
     listed = words.tolist() if isinstance(words, np.ndarray) else [words]
     if not isinstance(listed, list) or not listed or not all(isinstance(word, str | bytes) for word in listed):
-        raise DataError(f"{location} is not a text: expected the words of a caption, or a text.")
+        raise DataError(f"{location} is not a text: expected the words of a caption, or a text. {_CORRECT_FILE}")
     return " ".join(word.decode() if isinstance(word, bytes) else word for word in listed)

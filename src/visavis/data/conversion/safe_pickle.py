@@ -197,7 +197,7 @@ def read_plain_pickle(path: str | Path) -> Any:
     path = Path(path)
     with storage.reading_regular_file(path), open(path, "rb") as file:
         if not path.stat().st_size:
-            raise DataError(f"{path} is empty, expected a pickle.")
+            raise DataError(f"{path} is empty, expected a pickle. Download or save it again.")
         content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     collects_garbage = gc.isenabled()
     # Garbage collection would look at all values again and again, which doubles the time.
@@ -208,9 +208,9 @@ def read_plain_pickle(path: str | Path) -> Any:
     except DataError:
         raise
     except UnsafePickle as reason:
-        raise DataError(f"{path} {reason}.") from None
+        raise DataError(f"{path} {reason}. Save plain containers and arrays instead, in several files if it is large.") from None
     except (pickle.UnpicklingError, IndexError, KeyError, ValueError, TypeError, OverflowError, AttributeError, struct.error):
-        raise DataError(f"{path} {_DAMAGED}.") from None
+        raise DataError(f"{path} {_DAMAGED}. Download or save it again.") from None
     finally:
         if collects_garbage:
             gc.enable()
@@ -235,7 +235,7 @@ class _MappedFile:
     def _count_step(self) -> None:
         self.num_steps += 1
         if self.num_steps > _MAX_INSTRUCTIONS:
-            raise UnsafePickle(f"has more than {_MAX_INSTRUCTIONS:,} instructions, split it into several files")
+            raise UnsafePickle(f"has more than {_MAX_INSTRUCTIONS:,} instructions")
 
     def readline(self) -> bytes:
         self._count_step()

@@ -127,7 +127,8 @@ class ArrayFeatures:
         if vectors.ndim < 2 or 0 in vectors.shape or not has_all_rows:
             expected = f"{len(rows)} rows" if origin is None else f"at least {rows.max() + 1} rows"
             raise DataError(
-                f"{path}: expected {expected} of features, one for each {items} of {dataset.name} in its order, got shape {vectors.shape}."
+                f"{path}: expected {expected} of features, one for each {items} of {dataset.name} in its order, got shape {vectors.shape}. "
+                "Compute the features of all of them."
             )
         return cls(path, [path], {str(path): vectors}, dataset)
 

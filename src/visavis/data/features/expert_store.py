@@ -224,7 +224,7 @@ class ExpertWriter:
         """
         seconds = seconds or {}
         if item in self._items:
-            raise DataError(f"duplicate item {item!r}: expected the experts of each item once.")
+            raise DataError(f"duplicate item {item!r}: expected the experts of each item once. Remove the copy.")
         if unknown := [name for name in experts if name not in self._embedding_dims]:
             raise DataError(f"{item}: unknown expert {unknown[0]!r}: {suggest_name(unknown[0], self._embedding_dims)}")
         checked = {name: _to_rows(experts.get(name), item, name, embedding_dim) for name, embedding_dim in self._embedding_dims.items()}
@@ -273,7 +273,8 @@ def create_expert_store(folder: str | Path, embedding_dims: Mapping[str, int]) -
     for name, embedding_dim in embedding_dims.items():
         if not EXPERT_NAME.fullmatch(name) or name.endswith((".offsets", ".seconds")) or embedding_dim < 1:
             raise DataError(
-                f"expert {name!r}: expected a name of letters, digits, . _ - and a dimension >= 1, got dimension {embedding_dim}."
+                f"expert {name!r}: expected a name of letters, digits, . _ - and a dimension >= 1, got dimension {embedding_dim}. "
+                "Rename it, or correct its dimension."
             )
     if os.path.exists(folder):
         storage.prepare_empty_folder(folder, will_be_replaced=True)
@@ -296,7 +297,8 @@ def _to_rows(vectors: np.ndarray | None, item: str, name: str, embedding_dim: in
         return np.empty((0, embedding_dim), np.float32)
     if vectors.ndim not in (1, 2) or vectors.shape[-1] != embedding_dim or vectors.dtype.kind not in "fiu":
         raise DataError(
-            f"{item}: expert {name}: expected numbers of shape [length, {embedding_dim}], got {vectors.dtype} of shape {list(vectors.shape)}."
+            f"{item}: expert {name}: expected numbers of shape [length, {embedding_dim}], got {vectors.dtype} of shape "
+            f"{list(vectors.shape)}. Correct its vectors."
         )
     with np.errstate(over="ignore"):
         single = np.ascontiguousarray(vectors.reshape(-1, embedding_dim), np.float32)
@@ -311,7 +313,7 @@ def _to_seconds(seconds: np.ndarray | None, item: str, name: str, length: int) -
     if seconds.shape != (length,) or seconds.dtype.kind not in "fiu" or not (np.abs(seconds) < np.finfo(np.float32).max).all():
         raise DataError(
             f"{item}: seconds of expert {name}: expected a finite number for each of {length} vectors, got {seconds.dtype} of shape "
-            f"{list(seconds.shape)}."
+            f"{list(seconds.shape)}. Correct its times."
         )
     return seconds.astype(np.float32)
 

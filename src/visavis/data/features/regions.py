@@ -47,7 +47,9 @@ def find_region_files(path: Path) -> list[Path]:
     for patterns in (("*.tsv", "*.tsv.[0-9]*"), ("*.npy", "*.npz")):
         if files := sorted(file for pattern in patterns for file in path.glob(pattern)):
             return files
-    raise DataError(f"{path} has no region features: expected .tsv of bottom-up-attention, or ID.npy or ID.npz for each image.")
+    raise DataError(
+        f"{path} has no region features: expected .tsv of bottom-up-attention, or ID.npy or ID.npz for each image. Add these files."
+    )
 
 
 def read_regions(files: list[Path], on_progress: ProgressCallback) -> Iterator[tuple[str, str, np.ndarray]]:
@@ -68,7 +70,9 @@ def read_regions(files: list[Path], on_progress: ProgressCallback) -> Iterator[t
         embedding_dim = embedding_dim or features.shape[-1]
         if features.ndim != 2 or features.shape[1] != embedding_dim or not len(features) or features.dtype.kind not in "fiu":
             actual = f"{features.dtype} of shape {list(features.shape)}"
-            raise DataError(f"{location}: expected numbers of shape [regions, {embedding_dim}], got {actual}.")
+            raise DataError(
+                f"{location}: expected numbers of shape [regions, {embedding_dim}], got {actual}. Correct the features of this image."
+            )
         with np.errstate(over="ignore"):
             single = features.astype(np.float32, copy=False)
         if not np.isfinite(single).all():
@@ -92,7 +96,8 @@ def _parse_tsv_line(line: bytes, location: str) -> tuple[str, str, np.ndarray]:
     columns = line.rstrip(b"\r\n").split(b"\t")
     if len(columns) < 6:
         raise DataError(
-            f"{location}: expected the tab-separated columns id, width, height, number of boxes, boxes and features, got {len(columns)} columns."
+            f"{location}: expected the tab-separated columns id, width, height, number of boxes, boxes and features, "
+            f"got {len(columns)} columns. Use a file of bottom-up-attention."
         )
     item, boxes, encoded = columns[0].decode(errors="replace"), columns[-3], columns[-1]
     try:
@@ -122,10 +127,10 @@ def _read_npz(path: Path) -> np.ndarray:
                 arrays = {name: archive[name] for name in NPZ_KEYS if name in archive}
         except (ValueError, EOFError, KeyError, AttributeError, zipfile.BadZipFile) as error:
             raise DataError(
-                f"{path} is not a readable .npz of numbers: {str(error).splitlines()[0] if str(error) else 'it is damaged'}."
+                f"{path} is not a readable .npz of numbers: {storage.error_reason(error)}. Save the array again with numpy.savez."
             ) from None
     if not arrays:
-        raise DataError(f"{path} has no features: expected an array named {' or '.join(NPZ_KEYS)}.")
+        raise DataError(f"{path} has no features: expected an array named {' or '.join(NPZ_KEYS)}. Rename its array.")
     array: np.ndarray = next(iter(arrays.values()))
     return array
 
@@ -236,11 +241,11 @@ def _convert(files: list[Path], folder: Path, on_progress: ProgressCallback) -> 
     images = read_regions(files, on_progress)
     first = next(images, None)
     if first is None:
-        raise DataError(f"{files[0]} is empty: expected region features, one image per line.")
+        raise DataError(f"{files[0]} is empty: expected region features, one image per line. Download it again.")
     with create_expert_store(folder, {REGIONS_EXPERT: first[2].shape[1]}) as store:
         seen = set[str]()
         for item, location, features in chain([first], images):
             if item in seen:
-                raise DataError(f"{location}: duplicate image {item}: expected the features of each image once.")
+                raise DataError(f"{location}: duplicate image {item}: expected the features of each image once. Remove the copy.")
             seen.add(item)
             store.append(item, {REGIONS_EXPERT: features})

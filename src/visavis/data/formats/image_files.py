@@ -251,7 +251,7 @@ def archive_members(file: BinaryIO, archive: Path, root: Path | None = None) -> 
     except DataError:
         raise
     except Exception as error:  # noqa: BLE001 - absurd numbers in headers are errors of every kind
-        raise DataError(f"the archive is truncated or not a tar archive: {str(error) or type(error).__name__}") from None
+        raise DataError(f"the archive is truncated or not a tar archive: {storage.error_reason(error)}") from None
 
 
 def _headers(file: BinaryIO, archive: Path, root: Path | None) -> Iterator[tuple[str, ByteRange]]:

@@ -145,8 +145,7 @@ class _TableFile:
         try:
             yield
         except (self.pa.ArrowException, OSError, ValueError) as error:
-            reason = str(error).splitlines()[0].removesuffix(".") if str(error) else type(error).__name__
-            raise DataError(f"{self.path} cannot be read as a table: {reason}. Copy the file again.") from None
+            raise DataError(f"{self.path} cannot be read as a table: {storage.error_reason(error)}. Copy the file again.") from None
 
     def read_group(self, number: int, columns: list[str]) -> pa.Table:
         """Read columns of a row group. A column may be ``COLUMN.FIELD``."""

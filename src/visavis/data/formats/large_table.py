@@ -186,7 +186,7 @@ class _Conversion:
         try:
             self.table = self.pa.dataset.dataset(path, format=_file_format(path, self.pa))
         except (self.pa.ArrowInvalid, OSError) as error:
-            raise DataError(f"{path} cannot be read as a table: {_first_line(error)}. Copy the file again.") from None
+            raise DataError(f"{path} cannot be read as a table: {storage.error_reason(error)}. Copy the file again.") from None
         names = self.table.schema.names
         self.file_column, self.caption_columns = find_file_column(names, path), find_caption_columns(names, path)
         self.split_columns = named_columns(names, ("split",))
@@ -237,7 +237,7 @@ class _Conversion:
                 yield first_row, batch
                 first_row += len(batch)
         except (self.pa.ArrowInvalid, OSError) as error:
-            raise DataError(f"{self.path} cannot be read as a table: {_first_line(error)}. Copy the file again.") from None
+            raise DataError(f"{self.path} cannot be read as a table: {storage.error_reason(error)}. Copy the file again.") from None
 
     def _read_names(self) -> tuple[np.ndarray, list[Any], Any]:
         """Return the image of each row (-1: none), the texts of the splits, and the name of each image."""
@@ -338,7 +338,9 @@ class _Conversion:
         try:
             texts.validate(full=True)
         except self.pa.ArrowInvalid as error:
-            raise DataError(f"{self.path}: column {name}: expected UTF-8 texts: {_first_line(error)}. Save it again as UTF-8.") from None
+            raise DataError(
+                f"{self.path}: column {name}: expected UTF-8 texts: {storage.error_reason(error)}. Save it again as UTF-8."
+            ) from None
         return texts
 
     def _to_numpy(self, column: Any, missing: Any) -> np.ndarray:
@@ -412,10 +414,6 @@ def _file_format(path: Path, pa: Any) -> Any:
         read_options=pa.csv.ReadOptions(column_names=names, skip_rows=1),
         convert_options=pa.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False),
     )
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0].removesuffix(".") if str(error) else type(error).__name__
 
 
 LARGE_TABLE = DatasetFormat(
