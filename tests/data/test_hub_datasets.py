@@ -121,7 +121,7 @@ def test_failures_end_in_one_error(hub, tmp_path):
     patterns = (
         r"expected a complete download from http\S+, got an interrupted one .* Run the command again\.$",
         r"expected SHA-256 .* 2 damaged files were removed\. Run the command again\.$",
-        r"expected a data set of the Hugging Face Hub, got none \(it does not exist, or is private\)\.$",
+        r"expected a data set of the Hugging Face Hub, got none \(it does not exist, or is private\)\. Correct the name, or log in with hf auth login\.$",
         r"expected the name of one configuration, got none\. Name one as hf:OWNER/NAME:CONFIG \(large, small\)\.$",
         r"expected the name of one configuration, got huge\. Name one as hf:OWNER/NAME:CONFIG \(large, small\)\.$",
         r"expected a repository with \.parquet, \.arrow, \.tar files, got script\.py\. Add @refs/convert/parquet",
@@ -139,7 +139,8 @@ def test_failures_end_in_one_error(hub, tmp_path):
 def test_no_network_is_one_error(hub, tmp_path):
     for environment in ({"HF_ENDPOINT": "http://127.0.0.1:9"}, {"HF_HUB_OFFLINE": "1"}):
         [line] = opened(tmp_path, "hf:tiny/good", **{**hub.environment, **environment})
-        assert re.search(r"HubUnreachableError .* got none \(it was not downloaded before, and the hub is not reachable\)\.$", line), line
+        problem = "it was not downloaded before, and the hub is not reachable"
+        assert re.search(rf"HubUnreachableError .* got none \({problem}\)\. Connect to the network once\.$", line), line
 
 
 @pytest.mark.parametrize(

@@ -116,10 +116,10 @@ def test_pickle_is_never_opened(dual_encoders, tmp_path):
 @pytest.mark.parametrize(
     ("error", "why"),
     [
-        ("GatedRepoError", "access must be requested on its hub page, and needs a login (hf auth login)"),
-        ("RepositoryNotFoundError", "it does not exist, or is private"),
-        ("LocalEntryNotFoundError", "it was not downloaded before, and the hub is not reachable"),
-        ("HFValidationError", "invalid name for the hub, restore the folder or use another name"),
+        ("GatedRepoError", "access is restricted). Request access on its hub page and log in with hf auth login."),
+        ("RepositoryNotFoundError", "it does not exist, or is private). Correct the name, or log in with hf auth login."),
+        ("LocalEntryNotFoundError", "it was not downloaded before, and the hub is not reachable). Connect to the network once."),
+        ("HFValidationError", "invalid name for the hub). Restore the folder or use another name."),
     ],
 )
 def test_model_folder_explains_why_hub_has_no_model(error, why, monkeypatch):
@@ -134,7 +134,7 @@ def test_model_folder_explains_why_hub_has_no_model(error, why, monkeypatch):
     with pytest.raises(DataError) as raised:
         model_folder("gone/folder")
     assert str(raised.value) == (
-        f"gone/folder: expected a folder with a config.json, a backbone in the cache, or a model of the Hugging Face hub, got none ({why})."
+        f"gone/folder: expected a folder with a config.json, a backbone in the cache, or a model of the Hugging Face hub, got none ({why}"
     )
 
 

@@ -64,7 +64,7 @@ def hub_errors(name: str, expected: str) -> Iterator[None]:
         if isinstance(cause, errors.GatedRepoError | errors.RepositoryNotFoundError):
             raise _not_provided(name, expected, cause) from None
         problem = "it was not downloaded before, and the hub is not reachable"
-        raise HubUnreachableError(f"{name}: expected {expected}, got none ({problem}).") from None
+        raise HubUnreachableError(f"{name}: expected {expected}, got none ({problem}). Connect to the network once.") from None
     # The HTTP library of huggingface_hub, and with it the class of an interruption, differs between versions.
     except Exception as error:  # noqa: BLE001
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -87,14 +87,16 @@ def _not_provided(name: str, expected: str, error: Exception) -> DataError:
     """The error for files that the hub does not provide."""
     from huggingface_hub import errors
 
-    problems = {
-        errors.HFValidationError: "invalid name for the hub, restore the folder or use another name",
-        errors.GatedRepoError: "access must be requested on its hub page, and needs a login (hf auth login)",
-        errors.RevisionNotFoundError: "it has no such revision",
-        errors.RepositoryNotFoundError: "it does not exist, or is private",
+    # A GatedRepoError is a RepositoryNotFoundError, too.
+    explanations = {
+        errors.HFValidationError: ("invalid name for the hub", "Restore the folder or use another name."),
+        errors.GatedRepoError: ("access is restricted", "Request access on its hub page and log in with hf auth login."),
+        errors.RevisionNotFoundError: ("it has no such revision", "Use another revision."),
+        errors.RepositoryNotFoundError: ("it does not exist, or is private", "Correct the name, or log in with hf auth login."),
     }
-    problem = next((text for kind, text in problems.items() if isinstance(error, kind)), str(error))
-    return DataError(f"{name}: expected {expected}, got none ({problem}).")
+    unexpected = (storage.error_reason(error), "Check the name and the folder of the cache.")
+    problem, fix = next((text for kind, text in explanations.items() if isinstance(error, kind)), unexpected)
+    return DataError(f"{name}: expected {expected}, got none ({problem}). {fix}")
 
 
 def download_message(name: str, num_bytes: int, license_name: str) -> str:
@@ -228,8 +230,8 @@ def download_dataset(name: str) -> Path:
         return Path(downloaded[0])
     repository, revision = parts["repository"], parts["revision"]
     with hub_errors(name, "a data set of the Hugging Face Hub"):
-        listing: Any = {"dry_run": True, "tqdm_class": progress_class(lambda _, __: None)}
-        available = snapshot_download(repository, repo_type="dataset", revision=revision, **listing)
+        options: Any = {"dry_run": True, "tqdm_class": progress_class(lambda _, __: None)}
+        available = snapshot_download(repository, repo_type="dataset", revision=revision, **options)
     files = _select_files(name, [file.filename for file in available], parts["config"])
     with hub_errors(name, "a data set of the Hugging Face Hub"):
         if missing := sum(file.file_size or 0 for file in available if file.filename in files and file.will_download):
