@@ -22,6 +22,7 @@ from visavis.storage.outside_folders import IMAGE_ROOTS as IMAGE_ROOTS
 from visavis.storage.outside_folders import image_roots as image_roots
 from visavis.storage.outside_folders import is_inside as is_inside
 from visavis.storage.reading import MAX_BYTES as MAX_BYTES
+from visavis.storage.reading import RESTORE_COPY as RESTORE_COPY
 from visavis.storage.reading import content_hash as content_hash
 from visavis.storage.reading import error_reason as error_reason
 from visavis.storage.reading import file_kind as file_kind

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from visavis.errors import DataError, VisavisError
-from visavis.storage.reading import RESTORE_FILE, parse_json, read_json
+from visavis.storage.reading import RESTORE_COPY, parse_json, read_json
 from visavis.storage.writing import storage_errors, write_json
 
 
@@ -134,7 +134,7 @@ def remove_damaged(path: Path, files: Iterable[Path], reason: str) -> None:
 
 def _without_fix(reason: str) -> str:
     """A reason without the fix and the period at its end."""
-    return reason.removesuffix(RESTORE_FILE).removesuffix(".")
+    return reason.removesuffix(RESTORE_COPY).removesuffix(".")
 
 
 def _checksum(content: Any) -> str:

@@ -41,7 +41,7 @@ MAX_CHECKED_KEYS_BYTES = 2**20
 
 TENSORS_HASH = "tensors_sha256"
 """Key of the hash in the metadata of a safetensors file."""
-RESTORE_FILE = " Correct the file, or restore a copy of it."
+RESTORE_COPY = " Correct it, or restore a copy of it."
 """Fix at the end of an error about unreadable content. The warning about a damaged cache leaves it out."""
 
 
@@ -234,12 +234,12 @@ def read_array(
         try:
             array: np.ndarray = np.lib.format.open_memmap(path, mode="r")
         except Exception as error:  # noqa: BLE001 - numpy's reader of headers raises errors of every kind on damaged bytes
-            raise DataError(f"{path} is not a readable .npy of numbers: {error_reason(error)}.{RESTORE_FILE}") from None
+            raise DataError(f"{path} is not a readable .npy of numbers: {error_reason(error)}.{RESTORE_COPY}") from None
     has_kind = array.dtype.kind in kinds and array.dtype.isnative and array.dtype.itemsize <= 8
     if not has_kind or (dimensions is not None and array.ndim != dimensions):
         kind_names = " or ".join(_KINDS[kind] for kind in kinds)
         expected = f"{kind_names} of {dimensions} dimensions" if dimensions else kind_names
-        raise DataError(f"{path}: expected {expected}, got {array.dtype} of shape {array.shape}.{RESTORE_FILE}")
+        raise DataError(f"{path}: expected {expected}, got {array.dtype} of shape {array.shape}.{RESTORE_COPY}")
     return array if memory_map else np.array(array)
 
 
@@ -298,7 +298,7 @@ def _open_tensors(path: str | Path, framework: str, error: type[VisavisError]) -
             with safe_open(path, framework) as file:
                 yield file
         except (SafetensorError, ValueError, KeyError, OverflowError) as reason:
-            raise error(f"{path} is not a readable safetensors file: {error_reason(reason)}.{RESTORE_FILE}") from None
+            raise error(f"{path} is not a readable safetensors file: {error_reason(reason)}.{RESTORE_COPY}") from None
 
 
 def is_transient_error(error: VisavisError) -> bool:
@@ -370,7 +370,7 @@ def parse_json(content: bytes, schema: Any, source: str, *, error: type[VisavisE
     try:
         value = _adapter(schema).validate_json(content.removeprefix(codecs.BOM_UTF8), strict=True)
     except ValidationError as reason:
-        raise error(f"{source}{_first_error(reason)}{RESTORE_FILE}") from None
+        raise error(f"{source}{_first_error(reason)}{RESTORE_COPY}") from None
     if len(content) <= MAX_CHECKED_KEYS_BYTES:
         json.loads(content, object_pairs_hook=check_keys, parse_int=str, parse_float=str)
     return value

@@ -188,45 +188,67 @@ def convert_features(sources: Sequence[str | Path], out: str | Path, progress: P
         raise DataError(
             "sources: expected pickles, .npy of objects, .h5 files or a folder of them, and lists of videos, got nothing. Pass at least one."
         )
-    progress = progress or NoProgress()
-    out, values, lists, videos = Path(out), PublishedFeatures(), SplitLists(), list[HDF5Videos]()
+    out, progress, content = Path(out), progress or NoProgress(), _SourceContent()
     if os.path.exists(out):
         storage.prepare_empty_folder(out, will_be_replaced=True)
-    checksums: dict[str, str] = {}
     for number, source in enumerate(sources):
+        content.add(source, progress)
+        progress.update("sources", number + 1, len(sources), 0.0)
+    with storage.atomic_folder(out) as part:
+        experts = _write_experts(part / "experts", content, progress)
+        caption_features = tuple(content.published.caption_features)
+        for name in caption_features:
+            _write_caption_features(part / "caption_features" / name, name, content, progress)
+        split_files = _write_split_files(part, os.path.basename(os.path.realpath(out)), content)
+        if not (experts or caption_features or split_files):
+            raise DataError("the sources have only indices of tested captions. Add the features, captions or lists they belong to.")
+    captions = content.published.captions
+    num_videos = len(content.videos_with_experts | dict.fromkeys(captions))
+    return ConversionReport(out, num_videos, sum(map(len, captions.values())), experts, caption_features, split_files)
+
+
+@dataclass
+class _SourceContent:
+    """Content of all sources.
+
+    Attributes:
+        published: Content of pickles and of files of captions.
+        hdf5_videos: HDF5 files of each source that has them.
+        lists: Split lists.
+        checksums: Hash of the pickle of each name.
+    """
+
+    published: PublishedFeatures = field(default_factory=PublishedFeatures)
+    hdf5_videos: list[HDF5Videos] = field(default_factory=list)
+    lists: SplitLists = field(default_factory=dict)
+    checksums: dict[str, str] = field(default_factory=dict)
+
+    def add(self, source: str | Path, progress: Progress) -> None:
+        """Read a source."""
         name, path = _parse_source(source)
         if os.path.isdir(path) or path.name.endswith(HDF5_SUFFIXES):
-            videos.append(HDF5Videos.open(path, lambda done, total: progress.update("files of videos", done, total, 0.0)))
-            values.add_captions(videos[-1].captions, path)
+            videos = HDF5Videos.open(path, lambda done, total: progress.update("files of videos", done, total, 0.0))
+            self.hdf5_videos.append(videos)
+            self.published.add_captions(videos.captions, path)
         elif _LIST.fullmatch(path.name):
-            _read_split_list(path, lists)
+            _read_split_list(path, self.lists)
         elif path.name.endswith(".json"):
             captions, splits = read_captions_and_splits(path)
-            values.add_captions(captions, path)
-            values.add_splits(splits, path)
+            self.published.add_captions(captions, path)
+            self.published.add_splits(splits, path)
         elif path.name.endswith(_PICKLES):
-            values.add(read_plain_pickle(path), name, path)
-            checksums[name] = storage.content_hash(path)
+            self.published.add(read_plain_pickle(path), name, path)
+            self.checksums[name] = storage.content_hash(path)
         else:
             formats = ", ".join((*_PICKLES, *HDF5_SUFFIXES, "a .json of MSR-VTT"))
             raise DataError(f"{path} cannot be converted: expected {formats}, or a list of videos such as train_list.txt. Leave it out.")
-        progress.update("sources", number + 1, len(sources), 0.0)
-    with storage.atomic_folder(out) as part:
-        experts = _write_experts(part / "experts", values, videos, progress)
-        caption_features = tuple(
-            _write_caption_features(part / "caption_features" / name, name, checksums[name], values, progress)
-            for name in values.caption_features
-        )
-        split_files = _write_split_files(part, os.path.basename(os.path.realpath(out)), values, lists)
-        if not (experts or caption_features or split_files):
-            raise DataError("the sources have only indices of tested captions. Add the features, captions or lists they belong to.")
-        all_videos = {
-            *values.captions,
-            *(v for table in values.experts.values() for v in table),
-            *(v for files in videos for v in files.paths),
-        }
-    num_captions = sum(map(len, values.captions.values()))
-    return ConversionReport(out, len(all_videos), num_captions, experts, caption_features, split_files)
+
+    @property
+    def videos_with_experts(self) -> dict[str, None]:
+        """Names of the videos that have an expert, in order."""
+        names = [video for table in self.published.experts.values() for video in table]
+        names += [video for files in self.hdf5_videos for video in files.paths]
+        return dict.fromkeys(names)
 
 
 def _parse_source(source: str | Path) -> tuple[str, Path]:
@@ -243,21 +265,20 @@ def _parse_source(source: str | Path) -> tuple[str, Path]:
     return name, path
 
 
-def _write_experts(folder: Path, values: PublishedFeatures, videos: list[HDF5Videos], progress: Progress) -> dict[str, tuple[int, int]]:
+def _write_experts(folder: Path, content: _SourceContent, progress: Progress) -> dict[str, tuple[int, int]]:
     """Write the store of all experts. Return the dimension of each, and how many videos have it."""
-    embedding_dims = {name: _embedding_dim(table) for name, table in values.experts.items()}
-    for files in videos:
+    tables, captions = content.published.experts, content.published.captions
+    embedding_dims = {name: _embedding_dim(table) for name, table in tables.items()}
+    for files in content.hdf5_videos:
         if duplicates := embedding_dims.keys() & files.embedding_dims.keys():
             raise DataError(f"duplicate expert {min(duplicates)} in two sources. Give one of them another name with NAME=PATH.")
         embedding_dims |= files.embedding_dims
     if not embedding_dims:
         return {}
-    with_experts = dict.fromkeys(
-        [*(video for table in values.experts.values() for video in table), *(v for files in videos for v in files.paths)]
-    )
-    names = list(with_experts | dict.fromkeys(values.captions))
+    with_experts = content.videos_with_experts
+    names = list(with_experts | dict.fromkeys(captions))
     if without_experts := names[len(with_experts) :]:
-        if not with_experts.keys() & values.captions.keys():
+        if not with_experts.keys() & captions.keys():
             raise DataError(
                 f"no expert has any of the videos with captions, such as {without_experts[0]}. Use the same video names in all files."
             )
@@ -265,9 +286,9 @@ def _write_experts(folder: Path, values: PublishedFeatures, videos: list[HDF5Vid
     num_videos_with = dict.fromkeys(embedding_dims, 0)
     with create_expert_store(folder, embedding_dims) as store:
         for number, video in enumerate(names, 1):
-            parts = {name: table.get(video) for name, table in values.experts.items()}
+            parts = {name: table.get(video) for name, table in tables.items()}
             seconds: dict[str, np.ndarray] = {}
-            for files in videos:
+            for files in content.hdf5_videos:
                 features, times = files.read(video)
                 parts |= {name: None if is_missing(part) else part for name, part in features.items()}
                 seconds |= {name: times[name] for name in times if parts[name] is not None}
@@ -282,11 +303,11 @@ def _embedding_dim(table: dict[str, np.ndarray | None]) -> int:
     return next((int(array.shape[-1]) for array in table.values() if array is not None), 1)
 
 
-def _write_caption_features(folder: Path, name: str, checksum: str, values: PublishedFeatures, progress: Progress) -> str:
+def _write_caption_features(folder: Path, name: str, content: _SourceContent, progress: Progress) -> None:
     """Write a store of word features of captions, each caption once."""
     features: dict[str, np.ndarray] = {}
-    for video, arrays in values.caption_features[name].items():
-        captions = values.captions.get(video, [])
+    for video, arrays in content.published.caption_features[name].items():
+        captions = content.published.captions.get(video, [])
         if len(captions) != len(arrays):
             raise DataError(
                 f"features {name}: got {len(arrays)} arrays for {len(captions)} captions of {video}. Add the captions they belong to."
@@ -303,13 +324,12 @@ def _write_caption_features(folder: Path, name: str, checksum: str, values: Publ
         if not np.abs(array).max() < np.finfo(np.float16).max:
             raise DataError(f"features {name} of the caption {caption[:60]!r}: expected values that are finite in float16. Scale them.")
     lengths = np.array([len(array) for array in features.values()])
-    description = StoreDescription("text", "words", name, checksum, (embedding_dim,), len(features), fingerprint="")
+    description = StoreDescription("text", "words", name, content.checksums[name], (embedding_dim,), len(features), fingerprint="")
     writer = FeatureWriter.open(folder, description, list(features), lengths)
     for block in _blocks(list(features.values())):
         writer.append(block)
         progress.update(f"captions of {name}", writer.rows_written, len(features), 0.0)
     writer.finish()
-    return name
 
 
 def _blocks(arrays: list[np.ndarray]) -> Iterator[Encoded]:
@@ -321,12 +341,14 @@ def _blocks(arrays: list[np.ndarray]) -> Iterator[Encoded]:
         )
 
 
-def _write_split_files(folder: Path, name: str, values: PublishedFeatures, lists: SplitLists) -> tuple[str, ...]:
+def _write_split_files(folder: Path, name: str, content: _SourceContent) -> tuple[str, ...]:
     """Write a list for each way to split the videos: from split lists, else from a file of captions, else without splits."""
-    split_of = values.splits if len(set(values.splits.values())) > 1 else None
-    of_lists = [splits for split_name, named in lists.items() for splits in _make_splits(split_name, named)]
-    of_captions = [VideoSplits("", split_of)] if values.captions else []
-    files = {f"dataset_{name}{splits.suffix}.json": splits for splits in of_lists or of_captions}
+    published = content.published
+    all_splits = [splits for split_name, lists in content.lists.items() for splits in _make_splits(split_name, lists)]
+    if not all_splits and published.captions:
+        has_splits = len(set(published.splits.values())) > 1
+        all_splits = [VideoSplits("", published.splits if has_splits else None)]
+    files = {f"dataset_{name}{splits.suffix}.json": splits for splits in all_splits}
     for file, splits in files.items():
-        storage.write_json(folder / file, splits.to_karpathy(values.captions, values.test_caption_index))
+        storage.write_json(folder / file, splits.to_karpathy(published.captions, published.test_caption_index))
     return tuple(files)

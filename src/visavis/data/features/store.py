@@ -245,7 +245,7 @@ class FeatureStore:
         if is_unchanged and store.vectors.nbytes > MAX_BYTES_HASHED_AT_OPEN:
             return store
         if store.checksum(store.progress.rows_written).hexdigest() != store.progress.sha256:
-            raise storage.DamagedCacheError(f"checksum mismatch of the features in {folder}")
+            raise storage.DamagedCacheError(f"{folder}: checksum mismatch of the features.{storage.RESTORE_COPY}")
         if not is_unchanged:
             with suppress(StorageError):  # a read-only store is hashed each time
                 store._record_file_stats(store.progress)
@@ -270,7 +270,7 @@ class FeatureStore:
             and vectors.flags.c_contiguous,
         }
         if invalid_file := next((name for name, valid in is_valid.items() if not valid), None):
-            raise storage.DamagedCacheError(f"{folder / invalid_file} does not match features.json")
+            raise storage.DamagedCacheError(f"{folder / invalid_file} does not match features.json.{storage.RESTORE_COPY}")
         return cls(folder, description, keys, offsets, vectors, written)
 
     def __reduce__(self) -> tuple[Any, ...]:
