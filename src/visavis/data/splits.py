@@ -9,8 +9,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 SPLITS = ("train", "val", "test")
-_SPLIT_NAMES = {"restval": "train", "training": "train", "dev": "val", "valid": "val", "validate": "val", "validation": "val"}
-_SPLIT_NAMES["testing"] = "test"
+_STANDARD_NAMES = {
+    **dict.fromkeys(("restval", "training"), "train"),
+    **dict.fromkeys(("dev", "valid", "validate", "validation"), "val"),
+    "testing": "test",
+}
 
 
 def normalize_split_name(raw_name: object) -> str | None:
@@ -23,7 +26,7 @@ def normalize_split_name(raw_name: object) -> str | None:
         The standard name. None if the source gives none.
     """
     name = raw_name.strip() if isinstance(raw_name, str) else ""
-    return _SPLIT_NAMES.get(name, name) or None
+    return _STANDARD_NAMES.get(name, name) or None
 
 
 def split_priority(split: str | None) -> int:

@@ -108,8 +108,10 @@ class ExpertStore:
             raise DataError(f"{folder} is not a store of experts: expected a file {EXPERTS_FILE}. Create one with visavis data convert.")
         with raise_as_damaged():
             contents = storage.read_json(folder / EXPERTS_FILE, _Contents)
-            if wrong := next((name for name in contents.embedding_dims if not EXPERT_NAME.fullmatch(name)), None):
-                raise storage.DamagedCacheError(f"{folder / EXPERTS_FILE} has the expert {wrong!r}, which is not allowed as a file name")
+            if invalid_name := next((name for name in contents.embedding_dims if not EXPERT_NAME.fullmatch(name)), None):
+                raise storage.DamagedCacheError(
+                    f"{folder / EXPERTS_FILE} has the expert {invalid_name!r}, which is not allowed as a file name"
+                )
             experts = {name: _open_expert(folder, name, embedding_dim, contents) for name, embedding_dim in contents.embedding_dims.items()}
         _verify(folder, contents, experts)
         if unknown := [name for name in names if name not in experts]:
@@ -167,7 +169,8 @@ class ExpertStore:
         """
         item_of: dict[str, str] = {}
         for item in items:
-            if (first := item_of.setdefault(key := self._key(item), item)) != item:
+            key = self._key(item)
+            if (first := item_of.setdefault(key, item)) != item:
                 raise DataError(
                     f"{first} and {item} would both read the features {key!r} of {self.folder}. Store features of each by its full name, with "
                     "its folder, or remove one of them from the data."
@@ -350,12 +353,12 @@ def _verify(folder: Path, contents: _Contents, experts: dict[str, _Expert]) -> N
     endings = {name: (".npy", ".offsets.npy", ".seconds.npy")[: 3 if name in contents.timed_experts else 2] for name in experts}
     files = (folder / f"{name}{ending}" for name in experts for ending in endings[name])
     record = storage.cache_folder() / "checks" / f"experts-{storage.stat_hash(files, contents.sha256)}.json"
-    small = sum(expert.vectors.nbytes for expert in experts.values()) <= MAX_BYTES_HASHED_AT_OPEN
-    if not small and storage.read_checksummed_json(record, str) == contents.sha256:
+    is_small = sum(expert.vectors.nbytes for expert in experts.values()) <= MAX_BYTES_HASHED_AT_OPEN
+    if not is_small and storage.read_checksummed_json(record, str) == contents.sha256:
         return
     if _checksum(contents.items, contents.embedding_dims, {name: expert.digest() for name, expert in experts.items()}) != contents.sha256:
         raise storage.DamagedCacheError(
             f"checksum mismatch of the experts in {folder}. Restore a complete copy of the folder, or convert again."
         )
-    if not small:
+    if not is_small:
         storage.write_checksummed_json(record, contents.sha256)

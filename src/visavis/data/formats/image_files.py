@@ -156,8 +156,8 @@ class ImageFiles:
             raise DataError(f"the video could be {' or '.join(videos[:3])}. List its suffix, too")
         if videos:
             return videos[0]
-        outside = self.folder / file
-        if not os.path.isfile(outside):
+        listed_path = self.folder / file
+        if not os.path.isfile(listed_path):
             for path in (Path(root) / name for root in storage.image_roots() for name in (file, file.rpartition("/")[2])):
                 if os.path.isfile(path):
                     self.by_path[file] = ByteRange(path, root=Path(os.path.realpath(self.folder)))
@@ -165,9 +165,10 @@ class ImageFiles:
             if self.unsearched:
                 raise DataError(f"the image is missing, and a folder is not searched: {self.unsearched[0]}")
             return None
-        if not storage.is_inside(outside, self.folder):
+        if not storage.is_inside(listed_path, self.folder):
             raise DataError(f"the image is outside {self.folder}. Move it there, or add its folder to {storage.IMAGE_ROOTS}")
-        self.by_path[file] = ByteRange(outside, root=Path(os.path.realpath(self.folder)))  # hidden
+        # A hidden file, or a file in a hidden folder. find_files leaves them out.
+        self.by_path[file] = ByteRange(listed_path, root=Path(os.path.realpath(self.folder)))
         return file
 
     @property

@@ -98,14 +98,14 @@ def open_table(path: Path) -> Dataset:
         return storage.read_array(folder / name, kinds="iu")
 
     names = TextColumn(folder / "names.arrow", f"{summary.sha256} names")
-    is_whole = (summary.usable_images, summary.usable_captions) == (summary.images, summary.captions)
+    has_all_items = (summary.usable_images, summary.usable_captions) == (summary.images, summary.captions)
     return Dataset(
         name=Path(os.path.realpath(path)).parent.name,
         images=ImageColumn(names, summary.splits, load("splits.npy"), _image_folder(names, Path(os.path.realpath(path.parent)))),
         captions=TextColumn(folder / "captions.arrow", f"{summary.sha256} captions"),
         image_of=load("image_of.npy"),
-        image_origin=None if is_whole else load("image_rows.npy"),
-        caption_origin=None if is_whole else load("caption_rows.npy"),
+        image_origin=None if has_all_items else load("image_rows.npy"),
+        caption_origin=None if has_all_items else load("caption_rows.npy"),
         skipped=_skipped(path, summary),
     )
 

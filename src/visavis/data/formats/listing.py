@@ -251,15 +251,15 @@ class Listing:
         if not image_rows:
             kinds = summarize_kinds(self.losses)
             raise DataError(f"{self.source} has no usable image ({kinds}): {self.losses[0]}. {SHOW_PROBLEMS}")
-        is_whole = (len(image_rows), len(caption_rows)) == (len(self.images), len(self.captions))
+        has_all_items = (len(image_rows), len(caption_rows)) == (len(self.images), len(self.captions))
         images, captions = [self.images[row] for row in image_rows], [self.captions[row] for row in caption_rows]
         return Dataset(
             name=self.name,
             images=tuple(Image(image.name, image.split or "", image.location) for image in images),
             captions=tuple(caption.text for caption in captions),
             image_of=np.array([index_of[caption.image] for caption in captions], dtype=np.int64),
-            image_origin=None if is_whole else np.array(image_rows),
-            caption_origin=None if is_whole else np.array(caption_rows, dtype=np.int64),
+            image_origin=None if has_all_items else np.array(image_rows),
+            caption_origin=None if has_all_items else np.array(caption_rows, dtype=np.int64),
             skipped=self._skipped(len(images), len(captions)),
         )
 

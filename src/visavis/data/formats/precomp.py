@@ -147,12 +147,12 @@ def _rows_per_image(rows: np.ndarray, num_captions: int) -> int | None:
 
 def _stored_five_times(rows: np.ndarray) -> bool:
     """Return whether rows 5i to 5i + 4 are equal, in up to 200 groups spread over the file."""
-    groups = len(rows) // CAPTIONS_PER_IMAGE
-    if not groups or len(rows) % CAPTIONS_PER_IMAGE:
+    num_groups = len(rows) // CAPTIONS_PER_IMAGE
+    if not num_groups or len(rows) % CAPTIONS_PER_IMAGE:
         return False
-    for group in np.unique(np.linspace(0, groups - 1, 200).astype(int)) * CAPTIONS_PER_IMAGE:
-        same = np.asarray(rows[group : group + CAPTIONS_PER_IMAGE])
-        if not np.array_equal(same, np.broadcast_to(same[:1], same.shape), equal_nan=np.issubdtype(same.dtype, np.floating)):
+    for start in np.unique(np.linspace(0, num_groups - 1, 200).astype(int)) * CAPTIONS_PER_IMAGE:
+        copies = np.asarray(rows[start : start + CAPTIONS_PER_IMAGE])
+        if not np.array_equal(copies, np.broadcast_to(copies[:1], copies.shape), equal_nan=np.issubdtype(copies.dtype, np.floating)):
             return False
     return True
 

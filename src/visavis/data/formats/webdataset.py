@@ -250,7 +250,7 @@ def list_webdataset(source: Path) -> Listing:
 
 
 def _add_sample(
-    listing: Listing, shard: TarSamples, file: BinaryIO, key: str, split: str | None, prefix: str, whole_file: ByteRange
+    listing: Listing, shard: TarSamples, file: BinaryIO, key: str, split: str | None, prefix: str, shard_file: ByteRange
 ) -> None:
     location = f"{shard.name}: {key}"
     try:
@@ -269,7 +269,7 @@ def _add_sample(
         listing.add_loss("image without caption", location, problem, image if is_new else None)
     if image is not None and is_new:
         offset, size = shard.samples[key][extension]
-        image.location = replace(whole_file, offset=offset, size=size)
+        image.location = replace(shard_file, offset=offset, size=size)
 
 
 WEBDATASET = DatasetFormat(

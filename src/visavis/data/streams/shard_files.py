@@ -72,7 +72,7 @@ def list_shards(pattern: str) -> list[ShardFile]:
         urls = expand_braces(pattern)
     else:
         urls = [pattern]
-    files = [file for url in urls for file in _list_one(url)]
+    files = [file for url in urls for file in _list_url(url)]
     if not files:
         raise DataError(f"{pattern}: expected shards ({TAR_SUFFIX} or {PARQUET_SUFFIX} files), found none. Check the pattern.")
     if len({os.path.splitext(file.url)[1] for file in files}) > 1:
@@ -133,7 +133,7 @@ def local_copy(file: ShardFile) -> Path:
     path = folder / f"{key}{os.path.splitext(file.url)[1]}"
     with storage.folder_lock(path, wait=True):
         if not os.path.exists(path):
-            _make_room(folder, file.size)
+            _remove_old_copies(folder, file.size)
             filesystem, source = open_filesystem(file.url)
             try:
                 with storage.atomic_file(path) as part, filesystem.open_input_stream(source) as stream, open(part, "wb") as target:
@@ -145,7 +145,7 @@ def local_copy(file: ShardFile) -> Path:
     return path
 
 
-def _make_room(folder: Path, size: int) -> None:
+def _remove_old_copies(folder: Path, size: int) -> None:
     """Remove the copies that were used least recently, so that one more fits. A process that reads one of them can finish."""
     value, copies = os.environ.get(CACHE_SIZE, DEFAULT_CACHE_GB), list[tuple[int, int, Path]]()
     limit = -1.0
@@ -164,7 +164,7 @@ def _make_room(folder: Path, size: int) -> None:
             path.unlink(missing_ok=True)
 
 
-def _list_one(url: str) -> list[ShardFile]:
+def _list_url(url: str) -> list[ShardFile]:
     """The shard at a path, those that a pattern matches, or those in a folder."""
     pa = import_pyarrow()
     folder, _, name = url.rpartition("/")

@@ -84,8 +84,8 @@ class TarReader:
     def __init__(self, path: Path, name: str):
         # Opened once: another process may remove the file from the cache while it is read.
         self.file = open(path, "rb")  # noqa: SIM115 - closed with the reader
-        self.name, self.shard = name, TarSamples.read(self.file, path, name)
-        self.keys, self.damage = list(self.shard.samples), self.shard.damage
+        self.name, self.tar = name, TarSamples.read(self.file, path, name)
+        self.keys, self.damage = list(self.tar.samples), self.tar.damage
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -118,7 +118,7 @@ class TarReader:
             DataError: If the sample has no image.
         """
         key = self.keys[row]
-        return self.shard.read_member(self.file, key, self.shard.find_image(key))
+        return self.tar.read_member(self.file, key, self.tar.find_image(key))
 
     def captions(self, row: int) -> list[str]:
         """Read the captions of a sample.
@@ -132,7 +132,7 @@ class TarReader:
         Raises:
             DataError: If the sample has none.
         """
-        return self.shard.read_captions(self.file, self.keys[row])
+        return self.tar.read_captions(self.file, self.keys[row])
 
 
 class ParquetReader:
