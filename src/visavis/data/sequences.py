@@ -63,9 +63,11 @@ class LazySequence(Sequence[T_co], ABC):
             yield from self.read(np.arange(start, min(start + _ITEMS_PER_BLOCK, len(self))))
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Sequence) or isinstance(other, str) or len(other) != len(self):
-            return NotImplemented if not isinstance(other, Sequence) else False
-        return all(mine == yours for mine, yours in zip(self, other, strict=True))
+        if not isinstance(other, Sequence):
+            return NotImplemented
+        if isinstance(other, str) or len(other) != len(self):
+            return False
+        return all(item == other_item for item, other_item in zip(self, other, strict=True))
 
     __hash__ = None  # type: ignore[assignment]
 

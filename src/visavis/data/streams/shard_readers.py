@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from visavis import storage
 from visavis.data.columns import import_pyarrow
 from visavis.data.dataset import ByteRange
 from visavis.data.formats.table_columns import TableColumns, parse_captions
@@ -145,17 +146,12 @@ class ParquetReader:
     damage = ""
 
     def __init__(self, shard: Shard):
-        pa = import_pyarrow()
         self.name = shard.name
-        filesystem, path = open_filesystem(shard.file.url)
-        try:
-            file = pa.parquet.ParquetFile(path, filesystem=filesystem)
+        with _open_parquet(shard.file.url) as file:
             self.columns = columns = TableColumns.find(file.schema_arrow, shard.file.url)
             self.image_column = columns.image or columns.file
             names = [name for name in (self.image_column, columns.file, *columns.captions) if name is not None]
             self.table = file.read_row_group(shard.row_group, columns=list(dict.fromkeys(names)))
-        except (pa.ArrowException, OSError) as error:
-            raise DataError(f"{shard.file.url} cannot be read: {error}. Copy the shard again.") from None
 
     def __len__(self) -> int:
         return len(self.table)
@@ -211,6 +207,17 @@ class ParquetReader:
         return captions
 
 
+@contextmanager
+def _open_parquet(url: str) -> Iterator[Any]:
+    """Open a Parquet file, and convert errors of reading it in this block."""
+    pa = import_pyarrow()
+    filesystem, path = open_filesystem(url)
+    try:
+        yield pa.parquet.ParquetFile(path, filesystem=filesystem)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{url} cannot be read: {storage.error_reason(error)}. Copy the shard again.") from None
+
+
 ShardReader: TypeAlias = TarReader | ParquetReader
 """Reads samples of an open shard."""
 
@@ -247,12 +254,8 @@ def count_samples(file: ShardFile, *, skip_bad: bool, read_key: bool) -> list[Sh
         DataError: If the file is damaged.
     """
     if file.url.endswith(PARQUET_SUFFIX):
-        pa = import_pyarrow()
-        filesystem, path = open_filesystem(file.url)
-        try:
-            metadata = pa.parquet.ParquetFile(path, filesystem=filesystem).metadata
-        except (pa.ArrowException, OSError) as error:
-            raise DataError(f"{file.url} cannot be read: {error}. Copy the shard again.") from None
+        with _open_parquet(file.url) as parquet:
+            metadata = parquet.metadata
         return [Shard(file, metadata.row_group(group).num_rows, group) for group in range(metadata.num_row_groups)]
     if file.num_samples is not None and not read_key:
         return [Shard(file, file.num_samples)]
