@@ -44,7 +44,7 @@ class ImageError(DataError):
 
     Args:
         kind: Kind of the finding of ``visavis data check``.
-        problem: End of the sentence "image NAME ...".
+        problem: End of the sentence "image NAME ...", and the fix.
         name: Name of the image.
     """
 

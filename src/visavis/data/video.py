@@ -34,7 +34,7 @@ class VideoError(DataError):
     """A video is unusable.
 
     Args:
-        problem: End of the sentence "video NAME ...".
+        problem: End of the sentence "video NAME ...", and the fix.
         name: Name of the video.
     """
 

@@ -178,7 +178,6 @@ _CALLS: dict[str, Callable[..., Any]] = {
 _MAX_COPIED_BYTES = 2**16
 # 350,000 tokenized captions (VATEX) are 11 million instructions. The limit bounds time and memory: 4 s and 2 GB on one core.
 _MAX_INSTRUCTIONS = 12_000_000
-_DAMAGED = "is not a readable pickle: it is damaged, truncated, or another kind of file"
 
 
 def read_plain_pickle(path: str | Path) -> Any:
@@ -210,7 +209,8 @@ def read_plain_pickle(path: str | Path) -> Any:
     except UnsafePickle as reason:
         raise DataError(f"{path} {reason}. Save plain containers and arrays instead, in several files if it is large.") from None
     except (pickle.UnpicklingError, IndexError, KeyError, ValueError, TypeError, OverflowError, AttributeError, struct.error):
-        raise DataError(f"{path} {_DAMAGED}. Download or save it again.") from None
+        problem = "it is damaged, truncated, or another kind of file"
+        raise DataError(f"{path} is not a readable pickle: {problem}. Download or save it again.") from None
     finally:
         if collects_garbage:
             gc.enable()

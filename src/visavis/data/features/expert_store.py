@@ -109,9 +109,7 @@ class ExpertStore:
         with raise_as_damaged():
             contents = storage.read_json(folder / EXPERTS_FILE, _Contents)
             if invalid_name := next((name for name in contents.embedding_dims if not EXPERT_NAME.fullmatch(name)), None):
-                raise storage.DamagedCacheError(
-                    f"{folder / EXPERTS_FILE} has the expert {invalid_name!r}, which is not allowed as a file name"
-                )
+                raise _damaged(f"{folder / EXPERTS_FILE} has the expert {invalid_name!r}, which is not allowed as a file name")
             experts = {name: _open_expert(folder, name, embedding_dim, contents) for name, embedding_dim in contents.embedding_dims.items()}
         _verify(folder, contents, experts)
         if unknown := [name for name in names if name not in experts]:
@@ -327,21 +325,21 @@ def _open_expert(folder: Path, name: str, embedding_dim: int, contents: _Content
     files = [f"{name}.npy", f"{name}.offsets.npy", *([f"{name}.seconds.npy"] if is_timed else [])]
     for file in (folder / file for file in files):
         if not os.path.exists(file):
-            raise storage.DamagedCacheError(
-                f"{folder} lacks {file.name} of the expert {name}. Restore a complete copy of the folder, or convert again."
-            )
+            raise _damaged(f"{folder} lacks {file.name} of the expert {name}")
     vectors = storage.read_array(folder / f"{name}.npy", dimensions=2, memory_map=True)
     offsets = storage.read_array(folder / f"{name}.offsets.npy", dimensions=1, kinds="i")
     if not are_offsets(offsets, len(contents.items)) or vectors.shape != (offsets[-1], embedding_dim) or vectors.dtype != np.float32:
-        raise storage.DamagedCacheError(
-            f"{folder / name}.npy has {vectors.dtype} of shape {list(vectors.shape)}, which does not match {EXPERTS_FILE} and its offsets"
-        )
+        actual = f"{vectors.dtype} of shape {list(vectors.shape)}"
+        raise _damaged(f"{folder / name}.npy has {actual}, which does not match {EXPERTS_FILE} and its offsets")
     seconds = storage.read_array(folder / f"{name}.seconds.npy", dimensions=1, kinds="f") if is_timed else None
     if seconds is not None and (seconds.shape != vectors.shape[:1] or seconds.dtype != np.float32):
-        raise storage.DamagedCacheError(
-            f"{folder / name}.seconds.npy has {seconds.dtype} of shape {list(seconds.shape)}, which does not match"
-        )
+        actual = f"{seconds.dtype} of shape {list(seconds.shape)}"
+        raise _damaged(f"{folder / name}.seconds.npy has {actual}, which does not match {name}.npy")
     return _Expert(vectors, offsets, seconds)
+
+
+def _damaged(problem: str) -> storage.DamagedCacheError:
+    return storage.DamagedCacheError(f"{problem}. Restore a complete copy of the folder, or convert again.")
 
 
 def _checksum(items: list[str], embedding_dims: Mapping[str, int], digests: Mapping[str, str]) -> str:
@@ -357,8 +355,6 @@ def _verify(folder: Path, contents: _Contents, experts: dict[str, _Expert]) -> N
     if not is_small and storage.read_checksummed_json(record, str) == contents.sha256:
         return
     if _checksum(contents.items, contents.embedding_dims, {name: expert.digest() for name, expert in experts.items()}) != contents.sha256:
-        raise storage.DamagedCacheError(
-            f"checksum mismatch of the experts in {folder}. Restore a complete copy of the folder, or convert again."
-        )
+        raise _damaged(f"checksum mismatch of the experts in {folder}")
     if not is_small:
         storage.write_checksummed_json(record, contents.sha256)
