@@ -312,6 +312,18 @@ def test_convert_hdf5_with_one_vector_per_video(mmt, tmp_path):
     assert visavis.data_convert([mmt], tmp_path / "mmt").experts["scene"] == (5, 19)
 
 
+def test_convert_hdf5_with_unusual_times(mmt, tmp_path):
+    h5py = pytest.importorskip("h5py")
+    for number, times in ((3, 2.0), (5, np.empty((0, 2)))):
+        with h5py.File(mmt / "v" / str(number) / f"{VIDEOS[number]}.h5", "a") as file:
+            del file["features_t.audio"]
+            file["features_t.audio"] = times
+    visavis.data_convert([mmt], tmp_path / "mmt")
+    store = ExpertStore.open(tmp_path / "mmt" / "experts")
+    seconds = store.read(store.rows([VIDEOS[3], VIDEOS[5]])).vectors["audio:seconds"]
+    assert seconds.flatten().tolist() == [2.0, -1.0]
+
+
 class Listener(NoProgress):
     def __init__(self):
         self.messages = []

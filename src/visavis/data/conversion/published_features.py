@@ -268,12 +268,11 @@ class HDF5Videos:
                 features[name] = vectors = content[_FEATURES + name][()]
                 if vectors.ndim != 2:
                     continue
-                stored = np.asarray(content[_SECONDS + name][()]) if _SECONDS + name in content else np.empty(0)
-                middles = stored[: len(vectors)].mean(1) if stored.ndim == 2 and stored.size else stored[: len(vectors)]
-                if middles.dtype.kind in "fiu" and middles.shape == (len(vectors),) and np.isfinite(middles).all():
-                    seconds[name] = middles
-                elif name in FEATURE_SECONDS:
-                    seconds[name] = (np.arange(len(vectors)) + 0.5) * FEATURE_SECONDS[name]
+                times = _stored_seconds(content, name, len(vectors))
+                if times is None and name in FEATURE_SECONDS:
+                    times = (np.arange(len(vectors)) + 0.5) * FEATURE_SECONDS[name]
+                if times is not None:
+                    seconds[name] = times
         return features, seconds
 
     def add_file(self, path: Path, video: Any) -> None:
@@ -330,6 +329,17 @@ def _check(path: Path, video: Any, key: str) -> None:
         raise DataError(f"{path}: {key} is not an array in the file itself: expected {_CONTENT}. {_CORRECT_FILE}")
     if content.nbytes > storage.MAX_BYTES:
         raise DataError(f"{path}: {key} has {content.nbytes:,} bytes, expected at most {storage.MAX_BYTES:,}. {_CORRECT_FILE}")
+
+
+def _stored_seconds(video: Any, name: str, length: int) -> np.ndarray | None:
+    """Return the stored times of the vectors of an expert, or the middles of their starts and ends. None: no usable times."""
+    if _SECONDS + name not in video:
+        return None
+    times = np.atleast_1d(video[_SECONDS + name][()])[:length]
+    if times.ndim == 2 and times.size:
+        times = times.mean(1)
+    is_usable = times.dtype.kind in "fiu" and times.shape == (length,) and bool(np.isfinite(times).all())
+    return times if is_usable else None
 
 
 def _sentence(words: Any, location: str) -> str:
