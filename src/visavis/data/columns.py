@@ -59,26 +59,13 @@ def unique_texts(blocks: Iterable[pa.Array]) -> tuple[np.ndarray, pa.Array]:
         The index of each row's unique text (int32, -1: null), and the unique texts in order of first mention.
     """
     pa = import_pyarrow()
-
-    def divide(block: Any) -> tuple[Any, np.ndarray, Any, list[int]]:
-        """Return the block, its rows and texts in order of their hash table, and the bounds of the tables."""
-        texts = block.drop_null()
-        _, offsets_buffer, content = texts.buffers()
-        offsets = np.frombuffer(offsets_buffer, np.int64)[texts.offset : texts.offset + len(texts) + 1]
-        sums = np.zeros(offsets[-1] - offsets[0] + 1, np.uint8)
-        np.cumsum(np.frombuffer(content or b"", np.uint8)[offsets[0] : offsets[-1]], dtype=np.uint8, out=sums[1:])
-        tables = np.diff(sums[offsets - offsets[0]]) % _HASH_TABLES
-        order = np.argsort(tables, kind="stable")
-        rows = np.flatnonzero(block.is_valid().to_numpy(zero_copy_only=False))
-        return block, rows[order], texts.take(pa.array(order)), np.searchsorted(tables[order], np.arange(_HASH_TABLES + 1)).tolist()
-
-    divided, num_rows = list[Any](), 0
+    all_blocks, num_rows = list[Any](), 0
     rows_of, texts_of = ([list[Any]() for _ in range(_HASH_TABLES)] for _ in range(2))
-    for block, rows, texts, bounds in map_in_order(divide, blocks):
+    for block, rows, texts, bounds in map_in_order(_sort_by_hash_table, blocks):
         for table, (start, end) in enumerate(pairwise(bounds)):
             rows_of[table].append(num_rows + rows[start:end])
             texts_of[table].append(texts.slice(start, end - start))
-        divided.append(block)
+        all_blocks.append(block)
         num_rows += len(block)
 
     def encode(table: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -90,7 +77,7 @@ def unique_texts(blocks: Iterable[pa.Array]) -> tuple[np.ndarray, pa.Array]:
         indices = encoded.indices.to_numpy()
         return rows, indices, rows[np.diff(np.maximum.accumulate(indices), prepend=-1) > 0]
 
-    if not divided:
+    if not all_blocks:
         return np.empty(0, np.int32), pa.array([], pa.large_string())
     encoded = list(map_in_order(encode, range(_HASH_TABLES)))
     is_first, unique_index = np.zeros(num_rows, bool), np.full(num_rows, -1, np.int32)
@@ -99,10 +86,26 @@ def unique_texts(blocks: Iterable[pa.Array]) -> tuple[np.ndarray, pa.Array]:
     for rows, indices, first_rows in encoded:
         unique_index[rows] = index_of_row[first_rows[indices]]
     start = 0
-    for number, block in enumerate(divided):  # in place, so that memory holds the texts once, then joined
-        divided[number] = block.filter(pa.array(is_first[start : start + len(block)]))
+    # In place, so that memory holds the texts once.
+    for number, block in enumerate(all_blocks):
+        all_blocks[number] = block.filter(pa.array(is_first[start : start + len(block)]))
         start += len(block)
-    return unique_index, pa.concat_arrays(divided)
+    return unique_index, pa.concat_arrays(all_blocks)
+
+
+def _sort_by_hash_table(block: pa.Array) -> tuple[pa.Array, np.ndarray, pa.Array, list[int]]:
+    """Return a block, its rows and texts in order of their hash table, and the bounds of the tables."""
+    texts = block.drop_null()
+    _, offsets_buffer, content = texts.buffers()
+    offsets = np.frombuffer(offsets_buffer, np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    # Sum of all bytes before each byte, modulo 256.
+    sums = np.zeros(offsets[-1] - offsets[0] + 1, np.uint8)
+    np.cumsum(np.frombuffer(content or b"", np.uint8)[offsets[0] : offsets[-1]], dtype=np.uint8, out=sums[1:])
+    tables = np.diff(sums[offsets - offsets[0]]) % _HASH_TABLES
+    order = np.argsort(tables, kind="stable")
+    rows = np.flatnonzero(block.is_valid().to_numpy(zero_copy_only=False))
+    bounds = np.searchsorted(tables[order], np.arange(_HASH_TABLES + 1)).tolist()
+    return block, rows[order], texts.take(import_pyarrow().array(order)), bounds
 
 
 class TextColumn(LazySequence[str]):
