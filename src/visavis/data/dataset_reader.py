@@ -94,7 +94,8 @@ def open_dataset(
 
 
 def _unusable_items(source: Path, path: str | Path, kinds: str, losses: Sequence[object]) -> DataError:
-    examples = ", ".join(map(str, losses[:3])) + (", ..." if len(losses) > 3 else "")
+    # Each finding has sentences of its own.
+    examples = "; ".join(str(loss).rstrip(".") for loss in losses[:3]) + ("; ..." if len(losses) > 3 else "")
     return DataError(
         f"{source}: unusable items ({kinds}): {examples}. Run `visavis data check {shlex.quote(str(path))}` "
         "for the whole list, or train with --skip-bad to skip them."
