@@ -96,6 +96,7 @@ def test_region_features_are_converted_again_after_a_change(tmp_path, caplog):
     array.write_bytes(array.read_bytes()[:-4] + b"\0\0\0\1")
     assert RegionFeatures.open(path, silent).sha256 == before.sha256
     assert "is damaged" in caplog.text
+    assert "Restore" not in caplog.text, "the cache is rebuilt"
     tsv(path, regions(seed=1))
     assert RegionFeatures.open(path, silent).sha256 != before.sha256
 

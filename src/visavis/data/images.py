@@ -35,7 +35,8 @@ _TRANSPOSE_OF_ORIENTATION = {
     7: Transpose.TRANSVERSE,
     8: Transpose.ROTATE_90,
 }
-_COPY_AGAIN = "Copy it again from its source"
+COPY_AGAIN = "Copy it again from its source"
+"""Fix of a damaged image or video, without its period."""
 _MAGIC_BYTES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM", b"II*\0", b"MM\0*", b"RIFF")
 
 
@@ -166,7 +167,7 @@ def _translate_errors(name: str) -> Iterator[None]:
     except MemoryError:
         raise DataError(f"image {name} needs more memory than is available. Reduce its size or free memory.") from None
     except Exception as error:  # noqa: BLE001 - decoders raise errors of every kind on damaged bytes
-        problem = f"is truncated or damaged: {storage.error_reason(error)}. {_COPY_AGAIN}"
+        problem = f"is truncated or damaged: {storage.error_reason(error)}. {COPY_AGAIN}"
         raise ImageError("truncated image", problem, name) from None
 
 
@@ -184,12 +185,12 @@ def supported_formats() -> tuple[str, ...]:
 def _open(content: bytes, name: str, *, allow_animated: bool = False, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """Open an image without decoding it, after all checks that its header allows."""
     if not content:
-        raise ImageError("truncated image", f"is truncated: the file is empty (0 bytes). {_COPY_AGAIN}", name)
+        raise ImageError("truncated image", f"is truncated: the file is empty (0 bytes). {COPY_AGAIN}", name)
     try:
         image = Image.open(io.BytesIO(content), formats=supported_formats())
     except UnidentifiedImageError:
         if content.startswith(_MAGIC_BYTES):
-            problem = f"is truncated or damaged in its header ({len(content)} bytes). {_COPY_AGAIN}"
+            problem = f"is truncated or damaged in its header ({len(content)} bytes). {COPY_AGAIN}"
             raise ImageError("truncated image", problem, name) from None
         problem = f"is not an image of a known format ({', '.join(supported_formats())}). Convert it to JPEG or PNG, or remove it"
         raise ImageError("not an image", problem, name) from None

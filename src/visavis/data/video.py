@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 from PIL.Image import Image as PILImage
 
 from visavis import storage
-from visavis.data.images import MAX_PIXELS
+from visavis.data.images import COPY_AGAIN, MAX_PIXELS
 from visavis.errors import DataError, requires_extra
 
 VideoSource = Path | bytes | BinaryIO
@@ -26,7 +26,6 @@ MAX_FRAMES_PER_VIDEO = 1024
 _FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpeg,mpegts,asf,flv,ogg"
 # Seconds that may be missing at the end: the duration in a container is rarely exact.
 _SLACK_S = 2.0
-_COPY_AGAIN = "Copy it again from its source"
 _CONVERT = "or convert it to mp4 (h264)"
 
 
@@ -154,9 +153,9 @@ def read_frames(source: VideoSource, name: str, frames_per_second: float) -> lis
                 frames.append(_to_image(last))
             last = frame
         if last is None:
-            raise VideoError(f"has no frame that can be decoded. {_COPY_AGAIN}, {_CONVERT}", name)
+            raise VideoError(f"has no frame that can be decoded. {COPY_AGAIN}, {_CONVERT}", name)
         if (missing := max(times) - (last.time or 0)) > _SLACK_S:
-            raise VideoError(f"is damaged: the last {missing:.0f} seconds of its frames cannot be decoded. {_COPY_AGAIN}", name)
+            raise VideoError(f"is damaged: the last {missing:.0f} seconds of its frames cannot be decoded. {COPY_AGAIN}", name)
         return frames + [_to_image(last)] * (expected - len(frames))
 
 
@@ -177,7 +176,7 @@ def first_frame(source: VideoSource, name: str) -> PILImage:
     with _open_stream(source, name) as (container, stream):
         for frame in container.decode(stream):
             return _to_image(frame)
-    raise VideoError(f"has no frame that can be decoded. {_COPY_AGAIN}, {_CONVERT}", name)
+    raise VideoError(f"has no frame that can be decoded. {COPY_AGAIN}, {_CONVERT}", name)
 
 
 def frame_at(source: VideoSource, name: str, seconds: float) -> PILImage:
@@ -217,7 +216,7 @@ def _open_stream(source: VideoSource, name: str) -> Iterator[tuple[Any, Any]]:
         import av
     with _file(source) as file:
         if not file.read(1):
-            raise VideoError(f"is empty (0 bytes). {_COPY_AGAIN}", name)
+            raise VideoError(f"is empty (0 bytes). {COPY_AGAIN}", name)
         file.seek(0)
         try:
             with av.open(file, options={"format_whitelist": _FORMATS}) as container:
@@ -236,7 +235,7 @@ def _open_stream(source: VideoSource, name: str) -> Iterator[tuple[Any, Any]]:
         except av.error.FFmpegError as error:
             reason = str(error.strerror or error).rstrip(".")
             problem = f"is damaged or not a supported container (mp4, webm, mkv, avi, mov, mpg, ...): {reason}"
-            raise VideoError(f"{problem}. {_COPY_AGAIN}, {_CONVERT}", name) from None
+            raise VideoError(f"{problem}. {COPY_AGAIN}, {_CONVERT}", name) from None
 
 
 @contextmanager
@@ -252,12 +251,12 @@ def _frame_times(container: Any, stream: Any, name: str) -> list[float]:
     """Return when each frame is shown, in seconds."""
     packets = [packet for packet in container.demux(stream) if packet.size]
     if not packets:
-        raise VideoError(f"has no frames. {_COPY_AGAIN}", name)
+        raise VideoError(f"has no frames. {COPY_AGAIN}", name)
     stamps = [packet.pts if packet.pts is not None else packet.dts for packet in packets]
     times = [float(stamp * stream.time_base) for stamp in stamps if stamp is not None] or [0.0]
     declared = 0.0 if stream.duration is None else float(stream.duration * stream.time_base)
     if (available := max(times) - min(times)) < declared - _SLACK_S:
-        raise VideoError(f"is truncated: {available:.0f} of its {declared:.0f} seconds are available. {_COPY_AGAIN}", name)
+        raise VideoError(f"is truncated: {available:.0f} of its {declared:.0f} seconds are available. {COPY_AGAIN}", name)
     return times
 
 

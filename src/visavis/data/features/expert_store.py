@@ -32,6 +32,8 @@ from visavis.errors import DataError, suggest_name
 from visavis.types import Encoded, seconds_part
 
 EXPERTS_FILE = "experts.json"
+RESTORE_STORE = " Restore a complete copy of the folder, or convert again."
+"""Fix of a damaged store. The warning about a damaged cache of region features leaves it out."""
 # Names of stored features. They are parts of file names.
 EXPERT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,80}")
 # Vectors that are hashed at once.
@@ -339,7 +341,7 @@ def _open_expert(folder: Path, name: str, embedding_dim: int, contents: _Content
 
 
 def _damaged(problem: str) -> storage.DamagedCacheError:
-    return storage.DamagedCacheError(f"{problem}. Restore a complete copy of the folder, or convert again.")
+    return storage.DamagedCacheError(f"{problem}.{RESTORE_STORE}")
 
 
 def _checksum(items: list[str], embedding_dims: Mapping[str, int], digests: Mapping[str, str]) -> str:

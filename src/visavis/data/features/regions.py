@@ -18,7 +18,7 @@ import numpy as np
 
 from visavis import storage
 from visavis.data.dataset import ProgressCallback
-from visavis.data.features.expert_store import ExpertStore, create_expert_store
+from visavis.data.features.expert_store import RESTORE_STORE, ExpertStore, create_expert_store
 from visavis.errors import DataError
 from visavis.types import Encoded
 
@@ -175,7 +175,9 @@ class RegionFeatures:
             try:
                 return cls(path, ExpertStore.open(folder))
             except storage.DamagedCacheError as reason:
-                storage.remove_damaged(folder, [file for file in folder.iterdir() if os.path.isfile(file)], str(reason))
+                storage.remove_damaged(
+                    folder, [file for file in folder.iterdir() if os.path.isfile(file)], str(reason).removesuffix(RESTORE_STORE)
+                )
                 _convert(files, folder, on_progress)
                 return cls(path, ExpertStore.open(folder))
 
