@@ -186,7 +186,7 @@ def _hardest_gap(scores: Tensor, up: Tensor, down: Tensor) -> Tensor:
 
 
 def _level_terms(scores: Tensor, relevance: Tensor, levels: int, *, all_higher: bool) -> float:
-    """Terms of levels 2 to L, hard-sampled, images as queries. With ``all_higher``, the upper set is that of the code."""
+    """Terms of levels 2 to L, hard-sampled, images as queries. With ``all_higher``, the upper set is defined as in the code."""
     total, bounds = 0.0, (torch.inf, *THRESHOLDS)
     for level in range(1, levels):
         up = relevance >= bounds[level] if all_higher else _level(relevance, bounds[level], bounds[level - 1])

@@ -44,7 +44,7 @@ class TrecRankings:
     """The first candidates of the queries of one direction, and their relevant candidates.
 
     Attributes:
-        order: Candidates, best first, shape ``[Q, K]``. -1 where there are no more.
+        order: Candidates, best first, shape ``[Q, K]``. Padded with -1.
         scores: Strictly falling float32 scores, shape ``[Q, K]``.
         relevant: Query, relevant candidate and relevance (an integer >= 1) of each pair, shape ``[P, 3]``.
         queries: Names of the queries, without white space.

@@ -166,8 +166,8 @@ class Sigmoid(Objective):
         query with a positive. A query without negatives adds nothing.
 
     Gradient:
-        dL/ds_ij = -z_ij scale / (1 + e^(z_ij (scale s_ij + bias))), over the number of queries of both directions. No
-        pair changes that of another.
+        dL/ds_ij = -z_ij scale / (1 + e^(z_ij (scale s_ij + bias))), over the number of queries of both directions. The
+        gradient of a pair does not depend on other pairs.
 
     Advice:
         Where batches are small, or a pair has several captions: no softmax makes them compete. The bias starts near minus

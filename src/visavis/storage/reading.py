@@ -437,7 +437,7 @@ def error_reason(error: Exception) -> str:
         error: The error.
 
     Returns:
-        The line without its period. The name of the class if there is no message.
+        The line without its period, or the name of the class if the message is empty.
     """
     return str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
 

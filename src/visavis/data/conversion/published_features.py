@@ -138,7 +138,7 @@ def _new_table(tables: dict[str, dict[str, Any]], name: str, path: Path) -> dict
 
 
 def _without_duplicates(target: dict[str, Any], table: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Return the entries of earlier files, to which those of a file are added."""
+    """Return the entries of earlier files. The entries of another file are added to them."""
     if duplicates := target.keys() & table.keys():
         raise DataError(f"{path}: duplicate entry {min(duplicates)}, already defined in another file. Pass only one of these files.")
     return target
