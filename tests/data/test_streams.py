@@ -252,7 +252,7 @@ def test_bad_item_is_refused_or_skipped_and_counted(bad, message, tmp_path, capl
         batches = list(make_loader(folder, skip_bad=True).epoch(1))
     assert sorted(numbers(*batches)) == [0, 1, 2, 4, 5, 6, 7, 8]
     assert all(len(batch.images) == len(batch.image_ids) == len(batch.text) for batch in batches)
-    assert caplog.messages[1] == f"Skipped in epoch 1: 1 unusable items of {folder}."
+    assert caplog.messages[1] == f"Skipped in batches 1 to {len(batches)} of epoch 1: 1 unusable items of {folder}."
 
 
 def test_parquet_of_datasets_is_read(tmp_path):

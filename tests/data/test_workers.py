@@ -24,7 +24,7 @@ from visavis.data.item_sources import CROP_FUNCTIONS, PixelSource
 from visavis.data.loader import BatchSchedule, Loader, read_in_workers
 from visavis.data.parallel import map_in_order
 from visavis.data.vocabulary import TokenizedCaptions, Vocabulary
-from visavis.data.workers import MIN_IMAGES_FOR_WORKERS, choose_workers
+from visavis.data.workers import MIN_IMAGES_FOR_WORKERS, BatchReader, choose_workers
 from visavis.errors import DataError
 from visavis.models.encoders.preprocessing import MAX_JPEG_SIDE, ImageConverter, Preprocessing
 from visavis.types import Encoded
@@ -320,15 +320,22 @@ def test_reduced_decoding_keeps_modes_and_orientation(tmp_path):
 
 
 @pytest.mark.slow
-def test_training_with_workers_equals_training_without(tmp_path):
-    """Validations read in the training process while the workers are in an epoch."""
+def test_training_with_workers_equals_training_without(tmp_path, monkeypatch):
+    """Workers read the batches and all validations after the first, also those within an epoch."""
     scenes = visavis.data_scenes(tmp_path / "scenes", num_train=16, num_val=6, num_test=6, size=48)
     recipe = {"training.batch_size": 4, "training.evaluate_every": 3, "training.threads": 1, "phases.0.epochs": 2}
-    logs = []
+    logs, read_batch, validations_before_read = [], BatchReader.__call__, {0: [], 1: []}
     for workers in (0, 1):
-        run = visavis.train(
-            "photos/pixels-words", data=scenes, out=tmp_path / f"{workers}", overrides=recipe | {"training.workers": workers}
-        ).run
-        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        log = tmp_path / f"{workers}" / "metrics.jsonl"
+
+        def read_in_training_process(reader, request, workers=workers, log=log):
+            validations_before_read[workers].append(len(log.read_text().splitlines()) if log.exists() else 0)
+            return read_batch(reader, request)
+
+        monkeypatch.setattr(BatchReader, "__call__", read_in_training_process)
+        visavis.train("photos/pixels-words", data=scenes, out=log.parent, overrides=recipe | {"training.workers": workers})
+        rows = [json.loads(line) for line in log.read_text().splitlines()]
         logs.append([{key: value for key, value in row.items() if key != "time"} for row in rows])
     assert logs[0] == logs[1]
+    assert set(validations_before_read[0]) == set(range(len(logs[0]) + 1))
+    assert set(validations_before_read[1]) == {0, len(logs[1])}

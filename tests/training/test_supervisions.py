@@ -318,7 +318,7 @@ def test_noisy_supervision_trains_equal_networks_equally(overrides, recipes, sce
     first, second = run.matcher, run.supervision.peer
     second.load_state_dict(first.state_dict())
     before = {name: part.clone() for name, part in first.state_dict().items()}
-    run._epoch()
+    run._train_to_validation()
     if second.scale is not None:
         second.scale()  # A scale is clamped to its bounds when it is read, as the first one was in the probes.
     changed = [name for name, part in first.state_dict().items() if not torch.equal(part, before[name])]

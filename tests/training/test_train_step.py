@@ -81,7 +81,7 @@ def test_only_training_is_compiled(clip, tmp_path, monkeypatch):
     trainer.start()
     trainer._validate()
     assert not counters["stats"]
-    trainer._epoch()
+    trainer._train_to_validation()
     assert 2 <= counters["stats"]["unique_graphs"] <= 3
 
 

@@ -255,7 +255,7 @@ class Loader:
         Raises:
             DataError: If an item cannot be read, or a worker process ends unexpectedly.
         """
-        plan = self.schedule.batches(self.data, self.seed, epoch)
+        plan = self._plan(epoch)
         # Workers take requests ahead of the batches.
         requests, sent = tee(self._request(*plan[number], epoch, number, training) for number in range(len(plan))[start:stop])
         contents = self._read(sent, device, starts_workers=training)
@@ -263,6 +263,17 @@ class Loader:
             batch = self._batch(request, next(contents), epoch, number).to(device)
             # Bytes have a quarter of the size of normalized pixels. No reference keeps them during a training step.
             yield replace(batch, visual=self._normalize(batch.visual))
+
+    def _plan(self, epoch: int) -> Sequence[tuple[np.ndarray, np.ndarray]]:
+        """Batches of an epoch. The last epoch is kept, because validations can divide it."""
+        if epoch not in self._plans:
+            self._plans.clear()
+            self._plans[epoch] = self.schedule.batches(self.data, self.seed, epoch)
+        return self._plans[epoch]
+
+    @cached_property
+    def _plans(self) -> dict[int, Sequence[tuple[np.ndarray, np.ndarray]]]:
+        return {}
 
     def read_images(self, batches: Iterable[np.ndarray], device: torch.device | str = "cpu") -> Iterator[Encoded]:
         """Yield images without random transforms and without captions. Worker processes read them if they are running and idle.

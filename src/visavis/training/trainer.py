@@ -133,38 +133,41 @@ class Trainer:
                 self._checkpoint()
             try:
                 while not self.state.done:
-                    self._epoch()
+                    self._train_to_validation()
             finally:
                 self.train_loader.close()
         return self.state
 
-    def _epoch(self) -> None:
-        """Train the rest of the current epoch, validate, and advance to the next epoch or phase."""
-        state, every = self.state, self.recipe.training.evaluate_every
-        steps = self.train_loader.num_batches
+    def _train_to_validation(self) -> None:
+        """Train to the next validation, validate, and advance to the next epoch or phase."""
+        state, steps = self.state, self.train_loader.num_batches
+        stop = self._next_validation(steps)
         if state.batch == 0:
             self.supervision.begin_epoch(self._epoch_number)
         started = time.perf_counter()  # before the loop: waiting for a batch counts as training time
-        for batch in self._measure_waiting(self.train_loader.epoch(self._epoch_number, start=state.batch, device=self.device)):
+        # No batches after the validation are read ahead, so that idle workers read its images.
+        batches = self.train_loader.epoch(self._epoch_number, start=state.batch, stop=stop, device=self.device)
+        for batch in self._measure_waiting(batches):
             self._step(batch, steps)
             state.batch, state.seconds = batch.index + 1, state.seconds + time.perf_counter() - started
             self._report_step(steps)
-            if every and state.step % every == 0 and state.batch < steps and self._validate():
-                self._finish_phase()
-                return
-            # Between optimizer steps there are gradients, which a checkpoint does not hold.
-            if self.step_control.is_optimizer_step:
-                if (signal := self._agreed_signal()) is not None:
-                    self._checkpoint()
-                    self.group.barrier()  # torchrun ends all processes as soon as one of them has ended
-                    raise Stopped(str(self.folder.path), signal)
-                self._checkpoint_if_due()
+            # A resumed run repeats the validation at the end of an epoch, but not one within it.
+            if state.batch < stop or stop == steps:
+                self._checkpoint_or_stop()
             started = time.perf_counter()
-        state.epoch, state.batch = state.epoch + 1, 0
+        if stop == steps:
+            state.epoch, state.batch = state.epoch + 1, 0
         if self._validate() or state.epoch == self.phase.epochs:
             self._finish_phase()
-        else:
+        elif stop == steps:
             self._checkpoint_if_due()
+        else:
+            self._checkpoint_or_stop()
+
+    def _next_validation(self, steps: int) -> int:
+        """Number of batches of the current epoch before the next validation."""
+        every = self.recipe.training.evaluate_every
+        return min(steps, self.state.batch + every - self.state.step % every) if every else steps
 
     def _measure_waiting(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yield batches, and add up the time until each of them arrives."""
@@ -336,6 +339,17 @@ class Trainer:
         local_number = torch.tensor([0 if self.stop.signal is None else self.stop.signal])
         number = int(self.group.all_gather_stack(local_number).max())
         return Signals(number) if number else None
+
+    def _checkpoint_or_stop(self) -> None:
+        """Save a checkpoint if it is due. After a signal, save one and stop."""
+        # Between optimizer steps there are gradients, which a checkpoint does not hold.
+        if not self.step_control.is_optimizer_step:
+            return
+        if (signal := self._agreed_signal()) is not None:
+            self._checkpoint()
+            self.group.barrier()  # torchrun ends all processes as soon as one of them has ended
+            raise Stopped(str(self.folder.path), signal)
+        self._checkpoint_if_due()
 
     def _checkpoint_if_due(self) -> None:
         is_due = time.monotonic() - self.last_checkpoint >= self.recipe.training.checkpoint_s

@@ -173,15 +173,16 @@ class StreamLoader(Loader):
         Yields:
             The batches.
         """
-        skipped, log = 0, logging.getLogger(__name__)
+        skipped, end, log = 0, start, logging.getLogger(__name__)
         for batch in super().epoch(epoch, start=start, stop=stop, training=training, device=device):
             assert isinstance(batch, StreamBatch)
             if batch.skipped and not skipped:
                 log.warning("Skipped: %s", batch.skipped[0])
-            skipped += len(batch.skipped)
+            skipped, end = skipped + len(batch.skipped), batch.index + 1
             yield batch
-        if skipped and training and stop is None:
-            log.warning("Skipped in epoch %d: %s unusable items of %s.", epoch, f"{skipped:,}", self.stream.pattern)
+        if skipped and training:
+            items = f"{skipped:,} unusable items of {self.stream.pattern}"
+            log.warning("Skipped in batches %d to %d of epoch %d: %s.", start + 1, end, epoch, items)
 
     def _read_in_workers(self, pool: WorkerPool, requests: Iterable[BatchRequest], device: torch.device | str) -> Iterator[StreamContents]:
         return pool.read(requests, self.reader_number)
