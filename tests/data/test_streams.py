@@ -17,7 +17,7 @@ from PIL import Image
 
 from visavis.data.formats.webdataset import TarSamples
 from visavis.data.item_sources import PixelSource
-from visavis.data.loader import read_in_workers
+from visavis.data.loader import share_workers
 from visavis.data.streams.shard_files import CACHE_SIZE, list_shards, open_filesystem
 from visavis.data.streams.shard_stream import ShardStream
 from visavis.data.streams.stream_loader import StreamLoader, StreamPlan, StreamSchedule
@@ -323,7 +323,7 @@ def test_shards_on_object_storage_are_copied_once(object_storage, tmp_path, monk
 def test_worker_processes_read_the_same_batches(shards):
     alone = make_loader(shards)
     alone = replace(alone, visual=PixelSource(alone.data.images, ImageConverter(Preprocessing(resize=(8, 8), crop=None))))
-    (loader,) = read_in_workers([alone], 2)
+    (loader,) = share_workers([alone], 2)
     try:
         for start in (0, 3):
             for batch, expected in zip(loader.epoch(1, start=start), alone.epoch(1, start=start), strict=True):

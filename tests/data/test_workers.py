@@ -21,7 +21,7 @@ from visavis.data import loader as loader_module
 from visavis.data.dataset import ByteRange, Dataset, Image
 from visavis.data.images import decode_image, random_horizontal_flip
 from visavis.data.item_sources import CROP_FUNCTIONS, PixelSource
-from visavis.data.loader import BatchSchedule, Loader, read_in_workers
+from visavis.data.loader import BatchSchedule, Loader, share_workers
 from visavis.data.parallel import map_in_order
 from visavis.data.vocabulary import TokenizedCaptions, Vocabulary
 from visavis.data.workers import MIN_IMAGES_FOR_WORKERS, BatchReader, choose_workers
@@ -59,7 +59,7 @@ def photos(tmp_path):
 
 @pytest.fixture
 def photos_with_workers(photos):
-    (loader,) = read_in_workers([photos], 2)
+    (loader,) = share_workers([photos], 2)
     yield loader
     loader.close()
 
@@ -123,7 +123,7 @@ def test_large_batch_of_regions_is_read_in_parts(photos, monkeypatch):
     schedule = BatchSchedule(batch_size=11, captions_per_image=2)
     regions = replace(photos, visual=Regions(), text=Regions(), schedule=schedule)
     monkeypatch.setattr(loader_module, "MAX_IMAGES_PER_READ", 3)
-    (with_workers,) = read_in_workers([regions], 1)
+    (with_workers,) = share_workers([regions], 1)
     try:
         for batch, expected in zip(with_workers.epoch(1), regions.epoch(1), strict=True):
             assert torch.equal(batch.visual.vectors, expected.visual.vectors)
@@ -199,7 +199,7 @@ def test_idle_workers_read_batches_without_transforms(photos):
     """Between epochs only: in an epoch, they read ahead. Neither the batches nor the epoch depend on it."""
     images = tuple(CountedImage(image.name, image.split, image.location) for image in photos.data.images)
     counted = replace(photos, visual=PixelSource(images, CONVERTER, CONVERTER, min_side=32))
-    counted, validation = read_in_workers([counted, replace(counted, schedule=BatchSchedule(batch_size=3))], 2)
+    counted, validation = share_workers([counted, replace(counted, schedule=BatchSchedule(batch_size=3))], 2)
     reads, expected = images[0].reads[0], contents(photos.epoch(0, stop=2, training=False))
 
     def reads_here(loader):

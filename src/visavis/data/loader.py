@@ -364,7 +364,7 @@ class Loader:
         return slice(start, start + size + (self.rank < larger))
 
 
-def read_in_workers(loaders: Sequence[Loader], workers: int) -> list[Loader]:
+def share_workers(loaders: Sequence[Loader], workers: int) -> list[Loader]:
     """Let worker processes read the batches of some loaders. They start with the first training epoch.
 
     Args:
@@ -374,7 +374,7 @@ def read_in_workers(loaders: Sequence[Loader], workers: int) -> list[Loader]:
     Returns:
         The loaders, with one pool for all of them.
     """
-    pool = WorkerPool([loader.batch_reader for loader in loaders], workers) if workers else None
+    pool = WorkerPool([loader.batch_reader for loader in loaders], workers, "training.workers") if workers else None
     return [replace(loader, pool=pool, reader_number=number) for number, loader in enumerate(loaders)]
 
 

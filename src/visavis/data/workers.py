@@ -62,6 +62,19 @@ def choose_workers(setting: int, num_images: int) -> int:
     return default if setting < 0 else setting
 
 
+def choose_readers(device: torch.device, num_images: int) -> int:
+    """Choose the number of workers that read images for an encoder.
+
+    Args:
+        device: Device of the encoder. A GPU encodes images faster than threads of one process read them.
+        num_images: Number of images.
+
+    Returns:
+        The number of workers. 0: threads read the images.
+    """
+    return choose_workers(-1, num_images) if device.type == "cuda" else 0
+
+
 @dataclass(frozen=True)
 class BatchRequest:
     """A global batch, this rank's part of it, and the seeds of random transforms.
@@ -132,10 +145,11 @@ class WorkerPool:
     Args:
         readers: Functions that read a batch. They are sent to each worker, so they must be picklable.
         workers: Number of processes.
+        setting: Name of the setting of ``workers``, for an error. "": there is none.
     """
 
-    def __init__(self, readers: Sequence[Callable[[Any], Any]], workers: int):
-        self._readers, self._workers = readers, workers
+    def __init__(self, readers: Sequence[Callable[[Any], Any]], workers: int, setting: str = ""):
+        self._readers, self._workers, self._setting = readers, workers, setting
         self._sampler, self._closes_at_exit = _RequestSampler(), False
 
     @cached_property
@@ -185,9 +199,9 @@ class WorkerPool:
         except (RuntimeError, OSError, EOFError) as error:
             if isinstance(error, RuntimeError) and not str(error).startswith(("DataLoader worker", "Pin memory thread")):
                 raise
+            name, fix = (f"{self._setting}: ", f", or set {self._setting}=0.") if self._setting else ("", ", and run the command again.")
             raise DataError(
-                f"training.workers: a process that reads batches ended unexpectedly ({storage.error_reason(error)}). "
-                "Free memory, or set training.workers=0."
+                f"{name}a process that reads batches ended unexpectedly ({storage.error_reason(error)}). Free memory{fix}"
             ) from None
         finally:
             if self._sampler.requests is numbered_requests:
@@ -203,6 +217,28 @@ class WorkerPool:
         if "_loader" in self.__dict__ and (workers := self._loader._iterator) is not None:
             workers._shutdown_workers()  # type: ignore[attr-defined]
             self._loader._iterator = None
+
+
+def read_in_workers(reader: Callable[[Any], Any], requests: Iterable[Any], workers: int) -> Iterator[Any]:
+    """Read batches in worker processes, which end with the last batch.
+
+    Args:
+        reader: Function that reads a batch. It is sent to each worker, so it must be picklable.
+        requests: Argument of the reader for each batch.
+        workers: Number of processes.
+
+    Yields:
+        The batches.
+
+    Raises:
+        VisavisError: As the reader raises it.
+        DataError: If a worker ends unexpectedly.
+    """
+    pool = WorkerPool([reader], workers)
+    try:
+        yield from pool.read(requests)
+    finally:
+        pool.close()
 
 
 def _close(reference: weakref.ref[WorkerPool]) -> None:

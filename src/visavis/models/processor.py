@@ -166,11 +166,12 @@ class Processor:
         Returns:
             The pixels. They are normalized batch by batch where this is possible.
         """
-        converter, crop_converter, normalize = self.preprocess, self.preprocess_crops if augment_crop else None, None
-        if not converter.preprocessing.pads:
-            normalize = converter.preprocessing.normalize
-            converter, crop_converter = converter.to_bytes, crop_converter and crop_converter.to_bytes
-        return PixelSource(images, converter, crop_converter, augment_crop or "random_area", self.min_side, normalize)
+        converter = self.preprocess
+        # Crops are resized to the crop size, so they need no padding, but all pixels of a source are normalized together.
+        crop_converter = self.preprocess_crops if augment_crop else None
+        if converter.normalize:
+            crop_converter = crop_converter and crop_converter.to_bytes
+        return PixelSource(images, converter.to_bytes, crop_converter, augment_crop or "random_area", self.min_side, converter.normalize)
 
     @property
     def min_side(self) -> int:

@@ -15,7 +15,7 @@ from visavis.data.features.expert_store import ExpertStore
 from visavis.data.features.standardization import Standardization
 from visavis.data.features.store import Modality
 from visavis.data.item_sources import AnyFeatures, ConcatSource, ItemSource, StoredFeatures
-from visavis.data.loader import BatchSchedule, Loader, read_in_workers
+from visavis.data.loader import BatchSchedule, Loader, share_workers
 from visavis.data.streams.shard_stream import ShardStream, StreamImages
 from visavis.data.streams.stream_loader import StreamLoader, StreamSchedule
 from visavis.data.vocabulary import TokenizedCaptions
@@ -97,7 +97,7 @@ class DataModule:
         split = self.training_split
         train = self.loader(split, None if self.feedback is None else FeedbackSplit.from_pairs(split, self.feedback))
         train = replace(train, rank=self.group.rank, world_size=self.group.world_size)
-        train, validation = read_in_workers([train, self.loader(self.validation)], self._num_workers(split))
+        train, validation = share_workers([train, self.loader(self.validation)], self._num_workers(split))
         return train, validation
 
     @property
@@ -155,7 +155,7 @@ class DataModule:
                 batch_size=training.batch_size, batches_per_epoch=training.batches_per_epoch, interleave=self.recipe.data.interleave
             )
             stream_loader = StreamLoader(split, *self.sources(split), stream_schedule, self.recipe.seed)
-            return read_in_workers([stream_loader], self._num_workers(split))[0]
+            return share_workers([stream_loader], self._num_workers(split))[0]
         queries = () if feedback is None else (*data.captions[len(split.captions) :], *feedback.unmatched_queries)
         items = data.captions if training.captions_per_image is None else data.images
         schedule = BatchSchedule(
@@ -166,7 +166,7 @@ class DataModule:
             batches_per_epoch=training.batches_per_epoch,
         )
         loader = Loader(data, *self.sources(split, queries), schedule, self.recipe.seed, feedback)
-        return read_in_workers([loader], self._num_workers(split))[0]
+        return share_workers([loader], self._num_workers(split))[0]
 
     def _num_workers(self, split: Dataset) -> int:
         """Number of processes that read the batches of a training. Stored features are read by this process."""

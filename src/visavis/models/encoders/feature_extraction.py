@@ -29,11 +29,13 @@ from visavis.data.features.store import (
 )
 from visavis.data.parallel import Engine, map_in_order, map_on_ray
 from visavis.data.video import VideoError
+from visavis.data.workers import choose_readers, read_in_workers
 from visavis.errors import DataError, SpecError, VisavisError, log_debug
 from visavis.models.device import choose_device, has_native_bfloat16
 from visavis.models.encoders.cnn_backbones import SMALL_CNN
-from visavis.models.encoders.encoder_spec import EncoderSpec, current_preprocessing_config
-from visavis.models.encoders.frozen_encoders import CPU_IMAGE_BATCH_SIZE, FrozenEncoder, TextEncoder, open_encoder
+from visavis.models.encoders.encoder_spec import EncoderSpec, current_preprocessing_config, image_converter
+from visavis.models.encoders.frozen_encoders import CPU_IMAGE_BATCH_SIZE, FrozenEncoder, TextEncoder, VisualEncoder, open_encoder
+from visavis.models.encoders.preprocessing import ImageConverter
 from visavis.models.encoders.pretrained_files import weights_checksum, weights_fingerprint
 from visavis.process_group import ONE_PROCESS, ProcessGroup
 from visavis.types import Encoded
@@ -44,6 +46,8 @@ SAVE_INTERVAL_S = 1.0
 """Seconds between saves, the most computation that is lost when the process is killed."""
 TEXT_BATCH_SIZE = 64
 """Default number of texts per batch."""
+GPU_IMAGE_BATCH_SIZE = 64
+"""Default number of images per batch on a GPU, or of crops."""
 
 
 def feature_store_folder(dataset: Dataset, spec: EncoderSpec) -> Path:
@@ -97,7 +101,7 @@ def cache_features(
         dataset: The data set.
         encoder: The encoder, or its specification.
         folder: Folder of the store. None: the default folder in the cache.
-        batch_size: Items per batch. None: 4 images, 1 clip or 64 texts.
+        batch_size: Items per batch. None: 4 images (on a GPU 64), 1 clip or 64 texts.
         bfloat16: Whether to multiply in bfloat16. None: for texts, if the processor has native bfloat16.
         engine: Where batches are encoded: by this process, or by processes of a Ray cluster that can read the files of the data set.
         workers: Number of Ray processes.
@@ -151,6 +155,16 @@ def _open_finished(folder: Path) -> FeatureStore | None:
         return None
 
 
+@dataclass(frozen=True)
+class _ImageReader:
+    """Reads and converts a batch of images in a worker process."""
+
+    converter: ImageConverter
+
+    def __call__(self, batch: Sequence[Image]) -> Encoded:
+        return Encoded(self.converter([image.open(self.converter.min_side) for image in batch]))
+
+
 class _BatchEncoder:
     """Encodes batches of images, clips or texts.
 
@@ -163,6 +177,24 @@ class _BatchEncoder:
         self.encoder = open_encoder(encoder).to(choose_device()) if isinstance(encoder, EncoderSpec) else encoder
         self.spec, self.bfloat16 = self.encoder.spec, bfloat16
 
+    def read_batches(self, batches: Sequence[Sequence[Image | str]]) -> Iterator[Encoded]:
+        """Read and preprocess batches ahead."""
+        reads_images = self.spec.side == "visual" and self.spec.granularity != "frames"
+        workers = choose_readers(self.device, sum(map(len, batches))) if reads_images else 0
+        if not workers:
+            # One thread for texts, because a tokenizer is not thread-safe, and for clips, which FFmpeg decodes with threads of its own.
+            yield from map_in_order(self.read, batches, threads=0 if reads_images else 1)
+            return
+        assert isinstance(self.encoder, VisualEncoder)
+        converter = image_converter(self.encoder.preprocessing, self.spec)
+        for pixels in read_in_workers(_ImageReader(converter.to_bytes), batches, workers):
+            yield pixels.to(self.device).map(converter.normalize) if converter.normalize else pixels
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the encoder."""
+        return next(self.encoder.parameters()).device
+
     def read(self, batch: Sequence[Image | str]) -> Encoded:
         """Read and preprocess a batch."""
         return self.encoder.preprocess([self._read(item) for item in batch])
@@ -174,9 +206,8 @@ class _BatchEncoder:
 
     def __call__(self, inputs: Encoded) -> Encoded:
         """Encode a preprocessed batch."""
-        device = next(self.encoder.parameters()).device
-        with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=self.bfloat16):
-            return self.encoder(inputs.to(device))
+        with torch.no_grad(), torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16):
+            return self.encoder(inputs.to(self.device))
 
     def encode(self, batch: Sequence[Image | str]) -> Encoded:
         """Read and encode a batch in a Ray process."""
@@ -204,10 +235,8 @@ class _BatchSharing:
             jobs = [(list(map(_with_absolute_path, batch)),) for batch in batches]
             yield from map_on_ray(_BatchEncoder, arguments, jobs, workers=self.workers, action="features", ordered=True)
             return
-        # One thread for texts, because a tokenizer is not thread-safe, and for clips, which FFmpeg decodes with threads of its own.
-        threads = 0 if encoder.spec.side == "visual" and encoder.spec.granularity != "frames" else 1
         size = self.group.world_size
-        local = map(encoder, map_in_order(encoder.read, self.group.part(batches), threads=threads))
+        local = map(encoder, encoder.read_batches(self.group.part(batches)))
         if size == 1:
             yield from local
             return
@@ -239,9 +268,10 @@ def _compute(
 ) -> FeatureStore:
     """Compute the missing part of a store, which rank 0 writes."""
     spec, group = encoder.spec, sharing.group
+    device = next(encoder.parameters()).device
     if bfloat16 is None:
-        bfloat16 = _choose_bfloat16(folder, encoder, next(encoder.parameters()).device)
-    batch_size = batch_size or _default_batch_size(spec)
+        bfloat16 = _choose_bfloat16(folder, encoder, device)
+    batch_size = batch_size or _default_batch_size(spec, device)
     keys, lengths = _sorted_keys(dataset, encoder)
     images = {image.name: image for image in dataset.images} if spec.side == "visual" else {}
     items: list[Image | str] = [images[key] for key in keys] if images else list(keys)
@@ -257,10 +287,12 @@ def _compute(
         return writer.finish() if writer is not None else FeatureStore.open(folder)
 
 
-def _default_batch_size(spec: EncoderSpec) -> int:
+def _default_batch_size(spec: EncoderSpec, device: torch.device) -> int:
     if spec.side == "text":
         return TEXT_BATCH_SIZE
-    return 1 if spec.granularity == "frames" else CPU_IMAGE_BATCH_SIZE
+    if spec.granularity == "frames":
+        return 1
+    return max(1, GPU_IMAGE_BATCH_SIZE // spec.crops) if device.type == "cuda" else CPU_IMAGE_BATCH_SIZE
 
 
 def _describe_store(dataset: Dataset, encoder: _BatchEncoder, items: list[Image | str]) -> StoreDescription:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -391,8 +391,13 @@ class ImageConverter:
 
     @property
     def to_bytes(self) -> ImageConverter:
-        """The same converter without normalization."""
-        return replace(self, preprocessing=self.preprocessing.to_bytes)
+        """The same converter without normalization, which ``normalize`` does later. Unchanged if small images are padded."""
+        return self if self.preprocessing.pads else replace(self, preprocessing=self.preprocessing.to_bytes)
+
+    @property
+    def normalize(self) -> Callable[[Tensor], Tensor] | None:
+        """Normalizes the pixels that ``to_bytes`` returns, on their device. None: they are normalized already."""
+        return None if self.preprocessing.pads else self.preprocessing.normalize
 
     @property
     def min_side(self) -> int:
