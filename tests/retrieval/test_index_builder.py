@@ -259,6 +259,24 @@ def test_index_keeps_full_decoding(dual_encoders, large_photos, tmp_path):
         build(model, photos, tmp_path / "False", full_decoding=True)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["run", "clip"])
+def test_index_does_not_depend_on_who_reads_files(kind, run, dual_encoders, photos, large_photos, tmp_path, monkeypatch):
+    """Workers read for a GPU, several batches and shards ahead."""
+    monkeypatch.setattr(encoding, "READ_AHEAD", 4)
+    monkeypatch.setattr(encoding, "SHARD_SIZE", 10)
+    shutil.copytree(large_photos, photos / "large")
+    (photos / "damaged.jpg").write_bytes(b"damaged")
+    indexes, model = [], dual_encoders / "clip" if kind == "clip" else run
+    for workers in (0, 2):
+        monkeypatch.setattr(encoding, "choose_readers", lambda device, num_images, workers=workers: workers)
+        [skipped] = build(model, photos, tmp_path / f"{workers}").skipped
+        assert "damaged.jpg" in skipped
+        indexes.append(content(tmp_path / f"{workers}"))
+    assert indexes[0][0] == indexes[1][0]
+    assert np.array_equal(indexes[0][1], indexes[1][1])
+
+
 def test_missing_encoder_is_not_an_unreadable_image(run, photos):
     model = visavis.load(run)
     model.processor = dataclasses.replace(model.processor, visual=EncoderSpec("visual", str(photos / "none")))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from visavis.data.dataset import Image as ListedImage
 from visavis.data.features.standardization import Standardization
@@ -191,7 +192,31 @@ class Processor:
         """
         if granularity == "pixels":
             return Encoded(self.preprocess(images))  # type: ignore[arg-type]
-        features = self.visual_encoder.to(device).encode(images)
+        return self._standardize(self.visual_encoder.to(device).encode(images))
+
+    @property
+    def converter(self) -> ImageConverter | None:
+        """Converts single images to pixels, which ``encode_pixels`` reads. None: the model reads clips, or converts images itself."""
+        return None if self.frames_per_second else self.preprocess
+
+    @torch.no_grad()
+    def encode_pixels(self, pixels: Tensor, granularity: str, device: torch.device | str = "cpu") -> Encoded:
+        """Convert images to the input of a matcher, as ``process_images``.
+
+        Args:
+            pixels: The images, converted by ``converter``.
+            granularity: Visual granularity of the matcher.
+            device: Device of a frozen encoder.
+
+        Returns:
+            Pixels or features.
+        """
+        if granularity == "pixels":
+            return Encoded(pixels)
+        return self._standardize(self.visual_encoder.to(device)(Encoded(pixels.to(device))))
+
+    def _standardize(self, features: Encoded) -> Encoded:
+        """Average the crops of frozen features, then standardize them as in training."""
         features = features.map(lambda part: part.mean(1)) if self.visual_spec.crops > 1 else features
         return features if self.standardization is None else self.standardization(features)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -329,6 +330,11 @@ class Retriever:
                 return _open_clip(images[i], f"images[{i}]", frames_per_second)
             return read_image(images[i], f"images[{i}]", self.processor.min_side)
 
+        if (converter := self.processor.converter) is not None:
+            convert = converter.to_bytes
+            pixels = map_in_order(lambda i: convert([read_item(i)]), range(count), ahead=self.batch_size)
+            return self.encode_pixels(pixels, count, on_progress)
+
         def read_batch(index: np.ndarray) -> Encoded:
             # FFmpeg decodes a clip with threads of its own.
             opened = list(map_in_order(read_item, index, threads=1 if frames_per_second else 0))
@@ -336,6 +342,27 @@ class Retriever:
 
         batch_size = min(VIDEO_BATCH_SIZE, self.batch_size) if frames_per_second else self.batch_size
         return encode_items(self.matcher, "visual", read_batch, consecutive_batches(count, batch_size), on_batch=on_progress)
+
+    def encode_pixels(self, pixels: Iterable[Tensor], count: int, on_progress: OnBatch | None = None) -> Encoded:
+        """Encode converted images for ``matcher.score``.
+
+        Args:
+            pixels: Result of ``processor.converter.to_bytes`` for each image.
+            count: Number of images.
+            on_progress: Called after each batch.
+
+        Returns:
+            Encoded images.
+        """
+        converter, remaining = self.processor.converter, iter(pixels)
+        assert converter is not None
+
+        def read_batch(index: np.ndarray) -> Encoded:
+            batch = torch.cat(list(islice(remaining, len(index)))).to(self.device)
+            batch = converter.normalize(batch) if converter.normalize else batch
+            return self.processor.encode_pixels(batch, self.matcher.config.visual_granularity, self.device)
+
+        return encode_items(self.matcher, "visual", read_batch, consecutive_batches(count, self.batch_size), on_batch=on_progress)
 
     @validate_arguments
     def encode_text(self, texts: Sequence[str], on_progress: OnBatch | None = None) -> Encoded:

@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,14 +16,15 @@ from torch import Tensor
 from visavis.data.images import decode_image, dhash
 from visavis.data.parallel import Engine, map_in_order, map_on_ray
 from visavis.data.video import read_frames
+from visavis.data.workers import choose_readers, read_in_workers
 from visavis.errors import DataError, MissingExtra
-from visavis.models.processor import Processor
+from visavis.models.encoders.preprocessing import ImageConverter
 from visavis.models.retriever import Retriever
 from visavis.retrieval.index_folder import SkippedFile
 from visavis.retrieval.items import IndexItem, ItemKind
 from visavis.retrieval.source_files import SourceFile
 from visavis.retrieval.stores.vector_sets import ItemVectors, VectorSets
-from visavis.types import unit_rows
+from visavis.types import Encoded, unit_rows
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PILImage
@@ -56,12 +57,65 @@ class EncodedShard:
 class _DecodedFile:
     file: SourceFile
     content_hash: str
-    frames: list[PILImage]
-    frames_per_second: float
     first_hash: str
+    frames: Sequence[PILImage] = ()
+    pixels: Tensor | None = None
 
 
-def encode_shard(model: Retriever, files: Sequence[SourceFile], moment_seconds: float) -> EncodedShard:
+@dataclass(frozen=True)
+class _FileReader:
+    """Reads and decodes files, in this process or in a worker.
+
+    Attributes:
+        frames_per_second: Frame rate of clips.
+        min_side: Shorter side that a JPEG keeps, as for ``decode_image``.
+        converter: Converts images to pixels. None: images stay as they are.
+    """
+
+    frames_per_second: float
+    min_side: int
+    converter: ImageConverter | None
+
+    @classmethod
+    def of_model(cls, model: Retriever) -> _FileReader:
+        """Read what a model encodes. A missing encoder is an error here, and not a problem of each file."""
+        processor = model.processor
+        converter = processor.converter and processor.converter.to_bytes
+        return cls(processor.frames_per_second or FRAMES_PER_SECOND, processor.min_side, converter)
+
+    def read_images(self, files: Sequence[SourceFile], device: torch.device) -> Iterator[_DecodedFile | SkippedFile]:
+        """Read image files ahead, in their order."""
+        workers = choose_readers(device, len(files)) if self.converter is not None else 0
+        if not workers:
+            return map_in_order(self, files, ahead=READ_AHEAD)
+        batches = (files[start : start + READ_AHEAD] for start in range(0, len(files), READ_AHEAD))
+        return chain.from_iterable(read_in_workers(self._read_batch, batches, workers))
+
+    def _read_batch(self, files: Sequence[SourceFile]) -> list[_DecodedFile | SkippedFile]:
+        return list(map(self, files))
+
+    def __call__(self, file: SourceFile) -> _DecodedFile | SkippedFile:
+        """Read a file. Returns its problem if it cannot be read."""
+        try:
+            content = file.location.read()
+            if file.is_video:
+                frames = read_frames(content, file.path, self.frames_per_second)
+            else:
+                frames = [decode_image(content, file.path, min_side=self.min_side, allow_animated=True)]
+        except (DataError, MissingExtra) as error:
+            return file.size, file.modified_ns, str(error)
+        content_hash, first_hash = hashlib.sha256(content).hexdigest()[:32], dhash(frames[0])
+        if file.is_video or self.converter is None:
+            return _DecodedFile(file, content_hash, first_hash, frames)
+        return _DecodedFile(file, content_hash, first_hash, pixels=self.converter(frames))
+
+
+def encode_shard(
+    model: Retriever,
+    files: Sequence[SourceFile],
+    moment_seconds: float,
+    decoded_images: Iterator[_DecodedFile | SkippedFile] | None = None,
+) -> EncodedShard:
     """Encode each image as an item, and each clip as an item for the whole and one for each of its moments.
 
     An image model encodes one frame per second. The vector of a clip or moment is the mean of its frames, for each region of a
@@ -71,48 +125,46 @@ def encode_shard(model: Retriever, files: Sequence[SourceFile], moment_seconds: 
         model: Model with one vector per item, or a late-interaction model.
         files: Files to encode.
         moment_seconds: Length of a moment in seconds.
+        decoded_images: The images of this shard, and of later ones. None: they are read here.
 
     Returns:
         Items and vectors, and the files that cannot be read.
     """
     rows, unreadable = list[tuple[IndexItem, Tensor]](), dict[str, SkippedFile]()
-    image_files, clips = ([file for file in files if file.is_video == is_video] for is_video in (False, True))
-    decoded_images = map_in_order(lambda file: (file, _decode(file, model.processor)), image_files, ahead=READ_AHEAD)
-    while batch := list(islice(decoded_images, READ_AHEAD)):
-        unreadable |= {file.path: decoded for file, decoded in batch if isinstance(decoded, tuple)}
-        if images := [decoded for _, decoded in batch if isinstance(decoded, _DecodedFile)]:
-            vectors = model.item_vectors(model.encode_visual([image.frames[0] for image in images]))
+    reader, image_files, clips = _FileReader.of_model(model), *_separate_clips(files)
+    decoded_images = decoded_images or reader.read_images(image_files, model.device)
+    for start in range(0, len(image_files), READ_AHEAD):
+        batch = image_files[start : start + READ_AHEAD]
+        decoded_batch = list(islice(decoded_images, len(batch)))
+        unreadable |= {file.path: decoded for file, decoded in zip(batch, decoded_batch, strict=True) if isinstance(decoded, tuple)}
+        if images := [decoded for decoded in decoded_batch if isinstance(decoded, _DecodedFile)]:
+            vectors = model.item_vectors(_encode_images(model, images))
             rows += [(_item(image, "image", image.first_hash), vector) for image, vector in zip(images, vectors, strict=True)]
     for file in clips:
-        clip = _decode(file, model.processor)
+        clip = reader(file)
         if isinstance(clip, tuple):
             unreadable[file.path] = clip
         else:
-            rows += _encode_clip(model, clip, moment_seconds)
+            rows += _encode_clip(model, clip, reader.frames_per_second, moment_seconds)
     rows.sort(key=lambda row: row[0].key)
     arrays = [vector.numpy() for _, vector in rows]
     joined = VectorSets.from_arrays(arrays) if arrays and arrays[0].ndim > 1 else np.array(arrays, np.float32)
     return EncodedShard(tuple(item for item, _ in rows), joined, unreadable)
 
 
-def _decode(file: SourceFile, processor: Processor) -> _DecodedFile | SkippedFile:
-    """The frames of a file and their hashes, or the problem that prevents reading it."""
-    # Outside the try statement: a missing encoder is not a problem of the file.
-    frames_per_second, min_side = processor.frames_per_second or FRAMES_PER_SECOND, processor.min_side
-    try:
-        content = file.location.read()
-        if file.is_video:
-            frames = read_frames(content, file.path, frames_per_second)
-        else:
-            frames = [decode_image(content, file.path, min_side=min_side, allow_animated=True)]
-    except (DataError, MissingExtra) as error:
-        return file.size, file.modified_ns, str(error)
-    return _DecodedFile(file, hashlib.sha256(content).hexdigest()[:32], frames, frames_per_second, dhash(frames[0]))
+def _separate_clips(files: Sequence[SourceFile]) -> tuple[list[SourceFile], list[SourceFile]]:
+    """Divide files into images and clips."""
+    return [file for file in files if not file.is_video], [file for file in files if file.is_video]
 
 
-def _encode_clip(model: Retriever, clip: _DecodedFile, moment_seconds: float) -> list[tuple[IndexItem, Tensor]]:
+def _encode_images(model: Retriever, images: Sequence[_DecodedFile]) -> Encoded:
+    pixels = [image.pixels for image in images if image.pixels is not None]
+    return model.encode_pixels(pixels, len(pixels)) if pixels else model.encode_visual([image.frames[0] for image in images])
+
+
+def _encode_clip(model: Retriever, clip: _DecodedFile, rate: float, moment_seconds: float) -> list[tuple[IndexItem, Tensor]]:
     """The whole clip, then its moments, each from its start to just before its end."""
-    frames, rate = clip.frames, clip.frames_per_second
+    frames = clip.frames
     frames_per_moment = max(1, round(moment_seconds * rate))
     starts = range(0, len(frames), frames_per_moment) if len(frames) > frames_per_moment else ()
     moments = [range(start, min(start + frames_per_moment, len(frames))) for start in starts]
@@ -168,7 +220,9 @@ def encode_in_shards(
     """
     shards = [files[start : start + SHARD_SIZE] for start in range(0, len(files), SHARD_SIZE)]
     if engine == "local":
-        yield from ((shard, encode_shard(model, shard, moment_seconds)) for shard in shards)
+        # One reader for all shards reads the next shard while this one is encoded.
+        decoded_images = _FileReader.of_model(model).read_images(_separate_clips(files)[0], model.device)
+        yield from ((shard, encode_shard(model, shard, moment_seconds, decoded_images)) for shard in shards)
     else:
         full_decoding = model.processor.visual_spec.full_decoding
         arguments = (model_name, model.embedding_dim, full_decoding, moment_seconds)

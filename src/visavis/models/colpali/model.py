@@ -113,6 +113,11 @@ class ColPaliProcessor(Processor):
         """Always 0: images are decoded in full."""
         return 0
 
+    @property
+    def converter(self) -> None:
+        """Always None: the processor of the model converts a batch as a whole."""
+        return
+
     def process_images(self, images: Sequence[Image | Sequence[Image]], granularity: str, device: torch.device | str = "cpu") -> Encoded:
         """Convert images, see ``Processor.process_images``."""
         return _named_parts(self.pretrained.process_images(images=list(images)))
