@@ -214,6 +214,23 @@ def test_second_signal_calls_previous_handler(stop):
         signal.signal(stop, before)
 
 
+def test_a_signal_that_torchrun_repeats_does_not_end_the_process(monkeypatch):
+    """SLURM sends SIGTERM to torchrun and to its processes, and torchrun passes it on. Another signal ends the process."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    received, request = [], StopRequest()
+    before = {number: signal.signal(number, lambda number, _: received.append(number)) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        with request.install_signal_handlers():
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
+            assert (request.signal, received) == (signal.SIGTERM, [])
+            signal.raise_signal(signal.SIGINT)
+            assert received == [signal.SIGINT]
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def test_second_ctrl_c_stops_immediately(recipe, scenes, tmp_path):
     class Impatient(NoProgress):
         def training_step(self, step):

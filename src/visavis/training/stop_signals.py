@@ -1,7 +1,12 @@
-"""Stop signals: the first one ends a training after the current step, the second one ends the process at once."""
+"""Stop signals: the first one ends a training after the current step, the second one ends the process at once.
+
+``torchrun`` passes each signal on to its processes. A scheduler such as SLURM sends it to these processes as well. So there, a repetition of
+the same signal does not end the process before the training is saved.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -48,6 +53,8 @@ class StopRequest:
         def record_signal(number: int, _: FrameType | None) -> None:
             if self.signal is None:
                 self.signal = signal.Signals(number)
+                return
+            if number == self.signal and "TORCHELASTIC_RUN_ID" in os.environ:
                 return
             signal.signal(number, previous[signal.Signals(number)])
             signal.raise_signal(number)
