@@ -192,6 +192,13 @@ def assert_failed_start(result, pattern, folder, files):
     assert problem is None, problem
 
 
+def test_an_override_occurs_once(call, recipe, scenes, tmp_path):
+    """A shell expands unquoted braces, so that the last shard would be the only one."""
+    result = call("train", recipe, "--data", scenes, "data.stream=a-0.tar", "data.stream=a-1.tar")
+    pattern = r"data\.stream: expected one value, got a-0\.tar and a-1\.tar\. .* quotes around braces"
+    assert_failed_start(result, pattern, tmp_path, ["tiny.toml"])
+
+
 def test_train_rejects_invalid_overrides(call, recipe, scenes, tmp_path):
     problems = {}
     for override, pattern in INVALID_OVERRIDES:

@@ -70,11 +70,21 @@ def parse_overrides(overrides: dict[str, Any] | Sequence[str]) -> dict[str, Any]
         A new dict from dotted keys to values.
 
     Raises:
-        RecipeError: If a text is not of the form key=value.
+        RecipeError: If a text is not of the form key=value, or a key occurs twice.
     """
     from visavis.recipes.recipe import parse_override
 
-    return dict(overrides) if isinstance(overrides, dict) else dict(parse_override(text) for text in overrides)
+    if isinstance(overrides, dict):
+        return dict(overrides)
+    settings = dict[str, Any]()
+    for key, value in map(parse_override, overrides):
+        if key in settings:
+            raise RecipeError(
+                f"{key}: expected one value, got {settings[key]} and {value}. Pass only one of them. Put quotes around braces, which the "
+                "shell expands."
+            )
+        settings[key] = value
+    return settings
 
 
 def resolve_recipe(
