@@ -215,6 +215,19 @@ def test_a_failure_of_one_process_is_reported_once(recipes, scenes, tmp_path):
     assert stopped[1].output_text == ""
 
 
+def test_a_restart_of_one_machine_resumes_on_all(recipes, scenes, tmp_path):
+    """If a process of one machine was killed, torchrun counts no restart on the others, whose processes it starts again, too."""
+    arguments = ("train", recipes["pooled"], "--data", scenes, "--out", tmp_path / "run")
+    visavis.train(recipes["pooled"], data=scenes, out=tmp_path / "run")
+    ranks = start_ranks(tmp_path / "restarted", 2, *arguments, program=run_as_restarted_on_second_machine)
+    assert [command.wait(60) for command in ranks] == [0, 0], ranks[0].output_text
+
+
+def run_as_restarted_on_second_machine() -> None:
+    os.environ["TORCHELASTIC_RESTART_COUNT"] = os.environ["RANK"]
+    run_visavis()
+
+
 def test_a_killed_process_ends_the_others_without_a_collective(tmp_path):
     """Gloo may miss that a process was killed. A process that works longer than the others, which were stopped, is not ended."""
     killed = start_ranks(tmp_path / "killed", 3, program=wait_for_a_killed_process)

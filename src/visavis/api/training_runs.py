@@ -86,8 +86,8 @@ def train(
             return resume_training(Path(resume), progress, group)
         if out is None and can_restart():
             raise RunError("--out: expected a run folder, which a restarted training resumes, got none. Pass --out RUN.")
-        # Rank 0 decides, because it creates the run while the others still start.
-        if out is not None and restarted() and group.broadcast_text("run" if RunFolder(Path(out)).is_run else ""):
+        # torchrun counts the restarts of each machine. Rank 0 decides, because it creates the run while the others still start.
+        if out is not None and group.any_rank(restarted()) and group.broadcast_text("run" if RunFolder(Path(out)).is_run else ""):
             return resume_training(Path(out), progress, group)
         name, settings = resolve_recipe(recipe, overrides, progress, data=data, feedback=feedback, skip_bad=skip_bad, can_download=True)
         resolved = with_absolute_paths(read_recipe(name, settings))
