@@ -160,7 +160,8 @@ def test_resume_rejects_edited_recipe(begun, line, edited, sentence):
 def test_resume_accepts_edits_that_change_no_step(begun, outcome, uninterrupted):
     run = begun()
     text = (run / "run.toml").read_text().replace("checkpoint_s = 0", "checkpoint_s = 60").replace('about = ""', 'about = "mine"')
-    (run / "run.toml").write_text(text.replace('memory = ""', 'memory = "1GiB"'))
+    assert "workers = -1" in text
+    (run / "run.toml").write_text(text.replace('memory = ""', 'memory = "1GiB"').replace("workers = -1", "workers = 1"))
     visavis.train(resume=run)
     assert outcome(run)["model"] == outcome(uninterrupted(False))["model"]
 
