@@ -56,10 +56,11 @@ def predicted(pairs: int, world_size: int) -> dict[str, float]:
     """Bytes of memory per process, bytes that each process receives, and floating-point operations per process."""
     items = 2 * pairs * DIMENSIONS * BYTES
     gathered = items * (world_size - 1) / world_size
+    plan = PairLoss(VLC(), memory="40GiB").plan(pairs // world_size, pairs, embedding_dim=DIMENSIONS, device="cuda")
     # An all-reduce over a ring receives the gradients of all candidates about twice.
     reduced = 2 * items * (world_size - 1) / world_size
     return {
-        "memory": 2 * items + PairLoss(VLC()).plan(pairs // world_size, pairs, embedding_dim=DIMENSIONS).expected_bytes,
+        "memory": 2 * items + plan.expected_bytes,
         "wire": gathered + reduced,
         "flop": PRODUCTS * 2 * (pairs / world_size) * pairs * DIMENSIONS,
     }

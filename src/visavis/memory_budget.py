@@ -104,8 +104,15 @@ def free_bytes(device: torch.device) -> int:
 
     Returns:
         Bytes.
+
+    Raises:
+        SpecError: If this machine does not have the device.
     """
     if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise SpecError(
+                f'device: expected a device of this machine, got {device}. Set a memory such as "40GiB" to plan for another one.'
+            )
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + cached
     limits = [free for free in (available_memory(), _free_in_container()) if free is not None]

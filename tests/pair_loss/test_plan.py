@@ -184,3 +184,15 @@ def test_plan_computes_score_cost_once_per_shape():
     for length in (3, 3, 5, 3):
         loss(random_items(6, length), random_items(6, 4))
     assert calls == [(3, 6), (5, 6)]
+
+
+def test_plan_names_the_memory_that_gradients_need():
+    with pytest.raises(VisavisError, match=r"^memory: expected more than 2\.0 GiB for the gradients of the items, got 896\.0 MiB\."):
+        PairLoss(Unified(), memory="1GiB").plan(16384, 2**20)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
+def test_plan_for_the_gpu_of_another_machine_needs_its_memory():
+    with pytest.raises(SpecError, match=r'^device: expected a device of this machine, got cuda\. Set a memory such as "40GiB"'):
+        PairLoss(Unified()).plan(16384, 16384, device="cuda")
+    assert "8192 x 8192" in str(PairLoss(Unified(), memory="40GiB").plan(16384, 16384, device="cuda"))
