@@ -325,7 +325,7 @@ def test_cache_features_stores_images(folders, dataset, tmp_path, view, crops, s
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("crops", "crop_size"), [(1, 32), (10, 32), (1, 40)])
-def test_features_do_not_depend_on_who_reads_images(folders, dataset, tmp_path, monkeypatch, crops, crop_size):
+def test_features_do_not_depend_on_who_reads_images(folders, dataset, tmp_path, crops, crop_size):
     """Workers read for a GPU. Images of 36 pixels are padded for a crop of 40, and so normalized by the workers."""
     folder = tmp_path / "encoder"
     shutil.copytree(folders / "resnet", folder)
@@ -333,13 +333,12 @@ def test_features_do_not_depend_on_who_reads_images(folders, dataset, tmp_path, 
     (folder / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR | crop))
     spec, vectors = EncoderSpec("visual", str(folder), crops=crops), []
     for workers in (0, 2):
-        monkeypatch.setattr(caching, "choose_readers", lambda device, num_images, workers=workers: workers)
-        store = cache_features(dataset, spec, tmp_path / f"{workers}", batch_size=2)
+        store = cache_features(dataset, spec, tmp_path / f"{workers}", batch_size=2, workers=workers)
         vectors.append(store.read(np.arange(5)).vectors)
     assert torch.equal(*vectors)
     (tmp_path / "4.png").write_bytes(b"damaged")
     with pytest.raises(DataError, match=r"4\.png"):
-        cache_features(dataset, spec, tmp_path / "damaged", batch_size=2)
+        cache_features(dataset, spec, tmp_path / "damaged", batch_size=2, workers=2)
 
 
 @pytest.mark.parametrize("view", ["pooled", "words"])

@@ -269,8 +269,7 @@ def test_index_does_not_depend_on_who_reads_files(kind, run, dual_encoders, phot
     (photos / "damaged.jpg").write_bytes(b"damaged")
     indexes, model = [], dual_encoders / "clip" if kind == "clip" else run
     for workers in (0, 2):
-        monkeypatch.setattr(encoding, "choose_readers", lambda device, num_images, workers=workers: workers)
-        [skipped] = build(model, photos, tmp_path / f"{workers}").skipped
+        [skipped] = build(model, photos, tmp_path / f"{workers}", workers=workers).skipped
         assert "damaged.jpg" in skipped
         indexes.append(content(tmp_path / f"{workers}"))
     assert indexes[0][0] == indexes[1][0]

@@ -180,7 +180,7 @@ def features(
     out: str | Path | None = None,
     skip_bad: bool = False,
     engine: Literal["local", "ray"] = "local",
-    workers: int = 2,
+    workers: int | None = None,
     progress: Progress | None = None,
 ) -> list[FeatureStore]:
     """Cache the features of frozen encoders for a data set. An interrupted call resumes. Processes of torchrun share the work.
@@ -197,7 +197,7 @@ def features(
         out: Folder for the stores. Default: the cache, where training finds them.
         skip_bad: Leave out broken images and captions, and list them.
         engine: Encode locally, or on a Ray cluster.
-        workers: Number of processes on a Ray cluster.
+        workers: Number of processes, which encode on a Ray cluster (default 2), or else read images (default: one per core for a GPU, 0 for a CPU).
         progress: Receives the progress.
 
     Returns:

@@ -18,6 +18,8 @@ from visavis.errors import VisavisError, requires_extra
 Engine = Literal["local", "ray"]
 """Where work is done: on this machine, or by processes of a Ray cluster."""
 
+DEFAULT_RAY_WORKERS = 2
+
 T = TypeVar("T")
 Result = TypeVar("Result")
 
@@ -82,7 +84,7 @@ def connect_to_ray(action: str) -> Any:
 
 
 def map_on_ray(
-    actor: type, arguments: tuple[Any, ...], jobs: Sequence[tuple[Any, ...]], *, workers: int, action: str, ordered: bool
+    actor: type, arguments: tuple[Any, ...], jobs: Sequence[tuple[Any, ...]], *, workers: int | None, action: str, ordered: bool
 ) -> Iterator[Any]:
     """Call the method ``encode`` of actors for each job. Ray restarts a lost actor and repeats its job.
 
@@ -90,7 +92,7 @@ def map_on_ray(
         actor: Class of the actors, one per process. They share the GPUs of the cluster.
         arguments: Arguments of its constructor.
         jobs: Arguments of each call.
-        workers: Number of processes.
+        workers: Number of processes. None: 2.
         action: Action that needs Ray, for errors.
         ordered: Whether results come in the order of the jobs, instead of the order in which they are finished.
 
@@ -101,6 +103,7 @@ def map_on_ray(
         VisavisError: If ``workers`` is invalid.
         MissingExtra: If Ray is not installed.
     """
+    workers = DEFAULT_RAY_WORKERS if workers is None else workers
     if workers < 1:
         raise VisavisError(f"workers: expected an integer >= 1, got {workers}. Set a positive number.")
     if not jobs:

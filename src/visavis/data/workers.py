@@ -62,16 +62,24 @@ def choose_workers(setting: int, num_images: int) -> int:
     return default if setting < 0 else setting
 
 
-def choose_readers(device: torch.device, num_images: int) -> int:
+def choose_readers(setting: int | None, device: torch.device, num_images: int) -> int:
     """Choose the number of workers that read images for an encoder.
 
     Args:
+        setting: The number, if the user gives it.
         device: Device of the encoder. A GPU encodes images faster than threads of one process read them.
         num_images: Number of images.
 
     Returns:
         The number of workers. 0: threads read the images.
+
+    Raises:
+        VisavisError: If the setting is negative.
     """
+    if setting is not None:
+        if setting < 0:
+            raise VisavisError(f"workers: expected an integer >= 0, got {setting}. Set 0 to read with threads.")
+        return setting
     return choose_workers(-1, num_images) if device.type == "cuda" else 0
 
 
@@ -145,10 +153,10 @@ class WorkerPool:
     Args:
         readers: Functions that read a batch. They are sent to each worker, so they must be picklable.
         workers: Number of processes.
-        setting: Name of the setting of ``workers``, for an error. "": there is none.
+        setting: Name of the setting of ``workers``, for an error.
     """
 
-    def __init__(self, readers: Sequence[Callable[[Any], Any]], workers: int, setting: str = ""):
+    def __init__(self, readers: Sequence[Callable[[Any], Any]], workers: int, setting: str = "workers"):
         self._readers, self._workers, self._setting = readers, workers, setting
         self._sampler, self._closes_at_exit = _RequestSampler(), False
 
@@ -199,9 +207,9 @@ class WorkerPool:
         except (RuntimeError, OSError, EOFError) as error:
             if isinstance(error, RuntimeError) and not str(error).startswith(("DataLoader worker", "Pin memory thread")):
                 raise
-            name, fix = (f"{self._setting}: ", f", or set {self._setting}=0.") if self._setting else ("", ", and run the command again.")
             raise DataError(
-                f"{name}a process that reads batches ended unexpectedly ({storage.error_reason(error)}). Free memory{fix}"
+                f"{self._setting}: a process that reads batches ended unexpectedly ({storage.error_reason(error)}). "
+                f"Free memory, or set {self._setting}=0."
             ) from None
         finally:
             if self._sampler.requests is numbered_requests:

@@ -83,9 +83,11 @@ class _FileReader:
         converter = processor.converter and processor.converter.to_bytes
         return cls(processor.frames_per_second or FRAMES_PER_SECOND, processor.min_side, converter)
 
-    def read_images(self, files: Sequence[SourceFile], device: torch.device) -> Iterator[_DecodedFile | SkippedFile]:
+    def read_images(
+        self, files: Sequence[SourceFile], device: torch.device, workers: int | None = None
+    ) -> Iterator[_DecodedFile | SkippedFile]:
         """Read image files ahead, in their order."""
-        workers = choose_readers(device, len(files)) if self.converter is not None else 0
+        workers = choose_readers(workers, device, len(files)) if self.converter is not None else 0
         if not workers:
             return map_in_order(self, files, ahead=READ_AHEAD)
         batches = (files[start : start + READ_AHEAD] for start in range(0, len(files), READ_AHEAD))
@@ -199,13 +201,13 @@ def _item(decoded: _DecodedFile, kind: ItemKind, frame_hash: str, start: float |
 
 
 def encode_in_shards(
-    engine: Engine, workers: int, model_name: str, model: Retriever, files: Sequence[SourceFile], moment_seconds: float
+    engine: Engine, workers: int | None, model_name: str, model: Retriever, files: Sequence[SourceFile], moment_seconds: float
 ) -> Iterator[tuple[Sequence[SourceFile], EncodedShard]]:
     """Encode files in shards of ``SHARD_SIZE``.
 
     Args:
         engine: ``"local"``, or ``"ray"`` for the processes of a Ray cluster.
-        workers: Number of Ray processes.
+        workers: Number of Ray processes, or of processes that read images. Default: 2 Ray processes, else as ``choose_readers``.
         model_name: Location of the model, for Ray processes.
         model: The model.
         files: Files to encode.
@@ -221,7 +223,7 @@ def encode_in_shards(
     shards = [files[start : start + SHARD_SIZE] for start in range(0, len(files), SHARD_SIZE)]
     if engine == "local":
         # One reader for all shards reads the next shard while this one is encoded.
-        decoded_images = _FileReader.of_model(model).read_images(_separate_clips(files)[0], model.device)
+        decoded_images = _FileReader.of_model(model).read_images(_separate_clips(files)[0], model.device, workers)
         yield from ((shard, encode_shard(model, shard, moment_seconds, decoded_images)) for shard in shards)
     else:
         full_decoding = model.processor.visual_spec.full_decoding

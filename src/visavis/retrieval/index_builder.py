@@ -97,7 +97,7 @@ def build_index(
     full_decoding: bool = False,
     compression: bool = False,
     engine: Engine = "local",
-    workers: int = 2,
+    workers: int | None = None,
     device: str | None = None,
     memory: MemoryLimit = None,
     progress: Progress,
@@ -116,7 +116,7 @@ def build_index(
         full_decoding: Whether to decode JPEG files in full. An existing index keeps its setting.
         compression: Whether to measure other encodings of the vectors.
         engine: ``"local"`` or ``"ray"``.
-        workers: Number of Ray processes.
+        workers: Number of Ray processes, or of processes that read images. Default: 2 Ray processes, else as ``choose_readers``.
         device: Device of the model. Default: CUDA if available, else the CPU.
         memory: Memory limit of searches.
         progress: Receives progress and messages.

@@ -88,7 +88,7 @@ def cache_features(
     batch_size: int | None = None,
     bfloat16: bool | None = None,
     engine: Engine = "local",
-    workers: int = 2,
+    workers: int | None = None,
     group: ProcessGroup = ONE_PROCESS,
     on_progress: OnProgress | None = None,
 ) -> FeatureStore:
@@ -104,7 +104,7 @@ def cache_features(
         batch_size: Items per batch. None: 4 images (on a GPU 64), 1 clip or 64 texts.
         bfloat16: Whether to multiply in bfloat16. None: for texts, if the processor has native bfloat16.
         engine: Where batches are encoded: by this process, or by processes of a Ray cluster that can read the files of the data set.
-        workers: Number of Ray processes.
+        workers: Number of Ray processes, or of processes that read images. Default: 2 Ray processes, else as ``choose_readers``.
         group: Processes that share the batches. Each of them makes this call.
         on_progress: Called after each batch.
 
@@ -177,10 +177,10 @@ class _BatchEncoder:
         self.encoder = open_encoder(encoder).to(choose_device()) if isinstance(encoder, EncoderSpec) else encoder
         self.spec, self.bfloat16 = self.encoder.spec, bfloat16
 
-    def read_batches(self, batches: Sequence[Sequence[Image | str]]) -> Iterator[Encoded]:
+    def read_batches(self, batches: Sequence[Sequence[Image | str]], workers: int | None) -> Iterator[Encoded]:
         """Read and preprocess batches ahead."""
         reads_images = self.spec.side == "visual" and self.spec.granularity != "frames"
-        workers = choose_readers(self.device, sum(map(len, batches))) if reads_images else 0
+        workers = choose_readers(workers, self.device, sum(map(len, batches))) if reads_images else 0
         if not workers:
             # One thread for texts, because a tokenizer is not thread-safe, and for clips, which FFmpeg decodes with threads of its own.
             yield from map_in_order(self.read, batches, threads=0 if reads_images else 1)
@@ -220,12 +220,12 @@ class _BatchSharing:
 
     Attributes:
         engine: Where batches are encoded.
-        workers: Number of Ray processes.
+        workers: Number of Ray processes, or of processes that read images. Default: 2 Ray processes, else as ``choose_readers``.
         group: Processes that share the batches.
     """
 
     engine: Engine
-    workers: int
+    workers: int | None
     group: ProcessGroup
 
     def encode(self, encoder: _BatchEncoder, batches: Sequence[Sequence[Image | str]]) -> Iterator[Encoded]:
@@ -236,7 +236,7 @@ class _BatchSharing:
             yield from map_on_ray(_BatchEncoder, arguments, jobs, workers=self.workers, action="features", ordered=True)
             return
         size = self.group.world_size
-        local = map(encoder, encoder.read_batches(self.group.part(batches)))
+        local = map(encoder, encoder.read_batches(self.group.part(batches), self.workers))
         if size == 1:
             yield from local
             return
