@@ -223,6 +223,27 @@ def test_a_restart_of_one_machine_resumes_on_all(recipes, scenes, tmp_path):
     assert [command.wait(60) for command in ranks] == [0, 0], ranks[0].output_text
 
 
+def test_commands_that_share_no_work_are_refused(scenes, tmp_path):
+    """One process reports it."""
+    ranks = start_ranks(tmp_path / "check", 2, "data", "check", scenes, program=run_under_torchrun)
+    assert [command.wait(60) for command in ranks] == [1, 1]
+    assert ranks[0].output_text == (
+        "visavis: data check: expected one process, got 2. Start it without torchrun, which features and train support.\n"
+    )
+    assert ranks[1].output_text == ""
+
+
+def run_under_torchrun() -> None:
+    os.environ["TORCHELASTIC_RUN_ID"] = "none"
+    run_visavis()
+
+
+def test_tasks_of_srun_without_torchrun_give_a_warning(monkeypatch):
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    with pytest.warns(UserWarning, match=r"srun: 4 tasks were started without torchrun"), processes.join_processes() as group:
+        assert group.world_size == 1
+
+
 def run_as_restarted_on_second_machine() -> None:
     os.environ["TORCHELASTIC_RESTART_COUNT"] = os.environ["RANK"]
     run_visavis()

@@ -25,7 +25,7 @@ from visavis.api.catalog_entries import docstring_arguments, docstring_summary
 from visavis.cli.help_texts import CommandGroup, examples_of, panel_of
 from visavis.cli.logs import log_to_stderr
 from visavis.cli.terminal import print_error, print_json, print_line
-from visavis.errors import VisavisError
+from visavis.errors import ReportedByOtherProcess, VisavisError
 from visavis.progress import NoProgress, Progress
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class Command(NamedTuple):
         has_failed: Returns whether the exit code is 1.
         resumable: Whether Ctrl-C leaves something that --resume continues.
         has_result: Whether the command ends with a result. A server has none.
+        shares_work: Whether several processes of torchrun share its work.
     """
 
     printer: str = ""
@@ -54,6 +55,7 @@ class Command(NamedTuple):
     has_failed: Callable[[Any], bool] = lambda _: False
     resumable: bool = False
     has_result: bool = True
+    shares_work: bool = False
 
 
 def _demo_to_json(folder: Path, _: Values) -> Values:
@@ -92,11 +94,11 @@ COMMANDS = {
     "data_audit": Command("dataset_tables:print_audit", has_all=True),
     "data_convert": Command("dataset_tables:print_converted", options=("out",)),
     "data_scenes": Command("dataset_tables:print_scenes", to_json=lambda folder, _: {"folder": str(folder)}, options=("out",)),
-    "features": Command("dataset_tables:print_feature_stores", to_json=_stores_to_json),
+    "features": Command("dataset_tables:print_feature_stores", to_json=_stores_to_json, shares_work=True),
     "convert": Command(
         "dataset_tables:print_converted_model", to_json=lambda converted, _: converted.to_recipe_sections(), options=("out",)
     ),
-    "train": Command("run_tables:print_trained", resumable=True),
+    "train": Command("run_tables:print_trained", resumable=True, shares_work=True),
     "evaluate": Command("run_tables:print_evaluation"),
     "mteb": Command("run_tables:print_mteb_report"),
     "mine": Command("run_tables:print_mining"),
@@ -205,6 +207,7 @@ def _callback(name: str, command: Command) -> Callable[..., None]:
             return
         if verbose and quiet:
             raise VisavisError("--verbose, --quiet: expected at most one, got both. Remove one of them.")
+        _check_processes(name, command)
         values = _convert_values(values, parameters, split_last)
         with ExitStack() as stack:
             stack.enter_context(log_to_stderr(verbose=verbose, quiet=quiet))
@@ -214,7 +217,7 @@ def _callback(name: str, command: Command) -> Callable[..., None]:
                 values["progress"] = NoProgress() if quiet else _progress_bars(command, stack)
             result = getattr(api, name)(**values)
         # Of the processes of torchrun, the first one prints the result.
-        if name in ("train", "features") and os.environ.get("RANK", "0") != "0":
+        if not _is_first_process():
             return
         if json:
             print_json(command.to_json(result, values))
@@ -228,6 +231,23 @@ def _callback(name: str, command: Command) -> Callable[..., None]:
     run.__signature__ = _signature(name, command, arguments, split_last)  # type: ignore[attr-defined]
     run.__annotations__ = {}
     return run
+
+
+def _is_first_process() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _check_processes(name: str, command: Command) -> None:
+    """Refuse several processes of torchrun for a command that does not share its work. One of them reports it."""
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    if processes == 1 or command.shares_work or "TORCHELASTIC_RUN_ID" not in os.environ:
+        return
+    if not _is_first_process():
+        raise ReportedByOtherProcess("The first process reports that the command needs one process.")
+    sharing = " and ".join(sorted(each for each, properties in COMMANDS.items() if properties.shares_work))
+    raise VisavisError(
+        f"{name.replace('_', ' ')}: expected one process, got {processes}. Start it without torchrun, which {sharing} support."
+    )
 
 
 def _progress_bars(command: Command, stack: ExitStack) -> Progress:
@@ -344,5 +364,6 @@ def _resume_hint(command: str) -> Iterator[None]:
     try:
         yield
     except Stopped as stopped:
-        print_error(f"Stopped. Everything is saved. Continue with: {shell_command()} {command} --resume {stopped}")
+        processes = "" if os.environ.get("WORLD_SIZE", "1") == "1" else " (also under torchrun, with any number of processes)"
+        print_error(f"Stopped. Everything is saved. Continue with: {shell_command()} {command} --resume {stopped}{processes}")
         raise typer.Exit(128 + stopped.signal) from None

@@ -20,7 +20,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from visavis import spec, supervision
-from visavis.errors import RecipeError, ReportedByOtherProcess, RunError
+from visavis.errors import RecipeError, ReportedByOtherProcess, RunError, warn
 from visavis.models.device import choose_device
 from visavis.process_group import FAILURES, ONE_PROCESS, POLL_INTERVAL_S, ProcessGroup, default_store
 from visavis.recipes.recipe import Recipe
@@ -30,6 +30,8 @@ JOIN_TIMEOUT_S = 1800.0
 """Longest time that a process waits for the others at the start."""
 STORE_TIMEOUT_S = 10.0
 """Longest time that rank 0 keeps the store for the other ranks after a failure."""
+CONNECTION_TIMEOUT_S = 10.0
+"""Longest time that a process waits for a connection to or from rank 0."""
 LOSS_GRACE_S = 10.0
 """Longest time that a process has to end by itself after another one was lost."""
 FREE_TIMEOUT_S = 1.0
@@ -60,6 +62,11 @@ def join_processes(
         ReportedByOtherProcess: If another process has failed, or reports that the training was stopped.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 and not distributed.is_initialized():
+        if "WORLD_SIZE" not in os.environ and (tasks := int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))) > 1:
+            warn(
+                f"srun: {tasks} tasks were started without torchrun, so each of them does the whole work. To share it, start one task of "
+                "torchrun on each machine."
+            )
         yield ONE_PROCESS
         return
     is_own_group = not distributed.is_initialized()
@@ -203,16 +210,16 @@ def _connect_to_first_rank(store: Store, group: ProcessGroup) -> list[socket.soc
     """Connect each rank with rank 0, which receives all connections."""
     if not group.is_first:
         port, token = store.get("visavis/watch").decode().split()
-        connection = socket.create_connection((os.environ["MASTER_ADDR"], int(port)), LOSS_GRACE_S)
+        connection = socket.create_connection((os.environ["MASTER_ADDR"], int(port)), CONNECTION_TIMEOUT_S)
         connection.sendall(token.encode())
         return [connection]
     has_ipv6, token, connections = socket.has_dualstack_ipv6(), uuid4().hex, list[socket.socket]()
     with socket.create_server(("", 0), family=socket.AF_INET6 if has_ipv6 else socket.AF_INET, dualstack_ipv6=has_ipv6) as server:
-        server.settimeout(LOSS_GRACE_S)
+        server.settimeout(CONNECTION_TIMEOUT_S)
         store.set("visavis/watch", f"{server.getsockname()[1]} {token}")
         while len(connections) < group.world_size - 1:
             connection, _ = server.accept()
-            connection.settimeout(LOSS_GRACE_S)
+            connection.settimeout(CONNECTION_TIMEOUT_S)
             with suppress(OSError):  # of a client that is not a rank
                 if connection.recv(len(token)) == token.encode():
                     connections.append(connection)
