@@ -224,7 +224,7 @@ def bomb(side):
     ("content", "text"),
     [
         (b"", "got an empty body"),
-        (b"hello", "not an image"),
+        (b"hello", "image of the query is not an image of a known format"),
         (bomb(31_623), "pixels"),
         (bomb(7_000), "pixels"),
         (png(photo())[:100], "truncated"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 import time
@@ -157,6 +158,39 @@ def test_web_ui_searches_by_dropped_image_and_text(open_page, address, collectio
     page.wait_for_selector("h1:has-text('Similar to your image')")
 
 
+def test_web_ui_restores_preview_of_former_image(open_page, address, tmp_path):
+    page = open_page(address)
+    sources = []
+    for color in ("purple", "teal"):
+        photo(color, "square", (400, 300)).save(tmp_path / "mine.png")
+        drop(page, tmp_path / "mine.png")
+        changed = "former => document.querySelector('#chip-image').src !== former && location.search.includes('image=')"
+        page.wait_for_function(changed, arg=sources[-1] if sources else "")
+        page.wait_for_selector("#results[aria-busy=false]")
+        sources.append(page.get_attribute("#chip-image", "src"))
+    page.go_back()
+    page.wait_for_function("source => document.querySelector('#chip-image').src === source", arg=sources[0])
+    page.go_forward()
+    page.wait_for_function("source => document.querySelector('#chip-image').src === source", arg=sources[1])
+    assert page.evaluate("document.querySelector('#chip-image').naturalWidth") == 400
+
+
+def test_web_ui_hides_preview_of_damaged_image(open_page, address, tmp_path):
+    page = open_page(address)
+    page.route("**/api/search**", lambda route: route.fulfill(json={"error": "not an image"}, status=200))
+    (tmp_path / "mine.jpg").write_text("not an image")
+    page.set_input_files("#file", tmp_path / "mine.jpg")
+    page.wait_for_selector("#chip-text:text-is('your image')")
+    page.wait_for_selector("#chip-image", state="hidden")
+
+
+def test_web_ui_fills_a_large_screen(open_page, shared_page, address):
+    shared_page.route("**/api/search**", lambda route: route.continue_(url=route.request.url.replace("limit=40", "limit=10")))
+    page = open_page(address, width=3840, height=2160)
+    page.wait_for_selector(".tile:nth-child(65)")
+    assert page.is_hidden("#more")
+
+
 def test_web_ui_loads_more_results_on_scroll(open_page, address):
     page = open_page(address, height=500)
     assert page.locator(".tile").count() >= 40
@@ -267,6 +301,7 @@ def test_web_ui_by_keyboard_only(open_page, address, votes):
     wait_for_focus(page, found[2])
     page.keyboard.press("m")
     page.wait_for_selector("h1:has-text('Similar to ')")
+    wait_for_focus(page, names(page)[0])
     page.keyboard.press("Escape")
     wait_for_focus(page, "text")
 
@@ -348,6 +383,26 @@ def test_web_ui_compares_two_indexes(open_page, pair):
     [preference] = read_feedback(pair[2])
     assert isinstance(preference, Preference)
     assert preference.preferred == preference.left
+
+
+def test_web_ui_retries_after_failed_start(browser, address):
+    context = browser.new_context()
+    page = context.new_page()
+    raised = []
+    page.on("pageerror", lambda error: raised.append(error))
+    pattern = re.compile("/api/(info|facets)")
+    page.route(pattern, lambda route: route.abort())
+    page.goto(f"{address}/?q=a+star&path=trips")
+    page.wait_for_selector("#notice:has-text('The server does not respond.')")
+    page.unroute(pattern)
+    page.click("#notice button")
+    page.wait_for_selector("h1:text-is('“a star”')")
+    page.wait_for_selector(".tile.shown")
+    assert page.input_value("#path") == "trips"
+    assert page.inner_text("#summary").startswith("6")
+    assert page.is_visible("#feedback-button")
+    assert raised == []
+    context.close()
 
 
 def test_web_ui_reports_stopped_server(browser, pair):

@@ -115,7 +115,7 @@ class ImageCache:
         """
         digest = hashlib.sha256(content).hexdigest()
         if self._uploads.get(digest) is None:
-            image = await self._run(lambda: make_thumbnail(content, "Query image", MAX_UPLOAD_SIDE, max_pixels=self.limits.max_pixels))
+            image = await self._run(lambda: make_thumbnail(content, "of the query", MAX_UPLOAD_SIDE, max_pixels=self.limits.max_pixels))
             self._uploads.put(digest, image)
         return digest
 

@@ -4,7 +4,7 @@ import { NO_RESPONSE, get, imageUrl, post, scaleDown, searchByImage } from "./ap
 import * as detail from "./detail.js";
 import * as feedback from "./feedback.js";
 import { formatNumber, quoteQuery } from "./format.js";
-import { countFilters, fillFilters, filters, isEmpty, loadFromUrl, query, queryValues, saveToUrl, showChip } from "./query.js";
+import { countFilters, fillFilters, filters, isEmpty, keepPreview, loadFromUrl, query, queryValues, saveToUrl, setPreview, showChip } from "./query.js";
 import { element, neighbor, tile } from "./results.js";
 import { showMessage, undo, vote } from "./voting.js";
 
@@ -26,16 +26,18 @@ function setBusy(isBusy) {
   byId("progress").classList.toggle("on", isBusy);
 }
 
-function showNotice(text, canRetry) {
+function showNotice(text, retry) {
   byId("notice").hidden = !text;
   byId("notice").replaceChildren(element("p", "", text ?? ""));
-  if (canRetry) {
+  if (retry) {
     const button = element("button", "plain", "Try again");
     button.type = "button";
-    button.addEventListener("click", () => search({}));
+    button.addEventListener("click", retry);
     byId("notice").append(button);
   }
 }
+
+const canRetry = (error) => error.status === NO_RESPONSE || error.status === 429;
 
 async function search({ push = false } = {}) {
   clearTimeout(waiting);
@@ -55,6 +57,7 @@ async function search({ push = false } = {}) {
     if (query.file) {
       query.image = newest.query.image;
       query.file = null;
+      keepPreview();
       saveToUrl(false);
     }
     show(newest);
@@ -62,7 +65,7 @@ async function search({ push = false } = {}) {
     if (number !== searchNumber || error.name === "AbortError") return;
     clear();
     byId("heading").textContent = error.status === 400 && query.text ? quoteQuery(query.text) : "Search failed";
-    showNotice(error.message, error.status === NO_RESPONSE || error.status === 429);
+    showNotice(error.message, canRetry(error) && (() => search()));
   } finally {
     if (number === searchNumber) setBusy(false);
   }
@@ -86,6 +89,7 @@ function welcome() {
 }
 
 function show(newest) {
+  const hadFocus = byId("sides").contains(document.activeElement);
   clear();
   response = newest;
   const empty = isEmpty();
@@ -106,6 +110,8 @@ function show(newest) {
     }),
   );
   add(newest);
+  // The result that had the focus was removed.
+  if (hadFocus) entries[0]?.open.focus({ preventScroll: true });
   const total = Math.max(0, ...info.indexes.map((index) => index.count));
   const unfinished = info.indexes.some((index) => index.unfinished);
   const summary = [`${formatNumber(total)} items`, unfinished && "the index is unfinished", !empty && `${Math.round(newest.milliseconds)} ms`];
@@ -137,7 +143,12 @@ function add(page) {
   }
   if (!focused && entries.length) setFocusable(entries[0]);
   byId("more").hidden = !page.sides.some((side) => side.has_more);
+  // On a large screen the button may still be visible. The observer reports only changes, so observe it again.
+  observer.unobserve(byId("more"));
+  observer.observe(byId("more"));
 }
+
+const observer = new IntersectionObserver((changes) => changes.at(-1).isIntersecting && more(), { rootMargin: "600px" });
 
 async function more() {
   if (loading || !response || byId("more").hidden) return;
@@ -175,9 +186,9 @@ async function searchWithFile(file) {
     showMessage("This file is not an image. Drop a JPEG, PNG or similar file.");
     return;
   }
-  if (query.preview) URL.revokeObjectURL(query.preview);
   const image = await scaleDown(file);
-  Object.assign(query, { file: image, preview: URL.createObjectURL(image), image: "", like: "" });
+  setPreview(URL.createObjectURL(image));
+  Object.assign(query, { file: image, image: "", like: "" });
   search({ push: true });
 }
 
@@ -269,6 +280,7 @@ function connect() {
     query.text = text.value.trim();
     search({ push: true });
   });
+  byId("chip-image").addEventListener("error", () => (byId("chip-image").hidden = true));
   byId("chip-remove").addEventListener("click", () => {
     Object.assign(query, { like: "", image: "", file: null });
     text.focus();
@@ -309,7 +321,6 @@ function connect() {
   byId("feedback-button").addEventListener("click", feedback.open);
   byId("preference").addEventListener("click", (event) => event.target.closest("button") && prefer(event.target.closest("button").dataset.preferred));
   byId("more").addEventListener("click", more);
-  new IntersectionObserver(([button]) => button.isIntersecting && more(), { rootMargin: "600px" }).observe(byId("more"));
   addEventListener("popstate", () => {
     loadFromUrl();
     search();
@@ -327,15 +338,15 @@ function connect() {
 }
 
 async function start() {
-  showTheme();
-  connect();
+  setBusy(true);
   try {
-    const facets = get("/api/facets");
-    info = await get("/api/info");
-    fillFilters(await facets);
+    const [facets, newest] = await Promise.all([get("/api/facets"), get("/api/info")]);
+    info = newest;
+    fillFilters(facets);
   } catch (error) {
+    setBusy(false);
     byId("heading").textContent = "Search failed";
-    showNotice(error.message, true);
+    showNotice(error.message, start);
     return;
   }
   document.body.classList.toggle("votes", info.votes);
@@ -348,4 +359,6 @@ async function start() {
   search();
 }
 
+showTheme();
+connect();
 start();

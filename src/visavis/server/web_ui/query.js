@@ -7,6 +7,10 @@ const FIELDS = ["path", "kind", "since", "until"];
 
 export const query = { text: "", like: "", index: 0, image: "", file: null, preview: "" };
 
+// As many as the images that the server keeps.
+const MAX_PREVIEWS = 48;
+const previews = new Map();
+
 export const queryValues = () => ({ text: query.text, like: query.like, image: query.image });
 
 export const isEmpty = () => !query.text && !query.like && !query.image && !query.file;
@@ -29,9 +33,28 @@ export function saveToUrl(push) {
   if (url !== location.pathname + location.search) history[push ? "pushState" : "replaceState"](null, "", url);
 }
 
+// Keeps the preview of the image that the server now has, so that the back button shows it again.
+export function keepPreview() {
+  const former = previews.get(query.image);
+  if (former && former !== query.preview) URL.revokeObjectURL(former);
+  previews.delete(query.image);
+  previews.set(query.image, query.preview);
+  if (previews.size <= MAX_PREVIEWS) return;
+  const [oldest, url] = previews.entries().next().value;
+  URL.revokeObjectURL(url);
+  previews.delete(oldest);
+}
+
+// Replaces the preview. The former one is released if its search failed.
+export function setPreview(url) {
+  if (query.preview && ![...previews.values()].includes(query.preview)) URL.revokeObjectURL(query.preview);
+  query.preview = url;
+}
+
 export function loadFromUrl() {
   const values = new URLSearchParams(location.search);
   Object.assign(query, { text: values.get("q") ?? "", like: values.get("like") ?? "", index: Number(values.get("index") ?? 0), image: values.get("image") ?? "", file: null });
+  setPreview(previews.get(query.image) ?? "");
   byId("text").value = query.text;
   for (const name of FIELDS) byId(name).value = values.get(name) ?? "";
   const tags = new Map(values.getAll("tag").map((tag) => tag.split(/=(.*)/s)));
