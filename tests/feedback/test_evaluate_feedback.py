@@ -42,6 +42,8 @@ def test_evaluate_feedback_ignores_withdrawn_judgments(index, tmp_path):
         visavis.evaluate(index, feedback=write(tmp_path / "votes.jsonl", votes))
 
 
-def test_evaluate_feedback_requires_index(run, tmp_path):
+def test_evaluate_feedback_requires_index(run, index, tmp_path):
     with pytest.raises(RunError, match="expected an index"):
         visavis.evaluate(run, feedback=tmp_path / "votes.jsonl")
+    with pytest.raises(RunError, match=r"expected a run or a model, got an index\. Pass --feedback FILE"):
+        visavis.evaluate(index)

@@ -96,6 +96,15 @@ def test_index_reads_unusual_images_and_skips_bad_files(run, photos, tmp_path):
     assert (again.num_encoded, again.num_unchanged, len(again.skipped)) == (0, built.num_items, 3)
 
 
+def test_index_lists_photos_of_unsupported_formats(run, photos, tmp_path):
+    for name in ("phone.HEIC", "camera.cr2", "notes.txt"):
+        (photos / name).write_bytes(b"content")
+    built = build(run, photos, tmp_path / "index")
+    assert built.num_items == 40
+    expected = "expected a JPEG, PNG or other supported image, got a {} file. Convert it to JPEG."
+    assert built.skipped == (f"'camera.cr2': {expected.format('.cr2')}", f"'phone.HEIC': {expected.format('.heic')}")
+
+
 def test_index_update_equals_new_index(run, photos, tmp_path):
     build(run, photos, tmp_path / "index")
     images = sorted(photos.rglob("*.png"))

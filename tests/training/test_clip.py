@@ -282,5 +282,7 @@ def test_trained_model_exports_as_transformers_folder(rank, dual_encoders, tmp_p
 
 def test_only_runs_of_pretrained_models_have_base(few_scenes, tmp_path):
     visavis.train("demo", data=few_scenes, overrides={"epochs": 1, "training.batch_size": 16}, out=tmp_path / "run")
-    with pytest.raises(RunError, match=r"run: expected runs that fine-tune one and the same CLIP or SigLIP model\."):
+    with pytest.raises(
+        RunError, match=r"run: expected runs that fine-tune one and the same CLIP or SigLIP model, got others\. Remove --pretrained\."
+    ):
         visavis.evaluate(tmp_path / "run", pretrained=True)

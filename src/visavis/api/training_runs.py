@@ -179,11 +179,14 @@ def evaluate(
             raise RunError(f"--feedback: expected an index without {unused[0]}. Remove --{unused[0]}.")
         return _evaluate_index(to_paths(run), Path(feedback), model, store, memory)
     from visavis.recipes.published_tables import measured_result
+    from visavis.retrieval.index_folder import is_index
     from visavis.runs.evaluate_runs import evaluate_runs, with_base_model
 
     for name, value in (("model", model), ("store", store)):
         if value is not None:
             raise RunError(f"--{name}: expected an index with --feedback, got no --feedback. Pass it, or remove --{name}.")
+    if index := next((folder for folder in to_paths(run) if is_index(folder)), None):
+        raise RunError(f"{index}: expected a run or a model, got an index. Pass --feedback FILE to evaluate an index.")
     row = None if published is None else measured_result(published)
     runs, data, progress = to_paths(run), optional_text(data), progress or NoProgress()
     result = evaluate_runs(

@@ -13,7 +13,7 @@ from visavis import storage
 from visavis.data import Dataset, open_dataset
 from visavis.data.dataset import ByteRange
 from visavis.data.dataset_reader import path_exists, resolve_path
-from visavis.data.formats.image_files import VISUAL_SUFFIXES, files_under
+from visavis.data.formats.image_files import UNSUPPORTED_SUFFIXES, VISUAL_SUFFIXES, files_under
 from visavis.data.formats.listing import is_valid_unicode
 from visavis.data.video import is_video
 from visavis.errors import DataError
@@ -110,9 +110,11 @@ def source_root(path: str | Path) -> Path:
 def _list_folder(root: Path) -> FileCollection:
     files, skipped, resolved = list[SourceFile](), list[str](), Path(os.path.realpath(root))
     for file, problem in files_under(root):
-        if file.suffix.lower() not in VISUAL_SUFFIXES and not (problem and os.path.islink(file)):
+        name, suffix = file.relative_to(root).as_posix(), file.suffix.lower()
+        if suffix in UNSUPPORTED_SUFFIXES and problem is None:
+            problem = f"expected a JPEG, PNG or other supported image, got a {suffix} file. Convert it to JPEG"
+        elif suffix not in VISUAL_SUFFIXES and not (problem and os.path.islink(file)):
             continue
-        name = file.relative_to(root).as_posix()
         if problem is None and not is_valid_unicode(name):
             problem = "expected a Unicode name. Rename the file"
         if problem is None and (source_file := _source_file(name, ByteRange(file, root=resolved), {})) is not None:

@@ -206,7 +206,7 @@ def with_base_model(
     pretrained = models.pop() if len(models) == 1 else None
     if pretrained is None:
         raise RunError(
-            f"{', '.join(map(str, folders))}: expected runs that fine-tune one and the same CLIP or SigLIP model. Evaluate without the base model."
+            f"{', '.join(map(str, folders))}: expected runs that fine-tune one and the same CLIP or SigLIP model, got others. Remove --pretrained."
         )
     recipe = next(iter(recipes.values()))
     split, data = common_value(recipes, "evaluation.test", split), data or recipe.data.path

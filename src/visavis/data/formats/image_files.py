@@ -73,6 +73,8 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".avif", ".jp2")
 VISUAL_SUFFIXES = IMAGE_SUFFIXES + VIDEO_SUFFIXES
+UNSUPPORTED_SUFFIXES = (".heic", ".heif", ".hif", ".jxl", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".raf", ".rw2")
+"""Photos of phones and cameras that cannot be decoded."""
 _COMPRESSED_SUFFIXES = (".tgz", ".tbz", ".txz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
 _COMPRESSED_MAGIC_BYTES = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd")
 _COMPRESSED_ARCHIVE = "is a compressed archive, whose members cannot be read in place. Unpack it to a plain .tar or a folder"
