@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import random
@@ -116,6 +117,19 @@ def test_storage_tensor_files_are_deterministic(tmp_path):
     for number in range(8):
         storage.write_tensors(tmp_path / f"{number}.safetensors", tensors)
     assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 1
+
+
+def test_storage_reports_read_only_folder_above(tmp_path, monkeypatch):
+    make_folder, root = os.mkdir, tmp_path / "cache"
+
+    def refuse(path, *arguments):
+        if Path(path) == root:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        make_folder(path, *arguments)
+
+    monkeypatch.setattr(os, "mkdir", refuse)
+    with pytest.raises(StorageError, match=r"value\.json cannot be written: Read-only file system\. Choose another folder"):
+        storage.write_json(root / "checks" / "value.json", 1)
 
 
 def test_storage_killed_write_keeps_old_file(tmp_path):

@@ -68,7 +68,9 @@ def storage_errors(path: str | Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in _DISK_FULL_CODES:
             raise cannot_write(path, DISK_FULL) from None
-        if error.filename is None or Path(os.fsdecode(error.filename)).parent in (path, path.parent, path.parent.parent):
+        failed = path if error.filename is None else Path(os.fsdecode(error.filename))
+        # A folder above the path can fail only because it was to be created for it.
+        if failed == path or failed in path.parents or failed.parent in (path, path.parent, path.parent.parent):
             raise cannot_write(path, f"{error.strerror or error}. {CHANGE_FOLDER}") from None
         raise
 
