@@ -132,8 +132,9 @@ def test_resume_reports_changed_number_of_threads(uninterrupted, tmp_path, liste
 def test_run_is_locked_to_one_process(uninterrupted, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(uninterrupted(False), run)
-    with storage.folder_lock(run / "run", wait=False), pytest.raises(RunError, match="is locked by another process"):
+    with storage.folder_lock(run / "run", wait=False), pytest.raises(RunError) as refusal:
         visavis.train(resume=run)
+    assert str(refusal.value) == f"{run} is locked by another process. Wait until it ends, or stop it first."
     visavis.train(resume=run)
 
 

@@ -217,7 +217,7 @@ def train_runs(folder: Path, plan: ExperimentPlan, workers: Workers, progress: P
     rounds: Iterable[Round] = [all_runs(plan.settings, plan.seeds)]
     if plan.successive_halving:
         rounds = halving_rounds(plan.settings, plan.seeds, lambda: list(finished.values()))
-    with storage.folder_lock(folder / PLAN_FILE, wait=False):
+    with storage.folder_lock(folder / PLAN_FILE, wait=False, subject=folder):
         try:
             with workers.start(threads, progress) as run_jobs:
                 for runs in rounds:

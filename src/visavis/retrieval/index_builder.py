@@ -133,7 +133,7 @@ def build_index(
     _validate_arguments(folder, moment_seconds)
     retriever = _load_model(folder, model, embedding_dim, full_decoding, device, memory)
     collection = list_source_files(source)
-    with storage.folder_lock(folder / "index", wait=False):
+    with storage.folder_lock(folder / "index", wait=False, subject=folder):
         manifest = _open_or_create_manifest(folder, model, retriever, collection, store, moment_seconds, embedding_dim)
         encoder = truncate_model(retriever, manifest.embedding_dim)
         with closing(open_index_store(folder, manifest, memory, confirmed=store, create=True)) as vectors:

@@ -164,12 +164,13 @@ def _create_first(path: Path, candidates: Iterator[Path], create: Callable[[Path
 
 
 @contextmanager
-def folder_lock(path: str | Path, *, wait: bool) -> Iterator[None]:
+def folder_lock(path: str | Path, *, wait: bool, subject: str | Path | None = None) -> Iterator[None]:
     """Hold the lock of a path, so that one process at a time works on it. A crash releases the lock.
 
     Args:
         path: File or folder that is protected.
         wait: Whether to wait for the other process to end.
+        subject: Path that errors name. Default: ``path``.
 
     Yields:
         Nothing.
@@ -181,12 +182,13 @@ def folder_lock(path: str | Path, *, wait: bool) -> Iterator[None]:
 
     path = Path(path)
     lock = FileLock(_lock_file(path), timeout=-1 if wait else 0)
-    with storage_errors(path):
+    subject = subject or path
+    with storage_errors(subject):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             lock.acquire()
         except Timeout:
-            raise RunError(f"{path} is locked by another process. Wait until it ends, or stop it first.") from None
+            raise RunError(f"{subject} is locked by another process. Wait until it ends, or stop it first.") from None
     try:
         yield
     finally:

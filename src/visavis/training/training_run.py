@@ -136,7 +136,7 @@ def start_run(recipe: Recipe, out: str | Path | None, progress: Progress, group:
         if not group.is_first:
             return train_and_evaluate(data_module, matcher, folder, cache_seconds, progress)
         record = RunRecord.from_training(data_module, matcher, progress)
-        with storage.folder_lock(folder.lock, wait=False):
+        with storage.folder_lock(folder.lock, wait=False, subject=path):
             _check_no_run(path)  # again: another process may have been faster
             try:
                 storage.write_json(folder.environment, asdict(record))
@@ -192,7 +192,7 @@ def resume_run(path: Path, progress: Progress, group: ProcessGroup = ONE_PROCESS
     """
     recipe, folder = read_run_recipe(path), RunFolder(path)
     check_processes(recipe, group)
-    with storage.folder_lock(folder.lock, wait=False) if group.is_first else nullcontext():
+    with storage.folder_lock(folder.lock, wait=False, subject=path) if group.is_first else nullcontext():
         record = RunRecord.read(folder.environment)
         if group.is_first:
             storage.remove_partial_files(path)
