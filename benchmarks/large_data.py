@@ -22,6 +22,9 @@ import numpy as np
 
 DIMENSIONS = 64
 ROWS_PER_WRITE = 2**18
+BATCH_SIZE = 1024
+# Batches whose time is measured, after the first one.
+TIMED_BATCHES = 100
 WORDS = [
     "a",
     "two",
@@ -86,7 +89,7 @@ def recipe(folder: Path, epochs: int = 1) -> Any:
         "visual": {"features": str(folder / "images.npy")},
         "text": {"features": str(folder / "texts.npy"), "granularity": "pooled"},
         "model": {"kind": "Heads", "embedding_dim": 64},
-        "training": {"batch_size": 1024, "device": "cpu"},
+        "training": {"batch_size": BATCH_SIZE, "device": "cpu"},
         "phases": [{"epochs": epochs, "objective": "InfoNCE()"}],
     }
     return build_recipe(values, {}, "large")
@@ -116,9 +119,9 @@ def measure(folder: Path) -> dict[str, Any]:
     next(batches)
     seconds["first_batch"], seconds["first_batch_cpu"] = time.perf_counter() - start, time.process_time() - start_cpu
     start = time.perf_counter()
-    for _ in range(100):
+    for _ in range(TIMED_BATCHES):
         next(batches)
-    seconds["batch"] = (time.perf_counter() - start) / 100
+    seconds["batch"] = (time.perf_counter() - start) / TIMED_BATCHES
     start = time.perf_counter()
     resumed = loader.epoch(2, start=loader.num_batches // 2)
     next(resumed)
@@ -138,6 +141,10 @@ def main() -> None:
     if options.measure is not None:
         print(json.dumps(measure(options.measure)))
         return
+    # 2,000 images are not in the training split.
+    fewest = (TIMED_BATCHES + 1) * BATCH_SIZE + 2000 * options.captions_per_image
+    if options.captions < fewest:
+        parser.error(f"--captions: expected at least {fewest:,}, got {options.captions:,}. Set a larger number.")
     with tempfile.TemporaryDirectory(dir=options.folder) as temporary:
         folder = Path(temporary) / "data"
         folder.mkdir()
