@@ -128,7 +128,7 @@ def main() -> int:
                 f"{arguments.clients} clients, {took:.0f} s: {statuses.total():,} requests, {statuses.total() / took:.0f} per second, statuses {dict(statuses)}"
             )
             for kind, times in seconds.items():
-                cuts = statistics.quantiles(times, n=100)
+                cuts = statistics.quantiles(times, n=100, method="inclusive")
                 print(
                     f"  {kind}: median {1000 * cuts[49]:.0f} ms, p95 {1000 * cuts[94]:.0f} ms, p99 {1000 * cuts[98]:.0f} ms, worst {1000 * max(times):.0f} ms"
                 )
