@@ -233,7 +233,7 @@ def _work(job: int, trials: list[Trial], args: argparse.Namespace) -> list[tuple
 
 
 def _run_trial(world: Path, undamaged: Path, trial: Trial, limit: float, rng: random.Random | None = None) -> tuple[str, Outcome]:
-    """Copy the undamaged files, damage one unless ``draw`` is None, and run the command."""
+    """Copy the undamaged files, damage one unless ``rng`` is None, and run the command."""
     shutil.rmtree(world, ignore_errors=True)
     shutil.copytree(undamaged, world, symlinks=True)
     description = "nothing"

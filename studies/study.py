@@ -216,7 +216,7 @@ def train_and_measure(run: Run) -> dict[str, Any]:
 
 
 def train_in_worker(run: Run) -> dict[str, Any]:
-    """``made`` in a worker process, which exits after a stop signal once everything is saved."""
+    """``train_and_measure`` in a worker process, which exits after a stop signal once everything is saved."""
     try:
         line = train_and_measure(run)
     except Stopped as stopped:

@@ -114,7 +114,7 @@ DIGIT_LOSSES = {
 
 
 def train_on_digits(make: Callable[[], nn.Module], seed: int, max_norm: float, *, steps: int = 200) -> tuple[float, float]:
-    """The norm of the first gradient, and MAP@R of unseen digits. Gradients are clipped at the norm ``longest``."""
+    """The norm of the first gradient, and MAP@R of unseen digits. Gradients are clipped at the norm ``max_norm``."""
     images, labels, unseen, unseen_labels = digits()
     torch.manual_seed(seed)
     model, loss, first = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 16)), make(), math.nan
