@@ -93,12 +93,12 @@ $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt 
 { echo 'Installing packages failed with the errors above. Check the network connection, then run make again.' >&2; exit 1; }
 endef
 
-# Run every script of a folder, even if one fails. Scripts that need the folder of a training run are only listed.
+# Run every script of a folder, even if one fails. Scripts that need a training run or a data set are only listed.
 define run_all
 failed=; \
 for script in $(1)/*.py; do \
 echo "== $$script"; \
-if grep -q 'add_argument("runs\?"' "$$script"; then echo "skipped: it needs a training run. Its docstring gives the commands."; \
+if grep -Eq 'add_argument\("(runs?|data)"' "$$script"; then echo "skipped: it needs a training run or a data set. See its docstring."; \
 else $(BIN)/python "$$script" || failed="$$failed $$script"; fi; \
 done; \
 test -z "$$failed" || { echo "Failed:$$failed. The output of each script is above." >&2; exit 1; }

@@ -142,6 +142,15 @@ def test_make_installs_existing_extras():
         assert match and set((match[1] or "").split(",")) - {""} <= extras, requirement
 
 
+def test_make_skips_scripts_with_required_arguments():
+    scripts = [path for folder in ("benchmarks", "studies") for path in sorted((PROJECT / folder).glob("*.py"))]
+    required = re.compile(r'add_argument\("[a-z]\w*"(?!.*nargs="[*?]")')
+    (pattern,) = re.findall(r"if grep -Eq '(.+)'", (PROJECT / "Makefile").read_text())
+    assert [path.name for path in scripts if required.search(path.read_text())] == [
+        path.name for path in scripts if re.search(pattern, path.read_text())
+    ]
+
+
 def test_commands_and_extras_in_docs_exist():
     extras = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["optional-dependencies"].keys()
     commands = {command.name or command.callback.__name__ for command in cli.app.registered_commands}
