@@ -109,6 +109,10 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--data", nargs="+", choices=list(RECIPES), default=list(RECIPES))
     options = parser.parse_args()
+    if options.seeds < 2:
+        parser.error(
+            f"--seeds: expected at least 2, got {options.seeds}. Set a larger number, because the guide is the model of another seed."
+        )
     torch.set_num_threads(1)
     for name in options.data:
         recipe, changes = RECIPES[name]
