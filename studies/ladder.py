@@ -144,7 +144,7 @@ def long_tail_ndcg(data: Dataset, scores: Tensor) -> Measures:
     """nDCG@10 of the scenes with a held-out combination, and of the captions that state one."""
     truth = SceneRelevance().for_dataset(data)(torch.arange(len(data.images)), torch.arange(len(data.captions)))
     graphs = graphs_of(data)
-    images = torch.tensor([graphs.scenes[i].held_out for i in data.image_rows])
+    images = torch.tensor([graphs.scenes[i].has_held_out_combination for i in data.image_rows])
     captions = torch.tensor([states_held_out(graphs.facts[i]) for i in data.caption_rows])
     return {
         "nDCG@10 i2t long tail": float(ndcg_at(scores[images], truth[images], k=10).mean()),

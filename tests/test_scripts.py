@@ -5,13 +5,17 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from visavis.data import open_dataset
 from visavis.recipes.files import read_recipe
+from visavis.synthetic import SceneGraphs, write_synthetic_scenes
 
 from .conftest import PROJECT
 
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(PROJECT / "studies")
+    import ladder
     import matchers
 
 COMMANDS = [
@@ -38,3 +42,11 @@ def test_script_runs(command, tmp_path):
 def test_matcher_study_has_valid_recipes(name):
     job = matchers.Job(name, "Unified", 1e-3, 1, 5.0, 0.4, 1000, Path("runs"))
     assert read_recipe(matchers.RECIPE, job.overrides()).phases
+
+
+def test_ladder_study_ranks_the_long_tail_by_relevance(tmp_path):
+    scenes = write_synthetic_scenes(tmp_path / "scenes", num_train=3, num_val=0, num_test=30, size=32)
+    test = open_dataset(scenes).split("test")
+    relevance = torch.from_numpy(SceneGraphs.open(scenes).relevance(test.image_rows, test.caption_rows))
+    measures = ladder.long_tail_ndcg(test, relevance)
+    assert measures == pytest.approx({"nDCG@10 i2t long tail": 1.0, "nDCG@10 t2i long tail": 1.0})
