@@ -51,7 +51,7 @@ def make_data(folder: Path, captions: int, captions_per_image: int) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    rng, images = np.random.default_rng(0), captions // captions_per_image
+    rng, images = np.random.default_rng(0), -(-captions // captions_per_image)
     for name, rows in (("images.npy", images), ("texts.npy", captions)):
         array = np.lib.format.open_memmap(folder / name, "w+", np.float16, (rows, DIMENSIONS))
         for start in range(0, rows, ROWS_PER_WRITE):
