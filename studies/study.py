@@ -299,8 +299,11 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    # Workers do not import the main script. They find the classes and functions of a run under the name of this module.
+    import study
+
     try:
-        main()
+        study.main()
     except VisavisError as error:
         sys.exit(f"study: {error}")
     except KeyboardInterrupt:

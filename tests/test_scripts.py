@@ -1,5 +1,6 @@
 """Scripts of benchmarks and studies on the smallest useful inputs: each ends without an error."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -50,3 +51,14 @@ def test_ladder_study_ranks_the_long_tail_by_relevance(tmp_path):
     relevance = torch.from_numpy(SceneGraphs.open(scenes).relevance(test.image_rows, test.caption_rows))
     measures = ladder.long_tail_ndcg(test, relevance)
     assert measures == pytest.approx({"nDCG@10 i2t long tail": 1.0, "nDCG@10 t2i long tail": 1.0})
+
+
+@pytest.mark.slow
+def test_study_passes_runs_to_its_workers(tmp_path):
+    shutil.copytree(PROJECT / "studies", tmp_path / "studies")
+    plan = 'rates = [1e-3]\n[objectives]\nUnified = { try = ["Unified()"], with = { recipe = "no-recipe" } }\n[experiments]\n'
+    (tmp_path / "studies" / "study.toml").write_text(plan)
+    command = [sys.executable, tmp_path / "studies" / "study.py", "--workers", "1"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    # The worker reads the recipe.
+    assert done.stderr.splitlines()[-1].startswith("study: no-recipe"), done.stderr[-2000:]
