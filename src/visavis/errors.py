@@ -68,6 +68,10 @@ class DataError(VisavisError):
     """Files, captions or features are missing, corrupted or contradictory."""
 
 
+class NoDataset(DataError):
+    """A folder contains no list of images and captions."""
+
+
 class RecipeError(VisavisError):
     """A recipe or an override holds an unknown name or an impossible value."""
 

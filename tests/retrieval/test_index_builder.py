@@ -238,6 +238,24 @@ def test_index_with_pretrained_dual_encoder(dual_encoders, photos, tmp_path):
     assert search_index(Index.open(tmp_path / "index"), SearchQuery.from_text("a red circle")).hits
 
 
+def test_index_names_unlisted_files_and_unusable_captions(photos):
+    images = sorted(photos.rglob("*.png"))
+    first = images[0].relative_to(photos).as_posix()
+    (photos / "captions.csv").write_text(f"filename,caption\n{first},a circle\n")
+    collection = list_source_files(photos)
+    assert [file.path for file in collection.files] == [first]
+    unlisted = sorted(image.relative_to(photos).as_posix() for image in images[1:])
+    assert sorted(collection.skipped) == [f"{name!r}: not in the list of the data set. Add it there with a caption." for name in unlisted]
+    (photos / "captions.csv").write_text(f"name;text\n{first};a circle\n")
+    collection = list_source_files(photos)
+    assert len(collection.files) == len(images) == 40
+    [reason] = collection.skipped
+    assert reason.startswith(f"The folder is indexed without its captions. {photos / 'captions.csv'}: expected a header with")
+    with pytest.raises(DataError) as error:
+        list_source_files(photos / "nothing")
+    assert "existing path" in str(error.value) and "visavis catalog formats" not in str(error.value)
+
+
 @pytest.fixture
 def large_photos(tmp_path):
     """Six JPEG images of 400 x 300 pixels, which are decoded at a reduced size by default."""

@@ -246,6 +246,7 @@ class Dataset:
         image_origin: For a part of a data set, the indices of its images in the whole, shape ``[images]``. Features are stored for the whole.
         caption_origin: The same for captions, shape ``[captions]``.
         skipped: Sentences about the items that were skipped by the reader.
+        unlisted_files: Image files of the folder that are not in the list of the data set.
     """
 
     name: str
@@ -255,6 +256,7 @@ class Dataset:
     image_origin: np.ndarray | None = None
     caption_origin: np.ndarray | None = None
     skipped: tuple[str, ...] = ()
+    unlisted_files: tuple[str, ...] = ()
 
     @property
     def splits(self) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ from visavis.data.formats.video_lists import MSRVTT, MSVD
 from visavis.data.formats.webdataset import WEBDATASET, is_shard_pattern
 from visavis.data.hub_files import DATASET_NAME, download_dataset
 from visavis.data.image_validation import validate_images
-from visavis.errors import MAX_LISTED_NAMES, DataError, closest_name, log_debug
+from visavis.errors import MAX_LISTED_NAMES, DataError, NoDataset, closest_name, log_debug
 from visavis.notebook import NotebookTable
 from visavis.spec import validate_arguments
 
@@ -306,7 +306,7 @@ def _locate(path: str | Path) -> tuple[DatasetFormat, Path]:
     if any(not dataset_format.is_fallback for dataset_format, _ in matches):
         matches = [match for match in matches if not match[0].is_fallback]
     if not matches:
-        raise DataError(f"{folder}: expected {expected}, got none of them. Add one, or pass another folder.")
+        raise NoDataset(f"{folder}: expected {expected}, got none of them. Add one, or pass another folder.")
     if len(matches) > 1:
         names = ", ".join(dataset_format.patterns[0] if source == folder else source.name for dataset_format, source in matches)
         raise DataError(f"{folder}: expected one list of images and captions, got {names}. Pass one of them instead of the folder.")

@@ -16,7 +16,7 @@ from visavis.data.dataset_reader import path_exists, resolve_path
 from visavis.data.formats.image_files import UNSUPPORTED_SUFFIXES, VISUAL_SUFFIXES, files_under
 from visavis.data.formats.listing import is_valid_unicode
 from visavis.data.video import is_video
-from visavis.errors import DataError
+from visavis.errors import DataError, NoDataset
 
 # Stores hold times as int64 ns: up to the year 2262. File systems may report later times.
 MAX_TIME_NS = 2**63 - 1
@@ -81,18 +81,22 @@ def list_source_files(path: str | Path) -> FileCollection:
         DataError: If the source contains neither images nor clips, or the table of attributes is invalid.
     """
     root = Path(os.path.expanduser(path))
+    if not path_exists(path):
+        resolve_path(path)  # its error does not list the formats of data sets, because any folder can be indexed
     try:
         dataset = open_dataset(path, skip_bad=True)
-    except DataError:
+    except DataError as error:
         if not os.path.isdir(root):
             raise
-        dataset = None
-    if dataset is None:
-        return _with_attributes(_list_folder(root))
+        collection = _with_attributes(_list_folder(root))
+        if isinstance(error, NoDataset):
+            return collection
+        return replace(collection, skipped=(f"The folder is indexed without its captions. {error}", *collection.skipped))
     files = tuple(_dataset_files(dataset))
     if not files:
         raise DataError(f"{path}: expected a data set with images, got captions or features only. Add the images of this data set.")
-    return _with_attributes(FileCollection(source_root(path), files, dataset.skipped, is_dataset=True))
+    unlisted = (f"{name!r}: not in the list of the data set. Add it there with a caption." for name in dataset.unlisted_files)
+    return _with_attributes(FileCollection(source_root(path), files, (*dataset.skipped, *unlisted), is_dataset=True))
 
 
 def source_root(path: str | Path) -> Path:

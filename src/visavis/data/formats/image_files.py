@@ -321,6 +321,7 @@ def attach_files(listing: Listing, folder: Path, *, may_lack_pixels: bool) -> No
         listing.add_note("unreadable file", path, message)
     for path in files.images:
         if path not in used:
+            listing.unlisted_files.append(path)
             listing.add_note("image without caption", path, f"the file is in the folder, but {listing.source.name} does not list it")
 
 
