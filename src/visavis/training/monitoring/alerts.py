@@ -52,10 +52,16 @@ def new_alerts(alerts: dict[str, str], log: Iterable[LogValues]) -> list[str]:
     return [message for name, message in alerts.items() if name not in earlier_alerts]
 
 
-def _collapse(row: LogValues, _: Sequence[LogValues] = ()) -> str:
+def _is_collapsed(row: LogValues) -> bool:
     health = row["health"]
     bound = health["collapsed_loss"] - COLLAPSE_TOLERANCE * abs(health["collapsed_loss"])
-    if min(health["image_effective_rank"], health["text_effective_rank"]) >= COLLAPSED_RANK or health["loss"] < bound:
+    return min(health["image_effective_rank"], health["text_effective_rank"]) < COLLAPSED_RANK and bool(health["loss"] >= bound)
+
+
+def _collapse(row: LogValues, log: Sequence[LogValues]) -> str:
+    health = row["health"]
+    # Many trainings leave the collapse of their first validation.
+    if not _is_collapsed(row) or not any(earlier["step"] for earlier in log):
         return ""
     return (
         f"the effective rank of a batch is {health['image_effective_rank']:.2f} for images and {health['text_effective_rank']:.2f} for "
@@ -79,7 +85,7 @@ def _dominant_item(row: LogValues, _: Sequence[LogValues] = ()) -> str:
     health = row["health"]
     direction = max(DIRECTIONS, key=lambda direction: health[f"{direction}_top_item_share"])
     share = health[f"{direction}_top_item_share"]
-    if share < MAX_TOP_ITEM_SHARE or _collapse(row):
+    if share < MAX_TOP_ITEM_SHARE or _is_collapsed(row):
         return ""
     queries, candidate = _SIDES[direction]
     return (
@@ -92,7 +98,7 @@ def _hubs(row: LogValues, log: Sequence[LogValues]) -> str:
     # Hubs of the first validations usually disappear: the trained validation before must have them, too.
     previous = [earlier for earlier in log if earlier["step"]][-1:]
     hubs = _list_hubs(row)
-    if not hubs or not any(map(_list_hubs, previous)) or _dominant_item(row) or _collapse(row):
+    if not hubs or not any(map(_list_hubs, previous)) or _dominant_item(row) or _is_collapsed(row):
         return ""
     return (
         f"{' and '.join(hubs)}, the 1 % that the validation retrieves most often. "
@@ -142,7 +148,7 @@ def _overfitting(row: LogValues, log: Sequence[LogValues]) -> str:
     recent = phase[-OVERFITTING_VALIDATIONS:]
     dropped = all(each["rsum"] < (1 - OVERFITTING_DROP) * best["rsum"] and each["step"] > best["step"] for each in recent)
     loss, best_loss = row["train"]["loss"], best["train"]["loss"]
-    if len(recent) < OVERFITTING_VALIDATIONS or not dropped or loss >= best_loss or _collapse(row) or _dominant_item(row):
+    if len(recent) < OVERFITTING_VALIDATIONS or not dropped or loss >= best_loss or _is_collapsed(row) or _dominant_item(row):
         return ""
     return (
         f"validation RSUM fell from {best['rsum']:.1f} at step {best['step']} to {row['rsum']:.1f}, while the training loss fell from "
