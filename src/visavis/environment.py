@@ -243,7 +243,7 @@ def _cache() -> EnvironmentCheck:
 def _hub() -> EnvironmentCheck:
     flags = [name for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if os.environ.get(name, "").lower() in {"1", "true", "yes", "on"}]
     if not flags:
-        return EnvironmentCheck("model hub", "online: models are downloaded when they are first used")
+        return EnvironmentCheck("model hub", "allowed: models are downloaded when they are first used. The connection was not tested")
     return EnvironmentCheck("model hub", f"offline ({', '.join(flags)})", fix=f"unset {' '.join(flags)} to download models by name")
 
 
