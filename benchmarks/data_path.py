@@ -2,14 +2,16 @@
 
     git worktree add ../old 72e789a
     python benchmarks/data_path.py [--old ../old/src] [--photos 400] [--size 1600 1200] [--repeats 3] [--epochs 3]
-                                   [--only training index check features] [--images FOLDER] [--model RUN]
+                                   [--only training workers index check features] [--images FOLDER] [--model RUN]
+                                   [--queries FILE]
 
-Without --old, this checkout is compared with itself, with full decoding in the place of the other.
+Without --old, this checkout is compared with itself, with full decoding in the place of the other. ``workers`` is a training that is compared
+with one whose images are read by threads.
 
 Photos are smooth noise, or enlarged images of a folder, which differ as real photos do. Each measurement is a process of
 its own, and both checkouts run in turn. Prints images per second of this checkout, the median ratios of seconds and of processor seconds to
-the other and their ranges, and how far indexed vectors and the best 10 results of 100 queries agree. Processor seconds hardly depend on
-other programs, but do not show what several cores save.
+the other and their ranges, and how far indexed vectors and the best 10 results of queries agree: 100 random means of image vectors, and
+the texts of --queries. Processor seconds hardly depend on other programs, but do not show what several cores save.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from PIL import Image
 import visavis
 from visavis.retrieval.index_folder import Index
 
-KINDS = ("training", "index", "check", "features")
+KINDS = ("training", "workers", "index", "check", "features")
 
 
 def write_photos(folder: Path, count: int, size: tuple[int, int], seed: int, images: Path | None) -> None:
@@ -52,12 +54,13 @@ def write_photos(folder: Path, count: int, size: tuple[int, int], seed: int, ima
     (folder / "captions.jsonl").write_text("\n".join(lines))
 
 
-def measure(kind: str, photos: Path, model: Path, out: Path, epochs: int, *, full_decoding: bool) -> tuple[float, float]:
-    """Return the seconds and the processor seconds per image."""
-    given: dict[str, Any] = {"full_decoding": True} if full_decoding else {}
+def measure(kind: str, photos: Path, model: Path, out: Path, epochs: int, *, is_baseline: bool) -> tuple[float, float]:
+    """Return the seconds and the processor seconds per image, with full decoding or without workers for a baseline in this checkout."""
+    given: dict[str, Any] = {"full_decoding": True} if is_baseline else {}
     count, started, before = len(list(photos.glob("*.jpg"))), time.perf_counter(), sum(os.times()[:4])
-    if kind == "training":
-        settings = {"phases.0.epochs": epochs} | {f"visual.{name}": value for name, value in given.items()}
+    if kind in ("training", "workers"):
+        baseline = {"training": "visual.full_decoding", "workers": "training.workers"}[kind]
+        settings = {"phases.0.epochs": epochs} | ({baseline: True if kind == "training" else 0} if is_baseline else {})
         run = visavis.train("photos/pixels-words", data=photos, out=out, overrides=settings).run
         log = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         read = epochs * round(0.8 * count)
@@ -71,20 +74,25 @@ def measure(kind: str, photos: Path, model: Path, out: Path, epochs: int, *, ful
     return (time.perf_counter() - started) / count, (sum(os.times()[:4]) - before) / count
 
 
-def compare_indexes(old: Path, new: Path) -> str:
-    """Compare the vectors and the results of 100 random queries."""
-    rows = []
-    for folder in (old, new):
-        store = Index.open(folder).store
-        vectors = store.vectors(sorted(item.key for item in store.items()))
-        assert isinstance(vectors, np.ndarray)
-        rows.append(vectors.astype(np.float64))
-    cosines = (rows[0] * rows[1]).sum(1) / np.linalg.norm(rows[0], axis=1) / np.linalg.norm(rows[1], axis=1)
-    # Queries near the images: a random mean of a few of them.
-    queries = np.random.default_rng(0).dirichlet(np.full(len(cosines), 0.02), 100) @ rows[0]
-    best = [[frozenset(row[:10].tolist()) for row in np.argsort(-queries @ part.T, axis=1)] for part in rows]
-    num_equal = sum(old_best == new_best for old_best, new_best in zip(*best, strict=True))
-    return f"cosine min {cosines.min():.5f}, median {np.median(cosines):.5f}, same 10 best images for {num_equal} of 100 queries"
+def compare_indexes(old: Path, new: Path, texts: list[str]) -> str:
+    """Compare the vectors of two indexes, and their 10 best images for random queries near the images and for texts."""
+    indexes = [Index.open(folder) for folder in (old, new)]
+    vectors = []
+    for index in indexes:
+        rows = index.store.vectors(sorted(item.key for item in index.store.items()))
+        assert isinstance(rows, np.ndarray)
+        vectors.append(rows.astype(np.float64))
+    cosines = (vectors[0] * vectors[1]).sum(1) / np.linalg.norm(vectors[0], axis=1) / np.linalg.norm(vectors[1], axis=1)
+    # A random mean of a few images.
+    queries = {"random queries": np.random.default_rng(0).dirichlet(np.full(len(cosines), 0.02), 100) @ vectors[0]}
+    if texts:
+        queries["texts"] = np.stack([vector.numpy() for vector in indexes[0].encode_texts(texts)]).astype(np.float64)
+    parts = [f"cosine min {cosines.min():.5f}, median {np.median(cosines):.5f}, same 10 best images"]
+    for name, rows in queries.items():
+        best = [[frozenset(row[:10].tolist()) for row in np.argsort(-rows @ part.T, axis=1)] for part in vectors]
+        num_equal = sum(old_best == new_best for old_best, new_best in zip(*best, strict=True))
+        parts.append(f"for {num_equal} of {len(rows)} {name}")
+    return " ".join(parts)
 
 
 def main() -> None:
@@ -97,14 +105,16 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--images", type=Path, help="folder of .jpg files to enlarge instead of noise")
     parser.add_argument("--model", type=Path, help="run whose model indexes. Default: a small network trained on scenes")
-    parser.add_argument("--full-decoding", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--queries", type=Path, help="file with a text query in each line, for the comparison of indexes")
+    parser.add_argument("--baseline", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--measure", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
         kind, *paths = options.measure
         photos, model, out = map(Path, paths)
-        print("seconds", *measure(kind, photos, model, out, options.epochs, full_decoding=options.full_decoding))
+        print("seconds", *measure(kind, photos, model, out, options.epochs, is_baseline=options.baseline))
         return
+    queries = options.queries.read_text().splitlines() if options.queries else []
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         (folder / "photos").mkdir()
@@ -116,7 +126,7 @@ def main() -> None:
         this = Path(visavis.__file__).parents[1]
         sources = {"old": options.old.resolve() if options.old else this, "new": this}
         # Decoding has no setting in data check.
-        for kind in (kind for kind in options.only if options.old or kind != "check"):
+        for kind in (kind for kind in options.only if kind != ("workers" if options.old else "check")):
             seconds: dict[str, list[list[float]]] = {"old": [], "new": []}
             for number in range(options.repeats):
                 for name, source in sources.items():
@@ -128,19 +138,19 @@ def main() -> None:
                         kind,
                         *map(str, (folder / "photos", model, out)),
                         f"--epochs={options.epochs}",
-                        *(["--full-decoding"] if name == "old" and not options.old else []),
+                        *(["--baseline"] if name == "old" and not options.old else []),
                     ]
                     environment = os.environ | {"PYTHONPATH": str(source)}
                     # The encoder of a given model can be in the cache. Indexing stores nothing there.
                     environment |= {} if options.model and kind == "index" else {"VISAVIS_CACHE": str(cache)}
-                    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+                    result = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
                     seconds[name].append([float(value) for value in result.stdout.split("seconds ")[1].split()])
             ratios = np.array(seconds["old"]) / np.array(seconds["new"])
             rate = 1 / statistics.median(value for value, _ in seconds["new"])
             texts = [f"{np.median(part):.2f}x ({part.min():.2f} to {part.max():.2f})" for part in ratios.T]
             print(f"{kind}: {rate:.1f} images/s, seconds {texts[0]}, processor seconds {texts[1]}")
             if kind == "index":
-                print("  " + compare_indexes(folder / "index-old-0", folder / "index-new-0"))
+                print("  " + compare_indexes(folder / "index-old-0", folder / "index-new-0", queries))
 
 
 if __name__ == "__main__":
