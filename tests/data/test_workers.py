@@ -9,6 +9,7 @@ import signal
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,14 +19,15 @@ from tests.processes import Command
 
 import visavis
 from visavis.data import loader as loader_module
+from visavis.data import workers as workers_module
 from visavis.data.dataset import ByteRange, Dataset, Image
 from visavis.data.images import decode_image, random_horizontal_flip
 from visavis.data.item_sources import CROP_FUNCTIONS, PixelSource
 from visavis.data.loader import BatchSchedule, Loader, share_workers
 from visavis.data.parallel import map_in_order
 from visavis.data.vocabulary import TokenizedCaptions, Vocabulary
-from visavis.data.workers import MIN_IMAGES_FOR_WORKERS, BatchReader, choose_workers
-from visavis.errors import DataError
+from visavis.data.workers import MIN_IMAGES_FOR_WORKERS, MIN_SHARED_MEMORY, BatchReader, choose_readers, choose_workers
+from visavis.errors import DataError, VisavisError
 from visavis.models.encoders.preprocessing import MAX_JPEG_SIDE, ImageConverter, Preprocessing
 from visavis.types import Encoded
 
@@ -137,7 +139,8 @@ def test_killed_worker_is_one_error(photos_with_workers):
     for worker in photos_with_workers.pool._loader._iterator._workers:
         os.kill(worker.pid, signal.SIGKILL)
     with pytest.raises(
-        DataError, match=r"^training\.workers: a process that reads batches ended unexpectedly \([^\n]*set training\.workers=0"
+        DataError,
+        match=r"^training\.workers: expected running processes that read batches, got one that ended \([^\n]*set training\.workers to 0",
     ):
         list(photos_with_workers.epoch(2))
 
@@ -258,9 +261,25 @@ def test_map_in_order_keeps_order_and_first_error():
     assert len(taken) < 10
 
 
-def test_default_workers_depend_on_number_of_images():
-    assert choose_workers(-1, MIN_IMAGES_FOR_WORKERS - 1) == choose_workers(-1, 0) == 0
-    assert choose_workers(3, 0) == 3
+def test_default_workers_depend_on_images_cores_memory_and_device(monkeypatch):
+    cpu, gpu, shared_memory = torch.device("cpu"), torch.device("cuda"), 2 * MIN_SHARED_MEMORY
+    monkeypatch.setattr(workers_module, "cpu_cores", lambda: 8)
+    monkeypatch.setattr(workers_module.os.path, "isdir", lambda path: True)
+    monkeypatch.setattr(workers_module.shutil, "disk_usage", lambda path: SimpleNamespace(free=shared_memory))
+    assert choose_workers(-1, MIN_IMAGES_FOR_WORKERS) == choose_readers(None, gpu, MIN_IMAGES_FOR_WORKERS) == 8
+    assert choose_workers(-1, MIN_IMAGES_FOR_WORKERS - 1) == choose_readers(None, gpu, MIN_IMAGES_FOR_WORKERS - 1) == 0
+    assert choose_readers(None, cpu, 10**6) == 0
+    assert choose_workers(3, 0) == choose_readers(3, cpu, 0) == 3
+    assert choose_workers(0, 10**6) == choose_readers(0, gpu, 10**6) == 0
+    with pytest.raises(VisavisError, match=r"workers: expected an integer >= 0, got -1"):
+        choose_readers(-1, cpu, 10**6)
+    shared_memory = MIN_SHARED_MEMORY - 1
+    assert choose_workers(-1, 10**6) == 0
+    shared_memory = MIN_SHARED_MEMORY
+    monkeypatch.setattr(workers_module, "cpu_cores", lambda: 2)
+    for has_gpu in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda has_gpu=has_gpu: has_gpu)
+        assert choose_workers(-1, 10**6) == (2 if has_gpu else 0)
 
 
 def processes_of_session(number: int) -> list[str]:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from visavis.data.dataset import Dataset
 from visavis.data.item_sources import ItemSource, PixelSource
+from visavis.data.parallel import map_in_order
 from visavis.data.workers import BatchReader, BatchRequest, WorkerPool
 from visavis.errors import DataError
 from visavis.types import Encoded, concatenate
@@ -296,7 +297,11 @@ class Loader:
     def _read(self, requests: Iterable[BatchRequest], device: torch.device | str, *, starts_workers: bool = False) -> Iterator[Any]:
         if self.pool is not None and (starts_workers or self.pool.is_idle):
             return self._read_in_workers(self.pool, requests, device)
-        return map(self.batch_reader, requests)
+        if isinstance(self.visual, PixelSource):
+            # All cores decode a batch, then all train. At the same time, they would slow each other down.
+            return map(self.batch_reader, requests)
+        # A thread reads stored features while the model trains on the batch before.
+        return map_in_order(self.batch_reader, requests, threads=1, ahead=1)
 
     def _read_in_workers(self, pool: WorkerPool, requests: Iterable[BatchRequest], device: torch.device | str) -> Iterator[Any]:
         """Read batches in worker processes, a large one in parts."""

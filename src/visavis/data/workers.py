@@ -1,4 +1,4 @@
-"""Worker processes that read the batches of a training, with the ``DataLoader`` of torch.
+"""Worker processes that read batches for a training or an encoder, with the ``DataLoader`` of torch.
 
 Workers are started by a fork server, which never ran the training. A fork of the training itself would copy locks that its threads hold,
 for example in OpenMP, and the lock of the run folder, which would then outlive a killed training.
@@ -40,6 +40,8 @@ PREFETCH_FACTOR = 2
 """Batches that each worker reads ahead."""
 
 MAX_DEFAULT_WORKERS = 16
+MIN_CORES_FOR_WORKERS = 3
+"""Below this number of cores, a training on a CPU is faster if its threads read (``benchmarks/data_path.py --only workers``)."""
 MIN_IMAGES_FOR_WORKERS = 256
 """Below this number of images, workers take longer to start than they save."""
 MIN_SHARED_MEMORY = 2**30
@@ -50,15 +52,17 @@ def choose_workers(setting: int, num_images: int) -> int:
     """Choose the number of workers of a training.
 
     Args:
-        setting: The number in the recipe. -1: a worker for each core, at most 16.
+        setting: The number in the recipe. -1: the default, a worker for each core and at most 16.
         num_images: Number of training images that are read as pixels.
 
     Returns:
-        The number of workers. By default 0 for few images, or for little shared memory, through which workers send batches.
+        The number of workers. By default 0 for few images, for few cores without a GPU, and for little shared memory, through which workers
+        send batches.
     """
     shared_memory = "/dev/shm"
     has_memory = not os.path.isdir(shared_memory) or shutil.disk_usage(shared_memory).free >= MIN_SHARED_MEMORY
-    default = min(cpu_cores(), MAX_DEFAULT_WORKERS) if num_images >= MIN_IMAGES_FOR_WORKERS and has_memory else 0
+    has_cores = cpu_cores() >= MIN_CORES_FOR_WORKERS or torch.cuda.is_available()
+    default = min(cpu_cores(), MAX_DEFAULT_WORKERS) if num_images >= MIN_IMAGES_FOR_WORKERS and has_memory and has_cores else 0
     return default if setting < 0 else setting
 
 
@@ -208,8 +212,8 @@ class WorkerPool:
             if isinstance(error, RuntimeError) and not str(error).startswith(("DataLoader worker", "Pin memory thread")):
                 raise
             raise DataError(
-                f"{self._setting}: a process that reads batches ended unexpectedly ({storage.error_reason(error)}). "
-                f"Free memory, or set {self._setting}=0."
+                f"{self._setting}: expected running processes that read batches, got one that ended ({storage.error_reason(error)}). "
+                f"Free memory, or set {self._setting} to 0."
             ) from None
         finally:
             if self._sampler.requests is numbered_requests:

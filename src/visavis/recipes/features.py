@@ -180,7 +180,8 @@ def visual_features(
         with group.first_rank_first():
             return _open_regions(visual, path, progress) if has_ids else _check_axes(ArrayFeatures.open(path, data), visual), encoder
     assert encoder is not None
-    return cache_features(data, encoder, group=group, on_progress=partial(progress.update, "image features")), encoder
+    workers = None if recipe.training.workers < 0 else recipe.training.workers
+    return cache_features(data, encoder, workers=workers, group=group, on_progress=partial(progress.update, "image features")), encoder
 
 
 def text_features(

@@ -241,7 +241,7 @@ class TrainingSettings(RecipeSection):
         checkpoint_s: Minimum time between checkpoints, in seconds.
         threads: CPU threads, at most 1,024. 0: the default of torch.
         workers: Processes that read and transform batches. 0: the training process. -1: one for each CPU core, at most 16, if
-            at least 256 images are read as pixels, else 0. Batches do not depend on it.
+            at least 256 images are read as pixels and there is a GPU or a third core, else 0. Batches do not depend on it.
         device: "auto" uses CUDA if available.
         metric_batches: Batches of each split on which losses and similarities are logged.
         batches_per_epoch: Batches of an epoch, other ones in each. 0: all.

@@ -83,7 +83,9 @@ class LearnedWeights(Supervision):
             return
         matcher, validation = self._context.matcher, self._context.validation
         batch_number = batch.index // self.every % validation.num_batches
-        validation_batch = next(validation.epoch(batch.epoch, start=batch_number, training=False, device=self._context.device))
+        validation_batch = next(
+            validation.epoch(batch.epoch, start=batch_number, stop=batch_number + 1, training=False, device=self._context.device)
+        )
         trained = {name: parameter for name, parameter in matcher.named_parameters() if parameter.requires_grad}
         parameters = {name: parameter.detach().requires_grad_() for name, parameter in trained.items()}
         # The fastest attention and recurrent layers have no second derivatives.
