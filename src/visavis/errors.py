@@ -5,12 +5,13 @@ VisavisError
 +-- ShapeError           tensors, ids or lengths do not match
 +-- MissingSupervision   an objective needs annotations (relevance, margins, a memory bank) that were not given
 +-- DataError            files, captions or features are missing, corrupted or contradictory
+|   +-- NoDataset        a folder contains no list of images and captions
 +-- RecipeError          a recipe or an override holds an unknown name or an impossible value
 +-- RunError             a run folder is incomplete, or belongs to another data set or version
 +-- RefusedOverwrite     a file of the user exists where a file should be written
 +-- StorageError         a file or an index cannot be written, or its store has failed
 +-- MissingExtra         an optional package is not installed, with the name of its extra
-+-- ReportedByOtherProcess   a training of several processes has ended, and another process reports why
++-- ReportedByOtherProcess   a command of several processes has ended, and another process reports why
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class StorageError(VisavisError):
 
 
 class ReportedByOtherProcess(VisavisError):
-    """A training of several processes has ended, and another process reports why. The command line does not print it.
+    """A command of several processes has ended, and another process reports why. The command line does not print it.
 
     Args:
         message: The message.

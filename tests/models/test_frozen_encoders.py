@@ -325,7 +325,7 @@ def test_cache_features_stores_images(folders, dataset, tmp_path, view, crops, s
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("crops", "crop_size"), [(1, 32), (10, 32), (1, 40)])
-def test_features_do_not_depend_on_who_reads_images(folders, dataset, tmp_path, crops, crop_size):
+def test_features_are_equal_with_workers(folders, dataset, tmp_path, crops, crop_size):
     """Workers read for a GPU. Images of 36 pixels are padded for a crop of 40, and so normalized by the workers."""
     folder = tmp_path / "encoder"
     shutil.copytree(folders / "resnet", folder)

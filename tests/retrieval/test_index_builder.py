@@ -245,7 +245,13 @@ def test_index_names_unlisted_files_and_unusable_captions(photos):
     collection = list_source_files(photos)
     assert [file.path for file in collection.files] == [first]
     unlisted = sorted(image.relative_to(photos).as_posix() for image in images[1:])
-    assert sorted(collection.skipped) == [f"{name!r}: not in the list of the data set. Add it there with a caption." for name in unlisted]
+    assert sorted(collection.skipped) == [
+        f"{name!r}: expected it in the list of the data set, got no entry. Add it with a caption." for name in unlisted
+    ]
+    second = images[1].relative_to(photos).as_posix()
+    rows = f"{first},a circle,train\n{second},a square,train\n{second},a square,test\n"
+    (photos / "captions.csv").write_text(f"filename,caption,split\n{rows}")
+    assert not any(second in text and "got no entry" in text for text in list_source_files(photos).skipped)
     (photos / "captions.csv").write_text(f"name;text\n{first};a circle\n")
     collection = list_source_files(photos)
     assert len(collection.files) == len(images) == 40
@@ -288,7 +294,7 @@ def test_index_keeps_full_decoding(dual_encoders, large_photos, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["run", "clip"])
-def test_index_does_not_depend_on_who_reads_files(kind, run, dual_encoders, photos, large_photos, tmp_path, monkeypatch):
+def test_index_is_equal_with_workers(kind, run, dual_encoders, photos, large_photos, tmp_path, monkeypatch):
     """Workers read for a GPU, several batches and shards ahead."""
     monkeypatch.setattr(encoding, "READ_AHEAD", 4)
     monkeypatch.setattr(encoding, "SHARD_SIZE", 10)
@@ -301,6 +307,15 @@ def test_index_does_not_depend_on_who_reads_files(kind, run, dual_encoders, phot
         indexes.append(content(tmp_path / f"{workers}"))
     assert indexes[0][0] == indexes[1][0]
     assert np.array_equal(indexes[0][1], indexes[1][1])
+
+
+def test_shard_on_ray_is_read_by_threads(run, photos, monkeypatch):
+    """Each of several Ray actors encodes a shard, and would start workers of its own."""
+    settings = []
+    monkeypatch.setattr(encoding, "choose_readers", lambda setting, device, num_images: settings.append(setting) or 0)
+    encoder = encoding.RayEncoder(str(run), None, full_decoding=False, moment_seconds=4.0)
+    number, shard = encoder.encode(3, list_source_files(photos).files[:5])
+    assert (number, len(shard.items), settings) == (3, 5, [0])
 
 
 def test_missing_encoder_is_not_an_unreadable_image(run, photos):

@@ -125,7 +125,7 @@ def test_search_rejects_invalid_arguments(run, scenes, tmp_path):
         visavis.search(run, "a dog", collection=tmp_path)
     with pytest.raises(DataError, match="gone: expected an existing path"):
         visavis.search(run, "a dog", collection=tmp_path / "gone")
-    with pytest.raises(RunError, match=r"expected an index, a run or model folder .* got none of them"):
+    with pytest.raises(RunError, match=r"expected a run or model folder .* got none of them"):
         visavis.search(tmp_path, "a dog")
 
 

@@ -240,7 +240,10 @@ def run_under_torchrun() -> None:
 
 def test_tasks_of_srun_without_torchrun_give_a_warning(monkeypatch):
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
-    with pytest.warns(UserWarning, match=r"srun: 4 tasks were started without torchrun"), processes.join_processes() as group:
+    with (
+        pytest.warns(UserWarning, match=r"srun: expected one task of torchrun on each machine, got 4 tasks"),
+        processes.join_processes() as group,
+    ):
         assert group.world_size == 1
 
 

@@ -217,7 +217,7 @@ def _callback(name: str, command: Command) -> Callable[..., None]:
                 values["progress"] = NoProgress() if quiet else _progress_bars(command, stack)
             result = getattr(api, name)(**values)
         # Of the processes of torchrun, the first one prints the result.
-        if not _is_first_process():
+        if command.shares_work and not _is_first_process():
             return
         if json:
             print_json(command.to_json(result, values))
@@ -239,8 +239,7 @@ def _is_first_process() -> bool:
 
 def _check_processes(name: str, command: Command) -> None:
     """Refuse several processes of torchrun for a command that does not share its work. One of them reports it."""
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
-    if processes == 1 or command.shares_work or "TORCHELASTIC_RUN_ID" not in os.environ:
+    if command.shares_work or "TORCHELASTIC_RUN_ID" not in os.environ or (processes := int(os.environ["WORLD_SIZE"])) == 1:
         return
     if not _is_first_process():
         raise ReportedByOtherProcess("The first process reports that the command needs one process.")
@@ -364,6 +363,6 @@ def _resume_hint(command: str) -> Iterator[None]:
     try:
         yield
     except Stopped as stopped:
-        processes = "" if os.environ.get("WORLD_SIZE", "1") == "1" else " (also under torchrun, with any number of processes)"
-        print_error(f"Stopped. Everything is saved. Continue with: {shell_command()} {command} --resume {stopped}{processes}")
+        processes = "" if os.environ.get("WORLD_SIZE", "1") == "1" else ", with any number of processes,"
+        print_error(f"Stopped. Everything is saved. Continue{processes} with: {shell_command()} {command} --resume {stopped}")
         raise typer.Exit(128 + stopped.signal) from None

@@ -170,7 +170,7 @@ class Processor:
         converter = self.preprocess
         # Crops are resized to the crop size, so they need no padding, but all pixels of a source are normalized together.
         crop_converter = self.preprocess_crops if augment_crop else None
-        if converter.normalize:
+        if not converter.preprocessing.pads:
             crop_converter = crop_converter and crop_converter.to_bytes
         return PixelSource(images, converter.to_bytes, crop_converter, augment_crop or "random_area", self.min_side, converter.normalize)
 
@@ -195,16 +195,16 @@ class Processor:
         return self._standardize(self.visual_encoder.to(device).encode(images))
 
     @property
-    def converter(self) -> ImageConverter | None:
-        """Converts single images to pixels, which ``encode_pixels`` reads. None: the model reads clips, or converts images itself."""
-        return None if self.frames_per_second else self.preprocess
+    def converts_single_images(self) -> bool:
+        """Whether ``encode_pixels`` reads images that ``preprocess`` converted one by one. A model of clips does not."""
+        return not self.frames_per_second
 
     @torch.no_grad()
     def encode_pixels(self, pixels: Tensor, granularity: str, device: torch.device | str = "cpu") -> Encoded:
         """Convert images to the input of a matcher, as ``process_images``.
 
         Args:
-            pixels: The images, converted by ``converter``.
+            pixels: The images, converted by ``preprocess``, on the device of the frozen encoder.
             granularity: Visual granularity of the matcher.
             device: Device of a frozen encoder.
 
@@ -213,7 +213,7 @@ class Processor:
         """
         if granularity == "pixels":
             return Encoded(pixels)
-        return self._standardize(self.visual_encoder.to(device)(Encoded(pixels.to(device))))
+        return self._standardize(self.visual_encoder.to(device)(Encoded(pixels)))
 
     def _standardize(self, features: Encoded) -> Encoded:
         """Average the crops of frozen features, then standardize them as in training."""

@@ -330,8 +330,8 @@ class Retriever:
                 return _open_clip(images[i], f"images[{i}]", frames_per_second)
             return read_image(images[i], f"images[{i}]", self.processor.min_side)
 
-        if (converter := self.processor.converter) is not None:
-            convert = converter.to_bytes
+        if self.processor.converts_single_images:
+            convert = self.processor.preprocess.to_bytes
             pixels = map_in_order(lambda i: convert([read_item(i)]), range(count), ahead=self.batch_size)
             return self.encode_pixels(pixels, count, on_progress)
 
@@ -347,19 +347,17 @@ class Retriever:
         """Encode converted images for ``matcher.score``.
 
         Args:
-            pixels: Result of ``processor.converter.to_bytes`` for each image.
+            pixels: Result of ``processor.preprocess.to_bytes`` for each image, of a processor that ``converts_single_images``.
             count: Number of images.
             on_progress: Called after each batch.
 
         Returns:
             Encoded images.
         """
-        converter, remaining = self.processor.converter, iter(pixels)
-        assert converter is not None
+        remaining = iter(pixels)
 
         def read_batch(index: np.ndarray) -> Encoded:
-            batch = torch.cat(list(islice(remaining, len(index)))).to(self.device)
-            batch = converter.normalize(batch) if converter.normalize else batch
+            batch = self.processor.preprocess.normalize(torch.cat(list(islice(remaining, len(index)))).to(self.device))
             return self.processor.encode_pixels(batch, self.matcher.config.visual_granularity, self.device)
 
         return encode_items(self.matcher, "visual", read_batch, consecutive_batches(count, self.batch_size), on_batch=on_progress)
@@ -437,7 +435,7 @@ def _load_saved_model(folder: Path) -> tuple[Matcher, Processor]:
     if not os.path.exists(file):
         given = "none of them" if os.path.exists(folder) else "no such folder"
         raise RunError(
-            f"{folder}: expected an index, a run or model folder (config.json and model.safetensors in it, or in its folder model), or a CLIP, "
+            f"{folder}: expected a run or model folder (config.json and model.safetensors in it, or in its folder model), or a CLIP, "
             f"SigLIP or ColPali model of transformers, got {given}. Pass the folder of a run."
         )
     config = storage.read_json(file, SavedModelConfig, error=RunError)

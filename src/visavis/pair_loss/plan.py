@@ -216,7 +216,7 @@ def choose_plan(inputs: PlanInputs) -> ExecutionPlan:
     if inputs.block_budget <= 0:
         raise VisavisError(
             f"memory: expected more than {format_bytes(inputs.gradient_bytes)} for the gradients of the items, got "
-            f"{format_bytes(inputs.memory_bytes)}. Set a larger memory."
+            f"{format_bytes(inputs.memory_bytes)} after the reserve for libraries. Set a larger memory."
         )
     on_one_rank, without_extra = inputs.world_size == 1, not inputs.has_extra_candidates
     if inputs.is_dense_fast and (plan := _plan_dense(inputs)).expected_bytes <= inputs.block_budget:

@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -55,7 +55,6 @@ class EncodedShard:
 
 @dataclass(frozen=True)
 class _DecodedFile:
-    file: SourceFile
     content_hash: str
     first_hash: str
     frames: Sequence[PILImage] = ()
@@ -70,31 +69,39 @@ class _FileReader:
         frames_per_second: Frame rate of clips.
         min_side: Shorter side that a JPEG keeps, as for ``decode_image``.
         converter: Converts images to pixels. None: images stay as they are.
+        batch_size: Number of images that a worker reads at once.
     """
 
     frames_per_second: float
     min_side: int
     converter: ImageConverter | None
+    batch_size: int
 
     @classmethod
     def of_model(cls, model: Retriever) -> _FileReader:
         """Read what a model encodes. A missing encoder is an error here, and not a problem of each file."""
         processor = model.processor
-        converter = processor.converter and processor.converter.to_bytes
-        return cls(processor.frames_per_second or FRAMES_PER_SECOND, processor.min_side, converter)
+        converter = processor.preprocess.to_bytes if processor.converts_single_images else None
+        batch_size = max(1, READ_AHEAD // processor.visual_spec.crops)
+        return cls(processor.frames_per_second or FRAMES_PER_SECOND, processor.min_side, converter, batch_size)
 
-    def read_images(
-        self, files: Sequence[SourceFile], device: torch.device, workers: int | None = None
-    ) -> Iterator[_DecodedFile | SkippedFile]:
+    def read_images(self, files: Sequence[SourceFile], device: torch.device, workers: int | None) -> Iterator[_DecodedFile | SkippedFile]:
         """Read image files ahead, in their order."""
-        workers = choose_readers(workers, device, len(files)) if self.converter is not None else 0
-        if not workers:
-            return map_in_order(self, files, ahead=READ_AHEAD)
-        batches = (files[start : start + READ_AHEAD] for start in range(0, len(files), READ_AHEAD))
-        return chain.from_iterable(read_in_workers(self._read_batch, batches, workers))
+        workers = choose_readers(workers, device, len(files))
+        if not workers or self.converter is None:
+            yield from map_in_order(self, files, ahead=READ_AHEAD)
+            return
+        batches = (files[start : start + self.batch_size] for start in range(0, len(files), self.batch_size))
+        for decoded_files, pixels in read_in_workers(self._read_batch, batches, workers):
+            rows = iter(pixels.split(1))
+            yield from (replace(each, pixels=next(rows)) if isinstance(each, _DecodedFile) else each for each in decoded_files)
 
-    def _read_batch(self, files: Sequence[SourceFile]) -> list[_DecodedFile | SkippedFile]:
-        return list(map(self, files))
+    def _read_batch(self, files: Sequence[SourceFile]) -> tuple[list[_DecodedFile | SkippedFile], Tensor]:
+        """Read files in a worker. One tensor of all pixels needs one open file, in which the worker sends it."""
+        decoded_files = list(map(self, files))
+        pixels = [each.pixels for each in decoded_files if isinstance(each, _DecodedFile) and each.pixels is not None]
+        without_pixels = [replace(each, pixels=None) if isinstance(each, _DecodedFile) else each for each in decoded_files]
+        return without_pixels, torch.cat(pixels) if pixels else torch.empty(0)
 
     def __call__(self, file: SourceFile) -> _DecodedFile | SkippedFile:
         """Read a file. Returns its problem if it cannot be read."""
@@ -108,8 +115,8 @@ class _FileReader:
             return file.size, file.modified_ns, str(error)
         content_hash, first_hash = hashlib.sha256(content).hexdigest()[:32], dhash(frames[0])
         if file.is_video or self.converter is None:
-            return _DecodedFile(file, content_hash, first_hash, frames)
-        return _DecodedFile(file, content_hash, first_hash, pixels=self.converter(frames))
+            return _DecodedFile(content_hash, first_hash, frames)
+        return _DecodedFile(content_hash, first_hash, pixels=self.converter(frames))
 
 
 def encode_shard(
@@ -127,27 +134,29 @@ def encode_shard(
         model: Model with one vector per item, or a late-interaction model.
         files: Files to encode.
         moment_seconds: Length of a moment in seconds.
-        decoded_images: The images of this shard, and of later ones. None: they are read here.
+        decoded_images: The images of this shard, and of later ones. None: threads read them here.
 
     Returns:
         Items and vectors, and the files that cannot be read.
     """
     rows, unreadable = list[tuple[IndexItem, Tensor]](), dict[str, SkippedFile]()
     reader, image_files, clips = _FileReader.of_model(model), *_separate_clips(files)
-    decoded_images = decoded_images or reader.read_images(image_files, model.device)
+    decoded_images = decoded_images or reader.read_images(image_files, model.device, workers=0)
     for start in range(0, len(image_files), READ_AHEAD):
         batch = image_files[start : start + READ_AHEAD]
-        decoded_batch = list(islice(decoded_images, len(batch)))
-        unreadable |= {file.path: decoded for file, decoded in zip(batch, decoded_batch, strict=True) if isinstance(decoded, tuple)}
-        if images := [decoded for decoded in decoded_batch if isinstance(decoded, _DecodedFile)]:
-            vectors = model.item_vectors(_encode_images(model, images))
-            rows += [(_item(image, "image", image.first_hash), vector) for image, vector in zip(images, vectors, strict=True)]
+        decoded_batch = list(zip(batch, islice(decoded_images, len(batch)), strict=True))
+        unreadable |= {file.path: decoded for file, decoded in decoded_batch if isinstance(decoded, tuple)}
+        if images := [(file, decoded) for file, decoded in decoded_batch if isinstance(decoded, _DecodedFile)]:
+            vectors = model.item_vectors(_encode_images(model, [decoded for _, decoded in images]))
+            rows += [
+                (_item(file, decoded, "image", decoded.first_hash), vector) for (file, decoded), vector in zip(images, vectors, strict=True)
+            ]
     for file in clips:
         clip = reader(file)
         if isinstance(clip, tuple):
             unreadable[file.path] = clip
         else:
-            rows += _encode_clip(model, clip, reader.frames_per_second, moment_seconds)
+            rows += _encode_clip(model, file, clip, reader.frames_per_second, moment_seconds)
     rows.sort(key=lambda row: row[0].key)
     arrays = [vector.numpy() for _, vector in rows]
     joined = VectorSets.from_arrays(arrays) if arrays and arrays[0].ndim > 1 else np.array(arrays, np.float32)
@@ -164,7 +173,9 @@ def _encode_images(model: Retriever, images: Sequence[_DecodedFile]) -> Encoded:
     return model.encode_pixels(pixels, len(pixels)) if pixels else model.encode_visual([image.frames[0] for image in images])
 
 
-def _encode_clip(model: Retriever, clip: _DecodedFile, rate: float, moment_seconds: float) -> list[tuple[IndexItem, Tensor]]:
+def _encode_clip(
+    model: Retriever, file: SourceFile, clip: _DecodedFile, rate: float, moment_seconds: float
+) -> list[tuple[IndexItem, Tensor]]:
     """The whole clip, then its moments, each from its start to just before its end."""
     frames = clip.frames
     frames_per_moment = max(1, round(moment_seconds * rate))
@@ -176,16 +187,17 @@ def _encode_clip(model: Retriever, clip: _DecodedFile, rate: float, moment_secon
     else:
         frame_vectors = torch.stack(model.item_vectors(model.encode_visual(frames)))
         vectors = [unit_rows(frame_vectors[list(span)].mean(0)) for span in spans]
-    items = [_item(clip, "video", dhash(frames[len(frames) // 2]))]
+    items = [_item(file, clip, "video", dhash(frames[len(frames) // 2]))]
     items += [
-        _item(clip, "moment", dhash(frames[span[len(span) // 2]]), span.start / rate, float(math.ceil(span.stop / rate)))
+        _item(file, clip, "moment", dhash(frames[span[len(span) // 2]]), span.start / rate, float(math.ceil(span.stop / rate)))
         for span in moments
     ]
     return list(zip(items, vectors, strict=True))
 
 
-def _item(decoded: _DecodedFile, kind: ItemKind, frame_hash: str, start: float | None = None, end: float | None = None) -> IndexItem:
-    file = decoded.file
+def _item(
+    file: SourceFile, decoded: _DecodedFile, kind: ItemKind, frame_hash: str, start: float | None = None, end: float | None = None
+) -> IndexItem:
     return IndexItem(
         key=file.path if start is None else f"{file.path}#t={start:g},{end:g}",
         path=file.path,

@@ -95,7 +95,9 @@ def list_source_files(path: str | Path) -> FileCollection:
     files = tuple(_dataset_files(dataset))
     if not files:
         raise DataError(f"{path}: expected a data set with images, got captions or features only. Add the images of this data set.")
-    unlisted = (f"{name!r}: not in the list of the data set. Add it there with a caption." for name in dataset.unlisted_files)
+    unlisted = (
+        f"{name!r}: expected it in the list of the data set, got no entry. Add it with a caption." for name in dataset.unlisted_files
+    )
     return _with_attributes(FileCollection(source_root(path), files, (*dataset.skipped, *unlisted), is_dataset=True))
 
 

@@ -64,8 +64,8 @@ def join_processes(
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 and not distributed.is_initialized():
         if "WORLD_SIZE" not in os.environ and (tasks := int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))) > 1:
             warn(
-                f"srun: {tasks} tasks were started without torchrun, so each of them does the whole work. To share it, start one task of "
-                "torchrun on each machine."
+                f"srun: expected one task of torchrun on each machine, got {tasks} tasks without torchrun. Each of them does the whole work. "
+                "Start torchrun to share it."
             )
         yield ONE_PROCESS
         return

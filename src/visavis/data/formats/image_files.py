@@ -7,6 +7,7 @@ import stat
 import tarfile
 import unicodedata
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -301,7 +302,11 @@ def attach_files(listing: Listing, folder: Path, *, may_lack_pixels: bool) -> No
             listing.add_note("no pixels", listing.source.name, f"found no image file under {folder}, so the data set has only captions")
         return
     used, has_missing, listed = dict[str, str](), False, {_normalize(entry.file) for entry in listing.images if entry.file}
+    of_unusable = set[str | None]()
     for entry in listing.images:
+        if not entry.usable and entry.file is not None:
+            with suppress(DataError):
+                of_unusable.add(files.find(entry.file))
         if not entry.usable or entry.location is not None:
             continue
         if entry.file is None:
@@ -320,7 +325,7 @@ def attach_files(listing: Listing, folder: Path, *, may_lack_pixels: bool) -> No
     for path, message in files.unreadable.items():
         listing.add_note("unreadable file", path, message)
     for path in files.images:
-        if path not in used:
+        if path not in used and path not in of_unusable:
             listing.unlisted_files.append(path)
             listing.add_note("image without caption", path, f"the file is in the folder, but {listing.source.name} does not list it")
 

@@ -114,9 +114,9 @@ class ColPaliProcessor(Processor):
         return 0
 
     @property
-    def converter(self) -> None:
-        """Always None: the processor of the model converts a batch as a whole."""
-        return
+    def converts_single_images(self) -> bool:
+        """Always False: the processor of the model converts a batch as a whole."""
+        return False
 
     def process_images(self, images: Sequence[Image | Sequence[Image]], granularity: str, device: torch.device | str = "cpu") -> Encoded:
         """Convert images, see ``Processor.process_images``."""

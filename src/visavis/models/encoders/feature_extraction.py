@@ -11,6 +11,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ from visavis.models.encoders.frozen_encoders import CPU_IMAGE_BATCH_SIZE, Frozen
 from visavis.models.encoders.preprocessing import ImageConverter
 from visavis.models.encoders.pretrained_files import weights_checksum, weights_fingerprint
 from visavis.process_group import ONE_PROCESS, ProcessGroup
-from visavis.types import Encoded
+from visavis.types import Encoded, concatenate
 
 OnProgress = Callable[[int, int, float], None]
 """Callback with the number of finished items, of all items, and items per second since the start."""
@@ -180,15 +181,19 @@ class _BatchEncoder:
     def read_batches(self, batches: Sequence[Sequence[Image | str]], workers: int | None) -> Iterator[Encoded]:
         """Read and preprocess batches ahead."""
         reads_images = self.spec.side == "visual" and self.spec.granularity != "frames"
-        workers = choose_readers(workers, self.device, sum(map(len, batches))) if reads_images else 0
-        if not workers:
-            # One thread for texts, because a tokenizer is not thread-safe, and for clips, which FFmpeg decodes with threads of its own.
-            yield from map_in_order(self.read, batches, threads=0 if reads_images else 1)
-            return
-        assert isinstance(self.encoder, VisualEncoder)
-        converter = image_converter(self.encoder.preprocessing, self.spec)
-        for pixels in read_in_workers(_ImageReader(converter.to_bytes), batches, workers):
-            yield pixels.to(self.device).map(converter.normalize) if converter.normalize else pixels
+        workers = choose_readers(workers, self.device, sum(map(len, batches)))
+        if not reads_images:
+            # One thread, because a tokenizer is not thread-safe, and FFmpeg decodes a clip with threads of its own.
+            yield from map_in_order(self.read, batches, threads=1)
+        elif workers:
+            assert isinstance(self.encoder, VisualEncoder)
+            converter = image_converter(self.encoder.preprocessing, self.spec)
+            for pixels in read_in_workers(_ImageReader(converter.to_bytes), batches, workers):
+                yield pixels.to(self.device).map(converter.normalize)
+        else:
+            # A thread reads a few images at once, because a batch of a GPU takes too long.
+            parts = map_in_order(self.read, [part for batch in batches for part in _split(batch)])
+            yield from (concatenate(islice(parts, len(_split(batch)))) for batch in batches)
 
     @property
     def device(self) -> torch.device:
@@ -285,6 +290,10 @@ def _compute(
     _write_batches(writer, sharing.encode(batch_encoder, batches), start, len(items), on_progress)
     with group.first_rank_first():
         return writer.finish() if writer is not None else FeatureStore.open(folder)
+
+
+def _split(batch: Sequence[Image | str]) -> list[Sequence[Image | str]]:
+    return [batch[start : start + CPU_IMAGE_BATCH_SIZE] for start in range(0, len(batch), CPU_IMAGE_BATCH_SIZE)]
 
 
 def _default_batch_size(spec: EncoderSpec, device: torch.device) -> int:

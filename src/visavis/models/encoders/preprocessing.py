@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -394,10 +394,16 @@ class ImageConverter:
         """The same converter without normalization, which ``normalize`` does later. Unchanged if small images are padded."""
         return self if self.preprocessing.pads else replace(self, preprocessing=self.preprocessing.to_bytes)
 
-    @property
-    def normalize(self) -> Callable[[Tensor], Tensor] | None:
-        """Normalizes the pixels that ``to_bytes`` returns, on their device. None: they are normalized already."""
-        return None if self.preprocessing.pads else self.preprocessing.normalize
+    def normalize(self, pixels: Tensor) -> Tensor:
+        """Normalize pixels on their device.
+
+        Args:
+            pixels: Result of ``to_bytes``.
+
+        Returns:
+            Pixels as of ``__call__``. Those of padded images are normalized already.
+        """
+        return pixels if self.preprocessing.pads else self.preprocessing.normalize(pixels)
 
     @property
     def min_side(self) -> int:
