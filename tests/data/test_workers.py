@@ -261,7 +261,7 @@ def test_map_in_order_keeps_order_and_first_error():
     assert len(taken) < 10
 
 
-def test_default_workers_depend_on_images_cores_memory_and_device(monkeypatch):
+def test_default_number_of_workers(monkeypatch):
     cpu, gpu, shared_memory = torch.device("cpu"), torch.device("cuda"), 2 * MIN_SHARED_MEMORY
     monkeypatch.setattr(workers_module, "cpu_cores", lambda: 8)
     monkeypatch.setattr(workers_module.os.path, "isdir", lambda path: True)

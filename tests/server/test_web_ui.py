@@ -176,7 +176,11 @@ def test_web_ui_restores_preview_of_former_image(open_page, address, tmp_path):
 
 
 def test_web_ui_hides_preview_of_damaged_image(open_page, address, tmp_path):
+    """The response to the upload is replaced, because the browser logs the error of the server."""
     page = open_page(address)
+    response = page.request.get(f"{address}/api/search", params={"text": "a red star"}).json()
+    response["query"]["image"] = "0" * 64
+    page.route("**/api/search**", lambda route: route.fulfill(json=response))
     (tmp_path / "mine.jpg").write_text("not an image")
     page.set_input_files("#file", tmp_path / "mine.jpg")
     page.wait_for_selector("#chip-text:text-is('your image')")

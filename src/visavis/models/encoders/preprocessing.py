@@ -401,7 +401,7 @@ class ImageConverter:
             pixels: Result of ``to_bytes``.
 
         Returns:
-            Pixels as of ``__call__``. Those of padded images are normalized already.
+            Pixels as of ``__call__``. They are unchanged if small images are padded, because ``to_bytes`` has normalized them.
         """
         return pixels if self.preprocessing.pads else self.preprocessing.normalize(pixels)
 
