@@ -8,10 +8,12 @@
 Without --old, this checkout is compared with itself, with full decoding in the place of the other. ``workers`` is a training that is compared
 with one whose images are read by threads.
 
-Photos are smooth noise, or enlarged images of a folder, which differ as real photos do. Each measurement is a process of
-its own, and both checkouts run in turn. Prints images per second of this checkout, the median ratios of seconds and of processor seconds to
-the other and their ranges, and how far indexed vectors and the best 10 results of queries agree: 100 random means of image vectors, and
-the texts of --queries. Processor seconds hardly depend on other programs, but do not show what several cores save.
+Photos are smooth noise, or enlarged images of a folder, which differ as real photos do. Each measurement is a process of its own, and both checkouts
+run in turn. Prints images per second of this checkout, and the median ratios of seconds and of processor seconds to the other, with ranges.
+Processor seconds hardly depend on other programs, but do not show what several cores save, and they do not include worker processes.
+
+Without --model, each checkout trains a small network for ``index``. If both index with the same model, the script also prints how far
+their vectors agree, and their 10 best images for 100 random means of vectors and for the texts of --queries.
 """
 
 from __future__ import annotations
@@ -58,14 +60,20 @@ def measure(kind: str, photos: Path, model: Path, out: Path, epochs: int, *, is_
     """Return the seconds and the processor seconds per image, with full decoding or without workers for a baseline in this checkout."""
     given: dict[str, Any] = {"full_decoding": True} if is_baseline else {}
     count, started, before = len(list(photos.glob("*.jpg"))), time.perf_counter(), sum(os.times()[:4])
-    if kind in ("training", "workers"):
-        baseline = {"training": "visual.full_decoding", "workers": "training.workers"}[kind]
-        settings = {"phases.0.epochs": epochs} | ({baseline: True if kind == "training" else 0} if is_baseline else {})
+    if kind == "model":
+        scenes = visavis.data_scenes(out.with_suffix(".scenes"), num_train=100, num_val=20, num_test=20)
+        visavis.train("photos/pixels-words", data=scenes, out=out, overrides={"phases.0.epochs": 3})
+    elif kind in ("training", "workers"):
+        settings: dict[str, Any] = {"phases.0.epochs": epochs}
+        if kind == "workers":
+            settings["training.workers"] = 0 if is_baseline else os.cpu_count()
+        elif is_baseline:
+            settings["visual.full_decoding"] = True
         run = visavis.train("photos/pixels-words", data=photos, out=out, overrides=settings).run
         log = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         read = epochs * round(0.8 * count)
         return float(log[-1]["time"]["training_s"]) / read, (sum(os.times()[:4]) - before) / read
-    if kind == "index":
+    elif kind == "index":
         visavis.index(model, photos, out=out, **given)
     elif kind == "check":
         visavis.data_check(photos)
@@ -119,37 +127,39 @@ def main() -> None:
         folder = Path(temporary)
         (folder / "photos").mkdir()
         write_photos(folder / "photos", options.photos, tuple(options.size), 0, options.images)
-        model = options.model and options.model.resolve()
-        if model is None:
-            scenes = visavis.data_scenes(folder / "scenes", num_train=100, num_val=20, num_test=20)
-            model = visavis.train("photos/pixels-words", data=scenes, out=folder / "model", overrides={"phases.0.epochs": 3}).run
         this = Path(visavis.__file__).parents[1]
         sources = {"old": options.old.resolve() if options.old else this, "new": this}
+        models = dict.fromkeys(sources, options.model and options.model.resolve())
+
+        def run(kind: str, name: str, out: Path) -> list[float]:
+            """Measure in a new process with the code of a checkout."""
+            paths = map(str, (folder / "photos", models[name] or "", out))
+            baseline = ["--baseline"] if name == "old" and not options.old else []
+            command = [sys.executable, __file__, "--measure", kind, *paths, f"--epochs={options.epochs}", *baseline]
+            environment = os.environ | {"PYTHONPATH": str(sources[name])}
+            # The encoder of a given model can be in the cache. Indexing stores nothing there.
+            if not (options.model and kind == "index"):
+                environment["VISAVIS_CACHE"] = str(folder / f"cache-{out.name}")
+            result = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+            return [float(value) for value in result.stdout.split("seconds ")[1].split()]
+
+        if "index" in options.only and not options.model:
+            # An old checkout may not read the model files of this one.
+            for name in sources if options.old else ("new",):
+                models[name] = folder / f"model-{name}"
+                run("model", name, folder / f"model-{name}")
+            models = models if options.old else dict.fromkeys(sources, models["new"])
         # Decoding has no setting in data check.
         for kind in (kind for kind in options.only if kind != ("workers" if options.old else "check")):
             seconds: dict[str, list[list[float]]] = {"old": [], "new": []}
             for number in range(options.repeats):
-                for name, source in sources.items():
-                    out, cache = folder / f"{kind}-{name}-{number}", folder / f"cache-{kind}-{name}-{number}"
-                    command = [
-                        sys.executable,
-                        __file__,
-                        "--measure",
-                        kind,
-                        *map(str, (folder / "photos", model, out)),
-                        f"--epochs={options.epochs}",
-                        *(["--baseline"] if name == "old" and not options.old else []),
-                    ]
-                    environment = os.environ | {"PYTHONPATH": str(source)}
-                    # The encoder of a given model can be in the cache. Indexing stores nothing there.
-                    environment |= {} if options.model and kind == "index" else {"VISAVIS_CACHE": str(cache)}
-                    result = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-                    seconds[name].append([float(value) for value in result.stdout.split("seconds ")[1].split()])
+                for name in sources:
+                    seconds[name].append(run(kind, name, folder / f"{kind}-{name}-{number}"))
             ratios = np.array(seconds["old"]) / np.array(seconds["new"])
             rate = 1 / statistics.median(value for value, _ in seconds["new"])
             texts = [f"{np.median(part):.2f}x ({part.min():.2f} to {part.max():.2f})" for part in ratios.T]
             print(f"{kind}: {rate:.1f} images/s, seconds {texts[0]}, processor seconds {texts[1]}")
-            if kind == "index":
+            if kind == "index" and models["old"] == models["new"]:
                 print("  " + compare_indexes(folder / "index-old-0", folder / "index-new-0", queries))
 
 
