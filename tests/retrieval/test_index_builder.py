@@ -309,6 +309,18 @@ def test_index_is_equal_with_workers(kind, run, dual_encoders, photos, large_pho
     assert np.array_equal(indexes[0][1], indexes[1][1])
 
 
+def test_pinned_batch_of_files_keeps_problems(run, photos, monkeypatch):
+    """Some versions of torch convert tuples, such as the problem of a file, to lists when they pin a batch."""
+    (photos / "damaged.jpg").write_bytes(b"damaged")
+    reader = encoding._FileReader.of_model(visavis.load(run))
+    batch = reader._read_batch(list_source_files(photos).files)
+    monkeypatch.setattr("torch.Tensor.pin_memory", lambda tensor: tensor + 0)
+    pinned = batch.pin_memory()
+    assert pinned.files is batch.files and pinned.pixels.equal(batch.pixels)
+    assert [type(each) for each in pinned.files].count(tuple) == 1
+    assert not isinstance(batch, (list, tuple))
+
+
 def test_shard_on_ray_is_read_by_threads(run, photos, monkeypatch):
     """Each of several Ray actors encodes a shard, and would start workers of its own."""
     settings = []

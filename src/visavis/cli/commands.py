@@ -363,6 +363,6 @@ def _resume_hint(command: str) -> Iterator[None]:
     try:
         yield
     except Stopped as stopped:
-        processes = "" if os.environ.get("WORLD_SIZE", "1") == "1" else ", with any number of processes,"
-        print_error(f"Stopped. Everything is saved. Continue{processes} with: {shell_command()} {command} --resume {stopped}")
+        processes = "" if os.environ.get("WORLD_SIZE", "1") == "1" else " torchrun may start any number of processes."
+        print_error(f"Stopped. Everything is saved.{processes} Continue with: {shell_command()} {command} --resume {stopped}")
         raise typer.Exit(128 + stopped.signal) from None

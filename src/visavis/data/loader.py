@@ -241,7 +241,7 @@ class Loader:
 
         Worker processes read the batches of trainings, and stay for the next epoch. If they are running and no epoch is in progress, they also
         read batches without random transforms. A training epoch must not begin before the last of these batches was read. All other
-        batches are read in this process, when they are needed.
+        batches are read in this process: pixels when they are needed, stored features one batch ahead.
 
         Args:
             epoch: The epoch.

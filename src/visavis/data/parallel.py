@@ -35,7 +35,9 @@ def cpu_cores() -> int:
 
 
 def map_in_order(work: Callable[[T], Result], items: Iterable[T], *, threads: int = 0, ahead: int = 0) -> Iterator[Result]:
-    """Apply a function to items in threads. The results come in the order of the items, and so does the first error.
+    """Apply a function to items in threads. The results come in the order of the items, and so does the first error of the function.
+
+    An error of the items comes at once.
 
     Args:
         work: The function.

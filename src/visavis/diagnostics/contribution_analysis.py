@@ -358,13 +358,11 @@ def scored_batches(
         Scores of shape ``[V, T]`` and targets, both on the CPU.
     """
     matcher.eval()
-    for batch in loader.epoch(0, training=False):
+    for batch in loader.epoch(0, stop=number, training=False):
         moved = batch.to(device_of(matcher))
         visual, text = matcher.encode_visual(moved.visual), matcher.encode_text(moved.text)
         scores = score_matrix(matcher.score, visual, text, memory).float().cpu()
         yield scores, supervision.targets(visual, text, moved).to("cpu")
-        if batch.index + 1 == number:
-            return
 
 
 def batch_measures(samples: dict[str, ContributingSamples]) -> dict[str, float]:

@@ -240,8 +240,9 @@ class TrainingSettings(RecipeSection):
         evaluate_every: Steps between validations. 0: one validation per epoch.
         checkpoint_s: Minimum time between checkpoints, in seconds.
         threads: CPU threads, at most 1,024. 0: the default of torch.
-        workers: Processes that read and transform batches. 0: the training process. -1: one for each CPU core, at most 16, if
-            at least 256 images are read as pixels and there is a GPU or a third core, else 0. Batches do not depend on it.
+        workers: Processes that read and transform batches. 0: the training process. -1: one for each core of the process, at most 16.
+            It is then 0 for fewer than 256 images of pixels, for two cores without a GPU, and below 1 GiB of shared memory. Batches do not
+            depend on it.
         device: "auto" uses CUDA if available.
         metric_batches: Batches of each split on which losses and similarities are logged.
         batches_per_epoch: Batches of an epoch, other ones in each. 0: all.

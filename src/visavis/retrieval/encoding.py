@@ -62,6 +62,18 @@ class _DecodedFile:
 
 
 @dataclass(frozen=True)
+class _DecodedBatch:
+    """Files that a worker has read, with one tensor of all pixels, which needs one open file in transit."""
+
+    files: list[_DecodedFile | SkippedFile]
+    pixels: Tensor
+
+    def pin_memory(self) -> _DecodedBatch:
+        """Pin the pixels only. Some versions of torch would convert the tuples of ``files`` to lists."""
+        return replace(self, pixels=self.pixels.pin_memory())
+
+
+@dataclass(frozen=True)
 class _FileReader:
     """Reads and decodes files, in this process or in a worker.
 
@@ -92,16 +104,16 @@ class _FileReader:
             yield from map_in_order(self, files, ahead=READ_AHEAD)
             return
         batches = (files[start : start + self.batch_size] for start in range(0, len(files), self.batch_size))
-        for decoded_files, pixels in read_in_workers(self._read_batch, batches, workers):
-            rows = iter(pixels.split(1))
-            yield from (replace(each, pixels=next(rows)) if isinstance(each, _DecodedFile) else each for each in decoded_files)
+        for batch in read_in_workers(self._read_batch, batches, workers):
+            rows = iter(batch.pixels.split(1))
+            yield from (replace(each, pixels=next(rows)) if isinstance(each, _DecodedFile) else each for each in batch.files)
 
-    def _read_batch(self, files: Sequence[SourceFile]) -> tuple[list[_DecodedFile | SkippedFile], Tensor]:
-        """Read files in a worker. One tensor of all pixels needs one open file, in which the worker sends it."""
+    def _read_batch(self, files: Sequence[SourceFile]) -> _DecodedBatch:
+        """Read files in a worker."""
         decoded_files = list(map(self, files))
         pixels = [each.pixels for each in decoded_files if isinstance(each, _DecodedFile) and each.pixels is not None]
         without_pixels = [replace(each, pixels=None) if isinstance(each, _DecodedFile) else each for each in decoded_files]
-        return without_pixels, torch.cat(pixels) if pixels else torch.empty(0)
+        return _DecodedBatch(without_pixels, torch.cat(pixels) if pixels else torch.empty(0))
 
     def __call__(self, file: SourceFile) -> _DecodedFile | SkippedFile:
         """Read a file. Returns its problem if it cannot be read."""

@@ -130,7 +130,7 @@ def build_index(
         DataError: If there are no files to index.
     """
     folder, started = Path(out), time.perf_counter()
-    _validate_arguments(folder, moment_seconds)
+    _validate_arguments(folder, moment_seconds, workers)
     retriever = _load_model(folder, model, embedding_dim, full_decoding, device, memory)
     collection = list_source_files(source)
     with storage.folder_lock(folder / "index", wait=False, subject=folder):
@@ -162,7 +162,9 @@ def build_index(
             )
 
 
-def _validate_arguments(folder: Path, moment_seconds: float | None) -> None:
+def _validate_arguments(folder: Path, moment_seconds: float | None, workers: int | None) -> None:
+    if workers is not None and workers < 0:
+        raise VisavisError(f"workers: expected an integer >= 0, got {workers}. Set 0 to read with threads.")
     if moment_seconds is not None and not 0 < moment_seconds < math.inf:
         raise VisavisError(f"moment_seconds: expected a number > 0, got {moment_seconds:g}. Pass a length such as {MOMENT_SECONDS:g}.")
     if not is_index(folder) and not is_free_folder(folder):

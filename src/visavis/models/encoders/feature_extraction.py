@@ -28,7 +28,7 @@ from visavis.data.features.store import (
     discard_store,
     read_description,
 )
-from visavis.data.parallel import Engine, map_in_order, map_on_ray
+from visavis.data.parallel import Engine, cpu_cores, map_in_order, map_on_ray
 from visavis.data.video import VideoError
 from visavis.data.workers import choose_readers, read_in_workers
 from visavis.errors import DataError, SpecError, VisavisError, log_debug
@@ -191,8 +191,9 @@ class _BatchEncoder:
             for pixels in read_in_workers(_ImageReader(converter.to_bytes), batches, workers):
                 yield pixels.to(self.device).map(converter.normalize)
         else:
-            # A thread reads a few images at once, because a batch of a GPU takes too long.
-            parts = map_in_order(self.read, [part for batch in batches for part in _split(batch)])
+            # A thread reads 4 images at once, so that all threads share a large batch of a GPU.
+            ahead = max(2 * cpu_cores(), len(_split(batches[0])) if batches else 0)
+            parts = map_in_order(self.read, [part for batch in batches for part in _split(batch)], ahead=ahead)
             yield from (concatenate(islice(parts, len(_split(batch)))) for batch in batches)
 
     @property
