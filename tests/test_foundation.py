@@ -26,7 +26,7 @@ from visavis.types import Encoded, concatenate, unit_rows
 
 def test_errors_are_visavis_errors_in_the_class_tree():
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, VisavisError)]
-    assert len(kinds) == 11
+    assert len(kinds) == 12
     assert all(kind.__name__ in errors.__doc__ for kind in kinds)
     assert issubclass(VisavisError, ValueError)
 

@@ -266,18 +266,18 @@ def test_default_number_of_workers(monkeypatch):
     monkeypatch.setattr(workers_module, "cpu_cores", lambda: 8)
     monkeypatch.setattr(workers_module.os.path, "isdir", lambda path: True)
     monkeypatch.setattr(workers_module.shutil, "disk_usage", lambda path: SimpleNamespace(free=shared_memory))
-    assert choose_workers(-1, MIN_IMAGES_FOR_WORKERS, cpu) == choose_readers(None, gpu, MIN_IMAGES_FOR_WORKERS) == 8
-    assert choose_workers(-1, MIN_IMAGES_FOR_WORKERS - 1, gpu) == choose_readers(None, gpu, MIN_IMAGES_FOR_WORKERS - 1) == 0
+    assert choose_workers(-1, MIN_IMAGES_FOR_WORKERS, has_gpu=False) == choose_readers(None, gpu, MIN_IMAGES_FOR_WORKERS) == 8
+    assert choose_workers(-1, MIN_IMAGES_FOR_WORKERS - 1, has_gpu=True) == choose_readers(None, gpu, MIN_IMAGES_FOR_WORKERS - 1) == 0
     assert choose_readers(None, cpu, 10**6) == 0
-    assert choose_workers(3, 0, cpu) == choose_readers(3, cpu, 0) == 3
-    assert choose_workers(0, 10**6, gpu) == choose_readers(0, gpu, 10**6) == 0
+    assert choose_workers(3, 0, has_gpu=False) == choose_readers(3, cpu, 0) == 3
+    assert choose_workers(0, 10**6, has_gpu=True) == choose_readers(0, gpu, 10**6) == 0
     with pytest.raises(VisavisError, match=r"workers: expected an integer >= 0, got -1"):
         choose_readers(-1, cpu, 10**6)
     shared_memory = MIN_SHARED_MEMORY - 1
-    assert choose_workers(-1, 10**6, gpu) == 0
+    assert choose_workers(-1, 10**6, has_gpu=True) == 0
     shared_memory = MIN_SHARED_MEMORY
     monkeypatch.setattr(workers_module, "cpu_cores", lambda: 2)
-    assert (choose_workers(-1, 10**6, cpu), choose_workers(-1, 10**6, gpu)) == (0, 2)
+    assert (choose_workers(-1, 10**6, has_gpu=False), choose_workers(-1, 10**6, has_gpu=True)) == (0, 2)
 
 
 def processes_of_session(number: int) -> list[str]:

@@ -197,7 +197,7 @@ def features(
         out: Folder for the stores. Default: the cache, where training finds them.
         skip_bad: Leave out broken images and captions, and list them.
         engine: Encode locally, or on a Ray cluster.
-        workers: Number of processes, which encode on a Ray cluster (default 2), or else read images (default: one per core for a GPU, 0 for a CPU).
+        workers: Number of processes of a Ray cluster, or that read images. Default: 2 on Ray, else one per core for a GPU and none for a CPU.
         progress: Receives the progress.
 
     Returns:

@@ -54,7 +54,7 @@ def index(
         full_decoding: Decode JPEG files in full, instead of at a reduced size. Slower for large files. An existing index keeps its setting.
         compression: Also measure recall, bytes and latency of compressed vectors.
         engine: Encode locally, or on a Ray cluster.
-        workers: Number of processes, which encode on a Ray cluster (default 2), or else read images (default: one per core for a GPU, 0 for a CPU).
+        workers: Number of processes of a Ray cluster, or that read images. Default: 2 on Ray, else one per core for a GPU and none for a CPU.
         device: Device of the model: cpu or cuda. Default: CUDA if available.
         memory: Maximum memory of score blocks, such as 2GiB. Default: a share of the free memory.
         progress: Receives the progress.

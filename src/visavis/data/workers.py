@@ -48,13 +48,13 @@ MIN_SHARED_MEMORY = 2**30
 """Free bytes of shared memory that batches of pixels need. Containers often have 64 MiB."""
 
 
-def choose_workers(setting: int, num_images: int, device: torch.device) -> int:
+def choose_workers(setting: int, num_images: int, *, has_gpu: bool) -> int:
     """Choose the number of workers of a training.
 
     Args:
         setting: The number in the recipe. -1: the default, a worker for each core and at most 16.
         num_images: Number of training images that are read as pixels.
-        device: Device of the training.
+        has_gpu: Whether a GPU trains.
 
     Returns:
         The number of workers. By default 0 for few images, for few cores without a GPU, and for little shared memory, through which workers
@@ -62,7 +62,7 @@ def choose_workers(setting: int, num_images: int, device: torch.device) -> int:
     """
     shared_memory = "/dev/shm"
     has_memory = not os.path.isdir(shared_memory) or shutil.disk_usage(shared_memory).free >= MIN_SHARED_MEMORY
-    has_cores = cpu_cores() >= MIN_CORES_FOR_WORKERS or device.type == "cuda"
+    has_cores = cpu_cores() >= MIN_CORES_FOR_WORKERS or has_gpu
     default = min(cpu_cores(), MAX_DEFAULT_WORKERS) if num_images >= MIN_IMAGES_FOR_WORKERS and has_memory and has_cores else 0
     return default if setting < 0 else setting
 
@@ -85,7 +85,7 @@ def choose_readers(setting: int | None, device: torch.device, num_images: int) -
         if setting < 0:
             raise VisavisError(f"workers: expected an integer >= 0, got {setting}. Set 0 to read with threads.")
         return setting
-    return choose_workers(-1, num_images, device) if device.type == "cuda" else 0
+    return choose_workers(-1, num_images, has_gpu=True) if device.type == "cuda" else 0
 
 
 @dataclass(frozen=True)

@@ -12,17 +12,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from visavis import storage
 from visavis.data.dataset import Image as ListedImage
 from visavis.data.features.standardization import Standardization
 from visavis.data.item_sources import PixelSource
 from visavis.data.vocabulary import Vocabulary, tokenize
-from visavis.errors import RunError, VisavisError
-from visavis.models.base import Matcher
+from visavis.errors import RunError, VisavisError, suggest_name
+from visavis.models.base import Matcher, load_matcher, verify_config_hash
 from visavis.models.encoders.encoder_spec import EncoderSpec, open_preprocessing
 from visavis.models.encoders.frozen_encoders import FrozenEncoder, TextEncoder, VisualEncoder, open_encoder
 from visavis.models.encoders.preprocessing import ImageConverter
 from visavis.models.encoders.pretrained_files import model_folder
 from visavis.models.encoders.text_backbone import TEXT_BACKBONE_FOLDER, PretrainedTokenizer
+from visavis.spec import build_object
 from visavis.types import Encoded
 
 if TYPE_CHECKING:
@@ -285,3 +287,40 @@ class Processor:
             folder: Model folder.
         """
         matcher.save_pretrained(folder, **self.to_config)
+
+
+def load_saved_model(folder: Path) -> tuple[Matcher, Processor]:
+    """Load the matcher of a model folder, with its processor.
+
+    Args:
+        folder: Model folder.
+
+    Returns:
+        The matcher and its processor.
+
+    Raises:
+        RunError: If the folder has no model of this version.
+    """
+    from visavis.models import CATALOG
+
+    file = folder / "config.json"
+    if not os.path.exists(file):
+        given = "none of them" if os.path.exists(folder) else "no such folder"
+        raise RunError(
+            f"{folder}: expected a run or model folder (config.json and model.safetensors in it, or in its folder model), or a CLIP, "
+            f"SigLIP or ColPali model of transformers, got {given}. Pass the folder of a run."
+        )
+    config = storage.read_json(file, SavedModelConfig, error=RunError)
+    if config.kind not in CATALOG:
+        raise RunError(f"{file}: expected a known kind of model, got {config.kind!r}: {suggest_name(config.kind, CATALOG)}")
+    kind = CATALOG[config.kind]
+    try:
+        processor, architecture = Processor.from_saved_config(config, folder), build_object(kind.Config, config.architecture)
+    except VisavisError as error:
+        raise RunError(
+            f"{file}: expected a model of this version, got another ({error}). Load it with the version that saved it."
+        ) from None
+    verify_config_hash(file)
+    matcher = load_matcher(kind, architecture, folder)
+    matcher.matryoshka_dims = config.matryoshka_dims
+    return matcher, processor

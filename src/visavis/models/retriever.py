@@ -19,17 +19,17 @@ from torch import Tensor
 from visavis import storage
 from visavis.data.parallel import map_in_order
 from visavis.data.video import is_video, read_frames
-from visavis.errors import RunError, ShapeError, SpecError, VisavisError, suggest_name
+from visavis.errors import RunError, ShapeError, SpecError
 from visavis.memory_budget import MemoryLimit, parse_memory
-from visavis.models.base import Matcher, get_vectors, load_matcher, valid_mask, verify_config_hash
+from visavis.models.base import Matcher, get_vectors, valid_mask
 from visavis.models.clip.model import find_dual_encoder, open_dual_encoder
 from visavis.models.colpali.model import COLPALI_TYPES, open_colpali
 from visavis.models.device import choose_device
 from visavis.models.encoders.pretrained_files import weights_checksum
 from visavis.models.image_inputs import ImageInput, read_image
 from visavis.models.inference import OnBatch, consecutive_batches, device_of, encode_items, score_all_pairs
-from visavis.models.processor import Processor, SavedModelConfig
-from visavis.spec import build_object, validate_arguments
+from visavis.models.processor import Processor, load_saved_model
+from visavis.spec import validate_arguments
 from visavis.types import Direction, Encoded, unit_rows
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class Retriever:
             matcher, processor = open_colpali(name)
             batch_size = min(batch_size, PAGE_BATCH_SIZE)
         else:
-            matcher, processor = _load_saved_model(folder)
+            matcher, processor = load_saved_model(folder)
         return cls(matcher.to(device), processor, batch_size=batch_size, memory=memory)
 
     @validate_arguments
@@ -425,33 +425,6 @@ class Retriever:
                 "another model and re-rank its results with this one (--rerank)."
             )
         return rows if self.embedding_dim is None else unit_rows(rows[:, : self.embedding_dim])
-
-
-def _load_saved_model(folder: Path) -> tuple[Matcher, Processor]:
-    """Load the matcher of a model folder, with its processor."""
-    from visavis.models import CATALOG
-
-    file = folder / "config.json"
-    if not os.path.exists(file):
-        given = "none of them" if os.path.exists(folder) else "no such folder"
-        raise RunError(
-            f"{folder}: expected a run or model folder (config.json and model.safetensors in it, or in its folder model), or a CLIP, "
-            f"SigLIP or ColPali model of transformers, got {given}. Pass the folder of a run."
-        )
-    config = storage.read_json(file, SavedModelConfig, error=RunError)
-    if config.kind not in CATALOG:
-        raise RunError(f"{file}: expected a known kind of model, got {config.kind!r}: {suggest_name(config.kind, CATALOG)}")
-    kind = CATALOG[config.kind]
-    try:
-        processor, architecture = Processor.from_saved_config(config, folder), build_object(kind.Config, config.architecture)
-    except VisavisError as error:
-        raise RunError(
-            f"{file}: expected a model of this version, got another ({error}). Load it with the version that saved it."
-        ) from None
-    verify_config_hash(file)
-    matcher = load_matcher(kind, architecture, folder)
-    matcher.matryoshka_dims = config.matryoshka_dims
-    return matcher, processor
 
 
 def _count_items(items: Sequence[Any], name: str) -> int:

@@ -27,7 +27,6 @@ from visavis.evaluation.results import evaluate_dataset
 from visavis.feedback.training_pairs import FeedbackPairs, FeedbackSplit, read_feedback_pairs
 from visavis.models import CATALOG, Matcher
 from visavis.models.base import evaluation_mode, get_vectors
-from visavis.models.device import choose_device
 from visavis.models.encoders.frozen_encoders import VisualEncoder, open_encoder
 from visavis.models.encoders.text_backbone import EncoderTokens
 from visavis.models.inference import batches_by_length, device_of, device_score, encode_batches, encode_items, equal_batches, join_batches
@@ -171,9 +170,9 @@ class DataModule:
 
     def _num_workers(self, split: Dataset) -> int:
         """Number of processes that read the batches of a training. By default, stored features are read by this process."""
-        reads_files = self.visual is None or isinstance(split.images, StreamImages)
-        training, num_images = self.recipe.training, len(split.images) if reads_files else 0
-        return choose_workers(training.workers, num_images, choose_device(training.device, "training.device"))
+        training, reads_files = self.recipe.training, self.visual is None or isinstance(split.images, StreamImages)
+        has_gpu = training.device != "cpu" and torch.cuda.is_available()
+        return choose_workers(training.workers, len(split.images) if reads_files else 0, has_gpu=has_gpu)
 
     def encode(self, matcher: Matcher, split: Dataset, loader: Loader | None = None) -> tuple[Encoded, Encoded]:
         """Encode all images and captions of a split in evaluation mode. Each process encodes its part of the batches.
