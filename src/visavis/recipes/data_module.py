@@ -97,7 +97,7 @@ class DataModule:
         split = self.training_split
         train = self.loader(split, None if self.feedback is None else FeedbackSplit.from_pairs(split, self.feedback))
         train = replace(train, rank=self.group.rank, world_size=self.group.world_size)
-        train, validation = share_workers([train, self.loader(self.validation)], self._num_workers(split))
+        train, validation = self._share_workers([train, self.loader(self.validation)], split)
         return train, validation
 
     @property
@@ -154,8 +154,7 @@ class DataModule:
             stream_schedule = StreamSchedule(
                 batch_size=training.batch_size, batches_per_epoch=training.batches_per_epoch, interleave=self.recipe.data.interleave
             )
-            stream_loader = StreamLoader(split, *self.sources(split), stream_schedule, self.recipe.seed)
-            return share_workers([stream_loader], self._num_workers(split))[0]
+            return self._share_workers([StreamLoader(split, *self.sources(split), stream_schedule, self.recipe.seed)], split)[0]
         queries = () if feedback is None else (*data.captions[len(split.captions) :], *feedback.unmatched_queries)
         items = data.captions if training.captions_per_image is None else data.images
         schedule = BatchSchedule(
@@ -165,14 +164,13 @@ class DataModule:
             drop_last=len(items) > training.batch_size,
             batches_per_epoch=training.batches_per_epoch,
         )
-        loader = Loader(data, *self.sources(split, queries), schedule, self.recipe.seed, feedback)
-        return share_workers([loader], self._num_workers(split))[0]
+        return self._share_workers([Loader(data, *self.sources(split, queries), schedule, self.recipe.seed, feedback)], split)[0]
 
-    def _num_workers(self, split: Dataset) -> int:
-        """Number of processes that read the batches of a training. By default, stored features are read by this process."""
+    def _share_workers(self, loaders: Sequence[Loader], split: Dataset) -> list[Loader]:
+        """Let worker processes read the batches of a training. By default, stored features are read by this process."""
         training, reads_files = self.recipe.training, self.visual is None or isinstance(split.images, StreamImages)
         has_gpu = training.device != "cpu" and torch.cuda.is_available()
-        return choose_workers(training.workers, len(split.images) if reads_files else 0, has_gpu=has_gpu)
+        return share_workers(loaders, choose_workers(training.workers, len(split.images) if reads_files else 0, has_gpu=has_gpu))
 
     def encode(self, matcher: Matcher, split: Dataset, loader: Loader | None = None) -> tuple[Encoded, Encoded]:
         """Encode all images and captions of a split in evaluation mode. Each process encodes its part of the batches.
