@@ -305,10 +305,10 @@ def load_saved_model(folder: Path) -> tuple[Matcher, Processor]:
 
     file = folder / "config.json"
     if not os.path.exists(file):
-        given = "none of them" if os.path.exists(folder) else "no such folder"
+        content = "none of them" if os.path.exists(folder) else "no such folder"
         raise RunError(
             f"{folder}: expected a run or model folder (config.json and model.safetensors in it, or in its folder model), or a CLIP, "
-            f"SigLIP or ColPali model of transformers, got {given}. Pass the folder of a run."
+            f"SigLIP or ColPali model of transformers, got {content}. Pass the folder of a run."
         )
     config = storage.read_json(file, SavedModelConfig, error=RunError)
     if config.kind not in CATALOG:

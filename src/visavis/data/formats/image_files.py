@@ -302,11 +302,11 @@ def attach_files(listing: Listing, folder: Path, *, may_lack_pixels: bool) -> No
             listing.add_note("no pixels", listing.source.name, f"found no image file under {folder}, so the data set has only captions")
         return
     used, has_missing, listed = dict[str, str](), False, {_normalize(entry.file) for entry in listing.images if entry.file}
-    of_unusable = set[str | None]()
+    files_of_unusable = set[str | None]()
     for entry in listing.images:
         if not entry.usable and entry.file is not None:
             with suppress(DataError):
-                of_unusable.add(files.find(entry.file))
+                files_of_unusable.add(files.find(entry.file))
         if not entry.usable or entry.location is not None:
             continue
         if entry.file is None:
@@ -325,8 +325,7 @@ def attach_files(listing: Listing, folder: Path, *, may_lack_pixels: bool) -> No
     for path, message in files.unreadable.items():
         listing.add_note("unreadable file", path, message)
     for path in files.images:
-        if path not in used and path not in of_unusable:
-            listing.unlisted_files.append(path)
+        if path not in used and path not in files_of_unusable:
             listing.add_note("image without caption", path, f"the file is in the folder, but {listing.source.name} does not list it")
 
 

@@ -101,7 +101,6 @@ class Listing:
         feature_files: Files of stored features, if the format has features instead of pixels.
         find_nonfinite_features: Reads all features and returns the names of images with NaN or infinity.
         by_name: First image of each name that was added by ``add_image``.
-        unlisted_files: Image files that the source does not list.
     """
 
     source: Path
@@ -113,7 +112,6 @@ class Listing:
     feature_files: tuple[Path, ...] = ()
     find_nonfinite_features: Callable[[], list[str]] | None = None
     by_name: dict[str, ListedImage] = field(default_factory=dict)
-    unlisted_files: list[str] = field(default_factory=list)
 
     def add_image(self, name: str, split: str | None) -> ListedImage:
         """Add an image that is found by its name. A second image of the same name is unusable.
@@ -263,7 +261,7 @@ class Listing:
             image_origin=None if has_all_items else np.array(image_rows),
             caption_origin=None if has_all_items else np.array(caption_rows, dtype=np.int64),
             skipped=self._skipped(len(images), len(captions)),
-            unlisted_files=tuple(self.unlisted_files),
+            unlisted_files=tuple(note.location for note in self.findings if note.kind == "image without caption" and not note.loses_data),
         )
 
     @property
