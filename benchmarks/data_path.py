@@ -58,7 +58,7 @@ def write_photos(folder: Path, count: int, size: tuple[int, int], seed: int, ima
 
 def measure(kind: str, photos: Path, model: Path, out: Path, epochs: int, *, is_baseline: bool) -> tuple[float, float]:
     """Return the seconds and the processor seconds per image, with full decoding or without workers for a baseline in this checkout."""
-    given: dict[str, Any] = {"full_decoding": True} if is_baseline else {}
+    decoding: dict[str, Any] = {"full_decoding": True} if is_baseline else {}
     count, started, before = len(list(photos.glob("*.jpg"))), time.perf_counter(), sum(os.times()[:4])
     if kind == "model":
         scenes = visavis.data_scenes(out.with_suffix(".scenes"), num_train=100, num_val=20, num_test=20)
@@ -74,11 +74,11 @@ def measure(kind: str, photos: Path, model: Path, out: Path, epochs: int, *, is_
         read = epochs * round(0.8 * count)
         return float(log[-1]["time"]["training_s"]) / read, (sum(os.times()[:4]) - before) / read
     elif kind == "index":
-        visavis.index(model, photos, out=out, **given)
+        visavis.index(model, photos, out=out, **decoding)
     elif kind == "check":
         visavis.data_check(photos)
     else:
-        visavis.features(photos, visual="scenes", out=out, **given)
+        visavis.features(photos, visual="scenes", out=out, **decoding)
     return (time.perf_counter() - started) / count, (sum(os.times()[:4]) - before) / count
 
 

@@ -18,6 +18,7 @@ import torch
 
 from visavis import storage
 from visavis.data.parallel import Engine
+from visavis.data.workers import validate_workers
 from visavis.errors import DataError, RefusedOverwrite, RunError, VisavisError
 from visavis.memory_budget import MemoryLimit
 from visavis.models.inference import score_all_pairs
@@ -163,8 +164,7 @@ def build_index(
 
 
 def _validate_arguments(folder: Path, moment_seconds: float | None, workers: int | None) -> None:
-    if workers is not None and workers < 0:
-        raise VisavisError(f"workers: expected an integer >= 0, got {workers}. Set 0 to read with threads.")
+    validate_workers(workers)
     if moment_seconds is not None and not 0 < moment_seconds < math.inf:
         raise VisavisError(f"moment_seconds: expected a number > 0, got {moment_seconds:g}. Pass a length such as {MOMENT_SECONDS:g}.")
     if not is_index(folder) and not is_free_folder(folder):
