@@ -212,7 +212,43 @@ def test_find_dual_encoder_rejects_other_models(dual_encoders, tmp_path, monkeyp
     vit = transformers.ViTModel(transformers.ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, image_size=16))
     vit.save_pretrained(tmp_path)
     assert find_dual_encoder(tmp_path) is None
-    with pytest.raises(RunError, match="kind"):
+    with pytest.raises(RunError, match="got a model of type vit"):
         visavis.load(tmp_path)
     with pytest.raises(DataError, match="expected a model of kind clip or siglip, got vit"):
         CLIP(CLIP.Config(backbone=str(tmp_path), visual_input_dim=8, text_input_dim=9))
+
+
+@pytest.mark.parametrize("steps", [["CLIPModel"], ["CLIPModel", "Normalize"]])
+def test_load_opens_the_clip_of_a_sentence_transformers_folder(dual_encoders, steps, images, tmp_path):
+    shutil.copytree(dual_encoders / "clip", tmp_path / "st" / "0_CLIPModel")
+    modules = [
+        {"idx": number, "path": f"{number}_{step}", "type": f"sentence_transformers.models.{step}"} for number, step in enumerate(steps)
+    ]
+    (tmp_path / "st" / "modules.json").write_text(json.dumps(modules))
+    assert torch.equal(visavis.load(tmp_path / "st").encode_images(images), visavis.load(dual_encoders / "clip").encode_images(images))
+
+
+OTHER_MODELS = {
+    "a model of type chinese_clip": ("config.json", {"model_type": "chinese_clip"}),
+    "a model of type vision-text-dual-encoder": ("config.json", {"model_type": "vision-text-dual-encoder"}),
+    "a model of type siglip2": ("config.json", {"model_type": "siglip2"}),
+    "a sentence-transformers model of other steps": ("modules.json", [{"type": "sentence_transformers.models.Dense", "path": "0_Dense"}]),
+}
+
+
+@pytest.mark.parametrize("content", OTHER_MODELS)
+def test_unsupported_model_is_named(content, tmp_path):
+    name, values = OTHER_MODELS[content]
+    (tmp_path / name).write_text(json.dumps(values))
+    for use in (visavis.load, lambda folder: visavis.evaluate(folder, data="x"), lambda folder: visavis.index(folder, tmp_path)):
+        with pytest.raises(VisavisError, match=f"SigLIP.*got {content}"):
+            use(tmp_path)
+
+
+def test_weights_of_a_training_wrapper_are_named(dual_encoders, tmp_path):
+    folder = shutil.copytree(dual_encoders / "clip", tmp_path / "clip")
+    weights = {f"module.{name}": part for name, part in load_file(folder / "model.safetensors").items()}
+    (folder / "model.safetensors").unlink()
+    torch.save(weights, folder / "pytorch_model.bin")
+    with pytest.raises(VisavisError, match=r"got names that start with module\. as a training wrapper saves them\. Remove this prefix"):
+        visavis.load(folder)

@@ -1,5 +1,6 @@
 """Conversion of open_clip checkpoints, compared with a plain model of the same names and formulas."""
 
+import argparse
 import json
 
 import numpy as np
@@ -14,7 +15,8 @@ from typer.testing import CliRunner
 import visavis
 from visavis import storage
 from visavis.cli import app
-from visavis.errors import VisavisError
+from visavis.errors import DataError, VisavisError
+from visavis.models.encoders.checkpoint_files import read_checkpoint
 from visavis.recipes.files import read_recipe
 from visavis.types import Encoded
 
@@ -218,3 +220,52 @@ def test_extension_names_the_options_that_do_not_apply(tmp_path):
         VisavisError, match=r"^max_length: expected an integer from 1 to .*, got 0\. Set max_length to a number in this range\.$"
     ):
         visavis.convert(tmp_path / "clip", tmp_path / "long", max_length=0)
+
+
+WRAPPED = {
+    "plain": lambda weights: weights,
+    "open_clip": lambda weights: {"epoch": 3, "state_dict": prefixed("module.", weights), "optimizer": {"state": {}, "param_groups": []}},
+    "compiled": lambda weights: prefixed("_orig_mod.", weights),
+    "compiled in DistributedDataParallel": lambda weights: {"state_dict": prefixed("module._orig_mod.", weights)},
+    "compiled inner module": lambda weights: {key.replace("visual.", "visual._orig_mod."): part for key, part in weights.items()},
+    "Lightning": lambda weights: {"state_dict": prefixed("model.", weights), "loops": {}, "lr_schedulers": []},
+    "Fabric": lambda weights: {"model": prefixed("_forward_module.", weights)},
+    "model_state_dict": lambda weights: {"model_state_dict": weights, "loss": 0.5},
+    "another key": lambda weights: {"net": weights},
+    "OpenAI's numbers as tensors": lambda weights: weights | dict.fromkeys(SIZES, torch.tensor(4)),
+    "OpenAI's numbers": lambda weights: {"model": weights | dict.fromkeys(SIZES, 4)},
+    "ema": lambda weights: {"state_dict": {key: part + 1 for key, part in weights.items()}, "state_dict_ema": weights},
+}
+SIZES = ("input_resolution", "context_length", "vocab_size")
+
+
+def prefixed(prefix, weights):
+    return {prefix + key: part for key, part in weights.items()}
+
+
+@pytest.mark.parametrize("form", WRAPPED)
+def test_checkpoint_of_any_wrapper_has_published_names(form, donor, tmp_path):
+    weights = dict(Plain(donor[1]).state_dict())
+    torch.save(WRAPPED[form](weights), tmp_path / "weights.pt")
+    found = read_checkpoint(tmp_path / "weights.pt", "state_dict_ema" if form == "ema" else "")
+    assert found.keys() == weights.keys()
+    assert all(torch.equal(found[key], part) for key, part in weights.items())
+
+
+def test_convert_names_the_models_of_a_checkpoint_with_several(checkpoint, donor, tmp_path):
+    file, plain = checkpoint
+    torch.save(WRAPPED["ema"](dict(plain.state_dict())), file)
+    with pytest.raises(DataError, match=r"got no key for the weights state_dict, state_dict_ema\. Pass --key state_dict, or another one"):
+        visavis.convert(file, tmp_path / "out", text_encoder=str(donor[0]))
+    visavis.convert(file, tmp_path / "out", text_encoder=str(donor[0]), key="state_dict_ema")
+    assert_same(tmp_path / "out", plain)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")  # people still have such archives
+def test_convert_names_the_fix_for_checkpoints_with_code(tmp_path):
+    torch.jit.script(nn.Linear(2, 2)).save(str(tmp_path / "jit.pt"))
+    with pytest.raises(DataError, match=r"got a TorchScript archive, which holds code.*torch\.jit\.load"):
+        read_checkpoint(tmp_path / "jit.pt")
+    torch.save({"state_dict": nn.Linear(2, 2).state_dict(), "hparams": argparse.Namespace(a=1)}, tmp_path / "lightning.ckpt")
+    with pytest.raises(DataError, match=r"got objects of argparse\.Namespace, which could run code\. .* save its state_dict alone"):
+        read_checkpoint(tmp_path / "lightning.ckpt")

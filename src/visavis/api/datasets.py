@@ -253,6 +253,7 @@ def convert(
     *,
     text_encoder: str = "",
     config: str = "",
+    key: str = "",
     image_size: int | None = None,
     max_length: int | None = None,
 ) -> CheckpointConversion:
@@ -263,6 +264,7 @@ def convert(
         out: New folder, written completely or not at all.
         text_encoder: Folder or hub name of the BERT or CLIP that has the tokenizer. Default: bert-base-uncased or openai/clip-vit-base-patch32.
         config: Configuration of an open_clip model: a file, or a name such as ViT-B-32. Default: open_clip_config.json next to the checkpoint.
+        key: Weights of a checkpoint that holds several models, such as state_dict_ema. Default: the only ones.
         image_size: Training image size of an X-VLM in pixels. Default: the checkpoint's.
         max_length: Tokens of a text that the new CLIP reads, such as 248. Positions are interpolated. Default: unchanged.
 
@@ -289,7 +291,7 @@ def convert(
     if os.path.exists(out):
         storage.prepare_empty_folder(out, will_be_replaced=True)
     if max_length is not None:
-        other_options = {"text_encoder": text_encoder or None, "config": config or None, "image_size": image_size}
+        other_options = {"text_encoder": text_encoder or None, "config": config or None, "key": key or None, "image_size": image_size}
         if conflicts := [f"{name}={value}" for name, value in other_options.items() if value is not None]:
             raise VisavisError(
                 f"max_length: expected no other option, got {', '.join(conflicts)}. "
@@ -297,7 +299,7 @@ def convert(
             )
         return extend_positions(str(checkpoint), validate_int(max_length, "max_length", 1, MAX_TEXT_LENGTH), out)
     file = Path(checkpoint)
-    tensors = read_checkpoint(file)
+    tensors = read_checkpoint(file, key)
     with matching_shapes(file):
         if is_open_clip(tensors):
             if image_size is not None:

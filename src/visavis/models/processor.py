@@ -289,6 +289,23 @@ class Processor:
         matcher.save_pretrained(folder, **self.to_config)
 
 
+def unsupported_content(folder: Path) -> str | None:
+    """Describe a folder that holds no saved matcher.
+
+    Args:
+        folder: Any path.
+
+    Returns:
+        The description. None for the folder of a matcher.
+    """
+    if os.path.exists(folder / "modules.json"):
+        return "a sentence-transformers model of other steps than a CLIP"
+    if not os.path.exists(folder / "config.json"):
+        return "none of them" if os.path.exists(folder) else "no such folder"
+    model_type = storage.read_json(folder / "config.json", dict[str, Any], error=RunError).get("model_type")
+    return None if model_type is None else f"a model of type {model_type}"
+
+
 def load_saved_model(folder: Path) -> tuple[Matcher, Processor]:
     """Load the matcher of a model folder, with its processor.
 
@@ -304,11 +321,10 @@ def load_saved_model(folder: Path) -> tuple[Matcher, Processor]:
     from visavis.models import CATALOG
 
     file = folder / "config.json"
-    if not os.path.exists(file):
-        content = "none of them" if os.path.exists(folder) else "no such folder"
+    if (content := unsupported_content(folder)) is not None:
         raise RunError(
             f"{folder}: expected a run or model folder (config.json and model.safetensors in it, or in its folder model), or a CLIP, "
-            f"SigLIP or ColPali model of transformers, got {content}. Pass the folder of a run."
+            f"SigLIP or ColPali model of transformers, got {content}. Pass the folder of a run, or one of these models."
         )
     config = storage.read_json(file, SavedModelConfig, error=RunError)
     if config.kind not in CATALOG:

@@ -20,7 +20,7 @@ from visavis.models.base import Matcher
 from visavis.models.clip.model import CLIP, find_dual_encoder
 from visavis.models.encoders.pretrained_files import model_folder
 from visavis.models.inference import device_of
-from visavis.models.processor import SavedModelConfig
+from visavis.models.processor import SavedModelConfig, unsupported_content
 from visavis.models.retriever import Retriever
 from visavis.progress import Progress
 from visavis.recipes.data_module import DataModule, open_data_module
@@ -65,7 +65,8 @@ def read_run_recipe(folder: Path, data: str | None = None, memory: MemoryLimit =
     recipe = build_recipe(storage.read_toml(file), {}, str(file)) if os.path.exists(file) else pretrained_recipe(folder)
     if recipe is None:
         raise RunError(
-            f"{folder}: expected a run folder with {file.name}, or a CLIP or SigLIP model, found neither. Pass a folder that visavis train wrote."
+            f"{folder}: expected a run folder with {file.name}, or a CLIP or SigLIP model, got {unsupported_content(folder) or 'neither'}. "
+            "Pass a folder that visavis train wrote."
         )
     if memory is not None:
         recipe = recipe.model_copy(update={"memory": str(parse_memory(memory))})

@@ -234,12 +234,24 @@ def find_dual_encoder(name: str | Path, kinds: Sequence[str] = DUAL_ENCODER_TYPE
         DataError: If the hub does not provide the model, or if the folder is an adapter.
     """
     if (folder := local_model_folder(str(name))) is not None:
+        folder = _clip_step(folder) or folder
+        if not os.path.exists(folder / "config.json"):
+            return None
         kind = storage.read_json(folder / "config.json", dict[str, Any]).get("model_type")
         return os.path.realpath(folder) if kind in kinds else None
     refuse_adapter(Path(name))
     if os.path.exists(name) or not HUB_NAME.fullmatch(str(name)) or os.path.exists(Path(name).parent):
         return None
     return str(name) if find_dual_encoder(model_folder(str(name)), kinds) else None
+
+
+def _clip_step(folder: Path) -> Path | None:
+    """The folder of the CLIP in a sentence-transformers model that only normalizes its vectors. None for other models."""
+    if os.path.exists(folder / "config.json") or not os.path.exists(file := folder / "modules.json"):
+        return None
+    first, *others = storage.read_json(file, list[dict[str, Any]])
+    kinds = [str(step.get("type", "")).rpartition(".")[2] for step in (first, *others)]
+    return folder / str(first.get("path", "")) if kinds in (["CLIPModel"], ["CLIPModel", "Normalize"]) else None
 
 
 def open_dual_encoder(name: str) -> tuple[CLIP, Processor]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+import zipfile
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,12 @@ from visavis import storage
 from visavis.data.conversion.safe_pickle import check_torch_pickles
 from visavis.errors import DataError
 
-STATE_DICT_KEYS = ("model", "state_dict")
-"""Keys of a checkpoint under which the weights may be stored."""
+_WRAPPER_PREFIXES = re.compile(
+    r"^(?:(?:module|model|_orig_mod|_forward_module|_fsdp_wrapped_module)\.)+|(?<=\.)(?:_orig_mod|_fsdp_wrapped_module)\."
+)
+"""Prefixes of DistributedDataParallel, Lightning, Fabric, and of torch.compile and FSDP, which also wrap inner modules."""
+_SIZES = frozenset({"input_resolution", "context_length", "vocab_size"})
+"""Numbers that OpenAI's checkpoints store next to the weights. The shapes of the weights define them."""
 _FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _INTEGER_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
 
@@ -34,6 +39,11 @@ def read_torch_tensors(file: Path) -> Any:
         DataError: If the file is damaged, or holds other objects.
     """
     with storage.reading_regular_file(file):
+        if _is_torchscript(file):
+            raise DataError(
+                f"{file}: expected the weights of a model, got a TorchScript archive, which holds code. In a Python program that you trust "
+                "with it, run torch.save(torch.jit.load(file, map_location='cpu').state_dict(), 'weights.pt'), and pass weights.pt."
+            )
         try:
             check_torch_pickles(file)
             with warnings.catch_warnings():
@@ -42,44 +52,83 @@ def read_torch_tensors(file: Path) -> Any:
         except DataError:
             raise
         except Exception:  # noqa: BLE001 - torch raises errors of every kind on damaged files
-            raise DataError(
-                f"{file}: expected a checkpoint of tensors and plain values, got a damaged file or one with other objects, which could run "
-                "code. Download a complete copy of the published file."
-            ) from None
+            if objects := _objects_with_code(file):
+                reason = f"objects of {', '.join(objects[:3])}, which could run code"
+                fix = "In a Python program that you trust with the file, save its state_dict alone with torch.save, and pass that file"
+            else:
+                reason, fix = "a damaged file", "Download a complete copy of the published file"
+            raise DataError(f"{file}: expected a checkpoint of tensors and plain values, got {reason}. {fix}.") from None
 
 
-def read_checkpoint(file: Path) -> dict[str, Tensor]:
+def _is_torchscript(file: Path) -> bool:
+    if not zipfile.is_zipfile(file):
+        return False
+    with zipfile.ZipFile(file) as archive:
+        return any(name.endswith("/constants.pkl") for name in archive.namelist())
+
+
+def _objects_with_code(file: Path) -> list[str]:
+    """Names of the classes and functions in a checkpoint that ``weights_only`` refuses. Empty if the file is damaged."""
+    try:
+        return sorted(torch.serialization.get_unsafe_globals_in_checkpoint(file))
+    except Exception:  # noqa: BLE001 - torch raises errors of every kind on damaged files
+        return []
+
+
+def read_checkpoint(file: Path, key: str = "") -> dict[str, Tensor]:
     """Read the weights of a checkpoint.
 
     Args:
         file: A safetensors file, or a file of ``torch.save``.
+        key: Key of the weights in a dict that holds several models, such as state_dict_ema. Empty: the only one.
 
     Returns:
         Weights by their published names, without prefixes of wrappers.
 
     Raises:
-        DataError: If the file does not hold weights by name.
+        DataError: If the file does not hold weights by name, or those of several models and no key.
     """
     content: Any = storage.read_tensors(file) if file.suffix == ".safetensors" else read_torch_tensors(file)
-    tensors = content
-    if isinstance(content, Mapping):
-        tensors = next((content[key] for key in STATE_DICT_KEYS if isinstance(content.get(key), Mapping)), content)
-    if not _is_state_dict(tensors):
+    content = content if isinstance(content, Mapping) else {}
+    models = {name: value for name, value in content.items() if isinstance(value, Mapping) and _is_state_dict(value)}
+    if _is_state_dict(content) and not key:
+        tensors = content
+    elif key in models or (len(models) == 1 and not key):
+        (tensors,) = (models[key],) if key else models.values()
+    elif models:
+        names = ", ".join(map(str, models))
         raise DataError(
-            f"{file}: expected the state_dict of a model, or a dict that holds one as model or state_dict, got other content. "
-            "Pass a checkpoint of weights."
+            f"{file}: expected the key of one model, got {key or 'no key'} for the weights {names}. Pass --key {next(iter(models))}, or another one."
         )
+    else:
+        raise DataError(
+            f"{file}: expected the state_dict of a model, or a dict that holds one, got other content. Pass a checkpoint of weights."
+        )
+    tensors = {name: tensor for name, tensor in tensors.items() if name not in _SIZES}
     if unsupported := next((name for name, tensor in tensors.items() if not _is_plain(tensor)), None):
         raise DataError(
             f"{file}: expected dense weights of real numbers, got {unsupported!r} of another kind. Convert it before it is saved."
         )
-    return {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
+    unwrapped = {_WRAPPER_PREFIXES.sub("", name): tensor for name, tensor in tensors.items()}
+    return unwrapped if len(unwrapped) == len(tensors) else tensors
 
 
-def _is_state_dict(tensors: Any) -> bool:
-    if not isinstance(tensors, Mapping) or not tensors:
-        return False
-    return all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in tensors.items())
+def wrapper_of(names: Iterable[str]) -> str:
+    """Return the prefix that a wrapper added to names of weights.
+
+    Args:
+        names: Names of weights.
+
+    Returns:
+        The prefix, such as ``module.``. Empty if a name has none.
+    """
+    prefixes = [match[0] if (match := _WRAPPER_PREFIXES.match(name)) else "" for name in names]
+    return min(prefixes, key=len, default="")
+
+
+def _is_state_dict(tensors: Mapping[Any, Any]) -> bool:
+    weights = [(name, value) for name, value in tensors.items() if name not in _SIZES]
+    return bool(weights) and all(isinstance(name, str) and isinstance(value, Tensor) for name, value in weights)
 
 
 def _is_plain(tensor: Tensor) -> bool:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from visavis import storage
 from visavis.errors import DataError, MissingExtra, VisavisError
-from visavis.models.encoders.checkpoint_files import check_weight_names, check_weight_shapes, read_checkpoint
+from visavis.models.encoders.checkpoint_files import check_weight_names, check_weight_shapes, read_checkpoint, wrapper_of
 from visavis.models.encoders.cnn_backbones import (
     PUBLISHED_BACKBONES,
     PublishedBackbone,
@@ -326,6 +326,11 @@ def _check_loaded_names(folder: Path, model: Any, loading: dict[str, Any], new_h
     base = f"{model.base_model_prefix}." if new_head else ""
     missing = sorted(key for key in loading["missing_keys"] if key.startswith(base) and not key.startswith(f"{base}pooler."))
     if missing:
+        if wrapper := wrapper_of(loading["unexpected_keys"]):
+            raise DataError(
+                f"{folder}: expected names of weights as in transformers, got names that start with {wrapper} as a training wrapper saves them. "
+                "Remove this prefix from the names, or save the model inside the wrapper with save_pretrained."
+            )
         raise DataError(
             f"{folder}: expected all weights of its config.json, got none for {missing[0]} and {len(missing) - 1} others. {advice}."
         )
