@@ -55,12 +55,14 @@ class Job:
         seed: Seed.
         recipe_values: Plain values of its recipe.
         folder: Folder of the run.
+        keeps_model: Whether the run is kept. Otherwise only its validation RSUM is, and its recipe has no test split.
     """
 
     setting: str
     seed: int
     recipe_values: dict[str, Any]
     folder: Path
+    keeps_model: bool = True
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,8 @@ class RunOutcome:
         Returns:
             The outcome.
         """
+        if not job.keeps_model:
+            return cls(job.setting, job.seed, job.folder, result.validation_rsum, seconds=result.seconds)
         assert result.test is not None  # checked before the run
         test = result.test.under_published_protocol
         conditions = MeasurementConditions.from_evaluation(test)
@@ -178,6 +182,8 @@ def run_job(job: Job, progress: Progress) -> RunOutcome:
         return RunOutcome(job.setting, job.seed, job.folder, failure=str(error))
     outcome = RunOutcome.from_result(job, result)
     storage.write_checksummed_json(job.folder / OUTCOME_FILE, outcome.to_json())
+    if not job.keeps_model:
+        RunFolder(job.folder).remove()
     return outcome
 
 
