@@ -103,6 +103,7 @@ def test_index_lists_photos_of_unsupported_formats(run, photos, tmp_path):
     assert built.num_items == 40
     expected = "expected a JPEG, PNG or other supported image, got a {} file. Convert it to JPEG."
     assert built.skipped == (f"'camera.cr2': {expected.format('.cr2')}", f"'phone.HEIC': {expected.format('.heic')}")
+    assert built.other_files == "1 other file: .txt"
 
 
 def test_index_update_equals_new_index(run, photos, tmp_path):
@@ -274,7 +275,7 @@ def large_photos(tmp_path):
 
 def test_index_keeps_full_decoding(dual_encoders, large_photos, tmp_path):
     photos, model = large_photos, dual_encoders / "clip"
-    decoded = [Image.open(path) for path in sorted(photos.iterdir())]
+    decoded = [Image.open(path).convert("RGB") for path in sorted(photos.iterdir())]
     expected = visavis.load(model).encode_images(decoded).numpy()
     differences = {}
     for full_decoding in (False, True):
