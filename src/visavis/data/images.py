@@ -270,8 +270,9 @@ def _identify(content: bytes) -> Image.Image | None:
     """Open an image as ``Image.open``, without its limit of pixels. It warns on stderr, and it also holds for a reduced JPEG."""
     for name in supported_formats():
         factory, accept = Image.OPEN[name]
+        is_accepted = accept is None or accept(content[:16])
         # Pillow returns a text if it was built without the decoder.
-        if accept is None or accept(content[:16]) in (False, ""):
+        if not is_accepted or isinstance(is_accepted, str):
             continue
         try:
             return factory(io.BytesIO(content), "")
