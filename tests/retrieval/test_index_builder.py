@@ -1,6 +1,7 @@
 """Building, updating and searching indexes of folders and data sets, also after killed processes."""
 
 import dataclasses
+import io
 import json
 import os
 import random
@@ -24,6 +25,7 @@ from visavis.retrieval.index_folder import Index, read_manifest, write_manifest
 from visavis.retrieval.index_search import SearchQuery, search_index
 from visavis.retrieval.items import ItemFilter
 from visavis.retrieval.source_files import list_source_files
+from visavis.server.image_cache import render_jpeg
 
 ODD = {
     "gray.png": Image.new("L", (40, 30), 90),
@@ -94,6 +96,29 @@ def test_index_reads_unusual_images_and_skips_bad_files(run, photos, tmp_path):
     assert all(name in skipped for name in ("empty.jpg", "text.png", "gone.jpg"))
     again = build(run, photos, tmp_path / "index")
     assert (again.num_encoded, again.num_unchanged, len(again.skipped)) == (0, built.num_items, 3)
+
+
+def test_index_turns_photos_upright(run, scenes, tmp_path):
+    """All files show the same photo, stored in another orientation."""
+    photos, upright = tmp_path / "photos", Image.open(min((scenes / "images").iterdir())).convert("RGB").crop((0, 0, 40, 24))
+    photos.mkdir()
+    turns = {2: "FLIP_LEFT_RIGHT", 3: "ROTATE_180", 4: "FLIP_TOP_BOTTOM", 5: "TRANSPOSE", 6: "ROTATE_90", 7: "TRANSVERSE", 8: "ROTATE_270"}
+    for orientation, turn in turns.items():
+        stored, exif = upright.transpose(Image.Transpose[turn]), Image.Exif()
+        exif[0x0112] = orientation
+        stored.save(photos / f"{orientation}.png", exif=exif)
+        stored.save(photos / f"{orientation}.tif", tiffinfo={0x0112: orientation}, compression="tiff_lzw")
+    build(run, photos, tmp_path / "index")
+    items, vectors = content(tmp_path / "index")
+    assert len(items) == 14
+    assert np.abs(vectors - vectors[0]).max() < 1e-6
+    assert len({item.dhash for item in items}) == 1
+    index = Index.open(tmp_path / "index")
+    shown = {render_jpeg(index.locate(item), item, "thumbnail") for item in items}
+    assert [Image.open(io.BytesIO(jpeg)).size for jpeg in shown] == [(40, 24)]
+    with Image.open(photos / "8.tif") as opened:
+        found = search_index(index, SearchQuery(images=((1.0, opened),)), top=14).hits
+    assert min(hit.score for hit in found) == pytest.approx(1, abs=1e-5)
 
 
 def test_index_lists_photos_of_unsupported_formats(run, photos, tmp_path):
