@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from visavis.errors import DataError, RefusedOverwrite, RunError, VisavisError
 from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.progress import NoProgress
 from visavis.retrieval import encoding
+from visavis.retrieval.default_index import index_if_images
 from visavis.retrieval.index_builder import build_index
 from visavis.retrieval.index_folder import Index, read_manifest, write_manifest
 from visavis.retrieval.index_search import SearchQuery, search_index
@@ -96,6 +98,19 @@ def test_index_reads_unusual_images_and_skips_bad_files(run, photos, tmp_path):
     assert all(name in skipped for name in ("empty.jpg", "text.png", "gone.jpg"))
     again = build(run, photos, tmp_path / "index")
     assert (again.num_encoded, again.num_unchanged, len(again.skipped)) == (0, built.num_items, 3)
+
+
+def test_index_of_a_served_folder_lists_what_is_left_out(run, photos, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("phone.heic", "a.xmp", "b.xmp"):
+        (photos / name).write_bytes(b"content")
+    progress, messages = NoProgress(), []
+    progress.message = messages.append
+    assert index_if_images(photos, str(run), progress) == Path("indexes/photos")
+    left_out, others = messages[-2:]
+    assert left_out.startswith("Left out, 1: 'phone.heic': expected a JPEG, PNG or other supported image, got a .heic file.")
+    assert left_out.endswith(f" List all with visavis index {photos}.")
+    assert others == "2 other files: .xmp."
 
 
 def test_index_turns_photos_upright(run, scenes, tmp_path):
