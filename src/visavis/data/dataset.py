@@ -247,6 +247,7 @@ class Dataset:
         caption_origin: The same for captions, shape ``[captions]``.
         skipped: Sentences about the items that were skipped by the reader.
         unlisted_files: Image files of the folder that are not in the list of the data set.
+        other_files: Number and suffixes of the files of the folder that are neither images nor read. None: there are none.
     """
 
     name: str
@@ -257,6 +258,7 @@ class Dataset:
     caption_origin: np.ndarray | None = None
     skipped: tuple[str, ...] = ()
     unlisted_files: tuple[str, ...] = ()
+    other_files: str | None = None
 
     @property
     def splits(self) -> tuple[str, ...]:

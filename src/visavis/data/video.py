@@ -17,10 +17,10 @@ from PIL.Image import Image as PILImage
 
 from visavis import storage
 from visavis.data.images import COPY_AGAIN, MAX_PIXELS
+from visavis.data.suffixes import VIDEO_SUFFIXES
 from visavis.errors import DataError, requires_extra
 
 VideoSource = Path | bytes | BinaryIO
-VIDEO_SUFFIXES = (".mp4", ".m4v", ".mov", ".webm", ".mkv", ".avi", ".mpg", ".mpeg", ".wmv", ".flv", ".3gp", ".ogv")
 # Frames of a video are read at once. This limits the memory.
 MAX_FRAMES_PER_VIDEO = 1024
 _FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpeg,mpegts,asf,flv,ogg"

@@ -76,7 +76,12 @@ def index_if_images(folder: str | Path, model: str | Path | None, progress: Prog
         list_source_files(folder)
     except DataError:
         return Path(folder)
-    return Path(index_source(folder, None, model, progress).folder)
+    report = index_source(folder, None, model, progress)
+    if report.skipped:
+        progress.message(f"Left out, {len(report.skipped):,}: {report.skipped[0]} List all with visavis index {folder}.")
+    if report.other_files is not None:
+        progress.message(f"{report.other_files}.")
+    return Path(report.folder)
 
 
 def _is_free_or_of(folder: Path, root: str, model: str | Path | None) -> bool:

@@ -66,6 +66,7 @@ class IndexReport(NotebookTable):
         skipped: One sentence for each file that is skipped.
         seconds: Duration of the update in seconds.
         compression: Measured vector encodings, if requested.
+        other_files: Number and suffixes of the files that are neither images nor videos. None: there are none.
     """
 
     folder: str
@@ -77,12 +78,13 @@ class IndexReport(NotebookTable):
     skipped: tuple[str, ...]
     seconds: float
     compression: CompressionReport | None = None
+    other_files: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Convert to plain values.
 
         Returns:
-            A JSON object, without ``compression`` if it was not measured.
+            A JSON object, without ``compression`` if it was not measured, and without ``other_files`` if there are none.
         """
         return {name: value for name, value in asdict(self).items() if value is not None}
 
@@ -160,6 +162,7 @@ def build_index(
                 skipped=(*collection.skipped, *(problem for _, _, problem in skipped.values())),
                 seconds=time.perf_counter() - started,
                 compression=measure_compression(Index(folder, manifest, encoder, vectors), memory) if compression else None,
+                other_files=collection.other_files,
             )
 
 

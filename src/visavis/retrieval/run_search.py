@@ -15,10 +15,11 @@ from torch import Tensor
 from visavis import storage
 from visavis.data import Dataset, Image, open_dataset
 from visavis.data.dataset import ByteRange
-from visavis.data.formats.image_files import IMAGE_SUFFIXES, VISUAL_SUFFIXES, files_under
+from visavis.data.formats.image_files import files_under
 from visavis.data.formats.listing import ListedImage, Listing, is_valid_unicode
 from visavis.data.image_validation import validate_images
 from visavis.data.item_sources import AnyFeatures, ItemSource, StoredFeatures
+from visavis.data.suffixes import IMAGE_SUFFIXES, VISUAL_SUFFIXES, describe_other_files
 from visavis.errors import DataError, RunError
 from visavis.memory_budget import MemoryLimit
 from visavis.models.encoders.feature_extraction import cache_features
@@ -63,6 +64,8 @@ def search_images(
     if collection is not None:
         rates = [model.processor.frames_per_second for model in models.values()]
         dataset = open_image_collection(collection, max(rates) if all(rates) else 0.0)
+        if dataset.other_files is not None:
+            progress.message(f"Skipped: {dataset.other_files}.")
         return _top_images([_query_scores(model, dataset, query, progress) for model in models.values()], dataset, top, progress)
     scores, datasets = [], dict[Path, Dataset]()
     for run, recipe in read_run_recipes(runs, memory=memory).items():
@@ -143,7 +146,8 @@ def open_image_collection(path: Path, frames_per_second: float = 0.0) -> Dataset
         if not os.path.isdir(path) or not is_valid_unicode(str(path)):
             raise
     suffixes = VISUAL_SUFFIXES if read_clips else IMAGE_SUFFIXES
-    files = sorted(file for file, problem in files_under(path, include_hidden=True) if file.suffix.lower() in suffixes and problem is None)
+    readable = [file for file, problem in files_under(path, include_hidden=True) if problem is None]
+    files = sorted(file for file in readable if file.suffix.lower() in suffixes)
     if not files:
         raise DataError(f"{path}: expected a data set or a folder of images, got no images. Pass a folder that contains some.")
     listing = Listing(
@@ -155,4 +159,6 @@ def open_image_collection(path: Path, frames_per_second: float = 0.0) -> Dataset
     validate_images(listing, frames_per_second=frames_per_second, decode_all_frames=read_clips)
     stats = [(str(file.relative_to(path)), *file_stat[1:]) for file, file_stat in storage.file_stats(files).items()]
     digest = hashlib.sha256(json.dumps(stats).encode())
-    return replace(listing.dataset(), name=f"{os.path.basename(os.path.realpath(path))}-{digest.hexdigest()[:8]}")
+    name = f"{os.path.basename(os.path.realpath(path))}-{digest.hexdigest()[:8]}"
+    other_files = describe_other_files(file.name for file in readable if file.suffix.lower() not in suffixes)
+    return replace(listing.dataset(), name=name, other_files=other_files)

@@ -13,8 +13,9 @@ from visavis import storage
 from visavis.data import Dataset, open_dataset
 from visavis.data.dataset import ByteRange
 from visavis.data.dataset_reader import path_exists, resolve_path
-from visavis.data.formats.image_files import UNSUPPORTED_SUFFIXES, VISUAL_SUFFIXES, files_under
+from visavis.data.formats.image_files import files_under
 from visavis.data.formats.listing import is_valid_unicode
+from visavis.data.suffixes import UNSUPPORTED_SUFFIXES, VISUAL_SUFFIXES, describe_other_files, unsupported_problem
 from visavis.data.video import is_video
 from visavis.errors import DataError, NoDataset
 
@@ -57,12 +58,14 @@ class FileCollection:
         files: Files in the order of their paths.
         skipped: One sentence for each file or link that is skipped.
         is_dataset: Whether the source is a data set.
+        other_files: Number and suffixes of the files that are neither images nor videos. None: there are none.
     """
 
     root: Path
     files: tuple[SourceFile, ...]
     skipped: tuple[str, ...] = ()
     is_dataset: bool = False
+    other_files: str | None = None
 
 
 def list_source_files(path: str | Path) -> FileCollection:
@@ -98,7 +101,9 @@ def list_source_files(path: str | Path) -> FileCollection:
     unlisted = (
         f"{name!r}: expected it in the list of the data set, got no entry. Add it with a caption." for name in dataset.unlisted_files
     )
-    return _with_attributes(FileCollection(source_root(path), files, (*dataset.skipped, *unlisted), is_dataset=True))
+    return _with_attributes(
+        FileCollection(source_root(path), files, (*dataset.skipped, *unlisted), is_dataset=True, other_files=dataset.other_files)
+    )
 
 
 def source_root(path: str | Path) -> Path:
@@ -114,13 +119,13 @@ def source_root(path: str | Path) -> Path:
 
 
 def _list_folder(root: Path) -> FileCollection:
-    files, skipped, resolved = list[SourceFile](), list[str](), Path(os.path.realpath(root))
+    files, skipped, others, resolved = list[SourceFile](), list[str](), list[str](), Path(os.path.realpath(root))
     for file, problem in files_under(root):
         name, suffix = file.relative_to(root).as_posix(), file.suffix.lower()
-        if suffix in UNSUPPORTED_SUFFIXES and problem is None:
-            problem = f"expected a JPEG, PNG or other supported image, got a {suffix} file. Convert it to JPEG"
-        elif suffix not in VISUAL_SUFFIXES and not (problem and os.path.islink(file)):
+        if suffix not in VISUAL_SUFFIXES + UNSUPPORTED_SUFFIXES and not (problem and os.path.islink(file)):
+            others += [name] if problem is None and name != ATTRIBUTES_FILE else []
             continue
+        problem = problem or unsupported_problem(name)
         if problem is None and not is_valid_unicode(name):
             problem = "expected a Unicode name. Rename the file"
         if problem is None and (source_file := _source_file(name, ByteRange(file, root=resolved), {})) is not None:
@@ -129,7 +134,8 @@ def _list_folder(root: Path) -> FileCollection:
             skipped.append(f"{name!r}: {problem or 'the file was removed while the folder was listed'}.")
     if not files:
         raise DataError(f"{root}: expected images or videos, got none that can be read. Pass a folder that contains some, or a data set.")
-    return FileCollection(root.absolute(), tuple(sorted(files, key=lambda file: file.path)), tuple(skipped))
+    paths = tuple(sorted(files, key=lambda file: file.path))
+    return FileCollection(root.absolute(), paths, tuple(skipped), other_files=describe_other_files(others))
 
 
 def _dataset_files(dataset: Dataset) -> Iterator[SourceFile]:

@@ -262,6 +262,7 @@ class Listing:
             caption_origin=None if has_all_items else np.array(caption_rows, dtype=np.int64),
             skipped=self._skipped(len(images), len(captions)),
             unlisted_files=tuple(note.location for note in self.findings if note.kind == "image without caption" and not note.loses_data),
+            other_files=next((note.message for note in self.findings if note.kind == "other files"), None),
         )
 
     @property
