@@ -54,7 +54,7 @@ class Job:
         setting: Name of its setting.
         seed: Seed.
         recipe_values: Plain values of its recipe.
-        folder: Folder of the run.
+        folder: Folder of the run, two levels below the folder of the experiment.
         keeps_model: Whether the run is kept. Otherwise only its validation RSUM is, and its recipe has no test split.
     """
 
@@ -177,7 +177,8 @@ def run_job(job: Job, progress: Progress) -> RunOutcome:
     if (outcome := read_outcome(job)) is not None:
         return outcome
     try:
-        result = _train(job, progress)
+        with storage.resumable(job.folder.parents[1]):
+            result = _train(job, progress)
     except VisavisError as error:
         return RunOutcome(job.setting, job.seed, job.folder, failure=str(error))
     outcome = RunOutcome.from_result(job, result)
