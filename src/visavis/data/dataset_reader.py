@@ -26,7 +26,7 @@ from visavis.data.formats.video_lists import MSRVTT, MSVD
 from visavis.data.formats.webdataset import WEBDATASET, is_shard_pattern
 from visavis.data.hub_files import DATASET_NAME, download_dataset
 from visavis.data.image_validation import validate_images
-from visavis.errors import MAX_LISTED_NAMES, DataError, NoDataset, closest_name, log_debug
+from visavis.errors import MAX_LISTED_NAMES, SKIP_BAD_ADVICE, DataError, NoDataset, closest_name, log_debug
 from visavis.notebook import NotebookTable
 from visavis.spec import validate_arguments
 
@@ -98,7 +98,7 @@ def _unusable_items(source: Path, path: str | Path, kinds: str, losses: Sequence
     examples = "; ".join(str(loss).rstrip(".") for loss in losses[:3]) + ("; ..." if len(losses) > 3 else "")
     return DataError(
         f"{source}: unusable items ({kinds}): {examples}. Run `visavis data check {shlex.quote(str(path))}` "
-        "for the whole list, or train with --skip-bad to skip them."
+        f"for the whole list, and correct it. {SKIP_BAD_ADVICE}"
     )
 
 
