@@ -95,10 +95,11 @@ def list_source_files(path: str | Path) -> FileCollection:
     files = tuple(_dataset_files(dataset))
     if not files:
         raise DataError(f"{path}: expected a data set with images, got captions or features only. Add the images of this data set.")
+    # The first sentence counts the others.
     unlisted = (
         f"{name!r}: expected it in the list of the data set, got no entry. Add it with a caption." for name in dataset.unlisted_files
     )
-    return _with_attributes(FileCollection(source_root(path), files, (*dataset.skipped, *unlisted), is_dataset=True))
+    return _with_attributes(FileCollection(source_root(path), files, (*dataset.skipped[1:], *unlisted), is_dataset=True))
 
 
 def source_root(path: str | Path) -> Path:
