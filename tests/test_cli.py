@@ -306,6 +306,14 @@ def test_broken_data_names_commands_that_can_skip(call, tmp_path, command):
     assert all("KEY=VALUE" in text for text in helps[3:])
 
 
+def test_data_check_without_training_images(call, tmp_path):
+    (tmp_path / "captions.csv").write_text("filename,caption,split\na.png,a dog,test\n")
+    Image.new("RGB", (32, 32)).save(tmp_path / "a.png")
+    code, out, _ = call("data", "check", tmp_path)
+    assert code == 0
+    assert "OK for evaluation. Training needs images in split train." in out
+
+
 def test_data_check_prints_first_findings_of_each_kind(call, tmp_path):
     missing = [f"{number:02d}.jpg" for number in range(12)]
     rows = "".join(f"{name},a dog\n" for name in missing)
