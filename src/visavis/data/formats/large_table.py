@@ -16,8 +16,8 @@ Afterwards it opens without reading the captions. Image files are not opened bef
 from __future__ import annotations
 
 import hashlib
-import mmap
 import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -35,6 +35,8 @@ from visavis.data.formats.table_columns import find_caption_columns, find_file_c
 from visavis.data.splits import MISSING_TEXTS, normalize_split_name, split_by_hash
 from visavis.errors import DataError
 
+# Bytes of a text file that are searched for quotes at once.
+_SEARCHED_BYTES = 2**24
 # Suffixes of delimiter-separated text.
 _TEXT_SUFFIXES = (".csv", ".tsv", ".txt", ".token")
 # Part of the key of a cached conversion. A change of the files needs another number.
@@ -285,10 +287,12 @@ class _Conversion:
         cleaned = names
         if self.layout.has_numbered_names:
             cleaned = self.compute.replace_substring_regex(cleaned, NAME_NUMBER.pattern, "")
-        if self.compute.any(self.compute.match_substring(names, "\\")).as_py():
+        if (_offsets_and_bytes(names)[1] == ord("\\")).any():
             cleaned = self.compute.replace_substring(cleaned, "\\", "/")
-        trimmed = self.compute.utf8_trim(cleaned, characters=NAME_PADDING)
-        return cleaned if trimmed.equals(cleaned) else trimmed
+        padding = NAME_PADDING.encode()
+        if _have_byte(cleaned, padding).any() or _have_byte(cleaned, padding, last=True).any():
+            cleaned = self.compute.utf8_trim(cleaned, characters=NAME_PADDING)
+        return cleaned
 
     def _splits(self, row_images: np.ndarray, row_splits: list[Any], names: Any) -> tuple[np.ndarray, tuple[str, ...], np.ndarray]:
         """Return the split of each image as a code, the names of the splits, and the problem of each image as a code (0: none)."""
@@ -334,7 +338,7 @@ class _Conversion:
                 too_long = self._to_numpy(self.compute.utf8_length(captions), 0) > MAX_CAPTION_CHARS
             self._add_problem("empty caption", first_row, rows[empty])
             self._add_problem("caption too long", first_row, rows[too_long])
-            missing, malformed = self._is_missing(captions), self._matches(captions, _may_be_list(captions), is_list_text)
+            missing, malformed = self._is_missing(captions), self._matches(captions, _have_byte(captions, b"[({"), is_list_text)
             self._add_problem("missing caption", first_row, rows[missing])
             self._add_problem("malformed list", first_row, rows[malformed])
             yield captions, first_row + rows, ~(empty | too_long | missing | malformed)
@@ -359,7 +363,7 @@ class _Conversion:
         """The captions of a column in NFC, and the row of each."""
         if not (self.pa.types.is_list(column.type) or self.pa.types.is_large_list(column.type)):
             texts, rows = self._texts(column, name), np.arange(len(column))
-            if not self._matches(texts, _may_be_list(texts), is_list_text).any():
+            if not self._matches(texts, _have_byte(texts, b"[({"), is_list_text).any():
                 return self._to_nfc(texts), rows
             cells = [[cell] if cell is None else split_caption_list(cell) for cell in texts.to_pylist()]
             column = self.pa.array(cells, self.pa.large_list(self.pa.large_string()))
@@ -367,10 +371,10 @@ class _Conversion:
         return self._to_nfc(self._texts(self.compute.list_flatten(column), name)), rows
 
     def _to_nfc(self, texts: Any) -> Any:
-        other = self._to_numpy(self.compute.invert(self.compute.string_is_ascii(texts)), False)
-        if not other.any():
+        offsets, content = _offsets_and_bytes(texts)
+        if content[offsets[0] : offsets[-1]].max(initial=0) < 128:
             return texts
-        mask = self.pa.array(other)
+        mask = self.pa.array(self._to_numpy(self.compute.invert(self.compute.string_is_ascii(texts)), False))
         return self.compute.replace_with_mask(texts, mask, self.compute.utf8_normalize(texts.filter(mask), "NFC"))
 
     def _is_missing(self, captions: Any) -> np.ndarray:
@@ -450,13 +454,23 @@ class _Problems:
         self.examples += [Finding(kind, location(item), _KINDS[kind]) for item in items[: max(0, _MAX_EXAMPLES - before)].tolist()]
 
 
-def _may_be_list(texts: Any) -> np.ndarray:
-    """Whether each text begins with a bracket."""
+def _offsets_and_bytes(texts: Any) -> tuple[np.ndarray, np.ndarray]:
+    """First byte of each text and the end of the last one, and all bytes."""
     _, offsets_buffer, content = texts.buffers()
     offsets = np.frombuffer(offsets_buffer, np.int64)[texts.offset : texts.offset + len(texts) + 1]
-    first_bytes, rows = np.zeros(len(texts), np.uint8), np.flatnonzero(np.diff(offsets))
-    first_bytes[rows] = np.frombuffer(content or b"", np.uint8)[offsets[rows]]
-    return np.isin(first_bytes, list(b"[({"))
+    return offsets, np.frombuffer(content or b"", np.uint8)
+
+
+def _have_byte(texts: Any, values: bytes, *, last: bool = False) -> np.ndarray:
+    """Whether the first or last byte of each text is one of some values."""
+    offsets, content = _offsets_and_bytes(texts)
+    if not len(content):
+        return np.zeros(len(texts), bool)
+    is_value = np.zeros(256, bool)
+    is_value[list(values)] = True
+    positions = offsets[1:] - 1 if last else offsets[:-1]
+    found = is_value[content[np.clip(positions, 0, len(content) - 1)]]
+    return found & (np.diff(offsets) > 0) if found.any() else found
 
 
 def _file_format(path: Path, pa: Any) -> tuple[TableLayout | None, Any]:
@@ -489,18 +503,22 @@ def _check_quotes(path: Path, layout: TableLayout, encoding: str) -> None:
     if layout.has_spaces:
         signs[f'{layout.delimiter} "'] = ("", "quotes after a space")
     codec = {"utf-8-sig": "utf-8", "utf-16": "utf-16-le", "utf-32": "utf-32-le"}.get(encoding, encoding)
-    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        for sign, (allowed, problem) in signs.items():
-            searched, ends = sign.encode(codec), {b"", *(letter.encode(codec) for letter in allowed)}
-            width, found = len("x".encode(codec)), content.find(searched)
-            while found >= 0 and content[(end := found + len(searched)) : end + width] in ends:
-                found = content.find(searched, found + 1)
-            if found >= 0:
-                line = content[:found].count(b"\n") + 1
-                raise DataError(
-                    f"{path}, line {line:,}: expected doubled quotes, got {problem}, which a table of this "
-                    "size cannot have. Write it with doubled quotes, or as captions.parquet."
-                )
+    width, num_lines, content = len("x".encode(codec)), 0, b""
+    with storage.open_file(path) as file:
+        while block := file.read(_SEARCHED_BYTES):
+            # A sign with the letter after it may be in two blocks.
+            num_lines, content = num_lines + content[: -4 * width].count(b"\n"), content[-4 * width :] + block
+            for sign, (allowed, problem) in signs.items():
+                if sign.encode(codec) not in content:
+                    continue
+                ends = b"|".join(re.escape(letter.encode(codec)) for letter in allowed)
+                expression = re.escape(sign.encode(codec)) + (b"(?!" + ends + b")" if ends else b"") + b"." * width
+                if found := re.search(expression, content, re.DOTALL):
+                    line = num_lines + content[: found.start()].count(b"\n") + 1
+                    raise DataError(
+                        f"{path}, line {line:,}: expected doubled quotes, got {problem}, which a table of this size cannot have. "
+                        "Write it with doubled quotes, or as captions.parquet."
+                    )
 
 
 LARGE_TABLE = DatasetFormat(
