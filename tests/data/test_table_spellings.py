@@ -20,7 +20,7 @@ BOTH = DOG | CAT
 PLAIN = 'filename,caption\na.png,a dog\nimg/b.png,"a cat, asleep"\n'
 SEMICOLONS = "filename;caption\na.png;a dog\nimg/b.png;a cat, asleep\n"
 FLICKR = "image_name| comment_number| comment\n"
-TOKENS = 'a.png#0\ta dog\na.png#1\t"Go" says a sign\nimg/b.png#0\ta cat, asleep\n'
+TOKENS = 'a.png#0\ta dog\na.png#1\t"Go" on a sign\nimg/b.png#0\ta cat, asleep\n'
 LISTS = {"a.png": ["a dog", "it's brown"], "img/b.png": ["a cat, asleep"]}
 HEADER = r"expected a header with filename and caption, got .*\. Add a header line, or rename a column to filename\."
 NO_LIST = r":2: the caption is a list that cannot be read: .*Write it as \['first caption', 'second caption'\], or one caption per row"
@@ -152,11 +152,11 @@ SPELLINGS = {
         large="line 3: expected doubled quotes, got quotes after a space",
     ),
     "spaces without quotes": Spelling("filename, caption\na.png, a dog\n", DOG),
-    "quotes in tabs": Spelling('filename\tcaption\na.png\t"Go" says a sign\n', {"a.png": ['"Go" says a sign']}, "captions.tsv"),
+    "quotes in tabs": Spelling('filename\tcaption\na.png\t"Go" on a sign\n', {"a.png": ['"Go" on a sign']}, "captions.tsv"),
     # Flickr8k, Flickr30k, Kaggle.
     "results.csv of Flickr30k": Spelling(
-        FLICKR + 'a.png| 0| a dog\na.png| 1| "Go" says a sign\nimg/b.png| 0| a cat, asleep\n',
-        {"a.png": ["a dog", '"Go" says a sign']} | CAT,
+        FLICKR + 'a.png| 0| a dog\na.png| 1| "Go" on a sign\nimg/b.png| 0| a cat, asleep\n',
+        {"a.png": ["a dog", '"Go" on a sign']} | CAT,
         "results.csv",
     ),
     "broken row of Flickr30k": Spelling(
@@ -166,8 +166,8 @@ SPELLINGS = {
         large="Expected 3 columns, got 2.*Correct this row",
         skipped=DOG,
     ),
-    "results_20130124.token": Spelling(TOKENS, {"a.png": ["a dog", '"Go" says a sign']} | CAT, "results_20130124.token"),
-    "Flickr8k.token.txt": Spelling(TOKENS, {"a.png": ["a dog", '"Go" says a sign']} | CAT, "Flickr8k.token.txt"),
+    "results_20130124.token": Spelling(TOKENS, {"a.png": ["a dog", '"Go" on a sign']} | CAT, "results_20130124.token"),
+    "Flickr8k.token.txt": Spelling(TOKENS, {"a.png": ["a dog", '"Go" on a sign']} | CAT, "Flickr8k.token.txt"),
     "captions.txt of Kaggle": Spelling(PLAIN.replace("filename", "image"), BOTH, "captions.txt"),
 }
 
