@@ -296,6 +296,26 @@ def test_train_rejects_damaged_data_without_skip_bad(call, recipe, scenes, tmp_p
     assert "0 of 20 images and 1 of 41 captions" in err
 
 
+@pytest.mark.parametrize("command", [("relevance", "thresholds"), ("data", "audit"), ("compare", "demo", "--data")])
+def test_broken_data_names_commands_that_can_skip(call, tmp_path, command):
+    (tmp_path / "captions.csv").write_text("filename,caption\na.png,a dog\na.png,\n")
+    Image.new("RGB", (32, 32)).save(tmp_path / "a.png")
+    code, _, err = call(*command, tmp_path)
+    advice = re.search(r"pass --skip-bad to `visavis (\w+)`, `(\w+)` or `(data \w+)`, or data\.skip_bad=true to `(\w+)` or `(\w+)`", err)
+    assert code == 1 and advice, err
+    helps = [call(*name.split(), "--help")[1] for name in advice.groups()]
+    assert ["--skip-bad" in text for text in helps] == [True, True, True, False, False]
+    assert all("KEY=VALUE" in text for text in helps[3:])
+
+
+def test_data_check_without_training_images(call, tmp_path):
+    (tmp_path / "captions.csv").write_text("filename,caption,split\na.png,a dog,test\n")
+    Image.new("RGB", (32, 32)).save(tmp_path / "a.png")
+    code, out, _ = call("data", "check", tmp_path)
+    assert code == 0
+    assert "OK for evaluation. Training needs images in split train." in out
+
+
 def test_data_check_prints_first_findings_of_each_kind(call, tmp_path):
     missing = [f"{number:02d}.jpg" for number in range(12)]
     rows = "".join(f"{name},a dog\n" for name in missing)

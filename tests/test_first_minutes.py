@@ -247,8 +247,8 @@ def test_attributes_filter_products(photos, dual_encoders):
     update = visavis.index(photos)
     assert (update.num_encoded, update.num_unchanged) == (0, 0), "new attributes keep the vectors"
     for text, problem in (
-        ("name\n", "expected a column filename"),
-        ("filename,a\nx,1,2\n", "line 2: expected one cell"),
+        ("name\n", "expected a header with filename and attributes"),
+        ("filename,a\nx,1,2\n", "line 2: expected 2 columns, got 3"),
         ("filename,a\nx,1\nx,2\n", "a second one"),
     ):
         table.write_text(text)

@@ -245,7 +245,10 @@ def test_open_dataset_counts_problems_and_lists_three(tmp_path):
     assert "3 x missing image, 1 x empty caption" in text
     assert "a.png" in text
     assert "d.png" not in text
-    assert f"Run `visavis data check {tmp_path}` for the whole list, or train with --skip-bad to skip them." in text
+    assert (
+        f"Run `visavis data check {tmp_path}` for the whole list, and correct it. To skip broken items, pass --skip-bad to `visavis train`"
+        in text
+    )
     assert len(check_dataset(tmp_path).findings) == 5  # and the empty splits
 
 

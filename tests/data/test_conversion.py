@@ -290,6 +290,7 @@ def test_convert_reports_malformed_hdf5_files(mmt, tmp_path):
         visavis.data_convert([mmt], tmp_path / "out")
     for key, content, sentence in (
         ("features.map", np.ones((2, 2, 4)), r"features\.map is of shape \[2, 2, 4\], expected \[length, width\]"),
+        (f"raw_captions.{'7' * 5_000}", np.array([1, 2]), r"raw_captions\.7{20} is not a text"),
         ("raw_captions.7", np.array([1, 2]), r"raw_captions\.7 is not a text"),
         ("raw_captions.7", np.array([[b"a", b"b"]]), r"raw_captions\.7 is not a text"),
         ("raw_captions.7", h5py.Empty("S4"), r"raw_captions\.7 is not a text"),

@@ -6,6 +6,7 @@ import io
 import os
 import pickle
 import tempfile
+import unicodedata
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from visavis.data import check_dataset, open_dataset
 from visavis.data.dataset import Dataset
 from visavis.data.formats import image_tables
 from visavis.data.formats.image_tables import EmbeddedImage
+from visavis.data.formats.listing import caption_problem
 from visavis.data.video import is_video
 from visavis.errors import DataError
 
@@ -25,7 +27,9 @@ pa = pytest.importorskip("pyarrow", reason="PyArrow is not installed: pip instal
 pq = pytest.importorskip("pyarrow.parquet")
 
 SPLITS = {"train": "train", "validation": "val", "test": "test"}
-TEXT = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=30).filter(lambda text: bool(text.strip()))
+TEXT = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=30).filter(
+    lambda text: caption_problem(text) is None and unicodedata.is_normalized("NFC", text)
+)
 NAME = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=12).filter(lambda name: not is_video(name))
 
 

@@ -1,5 +1,8 @@
 """Tokenization, vocabulary and padding of captions."""
 
+import string
+import unicodedata
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,12 +20,42 @@ texts = st.text(st.characters(codec="utf-8"), max_size=40)
         ("  tabs\tand\nlines  ", ["tabs", "and", "lines"]),
         ("<start> <pad>", ["start", "pad"]),
         ("Ärger über Öl", ["ärger", "über", "öl"]),
+        ("caf\u00e9 cafe\u0301", ["caf\u00e9", "caf\u00e9"]),
+        ("“a” dog—yes…", ["“a”", "dog—yes…"]),
+        ("一隻狗，在草地上跑。", list("一隻狗在草地上跑")),
+        ("犬が2匹、A dog!", ["犬", "が", "2", "匹", "a", "dog"]),
+        ("두 마리 개", ["두", "마리", "개"]),
+        ("วิ่งเล่น", ["วิ่", "ง", "เ", "ล่", "น"]),
+        ("ລາວ", ["ລ", "າ", "ວ"]),
+        ("ខ្មែរ", ["ខ្", "មែ", "រ"]),
+        ("မြန်မာ။", ["မြ", "န်", "မာ"]),
         ("...", []),
         ("", []),
     ],
 )
 def test_tokenize_follows_karpathy(caption, words):
     assert tokenize(caption) == words
+
+
+@given(st.text(st.characters(codec="utf-8"), max_size=40))
+def test_tokenize_is_equal_in_every_unicode_form(caption):
+    forms = [tokenize(unicodedata.normalize(form, caption)) for form in ("NFC", "NFD")]
+    assert forms[0] == forms[1]
+
+
+@given(st.text(st.sampled_from(string.printable + "éü“”—…ßñ"), max_size=40))
+def test_tokenize_of_spaced_scripts_splits_at_spaces(caption):
+    assert tokenize(caption) == caption.lower().translate(str.maketrans("", "", string.punctuation)).split()
+
+
+def test_vocabulary_of_unspaced_script_has_characters():
+    captions = ["一隻狗在跑", "一隻貓在睡"]
+    assert Vocabulary.from_captions(captions, min_count=2).words[4:] == tuple(sorted("一隻在"))
+
+
+def test_vocabulary_in_decomposed_form_is_kept():
+    old = Vocabulary((PAD, START, END, UNKNOWN, "cafe\u0301"))
+    assert old.token_ids("a caf\u00e9") == [1, 3, 4, 2]
 
 
 def test_vocabulary_has_frequent_words_in_order():

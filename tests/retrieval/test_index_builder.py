@@ -292,7 +292,11 @@ def test_index_names_unlisted_files_and_unusable_captions(photos):
     second = images[1].relative_to(photos).as_posix()
     rows = f"{first},a circle,train\n{second},a square,train\n{second},a square,test\n"
     (photos / "captions.csv").write_text(f"filename,caption,split\n{rows}")
-    assert not any(second in text and "got no entry" in text for text in list_source_files(photos).skipped)
+    skipped = list_source_files(photos).skipped
+    assert not any(second in text and "got no entry" in text for text in skipped)
+    assert [text for text in skipped if "got no entry" not in text] == [
+        f"captions.csv:4: {second} has split test here and train in an earlier line"
+    ], "no sentence that counts the others"
     (photos / "captions.csv").write_text(f"name;text\n{first};a circle\n")
     collection = list_source_files(photos)
     assert len(collection.files) == len(images) == 40

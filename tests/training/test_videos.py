@@ -117,7 +117,7 @@ def test_damaged_clip_can_be_skipped(folder, recipe, tmp_path, listener):
     whole = random_clip(folder / "3.mp4", options={"movflags": "faststart"}).read_bytes()
     (folder / "3.mp4").write_bytes(damaged(whole))
     with pytest.raises(
-        DataError, match=r"video 3\.mp4 is damaged.* Copy it again .* To continue without it, .* or skip broken files with --skip-bad\.$"
+        DataError, match=r"video 3\.mp4 is damaged.* Copy it again .* To continue without it, .* pass --skip-bad to `visavis train`, .*\.$"
     ):
         visavis.train(recipe, data=folder, out=tmp_path / "run")
     run = tmp_path / "another"

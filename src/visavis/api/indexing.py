@@ -257,7 +257,7 @@ def classify(
 
     validate_int(top, "top", 1)
     if isinstance(labels, str | Path):
-        labels = [line for line in storage.read_text(labels).splitlines() if line.strip()]
+        labels = [label for line in storage.read_text(labels).splitlines() if (label := line.strip())]
     name = model or (read_manifest(Path(run)).model if is_index(run) else run)
     return rank_texts(Retriever.load(name, memory=memory), image, labels)[:top]
 

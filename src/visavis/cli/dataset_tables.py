@@ -49,7 +49,9 @@ def print_check(report: CheckReport, *, print_all: bool = False) -> None:
     print_line(
         f"captions per image: {min_captions} to {max_captions}, duplicate captions: {report.duplicate_captions:,}, image sizes: {sizes or 'no images'}"
     )
-    verdict = "OK: training uses all data." if report.ok else "Training would lose data. Fix the data, or train with --skip-bad."
+    verdict = "Training would lose data. Fix the data, or train with --skip-bad."
+    if report.ok:
+        verdict = "OK: training uses all data." if "train" in report.splits else "OK for evaluation. Training needs images in split train."
     print_line(f"{verdict} ({report.format_name}, {report.seconds:.1f} s)")
 
 

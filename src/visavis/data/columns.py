@@ -5,6 +5,8 @@ No Python object exists per item: a ``str`` or an ``Image`` is made when an item
 
 from __future__ import annotations
 
+import os
+import unicodedata
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from itertools import pairwise
@@ -185,6 +187,14 @@ class TextColumn(LazySequence[str]):
         return hash_parts(self.content_hash.encode(), b"" if self.rows is None else self.rows.tobytes())
 
 
+def _find_file(folder: Path, name: str) -> Path:
+    """The path of a file. File systems differ in the form of letters with accents."""
+    if name.isascii() or os.path.exists(folder / name):
+        return folder / name
+    forms = (folder / unicodedata.normalize(form, name) for form in ("NFC", "NFD"))
+    return next(filter(os.path.exists, forms), folder / name)
+
+
 class ImageColumn(LazyImages):
     """Images of a large table.
 
@@ -211,7 +221,7 @@ class ImageColumn(LazyImages):
 
     def read(self, indices: np.ndarray) -> list[Image]:
         names, folder = self.names.read(indices), self.folder
-        locations = [None if folder is None else ByteRange(folder / name, root=folder) for name in names]
+        locations = [None if folder is None else ByteRange(_find_file(folder, name), root=folder) for name in names]
         splits = [self.split_names[code] for code in self.splits[indices].tolist()]
         return [Image(*fields) for fields in zip(names, splits, locations, strict=True)]
 

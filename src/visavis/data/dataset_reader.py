@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from visavis.data.dataset import Dataset, ProgressCallback
-from visavis.data.formats.caption_table import CAPTION_LINES, CAPTION_TABLE, SPLIT_TABLES
+from visavis.data.formats.caption_table import CAPTION_LINES, CAPTION_TABLE, PUBLISHED_TABLE, SPLIT_TABLES
 from visavis.data.formats.coco import COCO
 from visavis.data.formats.image_files import attach_files
 from visavis.data.formats.image_tables import IMAGE_TABLES, has_embedded_images
@@ -26,7 +26,7 @@ from visavis.data.formats.video_lists import MSRVTT, MSVD
 from visavis.data.formats.webdataset import WEBDATASET, is_shard_pattern
 from visavis.data.hub_files import DATASET_NAME, download_dataset
 from visavis.data.image_validation import validate_images
-from visavis.errors import MAX_LISTED_NAMES, DataError, NoDataset, closest_name, log_debug
+from visavis.errors import MAX_LISTED_NAMES, SKIP_BAD_ADVICE, DataError, NoDataset, closest_name, log_debug
 from visavis.notebook import NotebookTable
 from visavis.spec import validate_arguments
 
@@ -39,6 +39,7 @@ FORMATS: tuple[DatasetFormat, ...] = (
     KARPATHY,
     MSVD,
     PRECOMP,
+    PUBLISHED_TABLE,
     SPLIT_TABLES,
     IMAGE_TABLES,
     WEBDATASET,
@@ -98,7 +99,7 @@ def _unusable_items(source: Path, path: str | Path, kinds: str, losses: Sequence
     examples = "; ".join(str(loss).rstrip(".") for loss in losses[:3]) + ("; ..." if len(losses) > 3 else "")
     return DataError(
         f"{source}: unusable items ({kinds}): {examples}. Run `visavis data check {shlex.quote(str(path))}` "
-        "for the whole list, or train with --skip-bad to skip them."
+        f"for the whole list, and correct it. {SKIP_BAD_ADVICE}"
     )
 
 
@@ -292,8 +293,6 @@ def _locate(path: str | Path) -> tuple[DatasetFormat, Path]:
     if is_shard_pattern(folder.name) and not os.path.exists(folder):
         return WEBDATASET, folder
     if os.path.isfile(folder):
-        if folder.suffix in (".csv", ".tsv") and os.path.getsize(folder) > LARGE_FILE_BYTES:
-            return LARGE_TABLE, folder
         matches = [(dataset_format, source) for dataset_format in FORMATS if (source := dataset_format.source_for_file(folder)) is not None]
         if not matches:
             suffixes = ", ".join(suffix for dataset_format in FORMATS for suffix in dataset_format.suffixes)
@@ -301,17 +300,19 @@ def _locate(path: str | Path) -> tuple[DatasetFormat, Path]:
                 f"{folder}: expected a folder, or a list of images and captions that ends in {suffixes}, got another file. "
                 "Pass the folder or list of a data set."
             )
+        if matches[0][0] in (CAPTION_TABLE, PUBLISHED_TABLE) and os.path.getsize(folder) > LARGE_FILE_BYTES:
+            return LARGE_TABLE, folder
         return _by_content(*matches[0])
     matches = [(dataset_format, source) for dataset_format in FORMATS for source in dataset_format.find_sources(folder)]
-    if any(not dataset_format.is_fallback for dataset_format, _ in matches):
-        matches = [match for match in matches if not match[0].is_fallback]
+    level = min((dataset_format.fallback_level for dataset_format, _ in matches), default=0)
+    matches = [match for match in matches if match[0].fallback_level == level]
     if not matches:
         raise NoDataset(f"{folder}: expected {expected}, got none of them. Add one, or pass another folder.")
     if len(matches) > 1:
         names = ", ".join(dataset_format.patterns[0] if source == folder else source.name for dataset_format, source in matches)
         raise DataError(f"{folder}: expected one list of images and captions, got {names}. Pass one of them instead of the folder.")
     dataset_format, source = matches[0]
-    return _locate(source) if dataset_format is CAPTION_TABLE else _by_content(dataset_format, source)
+    return _locate(source) if dataset_format in (CAPTION_TABLE, PUBLISHED_TABLE) else _by_content(dataset_format, source)
 
 
 def _by_content(dataset_format: DatasetFormat, source: Path) -> tuple[DatasetFormat, Path]:

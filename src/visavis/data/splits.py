@@ -9,7 +9,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 SPLITS = ("train", "val", "test")
+# Texts that pandas, R and databases write for a missing value.
+MISSING_TEXTS = frozenset(("nan", "NaN", "NA", "<NA>", "None", "NULL", "null", "#N/A"))
 _STANDARD_NAMES = {
+    **{split: split for split in SPLITS},
     **dict.fromkeys(("restval", "training"), "train"),
     **dict.fromkeys(("dev", "valid", "validate", "validation"), "val"),
     "testing": "test",
@@ -17,16 +20,16 @@ _STANDARD_NAMES = {
 
 
 def normalize_split_name(raw_name: object) -> str | None:
-    """Return the standard name of a split: ``restval`` and ``training`` are train, ``dev`` and ``validation`` are val.
+    """Return the standard name of a split: ``restval`` and ``Train`` are train, ``dev`` and ``validation`` are val.
 
     Args:
         raw_name: Name in the source.
 
     Returns:
-        The standard name. None if the source gives none.
+        The standard name. None if the source gives none, or the text of a missing value.
     """
     name = raw_name.strip() if isinstance(raw_name, str) else ""
-    return _STANDARD_NAMES.get(name, name) or None
+    return None if name in MISSING_TEXTS else _STANDARD_NAMES.get(name.lower(), name) or None
 
 
 def split_priority(split: str | None) -> int:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from visavis import storage
 from visavis.data.dataset_reader import resolve_path
+from visavis.data.formats.delimited_text import parse_table
 from visavis.errors import DataError
 
 MAX_RATING = 5.0
@@ -54,7 +53,7 @@ def read_stsb(split: Literal["train", "dev", "test"], folder: str | Path = "stsb
         Cer et al., SemEval-2017 task 1 (2017).
     """
     path = resolve_path(Path(folder) / f"sts-{split}.tsv")
-    rows, ratings = read_ratings(path, "score", ("sentence1", "sentence2"), delimiter="\t", quoting=csv.QUOTE_NONE)
+    rows, ratings = read_ratings(path, "score", ("sentence1", "sentence2"), has_quotes=False)
     return RatedCaptionPairs(f"STS-B {split}", [row["sentence1"] for row in rows], [row["sentence2"] for row in rows], ratings)
 
 
@@ -101,14 +100,16 @@ class _Captions:
     images: list[_Image]
 
 
-def read_ratings(path: Path, column: str, item_columns: tuple[str, str], **csv_options: Any) -> tuple[list[dict[str, Any]], np.ndarray]:
+def read_ratings(
+    path: Path, column: str, item_columns: tuple[str, str], *, has_quotes: bool = True
+) -> tuple[list[dict[str, str]], np.ndarray]:
     """Read a table of rated pairs.
 
     Args:
         path: Path of a table with a header line.
         column: Name of the column of ratings.
         item_columns: Names of the two columns that identify a pair.
-        **csv_options: Options of ``csv.DictReader``.
+        has_quotes: Whether cells may be in double quotes.
 
     Returns:
         Rows of the table, and their ratings of shape ``[P]``.
@@ -116,20 +117,19 @@ def read_ratings(path: Path, column: str, item_columns: tuple[str, str], **csv_o
     Raises:
         DataError: If the table is empty, or a row has no pair or no rating from 0 to 5.
     """
-    try:
-        rows = list(csv.DictReader(io.StringIO(storage.read_text(path)), **csv_options))
-    except csv.Error as error:
-        raise DataError(f"{path}: expected a table: {error}.") from None
+    expected = f"{item_columns[0]}, {item_columns[1]} and {column}"
+    table = parse_table(storage.read_text(path), path, (column,), expected, has_quotes=has_quotes)
+    rows = table.require_rows(path)
     ratings = np.empty(len(rows))
-    for i, row in enumerate(rows):
+    for i, (line, row) in enumerate(rows):
         try:
-            ratings[i] = float(row[column] or "")
+            ratings[i] = float(row[column])
         except (KeyError, ValueError):
             ratings[i] = math.nan
-        if not 0 <= ratings[i] <= MAX_RATING or any(row.get(name) is None for name in item_columns):
+        if not 0 <= ratings[i] <= MAX_RATING or any(name not in row for name in item_columns):
             raise DataError(
-                f"{path}, line {i + 2}: expected {item_columns[0]}, {item_columns[1]} and a {column} from 0 to 5. Fix this line."
+                f"{path}, line {line}: expected {item_columns[0]}, {item_columns[1]} and a {column} from 0 to 5. Fix this line."
             )
     if not rows:
         raise DataError(f"{path}: expected rated pairs, got an empty table.")
-    return rows, ratings
+    return [row for _, row in rows], ratings

@@ -140,6 +140,8 @@ def read_flickr8k_judgments(kind: str, folder: Path, data: Dataset) -> HumanJudg
     index_of = {image.name: i for i, image in enumerate(data.images)}
     images, captions, answers = [], [], []
     for number, line in enumerate(storage.read_text(path).splitlines(), 1):
+        if not line.strip():
+            continue
         try:
             image, caption, *values = line.split("\t")
             file, _, caption_number = caption.rpartition("#")

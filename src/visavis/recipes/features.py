@@ -21,7 +21,7 @@ from visavis.data.features.store import FeatureStore
 from visavis.data.item_sources import AnyFeatures, ItemSource
 from visavis.data.sequences import read_items
 from visavis.data.streams.shard_stream import ShardStream
-from visavis.data.vocabulary import Vocabulary
+from visavis.data.vocabulary import MULTILINGUAL_ADVICE, Vocabulary, has_unspaced_script
 from visavis.errors import DataError, RecipeError, RunError
 from visavis.feedback.training_pairs import FeedbackPairs
 from visavis.models.base import MatcherConfig, get_mask, get_vectors
@@ -39,6 +39,8 @@ from visavis.recipes.settings import TextSettings, VisualSettings
 PRECOMP = "precomp"
 # Captions of a stream whose words are in the vocabulary.
 VOCABULARY_CAPTIONS = 100_000
+# Captions that are searched for scripts without spaces.
+_SAMPLED_CAPTIONS = 1_000
 
 
 def open_data(recipe: Recipe, progress: Progress, *, skip_bad: bool | None = None) -> Dataset:
@@ -235,6 +237,8 @@ def text_features(
             if stream is None
             else stream.dataset.take(np.arange(len(stream))[:VOCABULARY_CAPTIONS])
         )
+        if any(map(has_unspaced_script, read_items(train.captions, np.arange(len(train.captions))[:_SAMPLED_CAPTIONS]))):
+            progress.message(f"{data.name}: {MULTILINGUAL_ADVICE}.")
         return None, Processor(visual_encoder, None, _build_vocabulary(train, extra_captions, text.min_count))
     if text.granularity == "tokens":
         tokenizer_folder = trained_processor.tokenizer_folder if trained_processor else None

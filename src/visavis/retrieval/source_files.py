@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -13,8 +11,11 @@ from visavis import storage
 from visavis.data import Dataset, open_dataset
 from visavis.data.dataset import ByteRange
 from visavis.data.dataset_reader import path_exists, resolve_path
-from visavis.data.formats.image_files import files_under
-from visavis.data.formats.listing import is_valid_unicode
+from visavis.data.formats.caption_table import ALL_FILE_NAMES
+from visavis.data.formats.delimited_text import parse_table
+from visavis.data.formats.image_files import files_under, path_key
+from visavis.data.formats.listing import clean_name, is_valid_unicode
+from visavis.data.formats.table_columns import find_file_column
 from visavis.data.suffixes import UNSUPPORTED_SUFFIXES, VISUAL_SUFFIXES, describe_other_files, unsupported_problem
 from visavis.data.video import is_video
 from visavis.errors import DataError, NoDataset
@@ -98,11 +99,12 @@ def list_source_files(path: str | Path) -> FileCollection:
     files = tuple(_dataset_files(dataset))
     if not files:
         raise DataError(f"{path}: expected a data set with images, got captions or features only. Add the images of this data set.")
+    # The first sentence counts the others.
     unlisted = (
         f"{name!r}: expected it in the list of the data set, got no entry. Add it with a caption." for name in dataset.unlisted_files
     )
     return _with_attributes(
-        FileCollection(source_root(path), files, (*dataset.skipped, *unlisted), is_dataset=True, other_files=dataset.other_files)
+        FileCollection(source_root(path), files, (*dataset.skipped[1:], *unlisted), is_dataset=True, other_files=dataset.other_files)
     )
 
 
@@ -152,23 +154,17 @@ def _with_attributes(collection: FileCollection) -> FileCollection:
     table = collection.root / ATTRIBUTES_FILE
     if not os.path.isfile(table):
         return collection
-    reader = csv.DictReader(io.StringIO(storage.read_text(table), newline=""))
-    if "filename" not in (reader.fieldnames or ()):
-        raise DataError(
-            f"{table}: expected a column filename, got {', '.join(reader.fieldnames or ()) or 'an empty file'}. Add this column."
-        )
-    attributes = dict[str, dict[str, str]]()
-    for row in reader:
-        name = row.pop("filename")
-        if None in row or None in row.values():
-            raise DataError(
-                f"{table}: line {reader.line_num}: expected one cell for each column of the header, got more or fewer. Correct this row."
-            )
-        if name in attributes:
-            raise DataError(f"{table}: line {reader.line_num}: expected one row for each file, got a second one of {name!r}. Remove one.")
+    parsed = parse_table(storage.read_text(table), table, ALL_FILE_NAMES, "filename and attributes")
+    file_column = find_file_column([name for name in parsed.layout.columns if name], table)
+    attributes, names = dict[str, dict[str, str]](), dict[str, str]()
+    for line, row in parsed.require_rows(table):
+        name = clean_name(row.pop(file_column))
+        if (first := names.setdefault(path_key(name), name)) in attributes:
+            raise DataError(f"{table}: line {line}: expected one row for each file, got a second one of {first!r}. Remove one.")
         attributes[name] = {key: value for key, value in row.items() if value}
-    files = tuple(replace(file, metadata={**attributes.pop(file.path, {}), **file.metadata}) for file in collection.files)
-    unknown = tuple(f"{name!r}: listed in {ATTRIBUTES_FILE}, but not among the images." for name in attributes)
+    listed = {file.path: names.pop(path_key(clean_name(file.path)), "") for file in collection.files}
+    files = tuple(replace(file, metadata={**attributes.get(listed[file.path], {}), **file.metadata}) for file in collection.files)
+    unknown = tuple(f"{name!r}: listed in {ATTRIBUTES_FILE}, but not among the images." for name in names.values())
     return replace(collection, files=files, skipped=(*collection.skipped, *unknown))
 
 

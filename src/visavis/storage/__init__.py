@@ -24,6 +24,7 @@ from visavis.storage.outside_folders import is_inside as is_inside
 from visavis.storage.reading import MAX_BYTES as MAX_BYTES
 from visavis.storage.reading import RESTORE_COPY as RESTORE_COPY
 from visavis.storage.reading import content_hash as content_hash
+from visavis.storage.reading import decode_text as decode_text
 from visavis.storage.reading import error_reason as error_reason
 from visavis.storage.reading import file_kind as file_kind
 from visavis.storage.reading import is_transient_error as is_transient_error
@@ -39,6 +40,7 @@ from visavis.storage.reading import read_toml as read_toml
 from visavis.storage.reading import reading_regular_file as reading_regular_file
 from visavis.storage.reading import tensor_names as tensor_names
 from visavis.storage.reading import tensors_hash as tensors_hash
+from visavis.storage.reading import text_encoding as text_encoding
 from visavis.storage.writing import append_json_line as append_json_line
 from visavis.storage.writing import atomic_file as atomic_file
 from visavis.storage.writing import atomic_folder as atomic_folder

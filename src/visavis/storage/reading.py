@@ -128,8 +128,51 @@ def read_bytes(path: str | Path, root: Path | None = None, *, error: type[Visavi
         return file.read()
 
 
+def text_encoding(content: bytes) -> str:
+    """Detect the encoding of a text: UTF-8, or UTF-16 as spreadsheets and PowerShell write it, with or without a byte order mark.
+
+    Args:
+        content: The text, or its first bytes.
+
+    Returns:
+        Name of the codec, which also removes the byte order mark.
+    """
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-32" if content.startswith(codecs.BOM_UTF32_LE) else "utf-16"
+    first, second = content[:16:2], content[1:16:2]
+    # Each second byte of ASCII characters, with which a table or list begins, is 0.
+    for encoding, letters, zeros in (("utf-16-le", first, second), ("utf-16-be", second, first)):
+        if len(second) >= 4 and all(letters) and not any(zeros):
+            return encoding
+    return "utf-8-sig"
+
+
+def decode_text(content: bytes, source: object, errors: str = "strict") -> str:
+    """Decode a text in the encoding that ``text_encoding`` detects.
+
+    Args:
+        content: The text.
+        source: The file, for the error.
+        errors: Handling of invalid UTF-8, such as "surrogateescape".
+
+    Returns:
+        The text without a byte order mark.
+
+    Raises:
+        DataError: If it is not valid.
+    """
+    encoding = text_encoding(content)
+    try:
+        return content.decode(encoding, errors)
+    except UnicodeDecodeError as error:
+        name = encoding.removesuffix("-sig").upper()
+        raise DataError(
+            f"{source} is not {name}: byte {error.start} is {error.object[error.start]:#04x}. Save it as UTF-8 (Excel: CSV UTF-8)."
+        ) from None
+
+
 def read_text(path: str | Path) -> str:
-    """Read a text in UTF-8, without a byte order mark.
+    """Read a text in UTF-8 or UTF-16, without a byte order mark.
 
     Args:
         path: File to read.
@@ -138,12 +181,9 @@ def read_text(path: str | Path) -> str:
         The text.
 
     Raises:
-        DataError: If the file cannot be read or is not UTF-8.
+        DataError: If the file cannot be read or is not valid.
     """
-    try:
-        return read_bytes(path).removeprefix(codecs.BOM_UTF8).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8: byte {error.start} is {error.object[error.start]:#04x}. Save it as UTF-8.") from None
+    return decode_text(read_bytes(path), path)
 
 
 @overload

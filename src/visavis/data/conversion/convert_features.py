@@ -28,7 +28,6 @@ from visavis.data.conversion.safe_pickle import read_plain_pickle
 from visavis.data.dataset_reader import resolve_path
 from visavis.data.features.expert_store import EXPERT_NAME, create_expert_store
 from visavis.data.features.store import FeatureWriter, StoreDescription
-from visavis.data.formats.listing import decode_utf8
 from visavis.data.formats.video_lists import read_captions_and_splits
 from visavis.data.video import video_id
 from visavis.errors import DataError
@@ -98,7 +97,7 @@ def _read_split_list(path: Path, lists: SplitLists) -> None:
     matched = _LIST.fullmatch(path.name)
     assert matched is not None
     split, split_name = matched.groups(default="")
-    videos = [video_id(name) for line in decode_utf8(storage.read_bytes(path)).splitlines() if (name := line.strip())]
+    videos = [video_id(name) for line in storage.read_text(path).splitlines() if (name := line.strip())]
     if not videos or len(set(videos)) < len(videos):
         problem = "has a duplicate video" if videos else "is empty"
         raise DataError(f"{path} {problem}: expected the name of a video per line, each once. Correct the list.")

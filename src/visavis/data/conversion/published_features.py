@@ -298,9 +298,11 @@ class HDF5Videos:
                         f"{path}: {key} has dimension {shape[-1]}, but {self.embedding_dims[name]} in earlier files: expected one dimension. "
                         f"{_CORRECT_FILE}"
                     )
-        numbers = sorted(int(key.removeprefix(_CAPTIONS)) for key in video if key.removeprefix(_CAPTIONS).isdecimal())
+        numbers = [number for key in video if key.startswith(_CAPTIONS) and (number := key.removeprefix(_CAPTIONS)).isdecimal()]
+        # As numbers, of any length.
+        numbers.sort(key=lambda number: (len(number.lstrip("0")), number.lstrip("0")))
         self.captions[video_id(path.stem)] = [
-            _sentence(video[f"{_CAPTIONS}{number}"][()], f"{path}: {_CAPTIONS}{number}") for number in numbers
+            _sentence(video[f"{_CAPTIONS}{number}"][()], f"{path}: {_CAPTIONS}{number:.20}") for number in numbers
         ]
 
 

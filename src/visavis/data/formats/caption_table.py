@@ -4,13 +4,11 @@ A JSON line is ``{"filename": ..., "captions": [...]}`` or ``{"filename": ..., "
 A table has a header: ``filename,caption`` with a row per caption, or ``filename,caption,caption_2,...``. Both may have
 ``split``. Without it, images are assigned 80/10/10 to train, val and test by a hash of their names, so that new images never
 change the split of others. ``file_name``, ``image`` (file) and ``text``, ``title``, ``sentence`` (caption) are accepted, too.
+Tables of spreadsheets, pandas and R, and the published tables of Flickr8k and Flickr30k are read by ``delimited_text``.
 """
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -18,28 +16,24 @@ from pathlib import Path
 from typing import Any
 
 from visavis import storage
+from visavis.data.formats.delimited_text import NAME_NUMBER, parse_table, read_layout
 from visavis.data.formats.json_lists import DuplicateKeyObject, parse_json
-from visavis.data.formats.listing import (
-    DatasetFormat,
-    Listing,
-    decode_utf8,
-    escape_surrogates,
-    shorten,
-)
+from visavis.data.formats.listing import DatasetFormat, Listing, clean_name, shorten
 from visavis.data.formats.table_columns import (
     CAPTION_NAMES,
     FILE_NAMES,
+    OTHER_CAPTION_NAMES,
     OTHER_FILE_NAMES,
     find_caption_columns,
     find_file_column,
     named_columns,
+    split_caption_list,
 )
-from visavis.data.splits import normalize_split_name, split_in_name, splits_of_files
+from visavis.data.splits import MISSING_TEXTS, normalize_split_name, split_in_name, splits_of_files
 from visavis.errors import DataError
 
-CSV_SUFFIXES = (".csv", ".tsv")
-# Columns of a CSV file whose cells may be lists, as in the annotations of Flickr30k on the Hugging Face Hub.
-LIST_NAMES = ("captions", "sentences", "texts", "raw")
+ALL_FILE_NAMES = (*FILE_NAMES, *OTHER_FILE_NAMES)
+EXPECTED_HEADER = "filename and caption"
 # Line number, file name, captions, split.
 CaptionRow = tuple[int, str | None, list[str], str | None]
 
@@ -81,7 +75,9 @@ def _add_rows(
     listing: Listing, path: Path, file_split: str | None, read_rows: Callable[[str, Path, Listing], Iterator[CaptionRow]]
 ) -> None:
     folder, table_name = listing.source if os.path.isdir(listing.source) else path.parent, _table_name(listing, path)
-    for line, file, captions, split in read_rows(decode_utf8(storage.read_bytes(path, folder)), path, listing):
+    for line, file, captions, split in read_rows(
+        storage.decode_text(storage.read_bytes(path, folder), path, "surrogateescape"), path, listing
+    ):
         # As in the folders of images of Hugging Face `datasets`, files are relative to their table.
         if file and path.parent != folder:
             file = f"{path.parent.name}/{file}"
@@ -109,8 +105,8 @@ def _json_rows(text: str, path: Path, listing: Listing) -> Iterator[CaptionRow]:
             listing.add_loss("malformed line", location, f"expected {expected}, got {line:.60}")
             continue
         file = next((row[name] for name in named_columns(row, FILE_NAMES, OTHER_FILE_NAMES)), None)
-        captions: Any = next((row[name] for name in CAPTION_NAMES if name in row), [])
-        captions = [captions] if isinstance(captions, str) else captions
+        captions: Any = next((row[name] for name in named_columns(row, CAPTION_NAMES, OTHER_CAPTION_NAMES)), [])
+        captions = split_caption_list(captions) if isinstance(captions, str) else captions
         if not isinstance(captions, list) or not all(isinstance(caption, str) for caption in captions):
             listing.add_loss("malformed line", location, "the captions are neither a text nor a list of texts")
         elif not isinstance(row.get("split", ""), str | None):
@@ -121,77 +117,38 @@ def _json_rows(text: str, path: Path, listing: Listing) -> Iterator[CaptionRow]:
 
 def _table_rows(text: str, path: Path, listing: Listing) -> Iterator[CaptionRow]:
     table_name = _table_name(listing, path)
-    first, _, body = text.partition("\n")
-    delimiter, header = parse_header(escape_surrogates(first), path)
+    table = parse_table(text, path, ALL_FILE_NAMES, EXPECTED_HEADER)
+    header = table.layout.header
     file_column, caption_names = header.index(find_file_column(header, path)), find_caption_columns(header, path)
     caption_columns = [index for index, name in enumerate(header) if name in caption_names]
     split_column = header.index("split") if "split" in header else None
-    if unread := [name for i, name in enumerate(header) if i not in (file_column, split_column, *caption_columns)]:
-        listing.add_note("column not read", f"{table_name}:1", f"the columns {', '.join(unread)} are not read")
-    reader = csv.reader(io.StringIO(body, newline=""), delimiter=delimiter, strict=True)
-    while True:
-        line = reader.line_num + 2
-        location = f"{table_name}:{line}"
-        try:
-            row = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            message = (
-                f"the row that begins here is malformed ({error}), and {reader.line_num - line + 2} lines are skipped. Check its quotes"
-            )
-            listing.add_loss("malformed line", location, message)
-            continue
-        if not row:
-            continue
-        if len(row) != len(header):
-            message = f"expected {len(header)} columns, got {len(row)}. Put captions that contain {delimiter!r} in double quotes"
-            listing.add_loss("wrong column count", location, message)
-            continue
-        captions = [caption for column in caption_columns for caption in parse_cell(header[column], row[column])]
-        while len(captions) > 1 and not captions[-1]:
+    used = (file_column, split_column, *caption_columns)
+    # A column without a name holds the row names of pandas or R.
+    if unread := [name for i, name in enumerate(table.layout.columns) if i not in used and name not in ("", "Unnamed: 0")]:
+        listing.add_note("column not read", f"{table_name}:{table.layout.num_lines}", f"the columns {', '.join(unread)} are not read")
+    for line, kind, problem in table.malformed:
+        listing.add_loss(kind, f"{table_name}:{line}", problem)
+    for line, row in table.rows:
+        captions = [caption for column in caption_columns for caption in split_caption_list(row[column])]
+        while len(captions) > 1 and (not captions[-1] or captions[-1] in MISSING_TEXTS):
             captions.pop()
-        yield line, row[file_column], captions, normalize_split_name(row[split_column]) if split_column is not None else None
+        name = clean_name(row[file_column])
+        if table.layout.has_numbered_names:
+            name = NAME_NUMBER.sub("", name)
+        if not name and not any(map(str.strip, captions)):
+            continue
+        yield line, name, captions, normalize_split_name(row[split_column]) if split_column is not None else None
 
 
-def parse_cell(name: str, cell: str) -> list[str]:
-    """Read the captions of a cell of a CSV file: a text, or a JSON list of texts in one of ``LIST_NAMES``.
-
-    Args:
-        name: Name of the column.
-        cell: The cell.
-
-    Returns:
-        The captions.
-    """
-    if name in LIST_NAMES and cell.startswith("["):
-        try:
-            captions = json.loads(cell)
-        except (ValueError, RecursionError):
-            return [cell]
-        if captions and all(isinstance(caption, str) for caption in captions):
-            return list(captions)
-    return [cell]
-
-
-def parse_header(first: str, path: Path) -> tuple[str, list[str]]:
-    """Read the first line of a CSV file. The delimiter is recognized by a column for the file.
-
-    Args:
-        first: The line.
-        path: The file, for the error.
-
-    Returns:
-        The delimiter, and the names of the columns in lower case.
-
-    Raises:
-        DataError: If no column names the file.
-    """
-    for delimiter in (",", "\t", ";"):
-        header = [name.strip().strip('"').lower() for name in first.split(delimiter)]
-        if set(header) & {*FILE_NAMES, *OTHER_FILE_NAMES} and len(header) > 1:
-            return delimiter, header
-    raise DataError(f"{path}: expected a header with filename and caption, got {first!r:.80}. Add a header line.")
+def _is_caption_table(path: Path) -> bool:
+    """Whether a file has the columns of a table of captions. Names such as ``results.csv`` are common."""
+    try:
+        header = read_layout(path, ALL_FILE_NAMES, EXPECTED_HEADER)[0].header
+        find_file_column(header, path)
+        find_caption_columns(header, path)
+    except DataError:
+        return False
+    return True
 
 
 CAPTION_TABLE = DatasetFormat(
@@ -201,6 +158,16 @@ CAPTION_TABLE = DatasetFormat(
     suffixes=(".csv", ".tsv"),
     read=partial(list_captions, read_rows=_table_rows),
     image_files="required",
+)
+PUBLISHED_TABLE = DatasetFormat(
+    name="Flickr30k table",
+    description="results.csv or results_20130124.token of Flickr30k, captions.txt of Kaggle's Flickr8k, Flickr8k.token.txt",
+    patterns=("captions.txt", "results.csv", "results_*.token", "Flickr8k.token.txt"),
+    suffixes=("captions.txt", ".token", ".token.txt"),
+    recognizes=_is_caption_table,
+    read=partial(list_captions, read_rows=_table_rows),
+    image_files="required",
+    fallback_level=1,
 )
 CAPTION_LINES = DatasetFormat(
     name="captions.jsonl",
@@ -218,5 +185,5 @@ SPLIT_TABLES = DatasetFormat(
     read=list_split_tables,
     image_files="required",
     reads_whole_folder=True,
-    is_fallback=True,
+    fallback_level=2,
 )

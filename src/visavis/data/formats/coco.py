@@ -76,5 +76,5 @@ COCO = DatasetFormat(
     read=list_coco,
     image_files="optional",
     reads_several_files=True,
-    is_fallback=True,
+    fallback_level=2,
 )

@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 from visavis import storage
 from visavis.data.dataset import ByteRange
-from visavis.data.formats.listing import Listing
+from visavis.data.formats.listing import Listing, clean_name
 from visavis.data.hub_files import hub_repository
 from visavis.data.suffixes import DATASET_SUFFIXES, UNSUPPORTED_SUFFIXES, VIDEO_SUFFIXES, VISUAL_SUFFIXES, describe_other_files
 from visavis.errors import DataError
@@ -84,6 +84,7 @@ class ImageFiles:
     Attributes:
         folder: The folder.
         by_path: Location of each file by its path in the folder or archive.
+        by_clean_path: First path of each cleaned path.
         by_name: Paths by base name.
         unreadable: Reason why a path cannot be read.
         unreadable_names: The same by base name.
@@ -93,6 +94,7 @@ class ImageFiles:
 
     folder: Path
     by_path: dict[str, ByteRange] = field(default_factory=dict)
+    by_clean_path: dict[str, str] = field(default_factory=dict)
     by_name: dict[str, list[str]] = field(default_factory=dict)
     unreadable: dict[str, str] = field(default_factory=dict)
     unreadable_names: dict[str, str] = field(default_factory=dict)
@@ -106,13 +108,14 @@ class ImageFiles:
             path: Path in the folder or archive.
             location: Location of its bytes.
         """
-        path = _normalize(path)
+        path = path_key(path)
         if path in self.by_path:
             first = self.by_path[path].path.relative_to(self.folder)
             message = f"it is in {first} and in {location.path.relative_to(self.folder)}, the first is used"
             self.problems.append(("duplicate name", path, message))
             return
         self.by_path[path] = location
+        self.by_clean_path.setdefault(clean_name(path), path)
         self.by_name.setdefault(path.rpartition("/")[2], []).append(path)
 
     def add_unreadable(self, path: str, reason: str) -> None:
@@ -122,14 +125,14 @@ class ImageFiles:
             path: Path in the folder.
             reason: The reason.
         """
-        path = _normalize(path)
+        path = path_key(path)
         self.unreadable[path] = reason
         self.unreadable_names.setdefault(path.rpartition("/")[2], reason)
 
     def find(self, file: str) -> str | None:
         """Find a listed file: by its path, or else by its base name if it is unique, or else in ``VISAVIS_IMAGE_ROOTS``.
 
-        A name without a suffix may also name a video.
+        Paths of Windows and surrounding spaces are cleaned if no file has the exact path. A name without a suffix may also name a video.
 
         Args:
             file: The path as listed.
@@ -140,11 +143,16 @@ class ImageFiles:
         Raises:
             DataError: If the file cannot be read, or several files match.
         """
-        file = _normalize(file)
+        # Files of folders that are not searched have the form of accents that their disk stores.
+        spellings = dict.fromkeys((file, *(unicodedata.normalize(form, clean_name(path_key(file))) for form in ("NFC", "NFD"))))
+        file = path_key(file)
         if file in self.by_path:
             return file
         if problem := self.unreadable.get(file) or self.unreadable_names.get(file):
             raise DataError(f"the image cannot be read: {problem}")
+        file = clean_name(file)
+        if file in self.by_clean_path:
+            return self.by_clean_path[file]
         matches = self.by_name.get(file.rpartition("/")[2], [])
         if len(matches) > 1:
             raise DataError(f"the image could be {' or '.join(matches[:3])}. List its folder, too")
@@ -155,9 +163,10 @@ class ImageFiles:
             raise DataError(f"the video could be {' or '.join(videos[:3])}. List its suffix, too")
         if videos:
             return videos[0]
-        listed_path = self.folder / file
-        if not os.path.isfile(listed_path):
-            for path in (Path(root) / name for root in storage.image_roots() for name in (file, file.rpartition("/")[2])):
+        listed_path = next((path for name in spellings if os.path.isfile(path := self.folder / name)), None)
+        if listed_path is None:
+            names = [part for name in spellings for part in (name, name.rpartition("/")[2])]
+            for path in (Path(root) / name for root in storage.image_roots() for name in names):
                 if os.path.isfile(path):
                     self.by_path[file] = ByteRange(path, root=Path(os.path.realpath(self.folder)))
                     return file
@@ -192,8 +201,15 @@ class ImageFiles:
             return False
 
 
-def _normalize(path: str) -> str:
-    """A path as it is compared. File systems differ in the form of letters with accents."""
+def path_key(path: str) -> str:
+    """Return a path as it is compared. File systems differ in the form of letters with accents.
+
+    Args:
+        path: Path with forward slashes.
+
+    Returns:
+        The path in NFC.
+    """
     return unicodedata.normalize("NFC", path).removeprefix("./")
 
 
@@ -297,7 +313,7 @@ def attach_files(listing: Listing, folder: Path, *, may_lack_pixels: bool) -> No
         if listing.images:
             listing.add_note("no pixels", listing.source.name, f"found no image file under {folder}, so the data set has only captions")
         return
-    used, has_missing, listed = dict[str, str](), False, {_normalize(entry.file) for entry in listing.images if entry.file}
+    used, has_missing, listed = dict[str, str](), False, {path_key(entry.file) for entry in listing.images if entry.file}
     files_of_unusable = set[str | None]()
     for entry in listing.images:
         if not entry.usable and entry.file is not None:
@@ -314,8 +330,12 @@ def attach_files(listing: Listing, folder: Path, *, may_lack_pixels: bool) -> No
             has_missing = True
             listing.add_loss("missing image", entry.name, str(error), entry)
         else:
+            if used.get(key) == path_key(entry.file):
+                message = f"its file {key} is already listed in another spelling, the first is used"
+                listing.add_loss("duplicate name", entry.name, message, entry)
+                continue
             entry.location = files.by_path[key]
-            used[key] = _normalize(entry.file)
+            used[key] = path_key(entry.file)
     for kind, location, message in files.problems:
         (listing.add_loss if has_missing and kind == "broken archive" else listing.add_note)(kind, location, message)
     for path, message in files.unreadable.items():
@@ -331,7 +351,7 @@ def attach_files(listing: Listing, folder: Path, *, may_lack_pixels: bool) -> No
 
 def _find_distinct_file(files: ImageFiles, file: str, listed: set[str], used: dict[str, str]) -> str:
     """Find the file of a listed image. A file of the same name in another folder may belong to another listed image."""
-    key, path = files.find(file), _normalize(file)
+    key, path = files.find(file), path_key(file)
     problem = f"the image is missing: {file} is neither a file under {files.folder} nor in a tar archive there"
     fix = "Add the file, or remove the image from the list"
     if key is None:

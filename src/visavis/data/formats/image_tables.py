@@ -362,5 +362,5 @@ IMAGE_TABLES = DatasetFormat(
     read=list_image_tables,
     image_files="none",
     reads_several_files=True,
-    is_fallback=True,
+    fallback_level=2,
 )

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from visavis.data.formats.listing import ListedImage, Listing, decode_utf8, escape_surrogates, shorten
+from visavis import storage
+from visavis.data.formats.listing import ListedImage, Listing, escape_surrogates, shorten
 from visavis.errors import DataError
 
 
@@ -47,7 +48,7 @@ def parse_json_file(content: bytes, path: Path) -> Any:
         DataError: If the file is not JSON.
     """
     try:
-        return parse_json(decode_utf8(content))
+        return parse_json(storage.decode_text(content, path, "surrogateescape"))
     except ValueError as error:
         raise DataError(f"{path} is not JSON: {error}. Correct the file, or download it again.") from None
 

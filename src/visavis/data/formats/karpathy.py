@@ -111,6 +111,8 @@ def _find_duplicate_names(listing: Listing) -> None:
 
 
 def _note_broken_lines(listing: Listing, content: bytes) -> None:
+    if storage.text_encoding(content) != "utf-8-sig":
+        return
     for number, line in enumerate(content.split(b"\n"), 1):
         try:
             line.decode()

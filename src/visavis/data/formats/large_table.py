@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -27,14 +28,19 @@ import numpy as np
 from visavis import storage
 from visavis.data.columns import ROWS_PER_CHUNK, ImageColumn, TextColumn, import_pyarrow, unique_texts
 from visavis.data.dataset import Dataset
-from visavis.data.formats.caption_table import CSV_SUFFIXES, LIST_NAMES, parse_cell, parse_header
-from visavis.data.formats.listing import MAX_CAPTION_CHARS, SHOW_PROBLEMS, DatasetFormat, Finding, Listing, decode_utf8, escape_surrogates
-from visavis.data.formats.table_columns import find_caption_columns, find_file_column, named_columns
-from visavis.data.splits import normalize_split_name, split_by_hash
+from visavis.data.formats.caption_table import ALL_FILE_NAMES, EXPECTED_HEADER
+from visavis.data.formats.delimited_text import NAME_NUMBER, TableLayout, read_layout
+from visavis.data.formats.listing import MAX_CAPTION_CHARS, NAME_PADDING, SHOW_PROBLEMS, DatasetFormat, Finding, Listing
+from visavis.data.formats.table_columns import find_caption_columns, find_file_column, is_list_text, named_columns, split_caption_list
+from visavis.data.splits import MISSING_TEXTS, normalize_split_name, split_by_hash
 from visavis.errors import DataError
 
+# Bytes of a text file that are searched for quotes at once.
+_SEARCHED_BYTES = 2**24
+# Suffixes of delimiter-separated text.
+_TEXT_SUFFIXES = (".csv", ".tsv", ".txt", ".token")
 # Part of the key of a cached conversion. A change of the files needs another number.
-_VERSION = 2
+_VERSION = 3
 # Problems of each kind that are described one by one. The others are counted.
 _MAX_EXAMPLES = 3
 # Images whose files are searched. If none exists, the table has stored features only.
@@ -44,6 +50,8 @@ _KINDS = {
     "": "",
     "caption without image": "the row names no image file",
     "empty caption": "the caption is empty",
+    "missing caption": "the caption is the text of a missing value, such as nan",
+    "malformed list": "the caption is a list that cannot be read. Write it as ['first caption', 'second caption']",
     "caption too long": f"the caption has more than {MAX_CAPTION_CHARS:,} characters",
     "image in two splits": "the image has another split in another row",
     "image without split": "the image has no split, although others have one",
@@ -183,10 +191,11 @@ class _Conversion:
     def __init__(self, path: Path):
         self.path, self.pa, self.problems = path, import_pyarrow(), _Problems()
         self.compute = self.pa.compute
+        self.layout, file_format = _file_format(path, self.pa)
         try:
-            self.table = self.pa.dataset.dataset(path, format=_file_format(path, self.pa))
-        except (self.pa.ArrowInvalid, OSError) as error:
-            raise DataError(f"{path} cannot be read as a table: {storage.error_reason(error)}. Copy the file again.") from None
+            self.table = self.pa.dataset.dataset(path, format=file_format)
+        except (self.pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
+            raise self._unreadable(error) from None
         names = self.table.schema.names
         self.file_column, self.caption_columns = find_file_column(names, path), find_caption_columns(names, path)
         self.split_columns = named_columns(names, ("split",))
@@ -200,7 +209,7 @@ class _Conversion:
         blocks_usable, blocks_images = list[np.ndarray](), list[np.ndarray]()
 
         def usable_captions() -> Iterator[Any]:
-            for captions, rows, usable in self._read_captions():
+            for captions, rows, usable in self._read_captions(row_images):
                 images = row_images[rows]
                 usable &= (images >= 0) & (image_problem[images] == 0)
                 blocks_usable.append(usable)
@@ -236,29 +245,54 @@ class _Conversion:
             for batch in self.table.to_batches(columns=columns, batch_size=ROWS_PER_CHUNK // 8, use_threads=True):
                 yield first_row, batch
                 first_row += len(batch)
-        except (self.pa.ArrowInvalid, OSError) as error:
-            raise DataError(f"{self.path} cannot be read as a table: {storage.error_reason(error)}. Copy the file again.") from None
+        except (self.pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
+            raise self._unreadable(error) from None
+
+    def _unreadable(self, error: Exception) -> DataError:
+        fix = "Copy the file again."
+        if isinstance(error, UnicodeDecodeError):
+            fix = "Save it as UTF-8."
+        elif self.layout is not None:
+            fix = f"Correct this row. Texts that contain {self.layout.delimiter!r} or line breaks need double quotes."
+        return DataError(f"{self.path} cannot be read as a table: {storage.error_reason(error)}. {fix}")
 
     def _read_names(self) -> tuple[np.ndarray, list[Any], Any]:
         """Return the image of each row (-1: none), the texts of the splits, and the name of each image."""
         splits = list[Any]()
 
         def read_blocks() -> Iterator[Any]:
-            for first_row, batch in self._batches([self.file_column, *self.split_columns]):
+            for _, batch in self._batches([self.file_column, *self.split_columns]):
                 names = self._texts(batch.column(0), self.file_column)
                 # Not `if_else`: before pyarrow 24 it reads other bytes if the block is a slice.
                 is_empty = self._to_numpy(self.compute.equal(names, ""), False)
                 if is_empty.any():
                     names = names.take(self.pa.array(np.arange(len(names)), mask=is_empty))
-                self._add_problem("caption without image", first_row, np.flatnonzero(self._to_numpy(names.is_null(), True)))
                 splits.extend(self._texts(batch.column(1), name).dictionary_encode() for name in self.split_columns)
                 yield names
 
         row_images, names = unique_texts(read_blocks())
+        if (cleaned := self._clean_names(names)) is not names:
+            is_empty = self._to_numpy(self.compute.equal(cleaned, ""), False)
+            merged, names = unique_texts([cleaned.take(self.pa.array(np.arange(len(cleaned)), mask=is_empty))])
+            row_images = np.where(row_images >= 0, merged[row_images], -1)
         if not len(names):
             reason = "no row names an image file" if len(row_images) else "the table has no rows"
             raise DataError(f"{self.path} has no usable image: {reason}. Add rows with an image file and a caption.")
         return row_images, splits, names
+
+    def _clean_names(self, names: Any) -> Any:
+        """Names with forward slashes, and without surrounding spaces and numbers of captions. The same array if nothing changes."""
+        if self.layout is None:
+            return names
+        cleaned = names
+        if self.layout.has_numbered_names:
+            cleaned = self.compute.replace_substring_regex(cleaned, NAME_NUMBER.pattern, "")
+        if (_offsets_and_bytes(names)[1] == ord("\\")).any():
+            cleaned = self.compute.replace_substring(cleaned, "\\", "/")
+        padding = NAME_PADDING.encode()
+        if _have_byte(cleaned, padding).any() or _have_byte(cleaned, padding, last=True).any():
+            cleaned = self.compute.utf8_trim(cleaned, characters=NAME_PADDING)
+        return cleaned
 
     def _splits(self, row_images: np.ndarray, row_splits: list[Any], names: Any) -> tuple[np.ndarray, tuple[str, ...], np.ndarray]:
         """Return the split of each image as a code, the names of the splits, and the problem of each image as a code (0: none)."""
@@ -286,47 +320,73 @@ class _Conversion:
         # A row without a text has the index -1 and takes the last entry.
         return np.array([*text_codes, -1], np.int32)[self._to_numpy(block.indices, -1)]
 
-    def _read_captions(self) -> Iterator[tuple[Any, np.ndarray, np.ndarray]]:
+    def _read_captions(self, row_images: np.ndarray) -> Iterator[tuple[Any, np.ndarray, np.ndarray]]:
         """Yield blocks of captions, the row of each, and whether its text is usable."""
         for first_row, batch in self._batches(self.caption_columns):
             captions, rows = self._captions(batch)
             num_bytes = self._to_numpy(self.compute.binary_length(captions), 0)
             empty = (num_bytes == 0) | self._to_numpy(self.compute.utf8_is_space(captions), True)
+            unnamed = row_images[first_row + rows] < 0
+            if unnamed.any():
+                # Spreadsheets write rows of empty cells.
+                is_blank = unnamed & ~np.isin(rows, rows[~empty])
+                captions = captions.filter(self.pa.array(~is_blank))
+                rows, num_bytes, empty, unnamed = (values[~is_blank] for values in (rows, num_bytes, empty, unnamed))
+                self._add_problem("caption without image", first_row, np.unique(rows[unnamed]))
             too_long = num_bytes > MAX_CAPTION_CHARS
             if too_long.any():
                 too_long = self._to_numpy(self.compute.utf8_length(captions), 0) > MAX_CAPTION_CHARS
             self._add_problem("empty caption", first_row, rows[empty])
             self._add_problem("caption too long", first_row, rows[too_long])
-            yield captions, first_row + rows, ~empty & ~too_long
+            missing, malformed = self._is_missing(captions), self._matches(captions, _have_byte(captions, b"[({"), is_list_text)
+            self._add_problem("missing caption", first_row, rows[missing])
+            self._add_problem("malformed list", first_row, rows[malformed])
+            yield captions, first_row + rows, ~(empty | too_long | missing | malformed)
 
     def _captions(self, batch: Any) -> tuple[Any, np.ndarray]:
         """The captions of a block as one array, row by row, and the row of each."""
         parts = [self._flatten(batch.column(number), name) for number, name in enumerate(self.caption_columns)]
-        if len(parts) == 1 and not self._has_list_cells(self.caption_columns[0]):
+        if len(parts) == 1 and (self.layout is None or np.array_equal(parts[0][1], np.arange(len(batch)))):
             return parts[0]
         rows = np.concatenate([rows for _, rows in parts])
         order = np.argsort(rows, kind="stable")
         captions, rows = self.pa.concat_arrays([texts for texts, _ in parts]).take(self.pa.array(order)), rows[order]
         # As in a small CSV file, empty cells at the end of a row are not captions, except the first.
-        filled = np.flatnonzero(self._to_numpy(self.compute.binary_length(captions), 0))
+        filled = np.flatnonzero((self._to_numpy(self.compute.binary_length(captions), 0) > 0) & ~self._is_missing(captions))
         last_filled = np.zeros(len(batch), np.int64)
         last_filled[rows[filled]] = filled
         is_first = np.diff(rows, prepend=-1) > 0
         keep = is_first | (np.arange(len(rows)) <= last_filled[rows])
         return captions.filter(self.pa.array(keep)), rows[keep]
 
-    def _has_list_cells(self, name: str) -> bool:
-        return self.path.suffix in CSV_SUFFIXES and name in LIST_NAMES
-
     def _flatten(self, column: Any, name: str) -> tuple[Any, np.ndarray]:
-        """The captions of a column, and the row of each."""
-        if self._has_list_cells(name):
-            column = self.pa.array([parse_cell(name, cell) for cell in column.to_pylist()], self.pa.list_(self.pa.string()))
-        rows = np.arange(len(column))
-        if self.pa.types.is_list(column.type) or self.pa.types.is_large_list(column.type):
-            rows = self.compute.list_parent_indices(column).to_numpy(zero_copy_only=False)
-            column = self.compute.list_flatten(column)
-        return self._texts(column, name), rows
+        """The captions of a column in NFC, and the row of each."""
+        if not (self.pa.types.is_list(column.type) or self.pa.types.is_large_list(column.type)):
+            texts, rows = self._texts(column, name), np.arange(len(column))
+            if not self._matches(texts, _have_byte(texts, b"[({"), is_list_text).any():
+                return self._to_nfc(texts), rows
+            cells = [[cell] if cell is None else split_caption_list(cell) for cell in texts.to_pylist()]
+            column = self.pa.array(cells, self.pa.large_list(self.pa.large_string()))
+        rows = self.compute.list_parent_indices(column).to_numpy(zero_copy_only=False)
+        return self._to_nfc(self._texts(self.compute.list_flatten(column), name)), rows
+
+    def _to_nfc(self, texts: Any) -> Any:
+        offsets, content = _offsets_and_bytes(texts)
+        if content[offsets[0] : offsets[-1]].max(initial=0) < 128:
+            return texts
+        mask = self.pa.array(self._to_numpy(self.compute.invert(self.compute.string_is_ascii(texts)), False))
+        return self.compute.replace_with_mask(texts, mask, self.compute.utf8_normalize(texts.filter(mask), "NFC"))
+
+    def _is_missing(self, captions: Any) -> np.ndarray:
+        """Whether each caption is the text of a missing value."""
+        num_bytes = self._to_numpy(self.compute.binary_length(captions), 0)
+        return self._matches(captions, (num_bytes > 0) & (num_bytes <= max(map(len, MISSING_TEXTS))), MISSING_TEXTS.__contains__)
+
+    def _matches(self, captions: Any, candidates: np.ndarray, predicate: Callable[[str], bool]) -> np.ndarray:
+        """Whether each caption is a candidate that satisfies a predicate."""
+        found, rows = np.zeros(len(captions), bool), np.flatnonzero(candidates)
+        found[rows] = [predicate(caption) for caption in captions.take(self.pa.array(rows)).to_pylist()]
+        return found
 
     def _texts(self, column: Any, name: str) -> Any:
         """A column as valid texts."""
@@ -335,6 +395,8 @@ class _Conversion:
         if not (types.is_string(kind) or types.is_large_string(kind) or types.is_null(kind)):
             raise DataError(f"{self.path}: column {name}: expected texts, got {column.type}. Store texts in it.")
         texts = column.cast(self.pa.large_string())
+        if self.layout is not None and self.layout.has_spaces:
+            texts = self.compute.utf8_ltrim(texts, characters=" ")
         try:
             texts.validate(full=True)
         except self.pa.ArrowInvalid as error:
@@ -392,28 +454,71 @@ class _Problems:
         self.examples += [Finding(kind, location(item), _KINDS[kind]) for item in items[: max(0, _MAX_EXAMPLES - before)].tolist()]
 
 
-# Maximum length of the first line of a CSV file.
-_MAX_HEADER_BYTES = 2**16
+def _offsets_and_bytes(texts: Any) -> tuple[np.ndarray, np.ndarray]:
+    """First byte of each text and the end of the last one, and all bytes."""
+    _, offsets_buffer, content = texts.buffers()
+    offsets = np.frombuffer(offsets_buffer, np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    return offsets, np.frombuffer(content or b"", np.uint8)
 
 
-def _file_format(path: Path, pa: Any) -> Any:
-    """The format of a file for ``pyarrow.dataset``. A caption in a CSV file is never null."""
-    if path.suffix == ".parquet":
-        return "parquet"
-    if path.suffix not in CSV_SUFFIXES:
-        return "ipc"
-    with storage.open_file(path) as file:
-        first = file.readline(_MAX_HEADER_BYTES)
-    if not first.endswith(b"\n"):
-        raise DataError(
-            f"{path}: expected a first line with the names of columns, got {len(first):,} bytes without an end. Add a header line."
-        )
-    delimiter, names = parse_header(escape_surrogates(decode_utf8(first)), path)
-    return pa.dataset.CsvFileFormat(
-        parse_options=pa.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-        read_options=pa.csv.ReadOptions(column_names=names, skip_rows=1),
+def _have_byte(texts: Any, values: bytes, *, last: bool = False) -> np.ndarray:
+    """Whether the first or last byte of each text is one of some values."""
+    offsets, content = _offsets_and_bytes(texts)
+    if not len(content):
+        return np.zeros(len(texts), bool)
+    is_value = np.zeros(256, bool)
+    is_value[list(values)] = True
+    positions = offsets[1:] - 1 if last else offsets[:-1]
+    found = is_value[content[np.clip(positions, 0, len(content) - 1)]]
+    return found & (np.diff(offsets) > 0) if found.any() else found
+
+
+def _file_format(path: Path, pa: Any) -> tuple[TableLayout | None, Any]:
+    """The layout of a text file, and the format of a file for ``pyarrow.dataset``. A caption in a text file is never null."""
+    if path.suffix not in _TEXT_SUFFIXES:
+        return None, "parquet" if path.suffix == ".parquet" else "ipc"
+    layout, encoding = read_layout(path, ALL_FILE_NAMES, EXPECTED_HEADER)
+    _check_quotes(path, layout, encoding)
+    # Arrow removes a byte order mark of UTF-8.
+    encoding = "utf8" if encoding == "utf-8-sig" else encoding
+    # Names are unique in Arrow.
+    names = [name or f"unnamed {number}" for number, name in enumerate(layout.header)]
+    return layout, pa.dataset.CsvFileFormat(
+        parse_options=pa.csv.ParseOptions(
+            delimiter=layout.delimiter, quote_char='"' if layout.has_quotes else False, newlines_in_values=layout.has_quotes
+        ),
+        read_options=pa.csv.ReadOptions(column_names=names, skip_rows=layout.num_lines, encoding=encoding),
         convert_options=pa.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False),
     )
+
+
+def _check_quotes(path: Path, layout: TableLayout, encoding: str) -> None:
+    r"""Refuse quotes that Arrow reads in another way than ``csv``: after spaces, or escaped by a backslash.
+
+    A quote between a backslash and an ordinary character, as in ``"a \"big\" dog"``, is never part of a cell with doubled quotes.
+    """
+    if not layout.has_quotes:
+        return
+    signs = {'\\"': (f'"{layout.delimiter}\r\n', "quotes that are escaped by a backslash")}
+    if layout.has_spaces:
+        signs[f'{layout.delimiter} "'] = ("", "quotes after a space")
+    codec = {"utf-8-sig": "utf-8", "utf-16": "utf-16-le", "utf-32": "utf-32-le"}.get(encoding, encoding)
+    width, num_lines, content = len("x".encode(codec)), 0, b""
+    with storage.open_file(path) as file:
+        while block := file.read(_SEARCHED_BYTES):
+            # A sign with the letter after it may be in two blocks.
+            num_lines, content = num_lines + content[: -4 * width].count(b"\n"), content[-4 * width :] + block
+            for sign, (allowed, problem) in signs.items():
+                if sign.encode(codec) not in content:
+                    continue
+                ends = b"|".join(re.escape(letter.encode(codec)) for letter in allowed)
+                expression = re.escape(sign.encode(codec)) + (b"(?!" + ends + b")" if ends else b"") + b"." * width
+                if found := re.search(expression, content, re.DOTALL):
+                    line = num_lines + content[: found.start()].count(b"\n") + 1
+                    raise DataError(
+                        f"{path}, line {line:,}: expected doubled quotes, got {problem}, which a table of this size cannot have. "
+                        "Write it with doubled quotes, or as captions.parquet."
+                    )
 
 
 LARGE_TABLE = DatasetFormat(

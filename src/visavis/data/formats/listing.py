@@ -9,6 +9,7 @@ from __future__ import annotations
 import fnmatch
 import os
 import reprlib
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,14 +19,18 @@ from typing import Any, Literal
 import numpy as np
 
 from visavis.data.dataset import ByteRange, Dataset, Image
+from visavis.data.formats.table_columns import is_list_text
 from visavis.data.hub_files import hub_repository
-from visavis.data.splits import SPLITS, split_by_hash
+from visavis.data.splits import MISSING_TEXTS, SPLITS, split_by_hash
+from visavis.data.vocabulary import MULTILINGUAL_ADVICE, has_unspaced_script
 from visavis.errors import DataError
 
 # Files that `datasets` writes next to its tables. A pattern such as "dataset*.json" does not match them.
 _METADATA_FILES = ("dataset_dict.json", "dataset_info.json", "dataset_infos.json")
 # A batch of captions is as long as its longest caption.
 MAX_CAPTION_CHARS = 20_000
+# Characters around the name of a file in a table that are not a part of it.
+NAME_PADDING = " \t\xa0"
 SHOW_PROBLEMS = "Run visavis data check for the whole list of problems."
 
 
@@ -160,14 +165,14 @@ class Listing:
         """Add a caption.
 
         Args:
-            text: Its text.
+            text: Its text, which is normalized to NFC.
             image: Its image. None: the source gives none.
             location: Its location in the source.
 
         Returns:
             The caption.
         """
-        self.captions.append(ListedCaption(text, image, location))
+        self.captions.append(ListedCaption(unicodedata.normalize("NFC", text), image, location))
         return self.captions[-1]
 
     def add_note(self, kind: str, location: str, message: str) -> None:
@@ -215,7 +220,7 @@ class Listing:
             self.add_note("empty split", self.source.name, f"no image in split {' or '.join(empty)}")
 
     def check_texts(self) -> None:
-        """Find names, splits and captions that are not UTF-8, and captions that are empty, too long or repeated."""
+        """Find names and splits that are not UTF-8, and captions that are unusable or repeated."""
         for image in self.images:
             for attribute, text in (("name", image.name), ("split", image.split or "")):
                 if image.usable and not is_valid_unicode(text):
@@ -225,16 +230,14 @@ class Listing:
             if not caption.usable:
                 continue
             text, location = caption.text, caption.location
-            if not text.strip():
-                self.add_loss("empty caption", location, "the caption is empty", caption)
-            elif len(text) > MAX_CAPTION_CHARS:
-                problem = f"the caption has {len(text):,} characters, expected at most {MAX_CAPTION_CHARS:,}"
-                self.add_loss("caption too long", location, problem, caption)
-            elif not is_valid_unicode(text):
-                self.add_loss("broken UTF-8", location, f"the caption {text!r} is not UTF-8. Save it as UTF-8", caption)
+            if problem := caption_problem(text):
+                self.add_loss(problem[0], location, problem[1], caption)
             elif (caption.image, text) in seen:
                 self.add_note("duplicate caption", location, f"the image already has the caption {text!r}")
             seen.add((caption.image, text))
+        if unspaced := sum(has_unspaced_script(caption.text) for caption in self.captions):
+            message = f"{unspaced:,} of {len(self.captions):,} captions have a script without spaces. {MULTILINGUAL_ADVICE}"
+            self.add_note("script without spaces", self.source.name, message)
 
     def dataset(self) -> Dataset:
         """Build a data set of the usable images and captions.
@@ -311,7 +314,8 @@ class DatasetFormat:
         image_files: Whether image files must be next to the list, may be absent as a whole, or are not a part of the format.
         reads_whole_folder: Whether the source is the folder and not one list in it.
         reads_several_files: Whether the source is the folder if the folder is given, and one file if a file is given.
-        is_fallback: Whether a folder is of this format only if it has no list of another format.
+        fallback_level: A folder is of this format only if it has no list of a format of a lower level.
+        recognizes: Whether a file that matches a pattern has the content of the format. None: the name is sufficient.
         open: Opens the usable items of a source lazily, for millions of captions. None: through ``read``.
     """
 
@@ -323,7 +327,8 @@ class DatasetFormat:
     image_files: Literal["required", "optional", "none"]
     reads_whole_folder: bool = field(default=False, repr=False)
     reads_several_files: bool = field(default=False, repr=False)
-    is_fallback: bool = field(default=False, repr=False)
+    fallback_level: int = field(default=0, repr=False)
+    recognizes: Callable[[Path], bool] | None = field(default=None, repr=False)
     open: Callable[[Path], Dataset] | None = field(default=None, repr=False)
 
     def find_sources(self, folder: Path) -> list[Path]:
@@ -339,7 +344,7 @@ class DatasetFormat:
             path
             for pattern in self.patterns
             for path in sorted(filter(os.path.isfile, folder.glob(pattern)))
-            if path.name not in _METADATA_FILES or path.name == pattern
+            if (path.name not in _METADATA_FILES or path.name == pattern) and (self.recognizes is None or self.recognizes(path))
         ]
         return [folder] if (self.reads_whole_folder or self.reads_several_files) and lists else lists
 
@@ -356,16 +361,39 @@ class DatasetFormat:
         return source if any(fnmatch.fnmatchcase(file.name, f"*{suffix}") for suffix in self.suffixes) else None
 
 
-def decode_utf8(content: bytes) -> str:
-    """Decode UTF-8 without its byte order mark. Invalid bytes become lone surrogates, which ``is_valid_unicode`` detects.
+def clean_name(name: str) -> str:
+    """Return the name of a file as other programs mean it.
 
     Args:
-        content: Content of a file.
+        name: Name in a table.
 
     Returns:
-        The text.
+        The name with forward slashes and without surrounding spaces.
     """
-    return content.removeprefix(b"\xef\xbb\xbf").decode(errors="surrogateescape")
+    return name.strip(NAME_PADDING).replace("\\", "/")
+
+
+def caption_problem(text: str) -> tuple[str, str] | None:
+    """Find the problem because of which a text is not a usable caption.
+
+    Args:
+        text: The text.
+
+    Returns:
+        Kind and message of the problem. None: the text is usable.
+    """
+    if not text.strip():
+        return "empty caption", "the caption is empty"
+    if text in MISSING_TEXTS:
+        return "missing caption", f"the caption is {text!r}, the text of a missing value. Write a caption, or remove it"
+    if len(text) > MAX_CAPTION_CHARS:
+        return "caption too long", f"the caption has {len(text):,} characters, expected at most {MAX_CAPTION_CHARS:,}"
+    if is_list_text(text):
+        fix = "Write it as ['first caption', 'second caption'], or one caption per row"
+        return "malformed list", f"the caption is a list that cannot be read: {escape_surrogates(text):.60}. {fix}"
+    if not is_valid_unicode(text):
+        return "broken UTF-8", f"the caption {text!r} is not UTF-8. Save it as UTF-8 (Excel: CSV UTF-8)"
+    return None
 
 
 def is_valid_unicode(text: str) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from visavis import storage
-from visavis.data.formats.listing import DatasetFormat, ListedImage, Listing, decode_utf8
+from visavis.data.formats.listing import DatasetFormat, ListedImage, Listing
 from visavis.data.splits import SPLITS, normalize_split_name
 from visavis.errors import DataError
 
@@ -132,7 +132,7 @@ def _open_split(folder: Path, stem: str) -> tuple[np.ndarray, list[str]]:
         )
     if not os.path.exists(texts):
         raise DataError(f"{texts} is missing: expected the captions of {features.name}. Write one caption per line.")
-    lines = decode_utf8(storage.read_bytes(texts, folder)).split("\n")
+    lines = storage.decode_text(storage.read_bytes(texts, folder), texts, "surrogateescape").split("\n")
     return rows, [line.rstrip("\r") for line in (lines[:-1] if not lines[-1] else lines)]
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import re
+import unicodedata
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from visavis.data.columns import import_pyarrow
+from visavis.data.splits import MISSING_TEXTS
 from visavis.errors import DataError
 
 if TYPE_CHECKING:
@@ -15,17 +20,75 @@ if TYPE_CHECKING:
 
 FILE_NAMES = ("filename", "file_name", "image", "image_name", "file", "path")
 # Names of the same content that are read only if none of the above exists.
-OTHER_FILE_NAMES = ("image_path", "image_file", "img_path", "filepath", "file_path")
+OTHER_FILE_NAMES = ("image_path", "image_file", "image_filename", "img_path", "img_name", "img_file", "filepath", "file_path")
 ID_NAMES = ("image_id", "img_id", "imgid", "cocoid", "__key__")
 CAPTION_NAMES = ("captions", "caption", "text", "title", "sentence", "sentences", "texts", "raw")
+# Names that are read only if none of the above exists.
+OTHER_CAPTION_NAMES = ("description", "comment", "alt_text")
 # Columns with an image, as ``datasets`` writes them, or with its bytes.
 IMAGE_NAMES = ("image", "img", "jpg", "png", "webp")
 # Keys of the text of a caption that is an object, as in Karpathy's lists.
 _TEXT_KEYS = ("raw", "caption", "text", "sentence")
+# A list of texts as JSON, Python and NumPy write it. NumPy separates texts by white space only.
+_LITERAL = r"""u?(?:'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+")"""
+_LITERALS = re.compile(rf"""[\[({{]\s*(?:{_LITERAL}(?:\s*,\s*|\s+|(?=[\])}}])))*+[\])}}]\s*""", re.DOTALL)
+_LIST_TEXT = re.compile(r"""[\[({]\s*(?:u?['"].*)?[\])}]\s*""", re.DOTALL)
+
+
+def normalize_column(name: str) -> str:
+    """Return the name of a column in lower case, with underscores for spaces: ``Image File`` is ``image_file``.
+
+    Args:
+        name: The name.
+
+    Returns:
+        The name as it is compared.
+    """
+    return re.sub(r"\s+", "_", name.strip().lower())
+
+
+def is_list_text(text: str) -> bool:
+    """Return whether a text begins and ends like a list of texts, such as ``['a dog', 'a cat']``.
+
+    Args:
+        text: The text.
+
+    Returns:
+        Whether it does.
+    """
+    return text[:1] in ("[", "(", "{") and _LIST_TEXT.fullmatch(text) is not None
+
+
+def split_caption_list(text: str) -> list[str]:
+    """Split a list of captions that pandas, NumPy or JSON wrote as a text.
+
+    Args:
+        text: The text.
+
+    Returns:
+        Its captions. A list that cannot be read, and any other text, is one caption. ``is_list_text`` finds the former.
+    """
+    if not is_list_text(text):
+        return [text]
+    try:
+        captions = json.loads(text)
+        if isinstance(captions, list) and all(isinstance(caption, str) for caption in captions):
+            return captions
+    except (ValueError, RecursionError):
+        pass
+    if not _LITERALS.fullmatch(text):
+        return [text]
+    try:
+        with warnings.catch_warnings():
+            # For a backslash that escapes nothing.
+            warnings.simplefilter("error")
+            return [ast.literal_eval(literal) for literal in re.findall(_LITERAL, text, re.DOTALL)]
+    except (SyntaxError, ValueError):
+        return [text]
 
 
 def named_columns(names: Iterable[str], *tiers: Sequence[str]) -> list[str]:
-    """Find columns by their lowercase names.
+    """Find columns by their names as ``normalize_column`` writes them.
 
     Args:
         names: Names of all columns.
@@ -34,7 +97,7 @@ def named_columns(names: Iterable[str], *tiers: Sequence[str]) -> list[str]:
     Returns:
         The columns in the order of the searched names.
     """
-    by_name = {name.lower(): name for name in names}
+    by_name = {normalize_column(name): name for name in names}
     matches_of_tiers = ([by_name[name] for name in tier if name in by_name] for tier in tiers)
     return next(filter(None, matches_of_tiers), [])
 
@@ -52,9 +115,9 @@ def find_file_column(names: Sequence[str], location: object) -> str:
     Raises:
         DataError: If there is none, or if there are several.
     """
-    file_names = {name.lower() for name in named_columns(names, FILE_NAMES, OTHER_FILE_NAMES)}
+    file_names = {normalize_column(name) for name in named_columns(names, FILE_NAMES, OTHER_FILE_NAMES)}
     # Names may differ in case only.
-    columns = [name for name in names if name.lower() in file_names]
+    columns = [name for name in names if normalize_column(name) in file_names]
     if len(columns) != 1:
         raise DataError(
             f"{location}: expected one column with the image file, got {len(columns)} ({', '.join(names):.80}). Name one of them filename."
@@ -118,7 +181,7 @@ class TableColumns:
         embedded = [field.name for field in schema if _holds_bytes(field.type)]
         images = named_columns(embedded, IMAGE_NAMES)[:1] or embedded
         kinds = _caption_kinds(schema.names)
-        captions = next((kinds[name] for name in CAPTION_NAMES if name in kinds), [])
+        captions = next((kinds[name] for name in (*CAPTION_NAMES, *OTHER_CAPTION_NAMES) if name in kinds), [])
         others = [name for name in schema.names if name not in (*embedded, *captions)]
         files = named_columns(others, FILE_NAMES, OTHER_FILE_NAMES, ID_NAMES if images else ())
         columns = ", ".join(f"{field.name} ({field.type!s:.40})" for field in schema)
@@ -134,7 +197,9 @@ class TableColumns:
 
 
 def parse_captions(value: Any) -> list[str] | None:
-    """Read the captions of one row: a text, an object with the text, or a list of these. Missing values are left out.
+    """Read the captions of one row: a text, a list that is written as a text, an object with the text, or a list of these.
+
+    Missing values and their texts, such as ``nan``, are left out. Texts are normalized to NFC.
 
     Args:
         value: Value of a column.
@@ -143,22 +208,27 @@ def parse_captions(value: Any) -> list[str] | None:
         The captions. None: the value has another kind.
     """
     captions = list[str]()
+    if isinstance(value, str):
+        value = [] if value in MISSING_TEXTS else split_caption_list(value)
     for entry in value if isinstance(value, list) else [value]:
         if entry is None:
             continue
         text = next((entry[key] for key in _TEXT_KEYS if key in entry), None) if isinstance(entry, dict) else entry
-        if not isinstance(text, str):
+        if not isinstance(text, str) or is_list_text(text):
             return None
-        captions.append(text)
+        captions.append(unicodedata.normalize("NFC", text))
     return captions
 
 
-def _caption_kinds(names: Iterable[str]) -> dict[str, list[str]]:
+def _caption_kinds(names: Sequence[str]) -> dict[str, list[str]]:
     """Columns of captions by their name without a number."""
     kinds: dict[str, list[str]] = {}
-    for column in names:
-        if match := re.fullmatch(rf"({'|'.join(CAPTION_NAMES)})[ _-]?\d*", column.lower()):
-            kinds.setdefault(match[1], []).append(column)
+    for caption_names in (CAPTION_NAMES, OTHER_CAPTION_NAMES):
+        for column in names:
+            if match := re.fullmatch(rf"({'|'.join(caption_names)})[_-]?\d*", normalize_column(column)):
+                kinds.setdefault(match[1], []).append(column)
+        if kinds:
+            break
     return kinds
 
 

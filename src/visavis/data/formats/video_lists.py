@@ -18,7 +18,7 @@ from typing import Any
 
 from visavis import storage
 from visavis.data.formats.json_lists import add_caption_entry, add_malformed_image, parse_json_file, read_fields, require_lists
-from visavis.data.formats.listing import DatasetFormat, Listing, decode_utf8, is_valid_unicode, shorten
+from visavis.data.formats.listing import DatasetFormat, Listing, is_valid_unicode, shorten
 from visavis.data.splits import normalize_split_name
 from visavis.errors import DataError
 
@@ -108,10 +108,10 @@ def list_msvd(folder: Path) -> Listing:
     for split, file in SPLIT_FILES.items():
         if not os.path.exists(folder / file):
             raise DataError(f"{folder / file} is missing: expected {MSVD.description}. Add this list.")
-        for name in decode_utf8(storage.read_bytes(folder / file, folder)).split():
+        for name in _read_text(folder, file).split():
             listing.add_image(name, split)
     unlisted = set()
-    for number, line in enumerate(decode_utf8(storage.read_bytes(folder / CAPTIONS_FILE, folder)).split("\n"), 1):
+    for number, line in enumerate(_read_text(folder, CAPTIONS_FILE).split("\n"), 1):
         name, _, caption = line.strip().partition(" ")
         if name in listing.by_name:
             listing.add_caption(caption, listing.by_name[name], f"{CAPTIONS_FILE}:{number}")
@@ -121,6 +121,10 @@ def list_msvd(folder: Path) -> Listing:
         message = f"{len(unlisted)} videos with captions are not in a list, such as {min(unlisted)}"
         listing.add_note("video not in a list", CAPTIONS_FILE, message)
     return listing
+
+
+def _read_text(folder: Path, file: str) -> str:
+    return storage.decode_text(storage.read_bytes(folder / file, folder), folder / file, "surrogateescape")
 
 
 MSVD = DatasetFormat(

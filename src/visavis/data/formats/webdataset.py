@@ -281,5 +281,5 @@ WEBDATASET = DatasetFormat(
     read=list_webdataset,
     image_files="none",
     reads_several_files=True,
-    is_fallback=True,
+    fallback_level=2,
 )

@@ -31,7 +31,7 @@ from visavis.data.features.store import (
 from visavis.data.parallel import Engine, cpu_cores, map_in_order, map_on_ray
 from visavis.data.video import VideoError
 from visavis.data.workers import choose_readers, read_in_workers
-from visavis.errors import DataError, SpecError, VisavisError, log_debug
+from visavis.errors import SKIP_BAD_ADVICE, DataError, SpecError, VisavisError, log_debug
 from visavis.models.device import choose_device, has_native_bfloat16
 from visavis.models.encoders.cnn_backbones import SMALL_CNN
 from visavis.models.encoders.encoder_spec import EncoderSpec, current_preprocessing_config, image_converter
@@ -144,9 +144,7 @@ def cache_features(
         try:
             return _compute(dataset, encoder, folder, batch_size, bfloat16, on_progress, _BatchSharing(engine, workers, group))
         except VideoError as error:
-            raise DataError(
-                f"{error} To continue without it, remove it from {dataset.name}, or skip broken files with --skip-bad."
-            ) from None
+            raise DataError(f"{error} To continue without it, remove it from {dataset.name}. {SKIP_BAD_ADVICE}") from None
 
 
 def _open_finished(folder: Path) -> FeatureStore | None:
