@@ -13,6 +13,7 @@ import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from visavis import storage
 from visavis.data.formats.listing import escape_surrogates
@@ -227,7 +228,7 @@ def _read_rows(text: str, layout: TableLayout) -> Table:
     table, width = Table(layout, [], []), len(layout.columns)
     for _ in range(layout.num_lines):
         stream.readline()
-    quoting = csv.QUOTE_MINIMAL if layout.has_quotes else csv.QUOTE_NONE
+    quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if layout.has_quotes else csv.QUOTE_NONE
     reader = csv.reader(stream, delimiter=layout.delimiter, skipinitialspace=layout.has_spaces, quoting=quoting, strict=True)
     while True:
         line = reader.line_num + layout.num_lines + 1
