@@ -129,8 +129,8 @@ def count_frames(source: VideoSource, name: str, frames_per_second: float) -> in
         VideoError: If the source is not a video, or has no frames or more than ``MAX_FRAMES_PER_VIDEO``.
         MissingExtra: If PyAV is not installed.
     """
-    with _open_stream(source, name) as (container, stream):
-        return _limited_frames(_read_timeline(container, stream, name), frames_per_second, name)
+    with open_frames(source, name, frames_per_second, max_frames=MAX_FRAMES_PER_VIDEO) as (count, _):
+        return count
 
 
 def video_duration(source: VideoSource, name: str) -> float:
@@ -170,24 +170,33 @@ def frame_size(source: VideoSource, name: str) -> tuple[int, int]:
 
 
 @contextmanager
-def open_frames(source: VideoSource, name: str, frames_per_second: float) -> Iterator[tuple[int, Iterator[PILImage]]]:
-    """Open a video of any length. Its frames are decoded at a rate, one at a time.
+def open_frames(
+    source: VideoSource, name: str, frames_per_second: float, *, max_frames: int | None = None
+) -> Iterator[tuple[int, Iterator[PILImage]]]:
+    """Open a video. Its frames are decoded at a rate, one at a time.
 
     Args:
         source: A path, its content, or an open file.
         name: Name of the video, for errors.
         frames_per_second: The rate.
+        max_frames: Maximum number of frames. None: any number.
 
     Yields:
         The number of frames, and the frames as upright RGB images. A frame that is shown for longer is the same image several times.
 
     Raises:
-        VideoError: If the source is not a video or cannot be decoded.
+        VideoError: If the source is not a video, has too many frames, or cannot be decoded.
         MissingExtra: If PyAV is not installed.
     """
     with _open_stream(source, name) as (container, stream):
         timeline = _read_timeline(container, stream, name)
         count = timeline.num_frames(frames_per_second)
+        if max_frames is not None and count > max_frames:
+            raise VideoError(
+                f"has {count:,} frames in {timeline.seconds:,.0f} seconds at {frames_per_second:g} frames per second, expected at most "
+                f"{max_frames:,}. Cut it, or train with a lower visual.frames_per_second",
+                name,
+            )
         yield count, _decode(container, stream, name, timeline, count, frames_per_second)
 
 
@@ -208,8 +217,27 @@ def _decode(container: Any, stream: Any, name: str, timeline: _Timeline, count: 
     yield from [_to_image(shown)] * (count - number)
 
 
+def iter_frames(source: VideoSource, name: str, frames_per_second: float) -> Iterator[PILImage]:
+    """Decode the frames of a video that a model reads at once.
+
+    Args:
+        source: A path, its content, or an open file.
+        name: Name of the video, for errors.
+        frames_per_second: The rate.
+
+    Yields:
+        Upright RGB images, as many as ``count_frames`` returns.
+
+    Raises:
+        VideoError: If the source is not a video, has more than ``MAX_FRAMES_PER_VIDEO`` frames, or cannot be decoded.
+        MissingExtra: If PyAV is not installed.
+    """
+    with open_frames(source, name, frames_per_second, max_frames=MAX_FRAMES_PER_VIDEO) as (_, frames):
+        yield from frames
+
+
 def read_frames(source: VideoSource, name: str, frames_per_second: float) -> list[PILImage]:
-    """Decode all frames of a video at a rate.
+    """Decode the frames of a video that a model reads at once, as ``iter_frames``.
 
     Args:
         source: A path, its content, or an open file.
@@ -217,16 +245,9 @@ def read_frames(source: VideoSource, name: str, frames_per_second: float) -> lis
         frames_per_second: The rate.
 
     Returns:
-        Upright RGB images, as many as ``count_frames`` returns.
-
-    Raises:
-        VideoError: If the source is not a video, has more than ``MAX_FRAMES_PER_VIDEO`` frames, or cannot be decoded.
-        MissingExtra: If PyAV is not installed.
+        Upright RGB images.
     """
-    with _open_stream(source, name) as (container, stream):
-        timeline = _read_timeline(container, stream, name)
-        count = _limited_frames(timeline, frames_per_second, name)
-        return list(_decode(container, stream, name, timeline, count, frames_per_second))
+    return list(iter_frames(source, name, frames_per_second))
 
 
 def first_frame(source: VideoSource, name: str) -> PILImage:
@@ -371,17 +392,6 @@ def _read_timeline(container: Any, stream: Any, name: str) -> _Timeline:
     if timeline.seconds > MAX_SECONDS:
         raise VideoError(f"has {timeline.seconds:,.0f} seconds, expected at most {MAX_SECONDS:,}. Cut it, {_CONVERT}", name)
     return timeline
-
-
-def _limited_frames(timeline: _Timeline, rate: float, name: str) -> int:
-    count = timeline.num_frames(rate)
-    if count > MAX_FRAMES_PER_VIDEO:
-        raise VideoError(
-            f"has {count:,} frames in {timeline.seconds:,.0f} seconds at {rate:g} frames per second, expected at most "
-            f"{MAX_FRAMES_PER_VIDEO:,}. Cut it, or train with a lower visual.frames_per_second",
-            name,
-        )
-    return count
 
 
 def _to_image(frame: Any) -> PILImage:
