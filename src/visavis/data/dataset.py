@@ -21,7 +21,7 @@ import numpy as np
 from PIL.Image import Image as PILImage
 
 from visavis import storage
-from visavis.data.images import decode_image
+from visavis.data.images import MAX_IMAGE_BYTES, decode_image
 from visavis.data.sequences import CaptionGroups, LazySequence, hash_parts
 from visavis.data.video import count_frames, first_frame, is_video, iter_frames, video_duration
 from visavis.errors import DataError, ShapeError, closest_name
@@ -76,9 +76,9 @@ class ByteRange:
             The bytes.
 
         Raises:
-            DataError: As for ``open``, or if there is more than a gigabyte.
+            DataError: As for ``open``, or if there are more than ``MAX_IMAGE_BYTES``.
         """
-        with self.open(limit=storage.MAX_BYTES) as file:
+        with self.open(limit=MAX_IMAGE_BYTES) as file:
             return file.read()
 
     @contextmanager

@@ -183,11 +183,14 @@ class _Conversion:
     def __init__(self, path: Path):
         self.path, self.pa, self.problems = path, import_pyarrow(), _Problems()
         self.compute = self.pa.compute
+        file_format = _file_format(path, self.pa)
         try:
-            self.table = self.pa.dataset.dataset(path, format=_file_format(path, self.pa))
+            names = file_format.inspect(str(path), self.pa.fs.LocalFileSystem()).names
+            if repeated := next((name for name in names if names.count(name) > 1), None):
+                raise DataError(f"{path}: expected one column {repeated}, got {names.count(repeated)}. Rename the others.")
+            self.table = self.pa.dataset.dataset(path, format=file_format)
         except (self.pa.ArrowInvalid, OSError) as error:
             raise DataError(f"{path} cannot be read as a table: {storage.error_reason(error)}. Copy the file again.") from None
-        names = self.table.schema.names
         self.file_column, self.caption_columns = find_file_column(names, path), find_caption_columns(names, path)
         self.split_columns = named_columns(names, ("split",))
 
@@ -399,9 +402,9 @@ _MAX_HEADER_BYTES = 2**16
 def _file_format(path: Path, pa: Any) -> Any:
     """The format of a file for ``pyarrow.dataset``. A caption in a CSV file is never null."""
     if path.suffix == ".parquet":
-        return "parquet"
+        return pa.dataset.ParquetFileFormat()
     if path.suffix not in CSV_SUFFIXES:
-        return "ipc"
+        return pa.dataset.IpcFileFormat()
     with storage.open_file(path) as file:
         first = file.readline(_MAX_HEADER_BYTES)
     if not first.endswith(b"\n"):

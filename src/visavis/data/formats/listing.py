@@ -225,13 +225,8 @@ class Listing:
             if not caption.usable:
                 continue
             text, location = caption.text, caption.location
-            if not text.strip():
-                self.add_loss("empty caption", location, "the caption is empty", caption)
-            elif len(text) > MAX_CAPTION_CHARS:
-                problem = f"the caption has {len(text):,} characters, expected at most {MAX_CAPTION_CHARS:,}"
-                self.add_loss("caption too long", location, problem, caption)
-            elif not is_valid_unicode(text):
-                self.add_loss("broken UTF-8", location, f"the caption {text!r} is not UTF-8. Save it as UTF-8", caption)
+            if (problem := caption_problem(text)) is not None:
+                self.add_loss(problem[0], location, problem[1], caption)
             elif (caption.image, text) in seen:
                 self.add_note("duplicate caption", location, f"the image already has the caption {text!r}")
             seen.add((caption.image, text))
@@ -354,6 +349,44 @@ class DatasetFormat:
         """
         source = file.parent if self.reads_whole_folder else file
         return source if any(fnmatch.fnmatchcase(file.name, f"*{suffix}") for suffix in self.suffixes) else None
+
+
+def caption_problem(text: str) -> tuple[str, str] | None:
+    """Find out why a caption cannot be used, by the rules of all formats and of streams.
+
+    Args:
+        text: The caption.
+
+    Returns:
+        Kind and message of the problem. None: it can be used.
+    """
+    if not text.strip():
+        return "empty caption", "the caption is empty"
+    if len(text) > MAX_CAPTION_CHARS:
+        return "caption too long", f"the caption has {len(text):,} characters, expected at most {MAX_CAPTION_CHARS:,}"
+    if not is_valid_unicode(text):
+        return "broken UTF-8", f"the caption {text!r} is not UTF-8. Save it as UTF-8"
+    return None
+
+
+def require_captions(captions: Sequence[str], location: str) -> list[str]:
+    """Return the captions of a sample of a stream without empty ones.
+
+    Args:
+        captions: The captions.
+        location: Location of the sample, for errors.
+
+    Returns:
+        One caption or more.
+
+    Raises:
+        DataError: If there is none, or if one cannot be used.
+    """
+    filled = [text for text in captions if text.strip()]
+    for text in filled or [""]:
+        if (problem := caption_problem(text)) is not None:
+            raise DataError(f"{escape_surrogates(location)}: {problem[1].removesuffix('. Save it as UTF-8')}. Correct the sample.")
+    return filled
 
 
 def decode_utf8(content: bytes) -> str:
