@@ -53,7 +53,7 @@ class VideoError(DataError):
         self.problem = problem
 
 
-def decoder_version() -> str:
+def video_decoder_version() -> str:
     """Return the version of this reader and of PyAV. Cached problems of videos are valid for one version.
 
     Returns:

@@ -15,7 +15,7 @@ import numpy as np
 from visavis import storage
 from visavis.data.columns import import_pyarrow
 from visavis.data.dataset import ByteRange
-from visavis.data.formats.listing import MAX_CAPTION_CHARS, is_valid_unicode, require_captions
+from visavis.data.formats.listing import MAX_CAPTION_CHARS, escape_surrogates, is_valid_unicode, require_captions
 from visavis.data.formats.table_columns import MAX_TEXT_BYTES, TableColumns, parse_captions, read_cell
 from visavis.data.formats.webdataset import TarSamples
 from visavis.data.images import MAX_IMAGE_BYTES
@@ -292,7 +292,7 @@ def count_samples(file: ShardFile, *, skip_bad: bool, read_key: bool) -> list[Sh
     if reader.damage and not skip_bad:
         raise damaged_shard(file.url, reader.damage)
     count = len(reader) if file.num_samples is None else file.num_samples
-    return [Shard(file, count, first_key=reader.keys[0] if reader.keys else None)]
+    return [Shard(file, count, first_key=escape_surrogates(reader.keys[0]) if reader.keys else None)]
 
 
 def damaged_shard(url: str, damage: str) -> DataError:
