@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from visavis import storage
 from visavis.data.dataset import ByteRange
@@ -267,11 +267,8 @@ class _HeaderFile:
             raise DataError(f"the archive is damaged: expected a header of at most {_MAX_HEADER_BYTES:,} bytes, got {size:,}")
         return self.file.read(size)
 
-    def seek(self, offset: int) -> int:
-        return self.file.seek(offset)
-
-    def tell(self) -> int:
-        return self.file.tell()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
 
 
 def _headers(file: BinaryIO, archive: Path, root: Path | None) -> Iterator[tuple[str, ByteRange]]:
