@@ -276,7 +276,7 @@ def _headers(file: BinaryIO, archive: Path, root: Path | None) -> Iterator[tuple
         raise DataError(_COMPRESSED_ARCHIVE)
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
-    with tarfile.open(fileobj=_HeaderFile(file), mode="r:") as tar:  # type: ignore[call-overload]
+    with tarfile.open(fileobj=_HeaderFile(file), mode="r:") as tar:
         previous = -1
         for member in tar:
             if tar.offset <= previous or member.size < 0:
