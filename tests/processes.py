@@ -130,3 +130,9 @@ def _run(program: Callable[[], None], files: tuple[Path, Path], folder: Path, en
     os.environ.update(environment)
     sys.argv = arguments
     program()
+
+
+def peak_memory() -> int:
+    """Return the highest resident memory of this process in bytes. Other than ``ru_maxrss``, it does not include the parent process."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -12,27 +13,39 @@ def write_video(
     path: Path,
     images: Iterable[np.ndarray],
     *,
-    rate: int = 10,
+    rate: int | Fraction = 10,
     codec: str = "libx264",
     options: dict[str, str] | None = None,
     rotation: int = 0,
+    cover: int | None = None,
+    skip: int = 0,
 ) -> Path:
-    """Write images ``[H, W, 3]`` of even sides as a video. rotation: degrees counterclockwise at which it is displayed."""
+    """Write images ``[H, W, 3]`` of even sides as a video.
+
+    rotation: degrees counterclockwise at which it is displayed. cover: write a gray image of 64 x 64 pixels as the first stream, with these
+    flags. skip: number of frames before the start at which it is played.
+    """
     import av
 
     with av.open(str(path), "w", options=options or {}) as container:
         stream = None
-        for image in images:
+        if cover is not None:
+            still = container.add_stream("mjpeg", rate=rate)
+            still.height, still.width, still.pix_fmt, still.disposition = 64, 64, "yuvj420p", cover
+        for number, image in enumerate(images):
             if stream is None:
                 stream = container.add_stream(codec, rate=rate)
                 stream.height, stream.width = image.shape[:2]
                 stream.pix_fmt = "yuv420p"
                 if rotation:
                     stream.set_display_rotation(rotation)
-            for packet in stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(image), "rgb24")):
-                container.mux(packet)
-        for packet in stream.encode() if stream is not None else ():
-            container.mux(packet)
+                if cover is not None:
+                    frame = av.VideoFrame.from_ndarray(gray(128, 64), "rgb24").reformat(format="yuvj420p")
+                    container.mux([*still.encode(frame), *still.encode()])
+            frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(image), "rgb24")
+            frame.pts, frame.time_base = number - skip, 1 / Fraction(rate)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode() if stream is not None else ())
     return path
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -10,12 +11,14 @@ from PIL import Image as Pictures
 
 from visavis.data import check_dataset
 from visavis.data.dataset_reader import list_dataset, open_dataset
-from visavis.data.video import VideoError, count_frames, first_frame, read_frames
+from visavis.data.video import VideoError, count_frames, first_frame, frame_at, frame_size, read_frames, video_duration
 from visavis.errors import DataError, MissingExtra
 
 from ..videos import damaged, gray, random_clip, write_sound, write_video
 
-pytest.importorskip("av")
+av = pytest.importorskip("av")
+
+CONTAINERS = [("a.mp4", "libx264"), ("a.mov", "libx264"), ("a.webm", "libvpx"), ("a.avi", "mpeg4"), ("a.mkv", "libx264")]
 
 
 def levels(frames):
@@ -40,7 +43,7 @@ def test_read_frames_repeats_frames_at_high_rates(clip):
     assert len(read_frames(clip, "clip", 20)) == count_frames(clip, "clip", 20) == 59
 
 
-@pytest.mark.parametrize(("file", "codec"), [("a.webm", "libvpx"), ("a.avi", "mpeg4"), ("a.mkv", "libx264")])
+@pytest.mark.parametrize(("file", "codec"), CONTAINERS)
 def test_video_containers_and_codecs(tmp_path, file, codec):
     path = write_video(tmp_path / file, [gray(8 * number) for number in range(30)], codec=codec)
     assert levels(read_frames(path, file, 1)) == [0, 10, 20]
@@ -49,6 +52,35 @@ def test_video_containers_and_codecs(tmp_path, file, codec):
 
 def test_video_of_one_frame(tmp_path):
     assert levels(read_frames(write_video(tmp_path / "a.mp4", [gray(80)]), "a", 5)) == [10]
+
+
+@pytest.mark.parametrize("num_slides", [1, 4])
+@pytest.mark.parametrize("seconds", [5, 600])
+@pytest.mark.parametrize(("file", "codec"), CONTAINERS)
+def test_last_slide_is_shown_for_its_duration(tmp_path, file, codec, num_slides, seconds):
+    slides = [gray(40 * number) for number in range(num_slides)]
+    path = write_video(tmp_path / file, slides, rate=Fraction(1, seconds), codec=codec)
+    assert levels(read_frames(path, file, 5 / seconds)) == [5 * number for number in range(num_slides) for _ in range(5)]
+    assert video_duration(path, file) == pytest.approx(num_slides * seconds, abs=0.01)
+    assert levels([frame_at(path, file, num_slides * seconds - 1)]) == [5 * (num_slides - 1)]
+
+
+@pytest.mark.parametrize(("file", "codec"), CONTAINERS)
+@pytest.mark.parametrize("rate", [Fraction(1, 5), 10])
+def test_truncated_video_is_detected_in_each_container(tmp_path, file, codec, rate):
+    noise = np.random.default_rng(0).integers(0, 255, (60, 48, 48, 3), dtype=np.uint8)
+    options = {"movflags": "faststart"} if file.endswith(("mp4", "mov")) else None
+    path = write_video(tmp_path / file, noise, rate=rate, codec=codec, options=options)
+    content = path.read_bytes()
+    assert count_frames(content, file, 1 / 3) == 60 / rate // 3
+    with pytest.raises(VideoError, match=rf"is truncated: \d+ of its {int(60 / rate)} seconds are available"):
+        count_frames(content[: len(content) // 2], file, 1 / 3)
+
+
+def test_frames_before_the_start_are_not_shown(tmp_path):
+    """Phones trim a video by a new start in its header."""
+    path = write_video(tmp_path / "a.mp4", [gray(8 * number) for number in range(30)], skip=10)
+    assert levels(read_frames(path, "a", 1)) == [10, 20]
 
 
 @pytest.mark.parametrize(("rotation", "bright"), [(90, (0, 1)), (180, (1, 0)), (-90, (0, -1))])
@@ -60,6 +92,28 @@ def test_rotated_video_is_upright(tmp_path, rotation, bright):
     assert frame.shape == ((64, 48) if rotation % 180 else (48, 64))
     assert np.array_split(frame, 2)[1].mean() - np.array_split(frame, 2)[0].mean() == pytest.approx(255 * down, abs=20)
     assert np.array_split(frame, 2, 1)[0].mean() - np.array_split(frame, 2, 1)[1].mean() == pytest.approx(255 * left, abs=20)
+
+
+@pytest.mark.parametrize("flags", [0, 1, 1024, 1025], ids=["unmarked", "default", "cover", "default cover"])
+@pytest.mark.parametrize("file", ["a.mkv", "a.mp4", "a.mov", "a.avi"])
+def test_video_with_cover_is_read_as_a_player_shows_it(tmp_path, file, flags):
+    path = write_video(tmp_path / file, [gray(8 * number) for number in range(30)], codec="mpeg4", cover=flags)
+    assert levels(read_frames(path, file, 1)) == [0, 10, 20]
+    assert count_frames(path, file, 1) == 3
+    assert first_frame(path, file).size == frame_at(path, file, 1).size == frame_size(path, file) == (48, 48)
+
+
+@pytest.mark.parametrize("suffix", [".mp4", ".mkv"])
+def test_sound_with_cover_is_read_as_its_cover(tmp_path, suffix):
+    path = tmp_path / f"a{suffix}"
+    with av.open(str(path), "w") as container:
+        sound, still = container.add_stream("aac", rate=8000), container.add_stream("mjpeg", rate=1)
+        still.height, still.width, still.pix_fmt, still.disposition = 64, 64, "yuvj420p", 1024
+        container.mux([*still.encode(av.VideoFrame.from_ndarray(gray(128, 64), "rgb24").reformat(format="yuvj420p")), *still.encode()])
+        silence = av.AudioFrame.from_ndarray(np.zeros((1, 8000 * 9), np.float32), format="fltp", layout="mono")
+        silence.sample_rate = 8000
+        container.mux([*sound.encode(silence), *sound.encode()])
+    assert levels(read_frames(path, "a", 1)) == [16]
 
 
 def bad(folder):

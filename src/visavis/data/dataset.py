@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from PIL.Image import Image as PILImage
 
 from visavis import storage
-from visavis.data.images import decode_image
+from visavis.data.images import MAX_IMAGE_BYTES, decode_image
 from visavis.data.sequences import CaptionGroups, LazySequence, hash_parts
-from visavis.data.video import count_frames, first_frame, is_video, read_frames, video_duration
+from visavis.data.video import count_frames, first_frame, is_video, iter_frames, video_duration
 from visavis.errors import DataError, ShapeError, closest_name
 
 # Called with the number of finished units and of all units.
@@ -75,9 +76,9 @@ class ByteRange:
             The bytes.
 
         Raises:
-            DataError: As for ``open``, or if there is more than a gigabyte.
+            DataError: As for ``open``, or if there are more than ``MAX_IMAGE_BYTES``.
         """
-        with self.open(limit=storage.MAX_BYTES) as file:
+        with self.open(limit=MAX_IMAGE_BYTES) as file:
             return file.read()
 
     @contextmanager
@@ -96,13 +97,39 @@ class ByteRange:
         with storage.open_file(self.path, self.root, limit=limit if self.size is None else None) as file:
             if self.size is None:
                 yield file
-            elif self.size > storage.MAX_BYTES:
-                raise DataError(
-                    f"{self.path}: expected a part of at most {storage.MAX_BYTES:,} bytes, got {self.size:,}. Store a smaller file."
-                )
+            elif limit is not None and self.size > limit:
+                raise DataError(f"{self.path}: expected a part of at most {limit:,} bytes, got {self.size:,}. Store a smaller file.")
             else:
-                file.seek(self.offset)
-                yield io.BytesIO(file.read(self.size))
+                yield io.BufferedReader(_FilePart(file, self.offset, self.size))
+
+
+class _FilePart(io.RawIOBase):
+    """A part of an open file, which is read in place.
+
+    Args:
+        file: The file.
+        offset: First byte.
+        size: Number of bytes.
+    """
+
+    def __init__(self, file: io.BufferedReader, offset: int, size: int):
+        self.file, self.offset, self.size, self.position = file, offset, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self.position = max(0, offset + {os.SEEK_SET: 0, os.SEEK_CUR: self.position, os.SEEK_END: self.size}[whence])
+        return self.position
+
+    def readinto(self, buffer: Any) -> int:
+        self.file.seek(self.offset + self.position)
+        count = self.file.readinto(memoryview(buffer)[: max(0, self.size - self.position)])
+        self.position += count
+        return count
 
 
 @dataclass(frozen=True)
@@ -151,22 +178,34 @@ class Image:
         """
         return decode_image(self.read(), self.name, min_side=min_side)
 
-    def frames(self, frames_per_second: float) -> list[PILImage]:
-        """Decode frames of a video. An image is a video of one frame.
+    def iter_frames(self, frames_per_second: float) -> Iterator[PILImage]:
+        """Decode frames of a video, one at a time. An image is a video of one frame.
 
         Args:
             frames_per_second: Number of frames per second.
 
-        Returns:
+        Yields:
             Upright RGB images.
 
         Raises:
             DataError: If the video cannot be decoded.
         """
         if not self.is_video:
-            return [self.open()]
+            yield self.open()
+            return
         with self._pixels.open() as file:
-            return read_frames(file, self.name, frames_per_second)
+            yield from iter_frames(file, self.name, frames_per_second)
+
+    def frames(self, frames_per_second: float) -> list[PILImage]:
+        """Decode all frames of a video, as ``iter_frames``.
+
+        Args:
+            frames_per_second: Number of frames per second.
+
+        Returns:
+            Upright RGB images.
+        """
+        return list(self.iter_frames(frames_per_second))
 
     def num_frames(self, frames_per_second: float) -> int:
         """Count the frames that ``frames`` returns, without decoding them.

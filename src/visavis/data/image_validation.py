@@ -16,7 +16,7 @@ from visavis.data.formats.listing import Listing
 from visavis.data.images import ImageError, decoder_version, image_size
 from visavis.data.parallel import map_in_order
 from visavis.data.splits import split_priority
-from visavis.data.video import MAX_FRAMES_PER_VIDEO, VideoError, frame_size
+from visavis.data.video import MAX_FRAMES_PER_VIDEO, VideoError, frame_size, video_decoder_version
 from visavis.errors import DataError
 
 # Highest frame rate of common videos. Nobody samples frames at a higher rate.
@@ -195,5 +195,5 @@ def _cache_key(listing: Listing, frames_per_second: float, decode_all_frames: bo
         location = entry.location and [stats[entry.location.path][0], entry.location.offset, entry.location.size]
         digest.update(json.dumps([entry.name, entry.split, location, not entry.usable]).encode())
     if any(Image(entry.name, "", entry.location).is_video for entry in listing.images):
-        digest.update(json.dumps([frames_per_second, decode_all_frames, sample_videos]).encode())
+        digest.update(json.dumps([frames_per_second, decode_all_frames, sample_videos, video_decoder_version()]).encode())
     return digest.hexdigest()[:32]

@@ -26,6 +26,8 @@ from PIL.Image import Resampling, Transpose
 from visavis import storage
 from visavis.errors import DataError
 
+MAX_IMAGE_BYTES = 2**29
+"""Maximum size of an image file: 64 megapixels of eight bytes each."""
 MAX_PIXELS = 64_000_000
 """Largest number of pixels of an image in memory. A larger JPEG is decoded at a reduced size."""
 # Size of a JPEG file, as a multiple of the pixels in memory. A reduced baseline JPEG is decoded row by row: 400 million pixels take 0.4 s and

@@ -1,7 +1,8 @@
 """Decoding of video files to upright RGB frames at a fixed rate, with PyAV (FFmpeg).
 
-Frame k of a result is the last frame that is shown at ``k / rate`` seconds after the first one. So a video of s seconds has
-``floor(s * rate) + 1`` frames at any frame rate of its own, and a video of one frame has one.
+Frame k of a result is the last frame that is shown at ``k / rate`` seconds after the first one. With s seconds between its first and last
+frame, a video has ``floor(s * rate) + 1`` frames at any frame rate of its own. A last frame that is shown for longer than a second, as in a
+slideshow, is repeated until its end.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ import io
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,11 +25,18 @@ from visavis.data.suffixes import VIDEO_SUFFIXES
 from visavis.errors import DataError, requires_extra
 
 VideoSource = Path | bytes | BinaryIO
-# Frames of a video are read at once. This limits the memory.
 MAX_FRAMES_PER_VIDEO = 1024
+"""Maximum number of frames that a model reads at once. This limits the memory."""
+MAX_SECONDS = 7 * 24 * 3600
+"""Maximum duration of a video. Longer ones have wrong time stamps."""
 _FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpeg,mpegts,asf,flv,ogg"
 # Seconds that may be missing at the end: the duration in a container is rarely exact.
 _SLACK_S = 2.0
+# A last frame that is shown for more seconds counts for its duration. With a shorter one, the number of frames of an ordinary video would
+# depend on its frame rate.
+_SLIDE_S = 1.0
+# Codecs of covers and thumbnails, whose streams are not always marked as such.
+_IMAGE_CODECS = ("mjpeg", "png", "bmp", "gif", "webp", "tiff")
 _CONVERT = "or convert it to mp4 (h264)"
 
 
@@ -40,6 +51,15 @@ class VideoError(DataError):
     def __init__(self, problem: str, name: str):
         super().__init__(f"video {name} {problem}.")
         self.problem = problem
+
+
+def video_decoder_version() -> str:
+    """Return the version of this reader and of PyAV. Cached problems of videos are valid for one version.
+
+    Returns:
+        The version. It does not contain PyAV where this is not installed.
+    """
+    return f"2 {version('av') if find_spec('av') else ''}"
 
 
 def is_video(name: str) -> bool:
@@ -70,6 +90,30 @@ def video_id(name: str) -> str:
     return name.rpartition(".")[0] if is_video(name) else name
 
 
+@dataclass(frozen=True)
+class _Timeline:
+    """When frames are shown, in seconds.
+
+    Attributes:
+        first: Time of the first frame.
+        last: Time of the last frame.
+        end: End of the last frame if it is shown for longer than ``_SLIDE_S``, else its time.
+    """
+
+    first: float
+    last: float
+    end: float
+
+    @property
+    def seconds(self) -> float:
+        """Duration of the video."""
+        return self.end - self.first
+
+    def num_frames(self, rate: float) -> int:
+        """Number of frames at a rate."""
+        return max(math.floor((self.last - self.first) * rate + 1e-6) + 1, math.ceil(self.seconds * rate - 1e-6))
+
+
 def count_frames(source: VideoSource, name: str, frames_per_second: float) -> int:
     """Count the frames of a video at a rate, without decoding.
 
@@ -82,15 +126,15 @@ def count_frames(source: VideoSource, name: str, frames_per_second: float) -> in
         The number of frames.
 
     Raises:
-        VideoError: If the source is not a video, or has no frames or too many.
+        VideoError: If the source is not a video, or has no frames or more than ``MAX_FRAMES_PER_VIDEO``.
         MissingExtra: If PyAV is not installed.
     """
-    with _open_stream(source, name) as (container, stream):
-        return _num_frames(_frame_times(container, stream, name), frames_per_second, name)
+    with open_frames(source, name, frames_per_second, max_frames=MAX_FRAMES_PER_VIDEO) as (count, _):
+        return count
 
 
 def video_duration(source: VideoSource, name: str) -> float:
-    """Return the time between the first and the last frame, without decoding.
+    """Return the time from the first to the last frame, or to the end of a last frame that is shown for longer than a second, without decoding.
 
     Args:
         source: A path, its content, or an open file.
@@ -104,8 +148,7 @@ def video_duration(source: VideoSource, name: str) -> float:
         MissingExtra: If PyAV is not installed.
     """
     with _open_stream(source, name) as (container, stream):
-        times = _frame_times(container, stream, name)
-        return max(times) - min(times)
+        return _read_timeline(container, stream, name).seconds
 
 
 def frame_size(source: VideoSource, name: str) -> tuple[int, int]:
@@ -126,8 +169,75 @@ def frame_size(source: VideoSource, name: str) -> tuple[int, int]:
         return stream.width, stream.height
 
 
+@contextmanager
+def open_frames(
+    source: VideoSource, name: str, frames_per_second: float, *, max_frames: int | None = None
+) -> Iterator[tuple[int, Iterator[PILImage]]]:
+    """Open a video. Its frames are decoded at a rate, one at a time.
+
+    Args:
+        source: A path, its content, or an open file.
+        name: Name of the video, for errors.
+        frames_per_second: The rate.
+        max_frames: Maximum number of frames. None: any number.
+
+    Yields:
+        The number of frames, and the frames as upright RGB images. A frame that is shown for longer is the same image several times.
+
+    Raises:
+        VideoError: If the source is not a video, has too many frames, or cannot be decoded.
+        MissingExtra: If PyAV is not installed.
+    """
+    with _open_stream(source, name) as (container, stream):
+        timeline = _read_timeline(container, stream, name)
+        count = timeline.num_frames(frames_per_second)
+        if max_frames is not None and count > max_frames:
+            raise VideoError(
+                f"has {count:,} frames in {timeline.seconds:,.0f} seconds at {frames_per_second:g} frames per second, expected at most "
+                f"{max_frames:,}. Cut it, or train with a lower visual.frames_per_second",
+                name,
+            )
+        yield count, _decode(container, stream, name, timeline, count, frames_per_second)
+
+
+def _decode(container: Any, stream: Any, name: str, timeline: _Timeline, count: int, rate: float) -> Iterator[PILImage]:
+    container.seek(0, any_frame=False, backward=True)
+    number, shown, image = 0, None, None
+    for frame in container.decode(stream):
+        time = timeline.first if frame.time is None else frame.time
+        while shown is not None and number < count and time > timeline.first + number / rate + 1e-6:
+            image = image or _to_image(shown)
+            yield image
+            number += 1
+        shown, image = frame, None
+    if shown is None:
+        raise VideoError(f"has no frame that can be decoded. {COPY_AGAIN}, {_CONVERT}", name)
+    if (missing := timeline.last - (shown.time or 0)) > _SLACK_S:
+        raise VideoError(f"is damaged: the last {missing:.0f} seconds of its frames cannot be decoded. {COPY_AGAIN}", name)
+    yield from [_to_image(shown)] * (count - number)
+
+
+def iter_frames(source: VideoSource, name: str, frames_per_second: float) -> Iterator[PILImage]:
+    """Decode the frames of a video that a model reads at once.
+
+    Args:
+        source: A path, its content, or an open file.
+        name: Name of the video, for errors.
+        frames_per_second: The rate.
+
+    Yields:
+        Upright RGB images, as many as ``count_frames`` returns.
+
+    Raises:
+        VideoError: If the source is not a video, has more than ``MAX_FRAMES_PER_VIDEO`` frames, or cannot be decoded.
+        MissingExtra: If PyAV is not installed.
+    """
+    with open_frames(source, name, frames_per_second, max_frames=MAX_FRAMES_PER_VIDEO) as (_, frames):
+        yield from frames
+
+
 def read_frames(source: VideoSource, name: str, frames_per_second: float) -> list[PILImage]:
-    """Decode the frames of a video at a rate.
+    """Decode the frames of a video that a model reads at once, as ``iter_frames``.
 
     Args:
         source: A path, its content, or an open file.
@@ -135,28 +245,9 @@ def read_frames(source: VideoSource, name: str, frames_per_second: float) -> lis
         frames_per_second: The rate.
 
     Returns:
-        Upright RGB images, as many as ``count_frames`` returns.
-
-    Raises:
-        VideoError: If the source is not a video, has too many frames, or cannot be decoded.
-        MissingExtra: If PyAV is not installed.
+        Upright RGB images.
     """
-    with _open_stream(source, name) as (container, stream):
-        times = _frame_times(container, stream, name)
-        expected, start = _num_frames(times, frames_per_second, name), min(times)
-        container.seek(0, any_frame=False, backward=True)
-        frames: list[PILImage] = []
-        last: Any = None
-        for frame in container.decode(stream):
-            time = start if frame.time is None else frame.time
-            while last is not None and len(frames) < expected and time > start + len(frames) / frames_per_second + 1e-6:
-                frames.append(_to_image(last))
-            last = frame
-        if last is None:
-            raise VideoError(f"has no frame that can be decoded. {COPY_AGAIN}, {_CONVERT}", name)
-        if (missing := max(times) - (last.time or 0)) > _SLACK_S:
-            raise VideoError(f"is damaged: the last {missing:.0f} seconds of its frames cannot be decoded. {COPY_AGAIN}", name)
-        return frames + [_to_image(last)] * (expected - len(frames))
+    return list(iter_frames(source, name, frames_per_second))
 
 
 def first_frame(source: VideoSource, name: str) -> PILImage:
@@ -211,7 +302,7 @@ def frame_at(source: VideoSource, name: str, seconds: float) -> PILImage:
 
 @contextmanager
 def _open_stream(source: VideoSource, name: str) -> Iterator[tuple[Any, Any]]:
-    """Open a container and its first video stream. Formats that refer to other files, such as playlists, are not allowed."""
+    """Open a container and the stream that a player shows. Formats that refer to other files, such as playlists, are not allowed."""
     with requires_extra("video", f"reading the video {name}"):
         import av
     with _file(source) as file:
@@ -220,11 +311,11 @@ def _open_stream(source: VideoSource, name: str) -> Iterator[tuple[Any, Any]]:
         file.seek(0)
         try:
             with av.open(file, options={"format_whitelist": _FORMATS}) as container:
-                if not container.streams.video:
+                stream = _shown_stream(container)
+                if stream is None:
                     raise VideoError(
                         "has no frames: it contains only sound, or nothing. Replace it by a video with frames, or remove it", name
                     )
-                stream = container.streams.video[0]
                 if stream.codec_context is None:
                     raise VideoError("has a codec that this FFmpeg does not support. Convert it to mp4 (h264)", name)
                 if stream.width * stream.height > MAX_PIXELS:
@@ -247,29 +338,60 @@ def _file(source: VideoSource) -> Iterator[Any]:
         yield io.BytesIO(source) if isinstance(source, bytes) else source
 
 
-def _frame_times(container: Any, stream: Any, name: str) -> list[float]:
-    """Return when each frame is shown, in seconds."""
-    packets = [packet for packet in container.demux(stream) if packet.size]
-    if not packets:
+def _shown_stream(container: Any) -> Any:
+    """Return the stream that a player shows. None: there is none. FFmpeg alone would choose a cover or thumbnail that is the default stream."""
+    best, streams = container.streams.best("video"), container.streams.video
+    moving = [stream for stream in streams if not _is_still(stream)]
+    return best if best in moving or not moving else moving[0]
+
+
+def _is_still(stream: Any) -> bool:
+    from av.stream import Disposition
+
+    codec = stream.codec_context.name if stream.codec_context else ""
+    return Disposition.attached_pic in stream.disposition or (codec in _IMAGE_CODECS and stream.frames <= 1)
+
+
+def _read_timeline(container: Any, stream: Any, name: str) -> _Timeline:
+    """Read when frames are shown from the packets of all streams."""
+    num_packets, interval = 0, 0.0
+    first = last = None
+    # Start and end of all streams.
+    start, end = math.inf, -math.inf
+    for packet in container.demux():
+        stamp = packet.dts if packet.pts is None else packet.pts
+        is_shown = packet.stream_index == stream.index and packet.size > 0
+        num_packets += is_shown
+        # Players do not show the frames before the start of a video that was trimmed without encoding.
+        if stamp is None or packet.is_discard:
+            continue
+        time, duration = float(stamp * packet.time_base), float((packet.duration or 0) * packet.time_base)
+        start, end = min(start, time), max(end, time + duration)
+        if is_shown:
+            first = time if first is None else min(first, time)
+            if last is None or time >= last:
+                last, interval = time, duration
+    if not num_packets:
         raise VideoError(f"has no frames. {COPY_AGAIN}", name)
-    stamps = [packet.pts if packet.pts is not None else packet.dts for packet in packets]
-    times = [float(stamp * stream.time_base) for stamp in stamps if stamp is not None] or [0.0]
-    declared = 0.0 if stream.duration is None else float(stream.duration * stream.time_base)
-    if (available := max(times) - min(times)) < declared - _SLACK_S:
-        raise VideoError(f"is truncated: {available:.0f} of its {declared:.0f} seconds are available. {COPY_AGAIN}", name)
-    return times
-
-
-def _num_frames(times: list[float], rate: float, name: str) -> int:
-    seconds = max(times) - min(times)
-    count = math.floor(seconds * rate + 1e-6) + 1
-    if count > MAX_FRAMES_PER_VIDEO:
-        raise VideoError(
-            f"has {count:,} frames in {seconds:,.0f} seconds at {rate:g} frames per second, expected at most {MAX_FRAMES_PER_VIDEO:,}. "
-            "Cut it, or lower visual.frames_per_second",
-            name,
-        )
-    return count
+    if first is None or last is None:
+        # The cover of a file with sound alone.
+        return _Timeline(0.0, 0.0, 0.0)
+    declared = float(stream.duration * stream.time_base) if stream.duration else 0.0
+    if container.format.name == "avi" and stream.average_rate:
+        # FFmpeg derives the duration of a truncated file from its size.
+        declared = max(declared, float(stream.frames / stream.average_rate))
+    total = declared or (container.duration or 0) / 1e6
+    # Some containers do not store for how long the last frame is shown.
+    interval = interval or (float(1 / stream.average_rate) if stream.average_rate else (last - first) / max(1, num_packets - 1)) or total
+    # Without a number of frames, the duration may be of the longest stream.
+    available = last + interval - first if stream.frames else max(end, last + interval) - min(start, first)
+    if total - available > _SLACK_S and not 0 < stream.frames <= num_packets:
+        raise VideoError(f"is truncated: {available:.0f} of its {total:.0f} seconds are available. {COPY_AGAIN}", name)
+    end = first + declared if declared else last + interval
+    timeline = _Timeline(first, last, end if end - last > _SLIDE_S + 1e-6 else last)
+    if timeline.seconds > MAX_SECONDS:
+        raise VideoError(f"has {timeline.seconds:,.0f} seconds, expected at most {MAX_SECONDS:,}. Cut it, {_CONVERT}", name)
+    return timeline
 
 
 def _to_image(frame: Any) -> PILImage:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from visavis import storage
 from visavis.data.dataset import Image as ListedImage
@@ -198,15 +197,15 @@ class Processor:
 
     @property
     def converts_single_images(self) -> bool:
-        """Whether ``encode_pixels`` reads images that ``preprocess`` converted one by one. A model of clips does not."""
-        return not self.frames_per_second
+        """Whether ``encode_pixels`` reads images, or frames of clips, that ``preprocess`` converted one by one."""
+        return True
 
     @torch.no_grad()
-    def encode_pixels(self, pixels: Tensor, granularity: str, device: torch.device | str = "cpu") -> Encoded:
-        """Convert images to the input of a matcher, as ``process_images``.
+    def encode_pixels(self, pixels: Encoded, granularity: str, device: torch.device | str = "cpu") -> Encoded:
+        """Convert images or clips to the input of a matcher, as ``process_images``.
 
         Args:
-            pixels: The images, converted by ``preprocess``, on the device of the frozen encoder.
+            pixels: The images, converted by ``preprocess``, or the padded frames of clips, on the device of the frozen encoder.
             granularity: Visual granularity of the matcher.
             device: Device of a frozen encoder.
 
@@ -214,8 +213,8 @@ class Processor:
             Pixels or features.
         """
         if granularity == "pixels":
-            return Encoded(pixels)
-        return self._standardize(self.visual_encoder.to(device)(Encoded(pixels)))
+            return pixels
+        return self._standardize(self.visual_encoder.to(device)(pixels))
 
     def _standardize(self, features: Encoded) -> Encoded:
         """Average the crops of frozen features, then standardize them as in training."""

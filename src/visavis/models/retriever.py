@@ -18,13 +18,14 @@ from torch import Tensor
 
 from visavis import storage
 from visavis.data.parallel import map_in_order
-from visavis.data.video import is_video, read_frames
+from visavis.data.video import is_video, iter_frames
 from visavis.errors import RunError, ShapeError, SpecError
 from visavis.memory_budget import MemoryLimit, parse_memory
 from visavis.models.base import Matcher, get_vectors, valid_mask
 from visavis.models.clip.model import find_dual_encoder, open_dual_encoder
 from visavis.models.colpali.model import COLPALI_TYPES, open_colpali
 from visavis.models.device import choose_device
+from visavis.models.encoders.frozen_encoders import pad_clips
 from visavis.models.encoders.pretrained_files import weights_checksum
 from visavis.models.image_inputs import ImageInput, read_image
 from visavis.models.inference import OnBatch, consecutive_batches, device_of, encode_items, score_all_pairs
@@ -325,42 +326,45 @@ class Retriever:
         frames_per_second = self.processor.visual_spec.frames_per_second
         count = _count_items(images, "images or videos")
 
-        def read_item(i: int) -> Any:
+        def read_item(i: int) -> Iterable[Image]:
             if frames_per_second:
                 return _open_clip(images[i], f"images[{i}]", frames_per_second)
-            return read_image(images[i], f"images[{i}]", self.processor.min_side)
+            return [read_image(images[i], f"images[{i}]", self.processor.min_side)]
 
         if self.processor.converts_single_images:
             convert = self.processor.preprocess.to_bytes
-            pixels = map_in_order(lambda i: convert([read_item(i)]), range(count), ahead=self.batch_size)
+            # FFmpeg decodes a clip with threads of its own.
+            threads, ahead = (1, 1) if frames_per_second else (0, self.batch_size)
+            pixels = map_in_order(lambda i: convert(read_item(i)), range(count), threads=threads, ahead=ahead)
             return self.encode_pixels(pixels, count, on_progress)
 
         def read_batch(index: np.ndarray) -> Encoded:
-            # FFmpeg decodes a clip with threads of its own.
-            opened = list(map_in_order(read_item, index, threads=1 if frames_per_second else 0))
+            opened = [image for item in map_in_order(read_item, index) for image in item]
             return self.processor.process_images(opened, self.matcher.config.visual_granularity, self.device)
 
-        batch_size = min(VIDEO_BATCH_SIZE, self.batch_size) if frames_per_second else self.batch_size
-        return encode_items(self.matcher, "visual", read_batch, consecutive_batches(count, batch_size), on_batch=on_progress)
+        return encode_items(self.matcher, "visual", read_batch, consecutive_batches(count, self.batch_size), on_batch=on_progress)
 
     def encode_pixels(self, pixels: Iterable[Tensor], count: int, on_progress: OnBatch | None = None) -> Encoded:
-        """Encode converted images for ``matcher.score``.
+        """Encode converted images or clips for ``matcher.score``.
 
         Args:
-            pixels: Result of ``processor.preprocess.to_bytes`` for each image, of a processor that ``converts_single_images``.
-            count: Number of images.
+            pixels: Result of ``processor.preprocess.to_bytes`` for each image, or for the frames of each clip of a model of clips.
+            count: Number of images or clips.
             on_progress: Called after each batch.
 
         Returns:
-            Encoded images.
+            Encoded items.
         """
-        remaining = iter(pixels)
+        remaining, reads_clips = iter(pixels), self.processor.frames_per_second > 0
 
         def read_batch(index: np.ndarray) -> Encoded:
-            batch = self.processor.preprocess.normalize(torch.cat(list(islice(remaining, len(index)))).to(self.device))
-            return self.processor.encode_pixels(batch, self.matcher.config.visual_granularity, self.device)
+            batch = list(islice(remaining, len(index)))
+            frames = self.processor.preprocess.normalize(torch.cat(batch).to(self.device))
+            items = pad_clips(frames.split([len(clip) for clip in batch])) if reads_clips else Encoded(frames)
+            return self.processor.encode_pixels(items, self.matcher.config.visual_granularity, self.device)
 
-        return encode_items(self.matcher, "visual", read_batch, consecutive_batches(count, self.batch_size), on_batch=on_progress)
+        batch_size = min(VIDEO_BATCH_SIZE, self.batch_size) if reads_clips else self.batch_size
+        return encode_items(self.matcher, "visual", read_batch, consecutive_batches(count, batch_size), on_batch=on_progress)
 
     @validate_arguments
     def encode_text(self, texts: Sequence[str], on_progress: OnBatch | None = None) -> Encoded:
@@ -434,10 +438,10 @@ def _count_items(items: Sequence[Any], name: str) -> int:
     return len(items)
 
 
-def _open_clip(item: Any, name: str, frames_per_second: float) -> list[Image]:
+def _open_clip(item: Any, name: str, frames_per_second: float) -> Iterable[Image]:
     """Return the frames of a video. An image is a clip of one frame, and a list of images is a clip."""
     if isinstance(item, list | tuple):
         return [read_image(frame, f"{name}[{i}]") for i, frame in enumerate(item)]
     if isinstance(item, str | Path) and is_video(str(item)):
-        return read_frames(Path(item), str(item), frames_per_second)
+        return iter_frames(Path(item), str(item), frames_per_second)
     return [read_image(item, name)]

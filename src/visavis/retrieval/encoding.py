@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from visavis.data.images import decode_image, dhash
 from visavis.data.parallel import Engine, map_in_order, map_on_ray
-from visavis.data.video import read_frames
+from visavis.data.video import MAX_FRAMES_PER_VIDEO, open_frames
 from visavis.data.workers import choose_readers, read_in_workers
 from visavis.errors import DataError, MissingExtra
 from visavis.models.encoders.preprocessing import ImageConverter
@@ -36,6 +37,8 @@ READ_AHEAD = 32
 """Files that are encoded at once, and files that are decoded ahead of them."""
 SHARD_SIZE = 256
 """Files that are encoded and stored at once. A killed process loses the shards in progress."""
+CLIPS_PER_SHARD = 8
+"""Maximum number of clips of a shard. A clip may take as long as thousands of images."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +58,11 @@ class EncodedShard:
 
 @dataclass(frozen=True)
 class _DecodedFile:
+    """An image, as pixels if the model converts single images."""
+
     content_hash: str
-    first_hash: str
-    frames: Sequence[PILImage] = ()
+    image_hash: str
+    image: PILImage | None = None
     pixels: Tensor | None = None
 
 
@@ -75,16 +80,14 @@ class _DecodedBatch:
 
 @dataclass(frozen=True)
 class _FileReader:
-    """Reads and decodes files, in this process or in a worker.
+    """Reads and decodes image files, in this process or in a worker.
 
     Attributes:
-        frames_per_second: Frame rate of clips.
         min_side: Shorter side that a JPEG keeps, as for ``decode_image``.
         converter: Converts images to pixels. None: images stay as they are.
         batch_size: Number of images that a worker reads at once.
     """
 
-    frames_per_second: float
     min_side: int
     converter: ImageConverter | None
     batch_size: int
@@ -95,7 +98,7 @@ class _FileReader:
         processor = model.processor
         converter = processor.preprocess.to_bytes if processor.converts_single_images else None
         batch_size = max(1, READ_AHEAD // processor.visual_spec.crops)
-        return cls(processor.frames_per_second or FRAMES_PER_SECOND, processor.min_side, converter, batch_size)
+        return cls(processor.min_side, converter, batch_size)
 
     def read_images(self, files: Sequence[SourceFile], device: torch.device, workers: int | None) -> Iterator[_DecodedFile | SkippedFile]:
         """Read image files ahead, in their order."""
@@ -119,16 +122,11 @@ class _FileReader:
         """Read a file. Returns its problem if it cannot be read."""
         try:
             content = file.location.read()
-            if file.is_video:
-                frames = read_frames(content, file.path, self.frames_per_second)
-            else:
-                frames = [decode_image(content, file.path, min_side=self.min_side, allow_animated=True)]
+            image = decode_image(content, file.path, min_side=self.min_side, allow_animated=True)
         except (DataError, MissingExtra) as error:
             return file.size, file.modified_ns, str(error)
-        content_hash, first_hash = hashlib.sha256(content).hexdigest()[:32], dhash(frames[0])
-        if file.is_video or self.converter is None:
-            return _DecodedFile(content_hash, first_hash, frames)
-        return _DecodedFile(content_hash, first_hash, pixels=self.converter(frames))
+        hashes = hashlib.sha256(content).hexdigest()[:32], dhash(image)
+        return _DecodedFile(*hashes, image) if self.converter is None else _DecodedFile(*hashes, pixels=self.converter([image]))
 
 
 def encode_shard(
@@ -140,7 +138,8 @@ def encode_shard(
     """Encode each image as an item, and each clip as an item for the whole and one for each of its moments.
 
     An image model encodes one frame per second. The vector of a clip or moment is the mean of its frames, for each region of a
-    late-interaction model. A video model encodes the frames of a clip or moment together. A clip that is not longer than a moment has no moments.
+    late-interaction model. A video model encodes the frames of a clip or moment together, at most ``MAX_FRAMES_PER_VIDEO`` of them. The vector
+    of a longer one is the mean of its parts. A clip that is not longer than a moment has no moments.
 
     Args:
         model: Model with one vector per item, or a late-interaction model.
@@ -161,14 +160,14 @@ def encode_shard(
         if images := [(file, decoded) for file, decoded in decoded_batch if isinstance(decoded, _DecodedFile)]:
             vectors = model.item_vectors(_encode_images(model, [decoded for _, decoded in images]))
             rows += [
-                (_item(file, decoded, "image", decoded.first_hash), vector) for (file, decoded), vector in zip(images, vectors, strict=True)
+                (_item(file, decoded.content_hash, "image", decoded.image_hash), vector)
+                for (file, decoded), vector in zip(images, vectors, strict=True)
             ]
     for file in clips:
-        clip = reader(file)
-        if isinstance(clip, tuple):
-            unreadable[file.path] = clip
-        else:
-            rows += _encode_clip(model, file, clip, reader.frames_per_second, moment_seconds)
+        try:
+            rows += _encode_clip(model, file, moment_seconds)
+        except (DataError, MissingExtra) as error:
+            unreadable[file.path] = file.size, file.modified_ns, str(error)
     rows.sort(key=lambda row: row[0].key)
     arrays = [vector.numpy() for _, vector in rows]
     joined = VectorSets.from_arrays(arrays) if arrays and arrays[0].ndim > 1 else np.array(arrays, np.float32)
@@ -182,39 +181,93 @@ def _separate_clips(files: Sequence[SourceFile]) -> tuple[list[SourceFile], list
 
 def _encode_images(model: Retriever, images: Sequence[_DecodedFile]) -> Encoded:
     pixels = [image.pixels for image in images if image.pixels is not None]
-    return model.encode_pixels(pixels, len(pixels)) if pixels else model.encode_visual([image.frames[0] for image in images])
+    return model.encode_pixels(pixels, len(pixels)) if pixels else model.encode_visual([image.image for image in images if image.image])
 
 
-def _encode_clip(
-    model: Retriever, file: SourceFile, clip: _DecodedFile, rate: float, moment_seconds: float
-) -> list[tuple[IndexItem, Tensor]]:
-    """The whole clip, then its moments, each from its start to just before its end."""
-    frames = clip.frames
-    frames_per_moment = max(1, round(moment_seconds * rate))
-    starts = range(0, len(frames), frames_per_moment) if len(frames) > frames_per_moment else ()
-    moments = [range(start, min(start + frames_per_moment, len(frames))) for start in starts]
-    spans = [range(len(frames)), *moments]
-    if model.processor.frames_per_second:
-        vectors = model.item_vectors(model.encode_visual([[frames[i] for i in span] for span in spans]))
+def _encode_clip(model: Retriever, file: SourceFile, moment_seconds: float) -> list[tuple[IndexItem, Tensor]]:
+    """The whole clip, then its moments, each from its start to just before its end. Memory holds the pixels of one section."""
+    rate = model.processor.frames_per_second or FRAMES_PER_SECOND
+    per_moment = max(1, round(moment_seconds * rate))
+    content_hash, hashes = file.location.content_hash, dict[int, str]()
+    # Vector and number of frames of each part of a span.
+    parts = defaultdict[range, list[tuple[Tensor, int]]](list)
+    with file.location.open() as source, open_frames(source, file.path, rate) as (count, frames):
+        whole = range(count)
+        moments = _split(whole, per_moment) if count > per_moment else []
+        hashed = {_middle(span) for span in (whole, *moments)}
+        frames = _hash_frames(frames, hashed, hashes)
+        for section in _sections(whole, per_moment):
+            spans = [whole, *moments[section.start // per_moment : math.ceil(section.stop / per_moment)]]
+            pieces = [range(max(span.start, section.start), min(span.stop, section.stop)) for span in spans]
+            offsets = [slice(piece.start - section.start, piece.stop - section.start) for piece in pieces]
+            vectors = _encode_section(model, islice(frames, len(section)), len(section), offsets)
+            for span, piece, vector in zip(spans, pieces, vectors, strict=True):
+                parts[span].append((vector, len(piece)))
+    rows = [(_item(file, content_hash, "video", hashes[_middle(whole)]), _join(model, parts[whole]))]
+    for span in moments:
+        item = _item(file, content_hash, "moment", hashes[_middle(span)], span.start / rate, float(math.ceil(span.stop / rate)))
+        rows.append((item, _join(model, parts[span])))
+    return rows
+
+
+def _split(span: range, size: int) -> list[range]:
+    return [span[start : start + size] for start in range(0, len(span), size)]
+
+
+def _middle(span: range) -> int:
+    return span[len(span) // 2]
+
+
+def _sections(whole: range, per_moment: int) -> list[range]:
+    """Divide a clip into parts of at most ``MAX_FRAMES_PER_VIDEO`` frames, which end where moments end, or are a part of one."""
+    if len(whole) <= MAX_FRAMES_PER_VIDEO:
+        return [whole]
+    several_moments = MAX_FRAMES_PER_VIDEO // per_moment * per_moment
+    return [section for block in _split(whole, several_moments or per_moment) for section in _split(block, MAX_FRAMES_PER_VIDEO)]
+
+
+def _hash_frames(frames: Iterable[PILImage], hashed: set[int], hashes: dict[int, str]) -> Iterator[PILImage]:
+    """Yield frames, and store the hashes of some of them."""
+    for number, frame in enumerate(frames):
+        if number in hashed:
+            hashes[number] = dhash(frame)
+        yield frame
+
+
+def _encode_section(model: Retriever, frames: Iterator[PILImage], count: int, pieces: Sequence[slice]) -> list[Tensor]:
+    """Encode pieces of a section. An image model returns the mean of their frames."""
+    processor = model.processor
+    if processor.converts_single_images:
+        pixels = (processor.preprocess.to_bytes([frame]) for frame in frames)
+        if processor.frames_per_second:
+            clip = torch.cat(list(pixels))
+            # The longest piece is encoded alone, so that shorter ones are not padded to its length.
+            first, *others = (clip[piece] for piece in pieces)
+            encoded = [model.encode_pixels(clips, len(clips)) for clips in ([first], others) if clips]
+            return [vector for batch in encoded for vector in model.item_vectors(batch)]
+        vectors = model.item_vectors(model.encode_pixels(pixels, count))
     else:
-        frame_vectors = torch.stack(model.item_vectors(model.encode_visual(frames)))
-        vectors = [unit_rows(frame_vectors[list(span)].mean(0)) for span in spans]
-    items = [_item(file, clip, "video", dhash(frames[len(frames) // 2]))]
-    items += [
-        _item(file, clip, "moment", dhash(frames[span[len(span) // 2]]), span.start / rate, float(math.ceil(span.stop / rate)))
-        for span in moments
-    ]
-    return list(zip(items, vectors, strict=True))
+        batches = iter(lambda: list(islice(frames, model.batch_size)), [])
+        vectors = [vector for batch in batches for vector in model.item_vectors(model.encode_visual(batch))]
+    return [torch.stack(vectors[piece]).mean(0) for piece in pieces]
+
+
+def _join(model: Retriever, parts: Sequence[tuple[Tensor, int]]) -> Tensor:
+    """Return the unit vector of a span from its parts."""
+    if len(parts) == 1:
+        [(vector, _)] = parts
+        return vector if model.processor.frames_per_second else unit_rows(vector)
+    return unit_rows(torch.stack([vector * length for vector, length in parts]).sum(0))
 
 
 def _item(
-    file: SourceFile, decoded: _DecodedFile, kind: ItemKind, frame_hash: str, start: float | None = None, end: float | None = None
+    file: SourceFile, content_hash: str, kind: ItemKind, frame_hash: str, start: float | None = None, end: float | None = None
 ) -> IndexItem:
     return IndexItem(
         key=file.path if start is None else f"{file.path}#t={start:g},{end:g}",
         path=file.path,
         kind=kind,
-        content=decoded.content_hash,
+        content=content_hash,
         size=file.size,
         modified_ns=file.modified_ns,
         start=start,
@@ -244,7 +297,7 @@ def encode_in_shards(
         VisavisError: If ``workers`` is invalid.
         MissingExtra: If Ray is not installed.
     """
-    shards = [files[start : start + SHARD_SIZE] for start in range(0, len(files), SHARD_SIZE)]
+    shards = _divide_into_shards(files)
     if engine == "local":
         # One reader for all shards reads the next shard while this one is encoded.
         decoded_images = _FileReader.of_model(model).read_images(_separate_clips(files)[0], model.device, workers)
@@ -255,6 +308,17 @@ def encode_in_shards(
         jobs = list(enumerate(map(_with_absolute_paths, shards)))
         for number, shard in map_on_ray(RayEncoder, arguments, jobs, workers=workers, action="indexing", ordered=False):
             yield shards[number], shard
+
+
+def _divide_into_shards(files: Sequence[SourceFile]) -> list[list[SourceFile]]:
+    shards, num_clips = list[list[SourceFile]](), 0
+    for file in files:
+        if not shards or len(shards[-1]) == SHARD_SIZE or (file.is_video and num_clips == CLIPS_PER_SHARD):
+            shards.append([])
+            num_clips = 0
+        shards[-1].append(file)
+        num_clips += file.is_video
+    return shards
 
 
 def _with_absolute_paths(files: Sequence[SourceFile]) -> list[SourceFile]:

@@ -276,9 +276,9 @@ def read_array(
         except Exception as error:  # noqa: BLE001 - numpy's reader of headers raises errors of every kind on damaged bytes
             raise DataError(f"{path} is not a readable .npy of numbers: {error_reason(error)}.{RESTORE_COPY}") from None
     has_kind = array.dtype.kind in kinds and array.dtype.isnative and array.dtype.itemsize <= 8
-    if not has_kind or (dimensions is not None and array.ndim != dimensions):
+    if not has_kind or not array.ndim or (dimensions is not None and array.ndim != dimensions):
         kind_names = " or ".join(_KINDS[kind] for kind in kinds)
-        expected = f"{kind_names} of {dimensions} dimensions" if dimensions else kind_names
+        expected = f"{kind_names} of {dimensions} dimensions" if dimensions else f"{kind_names} of one dimension or more"
         raise DataError(f"{path}: expected {expected}, got {array.dtype} of shape {array.shape}.{RESTORE_COPY}")
     return array if memory_map else np.array(array)
 

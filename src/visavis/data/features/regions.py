@@ -67,7 +67,7 @@ def read_regions(files: list[Path], on_progress: ProgressCallback) -> Iterator[t
     """
     embedding_dim = 0
     for item, location, features in _read_tsv(files, on_progress) if ".tsv" in files[0].name else _read_arrays(files, on_progress):
-        embedding_dim = embedding_dim or features.shape[-1]
+        embedding_dim = embedding_dim or (features.shape[-1] if features.ndim else 0)
         if features.ndim != 2 or features.shape[1] != embedding_dim or not len(features) or features.dtype.kind not in "fiu":
             actual = f"{features.dtype} of shape {list(features.shape)}"
             raise DataError(

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from visavis import storage
 from visavis.data.dataset import ByteRange
@@ -74,6 +74,8 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 
 _COMPRESSED_SUFFIXES = (".tgz", ".tbz", ".txz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
 _COMPRESSED_MAGIC_BYTES = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd")
+# Bytes of a header of a tar archive, including the long name of its member.
+_MAX_HEADER_BYTES = 2**20
 _COMPRESSED_ARCHIVE = "is a compressed archive, whose members cannot be read in place. Unpack it to a plain .tar or a folder"
 
 
@@ -270,12 +272,27 @@ def archive_members(file: BinaryIO, archive: Path, root: Path | None = None) -> 
         raise DataError(f"the archive is truncated or not a tar archive: {storage.error_reason(error)}") from None
 
 
+@dataclass(frozen=True)
+class _HeaderFile:
+    """A tar file of which headers are read. A long name is read at once, whatever size its header declares."""
+
+    file: BinaryIO
+
+    def read(self, size: int) -> bytes:
+        if size > _MAX_HEADER_BYTES:
+            raise DataError(f"the archive is damaged: expected a header of at most {_MAX_HEADER_BYTES:,} bytes, got {size:,}")
+        return self.file.read(size)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+
 def _headers(file: BinaryIO, archive: Path, root: Path | None) -> Iterator[tuple[str, ByteRange]]:
     if file.read(6).startswith(_COMPRESSED_MAGIC_BYTES) or not archive.name.endswith(".tar"):
         raise DataError(_COMPRESSED_ARCHIVE)
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
-    with tarfile.open(fileobj=file, mode="r:") as tar:
+    with tarfile.open(fileobj=_HeaderFile(file), mode="r:") as tar:
         previous = -1
         for member in tar:
             if tar.offset <= previous or member.size < 0:

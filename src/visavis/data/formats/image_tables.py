@@ -82,7 +82,7 @@ class _GroupCache:
     """Image columns of the row groups that were used last."""
 
     def __init__(self) -> None:
-        self.columns, self.lock = OrderedDict[tuple[Any, ...], Any](), threading.Lock()
+        self.columns, self.lock, self.num_bytes = OrderedDict[tuple[Any, ...], Any](), threading.Lock(), 0
 
     def read(self, image: EmbeddedImage) -> pa.ChunkedArray:
         """Return the bytes of all images of a row group."""
@@ -93,9 +93,10 @@ class _GroupCache:
                 column = self.columns.pop(key, None)
                 if column is None:
                     column = _image_bytes(_TableFile(image.path, file).read_group(image.group, [image.column]).column(image.column))
+                    self.num_bytes += column.nbytes
                 self.columns[key] = column
-                while len(self.columns) > 1 and sum(cached.nbytes for cached in self.columns.values()) > CACHED_BYTES:
-                    self.columns.popitem(last=False)
+                while len(self.columns) > 1 and self.num_bytes > CACHED_BYTES:
+                    self.num_bytes -= self.columns.popitem(last=False)[1].nbytes
         return column
 
 
@@ -151,7 +152,8 @@ class _TableFile:
         """Read columns of a row group. A column may be ``COLUMN.FIELD``."""
         with self._errors():
             if self.parquet is not None:
-                table = self.parquet.read_row_group(number, columns=columns)
+                # The caller has threads of its own.
+                table = self.parquet.read_row_group(number, columns=columns, use_threads=False)
                 table.validate(full=True)
                 return table
             names = dict.fromkeys(column if column in self.schema.names else column.rpartition(".")[0] for column in columns)

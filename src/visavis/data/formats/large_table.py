@@ -193,10 +193,12 @@ class _Conversion:
         self.compute = self.pa.compute
         self.layout, file_format = _file_format(path, self.pa)
         try:
+            names = file_format.inspect(str(path), self.pa.fs.LocalFileSystem()).names
+            if repeated := next((name for name in names if names.count(name) > 1), None):
+                raise DataError(f"{path}: expected one column {repeated}, got {names.count(repeated)}. Rename the others.")
             self.table = self.pa.dataset.dataset(path, format=file_format)
         except (self.pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
             raise self._unreadable(error) from None
-        names = self.table.schema.names
         self.file_column, self.caption_columns = find_file_column(names, path), find_caption_columns(names, path)
         self.split_columns = named_columns(names, ("split",))
 
@@ -476,7 +478,7 @@ def _have_byte(texts: Any, values: bytes, *, last: bool = False) -> np.ndarray:
 def _file_format(path: Path, pa: Any) -> tuple[TableLayout | None, Any]:
     """The layout of a text file, and the format of a file for ``pyarrow.dataset``. A caption in a text file is never null."""
     if path.suffix not in _TEXT_SUFFIXES:
-        return None, "parquet" if path.suffix == ".parquet" else "ipc"
+        return None, pa.dataset.ParquetFileFormat() if path.suffix == ".parquet" else pa.dataset.IpcFileFormat()
     layout, encoding = read_layout(path, ALL_FILE_NAMES, EXPECTED_HEADER)
     _check_quotes(path, layout, encoding)
     # Arrow removes a byte order mark of UTF-8.

@@ -230,7 +230,7 @@ class Listing:
             if not caption.usable:
                 continue
             text, location = caption.text, caption.location
-            if problem := caption_problem(text):
+            if (problem := caption_problem(text)) is not None:
                 self.add_loss(problem[0], location, problem[1], caption)
             elif (caption.image, text) in seen:
                 self.add_note("duplicate caption", location, f"the image already has the caption {text!r}")
@@ -359,6 +359,26 @@ class DatasetFormat:
         """
         source = file.parent if self.reads_whole_folder else file
         return source if any(fnmatch.fnmatchcase(file.name, f"*{suffix}") for suffix in self.suffixes) else None
+
+
+def require_captions(captions: Sequence[str], location: str) -> list[str]:
+    """Return the captions of a sample of a stream without empty ones.
+
+    Args:
+        captions: The captions.
+        location: Location of the sample, for errors.
+
+    Returns:
+        One caption or more.
+
+    Raises:
+        DataError: If there is none, or if one cannot be used.
+    """
+    filled = [text for text in captions if text.strip()]
+    for text in filled or [""]:
+        if (problem := caption_problem(text)) is not None:
+            raise DataError(f"{escape_surrogates(location)}: {problem[1]}. Correct the sample.")
+    return filled
 
 
 def clean_name(name: str) -> str:

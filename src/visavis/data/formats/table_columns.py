@@ -27,6 +27,8 @@ CAPTION_NAMES = ("captions", "caption", "text", "title", "sentence", "sentences"
 OTHER_CAPTION_NAMES = ("description", "comment", "alt_text")
 # Columns with an image, as ``datasets`` writes them, or with its bytes.
 IMAGE_NAMES = ("image", "img", "jpg", "png", "webp")
+MAX_TEXT_BYTES = 2**22
+"""Maximum size of all texts of a sample. It is checked before they are decoded."""
 # Keys of the text of a caption that is an object, as in Karpathy's lists.
 _TEXT_KEYS = ("raw", "caption", "text", "sentence")
 # A list of texts as JSON, Python and NumPy write it. NumPy separates texts by white space only.
@@ -193,7 +195,35 @@ class TableColumns:
                 f"{location}: expected a column with the caption ({', '.join(CAPTION_NAMES)}), got {columns}. Rename the column."
             )
         split = named_columns(schema.names, ("split",))
+        if repeated := [name for name in (*images, *files[:1], *captions, *split) if schema.names.count(name) > 1]:
+            raise DataError(f"{location}: expected one column {repeated[0]}, got {schema.names.count(repeated[0])}. Rename the others.")
         return cls(images[0] if images else None, files[0] if files else None, tuple(captions), split[0] if split else None)
+
+
+def read_cell(column: pa.ChunkedArray, row: int, location: str, max_bytes: int = MAX_TEXT_BYTES) -> Any:
+    """Read a value of a column.
+
+    Args:
+        column: The column.
+        row: Its row.
+        location: Location of the row, for errors.
+        max_bytes: Maximum size of the value.
+
+    Returns:
+        The value as Python objects.
+
+    Raises:
+        DataError: If it is too large or not UTF-8.
+    """
+    cell = column.slice(row, 1)
+    if import_pyarrow().types.is_dictionary(cell.type):
+        cell = cell.cast(cell.type.value_type)
+    if cell.nbytes > max_bytes:
+        raise DataError(f"{location}: expected at most {max_bytes:,} bytes, got {cell.nbytes:,}. Shorten the text or image.")
+    try:
+        return cell[0].as_py()
+    except ValueError as error:
+        raise DataError(f"{location}: expected text in UTF-8 and fields with different names, got {error}. Write the row again.") from None
 
 
 def parse_captions(value: Any) -> list[str] | None:

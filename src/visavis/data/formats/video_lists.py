@@ -50,6 +50,9 @@ def read_captions_and_splits(path: Path) -> tuple[dict[str, list[str]], dict[str
         DataError: If the file is malformed, or has a caption of an unknown video.
     """
     listing = _list_files(path, [path])
+    for image in listing.images:
+        if not is_valid_unicode(f"{image.name} {image.split}"):
+            raise DataError(f"{path}: expected a name and split in UTF-8, got {image.name!r} in split {image.split!r}. Correct it.")
     captions: dict[str, list[str]] = {image.name: [] for image in listing.images if image.usable}
     for caption in listing.captions:
         if not caption.usable or caption.image is None or not is_valid_unicode(caption.text):

@@ -16,8 +16,9 @@ from typing import Any, BinaryIO
 from visavis import storage
 from visavis.data.dataset import ByteRange
 from visavis.data.formats.image_files import archive_members, containing_folder
-from visavis.data.formats.listing import DatasetFormat, Listing
-from visavis.data.formats.table_columns import CAPTION_NAMES, parse_captions
+from visavis.data.formats.listing import DatasetFormat, Listing, escape_surrogates
+from visavis.data.formats.table_columns import CAPTION_NAMES, MAX_TEXT_BYTES, parse_captions
+from visavis.data.images import MAX_IMAGE_BYTES
 from visavis.data.splits import find_split_files, normalize_split_name, splits_of_files
 from visavis.data.suffixes import IMAGE_SUFFIXES
 from visavis.errors import DataError, requires_extra
@@ -78,9 +79,21 @@ class TarSamples:
             for extension in self.samples[key]:
                 if f".{extension}".endswith(suffix):
                     return extension
+        found = escape_surrogates(", ".join(self.samples[key]))
         raise DataError(
-            f"{self.name}: {key}: expected one {content} ({', '.join(suffixes[:4])}), got {', '.join(self.samples[key])}. Add it to the sample."
+            f"{self.location(key)}: expected one {content} ({', '.join(suffixes[:4])}), got {found:.200}. Add it to the sample."
         )
+
+    def location(self, key: str) -> str:
+        """Name a sample in errors.
+
+        Args:
+            key: Key of the sample.
+
+        Returns:
+            The file and the key in valid Unicode.
+        """
+        return f"{self.name}: {escape_surrogates(key):.200}"
 
     def find_image(self, key: str) -> str:
         """Find the image of a sample.
@@ -96,27 +109,36 @@ class TarSamples:
         """
         return self._find(key, IMAGE_SUFFIXES, "image")
 
-    def read_member(self, file: BinaryIO, key: str, extension: str) -> bytes:
+    def read_member(self, file: BinaryIO, key: str, extension: str, max_bytes: int = MAX_IMAGE_BYTES) -> bytes:
         """Read a member of a sample.
 
         Args:
             file: The open tar file.
             key: Key of the sample.
             extension: Extension of the member.
+            max_bytes: Maximum size.
 
         Returns:
             Its content.
+
+        Raises:
+            DataError: If it is too large.
         """
         offset, size = self.samples[key][extension]
+        if size > max_bytes:
+            raise DataError(
+                f"{self.location(key)}.{extension:.20}: expected at most {max_bytes:,} bytes, got {size:,}. Shorten the member."
+            )
         return os.pread(file.fileno(), size, offset)
 
     def _read_text(self, file: BinaryIO, key: str, extension: str) -> Any:
         """The text of a member, or the value of a JSON member."""
+        content = self.read_member(file, key, extension, MAX_TEXT_BYTES)
         try:
-            text = self.read_member(file, key, extension).decode()
+            text = content.decode()
             return json.loads(text) if extension.endswith("json") else text
         except (ValueError, RecursionError) as error:
-            raise DataError(f"{self.name}: {key}.{extension} is not readable: {error}. Write the member again.") from None
+            raise DataError(f"{self.location(key)}.{extension:.20} is not readable: {error}. Write the member again.") from None
 
     def read_captions(self, file: BinaryIO, key: str) -> list[str]:
         """Read the captions of a sample.
@@ -136,7 +158,7 @@ class TarSamples:
             value = next((value[name] for name in CAPTION_NAMES if name in value), None)
         captions = [text for text in parse_captions(value) or () if text.strip()]
         if not captions:
-            raise DataError(f"{self.name}: {key}: expected a caption, got {value!r:.40}. Add it to the sample.")
+            raise DataError(f"{self.location(key)}: expected a caption, got {value!r:.40}. Add it to the sample.")
         return captions
 
     def read_split(self, file: BinaryIO, key: str) -> str | None:

@@ -15,8 +15,10 @@ import numpy as np
 from visavis import storage
 from visavis.data.columns import import_pyarrow
 from visavis.data.dataset import ByteRange
-from visavis.data.formats.table_columns import TableColumns, parse_captions
+from visavis.data.formats.listing import MAX_CAPTION_CHARS, escape_surrogates, is_valid_unicode, require_captions
+from visavis.data.formats.table_columns import MAX_TEXT_BYTES, TableColumns, parse_captions, read_cell
 from visavis.data.formats.webdataset import TarSamples
+from visavis.data.images import MAX_IMAGE_BYTES
 from visavis.data.streams.shard_files import PARQUET_SUFFIX, ShardFile, local_copy, open_filesystem
 from visavis.errors import DataError
 
@@ -103,8 +105,14 @@ class TarReader:
 
         Returns:
             The key.
+
+        Raises:
+            DataError: If it is not UTF-8.
         """
-        return self.keys[row]
+        key = self.keys[row]
+        if not is_valid_unicode(key):
+            raise DataError(f"{self.tar.location(key)}: expected a name in UTF-8, got other bytes. Rename the members of this sample.")
+        return key
 
     def image(self, row: int) -> bytes:
         """Read the image of a sample.
@@ -131,9 +139,10 @@ class TarReader:
             One caption or more.
 
         Raises:
-            DataError: If the sample has none.
+            DataError: If the sample has none, or one that cannot be used.
         """
-        return self.tar.read_captions(self.file, self.keys[row])
+        key = self.keys[row]
+        return require_captions(self.tar.read_captions(self.file, key), self.tar.location(key))
 
 
 class ParquetReader:
@@ -151,7 +160,23 @@ class ParquetReader:
             self.columns = columns = TableColumns.find(file.schema_arrow, shard.file.url)
             self.image_column = columns.image or columns.file
             names = [name for name in (self.image_column, columns.file, *columns.captions) if name is not None]
+            self._check_size(file.metadata.row_group(shard.row_group))
             self.table = file.read_row_group(shard.row_group, columns=list(dict.fromkeys(names)))
+
+    def _check_size(self, group: Any) -> None:
+        """Refuse columns of few huge values by the metadata, before they are in memory."""
+        for number in range(group.num_columns):
+            chunk = group.column(number)
+            column, size = chunk.path_in_schema.partition(".")[0], chunk.total_uncompressed_size
+            is_text = column in self.columns.captions
+            # Reading takes three times the size of a column.
+            per_row, minimum = (4 * MAX_CAPTION_CHARS, 2**26) if is_text else (MAX_IMAGE_BYTES // 8, MAX_IMAGE_BYTES)
+            limit = max(minimum, per_row * group.num_rows)
+            if (is_text or column == self.image_column) and size > limit:
+                raise DataError(f"{self.name}: {column}: expected at most {limit:,} bytes, got {size:,}. Remove the huge values.")
+
+    def _read_cell(self, column: str | None, row: int, max_bytes: int = MAX_TEXT_BYTES) -> Any:
+        return read_cell(self.table[column], row, f"{self.name}, row {row}, {column}", max_bytes)
 
     def __len__(self) -> int:
         return len(self.table)
@@ -163,9 +188,13 @@ class ParquetReader:
             row: Number of the sample.
 
         Returns:
-            The name. None: the table has no names.
+            The name. None: the row has none.
+
+        Raises:
+            DataError: If it is not UTF-8.
         """
-        return None if self.columns.file is None else str(self.table[self.columns.file][row].as_py())
+        name = None if self.columns.file is None else self._read_cell(self.columns.file, row)
+        return None if name is None else str(name)
 
     def image(self, row: int) -> bytes:
         """Read the image of a sample.
@@ -179,7 +208,7 @@ class ParquetReader:
         Raises:
             DataError: If the table has no bytes of it.
         """
-        value = self.table[self.image_column][row].as_py()
+        value = self._read_cell(self.image_column, row, MAX_IMAGE_BYTES)
         content = value.get("bytes") if isinstance(value, dict) else value
         if not isinstance(content, bytes):
             raise DataError(
@@ -198,13 +227,13 @@ class ParquetReader:
             One caption or more.
 
         Raises:
-            DataError: If the sample has none.
+            DataError: If the sample has none, or one that cannot be used.
         """
-        values = [self.table[column][row].as_py() for column in self.columns.captions]
+        values = [self._read_cell(column, row) for column in self.columns.captions]
         captions = [text for value in values for text in parse_captions(value) or () if text.strip()]
         if not captions:
             raise DataError(f"{self.name}, row {row}: expected a caption, got {values[0]!r:.40}. Add it to the row.")
-        return captions
+        return require_captions(captions, f"{self.name}, row {row}")
 
 
 @contextmanager
@@ -263,7 +292,7 @@ def count_samples(file: ShardFile, *, skip_bad: bool, read_key: bool) -> list[Sh
     if reader.damage and not skip_bad:
         raise damaged_shard(file.url, reader.damage)
     count = len(reader) if file.num_samples is None else file.num_samples
-    return [Shard(file, count, first_key=reader.keys[0] if reader.keys else None)]
+    return [Shard(file, count, first_key=escape_surrogates(reader.keys[0]) if reader.keys else None)]
 
 
 def damaged_shard(url: str, damage: str) -> DataError:

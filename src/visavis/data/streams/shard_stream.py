@@ -18,6 +18,7 @@ import numpy as np
 
 from visavis import storage
 from visavis.data.dataset import Dataset, Image, LazyImages, ProgressCallback
+from visavis.data.parallel import map_in_order
 from visavis.data.sequences import LazySequence
 from visavis.data.streams.shard_files import ShardFile, list_shards
 from visavis.data.streams.shard_readers import EmbeddedBytes, Shard, ShardReader, count_samples, damaged_shard, open_shard, sample_ids
@@ -67,13 +68,8 @@ class ShardStream:
         Raises:
             DataError: If a shard is missing or damaged, or all are empty.
         """
-        files, shards = list_shards(pattern), list[Shard]()
-        for number, file in enumerate(files):
-            # The first keys of two shards show whether each shard numbers its samples from the same key.
-            shards += _count(file, skip_bad=skip_bad, read_key=number < 2)
-            if on_progress is not None:
-                on_progress(number + 1, len(files))
-        shards = [shard for shard in shards if shard.count]
+        files = list_shards(pattern)
+        shards = [shard for shard in _count(pattern, files, skip_bad, on_progress) if shard.count]
         if not shards:
             raise DataError(f"{pattern}: expected samples, got {len(files)} empty shards. Check the pattern.")
         return cls(pattern, shards, max_open, skip_bad=skip_bad)
@@ -226,14 +222,22 @@ class StreamCaptions(_StreamItems[str]):
         return [texts[choice % len(texts)] for texts, choice in zip(captions, choices.tolist(), strict=True)]
 
 
-def _count(file: ShardFile, *, skip_bad: bool, read_key: bool) -> list[Shard]:
-    """Count the samples of a file, or read the cached count."""
-    key = storage.stat_hash([], 2, asdict(file), read_key)
-    record = storage.cache_folder() / "checks" / f"shard-{key}.json"
-    shards: list[Shard] | None = storage.read_checksummed_json(record, list[Shard])
-    if shards is None:
-        shards = count_samples(file, skip_bad=skip_bad, read_key=read_key)
+def _count(pattern: str, files: list[ShardFile], skip_bad: bool, on_progress: ProgressCallback | None) -> list[Shard]:
+    """Count the samples of all files in threads. The counts of unchanged files are read from one cached record."""
+    record = storage.cache_folder() / "checks" / f"shards-{storage.stat_hash([], 3, pattern)}.json"
+    counts: dict[str, list[Shard]] = storage.read_checksummed_json(record, dict[str, list[Shard]]) or {}
+    # The first keys of two shards show whether each shard numbers its samples from the same key.
+    keys = [storage.stat_hash([], asdict(file), number < 2) for number, file in enumerate(files)]
+    missing = [number for number, key in enumerate(keys) if key not in counts]
+    counted = map_in_order(lambda number: count_samples(files[number], skip_bad=skip_bad, read_key=number < 2), missing)
+    try:
+        for done, (number, shards) in enumerate(zip(missing, counted, strict=True), len(files) - len(missing) + 1):
+            counts[keys[number]] = shards
+            if on_progress is not None:
+                on_progress(done, len(files))
+    finally:
         # The count of a damaged shard is not cached: without skip_bad it is an error.
-        if not skip_bad:
-            storage.write_checksummed_json(record, [asdict(shard) for shard in shards])
-    return shards
+        if missing and not skip_bad:
+            kept = {key: [asdict(shard) for shard in counts[key]] for key in keys if key in counts}
+            storage.write_checksummed_json(record, kept)
+    return [shard for key in keys for shard in counts[key]]

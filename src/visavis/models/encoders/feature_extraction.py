@@ -208,7 +208,7 @@ class _BatchEncoder:
     def _read(self, item: Image | str) -> Any:
         if isinstance(item, str):
             return item
-        return item.frames(self.spec.frames_per_second) if self.spec.granularity == "frames" else item.open(self.encoder.min_side)
+        return item.iter_frames(self.spec.frames_per_second) if self.spec.granularity == "frames" else item.open(self.encoder.min_side)
 
     def __call__(self, inputs: Encoded) -> Encoded:
         """Encode a preprocessed batch."""

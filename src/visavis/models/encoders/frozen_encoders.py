@@ -15,7 +15,7 @@ The name of an encoder is, in this order:
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -171,6 +171,21 @@ class VisualEncoder(FrozenEncoder, PretrainedPart):
         return spec_preprocessing_config(self.preprocessing, self.spec)
 
 
+def pad_clips(clips: Sequence[Tensor]) -> Encoded:
+    """Pad clips to the length of the longest one.
+
+    Args:
+        clips: Pixels of each clip, shape ``[F, 3, H, W]``.
+
+    Returns:
+        Pixels ``[N, F, 3, H, W]`` with a mask ``[N, F]``.
+    """
+    masks = [torch.ones(len(clip), dtype=torch.bool, device=clip.device) for clip in clips]
+    # One clip is not copied.
+    pixels = clips[0][None] if len(clips) == 1 else pad_sequence(list(clips), batch_first=True)
+    return Encoded(pixels, pad_sequence(masks, batch_first=True))
+
+
 class FrameEncoder(FrozenEncoder):
     """Encoder of clips, frame by frame.
 
@@ -183,15 +198,15 @@ class FrameEncoder(FrozenEncoder):
         super().__init__()
         self.spec, self.image_encoder = spec, image_encoder
 
-    def preprocess(self, items: Sequence[Sequence[Image]]) -> Encoded:
-        pixels = list(map(image_converter(self.image_encoder.preprocessing, self.spec), items))
-        masks = [torch.ones(len(clip), dtype=torch.bool) for clip in pixels]
-        return Encoded(pad_sequence(pixels, batch_first=True), pad_sequence(masks, batch_first=True))
+    def preprocess(self, items: Sequence[Iterable[Image]]) -> Encoded:
+        return pad_clips(list(map(image_converter(self.image_encoder.preprocessing, self.spec), items)))
 
     def forward(self, items: Encoded) -> Encoded:
         pixels, mask = items.vectors, items.mask
         assert isinstance(pixels, Tensor) and isinstance(mask, Tensor)
-        frames = torch.cat([self.image_encoder(Encoded(part)).vectors for part in pixels[mask].split(FRAME_BATCH_SIZE)])
+        # Without padding, a view of the frames instead of a copy.
+        shown = pixels.flatten(0, 1) if mask.all() else pixels[mask]
+        frames = torch.cat([self.image_encoder(Encoded(part)).vectors for part in shown.split(FRAME_BATCH_SIZE)])
         vectors = frames.new_zeros(*mask.shape, frames.shape[1])
         vectors[mask] = frames
         return Encoded(vectors, mask)

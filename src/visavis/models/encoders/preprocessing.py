@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -377,7 +377,7 @@ class ImageConverter:
     random_crops: bool = False
     full_decoding: bool = False
 
-    def __call__(self, images: Sequence[Image]) -> Tensor:
+    def __call__(self, images: Iterable[Image]) -> Tensor:
         """Convert images.
 
         Args:
