@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from visavis.feedback.records import Preference, read_feedback
+from visavis.feedback.records import Preference, QueryKey, latest_judgments, read_feedback
 
 from .conftest import MARKUP, photo, served
 
@@ -256,6 +256,25 @@ def test_web_ui_saves_and_undoes_votes(open_page, address, votes):
     assert [line.relevant for line in read_feedback(votes)[before:]] == [True, None, False]
     page.reload()
     page.wait_for_selector(".tile[data-vote=irrelevant]")
+
+
+def test_web_ui_undo_leaves_the_vote_of_another_page(browser, address, votes):
+    """The second page was loaded before the vote of the first, so it shows no vote that it could restore."""
+    context = browser.new_context(reduced_motion="reduce")
+    first, second = context.new_page(), context.new_page()
+    for page in (first, second):
+        page.goto(f"{address}/?q=a+blue+square")
+        page.wait_for_selector(".tile.shown")
+    for page in (first, second):
+        page.locator(".tile").first.hover()
+        page.locator(".tile").first.locator(".act.relevant").click()
+        page.wait_for_selector(".tile[data-vote=relevant]")
+    second.click("#toast-undo")
+    second.wait_for_selector("#toast-text:text-is('Vote undone. Another vote applies: relevant.')")
+    assert second.locator(".tile[data-vote=relevant]").count() == 1
+    key = QueryKey("a blue square")
+    assert [judgment.relevant for (query, _), judgment in latest_judgments(read_feedback(votes)).items() if query == key] == [True]
+    context.close()
 
 
 def test_web_ui_requests_votes_on_uncertain_pairs(open_page, address, votes):

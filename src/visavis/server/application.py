@@ -37,6 +37,8 @@ from visavis.server.schemas import (
     SideResponse,
     UncertainPairModel,
     UncertainPairsResponse,
+    UndoRequest,
+    UndoResponse,
     VoteRequest,
     VoteResponse,
     error_response,
@@ -285,8 +287,13 @@ def _add_vote_routes(router: APIRouter, service: SearchService) -> None:
         key = vote.query.to_key()
         if not key:
             raise HTTPException(422, "query: expected a query, got an empty query. Search for something first.")
-        service.votes.record_vote(service.index(vote.index).name, key, service.item(vote.index, vote.key), vote.relevant)
-        return VoteResponse(relevant=vote.relevant)
+        saved = service.votes.record_vote(service.index(vote.index).name, key, service.item(vote.index, vote.key), vote.relevant)
+        return VoteResponse(relevant=saved.relevant, vote=saved.vote)
+
+    @router.post("/votes/undo")
+    async def undo(undo: UndoRequest) -> UndoResponse:
+        """Undo one vote by its name. Votes of other clients on the same item remain."""
+        return UndoResponse(relevant=service.votes.undo(undo.vote))
 
     @router.post("/preferences")
     async def prefer(preference: PreferenceRequest) -> PreferenceResponse:

@@ -249,10 +249,32 @@ class VoteRequest(RequestModel):
 
 
 class VoteResponse(BaseModel):
-    """The current vote.
+    """A saved vote.
 
     Attributes:
         relevant: Whether the item is relevant. Null: no vote.
+        vote: Name of the vote, to undo it.
+    """
+
+    relevant: bool | None
+    vote: str
+
+
+class UndoRequest(RequestModel):
+    """A vote to undo.
+
+    Attributes:
+        vote: Name of the vote.
+    """
+
+    vote: str = Field(min_length=1, max_length=64)
+
+
+class UndoResponse(BaseModel):
+    """The judgment of the item after an undo.
+
+    Attributes:
+        relevant: Whether the item is relevant by an earlier or later vote. Null: no vote.
     """
 
     relevant: bool | None
