@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.request import urlopen
 
 import pytest
@@ -21,7 +22,7 @@ from tests.processes import Command
 import visavis
 from visavis.data.hub_files import HubUnreachableError
 from visavis.errors import DataError, VisavisError
-from visavis.models.default_model import DEFAULT_MODELS, saved_model, settings_file
+from visavis.models.default_model import DEFAULT_MODELS, default_model, saved_model, settings_file
 from visavis.progress import NoProgress
 from visavis.recipes.default_recipe import choose_recipe
 from visavis.retrieval.default_index import default_index_folder
@@ -264,6 +265,27 @@ def test_missing_default_model_names_the_settings(photos, dual_encoders):
     settings_file().write_text("model = 3\n")
     with pytest.raises(DataError, match="expected a folder or hub name, got 3"):
         visavis.index(photos)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("", "model = MODEL\n"),
+        ("# mine\nother = 1\n", "model = MODEL\n# mine\nother = 1\n"),
+        ("other = 1\n[server]\nmodel = 'x'  # of the server\n", "model = MODEL\nother = 1\n[server]\nmodel = 'x'  # of the server\n"),
+        ("# first\nmodel = 'old/model'  # was\nother = 1\n", "# first\nmodel = MODEL\nother = 1\n"),
+        ("\"model\" = 'old/model'\nother = 1\n", None),
+    ],
+)
+def test_saving_default_model_keeps_other_settings(photos, dual_encoders, before, after):
+    messages, model = [], str(dual_encoders / "clip")
+    settings_file().parent.mkdir()
+    settings_file().write_text(before)
+    with default_model(model, SimpleNamespace(message=messages.append)):
+        pass
+    text = settings_file().read_text()
+    assert text == (before if after is None else after.replace("MODEL", f'"{model}"'))
+    assert messages[0].startswith("The model could not be saved" if after is None else f"Default model: {model}")
 
 
 def test_train_adapts_default_model_if_available(photos, scenes, dual_encoders):

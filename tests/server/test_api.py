@@ -385,7 +385,7 @@ def test_undo_in_any_order_leaves_the_last_other_vote(collection, tmp_path, valu
                 store = VoteStore(FeedbackFile(path, read_feedback(path)), ServerMetrics())
 
 
-def test_votes_of_earlier_versions_cannot_be_undone_by_an_empty_name(collection, tmp_path):
+def test_undo_of_an_empty_name_leaves_votes_without_name(collection, tmp_path):
     item, record = collection.items["trips/01.png"], {"timestamp": "2026-01-01", "index": "one", "query": {"text": "a star"}}
     path = tmp_path / "votes.jsonl"
     path.write_text(json.dumps(record | {"item": item.key, "content_hash": item.content, "relevant": True, "kind": "judgment"}) + "\n")

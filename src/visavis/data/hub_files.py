@@ -52,6 +52,8 @@ def hub_errors(name: str, expected: str) -> Iterator[None]:
     from huggingface_hub import constants, errors
     from huggingface_hub.utils import logging as hub_logging
 
+    if not (os.path.isabs(constants.HF_HUB_CACHE) or {"HF_HOME", "HF_HUB_CACHE"} & os.environ.keys()):
+        raise StorageError("HF_HOME: expected a folder for downloads, got none, and this user has no home folder. Set HF_HOME=FOLDER.")
     level = hub_logging.get_verbosity()
     hub_logging.set_verbosity(logging.CRITICAL)
     try:

@@ -34,7 +34,7 @@ def cached_hub_folder(name: str) -> Path | None:
 
     try:
         folder = Path(snapshot_download(name, allow_patterns=list(HUB_FILE_PATTERNS), local_files_only=True))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RuntimeError):  # RuntimeError: the user has no home folder, and HF_HOME is not set
         return None
     return folder if is_model_folder(folder) and _has_weights(folder) else None
 
