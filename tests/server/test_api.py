@@ -315,7 +315,7 @@ def test_token_is_required_in_header_or_cookie(collection):
             assert client.get(path, headers={"authorization": "Bearer " + token[:-1]}).status_code == 401
             assert client.get(path, headers={"authorization": "Bearer " + token}).status_code == 200
         assert client.get("/health").status_code == 200
-        assert client.get("/", follow_redirects=False).headers["location"] == "/login"
+        assert client.get("/", follow_redirects=False).headers["location"] == "login"
         assert client.post("/login", data={"token": "wrong"}).status_code == 401
         assert "cookie" not in client.post("/login", data={"token": "wrong"}).headers.get("set-cookie", "")
         logged_in = client.post("/login", data={"token": token}, follow_redirects=False)

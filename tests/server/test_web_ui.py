@@ -354,6 +354,19 @@ def test_web_ui_is_accessible(open_page, address, scheme, width):
         page.keyboard.press("Escape")
 
 
+def test_web_ui_logs_in_by_the_form(browser, index_folder):
+    context = browser.new_context()
+    with served(index_folder, "--token", "a-long-enough-token") as (url, _):
+        page = context.new_page()
+        page.goto(f"{url}/?q=a+red+star")
+        for token in ("a-wrong-token", "a-long-enough-token"):
+            page.fill("#token", token)
+            page.click("button[type=submit]")
+            page.wait_for_selector(".wrong:text('not correct')" if token == "a-wrong-token" else ".tile.shown")
+        assert page.url == f"{url}/"
+    context.close()
+
+
 def test_web_ui_remembers_theme(open_page, address):
     page = open_page(address, scheme="light")
     page.click("#theme")

@@ -52,7 +52,7 @@ async function search({ push = false } = {}) {
   setBusy(true);
   try {
     const values = { ...queryValues(), ...filters(), limit: PAGE_SIZE };
-    const newest = query.file ? await searchByImage({ ...values, image: "" }, query.file, running.signal) : await get("/api/search", values, running.signal);
+    const newest = query.file ? await searchByImage({ ...values, image: "" }, query.file, running.signal) : await get("api/search", values, running.signal);
     if (number !== searchNumber) return;
     if (query.file) {
       query.image = newest.query.image;
@@ -157,7 +157,7 @@ async function more() {
   const offset = Math.max(...response.sides.map((side) => entries.filter((entry) => entry.side === side.side).length));
   setBusy(true);
   try {
-    const page = await get("/api/search", { ...queryValues(), ...filters(), offset, limit: PAGE_SIZE }, running.signal);
+    const page = await get("api/search", { ...queryValues(), ...filters(), offset, limit: PAGE_SIZE }, running.signal);
     if (number === searchNumber) add(page);
   } catch (error) {
     if (number === searchNumber && error.name !== "AbortError") showMessage(error.message);
@@ -195,7 +195,7 @@ async function searchWithFile(file) {
 async function prefer(preferred) {
   if (byId("preference").hidden || byId("preference").querySelector("button").disabled) return;
   try {
-    const names = await post("/api/preferences", { query: queryValues(), preferred });
+    const names = await post("api/preferences", { query: queryValues(), preferred });
     for (const button of byId("preference").querySelectorAll("button")) button.disabled = true;
     const message = { left: `You preferred ${names.left}.`, right: `You preferred ${names.right}.`, neither: "No difference." }[preferred];
     byId("preference-text").textContent = `${message} Left was ${names.left}, right was ${names.right}.`;
@@ -340,7 +340,7 @@ function connect() {
 async function start() {
   setBusy(true);
   try {
-    const [facets, newest] = await Promise.all([get("/api/facets"), get("/api/info")]);
+    const [facets, newest] = await Promise.all([get("api/facets"), get("api/info")]);
     info = newest;
     fillFilters(facets);
   } catch (error) {

@@ -29,7 +29,7 @@ export function countFilters() {
 export function saveToUrl(push) {
   const { text, like, index, image } = query;
   const values = params({ q: text, like, index: like ? index : "", image, ...filters() }).toString();
-  const url = values ? `/?${values}` : "/";
+  const url = location.pathname + (values ? `?${values}` : "");
   if (url !== location.pathname + location.search) history[push ? "pushState" : "replaceState"](null, "", url);
 }
 

@@ -27,7 +27,7 @@ function update(entry, relevant) {
 export async function vote(entry, query, relevant) {
   const after = entry.hit.vote === relevant ? null : relevant;
   try {
-    const saved = await post("/api/votes", { query, index: entry.index, key: entry.hit.key, relevant: after });
+    const saved = await post("api/votes", { query, index: entry.index, key: entry.hit.key, relevant: after });
     update(entry, saved.relevant);
     last = { entry, vote: saved.vote };
     showMessage(MESSAGES.get(after), after !== null);
@@ -44,7 +44,7 @@ export async function undo() {
   last = null;
   try {
     // Others may have voted on the same item, so the judgment afterwards is the server's.
-    const { relevant } = await post("/api/votes/undo", { vote });
+    const { relevant } = await post("api/votes/undo", { vote });
     update(entry, relevant);
     showMessage(relevant === null ? "Vote undone." : `Vote undone. Another vote applies: ${relevant ? "relevant" : "not relevant"}.`);
   } catch (error) {
