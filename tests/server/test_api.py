@@ -186,6 +186,29 @@ def test_search_returns_markup_as_text(client):
     assert response.json()["sides"][0]["hits"][0]["name"] == MARKUP
 
 
+def test_search_reports_results_beyond_its_limit(collection):
+    with TestClient(create_app([collection], limits=ServerLimits(max_results=50)), base_url="http://localhost") as client:
+        for offset, limit, has_more, is_cut in ((0, 40, True, False), (40, 10, False, True), (40, 40, False, False)):
+            side = client.get("/api/search", params={"offset": offset, "limit": limit}).json()["sides"][0]
+            assert (side["has_more"], side["is_cut"]) == (has_more, is_cut)
+
+
+def test_search_ignores_excluded_unknown_words(client):
+    expected = [hit["key"] for hit in hits(client, text="a red star")]
+    for excluded in ("-blorp", '-"blorp flurb"', "-blorp -flurb"):
+        assert [hit["key"] for hit in hits(client, text=f"a red star {excluded}")] == expected
+    partly = [hit["score"] for hit in hits(client, text='a red star -"blorp circle"')]
+    assert partly != [hit["score"] for hit in hits(client, text="a red star")]
+    for text, problem in (("-blorp", "only exclusions"), ("blorp", "unknown words only"), ("blorp -circle", "unknown words only")):
+        assert problem in error_of(client.get("/api/search", params={"text": text}), 400)
+
+
+@pytest.mark.parametrize("text", ["", "a red star"])
+def test_search_names_known_metadata(client, text):
+    message = error_of(client.get("/api/search", params={"text": text, "tag": "colour=red"}), 400)
+    assert message == "metadata: expected no filter, because the items have no metadata, got 'colour'. Correct the filter."
+
+
 @pytest.mark.parametrize("text", ["東京 🌸", "\u202edlrow", "é" * 500, "<script>", "'; DROP TABLE", "-", '-"', 'a -"', "%00", "٣"])
 def test_search_accepts_unusual_text(client, text):
     response = client.get("/api/search", params={"text": text})

@@ -218,6 +218,62 @@ def test_web_ui_more_like_this_and_history(open_page, address):
     page.wait_for_selector("h1:text-is('“a red star”')")
 
 
+def test_web_ui_back_returns_to_position(open_page, address):
+    """All loaded results are loaded again, also after the next search by the keyboard, and after a reload."""
+    page = open_page(address, height=500)
+    page.mouse.wheel(0, 20_000)
+    page.wait_for_selector(".tile:nth-child(65)")
+    page.wait_for_function("scrollY > 1000")
+    last = names(page)[-2]
+    tile = page.locator(f".open[title='{last}']")
+    tile.scroll_into_view_if_needed()
+    before = page.evaluate("scrollY")
+    tile.focus()
+    page.keyboard.press("m")
+    page.wait_for_selector("h1:has-text('Similar to')")
+    page.wait_for_function("scrollY === 0")
+    page.go_back()
+    page.wait_for_selector("h1:text-is('Newest first')")
+    page.wait_for_function("top => Math.abs(scrollY - top) < 2", arg=before)
+    wait_for_focus(page, last)
+    assert page.locator(".tile").count() == 65
+    page.wait_for_timeout(300)
+    page.reload()
+    page.wait_for_selector(".tile:nth-child(65)")
+    page.wait_for_function("top => Math.abs(scrollY - top) < 2", arg=before)
+    page.go_forward()
+    page.wait_for_selector("h1:has-text('Similar to')")
+
+
+def test_web_ui_reports_the_end_of_results(open_page, shared_page, address):
+    """Only the answer is changed, because a server with more than 1,000 items takes long to start."""
+
+    def cut(route):
+        found = route.fetch().json()
+        found["sides"][0] |= {"has_more": False, "is_cut": True}
+        route.fulfill(json=found)
+
+    shared_page.route("**/api/search**", cut)
+    page = open_page(address)
+    assert page.inner_text("#end") == "These are the first 40 results. Add words or filters to find others."
+    page.unroute_all()
+    search(page, "a red star")
+    assert page.inner_text("#end") == ""
+
+
+def test_web_ui_documented_keys_work_at_the_start(open_page, address):
+    page = open_page(address)
+    wait_for_focus(page, "text")
+    page.keyboard.press("/")
+    page.keyboard.type("a red star")
+    page.wait_for_selector("h1:text-is('“a red star”')")
+    page.keyboard.type("/?")
+    assert page.input_value("#text") == "a red star/?"
+    page.fill("#text", "")
+    page.keyboard.press("?")
+    page.wait_for_selector("dialog#help[open]")
+
+
 def test_web_ui_filters_and_empty_result(open_page, address):
     page = open_page(address)
     page.click("#filters-button")

@@ -251,8 +251,17 @@ async def _search_sides(service: SearchService, request: SearchRequest) -> Searc
     for side, number in zip(names, service.side_order(key), strict=True):
         results = await service.search(number, key, request.to_item_filter(), top + 1)
         hits = [service.to_hit(key, result) for result in results.hits[request.offset : top]]
-        has_more = len(results.hits) > top and top < service.limits.max_results
-        sides.append(SideResponse(side=side, index=number, hits=hits, has_more=has_more, no_match=results.no_match))
+        has_more, at_limit = len(results.hits) > top, top >= service.limits.max_results
+        sides.append(
+            SideResponse(
+                side=side,
+                index=number,
+                hits=hits,
+                has_more=has_more and not at_limit,
+                is_cut=has_more and at_limit,
+                no_match=results.no_match,
+            )
+        )
     milliseconds = round(1000 * (time.perf_counter() - started), 1)
     return SearchResponse(query=QueryModel.from_key(key), sides=sides, milliseconds=milliseconds)
 

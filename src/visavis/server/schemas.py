@@ -159,7 +159,8 @@ class SideResponse(BaseModel):
         side: Position in a comparison.
         index: Number of the index, for images and votes.
         hits: Results, best first.
-        has_more: Whether there are more results.
+        has_more: Whether there are more results, which later pages return.
+        is_cut: Whether there are more results than the server returns for one query.
         no_match: Whether even the best result is probably irrelevant. Null if scores are not calibrated.
     """
 
@@ -167,6 +168,7 @@ class SideResponse(BaseModel):
     index: int
     hits: list[HitResponse]
     has_more: bool
+    is_cut: bool
     no_match: bool | None
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from visavis.errors import VisavisError
 from visavis.feedback.records import FeedbackFile, Judgment, Preference, QueryKey, votes_not_undone
 from visavis.retrieval.index_folder import Index
-from visavis.retrieval.index_search import SearchQuery, SearchResult, SearchResults, parse_query, search_index
+from visavis.retrieval.index_search import SearchQuery, SearchResult, SearchResults, check_filter_names, parse_query, search_index
 from visavis.retrieval.items import NO_FILTER, IndexItem, ItemFilter
 from visavis.server.image_cache import ImageCache
 from visavis.server.limits import LRUCache, ServerLimits
@@ -74,11 +74,13 @@ class ServedIndex:
             Results, best first.
 
         Raises:
-            VisavisError: If the query has only exclusions.
+            VisavisError: If the query has only exclusions, or no item has a metadata name of the filter.
         """
         if not key:
             matching = (item for item in self.items.values() if item_filter.matches(item))
             newest = heapq.nlargest(top, matching, key=lambda item: (item.modified_ns, item.key))
+            if not newest:
+                check_filter_names(self.index, item_filter)
             return SearchResults(tuple(SearchResult(item, 0.0) for item in newest))
         query = SearchQuery(
             texts=parse_query(key.text),
