@@ -205,8 +205,8 @@ def test_search_ignores_excluded_unknown_words(client):
 
 @pytest.mark.parametrize("text", ["", "a red star"])
 def test_search_names_known_metadata(client, text):
-    message = error_of(client.get("/api/search", params={"text": text, "tag": "colour=red"}), 400)
-    assert message == "metadata: expected no filter, because the items have no metadata, got 'colour'. Correct the filter."
+    message = error_of(client.get("/api/search", params={"text": text, "tag": "hue=red"}), 400)
+    assert message == "metadata: expected no filter, because the items have no metadata, got 'hue'. Correct the filter."
 
 
 @pytest.mark.parametrize("text", ["東京 🌸", "\u202edlrow", "é" * 500, "<script>", "'; DROP TABLE", "-", '-"', 'a -"', "%00", "٣"])
