@@ -30,13 +30,17 @@ def is_large(name: str) -> bool:
 
 
 class Hub(ThreadingHTTPServer):
-    """The server. ``faults``: "cut" ends a large file in the middle and then refuses it, "wrong" changes a byte of it."""
+    """The server. ``faults``: "cut" ends a large file in the middle and then refuses it, "wrong" changes a byte of it.
+
+    Faults of every request to a repository: an HTTP status, "html" answers with a page, "stall" never answers.
+    """
 
     daemon_threads = True
 
     def __init__(self, repositories: dict[str, Path]):
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.repositories, self.faults = repositories, dict[str, str]()
+        self.repositories, self.faults = repositories, dict[str, str | int]()
+        self.ended = threading.Event()
         self.downloads, self.was_cut = list[str](), set[str]()
 
     @property
@@ -55,6 +59,7 @@ def serving(repositories: dict[str, Path]) -> Iterator[Hub]:
     with Hub(repositories) as hub:
         threading.Thread(target=hub.serve_forever, daemon=True).start()
         yield hub
+        hub.ended.set()
         hub.shutdown()
 
 
@@ -69,7 +74,15 @@ class _Handler(BaseHTTPRequestHandler):
         api = re.fullmatch(r"/api/(?:models|datasets)/([^/]+/[^/]+)(/.*?)?(?:\?.*)?", self.path)
         file = re.fullmatch(r"/(?:datasets/)?([^/]+/[^/]+)/resolve/[^/]+/(.+?)(?:\?.*)?", self.path)
         name = (api or file or [None, ""])[1]
-        if name not in self.server.repositories:
+        fault = self.server.faults.get(name or "")
+        if fault == "stall":
+            self.server.ended.wait()
+            self.close_connection = True
+        elif fault == "html":
+            self._send(200, b"<html>Log in to the network</html>", {"Content-Type": "text/html"})
+        elif isinstance(fault, int):
+            self._send(fault, b"{}")
+        elif name not in self.server.repositories:
             self._send(404, b"{}", {"X-Error-Code": "RepoNotFound"})
         elif api:
             self._send(200, json.dumps(self._tree(name) if (api[2] or "").startswith("/tree") else self._info(name)).encode())
@@ -90,7 +103,11 @@ class _Handler(BaseHTTPRequestHandler):
         """Information about a repository, with the license in the first lines of its README.md."""
         readme = self.server.repositories[name] / "README.md"
         found = re.search("^license: (.+)$", readme.read_text(), re.MULTILINE) if readme.is_file() else None
-        return {"id": name, "sha": COMMIT, **({"cardData": {"license": found[1]}} if found else {})}
+        return {
+            "id": name,
+            "sha": COMMIT,
+            **({"cardData": {"license": json.loads(found[1]) if found[1].isdecimal() else found[1]}} if found else {}),
+        }
 
     def _send_file(self, repository: str, name: str) -> None:
         content = (self.server.repositories[repository] / name).read_bytes()

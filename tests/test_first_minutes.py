@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.request import urlopen
 
 import pytest
@@ -21,7 +22,7 @@ from tests.processes import Command
 import visavis
 from visavis.data.hub_files import HubUnreachableError
 from visavis.errors import DataError, VisavisError
-from visavis.models.default_model import DEFAULT_MODELS, saved_model, settings_file
+from visavis.models.default_model import DEFAULT_MODELS, default_model, saved_model, settings_file
 from visavis.progress import NoProgress
 from visavis.recipes.default_recipe import choose_recipe
 from visavis.retrieval.default_index import default_index_folder
@@ -181,6 +182,53 @@ def test_command_reports_one_line_for_failed_download(hub, photos, problem, smal
     assert again.wait(300) == 0, again.output_text
 
 
+def request_all() -> None:
+    """Request each model of the stand-in, and print each result in a line."""
+    import logging
+
+    from visavis.models.default_model import default_model
+
+    logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
+    logging.getLogger("httpx2").setLevel(logging.CRITICAL)
+    logging.getLogger("httpx").setLevel(logging.CRITICAL)
+    for name in sys.argv[1:]:
+        try:
+            with default_model(name, SimpleNamespace(message=lambda text: sys.stdout.write(f"{text}\n"), update=lambda *_: None)):
+                sys.stdout.write(f"{name} was opened\n")
+        except VisavisError as error:
+            sys.stdout.write(f"{type(error).__name__} {error}\n")
+
+
+@pytest.mark.slow
+def test_hub_problems_have_their_own_message_and_fix(hub, photos, dual_encoders, tmp_path):
+    for name, file in (("empty", ""), ("readme", "README.md"), ("config", "config.json"), ("number", "model.safetensors")):
+        (tmp_path / name).mkdir()
+        if file:
+            (tmp_path / name / file).write_text("{}")
+    shutil.copytree(dual_encoders / "clip", tmp_path / "number", dirs_exist_ok=True)
+    (tmp_path / "number" / "README.md").write_text("license: 4")
+    faults = {f"tiny/{status}": status for status in (401, 403, 429, 500, 503)} | {"tiny/html": "html", "tiny/stall": "stall"}
+    expected = {
+        "tiny/401": "DataError .*requires a login, or does not exist, status 401.* log in again with hf auth login",
+        "tiny/403": "DataError .*forbidden, status 403.* Request access",
+        "tiny/429": "HubUnavailableError .*no more requests for now, status 429.* Wait a few minutes",
+        "tiny/500": "HubUnavailableError .*problem of its own, status 500.* Run the command again later",
+        "tiny/503": "HubUnavailableError .*problem of its own, status 503.* Run the command again later",
+        "tiny/html": "DataError .*answers with another page.* Check HF_ENDPOINT",
+        "tiny/empty": "DataError .*without config.json or modules.json.* Use the name",
+        "tiny/readme": "DataError .*without config.json or modules.json.* Use the name",
+        "tiny/config": "DataError .*without weights as safetensors.* Use the name",
+        "tiny/stall": r"Waiting for http\S+, at most 4 s for each request\.\nHubUnavailableError .*did not answer within 4 s.* Check the network",
+    }
+    with serving({name: tmp_path / name.rpartition("/")[2] for name in (*expected, "tiny/number")}) as server:
+        server.faults.update(faults)
+        environment = {**server.environment, "HF_HUB_ETAG_TIMEOUT": "4"}
+        command = Command(Path("output"), *expected, "tiny/number", program=request_all, environment=environment)
+        assert command.wait(120) == 0, command.output_text
+    lines = [*(rf"{line}.*\." for line in expected.values()), r"Downloading tiny/number: .*, license: 4\.", "tiny/number was opened"]
+    assert re.match("\n".join(lines), command.output_text), command.output_text
+
+
 @pytest.mark.long
 def test_train_downloads_model_after_size_and_license(hub, photos, scenes):
     words = ("train", "--data", scenes, "--out", "run", "epochs=1", "training.threads=1")
@@ -243,6 +291,9 @@ def test_attributes_filter_products(photos, dual_encoders):
     assert report.skipped == ("'gone.png': listed in attributes.csv, but not among the images.",)
     hits = visavis.search("a star", collection=photos, metadata={"color": "red"}, top=20, group_duplicates=False).hits
     assert {hit.item.path for hit in hits} == set(names[1::2])
+    with pytest.raises(DataError, match=r"^metadata: expected one of the names color, price, got 'hue'\. Correct the filter\.$"):
+        visavis.search("a star", collection=photos, metadata={"hue": "red"})
+    assert "passes the filters" in visavis.search("a star", collection=photos, metadata={"color": "pink"}).message
     table.write_text(f"filename,color\n{names[0]},green\n")
     update = visavis.index(photos)
     assert (update.num_encoded, update.num_unchanged) == (0, 0), "new attributes keep the vectors"
@@ -264,6 +315,27 @@ def test_missing_default_model_names_the_settings(photos, dual_encoders):
     settings_file().write_text("model = 3\n")
     with pytest.raises(DataError, match="expected a folder or hub name, got 3"):
         visavis.index(photos)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("", "model = MODEL\n"),
+        ("# mine\nother = 1\n", "model = MODEL\n# mine\nother = 1\n"),
+        ("other = 1\n[server]\nmodel = 'x'  # of the server\n", "model = MODEL\nother = 1\n[server]\nmodel = 'x'  # of the server\n"),
+        ("# first\nmodel = 'old/model'  # was\nother = 1\n", "# first\nmodel = MODEL\nother = 1\n"),
+        ("\"model\" = 'old/model'\nother = 1\n", None),
+    ],
+)
+def test_saving_default_model_keeps_other_settings(photos, dual_encoders, before, after):
+    messages, model = [], str(dual_encoders / "clip")
+    settings_file().parent.mkdir()
+    settings_file().write_text(before)
+    with default_model(model, SimpleNamespace(message=messages.append)):
+        pass
+    text = settings_file().read_text()
+    assert text == (before if after is None else after.replace("MODEL", f'"{model}"'))
+    assert messages[0].startswith("The model could not be saved" if after is None else f"Default model: {model}")
 
 
 def test_train_adapts_default_model_if_available(photos, scenes, dual_encoders):

@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from tests.matching import mentions
 
 from visavis import storage
@@ -330,12 +332,53 @@ def _written(path: Path, content: bytes) -> Path:
     return path
 
 
-def test_storage_cache_folder_follows_environment(monkeypatch, tmp_path):
-    monkeypatch.setenv("VISAVIS_CACHE", str(tmp_path / "chosen"))
-    assert storage.cache_folder() == tmp_path / "chosen"
-    monkeypatch.delenv("VISAVIS_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert storage.cache_folder() == tmp_path / "xdg" / "visavis"
+@pytest.mark.parametrize(
+    ("own", "xdg", "folder"), [("VISAVIS_CACHE", "XDG_CACHE_HOME", ".cache"), ("VISAVIS_CONFIG", "XDG_CONFIG_HOME", ".config")]
+)
+def test_user_folder_follows_environment(monkeypatch, own, xdg, folder):
+    def found(**variables):
+        for name in (own, xdg, "HOME"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        return storage.user_folder(own, xdg, folder)
+
+    assert found(HOME="/home/ann") == Path(f"/home/ann/{folder}/visavis")
+    assert found(**{xdg: "/xdg"}, HOME="relative") == Path("/xdg/visavis"), "the home folder is not needed"
+    assert found(**{own: "chosen", xdg: "/xdg"}) == Path("chosen")
+    for ignored in ("", "relative", "./relative", "~/cache"):
+        assert found(**{xdg: ignored}, HOME="/home/ann") == Path(f"/home/ann/{folder}/visavis")
+        with pytest.raises(StorageError, match=f"^{own}: expected a folder, got none, and this user has no home folder. Set {own}=FOLDER"):
+            found(**{xdg: ignored}, HOME="relative")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "cache", "expected"),
+    [
+        ("doctor", {}, ""),
+        ("index photos", {}, "visavis: VISAVIS_CACHE: expected a folder, got none"),
+        ("index photos", {"VISAVIS_CACHE": "own"}, "visavis: HF_HOME: expected a folder for downloads, got none"),
+        ("data check hf:a/b", {"VISAVIS_CACHE": "own"}, "visavis: HF_HOME: expected a folder for downloads, got none"),
+    ],
+)
+def test_user_without_home_folder_gets_one_line(tmp_path, arguments, cache, expected):
+    """A user id without an entry in the list of users, as in containers. It may read all files, because Python may be in another home."""
+    if os.geteuid() or shutil.which("setpriv") is None:
+        pytest.skip("only root can start a process of another user, by setpriv of util-linux")
+    tmp_path.chmod(0o777)
+    (tmp_path / "photos").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "photos" / "a.png")
+    capabilities = "+dac_override,+dac_read_search"
+    user = ("setpriv", "--reuid=54321", "--regid=54321", "--clear-groups", f"--inh-caps={capabilities}", f"--ambient-caps={capabilities}")
+    source = str(Path(storage.__file__).parents[2])
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": source, "PYTHONDONTWRITEBYTECODE": "1", "XDG_CACHE_HOME": "cache", **cache}
+    command = [*user, sys.executable, "-m", "visavis", *arguments.split()]
+    ended = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "Traceback" not in ended.stderr
+    assert ended.stderr.startswith(expected)
+    assert len(ended.stderr.splitlines()) == bool(expected)
+    assert {file.name for file in tmp_path.iterdir()} <= {"photos", "own"}
 
 
 @pytest.mark.parametrize("content", ['{"a": 1, "a": 2}', '[{"b": {"c": [{"x": 1, "x": 1}]}}]', '{"a": 1, "\\u0061": 1}'])

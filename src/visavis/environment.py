@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from visavis.errors import RunError
+from visavis.errors import RunError, StorageError
 from visavis.storage import cache_folder
 
 _GIB = 2**30
@@ -228,7 +228,10 @@ def _data() -> EnvironmentCheck:
 
 
 def _cache() -> EnvironmentCheck:
-    folder = cache_folder()
+    try:
+        folder = cache_folder()
+    except StorageError:
+        return EnvironmentCheck("VISAVIS_CACHE", "not set, and this user has no home folder", ok=False, fix="export VISAVIS_CACHE=FOLDER")
     existing = next(parent for parent in (folder, *folder.parents) if os.path.exists(parent))
     free = shutil.disk_usage(existing).free
     size = sum(file.stat().st_size for file in folder.rglob("*") if os.path.isfile(file))

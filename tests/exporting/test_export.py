@@ -203,3 +203,43 @@ def test_card_describes_training_with_interval_over_seeds(tmp_path):
     assert float(row[3]) < float(row[2]) < float(row[4])
     for part in ("license: mit", "- Data: scenes", "Objective: `VLC(", "Formula: the formula", "Protocol `", "4 images, 8 texts"):
         assert part in card, part
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mit",
+        "apache-2.0",
+        "mit: [",
+        "mit # c",
+        "no",
+        "null",
+        "1.0",
+        "'",
+        '"',
+        "{a: b}",
+        "a\\nb: c",
+        "- a",
+        "---",
+        "Größe 🌸",
+        " a ",
+        "&a",
+        "*a",
+        "?",
+        "%",
+    ],
+)
+def test_card_quotes_license_in_yaml(tmp_path, name):
+    yaml = pytest.importorskip("yaml")
+    heads = Heads.Config(visual_input_dim=4, text_input_dim=4)
+    model = Retriever(Heads(heads), Processor(None, None, VOCABULARY))
+    write_model_card(model, tmp_path, "onnx", tmp_path, 8, lambda _: "", name)
+    header = yaml.safe_load((tmp_path / "README.md").read_text(encoding="utf-8").split("\n---\n")[0])
+    assert header["license"] == name
+    assert set(header) == {"license", "library_name", "pipeline_tag", "tags"}
+
+
+@pytest.mark.parametrize("name", ["mit\nlicense_link: x", "a\x7f", "a\u2028b", "a\x85b"])
+def test_export_rejects_license_of_several_lines(tmp_path, name):
+    with pytest.raises(VisavisError, match="license: expected one line of text, got '"):
+        visavis.export(tmp_path, license=name, out=tmp_path / "out")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import itertools
 import json
 import struct
 import threading
@@ -13,16 +14,17 @@ import hypothesis
 import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
+from starlette.exceptions import HTTPException
 
 from visavis.errors import VisavisError
-from visavis.feedback.records import QueryKey, open_feedback, read_feedback
+from visavis.feedback.records import FeedbackFile, QueryKey, latest_judgments, open_feedback, read_feedback
 from visavis.retrieval.index_folder import Index
 from visavis.retrieval.index_search import SearchQuery, search_index
 from visavis.retrieval.items import NO_FILTER
 from visavis.server.application import create_app
 from visavis.server.limits import RateLimits, ServerLimits
 from visavis.server.prometheus import ServerMetrics
-from visavis.server.search_service import SearchService, ServedIndex
+from visavis.server.search_service import SearchService, ServedIndex, VoteStore
 from visavis.server.security import SECURITY_HEADERS
 
 from .conftest import MARKUP, photo, photo_with_exif
@@ -184,6 +186,29 @@ def test_search_returns_markup_as_text(client):
     assert response.json()["sides"][0]["hits"][0]["name"] == MARKUP
 
 
+def test_search_reports_results_beyond_its_limit(collection):
+    with TestClient(create_app([collection], limits=ServerLimits(max_results=50)), base_url="http://localhost") as client:
+        for offset, limit, has_more, is_cut in ((0, 40, True, False), (40, 10, False, True), (40, 40, False, False)):
+            side = client.get("/api/search", params={"offset": offset, "limit": limit}).json()["sides"][0]
+            assert (side["has_more"], side["is_cut"]) == (has_more, is_cut)
+
+
+def test_search_ignores_excluded_unknown_words(client):
+    expected = [hit["key"] for hit in hits(client, text="a red star")]
+    for excluded in ("-blorp", '-"blorp flurb"', "-blorp -flurb"):
+        assert [hit["key"] for hit in hits(client, text=f"a red star {excluded}")] == expected
+    partly = [hit["score"] for hit in hits(client, text='a red star -"blorp circle"')]
+    assert partly != [hit["score"] for hit in hits(client, text="a red star")]
+    for text, problem in (("-blorp", "only exclusions"), ("blorp", "unknown words only"), ("blorp -circle", "unknown words only")):
+        assert problem in error_of(client.get("/api/search", params={"text": text}), 400)
+
+
+@pytest.mark.parametrize("text", ["", "a red star"])
+def test_search_names_known_metadata(client, text):
+    message = error_of(client.get("/api/search", params={"text": text, "tag": "hue=red"}), 400)
+    assert message == "metadata: expected no filter, because the items have no metadata, got 'hue'. Correct the filter."
+
+
 @pytest.mark.parametrize("text", ["東京 🌸", "\u202edlrow", "é" * 500, "<script>", "'; DROP TABLE", "-", '-"', 'a -"', "%00", "٣"])
 def test_search_accepts_unusual_text(client, text):
     response = client.get("/api/search", params={"text": text})
@@ -313,7 +338,7 @@ def test_token_is_required_in_header_or_cookie(collection):
             assert client.get(path, headers={"authorization": "Bearer " + token[:-1]}).status_code == 401
             assert client.get(path, headers={"authorization": "Bearer " + token}).status_code == 200
         assert client.get("/health").status_code == 200
-        assert client.get("/", follow_redirects=False).headers["location"] == "/login"
+        assert client.get("/", follow_redirects=False).headers["location"] == "login"
         assert client.post("/login", data={"token": "wrong"}).status_code == 401
         assert "cookie" not in client.post("/login", data={"token": "wrong"}).headers.get("set-cookie", "")
         logged_in = client.post("/login", data={"token": token}, follow_redirects=False)
@@ -336,7 +361,8 @@ def test_votes_are_saved_shown_and_withdrawn(client, tmp_path):
     query = {"text": "a red star"}
     first = hits(client, **query)[0]
     vote = {"query": query, "key": first["key"], "relevant": True}
-    assert client.post("/api/votes", json=vote).json() == {"relevant": True}
+    saved = client.post("/api/votes", json=vote).json()
+    assert saved == {"relevant": True, "vote": saved["vote"]}
     assert hits(client, **query)[0]["vote"] is True
     assert hits(client, text="a blue star -circle")[0]["vote"] is None
     client.post("/api/votes", json=vote | {"relevant": None})
@@ -345,6 +371,53 @@ def test_votes_are_saved_shown_and_withdrawn(client, tmp_path):
     assert [line["relevant"] for line in lines] == [True, None]
     assert lines[0]["item"] == first["key"]
     assert lines[0]["query"]["text"] == "a red star"
+
+
+def test_undo_removes_the_named_vote_only(client, tmp_path):
+    """Two clients vote on one item. The second has not seen the vote of the first, and undoes its own."""
+    query = {"text": "a red star"}
+    vote = {"query": query, "key": hits(client, **query)[0]["key"]}
+    first, second = (client.post("/api/votes", json=vote | {"relevant": value}).json() for value in (True, False))
+    assert client.post("/api/votes/undo", json={"vote": second["vote"]}).json() == {"relevant": True}
+    assert hits(client, **query)[0]["vote"] is True
+    assert [judgment.relevant for judgment in latest_judgments(read_feedback(tmp_path / "votes.jsonl")).values()] == [True]
+    for name in (second["vote"], "unknown", "\ud800"):
+        response = client.post("/api/votes/undo", content=json.dumps({"vote": name}), headers={"content-type": "application/json"})
+        assert error_of(response, 404 if name != "\ud800" else 422).startswith("vote: ")
+    assert client.post("/api/votes/undo", json={"vote": first["vote"]}).json() == {"relevant": None}
+    assert hits(client, **query)[0]["vote"] is None
+
+
+@pytest.mark.parametrize("values", list(itertools.product((True, False, None), repeat=3)))
+def test_undo_in_any_order_leaves_the_last_other_vote(collection, tmp_path, values):
+    """After each undo, server, feedback file and a restarted server agree with the definition: the last vote that was not undone."""
+    key, item = QueryKey("a star"), collection.items["trips/01.png"]
+    for order in itertools.permutations(range(len(values))):
+        path = tmp_path / f"{order}.jsonl"
+        with open_feedback(path) as file:
+            store = VoteStore(file, ServerMetrics())
+            names = [store.record_vote("one", key, item, value).vote for value in values]
+            remaining = list(range(len(values)))
+            for number in order:
+                remaining.remove(number)
+                expected = values[remaining[-1]] if remaining else None
+                assert store.undo(names[number]) is expected
+                assert store.vote(key, item.key) is expected
+                last = latest_judgments(read_feedback(path)).get((key, item.key))
+                assert (last and last.relevant) is expected
+                store = VoteStore(FeedbackFile(path, read_feedback(path)), ServerMetrics())
+
+
+def test_undo_of_an_empty_name_leaves_votes_without_name(collection, tmp_path):
+    item, record = collection.items["trips/01.png"], {"timestamp": "2026-01-01", "index": "one", "query": {"text": "a star"}}
+    path = tmp_path / "votes.jsonl"
+    path.write_text(json.dumps(record | {"item": item.key, "content_hash": item.content, "relevant": True, "kind": "judgment"}) + "\n")
+    with open_feedback(path) as file:
+        store = VoteStore(file, ServerMetrics())
+        with pytest.raises(HTTPException, match="expected the name of a vote"):
+            store.undo("")
+        assert store.vote(QueryKey("a star"), item.key) is True
+        assert store.undo(store.record_vote("one", QueryKey("a star"), item, False).vote) is True
 
 
 def test_votes_require_file_query_and_item(client, collection):
@@ -417,7 +490,7 @@ def test_health_metrics_and_facets(client):
 def test_openapi_lists_every_route(client):
     paths = client.get("/openapi.json").json()["paths"]
     assert set(paths) == {
-        *(f"/api/{name}" for name in ["search", "thumbnail", "image", "info", "facets", "votes", "preferences", "uncertain"]),
+        *(f"/api/{name}" for name in ["search", "thumbnail", "image", "info", "facets", "votes", "votes/undo", "preferences", "uncertain"]),
         "/health",
         "/metrics",
     }
@@ -445,5 +518,5 @@ def test_openapi_requests_cause_no_server_error(collection, tmp_path, examples):
                 statuses.append((case.operation.label, response.status_code))
 
             send()
-    assert len({label for label, _ in statuses}) == 11
+    assert len({label for label, _ in statuses}) == 12
     assert {200, 422} <= {status for _, status in statuses}

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from visavis.feedback.records import Preference, read_feedback
+from visavis.feedback.records import Preference, QueryKey, latest_judgments, read_feedback
 
 from .conftest import MARKUP, photo, served
 
@@ -218,6 +218,62 @@ def test_web_ui_more_like_this_and_history(open_page, address):
     page.wait_for_selector("h1:text-is('“a red star”')")
 
 
+def test_web_ui_returns_to_position_on_back(open_page, address):
+    """All loaded results are loaded again, also after the next search by the keyboard, and after a reload."""
+    page = open_page(address, height=500)
+    page.mouse.wheel(0, 20_000)
+    page.wait_for_selector(".tile:nth-child(65)")
+    page.wait_for_function("scrollY > 1000")
+    last = names(page)[-2]
+    tile = page.locator(f".open[title='{last}']")
+    tile.scroll_into_view_if_needed()
+    before = page.evaluate("scrollY")
+    tile.focus()
+    page.keyboard.press("m")
+    page.wait_for_selector("h1:has-text('Similar to')")
+    page.wait_for_function("scrollY === 0")
+    page.go_back()
+    page.wait_for_selector("h1:text-is('Newest first')")
+    page.wait_for_function("top => Math.abs(scrollY - top) < 2", arg=before)
+    wait_for_focus(page, last)
+    assert page.locator(".tile").count() == 65
+    page.wait_for_timeout(300)
+    page.reload()
+    page.wait_for_selector(".tile:nth-child(65)")
+    page.wait_for_function("top => Math.abs(scrollY - top) < 2", arg=before)
+    page.go_forward()
+    page.wait_for_selector("h1:has-text('Similar to')")
+
+
+def test_web_ui_reports_the_end_of_results(open_page, shared_page, address):
+    """Only the answer is changed, because a server with more than 1,000 items takes long to start."""
+
+    def cut(route):
+        found = route.fetch().json()
+        found["sides"][0] |= {"has_more": False, "is_cut": True}
+        route.fulfill(json=found)
+
+    shared_page.route("**/api/search**", cut)
+    page = open_page(address)
+    assert page.inner_text("#end") == "These are the first 40 results. Add words or filters to find others."
+    page.unroute_all()
+    search(page, "a red star")
+    assert page.inner_text("#end") == ""
+
+
+def test_web_ui_documented_keys_work_at_the_start(open_page, address):
+    page = open_page(address)
+    wait_for_focus(page, "text")
+    page.keyboard.press("/")
+    page.keyboard.type("a red star")
+    page.wait_for_selector("h1:text-is('“a red star”')")
+    page.keyboard.type("/?")
+    assert page.input_value("#text") == "a red star/?"
+    page.fill("#text", "")
+    page.keyboard.press("?")
+    page.wait_for_selector("dialog#help[open]")
+
+
 def test_web_ui_filters_and_empty_result(open_page, address):
     page = open_page(address)
     page.click("#filters-button")
@@ -256,6 +312,25 @@ def test_web_ui_saves_and_undoes_votes(open_page, address, votes):
     assert [line.relevant for line in read_feedback(votes)[before:]] == [True, None, False]
     page.reload()
     page.wait_for_selector(".tile[data-vote=irrelevant]")
+
+
+def test_web_ui_undo_leaves_the_vote_of_another_page(browser, address, votes):
+    """The second page was loaded before the vote of the first, so it shows no vote that it could restore."""
+    context = browser.new_context(reduced_motion="reduce")
+    first, second = context.new_page(), context.new_page()
+    for page in (first, second):
+        page.goto(f"{address}/?q=a+blue+square")
+        page.wait_for_selector(".tile.shown")
+    for page in (first, second):
+        page.locator(".tile").first.hover()
+        page.locator(".tile").first.locator(".act.relevant").click()
+        page.wait_for_selector(".tile[data-vote=relevant]")
+    second.click("#toast-undo")
+    second.wait_for_selector("#toast-text:text-is('Vote undone. Another vote applies: relevant.')")
+    assert second.locator(".tile[data-vote=relevant]").count() == 1
+    key = QueryKey("a blue square")
+    assert [judgment.relevant for (query, _), judgment in latest_judgments(read_feedback(votes)).items() if query == key] == [True]
+    context.close()
 
 
 def test_web_ui_requests_votes_on_uncertain_pairs(open_page, address, votes):
@@ -333,6 +408,19 @@ def test_web_ui_is_accessible(open_page, address, scheme, width):
         page.wait_for_selector(f"dialog{dialog}[open]")
         check()
         page.keyboard.press("Escape")
+
+
+def test_web_ui_logs_in_by_the_form(browser, index_folder):
+    context = browser.new_context()
+    with served(index_folder, "--token", "a-long-enough-token") as (url, _):
+        page = context.new_page()
+        page.goto(f"{url}/?q=a+red+star")
+        for token in ("a-wrong-token", "a-long-enough-token"):
+            page.fill("#token", token)
+            page.click("button[type=submit]")
+            page.wait_for_selector(".wrong:text('not correct')" if token == "a-wrong-token" else ".tile.shown")
+        assert page.url == f"{url}/"
+    context.close()
 
 
 def test_web_ui_remembers_theme(open_page, address):

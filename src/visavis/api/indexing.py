@@ -310,6 +310,8 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8000,
     token: str | None = None,
+    root_path: str = "",
+    host_name: str | Sequence[str] = (),
     feedback: str | Path | None = None,
     store: str | Path | Sequence[str | Path] = (),
     open_browser: bool = False,
@@ -325,6 +327,8 @@ def serve(
         host: Address to listen on. Any address but a loopback one needs a token.
         port: Port to listen on. 0: any free port.
         token: Access token required from clients, at least 12 characters. Default: none.
+        root_path: Path below which a reverse proxy serves the web UI, such as /photos. Default: none.
+        host_name: Name by which a reverse proxy requests the server, such as photos.example. Default: names of this machine.
         feedback: File for relevance judgments, new or to be continued. Default: no feedback.
         store: Confirms the store of an index outside its folder. Default: only stores inside.
         open_browser: Open the web UI in a browser.
@@ -332,7 +336,7 @@ def serve(
 
     Raises:
         MissingExtra: If the packages of the extra ``serve`` are not installed.
-        VisavisError: If the address is not a loopback one and no token is set.
+        VisavisError: If the address is not a loopback one and no token is set, or a host name or path is invalid.
 
     Command line:
         ```sh
@@ -348,6 +352,8 @@ def serve(
         host=host,
         port=port,
         token=token,
+        root_path=root_path,
+        host_names=to_list(host_name),
         feedback=feedback,
         store=store,
         open_browser=open_browser,

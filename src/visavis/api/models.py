@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from visavis.api.arguments import to_list
+from visavis.errors import VisavisError
 from visavis.progress import NoProgress, Progress
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ def export(
     progress = progress or NoProgress()
     if push is not None:
         validate_repo(push, "push")
+    if not license.isprintable():
+        raise VisavisError(f"license: expected one line of text, got {license!r}. Pass a name such as apache-2.0.")
     run = Path(run)
     folder = Path(f"{run.name}-{format}") if out is None else Path(out)
     if os.path.exists(folder):

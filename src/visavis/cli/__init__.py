@@ -22,6 +22,10 @@ def main() -> None:
     A user's error is printed as one line on stderr, with exit code 1. A signal exits with the shell's code.
     """
     os.environ.setdefault(HUGE_PAGES_VARIABLE, "1")
+    # The XDG specification requires to ignore them. Other libraries, such as huggingface_hub, would write into the current folder.
+    for name in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME"):
+        if not os.path.isabs(os.environ.get(name, "/")):
+            del os.environ[name]
     escape_unencodable_output()
     try:
         with signals_raised():

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import re
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from typing import Any, Literal
 
 from visavis import storage
 from visavis.data.splits import split_in_name
-from visavis.errors import DataError, StorageError, requires_extra
+from visavis.errors import DataError, StorageError, VisavisError, requires_extra
 
 DATASET_NAME = re.compile(r"hf:(?P<repository>[\w.-]+/[\w.-]+?)(?::(?P<config>[\w.-]+))?(?:@(?P<revision>[\w./-]+))?")
 """Name of a data set of the hub: ``hf:OWNER/NAME``, ``hf:OWNER/NAME:CONFIG`` or ``hf:OWNER/NAME@REVISION``."""
@@ -33,70 +34,121 @@ class HubUnreachableError(DataError):
     """The hub is offline or cannot be reached, and the files are not in its cache."""
 
 
+class HubUnavailableError(DataError):
+    """The hub was reached, but does not answer in time, allows no more requests for now, or has a problem of its own."""
+
+
+_WAITING_LINE_S = 3.0
+"""Time in seconds after which a line reports that the hub has not answered yet."""
+
+
 @contextmanager
-def hub_errors(name: str, expected: str) -> Iterator[None]:
-    """Turn every error of a download into one error of visavis. The warnings of the hub's library are not printed.
+def hub_errors(name: str, expected: str, *, is_download: bool = False) -> Iterator[None]:
+    """Turn every error of a request to the hub into one error of visavis. The warnings of the hub's library are not printed.
+
+    A request waits at most ``HF_HUB_ETAG_TIMEOUT`` seconds for an answer. A line at level INFO reports a long wait.
 
     Args:
         name: Name of the model or data set.
         expected: The expected content, for the error.
+        is_download: Whether files are downloaded, which is reported elsewhere, so that no line about waiting is needed.
 
     Yields:
         Nothing.
 
     Raises:
         HubUnreachableError: If the hub cannot be reached.
-        StorageError: If the disk is full.
+        HubUnavailableError: If the hub does not answer in time or reports a problem of its own.
+        StorageError: If the disk is full, or the user has no folder for downloads.
         DataError: If the hub does not provide the files, or the download was interrupted.
     """
-    from huggingface_hub import constants, errors
+    from huggingface_hub import constants
+    from huggingface_hub.utils import get_session
     from huggingface_hub.utils import logging as hub_logging
 
-    level = hub_logging.get_verbosity()
+    if not (os.path.isabs(constants.HF_HUB_CACHE) or {"HF_HOME", "HF_HUB_CACHE"} & os.environ.keys()):
+        raise StorageError("HF_HOME: expected a folder for downloads, got none, and this user has no home folder. Set HF_HOME=FOLDER.")
+    level, limit_s = hub_logging.get_verbosity(), constants.HF_HUB_ETAG_TIMEOUT
+
+    def limit_waiting(request: Any) -> None:
+        timeouts = request.extensions.get("timeout", {})
+        request.extensions["timeout"] = {key: limit_s if value is None else value for key, value in timeouts.items()}
+
+    # The library asks for information about a repository without a time limit, and has no setting for it.
+    hooks = getattr(get_session(), "event_hooks", {}).get("request", [])
+    hooks.append(limit_waiting)
+    message = f"Waiting for {constants.ENDPOINT}, at most {limit_s} s for each request."
+    waiting = threading.Timer(_WAITING_LINE_S, logging.getLogger(__name__).info, ("%s", message))
+    waiting.daemon = True
     hub_logging.set_verbosity(logging.CRITICAL)
     try:
+        if not is_download:
+            waiting.start()
         with warnings.catch_warnings():
             # The full disk itself is reported by the error.
             warnings.filterwarnings("ignore", message="Not enough free disk space")
             yield
-    except (errors.LocalEntryNotFoundError, errors.DryRunError) as error:
-        cause = error.__cause__
-        if isinstance(cause, errors.GatedRepoError | errors.RepositoryNotFoundError):
-            raise _not_provided(name, expected, cause) from None
-        problem = "it was not downloaded before, and the hub is not reachable"
-        raise HubUnreachableError(f"{name}: expected {expected}, got none ({problem}). Connect to the network once.") from None
-    # The HTTP library of huggingface_hub, and with it the class of an interruption, differs between versions.
+    # The HTTP library of huggingface_hub, and with it the class of an error, differs between versions.
     except Exception as error:  # noqa: BLE001
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StorageError(
-                f"{name}: expected free disk space for the download, got a full disk at {constants.HF_HUB_CACHE}. Free space there, or set "
-                "HF_HOME to a folder on another disk."
-            ) from None
-        refused = errors.HFValidationError | errors.RepositoryNotFoundError | errors.RevisionNotFoundError
-        if isinstance(error, refused) or (isinstance(error, OSError) and error.errno):
-            raise _not_provided(name, expected, error) from None
-        raise DataError(
-            f"{name}: expected a complete download from {constants.ENDPOINT}, got an interrupted one ({type(error).__name__}). "
-            "Run the command again."
-        ) from None
+        raise _hub_error(name, expected, error) from None
     finally:
+        waiting.cancel()
+        hooks.remove(limit_waiting)
         hub_logging.set_verbosity(level)
 
 
-def _not_provided(name: str, expected: str, error: Exception) -> DataError:
-    """The error for files that the hub does not provide."""
-    from huggingface_hub import errors
+_STATUS_PROBLEMS = {
+    401: ("it requires a login, or does not exist", "Correct the name, or log in again with hf auth login."),
+    403: ("access to it is forbidden", "Request access on its hub page, or log in with a token that may read it."),
+    429: ("the hub allows no more requests for now", "Wait a few minutes, or log in with hf auth login."),
+}
+"""Problem and fix of an HTTP status."""
 
-    # A GatedRepoError is a RepositoryNotFoundError, too.
-    explanations = {
-        errors.HFValidationError: ("invalid name for the hub", "Restore the folder or use another name."),
-        errors.GatedRepoError: ("access is restricted", "Request access on its hub page and log in with hf auth login."),
-        errors.RevisionNotFoundError: ("it has no such revision", "Use another revision."),
-        errors.RepositoryNotFoundError: ("it does not exist, or is private", "Correct the name, or log in with hf auth login."),
-    }
-    unexpected = (storage.error_reason(error), "Check the name and the folder of the cache.")
-    problem, fix = next((text for kind, text in explanations.items() if isinstance(error, kind)), unexpected)
-    return DataError(f"{name}: expected {expected}, got none ({problem}). {fix}")
+
+def _hub_error(name: str, expected: str, error: Exception) -> VisavisError:
+    """The error of visavis for an error of the hub's library."""
+    from huggingface_hub import constants, errors
+
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StorageError(
+            f"{name}: expected free disk space for the download, got a full disk at {constants.HF_HUB_CACHE}. Free space there, or set "
+            "HF_HOME to a folder on another disk."
+        )
+    is_missing = isinstance(error, errors.LocalEntryNotFoundError | errors.DryRunError)
+    cause = (error.__cause__ or error) if is_missing else error
+    status = getattr(getattr(cause, "response", None), "status_code", 0)
+    kind: type[DataError] = DataError
+    if isinstance(cause, errors.HFValidationError):
+        problem, fix = "invalid name for the hub", "Restore the folder or use another name."
+    elif isinstance(cause, errors.GatedRepoError):
+        problem, fix = "access is restricted", "Request access on its hub page and log in with hf auth login."
+    elif isinstance(cause, errors.RevisionNotFoundError):
+        problem, fix = "it has no such revision", "Use another revision."
+    elif status in _STATUS_PROBLEMS or status >= 500:
+        kind = HubUnavailableError if status == 429 or status >= 500 else DataError
+        problem, fix = _STATUS_PROBLEMS.get(status, ("the hub has a problem of its own", "Run the command again later."))
+        problem = f"{problem}, status {status}"
+    elif isinstance(cause, errors.RepositoryNotFoundError):
+        problem, fix = "it does not exist, or is private", "Correct the name, or log in with hf auth login."
+    elif "Timeout" in type(cause).__name__:
+        kind, problem = HubUnavailableError, f"{constants.ENDPOINT} did not answer within {constants.HF_HUB_ETAG_TIMEOUT} s"
+        fix = "Check the network, run the command again later, or set HF_HUB_ETAG_TIMEOUT to more seconds."
+    elif isinstance(cause, json.JSONDecodeError):
+        problem, fix = (
+            f"{constants.ENDPOINT} answers with another page",
+            "Check HF_ENDPOINT, and log in to the network if it has a login page.",
+        )
+    elif is_missing:
+        kind, problem = HubUnreachableError, "it was not downloaded before, and the hub is not reachable"
+        fix = "Connect to the network once."
+    elif isinstance(error, OSError) and error.errno:
+        problem, fix = storage.error_reason(error), "Check the name and the folder of the cache."
+    else:
+        return DataError(
+            f"{name}: expected a complete download from {constants.ENDPOINT}, got an interrupted one ({type(error).__name__}). "
+            "Run the command again."
+        )
+    return kind(f"{name}: expected {expected}, got none ({problem}). {fix}")
 
 
 def download_message(name: str, num_bytes: int, license_name: str) -> str:
@@ -134,7 +186,7 @@ def hub_license(repository: str, kind: Literal["model", "dataset"]) -> str:
     card = getattr(info, "card_data", None)
     # The license "other" has a name of its own.
     licenses: Any = (card.get("license_name") or card.get("license") or []) if card else []
-    names = ", ".join([licenses] if isinstance(licenses, str) else map(str, licenses))
+    names = ", ".join(map(str, licenses if isinstance(licenses, list) else [licenses]))
     return names or f"see {constants.ENDPOINT}/{'datasets/' if kind == 'dataset' else ''}{repository}"
 
 
@@ -233,7 +285,7 @@ def download_dataset(name: str) -> Path:
         options: Any = {"dry_run": True, "tqdm_class": progress_class(lambda _, __: None)}
         available = snapshot_download(repository, repo_type="dataset", revision=revision, **options)
     files = _select_files(name, [file.filename for file in available], parts["config"])
-    with hub_errors(name, "a data set of the Hugging Face Hub"):
+    with hub_errors(name, "a data set of the Hugging Face Hub", is_download=True):
         if missing := sum(file.file_size or 0 for file in available if file.filename in files and file.will_download):
             logging.getLogger(__name__).info("%s", download_message(name, missing, hub_license(repository, "dataset")))
         snapshot = Path(snapshot_download(repository, repo_type="dataset", revision=revision, allow_patterns=files))

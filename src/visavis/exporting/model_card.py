@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -65,6 +66,7 @@ def write_model_card(
         format=format,
         library="sentence-transformers" if format == "sentence-transformers" else "transformers" if is_clip and format == "hub" else "onnx",
         license=license,
+        yaml_license=_yaml_text(license or "unknown"),
         is_clip=is_clip,
         matcher=matcher,
         embedding_dim=embedding_dim,
@@ -80,6 +82,12 @@ def write_model_card(
         text_encoder=os.path.basename(text_encoder),
     )
     storage.write_text(folder / "README.md", card)
+
+
+def _yaml_text(line: str) -> str:
+    """Return a line of text as a YAML value: as it is if it is a name such as those of the hub, else as JSON, which is YAML as well."""
+    is_name = re.fullmatch("[a-z][a-z0-9.-]{2,}", line) and line not in ("yes", "off", "true", "false", "null")
+    return line if is_name else json.dumps(line, ensure_ascii=False)
 
 
 def _intervals(run: Path) -> dict[str, str]:

@@ -52,6 +52,8 @@ class Judgment:
         content_hash: Hash of the item's file. Identifies an item that was moved.
         relevant: Whether the item is relevant. None withdraws an earlier judgment.
         kind: Kind of the record.
+        vote: Name of the vote. Empty in files of earlier versions.
+        undoes: Name of the vote that this record undoes. ``relevant`` is then the judgment that applied without that vote.
     """
 
     timestamp: str
@@ -61,6 +63,8 @@ class Judgment:
     content_hash: str
     relevant: bool | None
     kind: Literal["judgment"] = "judgment"
+    vote: str = ""
+    undoes: str = ""
 
 
 @dataclass(frozen=True)
@@ -181,3 +185,22 @@ def latest_judgments(records: Iterable[FeedbackRecord]) -> dict[tuple[QueryKey, 
     """
     last = {(record.query, record.item): record for record in records if isinstance(record, Judgment)}
     return {pair: judgment for pair, judgment in last.items() if judgment.relevant is not None}
+
+
+@validate_arguments
+def votes_not_undone(records: Iterable[FeedbackRecord]) -> dict[tuple[QueryKey, str], list[Judgment]]:
+    """Select the votes that were not undone. The last one of a pair applies.
+
+    Args:
+        records: Records of a feedback file, oldest first.
+
+    Returns:
+        The votes on each query and item key, oldest first.
+    """
+    judgments = [record for record in records if isinstance(record, Judgment)]
+    undone = {judgment.undoes for judgment in judgments} - {""}
+    votes: dict[tuple[QueryKey, str], list[Judgment]] = {}
+    for judgment in judgments:
+        if not judgment.undoes and judgment.vote not in undone:
+            votes.setdefault((judgment.query, judgment.item), []).append(judgment)
+    return votes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,9 +49,11 @@ def settings_file() -> Path:
 
     Returns:
         The path. The file may not exist.
+
+    Raises:
+        StorageError: If the user has no home folder.
     """
-    folder = os.environ.get("VISAVIS_CONFIG")
-    return (Path(folder) if folder else Path(os.environ.get("XDG_CONFIG_HOME", Path.home() / ".config")) / "visavis") / SETTINGS_FILE
+    return storage.user_folder("VISAVIS_CONFIG", "XDG_CONFIG_HOME", ".config") / SETTINGS_FILE
 
 
 def saved_model() -> str | None:
@@ -63,11 +65,15 @@ def saved_model() -> str | None:
     Raises:
         DataError: If the file cannot be read.
     """
-    if not os.path.exists(settings_file()):
+    try:
+        file = settings_file()
+    except StorageError:  # without a home folder, there are no settings
         return None
-    name = storage.read_toml(settings_file()).get("model")
+    if not os.path.exists(file):
+        return None
+    name = storage.read_toml(file).get("model")
     if name is not None and not isinstance(name, str):
-        raise DataError(f"{settings_file()}: model: expected a folder or hub name, got {name!r}. Correct it, or delete the file.")
+        raise DataError(f"{file}: model: expected a folder or hub name, got {name!r}. Correct it, or delete the file.")
     return name
 
 
@@ -100,8 +106,9 @@ def check_default_model() -> EnvironmentCheck:
         return EnvironmentCheck("default model", str(error), ok=False, fix=f"delete {settings_file()}")
     if saved is not None:
         return EnvironmentCheck("default model", f"{saved} ({settings_file()})")
-    if (available := available_model()) is not None:
-        return EnvironmentCheck("default model", f"{available} (on this machine)")
+    with suppress(StorageError):  # without a home folder, which the line about the cache reports
+        if (available := available_model()) is not None:
+            return EnvironmentCheck("default model", f"{available} (on this machine)")
     first = DEFAULT_MODELS[0]
     return EnvironmentCheck("default model", f"{first.name} ({first.download_mb} MB, license: {first.license}), downloaded when first used")
 
@@ -136,8 +143,7 @@ def default_model(model: str | Path | None, progress: Progress) -> Iterator[str]
     yield selected
     if (name is not None or is_downloaded) and selected != saved and _is_dual_encoder(selected):
         try:
-            settings = storage.read_toml(settings_file()) if saved is not None else {}
-            storage.write_toml(settings_file(), {**settings, "model": selected})
+            storage.set_toml_value(settings_file(), "model", selected)
         except (StorageError, DataError) as error:
             progress.message(f"The model could not be saved as the default: {error}")
         else:

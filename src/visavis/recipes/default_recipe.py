@@ -10,7 +10,7 @@ from typing import Any
 from visavis import storage
 from visavis.data.dataset_reader import open_dataset
 from visavis.data.features.store import read_description
-from visavis.data.hub_files import HubUnreachableError
+from visavis.data.hub_files import HubUnavailableError, HubUnreachableError
 from visavis.errors import RecipeError
 from visavis.models.default_model import DEFAULT_MODELS, default_model
 from visavis.models.encoders.cnn_backbones import PUBLISHED_BACKBONES, SMALL_CNN, is_downloaded
@@ -95,7 +95,7 @@ def _find_dual_encoder(progress: Progress) -> tuple[str | None, str]:
     try:
         with default_model(None, progress) as model:
             return model, ""
-    except HubUnreachableError:
+    except (HubUnreachableError, HubUnavailableError):
         return None, f" {drawback} Connect to the network once to download {DEFAULT_MODELS[0].name}."
 
 

@@ -217,12 +217,13 @@ def search_index(
 
     Raises:
         VisavisError: If the query is empty or ``top`` is below 1.
-        DataError: If an item or image of the query does not exist.
+        DataError: If an item or image of the query does not exist, or no item has a metadata name of the filter.
     """
     validate_int(top, "top", 1)
     queries = store_queries(index, query, encode_texts)
     results = _find_results(index, queries, max(top, RERANK_DEPTH) if rerank else top, item_filter, group_duplicates)
     if not results:
+        check_filter_names(index, item_filter)
         return SearchResults((), message=_explain_no_results(index, item_filter))
     if rerank is not None:
         return SearchResults(tuple(_rerank(index, rerank, query, results)[:top]))
@@ -231,6 +232,24 @@ def search_index(
         return SearchResults(tuple(results))
     hits = tuple(replace(result, match_probability=calibration.match_probability(result.score)) for result in results)
     return SearchResults(hits, results[0].score < calibration.min_score)
+
+
+@validate_arguments
+def check_filter_names(index: Index, item_filter: ItemFilter) -> None:
+    """Check the metadata names of a filter that no item passes.
+
+    Args:
+        index: The index.
+        item_filter: Conditions on the items.
+
+    Raises:
+        DataError: If no item has a name of the filter.
+    """
+    names = {name for item in index.items.values() for name in item.metadata} if item_filter.metadata else set[str]()
+    unknown = next((name for name in item_filter.metadata if index.items and name not in names), None)
+    if unknown is not None:
+        known = f"one of the names {', '.join(sorted(names))}" if names else "no filter, because the items have no metadata"
+        raise DataError(f"metadata: expected {known}, got {unknown!r}. Correct the filter.")
 
 
 def _explain_no_results(index: Index, item_filter: ItemFilter) -> str:
@@ -259,13 +278,10 @@ def store_queries(
         VisavisError: If the query is empty, has only negative weights, or its parts cancel out.
         DataError: If an item or image of the query does not exist.
     """
-    for _, text in query.texts:
-        validate_text_query(text)
-        index.model.processor.unknown_words(text)  # raises an error if no word is in the vocabulary
-    parts = list[tuple[float, Tensor]]()
-    if query.texts:
-        vectors = (encode_texts or index.encode_texts)([text for _, text in query.texts])
-        parts += zip((weight for weight, _ in query.texts), vectors, strict=True)
+    texts, parts = _known_texts(index.model, query), list[tuple[float, Tensor]]()
+    if texts:
+        vectors = (encode_texts or index.encode_texts)([text for _, text in texts])
+        parts += zip((weight for weight, _ in texts), vectors, strict=True)
     if query.images:
         images = index.model.item_vectors(index.model.encode_visual([image for _, image in query.images]))
         parts += zip((weight for weight, _ in query.images), images, strict=True)
@@ -283,6 +299,21 @@ def store_queries(
         raise VisavisError("query: expected parts that do not cancel out, got opposite vectors. Remove one, or change a weight.")
     vector: np.ndarray = (total / norm).numpy()
     return vector[None]
+
+
+def _known_texts(model: Retriever, query: SearchQuery) -> list[tuple[float, str]]:
+    """The texts of a query. An excluded text of unknown words only is left out, as an unknown word of another text has no effect."""
+    texts = list[tuple[float, str]]()
+    for weight, text in query.texts:
+        validate_text_query(text)
+        try:
+            model.processor.unknown_words(text)
+        except VisavisError:
+            if weight > 0:
+                raise
+        else:
+            texts.append((weight, text))
+    return texts
 
 
 def validate_text_query(text: str) -> None:
@@ -346,8 +377,9 @@ def _rerank(index: Index, model: Retriever, query: SearchQuery, results: Sequenc
     images = [image for _, image in decoded if image is not None]
     if not images:
         return unreadable
-    text_scores = model.score(images, [text for _, text in query.texts])
-    scores = text_scores @ torch.tensor([weight for weight, _ in query.texts], dtype=text_scores.dtype)
+    texts = _known_texts(model, query)
+    text_scores = model.score(images, [text for _, text in texts])
+    scores = text_scores @ torch.tensor([weight for weight, _ in texts], dtype=text_scores.dtype)
     order = scores.argsort(descending=True, stable=True).tolist()
     return [replace(readable[i], score=scores[i].item()) for i in order] + unreadable
 

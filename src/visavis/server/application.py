@@ -37,12 +37,14 @@ from visavis.server.schemas import (
     SideResponse,
     UncertainPairModel,
     UncertainPairsResponse,
+    UndoRequest,
+    UndoResponse,
     VoteRequest,
     VoteResponse,
     error_response,
 )
 from visavis.server.search_service import SearchService, ServedIndex
-from visavis.server.security import TOKEN_COOKIE, RateLimiter, SecurityMiddleware, TokenAuth
+from visavis.server.security import TOKEN_COOKIE, RateLimiter, SecurityMiddleware, TokenAuth, validate_host_name, validate_root_path
 
 WEB_UI_TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -78,6 +80,8 @@ def create_app(
     feedback: FeedbackFile | None = None,
     *,
     bound_to: str | None = "127.0.0.1",
+    host_names: Sequence[str] = (),
+    root_path: str = "",
     token: str | None = None,
     limits: ServerLimits | None = None,
     rates: RateLimits | None = None,
@@ -87,7 +91,9 @@ def create_app(
     Args:
         indexes: One index, or two to compare.
         feedback: Feedback file. None: votes are not saved.
-        bound_to: Host of a loopback server, whose Host header is checked. None: no check.
+        bound_to: Host of a loopback server, whose Host header is checked. None: no check, unless there are ``host_names``.
+        host_names: Names by which a proxy requests this server.
+        root_path: Path below which a proxy serves this server.
         token: Access token required from clients. None: no token.
         limits: Sizes and timeouts. Default: ``ServerLimits()``.
         rates: Request rate of a client. None: no limit.
@@ -96,7 +102,7 @@ def create_app(
         The application.
 
     Raises:
-        VisavisError: If two indexes have the same name.
+        VisavisError: If two indexes have the same name, or a host name or path is invalid.
     """
     if len({index.name for index in indexes}) < len(indexes):
         raise VisavisError(f"index: expected two different names, got {indexes[0].name!r} twice. Pass two different indexes.")
@@ -108,13 +114,26 @@ def create_app(
         yield
         service.close()
 
-    app = FastAPI(title="visavis", version=VERSION, docs_url=None, redoc_url=None, lifespan=lifespan)
+    root_path = validate_root_path(root_path)
+    allowed = {name.lower() for name in (bound_to,) if name} | {validate_host_name(name) for name in host_names}
+    servers = [{"url": root_path}] if root_path else None
+    app = FastAPI(
+        title="visavis", version=VERSION, docs_url=None, redoc_url=None, lifespan=lifespan, servers=servers, redirect_slashes=False
+    )
     app.include_router(api_routes(service))
-    app.include_router(service_routes(service, auth))
+    app.include_router(service_routes(service, auth, f"{root_path}/"))
     app.include_router(web_ui_routes())
     _add_error_handlers(app)
     limiter = None if rates is None else RateLimiter(rates)
-    app.add_middleware(SecurityMiddleware, bound_to=bound_to, auth=auth, rate_limiter=limiter, limits=limits, metrics=metrics)
+    app.add_middleware(
+        SecurityMiddleware,
+        host_names=frozenset(allowed) or None,
+        root_path=root_path,
+        auth=auth,
+        rate_limiter=limiter,
+        limits=limits,
+        metrics=metrics,
+    )
     return app
 
 
@@ -232,8 +251,17 @@ async def _search_sides(service: SearchService, request: SearchRequest) -> Searc
     for side, number in zip(names, service.side_order(key), strict=True):
         results = await service.search(number, key, request.to_item_filter(), top + 1)
         hits = [service.to_hit(key, result) for result in results.hits[request.offset : top]]
-        has_more = len(results.hits) > top and top < service.limits.max_results
-        sides.append(SideResponse(side=side, index=number, hits=hits, has_more=has_more, no_match=results.no_match))
+        has_more, at_limit = len(results.hits) > top, top >= service.limits.max_results
+        sides.append(
+            SideResponse(
+                side=side,
+                index=number,
+                hits=hits,
+                has_more=has_more and not at_limit,
+                is_cut=has_more and at_limit,
+                no_match=results.no_match,
+            )
+        )
     milliseconds = round(1000 * (time.perf_counter() - started), 1)
     return SearchResponse(query=QueryModel.from_key(key), sides=sides, milliseconds=milliseconds)
 
@@ -285,8 +313,13 @@ def _add_vote_routes(router: APIRouter, service: SearchService) -> None:
         key = vote.query.to_key()
         if not key:
             raise HTTPException(422, "query: expected a query, got an empty query. Search for something first.")
-        service.votes.record_vote(service.index(vote.index).name, key, service.item(vote.index, vote.key), vote.relevant)
-        return VoteResponse(relevant=vote.relevant)
+        saved = service.votes.record_vote(service.index(vote.index).name, key, service.item(vote.index, vote.key), vote.relevant)
+        return VoteResponse(relevant=saved.relevant, vote=saved.vote)
+
+    @router.post("/votes/undo")
+    async def undo(undo: UndoRequest) -> UndoResponse:
+        """Undo one vote by its name. Votes of other clients on the same item remain."""
+        return UndoResponse(relevant=service.votes.undo(undo.vote))
 
     @router.post("/preferences")
     async def prefer(preference: PreferenceRequest) -> PreferenceResponse:
@@ -304,12 +337,13 @@ def _add_vote_routes(router: APIRouter, service: SearchService) -> None:
         return UncertainPairsResponse(pairs=pairs)
 
 
-def service_routes(service: SearchService, auth: TokenAuth | None) -> APIRouter:
+def service_routes(service: SearchService, auth: TokenAuth | None, cookie_path: str = "/") -> APIRouter:
     """Create the routes for health, metrics and login.
 
     Args:
         service: The search service.
         auth: Access token. None: no login page.
+        cookie_path: Path of the login cookie.
 
     Returns:
         The routes.
@@ -333,25 +367,27 @@ def service_routes(service: SearchService, auth: TokenAuth | None) -> APIRouter:
     async def login_page(request: Request) -> Response:
         token = request.query_params.get("token")
         if token is not None:
-            return _log_in(request, auth, token)
+            return _log_in(request, auth, token, cookie_path)
         content, content_type, _ = web_ui_files()["login.html"]
         return Response(content, media_type=content_type)
 
     @router.post("/login", include_in_schema=False)
     async def log_in(request: Request) -> Response:
         form = parse_qs((await request.body()).decode("utf-8", "replace"))
-        return _log_in(request, auth, form.get("token", [""])[0])
+        return _log_in(request, auth, form.get("token", [""])[0], cookie_path)
 
     return router
 
 
-def _log_in(request: Request, auth: TokenAuth, token: str) -> Response:
+def _log_in(request: Request, auth: TokenAuth, token: str, cookie_path: str) -> Response:
     if not auth.is_valid_token(token):
         content, content_type, _ = web_ui_files()["login.html"]
         return Response(
             content.replace(b"<!--wrong-->", b"The token is not correct. Check it and try again."), 401, media_type=content_type
         )
-    response = RedirectResponse("/", 303)
+    response = RedirectResponse("./", 303)
     secure = request.url.scheme == "https"
-    response.set_cookie(TOKEN_COOKIE, auth.cookie, max_age=COOKIE_SECONDS, httponly=True, samesite="strict", secure=secure)
+    response.set_cookie(
+        TOKEN_COOKIE, auth.cookie, max_age=COOKIE_SECONDS, path=cookie_path, httponly=True, samesite="strict", secure=secure
+    )
     return response

@@ -159,7 +159,8 @@ class SideResponse(BaseModel):
         side: Position in a comparison.
         index: Number of the index, for images and votes.
         hits: Results, best first.
-        has_more: Whether there are more results.
+        has_more: Whether there are more results, which later pages return.
+        is_cut: Whether there are more results than the server returns for one query.
         no_match: Whether even the best result is probably irrelevant. Null if scores are not calibrated.
     """
 
@@ -167,6 +168,7 @@ class SideResponse(BaseModel):
     index: int
     hits: list[HitResponse]
     has_more: bool
+    is_cut: bool
     no_match: bool | None
 
 
@@ -249,10 +251,32 @@ class VoteRequest(RequestModel):
 
 
 class VoteResponse(BaseModel):
-    """The current vote.
+    """A saved vote.
 
     Attributes:
         relevant: Whether the item is relevant. Null: no vote.
+        vote: Name of the vote, to undo it.
+    """
+
+    relevant: bool | None
+    vote: str
+
+
+class UndoRequest(RequestModel):
+    """A vote to undo.
+
+    Attributes:
+        vote: Name of the vote.
+    """
+
+    vote: str = Field(min_length=1, max_length=64)
+
+
+class UndoResponse(BaseModel):
+    """The judgment of the item after an undo.
+
+    Attributes:
+        relevant: Whether the item is relevant by an earlier or later vote. Null: no vote.
     """
 
     relevant: bool | None

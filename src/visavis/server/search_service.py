@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -20,9 +21,9 @@ from starlette.exceptions import HTTPException
 from torch import Tensor
 
 from visavis.errors import VisavisError
-from visavis.feedback.records import FeedbackFile, Judgment, Preference, QueryKey, latest_judgments
+from visavis.feedback.records import FeedbackFile, Judgment, Preference, QueryKey, votes_not_undone
 from visavis.retrieval.index_folder import Index
-from visavis.retrieval.index_search import SearchQuery, SearchResult, SearchResults, parse_query, search_index
+from visavis.retrieval.index_search import SearchQuery, SearchResult, SearchResults, check_filter_names, parse_query, search_index
 from visavis.retrieval.items import NO_FILTER, IndexItem, ItemFilter
 from visavis.server.image_cache import ImageCache
 from visavis.server.limits import LRUCache, ServerLimits
@@ -73,11 +74,13 @@ class ServedIndex:
             Results, best first.
 
         Raises:
-            VisavisError: If the query has only exclusions.
+            VisavisError: If the query has only exclusions, or no item has a metadata name of the filter.
         """
         if not key:
             matching = (item for item in self.items.values() if item_filter.matches(item))
             newest = heapq.nlargest(top, matching, key=lambda item: (item.modified_ns, item.key))
+            if not newest:
+                check_filter_names(self.index, item_filter)
             return SearchResults(tuple(SearchResult(item, 0.0) for item in newest))
         query = SearchQuery(
             texts=parse_query(key.text),
@@ -166,7 +169,7 @@ class VoteStore:
 
     def __init__(self, file: FeedbackFile | None, metrics: ServerMetrics):
         self.file, self.metrics = file, metrics
-        self._votes = latest_judgments(file.records) if file else {}
+        self._votes = votes_not_undone(file.records) if file else {}
 
     def vote(self, key: QueryKey, item: str) -> bool | None:
         """Look up the current vote.
@@ -178,10 +181,10 @@ class VoteStore:
         Returns:
             Whether the item was voted relevant. None: no vote.
         """
-        judgment = self._votes.get((key, item))
-        return None if judgment is None else judgment.relevant
+        votes = self._votes.get((key, item))
+        return votes[-1].relevant if votes else None
 
-    def record_vote(self, index: str, key: QueryKey, item: IndexItem, relevant: bool | None) -> None:
+    def record_vote(self, index: str, key: QueryKey, item: IndexItem, relevant: bool | None) -> Judgment:
         """Save a vote.
 
         Args:
@@ -190,19 +193,46 @@ class VoteStore:
             item: The item.
             relevant: Whether the item is relevant. None withdraws the vote.
 
+        Returns:
+            The saved vote, with its name.
+
         Raises:
             HTTPException: If votes are not saved.
             StorageError: If the file cannot be written.
         """
+        judgment = Judgment(_now(), index, key, item.key, item.content, relevant, vote=secrets.token_hex(8))
+        self._append(judgment)
+        self._votes.setdefault((key, item.key), []).append(judgment)
+        return judgment
+
+    def undo(self, vote: str) -> bool | None:
+        """Undo one vote. Earlier and later votes of others on the same item remain.
+
+        Args:
+            vote: Name of the vote.
+
+        Returns:
+            The judgment that applies without it. None: no vote.
+
+        Raises:
+            HTTPException: If there is no such vote, or votes are not saved.
+            StorageError: If the file cannot be written.
+        """
+        undone = next((judgment for votes in self._votes.values() for judgment in votes if judgment.vote == vote), None)
+        if undone is None or not vote:
+            raise HTTPException(404, f"vote: expected the name of a vote that was not undone, got {vote[:80]!r}. Reload the page.")
+        pair = undone.query, undone.item
+        remaining = [judgment for judgment in self._votes[pair] if judgment is not undone]
+        relevant = remaining[-1].relevant if remaining else None
+        self._append(replace(undone, timestamp=_now(), relevant=relevant, vote="", undoes=vote))
+        self._votes[pair] = remaining
+        return relevant
+
+    def _append(self, judgment: Judgment) -> None:
         if self.file is None:
             raise HTTPException(409, "Votes are not saved. Start the server with --feedback FILE.")
-        judgment = Judgment(_now(), index, key, item.key, item.content, relevant)
         self.file.append(judgment)
         self.metrics.votes.labels("relevant").inc()
-        if relevant is None:
-            self._votes.pop((key, item.key), None)
-        else:
-            self._votes[key, item.key] = judgment
 
 
 class PendingSearch(NamedTuple):

@@ -8,7 +8,9 @@ import hmac
 import ipaddress
 import logging
 import math
+import re
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from urllib.parse import quote, urlsplit
 
@@ -32,7 +34,8 @@ SECURITY_HEADERS = {
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
+    # Browsers send "Origin: null" with the form of the login page under "no-referrer", which the check of the origin rejects.
+    "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), microphone=(), geolocation=(), interest-cohort=()",
@@ -84,20 +87,58 @@ def host_name(header: str) -> str:
 
 
 # TrustedHostMiddleware of Starlette accepts neither every loopback address nor a literal [::1].
-def is_allowed_host(header: str, bound_to: str) -> bool:
+def is_allowed_host(header: str, names: Collection[str]) -> bool:
     """Check the Host header of a request to a loopback server, as protection against DNS rebinding.
 
     In DNS rebinding, a foreign name resolves to the loopback address, so that a foreign page can read the responses.
 
     Args:
         header: Value of the header.
-        bound_to: Host of the server.
+        names: Names of the server in lower case, in addition to the loopback ones.
 
     Returns:
-        Whether the header names this machine.
+        Whether the header names this server.
     """
     name = host_name(header)
-    return is_loopback(name) or (name != "" and name == bound_to.lower())
+    return is_loopback(name) or (name != "" and name in names)
+
+
+def validate_host_name(name: str) -> str:
+    """Check a name by which a proxy requests this server.
+
+    Args:
+        name: Name or IP address, without scheme and port.
+
+    Returns:
+        The name as browsers send it: in lower case, and in ASCII for an international name.
+
+    Raises:
+        VisavisError: If it is not one exact name.
+    """
+    try:
+        ascii_name = name.lower().encode("idna").decode()
+    except UnicodeError:
+        ascii_name = ""
+    if not re.fullmatch(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*", ascii_name):
+        raise VisavisError(f"host_name: expected a name such as photos.example, got {name!r}. Pass it without scheme, port and wildcard.")
+    return ascii_name
+
+
+def validate_root_path(path: str) -> str:
+    """Check the path below which a proxy serves this server.
+
+    Args:
+        path: Such as ``/photos``. Empty: no proxy, or one that serves the root of a host.
+
+    Returns:
+        The path without a slash at the end.
+
+    Raises:
+        VisavisError: If it is not a path.
+    """
+    if not re.fullmatch(r"(/[\w.~-]+)*/?", path, re.ASCII) or re.search(r"/\.\.?(/|$)", path):
+        raise VisavisError(f"root_path: expected a path such as /photos, got {path!r}. Start it with a slash, and use letters and digits.")
+    return path.rstrip("/")
 
 
 def is_cross_origin(headers: Headers) -> bool:
@@ -226,7 +267,8 @@ class SecurityMiddleware:
 
     Attributes:
         app: The application.
-        bound_to: Host of a loopback server, whose Host header is checked. None: no check.
+        host_names: Names that the Host header may have in addition to loopback ones. None: no check.
+        root_path: Path below which a proxy serves the application. Requests with and without it are answered.
         auth: Access token. None: no token is needed.
         rate_limiter: Limits the request rate of a client. None: no limit.
         limits: Sizes and timeouts.
@@ -234,7 +276,8 @@ class SecurityMiddleware:
     """
 
     app: ASGIApp
-    bound_to: str | None
+    host_names: frozenset[str] | None
+    root_path: str
     auth: TokenAuth | None
     rate_limiter: RateLimiter | None
     limits: ServerLimits
@@ -245,6 +288,9 @@ class SecurityMiddleware:
             await self.app(scope, receive, send)
             return
         started, status = time.perf_counter(), 0
+        # Every check and every route sees the path without the prefix, which some proxies remove and others keep.
+        if self.root_path and f"{scope['path']}/".startswith(f"{self.root_path}/"):
+            scope = {**scope, "path": scope["path"].removeprefix(self.root_path)}
 
         async def send_checked(message: Message) -> None:
             nonlocal status
@@ -275,9 +321,11 @@ class SecurityMiddleware:
     def _rejection(self, scope: Scope) -> tuple[Response, str] | None:
         """The response to a request that is rejected, and the reason for the metrics."""
         headers, path, method = Headers(scope=scope), scope["path"], scope["method"]
-        if self.bound_to is not None and not is_allowed_host(headers.get("host", ""), self.bound_to):
+        if self.host_names is not None and not is_allowed_host(headers.get("host", ""), self.host_names):
             return error_response(
-                403, "Host: expected this machine, got another host. Open the address that visavis serve printed."
+                403,
+                "Host: expected this machine, got another host. Open the address that visavis serve printed, or start visavis serve with "
+                "--host-name NAME for a name of your own.",
             ), "host"
         if method not in _SAFE_METHODS and is_cross_origin(headers):
             return error_response(403, "Origin: expected this server, got another site. Use the web UI of this server."), "origin"
@@ -286,10 +334,13 @@ class SecurityMiddleware:
             if wait_s := self.rate_limiter.spend(client, request_cost(method, path)):
                 seconds = max(1, math.ceil(wait_s))
                 return error_response(429, f"Too many requests. Try again in {seconds} s.", {"Retry-After": str(seconds)}), "rate"
+        if not path:  # the prefix without the slash, from which relative URLs would leave the prefix
+            return RedirectResponse(f"{self.root_path}/", 307), "path"
         if self.auth is not None and path not in PUBLIC_PATHS and not self.auth.is_authorized(headers):
             if path == "/" and method == "GET":
                 query = scope["query_string"].decode("latin-1")
-                return RedirectResponse(f"/login?{quote(query, safe='=&%+-._~')}" if query else "/login", 303), "token"
+                # Relative, because only the browser knows the path below which a proxy serves this page.
+                return RedirectResponse(f"login?{quote(query, safe='=&%+-._~')}" if query else "login", 303), "token"
             return error_response(401, "An access token is required. Send it as 'Authorization: Bearer TOKEN', or open /login."), "token"
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > self.limits.max_body_bytes:

@@ -26,6 +26,8 @@ def run_service(
     host: str,
     port: int,
     token: str | None,
+    root_path: str = "",
+    host_names: Sequence[str] = (),
     feedback: str | Path | None,
     store: str | Path | Sequence[str | Path] = (),
     open_browser: bool,
@@ -39,6 +41,8 @@ def run_service(
         host: Address of this machine.
         port: Port. 0: any free port.
         token: Access token required from clients. None: no token, which needs a loopback address.
+        root_path: Path below which a proxy serves this server.
+        host_names: Names by which a proxy requests this server.
         feedback: Feedback file. None: votes are not saved.
         store: Confirmed locations of stores outside the folders of the indexes.
         open_browser: Whether to open the web UI in a browser.
@@ -46,7 +50,7 @@ def run_service(
         progress: Receives the address.
 
     Raises:
-        VisavisError: If the port is in use, or the token is missing or weak.
+        VisavisError: If the port is in use, the token is missing or weak, or a host name or path is invalid.
         RunError: If a folder is not an index.
         DataError: If the feedback file is invalid.
         MissingExtra: If FastAPI, uvicorn or prometheus_client is not installed.
@@ -59,10 +63,11 @@ def run_service(
     from visavis.retrieval.index_folder import Index
     from visavis.server.application import create_app
     from visavis.server.search_service import ServedIndex
-    from visavis.server.security import is_loopback, validate_token
+    from visavis.server.security import is_loopback, validate_host_name, validate_root_path, validate_token
 
     if len(indexes) not in (1, 2):
         raise VisavisError(f"index: expected one index, or two to compare, got {len(indexes)}. Pass one or two.")
+    root_path, host_names = validate_root_path(root_path), [validate_host_name(name) for name in host_names]
     with ExitStack() as stack:
         listener = stack.enter_context(listening_socket(host, port))
         loopback = is_loopback(listener.getsockname()[0])
@@ -75,8 +80,17 @@ def run_service(
         file = None if feedback is None else stack.enter_context(open_feedback(feedback))
         for index in served:
             index.warm_up()
-        limits, rates = ServerLimits(), None if loopback else RateLimits()
-        app = create_app(served, file, bound_to=host if loopback else None, token=token, limits=limits, rates=rates)
+        limits, rates = ServerLimits(), None if loopback and not host_names else RateLimits()
+        app = create_app(
+            served,
+            file,
+            bound_to=host if loopback else None,
+            host_names=host_names,
+            root_path=root_path,
+            token=token,
+            limits=limits,
+            rates=rates,
+        )
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # SecurityMiddleware logs errors in one line
         url = _url(host, listener)
         items = " and ".join(f"{len(index.items):,} items of {index.name}" for index in served)
@@ -85,7 +99,7 @@ def run_service(
             progress.message(f"Serving {items} at {url} (press Ctrl-C to stop)")
             if open_browser:
                 webbrowser.open(url if token is None else f"{url}/login?token={quote(token)}")
-            uvicorn.Server(server_config(app, limits)).run(sockets=[listener])
+            uvicorn.Server(server_config(app, limits, behind_proxy=bool(host_names))).run(sockets=[listener])
         progress.message("Stopped.")
 
 
@@ -123,12 +137,13 @@ def listening_socket(host: str, port: int) -> socket.socket:
         ) from None
 
 
-def server_config(app: Any, limits: ServerLimits) -> Any:
+def server_config(app: Any, limits: ServerLimits, *, behind_proxy: bool = False) -> Any:
     """Configure uvicorn.
 
     Args:
         app: The application.
         limits: Sizes and timeouts.
+        behind_proxy: Whether a proxy on this machine names client and scheme in the headers X-Forwarded-For and X-Forwarded-Proto.
 
     Returns:
         The ``uvicorn.Config``.
@@ -141,7 +156,8 @@ def server_config(app: Any, limits: ServerLimits) -> Any:
         ws="none",
         log_config=None,
         access_log=False,
-        proxy_headers=False,
+        proxy_headers=behind_proxy,
+        forwarded_allow_ips=["127.0.0.1", "::1"],
         server_header=False,
         limit_concurrency=limits.max_connections,
         timeout_keep_alive=10,

@@ -7,6 +7,7 @@ from visavis.storage.cache import file_stats as file_stats
 from visavis.storage.cache import read_checksummed_json as read_checksummed_json
 from visavis.storage.cache import remove_damaged as remove_damaged
 from visavis.storage.cache import stat_hash as stat_hash
+from visavis.storage.cache import user_folder as user_folder
 from visavis.storage.cache import write_checksummed_json as write_checksummed_json
 from visavis.storage.folders import create_numbered_file as create_numbered_file
 from visavis.storage.folders import create_numbered_folder as create_numbered_folder
@@ -49,6 +50,7 @@ from visavis.storage.writing import create_array as create_array
 from visavis.storage.writing import disk_full as disk_full
 from visavis.storage.writing import remove_incomplete_line as remove_incomplete_line
 from visavis.storage.writing import resumable as resumable
+from visavis.storage.writing import set_toml_value as set_toml_value
 from visavis.storage.writing import sqlite_database as sqlite_database
 from visavis.storage.writing import storage_errors as storage_errors
 from visavis.storage.writing import write_array as write_array

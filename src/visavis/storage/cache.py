@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from visavis.errors import DataError, VisavisError
+from visavis.errors import DataError, StorageError, VisavisError
 from visavis.storage.reading import RESTORE_COPY, parse_json, read_json
 from visavis.storage.writing import storage_errors, write_json
 
@@ -31,10 +31,37 @@ def cache_folder() -> Path:
 
     Returns:
         The path. The folder may not exist yet.
+
+    Raises:
+        StorageError: If the user has no home folder.
     """
-    if folder := os.environ.get("VISAVIS_CACHE"):
+    return user_folder("VISAVIS_CACHE", "XDG_CACHE_HOME", ".cache")
+
+
+def user_folder(variable: str, xdg_variable: str, home_name: str) -> Path:
+    """Return a folder of visavis for the current user.
+
+    Args:
+        variable: Environment variable of visavis with the folder itself.
+        xdg_variable: Environment variable with the parent folder. As the XDG Base Directory Specification requires, a relative or
+            empty value is ignored.
+        home_name: Name of the parent folder in the home folder, if neither variable is set.
+
+    Returns:
+        The path. The folder may not exist yet.
+
+    Raises:
+        StorageError: If neither variable is set and the user has no home folder, as in a container or a system service.
+    """
+    if folder := os.environ.get(variable):
         return Path(folder)
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "visavis"
+    parent = os.environ.get(xdg_variable, "")
+    if not os.path.isabs(parent):
+        # The path stays as it is for a user id that is not in the list of users.
+        parent = os.path.join(os.path.expanduser("~"), home_name)
+    if not os.path.isabs(parent):
+        raise StorageError(f"{variable}: expected a folder, got none, and this user has no home folder. Set {variable}=FOLDER or HOME.")
+    return Path(parent) / "visavis"
 
 
 def file_stats(paths: Iterable[Path]) -> dict[Path, list[str | int]]:

@@ -13,6 +13,7 @@ import re
 import shutil
 import sqlite3
 import tempfile
+import tomllib
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from contextvars import ContextVar
@@ -20,8 +21,8 @@ from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from visavis.errors import StorageError
-from visavis.storage.reading import TENSORS_HASH, tensors_hash
+from visavis.errors import DataError, StorageError
+from visavis.storage.reading import TENSORS_HASH, read_text, read_toml, tensors_hash
 
 if TYPE_CHECKING:
     import numpy as np
@@ -280,6 +281,32 @@ def write_toml(path: str | Path, content: dict[str, Any]) -> None:
     import tomli_w
 
     write_text(path, tomli_w.dumps(content, multiline_strings=True))
+
+
+def set_toml_value(path: str | Path, key: str, value: Any) -> None:
+    """Set a key of a TOML file of the user, above its tables. All other keys and all comments are kept.
+
+    Args:
+        path: File to change, or to create.
+        key: Key without quotes.
+        value: The value.
+
+    Raises:
+        DataError: If the file is not TOML, or writes the key in another way than ``key = ...`` in one line.
+        StorageError: If the file cannot be written.
+    """
+    import tomli_w
+
+    exists, line = os.path.exists(path), tomli_w.dumps({key: value})
+    before, text = (read_toml(path), read_text(path)) if exists else ({}, "")
+    text = re.sub(rf"^{key}[ \t]*=.*\n?", lambda _: line, text, count=1, flags=re.MULTILINE) if key in before else line + text
+    try:
+        is_changed = tomllib.loads(text) == {**before, key: value}
+    except tomllib.TOMLDecodeError:
+        is_changed = False
+    if not is_changed:
+        raise DataError(f"{path}: {key}: expected a line {key} = VALUE above all tables, got another form. Write {line.strip()} yourself.")
+    write_text(path, text)
 
 
 def write_tensors(path: str | Path, tensors: dict[str, Tensor], *, for_transformers: bool = False) -> None:

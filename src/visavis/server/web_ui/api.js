@@ -1,4 +1,4 @@
-// Requests to the server. Every error has one message.
+// Requests to the server. Every error has one message. URLs are relative, so that a proxy can serve the page below any path.
 
 export class ServerError extends Error {
   constructor(message, status) {
@@ -18,7 +18,7 @@ async function request(url, options) {
     if (error.name === "AbortError") throw error;
     throw new ServerError("The server does not respond. Check that it is running.", NO_RESPONSE);
   }
-  if (response.status === 401) location.assign("/login");
+  if (response.status === 401) location.assign("login");
   const body = await response.json().catch(() => ({}));
   if (response.ok) return body;
   throw new ServerError(body.error ?? `The server returned status ${response.status}.`, response.status);
@@ -40,9 +40,9 @@ export const post = (path, content) =>
   request(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(content) });
 
 export const searchByImage = (values, image, signal) =>
-  request(`/api/search?${params(values)}`, { method: "POST", headers: { "Content-Type": image.type || "image/jpeg" }, body: image, signal });
+  request(`api/search?${params(values)}`, { method: "POST", headers: { "Content-Type": image.type || "image/jpeg" }, body: image, signal });
 
-export const imageUrl = (size, index, hit) => `/api/${size}?${params({ key: hit.key, index, content_version: hit.content_version ?? "" })}`;
+export const imageUrl = (size, index, hit) => `api/${size}?${params({ key: hit.key, index, content_version: hit.content_version ?? "" })}`;
 
 // Scales an image down before it is sent, which also removes its metadata, such as the location.
 export async function scaleDown(file, side = 640) {

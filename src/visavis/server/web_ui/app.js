@@ -4,11 +4,13 @@ import { NO_RESPONSE, get, imageUrl, post, scaleDown, searchByImage } from "./ap
 import * as detail from "./detail.js";
 import * as feedback from "./feedback.js";
 import { formatNumber, quoteQuery } from "./format.js";
-import { countFilters, fillFilters, filters, isEmpty, keepPreview, loadFromUrl, query, queryValues, saveToUrl, setPreview, showChip } from "./query.js";
+import { countFilters, fillFilters, filters, isEmpty, keepPreview, loadFromUrl, query, queryValues, savePosition, saveToUrl, setPreview, showChip } from "./query.js";
 import { element, neighbor, tile } from "./results.js";
 import { showMessage, undo, vote } from "./voting.js";
 
 const PAGE_SIZE = 40;
+// Largest page that the server returns.
+const MAX_PAGE_SIZE = 100;
 const WAIT_MS = 180;
 const byId = (id) => document.getElementById(id);
 const text = byId("text");
@@ -20,6 +22,8 @@ let running = new AbortController();
 let waiting = 0;
 let response = null;
 let loading = false;
+let moved = 0;
+let restoring = false;
 
 function setBusy(isBusy) {
   byId("results").setAttribute("aria-busy", String(isBusy));
@@ -39,8 +43,30 @@ function showNotice(text, retry) {
 
 const canRetry = (error) => error.status === NO_RESPONSE || error.status === 429;
 
-async function search({ push = false } = {}) {
+const countShown = () => Math.max(0, ...(response?.sides ?? []).map((side) => entries.filter((entry) => entry.side === side.side).length));
+
+function remember() {
+  clearTimeout(moved);
+  const key = entries.find((entry) => entry.open === document.activeElement)?.hit.key;
+  if (response && !restoring) savePosition({ count: countShown(), top: scrollY, key });
+}
+
+// Loads as many results as were shown before, and scrolls to the same position.
+async function restore({ count, top, key }) {
+  const number = searchNumber;
+  restoring = true;
+  while (countShown() < count && !byId("more").hidden && (await loadPage(Math.min(count - countShown(), MAX_PAGE_SIZE))));
+  if (number !== searchNumber) return;
+  restoring = false;
+  scrollTo({ top, behavior: "instant" });
+  entries.find((entry) => entry.hit.key === key)?.open.focus({ preventScroll: true });
+}
+
+async function search({ push = false, position = null } = {}) {
+  if (push) remember();
   clearTimeout(waiting);
+  clearTimeout(moved);
+  restoring = false;
   const number = ++searchNumber;
   running.abort();
   running = new AbortController();
@@ -52,7 +78,7 @@ async function search({ push = false } = {}) {
   setBusy(true);
   try {
     const values = { ...queryValues(), ...filters(), limit: PAGE_SIZE };
-    const newest = query.file ? await searchByImage({ ...values, image: "" }, query.file, running.signal) : await get("/api/search", values, running.signal);
+    const newest = query.file ? await searchByImage({ ...values, image: "" }, query.file, running.signal) : await get("api/search", values, running.signal);
     if (number !== searchNumber) return;
     if (query.file) {
       query.image = newest.query.image;
@@ -61,6 +87,7 @@ async function search({ push = false } = {}) {
       saveToUrl(false);
     }
     show(newest);
+    if (position) await restore(position);
   } catch (error) {
     if (number !== searchNumber || error.name === "AbortError") return;
     clear();
@@ -76,6 +103,7 @@ function clear() {
   byId("sides").replaceChildren();
   byId("summary").textContent = "";
   byId("more").hidden = true;
+  byId("end").textContent = "";
   byId("preference").hidden = true;
   showNotice();
 }
@@ -143,6 +171,9 @@ function add(page) {
   }
   if (!focused && entries.length) setFocusable(entries[0]);
   byId("more").hidden = !page.sides.some((side) => side.has_more);
+  if (page.sides.some((side) => side.is_cut)) {
+    byId("end").textContent = `These are the first ${formatNumber(countShown())} results. Add words or filters to find others.`;
+  }
   // On a large screen the button may still be visible. The observer reports only changes, so observe it again.
   observer.unobserve(byId("more"));
   observer.observe(byId("more"));
@@ -150,17 +181,20 @@ function add(page) {
 
 const observer = new IntersectionObserver((changes) => changes.at(-1).isIntersecting && more(), { rootMargin: "600px" });
 
-async function more() {
-  if (loading || !response || byId("more").hidden) return;
+const more = () => loading || !response || byId("more").hidden || loadPage(PAGE_SIZE);
+
+// Adds a page of results. Returns whether the query is still the same and the page was added.
+async function loadPage(limit) {
   loading = true;
   const number = searchNumber;
-  const offset = Math.max(...response.sides.map((side) => entries.filter((entry) => entry.side === side.side).length));
   setBusy(true);
   try {
-    const page = await get("/api/search", { ...queryValues(), ...filters(), offset, limit: PAGE_SIZE }, running.signal);
+    const page = await get("api/search", { ...queryValues(), ...filters(), offset: countShown(), limit }, running.signal);
     if (number === searchNumber) add(page);
+    return number === searchNumber;
   } catch (error) {
     if (number === searchNumber && error.name !== "AbortError") showMessage(error.message);
+    return false;
   } finally {
     loading = false;
     if (number === searchNumber) setBusy(false);
@@ -176,8 +210,8 @@ function setFocusable(entry) {
 function like(entry) {
   Object.assign(query, { text: "", like: entry.hit.key, index: entry.index, image: "", file: null });
   text.value = "";
+  search({ push: true }); // remembers the position before its first request
   scrollTo({ top: 0 });
-  search({ push: true });
 }
 
 async function searchWithFile(file) {
@@ -195,7 +229,7 @@ async function searchWithFile(file) {
 async function prefer(preferred) {
   if (byId("preference").hidden || byId("preference").querySelector("button").disabled) return;
   try {
-    const names = await post("/api/preferences", { query: queryValues(), preferred });
+    const names = await post("api/preferences", { query: queryValues(), preferred });
     for (const button of byId("preference").querySelectorAll("button")) button.disabled = true;
     const message = { left: `You preferred ${names.left}.`, right: `You preferred ${names.right}.`, neither: "No difference." }[preferred];
     byId("preference-text").textContent = `${message} Left was ${names.left}, right was ${names.right}.`;
@@ -235,6 +269,12 @@ function onKey(event) {
   const typing = event.target.matches("input, select, textarea");
   if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
   if (event.target === text) {
+    // The field has the focus at the start. No query begins with these keys.
+    if (!text.value && event.key === "/") event.preventDefault();
+    if (!text.value && event.key === "?") {
+      event.preventDefault();
+      byId("help").showModal();
+    }
     if (event.key === "ArrowDown" && focused) {
       event.preventDefault();
       focused.open.focus();
@@ -321,9 +361,14 @@ function connect() {
   byId("feedback-button").addEventListener("click", feedback.open);
   byId("preference").addEventListener("click", (event) => event.target.closest("button") && prefer(event.target.closest("button").dataset.preferred));
   byId("more").addEventListener("click", more);
-  addEventListener("popstate", () => {
+  history.scrollRestoration = "manual";
+  addEventListener("popstate", (event) => {
     loadFromUrl();
-    search();
+    search({ position: event.state });
+  });
+  addEventListener("scroll", () => {
+    clearTimeout(moved);
+    moved = setTimeout(remember, WAIT_MS);
   });
   document.addEventListener("keydown", onKey);
   feedback.connect(vote);
@@ -340,7 +385,7 @@ function connect() {
 async function start() {
   setBusy(true);
   try {
-    const [facets, newest] = await Promise.all([get("/api/facets"), get("/api/info")]);
+    const [facets, newest] = await Promise.all([get("api/facets"), get("api/info")]);
     info = newest;
     fillFilters(facets);
   } catch (error) {
@@ -356,7 +401,7 @@ async function start() {
   loadFromUrl();
   if (countFilters()) toggleFilters();
   if (!location.search) text.focus();
-  search();
+  search({ position: history.state });
 }
 
 showTheme();

@@ -31,7 +31,7 @@ export function connect(vote) {
 export async function open() {
   [pairs, position, numVotes] = [[], 0, 0];
   try {
-    pairs = (await get("/api/uncertain", { count: 10 })).pairs;
+    pairs = (await get("api/uncertain", { count: 10 })).pairs;
     show();
   } catch (error) {
     end(error.message);

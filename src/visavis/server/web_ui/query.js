@@ -26,11 +26,15 @@ export function countFilters() {
   return FIELDS.filter((name) => values[name]).length + values.tag.length;
 }
 
+// The number of results and the scroll position of this entry of the history, so that the back button returns to them.
+export const savePosition = (position) => history.replaceState(position, "");
+
 export function saveToUrl(push) {
   const { text, like, index, image } = query;
   const values = params({ q: text, like, index: like ? index : "", image, ...filters() }).toString();
-  const url = values ? `/?${values}` : "/";
-  if (url !== location.pathname + location.search) history[push ? "pushState" : "replaceState"](null, "", url);
+  const url = location.pathname + (values ? `?${values}` : "");
+  if (url === location.pathname + location.search) return;
+  history[push ? "pushState" : "replaceState"](null, "", url);
 }
 
 // Keeps the preview of the image that the server now has, so that the back button shows it again.

@@ -17,20 +17,19 @@ export function showMessage(text, canUndo) {
 
 const MESSAGES = new Map([[true, "Saved: relevant."], [false, "Saved: not relevant."], [null, "Vote withdrawn."]]);
 
-async function save(entry, query, relevant) {
-  const saved = await post("/api/votes", { query, index: entry.index, key: entry.hit.key, relevant });
-  entry.hit.vote = saved.relevant;
+function update(entry, relevant) {
+  entry.hit.vote = relevant;
   if (entry.tile) showVote(entry);
   document.dispatchEvent(new CustomEvent("voted", { detail: entry }));
 }
 
 // The same vote again withdraws it.
 export async function vote(entry, query, relevant) {
-  const before = entry.hit.vote;
-  const after = before === relevant ? null : relevant;
+  const after = entry.hit.vote === relevant ? null : relevant;
   try {
-    await save(entry, query, after);
-    last = { entry, query, before };
+    const saved = await post("api/votes", { query, index: entry.index, key: entry.hit.key, relevant: after });
+    update(entry, saved.relevant);
+    last = { entry, vote: saved.vote };
     showMessage(MESSAGES.get(after), after !== null);
     return true;
   } catch (error) {
@@ -41,11 +40,13 @@ export async function vote(entry, query, relevant) {
 
 export async function undo() {
   if (!last) return;
-  const { entry, query, before } = last;
+  const { entry, vote } = last;
   last = null;
   try {
-    await save(entry, query, before);
-    showMessage(MESSAGES.get(null));
+    // Others may have voted on the same item, so the judgment afterwards is the server's.
+    const { relevant } = await post("api/votes/undo", { vote });
+    update(entry, relevant);
+    showMessage(relevant === null ? "Vote undone." : `Vote undone. Another vote applies: ${relevant ? "relevant" : "not relevant"}.`);
   } catch (error) {
     showMessage(error.message);
   }
