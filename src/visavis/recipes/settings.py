@@ -198,6 +198,8 @@ class Phase(RecipeSection):
     Attributes:
         epochs: Number of epochs.
         objective: Objective, such as "VLC(gamma=40)".
+        learned_start: Which of a learned "scale" and "bias" of the scores start at the values of the objective instead of the model's. Default:
+            those that the text of the objective names, such as "Sigmoid(scale=20, bias=-5)" or, as 1 / tau, "InfoNCE(tau=0.05)".
         supervision: Source of the targets, such as "PairSupervision(by='ids')".
         trainable: Parts of the model that are trained. Empty: all.
         optimizer: Optimizer.
@@ -210,6 +212,7 @@ class Phase(RecipeSection):
 
     epochs: int = Field(gt=0)
     objective: ObjectiveSpec
+    learned_start: tuple[Literal["scale", "bias"], ...] = Field((), strict=False)
     supervision: SupervisionSpec = "PairSupervision(by='ids')"
     trainable: tuple[str, ...] = Field((), strict=False)
     optimizer: OptimizerSettings = OptimizerSettings()
