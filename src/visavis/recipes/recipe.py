@@ -140,6 +140,8 @@ class Recipe(RecipeSection):
     @field_validator("memory", mode="before")
     @classmethod
     def _check_memory(cls, setting: int | str) -> str:
+        if setting is None:
+            raise ValueError('memory: expected a size such as "2GiB", got None. Remove the key to use its default.')
         return setting if setting == "" else str(parse_memory(setting) and setting)
 
     def to_dict(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
@@ -25,13 +26,18 @@ class RecipeSection(BaseModel):
 
     @field_validator("*")
     @classmethod
-    def _check_integers(cls, value: Any, info: ValidationInfo) -> Any:
-        for path, number in tree_flatten_with_path(value)[0]:
-            if isinstance(number, int) and abs(number) > spec.MAX_INTEGER:
-                key = ".".join([str(info.field_name), *(str(getattr(part, "idx", getattr(part, "key", ""))) for part in path)])
+    def _check_values(cls, value: Any, info: ValidationInfo) -> Any:
+        """Check integers, and values in tables without a declared type, where NaN and None would be lost in the JSON of a recipe."""
+        for path, leaf in tree_flatten_with_path(value)[0]:
+            key = ".".join([str(info.field_name), *(str(getattr(part, "idx", getattr(part, "key", ""))) for part in path)])
+            if isinstance(leaf, int) and abs(leaf) > spec.MAX_INTEGER:
                 raise ValueError(
-                    f"{key}: expected an integer up to {spec.MAX_INTEGER:,}, got {format_value(number)}. Set a smaller number."
+                    f"{key}: expected an integer up to {spec.MAX_INTEGER:,}, got {format_value(leaf)}. Set a smaller number."
                 )
+            if isinstance(leaf, float) and not math.isfinite(leaf):
+                raise ValueError(f"{key}: expected a finite number, got {leaf}. Set one, or remove the key to use its default.")
+            if leaf is None and path:
+                raise ValueError(f"{key}: expected a value, got None. Set one, or remove the key to use its default.")
         return value
 
 
