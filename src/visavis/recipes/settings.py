@@ -31,9 +31,7 @@ class RecipeSection(BaseModel):
         for path, leaf in tree_flatten_with_path(value)[0]:
             key = ".".join([str(info.field_name), *(str(getattr(part, "idx", getattr(part, "key", ""))) for part in path)])
             if isinstance(leaf, int) and abs(leaf) > spec.MAX_INTEGER:
-                raise ValueError(
-                    f"{key}: expected an integer up to {spec.MAX_INTEGER:,}, got {format_value(leaf)}. Set a smaller number."
-                )
+                raise ValueError(f"{key}: expected an integer up to {spec.MAX_INTEGER:,}, got {format_value(leaf)}. Set a smaller number.")
             if isinstance(leaf, float) and not math.isfinite(leaf):
                 raise ValueError(f"{key}: expected a finite number, got {leaf}. Set one, or remove the key to use its default.")
             if leaf is None and path:

@@ -28,6 +28,7 @@ from visavis.models.encoders.pretrained_files import (
 from visavis.models.encoders.pretrained_loading import (
     build_empty_model,
     check_encoding,
+    check_text_encoding,
     load_pretrained_config,
     load_pretrained_model,
     refuse_adapter,
@@ -221,6 +222,10 @@ def write_transformers_files(matcher: CLIP, folder: Path) -> None:
     if matcher.logit_bias is not None and "logit_bias" in weights:
         weights["logit_bias"] = matcher.logit_bias.data.view_as(weights["logit_bias"])
     copy_config_files(matcher.folder, folder)
+    file = folder / "tokenizer_config.json"
+    if os.path.isfile(file) and matcher.model.config.model_type == "clip":
+        # Another side would change the vectors of padded texts, see load_pretrained_tokenizer.
+        storage.write_json(file, storage.read_json(file, dict[str, Any]) | {"padding_side": "right"})
     storage.write_tensors(folder / "model.safetensors", weights, for_transformers=True)
 
 
@@ -301,7 +306,8 @@ def open_dual_encoder(name: str) -> tuple[CLIP, Processor]:
     embedding_dim = getattr(config, "projection_dim", config.vision_config.hidden_size)
     matcher = CLIP(CLIP.Config(backbone=name, visual_input_dim=embedding_dim, text_input_dim=len(processor.pretrained_tokenizer))).eval()
     check_encoding(lambda: get_vectors(matcher.encode_visual(processor.process_images([blank_image()], "pixels"))), folder, "an image")
-    check_encoding(lambda: get_vectors(matcher.encode_text(processor.process_texts(["a dog"]))), folder, "a text")
+    tokenizer = processor.pretrained_tokenizer.tokenizer
+    check_text_encoding(lambda texts: get_vectors(matcher.encode_text(processor.process_texts(texts))), folder, tokenizer)
     return matcher, processor
 
 
