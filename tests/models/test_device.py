@@ -27,7 +27,7 @@ def test_device_that_computes_is_accepted(name):
 
 
 def test_load_and_index_report_meta_device(dual_encoders, tmp_path, monkeypatch, capsys):
-    with pytest.raises(RunError, match="^device: expected an available device, got meta, on which torch cannot compute here"):
+    with pytest.raises(RunError, match=r"^device: expected an available device, got meta, on which torch cannot compute here"):
         visavis.load(dual_encoders / "clip", device="meta")
     (tmp_path / "photos").mkdir()
     Image.new("RGB", (40, 40)).save(tmp_path / "photos" / "a.png")

@@ -221,7 +221,7 @@ class Matcher(nn.Module, ABC):
         Returns:
             The part by its name. Empty if neither is learned.
         """
-        members = [member for member in (self.scale, self.logit_bias) if member is not None]
+        members: list[nn.Module | nn.Parameter] = [member for member in (self.scale, self.logit_bias) if member is not None]
         return {SCALE_PART: members} if members else {}
 
     @property

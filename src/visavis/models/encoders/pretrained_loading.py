@@ -255,7 +255,7 @@ def check_encoding(encode: Callable[[], Any], folder: Path, input_name: str) -> 
         vectors = encode()
     if not vectors.isfinite().all():
         raise DataError(f"{folder} is damaged: expected finite features of {input_name}, got others. Download it again.")
-    return vectors  # type: ignore[no-any-return]
+    return vectors
 
 
 def check_text_encoding(encode: Callable[[list[str]], Tensor], folder: Path, tokenizer: Any) -> None:
