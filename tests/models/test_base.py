@@ -129,9 +129,11 @@ def number_fields(kind):
 
 
 def changed(config, name, number):
-    """Replace a number of a config, or all numbers of a dict or tuple."""
+    """Replace a number of a config, or all numbers of a dict or tuple. An empty tuple, such as bounds that follow from the model, becomes two numbers."""
     given = getattr(config, name)
-    value = dict.fromkeys(given, number) if isinstance(given, dict) else [number] * len(given) if isinstance(given, tuple) else number
+    value = (
+        dict.fromkeys(given, number) if isinstance(given, dict) else [number] * (len(given) or 2) if isinstance(given, tuple) else number
+    )
     return replace(config, **{name: value})
 
 

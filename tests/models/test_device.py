@@ -1,47 +1,39 @@
-"""Autocast in bfloat16, by the capabilities of the processor."""
+"""Names of devices: computable here, or one message."""
+
+from __future__ import annotations
 
 import pytest
 import torch
+from PIL import Image
 
-from visavis.models.device import autocast_context, has_native_bfloat16
+import visavis
+from visavis.cli import main
+from visavis.errors import RunError
+from visavis.models.device import choose_device
 
-CPU = torch.device("cpu")
-
-
-def product(device, enabled):
-    torch.manual_seed(0)
-    left, right = torch.randn(2, 16, 16, device=device)
-    with autocast_context(device, enabled):
-        return left @ right
+UNUSABLE = ["meta", "cuda:99", "xla", "vulkan", "hpu", "privateuseone", "opengl", "mkldnn", "lazy", "ipu"]
+"""Names that torch knows, for which it has no memory, no kernels or no module."""
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_autocast_context_auto_follows_native_support(device):
-    device = torch.device(device)
-    on, off, auto = (product(device, enabled) for enabled in (True, False, "auto"))
-    assert (on.dtype, off.dtype) == (torch.bfloat16, torch.float32)
-    assert torch.equal(auto, on if has_native_bfloat16(device) else off)
-    assert auto.dtype == (torch.bfloat16 if has_native_bfloat16(device) else torch.float32)
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_device_that_cannot_compute_is_rejected(name):
+    with pytest.raises(RunError, match=rf"^training\.device: expected an available device, got {name}, .*\. Set it to auto or cpu\.$"):
+        choose_device(name, "training.device")
 
 
-@pytest.mark.parametrize(
-    ("capabilities", "multiplies"),
-    [
-        ({"avx512_f": True, "avx512_bf16": False, "amx_bf16": False, "amx_int8": True}, False),
-        ({"avx512_f": True, "avx512_bf16": True, "amx_bf16": False}, True),
-        ({"avx512_f": True, "avx512_bf16": False, "amx_bf16": True}, True),
-        ({"neon": True, "bf16": True}, True),
-        ({"neon": True, "bf16": False}, False),
-        ({}, False),
-    ],
-    ids=["AVX-512 alone", "AVX-512 bf16", "AMX", "ARM with bf16", "ARM without", "unknown"],
-)
-def test_has_native_bfloat16_reads_cpu_capabilities(capabilities, multiplies, monkeypatch):
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
-    assert has_native_bfloat16(CPU) is multiplies
-    assert torch.equal(product(CPU, "auto"), product(CPU, multiplies))
+@pytest.mark.parametrize("name", ["cpu", "cpu:0", torch.device("cpu"), "auto", None])
+def test_device_that_computes_is_accepted(name):
+    assert choose_device(name).type in ("cpu", "cuda")
 
 
-def test_has_native_bfloat16_is_false_on_older_torch(monkeypatch):
-    monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
-    assert not has_native_bfloat16(CPU)
+def test_load_and_index_report_meta_device(dual_encoders, tmp_path, monkeypatch, capsys):
+    with pytest.raises(RunError, match=r"^device: expected an available device, got meta, on which torch cannot compute here"):
+        visavis.load(dual_encoders / "clip", device="meta")
+    (tmp_path / "photos").mkdir()
+    Image.new("RGB", (40, 40)).save(tmp_path / "photos" / "a.png")
+    photos, model = str(tmp_path / "photos"), str(dual_encoders / "clip")
+    monkeypatch.setattr("sys.argv", ["visavis", "index", photos, "--model", model, "--out", str(tmp_path / "index"), "--device", "meta"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    assert "got meta, on which torch cannot compute here" in " ".join(capsys.readouterr().err.split())

@@ -98,7 +98,9 @@ def test_parameters_between_layer_lists_join_previous_list():
 
 def test_scale_starts_at_pretrained_value_within_bounds(dual_encoders, small, tmp_path):
     start = matcher(dual_encoders, scale="learned").scale
-    assert 1 <= start().item() < 100
+    pretrained = load_file(dual_encoders / "clip" / "model.safetensors")["logit_scale"].exp().item()
+    assert start().item() == pytest.approx(pretrained)
+    assert start.bounds == (min(1.0, pretrained), 100.0)
     assert matcher(dual_encoders).scale is None
     # Any step leaves the bounds.
     bounded = small | {"model.scale_bounds": [0.5, 200.0], "phases.0.optimizer.lr_multipliers": {"scale": 1e5}}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 import random
+import re
 import tomllib
 from dataclasses import MISSING, fields
 from typing import Any
@@ -127,6 +129,38 @@ def test_oversized_integer_in_a_recipe_is_rejected(key):
         assert len(str(refused.value)) < 400 and "digits) for integer" not in str(refused.value)
 
 
+TINY = """
+name = "tiny"
+visual = { encoder = "scenes" }
+phases = [{ epochs = 1, objective = "VLC()" }]
+"""
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, None], ids=str)
+def test_nan_and_none_in_a_recipe_are_rejected(value):
+    # The default of captions_per_image, which the command line can restore.
+    keys = [key for key in recipe_keys() if (key, value) != ("training.captions_per_image", None)]
+    for key in keys:
+        for given in (value, [value], {"a": value}, {"a": [1, {"b": value}]}):
+            with pytest.raises(VisavisError, match=r": expected |needs a value|is not a key"):
+                read_recipe("demo", {key: given})
+
+
+@pytest.mark.parametrize("kind", list(models.CATALOG))
+@pytest.mark.parametrize("text", ["nan", "inf", "-inf", "[nan]", "[1.0, inf]", "{ a = nan }"])
+def test_nan_in_the_model_of_a_recipe_file_is_rejected(kind, text, tmp_path):
+    for field in fields(models.CATALOG[kind].Config):
+        (tmp_path / "recipe.toml").write_text(f'{TINY}\n[model]\nkind = "{kind}"\n{field.name} = {text}\n')
+        with pytest.raises(VisavisError, match=rf"model\.{field.name}[.\w]*: expected a finite number, got -?(nan|inf)\. Set one"):
+            read_recipe(str(tmp_path / "recipe.toml"))
+
+
+@pytest.mark.parametrize("text", ["None", "1e999", "[None]", "{ a = nan }", "nan"])
+def test_nan_and_none_on_command_line_are_rejected(text, command_line, scenes, tmp_path):
+    code, _, errors = command_line("train", "demo", "--data", scenes, "--out", tmp_path / "run", f"model.embedding_dim={text}")
+    assert code == 1 and re.search(r"embedding_dim[.\w]*: expected", errors), errors
+
+
 CATALOGS = (objectives.CATALOG, supervision.CATALOG, graded.CATALOG, [model.Config for model in models.CATALOG.values()], [Protocol])
 
 
@@ -138,6 +172,17 @@ def test_oversized_integer_in_a_field_is_rejected(kind):
             if "float" in str(field.type).lower() and value < 10**300:
                 continue
             with pytest.raises(VisavisError, match=r"expected .+, got [^(]+$"):
+                kind(**given | {field.name: value})
+
+
+@pytest.mark.parametrize("kind", list(itertools.chain(*CATALOGS)), ids=lambda kind: kind.__qualname__)
+def test_nan_and_none_in_a_field_are_rejected(kind):
+    given = {field.name: 8 for field in fields(kind) if field.default is MISSING and field.default_factory is MISSING}
+    for field in fields(kind):
+        for value in (math.nan, math.inf, -math.inf, None, (math.nan,), {"a": math.nan}):
+            if value is None and field.default is None:
+                continue
+            with pytest.raises(VisavisError, match=r": expected .+, got [^(]+|\(nan,\)"):
                 kind(**given | {field.name: value})
 
 

@@ -15,6 +15,7 @@ from visavis.models.device import choose_device
 from visavis.process_group import ONE_PROCESS
 from visavis.recipes.data_module import DataModule, build_matcher
 from visavis.recipes.recipe import Recipe
+from visavis.recipes.start_model import start_scale_and_bias
 from visavis.supervision import Supervision
 from visavis.training.encoder_blocks import prepare_encoders
 from visavis.training.optimizer import loss_warmup_factor, lr_factor
@@ -55,6 +56,7 @@ def fit_model(
     epochs, steps = [max(1, round(phase.epochs * epoch_factor)) for phase in recipe.phases], loader.num_batches
     done = 0
     for number, phase in enumerate(recipe.phases):
+        start_scale_and_bias(matcher, phase, recipe.phases[number - 1] if number else None)
         train_step = TrainStep(matcher, phase, recipe)
         supervisor = spec.parse(phase.supervision, supervision.CATALOG)
         supervisor.begin_phase(training_context(recipe, phase, matcher, train_step.optimizer, loader, validation), {})

@@ -293,16 +293,20 @@ def _count_batch(measures: _Measures, objective: Objective, scores: Tensor, targ
 
 
 def at_learned_scale(objective: Objective, matcher: Matcher) -> Objective:
-    """Set the scale of an objective to the learned scale of a model.
+    """Set the scale and the bias of an objective to those that a model has learned.
 
     Args:
         objective: The objective.
         matcher: The model.
 
     Returns:
-        The objective with the learned scale, or unchanged if there is none.
+        The objective with the learned values, or unchanged if there are none.
     """
-    return objective if matcher.scale is None else objective.with_scale(matcher.scale().item()) or objective
+    if matcher.scale is not None:
+        objective = objective.with_scale(matcher.scale().item()) or objective
+    if matcher.logit_bias is not None:
+        objective = objective.with_bias(matcher.logit_bias.item()) or objective
+    return objective
 
 
 def _untrained_checkpoint(run: Path, checkpoint: str, others: Sequence[Objective]) -> RunCheckpoint:

@@ -71,7 +71,7 @@ def build_settings(recipe: Recipe, objectives: Sequence[str], models: Sequence[s
     base = recipe.to_dict()
     specs = [spec for text in objectives for spec in OBJECTIVE_FAMILIES.get(text.replace(" ", ""), (text,))]
     choices = itertools.product(
-        [(spec, {"objective": repr(parse(spec))}) for spec in specs] or [("", {})],
+        [(spec, {"objective": spec}) for spec in specs if parse(spec)] or [("", {})],
         [(spec, {"model": spec}) for spec in models if parse_call(spec)] or [("", {})],
     )
     settings = [

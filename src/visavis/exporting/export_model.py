@@ -150,13 +150,14 @@ def _tokenizer_json(processor: Processor, max_tokens: int | None) -> str:
     pretrained = processor.pretrained_tokenizer
     tokenizer = pretrained.tokenizer if pretrained else processor.text_encoder.tokenizer
     max_length = pretrained.max_length if pretrained else processor.text_encoder.pooling.max_length
+    fixed_length = pretrained.fixed_length if pretrained else processor.text_encoder.fixed_length
     if not hasattr(tokenizer, "backend_tokenizer"):
         raise RunError(f"run: expected a model with a fast tokenizer, got {type(tokenizer).__name__}. Use another text encoder.")
     from tokenizers import Tokenizer
 
     backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     backend.enable_truncation(max_length=min(max_length, max_tokens or max_length))
-    length = max_length if pretrained and pretrained.fixed_length else None
+    length = max_length if fixed_length else None
     backend.enable_padding(pad_id=tokenizer.pad_token_id, pad_token=tokenizer.pad_token, length=length)
     return str(backend.to_str())
 

@@ -18,7 +18,6 @@ from visavis.models.base import Matcher
 from visavis.models.clip.model import CLIP
 from visavis.models.retriever import Retriever
 from visavis.objectives import Objective, parse
-from visavis.pair_loss.logits import LearnedScale
 from visavis.runs.run_folder import RunFolder
 
 METRIC_LABELS = {
@@ -60,6 +59,7 @@ def write_model_card(
     recipe = storage.read_toml(files.recipe) if os.path.isfile(files.recipe) else {}
     is_clip, objective, intervals = isinstance(matcher, CLIP), result.get("objective"), _intervals(run)
     text_encoder = processor.text.name if processor.text else processor.tokenizer or "word embeddings trained with the model"
+    scale, bias = _training_scale_and_bias(matcher)
     environment = Environment(keep_trailing_newline=True, lstrip_blocks=True, trim_blocks=True, undefined=StrictUndefined)
     card = environment.from_string(template("model_card.md.j2")).render(
         title=Path(run).name or matcher.name,
@@ -77,7 +77,8 @@ def write_model_card(
         architecture=json.dumps(dict(vars(matcher.config)), default=str),
         result=result,
         metrics=[(label, result[key], intervals.get(key)) for key, label in METRIC_LABELS.items() if key in result],
-        scale=_training_scale(matcher),
+        scale=scale,
+        bias=bias,
         image_encoder=os.path.basename(processor.visual.name) if processor.visual else "none",
         text_encoder=os.path.basename(text_encoder),
     )
@@ -110,8 +111,11 @@ def _intervals(run: Path) -> dict[str, str]:
     return intervals
 
 
-def _training_scale(matcher: Matcher) -> float | None:
-    """Return the factor of scores in training. None: there is none."""
-    if isinstance(matcher.scale, LearnedScale):
-        return float(matcher.scale.log.detach().exp())
-    return float(matcher.temperature["logit_scale"].exp()) if isinstance(matcher, CLIP) else None
+def _training_scale_and_bias(matcher: Matcher) -> tuple[float | None, float | None]:
+    """Return the factor of scores in training, and the number added to them. None: there is none."""
+    values = matcher.pretrained_logits
+    if matcher.scale is not None:
+        values |= {"scale": float(matcher.scale.log.detach().exp())}
+    if matcher.logit_bias is not None:
+        values |= {"bias": matcher.logit_bias.item()}
+    return values.get("scale"), values.get("bias")

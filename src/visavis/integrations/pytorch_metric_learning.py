@@ -17,7 +17,6 @@ from torch import Tensor, distributed, nn
 from visavis.errors import ShapeError, VisavisError, format_value
 from visavis.objectives import Objective
 from visavis.pair_loss import LearnedScale, PairLoss, cosine
-from visavis.pair_loss.logits import current_scale
 from visavis.process_group import select_process_group
 from visavis.targets import Ids, Targets, to_id_tensor
 
@@ -172,12 +171,8 @@ class CrossBatchMemory(nn.Module):
         filled = slice(0, min(num_seen + len(embeddings), size))
         same = slots[:, None] == torch.arange(size, device=slots.device)[None, filled]
         targets = Targets(query_ids=labels, candidate_ids=self.label_memory[filled], ignore=same)
-        scores = cosine(embeddings, self.embedding_memory[filled])
-        if (scale := current_scale(pair_loss.scale)) is not None:
-            scores = scores * scale
-        if pair_loss.bias is not None:
-            scores = scores + pair_loss.bias
-        terms = pair_loss.objective.terms(*pair_loss.objective.prepare(scores, targets))
+        logits = pair_loss.logits(cosine(embeddings, self.embedding_memory[filled]))
+        terms = pair_loss.objective.terms(*pair_loss.objective.prepare(logits, targets))
         # Twice, as MetricLoss counts an item as a row and as a column.
         return pair_loss.objective.reduce(terms, terms)
 

@@ -30,7 +30,9 @@ VisualGranularity = Literal["pooled", "regions", "pixels", "experts"]
 TextGranularity = Literal["pooled", "words", "tokens"]
 """Input of texts: "pooled" ``[N, D]``, "words" ``[N, L, D]``, "tokens" ``[N, L]`` of a vocabulary."""
 SCALE_PART = "scale"
-"""Name of the part that holds a learned scale."""
+"""Name of the part that holds a learned scale and bias."""
+INITIAL_BIAS = -10.0
+"""Start of a learned bias without a pretrained one, as in SigLIP's pretraining and ``Sigmoid()``."""
 CONFIG_HASH = "config_sha256"
 """Key in ``config.json`` of the hash of all other entries."""
 
@@ -199,6 +201,28 @@ class Matcher(nn.Module, ABC):
         It is the part "scale". ``score`` does not include it, because it does not change the ranking.
         """
         return None
+
+    @property
+    def logit_bias(self) -> nn.Parameter | None:
+        """Number that is added after the scale in training and replaces an objective's bias. None: the objective has its own.
+
+        It also belongs to the part "scale".
+        """
+        return None
+
+    @property
+    def pretrained_logits(self) -> dict[str, float]:
+        """The "scale" and "bias" of the scores that the pretraining ended with, as far as there are any."""
+        return {}
+
+    def scale_part(self) -> dict[str, list[nn.Module | nn.Parameter]]:
+        """Return the part "scale" for ``parts``, with a learned scale and bias.
+
+        Returns:
+            The part by its name. Empty if neither is learned.
+        """
+        members: list[nn.Module | nn.Parameter] = [member for member in (self.scale, self.logit_bias) if member is not None]
+        return {SCALE_PART: members} if members else {}
 
     @property
     def late_interaction(self) -> MaxSimDirection | None:

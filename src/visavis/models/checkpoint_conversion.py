@@ -120,7 +120,7 @@ def open_text_source(name: str, checkpoint: Path, reason: str) -> tuple[Path, An
     """
     try:
         folder = model_folder(name)
-        tokenizer, _ = load_pretrained_tokenizer(folder)
+        tokenizer, _ = load_pretrained_tokenizer(folder, has_own_model=False)
     except DataError as error:
         raise DataError(f"{checkpoint} {reason}, which it does not contain. Pass its folder or name as text. {error}") from None
     return folder, tokenizer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Literal
 
 import torch
@@ -20,16 +21,23 @@ def choose_device(name: str | torch.device | None = None, setting_name: str = "d
         The device.
 
     Raises:
-        RunError: If the name is not a device, or if CUDA is not available.
+        RunError: If the name is not a device, or if torch cannot compute on it here.
     """
     if name in (None, "auto"):
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        device = torch.device(name)
+        with warnings.catch_warnings(action="ignore"):  # torch warns about names of former backends
+            device = torch.device(name)
     except RuntimeError:
         raise RunError(f"{setting_name}: expected auto, cpu or cuda, got {name!r}. Set one of these devices.") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise RunError(f"{setting_name}: expected an available device, got {name}, and torch finds no CUDA device. Set it to auto or cpu.")
+    try:
+        torch.zeros(1, device=device).add(1).item()
+    except Exception:  # noqa: BLE001 - each backend of torch has its own kind of error, and some are assertions or missing modules
+        raise RunError(
+            f"{setting_name}: expected an available device, got {name}, on which torch cannot compute here. Set it to auto or cpu."
+        ) from None
     return device
 
 

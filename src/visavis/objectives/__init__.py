@@ -67,6 +67,7 @@ __all__ = [
     "TripletTopK",
     "Unified",
     "VLC",
+    "named_scale_and_bias",
     "parse",
 ]
 
@@ -84,3 +85,25 @@ def parse(text: str) -> Objective:
         SpecError: For an unknown name or field, with the nearest valid one, or a value out of range.
     """
     return spec.parse(text, CATALOG)
+
+
+def named_scale_and_bias(text: str) -> list[str]:
+    """Find out whether the text of an objective names its scale or bias, even if the value is its default.
+
+    Args:
+        text: A spec.
+
+    Returns:
+        "scale", also for the temperature 1 / scale, and "bias", each only if the text names it. Empty for an objective with a fixed gamma or
+        margin.
+
+    Raises:
+        SpecError: If the text is not an objective.
+
+    Example:
+        >>> named_scale_and_bias("InfoNCE(tau=0.05)"), named_scale_and_bias("Sigmoid(bias=-10)"), named_scale_and_bias("Sigmoid()")
+        (['scale'], ['bias'], [])
+    """
+    objective, (_, named) = parse(text), spec.parse_call(text)
+    has_scale, has_bias = objective.without_scale() is not None, objective.without_bias() is not None
+    return ["scale"] * (has_scale and bool(named.keys() & {"scale", "tau"})) + ["bias"] * (has_bias and "bias" in named)

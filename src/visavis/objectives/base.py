@@ -82,13 +82,24 @@ class Objective(ABC):
         """
         return self.with_scale(1.0)
 
+    def with_bias(self, bias: float) -> Objective | None:
+        """Make the same objective with another bias, which it adds after the scale.
+
+        Args:
+            bias: The bias.
+
+        Returns:
+            The objective, or None if it has no bias.
+        """
+        return None
+
     def without_bias(self) -> Objective | None:
         """Make the same objective without its bias, for scores to which one is added after the scale.
 
         Returns:
             The objective, or None if it has no bias.
         """
-        return None
+        return self.with_bias(0.0)
 
     def summary(self, targets: Targets) -> NegativeSummary | None:
         """Return the single number per query that the objective needs about its negatives.

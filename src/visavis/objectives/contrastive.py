@@ -171,7 +171,7 @@ class Sigmoid(Objective):
 
     Advice:
         Where batches are small, or a pair has several captions: no softmax makes them compete. The bias starts near minus
-        the log of a query's negatives. Learn both by ``PairLoss(scale=, bias=)``.
+        the log of a query's negatives. Learn both by ``PairLoss(scale=, bias=)`` or ``model.scale="learned"``.
 
     Source:
         Zhai et al., Sigmoid Loss for Language Image Pre-Training (2023), eq. 1 and algorithm 1, with its first scale and
@@ -197,8 +197,8 @@ class Sigmoid(Objective):
     def with_scale(self, scale: float) -> Sigmoid:
         return replace(self, scale=round(scale, 6))
 
-    def without_bias(self) -> Sigmoid:
-        return replace(self, bias=0.0)
+    def with_bias(self, bias: float) -> Sigmoid:
+        return replace(self, bias=bias)
 
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
         positive, negative = targets.positive, targets.negative

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -40,13 +41,41 @@ class LearnedScale(nn.Module):
 
     def __init__(self, initial_scale: float, *, min_scale: float = 0.0, max_scale: float = MAX_SCALE) -> None:
         super().__init__()
-        if not (is_valid_scale(initial_scale) and isinstance(initial_scale, int | float) and min_scale <= initial_scale <= max_scale):
-            lower = f">= {min_scale:g}" if min_scale > 0 else "> 0"
-            raise SpecError(
-                f"initial_scale: expected a number {lower} and <= {max_scale:g}, got {format_value(initial_scale)}. It is 1 / temperature."
-            )
-        self.initial_scale, self.min_scale, self.max_scale = float(initial_scale), float(min_scale), float(max_scale)
+        self.min_scale, self.max_scale = float(min_scale), float(max_scale)
+        self.initial_scale = self.validate(initial_scale)
         self.log = nn.Parameter(torch.tensor(math.log(initial_scale)))
+
+    @classmethod
+    def containing(cls, initial_scale: float, bounds: Sequence[float]) -> LearnedScale:
+        """Make a scale whose bounds are widened to its initial value, where that is outside.
+
+        Args:
+            initial_scale: Scale before the first step.
+            bounds: Lower and upper bound.
+
+        Returns:
+            The scale.
+        """
+        return cls(initial_scale, min_scale=min(bounds[0], initial_scale), max_scale=max(bounds[1], initial_scale))
+
+    def validate(self, scale: float) -> float:
+        """Check that a number is a scale within the bounds.
+
+        Args:
+            scale: The number.
+
+        Returns:
+            The number.
+
+        Raises:
+            SpecError: If it is not.
+        """
+        if not (is_valid_scale(scale) and isinstance(scale, int | float) and self.min_scale <= scale <= self.max_scale):
+            lower = f">= {self.min_scale:g}" if self.min_scale > 0 else "> 0"
+            raise SpecError(
+                f"initial_scale: expected a number {lower} and <= {self.max_scale:g}, got {format_value(scale)}. It is 1 / temperature."
+            )
+        return float(scale)
 
     @property
     def bounds(self) -> tuple[float, float]:

@@ -214,6 +214,17 @@ class PairLoss(nn.Module):
             self._warn_if_no_negatives(value, comparison)
         return value
 
+    def logits(self, scores: Tensor) -> Tensor:
+        """Apply the scale and the bias of the loss, as its objective reads the scores.
+
+        Args:
+            scores: Scores.
+
+        Returns:
+            A tensor of the same shape.
+        """
+        return _apply(resolve_scale_and_bias((self.scale, self.bias), (None, None)), scores)
+
     def from_chunks(
         self,
         encode_images: EncodeFunction,
@@ -338,9 +349,7 @@ class PairLoss(nn.Module):
         return self.objective.reduce(self.objective.terms(*image_to_text), self.objective.terms(*text_to_image))
 
     def _scores(self, images: Items, texts: Items, scale_and_bias: ScaleAndBias) -> Tensor:
-        scores = checked_scores(self.score, images, texts)
-        scores = scores if scale_and_bias.scale is None else scores * scale_and_bias.scale
-        return scores if scale_and_bias.bias is None else promote_half(scores) + scale_and_bias.bias
+        return _apply(scale_and_bias, checked_scores(self.score, images, texts))
 
     def _blockwise_loss(self, comparison: _Comparison, plan: ExecutionPlan) -> Tensor:
         """Compute value and gradients in one forward pass over blocks, and attach them to the graph."""
@@ -389,6 +398,11 @@ class PairLoss(nn.Module):
                 f"No pair is negative: every batch so far had at most one id, the last one for {num_images} images and {num_texts} texts. "
                 f"{self.objective!r} is 0 and nothing is learned. Give different items different ids, or use larger batches."
             )
+
+
+def _apply(scale_and_bias: ScaleAndBias, scores: Tensor) -> Tensor:
+    scores = scores if scale_and_bias.scale is None else scores * scale_and_bias.scale
+    return scores if scale_and_bias.bias is None else promote_half(scores) + scale_and_bias.bias
 
 
 def _validate_items(**items_by_name: Items | None) -> None:

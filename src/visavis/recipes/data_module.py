@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from visavis import objectives
 from visavis.data.dataset import Dataset
 from visavis.data.features.expert_store import ExpertStore
 from visavis.data.features.standardization import Standardization
@@ -48,7 +49,7 @@ from visavis.recipes.features import (
     visual_features,
 )
 from visavis.recipes.recipe import Recipe
-from visavis.recipes.start_model import copy_start_weights, load_start_model
+from visavis.recipes.start_model import copy_start_weights, load_start_model, start_scale_and_bias
 from visavis.spec import build_object
 from visavis.types import Encoded
 
@@ -321,18 +322,22 @@ def initial_matcher(data_module: DataModule, start: Retriever | None) -> Matcher
     Raises:
         RecipeError: If the model cannot be built, or differs from that of ``start_from``.
     """
-    matcher = build_matcher(data_module, data_module.recipe.seed)
+    recipe = data_module.recipe
+    matcher = build_matcher(data_module, recipe.seed, keep_bias=start is not None and start.matcher.logit_bias is not None)
     if start is not None:
-        copy_start_weights(start, matcher, data_module.processor, data_module.recipe)
+        copy_start_weights(start, matcher, data_module.processor, recipe)
+    for phase in recipe.phases[:1]:
+        start_scale_and_bias(matcher, phase)
     return matcher
 
 
-def build_matcher(data_module: DataModule, seed: int) -> Matcher:
+def build_matcher(data_module: DataModule, seed: int, *, keep_bias: bool = False) -> Matcher:
     """Build the model of a recipe.
 
     Args:
         data_module: Data of the recipe.
         seed: Seed of the new weights.
+        keep_bias: Whether the model has a learned bias even if no objective uses it.
 
     Returns:
         The model.
@@ -343,7 +348,7 @@ def build_matcher(data_module: DataModule, seed: int) -> Matcher:
     kind = CATALOG[data_module.recipe.model["kind"]]
     torch.manual_seed(seed)
     try:
-        matcher = kind(build_object(kind.Config, _architecture(data_module, kind)))
+        matcher = kind(build_object(kind.Config, _architecture(data_module, kind, keep_bias=keep_bias)))
     except VisavisError as error:
         raise RecipeError(f"model {kind.name}: {str(error).removeprefix(f'{kind.__name__}: ')}") from None
     except (ValueError, RuntimeError) as error:
@@ -407,17 +412,21 @@ DERIVED_MODEL_KEYS = {
     "visual_input_dim": "the encoder or features of visual",
     "text_input_dim": "the encoder or features of text",
     "experts": "visual.experts",
+    "logit_bias": "the objective of the phases",
 }
 """Fields of a model that follow from other sections of a recipe, and would be replaced."""
 
 
-def _architecture(data_module: DataModule, kind: type[Matcher]) -> dict[str, Any]:
-    """The fields of the model config: the fields of the recipe, and the granularity and dimensions of the features."""
+def _architecture(data_module: DataModule, kind: type[Matcher], *, keep_bias: bool) -> dict[str, Any]:
+    """The fields of the model config: the fields of the recipe, the granularity and dimensions of the features, and a learned bias."""
     recipe = data_module.recipe
     for key, source in DERIVED_MODEL_KEYS.items():
         if key in recipe.model:
             raise RecipeError(f"model.{key}: expected none, because it follows from {source}. Remove model.{key}, and set {source}.")
     architecture = {key: value for key, value in recipe.model.items() if key != "kind"} | _text_backbone_field(recipe, kind)
+    uses_bias = keep_bias or any(objectives.parse(phase.objective).without_bias() is not None for phase in recipe.phases)
+    if uses_bias and recipe.model.get("scale") == "learned" and "logit_bias" in {field.name for field in fields(kind.Config)}:
+        architecture |= {"logit_bias": "learned"}
     tokens = data_module.processor.vocabulary or data_module.processor.pretrained_tokenizer
     architecture |= {
         "visual_granularity": "regions" if recipe.visual.granularity == "frames" else recipe.visual.granularity,

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
-from visavis import spec, supervision
+from visavis import objectives, spec, supervision
 from visavis.errors import RecipeError, SpecError, format_value, suggest_name
 from visavis.memory_budget import parse_memory
 from visavis.recipes.settings import (
@@ -140,6 +140,8 @@ class Recipe(RecipeSection):
     @field_validator("memory", mode="before")
     @classmethod
     def _check_memory(cls, setting: int | str) -> str:
+        if setting is None:
+            raise ValueError('memory: expected a size such as "2GiB", got None. Remove the key to use its default.')
         return setting if setting == "" else str(parse_memory(setting) and setting)
 
     def to_dict(self) -> dict[str, Any]:
@@ -167,6 +169,7 @@ def build_recipe(content: dict[str, Any], overrides: dict[str, Any], source: str
     """
     content = normalize_values(deepcopy(content))
     apply_overrides(content, overrides, source)
+    _read_learned_starts(content)
     try:
         return Recipe.model_validate(content)
     except ValidationError as errors:
@@ -296,6 +299,17 @@ def _full_keys(key: str, content: dict[str, Any]) -> list[str]:
     return [f"phases.{i}.{key}" for i in range(len(phases))]
 
 
+def _read_learned_starts(content: dict[str, Any]) -> None:
+    """Keep which scale and bias the objectives name, in place, before validation replaces each objective by its text with every field."""
+    model, phases = content.get("model"), content.get("phases")
+    if not isinstance(model, dict) or model.get("scale") != "learned" or not isinstance(phases, list):
+        return
+    for phase in phases:
+        with suppress(SpecError):  # validation reports an invalid objective
+            if isinstance(phase, dict) and "learned_start" not in phase:
+                phase["learned_start"] = objectives.named_scale_and_bias(phase["objective"]) if "objective" in phase else []
+
+
 def _set(content: dict[str, Any], path: str, value: Any, source: str) -> None:
     *parents, last = path.split(".")
     target: Any = content
@@ -306,6 +320,8 @@ def _set(content: dict[str, Any], path: str, value: Any, source: str) -> None:
     if isinstance(target, list):
         raise RecipeError(f"{source}: {path}: expected one entry of a list, got the whole list. Set an entry, such as phases.0.epochs.")
     target[last] = value
+    if last == "objective":
+        target.pop("learned_start", None)  # belongs to the former objective
 
 
 def _first_error(errors: ValidationError, content: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
@@ -25,13 +26,16 @@ class RecipeSection(BaseModel):
 
     @field_validator("*")
     @classmethod
-    def _check_integers(cls, value: Any, info: ValidationInfo) -> Any:
-        for path, number in tree_flatten_with_path(value)[0]:
-            if isinstance(number, int) and abs(number) > spec.MAX_INTEGER:
-                key = ".".join([str(info.field_name), *(str(getattr(part, "idx", getattr(part, "key", ""))) for part in path)])
-                raise ValueError(
-                    f"{key}: expected an integer up to {spec.MAX_INTEGER:,}, got {format_value(number)}. Set a smaller number."
-                )
+    def _check_values(cls, value: Any, info: ValidationInfo) -> Any:
+        """Check integers, and values in tables without a declared type, where NaN and None would be lost in the JSON of a recipe."""
+        for path, leaf in tree_flatten_with_path(value)[0]:
+            key = ".".join([str(info.field_name), *(str(getattr(part, "idx", getattr(part, "key", ""))) for part in path)])
+            if isinstance(leaf, int) and abs(leaf) > spec.MAX_INTEGER:
+                raise ValueError(f"{key}: expected an integer up to {spec.MAX_INTEGER:,}, got {format_value(leaf)}. Set a smaller number.")
+            if isinstance(leaf, float) and not math.isfinite(leaf):
+                raise ValueError(f"{key}: expected a finite number, got {leaf}. Set one, or remove the key to use its default.")
+            if leaf is None and path:
+                raise ValueError(f"{key}: expected a value, got None. Set one, or remove the key to use its default.")
         return value
 
 
@@ -198,6 +202,8 @@ class Phase(RecipeSection):
     Attributes:
         epochs: Number of epochs.
         objective: Objective, such as "VLC(gamma=40)".
+        learned_start: Which of a learned "scale" and "bias" of the scores start at the values of the objective instead of the model's. Default:
+            those that the text of the objective names, such as "Sigmoid(scale=20, bias=-5)" or, as 1 / tau, "InfoNCE(tau=0.05)".
         supervision: Source of the targets, such as "PairSupervision(by='ids')".
         trainable: Parts of the model that are trained. Empty: all.
         optimizer: Optimizer.
@@ -210,6 +216,7 @@ class Phase(RecipeSection):
 
     epochs: int = Field(gt=0)
     objective: ObjectiveSpec
+    learned_start: tuple[Literal["scale", "bias"], ...] = Field((), strict=False)
     supervision: SupervisionSpec = "PairSupervision(by='ids')"
     trainable: tuple[str, ...] = Field((), strict=False)
     optimizer: OptimizerSettings = OptimizerSettings()

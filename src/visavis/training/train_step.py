@@ -26,6 +26,7 @@ from visavis.pair_loss.encoded_items import encode_in_chunks
 from visavis.process_group import ONE_PROCESS, ProcessGroup
 from visavis.recipes.recipe import Recipe
 from visavis.recipes.settings import Phase
+from visavis.recipes.start_model import start_scale_and_bias
 from visavis.supervision import TrainingContext
 from visavis.targets import Targets
 from visavis.training.encoder_blocks import encoder_blocks, prepare_encoders
@@ -43,7 +44,7 @@ def phase_loss(matcher: Matcher, phase: Phase, memory: MemoryLimit = None, group
     """Build the loss of a phase: its objective on the scores of a model.
 
     Args:
-        matcher: Model, whose learned scale and Matryoshka dimensions the loss uses.
+        matcher: Model, whose learned scale and bias and Matryoshka dimensions the loss uses.
         phase: Phase of a recipe.
         memory: Memory limit of score blocks.
         group: Processes that train together. Queries of one process are compared with the candidates of all.
@@ -61,8 +62,9 @@ def phase_loss(matcher: Matcher, phase: Phase, memory: MemoryLimit = None, group
             f'got {objective!r}. Use NTXent, InfoNCE or Sigmoid, or set model.scale="fixed".'
         )
     score = None if matcher.score_is_cosine else matcher.score
-    gather = group.world_size > 1
-    return PairLoss(objective, score=score, scale=matcher.scale, gather=gather, memory=memory, matryoshka_dims=matcher.matryoshka_dims)
+    bias = None if objective.without_bias() is None else matcher.logit_bias
+    gather, dims = group.world_size > 1, matcher.matryoshka_dims
+    return PairLoss(objective, score=score, scale=matcher.scale, bias=bias, gather=gather, memory=memory, matryoshka_dims=dims)
 
 
 def _encode(encode: Callable[[Encoded], Encoded], items: Encoded, chunk_size: int) -> Encoded:
@@ -281,6 +283,7 @@ class PeerNetwork:
         for module, fitted_module in zip(self.matcher.modules(), first.modules(), strict=True):
             if isinstance(module, Whitening):
                 module.load_state_dict(fitted_module.state_dict())
+        start_scale_and_bias(self.matcher, phase)
         prepare_encoders(self.matcher, recipe.training, group)
         self.matcher.matryoshka_dims = first.matryoshka_dims
         self.train_step, self.step_control = TrainStep(self.matcher, phase, recipe, group), step_control

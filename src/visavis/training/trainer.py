@@ -25,6 +25,7 @@ from visavis.models import Matcher
 from visavis.models.device import choose_device
 from visavis.progress import Progress, TrainingStep
 from visavis.recipes.data_module import DataModule
+from visavis.recipes.start_model import describe_scale_and_bias, start_scale_and_bias
 from visavis.runs.run_folder import RunFolder
 from visavis.training.checkpoint import Checkpoint, TrainerState
 from visavis.training.encoder_blocks import prepare_encoders
@@ -304,6 +305,9 @@ class Trainer:
             next_phase = self.recipe.phases[self.state.phase]
             if next_phase.initial_weights == "best":
                 self.matcher.load_state_dict(self.best)
+            start_scale_and_bias(self.matcher, next_phase, self.phase)
+            if next_phase.learned_start:
+                self.progress.message(f"{next_phase.objective}{describe_scale_and_bias(self.matcher, next_phase)}")
             carried_over = self.supervision.carried_over() if next_phase.supervision == self.phase.supervision else {}
             self._begin_phase(carried_over, self.train_step.optimizer)
         self._checkpoint()

@@ -37,6 +37,7 @@ from visavis.progress import Progress
 from visavis.recipes.data_module import DataModule, prepare_training
 from visavis.recipes.published_tables import check_published_id, with_published
 from visavis.recipes.recipe import Recipe, with_feedback
+from visavis.recipes.start_model import describe_scale_and_bias, learned_start_values
 from visavis.runs.open_run import open_peer_network, read_run_recipe, set_threads
 from visavis.runs.record import RunRecord
 from visavis.runs.run_folder import RunFolder
@@ -233,8 +234,9 @@ def _train_and_evaluate(
     recipe = data_module.recipe
     trainer = Trainer(data_module, matcher, folder, progress)
     initial_weights = trainer.best  # a resumed trainer replaces it: read it first
+    objective = f"{recipe.phases[0].objective}{describe_scale_and_bias(matcher, recipe.phases[0])}"
     progress.message(
-        f"{folder.path}: {recipe.phases[0].objective}, positives by {_positives_by(recipe)}, {_describe_supervision(recipe)}, "
+        f"{folder.path}: {objective}, positives by {_positives_by(recipe)}, {_describe_supervision(recipe)}, "
         f"{len(trainer.train_loader.data.captions):,} training captions, epochs: {sum(phase.epochs for phase in recipe.phases)}"
     )
     if not trainer.resume():
@@ -349,6 +351,7 @@ def prepare_and_check_phases(recipe: Recipe, progress: Progress, group: ProcessG
     for phase in recipe.phases:
         make_optimizer(matcher, phase)
         phase_loss(matcher, phase)
+        learned_start_values(matcher, phase)
     for sentence in unused_supervisions(recipe):
         progress.message(f"{sentence} It is trained on pairs alone.")
     return data_module, matcher

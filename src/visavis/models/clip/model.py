@@ -13,7 +13,7 @@ from torch import nn
 
 from visavis import storage
 from visavis.errors import DataError, RunError, SpecError, VisavisError, requires_extra, suggest_name
-from visavis.models.base import SCALE_PART, GlobalMatcher, Matcher, MatcherConfig, encode_unit_rows, get_vectors
+from visavis.models.base import INITIAL_BIAS, GlobalMatcher, Matcher, MatcherConfig, encode_unit_rows, get_vectors
 from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.models.encoders.frozen_encoders import VisualEncoder
 from visavis.models.encoders.hub_download import HUB_NAME
@@ -28,6 +28,7 @@ from visavis.models.encoders.pretrained_files import (
 from visavis.models.encoders.pretrained_loading import (
     build_empty_model,
     check_encoding,
+    check_text_encoding,
     load_pretrained_config,
     load_pretrained_model,
     refuse_adapter,
@@ -39,6 +40,8 @@ from visavis.types import Encoded
 
 DUAL_ENCODER_TYPES = ("clip", "siglip")
 """Supported values of ``model_type`` in ``config.json``."""
+SCALE_BOUNDS = {"clip": (1.0, 100.0), "siglip": (1.0, 1000.0)}
+"""Default minimum and maximum of the learned scale by ``model_type``. CLIP was trained with this maximum, SigLIP without one."""
 LORA_A_MARK = ".lora_A."
 """Part of the name of every matrix A of an update B A. A starts at random, B at 0."""
 TEMPERATURE_FILE = "temperature.safetensors"
@@ -73,7 +76,10 @@ class CLIP(GlobalMatcher):
             backbone: Folder or hub name of a CLIP or SigLIP model, which provides preprocessing and tokenizer.
             scale: "learned" multiplies the scores in training instead of the temperature of NTXent, InfoNCE or Sigmoid. It starts at the
                 temperature of the pretraining.
-            scale_bounds: Minimum and maximum of the learned scale.
+            scale_bounds: Minimum and maximum of the learned scale. Empty: 1 to 100 for CLIP, 1 to 1,000 for SigLIP, and the pretrained scale
+                if it is outside.
+            logit_bias: "learned" adds a number after the learned scale, instead of the bias of Sigmoid. It starts at the bias of the
+                pretraining, or at -10 for CLIP, which has none. Set automatically by the objective.
             lora_rank: Above 0, only low-rank adapters are trained and saved.
             lora_alpha: Updates have the factor ``lora_alpha / lora_rank``.
             lora_dropout: Dropout of the adapters.
@@ -85,7 +91,8 @@ class CLIP(GlobalMatcher):
         text_granularity: Literal["tokens"] = "tokens"
         backbone: str
         scale: Literal["fixed", "learned"] = "fixed"
-        scale_bounds: tuple[float, ...] = (1.0, 100.0)
+        scale_bounds: tuple[float, ...] = ()
+        logit_bias: Literal["fixed", "learned"] = "fixed"
         lora_rank: NonNegativeInt = 0
         lora_alpha: PositiveFloat = 16.0
         lora_dropout: DropoutRate = 0.0
@@ -97,7 +104,10 @@ class CLIP(GlobalMatcher):
             bounds = self.scale_bounds
             require_field(bool(self.lora_layers), self, "lora_layers", "endings of the names of linear layers")
             require_field(
-                len(bounds) == 2 and 0 < bounds[0] <= bounds[1], self, "scale_bounds", "two numbers above 0, the smaller one first"
+                not bounds or (len(bounds) == 2 and 0 < bounds[0] <= bounds[1]),
+                self,
+                "scale_bounds",
+                "two numbers above 0, the smaller one first",
             )
 
     visual_granularities = ("pixels",)
@@ -121,19 +131,35 @@ class CLIP(GlobalMatcher):
         if config.lora_rank:
             self.config = replace(config, base_weights_checksum=_verify_base_weights(config, self.model))
             add_adapters(self.model, config.lora_rank, config.lora_alpha, config.lora_dropout, config.lora_layers)
-        min_scale, max_scale = config.scale_bounds
-        initial_scale = min(max(self.temperature["logit_scale"].exp().item(), min_scale), max_scale)
-        self.learned_scale = LearnedScale(initial_scale, min_scale=min_scale, max_scale=max_scale) if config.scale == "learned" else None
+        pretrained = self.pretrained_logits
+        initial_scale = pretrained["scale"]
+        if bounds := config.scale_bounds:
+            initial_scale = min(max(initial_scale, bounds[0]), bounds[1])
+        self.learned_scale = LearnedScale.containing(initial_scale, bounds or SCALE_BOUNDS[kind]) if config.scale == "learned" else None
+        initial_bias = torch.tensor(pretrained.get("bias", INITIAL_BIAS))
+        self.learned_bias = nn.Parameter(initial_bias) if config.logit_bias == "learned" else None
 
     @property
     def scale(self) -> LearnedScale | None:
         return self.learned_scale
 
-    def parts(self) -> dict[str, list[nn.Module]]:
+    @property
+    def logit_bias(self) -> nn.Parameter | None:
+        return self.learned_bias
+
+    @property
+    def pretrained_logits(self) -> dict[str, float]:
+        bias = {"bias": self.temperature["logit_bias"].item()} if "logit_bias" in self.temperature else {}
+        return {"scale": self.temperature["logit_scale"].exp().item()} | bias
+
+    def parts(self) -> dict[str, list[nn.Module | nn.Parameter]]:
         children = dict(self.model.named_children())
         text = [name for name in children if name.startswith("text_")]
-        parts = {"visual": [children[name] for name in children if name not in text], "text": [children[name] for name in text]}
-        return parts if self.learned_scale is None else parts | {SCALE_PART: [self.learned_scale]}
+        parts: dict[str, list[nn.Module | nn.Parameter]] = {
+            "visual": [children[name] for name in children if name not in text],
+            "text": [children[name] for name in text],
+        }
+        return parts | self.scale_part()
 
     def save_pretrained(self, folder: str | Path, **extra: Any) -> None:
         """Write the model folder. If all weights are trained, it also holds config, preprocessing and tokenizer of the pretrained model.
@@ -192,7 +218,14 @@ def write_transformers_files(matcher: CLIP, folder: Path) -> None:
         weights = model.state_dict()
     if matcher.scale is not None:
         weights["logit_scale"] = matcher.scale.log.data.view_as(weights["logit_scale"])
+    # CLIP of transformers has no bias.
+    if matcher.logit_bias is not None and "logit_bias" in weights:
+        weights["logit_bias"] = matcher.logit_bias.data.view_as(weights["logit_bias"])
     copy_config_files(matcher.folder, folder)
+    file = folder / "tokenizer_config.json"
+    if os.path.isfile(file) and matcher.model.config.model_type == "clip":
+        # Another side would change the vectors of padded texts, see load_pretrained_tokenizer.
+        storage.write_json(file, storage.read_json(file, dict[str, Any]) | {"padding_side": "right"})
     storage.write_tensors(folder / "model.safetensors", weights, for_transformers=True)
 
 
@@ -273,7 +306,8 @@ def open_dual_encoder(name: str) -> tuple[CLIP, Processor]:
     embedding_dim = getattr(config, "projection_dim", config.vision_config.hidden_size)
     matcher = CLIP(CLIP.Config(backbone=name, visual_input_dim=embedding_dim, text_input_dim=len(processor.pretrained_tokenizer))).eval()
     check_encoding(lambda: get_vectors(matcher.encode_visual(processor.process_images([blank_image()], "pixels"))), folder, "an image")
-    check_encoding(lambda: get_vectors(matcher.encode_text(processor.process_texts(["a dog"]))), folder, "a text")
+    tokenizer = processor.pretrained_tokenizer.tokenizer
+    check_text_encoding(lambda texts: get_vectors(matcher.encode_text(processor.process_texts(texts))), folder, tokenizer)
     return matcher, processor
 
 

@@ -35,11 +35,13 @@ from visavis.models.encoders.pretrained_loading import (
     build_empty_model,
     check_encoding,
     check_reads_images,
+    check_text_encoding,
     load_pretrained_model,
     load_pretrained_tokenizer,
     open_published_backbone,
 )
 from visavis.models.encoders.sentence_encoders import SentencePooling, load_sentence_transformers_model, needs_sentence_transformers
+from visavis.models.encoders.text_backbone import FIXED_LENGTH_MODEL_TYPES
 from visavis.synthetic.scene_encoder import SceneEncoder, SceneEncoderOutputAdapter
 from visavis.types import Encoded, concatenate
 
@@ -224,11 +226,16 @@ class TextEncoder(FrozenEncoder):
         model: Text model of transformers.
         tokenizer: Its tokenizer.
         pooling: Pooling of words.
+
+    Attributes:
+        fixed_length: Whether every text is padded to the maximum length and the model reads the padding, as SigLIP was trained.
     """
 
     def __init__(self, spec: EncoderSpec, model: nn.Module, tokenizer: Any, pooling: SentencePooling):
         super().__init__()
         self.spec, self.model, self.tokenizer, self.pooling = spec, model, tokenizer, pooling
+        config: Any = model.config
+        self.fixed_length = config.model_type in FIXED_LENGTH_MODEL_TYPES
 
     def require_tokenizer(self) -> Any:
         """Return the tokenizer.
@@ -253,23 +260,27 @@ class TextEncoder(FrozenEncoder):
         return np.array([len(ids) for ids in self._tokens(texts)["input_ids"]], dtype=np.int64)
 
     def preprocess(self, items: Sequence[str]) -> Encoded:
-        tokens = self._tokens(items, padding=True, return_tensors="pt")
-        return Encoded(tokens["input_ids"], tokens["attention_mask"].bool())
+        padding = "max_length" if self.fixed_length else "longest"
+        tokens = self._tokens(items, padding=padding, return_attention_mask=True, return_tensors="pt")
+        reads_padding = self.fixed_length and self.spec.granularity == "pooled"
+        return Encoded(tokens["input_ids"], None if reads_padding else tokens["attention_mask"].bool())
 
     def forward(self, items: Encoded) -> Encoded:
         ids, mask = items.vectors, items.mask
-        assert isinstance(ids, Tensor) and isinstance(mask, Tensor)
+        assert isinstance(ids, Tensor) and not isinstance(mask, dict)
         # CLIP projects its pooled output.
         encode_projected: Any = getattr(self.model, "get_text_features", None)
-        output = (encode_projected or self.model)(input_ids=ids, attention_mask=mask.long())
+        attention_mask = None if mask is None or self.fixed_length else mask.long()
+        output = (encode_projected or self.model)(input_ids=ids, attention_mask=attention_mask)
         words = output.last_hidden_state.float()
-        if self.spec.granularity == "words":
-            return Encoded(words * mask[..., None], mask)
-        return Encoded(output.pooler_output.float() if encode_projected else self.pooling(words, mask))
+        if encode_projected and self.spec.granularity == "pooled":
+            return Encoded(output.pooler_output.float())
+        assert mask is not None
+        return Encoded(words * mask[..., None], mask) if self.spec.granularity == "words" else Encoded(self.pooling(words, mask))
 
     @property
     def preprocessing_config(self) -> dict[str, Any]:
-        return asdict(self.pooling)
+        return asdict(self.pooling) | ({"fixed_length": True} if self.fixed_length else {})
 
     def _tokens(self, texts: Sequence[str], **options: Any) -> Any:
         return self.tokenizer(list(texts), truncation=True, max_length=self.pooling.max_length, return_token_type_ids=False, **options)
@@ -288,7 +299,7 @@ class SentenceTransformersEncoder(TextEncoder):
 
     def __init__(self, spec: EncoderSpec, model: nn.Module, folder: Path):
         FrozenEncoder.__init__(self)
-        self.spec, self.model, self.folder = spec, model, folder
+        self.spec, self.model, self.folder, self.fixed_length = spec, model, folder, False
 
     def require_tokenizer(self) -> Any:
         raise DataError(
@@ -417,5 +428,5 @@ def open_text_encoder(name: str, granularity: Granularity = "pooled") -> TextEnc
         return SentenceTransformersEncoder.open(spec, folder)
     tokenizer, max_length = load_pretrained_tokenizer(folder)
     encoder = TextEncoder(spec, load_pretrained_model(folder), tokenizer, SentencePooling.read(folder, max_length)).eval()
-    check_encoding(lambda: encoder.encode(["a dog"]).vectors, folder, "a text")
+    check_text_encoding(lambda texts: encoder.encode(texts).vectors, folder, tokenizer)  # type: ignore[arg-type,return-value]
     return encoder

@@ -123,11 +123,12 @@ def build_empty_model(folder: Path, *, with_pooler: bool = False) -> Any:
     return model
 
 
-def load_pretrained_tokenizer(folder: Path) -> tuple[Any, int]:
+def load_pretrained_tokenizer(folder: Path, *, has_own_model: bool = True) -> tuple[Any, int]:
     """Load the tokenizer of a folder and test it with words of its own vocabulary.
 
     Args:
         folder: Folder of the model.
+        has_own_model: Whether the config of the folder also describes the model that will read the tokens.
 
     Returns:
         The tokenizer, and the number of tokens after which a text is cut.
@@ -160,7 +161,28 @@ def load_pretrained_tokenizer(folder: Path) -> tuple[Any, int]:
             f"{folder}: expected the model's own tokenizer, with ids below {config.vocab_size:,}, got ids up to {largest:,}. "
             "Use the tokenizer with which the model was trained."
         )
+    if has_own_model:
+        _check_end_token(folder, config, tokenizer, token_ids)
+    if config.model_type not in ("siglip", "siglip_text_model"):
+        # Positions and poolings count from the first token. SigLIP pads every text to one length, on the side of its training.
+        tokenizer.padding_side = "right"
     return tokenizer, max_length
+
+
+def _check_end_token(folder: Path, config: Any, tokenizer: Any, token_ids: list[list[int]]) -> None:
+    """Raise DataError if a CLIP would not read the vector of a text at the end of the text."""
+    if config.model_type != "clip_text_model":
+        return
+    for ids in token_ids:
+        # As transformers pools: configs before its version 4.31 have the wrong id 2, which means the highest id of the padded text.
+        is_highest = config.eos_token_id == 2
+        end = max([*ids, tokenizer.pad_token_id or 0]) if is_highest else config.eos_token_id
+        if ids[-1] != end:
+            rule = f"{end} (the highest id, because text_config.eos_token_id is 2)" if is_highest else f"text_config.eos_token_id = {end}"
+            raise DataError(
+                f"{folder}: expected texts that end with the token {rule}, at which the model reads their vectors, got the end token {ids[-1]} "
+                f"of the tokenizer. Set text_config.eos_token_id in config.json, or use the tokenizer with which the model was trained."
+            )
 
 
 def check_reads_images(name: str, folder: Path) -> None:
@@ -215,13 +237,16 @@ def sample_vocabulary(tokenizer: Any) -> list[str]:
 
 
 @torch.no_grad()
-def check_encoding(encode: Callable[[], Any], folder: Path, input_name: str) -> None:
+def check_encoding(encode: Callable[[], Any], folder: Path, input_name: str) -> Tensor:
     """Encode an item once, so that inconsistent files of a folder are found when it is opened.
 
     Args:
         encode: Returns features of the item.
         folder: Folder of the model.
         input_name: Name of the item in error messages.
+
+    Returns:
+        The features.
 
     Raises:
         DataError: If the item cannot be encoded, or if features are not finite.
@@ -230,6 +255,26 @@ def check_encoding(encode: Callable[[], Any], folder: Path, input_name: str) -> 
         vectors = encode()
     if not vectors.isfinite().all():
         raise DataError(f"{folder} is damaged: expected finite features of {input_name}, got others. Download it again.")
+    return vectors
+
+
+def check_text_encoding(encode: Callable[[list[str]], Tensor], folder: Path, tokenizer: Any) -> None:
+    """Encode two words once, as ``check_encoding``. Their vectors must differ.
+
+    Args:
+        encode: Returns features of texts, shape ``[N, ...]``.
+        folder: Folder of the model.
+        tokenizer: Its tokenizer.
+
+    Raises:
+        DataError: If the words cannot be encoded, or if features are not finite or equal.
+    """
+    first, *others = sample_vocabulary(tokenizer)
+    ids = tokenizer(first)["input_ids"]
+    second = next(word for word in others if tokenizer(word)["input_ids"] != ids)
+    vectors = check_encoding(lambda: encode([first, second]), folder, "a text")
+    if vectors[0].allclose(vectors[1], rtol=1e-5, atol=1e-7):
+        raise DataError(f"{folder}: expected different vectors of the texts {first!r} and {second!r}, got equal ones. Download it again.")
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from visavis.errors import DataError
 from visavis.models.encoders.pretrained_files import PretrainedPart, model_folder, saved_part_folder
 from visavis.models.encoders.pretrained_loading import (
     build_empty_model,
-    check_encoding,
+    check_text_encoding,
     load_pretrained_config,
     load_pretrained_model,
     load_pretrained_tokenizer,
@@ -170,8 +170,8 @@ class TextBackbone(PretrainedPart):
         is_special = torch.tensor([index in special for index in range(len(tokenizer))], device="cpu")
         self.register_buffer("is_special", is_special, persistent=False)
         if saved is None:
-            sample = PretrainedTokenizer(tokenizer, max_length, fixed_length=False).encode(["a dog", "dogs"])
-            check_encoding(lambda: self.eval()(sample).vectors, self.folder, "a text")
+            sample = PretrainedTokenizer(tokenizer, max_length, fixed_length=False)
+            check_text_encoding(lambda texts: self.eval()(sample.encode(texts)).vectors, self.folder, tokenizer)
 
     @property
     def hidden_dim(self) -> int:

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attentio
 
 from visavis import storage
 from visavis.errors import DataError
-from visavis.models.base import SCALE_PART, GlobalMatcher, MatcherConfig, encode_unit_rows, get_mask, get_part, get_vectors, valid_mask
+from visavis.models.base import INITIAL_BIAS, GlobalMatcher, MatcherConfig, encode_unit_rows, get_mask, get_part, get_vectors, valid_mask
 from visavis.models.encoders.frozen_encoders import open_visual_encoder
 from visavis.models.encoders.pretrained_files import saved_part_folder
 from visavis.models.encoders.text_backbone import TEXT_BACKBONE_FOLDER, TextBackbone
@@ -132,7 +132,7 @@ MIN_SAMPLING_PROBABILITY = 1e-5
 PRETRAINED_PREFIXES = ("visual.", "text.", "match.")
 """Prefixes of the weights of a converted checkpoint, besides cross-attention."""
 SCALE_BOUNDS = (2.0, 1000.0)
-"""Minimum and maximum of the learned scale: temperatures of 0.5 to 0.001."""
+"""Minimum and maximum of the learned scale, temperatures of 0.5 to 0.001. ``temperature`` widens them if it is outside."""
 
 
 class XVLM(GlobalMatcher):
@@ -177,6 +177,8 @@ class XVLM(GlobalMatcher):
             temperature: Temperature of the sampling of negatives, and initial value of a learned scale.
             pretrained: File with cross-attention, projections and ITM head, as ``visavis convert`` writes it. Empty: random weights.
             scale: "learned" multiplies the cosines in training instead of the temperature of NTXent, InfoNCE or Sigmoid.
+            logit_bias: "learned" adds a number after the learned scale, instead of the bias of Sigmoid. It starts at -10. Set automatically
+                by the objective.
         """
 
         visual_granularity: Literal["pixels"] = "pixels"
@@ -189,6 +191,7 @@ class XVLM(GlobalMatcher):
         temperature: PositiveFloat = 0.07
         pretrained: str = ""
         scale: Literal["fixed", "learned"] = "fixed"
+        logit_bias: Literal["fixed", "learned"] = "fixed"
 
     visual_granularities = ("pixels",)
     text_granularities = ("tokens",)
@@ -219,32 +222,35 @@ class XVLM(GlobalMatcher):
         self.match = nn.Sequential(
             nn.Linear(hidden_dim, 2 * hidden_dim), nn.LayerNorm(2 * hidden_dim), nn.GELU(), nn.Linear(2 * hidden_dim, 2)
         )
-        min_scale, max_scale = SCALE_BOUNDS
         if config.pretrained and saved_part_folder(TEXT_BACKBONE_FOLDER) is None:
             expected = {
                 name: part for name, part in self.state_dict().items() if name.startswith(PRETRAINED_PREFIXES) or ".crossattention." in name
             }
             self.load_state_dict(storage.read_tensors(config.pretrained, expected), strict=False)
-        initial_scale = min(max(1 / config.temperature, min_scale), max_scale)
-        self.learned_scale = LearnedScale(initial_scale, min_scale=min_scale, max_scale=max_scale) if config.scale == "learned" else None
+        self.learned_scale = LearnedScale.containing(1 / config.temperature, SCALE_BOUNDS) if config.scale == "learned" else None
+        self.learned_bias = nn.Parameter(torch.tensor(INITIAL_BIAS)) if config.logit_bias == "learned" else None
 
     @property
     def scale(self) -> LearnedScale | None:
         return self.learned_scale
 
     @property
+    def logit_bias(self) -> nn.Parameter | None:
+        return self.learned_bias
+
+    @property
     def rerank_top_k(self) -> int:
         return self.config.rerank_top_k
 
-    def parts(self) -> dict[str, list[nn.Module]]:
-        parts: dict[str, list[nn.Module]] = {
+    def parts(self) -> dict[str, list[nn.Module | nn.Parameter]]:
+        parts: dict[str, list[nn.Module | nn.Parameter]] = {
             "backbone": [self.backbone],
             "text_backbone": [self.text_backbone],
             "visual": [self.visual],
             "text": [self.text],
             "fusion": [self.fusion, self.match],
         }
-        return parts if self.learned_scale is None else parts | {SCALE_PART: [self.learned_scale]}
+        return parts | self.scale_part()
 
     def encode_visual(self, items: Encoded) -> Encoded:
         """Encode pixels as "embedding" ``[N, D]`` and "states" ``[N, 1 + R, E]`` of the whole image and of its regions."""

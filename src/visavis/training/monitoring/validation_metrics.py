@@ -246,15 +246,16 @@ def validation_metrics(
         scores = score_matrix(matcher.score, visual, text, recipe.memory or None)
         with evaluation_mode(loss):  # a loss in training mode gathers over processes
             value = loss(visual, text, targets=targets)
-        scaled = scores if matcher.scale is None else scores * matcher.scale()
+        logits = loss.logits(scores)
         # The loss sums over Matryoshka dimensions, and identical embeddings have the same loss at each.
         loss_per_dim = value / (1 + len(smaller_dims(loss.matryoshka_dims, visual)))
         health = health or {
-            **batch_health(loss.objective, visual, text, scaled, targets, loss_per_dim),
-            **false_negative_share(loss.objective, scaled, targets, batch),
+            **batch_health(loss.objective, visual, text, logits, targets, loss_per_dim),
+            **false_negative_share(loss.objective, logits, targets, batch),
             **({} if matcher.scale is None else {"scale": matcher.scale().item(), "scale_bounds": matcher.scale.bounds}),
+            **({} if matcher.logit_bias is None else {"bias": matcher.logit_bias.item()}),
         }
-        batches.append({"loss": value, **similarities(scores, targets), **queries_with_gradient(loss.objective, scaled, targets)})
+        batches.append({"loss": value, **similarities(scores, targets), **queries_with_gradient(loss.objective, logits, targets)})
     return summarize(batches), health
 
 
