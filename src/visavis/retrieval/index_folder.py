@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +14,8 @@ import torch
 
 from visavis import storage
 from visavis.data.dataset import ByteRange
-from visavis.errors import DataError, RunError, ShapeError, StorageError
+from visavis.environment import EnvironmentCheck
+from visavis.errors import DataError, RunError, ShapeError, StorageError, VisavisError
 from visavis.memory_budget import MemoryLimit
 from visavis.models.retriever import Retriever
 from visavis.retrieval.calibration import Calibration
@@ -165,14 +166,14 @@ class Index:
 
     @cached_property
     def items(self) -> dict[str, IndexItem]:
-        """All items by key, as of the first access."""
+        """All items by key, as of the first access. Read the items of results from ``store`` instead, with ``get``."""
         return {item.key: item for item in self.store.items()}
 
     @cached_property
     def calibration(self) -> Calibration | None:
         """Calibration of scores. None if there is none for this model, or it does not hold for this number of items."""
         calibration = self.manifest.calibration
-        return calibration if calibration is not None and calibration.is_valid_for(len(self.items)) else None
+        return calibration if calibration is not None and calibration.is_valid_for(self.store.count()) else None
 
     @validate_arguments
     def locate(self, item: IndexItem) -> ByteRange:
@@ -306,6 +307,11 @@ def relative_store(folder: Path, store: str | Path) -> str:
     return os.path.relpath(path, root) if "://" not in location and Path(path).is_relative_to(root) else location
 
 
+def _store_uri(folder: Path, manifest: IndexManifest) -> str:
+    """Absolute path or URI of the store of an index."""
+    return manifest.store if "://" in manifest.store else store_location(folder / manifest.store)
+
+
 def open_index_store(
     folder: Path,
     manifest: IndexManifest,
@@ -330,7 +336,7 @@ def open_index_store(
         RunError: If the store is not confirmed, missing, damaged, or that of another index.
     """
     stores = [confirmed] if isinstance(confirmed, str | Path) else confirmed or ()
-    uri = manifest.store if "://" in manifest.store else store_location(folder / manifest.store)
+    uri = _store_uri(folder, manifest)
     if relative_store(folder, uri) == uri and uri not in map(store_location, stores):
         raise RunError(
             f"{folder}: expected a store inside this folder, got {uri}. If you trust the index, confirm its store with --store {uri}."
@@ -344,7 +350,9 @@ def open_index_store(
 def _open_verified_store(uri: str, manifest: IndexManifest, memory: MemoryLimit, create: bool) -> VectorStore:
     with ExitStack() as stack:
         dim, late_interaction = manifest.embedding_dim if create else None, manifest.late_interaction
-        vectors = open_store(uri, dim, memory, index_id=manifest.index_id, late_interaction=late_interaction)
+        # Without a digest, the last update was interrupted.
+        is_unfinished = manifest.digest is None
+        vectors = open_store(uri, dim, memory, index_id=manifest.index_id, late_interaction=late_interaction, verify_files=is_unfinished)
         stack.callback(vectors.close)
         if vectors.embedding_dim != manifest.embedding_dim:
             raise ShapeError(f"{uri}: expected vectors of dimension {manifest.embedding_dim}, got {vectors.embedding_dim}. {REMEDY}")
@@ -353,6 +361,29 @@ def _open_verified_store(uri: str, manifest: IndexManifest, memory: MemoryLimit,
             raise StorageError(f"{uri}: expected the {expected.num_items:,} items of this index, got {digest.num_items:,} others. {REMEDY}")
         stack.pop_all()
         return vectors
+
+
+def check_index(folder: Path, stores: Sequence[str | Path] = ()) -> EnvironmentCheck:
+    """Open an index, and compare all items and vectors with their checksums.
+
+    Args:
+        folder: Folder of the index.
+        stores: Confirmed locations of stores outside the folder.
+
+    Returns:
+        One line of ``visavis doctor``.
+    """
+    name = f"index {folder}"
+    try:
+        index = Index.open(folder, store=stores)
+        with closing(index.store):
+            index.store.verify()
+            value = f"{index.store.count():,} items, verified by their checksums"
+    except VisavisError as error:
+        return EnvironmentCheck(name, str(error), ok=False)
+    if index.is_unfinished:
+        return EnvironmentCheck(name, f"{value}, unfinished", ok=False, fix=f"visavis index RUN {index.root} --out {folder}")
+    return EnvironmentCheck(name, value)
 
 
 def check_model(folder: Path, manifest: IndexManifest, name: str, model: Retriever) -> None:

@@ -79,7 +79,7 @@ def run_service(
         app = create_app(served, file, bound_to=host if loopback else None, token=token, limits=limits, rates=rates)
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # SecurityMiddleware logs errors in one line
         url = _url(host, listener)
-        items = " and ".join(f"{len(index.items):,} items of {index.name}" for index in served)
+        items = " and ".join(f"{index.count:,} items of {index.name}" for index in served)
         with suppress(KeyboardInterrupt):
             # The socket already listens. Requests that come before uvicorn is ready wait.
             progress.message(f"Serving {items} at {url} (press Ctrl-C to stop)")
