@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import visavis
 from visavis.cli import app
+from visavis.errors import RunError
 from visavis.feedback.records import QueryKey
 from visavis.progress import NoProgress
 from visavis.retrieval.index_builder import build_index
@@ -132,6 +133,23 @@ def test_facets_count_all_items():
     assert facets.folders == Counter(folder for item in items if (folder := item.path.rpartition("/")[0]))
     assert facets.metadata == values
     assert list(facets.years) == sorted(facets.years)
+
+
+def test_confirmed_store_must_be_that_of_the_index(run, scenes, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    build_index(run, scenes / "images", tmp_path / "index", progress=NoProgress())
+    inside = tmp_path / "index" / "items.lance"
+    for own in (inside, "index/items.lance"):
+        assert visavis.search("index", "a red circle", store=own).hits
+    (tmp_path / "votes.jsonl").touch()
+    for other in ("elsewhere", "photos.db", "s3://bucket/x", "index"):
+        problem = rf"--store: expected {inside}, the store of index, got {other}\. Remove --store, or correct it\."
+        with pytest.raises(RunError, match=problem):
+            visavis.search("index", "a red circle", store=other)
+        with pytest.raises(RunError, match=problem):
+            visavis.evaluate("index", feedback="votes.jsonl", store=other)
+        with pytest.raises(RunError, match=problem):
+            visavis.serve("index", port=0, store=[other])
 
 
 def test_doctor_verifies_index(index_folder, run, scenes, tmp_path):

@@ -104,7 +104,7 @@ class Index:
         Args:
             folder: Folder of the index.
             model: Location of the model, if it was moved since the index was made.
-            store: Confirmed locations of stores outside the folder.
+            store: Confirmed location of the store of this index, or of the stores of several indexes.
             device: Device of the model. Default: CUDA if available, else the CPU.
             memory: Memory limit of a search.
 
@@ -112,7 +112,8 @@ class Index:
             The index.
 
         Raises:
-            RunError: If there is no index, the model is missing or a different one, or the store is damaged or not confirmed.
+            RunError: If there is no index, the model is missing or a different one, or the store is damaged, not confirmed, or not the
+                confirmed one.
         """
         folder = Path(folder)
         manifest = read_manifest(folder)
@@ -307,6 +308,23 @@ def relative_store(folder: Path, store: str | Path) -> str:
     return os.path.relpath(path, root) if "://" not in location and Path(path).is_relative_to(root) else location
 
 
+def check_confirmed_stores(folders: Sequence[Path], stores: Sequence[str | Path]) -> None:
+    """Check that each confirmed store is that of an index.
+
+    Args:
+        folders: Folders of the indexes.
+        stores: Confirmed locations.
+
+    Raises:
+        RunError: If a store belongs to none of the indexes.
+    """
+    uris = {folder: _store_uri(folder, read_manifest(folder)) for folder in folders}
+    for store in stores:
+        if not any(relative_store(folder, store) == relative_store(folder, uri) for folder, uri in uris.items()):
+            expected = " or ".join(f"{uri}, the store of {folder}" for folder, uri in uris.items())
+            raise RunError(f"--store: expected {expected}, got {store}. Remove --store, or correct it.")
+
+
 def _store_uri(folder: Path, manifest: IndexManifest) -> str:
     """Absolute path or URI of the store of an index."""
     return manifest.store if "://" in manifest.store else store_location(folder / manifest.store)
@@ -326,7 +344,7 @@ def open_index_store(
         folder: Folder of the index.
         manifest: Its manifest.
         memory: Memory limit of a search.
-        confirmed: Locations that may be opened outside the folder.
+        confirmed: Location of the store, or of the stores of several indexes. Only these may be outside the folder.
         create: Whether to create a missing store, and to accept an empty one, which the caller then fills.
 
     Returns:
@@ -341,6 +359,8 @@ def open_index_store(
         raise RunError(
             f"{folder}: expected a store inside this folder, got {uri}. If you trust the index, confirm its store with --store {uri}."
         )
+    if isinstance(confirmed, str | Path):
+        check_confirmed_stores([folder], stores)
     try:
         return _open_verified_store(uri, manifest, memory, create)
     except (DataError, ShapeError, StorageError) as error:
