@@ -38,8 +38,9 @@ from visavis.progress import NoProgress
 from visavis.retrieval.compression import noisy_set_queries
 from visavis.retrieval.items import IndexItem
 from visavis.retrieval.stores import maxsim_search
-from visavis.retrieval.stores.lancedb_store import POOLED_FILE, SNAPSHOT_FOLDER, VECTORS_FILE, LanceStore
+from visavis.retrieval.stores.lancedb_store import SNAPSHOT_FOLDER, LanceStore
 from visavis.retrieval.stores.maxsim_search import MaxSimSearch, pool_vectors
+from visavis.retrieval.stores.table_snapshot import POOLED_FILE, VECTORS_FILE
 from visavis.retrieval.stores.vector_sets import MaxSimQuery, VectorSets
 from visavis.runs.open_run import open_run, read_run_recipe
 from visavis.types import MaxSimDirection

@@ -310,8 +310,12 @@ def convert(
         return convert_xvlm(tensors, file, out, text=text_encoder, image_size=image_size)
 
 
-def doctor() -> list[EnvironmentCheck]:
-    """Check the installation and suggest fixes: versions, threads, devices, data and caches.
+def doctor(index: str | Path | Sequence[str | Path] = (), *, store: str | Path | Sequence[str | Path] = ()) -> list[EnvironmentCheck]:
+    """Check the installation and suggest fixes: versions, threads, devices, data and caches. With an index, also verify all of its items.
+
+    Args:
+        index: Folder of an index whose items and vectors are compared with their checksums.
+        store: Confirms the store of an index outside its folder. Default: only stores inside.
 
     Returns:
         One entry per check. ``fix`` is set where something is wrong or could be enabled.
@@ -319,12 +323,18 @@ def doctor() -> list[EnvironmentCheck]:
     Command line:
         ```sh
         visavis doctor
+        visavis doctor indexes/photos
         ```
     """
     from visavis.environment import check_environment
     from visavis.models.default_model import check_default_model
 
-    return [*check_environment(), check_default_model()]
+    checks = [*check_environment(), check_default_model()]
+    if indexes := [index] if isinstance(index, str | Path) else index:
+        from visavis.retrieval.index_folder import check_index
+
+        checks += [check_index(Path(folder), [store] if isinstance(store, str | Path) else store) for folder in indexes]
+    return checks
 
 
 def demo(*, out: str | Path | None = None, progress: Progress | None = None) -> Path:

@@ -207,10 +207,12 @@ def _evaluate_index(
     if len(indexes) != 1:
         raise RunError(f"--feedback: expected one index, got {len(indexes)}. Evaluate each index alone.")
     opened = Index.open(indexes[0], model=model, store=store, memory=memory)
+    table = opened.store.table()
+    contents = dict(zip(table["key"].to_pylist(), table["content"].to_pylist(), strict=True))
     return evaluate_feedback(
         feedback,
-        {key: item.content for key, item in opened.items.items()},
-        lambda text: opened.store.search(store_queries(opened, SearchQuery.from_text(text)), len(opened.items))[0],
+        contents,
+        lambda text: opened.store.search(store_queries(opened, SearchQuery.from_text(text)), len(contents))[0],
         f"the index {opened.folder}",
     )
 

@@ -17,6 +17,7 @@ import numpy as np
 from visavis.blocking import chunk_slices
 from visavis.memory_budget import MemoryLimit
 from visavis.retrieval.index_folder import Index
+from visavis.retrieval.stores.arrow_tables import items_from_table
 from visavis.retrieval.stores.exact_search import MIN_DIM, ExactSearch, Int8Pass, exact_scores, supports_int8_matmul
 from visavis.retrieval.stores.maxsim_search import MIN_CANDIDATES, MIN_ITEMS, POOLED_VECTORS, MaxSimSearch, pool_vectors
 from visavis.retrieval.stores.vector_sets import MaxSimQuery, VectorSets
@@ -93,12 +94,12 @@ def measure_compression(index: Index, memory: MemoryLimit = None) -> Compression
     Returns:
         Measured encodings and a recommendation.
     """
-    vectors, items = index.store.all_vectors(), list(index.items.values())
-    if not items:
+    vectors, table = index.store.all_vectors(), index.store.table()
+    if not len(table):
         return CompressionReport(0, 0, "none", (), "Nothing was measured, because the index has no items.")
-    count = min(MEASURED_SETS if isinstance(vectors, VectorSets) else MEASURED_QUERIES, len(items))
-    rows = np.sort(np.random.default_rng(0).choice(len(items), count, replace=False))
-    captions = [items[row].metadata.get("caption", "") for row in rows]
+    count = min(MEASURED_SETS if isinstance(vectors, VectorSets) else MEASURED_QUERIES, len(table))
+    rows = np.sort(np.random.default_rng(0).choice(len(table), count, replace=False))
+    captions = [item.metadata.get("caption", "") for item in items_from_table(table.take(rows))]
     options: dict[str, Any] = {"query_source": f"vectors of the items with noise of length {NOISE_NORM:g}", "memory": memory}
     has_captions = all(map(str.strip, captions))
     if has_captions:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +14,8 @@ import torch
 
 from visavis import storage
 from visavis.data.dataset import ByteRange
-from visavis.errors import DataError, RunError, ShapeError, StorageError
+from visavis.environment import EnvironmentCheck
+from visavis.errors import DataError, RunError, ShapeError, StorageError, VisavisError
 from visavis.memory_budget import MemoryLimit
 from visavis.models.retriever import Retriever
 from visavis.retrieval.calibration import Calibration
@@ -103,7 +104,7 @@ class Index:
         Args:
             folder: Folder of the index.
             model: Location of the model, if it was moved since the index was made.
-            store: Confirmed locations of stores outside the folder.
+            store: Confirmed location of the store of this index, or of the stores of several indexes.
             device: Device of the model. Default: CUDA if available, else the CPU.
             memory: Memory limit of a search.
 
@@ -111,7 +112,8 @@ class Index:
             The index.
 
         Raises:
-            RunError: If there is no index, the model is missing or a different one, or the store is damaged or not confirmed.
+            RunError: If there is no index, the model is missing or a different one, or the store is damaged, not confirmed, or not the
+                confirmed one.
         """
         folder = Path(folder)
         manifest = read_manifest(folder)
@@ -165,14 +167,14 @@ class Index:
 
     @cached_property
     def items(self) -> dict[str, IndexItem]:
-        """All items by key, as of the first access."""
+        """All items by key, as of the first access. Read the items of results from ``store`` instead, with ``get``."""
         return {item.key: item for item in self.store.items()}
 
     @cached_property
     def calibration(self) -> Calibration | None:
         """Calibration of scores. None if there is none for this model, or it does not hold for this number of items."""
         calibration = self.manifest.calibration
-        return calibration if calibration is not None and calibration.is_valid_for(len(self.items)) else None
+        return calibration if calibration is not None and calibration.is_valid_for(self.store.count()) else None
 
     @validate_arguments
     def locate(self, item: IndexItem) -> ByteRange:
@@ -306,6 +308,28 @@ def relative_store(folder: Path, store: str | Path) -> str:
     return os.path.relpath(path, root) if "://" not in location and Path(path).is_relative_to(root) else location
 
 
+def check_confirmed_stores(folders: Sequence[Path], stores: Sequence[str | Path]) -> None:
+    """Check that each confirmed store is that of an index.
+
+    Args:
+        folders: Folders of the indexes.
+        stores: Confirmed locations.
+
+    Raises:
+        RunError: If a store belongs to none of the indexes.
+    """
+    uris = {folder: _store_uri(folder, read_manifest(folder)) for folder in folders}
+    for store in stores:
+        if not any(relative_store(folder, store) == relative_store(folder, uri) for folder, uri in uris.items()):
+            expected = " or ".join(f"{uri}, the store of {folder}" for folder, uri in uris.items())
+            raise RunError(f"--store: expected {expected}, got {store}. Remove --store, or correct it.")
+
+
+def _store_uri(folder: Path, manifest: IndexManifest) -> str:
+    """Absolute path or URI of the store of an index."""
+    return manifest.store if "://" in manifest.store else store_location(folder / manifest.store)
+
+
 def open_index_store(
     folder: Path,
     manifest: IndexManifest,
@@ -320,7 +344,7 @@ def open_index_store(
         folder: Folder of the index.
         manifest: Its manifest.
         memory: Memory limit of a search.
-        confirmed: Locations that may be opened outside the folder.
+        confirmed: Location of the store, or of the stores of several indexes. Only these may be outside the folder.
         create: Whether to create a missing store, and to accept an empty one, which the caller then fills.
 
     Returns:
@@ -330,11 +354,13 @@ def open_index_store(
         RunError: If the store is not confirmed, missing, damaged, or that of another index.
     """
     stores = [confirmed] if isinstance(confirmed, str | Path) else confirmed or ()
-    uri = manifest.store if "://" in manifest.store else store_location(folder / manifest.store)
+    uri = _store_uri(folder, manifest)
     if relative_store(folder, uri) == uri and uri not in map(store_location, stores):
         raise RunError(
             f"{folder}: expected a store inside this folder, got {uri}. If you trust the index, confirm its store with --store {uri}."
         )
+    if isinstance(confirmed, str | Path):
+        check_confirmed_stores([folder], stores)
     try:
         return _open_verified_store(uri, manifest, memory, create)
     except (DataError, ShapeError, StorageError) as error:
@@ -344,7 +370,9 @@ def open_index_store(
 def _open_verified_store(uri: str, manifest: IndexManifest, memory: MemoryLimit, create: bool) -> VectorStore:
     with ExitStack() as stack:
         dim, late_interaction = manifest.embedding_dim if create else None, manifest.late_interaction
-        vectors = open_store(uri, dim, memory, index_id=manifest.index_id, late_interaction=late_interaction)
+        # Without a digest, the last update was interrupted.
+        is_unfinished = manifest.digest is None
+        vectors = open_store(uri, dim, memory, index_id=manifest.index_id, late_interaction=late_interaction, verify_files=is_unfinished)
         stack.callback(vectors.close)
         if vectors.embedding_dim != manifest.embedding_dim:
             raise ShapeError(f"{uri}: expected vectors of dimension {manifest.embedding_dim}, got {vectors.embedding_dim}. {REMEDY}")
@@ -353,6 +381,29 @@ def _open_verified_store(uri: str, manifest: IndexManifest, memory: MemoryLimit,
             raise StorageError(f"{uri}: expected the {expected.num_items:,} items of this index, got {digest.num_items:,} others. {REMEDY}")
         stack.pop_all()
         return vectors
+
+
+def check_index(folder: Path, stores: Sequence[str | Path] = ()) -> EnvironmentCheck:
+    """Open an index, and compare all items and vectors with their checksums.
+
+    Args:
+        folder: Folder of the index.
+        stores: Confirmed locations of stores outside the folder.
+
+    Returns:
+        One line of ``visavis doctor``.
+    """
+    name = f"index {folder}"
+    try:
+        index = Index.open(folder, store=stores)
+        with closing(index.store):
+            index.store.verify()
+            value = f"{index.store.count():,} items, verified by their checksums"
+    except VisavisError as error:
+        return EnvironmentCheck(name, str(error), ok=False)
+    if index.is_unfinished:
+        return EnvironmentCheck(name, f"{value}, unfinished", ok=False, fix=f"visavis index RUN {index.root} --out {folder}")
+    return EnvironmentCheck(name, value)
 
 
 def check_model(folder: Path, manifest: IndexManifest, name: str, model: Retriever) -> None:

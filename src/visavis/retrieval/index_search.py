@@ -253,7 +253,7 @@ def check_filter_names(index: Index, item_filter: ItemFilter) -> None:
 
 
 def _explain_no_results(index: Index, item_filter: ItemFilter) -> str:
-    if item_filter and index.items:
+    if item_filter and index.store.count():
         return f"No item of the index passes the filters.{' The index is unfinished, so items are missing.' if index.is_unfinished else ''}"
     if index.is_unfinished:
         return "The index is unfinished and has no items yet. Run visavis index again to complete it."
@@ -286,7 +286,7 @@ def store_queries(
         images = index.model.item_vectors(index.model.encode_visual([image for _, image in query.images]))
         parts += zip((weight for weight, _ in query.images), images, strict=True)
     for weight, key in query.like:
-        if key not in index.items:
+        if not index.store.get([key]):
             raise DataError(f"like: expected the key of an item of {index.folder}, got {key!r}. Copy a key from search results.")
         parts.append((weight, torch.from_numpy(next(iter(index.store.vectors([key]))))))
     if not any(weight > 0 for weight, _ in parts):
@@ -334,7 +334,9 @@ def _find_results(index: Index, queries: Queries, count: int, item_filter: ItemF
     depth = 2 * count + 10 if group_duplicates else count
     while True:
         [neighbors] = index.store.search(queries, depth, item_filter)
-        results = [SearchResult(index.items[key], score) for key, score in neighbors if key in index.items]
+        # Only the items of the results are read. A shared store may have lost an item since.
+        items = index.store.get([key for key, _ in neighbors])
+        results = [SearchResult(items[key], score) for key, score in neighbors if key in items]
         if group_duplicates:
             results = _group_duplicates(index, results)
         if len(results) >= count or len(neighbors) < depth:

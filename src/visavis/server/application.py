@@ -292,7 +292,7 @@ def _add_index_routes(router: APIRouter, service: SearchService) -> None:
         return ServerInfo(
             # In the order of their names, which does not reveal the sides of a comparison.
             indexes=[
-                IndexInfo(name=index.name, model=index.index.manifest.model, count=len(index.items), unfinished=index.index.is_unfinished)
+                IndexInfo(name=index.name, model=index.index.manifest.model, count=index.count, unfinished=index.index.is_unfinished)
                 for index in sorted(service.indexes, key=lambda index: index.name)
             ],
             blind=service.is_comparison,
@@ -353,7 +353,7 @@ def service_routes(service: SearchService, auth: TokenAuth | None, cookie_path: 
     @router.get("/health")
     async def health() -> HealthResponse:
         """Health check."""
-        return HealthResponse(status="ok", items=sum(len(index.items) for index in service.indexes))
+        return HealthResponse(status="ok", items=sum(index.count for index in service.indexes))
 
     @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def metrics() -> Response:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import heapq
 import hmac
 import math
 import secrets
@@ -15,8 +14,9 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 from starlette.exceptions import HTTPException
 from torch import Tensor
 
@@ -24,7 +24,8 @@ from visavis.errors import VisavisError
 from visavis.feedback.records import FeedbackFile, Judgment, Preference, QueryKey, votes_not_undone
 from visavis.retrieval.index_folder import Index
 from visavis.retrieval.index_search import SearchQuery, SearchResult, SearchResults, check_filter_names, parse_query, search_index
-from visavis.retrieval.items import NO_FILTER, IndexItem, ItemFilter
+from visavis.retrieval.items import NO_FILTER, IndexItem, ItemFilter, tags_to_metadata
+from visavis.retrieval.stores.arrow_tables import items_from_table, newest_rows
 from visavis.server.image_cache import ImageCache
 from visavis.server.limits import LRUCache, ServerLimits
 from visavis.server.prometheus import ServerMetrics
@@ -32,6 +33,7 @@ from visavis.server.query_selection import RecentQueries, UncertainPair
 from visavis.server.schemas import FacetsResponse, HitResponse
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from PIL.Image import Image as PILImage
 
 RESULT_BLOCK, CACHED_QUERIES, CACHE_SECONDS = 120, 512, 300.0
@@ -53,11 +55,11 @@ class ServedIndex:
         name: Name that is shown when two indexes are compared. Default: the name of the folder.
 
     Attributes:
-        items: All items by key.
+        count: Number of items.
     """
 
     def __init__(self, index: Index, name: str | None = None):
-        self.index, self.items = index, index.items
+        self.index, self.count = index, index.store.count()
         self.name = name or index.folder.name
         self._text_vectors = LRUCache[Tensor](CACHED_TEXTS)
 
@@ -77,8 +79,7 @@ class ServedIndex:
             VisavisError: If the query has only exclusions, or no item has a metadata name of the filter.
         """
         if not key:
-            matching = (item for item in self.items.values() if item_filter.matches(item))
-            newest = heapq.nlargest(top, matching, key=lambda item: (item.modified_ns, item.key))
+            newest = items_from_table(self._table.take(newest_rows(self._table, top, item_filter)))
             if not newest:
                 check_filter_names(self.index, item_filter)
             return SearchResults(tuple(SearchResult(item, 0.0) for item in newest))
@@ -121,30 +122,58 @@ class ServedIndex:
 
     def warm_up(self) -> None:
         """Run a first search, which is slower than later ones."""
-        for key in [QueryKey(similar_to=key) for key in list(self.items)[:1]] + [QueryKey("an image")]:
+        for key in [QueryKey(similar_to=key) for key in self._table["key"][:1].to_pylist()] + [QueryKey("an image")]:
             with suppress(VisavisError):  # a vocabulary may contain no word of the text
                 self.search(key, None, 1, NO_FILTER)
 
     @cached_property
+    def _table(self) -> pa.Table:
+        """All items as columns, as of the first access."""
+        return self.index.store.table()
+
+    @cached_property
     def facets(self) -> FacetsResponse:
         """Values to filter by."""
-        kinds, folders, years = Counter[str](), Counter[str](), Counter[str]()
-        metadata: dict[str, Counter[str]] = {}
-        for item in self.items.values():
-            kinds[item.kind] += 1
-            years[str(modified_at(item).year)] += 1
-            if folder := item.path.rpartition("/")[0]:
-                folders[folder] += 1
-            for name, value in item.metadata.items():
-                values = metadata.setdefault(name, Counter())
-                if len(values) <= MAX_METADATA_VALUES or value in values:
-                    values[value] += 1
-        few_values = {
-            name: dict(sorted(values.items())) for name, values in sorted(metadata.items()) if 1 < len(values) <= MAX_METADATA_VALUES
-        }
-        return FacetsResponse(
-            kinds=dict(kinds), folders=dict(folders.most_common(MAX_FOLDERS)), years=dict(sorted(years.items())), metadata=few_values
-        )
+        return count_facets(self._table)
+
+
+def count_facets(table: pa.Table) -> FacetsResponse:
+    """Count the values that items can be filtered by.
+
+    Args:
+        table: Table of items.
+
+    Returns:
+        Number of items by value.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    paths, seconds = table["path"], (table["modified_ns"].to_numpy() / 1e9).clip(0.0, _MAX_TIMESTAMP)
+    folders = _count(pc.replace_substring_regex(paths.filter(pc.match_substring(paths, "/")), "/[^/]*$", ""))
+    folders.pop("", None)
+    # The years of numpy count from 1970.
+    years = _count(pa.array((seconds * 1e6).round().astype("datetime64[us]").astype("datetime64[Y]").astype(np.int64) + 1970))
+    tags = pc.value_counts(pc.list_flatten(table["metadata"]))
+    names = pc.replace_substring_regex(tags.field("values"), "(?s)=.*", "")
+    few = [name for name, count in _count(names).items() if 1 < count <= MAX_METADATA_VALUES]
+    metadata: dict[str, dict[str, int]] = {}
+    for tag in tags.filter(pc.is_in(names, value_set=pa.array(few, pa.string()))).to_pylist():
+        [(name, value)] = tags_to_metadata([tag["values"]]).items()
+        metadata.setdefault(name, {})[value] = tag["counts"]
+    return FacetsResponse(
+        kinds=_count(table["kind"]),
+        folders=dict(folders.most_common(MAX_FOLDERS)),
+        years={str(year): count for year, count in sorted(years.items())},
+        metadata={name: dict(sorted(values.items())) for name, values in sorted(metadata.items())},
+    )
+
+
+def _count(values: Any) -> Counter[Any]:
+    """How often each value of a column or array occurs."""
+    import pyarrow.compute as pc
+
+    return Counter({count["values"]: count["counts"] for count in pc.value_counts(values).to_pylist()})
 
 
 def modified_at(item: IndexItem) -> datetime:
@@ -279,7 +308,7 @@ class SearchService:
         self._num_waiting = 0
         self._pending = deque[PendingSearch]()
         for index in self.indexes:
-            metrics.items.labels(index.name).set(len(index.items))
+            metrics.items.labels(index.name).set(index.count)
 
     @property
     def is_comparison(self) -> bool:
@@ -328,7 +357,7 @@ class SearchService:
         Raises:
             HTTPException: If the key is unknown.
         """
-        item = self.index(number).items.get(key)
+        item = self.index(number).index.store.get([key]).get(key)
         if item is None:
             raise HTTPException(404, f"key: expected the key of an item of this index, got {key[:80]!r}. Copy a key from search results.")
         return item

@@ -60,7 +60,7 @@ def run_service(
         import prometheus_client  # noqa: F401
         import uvicorn
     from visavis.retrieval.default_index import index_if_images
-    from visavis.retrieval.index_folder import Index
+    from visavis.retrieval.index_folder import Index, check_confirmed_stores
     from visavis.server.application import create_app
     from visavis.server.search_service import ServedIndex
     from visavis.server.security import is_loopback, validate_host_name, validate_root_path, validate_token
@@ -76,7 +76,9 @@ def run_service(
         elif not loopback:
             raise VisavisError(f"{host}: expected a token, because other machines can reach this address. Pass --token, or omit --host.")
         indexes = [index_if_images(path, model, progress) for path in indexes]
-        served = [ServedIndex(Index.open(path, store=store), name) for path, name in zip(indexes, _index_names(indexes), strict=True)]
+        stores = [store] if isinstance(store, str | Path) else list(store)
+        served = [ServedIndex(Index.open(path, store=stores), name) for path, name in zip(indexes, _index_names(indexes), strict=True)]
+        check_confirmed_stores([Path(path) for path in indexes], stores)
         file = None if feedback is None else stack.enter_context(open_feedback(feedback))
         for index in served:
             index.warm_up()
@@ -93,7 +95,7 @@ def run_service(
         )
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # SecurityMiddleware logs errors in one line
         url = _url(host, listener)
-        items = " and ".join(f"{len(index.items):,} items of {index.name}" for index in served)
+        items = " and ".join(f"{index.count:,} items of {index.name}" for index in served)
         with suppress(KeyboardInterrupt):
             # The socket already listens. Requests that come before uvicorn is ready wait.
             progress.message(f"Serving {items} at {url} (press Ctrl-C to stop)")

@@ -19,6 +19,7 @@ def open_store(
     *,
     index_id: str = "",
     late_interaction: MaxSimDirection | None = None,
+    verify_files: bool = False,
 ) -> VectorStore:
     """Open the store of a URI, or create it if ``embedding_dim`` is given.
 
@@ -28,6 +29,7 @@ def open_store(
         memory: Memory limit of a search.
         index_id: Id of the index in hex. A store that is opened for an index and must exist keeps its version.
         late_interaction: Which means of MaxSim a score contains, for items with several vectors in LanceDB. None: one vector per item.
+        verify_files: Whether to verify the snapshot of LanceDB by checksums, instead of by the sizes and times of its files.
 
     Returns:
         The store.
@@ -48,7 +50,7 @@ def open_store(
     if server := re.fullmatch(r"(https?://[^/?#]+)(?:/(\w*))?", text):
         return MilvusStore(server[1], server[2] or COLLECTION, embedding_dim, memory, index_id=index_id)
     if re.fullmatch(r"s3://[^/?#]+(/[^?#]+)?", text):
-        return LanceStore(text, embedding_dim, memory, index_id=index_id, late_interaction=late_interaction)
+        return LanceStore(text, embedding_dim, memory, index_id=index_id, late_interaction=late_interaction, verify_files=verify_files)
     if not text or "://" in text:
         raise DataError(
             f"store: expected a folder, s3://BUCKET/PATH, FILE.db or http(s)://HOST:PORT[/COLLECTION], got {text!r}. Pass one of these."
@@ -57,7 +59,7 @@ def open_store(
         return MilvusStore(text, COLLECTION, embedding_dim, memory, index_id=index_id)
     if os.path.exists(text) and not os.path.isdir(text):
         raise DataError(f"{text}: expected the folder of a store, got a file. Pass a folder, or a file name ending in .db for Milvus.")
-    return LanceStore(text, embedding_dim, memory, index_id=index_id, late_interaction=late_interaction)
+    return LanceStore(text, embedding_dim, memory, index_id=index_id, late_interaction=late_interaction, verify_files=verify_files)
 
 
 def refuse_milvus(uri: str) -> None:

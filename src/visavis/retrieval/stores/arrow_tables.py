@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from visavis.retrieval.items import IndexItem, ItemFilter, metadata_tag
+from visavis.retrieval.items import ITEM_FIELDS, IndexItem, ItemFilter, metadata_tag, tags_to_metadata
 from visavis.retrieval.stores.base import CHECKSUM, row_checksum
 from visavis.retrieval.stores.vector_sets import ItemVectors, VectorSets
 
@@ -17,10 +18,13 @@ if TYPE_CHECKING:
 
 NUM_VECTORS = "num_vectors"
 """Column of the number of vectors of an item, in tables of items with several vectors."""
+# Finding one of a million keys takes 20 us by bisection. Hashing a million keys takes 0.5 s.
+MAX_BISECTED_KEYS, MAX_BISECTED_SHARE = 64, 1 / 64
+"""Keys that are found by bisection: at most this number, or this share of the table."""
 
 
 def arrow_schema(embedding_dim: int, *, several: bool) -> pa.Schema:
-    """Return the columns of a table of items.
+    """Return the columns of a table of items and vectors.
 
     Args:
         embedding_dim: Dimension of the vectors.
@@ -31,12 +35,34 @@ def arrow_schema(embedding_dim: int, *, several: bool) -> pa.Schema:
     """
     import pyarrow as pa
 
+    vector = pa.list_(pa.float32(), embedding_dim)
+    vectors = [(NUM_VECTORS, pa.int64()), ("vector", pa.list_(vector))] if several else [("vector", vector)]
+    return pa.schema([*_item_schema(), *vectors])
+
+
+def _item_schema() -> pa.Schema:
+    """Columns of items and their checksums."""
+    import pyarrow as pa
+
     texts = [pa.field(name, pa.string(), nullable=False) for name in ("key", "path", "kind", "content", "dhash")]
     integers = [pa.field(name, pa.int64(), nullable=False) for name in ("size", "modified_ns", CHECKSUM)]
     times = [pa.field(name, pa.float64()) for name in ("start", "end")]
-    vector = pa.list_(pa.float32(), embedding_dim)
-    vectors = [(NUM_VECTORS, pa.int64()), ("vector", pa.list_(vector))] if several else [("vector", vector)]
-    return pa.schema([*texts, *integers, *times, ("metadata", pa.list_(pa.string())), *vectors])
+    return pa.schema([*texts, *integers, *times, ("metadata", pa.list_(pa.string()))])
+
+
+def table_from_rows(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
+    """Convert rows of a store to a table.
+
+    Args:
+        rows: Values of ``ITEM_FIELDS`` and ``CHECKSUM``, and possibly others, which are left out.
+
+    Returns:
+        Items and their checksums in the order of keys.
+    """
+    import pyarrow as pa
+
+    ordered = sorted(rows, key=lambda row: row["key"])
+    return pa.Table.from_pylist([{**row, "metadata": list(row["metadata"] or ())} for row in ordered], schema=_item_schema())
 
 
 def arrow_table(index_id: str, items: Sequence[IndexItem], vectors: ItemVectors) -> pa.Table:
@@ -66,7 +92,7 @@ def arrow_table(index_id: str, items: Sequence[IndexItem], vectors: ItemVectors)
     return table.append_column(schema.field("vector"), column)
 
 
-def flat_values(column: pa.Array) -> np.ndarray:
+def flat_values(column: pa.ChunkedArray) -> np.ndarray:
     """Read the numbers of a column of vectors.
 
     Args:
@@ -77,9 +103,10 @@ def flat_values(column: pa.Array) -> np.ndarray:
     """
     import pyarrow as pa
 
-    while pa.types.is_nested(column.type):
-        column = column.flatten()
-    values: np.ndarray = column.to_numpy()
+    array = column.combine_chunks()
+    while pa.types.is_nested(array.type):
+        array = array.flatten()
+    values: np.ndarray = array.to_numpy()
     return values
 
 
@@ -113,3 +140,61 @@ def matching_rows(table: pa.Table, item_filter: ItemFilter) -> np.ndarray:
             has_value[tag_rows[pc.equal(tag_texts, metadata_tag(name, value)).to_numpy(zero_copy_only=False)]] = True
             mask &= has_value
     return mask
+
+
+def items_from_table(table: pa.Table) -> list[IndexItem]:
+    """Convert the rows of a table to items.
+
+    Args:
+        table: Table of items, possibly with other columns.
+
+    Returns:
+        One item per row.
+    """
+    *names, metadata = ITEM_FIELDS
+    columns = [table[name].to_pylist() for name in names]
+    metadata_column = [tags_to_metadata(tags) if tags else {} for tags in table[metadata].to_pylist()]
+    return list(map(IndexItem, *columns, metadata_column))
+
+
+def find_keys(column: pa.Array, keys: Sequence[str]) -> np.ndarray:
+    """Find keys in a sorted column.
+
+    Args:
+        column: Keys in ascending order.
+        keys: Keys to find.
+
+    Returns:
+        Row of each key, -1 if it is missing, int64, shape ``[n]``.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if len(keys) > max(MAX_BISECTED_KEYS, MAX_BISECTED_SHARE * len(column)):
+        found: np.ndarray = pc.index_in(pa.array(keys, pa.string()), value_set=column).fill_null(-1).to_numpy().astype(np.int64)
+        return found
+    rows = [bisect_left(range(len(column)), key, key=lambda row: column[row].as_py()) for key in keys]
+    is_found = [row < len(column) and column[row].as_py() == key for row, key in zip(rows, keys, strict=True)]
+    return np.where(is_found, rows, -1).astype(np.int64)
+
+
+def newest_rows(table: pa.Table, count: int, item_filter: ItemFilter) -> np.ndarray:
+    """Find the items that were modified last.
+
+    Args:
+        table: Table of items in the order of keys.
+        count: Maximum number of items.
+        item_filter: Conditions on the items.
+
+    Returns:
+        Their rows, newest first, equal times in the reverse order of keys.
+    """
+    rows = np.flatnonzero(matching_rows(table, item_filter)) if item_filter else np.arange(len(table))
+    times = table["modified_ns"].to_numpy()[rows]
+    if count < len(rows):
+        # Of the rows with the last of these times, the last ones are returned.
+        limit = np.partition(times, -count)[-count]
+        later, equal = np.flatnonzero(times > limit), np.flatnonzero(times == limit)
+        chosen = np.concatenate([later, equal[len(later) - count :]])
+        rows, times = rows[chosen], times[chosen]
+    return rows[np.lexsort((rows, times))[::-1]]

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from visavis.errors import ShapeError, StorageError, VisavisError
 from visavis.retrieval.items import ITEM_FIELDS, NO_FILTER, IndexItem, ItemFilter
 from visavis.retrieval.stores.vector_sets import MAX_NORM, ItemVectors, Queries, VectorSets
 from visavis.spec import validate_int
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 CHECKSUM = "checksum"
 """Column of the checksums of the rows."""
@@ -97,6 +100,23 @@ class VectorStore(Protocol):
             Results of each query, best first. Equal scores are in the order of keys.
         """
 
+    def get(self, keys: Sequence[str]) -> dict[str, IndexItem]:
+        """Read some items.
+
+        Args:
+            keys: Keys of the items.
+
+        Returns:
+            Items by key, in the order of ``keys``. Unknown keys are left out.
+        """
+
+    def table(self) -> pa.Table:
+        """Read all items as columns.
+
+        Returns:
+            ``ITEM_FIELDS`` in the order of keys, and possibly other columns. May be memory-mapped.
+        """
+
     def items(self) -> list[IndexItem]:
         """Read all items.
 
@@ -139,6 +159,13 @@ class VectorStore(Protocol):
 
         Returns:
             Number of items, and the sum of their checksums.
+        """
+
+    def verify(self) -> None:
+        """Read everything, and compare all items and vectors with their checksums.
+
+        Raises:
+            StorageError: If a row is damaged or belongs to another index.
         """
 
     def close(self) -> None:

@@ -56,12 +56,11 @@ class _Float32Pass:
 
     Args:
         rows: Vectors, float32, shape ``[N, D]``.
+        max_norm: Upper bound of their norms, see ``max_row_norm``.
     """
 
-    def __init__(self, rows: np.ndarray):
-        self.rows = shared_tensor(rows)
-        norms = (float(self.rows[chunk].norm(dim=1).max()) for chunk in chunk_slices(len(rows), 2**12))
-        self.max_norm = max(norms, default=0.0) * NORM_MARGIN
+    def __init__(self, rows: np.ndarray, max_norm: float):
+        self.rows, self.max_norm = shared_tensor(rows), max_norm
 
     def prepare(self, queries: Tensor) -> None:
         """Set the queries."""
@@ -164,19 +163,20 @@ class ExactSearch:
         rows: Vectors, float32, shape ``[N, D]``.
         coarse: A faster, less precise first pass. Queries for which it leaves too many candidates are repeated in float32.
         memory: Memory limit of blocks of scores and of rows that are scored exactly.
+        max_norm: Upper bound of the norms of the rows, see ``max_row_norm``. None: it is computed before the first float32 pass.
 
     Raises:
         ShapeError: If the rows are not a float32 matrix.
     """
 
-    def __init__(self, rows: np.ndarray, *, coarse: Int8Pass | None = None, memory: MemoryLimit = None):
+    def __init__(self, rows: np.ndarray, *, coarse: Int8Pass | None = None, memory: MemoryLimit = None, max_norm: float | None = None):
         if rows.ndim != 2 or rows.dtype != np.float32:
             raise ShapeError(f"rows: expected float32 of shape [N, D], got {rows.dtype} of shape {list(rows.shape)}. Convert them.")
-        self.rows, self.coarse, self.memory = rows, coarse, memory
+        self.rows, self.coarse, self.memory, self._max_norm = rows, coarse, memory, max_norm
 
     @cached_property
     def _float32_pass(self) -> _Float32Pass:
-        return _Float32Pass(self.rows)
+        return _Float32Pass(self.rows, max_row_norm(self.rows) if self._max_norm is None else self._max_norm)
 
     def search(self, queries: np.ndarray, top: int, mask: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Find the rows with the highest inner products.
@@ -336,6 +336,19 @@ class _BestRows:
         rank = np.arange(len(self.query)) - np.searchsorted(self.query, self.query)
         scores[self.query, rank], rows[self.query, rank] = self.score, self.row
         return scores, rows
+
+
+def max_row_norm(rows: np.ndarray) -> float:
+    """Compute an upper bound of the norms of rows, on which the error of a float32 pass depends.
+
+    Args:
+        rows: Vectors, float32, shape ``[N, D]``.
+
+    Returns:
+        The bound, 0 without rows.
+    """
+    tensor = shared_tensor(rows)
+    return max((float(tensor[chunk].norm(dim=1).max()) for chunk in chunk_slices(len(rows), 2**12)), default=0.0) * NORM_MARGIN
 
 
 def shared_tensor(array: np.ndarray) -> Tensor:

@@ -5,21 +5,20 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from visavis import storage
-from visavis.errors import DataError, ShapeError, log_debug, requires_extra
+from visavis.errors import DataError, ShapeError, requires_extra
 from visavis.memory_budget import MemoryLimit
 from visavis.retrieval.items import ITEM_FIELDS, NO_FILTER, IndexItem, ItemFilter
-from visavis.retrieval.stores.arrow_tables import NUM_VECTORS, arrow_schema, arrow_table, flat_values, matching_rows
+from visavis.retrieval.stores.arrow_tables import NUM_VECTORS, arrow_schema, arrow_table, flat_values, items_from_table
 from visavis.retrieval.stores.base import (
     CHECKSUM,
     Neighbor,
@@ -29,119 +28,45 @@ from visavis.retrieval.stores.base import (
     validated_sets,
     verify_rows,
 )
-from visavis.retrieval.stores.exact_search import (
-    CODES,
-    ExactSearch,
-    is_int8_faster,
-    open_int8_codes,
-    supports_int8_matmul,
-    write_int8_codes,
+from visavis.retrieval.stores.exact_search import is_int8_faster, max_row_norm, write_int8_codes
+from visavis.retrieval.stores.maxsim_search import MIN_ITEMS, POOLED_VECTORS, pool_vectors
+from visavis.retrieval.stores.table_snapshot import (
+    ITEMS_FILE,
+    OFFSETS_FILE,
+    POOLED_FILE,
+    POOLED_OFFSETS_FILE,
+    REMOVED_FILE,
+    VECTORS_FILE,
+    PartDescription,
+    SnapshotPart,
+    TableSnapshot,
+    file_hashes,
+    file_stats,
 )
-from visavis.retrieval.stores.maxsim_search import MIN_ITEMS, POOLED_VECTORS, MaxSimSearch, pool_vectors
 from visavis.retrieval.stores.vector_sets import ItemVectors, Queries, VectorSets
 from visavis.types import MaxSimDirection
 
-ITEMS_FILE, VECTORS_FILE, CHECKSUMS_FILE, SNAPSHOT_FOLDER = "items.arrow", "vectors.npy", "checksums.json", "snapshot"
-OFFSETS_FILE, POOLED_FILE, POOLED_OFFSETS_FILE = "offsets.npy", "pooled.npy", "pooled_offsets.npy"
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SNAPSHOT_FOLDER = "snapshot"
 TABLE = "items"
 BATCH_ROWS, BATCH_SETS = 2**14, 2**10
 """Rows that are read at once, with one or with several vectors each."""
+MIN_PART_ROWS = 2**10
+"""Smaller parts of a snapshot are merged into the next one, which takes 25 us per row."""
 COMPACT_EVERY = 64
-"""Changes after which small files are merged."""
+"""Changes after which small files of the table are merged."""
 VERSION_RETENTION = timedelta(minutes=10)
 """How long old versions are kept for readers that have just opened them."""
-
-
-@dataclass(frozen=True)
-class SnapshotChecksums:
-    """Origin of a snapshot, and the SHA-256 of each of its files.
-
-    Attributes:
-        index_id: Id of the index.
-        version: Version of the table.
-        files: Checksums by file name.
-    """
-
-    index_id: str
-    version: str
-    files: dict[str, str]
-
-
-class TableSnapshot:
-    """Items and vectors of one version of a table in the order of keys, mapped from files.
-
-    Args:
-        folder: Folder that was written by ``LanceStore``.
-        memory: Memory limit of a search.
-        late_interaction: Which means of MaxSim a score contains. None: one vector per item.
-    """
-
-    def __init__(self, folder: Path, memory: MemoryLimit = None, late_interaction: MaxSimDirection | None = None):
-        import pyarrow as pa
-
-        with pa.memory_map(str(folder / ITEMS_FILE)) as file:
-            self.table = pa.ipc.open_file(file).read_all()
-        self.keys = self.table["key"]
-        self.vectors: ItemVectors = storage.read_array(folder / VECTORS_FILE, dimensions=2, memory_map=True)
-        if late_interaction is not None:
-            self.vectors = VectorSets(self.vectors, storage.read_array(folder / OFFSETS_FILE, dimensions=1, kinds="i"))
-        # Opened with the vectors: another process may remove the files of this version later.
-        self._vector_search = self._open_search(folder, memory, late_interaction)
-        # Rows of the last results, whose vectors are usually read next.
-        self._recent_rows = dict[str, int]()
-
-    def _open_search(self, folder: Path, memory: MemoryLimit, late_interaction: MaxSimDirection | None) -> ExactSearch | MaxSimSearch:
-        """Exact search in the vectors, with int8 codes if there are any, or search by late interaction, with pooled vectors."""
-        if isinstance(self.vectors, VectorSets):
-            assert late_interaction is not None
-            pooled = None
-            if os.path.exists(folder / POOLED_FILE):
-                rows = storage.read_array(folder / POOLED_FILE, dimensions=2, memory_map=True)
-                pooled = VectorSets(rows, storage.read_array(folder / POOLED_OFFSETS_FILE, dimensions=1, kinds="i"))
-            return MaxSimSearch(self.vectors, late_interaction, pooled=pooled, memory=memory)
-        coarse = open_int8_codes(folder) if os.path.exists(folder / CODES) and supports_int8_matmul() else None
-        log_debug(__name__, "exact search in %d vectors, %s", len(self.vectors), "int8 codes first" if coarse else "float32")
-        return ExactSearch(self.vectors, coarse=coarse, memory=memory)
-
-    def search(self, queries: Queries, top: int, item_filter: ItemFilter) -> list[list[Neighbor]]:
-        """Find the items with the highest scores, see ``VectorStore.search``."""
-        mask = matching_rows(self.table, item_filter) if item_filter else None
-        scores, rows = self._vector_search.search(queries, top, mask)  # type: ignore[arg-type]
-        keys = self.keys.take(rows.ravel()).to_pylist()
-        self._recent_rows = dict(zip(keys, rows.ravel().tolist(), strict=True))
-        neighbors = list(map(Neighbor, keys, scores.ravel().tolist()))
-        num_queries, num_results = rows.shape
-        return [neighbors[query * num_results : (query + 1) * num_results] for query in range(num_queries)]
-
-    def rows(self, keys: Sequence[str]) -> list[int]:
-        """Find the rows of some keys.
-
-        Args:
-            keys: Keys of items.
-
-        Returns:
-            Their rows.
-
-        Raises:
-            KeyError: If a key is unknown.
-        """
-        rows = []
-        for key in keys:
-            if key in self._recent_rows:
-                rows.append(self._recent_rows[key])
-                continue
-            row = bisect_left(range(len(self.keys)), key, key=lambda row: self.keys[row].as_py())
-            if row == len(self.keys) or self.keys[row].as_py() != key:
-                raise KeyError(key)
-            rows.append(row)
-        return rows
 
 
 class LanceStore:
     """Items in a LanceDB table in a folder or at ``s3://BUCKET/PATH`` (credentials from ``AWS_...`` variables).
 
     Exact search reads a snapshot of the newest version. Snapshots of a local table are in its folder, others in the cache
-    folder. A missing or damaged snapshot is rebuilt. The methods of ``VectorStore`` are documented there.
+    folder. A change adds a part with the changed items, and small parts are merged. A missing or damaged snapshot is rebuilt.
+    The methods of ``VectorStore`` are documented there.
 
     Args:
         uri: Folder or ``s3://BUCKET/PATH``.
@@ -149,6 +74,7 @@ class LanceStore:
         memory: Memory limit of a search.
         index_id: Id of the index in hex. A table that is opened for an index and must exist keeps its version.
         late_interaction: Which means of MaxSim a score contains, for items with several vectors. None: one vector per item.
+        verify_files: Whether to verify the snapshot by checksums, instead of by the sizes and times of its files.
 
     Raises:
         DataError: If the table is missing and ``embedding_dim`` is None.
@@ -165,11 +91,13 @@ class LanceStore:
         *,
         index_id: str = "",
         late_interaction: MaxSimDirection | None = None,
+        verify_files: bool = False,
     ):
         os.environ.setdefault("LANCE_LOG", "error")
         with requires_extra("search", "an index"):
             import lancedb
         self.uri, self.memory, self.index_id, self.late_interaction = str(uri), memory, index_id, late_interaction
+        self._verify_files = verify_files
         self._keeps_version = embedding_dim is None and bool(index_id)
         self._storage_errors = partial(store_errors, self.uri, index_id, "the table cannot be read or written", _reason)
         self.remote = "://" in self.uri
@@ -186,8 +114,8 @@ class LanceStore:
         self.embedding_dim: int = (column if late_interaction is None else column.value_type).list_size
         if embedding_dim not in (None, self.embedding_dim):
             raise ShapeError(f"{self.uri}: expected vectors of dimension {embedding_dim}, got {self.embedding_dim}. Pass another folder.")
+        self._batch_rows = BATCH_ROWS if late_interaction is None else BATCH_SETS
         self._snapshot: tuple[str, TableSnapshot] | None = None
-        self._num_changes = 0
 
     def _open_table(self, embedding_dim: int | None) -> Any:
         try:
@@ -208,44 +136,58 @@ class LanceStore:
         validated = validated_items if self.late_interaction is None else validated_sets
         items, vectors = validated(items, vectors, self.embedding_dim)
         if items:
-            with self._storage_errors():
+            with self._change():
                 merge = self._table.merge_insert("key").when_matched_update_all().when_not_matched_insert_all()
                 merge.execute(arrow_table(self.index_id, items, vectors))
-            self._compact_if_due()
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete items, see ``VectorStore.delete``."""
         if keys:
             quoted = ", ".join("'" + key.replace("'", "''") + "'" for key in keys)
-            with self._storage_errors():
+            with self._change():
                 self._table.delete(f"key IN ({quoted})")
-            self._compact_if_due()
 
     def search(self, queries: Queries, top: int, item_filter: ItemFilter = NO_FILTER) -> list[list[Neighbor]]:
         """Find the items with the highest scores, see ``VectorStore.search``."""
         return self.snapshot().search(queries, top, item_filter)
 
+    def get(self, keys: Sequence[str]) -> dict[str, IndexItem]:
+        """Read some items, see ``VectorStore.get``."""
+        return self.snapshot().get(keys)
+
+    def table(self) -> pa.Table:
+        """Read all items as columns, see ``VectorStore.table``."""
+        return self.snapshot().table
+
     def items(self) -> list[IndexItem]:
         """Read all items, see ``VectorStore.items``."""
-        return [IndexItem.from_row(row) for row in self.snapshot().table.to_pylist()]
+        return items_from_table(self.table())
 
     def vectors(self, keys: Sequence[str]) -> ItemVectors:
         """Read the vectors of some items, see ``VectorStore.vectors``."""
-        snapshot = self.snapshot()
-        # Indexing with a list copies from the map.
-        return snapshot.vectors[snapshot.rows(keys)]
+        return self.snapshot().vectors(keys)
 
     def all_vectors(self) -> ItemVectors:
         """Read the vectors of all items, see ``VectorStore.all_vectors``."""
-        return self.snapshot().vectors
+        return self.snapshot().all_vectors
 
     def count(self, item_filter: ItemFilter = NO_FILTER) -> int:
         """Count items, see ``VectorStore.count``."""
-        return int(matching_rows(self.snapshot().table, item_filter).sum())
+        return self.snapshot().count(item_filter)
 
     def digest(self) -> StoreDigest:
         """Summarize all items and vectors, see ``VectorStore.digest``."""
-        return StoreDigest.from_checksums(self.snapshot().table[CHECKSUM].to_numpy())
+        return self.snapshot().digest
+
+    def verify(self) -> None:
+        """Verify the table and the snapshot, see ``VectorStore.verify``. A damaged snapshot is rebuilt."""
+        several = [] if self.late_interaction is None else [NUM_VECTORS]
+        with self._storage_errors():
+            table, row_ids, _ = self._read_checksums()
+            for _, batch in self._read_rows(table, np.sort(row_ids), [*ITEM_FIELDS, CHECKSUM, *several, "vector"]):
+                self._verify(batch.drop_columns("vector"), self._vectors_of(batch))
+        self._snapshot, self._verify_files = None, True
+        self.snapshot()
 
     def optimize(self, retention: timedelta = VERSION_RETENTION) -> None:
         """Merge small files and remove old versions.
@@ -256,10 +198,14 @@ class LanceStore:
         with self._storage_errors():
             self._table.optimize(cleanup_older_than=retention)
 
-    def _compact_if_due(self) -> None:
-        self._num_changes += 1
-        if self._num_changes % COMPACT_EVERY == 0:
-            self.optimize()
+    @contextmanager
+    def _change(self) -> Iterator[None]:
+        """Compact the table after this change if it is due. The versions count the changes, because most processes make a single one."""
+        with self._storage_errors():
+            before = self._table.version
+            yield
+            if self._table.version // COMPACT_EVERY > before // COMPACT_EVERY:
+                self.optimize()
 
     def close(self) -> None:
         """Close the table and the snapshot."""
@@ -280,59 +226,110 @@ class LanceStore:
         folder = self._snapshot_folder()
         with storage.folder_lock(folder, wait=True):
             version = self._version()
-            if os.path.exists(folder / version) and (reason := self._snapshot_damage(folder / version)):
-                storage.remove_damaged(folder / version, [], reason)
-                storage.remove_folder(folder / version)
-            if not os.path.exists(folder / version):
-                self._build_snapshot(folder / version)
-                _remove_stale_snapshots(folder, version)
-            self._snapshot = version, TableSnapshot(folder / version, self.memory, self.late_interaction)
-        return self._snapshot[1]
+            # A killed process leaves partial files.
+            was_killed = any(folder.glob(".*.part"))
+            in_full = self._verify_files or was_killed
+            snapshot = self._open_snapshot(folder / version, in_full)
+            if snapshot is None:
+                self._write_snapshot(folder / version, self._open_older_snapshot(folder, in_full))
+                snapshot = self._open_snapshot(folder / version, in_full=False)
+                assert snapshot is not None
+                _remove_stale_parts(folder, [part.name for part in snapshot.parts])
+            if was_killed:
+                storage.remove_partial_files(folder)
+            self._snapshot = version, snapshot
+        return snapshot
 
-    def _snapshot_damage(self, folder: Path) -> str:
-        """How a snapshot differs from what was written for this table. Empty if it does not."""
+    def _open_snapshot(self, folder: Path, in_full: bool) -> TableSnapshot | None:
+        """The snapshot that was written with a part. None if it does not exist, or is damaged, and then its part is removed."""
+        if not os.path.exists(folder):
+            return None
+        damaged = folder
         try:
-            expected = storage.read_checksummed_json(folder / CHECKSUMS_FILE, SnapshotChecksums, error=DataError)
-            files = sorted(path.name for path in folder.iterdir() if path.name != CHECKSUMS_FILE)
-            if expected is None or (expected.index_id, expected.version, sorted(expected.files)) != (self.index_id, folder.name, files):
-                return "it belongs to another table, or a file is missing"
-            return next((f"{name} has another checksum" for name in files if _file_hash(folder / name) != expected.files[name]), "")
+            description = PartDescription.read(folder, self.index_id)
+            description.verify(folder, in_full=in_full)
+            for damaged in (folder.parent / name for name in description.parts):
+                PartDescription.read(damaged, self.index_id).verify(damaged, in_full=in_full)
+            return TableSnapshot.open(folder, description, self.memory, self.late_interaction)
         except (OSError, DataError) as error:
-            return str(error)
+            storage.remove_damaged(damaged, [], str(error))
+            for part in {damaged, folder}:
+                storage.remove_folder(part)
+            return None
 
-    def _build_snapshot(self, folder: Path) -> None:
-        """Write items in the order of keys, their vectors, and codes or pooled vectors if these are faster."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
+    def _open_older_snapshot(self, folder: Path, in_full: bool) -> TableSnapshot | None:
+        """The newest intact snapshot of an older version."""
+        names = [path.name for path in folder.iterdir() if re.fullmatch(r"\d+-\d+", path.name)] if os.path.isdir(folder) else []
+        newest_first = sorted(names, key=lambda name: [-int(number) for number in name.split("-")])
+        return next((snapshot for name in newest_first if (snapshot := self._open_snapshot(folder / name, in_full)) is not None), None)
 
+    def _write_snapshot(self, folder: Path, older: TableSnapshot | None) -> None:
+        """Write a part with the items that the kept parts of an older snapshot do not have."""
         with self._storage_errors(), storage.atomic_folder(folder) as part:
-            version = self._table.version
-            table = self._database.open_table(TABLE)
-            table.checkout(version)
-            several = [] if self.late_interaction is None else [NUM_VECTORS]
-            items = table.search().select([*ITEM_FIELDS, CHECKSUM, *several]).to_arrow().sort_by("key").combine_chunks()
-            with pa.OSFile(str(part / ITEMS_FILE), "wb") as file, pa.ipc.new_file(file, items.schema) as writer:
-                writer.write_table(items)
-            counts = items[NUM_VECTORS].to_numpy() if several else np.ones(len(items), np.int64)
-            offsets = np.concatenate([[0], np.cumsum(counts)])
-            storage.create_array(part / VECTORS_FILE, shape=(int(offsets[-1]), self.embedding_dim), dtype="float32")
-            vectors = np.lib.format.open_memmap(part / VECTORS_FILE, mode="r+")
-            sets, keys = VectorSets(vectors, offsets), items["key"].combine_chunks()
-            batch_rows = BATCH_SETS if several else BATCH_ROWS
-            for batch in table.search().select(["key", "vector"]).to_batches(batch_rows):
-                rows = sets.rows_of(pc.index_in(batch["key"], keys).to_numpy())
-                vectors[rows] = flat_values(batch["vector"]).reshape(-1, self.embedding_dim)
-            item_vectors: ItemVectors = sets if several else vectors
-            for start in range(0, len(items), batch_rows):
-                rows = items.slice(start, batch_rows).to_pylist()
-                verify_rows(self.uri, self.index_id, rows, item_vectors[start : start + batch_rows])
-            vectors.flush()
-            if several:
-                _write_sets(part, sets)
-            elif is_int8_faster(*vectors.shape):
-                write_int8_codes(part, vectors)
-            files = {path.name: _file_hash(path) for path in part.iterdir()}
-            storage.write_checksummed_json(part / CHECKSUMS_FILE, asdict(SnapshotChecksums(self.index_id, folder.name, files)))
+            table, row_ids, checksums = self._read_checksums()
+            kept, is_new = _kept_parts([] if older is None else older.parts, checksums)
+            removed = [start + np.flatnonzero(~live) for start, live in _with_starts(kept)]
+            if any(map(len, removed)):
+                storage.write_array(part / REMOVED_FILE, np.concatenate(removed))
+            max_norm = self._write_part(part, table, row_ids[is_new])
+            hashes = file_hashes(part)
+            names = tuple(old.name for old, _ in kept)
+            digest = StoreDigest.from_checksums(checksums)
+            PartDescription(self.index_id, folder.name, hashes, file_stats(part, hashes), names, digest, max_norm).write(part)
+
+    def _read_checksums(self) -> tuple[Any, np.ndarray, np.ndarray]:
+        """The newest version of the table, and the id and checksum of each of its rows."""
+        table = self._database.open_table(TABLE)
+        table.checkout(self._table.version)
+        rows = table.search().select([CHECKSUM]).with_row_id(True).to_arrow()
+        return table, rows["_rowid"].to_numpy(), rows[CHECKSUM].to_numpy()
+
+    def _read_rows(self, table: Any, row_ids: np.ndarray, columns: Sequence[str]) -> Iterator[tuple[np.ndarray, pa.Table]]:
+        """Batches of rows and their ids."""
+        for start in range(0, max(len(row_ids), 1), self._batch_rows):
+            ids = row_ids[start : start + self._batch_rows].tolist()
+            batch = table.take_row_ids(ids).select(list(columns)).with_row_id().to_arrow()
+            yield batch["_rowid"].to_numpy(), batch.drop_columns("_rowid")
+
+    def _vectors_of(self, batch: pa.Table) -> ItemVectors:
+        """Vectors of a batch."""
+        rows = flat_values(batch["vector"]).reshape(-1, self.embedding_dim)
+        if self.late_interaction is None:
+            return rows
+        return VectorSets(rows, np.concatenate([[0], np.cumsum(batch[NUM_VECTORS].to_numpy())]))
+
+    def _write_part(self, part: Path, table: Any, row_ids: np.ndarray) -> float | None:
+        """Write items in the order of keys, their vectors, and codes or pooled vectors if these are faster. Return the maximum norm."""
+        import pyarrow as pa
+
+        row_ids, batch_rows = np.sort(row_ids), self._batch_rows
+        several = [] if self.late_interaction is None else [NUM_VECTORS]
+        batches = [batch for _, batch in self._read_rows(table, row_ids, [*ITEM_FIELDS, CHECKSUM, *several])]
+        items = pa.concat_tables(batches).append_column("_row", pa.array(np.arange(len(row_ids)))).sort_by("key").combine_chunks()
+        row_of = np.argsort(items["_row"].to_numpy())
+        items = items.drop_columns("_row")
+        with pa.OSFile(str(part / ITEMS_FILE), "wb") as file, pa.ipc.new_file(file, items.schema) as writer:
+            writer.write_table(items)
+        counts = items[NUM_VECTORS].to_numpy() if several else np.ones(len(items), np.int64)
+        offsets = np.concatenate([[0], np.cumsum(counts)])
+        storage.create_array(part / VECTORS_FILE, shape=(int(offsets[-1]), self.embedding_dim), dtype="float32")
+        vectors = np.lib.format.open_memmap(part / VECTORS_FILE, mode="r+")
+        sets = VectorSets(vectors, offsets)
+        for ids, batch in self._read_rows(table, row_ids, ["vector"]):
+            vectors[sets.rows_of(row_of[np.searchsorted(row_ids, ids)])] = flat_values(batch["vector"]).reshape(-1, self.embedding_dim)
+        item_vectors: ItemVectors = sets if several else vectors
+        for start in range(0, len(items), batch_rows):
+            self._verify(items.slice(start, batch_rows), item_vectors[start : start + batch_rows])
+        vectors.flush()
+        if several:
+            _write_sets(part, sets)
+            return None
+        if is_int8_faster(*vectors.shape):
+            write_int8_codes(part, vectors)
+        return max_row_norm(vectors)
+
+    def _verify(self, items: pa.Table, vectors: ItemVectors) -> None:
+        verify_rows(self.uri, self.index_id, items.to_pylist(), vectors)
 
     def _version(self) -> str:
         """Number and time of the newest version. The time distinguishes it from that of a deleted table, which also started at 1."""
@@ -348,18 +345,46 @@ class LanceStore:
         return storage.cache_folder() / SNAPSHOT_FOLDER / hashlib.sha256(name.encode()).hexdigest()[:16]
 
 
-def _file_hash(path: Path) -> str:
-    """SHA-256 of a file, 1 GB per second."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _kept_parts(parts: Sequence[SnapshotPart], checksums: np.ndarray) -> tuple[list[tuple[SnapshotPart, np.ndarray]], np.ndarray]:
+    """Parts that the next snapshot keeps, with which of their rows it still contains, and which rows of the table a new part needs.
+
+    A part is merged into the new one if it is small, has at most twice as many rows, or half of its rows are removed. So the number of parts
+    grows with the logarithm of the number of items, and so does the number of times that a row is written.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kept, is_new, num_new = list[tuple[SnapshotPart, np.ndarray]](), np.ones(len(checksums), bool), len(checksums)
+    stored = [part.table[CHECKSUM].to_numpy() for part in parts]
+    # Row of the table with the checksum of each row of the parts, which is a hash of the whole row. -1: it was removed.
+    found = pc.index_in(pa.array(np.concatenate([*stored, np.empty(0, np.int64)])), value_set=pa.array(checksums)).fill_null(-1).to_numpy()
+    rows = np.split(found, np.cumsum([len(own) for own in stored])[:-1]) if parts else []
+    rows = [own if part.live is None else np.where(part.live, own, -1) for part, own in zip(parts, rows, strict=True)]
+    num_new -= sum(int((own >= 0).sum()) for own in rows)
+    for part, own in sorted(zip(parts, rows, strict=True), key=lambda pair: (pair[1] >= 0).sum()):
+        live = own >= 0
+        if live.sum() <= max(2 * num_new, len(live) // 2, MIN_PART_ROWS):
+            num_new += int(live.sum())
+        else:
+            kept.append((part, live))
+            is_new[own[live]] = False
+    return kept, is_new
 
 
-def _remove_stale_snapshots(folder: Path, version: str) -> None:
-    """Remove snapshots of other versions, and partial files of killed processes."""
+def _with_starts(kept: Sequence[tuple[SnapshotPart, np.ndarray]]) -> Iterator[tuple[int, np.ndarray]]:
+    """The first row of each part, and which rows are live."""
+    start = 0
+    for _, live in kept:
+        yield start, live
+        start += len(live)
+
+
+def _remove_stale_parts(folder: Path, names: Sequence[str]) -> None:
+    """Remove parts of other snapshots, and partial files of killed processes."""
     storage.remove_partial_files(folder)
-    for snapshot in folder.iterdir():
-        if os.path.isdir(snapshot) and snapshot.name != version:
-            storage.remove_folder(snapshot)
+    for part in folder.iterdir():
+        if os.path.isdir(part) and part.name not in names:
+            storage.remove_folder(part)
 
 
 def _write_sets(folder: Path, sets: VectorSets) -> None:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from visavis.blocking import chunk_slices
 from visavis.errors import DataError, ShapeError, requires_extra
 from visavis.memory_budget import MemoryLimit
 from visavis.retrieval.items import ITEM_FIELDS, NO_FILTER, IndexItem, ItemFilter, metadata_tag
+from visavis.retrieval.stores.arrow_tables import items_from_table, table_from_rows
 from visavis.retrieval.stores.base import (
     CHECKSUM,
     Neighbor,
@@ -29,7 +30,11 @@ from visavis.retrieval.stores.base import (
     verify_rows,
 )
 from visavis.retrieval.stores.exact_search import ExactSearch, exact_scores
+from visavis.retrieval.stores.table_snapshot import SnapshotPart, TableSnapshot
 from visavis.retrieval.stores.vector_sets import ItemVectors, Queries
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 COLLECTION = "items"
 BATCH_ITEMS, MAX_RESULTS = 1000, 16384
@@ -155,13 +160,7 @@ class MilvusStore:
         assert isinstance(queries, np.ndarray)
         validate_queries(queries, top, self.embedding_dim)
         if self._is_in_memory:
-            items, vectors, _ = self._contents
-            mask = np.array([item_filter.matches(item) for item in items], bool)
-            scores, rows = ExactSearch(vectors, memory=self.memory).search(queries, top, mask)
-            return [
-                [Neighbor(items[row].key, score) for row, score in zip(query_rows, query_scores, strict=True)]
-                for query_rows, query_scores in zip(rows.tolist(), scores.tolist(), strict=True)
-            ]
+            return self._contents.search(queries, top, item_filter)
         return [self._search_one(query, top, item_filter) for query in np.ascontiguousarray(queries, np.float32)]
 
     def _search_one(self, query: np.ndarray, top: int, item_filter: ItemFilter) -> list[Neighbor]:
@@ -195,33 +194,48 @@ class MilvusStore:
         neighbors = map(Neighbor, (row["key"] for row in rows), exact_scores(vectors, query).tolist())
         return sorted(neighbors, key=lambda neighbor: (-neighbor.score, neighbor.key))
 
+    def get(self, keys: Sequence[str]) -> dict[str, IndexItem]:
+        """Read some items, see ``VectorStore.get``."""
+        if self._is_in_memory:
+            return self._contents.get(keys)
+        items = {row["key"]: IndexItem.from_row(row) for rows in self._fetch(keys, []) for row in rows}
+        return {key: items[key] for key in keys if key in items}
+
+    def table(self) -> pa.Table:
+        """Read all items as columns, see ``VectorStore.table``."""
+        if self._is_in_memory:
+            return self._contents.table
+        return table_from_rows(self._iterate(NO_FILTER, []))
+
     def items(self) -> list[IndexItem]:
         """Read all items, see ``VectorStore.items``."""
-        if self._is_in_memory:
-            return list(self._contents[0])
-        return sorted(map(IndexItem.from_row, self._iterate(NO_FILTER, [])), key=lambda item: item.key)
+        return items_from_table(self.table())
 
-    def vectors(self, keys: Sequence[str]) -> np.ndarray:
+    def vectors(self, keys: Sequence[str]) -> ItemVectors:
         """Read the vectors of some items, see ``VectorStore.vectors``."""
         if self._is_in_memory:
-            items, vectors, _ = self._contents
-            row_of = {item.key: row for row, item in enumerate(items)}
-            return vectors[[row_of[key] for key in keys]]
-        ids, by_key = sorted(set(map(_id, keys))), dict[str, np.ndarray]()
-        for chunk in chunk_slices(len(ids), BATCH_ITEMS):
-            with self._storage_errors():
-                rows = self._client.get(self.collection, ids[chunk], output_fields=[*FIELDS, "vector"])
+            return self._contents.vectors(keys)
+        by_key = dict[str, np.ndarray]()
+        for rows in self._fetch(keys, ["vector"]):
             by_key |= zip((row["key"] for row in rows), self._verified_vectors(rows), strict=True)
         return np.array([by_key[key] for key in keys], np.float32).reshape(len(keys), self.embedding_dim)
 
-    def all_vectors(self) -> np.ndarray:
+    def _fetch(self, keys: Sequence[str], extra_fields: list[str]) -> Iterator[list[dict[str, Any]]]:
+        """Rows of the keys, in batches."""
+        ids = sorted(set(map(_id, keys)))
+        for chunk in chunk_slices(len(ids), BATCH_ITEMS):
+            with self._storage_errors():
+                rows: list[dict[str, Any]] = self._client.get(self.collection, ids[chunk], output_fields=[*FIELDS, *extra_fields])
+            yield rows
+
+    def all_vectors(self) -> ItemVectors:
         """Read the vectors of all items, see ``VectorStore.all_vectors``."""
-        return self._contents[1] if self._is_in_memory else self.vectors([item.key for item in self.items()])
+        return self._contents.all_vectors if self._is_in_memory else self.vectors(self.table()["key"].to_pylist())
 
     def count(self, item_filter: ItemFilter = NO_FILTER) -> int:
         """Count items, see ``VectorStore.count``."""
         if self._is_in_memory:
-            return sum(map(item_filter.matches, self._contents[0]))
+            return self._contents.count(item_filter)
         if item_filter:
             return sum(item_filter.matches(IndexItem.from_row(row)) for row in self._iterate(item_filter, []))
         with self._storage_errors():
@@ -229,20 +243,21 @@ class MilvusStore:
 
     def digest(self) -> StoreDigest:
         """Summarize all items and vectors, see ``VectorStore.digest``."""
-        return StoreDigest.from_checksums(
-            self._contents[2] if self._is_in_memory else [row[CHECKSUM] for row in self._iterate(NO_FILTER, [])]
-        )
+        if self._is_in_memory:
+            return self._contents.digest
+        return StoreDigest.from_checksums([row[CHECKSUM] for row in self._iterate(NO_FILTER, [])])
+
+    def verify(self) -> None:
+        """Verify all rows, see ``VectorStore.verify``."""
+        for row in self._iterate(NO_FILTER, ["vector"]):
+            self._verified_vectors([row])
 
     @cached_property
-    def _contents(self) -> tuple[list[IndexItem], np.ndarray, list[int]]:
-        """All items, their vectors and checksums in the order of keys."""
-        contents = list[tuple[IndexItem, np.ndarray, int]]()
-        for row in self._iterate(NO_FILTER, ["vector"]):
-            [vector] = self._verified_vectors([row])
-            contents.append((IndexItem.from_row(row), vector, row[CHECKSUM]))
-        contents.sort(key=lambda content: content[0].key)
-        vectors = np.array([vector for _, vector, _ in contents], np.float32).reshape(-1, self.embedding_dim)
-        return [item for item, _, _ in contents], vectors, [checksum for _, _, checksum in contents]
+    def _contents(self) -> TableSnapshot:
+        """All items and their vectors, verified."""
+        rows = sorted(self._iterate(NO_FILTER, ["vector"]), key=lambda row: row["key"])
+        vectors = self._verified_vectors(rows)
+        return TableSnapshot([SnapshotPart(table_from_rows(rows), vectors, ExactSearch(vectors, memory=self.memory))])
 
     def _verified_vectors(self, rows: Sequence[dict[str, Any]]) -> np.ndarray:
         """Vectors of rows, after a check of their checksums."""

@@ -95,6 +95,22 @@ ItemVectors: TypeAlias = np.ndarray | VectorSets
 """One vector per item, shape ``[N, D]``, or several."""
 
 
+def concatenate_vectors(parts: Sequence[ItemVectors]) -> ItemVectors:
+    """Join the vectors of items.
+
+    Args:
+        parts: Vectors of some items, at least one part. All parts have one vector per item, or all have several.
+
+    Returns:
+        The vectors of all items. A single part is returned without a copy.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    rows = np.concatenate([part.rows if isinstance(part, VectorSets) else part for part in parts])
+    counts = [part.counts for part in parts if isinstance(part, VectorSets)]
+    return VectorSets(rows, np.concatenate([[0], np.cumsum(np.concatenate(counts))])) if counts else rows
+
+
 @dataclass(frozen=True)
 class MaxSimQuery:
     """Query of late interaction: the weighted sum of the MaxSim scores of its parts.

@@ -1,0 +1,167 @@
+"""A search reads the items of its results, and no others, in every store and in the server."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from contextlib import closing
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import visavis
+from visavis.cli import app
+from visavis.errors import RunError
+from visavis.feedback.records import QueryKey
+from visavis.progress import NoProgress
+from visavis.retrieval.index_builder import build_index
+from visavis.retrieval.index_folder import Index, check_index
+from visavis.retrieval.index_search import SearchQuery, search_index
+from visavis.retrieval.items import NO_FILTER, IndexItem, ItemFilter
+
+pytest.importorskip("lancedb")
+pytest.importorskip("pymilvus")
+pytest.importorskip("fastapi")
+from visavis.retrieval.stores import arrow_tables
+from visavis.retrieval.stores.lancedb_store import LanceStore
+from visavis.retrieval.stores.milvus_store import MilvusStore
+from visavis.server.search_service import MAX_METADATA_VALUES, ServedIndex, count_facets, modified_at
+
+TOP, DEPTH = 3, 2 * 3 + 10
+"""Number of results, and of those that a search groups."""
+
+
+@pytest.fixture(scope="module", params=["lance", "milvus"])
+def index_folder(request, run, scenes, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("result-rows") / "index"
+    store = str(folder / "items.db") if request.param == "milvus" else None
+    build_index(run, scenes / "images", folder, store=store, progress=NoProgress())
+    return folder
+
+
+@pytest.fixture
+def read_items(monkeypatch):
+    """Keys of the items that are made. Reading all of them is an error."""
+    keys = list[str]()
+    made = IndexItem.__init__
+
+    def make(self, *arguments, **options):
+        made(self, *arguments, **options)
+        keys.append(self.key)
+
+    def refuse(_):
+        pytest.fail("all items are read")
+
+    monkeypatch.setattr(IndexItem, "__init__", make)
+    for store in (LanceStore, MilvusStore):
+        monkeypatch.setattr(store, "items", refuse)
+    return keys
+
+
+def test_search_reads_only_items_of_results(index_folder, read_items):
+    index = Index.open(index_folder)
+    with closing(index.store):
+        assert index.store.count() == 70
+        key = search_index(index, SearchQuery.from_text("a red circle"), 1)[0].key
+        queries = [
+            SearchQuery.from_text("a red circle"),
+            SearchQuery(like=((1.0, key),)),
+            SearchQuery(((1.0, "a square"),), like=((0.5, key),)),
+        ]
+        for query in queries:
+            for where in (NO_FILTER, ItemFilter(path="*1*"), ItemFilter(path="none")):
+                for grouped in (True, False):
+                    read_items.clear()
+                    results = search_index(index, query, TOP, where, group_duplicates=grouped)
+                    likes = [liked for _, liked in query.like]
+                    assert {result.key for result in results} <= set(read_items)
+                    assert len(set(read_items) - set(likes)) <= DEPTH
+        assert index.calibration is not None
+    visavis.search(index_folder, "a red circle", top=TOP)
+    read_items.clear()
+    assert CliRunner().invoke(app, ["search", str(index_folder), "a red circle", "--top", str(TOP), "--json"]).exit_code == 0
+    assert TOP <= len(read_items) <= DEPTH
+
+
+def test_server_reads_only_items_of_results(index_folder, read_items):
+    served = ServedIndex(Index.open(index_folder))
+    with closing(served.index.store):
+        served.warm_up()
+        assert served.count == 70
+        assert sum(served.facets.kinds.values()) == 70
+        assert len(read_items) <= 2 * (2 + 10) + 1
+        for key in (QueryKey(), QueryKey("a red circle")):
+            read_items.clear()
+            assert len(served.search(key, None, TOP, NO_FILTER)) == TOP
+            assert len(read_items) <= DEPTH
+
+
+def test_empty_query_returns_newest_items(index_folder):
+    served = ServedIndex(Index.open(index_folder))
+    with closing(served.index.store):
+        items = served.index.store.items()
+        for where in (NO_FILTER, ItemFilter(path="*1*")):
+            newest = heapq.nlargest(9, filter(where.matches, items), key=lambda item: (item.modified_ns, item.key))
+            assert [hit.item for hit in served.search(QueryKey(), None, 9, where)] == newest
+
+
+def test_facets_count_all_items():
+    generator = np.random.default_rng(0)
+    folders, years = (
+        ["", "a/", "a/b/", "é\n/", "x"],
+        [-(10**18), 0, 10**9 - 1, 1_577_836_799_999_999_999, 1_577_836_800_000_000_000, 2**63 - 1],
+    )
+    items = []
+    for number in range(200):
+        metadata = {
+            "caption": f"{number}",
+            "f=": f"{number % 30}",
+            "many": f"{number % 31}",
+            "one": "1",
+            "x": "a=b\nc" if number % 2 else "",
+        }
+        path = f"{folders[generator.integers(5)]}{number:03d}.png"
+        kind, modified = ("image", "video")[generator.integers(2)], years[generator.integers(6)]
+        items.append(IndexItem(path, path, kind, "", 0, modified, metadata=metadata if number % 3 else {}))
+    items.sort(key=lambda item: item.key)
+    facets = count_facets(arrow_tables.arrow_table("ab", items, np.zeros((200, 2), np.float32)))
+    values = {name: Counter(item.metadata[name] for item in items if item.metadata) for name in ("f=", "x")}
+    assert len(values["f="]) <= MAX_METADATA_VALUES
+    assert facets.kinds == Counter(item.kind for item in items)
+    assert facets.years == Counter(str(modified_at(item).year) for item in items)
+    assert facets.folders == Counter(folder for item in items if (folder := item.path.rpartition("/")[0]))
+    assert facets.metadata == values
+    assert list(facets.years) == sorted(facets.years)
+
+
+def test_confirmed_store_must_be_that_of_the_index(run, scenes, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    build_index(run, scenes / "images", tmp_path / "index", progress=NoProgress())
+    inside = tmp_path / "index" / "items.lance"
+    for own in (inside, "index/items.lance"):
+        assert visavis.search("index", "a red circle", store=own).hits
+    (tmp_path / "votes.jsonl").touch()
+    for other in ("elsewhere", "photos.db", "s3://bucket/x", "index"):
+        problem = rf"--store: expected {inside}, the store of index, got {other}\. Remove --store, or correct it\."
+        with pytest.raises(RunError, match=problem):
+            visavis.search("index", "a red circle", store=other)
+        with pytest.raises(RunError, match=problem):
+            visavis.evaluate("index", feedback="votes.jsonl", store=other)
+        with pytest.raises(RunError, match=problem):
+            visavis.serve("index", port=0, store=[other])
+
+
+def test_doctor_verifies_index(index_folder, run, scenes, tmp_path):
+    check = visavis.doctor(index_folder)[-1]
+    assert (check.name, check.ok, check.value) == (f"index {index_folder}", True, "70 items, verified by their checksums")
+    build_index(run, scenes / "images", tmp_path / "index", progress=NoProgress())
+    table = tmp_path / "index" / "items.lance" / "items.lance"
+    file = max(table.rglob("*.lance"), key=lambda path: path.stat().st_size)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    assert visavis.search(tmp_path / "index", "a red circle").hits, "the snapshot is intact"
+    check = check_index(tmp_path / "index")
+    assert not check.ok
+    assert "delete it and run visavis index again" in check.value
