@@ -10,13 +10,15 @@ import io
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import PIL
 from PIL.Image import Image as PILImage
 
-from visavis import storage
-from visavis.data.images import COPY_AGAIN, MAX_PIXELS
+from visavis import __version__, storage
+from visavis.data.images import COPY_AGAIN, MAX_PIXELS, supported_formats
 from visavis.errors import DataError, requires_extra
 
 VideoSource = Path | bytes | BinaryIO
@@ -40,6 +42,19 @@ class VideoError(DataError):
     def __init__(self, problem: str, name: str):
         super().__init__(f"video {name} {problem}.")
         self.problem = problem
+
+
+def decoder_versions() -> str:
+    """Return the versions of all that determines whether an image or video can be decoded.
+
+    Returns:
+        Versions of visavis, Pillow and PyAV, and the image formats.
+    """
+    try:
+        av_version = version("av")
+    except PackageNotFoundError:
+        av_version = "not installed"
+    return ", ".join([f"visavis {__version__}", f"Pillow {PIL.__version__}", f"PyAV {av_version}", *supported_formats()])
 
 
 def is_video(name: str) -> bool:

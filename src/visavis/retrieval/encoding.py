@@ -13,14 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from visavis.data.images import decode_image, dhash
+from visavis.data.images import ImageError, decode_image, dhash
 from visavis.data.parallel import Engine, map_in_order, map_on_ray
-from visavis.data.video import read_frames
+from visavis.data.video import VideoError, read_frames
 from visavis.data.workers import choose_readers, read_in_workers
 from visavis.errors import DataError, MissingExtra
 from visavis.models.encoders.preprocessing import ImageConverter
 from visavis.models.retriever import Retriever
-from visavis.retrieval.index_folder import SkippedFile
 from visavis.retrieval.items import IndexItem, ItemKind
 from visavis.retrieval.source_files import SourceFile
 from visavis.retrieval.stores.vector_sets import ItemVectors, VectorSets
@@ -39,6 +38,19 @@ SHARD_SIZE = 256
 
 
 @dataclass(frozen=True)
+class UnreadableFile:
+    """A file that was not encoded.
+
+    Attributes:
+        problem: A sentence.
+        is_damaged: Whether its content is at fault, and not its permissions, its drive, a missing package or a lack of memory.
+    """
+
+    problem: str
+    is_damaged: bool
+
+
+@dataclass(frozen=True)
 class EncodedShard:
     """Result of encoding some files.
 
@@ -50,7 +62,7 @@ class EncodedShard:
 
     items: tuple[IndexItem, ...]
     vectors: ItemVectors
-    unreadable: dict[str, SkippedFile]
+    unreadable: dict[str, UnreadableFile]
 
 
 @dataclass(frozen=True)
@@ -65,11 +77,11 @@ class _DecodedFile:
 class _DecodedBatch:
     """Files that a worker has read, with one tensor of all pixels, which needs one open file in transit."""
 
-    files: list[_DecodedFile | SkippedFile]
+    files: list[_DecodedFile | UnreadableFile]
     pixels: Tensor
 
     def pin_memory(self) -> _DecodedBatch:
-        """Pin the pixels only. Some versions of torch would convert the tuples of ``files`` to lists."""
+        """Pin the pixels only."""
         return replace(self, pixels=self.pixels.pin_memory())
 
 
@@ -97,7 +109,9 @@ class _FileReader:
         batch_size = max(1, READ_AHEAD // processor.visual_spec.crops)
         return cls(processor.frames_per_second or FRAMES_PER_SECOND, processor.min_side, converter, batch_size)
 
-    def read_images(self, files: Sequence[SourceFile], device: torch.device, workers: int | None) -> Iterator[_DecodedFile | SkippedFile]:
+    def read_images(
+        self, files: Sequence[SourceFile], device: torch.device, workers: int | None
+    ) -> Iterator[_DecodedFile | UnreadableFile]:
         """Read image files ahead, in their order."""
         workers = choose_readers(workers, device, len(files))
         if not workers or self.converter is None:
@@ -115,7 +129,7 @@ class _FileReader:
         without_pixels = [replace(each, pixels=None) if isinstance(each, _DecodedFile) else each for each in decoded_files]
         return _DecodedBatch(without_pixels, torch.cat(pixels) if pixels else torch.empty(0))
 
-    def __call__(self, file: SourceFile) -> _DecodedFile | SkippedFile:
+    def __call__(self, file: SourceFile) -> _DecodedFile | UnreadableFile:
         """Read a file. Returns its problem if it cannot be read."""
         try:
             content = file.location.read()
@@ -124,7 +138,7 @@ class _FileReader:
             else:
                 frames = [decode_image(content, file.path, min_side=self.min_side, allow_animated=True)]
         except (DataError, MissingExtra) as error:
-            return file.size, file.modified_ns, str(error)
+            return UnreadableFile(str(error), isinstance(error, ImageError | VideoError))
         content_hash, first_hash = hashlib.sha256(content).hexdigest()[:32], dhash(frames[0])
         if file.is_video or self.converter is None:
             return _DecodedFile(content_hash, first_hash, frames)
@@ -135,7 +149,7 @@ def encode_shard(
     model: Retriever,
     files: Sequence[SourceFile],
     moment_seconds: float,
-    decoded_images: Iterator[_DecodedFile | SkippedFile] | None = None,
+    decoded_images: Iterator[_DecodedFile | UnreadableFile] | None = None,
 ) -> EncodedShard:
     """Encode each image as an item, and each clip as an item for the whole and one for each of its moments.
 
@@ -151,13 +165,13 @@ def encode_shard(
     Returns:
         Items and vectors, and the files that cannot be read.
     """
-    rows, unreadable = list[tuple[IndexItem, Tensor]](), dict[str, SkippedFile]()
+    rows, unreadable = list[tuple[IndexItem, Tensor]](), dict[str, UnreadableFile]()
     reader, image_files, clips = _FileReader.of_model(model), *_separate_clips(files)
     decoded_images = decoded_images or reader.read_images(image_files, model.device, workers=0)
     for start in range(0, len(image_files), READ_AHEAD):
         batch = image_files[start : start + READ_AHEAD]
         decoded_batch = list(zip(batch, islice(decoded_images, len(batch)), strict=True))
-        unreadable |= {file.path: decoded for file, decoded in decoded_batch if isinstance(decoded, tuple)}
+        unreadable |= {file.path: decoded for file, decoded in decoded_batch if isinstance(decoded, UnreadableFile)}
         if images := [(file, decoded) for file, decoded in decoded_batch if isinstance(decoded, _DecodedFile)]:
             vectors = model.item_vectors(_encode_images(model, [decoded for _, decoded in images]))
             rows += [
@@ -165,7 +179,7 @@ def encode_shard(
             ]
     for file in clips:
         clip = reader(file)
-        if isinstance(clip, tuple):
+        if isinstance(clip, UnreadableFile):
             unreadable[file.path] = clip
         else:
             rows += _encode_clip(model, file, clip, reader.frames_per_second, moment_seconds)
