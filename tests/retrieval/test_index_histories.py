@@ -150,9 +150,9 @@ class World:
 
     def rename_folder(self) -> None:
         old, new = self.random.sample(FOLDERS[1:], 2)
-        if old in self.visible_folders() and not (self.root / new).exists() and not is_below(new, [old, *self.hidden]):
-            if any(is_below(other, [old]) for other in self.hidden):
-                return
+        contains_hidden = any(is_below(other, [old]) for other in self.hidden)
+        is_possible = old in self.visible_folders() and not contains_hidden and not is_below(new, [old, *self.hidden])
+        if is_possible and not (self.root / new).exists():
             (self.root / new).parent.mkdir(parents=True, exist_ok=True)
             os.rename(self.root / old, self.root / new)
             for path in [path for path in self.files if is_below(path, [old])]:
@@ -334,7 +334,7 @@ def check_history(seed: int, folder: Path, vector_of) -> int:
             assert not any("@eaDir" in path or ".thumbnails" in path for path in now)
             before = now
         except Exception as error:
-            error.add_note(f"seed {seed}: {', '.join(done)}")
+            error.add_note(", ".join(done))
             raise
     return len(done)
 
@@ -357,6 +357,9 @@ def run_histories() -> None:
         with tempfile.TemporaryDirectory() as folder, as_ordinary_user():
             try:
                 check_history(seed, Path(folder), vector_of)
+            except Exception as error:
+                error.add_note(f"history {seed}")
+                raise
             finally:
                 for parent, folders, _ in os.walk(folder):
                     for name in folders:

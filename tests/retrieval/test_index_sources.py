@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
+import tarfile
 
 import pytest
 from PIL import Image
 from tests.permissions import as_ordinary_user
 from tests.videos import random_clip
+from typer.testing import CliRunner
 
 import visavis
+from visavis.cli import app
 from visavis.data import video
 from visavis.data.formats.image_files import Exclusion, scan_folder
+from visavis.data.formats.listing import Listing
+from visavis.data.image_validation import _cache_key
 from visavis.errors import DataError, RunError, VisavisError
 from visavis.progress import NoProgress
 from visavis.retrieval import index_builder
@@ -92,7 +98,9 @@ UNREADABLE = {
 
 
 @needs_permissions
-@pytest.mark.parametrize("change", UNREADABLE)
+@pytest.mark.parametrize(
+    "change", [change if change in (lock_folder, unmount) else pytest.param(change, marks=pytest.mark.slow) for change in UNREADABLE]
+)
 def test_index_keeps_items_of_unreadable_folder(build, photos, change, caplog):
     build(photos)
     change(photos / "sub")
@@ -145,6 +153,7 @@ def test_index_removes_half_of_the_files_and_moved_files(build, photos):
     assert paths() == ["renamed/2.png", "renamed/3.png", "renamed/7.png"]
 
 
+@pytest.mark.slow
 @needs_permissions
 def test_search_and_serve_of_folder_keep_items(run, photos, recorder, caplog):
     """As ``search --collection FOLDER`` and ``serve FOLDER`` update an index."""
@@ -189,6 +198,41 @@ def test_unreadable_archive_keeps_items_of_data_set(build, photos, tmp_path):
 
 
 @needs_permissions
+def test_unreadable_shard_keeps_items_of_data_set(build, photos):
+    for number, folder in enumerate(("sub", "usb")):
+        with tarfile.open(photos / f"train-{number}.tar", "w") as shard:
+            for path in sorted((photos / folder).iterdir()):
+                (photos / f"{path.stem}.txt").write_text("a circle")
+                shard.add(path, path.name)
+                shard.add(photos / f"{path.stem}.txt", f"{path.stem}.txt")
+        shutil.rmtree(photos / folder)
+    assert build(photos).num_items == 6
+    (photos / "train-0.tar").chmod(0)
+    with as_ordinary_user():
+        report = build(photos)
+    (photos / "train-0.tar").chmod(0o644)
+    assert (report.num_items, report.num_kept, report.num_removed) == (6, 4, 0)
+    assert "train-0.tar cannot be read: Permission denied" in report.warnings[0]
+    assert build(photos).num_unchanged == 6
+
+
+@needs_permissions
+def test_index_command_names_what_it_keeps(run, photos):
+    arguments = ["index", str(run), str(photos), "--out", "index"]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    lock_folder(photos / "sub")
+    (photos / "@eaDir").mkdir()
+    with as_ordinary_user():
+        result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0
+    assert "Files: 4 unchanged, 2 kept without their file." in result.output
+    assert "Excluded, 1:\n  @eaDir\n" in result.output
+    assert f"warning: {photos}: 'sub': the folder cannot be read: Permission denied." in result.output
+    result = CliRunner().invoke(app, ["index", str(run), str(photos), "--out", "index", "--remove-missing", "--exclude", "usb", "--json"])
+    assert json.loads(result.stdout)["removed"] == ["usb/4.png", "usb/5.png"]
+
+
+@needs_permissions
 def test_index_reads_file_again_after_its_cause_is_gone(build, photos, monkeypatch):
     (photos / "0.png").chmod(0)
     with as_ordinary_user():
@@ -217,10 +261,12 @@ def test_index_reads_video_after_its_package_is_installed(build, photos, monkeyp
     assert report.num_encoded == 1 and not report.skipped
 
 
-def test_decoder_versions_contain_pyav(monkeypatch):
+def test_decoder_versions_contain_pyav(monkeypatch, tmp_path):
+    before = _cache_key(Listing(tmp_path), 0, False, False)
     assert f"PyAV {video.version('av')}" in video.decoder_versions() and "JPEG" in video.decoder_versions()
     monkeypatch.setattr(video, "version", lambda name: (_ for _ in ()).throw(video.PackageNotFoundError(name)))
     assert "PyAV not installed" in video.decoder_versions()
+    assert _cache_key(Listing(tmp_path), 0, False, False) != before
 
 
 @needs_permissions

@@ -1,4 +1,4 @@
-"""Build or update an index: encode new and changed files, keep the vectors of moved ones, and delete those of files that are gone.
+"""Build or update an index: encode new and changed files, keep the vectors of moved ones, and delete missing ones.
 
 A file is gone if its folder was read and does not contain it. Items of files that may still exist are kept, with a warning: in a folder that
 cannot be read, in a folder that is empty as if its drive were not mounted, and all of them if more than half of the files are missing.
@@ -141,7 +141,7 @@ def build_index(
         moment_seconds: Length of a moment of a clip in seconds. Default: 4, or that of the existing index.
         embedding_dim: Matryoshka dimension of the vectors. Default: all dimensions, or those of the existing index.
         full_decoding: Whether to decode JPEG files in full. An existing index keeps its setting.
-        exclude: Patterns of names and paths that are not indexed. Default: those of the existing index.
+        exclude: Patterns of names and paths that are not indexed. Default: the recorded patterns of an existing index.
         remove_missing: Whether to remove items of missing files also if more than half are missing, or their folder is empty.
         moved: Whether ``source`` is the new place of the source of an existing index.
         compression: Whether to measure other encodings of the vectors.

@@ -231,7 +231,10 @@ def _list_source(path: str | Path, exclusion: Exclusion) -> FileCollection:
     except DataError as error:
         if not takes_all:
             raise
-        if not isinstance(error, NoDataset):
+        if storage.is_transient_error(error):
+            # Images in an archive, and images with other names, may exist. Only the list contains them.
+            listed.unreadable["."] = f"the captions cannot be read: {str(error).removesuffix('.')}"
+        elif not isinstance(error, NoDataset):
             listed.skipped.append(f"The folder is indexed without its captions. {error}")
     else:
         listed.add_dataset(dataset, exclusion)
