@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import PIL
 from PIL.Image import Image as PILImage
 
-from visavis import __version__, storage
+from visavis import storage
 from visavis.data.images import COPY_AGAIN, MAX_PIXELS, supported_formats
 from visavis.errors import DataError, requires_extra
 
@@ -50,11 +50,11 @@ def decoder_versions() -> str:
     Returns:
         Versions of visavis, Pillow and PyAV, and the image formats.
     """
-    try:
-        av_version = version("av")
-    except PackageNotFoundError:
-        av_version = "not installed"
-    return ", ".join([f"visavis {__version__}", f"Pillow {PIL.__version__}", f"PyAV {av_version}", *supported_formats()])
+    versions = [f"Pillow {PIL.__version__}"]
+    for package in ("visavis", "av"):
+        with suppress(PackageNotFoundError):
+            versions.append(f"{package} {version(package)}")
+    return ", ".join([*versions, *supported_formats()])
 
 
 def is_video(name: str) -> bool:
