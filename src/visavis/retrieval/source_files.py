@@ -137,7 +137,10 @@ def list_readable_files(path: str | Path, exclude: Sequence[str] = ()) -> FileCo
         exclude: Patterns of names or paths to leave out.
 
     Returns:
-        The files, and all that is left out. The whole source is unreadable if it is missing, or its list is invalid.
+        The files, and all that is left out. The whole source is unreadable if it is missing, or its list cannot be read.
+
+    Raises:
+        DataError: If a list or table is invalid.
     """
     exclusion = Exclusion(tuple(exclude))
     try:
@@ -146,6 +149,8 @@ def list_readable_files(path: str | Path, exclude: Sequence[str] = ()) -> FileCo
         root, problem = source_root(path), str(error).removesuffix(".")
         if not os.path.exists(root):
             problem = "the folder does not exist. Mount its drive, or pass its new place with --moved"
+        elif not storage.is_transient_error(error):
+            raise
         return FileCollection(root, unreadable={".": problem}, skipped=(f"{root}: {problem}.",), exclusion=exclusion)
 
 
