@@ -15,6 +15,7 @@ is removed. So you can stop the study at any time, by Ctrl-C or a power cut, and
 - validation RSUM and similarities by epoch, and the standard deviation of the negatives at the end
 - how many samples still contribute to the gradient at the end (``diagnose``)
 - how well its scores agree with human ratings
+- the instructions of the processor and the version of torch, on which the last bits depend (``studies/drift.py``)
 
 ``studies/claims.py`` reads all of it.
 """
@@ -202,6 +203,7 @@ def train_and_measure(run: Run) -> dict[str, Any]:
     if outcome.failure:
         return {**line, "failure": outcome.failure}
     line |= {"validation_rsum": outcome.validation_rsum, "seconds": round(outcome.seconds, 1)}
+    line |= {"processor": torch.backends.cpu.get_cpu_capability(), "torch": torch.__version__}
     if not run.experiment.tunes:
         best = open_run(run.folder, read_run_recipe(run.folder), NoProgress())
         line |= {

@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import io
 import json
 import logging
 import os
@@ -31,6 +32,7 @@ from visavis.api.catalog_entries import docstring_arguments, docstring_commands
 from visavis.cli import commands, console, help_texts, logs
 from visavis.cli.terminal import ENDING_SIGNALS
 from visavis.data import open_dataset
+from visavis.data.images import decode_image
 from visavis.progress import TrainingStep
 from visavis.synthetic import write_synthetic_scenes
 
@@ -611,6 +613,17 @@ def test_warnings_and_log_are_one_line_on_stderr(capfd):
         logging.getLogger("visavis.storage.cache").debug("hidden")
         errors.warn("No pair is negative.")
     assert capfd.readouterr().err == "warning: cache\\n\\x1b[2J is damaged.\nwarning: No pair is negative.\n"
+
+
+@pytest.mark.filterwarnings("always")
+def test_warnings_of_pillow_are_debug_messages(capfd):
+    """The photo has damaged metadata, and Pillow warns without its name."""
+    file = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(file, "JPEG", exif=b"Exif\0\0II*\0\x08\0\0\0\1\0")
+    for verbose in (False, True):
+        with logs.log_to_stderr(verbose=verbose):
+            assert decode_image(file.getvalue(), "photo.jpg").size == (8, 8)
+        assert ("Corrupt EXIF data" in capfd.readouterr().err) == verbose
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,11 @@ import zlib
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import ExifTags, Image, ImageOps
 
 from visavis.data import images as transforms
-from visavis.data.images import ImageError, decode_image, image_size
+from visavis.data.images import ImageError, convert_image, decode_image, image_size, make_thumbnail, supported_formats, upright_size
+from visavis.models.image_inputs import read_image
 
 
 def saved(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
@@ -31,19 +32,65 @@ def pixel(content: bytes) -> tuple[int, int, int]:
     return image.getpixel((0, 0))
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_decode_image_applies_orientation(orientation):
-    upright = Image.new("RGB", (24, 16))
-    upright.paste("red", (0, 0, 8, 8))
-    stored = {1: [], 2: [0], 3: [3], 4: [1], 5: [5], 6: [2], 7: [6], 8: [4]}[orientation]
-    turned = upright
-    for turn in stored:
-        turned = turned.transpose(Image.Transpose(turn))
+ORIENTED = {
+    "JPEG": ("JPEG", {}),
+    "MPO": ("MPO", {"save_all": True, "append_images": [noise(8, 8)]}),
+    "PNG": ("PNG", {}),
+    "WebP": ("WEBP", {"lossless": True}),
+    "AVIF": ("AVIF", {}),
+    "raw TIFF": ("TIFF", {}),
+    "LZW TIFF": ("TIFF", {"compression": "tiff_lzw"}),
+    "deflate TIFF": ("TIFF", {"compression": "tiff_adobe_deflate"}),
+    "JPEG TIFF": ("TIFF", {"compression": "jpeg"}),
+}
+
+
+def oriented(case: str, orientation: object, image: Image.Image | None = None) -> bytes:
+    kind, options = ORIENTED[case]
     exif = Image.Exif()
-    exif[0x0112] = orientation
-    content = saved(turned, "PNG", exif=exif)
-    np.testing.assert_array_equal(np.asarray(decode_image(content, "x")), np.asarray(upright))
-    assert image_size(content, "x") == (24, 16)
+    exif[ExifTags.Base.Orientation] = orientation
+    metadata = {"tiffinfo": {ExifTags.Base.Orientation: orientation}} if kind == "TIFF" else {"exif": exif}
+    return saved(image or noise(48, 32), kind, **metadata, **options)
+
+
+@pytest.mark.parametrize("case", ORIENTED)
+def test_images_are_turned_as_pillow_turns_them(case):
+    if case == "AVIF" and "AVIF" not in supported_formats():
+        pytest.skip("this Pillow was built without AVIF")
+    for orientation in range(1, 9):
+        content = oriented(case, orientation)
+        upright = ImageOps.exif_transpose(Image.open(io.BytesIO(content))).convert("RGB")
+        opened = [decode_image(content, "x"), convert_image(Image.open(io.BytesIO(content)), "x"), make_thumbnail(content, "x", 48)]
+        # A decoded image is not turned again.
+        opened += [convert_image(opened[0], "x"), read_image(opened[1], "x"), read_image(content, "x")]
+        for image in opened:
+            np.testing.assert_array_equal(np.asarray(image), np.asarray(upright))
+        assert image_size(content, "x") == upright_size(content, "x") == upright.size
+        reduced = decode_image(content, "x", min_side=8)
+        assert (reduced.width < reduced.height) == (orientation > 4)
+
+
+@pytest.mark.parametrize("orientation", [b"\3\0\1\0\0\0\0\0\0\0", b"\3\0\1\0\0\0\x09\0\0\0", b"\2\0\2\0\0\x006\0\0\0"])
+def test_images_ignore_unknown_orientations(orientation):
+    """The numbers 0 and 9, and the text 6."""
+    content = saved(noise(48, 32), "JPEG", exif=b"Exif\0\0II*\0\x08\0\0\0\1\0\x12\1" + orientation + bytes(4))
+    assert decode_image(content, "x").size == upright_size(content, "x") == image_size(content, "x") == (48, 32)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_images_ignore_damaged_metadata():
+    """``ImageOps.exif_transpose`` fails on all of these, because it writes the metadata again."""
+    for exif in (b"Exif\0\0garbage", b"MM\0*"):
+        content = saved(noise(48, 32), "PNG", exif=exif)
+        assert decode_image(content, "x").size == upright_size(content, "x") == (48, 32)
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation], exif[ExifTags.Base.XResolution] = 6, 72.0
+    content = saved(noise(48, 32), "JPEG", exif=exif)
+    # The type of the resolution becomes an integer.
+    content = content.replace(b"\x01\x1a\x00\x05", b"\x01\x1a\x00\x02")
+    with pytest.raises((TypeError, AttributeError, struct.error)):
+        ImageOps.exif_transpose(Image.open(io.BytesIO(content)))
+    assert decode_image(content, "x").size == upright_size(content, "x") == (32, 48)
 
 
 def test_decode_image_converts_modes_to_rgb():
@@ -71,6 +118,17 @@ def png_of(width: int, height: int) -> bytes:
 
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 100)) + chunk(b"IEND", b"")
+
+
+def jpeg_of(width: int, height: int, *, scans: bool = False, **options: object) -> bytes:
+    """A small JPEG whose header claims another size, and a scan for each component if wanted."""
+    content = bytearray(saved(noise(16, 16), "JPEG", **options))
+    frame = content.index(b"\xff\xc2" if options else b"\xff\xc0")
+    content[frame + 5 : frame + 9] = struct.pack(">HH", height, width)
+    if scans:
+        scan = content.index(b"\xff\xda")
+        content[scan + 2 : scan + 14] = struct.pack(">HBBBBBB", 8, 1, 1, 0, 0, 63, 0)
+    return bytes(content)
 
 
 JPEG, WEBP = saved(noise(), "JPEG"), saved(noise(), "WEBP")
@@ -102,7 +160,14 @@ BROKEN = {
         r"3 frames\), expected a single image. Save",
     ),
     "80 million pixels": (png_of(8_000, 10_000), "decompression bomb", "8000 x 10000 pixels, expected at most 64 million. Reduce"),
-    "2.5 billion pixels": (png_of(50_000, 50_000), "decompression bomb", "too many pixels, expected at most 64 million. Reduce"),
+    "2.5 billion pixels": (png_of(50_000, 50_000), "decompression bomb", "50000 x 50000 pixels, expected at most 64 million. Reduce"),
+    "JPEG of 1.6 billion": (jpeg_of(40_000, 40_000), "decompression bomb", "40000 x 40000 pixels, expected at most 1,024 million"),
+    "progressive JPEG of 144 million": (
+        jpeg_of(12_000, 12_000, progressive=True),
+        "decompression bomb",
+        "12000 x 12000 pixels, expected at most 128 million",
+    ),
+    "JPEG in scans of 144 million": (jpeg_of(12_000, 12_000, scans=True), "decompression bomb", "expected at most 128 million"),
 }
 
 
@@ -115,6 +180,22 @@ def test_decode_image_reports_broken_images(case, opened):
     assert broken.value.kind == kind
     assert str(broken.value).startswith("image photos/x.jpg ")
     assert "\n" not in str(broken.value)
+
+
+def test_large_jpegs_are_decoded_at_a_reduced_size(recwarn):
+    """Photos of 108 and 200 megapixels of phones and panoramas. Pillow warns above 89 megapixels, and raises an error above 179."""
+    assert decode_image(jpeg_of(9_000, 8_000), "x").size == (4_500, 4_000)
+    content = jpeg_of(16_000, 12_000)
+    assert upright_size(content, "x") == image_size(content, "x") == (16_000, 12_000)
+    assert decode_image(content, "x", min_side=448).size == (2_000, 1_500)
+    assert make_thumbnail(content, "x", 480, max_pixels=20_000_000).size == (480, 360)
+    assert not recwarn
+
+
+def test_large_image_of_another_format_is_refused_silently(recwarn):
+    with pytest.raises(ImageError, match="10000 x 10000 pixels, expected at most 64 million"):
+        decode_image(png_of(10_000, 10_000), "x")
+    assert not recwarn
 
 
 def test_decode_image_accepts_mpo_with_preview():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,7 @@ from visavis.models import Matcher, VSEPlusPlus
 from visavis.models.base import get_vectors
 from visavis.models.device import choose_device
 from visavis.models.encoders.encoder_spec import EncoderSpec
+from visavis.models.image_inputs import read_image
 from visavis.models.inference import encode_items, equal_batches, score_all_pairs
 from visavis.models.processor import Processor
 from visavis.models.retriever import Retriever
@@ -189,6 +192,97 @@ def test_encode_images_accepts_every_kind_of_image(model, images, tmp_path):
         assert torch.equal(model.encode_images([kind]), expected)
         assert torch.equal(model.score([kind], SENTENCES), model.score([image], SENTENCES))
     assert torch.equal(model.encode_images(np.stack([pixels, pixels])), model.encode_images([image, image]))
+
+
+def _image_files(folder: Path) -> list[Path]:
+    """One file for each mode that a format stores, and files with an orientation, frames or more pixels than a model reads."""
+    pixels = np.random.default_rng(0).integers(0, 256, (24, 36, 4), dtype=np.uint8)
+    image, rgb = Image.fromarray(pixels), Image.fromarray(pixels[..., :3])
+    deep = pixels[..., 0].astype(np.uint16) * 200
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    palette = rgb.quantize(8)
+    large = rgb.resize((1800, 1200))
+    files: dict[str, tuple[Image.Image, dict[str, object]]] = {
+        "16 bit.png": (Image.fromarray(deep), {}),
+        "16 bit.tif": (Image.fromarray(deep), {}),
+        "32 bit.tif": (Image.fromarray(deep.astype(np.int32)), {}),
+        "float.tif": (Image.fromarray(pixels[..., 0].astype(np.float32) / 255), {}),
+        "bits.png": (rgb.convert("1"), {}),
+        "gray.png": (rgb.convert("L"), {}),
+        "gray with transparency.png": (image.convert("LA"), {}),
+        "transparent.png": (image, {}),
+        "transparent.webp": (image, {"lossless": True}),
+        "transparent color.png": (rgb, {"transparency": tuple(pixels[0, 0, :3].tolist())}),
+        "palette.png": (palette, {}),
+        "palette with transparency.png": (palette, {"transparency": 3}),
+        "palette with levels.png": (palette, {"transparency": bytes(range(0, 256, 32))}),
+        "palette.gif": (palette, {"transparency": 3}),
+        "moving.gif": (palette, {"save_all": True, "append_images": [rgb.rotate(90).quantize(8)]}),
+        "pages.tif": (rgb, {"save_all": True, "append_images": [rgb.rotate(90)]}),
+        "print.jpg": (rgb.convert("CMYK"), {}),
+        "print.tif": (rgb.convert("CMYK"), {}),
+        "lab.tif": (rgb.convert("LAB"), {}),
+        "large.jpg": (large, {}),
+        "large turned.jpg": (large, {"exif": exif}),
+        "large preview.mpo": (large, {"exif": exif, "save_all": True, "append_images": [rgb]}),
+        **{f"turned{suffix}": (rgb, {"exif": exif}) for suffix in (".jpg", ".png", ".webp")},
+        "turned.tif": (rgb, {"tiffinfo": {0x0112: 6}}),
+    }
+    for name, (content, options) in files.items():
+        content.save(folder / name, **options)
+    return [folder / name for name in files]
+
+
+def _open_image(file: Path) -> Image.Image:
+    return Image.open(io.BytesIO(file.read_bytes()))
+
+
+def test_encode_images_reads_a_pillow_image_as_its_file(model, tmp_path):
+    files = _image_files(tmp_path)
+    expected = model.encode_images(files)
+    pixels = [model.processor.preprocess([read_image(file, "x", model.processor.min_side)]) for file in files]
+    assert len({row.numpy().tobytes() for row in pixels}) > len(files) // 2, "most images must differ"
+    assert torch.equal(model.encode_images([file.read_bytes() for file in files]), expected)
+    opened = list(map(_open_image, files))
+    assert torch.equal(model.encode_images(opened), expected)
+    for image, file in zip(opened, files, strict=True):
+        assert (image.size, image.mode) == (_open_image(file).size, _open_image(file).mode), "the image must not change"
+        image.load()
+    small = [number for number, file in enumerate(files) if not file.name.startswith("large")]
+    # A large JPEG that is decoded has more pixels than one that is decoded at a reduced size.
+    arrays = [np.asarray(read_image(image, "x")) for image in opened]
+    tensors = [torch.from_numpy(array.copy()).permute(2, 0, 1) for array in arrays]
+    for kind in (opened, arrays, tensors, [tensor / 255 for tensor in tensors]):
+        rows = model.encode_images(kind)
+        assert torch.equal(rows[small], expected[small])
+        torch.testing.assert_close(rows, expected, rtol=0, atol=0.05)
+
+
+@pytest.mark.parametrize("suffix", ["png", "gif", "tif", "jpg"])
+def test_read_image_reads_an_opened_image_several_times(suffix, tmp_path):
+    """Threads that decode one opened image at once damage it."""
+    noise = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
+    Image.fromarray(noise).resize((600, 400)).save(tmp_path / f"image.{suffix}")
+    with Image.open(tmp_path / f"image.{suffix}") as image, ThreadPoolExecutor(8) as threads:
+        first, *others = threads.map(lambda _: read_image(image, "x").tobytes(), range(32))
+    assert others == [first] * 31
+
+
+def test_encode_images_uses_the_current_frame(model, tmp_path):
+    frames = [Image.new("RGB", (24, 24), color) for color in ("red", "blue")]
+    frames[0].save(tmp_path / "moving.gif", save_all=True, append_images=frames[1:])
+    image = _open_image(tmp_path / "moving.gif")
+    image.seek(1)
+    assert torch.equal(model.encode_images([image]), model.encode_images(frames[1:]))
+
+
+def test_encode_images_names_a_closed_image(model, images, tmp_path):
+    images[0].save(tmp_path / "image.png")
+    with Image.open(tmp_path / "image.png") as image:
+        pass
+    with pytest.raises(DataError, match=r"^image images\[1\] is closed, expected an open one\. Pass its path"):
+        model.encode_images([images[0], image])
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,13 @@
 """Building, updating and searching indexes of folders and data sets, also after killed processes."""
 
 import dataclasses
+import io
 import json
 import os
 import random
 import shutil
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,11 +21,13 @@ from visavis.errors import DataError, RefusedOverwrite, RunError, VisavisError
 from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.progress import NoProgress
 from visavis.retrieval import encoding
+from visavis.retrieval.default_index import index_if_images
 from visavis.retrieval.index_builder import build_index
 from visavis.retrieval.index_folder import Index, read_manifest, write_manifest
 from visavis.retrieval.index_search import SearchQuery, search_index
 from visavis.retrieval.items import ItemFilter
 from visavis.retrieval.source_files import list_source_files
+from visavis.server.image_cache import render_jpeg
 
 ODD = {
     "gray.png": Image.new("L", (40, 30), 90),
@@ -96,6 +100,42 @@ def test_index_reads_unusual_images_and_skips_bad_files(run, photos, tmp_path):
     assert (again.num_encoded, again.num_unchanged, len(again.skipped)) == (0, built.num_items, 3)
 
 
+def test_index_of_a_served_folder_lists_what_is_left_out(run, photos, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("phone.heic", "a.xmp", "b.xmp"):
+        (photos / name).write_bytes(b"content")
+    progress, messages = NoProgress(), []
+    progress.message = messages.append
+    assert index_if_images(photos, str(run), progress) == Path("indexes/photos")
+    left_out, others = messages[-2:]
+    assert left_out.startswith("Left out, 1: 'phone.heic': expected a JPEG, PNG or other supported image, got a .heic file.")
+    assert left_out.endswith(f" List all with visavis index {photos}.")
+    assert others == "2 other files: .xmp."
+
+
+def test_index_turns_photos_upright(run, scenes, tmp_path):
+    """All files show the same photo, stored in another orientation."""
+    photos, upright = tmp_path / "photos", Image.open(min((scenes / "images").iterdir())).convert("RGB").crop((0, 0, 40, 24))
+    photos.mkdir()
+    turns = {2: "FLIP_LEFT_RIGHT", 3: "ROTATE_180", 4: "FLIP_TOP_BOTTOM", 5: "TRANSPOSE", 6: "ROTATE_90", 7: "TRANSVERSE", 8: "ROTATE_270"}
+    for orientation, turn in turns.items():
+        stored, exif = upright.transpose(Image.Transpose[turn]), Image.Exif()
+        exif[0x0112] = orientation
+        stored.save(photos / f"{orientation}.png", exif=exif)
+        stored.save(photos / f"{orientation}.tif", tiffinfo={0x0112: orientation}, compression="tiff_lzw")
+    build(run, photos, tmp_path / "index")
+    items, vectors = content(tmp_path / "index")
+    assert len(items) == 14
+    assert np.abs(vectors - vectors[0]).max() < 1e-6
+    assert len({item.dhash for item in items}) == 1
+    index = Index.open(tmp_path / "index")
+    shown = {render_jpeg(index.locate(item), item, "thumbnail") for item in items}
+    assert [Image.open(io.BytesIO(jpeg)).size for jpeg in shown] == [(40, 24)]
+    with Image.open(photos / "8.tif") as opened:
+        found = search_index(index, SearchQuery(images=((1.0, opened),)), top=14).hits
+    assert min(hit.score for hit in found) == pytest.approx(1, abs=1e-5)
+
+
 def test_index_lists_photos_of_unsupported_formats(run, photos, tmp_path):
     for name in ("phone.HEIC", "camera.cr2", "notes.txt"):
         (photos / name).write_bytes(b"content")
@@ -103,6 +143,7 @@ def test_index_lists_photos_of_unsupported_formats(run, photos, tmp_path):
     assert built.num_items == 40
     expected = "expected a JPEG, PNG or other supported image, got a {} file. Convert it to JPEG."
     assert built.skipped == (f"'camera.cr2': {expected.format('.cr2')}", f"'phone.HEIC': {expected.format('.heic')}")
+    assert built.other_files == "1 other file: .txt"
 
 
 def test_index_update_equals_new_index(run, photos, tmp_path):
@@ -274,7 +315,7 @@ def large_photos(tmp_path):
 
 def test_index_keeps_full_decoding(dual_encoders, large_photos, tmp_path):
     photos, model = large_photos, dual_encoders / "clip"
-    decoded = [Image.open(path) for path in sorted(photos.iterdir())]
+    decoded = [Image.open(path).convert("RGB") for path in sorted(photos.iterdir())]
     expected = visavis.load(model).encode_images(decoded).numpy()
     differences = {}
     for full_decoding in (False, True):

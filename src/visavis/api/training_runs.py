@@ -289,6 +289,7 @@ def compare(
     model: str | Sequence[str] = (),
     grid: str | Sequence[str] = (),
     seeds: int | None = None,
+    tune: bool = True,
     budget: str | None = None,
     data: str | Path | None = None,
     feedback: str | Path | None = None,
@@ -302,7 +303,8 @@ def compare(
 ) -> Comparison:
     """Compare objectives, models and settings on one data set, with confidence intervals and tests.
 
-    All settings have the same seeds and batches. A run computes with one thread unless ``training.threads`` is set.
+    All settings have the same seeds, batches and number of tried learning rates, which validation selects. A run computes with one thread
+    unless ``training.threads`` is set.
 
     Args:
         recipe: TOML file or name of a shipped recipe. Default: chosen from the encoders available.
@@ -310,6 +312,7 @@ def compare(
         model: Model, such as "VSE++(embedding_dim=512)".
         grid: Values of a recipe key, such as "phases.0.optimizer.lr=[3e-4, 1e-3]". The best on validation is reported.
         seeds: Number of seeds per setting. Default: 5.
+        tune: Select the learning rate of each setting first. Takes less time than the runs. A grid of learning rates replaces it.
         budget: Training time, such as 30m: after 1, 2, 4, ... seeds the better half continues. Default: no limit.
         data: Data set. Default: the recipe's.
         feedback: Feedback file of visavis serve as a second test. It is not used for any choice. Default: none.
@@ -360,6 +363,7 @@ def compare(
             (to_list(objective), to_list(model), to_list(grid)),
             DEFAULT_SEEDS if seeds is None else seeds,
             successive_halving=budget is not None,
+            tune=tune,
         )
         comparison = start_comparison(plan, optional_path(out), pool, progress, feedback=feedback, budget_s=budget_s)
     if trec:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -50,5 +51,7 @@ def log_to_stderr(*, verbose: bool = False, quiet: bool = False) -> Iterator[Non
         warnings.showwarning = show
 
 
-def _log_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    LOGGER.warning("%s", message)
+def _log_warning(message: Warning | str, category: type[Warning], filename: str, *_: Any, **__: Any) -> None:  # noqa: ARG001
+    # Pillow warns about odd metadata of a photo without its name. An image that cannot be decoded is an error.
+    is_from_pillow = os.path.basename(os.path.dirname(filename)) == "PIL"
+    LOGGER.log(logging.DEBUG if is_from_pillow else logging.WARNING, "%s", message)

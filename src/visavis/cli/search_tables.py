@@ -40,6 +40,8 @@ def print_index_report(report: IndexReport) -> None:
             print_line(f"  {text}")
         if len(lines) > MAX_LISTED_LINES:
             print_line(f"  ... and {len(lines) - MAX_LISTED_LINES:,} more: --json lists all.")
+    if report.other_files is not None:
+        print_line(f"{report.other_files}.")
     if report.compression is not None:
         print_compression(report.compression)
     print_line(f"Index: {report.folder}")

@@ -11,21 +11,32 @@ from __future__ import annotations
 
 import io
 import math
+import struct
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 
 import numpy as np
+import PIL
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import ExifTags, Image, JpegImagePlugin
 from PIL.Image import Resampling, Transpose
 
 from visavis import storage
 from visavis.errors import DataError
 
 MAX_PIXELS = 64_000_000
+"""Largest number of pixels of an image in memory. A larger JPEG is decoded at a reduced size."""
+# Size of a JPEG file, as a multiple of the pixels in memory. A reduced baseline JPEG is decoded row by row: 400 million pixels take 0.4 s and
+# 53 MiB. A progressive one needs all its coefficients, 6 bytes per pixel: 400 million take 2.3 GiB (Pillow 13.0, libjpeg-turbo 3.1).
+_MAX_JPEG_FACTOR = 16
+_MAX_PROGRESSIVE_FACTOR = 2
+_JPEG_FORMATS = ("JPEG", "MPO")
+# Increase it after each change of the images that can be decoded.
+_DECODING_VERSION = 2
 
-_ORIENTATION_TAG = 0x0112
+# As in ImageOps.exif_transpose, which fails where it cannot write the other metadata of a photo.
 _TRANSPOSE_OF_ORIENTATION = {
     2: Transpose.FLIP_LEFT_RIGHT,
     3: Transpose.ROTATE_180,
@@ -35,6 +46,7 @@ _TRANSPOSE_OF_ORIENTATION = {
     7: Transpose.TRANSVERSE,
     8: Transpose.ROTATE_90,
 }
+_ORIENTATION_METADATA = ("exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp")
 COPY_AGAIN = "Copy it again from its source"
 """Fix of a damaged image or video, without its period."""
 _MAGIC_BYTES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM", b"II*\0", b"MM\0*", b"RIFF")
@@ -58,26 +70,67 @@ def decode_image(content: bytes, name: str, *, min_side: int = 0, allow_animated
     """Decode an image file.
 
     Transparency is composed over white, and 16-bit values are scaled to 8 bits. Floating-point values are read as 0 to 1 if none exceeds 1,
-    else as 0 to 255.
+    else as 0 to 255. NaN and infinity are black.
 
     Args:
         content: Content of the file.
         name: Name of the image, for errors.
         min_side: A JPEG is decoded at a half, a quarter or an eighth of its size if its shorter side keeps this number of pixels.
-            0: always in full.
+            0: in full, unless it has more than 64 million pixels.
         allow_animated: Whether to decode the first frame of an animation, instead of raising an error.
 
     Returns:
         An upright RGB image (EXIF orientation applied).
 
     Raises:
-        ImageError: If the content is truncated, not an image, animated, or has more than 64 million pixels.
+        ImageError: If the content is truncated, not an image, animated, or has too many pixels: more than 64 million, or 1,024 million of a
+            JPEG (128 million of a progressive one).
     """
     with _translate_errors(name):
         image = _open(content, name, allow_animated=allow_animated)
-        if min_side:
-            image.draft("RGB", (min_side, min_side))
-        return _to_rgb(_transpose_upright(image, _orientation(image)))
+        _reduce(image, min_side)
+        return _to_upright_rgb(image)
+
+
+def convert_image(image: Image.Image, name: str, *, min_side: int = 0) -> Image.Image:
+    """Convert an opened image as ``decode_image`` converts its file.
+
+    Args:
+        image: Pillow image of any mode. Of an animation, its current frame is used.
+        name: Name of the image, for errors.
+        min_side: As for ``decode_image``, of a JPEG that was not decoded yet.
+
+    Returns:
+        An upright RGB image.
+
+    Raises:
+        ImageError: If the image cannot be decoded, or its file is closed.
+    """
+    with _translate_errors(name):
+        with _DECODING[hash((id(image),)) % len(_DECODING)]:
+            if getattr(image, "tile", None) and getattr(image, "fp", None) is None:
+                raise ImageError("closed image", "is closed, expected an open one. Pass its path, or close it later", name)
+            content = _read_undecoded_jpeg(image)
+            if content is None:
+                image.load()
+        return _to_upright_rgb(image) if content is None else decode_image(content, name, min_side=min_side)
+
+
+# An opened image that occurs twice in a batch is not decoded by two threads at once, which damages it.
+_DECODING = tuple(threading.Lock() for _ in range(64))
+
+
+def _read_undecoded_jpeg(image: Image.Image) -> bytes | None:
+    """Read the file of an opened JPEG, which stays as it is. None for another image, and after a change of its size or frame."""
+    if not isinstance(image, JpegImagePlugin.JpegImageFile) or image.decoderconfig or image.tell():
+        return None
+    if image.fp is None or not image.tile:
+        return None
+    position = image.fp.tell()
+    image.fp.seek(0)
+    content = image.fp.read()
+    image.fp.seek(position)
+    return content
 
 
 def upright_size(content: bytes, name: str) -> tuple[int, int]:
@@ -113,7 +166,7 @@ def image_size(content: bytes, name: str) -> tuple[int, int]:
     with _translate_errors(name):
         image = _open(content, name)
         size = _upright_size(image)
-        image.draft("RGB", (1, 1))
+        _reduce(image, 1)
         image.load()
         return size
 
@@ -125,7 +178,7 @@ def make_thumbnail(content: bytes, name: str, max_side: int, *, max_pixels: int 
         content: Content of the file.
         name: Name of the image, for errors.
         max_side: Largest width and height in pixels.
-        max_pixels: Largest number of pixels of the original image.
+        max_pixels: Largest number of pixels of the decoded image. A larger JPEG is decoded at a reduced size.
 
     Returns:
         An upright RGB image.
@@ -136,14 +189,13 @@ def make_thumbnail(content: bytes, name: str, max_side: int, *, max_pixels: int 
     with _translate_errors(name):
         image = _open(content, name, allow_animated=True, max_pixels=max_pixels)
         profile, mode = image.info.get("icc_profile"), image.mode
-        image.draft("RGB", (max_side, max_side))
-        orientation = _orientation(image)
-        image = _to_rgb(image)
+        _reduce(image, max_side, max_pixels)
+        image = _to_upright_rgb(image)
         image.thumbnail((max_side, max_side), Image.Resampling.LANCZOS, reducing_gap=2.0)
         if profile and mode == "RGB":
             image = _to_srgb(image, profile)
         # The copy of the pixels has no metadata.
-        return Image.fromarray(np.asarray(_transpose_upright(image, orientation)))
+        return Image.fromarray(np.asarray(image))
 
 
 def _to_srgb(image: Image.Image, profile: bytes) -> Image.Image:
@@ -182,22 +234,31 @@ def supported_formats() -> tuple[str, ...]:
     return tuple(name for name in ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000") if name in Image.OPEN)
 
 
+def decoder_version() -> str:
+    """Return a text that changes with the decoders, so that an image that they could not decode is tried again.
+
+    Returns:
+        Versions of the decoding and of Pillow, and the supported formats.
+    """
+    return f"{_DECODING_VERSION} {PIL.__version__} {' '.join(supported_formats())}"
+
+
 def _open(content: bytes, name: str, *, allow_animated: bool = False, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """Open an image without decoding it, after all checks that its header allows."""
     if not content:
         raise ImageError("truncated image", f"is truncated: the file is empty (0 bytes). {COPY_AGAIN}", name)
-    try:
-        image = Image.open(io.BytesIO(content), formats=supported_formats())
-    except UnidentifiedImageError:
+    image = _identify(content)
+    if image is None:
         if content.startswith(_MAGIC_BYTES):
             problem = f"is truncated or damaged in its header ({len(content)} bytes). {COPY_AGAIN}"
-            raise ImageError("truncated image", problem, name) from None
+            raise ImageError("truncated image", problem, name)
         problem = f"is not an image of a known format ({', '.join(supported_formats())}). Convert it to JPEG or PNG, or remove it"
-        raise ImageError("not an image", problem, name) from None
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise _too_large("too many pixels", max_pixels, name) from None
+        raise ImageError("not an image", problem, name)
+    if image.width * image.height > max_pixels and image.format in _JPEG_FORMATS:
+        max_pixels *= _MAX_PROGRESSIVE_FACTOR if _is_progressive(content) else _MAX_JPEG_FACTOR
     if image.width * image.height > max_pixels:
-        raise _too_large(f"{image.width} x {image.height} pixels", max_pixels, name)
+        problem = f"has {image.width} x {image.height} pixels, expected at most {max_pixels / 1e6:,.0f} million. Reduce its size"
+        raise ImageError("decompression bomb", problem, name)
     # An MPO is a photo with previews.
     if not allow_animated and image.format != "MPO" and (frames := getattr(image, "n_frames", 1)) > 1:
         problem = f"is animated or has pages ({frames} frames), expected a single image. Save one of them as a file"
@@ -205,38 +266,85 @@ def _open(content: bytes, name: str, *, allow_animated: bool = False, max_pixels
     return image
 
 
-def _too_large(pixels: str, max_pixels: int, name: str) -> ImageError:
-    problem = f"has {pixels}, expected at most {max_pixels / 1e6:.0f} million. Reduce its size"
-    return ImageError("decompression bomb", problem, name)
+def _identify(content: bytes) -> Image.Image | None:
+    """Open an image as ``Image.open``, without its limit of pixels. It warns on stderr, and it also holds for a reduced JPEG."""
+    for name in supported_formats():
+        factory, accept = Image.OPEN[name]
+        is_accepted = accept is None or accept(content[:16])
+        # Pillow returns a text if it was built without the decoder.
+        if not is_accepted or isinstance(is_accepted, str):
+            continue
+        try:
+            return factory(io.BytesIO(content), "")
+        except (SyntaxError, IndexError, TypeError, struct.error):
+            continue
+    return None
+
+
+def _is_progressive(content: bytes) -> bool:
+    """Whether a JPEG has several scans, which are all decoded before the first row of pixels."""
+    file = io.BytesIO(content)
+    image = JpegImagePlugin.JpegImageFile(file)
+    # Pillow stops after the header of the first scan, which begins with its own length and its number of components.
+    length = 6 + 2 * image.layers
+    start = file.tell() - length
+    return "progressive" in image.info or content[start : start + 3] != struct.pack(">HB", length, image.layers)
+
+
+def _reduce(image: Image.Image, min_side: int, max_pixels: int = MAX_PIXELS) -> None:
+    """Let a JPEG be decoded at a reduced size. Other formats are decoded in full."""
+    if image.format not in _JPEG_FORMATS:
+        return
+    width, height = image.size
+    needed = next((factor for factor in (1, 2, 4) if width * height <= max_pixels * factor**2), 8)
+    factor = max(needed, min(width, height) // min_side if min_side else 1)
+    if min_side or needed > 1:
+        image.draft("RGB", (max(1, width // factor), max(1, height // factor)))
 
 
 def _orientation(image: Image.Image) -> int:
-    """EXIF orientation, from 1 (upright) to 8."""
-    orientation: int = image.getexif().get(_ORIENTATION_TAG, 1)
-    return orientation
+    """EXIF orientation, from 1 (upright) to 8. 1 for unreadable metadata, which other programs ignore, too."""
+    try:
+        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+    except Exception:  # noqa: BLE001 - damaged metadata raises errors of every kind
+        return 1
+    return orientation if orientation in _TRANSPOSE_OF_ORIENTATION else 1
 
 
 def _upright_size(image: Image.Image) -> tuple[int, int]:
-    return image.size[::-1] if _orientation(image) > 4 else image.size
+    """Size of an opened image, as it is after decoding."""
+    width, height = image.size
+    if image.format == "TIFF":
+        # Some versions of Pillow exchange the sides of a TIFF when they open it, others when they decode it.
+        width, height = (image.tag_v2[tag] for tag in (ExifTags.Base.ImageWidth, ExifTags.Base.ImageLength))  # type: ignore[attr-defined]
+    return (height, width) if _orientation(image) > 4 else (width, height)
 
 
-def _transpose_upright(image: Image.Image, orientation: int) -> Image.Image:
-    transpose = _TRANSPOSE_OF_ORIENTATION.get(orientation)
-    return image if transpose is None else image.transpose(transpose)
+def _to_upright_rgb(image: Image.Image) -> Image.Image:
+    # Pillow turns a TIFF when it decodes it, and removes its orientation. So the orientation is read after decoding.
+    image.load()
+    orientation, rgb = _orientation(image), _to_rgb(image)
+    if orientation == 1:
+        return rgb
+    rgb = rgb.transpose(_TRANSPOSE_OF_ORIENTATION[orientation])
+    for key in _ORIENTATION_METADATA:
+        rgb.info.pop(key, None)
+    return rgb
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith(("I", "F")):
         values = np.asarray(image)
         if image.mode == "F":
+            values = np.nan_to_num(values, posinf=0.0, neginf=0.0)
             values = values * (255 if values.max() <= 1 else 1)
         else:
             values = np.clip(values, 0, 65535) // 257
         image = Image.fromarray(np.clip(values, 0, 255).astype(np.uint8))
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
-        image = image.convert("RGBA")
+        # Pillow converts premultiplied gray only to gray with transparency.
+        image = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
-    image.load()
     return image.convert("RGB")
 
 

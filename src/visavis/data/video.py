@@ -14,15 +14,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import PIL
 from PIL.Image import Image as PILImage
 
 from visavis import storage
-from visavis.data.images import COPY_AGAIN, MAX_PIXELS, supported_formats
+from visavis.data.images import COPY_AGAIN, MAX_PIXELS, decoder_version
+from visavis.data.suffixes import VIDEO_SUFFIXES
 from visavis.errors import DataError, requires_extra
 
 VideoSource = Path | bytes | BinaryIO
-VIDEO_SUFFIXES = (".mp4", ".m4v", ".mov", ".webm", ".mkv", ".avi", ".mpg", ".mpeg", ".wmv", ".flv", ".3gp", ".ogv")
 # Frames of a video are read at once. This limits the memory.
 MAX_FRAMES_PER_VIDEO = 1024
 _FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpeg,mpegts,asf,flv,ogg"
@@ -50,11 +49,11 @@ def decoder_versions() -> str:
     Returns:
         Versions of visavis, Pillow and PyAV, and the image formats.
     """
-    versions = [f"Pillow {PIL.__version__}"]
+    versions = [decoder_version()]
     for package in ("visavis", "av"):
         with suppress(PackageNotFoundError):
             versions.append(f"{package} {version(package)}")
-    return ", ".join([*versions, *supported_formats()])
+    return ", ".join(versions)
 
 
 def is_video(name: str) -> bool:

@@ -13,6 +13,7 @@ import shutil
 import signal
 import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -304,6 +305,8 @@ def _start_worker(_: int) -> None:
     """Leave signals to the training, and end with it. torch would notice the end of the fork server only, which waits for its workers."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    # Pillow warns about odd metadata of a photo without its name.
+    warnings.filterwarnings("ignore", module=r"PIL\.")
     threading.Thread(target=_end_with_training, daemon=True).start()
 
 

@@ -15,6 +15,7 @@ from visavis.experiments.grid import Setting
 from visavis.experiments.jobs import RunOutcome
 from visavis.experiments.results_table import ResultTable, csv_table, indistinguishable_rows, latex_table
 from visavis.experiments.statistics import Interval, PairedTest, differences_from, paired_tests, t_interval
+from visavis.experiments.tuning import TunedRate
 from visavis.feedback.evaluate_feedback import FeedbackTest
 from visavis.metrics.catalog import RSUM
 from visavis.notebook import NotebookTable
@@ -119,6 +120,7 @@ class Comparison(NotebookTable):
         settings: Settings with at least one successful run, in the given order.
         outcomes: Outcomes of all runs, sorted by setting and seed.
         feedback: Judged text queries that every successful run was evaluated on.
+        rates: Learning rates of the settings, selected on validation. Empty: not tuned.
     """
 
     folder: Path
@@ -126,6 +128,7 @@ class Comparison(NotebookTable):
     settings: tuple[Setting, ...]
     outcomes: tuple[RunOutcome, ...]
     feedback: FeedbackTest | None = None
+    rates: tuple[TunedRate, ...] = ()
 
     def runs(self, setting: Setting) -> list[RunOutcome]:
         """Return the successful runs of a setting.
@@ -174,7 +177,7 @@ class Comparison(NotebookTable):
             setting.name: [(run.measured_metrics, run.conditions) for run in self.runs(setting) if run.conditions is not None]
             for setting in self.selected
         }
-        return replace(ResultTable.from_runs(runs, "Selected on validation, measured on test"), feedback=self.feedback)
+        return replace(ResultTable.from_runs(runs, f"Selected on validation, measured on test. {self.tuning}"), feedback=self.feedback)
 
     def pairwise_tests(self, metric: str) -> list[PairedTest]:
         """Test all pairs of choices by seed, corrected for all of them, so that you may pick any choice afterwards.
@@ -235,12 +238,40 @@ class Comparison(NotebookTable):
         """Curves over each number that varies while everything else is equal."""
         return find_sweeps([(setting, self.runs(setting)) for setting in self.settings])
 
+    def selected_values(self, setting: Setting) -> str:
+        """Describe what validation selected for a setting.
+
+        Args:
+            setting: Setting.
+
+        Returns:
+            Its point of the grid and its tuned learning rate, as text.
+        """
+        rates = [f"learning rate {rate.learning_rate:.3g}, the best of {rate.rates}" for rate in self.rates if rate.setting == setting.name]
+        return ", ".join(filter(None, (setting.grid_point, *rates)))
+
+    @property
+    def tuning(self) -> str:
+        """Learning rates of the selected settings and how they were selected, without a period."""
+        selected = [rate for rate in self.rates if any(rate.setting == setting.name for setting in self.selected)]
+        if selected:
+            rates = ", ".join(f"{rate.setting} {rate.learning_rate:.3g}" for rate in selected)
+            return f"Learning rates tuned on validation, {selected[0].rates} rates for each setting, with other seeds: {rates}"
+        if len({point for setting in self.settings for point in setting.grid_point.split(", ") if "optimizer.lr" in point}) > 1:
+            return "At the learning rates of the grid, selected on validation"
+        return "At the recipe's learning rate, not tuned"
+
     @property
     def findings(self) -> list[str]:
         """Findings in sentences."""
         best, seeds = self.best.name, len(self.runs(self.best))
         seeds_text = "one seed" if seeds == 1 else f"{seeds} seeds"
-        sentences = [f"Best on validation: {best}, mean RSUM {self.validation(self.best):.1f} over {seeds_text}."]
+        sentences = [f"{self.tuning}. Best on validation: {best}, mean RSUM {self.validation(self.best):.1f} over {seeds_text}."]
+        sentences += [
+            f"{rate.setting}: the selected learning rate {rate.learning_rate:.3g} is the {rate.edge} tried. A better one may be beyond it."
+            for rate in self.rates
+            if rate.edge
+        ]
         sentences += [test.describe("test RSUM") for test in self.differences_from_best.values()]
         if self.differences_from_best:
             nearest = next(iter(self.differences_from_best))
@@ -312,6 +343,7 @@ class Comparison(NotebookTable):
             "comparison": str(self.folder),
             "recipe": self.name,
             "best": self.best.name,
+            "tuning": [asdict(rate) | {"edge": rate.edge} for rate in self.rates] or None,
             "table": self.table.to_json(),
             "differences_from_best": [
                 test.to_json() | {"image_bootstrap": asdict(self.image_bootstrap.difference(test.a, test.b))}

@@ -54,13 +54,15 @@ class Job:
         setting: Name of its setting.
         seed: Seed.
         recipe_values: Plain values of its recipe.
-        folder: Folder of the run.
+        folder: Folder of the run, two levels below the folder of the experiment.
+        keeps_model: Whether the run is kept. Otherwise only its validation RSUM is, and its recipe has no test split.
     """
 
     setting: str
     seed: int
     recipe_values: dict[str, Any]
     folder: Path
+    keeps_model: bool = True
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,8 @@ class RunOutcome:
         Returns:
             The outcome.
         """
+        if not job.keeps_model:
+            return cls(job.setting, job.seed, job.folder, result.validation_rsum, seconds=result.seconds)
         assert result.test is not None  # checked before the run
         test = result.test.under_published_protocol
         conditions = MeasurementConditions.from_evaluation(test)
@@ -173,11 +177,14 @@ def run_job(job: Job, progress: Progress) -> RunOutcome:
     if (outcome := read_outcome(job)) is not None:
         return outcome
     try:
-        result = _train(job, progress)
+        with storage.resumable(job.folder.parents[1]):
+            result = _train(job, progress)
     except VisavisError as error:
         return RunOutcome(job.setting, job.seed, job.folder, failure=str(error))
     outcome = RunOutcome.from_result(job, result)
     storage.write_checksummed_json(job.folder / OUTCOME_FILE, outcome.to_json())
+    if not job.keeps_model:
+        RunFolder(job.folder).remove()
     return outcome
 
 

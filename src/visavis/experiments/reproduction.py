@@ -21,7 +21,14 @@ from visavis.errors import RecipeError, RunError, suggest_name
 from visavis.evaluation.published_row import PublishedRow, comparison_cells, metric_title
 from visavis.experiments.grid import Setting
 from visavis.experiments.jobs import MAX_RUNS, RunOutcome, Workers
-from visavis.experiments.run_comparison import ExperimentPlan, cache_setting_features, new_experiment_folder, read_plan, train_runs
+from visavis.experiments.run_comparison import (
+    ExperimentPlan,
+    cache_setting_features,
+    experiment_workers,
+    new_experiment_folder,
+    read_plan,
+    train_runs,
+)
 from visavis.notebook import NotebookTable
 from visavis.progress import Progress
 from visavis.recipes.files import paper_tables, read_recipe
@@ -173,9 +180,9 @@ class Reproduction(NotebookTable):
         first = next(iter(self.published.values()))
         kind = "population" if first.paper in POPULATION_STD_PAPERS else "sample"
         spread = "one run" if self.seeds == 1 else f"mean ± {kind} standard deviation of {self.seeds} runs"
-        rows = self.published.values()
+        rows, rates = self.published.values(), f"learning rate of {self.base.split(' ')[0]}" if self.base else "paper's learning rates"
         return [
-            f"Published: {first.source}. Reached: {spread}, best model of each row by validation.",
+            f"Published: {first.source}. Reached: {spread}, best model of each row by validation, at the {rates}, not tuned.",
             *(
                 f"Order of the {agreement.rows} rows with different runs by {metric_title(agreement.key)}: "
                 f"Spearman's rho {agreement.rho:.2f} between published and reached values (p = {agreement.p:.2g})."
@@ -305,7 +312,7 @@ def start_reproduction(
     num_seeds = validate_int(PAPER_SEEDS.get(rows[0].paper, 1) if seeds is None else seeds, "seeds", 1, MAX_RUNS)
     unique = {setting.name: setting for setting in settings.values()}
     plan = ExperimentPlan(table, tuple(unique.values()), num_seeds)
-    with new_experiment_folder(plan, out, table.replace("/", "-"), progress) as folder:
+    with new_experiment_folder(plan, out, table.replace("/", "-"), progress) as (folder, _):
         description = _describe_base(base_recipe, overrides) if base_recipe else ""
         reproduction = ReproductionPlan(table, description, {row_id: setting.name for row_id, setting in settings.items()})
         storage.write_json(folder / "table.json", asdict(reproduction))
@@ -408,7 +415,8 @@ def _with_longer_epochs(phase: Phase, factor: int) -> dict[str, Any]:
 
 def _run(folder: Path, plan: ExperimentPlan, reproduction: ReproductionPlan, workers: Workers, progress: Progress) -> Reproduction:
     """Train the missing runs, and write the results."""
-    outcomes = train_runs(folder, plan, workers, progress)
+    with experiment_workers(folder, plan, workers, progress) as run_jobs:
+        outcomes = train_runs(folder, plan, run_jobs, progress)
     runs = {row_id: [run for run in outcomes if run.setting == name] for row_id, name in reproduction.rows.items()}
     result = Reproduction(folder, reproduction.table, reproduction.base, runs)
     storage.write_json(folder / "reproduction.json", result.to_json())

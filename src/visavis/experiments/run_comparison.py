@@ -1,12 +1,14 @@
 """Comparison of settings over seeds, with a fixed number of seeds or with successive halving under a time budget.
 
-Files of a comparison: ``plan.json`` (recipe and settings), ``feedback.jsonl`` (a copy of the feedback, if any), ``runs/`` with
-a folder for each run, and the results ``comparison.json``, ``table.md``, ``table.csv`` and ``table.tex``.
+Files of a comparison: ``plan.json`` (recipe, settings and their learning rates), ``feedback.jsonl`` (a copy of the feedback, if any),
+``tuning/`` with a folder for each try of a learning rate, ``runs/`` with a folder for each run, and the results ``comparison.json``,
+``table.md``, ``table.csv`` and ``table.tex``.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -18,11 +20,12 @@ from visavis.experiments.comparison_result import Comparison
 from visavis.experiments.grid import Choices, Setting, build_settings
 from visavis.experiments.jobs import MAX_RUNS, Job, JobRunner, RunOutcome, Workers, check_models_exist, read_outcome, with_feedback_answers
 from visavis.experiments.schedule import Round, TimeBudget, all_runs, halving_rounds
+from visavis.experiments.tuning import TunedRate, tune_learning_rates, with_rate
 from visavis.feedback.evaluate_feedback import FeedbackTest
 from visavis.progress import Progress
 from visavis.recipes.data_module import prepare_training
 from visavis.recipes.features import open_data
-from visavis.recipes.recipe import Recipe, build_recipe
+from visavis.recipes.recipe import Recipe, build_recipe, parse_override
 from visavis.runs.open_run import with_absolute_paths
 from visavis.spec import validate_int
 from visavis.training.stop_signals import Stopped
@@ -39,12 +42,16 @@ class ExperimentPlan:
         settings: Settings.
         seeds: Seeds of each setting: 1, 2, ...
         successive_halving: Whether settings are dropped after each round.
+        tune: Whether the learning rate of each setting is selected before its runs.
+        rates: The selected learning rates, which ``recipe`` uses. Empty before they are selected, and without tuning.
     """
 
     name: str
     settings: tuple[Setting, ...]
     seeds: int
     successive_halving: bool = False
+    tune: bool = False
+    rates: tuple[TunedRate, ...] = ()
 
     def recipe(self, setting: Setting, seed: int) -> Recipe:
         """Build the recipe of one run.
@@ -56,12 +63,14 @@ class ExperimentPlan:
         Returns:
             The recipe.
         """
+        factor = next((rate.factor for rate in self.rates if rate.setting == setting.name), 1.0)
+        setting = with_rate(setting, factor)
         # One thread by default, so that results do not depend on the number of runs at the same time.
         threads = setting.recipe_values["training"]["threads"] or 1
         return build_recipe(setting.recipe_values, {"seed": seed, "training.threads": threads}, setting.name)
 
 
-def plan_comparison(recipe: Recipe, choices: Choices, seeds: int, *, successive_halving: bool) -> ExperimentPlan:
+def plan_comparison(recipe: Recipe, choices: Choices, seeds: int, *, successive_halving: bool, tune: bool = False) -> ExperimentPlan:
     """Plan a comparison.
 
     Args:
@@ -69,6 +78,7 @@ def plan_comparison(recipe: Recipe, choices: Choices, seeds: int, *, successive_
         choices: Objectives, models and grid, as texts.
         seeds: Number of seeds.
         successive_halving: Whether settings are dropped after each round.
+        tune: Whether to select the learning rate of each setting, if there are several and the grid has no learning rates.
 
     Returns:
         The plan.
@@ -82,7 +92,8 @@ def plan_comparison(recipe: Recipe, choices: Choices, seeds: int, *, successive_
             f"{recipe.name}: expected a recipe of one model, got an ensemble of {', '.join(recipe.members)}. Compare its members."
         )
     settings = build_settings(with_absolute_paths(recipe), *choices)
-    return ExperimentPlan(recipe.name, settings, validate_int(seeds, "seeds", 1, MAX_RUNS), successive_halving)
+    tune = tune and len(settings) > 1 and not any(parse_override(text)[0].endswith("optimizer.lr") for text in choices[2])
+    return ExperimentPlan(recipe.name, settings, validate_int(seeds, "seeds", 1, MAX_RUNS), successive_halving, tune)
 
 
 def start_comparison(
@@ -107,10 +118,10 @@ def start_comparison(
         Stopped: After a signal, when everything is saved.
     """
     test = None if feedback is None else _read_feedback_test(plan, feedback, progress)
-    with new_experiment_folder(plan, out, "compare", progress) as folder:
+    with new_experiment_folder(plan, out, "compare", progress) as (folder, batches):
         if feedback is not None:
             storage.write_bytes(folder / FEEDBACK_FILE, storage.read_bytes(feedback))
-        return _run(folder, plan, workers, progress, test, budget_s)
+        return _run(folder, plan, batches, workers, progress, test, budget_s)
 
 
 def resume_comparison(
@@ -134,18 +145,18 @@ def resume_comparison(
         Stopped: After a signal, when everything is saved.
     """
     plan = read_plan(folder, seeds, successive_halving=budget_s is not None, command="compare")
-    cache_setting_features(plan, progress)
+    batches = cache_setting_features(plan, progress)
     file, test = feedback or folder / FEEDBACK_FILE, None
     if feedback is not None or os.path.exists(file):
         test = _read_feedback_test(plan, file, progress)
         finished = [read_outcome(job) for job in _jobs(folder, plan).values()]
         check_models_exist(outcome for outcome in finished if outcome is not None and not outcome.has_answers_for(test))
         _copy_feedback(folder, storage.read_bytes(file), progress)
-    return _run(folder, plan, workers, progress, test, budget_s)
+    return _run(folder, plan, batches, workers, progress, test, budget_s)
 
 
 @contextmanager
-def new_experiment_folder(plan: ExperimentPlan, out: Path | None, stem: str, progress: Progress) -> Iterator[Path]:
+def new_experiment_folder(plan: ExperimentPlan, out: Path | None, stem: str, progress: Progress) -> Iterator[tuple[Path, dict[str, int]]]:
     """Create a folder, open the data of a plan, compute its features, and write the plan.
 
     Args:
@@ -155,12 +166,12 @@ def new_experiment_folder(plan: ExperimentPlan, out: Path | None, stem: str, pro
         progress: Receives progress.
 
     Yields:
-        The folder.
+        The folder, and the batches of an epoch by the name of the setting.
     """
     with storage.create_output_folder(out, Path("runs") / stem) as folder:
-        cache_setting_features(plan, progress)
+        batches = cache_setting_features(plan, progress)
         storage.write_json(folder / PLAN_FILE, asdict(plan))
-        yield folder
+        yield folder, batches
 
 
 def read_plan(folder: Path, seeds: int | None, *, successive_halving: bool, command: str) -> ExperimentPlan:
@@ -193,13 +204,40 @@ def read_plan(folder: Path, seeds: int | None, *, successive_halving: bool, comm
     return updated
 
 
-def train_runs(folder: Path, plan: ExperimentPlan, workers: Workers, progress: Progress, budget_s: float | None = None) -> list[RunOutcome]:
-    """Train the runs of a plan that are not finished.
+@contextmanager
+def experiment_workers(folder: Path, plan: ExperimentPlan, workers: Workers, progress: Progress) -> Iterator[JobRunner]:
+    """Lock the folder of an experiment, and start its workers for this block.
 
     Args:
         folder: Folder of the experiment.
         plan: Plan.
         workers: How runs are executed.
+        progress: Receives the progress of runs in this process.
+
+    Yields:
+        Function that runs jobs.
+
+    Raises:
+        Stopped: After a signal, when everything is saved.
+    """
+    threads = max(plan.recipe(setting, 1).training.threads for setting in plan.settings)
+    with storage.folder_lock(folder / PLAN_FILE, wait=False, subject=folder):
+        try:
+            with workers.start(threads, progress) as run_jobs:
+                yield run_jobs
+        except Stopped as stopped:
+            raise Stopped(str(folder), stopped.signal) from None
+
+
+def train_runs(
+    folder: Path, plan: ExperimentPlan, run_jobs: JobRunner, progress: Progress, budget_s: float | None = None
+) -> list[RunOutcome]:
+    """Train the runs of a plan that are not finished.
+
+    Args:
+        folder: Folder of the experiment.
+        plan: Plan.
+        run_jobs: Runs jobs.
         progress: Receives progress.
         budget_s: Time budget in seconds. None: no limit.
 
@@ -213,24 +251,17 @@ def train_runs(folder: Path, plan: ExperimentPlan, workers: Workers, progress: P
     jobs = _jobs(folder, plan)
     finished = {key: outcome for key, job in jobs.items() if (outcome := read_outcome(job)) is not None}
     budget = TimeBudget(budget_s)
-    threads = max(job.recipe_values["training"]["threads"] for job in jobs.values())
     rounds: Iterable[Round] = [all_runs(plan.settings, plan.seeds)]
     if plan.successive_halving:
         rounds = halving_rounds(plan.settings, plan.seeds, lambda: list(finished.values()))
-    with storage.folder_lock(folder / PLAN_FILE, wait=False, subject=folder):
-        try:
-            with workers.start(threads, progress) as run_jobs:
-                for runs in rounds:
-                    missing = [(setting, seed) for setting, seed in runs if (setting.name, seed) not in finished]
-                    affordable = budget.runs_within_budget(missing)
-                    next_jobs = [jobs[setting.name, seed] for setting, seed in affordable]
-                    _run_jobs(run_jobs, next_jobs, finished, budget, len(jobs), progress)
-                    if len(affordable) < len(missing):
-                        skipped = len(missing) - len(affordable)
-                        progress.message(f"The time budget is used up after {budget.elapsed:.0f} s. Skipping {skipped} runs of this round.")
-                        break
-        except Stopped as stopped:
-            raise Stopped(str(folder), stopped.signal) from None
+    for runs in rounds:
+        missing = [(setting, seed) for setting, seed in runs if (setting.name, seed) not in finished]
+        affordable = budget.runs_within_budget(missing)
+        _run_jobs(run_jobs, [jobs[setting.name, seed] for setting, seed in affordable], finished, budget, len(jobs), progress)
+        if len(affordable) < len(missing):
+            skipped = len(missing) - len(affordable)
+            progress.message(f"The time budget is used up after {budget.elapsed:.0f} s. Skipping {skipped} runs of this round.")
+            break
     outcomes = list(finished.values())
     if all(run.failure for run in outcomes):
         reason = f"got {len(outcomes)} failures. The first: {outcomes[0].failure}" if outcomes else "got no runs."
@@ -238,36 +269,55 @@ def train_runs(folder: Path, plan: ExperimentPlan, workers: Workers, progress: P
     return outcomes
 
 
-def cache_setting_features(plan: ExperimentPlan, progress: Progress) -> None:
+def cache_setting_features(plan: ExperimentPlan, progress: Progress) -> dict[str, int]:
     """Open the data and compute the features of all settings before any run.
 
     Args:
         plan: Plan.
         progress: Receives progress.
 
+    Returns:
+        Batches of an epoch by the name of the setting.
+
     Raises:
         RecipeError: If a recipe does not fit the data, or the data set has no test split.
         DataError: If the data cannot be read.
     """
-    cached = set[str]()
+    batches_of_inputs, batches = dict[str, int](), dict[str, int]()
     for setting in plan.settings:
         recipe = plan.recipe(setting, 1)
-        inputs = repr([recipe.data, recipe.visual, recipe.text, recipe.model, recipe.evaluation])
-        if inputs in cached:
+        inputs = repr([recipe.data, recipe.visual, recipe.text, recipe.model, recipe.evaluation, recipe.training])
+        if inputs in batches_of_inputs:
+            batches[setting.name] = batches_of_inputs[inputs]
             continue
-        cached.add(inputs)
         data_module, _ = prepare_training(recipe, progress)
+        batches[setting.name] = batches_of_inputs[inputs] = data_module.loader(data_module.training_split).num_batches
         if (name := data_module.recipe.evaluation.test) not in data_module.data.splits:
             raise RecipeError(
                 f"evaluation.test: {data_module.data.name} has no split {name}, which a comparison measures on. Set evaluation.test=NAME."
             )
+    return batches
 
 
 def _run(
-    folder: Path, plan: ExperimentPlan, workers: Workers, progress: Progress, test: FeedbackTest | None, budget_s: float | None
+    folder: Path,
+    plan: ExperimentPlan,
+    batches: dict[str, int],
+    workers: Workers,
+    progress: Progress,
+    test: FeedbackTest | None,
+    budget_s: float | None,
 ) -> Comparison:
-    """Train the missing runs, evaluate feedback, and write the results."""
-    outcomes = train_runs(folder, plan, workers, progress, budget_s)
+    """Select learning rates, train the missing runs, evaluate feedback, and write the results."""
+    started = time.monotonic()
+    with experiment_workers(folder, plan, workers, progress) as run_jobs:
+        if plan.tune and not plan.rates:
+            rates = tune_learning_rates(plan.settings, batches, plan.seeds, folder / "tuning", run_jobs, progress)
+            # More seeds later keep the rates of the first ones, also if these had too few steps.
+            plan = replace(plan, tune=bool(rates), rates=rates)
+            storage.write_json(folder / PLAN_FILE, asdict(plan))
+        left_s = None if budget_s is None else max(0.0, budget_s - (time.monotonic() - started))
+        outcomes = train_runs(folder, plan, run_jobs, progress, left_s)
     if test is not None:
         for number, outcome in enumerate(outcomes):
             progress.update("judged text queries", number, len(outcomes), 0)
@@ -279,6 +329,7 @@ def _run(
         tuple(setting for setting in plan.settings if setting.name in succeeded),
         tuple(sorted(outcomes, key=lambda run: (order.index(run.setting), run.seed))),
         test,
+        plan.rates,
     )
     storage.write_json(folder / "comparison.json", comparison.to_json())
     for name, text in (("table.md", comparison.markdown()), ("table.csv", comparison.csv()), ("table.tex", comparison.latex())):

@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from PIL.Image import Image, fromarray
 from torch import Tensor
 
 from visavis import storage
-from visavis.data.images import decode_image
+from visavis.data.images import convert_image, decode_image
 from visavis.data.video import is_video
 from visavis.errors import DataError, format_value
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 ImageInput: TypeAlias = "str | Path | Image | np.ndarray | Tensor | bytes"
 """A path, a Pillow image, a uint8 array ``[H, W, 3]``, a tensor ``[3, H, W]`` of uint8 or of floats in 0..1, or an encoded file."""
 
 
 def read_image(image: Any, name: str, min_side: int = 0) -> Image:
-    """Convert an image of any accepted kind to a Pillow image.
+    """Convert an image of any accepted kind to an upright RGB image. Of an animation, the first frame is used.
 
     Args:
         image: The image.
         name: Its name in error messages, such as ``images[3]``.
-        min_side: Shorter side that is needed of a JPEG file, in pixels. 0: the file is decoded in full.
+        min_side: Shorter side that is needed of a JPEG, in pixels. 0: it is decoded in full.
 
     Returns:
         An RGB image.
@@ -38,20 +36,17 @@ def read_image(image: Any, name: str, min_side: int = 0) -> Image:
     if isinstance(image, str | Path):
         if is_video(str(image)):
             raise DataError(f'{image}: expected an image, got a video. Use a model that was trained with visual.granularity = "frames".')
-        return decode_image(storage.read_bytes(image), str(image), min_side=min_side)
+        return decode_image(storage.read_bytes(image), str(image), min_side=min_side, allow_animated=True)
     if isinstance(image, bytes | bytearray):
-        return decode_image(bytes(image), name, min_side=min_side)
-    if hasattr(image, "convert"):
-        rgb: Image = image.convert("RGB")
-        return rgb
+        return decode_image(bytes(image), name, min_side=min_side, allow_animated=True)
+    if isinstance(image, Image):
+        return convert_image(image, name, min_side=min_side)
     pixels = _tensor_pixels(image, name) if isinstance(image, Tensor) else image
     if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:
         raise DataError(
             f"{name}: expected a path, a Pillow image, bytes, a uint8 array [H, W, 3] or a tensor [3, H, W], got {_describe(image)}. "
             "Convert the image."
         )
-    from PIL.Image import fromarray
-
     return fromarray(np.ascontiguousarray(pixels))
 
 

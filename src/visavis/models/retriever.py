@@ -437,7 +437,7 @@ def _count_items(items: Sequence[Any], name: str) -> int:
 def _open_clip(item: Any, name: str, frames_per_second: float) -> list[Image]:
     """Return the frames of a video. An image is a clip of one frame, and a list of images is a clip."""
     if isinstance(item, list | tuple):
-        return list(item)
+        return [read_image(frame, f"{name}[{i}]") for i, frame in enumerate(item)]
     if isinstance(item, str | Path) and is_video(str(item)):
         return read_frames(Path(item), str(item), frames_per_second)
     return [read_image(item, name)]

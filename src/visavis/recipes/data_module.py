@@ -379,7 +379,7 @@ def _check_splits(data_module: DataModule) -> None:
     used = [data_module.training_split, data_module.validation]
     if (num_images := len(used[0].images)) < 2:
         raise RecipeError(f"{data.name}: expected at least 2 training images, got {num_images}. Add images to the training split.")
-    for protocol in get_protocols(settings.protocol) if settings.test in data.splits or settings.test != "test" else ():
+    for protocol in get_protocols(settings.protocol) if settings.test in data.splits or settings.test not in ("", "test") else ():
         test = select_captions(data.split(settings.test), [protocol])
         protocol.validate(torch.arange(len(test.images)), torch.from_numpy(test.image_of))
         used.append(test)

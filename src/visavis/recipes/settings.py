@@ -283,7 +283,7 @@ class EvaluationSettings(RecipeSection):
     Attributes:
         protocol: Name of a protocol, or a list of several, for the test split.
         validation: Name of the validation split.
-        test: Name of the test split.
+        test: Name of the test split. "": no test.
         validation_images: A validation ranks the first images of its split with all their captions. 0: all images.
         relevance: Relevance estimator, such as "CBoW()", with which the test also reports CS@K and nDCG@K.
         extra_metrics: Keys of further metrics to print, such as ["i2t_map_at_5_hits"].

@@ -88,7 +88,7 @@ def write_comparison_report(comparison: Comparison, progress: Progress) -> None:
         comparison=comparison,
         facts=_facts(comparison),
         captions_table=replace(comparison.table, feedback=None),
-        notes={setting.name: setting.grid_point for setting in comparison.selected},
+        notes={setting.name: comparison.selected_values(setting) for setting in comparison.selected},
         curves=curves,
         differences=differences_image,
         differences_alt="; ".join(f"{test.b}: {format_number(test.difference, signed=True)}, {test.verdict}" for test in tests),

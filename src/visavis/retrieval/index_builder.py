@@ -85,6 +85,7 @@ class IndexReport(NotebookTable):
         excluded: Excluded folders and files.
         seconds: Duration of the update in seconds.
         compression: Measured vector encodings, if requested.
+        other_files: Number and suffixes of the files that are neither images nor videos. None: there are none.
     """
 
     folder: str
@@ -100,12 +101,13 @@ class IndexReport(NotebookTable):
     excluded: tuple[str, ...]
     seconds: float
     compression: CompressionReport | None = None
+    other_files: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Convert to plain values.
 
         Returns:
-            A JSON object, without ``compression`` if it was not measured.
+            A JSON object, without ``compression`` if it was not measured, and without ``other_files`` if there are none.
         """
         return {name: value for name, value in asdict(self).items() if value is not None}
 
@@ -215,6 +217,7 @@ def build_index(
                 excluded=collection.excluded,
                 seconds=time.perf_counter() - started,
                 compression=measure_compression(Index(folder, manifest, encoder, vectors), memory) if compression else None,
+                other_files=collection.other_files,
             )
     for warning in report.warnings[:MAX_WARNINGS]:
         log.warning("%s: %s", source, warning)

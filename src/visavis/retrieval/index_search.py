@@ -355,7 +355,7 @@ def _rerank(index: Index, model: Retriever, query: SearchQuery, results: Sequenc
 def _decode(index: Index, item: IndexItem) -> PILImage | None:
     """The image of an item. None for a clip and for an image that cannot be read any more."""
     try:
-        return decode_image(index.locate(item).read(), item.path) if item.kind == "image" else None
+        return decode_image(index.locate(item).read(), item.path, allow_animated=True) if item.kind == "image" else None
     except DataError:
         return None
 

@@ -61,6 +61,8 @@ def search_images(
     if collection is not None:
         rates = [model.processor.frames_per_second for model in models.values()]
         dataset = open_image_collection(collection, max(rates) if all(rates) else 0.0)
+        if dataset.other_files is not None:
+            progress.message(f"Skipped: {dataset.other_files}.")
         return _top_images([_query_scores(model, dataset, query, progress) for model in models.values()], dataset, top, progress)
     scores, datasets = [], dict[Path, Dataset]()
     for run, recipe in read_run_recipes(runs, memory=memory).items():
@@ -158,4 +160,5 @@ def open_image_collection(path: Path, frames_per_second: float = 0.0) -> Dataset
         dataset,
         name=f"{os.path.basename(os.path.realpath(path))}-{digest.hexdigest()[:8]}",
         skipped=(*collection.skipped, *dataset.skipped),
+        other_files=collection.other_files,
     )

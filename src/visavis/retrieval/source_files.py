@@ -15,14 +15,13 @@ from visavis.data.dataset import ByteRange
 from visavis.data.dataset_reader import path_exists, resolve_path
 from visavis.data.formats.image_files import (
     NO_EXCLUSION,
-    UNSUPPORTED_SUFFIXES,
-    VISUAL_SUFFIXES,
     Exclusion,
     FolderScan,
     path_and_parents,
     scan_folder,
 )
 from visavis.data.formats.listing import is_valid_unicode
+from visavis.data.suffixes import UNSUPPORTED_SUFFIXES, VISUAL_SUFFIXES, describe_other_files, unsupported_problem
 from visavis.data.video import is_video
 from visavis.errors import DataError, NoDataset
 
@@ -69,6 +68,7 @@ class FileCollection:
         excluded: Excluded folders and files.
         exclusion: The names that are excluded.
         is_dataset: Whether the list of a data set is needed to find the files.
+        other_files: Number and suffixes of the files that are neither images nor videos. None: there are none.
     """
 
     root: Path
@@ -79,6 +79,7 @@ class FileCollection:
     excluded: tuple[str, ...] = ()
     exclusion: Exclusion = NO_EXCLUSION
     is_dataset: bool = False
+    other_files: str | None = None
 
     def unreadable_place(self, path: str) -> str | None:
         """Find the place because of which it is unknown whether a file exists.
@@ -215,9 +216,8 @@ class _Listed:
 
     def _naming_problem(self, name: str) -> str | None:
         """Why a file cannot be indexed under its name."""
-        suffix = os.path.splitext(name)[1].lower()
-        if suffix in UNSUPPORTED_SUFFIXES:
-            return f"expected a JPEG, PNG or other supported image, got a {suffix} file. Convert it to JPEG"
+        if problem := unsupported_problem(name):
+            return problem
         if not is_valid_unicode(name):
             return "expected a Unicode name. Rename the file"
         if name in self.files:
@@ -230,7 +230,7 @@ def _list_source(path: str | Path, exclusion: Exclusion) -> FileCollection:
         resolve_path(path)  # its error does not list the formats of data sets, because any folder can be indexed
     root, takes_all = source_root(path), os.path.isdir(os.path.expanduser(path))
     scan = scan_folder(root if os.path.isdir(root) else root.parent, exclusion)
-    listed = _Listed(unreadable=dict(scan.unreadable))
+    listed, other_files = _Listed(unreadable=dict(scan.unreadable)), None
     try:
         dataset = open_dataset(root if takes_all else path, skip_bad=True)
     except DataError as error:
@@ -248,11 +248,17 @@ def _list_source(path: str | Path, exclusion: Exclusion) -> FileCollection:
         if not takes_all:
             unlisted = "expected it in the list of the data set, got no entry. Add it with a caption."
             listed.skipped += [f"{name!r}: {unlisted}" for name in dataset.unlisted_files]
+        other_files = dataset.other_files
     if takes_all:
         listed.add_folder(scan)
+        others = (
+            name for name in scan.files if not name.lower().endswith(VISUAL_SUFFIXES + UNSUPPORTED_SUFFIXES) and name != ATTRIBUTES_FILE
+        )
+        other_files = other_files or describe_other_files(others)
     files = tuple(sorted(listed.files.values(), key=lambda file: file.path))
     is_dataset = any(file.location.size is not None or file.location.path != root / file.path for file in files)
-    collection = FileCollection(root, files, listed.unreadable, frozenset(scan.empty), (), tuple(scan.excluded), exclusion, is_dataset)
+    empty, excluded = frozenset(scan.empty), tuple(scan.excluded)
+    collection = FileCollection(root, files, listed.unreadable, empty, (), excluded, exclusion, is_dataset, other_files)
     return _with_attributes(replace(collection, skipped=(*map(collection.problem_of, listed.unreadable), *listed.skipped)))
 
 

@@ -39,13 +39,14 @@ from visavis.storage.reading import read_toml as read_toml
 from visavis.storage.reading import reading_regular_file as reading_regular_file
 from visavis.storage.reading import tensor_names as tensor_names
 from visavis.storage.reading import tensors_hash as tensors_hash
-from visavis.storage.writing import DISK_FULL as DISK_FULL
 from visavis.storage.writing import append_json_line as append_json_line
 from visavis.storage.writing import atomic_file as atomic_file
 from visavis.storage.writing import atomic_folder as atomic_folder
 from visavis.storage.writing import cannot_write as cannot_write
 from visavis.storage.writing import create_array as create_array
+from visavis.storage.writing import disk_full as disk_full
 from visavis.storage.writing import remove_incomplete_line as remove_incomplete_line
+from visavis.storage.writing import resumable as resumable
 from visavis.storage.writing import sqlite_database as sqlite_database
 from visavis.storage.writing import storage_errors as storage_errors
 from visavis.storage.writing import write_array as write_array

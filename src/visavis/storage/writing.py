@@ -15,6 +15,7 @@ import sqlite3
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
+from contextvars import ContextVar
 from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,8 +29,7 @@ if TYPE_CHECKING:
 
 
 _DISK_FULL_CODES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None)  # None: errors of numpy, which reports only the number of bytes
-DISK_FULL = f"{os.strerror(errno.ENOSPC)}. Free space and run the command again"
-"""End of the message about a full disk, without its period."""
+_RESUMED: ContextVar[Path | None] = ContextVar("folder to resume", default=None)
 CHANGE_FOLDER = "Choose another folder, or change its permissions"
 """Fix of a file that cannot be written, without its period."""
 
@@ -45,6 +45,37 @@ def cannot_write(path: str | Path, reason: str) -> StorageError:
         The error.
     """
     return StorageError(f"{path} cannot be written: {reason}.")
+
+
+def disk_full(path: str | Path) -> StorageError:
+    """Make the error about a full disk.
+
+    Args:
+        path: The file or folder that cannot be written.
+
+    Returns:
+        The error, with the folder to resume within ``resumable``.
+    """
+    folder = _RESUMED.get()
+    again = "run the command again" if folder is None else f"continue with --resume {folder}"
+    return cannot_write(path, f"{os.strerror(errno.ENOSPC)}. Free space and {again}")
+
+
+@contextmanager
+def resumable(folder: Path) -> Iterator[None]:
+    """Within this block, a full disk leaves a folder that the command resumes. An outer block has precedence.
+
+    Args:
+        folder: Folder to resume.
+
+    Yields:
+        Nothing.
+    """
+    token = _RESUMED.set(_RESUMED.get() or folder)
+    try:
+        yield
+    finally:
+        _RESUMED.reset(token)
 
 
 @contextmanager
@@ -67,7 +98,7 @@ def storage_errors(path: str | Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in _DISK_FULL_CODES:
-            raise cannot_write(path, DISK_FULL) from None
+            raise disk_full(path) from None
         failed = path if error.filename is None else Path(os.fsdecode(error.filename))
         # A folder above the path can fail only because it was to be created for it.
         if failed == path or failed in path.parents or failed.parent in (path, path.parent, path.parent.parent):
@@ -270,7 +301,7 @@ def write_tensors(path: str | Path, tensors: dict[str, Tensor], *, for_transform
             metadata = {"format": "pt"} if for_transformers else {TENSORS_HASH: tensors_hash(tensors)}
             save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, part, metadata)
         except SafetensorError:
-            raise cannot_write(path, DISK_FULL) from None
+            raise disk_full(path) from None
 
 
 def write_array(path: str | Path, array: np.ndarray) -> None:
@@ -329,14 +360,16 @@ def sqlite_database(path: str | Path) -> Iterator[sqlite3.Connection]:
         with closing(sqlite3.connect(path, timeout=60)) as connection, connection:
             yield connection
     except sqlite3.OperationalError as error:
-        reason = _SQLITE_REASONS.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code == sqlite3.SQLITE_FULL:
+            raise disk_full(path) from None
+        reason = _SQLITE_REASONS.get(code)
         if reason is None:
             raise
         raise cannot_write(path, reason) from None
 
 
 _SQLITE_REASONS = {
-    sqlite3.SQLITE_FULL: DISK_FULL,
     sqlite3.SQLITE_READONLY: f"{os.strerror(errno.EROFS)}. {CHANGE_FOLDER}",
     sqlite3.SQLITE_CANTOPEN: f"it cannot be opened. {CHANGE_FOLDER}",
     sqlite3.SQLITE_PERM: f"{os.strerror(errno.EACCES)}. {CHANGE_FOLDER}",

@@ -223,6 +223,13 @@ def train_and_evaluate(
     Returns:
         The result of the run.
     """
+    with storage.resumable(folder.path):
+        return _train_and_evaluate(data_module, matcher, folder, cache_seconds, progress)
+
+
+def _train_and_evaluate(
+    data_module: DataModule, matcher: Matcher, folder: RunFolder, cache_seconds: float, progress: Progress
+) -> TrainingResult:
     recipe = data_module.recipe
     trainer = Trainer(data_module, matcher, folder, progress)
     initial_weights = trainer.best  # a resumed trainer replaces it: read it first

@@ -19,7 +19,7 @@ from visavis import storage
 from visavis.data.dataset import ByteRange
 from visavis.data.formats.listing import Listing
 from visavis.data.hub_files import hub_repository
-from visavis.data.video import VIDEO_SUFFIXES
+from visavis.data.suffixes import DATASET_SUFFIXES, UNSUPPORTED_SUFFIXES, VIDEO_SUFFIXES, VISUAL_SUFFIXES, describe_other_files
 from visavis.errors import DataError
 
 EXCLUDED_NAMES = (
@@ -200,10 +200,6 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".avif", ".jp2")
-VISUAL_SUFFIXES = IMAGE_SUFFIXES + VIDEO_SUFFIXES
-UNSUPPORTED_SUFFIXES = (".heic", ".heif", ".hif", ".jxl", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".raf", ".rw2")
-"""Photos of phones and cameras that cannot be decoded."""
 _COMPRESSED_SUFFIXES = (".tgz", ".tbz", ".txz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
 _COMPRESSED_MAGIC_BYTES = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd")
 _COMPRESSED_ARCHIVE = "is a compressed archive, whose members cannot be read in place. Unpack it to a plain .tar or a folder"
@@ -316,8 +312,8 @@ class ImageFiles:
 
     @property
     def images(self) -> list[str]:
-        """Paths of images and videos."""
-        return [path for path in self.by_path if path.lower().endswith(VISUAL_SUFFIXES)]
+        """Paths of images and videos, also of photos that cannot be decoded."""
+        return [path for path in self.by_path if path.lower().endswith(VISUAL_SUFFIXES + UNSUPPORTED_SUFFIXES)]
 
     def has_no_images(self, listed: Iterable[str]) -> bool:
         """Return whether the folder lacks images: no listed file exists, and neither does an image or archive.
@@ -468,6 +464,10 @@ def attach_files(listing: Listing, folder: Path, *, may_lack_pixels: bool) -> No
     for path in files.images:
         if path not in used and path not in files_of_unusable:
             listing.add_note("image without caption", path, f"the file is in the folder, but {listing.source.name} does not list it")
+    known = {*used, *files.images}
+    others = (path for path in files.by_path if path not in known and not path.lower().endswith(DATASET_SUFFIXES))
+    if other_files := describe_other_files(others):
+        listing.add_note("other files", listing.source.name, other_files)
 
 
 def _find_distinct_file(files: ImageFiles, file: str, listed: set[str], used: dict[str, str]) -> str:

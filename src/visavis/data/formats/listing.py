@@ -265,6 +265,7 @@ class Listing:
             skipped=self._skipped(len(images), len(captions)),
             unlisted_files=tuple(note.location for note in self.findings if note.kind == "image without caption" and not note.loses_data),
             unreadable_files=tuple(self.unreadable_files),
+            other_files=next((note.message for note in self.findings if note.kind == "other files"), None),
         )
 
     @property

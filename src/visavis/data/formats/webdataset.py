@@ -15,10 +15,11 @@ from typing import Any, BinaryIO
 
 from visavis import storage
 from visavis.data.dataset import ByteRange
-from visavis.data.formats.image_files import IMAGE_SUFFIXES, archive_members, containing_folder
+from visavis.data.formats.image_files import archive_members, containing_folder
 from visavis.data.formats.listing import DatasetFormat, Listing
 from visavis.data.formats.table_columns import CAPTION_NAMES, parse_captions
 from visavis.data.splits import find_split_files, normalize_split_name, splits_of_files
+from visavis.data.suffixes import IMAGE_SUFFIXES
 from visavis.errors import DataError, requires_extra
 
 TAR_SUFFIX = ".tar"

@@ -66,18 +66,16 @@ class Preprocessor:
 
     def _open(self, image: Any) -> Image.Image:
         """Open an image in RGB, upright, and on white where it is transparent."""
-        if isinstance(image, Image.Image):
-            return image.convert("RGB")
-        file = Image.open(io.BytesIO(image) if isinstance(image, bytes) else image)
-        if self.image["min_side"]:
+        file = image if isinstance(image, Image.Image) else Image.open(io.BytesIO(image) if isinstance(image, bytes) else image)
+        if self.image["min_side"] and file is not image:
             file.draft("RGB", (self.image["min_side"],) * 2)
         opened: Image.Image = ImageOps.exif_transpose(file)
         if opened.mode.startswith(("I", "F")):
-            values = np.asarray(opened)
+            values = np.nan_to_num(np.asarray(opened), posinf=0, neginf=0)
             scaled = values * (255 if values.max() <= 1 else 1) if opened.mode == "F" else np.clip(values, 0, 65535) // 257
             opened = Image.fromarray(np.clip(scaled, 0, 255).astype(np.uint8))
         if opened.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in opened.info:
-            rgba = opened.convert("RGBA")
+            rgba = (opened.convert("LA") if opened.mode == "La" else opened).convert("RGBA")
             return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
         return opened.convert("RGB")
 

@@ -41,8 +41,8 @@ def read_torch_tensors(file: Path) -> Any:
     with storage.reading_regular_file(file):
         if _is_torchscript(file):
             raise DataError(
-                f"{file}: expected the weights of a model, got a TorchScript archive, which holds code. In a Python program that you trust "
-                "with it, run torch.save(torch.jit.load(file, map_location='cpu').state_dict(), 'weights.pt'), and pass weights.pt."
+                f"{file}: expected the weights of a model, got a TorchScript archive, which holds code. If you trust it, open it with "
+                "torch.jit.load(file, map_location='cpu') in Python, save its state_dict() with torch.save, and pass that file."
             )
         try:
             check_torch_pickles(file)
@@ -54,7 +54,7 @@ def read_torch_tensors(file: Path) -> Any:
         except Exception:  # noqa: BLE001 - torch raises errors of every kind on damaged files
             if objects := _objects_with_code(file):
                 reason = f"objects of {', '.join(objects[:3])}, which could run code"
-                fix = "In a Python program that you trust with the file, save its state_dict alone with torch.save, and pass that file"
+                fix = "If you trust it, open it in Python, save its state_dict alone with torch.save, and pass that file"
             else:
                 reason, fix = "a damaged file", "Download a complete copy of the published file"
             raise DataError(f"{file}: expected a checkpoint of tensors and plain values, got {reason}. {fix}.") from None

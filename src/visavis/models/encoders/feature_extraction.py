@@ -71,7 +71,9 @@ def feature_store_folder(dataset: Dataset, spec: EncoderSpec) -> Path:
     settings += f"-{spec.image_size}px" if spec.image_size else ""
     settings += "-full" if spec.full_decoding else ""
     sizes = [image.location.num_bytes for image in dataset.images if image.location is not None] if spec.side == "visual" else []
-    inputs_hash = hashlib.sha256(f"{sizes} {weights_fingerprint(spec.name)}".encode()).hexdigest()[:8]
+    # Features of earlier versions may show a TIFF turned twice.
+    decoding = " upright TIFF" if sizes and any(image.name.lower().endswith((".tif", ".tiff")) for image in dataset.images) else ""
+    inputs_hash = hashlib.sha256(f"{sizes} {weights_fingerprint(spec.name)}{decoding}".encode()).hexdigest()[:8]
     name = f"{dataset.name}-{dataset.fingerprint}-{encoder}-{spec.granularity}{settings}-{inputs_hash}"
     folder = storage.cache_folder() / "features" / name
     preprocessing = json.dumps(current_preprocessing_config(spec))

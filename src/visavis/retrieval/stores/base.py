@@ -170,7 +170,7 @@ def store_errors(uri: str, index_id: str, problem: str, reason: Callable[[BaseEx
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         if os.strerror(errno.ENOSPC) in str(error):
-            raise storage.cannot_write(uri, storage.DISK_FULL) from None
+            raise storage.disk_full(uri) from None
         remedy = f" {REMEDY}" if index_id else ""
         raise StorageError(f"{uri}: {problem}: {reason(error)}.{remedy}") from None
 
