@@ -77,7 +77,7 @@ def update_default_index(source: str | Path, model: str | Path | None, progress:
     """
     report = index_source(source, None, model, progress, **options)
     if report.skipped:
-        progress.message(f"Left out, {len(report.skipped):,}: {report.skipped[0]} List all with: visavis index {source} --json")
+        progress.message(f"Left out, {len(report.skipped):,}: {report.skipped[0]} List all with visavis index {source}.")
     if report.other_files is not None:
         progress.message(f"{report.other_files}.")
     return Path(report.folder)

@@ -94,12 +94,12 @@ class IndexReport(NotebookTable):
     num_unchanged: int
     num_moved: int
     num_removed: int
-    num_kept: int
-    removed: tuple[str, ...]
-    warnings: tuple[str, ...]
     skipped: tuple[str, ...]
-    excluded: tuple[str, ...]
     seconds: float
+    num_kept: int = 0
+    removed: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
     compression: CompressionReport | None = None
     other_files: str | None = None
 

@@ -155,10 +155,12 @@ def open_image_collection(path: Path, frames_per_second: float = 0.0) -> Dataset
     listing = Listing(path, "images", [ListedImage(file.path, "all", location=file.location) for file in files])
     validate_images(listing, frames_per_second=frames_per_second, decode_all_frames=read_clips)
     dataset = listing.dataset()
+    num_videos = len(collection.files) - len(files)
+    videos = (f"{num_videos:,} videos: expected images, as the model reads no videos.",) if num_videos else ()
     digest = hashlib.sha256(json.dumps([(file.path, file.size, file.modified_ns) for file in files]).encode())
     return replace(
         dataset,
         name=f"{os.path.basename(os.path.realpath(path))}-{digest.hexdigest()[:8]}",
-        skipped=(*collection.skipped, *dataset.skipped),
+        skipped=(*videos, *collection.skipped, *dataset.skipped),
         other_files=collection.other_files,
     )
