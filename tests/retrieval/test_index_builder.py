@@ -283,7 +283,7 @@ def test_index_names_unlisted_files_and_unusable_captions(photos):
     images = sorted(photos.rglob("*.png"))
     first = images[0].relative_to(photos).as_posix()
     (photos / "captions.csv").write_text(f"filename,caption\n{first},a circle\n")
-    collection = list_source_files(photos)
+    collection = list_source_files(photos / "captions.csv")
     assert [file.path for file in collection.files] == [first]
     unlisted = sorted(image.relative_to(photos).as_posix() for image in images[1:])
     assert sorted(collection.skipped) == [
@@ -292,7 +292,7 @@ def test_index_names_unlisted_files_and_unusable_captions(photos):
     second = images[1].relative_to(photos).as_posix()
     rows = f"{first},a circle,train\n{second},a square,train\n{second},a square,test\n"
     (photos / "captions.csv").write_text(f"filename,caption,split\n{rows}")
-    skipped = list_source_files(photos).skipped
+    skipped = list_source_files(photos / "captions.csv").skipped
     assert not any(second in text and "got no entry" in text for text in skipped)
     assert [text for text in skipped if "got no entry" not in text] == [
         f"captions.csv:4: {second} has split test here and train in an earlier line"
@@ -355,14 +355,13 @@ def test_index_is_equal_with_workers(kind, run, dual_encoders, photos, large_pho
 
 
 def test_pinned_batch_of_files_keeps_problems(run, photos, monkeypatch):
-    """Some versions of torch convert tuples, such as the problem of a file, to lists when they pin a batch."""
     (photos / "damaged.jpg").write_bytes(b"damaged")
     reader = encoding._FileReader.of_model(visavis.load(run))
     batch = reader._read_batch(list_source_files(photos).files)
     monkeypatch.setattr("torch.Tensor.pin_memory", lambda tensor: tensor + 0)
     pinned = batch.pin_memory()
     assert pinned.files is batch.files and pinned.pixels.equal(batch.pixels)
-    assert [type(each) for each in pinned.files].count(tuple) == 1
+    assert [type(each) for each in pinned.files].count(encoding.UnreadableFile) == 1
     assert not isinstance(batch, (list, tuple))
 
 

@@ -218,7 +218,7 @@ def test_web_ui_more_like_this_and_history(open_page, address):
     page.wait_for_selector("h1:text-is('“a red star”')")
 
 
-def test_web_ui_restores_scroll_position_on_back(open_page, address):
+def test_web_ui_restores_scroll_position(open_page, address):
     """All loaded results are loaded again, also after the next search by the keyboard, and after a reload."""
     page = open_page(address, height=500)
     page.mouse.wheel(0, 20_000)

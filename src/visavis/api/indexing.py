@@ -30,6 +30,9 @@ def index(
     moment_seconds: float | None = None,
     embedding_dim: int | None = None,
     full_decoding: bool = False,
+    exclude: str | Sequence[str] = (),
+    remove_missing: bool = False,
+    moved: bool = False,
     compression: bool = False,
     engine: Literal["local", "ray"] = "local",
     workers: int | None = None,
@@ -40,6 +43,7 @@ def index(
     """Index a folder of images and videos, or update an index: only new and changed files are encoded.
 
     A file is unchanged if its size, modification time and metadata are the same. A file whose content is in the index keeps its vectors.
+    Items are removed if their file is gone, and kept with a warning if its folder cannot be read or is empty, or more than half are missing.
     If the validation data of the run are available, the match probability is calibrated.
     Without a run, a pretrained CLIP or SigLIP model is used: ``index("photos/")``.
 
@@ -52,6 +56,9 @@ def index(
         moment_seconds: Length of a video moment in seconds. Default: 4, or the value of the index.
         embedding_dim: Number of leading dimensions to store, for a model trained with matryoshka_dims. Default: all, or the value of the index.
         full_decoding: Decode JPEG files in full, instead of at a reduced size. Slower for large files. An existing index keeps its setting.
+        exclude: Pattern of names or paths that are not indexed, such as drafts or '2024/raw*'. Default: none, or those of the index.
+        remove_missing: Remove missing files also if more than half are missing, or their folder is empty.
+        moved: The source of the index --out was moved to this folder. Its vectors are kept.
         compression: Also measure recall, bytes and latency of compressed vectors.
         engine: Encode locally, or on a Ray cluster.
         workers: Number of processes of a Ray cluster, or that read images. Default: 2 on Ray, else one per core for a GPU and none for a CPU.
@@ -65,12 +72,13 @@ def index(
     Raises:
         DataError: If the source cannot be read.
         RunError: If the folder is not a run, or the index is of another model, source or setting.
-        VisavisError: If a run and a model are given.
+        VisavisError: If a run and a model are given, or ``moved`` without ``out``.
 
     Command line:
         ```sh
         visavis index photos/
         visavis index runs/mine photos/ --out index
+        visavis index runs/mine moved/photos/ --out index --moved
         ```
     """
     from visavis.retrieval.default_index import default_index_folder, index_source
@@ -82,12 +90,17 @@ def index(
         "moment_seconds": moment_seconds,
         "embedding_dim": embedding_dim,
         "full_decoding": full_decoding,
+        "exclude": to_list(exclude),
+        "remove_missing": remove_missing,
+        "moved": moved,
         "compression": compression,
         "engine": engine,
         "workers": workers,
         "device": device,
         "memory": memory,
     }
+    if moved and out is None:
+        raise VisavisError("--moved: expected --out with the index of the moved folder, got none. Pass the folder of the index with --out.")
     if source is None:
         return index_source(run, out, model, progress, **options)
     if model is not None:
@@ -157,7 +170,7 @@ def search(
         visavis search openai/clip-vit-base-patch32 "a red car" --collection photos/
         ```
     """
-    from visavis.retrieval.default_index import index_source
+    from visavis.retrieval.default_index import update_default_index
     from visavis.retrieval.index_folder import is_index
     from visavis.retrieval.items import ItemFilter
     from visavis.retrieval.run_search import search_images
@@ -167,8 +180,8 @@ def search(
     text = str(run if isinstance(run, str | Path) else run[0])
     if len(runs) == 1 and not query and not _is_model_or_index(text):
         if collection is not None:
-            index_folder = index_source(collection, None, model, progress, memory=memory).folder
-            runs, query, collection, model = [Path(index_folder)], text, None, None
+            index_folder = update_default_index(collection, model, progress, memory=memory)
+            runs, query, collection, model = [index_folder], text, None, None
         elif not (image or like):
             raise VisavisError(f"search: expected an index, run or model and a query, got only {text!r}. Add --collection FOLDER.")
     if not any(is_index(folder) for folder in runs):

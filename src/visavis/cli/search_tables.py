@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from visavis.retrieval.index_builder import IndexReport
     from visavis.retrieval.index_search import SearchResults
 
-MAX_SKIPPED_LINES = 5
-"""Number of skipped files that are printed."""
+MAX_LISTED_LINES = 5
+"""Number of removed, excluded and skipped files that are printed."""
 
 
 def print_index_report(report: IndexReport) -> None:
-    """Print the counts of encoded, unchanged, moved and removed files.
+    """Print the counts of encoded, unchanged, moved, removed and kept files, and all that is left out.
 
     Args:
         report: Result of indexing.
@@ -29,15 +29,17 @@ def print_index_report(report: IndexReport) -> None:
         "unchanged": report.num_unchanged,
         "with known content": report.num_moved,
         "removed": report.num_removed,
+        "kept without their file": report.num_kept,
     }
     changes = ", ".join(f"{count:,} {change}" for change, count in counts.items() if count) or "no changes"
     print_line(f"{report.num_items:,} items in the index. Files: {changes}. {report.seconds:.0f} s.")
-    if report.skipped:
-        print_line(f"Left out, {len(report.skipped):,}:")
-    for text in report.skipped[:MAX_SKIPPED_LINES]:
-        print_line(f"  {text}")
-    if len(report.skipped) > MAX_SKIPPED_LINES:
-        print_line(f"  ... and {len(report.skipped) - MAX_SKIPPED_LINES:,} more: --json lists all.")
+    for title, lines in (("Removed", report.removed), ("Excluded", report.excluded), ("Left out", report.skipped)):
+        if lines:
+            print_line(f"{title}, {len(lines):,}:")
+        for text in lines[:MAX_LISTED_LINES]:
+            print_line(f"  {text}")
+        if len(lines) > MAX_LISTED_LINES:
+            print_line(f"  ... and {len(lines) - MAX_LISTED_LINES:,} more: --json lists all.")
     if report.other_files is not None:
         print_line(f"{report.other_files}.")
     if report.compression is not None:

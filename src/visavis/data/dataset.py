@@ -286,6 +286,7 @@ class Dataset:
         caption_origin: The same for captions, shape ``[captions]``.
         skipped: Sentences about the items that were skipped by the reader.
         unlisted_files: Image files of the folder that are not in the list of the data set.
+        unreadable_files: Images that are listed, and whose files may exist but cannot be read now.
         other_files: Number and suffixes of the files of the folder that are neither images nor read. None: there are none.
     """
 
@@ -297,6 +298,7 @@ class Dataset:
     caption_origin: np.ndarray | None = None
     skipped: tuple[str, ...] = ()
     unlisted_files: tuple[str, ...] = ()
+    unreadable_files: tuple[str, ...] = ()
     other_files: str | None = None
 
     @property

@@ -63,7 +63,7 @@ def hub_errors(name: str, expected: str, *, is_download: bool = False) -> Iterat
         DataError: If the hub does not provide the files, or the download was interrupted.
     """
     from huggingface_hub import constants
-    from huggingface_hub.utils import get_session
+    from huggingface_hub.utils import get_session  # type: ignore[attr-defined]
     from huggingface_hub.utils import logging as hub_logging
 
     if not (os.path.isabs(constants.HF_HUB_CACHE) or {"HF_HOME", "HF_HUB_CACHE"} & os.environ.keys()):

@@ -13,10 +13,10 @@ from operator import itemgetter
 from visavis import storage
 from visavis.data.dataset import Image, ProgressCallback
 from visavis.data.formats.listing import Listing
-from visavis.data.images import ImageError, decoder_version, image_size
+from visavis.data.images import ImageError, image_size
 from visavis.data.parallel import map_in_order
 from visavis.data.splits import split_priority
-from visavis.data.video import MAX_FRAMES_PER_VIDEO, VideoError, frame_size, video_decoder_version
+from visavis.data.video import MAX_FRAMES_PER_VIDEO, VideoError, decoder_versions, frame_size
 from visavis.errors import DataError
 
 # Highest frame rate of common videos. Nobody samples frames at a higher rate.
@@ -187,7 +187,7 @@ def _decode(image: Image, frames_per_second: float, decode_all_frames: bool, dec
 
 def _cache_key(listing: Listing, frames_per_second: float, decode_all_frames: bool, sample_videos: bool) -> str:
     """Return a key that changes with any entry, its split, the size or time of any file, the decoders, and the reading of videos."""
-    digest = hashlib.sha256(json.dumps(decoder_version()).encode())
+    digest = hashlib.sha256(decoder_versions().encode())
     paths = {entry.location.path for entry in listing.images if entry.location}
     stats = storage.file_stats(paths.union(listing.feature_files))
     digest.update(json.dumps(list(stats.values())).encode())
@@ -195,5 +195,5 @@ def _cache_key(listing: Listing, frames_per_second: float, decode_all_frames: bo
         location = entry.location and [stats[entry.location.path][0], entry.location.offset, entry.location.size]
         digest.update(json.dumps([entry.name, entry.split, location, not entry.usable]).encode())
     if any(Image(entry.name, "", entry.location).is_video for entry in listing.images):
-        digest.update(json.dumps([frames_per_second, decode_all_frames, sample_videos, video_decoder_version()]).encode())
+        digest.update(json.dumps([frames_per_second, decode_all_frames, sample_videos]).encode())
     return digest.hexdigest()[:32]

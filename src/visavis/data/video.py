@@ -10,17 +10,16 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib.metadata import version
-from importlib.util import find_spec
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from PIL.Image import Image as PILImage
 
 from visavis import storage
-from visavis.data.images import COPY_AGAIN, MAX_PIXELS
+from visavis.data.images import COPY_AGAIN, MAX_PIXELS, decoder_version
 from visavis.data.suffixes import VIDEO_SUFFIXES
 from visavis.errors import DataError, requires_extra
 
@@ -37,6 +36,8 @@ _SLACK_S = 2.0
 _SLIDE_S = 1.0
 # Codecs of covers and thumbnails, whose streams are not always marked as such.
 _IMAGE_CODECS = ("mjpeg", "png", "bmp", "gif", "webp", "tiff")
+_DECODING_VERSION = 2
+"""Number that changes with the decoding here, so that a video that it refused is tried again."""
 _CONVERT = "or convert it to mp4 (h264)"
 
 
@@ -53,13 +54,17 @@ class VideoError(DataError):
         self.problem = problem
 
 
-def video_decoder_version() -> str:
-    """Return the version of this reader and of PyAV. Cached problems of videos are valid for one version.
+def decoder_versions() -> str:
+    """Return the versions of all that determines whether an image or video can be decoded.
 
     Returns:
-        The version. It does not contain PyAV where this is not installed.
+        Versions of the decoding here, visavis, Pillow and PyAV, and the image formats.
     """
-    return f"2 {version('av') if find_spec('av') else ''}"
+    versions = [decoder_version(), f"videos {_DECODING_VERSION}"]
+    for package in ("visavis", "av"):
+        with suppress(PackageNotFoundError):
+            versions.append(f"{package} {version(package)}")
+    return ", ".join(versions)
 
 
 def is_video(name: str) -> bool:

@@ -52,36 +52,58 @@ def index_source(source: str | Path, out: str | Path | None, model: str | Path |
     folder = default_index_folder(source, model) if out is None else Path(out)
     if model is None and is_index(folder):
         return build_index(read_manifest(folder).model, source, folder, progress=progress, **options)
-    # A wrong folder is reported before a model is downloaded.
-    list_source_files(source)
+    if not is_index(folder):
+        # A wrong folder is reported before a model is downloaded.
+        list_source_files(source, options.get("exclude", ()))
     with default_model(model, progress) as name:
         progress.message(f"Indexing {source} with {name} into {folder}.")
         return build_index(name, source, folder, progress=progress, **options)
+
+
+def update_default_index(source: str | Path, model: str | Path | None, progress: Progress, **options: Any) -> Path:
+    """Index a source at its default place before a search, or update its index. Files that are left out are reported.
+
+    Args:
+        source: Folder of images and videos, or a data set.
+        model: Folder or hub name of a dual encoder. None: the model of the index, else the default model.
+        progress: Receives progress and messages.
+        **options: Further arguments of ``build_index``.
+
+    Returns:
+        Folder of the index.
+
+    Raises:
+        DataError: If the source has no files to index and no index, or no model is available.
+    """
+    report = index_source(source, None, model, progress, **options)
+    if report.skipped:
+        progress.message(f"Left out, {len(report.skipped):,}: {report.skipped[0]} List all with visavis index {source}.")
+    if report.other_files is not None:
+        progress.message(f"{report.other_files}.")
+    return Path(report.folder)
 
 
 def index_if_images(folder: str | Path, model: str | Path | None, progress: Progress) -> Path:
     """Index a folder of images without a run. An index, a run, a model and a folder without images are returned as they are.
 
     Args:
-        folder: Any folder.
+        folder: Any folder, or the missing source of an index at its default place.
         model: Folder or hub name of a dual encoder. None: the default model.
         progress: Receives progress and messages.
 
     Returns:
         Folder of the index, or the folder itself.
     """
-    if is_index(folder) or not os.path.isdir(folder) or any(os.path.exists(Path(folder) / name) for name in ("run.toml", "config.json")):
+    if is_index(folder) or any(os.path.exists(Path(folder) / name) for name in ("run.toml", "config.json")):
         return Path(folder)
-    try:
-        list_source_files(folder)
-    except DataError:
-        return Path(folder)
-    report = index_source(folder, None, model, progress)
-    if report.skipped:
-        progress.message(f"Left out, {len(report.skipped):,}: {report.skipped[0]} List all with visavis index {folder}.")
-    if report.other_files is not None:
-        progress.message(f"{report.other_files}.")
-    return Path(report.folder)
+    if not is_index(default_index_folder(folder, model)):
+        if not os.path.isdir(folder):
+            return Path(folder)
+        try:
+            list_source_files(folder)
+        except DataError:
+            return Path(folder)
+    return update_default_index(folder, model, progress)
 
 
 def _is_free_or_of(folder: Path, root: str, model: str | Path | None) -> bool:

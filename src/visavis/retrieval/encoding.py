@@ -14,14 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from visavis.data.images import decode_image, dhash
+from visavis.data.images import ImageError, decode_image, dhash
 from visavis.data.parallel import Engine, map_in_order, map_on_ray
-from visavis.data.video import MAX_FRAMES_PER_VIDEO, open_frames
+from visavis.data.video import MAX_FRAMES_PER_VIDEO, VideoError, open_frames
 from visavis.data.workers import choose_readers, read_in_workers
 from visavis.errors import DataError, MissingExtra
 from visavis.models.encoders.preprocessing import ImageConverter
 from visavis.models.retriever import Retriever
-from visavis.retrieval.index_folder import SkippedFile
 from visavis.retrieval.items import IndexItem, ItemKind
 from visavis.retrieval.source_files import SourceFile
 from visavis.retrieval.stores.vector_sets import ItemVectors, VectorSets
@@ -42,6 +41,19 @@ CLIPS_PER_SHARD = 8
 
 
 @dataclass(frozen=True)
+class UnreadableFile:
+    """A file that was not encoded.
+
+    Attributes:
+        problem: A sentence.
+        is_damaged: Whether its content is at fault, and not its permissions, its drive, a missing package or a lack of memory.
+    """
+
+    problem: str
+    is_damaged: bool
+
+
+@dataclass(frozen=True)
 class EncodedShard:
     """Result of encoding some files.
 
@@ -53,7 +65,7 @@ class EncodedShard:
 
     items: tuple[IndexItem, ...]
     vectors: ItemVectors
-    unreadable: dict[str, SkippedFile]
+    unreadable: dict[str, UnreadableFile]
 
 
 @dataclass(frozen=True)
@@ -70,11 +82,11 @@ class _DecodedFile:
 class _DecodedBatch:
     """Files that a worker has read, with one tensor of all pixels, which needs one open file in transit."""
 
-    files: list[_DecodedFile | SkippedFile]
+    files: list[_DecodedFile | UnreadableFile]
     pixels: Tensor
 
     def pin_memory(self) -> _DecodedBatch:
-        """Pin the pixels only. Some versions of torch would convert the tuples of ``files`` to lists."""
+        """Pin the pixels only."""
         return replace(self, pixels=self.pixels.pin_memory())
 
 
@@ -100,7 +112,9 @@ class _FileReader:
         batch_size = max(1, READ_AHEAD // processor.visual_spec.crops)
         return cls(processor.min_side, converter, batch_size)
 
-    def read_images(self, files: Sequence[SourceFile], device: torch.device, workers: int | None) -> Iterator[_DecodedFile | SkippedFile]:
+    def read_images(
+        self, files: Sequence[SourceFile], device: torch.device, workers: int | None
+    ) -> Iterator[_DecodedFile | UnreadableFile]:
         """Read image files ahead, in their order."""
         workers = choose_readers(workers, device, len(files))
         if not workers or self.converter is None:
@@ -118,22 +132,26 @@ class _FileReader:
         without_pixels = [replace(each, pixels=None) if isinstance(each, _DecodedFile) else each for each in decoded_files]
         return _DecodedBatch(without_pixels, torch.cat(pixels) if pixels else torch.empty(0))
 
-    def __call__(self, file: SourceFile) -> _DecodedFile | SkippedFile:
+    def __call__(self, file: SourceFile) -> _DecodedFile | UnreadableFile:
         """Read a file. Returns its problem if it cannot be read."""
         try:
             content = file.location.read()
             image = decode_image(content, file.path, min_side=self.min_side, allow_animated=True)
         except (DataError, MissingExtra) as error:
-            return file.size, file.modified_ns, str(error)
+            return _unreadable(error)
         hashes = hashlib.sha256(content).hexdigest()[:32], dhash(image)
         return _DecodedFile(*hashes, image) if self.converter is None else _DecodedFile(*hashes, pixels=self.converter([image]))
+
+
+def _unreadable(error: DataError | MissingExtra) -> UnreadableFile:
+    return UnreadableFile(str(error), isinstance(error, ImageError | VideoError))
 
 
 def encode_shard(
     model: Retriever,
     files: Sequence[SourceFile],
     moment_seconds: float,
-    decoded_images: Iterator[_DecodedFile | SkippedFile] | None = None,
+    decoded_images: Iterator[_DecodedFile | UnreadableFile] | None = None,
 ) -> EncodedShard:
     """Encode each image as an item, and each clip as an item for the whole and one for each of its moments.
 
@@ -150,13 +168,13 @@ def encode_shard(
     Returns:
         Items and vectors, and the files that cannot be read.
     """
-    rows, unreadable = list[tuple[IndexItem, Tensor]](), dict[str, SkippedFile]()
+    rows, unreadable = list[tuple[IndexItem, Tensor]](), dict[str, UnreadableFile]()
     reader, image_files, clips = _FileReader.of_model(model), *_separate_clips(files)
     decoded_images = decoded_images or reader.read_images(image_files, model.device, workers=0)
     for start in range(0, len(image_files), READ_AHEAD):
         batch = image_files[start : start + READ_AHEAD]
         decoded_batch = list(zip(batch, islice(decoded_images, len(batch)), strict=True))
-        unreadable |= {file.path: decoded for file, decoded in decoded_batch if isinstance(decoded, tuple)}
+        unreadable |= {file.path: decoded for file, decoded in decoded_batch if isinstance(decoded, UnreadableFile)}
         if images := [(file, decoded) for file, decoded in decoded_batch if isinstance(decoded, _DecodedFile)]:
             vectors = model.item_vectors(_encode_images(model, [decoded for _, decoded in images]))
             rows += [
@@ -167,7 +185,7 @@ def encode_shard(
         try:
             rows += _encode_clip(model, file, moment_seconds)
         except (DataError, MissingExtra) as error:
-            unreadable[file.path] = file.size, file.modified_ns, str(error)
+            unreadable[file.path] = _unreadable(error)
     rows.sort(key=lambda row: row[0].key)
     arrays = [vector.numpy() for _, vector in rows]
     joined = VectorSets.from_arrays(arrays) if arrays and arrays[0].ndim > 1 else np.array(arrays, np.float32)

@@ -1,13 +1,18 @@
-"""Build or update an index: encode new and changed files, keep the vectors of moved ones, and delete missing ones."""
+"""Build or update an index: encode new and changed files, keep the vectors of moved ones, and delete missing ones.
+
+A file is gone if its folder was read and does not contain it. Items of files that may still exist are kept, with a warning: in a folder that
+cannot be read, in a folder that is empty as if its drive were not mounted, and all of them if more than half of the files are missing.
+"""
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import secrets
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,7 +22,9 @@ import numpy as np
 import torch
 
 from visavis import storage
+from visavis.data.formats.image_files import path_and_parents
 from visavis.data.parallel import Engine
+from visavis.data.video import decoder_versions
 from visavis.data.workers import validate_workers
 from visavis.errors import DataError, RefusedOverwrite, RunError, VisavisError
 from visavis.memory_budget import MemoryLimit
@@ -27,7 +34,7 @@ from visavis.notebook import NotebookTable
 from visavis.progress import NoProgress, Progress
 from visavis.retrieval.calibration import Calibration, fit_calibration
 from visavis.retrieval.compression import CompressionReport, measure_compression
-from visavis.retrieval.encoding import EncodedShard, encode_in_shards
+from visavis.retrieval.encoding import EncodedShard, UnreadableFile, encode_in_shards
 from visavis.retrieval.index_folder import (
     STORE_FOLDER,
     Index,
@@ -43,13 +50,21 @@ from visavis.retrieval.index_folder import (
     write_manifest,
 )
 from visavis.retrieval.items import IndexItem
-from visavis.retrieval.source_files import FileCollection, SourceFile, list_source_files
+from visavis.retrieval.source_files import FileCollection, SourceFile, list_readable_files, list_source_files, source_root
 from visavis.retrieval.stores import refuse_milvus
 from visavis.retrieval.stores.base import VectorStore
 from visavis.runs.open_run import open_run, read_run_recipe
 
 MOMENT_SECONDS = 4.0
 PROGRESS_EVERY = 1000
+MAX_WARNINGS = 5
+"""Number of folders and files that are named in warnings. The report contains all."""
+_MISSING = ""
+"""Place of kept files whose folder was read and does not contain them."""
+_KEPT_FILE = "The index keeps its earlier content."
+_IF_DELETED = "Mount the drive if it is not mounted. If the files were deleted, run visavis index with --remove-missing."
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -63,7 +78,11 @@ class IndexReport(NotebookTable):
         num_unchanged: Number of files that did not change.
         num_moved: Number of files with known content, such as moved, copied or touched files, which kept their vectors.
         num_removed: Number of paths that were removed, including the old paths of moved files.
+        num_kept: Number of files that cannot be read or are missing, and whose items are kept because they may still exist.
+        removed: The removed paths.
+        warnings: One sentence for each reason to keep items.
         skipped: One sentence for each file that is skipped.
+        excluded: Excluded folders and files.
         seconds: Duration of the update in seconds.
         compression: Measured vector encodings, if requested.
         other_files: Number and suffixes of the files that are neither images nor videos. None: there are none.
@@ -77,6 +96,10 @@ class IndexReport(NotebookTable):
     num_removed: int
     skipped: tuple[str, ...]
     seconds: float
+    num_kept: int = 0
+    removed: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
     compression: CompressionReport | None = None
     other_files: str | None = None
 
@@ -98,6 +121,9 @@ def build_index(
     moment_seconds: float | None = None,
     embedding_dim: int | None = None,
     full_decoding: bool = False,
+    exclude: Sequence[str] = (),
+    remove_missing: bool = False,
+    moved: bool = False,
     compression: bool = False,
     engine: Engine = "local",
     workers: int | None = None,
@@ -117,6 +143,9 @@ def build_index(
         moment_seconds: Length of a moment of a clip in seconds. Default: 4, or that of the existing index.
         embedding_dim: Matryoshka dimension of the vectors. Default: all dimensions, or those of the existing index.
         full_decoding: Whether to decode JPEG files in full. An existing index keeps its setting.
+        exclude: Patterns of names and paths that are not indexed. Default: the recorded patterns of an existing index.
+        remove_missing: Whether to remove items of missing files also if more than half are missing, or their folder is empty.
+        moved: Whether ``source`` is the new place of the source of an existing index.
         compression: Whether to measure other encodings of the vectors.
         engine: ``"local"`` or ``"ray"``.
         workers: Number of Ray processes, or of processes that read images. Default: 2 Ray processes, else as ``choose_readers``.
@@ -135,35 +164,78 @@ def build_index(
     folder, started = Path(out), time.perf_counter()
     _validate_arguments(folder, moment_seconds, workers)
     retriever = _load_model(folder, model, embedding_dim, full_decoding, device, memory)
-    collection = list_source_files(source)
+    previous = read_manifest(folder) if is_index(folder) else None
+    exclude = tuple(filter(None, exclude)) if exclude or previous is None else previous.exclude
+    is_known = previous is not None and previous.source == str(source_root(source))
+    collection = (list_readable_files if is_known else list_source_files)(source, exclude)
     with storage.folder_lock(folder / "index", wait=False, subject=folder):
-        manifest = _open_or_create_manifest(folder, model, retriever, collection, store, moment_seconds, embedding_dim)
+        manifest = _open_or_create_manifest(folder, model, retriever, collection, store, moment_seconds, embedding_dim, moved)
         encoder = truncate_model(retriever, manifest.embedding_dim)
         with closing(open_index_store(folder, manifest, memory, confirmed=store, create=True)) as vectors:
             if manifest.digest and manifest.digest.num_items and not vectors.count():
                 progress.message(f"{folder}: the items of the store are lost. All files are encoded again.")
-            changes = _compare_files(vectors, collection, manifest, progress)
+            changes = _compare_files(vectors, collection, manifest, remove_missing, progress)
+            if moved and _MISSING in changes.kept.values():
+                raise RunError(
+                    f"{collection.root}: expected the files of {manifest.source}, got {len(changes.kept):,} missing ones. "
+                    "Pass the folder to which they were moved, or --remove-missing if they were deleted."
+                )
+            is_dataset = collection.is_dataset or (manifest.is_dataset and not collection.files)
+            manifest = replace(manifest, source=str(collection.root), is_dataset=is_dataset, exclude=exclude)
             if changes.new_files or changes.reused or changes.missing_paths:
                 # Without a digest, the index is marked as unfinished.
                 write_manifest(folder, replace(manifest, digest=None))
             shards = encode_in_shards(engine, workers, str(model), encoder, changes.new_files, manifest.moment_seconds)
             unreadable = _apply_changes(vectors, changes, shards, progress)
-            skipped, digest = changes.skipped | unreadable, vectors.digest()
+            damaged = {
+                file.path: (file.size, file.modified_ns, unreadable[file.path].problem)
+                for file in changes.new_files
+                if file.path in unreadable and unreadable[file.path].is_damaged
+            }
+            skipped, digest = changes.skipped | damaged, vectors.digest()
             calibration = manifest.calibration or calibrate_index(Path(model), manifest.embedding_dim, progress)
-            manifest = replace(manifest, skipped=skipped, digest=digest, calibration=calibration)
+            manifest = replace(manifest, skipped=skipped, decoders=decoder_versions(), digest=digest, calibration=calibration)
             write_manifest(folder, manifest)
-            return IndexReport(
+            kept_files = [path for path in unreadable if path not in damaged and path in changes.stored]
+            kept_places = {collection.problem_of(place) for place in changes.kept.values() if place in collection.unreadable}
+            removed = (*changes.missing_paths, *(path for path in damaged if path in changes.stored))
+            report = IndexReport(
                 folder=str(folder),
                 num_items=digest.num_items,
                 num_encoded=len(changes.new_files) - len(unreadable),
                 num_unchanged=changes.num_unchanged,
                 num_moved=len({item.path for item, _ in changes.reused}),
-                num_removed=len(changes.missing_paths),
-                skipped=(*collection.skipped, *(problem for _, _, problem in skipped.values())),
+                num_removed=len(removed),
+                num_kept=len(changes.kept) + len(kept_files),
+                removed=removed,
+                warnings=(*_warnings(changes, collection), *(f"{unreadable[path].problem} {_KEPT_FILE}" for path in kept_files)),
+                skipped=(
+                    *(problem for problem in collection.skipped if problem not in kept_places),
+                    *(problem for _, _, problem in changes.skipped.values()),
+                    *(each.problem for path, each in unreadable.items() if path not in kept_files),
+                ),
+                excluded=collection.excluded,
                 seconds=time.perf_counter() - started,
                 compression=measure_compression(Index(folder, manifest, encoder, vectors), memory) if compression else None,
                 other_files=collection.other_files,
             )
+    for warning in report.warnings[:MAX_WARNINGS]:
+        log.warning("%s: %s", source, warning)
+    if len(report.warnings) > MAX_WARNINGS:
+        log.warning("%s: ... and %d more warnings", source, len(report.warnings) - MAX_WARNINGS)
+    return report
+
+
+def _warnings(changes: _IndexChanges, source: FileCollection) -> Iterator[str]:
+    """A sentence for each place whose items are kept."""
+    for place, count in Counter(changes.kept.values()).items():
+        if place == _MISSING:
+            yield f"{count:,} of {len(changes.stored):,} files are missing. The index keeps them. {_IF_DELETED}"
+        elif place in source.unreadable:
+            yield f"{source.problem_of(place)} The index keeps {count:,} of its files."
+        else:
+            name = source.root if place == "." else repr(place)
+            yield f"{name}: the folder is empty. The index keeps {count:,} of its files. {_IF_DELETED}"
 
 
 def _validate_arguments(folder: Path, moment_seconds: float | None, workers: int | None) -> None:
@@ -192,11 +264,14 @@ def _open_or_create_manifest(
     store: str | None,
     moment_seconds: float | None,
     embedding_dim: int | None,
+    moved: bool,
 ) -> IndexManifest:
     """The manifest of an index of this model and source. A new one is written before any vector."""
     model_name = str(Path(model).absolute()) if os.path.exists(model) else str(model)
     store = relative_store(folder, store) if store else None
     if not is_index(folder):
+        if moved:
+            raise RunError(f"{folder}: expected the index of the moved folder, got none. Pass the folder of the index with --out.")
         manifest = _new_manifest(model_name, retriever, source, store or STORE_FOLDER, moment_seconds or MOMENT_SECONDS)
         write_manifest(folder, manifest)
         return manifest
@@ -205,7 +280,7 @@ def _open_or_create_manifest(
         # An earlier version wrote absolute paths.
         manifest = replace(manifest, store=relative_store(folder, folder / manifest.store))
     settings = {
-        "source": str(source.root),
+        "source": None if moved else str(source.root),
         "store": store,
         "moment_seconds": moment_seconds,
         "embedding_dim": embedding_dim,
@@ -214,7 +289,10 @@ def _open_or_create_manifest(
     for name, value in settings.items():
         expected = getattr(manifest, name)
         if value not in (None, expected):
-            raise RunError(f"{folder}: {name}: expected {expected}, the value of this index, got {value}. Make another index with --out.")
+            fix = " If the folder was moved, pass --moved." if name == "source" else ""
+            raise RunError(
+                f"{folder}: {name}: expected {expected}, the value of this index, got {value}. Make another index with --out.{fix}"
+            )
     check_model(folder, manifest, str(model), retriever)
     return replace(manifest, model=model_name)
 
@@ -245,41 +323,65 @@ class _IndexChanges:
     """Differences between the files and the stored items.
 
     ``reused``: items of new or touched files whose content is in the index, with the keys of the vectors of that path.
+    ``kept``: the place because of which items of an absent file are kept, by the path of the file.
     """
 
     new_files: tuple[SourceFile, ...]
     reused: tuple[tuple[IndexItem, str], ...]
     missing_paths: tuple[str, ...]
+    kept: dict[str, str]
     num_unchanged: int
     skipped: dict[str, SkippedFile]
     stored: dict[str, list[IndexItem]]
 
 
-def _compare_files(store: VectorStore, source: FileCollection, manifest: IndexManifest, progress: Progress) -> _IndexChanges:
-    stored, path_by_content = defaultdict[str, list[IndexItem]](list), defaultdict[int, dict[str, str]](dict)
+def _compare_files(
+    store: VectorStore, source: FileCollection, manifest: IndexManifest, remove_missing: bool, progress: Progress
+) -> _IndexChanges:
+    stored, path_by_content = defaultdict[str, list[IndexItem]](list), defaultdict[tuple[int, bool], dict[str, str]](dict)
     for item in store.items():
         stored[item.path].append(item)
-        path_by_content[item.size].setdefault(item.content, item.path)
+        path_by_content[item.size, item.kind != "image"].setdefault(item.content, item.path)
     new_files, reused, skipped = list[SourceFile](), list[tuple[IndexItem, str]](), dict[str, SkippedFile]()
-    num_unchanged = 0
+    num_unchanged, moved_contents = 0, set[str]()
+    known_problems = manifest.skipped if manifest.decoders == decoder_versions() else {}
     for number, file in enumerate(source.files):
         items, stat = stored.get(file.path), (file.size, file.modified_ns)
-        known_problem = manifest.skipped.get(file.path)
+        known_problem, known_paths = known_problems.get(file.path), path_by_content.get((file.size, file.is_video), {})
         if items and all(stat == (item.size, item.modified_ns) and item.metadata == file.metadata for item in items):
             num_unchanged += 1
         elif known_problem is not None and tuple(known_problem[:2]) == stat:
             skipped[file.path] = tuple(known_problem)  # type: ignore[assignment]
         # Hash the content only if a stored file has the same size.
-        elif file.size in path_by_content and (content := _content_hash(file)) in path_by_content[file.size]:
-            old_path = path_by_content[file.size][content]
-            reused += [(_at_path(item, file), item.key) for item in stored[old_path] if item.content == content]
+        elif known_paths and (content := _content_hash(file)) in known_paths:
+            reused += [(_at_path(item, file), item.key) for item in stored[known_paths[content]] if item.content == content]
+            if content not in {item.content for item in items or ()}:
+                moved_contents.add(content)
         else:
             new_files.append(file)
         if (number + 1) % PROGRESS_EVERY == 0:
             progress.update("files", number + 1, len(source.files), 0.0)
     present = {file.path for file in source.files} - set(skipped)
-    missing_paths = tuple(path for path in stored if path not in present)
-    return _IndexChanges(tuple(new_files), tuple(reused), missing_paths, num_unchanged, skipped, stored)
+    absent = [path for path in stored if path not in present]
+    moved_paths = {path for path in absent if {item.content for item in stored[path]} <= moved_contents}
+    kept = _kept_paths(set(absent) - set(skipped), moved_paths, len(stored), source, remove_missing)
+    missing_paths = tuple(path for path in absent if path not in kept)
+    return _IndexChanges(tuple(new_files), tuple(reused), missing_paths, kept, num_unchanged, skipped, stored)
+
+
+def _kept_paths(absent: set[str], moved: set[str], num_stored: int, source: FileCollection, remove_missing: bool) -> dict[str, str]:
+    """Absent files that may still exist, each with the place because of which this is unknown."""
+    absent = {path for path in absent if not source.exclusion.covers(path)}
+    kept = {path: place for path in sorted(absent) if (place := source.unreadable_place(path)) is not None}
+    missing = sorted(absent - kept.keys() - moved)
+    if remove_missing:
+        return kept
+    for path in missing:
+        if (empty := next((place for place in path_and_parents(path) if place in source.empty), None)) is not None:
+            kept[path] = empty
+        elif 2 * len(missing) > num_stored:
+            kept[path] = _MISSING
+    return kept
 
 
 def _content_hash(file: SourceFile) -> str:
@@ -298,7 +400,7 @@ def _at_path(item: IndexItem, file: SourceFile) -> IndexItem:
 
 def _apply_changes(
     store: VectorStore, changes: _IndexChanges, shards: Iterable[tuple[Sequence[SourceFile], EncodedShard]], progress: Progress
-) -> dict[str, SkippedFile]:
+) -> dict[str, UnreadableFile]:
     """Update the store, and return the new files that cannot be read."""
     _reuse_vectors(store, changes)
     unreadable = _store_new_files(store, changes, shards, progress)
@@ -316,14 +418,15 @@ def _reuse_vectors(store: VectorStore, changes: _IndexChanges) -> None:
 
 def _store_new_files(
     store: VectorStore, changes: _IndexChanges, shards: Iterable[tuple[Sequence[SourceFile], EncodedShard]], progress: Progress
-) -> dict[str, SkippedFile]:
+) -> dict[str, UnreadableFile]:
     """Store encoded shards as they are finished, and return the files that cannot be read."""
-    unreadable = dict[str, SkippedFile]()
+    unreadable = dict[str, UnreadableFile]()
     num_done, started = 0, time.perf_counter()
     for files, shard in shards:
         if shard.items:
             store.add(shard.items, shard.vectors)
-        _delete_old_items(store, changes, [file.path for file in files], shard.items)
+        kept = {path for path, problem in shard.unreadable.items() if not problem.is_damaged}
+        _delete_old_items(store, changes, [file.path for file in files if file.path not in kept], shard.items)
         unreadable |= shard.unreadable
         num_done += len(files)
         progress.update("files", num_done, len(changes.new_files), num_done / (time.perf_counter() - started))

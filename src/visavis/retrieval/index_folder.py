@@ -20,7 +20,7 @@ from visavis.memory_budget import MemoryLimit
 from visavis.models.retriever import Retriever
 from visavis.retrieval.calibration import Calibration
 from visavis.retrieval.items import IndexItem
-from visavis.retrieval.source_files import SourceFile, list_source_files
+from visavis.retrieval.source_files import SourceFile, list_readable_files
 from visavis.retrieval.stores import open_store
 from visavis.retrieval.stores.base import REMEDY, StoreDigest, VectorStore
 from visavis.spec import validate_arguments
@@ -30,7 +30,7 @@ MANIFEST, STORE_FOLDER = "index.json", "items.lance"
 FORMAT = 2
 
 SkippedFile = tuple[int, int, str]
-"""Size in bytes, modification time in ns, and the problem of a file that cannot be read."""
+"""Size in bytes, modification time in ns, and the problem of a file that cannot be decoded."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,9 @@ class IndexManifest:
         index_id: Random id in hex, a part of the checksum of each row of the store.
         is_dataset: Whether the source is a data set.
         format: Version of the file.
-        skipped: Files that cannot be read, by path.
+        exclude: Patterns of names and paths that are not indexed.
+        skipped: Files that cannot be decoded, by path.
+        decoders: Versions of the decoders that could not decode them. Files are decoded again with other versions.
         digest: Content of the store. None while the index is built.
         calibration: Calibration of scores. None if there is none for this model.
         late_interaction: Which means of MaxSim the score contains. None for a model with one vector per item.
@@ -63,7 +65,9 @@ class IndexManifest:
     index_id: str
     is_dataset: bool = False
     format: int = FORMAT
+    exclude: tuple[str, ...] = ()
     skipped: Mapping[str, SkippedFile] = field(default_factory=dict)
+    decoders: str = ""
     digest: StoreDigest | None = None
     calibration: Calibration | None = None
     late_interaction: MaxSimDirection | None = None
@@ -202,7 +206,9 @@ class Index:
     @cached_property
     def _dataset_files(self) -> dict[str, SourceFile] | None:
         """The files of a data set by name. None for a folder."""
-        return {file.path: file for file in list_source_files(self.root).files} if self.manifest.is_dataset else None
+        if not self.manifest.is_dataset:
+            return None
+        return {file.path: file for file in list_readable_files(self.root, self.manifest.exclude).files}
 
 
 def read_manifest(folder: Path) -> IndexManifest:

@@ -12,14 +12,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from visavis import storage
 from visavis.data import Dataset, Image, open_dataset
-from visavis.data.dataset import ByteRange
-from visavis.data.formats.image_files import files_under
-from visavis.data.formats.listing import ListedImage, Listing, is_valid_unicode
+from visavis.data.formats.listing import ListedImage, Listing
 from visavis.data.image_validation import validate_images
 from visavis.data.item_sources import AnyFeatures, ItemSource, StoredFeatures
-from visavis.data.suffixes import IMAGE_SUFFIXES, VISUAL_SUFFIXES, describe_other_files
 from visavis.errors import DataError, RunError
 from visavis.memory_budget import MemoryLimit
 from visavis.models.encoders.feature_extraction import cache_features
@@ -29,6 +25,7 @@ from visavis.progress import Progress
 from visavis.recipes.features import check_feature_dims, open_data, visual_features
 from visavis.retrieval.index_search import SearchResult, SearchResults, validate_text_query
 from visavis.retrieval.items import IndexItem
+from visavis.retrieval.source_files import list_readable_files
 from visavis.runs.evaluate_runs import check_same_captions, read_run_recipes
 from visavis.runs.open_run import expand_ensembles
 from visavis.spec import validate_int
@@ -126,7 +123,9 @@ def _result(image: Image, score: float) -> SearchResult:
 
 
 def open_image_collection(path: Path, frames_per_second: float = 0.0) -> Dataset:
-    """Open a data set, or any folder of images and clips. Files that cannot be read are listed in ``Dataset.skipped``.
+    """Open a data set, or any folder of images and clips. Files that are left out are listed in ``Dataset.skipped``.
+
+    Of a folder, all files are read, also those that its list of captions leaves out.
 
     Args:
         path: Data set or folder.
@@ -141,24 +140,27 @@ def open_image_collection(path: Path, frames_per_second: float = 0.0) -> Dataset
     """
     read_clips = frames_per_second > 0
     try:
-        return open_dataset(path, skip_bad=True, decode_images=True, frames_per_second=frames_per_second, decode_all_frames=read_clips)
+        dataset = open_dataset(path, skip_bad=True, decode_images=True, frames_per_second=frames_per_second, decode_all_frames=read_clips)
     except DataError:
-        if not os.path.isdir(path) or not is_valid_unicode(str(path)):
+        if not os.path.isdir(path):
             raise
-    suffixes = VISUAL_SUFFIXES if read_clips else IMAGE_SUFFIXES
-    readable = [file for file, problem in files_under(path, include_hidden=True) if problem is None]
-    files = sorted(file for file in readable if file.suffix.lower() in suffixes)
+    else:
+        if not (os.path.isdir(path) and dataset.unlisted_files):
+            return dataset
+    collection = list_readable_files(path)
+    files = [file for file in collection.files if read_clips or not file.is_video]
     if not files:
-        raise DataError(f"{path}: expected a data set or a folder of images, got no images. Pass a folder that contains some.")
-    listing = Listing(
-        path,
-        "images",
-        [ListedImage(str(file.relative_to(path)), "all", location=ByteRange(file, root=Path(os.path.realpath(path)))) for file in files],
-    )
-    listing.check_texts()
+        first = f" {collection.skipped[0]}" if collection.skipped else ""
+        raise DataError(f"{path}: expected a data set or a folder of images, got no images. Pass a folder that contains some.{first}")
+    listing = Listing(path, "images", [ListedImage(file.path, "all", location=file.location) for file in files])
     validate_images(listing, frames_per_second=frames_per_second, decode_all_frames=read_clips)
-    stats = [(str(file.relative_to(path)), *file_stat[1:]) for file, file_stat in storage.file_stats(files).items()]
-    digest = hashlib.sha256(json.dumps(stats).encode())
-    name = f"{os.path.basename(os.path.realpath(path))}-{digest.hexdigest()[:8]}"
-    other_files = describe_other_files(file.name for file in readable if file.suffix.lower() not in suffixes)
-    return replace(listing.dataset(), name=name, other_files=other_files)
+    dataset = listing.dataset()
+    num_videos = len(collection.files) - len(files)
+    videos = (f"{num_videos:,} videos: expected images, as the model reads no videos.",) if num_videos else ()
+    digest = hashlib.sha256(json.dumps([(file.path, file.size, file.modified_ns) for file in files]).encode())
+    return replace(
+        dataset,
+        name=f"{os.path.basename(os.path.realpath(path))}-{digest.hexdigest()[:8]}",
+        skipped=(*videos, *collection.skipped, *dataset.skipped),
+        other_files=collection.other_files,
+    )

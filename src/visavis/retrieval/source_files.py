@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from visavis.data.dataset import ByteRange
 from visavis.data.dataset_reader import path_exists, resolve_path
 from visavis.data.formats.caption_table import ALL_FILE_NAMES
 from visavis.data.formats.delimited_text import parse_table
-from visavis.data.formats.image_files import files_under, path_key
+from visavis.data.formats.image_files import NO_EXCLUSION, Exclusion, FolderScan, path_and_parents, path_key, scan_folder
 from visavis.data.formats.listing import clean_name, is_valid_unicode
 from visavis.data.formats.table_columns import find_file_column
 from visavis.data.suffixes import UNSUPPORTED_SUFFIXES, VISUAL_SUFFIXES, describe_other_files, unsupported_problem
@@ -57,55 +57,97 @@ class FileCollection:
     Attributes:
         root: Absolute path of the folder or data set.
         files: Files in the order of their paths.
-        skipped: One sentence for each file or link that is skipped.
-        is_dataset: Whether the source is a data set.
+        unreadable: Problem of each file or folder that cannot be read now, by its path below the root or its name in a data set.
+        empty: Folders without content.
+        skipped: One sentence for each file, link or folder that is skipped, unreadable ones included.
+        excluded: Excluded folders and files.
+        exclusion: The names that are excluded.
+        is_dataset: Whether the list of a data set is needed to find the files.
         other_files: Number and suffixes of the files that are neither images nor videos. None: there are none.
     """
 
     root: Path
-    files: tuple[SourceFile, ...]
+    files: tuple[SourceFile, ...] = ()
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+    empty: frozenset[str] = frozenset()
     skipped: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
+    exclusion: Exclusion = NO_EXCLUSION
     is_dataset: bool = False
     other_files: str | None = None
 
+    def unreadable_place(self, path: str) -> str | None:
+        """Find the place because of which it is unknown whether a file exists.
 
-def list_source_files(path: str | Path) -> FileCollection:
+        Args:
+            path: Path of a file that is not among ``files``.
+
+        Returns:
+            A key of ``unreadable``: the file or a folder above it. None: the folder of the file was read, so that the file is gone.
+        """
+        return next((place for place in path_and_parents(path) if place in self.unreadable), None)
+
+    def problem_of(self, place: str) -> str:
+        """Describe an unreadable place.
+
+        Args:
+            place: A key of ``unreadable``.
+
+        Returns:
+            A sentence, which ``skipped`` contains.
+        """
+        return f"{self.root if place == '.' else repr(place)}: {self.unreadable[place]}."
+
+
+def list_source_files(path: str | Path, exclude: Sequence[str] = ()) -> FileCollection:
     """List the files of a data set or of any folder.
 
-    Files of a data set have their split and first caption as metadata. The columns of ``attributes.csv`` are added. Links to a location
-    outside are skipped, because the server must not serve it, unless ``VISAVIS_IMAGE_ROOTS`` lists it.
+    Of a folder, all images and clips are listed. If it is also a data set, the listed ones have their split and first caption as metadata.
+    A data set that is given by its list or its name contains only the listed files. The columns of ``attributes.csv`` are added.
+    Links to a location outside are not listed, because the server must not serve it, unless ``VISAVIS_IMAGE_ROOTS`` lists it.
 
     Args:
         path: A data set, or a folder with images and clips.
+        exclude: Patterns of names or paths to leave out, as for ``Exclusion``.
 
     Returns:
-        The files and the skipped files.
+        The files, and all that is left out.
 
     Raises:
         DataError: If the source contains neither images nor clips, or the table of attributes is invalid.
     """
-    root = Path(os.path.expanduser(path))
-    if not path_exists(path):
-        resolve_path(path)  # its error does not list the formats of data sets, because any folder can be indexed
+    collection = _list_source(path, Exclusion(tuple(exclude)))
+    if not collection.files:
+        first = f" The first of {len(collection.skipped):,} problems: {collection.skipped[0]}" if collection.skipped else ""
+        raise DataError(
+            f"{path}: expected images or videos, got none that can be read. Pass a folder that contains some, or a data set.{first}"
+        )
+    return collection
+
+
+def list_readable_files(path: str | Path, exclude: Sequence[str] = ()) -> FileCollection:
+    """List the files of a source that can be read now, as ``list_source_files`` does. The source may be missing or empty.
+
+    Args:
+        path: A data set, or a folder with images and clips.
+        exclude: Patterns of names or paths to leave out.
+
+    Returns:
+        The files, and all that is left out. The whole source is unreadable if it is missing, or its list cannot be read.
+
+    Raises:
+        DataError: If a list or table is invalid.
+    """
+    exclusion = Exclusion(tuple(exclude))
     try:
-        dataset = open_dataset(path, skip_bad=True)
+        return _list_source(path, exclusion)
     except DataError as error:
-        if not os.path.isdir(root):
+        root, problem = source_root(path), str(error).removesuffix(".")
+        if not os.path.exists(root):
+            problem = "the folder does not exist. Mount its drive, or pass its new place with --moved"
+        elif not storage.is_transient_error(error):
             raise
-        collection = _with_attributes(_list_folder(root))
-        if isinstance(error, NoDataset):
-            return collection
-        return replace(collection, skipped=(f"The folder is indexed without its captions. {error}", *collection.skipped))
-    files = tuple(_dataset_files(dataset))
-    if not files:
-        raise DataError(f"{path}: expected a data set with images, got captions or features only. Add the images of this data set.")
-    # The first sentence counts the others.
-    unlisted = (
-        f"{name!r}: expected it in the list of the data set, got no entry. Add it with a caption." for name in dataset.unlisted_files
-    )
-    return _with_attributes(
-        FileCollection(source_root(path), files, (*dataset.skipped[1:], *unlisted), is_dataset=True, other_files=dataset.other_files)
-    )
+        return FileCollection(root, unreadable={".": problem}, skipped=(f"{root}: {problem}.",), exclusion=exclusion)
 
 
 def source_root(path: str | Path) -> Path:
@@ -120,33 +162,99 @@ def source_root(path: str | Path) -> Path:
     return (resolve_path(path) if path_exists(path) else Path(os.path.expanduser(path))).absolute()
 
 
-def _list_folder(root: Path) -> FileCollection:
-    files, skipped, others, resolved = list[SourceFile](), list[str](), list[str](), Path(os.path.realpath(root))
-    for file, problem in files_under(root):
-        name, suffix = file.relative_to(root).as_posix(), file.suffix.lower()
-        if suffix not in VISUAL_SUFFIXES + UNSUPPORTED_SUFFIXES and not (problem and os.path.islink(file)):
-            others += [name] if problem is None and name != ATTRIBUTES_FILE else []
-            continue
-        problem = problem or unsupported_problem(name)
-        if problem is None and not is_valid_unicode(name):
-            problem = "expected a Unicode name. Rename the file"
-        if problem is None and (source_file := _source_file(name, ByteRange(file, root=resolved), {})) is not None:
-            files.append(source_file)
+@dataclass
+class _Listed:
+    """Files by their paths or names, and problems, while a source is listed."""
+
+    files: dict[str, SourceFile] = field(default_factory=dict)
+    unreadable: dict[str, str] = field(default_factory=dict)
+    skipped: list[str] = field(default_factory=list)
+
+    def add(self, name: str, location: ByteRange, metadata: Mapping[str, str]) -> None:
+        """Add a file with its size and time."""
+        try:
+            status = location.path.stat()
+        except FileNotFoundError:
+            self.skipped.append(f"{name!r}: the file does not exist.")
+        except OSError as error:
+            self.unreadable[name] = f"it cannot be read: {error.strerror}. Check its permissions and its drive"
         else:
-            skipped.append(f"{name!r}: {problem or 'the file was removed while the folder was listed'}.")
-    if not files:
-        raise DataError(f"{root}: expected images or videos, got none that can be read. Pass a folder that contains some, or a data set.")
-    paths = tuple(sorted(files, key=lambda file: file.path))
-    return FileCollection(root.absolute(), paths, tuple(skipped), other_files=describe_other_files(others))
+            size = status.st_size if location.size is None else location.size
+            modified_ns = min(max(status.st_mtime_ns, -MAX_TIME_NS), MAX_TIME_NS)
+            self.files[name] = SourceFile(name, location, size, modified_ns, metadata)
+
+    def add_dataset(self, dataset: Dataset, exclusion: Exclusion) -> None:
+        """Add the images of a data set, with their split and first caption."""
+        self.skipped += dataset.skipped[1:]  # the first sentence counts the others
+        for name in dataset.unreadable_files:
+            if not any(place in self.unreadable for place in path_and_parents(name)):
+                self.unreadable[name] = "it is listed, but its folder or archive cannot be read. Check its permissions and its drive"
+        for image, captions in zip(dataset.images, dataset.captions_of, strict=True):
+            if image.location is not None and not exclusion.covers(image.name):
+                caption = {"caption": dataset.captions[captions[0]]} if len(captions) else {}
+                self.add(image.name, image.location, {"split": image.split, **caption})
+
+    def add_folder(self, scan: FolderScan) -> None:
+        """Add the files of a folder that no data set lists."""
+        root, listed = (
+            Path(os.path.realpath(scan.folder)),
+            {file.location.path for file in self.files.values() if file.location.size is None},
+        )
+        for name in scan.files:
+            if not name.lower().endswith(VISUAL_SUFFIXES + UNSUPPORTED_SUFFIXES) or scan.folder / name in listed:
+                continue
+            if problem := self._naming_problem(name):
+                self.skipped.append(f"{name!r}: {problem}.")
+            else:
+                self.add(name, ByteRange(scan.folder / name, root=root), {})
+        self.skipped += [f"{name!r}: {problem}." for name, problem in scan.skipped.items() if name.lower().endswith(VISUAL_SUFFIXES)]
+
+    def _naming_problem(self, name: str) -> str | None:
+        """Why a file cannot be indexed under its name."""
+        if problem := unsupported_problem(name):
+            return problem
+        if not is_valid_unicode(name):
+            return "expected a Unicode name. Rename the file"
+        if name in self.files:
+            return f"expected a new name, got that of {self.files[name].location.path} in the list of captions. Rename the file"
+        return None
 
 
-def _dataset_files(dataset: Dataset) -> Iterator[SourceFile]:
-    for image, captions in sorted(zip(dataset.images, dataset.captions_of, strict=True), key=lambda pair: pair[0].name):
-        if image.location is None:
-            continue
-        caption = {"caption": dataset.captions[captions[0]]} if len(captions) else {}
-        if (source_file := _source_file(image.name, image.location, {"split": image.split, **caption})) is not None:
-            yield source_file
+def _list_source(path: str | Path, exclusion: Exclusion) -> FileCollection:
+    if not path_exists(path):
+        resolve_path(path)  # its error does not list the formats of data sets, because any folder can be indexed
+    root, takes_all = source_root(path), os.path.isdir(os.path.expanduser(path))
+    scan = scan_folder(root if os.path.isdir(root) else root.parent, exclusion)
+    listed, other_files = _Listed(unreadable=dict(scan.unreadable)), None
+    try:
+        dataset = open_dataset(root if takes_all else path, skip_bad=True)
+    except DataError as error:
+        if not takes_all:
+            raise
+        if storage.is_transient_error(error):
+            # Images in an archive, and images with other names, may exist. Only the list contains them.
+            listed.unreadable["."] = f"the captions cannot be read: {str(error).removesuffix('.')}"
+        elif not isinstance(error, NoDataset):
+            listed.skipped.append(f"The folder is indexed without its captions. {error}")
+    else:
+        listed.add_dataset(dataset, exclusion)
+        if not takes_all and not (listed.files or listed.unreadable):
+            raise DataError(f"{path}: expected a data set with images, got captions or features only. Add the images of this data set.")
+        if not takes_all:
+            unlisted = "expected it in the list of the data set, got no entry. Add it with a caption."
+            listed.skipped += [f"{name!r}: {unlisted}" for name in dataset.unlisted_files]
+        other_files = dataset.other_files
+    if takes_all:
+        listed.add_folder(scan)
+        others = (
+            name for name in scan.files if not name.lower().endswith(VISUAL_SUFFIXES + UNSUPPORTED_SUFFIXES) and name != ATTRIBUTES_FILE
+        )
+        other_files = other_files or describe_other_files(others)
+    files = tuple(sorted(listed.files.values(), key=lambda file: file.path))
+    is_dataset = any(file.location.size is not None or file.location.path != root / file.path for file in files)
+    empty, excluded = frozenset(scan.empty), tuple(scan.excluded)
+    collection = FileCollection(root, files, listed.unreadable, empty, (), excluded, exclusion, is_dataset, other_files)
+    return _with_attributes(replace(collection, skipped=(*map(collection.problem_of, listed.unreadable), *listed.skipped)))
 
 
 def _with_attributes(collection: FileCollection) -> FileCollection:
@@ -166,13 +274,3 @@ def _with_attributes(collection: FileCollection) -> FileCollection:
     files = tuple(replace(file, metadata={**attributes.get(listed[file.path], {}), **file.metadata}) for file in collection.files)
     unknown = tuple(f"{name!r}: listed in {ATTRIBUTES_FILE}, but not among the images." for name in names.values())
     return replace(collection, files=files, skipped=(*collection.skipped, *unknown))
-
-
-def _source_file(name: str, location: ByteRange, metadata: Mapping[str, str]) -> SourceFile | None:
-    """A file with its size and time. None if it does not exist any more."""
-    try:
-        status = location.path.stat()
-    except OSError:
-        return None
-    modified_ns = min(max(status.st_mtime_ns, -MAX_TIME_NS), MAX_TIME_NS)
-    return SourceFile(name, location, status.st_size if location.size is None else location.size, modified_ns, metadata)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from visavis import storage
-from visavis.data.formats.image_files import files_under
+from visavis.data.formats.image_files import scan_folder
 from visavis.data.formats.listing import is_valid_unicode
 from visavis.data.video import video_id
 from visavis.errors import DataError, requires_extra
@@ -231,11 +231,13 @@ class HDF5Videos:
         Raises:
             DataError: If there are only other files, or one of another layout.
         """
-        entries = [(path, None)] if os.path.isfile(path) else list(files_under(path))
-        listed = [file for file, _ in entries if file.name.endswith(HDF5_SUFFIXES)]
-        for file, problem in entries:
-            if problem is not None and (file in listed or os.path.isdir(file)):
-                raise DataError(f"{file}: {problem}.")
+        listed = [path]
+        if not os.path.isfile(path):
+            scan = scan_folder(path)
+            for name, problem in scan.problems.items():
+                if name.endswith(HDF5_SUFFIXES) or os.path.isdir(path / name):
+                    raise DataError(f"{path / name}: {problem}.")
+            listed = [path / name for name in scan.files if name.endswith(HDF5_SUFFIXES)]
         if not listed:
             raise DataError(f"{path} has no .h5: expected {_CONTENT}. Add these files, or pass another folder.")
         files = cls({}, {}, {})

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import fnmatch
 import os
+import re
 import stat
 import tarfile
 import unicodedata
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,53 +22,178 @@ from visavis.data.hub_files import hub_repository
 from visavis.data.suffixes import DATASET_SUFFIXES, UNSUPPORTED_SUFFIXES, VIDEO_SUFFIXES, VISUAL_SUFFIXES, describe_other_files
 from visavis.errors import DataError
 
+EXCLUDED_NAMES = (
+    ".*",
+    "@eaDir",
+    "@Recycle",
+    "@Recently-Snapshot",
+    "#recycle",
+    "#snapshot",
+    "$RECYCLE.BIN",
+    "RECYCLER",
+    "System Volume Information",
+    "__MACOSX",
+    "lost+found",
+)
+"""Patterns of hidden names, and of the thumbnails, recycle bins, snapshots and resource forks of storage devices and operating systems."""
 
-def files_under(folder: Path, *, include_hidden: bool = False) -> Iterator[tuple[Path, str | None]]:
-    """Walk all files under a folder, following links inside it and into ``VISAVIS_IMAGE_ROOTS``. A folder is not entered twice.
 
-    Folders are visited in alphabetical order. Other links and other kinds of files, such as sockets, are reported and never opened.
+@dataclass(frozen=True)
+class Exclusion:
+    """Names that are not searched: ``EXCLUDED_NAMES``, and a user's patterns. Upper and lower case are equal.
+
+    Attributes:
+        patterns: A pattern without a slash matches the name of a file or folder, any other its path below the searched folder.
+    """
+
+    patterns: tuple[str, ...] = ()
+
+    @cached_property
+    def _expressions(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
+        """Expressions of names and of paths."""
+        names = [*EXCLUDED_NAMES, *(pattern for pattern in self.patterns if "/" not in pattern.rstrip("/"))]
+        paths = [pattern.lstrip("/") for pattern in self.patterns if "/" in pattern.rstrip("/")]
+        names_expression, paths_expression = (
+            re.compile("|".join(fnmatch.translate(pattern.rstrip("/")) for pattern in patterns), re.IGNORECASE)
+            for patterns in (names, paths)
+        )
+        return names_expression, paths_expression
+
+    def matches(self, path: str) -> bool:
+        """Return whether a file or folder is excluded by itself.
+
+        Args:
+            path: Path below the searched folder with forward slashes.
+
+        Returns:
+            Whether a pattern matches its name or path.
+        """
+        names, paths = self._expressions
+        return bool(names.fullmatch(path.rpartition("/")[2]) or paths.fullmatch(path))
+
+    def covers(self, path: str) -> bool:
+        """Return whether a file is excluded, by itself or as a part of an excluded folder.
+
+        Args:
+            path: Path below the searched folder with forward slashes.
+
+        Returns:
+            Whether a search would leave it out.
+        """
+        return any(place != "." and self.matches(place) for place in path_and_parents(path))
+
+
+def path_and_parents(path: str) -> Iterator[str]:
+    """Return a path and all folders above it, up to ``"."``.
+
+    Args:
+        path: Path below a folder with forward slashes.
+
+    Yields:
+        The paths.
+
+    Example:
+        >>> list(path_and_parents("2024/spring/a.png"))
+        ['2024/spring/a.png', '2024/spring', '2024', '.']
+    """
+    while path:
+        yield path
+        path = path.rpartition("/")[0]
+    yield "."
+
+
+NO_EXCLUSION = Exclusion()
+
+
+@dataclass(frozen=True)
+class FolderScan:
+    """Content of a folder and its subfolders. Paths are below it, with forward slashes. ``"."`` is the folder itself.
+
+    Attributes:
+        folder: The folder.
+        files: Regular files.
+        unreadable: Problem of each file or folder that cannot be read now. All below it may still exist.
+        skipped: Problem of each name that is neither a file nor a folder.
+        excluded: Excluded folders, and excluded images and videos.
+        empty: Folders without content, such as the place of a drive that is not mounted.
+    """
+
+    folder: Path
+    files: list[str] = field(default_factory=list)
+    unreadable: dict[str, str] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+    excluded: list[str] = field(default_factory=list)
+    empty: list[str] = field(default_factory=list)
+
+    @property
+    def problems(self) -> dict[str, str]:
+        """Problem of each path that is not a file."""
+        return self.unreadable | self.skipped
+
+
+def scan_folder(folder: Path, exclusion: Exclusion = NO_EXCLUSION) -> FolderScan:
+    """Find all files under a folder, following links inside it and into ``VISAVIS_IMAGE_ROOTS``. A folder is not entered twice.
+
+    Folders are visited in alphabetical order. Other links and other kinds of files, such as sockets, are never opened.
 
     Args:
         folder: The folder.
-        include_hidden: Also visit names that begin with a dot.
+        exclusion: Names that are left out.
 
-    Yields:
-        Each path, with None for a regular file and otherwise the problem.
+    Returns:
+        The files, and all that was not searched.
     """
-    pending, seen = [folder], set[tuple[int, int]]()
+    scan, pending, seen = FolderScan(folder), [""], set[tuple[int, int]]()
     while pending:
         parent = pending.pop()
         try:
-            with os.scandir(parent) as listed:
-                entries = sorted(
-                    (entry for entry in listed if include_hidden or not entry.name.startswith(".")), key=lambda entry: entry.name
-                )
-            seen.add(_identity(os.stat(parent)))
+            with os.scandir(folder / parent) as listed:
+                entries = sorted(listed, key=lambda entry: entry.name)
+            seen.add(_identity(os.stat(folder / parent)))
         except OSError as error:
-            yield parent, f"the folder cannot be read: {error.strerror}. Change its permissions"
+            scan.unreadable[parent or "."] = f"the folder cannot be read: {error.strerror}. Check its permissions and its drive"
             continue
-        folders: dict[Path, tuple[int, int]] = {}
+        subfolders, is_empty = list[str](), True
         for entry in entries:
-            path = parent / entry.name
-            if entry.is_file(follow_symlinks=False):
-                yield path, None
-                continue
+            path = f"{parent}/{entry.name}" if parent else entry.name
             try:
-                status = os.stat(path)
+                if exclusion.matches(path):
+                    if entry.is_dir(follow_symlinks=False) or path.lower().endswith(VISUAL_SUFFIXES):
+                        scan.excluded.append(path)
+                    continue
+                is_empty = False
+                if (identity := _add_entry(scan, entry, path)) is not None and identity not in seen:
+                    seen.add(identity)
+                    subfolders.append(path)
             except OSError as error:
-                yield path, f"it is a broken link: {error.strerror}. Restore its target, or remove it"
-                continue
-            is_folder = stat.S_ISDIR(status.st_mode)
-            if not is_folder and not stat.S_ISREG(status.st_mode):
-                yield path, f"it is {storage.file_kind(status.st_mode)}, expected a regular file. Replace or remove it"
-            elif entry.is_symlink() and not storage.is_inside(path, folder):
-                yield path, f"it is a link to a location outside {folder}. Add this location to {storage.IMAGE_ROOTS} to include it"
-            elif is_folder:
-                folders[path] = _identity(status)
-            else:
-                yield path, None
-        pending += reversed([path for path, identity in folders.items() if identity not in seen])
-        seen.update(folders.values())
+                broken = "it is a broken link: {}. Restore its target, or remove it"
+                unreadable = "it cannot be read: {}. Check its permissions and its drive"
+                scan.unreadable[path] = (broken if entry.is_symlink() else unreadable).format(error.strerror)
+        if is_empty:
+            scan.empty.append(parent or ".")
+        pending += reversed(subfolders)
+    return scan
+
+
+def _add_entry(scan: FolderScan, entry: os.DirEntry[str], path: str) -> tuple[int, int] | None:
+    """Add a file or a problem. Returns the identity of a folder to search."""
+    if entry.is_file(follow_symlinks=False):
+        scan.files.append(path)
+        return None
+    status = os.stat(scan.folder / path)
+    is_folder = stat.S_ISDIR(status.st_mode)
+    if not is_folder and not stat.S_ISREG(status.st_mode):
+        scan.skipped[path] = f"it is {storage.file_kind(status.st_mode)}, expected a regular file. Replace or remove it"
+    elif entry.is_symlink() and not storage.is_inside(scan.folder / path, scan.folder):
+        # Its target may be readable again when VISAVIS_IMAGE_ROOTS is set.
+        scan.unreadable[path] = (
+            f"it is a link to a location outside {scan.folder}. Add this location to {storage.IMAGE_ROOTS} to include it"
+        )
+    elif is_folder:
+        return _identity(status)
+    else:
+        scan.files.append(path)
+    return None
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:
@@ -90,7 +218,7 @@ class ImageFiles:
         by_name: Paths by base name.
         unreadable: Reason why a path cannot be read.
         unreadable_names: The same by base name.
-        unsearched: Each folder that is not searched, with the reason.
+        unsearched: Each folder or archive that is not searched, with the reason.
         problems: Kind, location and message of each problem.
     """
 
@@ -177,9 +305,21 @@ class ImageFiles:
             return None
         if not storage.is_inside(listed_path, self.folder):
             raise DataError(f"the image is outside {self.folder}. Move it there, or add its folder to {storage.IMAGE_ROOTS}")
-        # A hidden file, or a file in a hidden folder. find_files leaves them out.
+        # An excluded file, such as a hidden one. find_files leaves them out.
         self.by_path[file] = ByteRange(listed_path, root=Path(os.path.realpath(self.folder)))
         return file
+
+    def may_contain(self, file: str) -> bool:
+        """Return whether a listed file that was not found may exist where nothing can be read now.
+
+        Args:
+            file: The path as listed.
+
+        Returns:
+            Whether the file itself, a folder or an archive cannot be read.
+        """
+        is_unreadable = path_key(file).rpartition("/")[2] in self.unreadable_names
+        return is_unreadable or bool(self.unsearched) or any(kind == "broken archive" for kind, _, _ in self.problems)
 
     @property
     def images(self) -> list[str]:
@@ -221,7 +361,7 @@ def _is_same_file(path: Path, other: Path) -> bool:
 
 
 def find_files(folder: Path) -> ImageFiles:
-    """Find all files under a folder, except hidden ones. Headers of tar archives are read once.
+    """Find all files under a folder, except excluded ones. Headers of tar archives are read once.
 
     Args:
         folder: The folder.
@@ -229,17 +369,16 @@ def find_files(folder: Path) -> ImageFiles:
     Returns:
         The files.
     """
-    files, archives, root = ImageFiles(folder), [], Path(os.path.realpath(folder))
-    for path, problem in files_under(folder):
-        name = path.relative_to(folder).as_posix()
-        if problem is not None:
-            files.add_unreadable(name, problem)
-            if os.path.isdir(path):
-                files.unsearched.append(f"{name}: {problem}")
-        elif name.endswith((".tar", *_COMPRESSED_SUFFIXES)):
-            archives.append(path)
+    files, archives, root, scan = ImageFiles(folder), [], Path(os.path.realpath(folder)), scan_folder(folder)
+    for name, problem in scan.problems.items():
+        files.add_unreadable(name, problem)
+        if name in scan.unreadable and (os.path.isdir(folder / name) or os.path.splitext(name)[1] in ("", ".tar")):
+            files.unsearched.append(f"{name}: {problem}")
+    for name in scan.files:
+        if name.endswith((".tar", *_COMPRESSED_SUFFIXES)):
+            archives.append(folder / name)
         else:
-            files.add(name, ByteRange(path, root=root))
+            files.add(name, ByteRange(folder / name, root=root))
     for archive in archives:
         try:
             with storage.open_file(archive, root) as file:
@@ -346,6 +485,8 @@ def attach_files(listing: Listing, folder: Path, *, may_lack_pixels: bool) -> No
         except DataError as error:
             has_missing = True
             listing.add_loss("missing image", entry.name, str(error), entry)
+            if files.may_contain(entry.file):
+                listing.unreadable_files.append(entry.name)
         else:
             if used.get(key) == path_key(entry.file):
                 message = f"its file {key} is already listed in another spelling, the first is used"

@@ -105,6 +105,7 @@ class Listing:
         folder: Folder of the image files. None: the source, or the folder of the source.
         feature_files: Files of stored features, if the format has features instead of pixels.
         find_nonfinite_features: Reads all features and returns the names of images with NaN or infinity.
+        unreadable_files: Names of images without a file that may have one in a folder or archive that cannot be read now.
         by_name: First image of each name that was added by ``add_image``.
     """
 
@@ -116,6 +117,7 @@ class Listing:
     folder: Path | None = None
     feature_files: tuple[Path, ...] = ()
     find_nonfinite_features: Callable[[], list[str]] | None = None
+    unreadable_files: list[str] = field(default_factory=list)
     by_name: dict[str, ListedImage] = field(default_factory=dict)
 
     def add_image(self, name: str, split: str | None) -> ListedImage:
@@ -265,6 +267,7 @@ class Listing:
             caption_origin=None if has_all_items else np.array(caption_rows, dtype=np.int64),
             skipped=self._skipped(len(images), len(captions)),
             unlisted_files=tuple(note.location for note in self.findings if note.kind == "image without caption" and not note.loses_data),
+            unreadable_files=tuple(self.unreadable_files),
             other_files=next((note.message for note in self.findings if note.kind == "other files"), None),
         )
 
