@@ -179,14 +179,36 @@ def test_a_full_disk_or_a_cut_shard_is_reported_once(recipes, scenes, small_disk
     assert sum(command.output_text.count("train-001.tar") for command in cut) == 1
 
 
-def write_shards(folder: Path, scenes: Path) -> Path:
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 1])
+def test_two_processes_train_on_one_shard(recipes, scenes, tmp_path, workers):
+    """Both processes read parts of the same shard, and train as one process does."""
+    shards = write_shards(tmp_path / "shards", scenes, count=1)
+    values = [f"data.stream={shards}/train-*.tar", f"training.workers={workers}", "epochs=1"]
+    for world_size in (1, 2):
+        ranks = start_ranks(
+            tmp_path / f"r{world_size}",
+            world_size,
+            "train",
+            recipes["pixels"],
+            "--data",
+            scenes,
+            "--out",
+            tmp_path / f"{world_size}",
+            *values,
+        )
+        assert [command.wait(100) for command in ranks] == [0] * world_size, ranks[0].output_text
+    check_equal(tmp_path / "2", tmp_path / "1", 1e-5)
+
+
+def write_shards(folder: Path, scenes: Path, count: int = 4) -> Path:
     """Shards with the training images of scenes."""
     webdataset = pytest.importorskip("webdataset", reason="webdataset is not installed: pip install -e '.[dev]'")
     split = open_dataset(scenes).split("train")
     folder.mkdir()
-    for shard in range(4):
+    for shard in range(count):
         with webdataset.TarWriter(str(folder / f"train-{shard:03d}.tar")) as writer:
-            for index in range(shard, len(split.images), 4):
+            for index in range(shard, len(split.images), count):
                 image, caption = split.images[index], split.captions[int(split.captions_of[index][0])]
                 writer.write({"__key__": f"{index:05d}", "png": image.read(), "txt": caption})
     return folder
