@@ -6,6 +6,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -317,6 +319,21 @@ def test_stop_signal_ends_training_and_workers(tmp_path, stop):
     assert code == 128 + signal.SIGTERM, command.output_text
     assert re.search(rf"visavis train --resume {re.escape(str(run))}\n", command.output_text)
     assert "Traceback" not in command.output_text
+
+
+@pytest.mark.slow
+def test_killed_program_with_workers_prints_no_warning():
+    """Its own interpreter, because a process of the test server shares the resource tracker of the server."""
+    program = (
+        "import os, signal\n"
+        "from visavis.data.workers import WorkerPool\n"
+        "for batch in WorkerPool([abs], 1).read([-1, -2]):\n"
+        "    print('read', batch, flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    # The output ends when the tracker has ended, which removes the semaphores last.
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert (result.returncode, result.stdout, result.stderr) == (-signal.SIGKILL, "read 1\n", "")
 
 
 def test_reduced_decoding_keeps_modes_and_orientation(tmp_path):

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from multiprocessing import resource_tracker
 from multiprocessing.context import BaseContext
 from types import ModuleType
 from typing import Any
@@ -317,10 +318,27 @@ def _end_with_training() -> None:
     os._exit(1)
 
 
+def start_resource_tracker() -> None:
+    """Start the process with which Python removes the semaphores of killed processes, without its warning about them.
+
+    It prints "leaked semaphore objects" each time that a program with workers is killed, while it removes them. A tracker that the program has
+    started before stays as it is.
+    """
+    if sys.platform == "win32":
+        return
+    # The tracker receives the options of this interpreter.
+    sys.warnoptions.append("ignore:resource_tracker:UserWarning")
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        sys.warnoptions.pop()
+
+
 def _context() -> BaseContext:
     """The context of the fork server. Windows has none, and starts new interpreters."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
+    start_resource_tracker()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED_MODULES)
     return context

@@ -24,6 +24,7 @@ import torch
 
 from visavis import storage
 from visavis.data.parallel import Engine, connect_to_ray, cpu_cores
+from visavis.data.workers import start_resource_tracker
 from visavis.errors import RunError, VisavisError
 from visavis.experiments.results_table import MeasurementConditions
 from visavis.feedback.evaluate_feedback import FeedbackTest, JudgedQueryResult, feedback_metrics
@@ -326,6 +327,7 @@ def process_pool(num_processes: int) -> Iterator[ProcessPoolExecutor]:
     Yields:
         The pool.
     """
+    start_resource_tracker()  # the runs use it, too
     context = get_context("spawn")
     # A worker waits for the other end of a pipe to close, which also happens if this process is killed.
     receiver, sender = context.Pipe(duplex=False)
