@@ -8,7 +8,7 @@ SOURCES := src tests tools $(wildcard benchmarks studies examples)
 .PHONY: help demo test slow lint fix docs bench study golden release-check
 
 help:
-	@echo 'make demo      set up, then train, compare and search synthetic scenes (offline, about two minutes)'
+	@echo 'make demo      set up, then train, compare and search synthetic scenes (offline, two to four minutes on two cores)'
 	@echo 'make test      set up, then run the tests, without the slow ones'
 	@echo 'make slow      run the slow tests, such as those that start processes or a browser'
 	@echo 'make lint      check style, formatting, types, import rules and wording'

@@ -338,7 +338,7 @@ def doctor(index: str | Path | Sequence[str | Path] = (), *, store: str | Path |
 
 
 def demo(*, out: str | Path | None = None, progress: Progress | None = None) -> Path:
-    """Train three objectives on synthetic scenes, compare them and search: offline, about two minutes on two cores.
+    """Train three objectives on synthetic scenes, compare them and search: offline, two to four minutes on two cores.
 
     Args:
         out: New folder. Default: ``runs/demo-<n>``.
