@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import visavis
 from visavis.cli import app
-from visavis.errors import RunError
+from visavis.errors import DataError, RunError
 from visavis.feedback.records import QueryKey
 from visavis.progress import NoProgress
 from visavis.retrieval.index_builder import build_index
@@ -78,6 +78,8 @@ def test_search_reads_only_items_of_results(index_folder, read_items):
                     assert {result.key for result in results} <= set(read_items)
                     assert len(set(read_items) - set(likes)) <= DEPTH
         assert index.calibration is not None
+        with pytest.raises(DataError, match="the items have no metadata"):
+            search_index(index, queries[0], TOP, ItemFilter(metadata={"split": "test"}))
     visavis.search(index_folder, "a red circle", top=TOP)
     read_items.clear()
     assert CliRunner().invoke(app, ["search", str(index_folder), "a red circle", "--top", str(TOP), "--json"]).exit_code == 0

@@ -19,6 +19,7 @@ from visavis.models.retriever import Retriever
 from visavis.notebook import NotebookTable
 from visavis.retrieval.index_folder import Index
 from visavis.retrieval.items import NO_FILTER, IndexItem, ItemFilter
+from visavis.retrieval.stores.arrow_tables import metadata_names
 from visavis.retrieval.stores.vector_sets import MaxSimQuery, Queries, VectorSets
 from visavis.spec import validate_arguments, validate_int
 
@@ -245,8 +246,10 @@ def check_filter_names(index: Index, item_filter: ItemFilter) -> None:
     Raises:
         DataError: If no item has a name of the filter.
     """
-    names = {name for item in index.items.values() for name in item.metadata} if item_filter.metadata else set[str]()
-    unknown = next((name for name in item_filter.metadata if index.items and name not in names), None)
+    if not item_filter.metadata or not index.store.count():
+        return
+    names = metadata_names(index.store.table())
+    unknown = next((name for name in item_filter.metadata if name not in names), None)
     if unknown is not None:
         known = f"one of the names {', '.join(sorted(names))}" if names else "no filter, because the items have no metadata"
         raise DataError(f"metadata: expected {known}, got {unknown!r}. Correct the filter.")

@@ -157,6 +157,21 @@ def items_from_table(table: pa.Table) -> list[IndexItem]:
     return list(map(IndexItem, *columns, metadata_column))
 
 
+def metadata_names(table: pa.Table) -> set[str]:
+    """Read the names of the metadata of all items.
+
+    Args:
+        table: Table of items.
+
+    Returns:
+        The names.
+    """
+    import pyarrow.compute as pc
+
+    names = pc.replace_substring_regex(pc.unique(pc.list_flatten(table["metadata"])), "(?s)=.*", "")
+    return set(tags_to_metadata(f"{name}=" for name in pc.unique(names).to_pylist()))
+
+
 def find_keys(column: pa.Array, keys: Sequence[str]) -> np.ndarray:
     """Find keys in a sorted column.
 
