@@ -80,12 +80,18 @@ def test_ratings_have_published_sizes():
 
 
 @pytest.mark.parametrize(
-    ("line", "number"),
-    [("g\tf\t2012\t1\t9.0\ta\tb\n", 2), ("g\tf\t2012\t1\tx\ta\tb\n", 2), ("g\tf\t2012\t1\t3\ta\n", 2), ("g\tf\t2012\t1\tnan\ta\tb\n", 2)],
+    ("line", "message"),
+    [
+        *(
+            (f"g\tf\t2012\t1\t{score}\ta\tb\n", ", line 2: expected sentence1, sentence2 and a score from 0 to 5")
+            for score in ("9.0", "x", "nan")
+        ),
+        ("g\tf\t2012\t1\t3\ta\n", ": line 2: expected 7 columns, got 6"),
+    ],
 )
-def test_ratings_report_invalid_line(people, line, number):
+def test_ratings_report_invalid_line(people, line, message):
     (people / "stsb" / "sts-dev.tsv").write_text(HEAD + line)
-    with pytest.raises(DataError, match=rf"sts-dev.tsv, line {number}: expected sentence1, sentence2 and a score from 0 to 5"):
+    with pytest.raises(DataError, match=f"sts-dev.tsv{message}"):
         read_stsb("dev")
 
 

@@ -161,7 +161,6 @@ def test_flickr8k_judgments_match_files(split: Dataset, tmp_path: Path) -> None:
         ("0.jpg\t3.jpg#1\t1\t1\t5", "expected .* three ratings from 1 to 4"),
         ("0.jpg\t3.jpg#1\t1\t1\tnan", ":2: expected an image, a caption"),
         ("0.jpg\t3.jpg#one\t1\t1\t2", ":2: expected an image, a caption"),
-        ("", ":2: expected an image, a caption"),
         ("9.jpg\t3.jpg#1\t1\t1\t2", r":2: expected one of the 5 images of the split, got '9\.jpg'"),
         ("0.jpg\t3.jpg\t1\t1\t2", r":2: expected one of the 5 images of the split, got ''"),
         ("0.jpg\t3.jpg#2\t1\t1\t2", r":2: expected a caption number from 0 to 1 of image 3\.jpg, got 2"),

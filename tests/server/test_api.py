@@ -391,7 +391,7 @@ def test_undo_removes_the_named_vote_only(client, tmp_path):
 @pytest.mark.parametrize("values", list(itertools.product((True, False, None), repeat=3)))
 def test_undo_in_any_order_leaves_the_last_other_vote(collection, tmp_path, values):
     """After each undo, server, feedback file and a restarted server agree with the definition: the last vote that was not undone."""
-    key, item = QueryKey("a star"), collection.items["trips/01.png"]
+    key, item = QueryKey("a star"), collection.index.items["trips/01.png"]
     for order in itertools.permutations(range(len(values))):
         path = tmp_path / f"{order}.jsonl"
         with open_feedback(path) as file:
@@ -409,7 +409,7 @@ def test_undo_in_any_order_leaves_the_last_other_vote(collection, tmp_path, valu
 
 
 def test_undo_of_an_empty_name_leaves_votes_without_name(collection, tmp_path):
-    item, record = collection.items["trips/01.png"], {"timestamp": "2026-01-01", "index": "one", "query": {"text": "a star"}}
+    item, record = collection.index.items["trips/01.png"], {"timestamp": "2026-01-01", "index": "one", "query": {"text": "a star"}}
     path = tmp_path / "votes.jsonl"
     path.write_text(json.dumps(record | {"item": item.key, "content_hash": item.content, "relevant": True, "kind": "judgment"}) + "\n")
     with open_feedback(path) as file:
