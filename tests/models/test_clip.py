@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,9 +14,12 @@ from safetensors.torch import load_file
 from torch.nn.functional import normalize
 
 import visavis
-from visavis.errors import DataError, RunError, VisavisError
+from visavis.errors import DataError, RunError, SpecError, VisavisError
+from visavis.exporting.export_model import export_model
 from visavis.models import CLIP
 from visavis.models.clip.model import export_to_transformers, find_dual_encoder, open_dual_encoder
+from visavis.models.encoders.encoder_spec import EncoderSpec, open_preprocessing
+from visavis.models.encoders.frozen_encoders import open_encoder
 from visavis.models.encoders.pretrained_files import model_folder
 from visavis.models.retriever import Retriever
 
@@ -199,6 +203,46 @@ def test_save_pretrained_requires_files_of_pretrained_model(dual_encoders, tmp_p
     with pytest.raises(DataError, match=r"base: expected the config .*, got no config\.json\. Restore the folder\.$"):
         export_to_transformers(matcher, tmp_path / "exported")
     assert not any((tmp_path / "exported").iterdir())
+
+
+def at_size(model, processor, size):
+    """The same weights with another image size."""
+    return Retriever(model, replace(processor, visual=replace(processor.visual, image_size=size)))
+
+
+def hub_image_rows(folder, images, size, **options):
+    """Compute unit vectors of images with transformers."""
+    model = transformers.AutoModel.from_pretrained(folder).eval()
+    resized = np.stack([np.asarray(image.resize((size, size), 2)) for image in images]).astype(np.float32) / 255
+    pixels = torch.from_numpy((resized - np.array([0.5, 0.4, 0.3])) / np.array([0.5, 0.6, 0.7])).permute(0, 3, 1, 2).float()
+    with torch.no_grad():
+        return normalize(model.get_image_features(pixel_values=pixels, **options).pooler_output)
+
+
+@kinds
+@pytest.mark.parametrize("size", [16, 64, 72])
+def test_other_image_size_interpolates_as_transformers(dual_encoders, kind, size, images, tmp_path):
+    matcher, processor = open_dual_encoder(str(dual_encoders / kind))
+    model = at_size(matcher, processor, size)
+    expected = hub_image_rows(dual_encoders / kind, images, size, interpolate_pos_encoding=True)
+    torch.testing.assert_close(model.encode_images(images), expected, rtol=0, atol=1e-6)
+    model.processor.save(matcher, tmp_path / "saved")
+    assert torch.equal(visavis.load(tmp_path / "saved").encode_images(images), model.encode_images(images))
+    # The exported folder has this size as its own.
+    export_model(model, tmp_path / "saved", "hub", tmp_path / "hub")
+    torch.testing.assert_close(hub_image_rows(tmp_path / "hub", images, size), expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(visavis.load(tmp_path / "hub").encode_images(images), expected, rtol=0, atol=1e-6)
+    encoder = open_encoder(EncoderSpec("visual", str(dual_encoders / kind), image_size=size))
+    torch.testing.assert_close(normalize(encoder.encode(images).vectors), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("size", "nearest"), [(3, "8"), (36, "32 or 40"), (63, "56 or 64")])
+def test_image_size_between_patches_names_nearest(dual_encoders, size, nearest):
+    spec = EncoderSpec("visual", str(dual_encoders / "clip"), "regions", image_size=size)
+    with pytest.raises(
+        SpecError, match=rf"^visual.image_size: expected a multiple of 8, .*, got {size}\. Set the nearest size, {nearest}\.$"
+    ):
+        open_preprocessing(spec)
 
 
 def test_find_dual_encoder_rejects_other_models(dual_encoders, tmp_path, monkeypatch):

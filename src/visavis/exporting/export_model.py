@@ -87,7 +87,7 @@ def export_model(
     embedding_dim = model.encode_texts(["a"]).shape[1]
     with storage.atomic_folder(out) as part:
         if isinstance(model.matcher, CLIP) and format in ("hub", "sentence-transformers"):
-            write_transformers_files(model.matcher, part)
+            write_transformers_files(model.matcher, part, model.processor.visual_spec.image_size)
             _write_preprocessor_config(model, part / "preprocessor_config.json")
             if format == "sentence-transformers":
                 _write_clip_modules(model, part)

@@ -25,7 +25,7 @@ from visavis.data.vocabulary import MULTILINGUAL_ADVICE, Vocabulary, has_unspace
 from visavis.errors import DataError, RecipeError, RunError
 from visavis.feedback.training_pairs import FeedbackPairs
 from visavis.models.base import MatcherConfig, get_mask, get_vectors
-from visavis.models.encoders.encoder_spec import EncoderSpec
+from visavis.models.encoders.encoder_spec import EncoderSpec, image_size_note
 from visavis.models.encoders.feature_extraction import cache_features
 from visavis.models.inference import equal_batches
 from visavis.models.layers import mean_pool
@@ -172,6 +172,8 @@ def visual_features(
     granularity: Any = "regions" if visual.granularity == "pixels" else visual.granularity
     options = (visual.crops, visual.frames_per_second, visual.image_size, visual.random_crops, visual.full_decoding)
     encoder = EncoderSpec("visual", visual.encoder, granularity, *options) if visual.encoder else None
+    if encoder and not visual.features and (note := image_size_note(encoder)):
+        progress.message(note)
     if visual.granularity == "pixels":
         return None, encoder
     if visual.features == PRECOMP:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from visavis import storage
 from visavis.errors import DataError, RunError, SpecError, VisavisError, requires_extra, suggest_name
@@ -29,8 +29,10 @@ from visavis.models.encoders.pretrained_loading import (
     build_empty_model,
     check_encoding,
     check_text_encoding,
+    image_features,
     load_pretrained_config,
     load_pretrained_model,
+    native_image_size,
     refuse_adapter,
 )
 from visavis.models.processor import Processor
@@ -44,6 +46,8 @@ SCALE_BOUNDS = {"clip": (1.0, 100.0), "siglip": (1.0, 1000.0)}
 """Default minimum and maximum of the learned scale by ``model_type``. CLIP was trained with this maximum, SigLIP without one."""
 LORA_A_MARK = ".lora_A."
 """Part of the name of every matrix A of an update B A. A starts at random, B at 0."""
+_POSITIONS = "vision_model.embeddings.position_embedding.weight"
+
 TEMPERATURE_FILE = "temperature.safetensors"
 """File with the temperature (and bias) of the pretraining, next to config, preprocessing and tokenizer."""
 
@@ -175,7 +179,7 @@ class CLIP(GlobalMatcher):
         super().save_pretrained(folder, **extra)
 
     def encode_visual(self, items: Encoded) -> Encoded:
-        return encode_unit_rows(self.model.get_image_features(pixel_values=get_vectors(items)).pooler_output)
+        return encode_unit_rows(image_features(self.model, get_vectors(items)).pooler_output)
 
     def encode_text(self, items: Encoded) -> Encoded:
         mask = None if items.mask is None else items.mask.long()  # type: ignore[union-attr]
@@ -204,12 +208,14 @@ def export_to_transformers(matcher: Matcher, folder: str | Path) -> Path:
     return folder
 
 
-def write_transformers_files(matcher: CLIP, folder: Path) -> None:
+def write_transformers_files(matcher: CLIP, folder: Path, image_size: int = 0) -> None:
     """Write the files of ``export_to_transformers``.
 
     Args:
         matcher: A CLIP or SigLIP model.
         folder: Existing folder.
+        image_size: Edge of the images that the model reads, in pixels. The position embeddings are interpolated to it. 0: the size of
+            the pretrained model.
     """
     weights = matcher.model.state_dict() | matcher.temperature
     if matcher.config.lora_rank:
@@ -222,11 +228,28 @@ def write_transformers_files(matcher: CLIP, folder: Path) -> None:
     if matcher.logit_bias is not None and "logit_bias" in weights:
         weights["logit_bias"] = matcher.logit_bias.data.view_as(weights["logit_bias"])
     copy_config_files(matcher.folder, folder)
+    if image_size and native_image_size(matcher.model.config) != (image_size, image_size):
+        weights[_POSITIONS] = _interpolated_positions(matcher, image_size)
+        config = storage.read_json(folder / "config.json", dict[str, Any])
+        # Configs before version 4.28 of transformers have both.
+        parts = {part: config[part] for part in ("vision_config", "vision_config_dict") if config.get(part)} or {"vision_config": {}}
+        resized = {part: values | {"image_size": image_size} for part, values in parts.items()}
+        storage.write_json(folder / "config.json", config | resized)
     file = folder / "tokenizer_config.json"
     if os.path.isfile(file) and matcher.model.config.model_type == "clip":
         # Another side would change the vectors of padded texts, see load_pretrained_tokenizer.
         storage.write_json(file, storage.read_json(file, dict[str, Any]) | {"padding_side": "right"})
     storage.write_tensors(folder / "model.safetensors", weights, for_transformers=True)
+
+
+@torch.no_grad()
+def _interpolated_positions(matcher: CLIP, image_size: int) -> Tensor:
+    """Return the position embeddings for another image size, shape ``[L, D]``."""
+    embeddings = matcher.model.vision_model.embeddings
+    size = embeddings.config.image_size // embeddings.patch_size
+    num_special = len(embeddings.position_embedding.weight) - size**2
+    tokens = torch.empty(1, (image_size // embeddings.patch_size) ** 2 + num_special, embeddings.embed_dim, device="meta")
+    return embeddings.interpolate_pos_encoding(tokens, image_size, image_size)[0].contiguous()  # type: ignore[no-any-return]
 
 
 def _pretrained_folder(config: CLIP.Config) -> Path:

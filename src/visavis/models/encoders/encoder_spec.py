@@ -11,7 +11,13 @@ from visavis.errors import SpecError
 from visavis.models.encoders.cnn_backbones import SMALL_CNN, SmallCNN, published_backbone_name
 from visavis.models.encoders.preprocessing import ImageConverter, Preprocessing
 from visavis.models.encoders.pretrained_files import MINILM, local_model_folder, model_folder
-from visavis.models.encoders.pretrained_loading import IMAGENET_PREPROCESSING
+from visavis.models.encoders.pretrained_loading import (
+    IMAGENET_PREPROCESSING,
+    check_image_size,
+    is_vision_transformer,
+    load_pretrained_config,
+    native_image_size,
+)
 from visavis.synthetic.scene_encoder import SceneEncoder
 
 if TYPE_CHECKING:
@@ -188,8 +194,31 @@ def spec_preprocessing(spec: EncoderSpec, folder: Path | None = None) -> Preproc
 
     Raises:
         DataError: If no such model is found.
+        SpecError: If the image size is not a multiple of the patch size of the model.
     """
     if (preprocessing := OWN_PREPROCESSING.get(spec.name)) is None:
         published = published_backbone_name(spec.name)
-        preprocessing = IMAGENET_PREPROCESSING if published else Preprocessing.read(folder or model_folder(spec.name))
+        folder = None if published else folder or model_folder(spec.name)
+        preprocessing = Preprocessing.read(folder) if folder else IMAGENET_PREPROCESSING
+        if folder and spec.image_size:
+            check_image_size(load_pretrained_config(folder), spec.image_size, spec.name)
     return replace(preprocessing, resize=(spec.image_size, spec.image_size), crop=None) if spec.image_size else preprocessing
+
+
+def image_size_note(spec: EncoderSpec) -> str | None:
+    """Describe the interpolation of position embeddings for another image size.
+
+    Args:
+        spec: Specification.
+
+    Returns:
+        A sentence with both sizes. None if the model reads images of its own size, or of any size.
+    """
+    if not spec.image_size or spec.name in OWN_PREPROCESSING or published_backbone_name(spec.name):
+        return None
+    config = load_pretrained_config(model_folder(spec.name))
+    native, size = native_image_size(config), (spec.image_size, spec.image_size)
+    if native is None or native == size or not is_vision_transformer(config):
+        return None
+    sizes = [f"{height} x {width}" for height, width in (native, size)]
+    return f"{spec.name}: position embeddings for {sizes[0]} pixels are interpolated to {sizes[1]} pixels (visual.image_size)."

@@ -36,6 +36,7 @@ from visavis.models.encoders.pretrained_loading import (
     check_encoding,
     check_reads_images,
     check_text_encoding,
+    image_features,
     load_pretrained_model,
     load_pretrained_tokenizer,
     open_published_backbone,
@@ -136,8 +137,7 @@ class VisualEncoder(FrozenEncoder, PretrainedPart):
             return concatenate(self(Encoded(batch)) for batch in pixels.split(CPU_IMAGE_BATCH_SIZE))
         # Several times faster for convolutions on CPUs.
         flat = pixels.flatten(0, -4).contiguous(memory_format=torch.channels_last)
-        # CLIP projects its pooled output.
-        output = getattr(self.model, "get_image_features", self.model)(pixel_values=flat)
+        output = image_features(self.model, flat)
         if self.spec.granularity == "regions":
             vectors = self.regions(output.last_hidden_state, pixels)
         else:
@@ -405,7 +405,7 @@ def _open_visual(spec: EncoderSpec) -> VisualEncoder:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     encoder = VisualEncoder(spec, model, spec_preprocessing(spec, folder), folder).eval()
     if folder is not None and saved is None:
-        check_encoding(lambda: encoder.encode([blank_image()]).vectors, folder, "an image")
+        check_encoding(lambda: encoder.encode([blank_image()]).vectors, folder, "an image", image_size=spec.image_size)
     return encoder
 
 

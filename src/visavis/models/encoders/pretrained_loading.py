@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import os
 import re
 import textwrap
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from visavis import storage
-from visavis.errors import DataError, MissingExtra, VisavisError
+from visavis.errors import DataError, MissingExtra, SpecError, VisavisError
 from visavis.models.encoders.checkpoint_files import check_weight_names, check_weight_shapes, read_checkpoint, wrapper_of
 from visavis.models.encoders.cnn_backbones import (
     PUBLISHED_BACKBONES,
@@ -204,6 +205,89 @@ def check_reads_images(name: str, folder: Path) -> None:
         )
 
 
+def native_image_size(config: Any) -> tuple[int, int] | None:
+    """Return the size of the images for which a model has position embeddings, or was trained.
+
+    Args:
+        config: Config of the model.
+
+    Returns:
+        Height and width. None if the config has no image size.
+    """
+    size = getattr(getattr(config, "vision_config", config), "image_size", None)
+    if isinstance(size, int):
+        return size, size
+    return (size[0], size[1]) if isinstance(size, (list, tuple)) and len(size) == 2 else None
+
+
+def is_vision_transformer(config: Any) -> bool:
+    """Report whether an image model reads patches of one size at one resolution. Models with several resolutions pad images.
+
+    Args:
+        config: Config of the model.
+
+    Returns:
+        Whether it does.
+    """
+    vision = getattr(config, "vision_config", config)
+    return all(isinstance(getattr(vision, name, None), int) for name in ("patch_size", "hidden_size")) and not hasattr(vision, "depths")
+
+
+def check_image_size(config: Any, size: int, name: str) -> None:
+    """Check that patches of a vision transformer cover images of another size than its own completely.
+
+    Args:
+        config: Config of the model.
+        size: Edge of the images in pixels.
+        name: Name of the model.
+
+    Raises:
+        SpecError: If some pixels are outside of all patches.
+    """
+    if not is_vision_transformer(config) or native_image_size(config) == (size, size):
+        return
+    patch = getattr(config, "vision_config", config).patch_size
+    if size % patch == 0:
+        return
+    lower = size // patch * patch
+    nearest = f"{lower} or {lower + patch}" if lower else str(patch)
+    raise SpecError(
+        f"visual.image_size: expected a multiple of {patch}, the patch size of {name}, got {size}. Set the nearest size, {nearest}."
+    )
+
+
+def image_features(model: Any, pixels: Tensor) -> Any:
+    """Encode images. Position embeddings are interpolated for another image size than the model's, as ``interpolate_pos_encoding`` does.
+
+    Args:
+        model: Image model, or dual encoder, which projects its pooled output.
+        pixels: Pixels, shape ``[N, 3, H, W]``.
+
+    Returns:
+        Output of the model.
+
+    Raises:
+        SpecError: If the model reads only images of its own size.
+    """
+    encode = getattr(model, "get_image_features", model)
+    native = native_image_size(getattr(model, "config", None)) or getattr(
+        getattr(getattr(model, "timm_model", None), "patch_embed", None), "img_size", None
+    )
+    if native is None or tuple(native) == tuple(pixels.shape[-2:]):
+        return encode(pixel_values=pixels)
+    if "interpolate_pos_encoding" in inspect.signature(getattr(encode, "forward", encode)).parameters:
+        return encode(pixel_values=pixels, interpolate_pos_encoding=True)
+    try:
+        return encode(pixel_values=pixels)
+    # transformers and timm raise these for a wrong size.
+    except (AssertionError, ValueError):
+        sizes = [" x ".join(map(str, size)) for size in (native, pixels.shape[-2:])]
+        raise SpecError(
+            f"visual.image_size: expected the size of the encoder, {sizes[0]} pixels, because it cannot interpolate its position embeddings, "
+            f"got {sizes[1]}. Remove visual.image_size, or name another encoder."
+        ) from None
+
+
 def load_pretrained_processor(folder: Path) -> Any:
     """Load the processor of images and texts of a folder.
 
@@ -237,13 +321,14 @@ def sample_vocabulary(tokenizer: Any) -> list[str]:
 
 
 @torch.no_grad()
-def check_encoding(encode: Callable[[], Any], folder: Path, input_name: str) -> Tensor:
+def check_encoding(encode: Callable[[], Any], folder: Path, input_name: str, *, image_size: int = 0) -> Tensor:
     """Encode an item once, so that inconsistent files of a folder are found when it is opened.
 
     Args:
         encode: Returns features of the item.
         folder: Folder of the model.
         input_name: Name of the item in error messages.
+        image_size: Edge of the images in pixels, if it was set. It is then mentioned as the likely cause.
 
     Returns:
         The features.
@@ -251,7 +336,9 @@ def check_encoding(encode: Callable[[], Any], folder: Path, input_name: str) -> 
     Raises:
         DataError: If the item cannot be encoded, or if features are not finite.
     """
-    with loading_from(folder, f"a model that can encode {input_name}"):
+    advice = "Set another visual.image_size for this model" if image_size else "Download the model again"
+    size = f" of {image_size} x {image_size} pixels" if image_size else ""
+    with loading_from(folder, f"a model that can encode {input_name}{size}", advice):
         vectors = encode()
     if not vectors.isfinite().all():
         raise DataError(f"{folder} is damaged: expected finite features of {input_name}, got others. Download it again.")
@@ -278,12 +365,13 @@ def check_text_encoding(encode: Callable[[list[str]], Tensor], folder: Path, tok
 
 
 @contextmanager
-def loading_from(folder: Path, expected: str) -> Iterator[Any]:
+def loading_from(folder: Path, expected: str, advice: str = "Download the model again") -> Iterator[Any]:
     """Convert the errors of libraries that read a folder.
 
     Args:
         folder: Folder of the model.
         expected: Description of the expected files, for the error message.
+        advice: How to fix it, for the error message.
 
     Yields:
         transformers.
@@ -302,9 +390,7 @@ def loading_from(folder: Path, expected: str) -> Iterator[Any]:
     except (VisavisError, MemoryError):
         raise
     except Exception as error:  # noqa: BLE001 - transformers and tokenizers raise errors of every kind on damaged files
-        raise DataError(
-            f"{folder}: expected {expected}, got an error ({_error_reason(error)}). Download the model again, or use another one."
-        ) from None
+        raise DataError(f"{folder}: expected {expected}, got an error ({_error_reason(error)}). {advice}, or use another one.") from None
 
 
 def _refuse_code(folder: Path) -> None:
