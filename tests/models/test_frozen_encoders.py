@@ -20,10 +20,11 @@ from visavis.data.features.store import FeatureStore, FeatureWriter
 from visavis.errors import DataError, MissingExtra, RefusedOverwrite, SpecError
 from visavis.models import device
 from visavis.models.encoders import feature_extraction as caching
-from visavis.models.encoders.encoder_spec import EncoderSpec, current_preprocessing_config
+from visavis.models.encoders.encoder_spec import EncoderSpec, current_preprocessing_config, image_size_note
 from visavis.models.encoders.feature_extraction import cache_features, feature_store_folder
 from visavis.models.encoders.frozen_encoders import CPU_IMAGE_BATCH_SIZE, open_encoder, open_text_encoder, open_visual_encoder
 from visavis.models.encoders.preprocessing import MAX_RESIZED_PIXELS, ImageConverter, Preprocessing, PreprocessorConfig
+from visavis.models.encoders.pretrained_loading import image_features
 from visavis.models.processor import Processor
 from visavis.process_group import ProcessGroup
 
@@ -464,6 +465,51 @@ def test_current_preprocessing_config_needs_no_encoder(folders, special):
         is current_preprocessing_config(EncoderSpec("text", str(folders / "bert")))
         is None
     )
+
+
+@pytest.mark.parametrize("name", ["vit", "clip"])
+@pytest.mark.parametrize("size", [16, 48])
+def test_other_image_size_interpolates_position_embeddings(folders, name, size):
+    spec = EncoderSpec("visual", str(folders / name), image_size=size)
+    encoder = open_encoder(spec)
+    pixels = encoder.preprocess(sample_images()).vectors
+    assert pixels.shape[-2:] == (size, size)
+    model = transformers.AutoModel.from_pretrained(folders / name).eval()
+    with torch.no_grad():
+        expected = getattr(model, "get_image_features", model)(pixel_values=pixels, interpolate_pos_encoding=True).pooler_output
+    torch.testing.assert_close(encoder.encode(sample_images()).vectors, expected, rtol=0, atol=1e-6)
+    assert f"32 x 32 pixels are interpolated to {size} x {size}" in image_size_note(spec)
+
+
+@pytest.mark.parametrize("size", [0, 32])
+def test_native_image_size_is_not_interpolated(folders, size):
+    spec = EncoderSpec("visual", str(folders / "vit"), image_size=size)
+    assert image_size_note(spec) is None
+    encoder = open_encoder(spec)
+    pixels = encoder.preprocess(sample_images()).vectors.contiguous(memory_format=torch.channels_last)
+    with torch.no_grad():
+        assert torch.equal(encoder.encode(sample_images()).vectors, encoder.model(pixel_values=pixels).pooler_output)
+
+
+class FixedSizeModel(torch.nn.Module):
+    """An image model that checks sizes like those of timm, and cannot interpolate."""
+
+    config = transformers.ViTConfig(image_size=32)
+
+    def forward(self, pixel_values):
+        assert pixel_values.shape[-1] == 32, "Input height doesn't match model"
+        return pixel_values
+
+
+def test_model_of_fixed_size_is_named_with_both_sizes():
+    assert image_features(FixedSizeModel(), torch.ones(1, 3, 32, 32)).shape == (1, 3, 32, 32)
+    with pytest.raises(SpecError, match=r"^visual\.image_size: expected the size of the encoder, 32 x 32 pixels, .* got 64 x 64\. Remove"):
+        image_features(FixedSizeModel(), torch.ones(1, 3, 64, 64))
+
+
+def test_image_size_that_encoder_cannot_read_is_named(folders):
+    with pytest.raises(DataError, match=r"encode an image of 8 x 8 pixels, got .* Set another visual\.image_size for this model"):
+        open_encoder(EncoderSpec("visual", str(folders / "swin"), image_size=8))
 
 
 def test_feature_store_folder_depends_on_preprocessing(folders, dataset, tmp_path):

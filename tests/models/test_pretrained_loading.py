@@ -164,7 +164,7 @@ DAMAGES = {
     "another image size": (
         "vit clip",
         edited("preprocessor_config.json", size={"height": 30, "width": 30}),
-        r"expected a model that can encode an image, got an error \(Input image size \(30\*30\) doesn't match model",
+        r"preprocessor_config\.json: expected images of 32 x 32 pixels, the image_size of config\.json, got 30 x 30\. Correct the file\.",
     ),
 }
 

@@ -72,6 +72,14 @@ def test_each_variant_resumes_loads_and_runs_every_command(variant, small, few_s
     torch.testing.assert_close(model.encode_texts(["a red circle"]).norm(dim=1), torch.ones(1))
 
 
+def test_training_with_other_image_size_prints_sizes(small, listener, tmp_path):
+    visavis.train("clip/full", overrides=small | {"visual.image_size": 64, "epochs": 1}, out=tmp_path / "run", progress=listener)
+    notes = [text for text in listener.messages if "interpolated" in text]
+    assert len(notes) == 1 and "32 x 32" in notes[0] and "64 x 64" in notes[0]
+    assert visavis.load(tmp_path / "run").processor.preprocess.preprocessing.resize == (64, 64)
+    assert visavis.evaluate(tmp_path / "run").metrics
+
+
 def matcher(dual_encoders, kind="clip", **fields):
     width = {"clip": 10, "siglip": 16}[kind]
     return CLIP(CLIP.Config(backbone=str(dual_encoders / kind), visual_input_dim=width, text_input_dim=14, **fields))

@@ -27,6 +27,7 @@ from visavis.models.encoders.pretrained_files import (
 )
 from visavis.models.encoders.pretrained_loading import (
     build_empty_model,
+    check_default_size,
     check_encoding,
     check_text_encoding,
     image_features,
@@ -249,7 +250,7 @@ def _interpolated_positions(matcher: CLIP, image_size: int) -> Tensor:
     size = embeddings.config.image_size // embeddings.patch_size
     num_special = len(embeddings.position_embedding.weight) - size**2
     tokens = torch.empty(1, (image_size // embeddings.patch_size) ** 2 + num_special, embeddings.embed_dim, device="meta")
-    return embeddings.interpolate_pos_encoding(tokens, image_size, image_size)[0].contiguous()  # type: ignore[no-any-return]
+    return embeddings.interpolate_pos_encoding(tokens, image_size, image_size)[0].contiguous()
 
 
 def _pretrained_folder(config: CLIP.Config) -> Path:
@@ -328,7 +329,9 @@ def open_dual_encoder(name: str) -> tuple[CLIP, Processor]:
     config = load_pretrained_config(folder)
     embedding_dim = getattr(config, "projection_dim", config.vision_config.hidden_size)
     matcher = CLIP(CLIP.Config(backbone=name, visual_input_dim=embedding_dim, text_input_dim=len(processor.pretrained_tokenizer))).eval()
-    check_encoding(lambda: get_vectors(matcher.encode_visual(processor.process_images([blank_image()], "pixels"))), folder, "an image")
+    pixels = processor.process_images([blank_image()], "pixels")
+    check_default_size(config, get_vectors(pixels).shape[-2:], folder)
+    check_encoding(lambda: get_vectors(matcher.encode_visual(pixels)), folder, "an image")
     tokenizer = processor.pretrained_tokenizer.tokenizer
     check_text_encoding(lambda texts: get_vectors(matcher.encode_text(processor.process_texts(texts))), folder, tokenizer)
     return matcher, processor

@@ -33,6 +33,7 @@ from visavis.models.encoders.preprocessing import Preprocessing, blank_image
 from visavis.models.encoders.pretrained_files import PretrainedPart, has_saved_weights, model_folder, saved_part_folder
 from visavis.models.encoders.pretrained_loading import (
     build_empty_model,
+    check_default_size,
     check_encoding,
     check_reads_images,
     check_text_encoding,
@@ -405,6 +406,8 @@ def _open_visual(spec: EncoderSpec) -> VisualEncoder:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     encoder = VisualEncoder(spec, model, spec_preprocessing(spec, folder), folder).eval()
     if folder is not None and saved is None:
+        if not spec.image_size:
+            check_default_size(model.config, encoder.preprocess([blank_image()]).vectors.shape[-2:], folder)  # type: ignore[union-attr]
         check_encoding(lambda: encoder.encode([blank_image()]).vectors, folder, "an image", image_size=spec.image_size)
     return encoder
 

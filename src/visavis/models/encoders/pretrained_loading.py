@@ -7,7 +7,7 @@ import inspect
 import os
 import re
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,8 @@ from visavis.models.encoders.pretrained_files import import_transformers, quiet_
 _LOCAL = {"trust_remote_code": False, "local_files_only": True}
 _INCOMPLETE_ADVICE = "Download a complete copy"
 _CODE_ADVICE = "Such code is never run. Use a model type that transformers contains"
+_FIXED_SIZE_TYPES = ("clip", "clip_vision_model", "siglip", "siglip_vision_model", "vit", "deit")
+"""Models that read other sizes only with the option ``interpolate_pos_encoding``."""
 _SAMPLE_SIZE = 100
 """Number of words of its own vocabulary with which a tokenizer is tested."""
 
@@ -253,6 +255,28 @@ def check_image_size(config: Any, size: int, name: str) -> None:
     nearest = f"{lower} or {lower + patch}" if lower else str(patch)
     raise SpecError(
         f"visual.image_size: expected a multiple of {patch}, the patch size of {name}, got {size}. Set the nearest size, {nearest}."
+    )
+
+
+def check_default_size(config: Any, size: Sequence[int], folder: Path) -> None:
+    """Check that the preprocessing of a folder gives images of the size in its config. No size was set, so that none is interpolated.
+
+    Args:
+        config: Config of the model.
+        size: Height and width of preprocessed images.
+        folder: Folder of the model.
+
+    Raises:
+        DataError: If the sizes differ.
+    """
+    native = native_image_size(config)
+    # DINOv2 and similar models interpolate by themselves, and were published with two sizes.
+    if native is None or tuple(size) == native or config.model_type not in _FIXED_SIZE_TYPES:
+        return
+    sizes = [" x ".join(map(str, pair)) for pair in (native, size)]
+    raise DataError(
+        f"{folder / 'preprocessor_config.json'}: expected images of {sizes[0]} pixels, the image_size of config.json, got {sizes[1]}. "
+        "Correct the file."
     )
 
 
