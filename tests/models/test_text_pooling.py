@@ -122,6 +122,7 @@ def check_texts(encode):
 
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("kind", ["clip", "siglip", "bert"])
+@pytest.mark.slow
 def test_vectors_do_not_depend_on_batch(kind, side, copy):
     folder = copy(kind, {"tokenizer_config.json": {"padding_side": side}})
     check_texts(lambda texts: open_text_encoder(str(folder)).encode(texts).vectors)

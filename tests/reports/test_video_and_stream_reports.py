@@ -53,6 +53,7 @@ def test_slideshow_is_read_to_its_end(tmp_path):
 
 @pytest.mark.report("tarun005/FLAVR#11", "all frames of a video are in memory")
 @pytest.mark.report("showlab/Q2A#3", "features of a long video need more memory than the machine has")
+@pytest.mark.slow
 def test_frames_are_decoded_one_at_a_time(tmp_path):
     pytest.importorskip("av", reason="reads video files")
     path = write_video(tmp_path / "a.mkv", (gray(number % 256) for number in range(1_100)), rate=1, codec="mpeg4")

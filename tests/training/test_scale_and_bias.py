@@ -23,6 +23,8 @@ from visavis.recipes.recipe import build_recipe
 from visavis.recipes.start_model import describe_scale_and_bias
 from visavis.synthetic import write_synthetic_scenes
 
+pytestmark = pytest.mark.slow
+
 transformers = pytest.importorskip("transformers")
 
 VALUES = [(117.33, -12.93), (111.85, -12.9), (2.5, 0.75)]
@@ -94,7 +96,6 @@ def test_siglip_starts_at_loss_of_transformers(scale, bias, pretrained, pairs, t
         assert 1e-4 < abs(log[-1]["health"][name] / start - 1) < 0.1, "it is learned from there"
 
 
-@pytest.mark.slow
 def test_siglip_starts_at_loss_of_transformers_on_two_processes(pretrained, pairs, tmp_path):
     cases = {f"{strategy}-{scale}": (strategy, pretrained(scale, bias)) for scale, bias in VALUES for strategy in ("ddp", "fsdp")}
     jobs = {name: ("clip/full", settings(folder, pairs) | {"training.strategy": kind}) for name, (kind, folder) in cases.items()}
@@ -110,7 +111,7 @@ def test_siglip_starts_at_loss_of_transformers_on_two_processes(pretrained, pair
             assert [row["health"][key] for key in ("scale", "bias")] == pytest.approx([alone["health"][key] for key in ("scale", "bias")])
 
 
-@pytest.mark.parametrize("variant", ["full", pytest.param("lora", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("variant", ["full", "lora"])
 def test_exported_siglip_gives_probabilities_of_transformers(variant, siglip, pairs, tmp_path):
     if variant == "lora":
         pytest.importorskip("peft")
@@ -243,7 +244,6 @@ optimizer = { lr = 0.001 }
 """
 
 
-@pytest.mark.slow
 def test_phases_start_at_named_values_once_and_resume(siglip, pairs, in_pieces, outcome, tmp_path):
     recipe = tmp_path / "two.toml"
     recipe.write_text(TWO_PHASES)
@@ -261,7 +261,6 @@ def test_phases_start_at_named_values_once_and_resume(siglip, pairs, in_pieces, 
     assert outcome(tmp_path / "pieces") == outcome(tmp_path / "run")
 
 
-@pytest.mark.slow
 def test_training_starts_from_run_with_or_without_bias(siglip, pairs, tmp_path):
     for name, objective in (("softmax", "InfoNCE()"), ("sigmoid", "Sigmoid()")):
         visavis.train("clip/full", overrides=settings(siglip, pairs, objective, **{"evaluation.validation": "train"}), out=tmp_path / name)
