@@ -286,7 +286,9 @@ def cache_setting_features(plan: ExperimentPlan, progress: Progress) -> dict[str
     batches_of_inputs, batches = dict[str, int](), dict[str, int]()
     for setting in plan.settings:
         recipe = plan.recipe(setting, 1)
-        inputs = repr([recipe.data, recipe.visual, recipe.text, recipe.model, recipe.evaluation, recipe.training])
+        training = recipe.training
+        batching = [training.batch_size, training.captions_per_image, training.batches_per_epoch]
+        inputs = repr([recipe.data, recipe.visual, recipe.text, recipe.model, recipe.evaluation, batching])
         if inputs in batches_of_inputs:
             batches[setting.name] = batches_of_inputs[inputs]
             continue

@@ -86,7 +86,7 @@ def write_model_card(
 
 
 def _yaml_text(line: str) -> str:
-    """Return a line of text as a YAML value: as it is if it is a name such as those of the hub, else as JSON, which is YAML as well."""
+    """Return a line of text as a YAML value: unchanged if it is a name as on the hub, else as JSON, which is also YAML."""
     is_name = re.fullmatch("[a-z][a-z0-9.-]{2,}", line) and line not in ("yes", "off", "true", "false", "null")
     return line if is_name else json.dumps(line, ensure_ascii=False)
 

@@ -246,7 +246,7 @@ def _change_phases(phases: Any, changes: Values, source: str) -> list[Any]:
         for table in (phase, change):
             if not isinstance(table, dict):
                 raise RecipeError(f"{source}: phases.{number}: expected a table of changes, got {format_value(table)}.")
-        # The start that the former objective names is not that of a new one.
+        # Another objective does not inherit the start that the former one names.
         former = {key: value for key, value in phase.items() if key != "learned_start"} if "objective" in change else phase
         phases[int(number)] = _merge_tables(former, change)
     return phases
