@@ -70,6 +70,14 @@ def test_tuning_skips_diverged_rates(tmp_path):
     assert [rate.factor for rate in tuned(lambda _: 0.0, tmp_path)] == [1.0, 1.0]
 
 
+def test_tuning_with_more_seeds_has_other_tries(tmp_path):
+    folders = []
+    for seeds in (5, 8):
+        tuned(lambda _: 0.0, tmp_path, seeds=seeds)
+        folders.append({job.folder for job in runner.jobs})
+    assert not set.intersection(*folders)
+
+
 def test_tuning_of_short_runs_tries_fewer_rates_or_none(tmp_path):
     assert [rate.rates for rate in tuned(lambda _: 0.0, tmp_path, batches=3, seeds=5)] == [len(COARSE_FACTORS)] * 2
     assert tuned(lambda _: 0.0, tmp_path, batches=3, seeds=2) == ()

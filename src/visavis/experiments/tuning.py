@@ -183,14 +183,15 @@ class _RateSearch:
 
     def _jobs(self, factors: Sequence[float], steps: float, seed: int) -> list[Job]:
         values = shortened(self.setting.recipe_values, self.batches, min(1.0, max(steps, MIN_STEPS) / self.steps))
-        jobs = []
+        jobs, num_steps = list[Job](), _num_steps(values, self.batches)
         for factor in factors:
-            path = self.folder / f"{self.number + 1:02d}-{self.setting.slug}-rate-{factor:g}-seed-{seed}"
+            # With more seeds, tries have more steps. A resumed tuning must not mix them.
+            path = self.folder / f"{self.number + 1:02d}-{self.setting.slug}-rate-{factor:g}-steps-{num_steps}-seed-{seed}"
             recipe_values = with_rate(replace(self.setting, recipe_values=values), factor).recipe_values
             recipe_values |= {"seed": seed}
             recipe_values["training"] |= {"threads": recipe_values["training"]["threads"] or self.threads}
             jobs.append(Job(self.setting.name, seed, recipe_values, path.absolute(), keeps_model=False))
-            self.tries[path.absolute()] = Try(factor, _num_steps(values, self.batches), seed, None)
+            self.tries[path.absolute()] = Try(factor, num_steps, seed, None)
         return jobs
 
 
