@@ -9,13 +9,14 @@ import pytest
 from visavis.experiments.grid import build_settings
 from visavis.experiments.jobs import MAX_RUNS, RunOutcome, Workers
 from visavis.experiments.run_comparison import plan_comparison, resume_comparison, start_comparison
-from visavis.experiments.tuning import COARSE_FACTORS, FINE_TRIES, LATER_TRIES, fine_factors, shortened, tune_learning_rates, with_rate
+from visavis.experiments.tuning import CLIMBS, COARSE_FACTORS, FINALISTS, next_factor, shortened, tune_learning_rates, with_rate
 from visavis.progress import NoProgress
 from visavis.recipes.files import read_recipe
 from visavis.recipes.recipe import build_recipe
 from visavis.synthetic import write_synthetic_scenes
 
 HEADS = read_recipe("heads-flickr8k")
+NUM_TRIES = len(COARSE_FACTORS) + 3 + CLIMBS + FINALISTS
 SETTINGS = build_settings(HEADS, ["VLC()", "TripletHN()"], [], [])
 
 
@@ -49,19 +50,19 @@ def test_tuning_finds_each_power_of_two_that_it_covers(factor, tmp_path):
     target = {"VLC()": 7e-4 * factor, "TripletHN()": 7e-4 / factor}
     rates = tuned(closeness(target), tmp_path)
     assert {rate.setting: rate.learning_rate for rate in rates} == pytest.approx(target)
-    assert [rate.rates for rate in rates] == [len(COARSE_FACTORS) + FINE_TRIES] * 2
-    assert [bool(rate.edge) for rate in rates] == [abs(factor) in (2.0**6, 2.0**-6)] * 2
+    assert [len(rate.tries) for rate in rates] == [NUM_TRIES] * 2
+    assert not any(rate.edge for rate in rates)
 
 
 def test_tuning_uses_other_seeds_and_fewer_steps(tmp_path):
     tuned(lambda job: job.seed, tmp_path)
     own_steps = 2 * 5 * 9 * 58
     steps = sum(job.recipe_values["training"]["batches_per_epoch"] * job.recipe_values["phases"][0]["epochs"] for job in runner.jobs)
-    assert 0.6 * own_steps < steps < 0.8 * own_steps
+    assert 1.0 * own_steps < steps < 1.2 * own_steps
     assert min(job.seed for job in runner.jobs) > MAX_RUNS
     assert {job.recipe_values["evaluation"]["test"] for job in runner.jobs} == {""}
     assert not any(job.keeps_model for job in runner.jobs)
-    assert len({job.folder for job in runner.jobs}) == len(runner.jobs) == 2 * (len(COARSE_FACTORS) + FINE_TRIES + sum(LATER_TRIES))
+    assert len({job.folder for job in runner.jobs}) == len(runner.jobs) == 2 * NUM_TRIES
 
 
 def test_tuning_skips_diverged_rates(tmp_path):
@@ -75,20 +76,21 @@ def test_tuning_with_more_seeds_has_other_tries(tmp_path):
     for seeds in (5, 8):
         tuned(lambda _: 0.0, tmp_path, seeds=seeds)
         folders.append({job.folder for job in runner.jobs})
-    assert not set.intersection(*folders)
+    assert all(f"steps-{9 * 58}-" in folder.name for folder in set.intersection(*folders)), "only whole runs may be shared"
 
 
-def test_tuning_of_short_runs_tries_fewer_rates_or_none(tmp_path):
-    assert [rate.rates for rate in tuned(lambda _: 0.0, tmp_path, batches=3, seeds=5)] == [len(COARSE_FACTORS)] * 2
-    assert tuned(lambda _: 0.0, tmp_path, batches=3, seeds=2) == ()
+def test_tuning_of_short_runs_is_skipped(tmp_path):
+    assert [len(rate.tries) for rate in tuned(lambda _: 0.0, tmp_path, batches=3, seeds=5)] == [NUM_TRIES] * 2
+    assert tuned(lambda _: 0.0, tmp_path, batches=2, seeds=5) == ()
 
 
-@pytest.mark.parametrize("best", COARSE_FACTORS)
-def test_fine_factors_are_new_and_surround_the_best(best):
-    others = [factor for factor in COARSE_FACTORS if factor != best]
-    fine = fine_factors([best, *others])
-    assert len({*fine, *COARSE_FACTORS}) == len(COARSE_FACTORS) + FINE_TRIES
-    assert min(fine) < best < max(fine)
+@pytest.mark.parametrize("best", range(5))
+def test_a_climb_reaches_the_best_of_neighboring_rates(best):
+    tried = [2.0, 1.0, 0.5]
+    while 2.0**best not in tried:
+        tried.append(next_factor(sorted(tried, key=lambda factor: abs(factor - 2.0**best))))
+    assert max(tried) == max(2.0, 2.0**best)
+    assert next_factor([1.0, 2.0, 0.5]) == 4.0
 
 
 def test_shortened_recipe_keeps_the_shape_of_its_schedule():

@@ -256,7 +256,7 @@ class Comparison(NotebookTable):
         selected = [rate for rate in self.rates if any(rate.setting == setting.name for setting in self.selected)]
         if selected:
             rates = ", ".join(f"{rate.setting} {rate.learning_rate:.3g}" for rate in selected)
-            return f"Learning rates tuned on validation, {selected[0].rates} rates for each setting, with other seeds: {rates}"
+            return f"Learning rates tuned on validation, {len(selected[0].tries)} tries for each setting, with other seeds: {rates}"
         if len({point for setting in self.settings for point in setting.grid_point.split(", ") if "optimizer.lr" in point}) > 1:
             return "At the learning rates of the grid, selected on validation"
         return "At the recipe's learning rate, not tuned"

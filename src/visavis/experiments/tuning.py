@@ -1,9 +1,11 @@
 """Learning rates of a comparison: each setting gets the same number of tries on validation before its runs.
 
 Objectives differ in the size of their gradients by orders of magnitude, so one learning rate suits some of them and not others. A try
-trains for a part of the steps, with its whole schedule, and a seed that no run of the comparison uses. The test split is not read. Five
-coarse rates come first, then rates next to the best, beyond it if it is the smallest or the largest. The best three train longer, and
-then the best two. The first step of successive halving (Jamieson and Talwalkar 2016) is coarse, because most rates fail early.
+trains for a part of the steps, with its whole schedule, and a seed that no run of the comparison uses. The test split is not read.
+
+Five short tries, a factor of 4 apart, find the region. Short tries prefer smaller rates than whole trainings do, so five longer tries, a
+factor of 2 apart, climb from the best of them: it and its two neighbors, then twice the next rate on the better side. The best two
+train once more, for as many steps as a run of the comparison if it has five seeds or more.
 """
 
 from __future__ import annotations
@@ -21,12 +23,14 @@ from visavis.progress import Progress
 
 COARSE_FACTORS = (1 / 16, 1 / 4, 1.0, 4.0, 16.0)
 """Factors of the recipe's learning rate that are tried first."""
-FINE_TRIES = 3
-"""Tries next to the best coarse factor."""
-LATER_TRIES = (3, 2)
-"""Rates that are tried again in the later rounds."""
-ROUND_SHARE = 0.24
-"""Steps of a round as a share of the steps of the comparison's own runs. Three rounds and the starts of their runs take less than these."""
+CLIMBS = 2
+"""Longer tries after those of the best coarse factor and its two neighbors."""
+FINALISTS = 2
+"""Rates that are tried again at the end."""
+COARSE_SHARE, LONGER_SHARE, FINAL_SHARE = 0.02, 0.12, 0.2
+"""Steps of a try as a share of the steps of the comparison's own runs of all seeds, and at most those of one run.
+
+The tries of five seeds take 1.1 times the steps of the runs, and less time, because they do not read the test split."""
 MIN_STEPS = 5
 """Minimum number of steps of a try. Validation after fewer steps does not rank learning rates."""
 
@@ -120,15 +124,15 @@ def tune_learning_rates(
         Stopped: After a signal, when everything is saved.
     """
     searches = [_RateSearch(number, setting, batches[setting.name], seeds, folder, threads) for number, setting in enumerate(settings)]
-    num_tries = min((search.num_tries for search in searches), default=0)
-    if not num_tries:
+    if not all(search.has_enough_steps for search in searches):
         progress.message("Learning rates are not tuned: the runs have too few steps. Add epochs or seeds, or compare rates with --grid.")
         return ()
-    total = len(searches) * (num_tries + sum(LATER_TRIES))
+    num_tries = len(COARSE_FACTORS) + 3 + CLIMBS + FINALISTS
+    total = len(searches) * num_tries
     progress.message(
-        f"Tuning the learning rate of {len(searches)} settings on validation, {num_tries} rates each. --no-tune keeps the recipe's rates."
+        f"Tuning the learning rate of {len(searches)} settings on validation, {num_tries} tries each. --no-tune keeps the recipe's rates."
     )
-    rounds = zip(*(search.rounds(num_tries) for search in searches), strict=True)
+    rounds = zip(*(search.rounds() for search in searches), strict=True)
     done = 0
     for jobs_of_searches in rounds:
         search_of_folder = {job.folder: search for search, jobs in zip(searches, jobs_of_searches, strict=True) for job in jobs}
@@ -148,24 +152,24 @@ class _RateSearch:
     def __init__(self, number: int, setting: Setting, batches: int, seeds: int, folder: Path, threads: int):
         self.number, self.setting, self.batches, self.folder, self.threads = number, setting, batches, folder, threads
         self.steps = batches * sum(phase["epochs"] for phase in setting.recipe_values["phases"])
-        self.round_steps = ROUND_SHARE * seeds * self.steps
+        self.run_steps = seeds * self.steps
         self.tries = dict[Path, Try]()
         self.results = dict[Path, float | None]()
 
     @property
-    def num_tries(self) -> int:
-        """Number of rates that the steps of a round allow: with fine ones, coarse ones only, or 0."""
-        most = len(COARSE_FACTORS) + FINE_TRIES
-        return next((count for count in (most, len(COARSE_FACTORS)) if self.round_steps >= count * MIN_STEPS), 0)
+    def has_enough_steps(self) -> bool:
+        """Whether the coarse tries take at most a quarter of the steps of the runs."""
+        return 4 * MIN_STEPS * len(COARSE_FACTORS) <= self.run_steps
 
-    def rounds(self, num_tries: int) -> Iterator[list[Job]]:
+    def rounds(self) -> Iterator[list[Job]]:
         """Yield the jobs of each round. The results of a round are set before the next one."""
-        steps, seed = self.round_steps / num_tries, MAX_RUNS + 1
-        yield self._jobs(COARSE_FACTORS, steps, seed)
-        if num_tries > len(COARSE_FACTORS):
-            yield self._jobs(fine_factors(self._best_factors()), steps, seed)
-        for later, count in enumerate(LATER_TRIES, 1):
-            yield self._jobs(self._best_factors()[:count], self.round_steps / count, seed + later)
+        seed = MAX_RUNS + 1
+        yield self._jobs(COARSE_FACTORS, COARSE_SHARE, seed)
+        best = self._best_factors()[0]
+        yield self._jobs([best / 2, best, best * 2], LONGER_SHARE, seed + 1)
+        for _ in range(CLIMBS):
+            yield self._jobs([next_factor(self._best_factors())], LONGER_SHARE, seed + 1)
+        yield self._jobs(self._best_factors()[:FINALISTS], FINAL_SHARE, seed + 2)
 
     def result(self) -> TunedRate:
         """The rate with the best validation in the last round."""
@@ -174,15 +178,15 @@ class _RateSearch:
         return TunedRate(self.setting.name, factor, self.setting.recipe_values["phases"][0]["optimizer"]["lr"] * factor, tries)
 
     def _best_factors(self) -> list[float]:
-        """Factors of the last round from best to worst. Failed ones come last, and of equal ones those closer to the recipe first."""
+        """Factors of the last seed from best to worst. Failed ones come last, and of equal ones those closer to the recipe first."""
         last_seed = max(one.seed for one in self.tries.values())
         rsum = {one.factor: self.results[path] for path, one in self.tries.items() if one.seed == last_seed}
         return sorted(
             rsum, key=lambda factor: (-math.inf if (value := rsum[factor]) is None else value, -abs(math.log(factor))), reverse=True
         )
 
-    def _jobs(self, factors: Sequence[float], steps: float, seed: int) -> list[Job]:
-        values = shortened(self.setting.recipe_values, self.batches, min(1.0, max(steps, MIN_STEPS) / self.steps))
+    def _jobs(self, factors: Sequence[float], share: float, seed: int) -> list[Job]:
+        values = shortened(self.setting.recipe_values, self.batches, min(1.0, max(share * self.run_steps, MIN_STEPS) / self.steps))
         jobs, num_steps = list[Job](), _num_steps(values, self.batches)
         for factor in factors:
             # With more seeds, tries have more steps. A resumed tuning must not mix them.
@@ -195,29 +199,25 @@ class _RateSearch:
         return jobs
 
 
-def fine_factors(best_first: Sequence[float]) -> list[float]:
-    """Choose the factors to try after the coarse ones.
+def next_factor(best_first: Sequence[float]) -> float:
+    """Choose the next factor of a climb.
 
     Args:
-        best_first: Coarse factors from best to worst.
+        best_first: Tried factors from best to worst, neighbors a factor of 2 apart.
 
     Returns:
-        Three new factors: both neighbors of the best and the one next to its better side, or three beyond the range if the best is
-        at its end.
+        The factor beyond the end that is nearer to the best one. In the middle, the end on the side of its better neighbor.
 
     Example:
-        >>> fine_factors([1.0, 4.0, 0.25, 16.0, 0.0625])
-        [0.5, 2.0, 8.0]
-        >>> fine_factors([16.0, 4.0, 1.0, 0.25, 0.0625])
-        [8.0, 32.0, 64.0]
+        >>> next_factor([4.0, 2.0, 1.0])
+        8.0
+        >>> next_factor([2.0, 1.0, 4.0])
+        0.5
     """
-    best = best_first[0]
-    if best == max(best_first):
-        return [best / 2, best * 2, best * 4]
-    if best == min(best_first):
-        return [best * 2, best / 2, best / 4]
-    larger_is_better = best_first.index(best * 4) < best_first.index(best / 4)
-    return [best / 2, best * 2, best * 8 if larger_is_better else best / 8]
+    smallest, largest = min(best_first), max(best_first)
+    position = 2 * math.log2(best_first[0]) - math.log2(smallest) - math.log2(largest)
+    upward = best_first.index(2 * best_first[0]) < best_first.index(best_first[0] / 2) if position == 0 else position > 0
+    return largest * 2 if upward else smallest / 2
 
 
 def shortened(recipe_values: Mapping[str, Any], batches: int, share: float) -> dict[str, Any]:
