@@ -1,9 +1,11 @@
-"""CS@K of 5,000 images and their first captions, both directions: blocks of queries against whole matrices.
+"""CS@K of 5,000 images and their first captions, both directions: blocks of queries against whole
+matrices.
 
-The alternative is that of the released code of the Ladder loss: whole matrices of scores and of relevance values, with one argsort and
-one Kendall's tau per query and K. "report" is the work of ``visavis evaluate --relevance``, which also computes nDCG@K and both metrics
-of random scores. Each method runs in its own process on the same numbers. Prints the median time and the peak memory beyond the
-embeddings.
+The alternative is that of the released code of the Ladder loss: whole matrices of scores and of
+relevance values, with one argsort and one Kendall's tau per query and K. "report" is the work of
+``visavis evaluate --relevance``, which also computes nDCG@K and both metrics of random scores. Each
+method runs in its own process on the same numbers. Prints the median time and the peak memory
+beyond the embeddings.
 
     python benchmarks/coherence.py [--images 5000] [--ks 100 1000] [--threads 1] [--repeats 1]
 """
@@ -49,7 +51,11 @@ def embeddings(images: int) -> Sides:
     """Images, captions near them, and word vectors of the captions: unit rows."""
     torch.manual_seed(0)
     visual = normalize(torch.randn(images, 1024), dim=1)
-    return visual, normalize(visual + 0.3 * torch.randn(images, 1024), dim=1), normalize(torch.rand(images, 50), dim=1)
+    return (
+        visual,
+        normalize(visual + 0.3 * torch.randn(images, 1024), dim=1),
+        normalize(torch.rand(images, 50), dim=1),
+    )
 
 
 def by_blocks(sides: Sides, ks: list[int]) -> list[float]:
@@ -73,7 +79,8 @@ def by_matrices(sides: Sides, ks: list[int]) -> list[float]:
         for k in ks:
             order = [np.argsort(row)[::-1][:k] for row in matrix]
             taus = [
-                kendalltau(row[top], row_relevance[top]).statistic for row, row_relevance, top in zip(matrix, relevance, order, strict=True)
+                kendalltau(row[top], row_relevance[top]).statistic
+                for row, row_relevance, top in zip(matrix, relevance, order, strict=True)
             ]
             sums.append(float(np.sum(taus)))
     return sums
@@ -82,9 +89,25 @@ def by_matrices(sides: Sides, ks: list[int]) -> list[float]:
 def by_report(sides: Sides, ks: list[int]) -> list[float]:
     visual, text, words = sides
     number = len(visual)
-    data = Dataset("bench", tuple(Image(str(i), "test") for i in range(number)), tuple(map(str, range(number))), np.arange(number))
-    report = ranking_coherence(Encoded(visual), Encoded(text), lambda v, t: v.vectors @ t.vectors.T, data, Known(words), ks=tuple(ks))
-    return [float(report.per_query[f"{direction}_cs_at_{k}"].sum()) for direction in ("i2t", "t2i") for k in ks]
+    data = Dataset(
+        "bench",
+        tuple(Image(str(i), "test") for i in range(number)),
+        tuple(map(str, range(number))),
+        np.arange(number),
+    )
+    report = ranking_coherence(
+        Encoded(visual),
+        Encoded(text),
+        lambda v, t: v.vectors @ t.vectors.T,
+        data,
+        Known(words),
+        ks=tuple(ks),
+    )
+    return [
+        float(report.per_query[f"{direction}_cs_at_{k}"].sum())
+        for direction in ("i2t", "t2i")
+        for k in ks
+    ]
 
 
 METHODS = {"blocks": by_blocks, "matrices": by_matrices, "report": by_report}
@@ -99,10 +122,16 @@ def measure(method: str, arguments: argparse.Namespace) -> None:
     torch.set_num_threads(arguments.threads)
     sides = embeddings(arguments.images)
     visual, text, words = (side[:20] for side in sides)
-    METHODS[method]((visual, text, words), [10])  # Warm up, so that libraries loaded on first use do not count as memory of the method.
+    METHODS[method](
+        (visual, text, words), [10]
+    )  # Warm up, so that libraries loaded on first use do not count as memory of the method.
     before, start, cpu = peak_bytes(), time.perf_counter(), time.process_time()
     sums = METHODS[method](sides, arguments.ks)
-    spent = {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu, "bytes": peak_bytes() - before}
+    spent = {
+        "seconds": time.perf_counter() - start,
+        "cpu_seconds": time.process_time() - cpu,
+        "bytes": peak_bytes() - before,
+    }
     sys.stdout.write(json.dumps(spent | {"sums": sums}) + "\n")
 
 
@@ -110,11 +139,19 @@ def compare(arguments: argparse.Namespace) -> None:
     """Run all methods in turn, each in its own process, and print the medians."""
     for method in METHODS:
         command = [sys.executable, __file__, *sys.argv[1:], "--method", method]
-        runs = [json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout) for _ in range(arguments.repeats)]
-        seconds, cpu = (statistics.median(run[name] for run in runs) for name in ("seconds", "cpu_seconds"))
+        runs = [
+            json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+            for _ in range(arguments.repeats)
+        ]
+        seconds, cpu = (
+            statistics.median(run[name] for run in runs) for name in ("seconds", "cpu_seconds")
+        )
         means = " ".join(f"{total / arguments.images:.12f}" for total in runs[0]["sums"])
         memory = max(run["bytes"] for run in runs) / 2**20
-        sys.stdout.write(f"{method:8s} {seconds:6.1f} s, {cpu:6.1f} s of CPU  {memory:5.0f} MiB beyond the embeddings  means {means}\n")
+        sys.stdout.write(
+            f"{method:8s} {seconds:6.1f} s, {cpu:6.1f} s of CPU  {memory:5.0f} MiB beyond the "
+            f"embeddings  means {means}\n"
+        )
 
 
 def main() -> None:

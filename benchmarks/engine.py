@@ -1,14 +1,20 @@
-"""Time and memory of the row-block engine, compared with the matrix form of the same objective and with other packages.
+"""Time and memory of the row-block engine, compared with the matrix form of the same objective and
+with other packages.
 
-Each method runs in its own process on the same inputs. The processes take turns, and medians are compared. Time is forward and
-backward. Memory is the peak beyond the two embeddings and their two gradients. The ratio is matrix / engine: above 1, the engine is
-faster. ``plan`` compares the memory that ``PairLoss.plan`` expects with the measured one. ``products`` compares the engine with its matrix
-products alone. ``before`` compares the engine of another checkout with this one, as before / now.
+Each method runs in its own process on the same inputs. The processes take turns, and medians are
+compared. Time is forward and backward. Memory is the peak beyond the two embeddings and their two
+gradients. The ratio is matrix / engine: above 1, the engine is faster. ``plan`` compares the memory
+that ``PairLoss.plan`` expects with the measured one. ``products`` compares the engine with its
+matrix products alone. ``before`` compares the engine of another checkout with this one, as before /
+now.
 
-    python benchmarks/engine.py [--rows large small half huge plan products before others cuda] [--objectives NAME ...] [--size 8192] [--width 512]
-                                [--threads 2] [--repeats 5] [--seed 0] [--before PATH_TO_ITS_SRC] [--cuda-sizes N ...]
+    python benchmarks/engine.py [--rows large small half huge plan products before others cuda]
+    [--objectives NAME ...] [--size 8192] [--width 512]
+                                [--threads 2] [--repeats 5] [--seed 0] [--before PATH_TO_ITS_SRC]
+                                [--cuda-sizes N ...]
 
-FULL=1 in the environment runs every objective at 65,536 in full, instead of 4,096 queries with the time scaled.
+FULL=1 in the environment runs every objective at 65,536 in full, instead of 4,096 queries with the
+time scaled.
 """
 
 from __future__ import annotations
@@ -56,7 +62,10 @@ def main() -> None:
     if options.worker:
         serve(options.worker)
         return
-    print(f"D = {options.width}, {options.threads} threads, seed {options.seed}, median of {options.repeats}, torch {torch.__version__}")
+    print(
+        f"D = {options.width}, {options.threads} threads, seed {options.seed}, median of "
+        f"{options.repeats}, torch {torch.__version__}"
+    )
     for row in options.rows:
         ROWS[row](options)
 
@@ -68,27 +77,46 @@ def large(options: argparse.Namespace) -> None:
     """Every objective at one large batch."""
     print(f"\nB = {options.size}, float32: each objective against the matrix form of itself")
     for name in options.objectives:
-        line(options, name, [work("engine", name, options.size), work("matrix", name, options.size)])
+        line(
+            options, name, [work("engine", name, options.size), work("matrix", name, options.size)]
+        )
     print("  against the cross-entropy form of open_clip (all negatives, two softmaxes)")
     for name in ("VLC", "Unified"):
-        line(options, name, [work("engine", name, options.size), work("open_clip", name, options.size)])
+        line(
+            options,
+            name,
+            [work("engine", name, options.size), work("open_clip", name, options.size)],
+        )
 
 
 def half(options: argparse.Namespace) -> None:
     """Products in bfloat16."""
     amx = "with AMX" if "amx_bf16" in cpu_flags() else "without AMX"
-    print(f"\nB = {options.size}, autocast bfloat16 on a CPU {amx}, against the matrix form in float32")
+    print(
+        f"\nB = {options.size}, autocast bfloat16 on a CPU {amx}, against the matrix form in "
+        "float32"
+    )
     for name in FAMILIES:
-        line(options, name, [work("engine", name, options.size, half=True), work("matrix", name, options.size)])
+        line(
+            options,
+            name,
+            [work("engine", name, options.size, half=True), work("matrix", name, options.size)],
+        )
 
 
 def small(options: argparse.Namespace) -> None:
     """Small batches, which must not become slower."""
     for size in (512, 1024):
         for captions in (1, 5):
-            print(f"\nB = {size} images, {captions} caption{'s' if captions > 1 else ''} each, against the matrix form")
+            print(
+                f"\nB = {size} images, {captions} caption{'s' if captions > 1 else ''} each, "
+                "against the matrix form"
+            )
             for name in options.objectives:
-                works = [work(method, name, size, captions=captions, times=5) for method in ("engine", "matrix")]
+                works = [
+                    work(method, name, size, captions=captions, times=5)
+                    for method in ("engine", "matrix")
+                ]
                 line(options, name, works)
 
 
@@ -113,17 +141,26 @@ def plan(options: argparse.Namespace) -> None:
             measured = worker.run()["bytes"]
             worker.close()
             images = texts = torch.empty(size, 1)
-            targets = Targets(query_ids=torch.arange(size), candidate_ids=torch.arange(size), **make_annotations(images, texts))
-            expected = PairLoss(parse(name)).plan(size, size, embedding_dim=options.width, targets=targets)
+            targets = Targets(
+                query_ids=torch.arange(size),
+                candidate_ids=torch.arange(size),
+                **make_annotations(images, texts),
+            )
+            expected = PairLoss(parse(name)).plan(
+                size, size, embedding_dim=options.width, targets=targets
+            )
             print(
-                f"  {name:18} {expected.path:6} {expected.expected_bytes / 1e6:7.0f} MB expected {measured / 1e6:7.0f} MB measured"
+                f"  {name:18} {expected.path:6} {expected.expected_bytes / 1e6:7.0f} MB expected "
+                f"{measured / 1e6:7.0f} MB measured"
                 f" {expected.expected_bytes / measured:6.2f}",
                 flush=True,
             )
 
 
 def products(options: argparse.Namespace) -> None:
-    """The engine compared with its three matrix products alone: the scores, and the gradients of both sides."""
+    """The engine compared with its three matrix products alone: the scores, and the gradients of
+    both sides.
+    """
     torch.set_num_threads(options.threads)
     compare_products(options, torch.float32)
     if has_native_bfloat16(torch.device("cpu")):
@@ -135,7 +172,10 @@ def compare_products(options: argparse.Namespace, dtype: torch.dtype) -> None:
     generator, size = torch.Generator().manual_seed(options.seed), (options.size, options.width)
     images, texts = (torch.randn(size, generator=generator).requires_grad_() for _ in range(2))
     rows, columns = (normalize(items.detach()).to(dtype) for items in (images, texts))
-    scores, gradient = torch.empty(options.size, options.size, dtype=dtype), torch.empty(size, dtype=dtype)
+    scores, gradient = (
+        torch.empty(options.size, options.size, dtype=dtype),
+        torch.empty(size, dtype=dtype),
+    )
     loss = PairLoss(parse("Unified"))
 
     def multiply() -> None:
@@ -151,9 +191,14 @@ def compare_products(options: argparse.Namespace, dtype: torch.dtype) -> None:
 
     times = [[measured(work) for work in (multiply, step)] for _ in range(options.repeats + 1)][1:]
     ratios = [engine / alone for alone, engine in times]
-    seconds = " and ".join(f"{statistics.median(column):.2f} s" for column in zip(*times, strict=True))
+    seconds = " and ".join(
+        f"{statistics.median(column):.2f} s" for column in zip(*times, strict=True)
+    )
     spread = f"{min(ratios):.3f} to {max(ratios):.3f}"
-    print(f"\nB = {options.size}, {dtype}, three products and Unified: {seconds}, {statistics.median(ratios):.3f}x ({spread})")
+    print(
+        f"\nB = {options.size}, {dtype}, three products and Unified: {seconds}, "
+        f"{statistics.median(ratios):.3f}x ({spread})"
+    )
 
 
 def measured(work: Callable[[], None]) -> float:
@@ -174,7 +219,10 @@ def before(options: argparse.Namespace) -> None:
         line(
             options,
             name,
-            [work("engine", name, options.size, times=times), work("engine", name, options.size, times=times, source=options.before)],
+            [
+                work("engine", name, options.size, times=times),
+                work("engine", name, options.size, times=times, source=options.before),
+            ],
         )
 
 
@@ -184,22 +232,38 @@ def others(options: argparse.Namespace) -> None:
     if importlib.util.find_spec("pytorch_metric_learning") is None:
         print("  not installed. Run pip install pytorch-metric-learning")
         return
-    line(options, "NTXent", [work("engine", "NTXent", 512, times=5), work("metric_learning", "NTXent", 512)])
+    line(
+        options,
+        "NTXent",
+        [work("engine", "NTXent", 512, times=5), work("metric_learning", "NTXent", 512)],
+    )
 
 
 def cuda(options: argparse.Namespace) -> None:
-    """On a GPU: time and memory of large batches, next to the matrix form and, for VLC, to the cross-entropy form of open_clip."""
+    """On a GPU: time and memory of large batches, next to the matrix form and, for VLC, to the
+    cross-entropy form of open_clip.
+    """
     if not torch.cuda.is_available():
         print("\nCUDA: no device here")
         return
-    print(f"\n{torch.cuda.get_device_name()}: forward and backward, memory beyond embeddings and gradients")
+    print(
+        f"\n{torch.cuda.get_device_name()}: forward and backward, memory beyond embeddings and "
+        "gradients"
+    )
     changes = {"device": "cuda", "width": options.width, "seed": options.seed}
     for half in (False, True):
         print(f"\n{'autocast bfloat16' if half else 'float32'}")
         for size in options.cuda_sizes:
             for name in FAMILIES:
-                methods = ["engine", "matrix"] + ["compiled"] * (size == min(options.cuda_sizes)) + ["open_clip"] * (name == "VLC")
-                descriptions = [f"{method} {on_gpu(options, work(method, name, size, half=half, **changes))}" for method in methods]
+                methods = (
+                    ["engine", "matrix"]
+                    + ["compiled"] * (size == min(options.cuda_sizes))
+                    + ["open_clip"] * (name == "VLC")
+                )
+                descriptions = [
+                    f"{method} {on_gpu(options, work(method, name, size, half=half, **changes))}"
+                    for method in methods
+                ]
                 print(f"  B = {size:7,} {name:10} {'   '.join(descriptions)}", flush=True)
 
 
@@ -212,7 +276,9 @@ def on_gpu(options: argparse.Namespace, work: dict[str, Any]) -> str:
         for _ in range(2):
             run_once(value, images, texts, half=work["half"])
         before = memory_now(images.device)
-        seconds = [run_once(value, images, texts, half=work["half"]) for _ in range(options.repeats)]
+        seconds = [
+            run_once(value, images, texts, half=work["half"]) for _ in range(options.repeats)
+        ]
     except torch.OutOfMemoryError:
         return "out of memory"
     extra, median = memory_peak(images.device) - before, statistics.median(seconds)
@@ -220,7 +286,9 @@ def on_gpu(options: argparse.Namespace, work: dict[str, Any]) -> str:
     return f"{median * 1e3:.1f} ms ({spread}) {extra / 1e9:.2f} GB {work['size'] / median / 1e3:,.0f}k pairs/s"
 
 
-def run_once(value: Callable[[], Tensor | None], images: Tensor, texts: Tensor, *, half: bool) -> float:
+def run_once(
+    value: Callable[[], Tensor | None], images: Tensor, texts: Tensor, *, half: bool
+) -> float:
     """The seconds of one forward and backward pass on the device of the images."""
     images.grad = texts.grad = None
     synchronize(images.device)
@@ -245,13 +313,23 @@ def line(options: argparse.Namespace, name: str, works: list[dict[str, Any]]) ->
     for worker in workers:
         worker.close()
     ours, theirs = (
-        {"seconds": statistics.median(run["seconds"] for run in runs), "bytes": max(run["bytes"] for run in runs)}
+        {
+            "seconds": statistics.median(run["seconds"] for run in runs),
+            "bytes": max(run["bytes"] for run in runs),
+        }
         for runs in ([each[index] for each in rounds] for index in (0, 1))
     )
-    ratio, cpu = (statistics.median(each[1][key] / each[0][key] for each in rounds) for key in ("seconds", "cpu"))
+    ratio, cpu = (
+        statistics.median(each[1][key] / each[0][key] for each in rounds)
+        for key in ("seconds", "cpu")
+    )
     names = ("now", "before") if works[1]["source"] else ("engine", works[1]["method"])
     columns = [f"{each['seconds'] * 1e3:10.1f} ms {memory(each)}" for each in (ours, theirs)]
-    print(f"  {name:18} {names[0]} {columns[0]}   {names[1]} {columns[1]}   {ratio:6.2f} x ({cpu:.2f} of CPU time)", flush=True)
+    print(
+        f"  {name:18} {names[0]} {columns[0]}   {names[1]} {columns[1]}   {ratio:6.2f} x "
+        f"({cpu:.2f} of CPU time)",
+        flush=True,
+    )
 
 
 def memory(result: dict[str, float]) -> str:
@@ -262,7 +340,15 @@ def memory(result: dict[str, float]) -> str:
 
 
 def work(method: str, objective: str, size: int, **changes: Any) -> dict[str, Any]:
-    defaults = {"captions": 1, "half": False, "queries": None, "times": 1, "device": "cpu", "source": None, "in_use": False}
+    defaults = {
+        "captions": 1,
+        "half": False,
+        "queries": None,
+        "times": 1,
+        "device": "cpu",
+        "source": None,
+        "in_use": False,
+    }
     return {"method": method, "objective": objective, "size": size} | defaults | changes
 
 
@@ -272,13 +358,16 @@ class Worker:
     def __init__(self, options: argparse.Namespace, work: dict[str, Any]) -> None:
         work |= {"width": options.width, "threads": options.threads, "seed": options.seed}
         environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads)}
-        # Freed memory returns to the system, so that the peak counts memory in use and not what the allocator keeps.
+        # Freed memory returns to the system, so that the peak counts memory in use and not what the
+        # allocator keeps.
         if work["in_use"]:
             environment["MALLOC_MMAP_THRESHOLD_"] = str(2**20)
         if work["source"]:
             environment["PYTHONPATH"] = work["source"]
         command = [sys.executable, __file__, "--worker", json.dumps(work)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
 
     def run(self) -> dict[str, float]:
         assert self.process.stdin is not None
@@ -299,7 +388,9 @@ def serve(work: dict[str, Any]) -> None:
     images, texts, image_ids, text_ids = batch(work)
     value = make_method(work, images, texts, image_ids, text_ids)
     device = torch.device(work["device"])
-    warm_up = batch(work | {"size": min(work["size"], 2048)})  # libraries are loaded, and hold the buffers that they keep
+    warm_up = batch(
+        work | {"size": min(work["size"], 2048)}
+    )  # libraries are loaded, and hold the buffers that they keep
     result = make_method(work | {"queries": None}, *warm_up)()
     assert result is not None
     result.backward()
@@ -315,7 +406,10 @@ def serve(work: dict[str, Any]) -> None:
             if result is not None:
                 result.backward()
         synchronize(device)
-        seconds, cpu = ((now - then) / work["times"] for now, then in ((time.perf_counter(), start), (time.process_time(), busy)))
+        seconds, cpu = (
+            (now - then) / work["times"]
+            for now, then in ((time.perf_counter(), start), (time.process_time(), busy))
+        )
         extra = memory_peak(device) - before - images.nbytes - texts.nbytes
         print(json.dumps({"seconds": seconds, "cpu": cpu, "bytes": extra}), flush=True)
 
@@ -328,12 +422,21 @@ def batch(work: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     images = torch.randn(len(image_ids), work["width"])
     texts = torch.randn(len(text_ids), work["width"]).mul_(3).add_(images[text_ids])
     device = work["device"]
-    return images.to(device).requires_grad_(), texts.to(device).requires_grad_(), image_ids.to(device), text_ids.to(device)
+    return (
+        images.to(device).requires_grad_(),
+        texts.to(device).requires_grad_(),
+        image_ids.to(device),
+        text_ids.to(device),
+    )
 
 
-def make_method(work: dict[str, Any], images: Tensor, texts: Tensor, image_ids: Tensor, text_ids: Tensor) -> Callable[[], Tensor | None]:
+def make_method(
+    work: dict[str, Any], images: Tensor, texts: Tensor, image_ids: Tensor, text_ids: Tensor
+) -> Callable[[], Tensor | None]:
     objective = parse(work["objective"])
-    targets = Targets(query_ids=image_ids, candidate_ids=text_ids, **make_annotations(images, texts))
+    targets = Targets(
+        query_ids=image_ids, candidate_ids=text_ids, **make_annotations(images, texts)
+    )
     methods: dict[str, Callable[[], Callable[[], Tensor | None]]] = {
         "engine": lambda: lambda: PairLoss(objective)(images, texts, targets=targets),
         "matrix": lambda: lambda: objective(cosine(images, texts), targets),
@@ -347,7 +450,9 @@ def make_method(work: dict[str, Any], images: Tensor, texts: Tensor, image_ids: 
 
 
 def make_annotations(images: Tensor, texts: Tensor) -> dict[str, Any]:
-    """Annotations of some objectives: relevance and margins of pairs as factors, scores of offline negatives."""
+    """Annotations of some objectives: relevance and margins of pairs as factors, scores of offline
+    negatives.
+    """
     sides = [torch.rand(len(items), 8, device=items.device) / 8**0.5 for items in (images, texts)]
     offline = {
         f"{side}_offline_scores": torch.rand(len(items), 2, device=items.device)
@@ -356,7 +461,9 @@ def make_annotations(images: Tensor, texts: Tensor) -> dict[str, Any]:
     return {"relevance": Factors(*sides), "pair_margin": Factors(*sides)} | offline
 
 
-def some_queries(objective: Objective, images: Tensor, texts: Tensor, targets: Targets, num_queries: int) -> None:
+def some_queries(
+    objective: Objective, images: Tensor, texts: Tensor, targets: Targets, num_queries: int
+) -> None:
     """Value and gradient of some queries per direction against all candidates."""
     from visavis.pair_loss.cosine_scores import RecomputedCosines
     from visavis.pair_loss.row_blocks import run_row_blocks
@@ -367,10 +474,20 @@ def some_queries(objective: Objective, images: Tensor, texts: Tensor, targets: T
         scores = RecomputedCosines(images, texts, None, ([True], [True]))
         block_rows = PairLoss(objective).plan(len(images), len(texts), targets=targets).block_rows
         one_process = ProcessGroup(images.device, distributed_group=False)
-        run_row_blocks(objective, scores, (rows, rows), (targets[rows], targets.T[rows]), block_rows, one_process, needs_grad=True)
+        run_row_blocks(
+            objective,
+            scores,
+            (rows, rows),
+            (targets[rows], targets.T[rows]),
+            block_rows,
+            one_process,
+            needs_grad=True,
+        )
 
 
-def compiled(objective: Objective, images: Tensor, texts: Tensor, targets: Targets) -> Callable[[], Tensor]:
+def compiled(
+    objective: Objective, images: Tensor, texts: Tensor, targets: Targets
+) -> Callable[[], Tensor]:
     loss = torch.compile(PairLoss(objective))
     return lambda: loss(images, texts, targets=targets)
 
@@ -381,12 +498,18 @@ def open_clip_form(images: Tensor, texts: Tensor, scale: float = 50.0) -> Tensor
     return (cross_entropy(scores, labels) + cross_entropy(scores.T, labels)) / 2
 
 
-def metric_learning_form(images: Tensor, texts: Tensor, image_ids: Tensor, text_ids: Tensor) -> Callable[[], Tensor]:
+def metric_learning_form(
+    images: Tensor, texts: Tensor, image_ids: Tensor, text_ids: Tensor
+) -> Callable[[], Tensor]:
     from pytorch_metric_learning.losses import NTXentLoss
 
     loss = NTXentLoss(temperature=0.1)
     return lambda: (
-        (loss(images, image_ids, ref_emb=texts, ref_labels=text_ids) + loss(texts, text_ids, ref_emb=images, ref_labels=image_ids)) / 2
+        (
+            loss(images, image_ids, ref_emb=texts, ref_labels=text_ids)
+            + loss(texts, text_ids, ref_emb=images, ref_labels=image_ids)
+        )
+        / 2
     )
 
 

@@ -1,7 +1,9 @@
-"""Ranking 5,000 images and 25,000 captions, D = 1024, both directions: tiles against full matrix and argsort.
+"""Ranking 5,000 images and 25,000 captions, D = 1024, both directions: tiles against full matrix
+and argsort.
 
-The alternative is that of the VSE++ family: the whole score matrix, then one numpy argsort per query. Each method runs in its own
-process on the same numbers. Prints the median time and the peak memory beyond the embeddings.
+The alternative is that of the VSE++ family: the whole score matrix, then one numpy argsort per
+query. Each method runs in its own process on the same numbers. Prints the median time and the peak
+memory beyond the embeddings.
 
     python benchmarks/evaluation.py [--images 5000] [--width 1024] [--threads 2] [--repeats 3]
 """
@@ -27,7 +29,9 @@ CAPTIONS = 5
 
 
 def embeddings(images: int, width: int) -> tuple[Tensor, Tensor]:
-    """Unit rows: captions are noisy copies of their images, so that ranks spread over three orders of magnitude."""
+    """Unit rows: captions are noisy copies of their images, so that ranks spread over three orders
+    of magnitude.
+    """
     torch.manual_seed(0)
     visual = torch.nn.functional.normalize(torch.randn(images, width), dim=1)
     text = torch.randn(images * CAPTIONS, width).mul_(10.0 / width**0.5)
@@ -75,7 +79,9 @@ def measure(method: str, arguments: argparse.Namespace) -> None:
     ranks = METHODS[method](visual, text)
     seconds = time.perf_counter() - start
     sums = [int(side.sum()) for side in ranks]
-    sys.stdout.write(json.dumps({"seconds": seconds, "bytes": peak_bytes() - before, "rank_sums": sums}) + "\n")
+    sys.stdout.write(
+        json.dumps({"seconds": seconds, "bytes": peak_bytes() - before, "rank_sums": sums}) + "\n"
+    )
 
 
 def compare(arguments: argparse.Namespace) -> None:
@@ -85,14 +91,22 @@ def compare(arguments: argparse.Namespace) -> None:
     for _ in range(arguments.repeats):
         for method in METHODS:
             command = [sys.executable, __file__, *sys.argv[1:], "--method", method]
-            runs[method].append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+            runs[method].append(
+                json.loads(
+                    subprocess.run(command, check=True, capture_output=True, text=True).stdout
+                )
+            )
     for method, results in runs.items():
         medians[method] = statistics.median(result["seconds"] for result in results)
         memory = max(result["bytes"] for result in results) / 2**20
         sys.stdout.write(
-            f"{method:8s} {medians[method]:6.2f} s  {memory:5.0f} MiB beyond the embeddings  rank sums {results[0]['rank_sums']}\n"
+            f"{method:8s} {medians[method]:6.2f} s  {memory:5.0f} MiB beyond the embeddings  rank "
+            f"sums {results[0]['rank_sums']}\n"
         )
-    sys.stdout.write(f"tiles are {medians['argsort'] / medians['tiles']:.2f}x as fast, {arguments.threads} threads\n")
+    sys.stdout.write(
+        f"tiles are {medians['argsort'] / medians['tiles']:.2f}x as fast, {arguments.threads} "
+        "threads\n"
+    )
 
 
 def main() -> None:

@@ -1,9 +1,11 @@
-"""Updating an index compared with building it: a folder of images, of which one in a hundred changes and as many move.
+"""Updating an index compared with building it: a folder of images, of which one in a hundred
+changes and as many move.
 
     python benchmarks/index.py [--images 10000] [--seed 0]
 
-The images are synthetic scenes, and the model is a small one trained briefly on others. Prints the time of the first index, of a second
-call that finds no change, and of one after the changes, as shares of the first. Also prints whether that index equals a rebuilt one.
+The images are synthetic scenes, and the model is a small one trained briefly on others. Prints the
+time of the first index, of a second call that finds no change, and of one after the changes, as
+shares of the first. Also prints whether that index equals a rebuilt one.
 """
 
 from __future__ import annotations
@@ -70,24 +72,47 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         scenes = write_synthetic_scenes(
-            folder / "few", num_train=200, num_val=20, num_test=20, captions_per_image=2, size=64, seed=options.seed
+            folder / "few",
+            num_train=200,
+            num_val=20,
+            num_test=20,
+            captions_per_image=2,
+            size=64,
+            seed=options.seed,
         )
         (folder / "recipe.toml").write_text(RECIPE)
         run = visavis.train(folder / "recipe.toml", data=scenes, out=folder / "run").run
         many = write_synthetic_scenes(
-            folder / "many", num_train=0, num_val=0, num_test=options.images, captions_per_image=1, size=64, seed=options.seed + 1
+            folder / "many",
+            num_train=0,
+            num_val=0,
+            num_test=options.images,
+            captions_per_image=1,
+            size=64,
+            seed=options.seed + 1,
         )
         photos = many / "images"
         first, built = timed(lambda: visavis.index(run, photos, out=folder / "index"))
-        print(f"{built.num_encoded:,} images: {first:.1f} s, {built.num_encoded / first:.0f} a second")
+        print(
+            f"{built.num_encoded:,} images: {first:.1f} s, {built.num_encoded / first:.0f} a second"
+        )
         again, _ = timed(lambda: visavis.index(run, photos, out=folder / "index"))
         print(f"nothing changed: {again:.1f} s, {100 * again / first:.1f} %")
         change(sorted(photos.iterdir()), np.random.default_rng(options.seed))
         later, changed = timed(lambda: visavis.index(run, photos, out=folder / "index"))
-        print(f"{changed.num_encoded:,} changed, {changed.num_moved:,} moved: {later:.1f} s, {100 * later / first:.1f} %")
+        print(
+            f"{changed.num_encoded:,} changed, {changed.num_moved:,} moved: {later:.1f} s, "
+            f"{100 * later / first:.1f} %"
+        )
         visavis.index(run, photos, out=folder / "rebuilt")
-        (items, vectors), (rebuilt_items, rebuilt_vectors) = contents(folder / "index"), contents(folder / "rebuilt")
-        print(f"equal items: {items == rebuilt_items}, largest difference of vectors: {np.abs(vectors - rebuilt_vectors).max():.1e}")
+        (items, vectors), (rebuilt_items, rebuilt_vectors) = (
+            contents(folder / "index"),
+            contents(folder / "rebuilt"),
+        )
+        print(
+            f"equal items: {items == rebuilt_items}, largest difference of vectors: "
+            f"{np.abs(vectors - rebuilt_vectors).max():.1e}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""A data set of 10 million captions with pooled features on disk: time to open it, memory, and time until the first batch of an epoch.
+"""A data set of 10 million captions with pooled features on disk: time to open it, memory, and time
+until the first batch of an epoch.
 
     python benchmarks/large_data.py [--captions N] [--captions-per-image N] [--folder PATH]
 
-Each stage runs in a process of its own. The first opening converts the table, checks the features and hashes them. Later ones use the cache.
+Each stage runs in a process of its own. The first opening converts the table, checks the features
+and hashes them. Later ones use the cache.
 """
 
 from __future__ import annotations
@@ -58,7 +60,9 @@ def make_data(folder: Path, captions: int, captions_per_image: int) -> None:
             count = min(ROWS_PER_WRITE, rows - start)
             array[start : start + count] = rng.standard_normal((count, DIMENSIONS), np.float32)
         array.flush()
-    schema = pa.schema([("filename", pa.string()), ("caption", pa.string()), ("split", pa.string())])
+    schema = pa.schema(
+        [("filename", pa.string()), ("caption", pa.string()), ("split", pa.string())]
+    )
     words = np.array(WORDS)
     with pq.ParquetWriter(folder / "captions.parquet", schema) as writer:
         for start in range(0, captions, ROWS_PER_WRITE):
@@ -66,18 +70,29 @@ def make_data(folder: Path, captions: int, captions_per_image: int) -> None:
             image = numbers // captions_per_image
             texts = [
                 " ".join(row) + f" {i}"
-                for i, row in zip(numbers.tolist(), words[rng.integers(0, len(words), (len(numbers), 9))], strict=True)
+                for i, row in zip(
+                    numbers.tolist(),
+                    words[rng.integers(0, len(words), (len(numbers), 9))],
+                    strict=True,
+                )
             ]
             # 1,000 images each for validation and test.
-            split = np.where(image >= images - 1000, "test", np.where(image >= images - 2000, "val", "train"))
+            split = np.where(
+                image >= images - 1000, "test", np.where(image >= images - 2000, "val", "train")
+            )
             files = [f"photos/{number % 1000:03d}/{number:08d}.jpg" for number in image.tolist()]
-            writer.write_table(pa.table([files, texts, pa.array(split, pa.string())], schema=schema))
+            writer.write_table(
+                pa.table([files, texts, pa.array(split, pa.string())], schema=schema)
+            )
 
 
 def memory() -> dict[str, int]:
     """Memory of this process in MB: now, at most, and now without pages of files."""
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return {key: int(status[name].split()[0]) // 1024 for key, name in (("resident", "VmRSS"), ("peak", "VmHWM"), ("anonymous", "RssAnon"))}
+    return {
+        key: int(status[name].split()[0]) // 1024
+        for key, name in (("resident", "VmRSS"), ("peak", "VmHWM"), ("anonymous", "RssAnon"))
+    }
 
 
 def recipe(folder: Path, epochs: int = 1) -> Any:
@@ -96,7 +111,9 @@ def recipe(folder: Path, epochs: int = 1) -> Any:
 
 
 def measure(folder: Path) -> dict[str, Any]:
-    """Open the data as a training does, then read the first batches of an epoch, and some of a resumed one."""
+    """Open the data as a training does, then read the first batches of an epoch, and some of a
+    resumed one.
+    """
     import torch
 
     from visavis.progress import NoProgress
@@ -108,16 +125,25 @@ def measure(folder: Path) -> dict[str, Any]:
     seconds: dict[str, float] = {}
     start, start_cpu = time.perf_counter(), time.process_time()
     data_module, matcher = prepare_training(recipe(folder))
-    seconds["open"], seconds["open_cpu"] = time.perf_counter() - start, time.process_time() - start_cpu
+    seconds["open"], seconds["open_cpu"] = (
+        time.perf_counter() - start,
+        time.process_time() - start_cpu,
+    )
     rows["open"] = memory()
     start, start_cpu = time.perf_counter(), time.process_time()
     RunRecord.from_training(data_module, matcher, NoProgress())
-    seconds["record"], seconds["record_cpu"] = time.perf_counter() - start, time.process_time() - start_cpu
+    seconds["record"], seconds["record_cpu"] = (
+        time.perf_counter() - start,
+        time.process_time() - start_cpu,
+    )
     start, start_cpu = time.perf_counter(), time.process_time()
     loader = data_module.loaders[0]
     batches = loader.epoch(1)
     next(batches)
-    seconds["first_batch"], seconds["first_batch_cpu"] = time.perf_counter() - start, time.process_time() - start_cpu
+    seconds["first_batch"], seconds["first_batch_cpu"] = (
+        time.perf_counter() - start,
+        time.process_time() - start_cpu,
+    )
     start = time.perf_counter()
     for _ in range(TIMED_BATCHES):
         next(batches)
@@ -127,8 +153,17 @@ def measure(folder: Path) -> dict[str, Any]:
     next(resumed)
     seconds["resumed_epoch"] = time.perf_counter() - start
     rows["end"] = memory()
-    sizes = {"images": len(data_module.data.images), "captions": len(data_module.data.captions), "batches": loader.num_batches}
-    return {**sizes, "seconds": {key: round(value, 4) for key, value in seconds.items()}, "imports": imported, **rows}
+    sizes = {
+        "images": len(data_module.data.images),
+        "captions": len(data_module.data.captions),
+        "batches": loader.num_batches,
+    }
+    return {
+        **sizes,
+        "seconds": {key: round(value, 4) for key, value in seconds.items()},
+        "imports": imported,
+        **rows,
+    }
 
 
 def main() -> None:
@@ -144,20 +179,35 @@ def main() -> None:
     # 2,000 images are not in the training split.
     fewest = (TIMED_BATCHES + 1) * BATCH_SIZE + 2000 * options.captions_per_image
     if options.captions < fewest:
-        parser.error(f"--captions: expected at least {fewest:,}, got {options.captions:,}. Set a larger number.")
+        parser.error(
+            f"--captions: expected at least {fewest:,}, got {options.captions:,}. Set a larger "
+            "number."
+        )
     with tempfile.TemporaryDirectory(dir=options.folder) as temporary:
         folder = Path(temporary) / "data"
         folder.mkdir()
         start = time.perf_counter()
         make_data(folder, options.captions, options.captions_per_image)
-        print(f"{platform.node()}, {os.cpu_count()} cores. Data made in {time.perf_counter() - start:.0f} s.", flush=True)
+        print(
+            f"{platform.node()}, {os.cpu_count()} cores. Data made in "
+            f"{time.perf_counter() - start:.0f} s.",
+            flush=True,
+        )
         environment = {**os.environ, "VISAVIS_CACHE": str(Path(temporary) / "cache")}
         for stage in ("first", "second", "third"):
             start = time.perf_counter()
             done = subprocess.run(
-                [sys.executable, __file__, "--measure", str(folder)], env=environment, check=True, stdout=subprocess.PIPE, text=True
+                [sys.executable, __file__, "--measure", str(folder)],
+                env=environment,
+                check=True,
+                stdout=subprocess.PIPE,
+                text=True,
             )
-            print(f"{stage} opening, {time.perf_counter() - start:.1f} s with imports: {done.stdout.strip()}", flush=True)
+            print(
+                f"{stage} opening, {time.perf_counter() - start:.1f} s with imports: "
+                f"{done.stdout.strip()}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -1,13 +1,17 @@
 """Large indexes: time to the first result beyond the vector search, and time to update one file.
 
-    python benchmarks/large_index.py [--items 10000 100000 1000000] [--width 256] [--top 30] [--repeats 5] [--filter] [--keep FOLDER]
+    python benchmarks/large_index.py [--items 10000 100000 1000000] [--width 256] [--top 30]
+    [--repeats 5] [--filter] [--keep FOLDER]
 
-The vectors are random, and the files of the items are one byte long. All times are processor time of one process, without loading
-libraries and the model. To compare two versions of visavis, run the script with each of them first on ``PYTHONPATH``.
+The vectors are random, and the files of the items are one byte long. All times are processor time
+of one process, without loading libraries and the model. To compare two versions of visavis, run the
+script with each of them first on ``PYTHONPATH``.
 
 - open: open the index.
-- search: the first search of an opened index. The time inside of ``ExactSearch.search`` is subtracted, which scans the vectors.
-- update: ``visavis.index`` after one file changed. The time to list the source, which is not a part of the index, is subtracted.
+- search: the first search of an opened index. The time inside of ``ExactSearch.search`` is
+  subtracted, which scans the vectors.
+- update: ``visavis.index`` after one file changed. The time to list the source, which is not a part
+  of the index, is subtracted.
 
 Of the first two, the minimum of the repeats is printed. Each repeat opens the index again.
 """
@@ -52,7 +56,9 @@ phases = [{{ epochs = 1, objective = "VLC()" }}]
 """
 BATCH = 50_000
 # Multiples of this number modulo 2^256 differ in many bits.
-HASH_FACTOR = int(0.6180339887498949 * 2**52) * 2**204 + 0x9E3779B97F4A7C15F39CC0605CEDC8341082276BF3A27251
+HASH_FACTOR = (
+    int(0.6180339887498949 * 2**52) * 2**204 + 0x9E3779B97F4A7C15F39CC0605CEDC8341082276BF3A27251
+)
 
 
 @contextmanager
@@ -80,17 +86,27 @@ def item(root: Path, number: int) -> IndexItem:
     path = f"{number // 1000:04d}/{number:07d}.png"
     status = os.stat(root / path)
     return IndexItem(
-        path, path, "image", f"{number:064x}", status.st_size, status.st_mtime_ns, dhash=f"{number * HASH_FACTOR % 2**256:064x}"
+        path,
+        path,
+        "image",
+        f"{number:064x}",
+        status.st_size,
+        status.st_mtime_ns,
+        dhash=f"{number * HASH_FACTOR % 2**256:064x}",
     )
 
 
 def write_image(root: Path) -> None:
     """Write another image to the first file."""
-    Image.fromarray(np.random.default_rng().integers(0, 256, (32, 32, 3), np.uint8)).save(root / "0000" / "0000000.png")
+    Image.fromarray(np.random.default_rng().integers(0, 256, (32, 32, 3), np.uint8)).save(
+        root / "0000" / "0000000.png"
+    )
 
 
 def write_source(root: Path, count: int) -> None:
-    """Write files of one byte after the first, which are never read, because the index contains them."""
+    """Write files of one byte after the first, which are never read, because the index contains
+    them.
+    """
     for number in range(1, count):
         (root / f"{number // 1000:04d}").mkdir(parents=True, exist_ok=True)
         (root / f"{number // 1000:04d}" / f"{number:07d}.png").write_bytes(b"0")
@@ -102,7 +118,10 @@ def fill(folder: Path, root: Path, count: int, width: int) -> None:
     store = open_index_store(folder, manifest, create=True)
     for start in range(1, count, BATCH):
         numbers = range(start, min(start + BATCH, count))
-        store.add([item(root, number) for number in numbers], unit(random.standard_normal((len(numbers), width), np.float32)))
+        store.add(
+            [item(root, number) for number in numbers],
+            unit(random.standard_normal((len(numbers), width), np.float32)),
+        )
     write_manifest(folder, replace(manifest, digest=store.digest()))
     store.close()
 
@@ -110,21 +129,34 @@ def fill(folder: Path, root: Path, count: int, width: int) -> None:
 def measure(folder: Path, root: Path, run: Path, options: argparse.Namespace) -> dict[str, float]:
     """Seconds of each part."""
     seconds: dict[str, float] = {}
-    query = torch.from_numpy(unit(np.random.default_rng(1).standard_normal((1, options.width), np.float32)))
+    query = torch.from_numpy(
+        unit(np.random.default_rng(1).standard_normal((1, options.width), np.float32))
+    )
     item_filter = ItemFilter(path="*7.png") if options.filter else NO_FILTER
     scan, rounds = ExactSearch.search, list[dict[str, float]]()
     for _ in range(options.repeats):
         rounds.append({})
         with measured(rounds[-1], "open"):
             index = Index.open(folder)
-        with patch.object(ExactSearch, "search", timed(rounds[-1], "scan", scan)), measured(rounds[-1], "search"):
-            results = search_index(index, SearchQuery.from_text("red"), options.top, item_filter, encode_texts=lambda _: list(query))
+        with (
+            patch.object(ExactSearch, "search", timed(rounds[-1], "scan", scan)),
+            measured(rounds[-1], "search"),
+        ):
+            results = search_index(
+                index,
+                SearchQuery.from_text("red"),
+                options.top,
+                item_filter,
+                encode_texts=lambda _: list(query),
+            )
         rounds[-1]["search"] -= rounds[-1]["scan"]
         assert len(results) == options.top
         index.store.close()
     seconds |= {name: min(one[name] for one in rounds) for name in rounds[0]}
     write_image(root)
-    listing = patch.object(index_builder, "list_source_files", timed(seconds, "listing", list_source_files))
+    listing = patch.object(
+        index_builder, "list_source_files", timed(seconds, "listing", list_source_files)
+    )
     with listing, measured(seconds, "update"):
         report = build_index(run, root, folder, progress=NoProgress())
     seconds["update"] -= seconds["listing"]
@@ -138,13 +170,25 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--top", type=int, default=30)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--filter", action="store_true", help="search the items whose path ends with 7.png")
-    parser.add_argument("--keep", type=Path, help="keep the indexes in this folder, and use those in it")
+    parser.add_argument(
+        "--filter", action="store_true", help="search the items whose path ends with 7.png"
+    )
+    parser.add_argument(
+        "--keep", type=Path, help="keep the indexes in this folder, and use those in it"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.keep or Path(temporary)
         if not (folder / "run").exists():
-            scenes = write_synthetic_scenes(folder / "few", num_train=64, num_val=8, num_test=8, captions_per_image=1, size=32, seed=0)
+            scenes = write_synthetic_scenes(
+                folder / "few",
+                num_train=64,
+                num_val=8,
+                num_test=8,
+                captions_per_image=1,
+                size=32,
+                seed=0,
+            )
             (folder / "recipe.toml").write_text(RECIPE.format(width=options.width))
             visavis.train(folder / "recipe.toml", data=scenes, out=folder / "run")
         model = Retriever.load(folder / "run")
@@ -162,9 +206,11 @@ def main() -> None:
             seconds = measure(index, root, folder / "run", options)
             if number:
                 print(
-                    f"{count:9,} items: opened in {1000 * seconds['open']:.1f} ms, first result {1000 * seconds['search']:.1f} ms beyond the "
+                    f"{count:9,} items: opened in {1000 * seconds['open']:.1f} ms, first result "
+                    f"{1000 * seconds['search']:.1f} ms beyond the "
                     f"vector search of {1000 * seconds['scan']:.0f} ms, "
-                    f"update of one file {seconds['update']:.2f} s beyond listing the source in {seconds['listing']:.2f} s",
+                    f"update of one file {seconds['update']:.2f} s beyond listing the source in "
+                    f"{seconds['listing']:.2f} s",
                     flush=True,
                 )
             if options.keep is None:

@@ -1,15 +1,20 @@
-"""Late interaction: two-stage search compared with exact MaxSim and with LanceDB's multi-vector index, over 100,000 items of 49 vectors.
+"""Late interaction: two-stage search compared with exact MaxSim and with LanceDB's multi-vector
+index, over 100,000 items of 49 vectors.
 
-    VISAVIS_DATA=... python benchmarks/late_interaction.py [--run RUN] [--items 100000] [--dim 128] [--queries 50] [--lance 10000]
+    VISAVIS_DATA=... python benchmarks/late_interaction.py [--run RUN] [--items 100000] [--dim 128]
+    [--queries 50] [--lance 10000]
 
-Items are the 49 regions of the photos of Flickr8k, repeated with noise of length 0.3 per vector. With ``--run``, a run of a MaxSim
-model, regions come from the model without ``region_grid``, and queries are captions. Otherwise regions are MobileNetV2 features in the first
-``--dim`` principal components, and a query is 12 regions of a photo with noise.
+Items are the 49 regions of the photos of Flickr8k, repeated with noise of length 0.3 per vector.
+With ``--run``, a run of a MaxSim model, regions come from the model without ``region_grid``, and
+queries are captions. Otherwise regions are MobileNetV2 features in the first ``--dim`` principal
+components, and a query is 12 regions of a photo with noise.
 
-    visavis train maxsim-minilm-flickr8k model.embedding_dim=128 model.context_dim=256 phases.0.epochs=1 seed=1 --out runs/maxsim
+    visavis train maxsim-minilm-flickr8k model.embedding_dim=128 model.context_dim=256
+    phases.0.epochs=1 seed=1 --out runs/maxsim
 
-Printed: bytes per item, recall@10 of exact MaxSim, and milliseconds of single queries, all in one process. ``--lance``: items of the
-comparison with LanceDB. 0: without it. ``--recall``: also the recall of other numbers of pooled vectors and candidates.
+Printed: bytes per item, recall@10 of exact MaxSim, and milliseconds of single queries, all in one
+process. ``--lance``: items of the comparison with LanceDB. 0: without it. ``--recall``: also the
+recall of other numbers of pooled vectors and candidates.
 """
 
 from __future__ import annotations
@@ -63,30 +68,43 @@ def backbone_regions(dim: int) -> np.ndarray:
     data_root = data_folder()
     if data_root is None:
         raise SystemExit("VISAVIS_DATA: missing. Set it to the folder that contains flickr8k/.")
-    features = cache_features(open_dataset(data_root / "flickr8k"), EncoderSpec("visual", "mobilenet-v2", "regions"))
+    features = cache_features(
+        open_dataset(data_root / "flickr8k"), EncoderSpec("visual", "mobilenet-v2", "regions")
+    )
     sample = get_vectors(features.read(np.arange(0, len(features), 40))).float().flatten(0, 1)
     mean = sample.mean(0)
     basis = torch.linalg.eigh((sample - mean).T @ (sample - mean)).eigenvectors[:, -dim:]
     parts = []
     for start in range(0, len(features), 256):
-        vectors = get_vectors(features.read(np.arange(start, min(start + 256, len(features))))).float()
+        vectors = get_vectors(
+            features.read(np.arange(start, min(start + 256, len(features))))
+        ).float()
         parts.append(unit(((vectors - mean) @ basis).numpy()))
     return np.concatenate(parts)
 
 
 def run_vectors(run: Path, count: int) -> tuple[np.ndarray, list[MaxSimQuery], MaxSimDirection]:
-    """Regions of the photos of a run's data, queries of its captions, and the direction of its model."""
+    """Regions of the photos of a run's data, queries of its captions, and the direction of its
+    model.
+    """
     data_module, matcher = open_run(run, read_run_recipe(run), NoProgress())
     direction = matcher.late_interaction
     if direction is None:
         raise SystemExit(f"{run}: expected a run of a MaxSim model.")
     if isinstance(matcher.config, RegionWordMatcher.Config):
-        # The layers read single regions, so that a model of pooled regions also encodes all of them.
+        # The layers read single regions, so that a model of pooled regions also encodes all of
+        # them.
         matcher.config = replace(matcher.config, region_grid=0)
     visual, text = data_module.encode(matcher, data_module.data)
     sampled = np.random.default_rng(1).choice(len(text), count, replace=False)
-    words = Retriever(matcher, data_module.processor).item_vectors(text[torch.from_numpy(np.sort(sampled))])
-    return get_vectors(visual).numpy(), [MaxSimQuery.from_vectors((1.0, rows.numpy())) for rows in words], direction
+    words = Retriever(matcher, data_module.processor).item_vectors(
+        text[torch.from_numpy(np.sort(sampled))]
+    )
+    return (
+        get_vectors(visual).numpy(),
+        [MaxSimQuery.from_vectors((1.0, rows.numpy())) for rows in words],
+        direction,
+    )
 
 
 def noisy_batches(regions: np.ndarray, number: int) -> Iterator[tuple[int, np.ndarray]]:
@@ -107,36 +125,55 @@ def fill(store: LanceStore, regions: np.ndarray, number: int) -> float:
     """Add all items. Return the seconds."""
     started = time.perf_counter()
     for start, rows in noisy_batches(regions, number):
-        items = [IndexItem(f"{row:08d}", f"{row:08d}.jpg", "image", "", 0, row) for row in range(start, start + len(rows))]
+        items = [
+            IndexItem(f"{row:08d}", f"{row:08d}.jpg", "image", "", 0, row)
+            for row in range(start, start + len(rows))
+        ]
         store.add(items, as_sets(rows))
     store.optimize(timedelta(seconds=1))
     return time.perf_counter() - started
 
 
-def timed(search: Callable[[MaxSimQuery], Any], queries: list[MaxSimQuery]) -> tuple[list[Any], np.ndarray]:
+def timed(
+    search: Callable[[MaxSimQuery], Any], queries: list[MaxSimQuery]
+) -> tuple[list[Any], np.ndarray]:
     """Results, and milliseconds of each query: elapsed, and of processors."""
     results, milliseconds = [], []
     for query in queries:
         started, used = time.perf_counter(), time.process_time()
         results.append(search(query))
-        milliseconds.append((1000 * (time.perf_counter() - started), 1000 * (time.process_time() - used)))
+        milliseconds.append(
+            (1000 * (time.perf_counter() - started), 1000 * (time.process_time() - used))
+        )
     return results, np.array(milliseconds)
 
 
 def describe(milliseconds: np.ndarray) -> str:
-    (low, median, high), used = np.percentile(milliseconds[:, 0], [10, 50, 90]), np.median(milliseconds[:, 1])
+    (low, median, high), used = (
+        np.percentile(milliseconds[:, 0], [10, 50, 90]),
+        np.median(milliseconds[:, 1]),
+    )
     return f"median {median:.1f} ms per query (10 to 90 %: {low:.1f} to {high:.1f}), processor time {used:.1f} ms"
 
 
 def recall(results: list[list[int]], true: list[list[int]]) -> float:
-    return 100 * float(np.mean([len(set(items) & set(best)) / len(best) for items, best in zip(results, true, strict=True)]))
+    return 100 * float(
+        np.mean(
+            [
+                len(set(items) & set(best)) / len(best)
+                for items, best in zip(results, true, strict=True)
+            ]
+        )
+    )
 
 
 def folder_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def two_stages(store: LanceStore, queries: list[MaxSimQuery], direction: MaxSimDirection, with_recall: bool) -> None:
+def two_stages(
+    store: LanceStore, queries: list[MaxSimQuery], direction: MaxSimDirection, with_recall: bool
+) -> None:
     """Recall and time of the store's search, and the time of exact search, in turn."""
     sets = store.all_vectors()
     assert isinstance(sets, VectorSets)
@@ -150,34 +187,58 @@ def two_stages(store: LanceStore, queries: list[MaxSimQuery], direction: MaxSimD
     results = {name: timed(search, queries) for name, search in searches.items()}
     true = results["exact"][0]
     for name, (items, milliseconds) in results.items():
-        print_now(f"{name}, {direction}: recall@{TOP} {recall(items, true):.1f} %, {describe(milliseconds)}")
+        print_now(
+            f"{name}, {direction}: recall@{TOP} {recall(items, true):.1f} %, "
+            f"{describe(milliseconds)}"
+        )
     if not with_recall:
         return
-    last = np.array([exact.exact_scores(np.array(best), query)[-1] for best, query in zip(true, queries, strict=True)])
+    last = np.array(
+        [
+            exact.exact_scores(np.array(best), query)[-1]
+            for best, query in zip(true, queries, strict=True)
+        ]
+    )
     full = all_scores(sets, queries, direction)
     for count in (1, 2, 4, 6, 9):
         order = (-all_scores(pool_vectors(sets, count), queries, direction)).argsort(1)[:, :4096]
         correct = np.take_along_axis(full, order, 1) >= last[:, None] - 1e-6
-        shares = ", ".join(f"{n}: {100 * np.minimum(correct[:, :n].sum(1) / TOP, 1).mean():.1f} %" for n in (64, 256, 1024, 2048, 4096))
+        shares = ", ".join(
+            f"{n}: {100 * np.minimum(correct[:, :n].sum(1) / TOP, 1).mean():.1f} %"
+            for n in (64, 256, 1024, 2048, 4096)
+        )
         print_now(f"{count} pooled vectors, recall@{TOP} by candidates: {shares}")
 
 
-def all_scores(sets: VectorSets, queries: list[MaxSimQuery], direction: MaxSimDirection) -> np.ndarray:
+def all_scores(
+    sets: VectorSets, queries: list[MaxSimQuery], direction: MaxSimDirection
+) -> np.ndarray:
     """Scores of all items for all queries of one part each, in float32, ``[Q, N]``."""
     vectors, scores = torch.from_numpy(np.concatenate([query.parts[0] for query in queries])), []
     for start in range(0, len(sets), 1024):
         block = sets[start : start + 1024]
         products = vectors @ torch.from_numpy(np.array(block.rows)).T
-        of_items = products.view(len(vectors), len(block), -1).split([len(query.parts[0]) for query in queries])
-        means = {"t2i": [part.amax(2).mean(0) for part in of_items], "i2t": [part.amax(0).mean(1) for part in of_items]}
+        of_items = products.view(len(vectors), len(block), -1).split(
+            [len(query.parts[0]) for query in queries]
+        )
+        means = {
+            "t2i": [part.amax(2).mean(0) for part in of_items],
+            "i2t": [part.amax(0).mean(1) for part in of_items],
+        }
         scores.append(
-            torch.stack([sum(pair) / 2 for pair in zip(*means.values(), strict=True)] if direction == "both" else means[direction])
+            torch.stack(
+                [sum(pair) / 2 for pair in zip(*means.values(), strict=True)]
+                if direction == "both"
+                else means[direction]
+            )
         )
     joined: np.ndarray = torch.cat(scores, 1).numpy()
     return joined
 
 
-def lance_index(options: argparse.Namespace, regions: np.ndarray, queries: list[MaxSimQuery], folder: Path) -> None:
+def lance_index(
+    options: argparse.Namespace, regions: np.ndarray, queries: list[MaxSimQuery], folder: Path
+) -> None:
     """Recall and time of LanceDB's multi-vector index, whose score is "t2i"."""
     from lancedb.index import IvfPq
 
@@ -187,27 +248,52 @@ def lance_index(options: argparse.Namespace, regions: np.ndarray, queries: list[
     assert isinstance(sets, VectorSets)
     true = [items.tolist() for items in MaxSimSearch(sets, "t2i").search(queries, TOP)[1]]
     started = time.perf_counter()
-    store._table.create_index("vector", config=IvfPq(distance_type="cosine", num_sub_vectors=options.dim // 8))
-    print_now(f"LanceDB, {options.lance:,} items: IVF_PQ built in {time.perf_counter() - started:.0f} s")
+    store._table.create_index(
+        "vector", config=IvfPq(distance_type="cosine", num_sub_vectors=options.dim // 8)
+    )
+    print_now(
+        f"LanceDB, {options.lance:,} items: IVF_PQ built in {time.perf_counter() - started:.0f} s"
+    )
     _, milliseconds = timed(lambda query: store.search([query], TOP), queries)
     print_now(f"LanceDB, {options.lance:,} items: our search, {describe(milliseconds)}")
     for probes, refine in ((20, None), (20, 10), (100, 10), (100, 50)):
 
-        def search(query: MaxSimQuery, probes: int = probes, refine: int | None = refine) -> list[int]:
-            request = store._table.search(query.parts[0], vector_column_name="vector").distance_type("cosine").limit(TOP).nprobes(probes)
+        def search(
+            query: MaxSimQuery, probes: int = probes, refine: int | None = refine
+        ) -> list[int]:
+            request = (
+                store._table.search(query.parts[0], vector_column_name="vector")
+                .distance_type("cosine")
+                .limit(TOP)
+                .nprobes(probes)
+            )
             request = request if refine is None else request.refine_factor(refine)
-            return [int(key) for key in request.select(["key", "_distance"]).to_arrow()["key"].to_pylist()]
+            return [
+                int(key)
+                for key in request.select(["key", "_distance"]).to_arrow()["key"].to_pylist()
+            ]
 
         items, milliseconds = timed(search, queries)
-        print_now(f"LanceDB, {probes} probes, refine {refine}: recall@{TOP} {recall(items, true):.1f} %, {describe(milliseconds)}")
+        print_now(
+            f"LanceDB, {probes} probes, refine {refine}: recall@{TOP} {recall(items, true):.1f} %, "
+            f"{describe(milliseconds)}"
+        )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--run", type=Path)
-    parser.add_argument("--folder", type=Path, help="Folder for the store. Default: a temporary one.")
+    parser.add_argument(
+        "--folder", type=Path, help="Folder for the store. Default: a temporary one."
+    )
     parser.add_argument("--recall", action="store_true")
-    for name, default in (("items", 100_000), ("dim", 128), ("queries", 50), ("lance", 10_000), ("threads", 2)):
+    for name, default in (
+        ("items", 100_000),
+        ("dim", 128),
+        ("queries", 50),
+        ("lance", 10_000),
+        ("threads", 2),
+    ):
         parser.add_argument(f"--{name}", type=int, default=default)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -217,7 +303,9 @@ def main() -> None:
         options.dim = regions.shape[-1]
     else:
         regions, direction = backbone_regions(options.dim), "both"
-        sampled = np.sort(np.random.default_rng(1).choice(len(regions), options.queries, replace=False))
+        sampled = np.sort(
+            np.random.default_rng(1).choice(len(regions), options.queries, replace=False)
+        )
         queries = noisy_set_queries(as_sets(regions[sampled]))
     with tempfile.TemporaryDirectory(dir=options.folder) as temporary:
         if options.items:
@@ -227,16 +315,23 @@ def main() -> None:
             store.snapshot()
             [snapshot] = filter(Path.is_dir, (folder / SNAPSHOT_FOLDER).iterdir())
             print_now(
-                f"{options.items:,} items of {regions.shape[1]} x {options.dim}, {np.mean([len(query.parts[0]) for query in queries]):.1f} vectors "
-                f"per query: written in {seconds:.0f} s, snapshot made in {time.perf_counter() - started:.0f} s"
+                f"{options.items:,} items of {regions.shape[1]} x {options.dim}, "
+                f"{np.mean([len(query.parts[0]) for query in queries]):.1f} vectors "
+                f"per query: written in {seconds:.0f} s, snapshot made in "
+                f"{time.perf_counter() - started:.0f} s"
             )
             sizes = {
                 "vectors": (snapshot / VECTORS_FILE).stat().st_size,
-                "pooled": (snapshot / POOLED_FILE).stat().st_size if options.items >= maxsim_search.MIN_ITEMS else 0,
+                "pooled": (snapshot / POOLED_FILE).stat().st_size
+                if options.items >= maxsim_search.MIN_ITEMS
+                else 0,
                 "snapshot": folder_bytes(snapshot),
                 "store on disk": folder_bytes(folder),
             }
-            print_now("bytes per item: " + ", ".join(f"{name} {size / options.items:,.0f}" for name, size in sizes.items()))
+            print_now(
+                "bytes per item: "
+                + ", ".join(f"{name} {size / options.items:,.0f}" for name, size in sizes.items())
+            )
             for search_direction in dict.fromkeys((direction, "t2i")):
                 # The direction is a setting of the search. The stored vectors are the same.
                 store.late_interaction, store._snapshot = search_direction, None

@@ -1,11 +1,14 @@
-"""SCAN over many images and captions: blocks without attended vectors, compared with a loop over captions that forms each of them.
+"""SCAN over many images and captions: blocks without attended vectors, compared with a loop over
+captions that forms each of them.
 
-    python benchmarks/scan.py [--images 1000] [--captions 5000] [--longest 12] [--looped 200] [--memory 1GB] [--threads 2]
+    python benchmarks/scan.py [--images 1000] [--captions 5000] [--longest 12] [--looped 200]
+    [--memory 1GB] [--threads 2]
 
-36 regions, 6 to 12 words, the last caption of ``--longest`` words, width 1,024, random numbers. The loop scores some of the captions
-with all images in sequence, as the released code of SCAN does. Its time is scaled to all captions. Each method runs in its own process,
-one after the other. Prints the peak memory of each beyond its items, the largest difference of the scores that both computed, and the
-speedup of the blocks.
+36 regions, 6 to 12 words, the last caption of ``--longest`` words, width 1,024, random numbers. The
+loop scores some of the captions with all images in sequence, as the released code of SCAN does. Its
+time is scaled to all captions. Each method runs in its own process, one after the other. Prints the
+peak memory of each beyond its items, the largest difference of the scores that both computed, and
+the speedup of the blocks.
 """
 
 from __future__ import annotations
@@ -36,18 +39,30 @@ METHODS = ("blocks", "loop")
 
 
 def items(images: int, captions: int, longest: int) -> tuple[SCAN, Encoded, Encoded]:
-    """A matcher, and encoded images and captions: unit regions, and 6 to 12 unit words per caption, except for the last."""
+    """A matcher, and encoded images and captions: unit regions, and 6 to 12 unit words per caption,
+    except for the last.
+    """
     torch.manual_seed(0)
-    matcher = SCAN(SCAN.Config(visual_input_dim=8, text_granularity="words", text_input_dim=8, embedding_dim=WIDTH)).eval()
+    matcher = SCAN(
+        SCAN.Config(
+            visual_input_dim=8, text_granularity="words", text_input_dim=8, embedding_dim=WIDTH
+        )
+    ).eval()
     lengths = torch.randint(WORDS // 2, WORDS + 1, (captions, 1))
     lengths[-1] = longest
     mask = torch.arange(max(WORDS, longest)) < lengths
     words = normalize(torch.randn(*mask.shape, WIDTH), dim=-1) * mask[..., None]
-    return matcher, Encoded(normalize(torch.randn(images, REGIONS, WIDTH), dim=-1)), Encoded(words, mask)
+    return (
+        matcher,
+        Encoded(normalize(torch.randn(images, REGIONS, WIDTH), dim=-1)),
+        Encoded(words, mask),
+    )
 
 
 def looped(matcher: SCAN, visual: Encoded, text: Encoded) -> Tensor:
-    """The scores ``[V, T]``, one caption at a time, with the attended vector of each word in every image."""
+    """The scores ``[V, T]``, one caption at a time, with the attended vector of each word in every
+    image.
+    """
     regions, sharpness = get_vectors(visual), matcher.config.inverse_temperature
     assert isinstance(text.mask, Tensor)
     columns = []
@@ -62,7 +77,9 @@ def looped(matcher: SCAN, visual: Encoded, text: Encoded) -> Tensor:
 
 def resident() -> int:
     """The resident memory of this process, in bytes."""
-    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf(
+        "SC_PAGE_SIZE"
+    )
 
 
 def measure(options: argparse.Namespace) -> None:
@@ -79,7 +96,12 @@ def measure(options: argparse.Namespace) -> None:
         seconds, cpu = time.perf_counter() - started, time.process_time() - worked
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
     np.save(options.out, scores[:, : options.looped].numpy())
-    sys.stdout.write(json.dumps({"seconds": seconds, "cpu": cpu, "captions": scores.shape[1], "peak_bytes": peak_bytes}) + "\n")
+    sys.stdout.write(
+        json.dumps(
+            {"seconds": seconds, "cpu": cpu, "captions": scores.shape[1], "peak_bytes": peak_bytes}
+        )
+        + "\n"
+    )
 
 
 def compare(options: argparse.Namespace) -> None:
@@ -88,7 +110,11 @@ def compare(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for method in METHODS:
             out = Path(folder) / f"{method}.npy"
-            settings = {name: value for name, value in vars(options).items() if name not in ("method", "out")}
+            settings = {
+                name: value
+                for name, value in vars(options).items()
+                if name not in ("method", "out")
+            }
             command = [
                 sys.executable,
                 __file__,
@@ -98,26 +124,40 @@ def compare(options: argparse.Namespace) -> None:
                 str(out),
                 *(f"--{name}={value}" for name, value in settings.items()),
             ]
-            costs[method] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+            costs[method] = json.loads(
+                subprocess.run(command, check=True, capture_output=True, text=True).stdout
+            )
             scores[method] = np.load(out)
             cost = costs[method]
-            both = " and ".join(f"{1000 * cost[kind] / cost['captions']:.2f} ms" for kind in ("seconds", "cpu"))
+            both = " and ".join(
+                f"{1000 * cost[kind] / cost['captions']:.2f} ms" for kind in ("seconds", "cpu")
+            )
             line = f"{method:6s} {cost['captions']:6,} captions in {cost['seconds']:6.1f} s, {both} of CPU each, {cost['peak_bytes'] / 1e9:.2f} GB peak"
             sys.stdout.write(line + "\n")
             sys.stdout.flush()
-    seconds_per_caption = {method: costs[method]["seconds"] / costs[method]["captions"] for method in METHODS}
+    seconds_per_caption = {
+        method: costs[method]["seconds"] / costs[method]["captions"] for method in METHODS
+    }
     loop_seconds = seconds_per_caption["loop"] * options.captions
     difference = np.abs(scores["blocks"] - scores["loop"]).max()
     sys.stdout.write(
-        f"{options.images:,} x {options.captions:,}: {costs['blocks']['seconds']:.1f} s by blocks within {options.memory}, "
+        f"{options.images:,} x {options.captions:,}: {costs['blocks']['seconds']:.1f} s by blocks "
+        f"within {options.memory}, "
         f"{loop_seconds:.0f} s by the loop (scaled): "
-        f"{seconds_per_caption['loop'] / seconds_per_caption['blocks']:.1f} times as fast, largest difference {difference:.1e}\n"
+        f"{seconds_per_caption['loop'] / seconds_per_caption['blocks']:.1f} times as fast, largest "
+        f"difference {difference:.1e}\n"
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    for name, default in (("images", 1000), ("captions", 5000), ("longest", WORDS), ("looped", 200), ("threads", 2)):
+    for name, default in (
+        ("images", 1000),
+        ("captions", 5000),
+        ("longest", WORDS),
+        ("looped", 200),
+        ("threads", 2),
+    ):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--memory", default="1GB")
     parser.add_argument("--method", choices=METHODS, help=argparse.SUPPRESS)

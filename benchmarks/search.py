@@ -1,13 +1,16 @@
-"""Search: exact search compared with faiss and with Lance's flat scan, and approximate indexes of LanceDB and Milvus compared with exact search.
+"""Search: exact search compared with faiss and with Lance's flat scan, and approximate indexes of
+LanceDB and Milvus compared with exact search.
 
-    python benchmarks/search.py [--rows 1000000] [--flat 300000] [--near 200000] [--milvus 200000] [--width 512] [--threads 2] [--repeats 5]
+    python benchmarks/search.py [--rows 1000000] [--flat 300000] [--near 200000] [--milvus 200000]
+    [--width 512] [--threads 2] [--repeats 5]
 
 Times are the minimum of the repeats, all in one process and in turn.
 
-``--rows``: exact top 10 of random unit vectors, with a batch of 64 queries and with one, compared with faiss' IndexFlatIP and with a sum
-over the same array. The top 10 is compared with one in float64. ``--flat``: one query in LanceDB, by its flat scan and by ours.
-``--near``: sentence embeddings of Flickr8k's captions, repeated with noise of length 0.3. Queries are captions with such noise.
-``--milvus``: the same with Milvus Lite. 0 leaves a part out.
+``--rows``: exact top 10 of random unit vectors, with a batch of 64 queries and with one, compared
+with faiss' IndexFlatIP and with a sum over the same array. The top 10 is compared with one in
+float64. ``--flat``: one query in LanceDB, by its flat scan and by ours. ``--near``: sentence
+embeddings of Flickr8k's captions, repeated with noise of length 0.3. Queries are captions with such
+noise. ``--milvus``: the same with Milvus Lite. 0 leaves a part out.
 """
 
 from __future__ import annotations
@@ -29,7 +32,13 @@ from visavis.models.encoders.feature_extraction import cache_features
 from visavis.retrieval.compression import TARGET_RECALL
 from visavis.retrieval.items import IndexItem
 from visavis.retrieval.stores.base import Neighbor
-from visavis.retrieval.stores.exact_search import ExactSearch, exact_scores, is_int8_faster, open_int8_codes, write_int8_codes
+from visavis.retrieval.stores.exact_search import (
+    ExactSearch,
+    exact_scores,
+    is_int8_faster,
+    open_int8_codes,
+    write_int8_codes,
+)
 from visavis.retrieval.stores.lancedb_store import LanceStore
 from visavis.retrieval.stores.milvus_store import TIE_MARGIN, MilvusStore
 
@@ -78,23 +87,38 @@ def exact(options: argparse.Namespace, folder: Path) -> None:
         searches["int8"] = ExactSearch(rows, coarse=open_int8_codes(folder))
     searches["float32"] = float32_search
     scores = np.concatenate(
-        [rows[chunk].astype(np.float64) @ queries.astype(np.float64).T for chunk in np.array_split(np.arange(len(rows)), 100)]
+        [
+            rows[chunk].astype(np.float64) @ queries.astype(np.float64).T
+            for chunk in np.array_split(np.arange(len(rows)), 100)
+        ]
     )
     true = np.argsort(-scores.astype(np.float32), axis=0, kind="stable")[:TOP].T
     for name, search in searches.items():
-        print_now(f"{name}: the true top {TOP} of {(search.search(queries, TOP)[1] == true).all(1).sum()} of {BATCH} queries")
+        print_now(
+            f"{name}: the true top {TOP} of "
+            f"{(search.search(queries, TOP)[1] == true).all(1).sum()} of {BATCH} queries"
+        )
     for number in (BATCH, 1):
         query_batch = queries[:number]
         work: dict[str, Callable[[], object]] = {
-            name: lambda search=search, query_batch=query_batch: search.search(query_batch, TOP) for name, search in searches.items()
+            name: lambda search=search, query_batch=query_batch: search.search(query_batch, TOP)
+            for name, search in searches.items()
         }
         seconds = minimum_times(
-            {"sum": row_tensor.sum, "faiss": lambda query_batch=query_batch: flat.search(query_batch, TOP), **work}, options.repeats
+            {
+                "sum": row_tensor.sum,
+                "faiss": lambda query_batch=query_batch: flat.search(query_batch, TOP),
+                **work,
+            },
+            options.repeats,
         )
         for name in searches:
             times = f"{seconds['faiss'] / seconds[name]:.1f} times as fast as faiss ({1000 * seconds['faiss']:.1f} ms)"
             times += f", {seconds[name] / seconds['sum']:.2f} times a sum ({1000 * seconds['sum']:.1f} ms)"
-            print_now(f"{options.rows:,} x {options.width}, {number:2d} queries, {name}: {1000 * seconds[name]:.1f} ms, {times}")
+            print_now(
+                f"{options.rows:,} x {options.width}, {number:2d} queries, {name}: "
+                f"{1000 * seconds[name]:.1f} ms, {times}"
+            )
 
 
 def items(number: int) -> list[IndexItem]:
@@ -108,15 +132,29 @@ def flat_scan(options: argparse.Namespace, folder: Path) -> None:
     store.add(items(options.flat), rows)
     started = time.perf_counter()
     store.search(query, TOP)
-    print_now(f"mirror of {options.flat:,} x {options.width} made in {time.perf_counter() - started:.1f} s")
+    print_now(
+        f"mirror of {options.flat:,} x {options.width} made in {time.perf_counter() - started:.1f} "
+        "s"
+    )
 
     def lance() -> object:
-        request = store._table.search(query[0], vector_column_name="vector").distance_type("dot").bypass_vector_index()
+        request = (
+            store._table.search(query[0], vector_column_name="vector")
+            .distance_type("dot")
+            .bypass_vector_index()
+        )
         return request.select(["key", "_distance"]).limit(TOP).to_arrow()
 
-    seconds = minimum_times({"lance": lance, "ours": lambda: store.search(query, TOP)}, options.repeats)
-    times = f"Lance's flat scan {1000 * seconds['lance']:.1f} ms, ours {1000 * seconds['ours']:.1f} ms"
-    print_now(f"{options.flat:,} x {options.width}, 1 query: {times}: {seconds['lance'] / seconds['ours']:.1f} times as fast")
+    seconds = minimum_times(
+        {"lance": lance, "ours": lambda: store.search(query, TOP)}, options.repeats
+    )
+    times = (
+        f"Lance's flat scan {1000 * seconds['lance']:.1f} ms, ours {1000 * seconds['ours']:.1f} ms"
+    )
+    print_now(
+        f"{options.flat:,} x {options.width}, 1 query: {times}: "
+        f"{seconds['lance'] / seconds['ours']:.1f} times as fast"
+    )
     store.close()
 
 
@@ -125,7 +163,9 @@ def captions(number: int) -> tuple[np.ndarray, np.ndarray]:
     data_root = data_folder()
     if data_root is None:
         raise SystemExit("VISAVIS_DATA: missing. Set it to the folder that contains flickr8k/.")
-    features = cache_features(open_dataset(data_root / "flickr8k"), EncoderSpec("text", "minilm", "pooled"))
+    features = cache_features(
+        open_dataset(data_root / "flickr8k"), EncoderSpec("text", "minilm", "pooled")
+    )
     vectors = features.read(range(len(features))).vectors
     assert isinstance(vectors, torch.Tensor)
     plain = unit(vectors.float().numpy())
@@ -136,7 +176,9 @@ def captions(number: int) -> tuple[np.ndarray, np.ndarray]:
         return unit(rows + NOISE * noise)
 
     parts = [plain, *(noisy(plain) for _ in range(-(-number // len(plain)) - 1))]
-    return np.concatenate(parts)[:number], noisy(plain[generator.choice(len(plain), 200, replace=False)])
+    return np.concatenate(parts)[:number], noisy(
+        plain[generator.choice(len(plain), 200, replace=False)]
+    )
 
 
 def rank(query: np.ndarray, keys: list[str], vectors: np.ndarray) -> list[Neighbor]:
@@ -146,9 +188,15 @@ def rank(query: np.ndarray, keys: list[str], vectors: np.ndarray) -> list[Neighb
 
 
 def lance_search(store: LanceStore, query: np.ndarray, probes: int) -> list[Neighbor]:
-    """Approximate search in ``probes`` partitions, with 4 candidates per result that are scored again."""
-    request = store._table.search(query, vector_column_name="vector").distance_type("dot").limit(TOP)
-    rows = request.nprobes(probes).refine_factor(4).select(["key", "vector", "_distance"]).to_arrow()
+    """Approximate search in ``probes`` partitions, with 4 candidates per result that are scored
+    again.
+    """
+    request = (
+        store._table.search(query, vector_column_name="vector").distance_type("dot").limit(TOP)
+    )
+    rows = (
+        request.nprobes(probes).refine_factor(4).select(["key", "vector", "_distance"]).to_arrow()
+    )
     vectors = rows["vector"].combine_chunks().flatten().to_numpy().reshape(-1, store.embedding_dim)
     return rank(query, rows["key"].to_pylist(), vectors)
 
@@ -158,17 +206,29 @@ def build_lance_index(store: LanceStore, number: int) -> tuple[str, int]:
     from lancedb.index import IvfRq
 
     partitions = max(1, round(number**0.5 / 2))
-    store._table.create_index("vector", config=IvfRq(distance_type="dot", num_partitions=partitions), replace=True)
+    store._table.create_index(
+        "vector", config=IvfRq(distance_type="dot", num_partitions=partitions), replace=True
+    )
     return "IVF_RQ", partitions
 
 
 def milvus_search(store: MilvusStore, query: np.ndarray, candidates: int) -> list[Neighbor]:
-    """Approximate search with at least ``candidates`` candidates. As many results are fetched as in an exact search."""
+    """Approximate search with at least ``candidates`` candidates. As many results are fetched as in
+    an exact search.
+    """
     limit = TOP + TIE_MARGIN
     params = {"metric_type": "IP", "params": {"ef": max(candidates, 2 * limit)}}
-    hits = store._client.search(store.collection, data=[query], limit=limit, output_fields=["key", "vector"], search_params=params)[0]
+    hits = store._client.search(
+        store.collection,
+        data=[query],
+        limit=limit,
+        output_fields=["key", "vector"],
+        search_params=params,
+    )[0]
     rows = [hit["entity"] for hit in hits]
-    return rank(query, [row["key"] for row in rows], np.array([row["vector"] for row in rows], np.float32))[:TOP]
+    return rank(
+        query, [row["key"] for row in rows], np.array([row["vector"] for row in rows], np.float32)
+    )[:TOP]
 
 
 def build_milvus_index(store: MilvusStore, _: int) -> tuple[str, int]:
@@ -176,7 +236,9 @@ def build_milvus_index(store: MilvusStore, _: int) -> tuple[str, int]:
     client, collection = store._client, store.collection
     client.flush(collection)  # Milvus does not index vectors outside sealed segments.
     index = client.prepare_index_params()
-    index.add_index("vector", index_type="HNSW", metric_type="IP", params={"M": 16, "efConstruction": 200})
+    index.add_index(
+        "vector", index_type="HNSW", metric_type="IP", params={"M": 16, "efConstruction": 200}
+    )
     client.release_collection(collection)
     client.drop_index(collection, "vector")
     client.create_index(collection, index)
@@ -199,34 +261,66 @@ def near(options: argparse.Namespace, folder: Path) -> None:
             continue
         rows, queries = captions(number)
         width = rows.shape[1]
-        store: Any = LanceStore(folder / "near", width) if engine == "LanceDB" else MilvusStore(folder / "near.db", embedding_dim=width)
+        store: Any = (
+            LanceStore(folder / "near", width)
+            if engine == "LanceDB"
+            else MilvusStore(folder / "near.db", embedding_dim=width)
+        )
         search: Any = lance_search if engine == "LanceDB" else milvus_search
         for chunk in np.array_split(np.arange(number), max(number // 20_000, 1)):
-            store.add([IndexItem(f"{row:08d}", f"{row:08d}.jpg", "image", "", 0, int(row)) for row in chunk], rows[chunk])
+            store.add(
+                [
+                    IndexItem(f"{row:08d}", f"{row:08d}.jpg", "image", "", 0, int(row))
+                    for row in chunk
+                ],
+                rows[chunk],
+            )
         scores = ExactSearch(rows).search(queries, TOP)[0]
         started = time.perf_counter()
-        kind, max_probes = (build_lance_index if engine == "LanceDB" else build_milvus_index)(store, number)
+        kind, max_probes = (build_lance_index if engine == "LanceDB" else build_milvus_index)(
+            store, number
+        )
 
         def recall(
-            probes: int, store: Any = store, search: Any = search, queries: np.ndarray = queries, scores: np.ndarray = scores
+            probes: int,
+            store: Any = store,
+            search: Any = search,
+            queries: np.ndarray = queries,
+            scores: np.ndarray = scores,
         ) -> float:
             """The share of the true top 10. A result with the score of the last true one counts."""
             results = [search(store, query, probes) for query in queries]
             return float(
-                np.mean([sum(near.score >= true[-1] for near in neighbors) / TOP for neighbors, true in zip(results, scores, strict=True)])
+                np.mean(
+                    [
+                        sum(near.score >= true[-1] for near in neighbors) / TOP
+                        for neighbors, true in zip(results, scores, strict=True)
+                    ]
+                )
             )
 
         probes, recall_at_top = fewest_probes(recall, max_probes)
         built = f"{kind} over {number:,} items: recall of the true top {TOP} is {100 * recall_at_top:.1f} % ({len(queries)} queries)"
-        print_now(f"{engine}, {number:,} x {width}: {built}, built and measured in {time.perf_counter() - started:.0f} s, {probes} probes")
+        print_now(
+            f"{engine}, {number:,} x {width}: {built}, built and measured in "
+            f"{time.perf_counter() - started:.0f} s, {probes} probes"
+        )
         searches: dict[str, Callable[[], object]] = {
-            "ann": lambda store=store, search=search, queries=queries, probes=probes: [search(store, query, probes) for query in queries]
+            "ann": lambda store=store, search=search, queries=queries, probes=probes: [
+                search(store, query, probes) for query in queries
+            ]
         }
         if engine == "LanceDB":
-            searches["exact"] = lambda store=store, queries=queries: [store.search(query[None], TOP) for query in queries]
-            assert [[near.score for near in neighbors] for neighbors in store.search(queries, TOP)] == scores.tolist()
+            searches["exact"] = lambda store=store, queries=queries: [
+                store.search(query[None], TOP) for query in queries
+            ]
+            assert [
+                [near.score for near in neighbors] for neighbors in store.search(queries, TOP)
+            ] == scores.tolist()
         for name, seconds in minimum_times(searches, 1).items():
-            print_now(f"{engine}, {name}: {len(queries) / seconds:.0f} queries per second, in sequence")
+            print_now(
+                f"{engine}, {name}: {len(queries) / seconds:.0f} queries per second, in sequence"
+            )
         store.close()
 
 

@@ -1,10 +1,11 @@
-"""The service under load: many clients on loopback for a while, then 20,000 requests, and the memory in use afterwards.
+"""The service under load: many clients on loopback for a while, then 20,000 requests, and the
+memory in use afterwards.
 
     python benchmarks/serve.py [--index INDEX] [--clients 64] [--seconds 60] [--requests 20000]
 
-Without an index, the script uses a thousand synthetic scenes and a model trained for seconds. Each client types a query, loads a few
-images of the answer, and turns to the next page, without pause, over one connection. An answer of 500 or above is an error. The exit
-status is then 1.
+Without an index, the script uses a thousand synthetic scenes and a model trained for seconds. Each
+client types a query, loads a few images of the answer, and turns to the next page, without pause,
+over one connection. An answer of 500 or above is an error. The exit status is then 1.
 """
 
 from __future__ import annotations
@@ -34,7 +35,11 @@ model = { kind = "VSE++", embedding_dim = 64, word_dim = 32 }
 training = { batch_size = 64, metric_batches = 1, threads = 1 }
 phases = [{ epochs = 2, objective = "Unified(gamma=30)", optimizer = { lr = 0.01 } }]
 """
-COLORS, SHAPES, PLACES = ("red", "green", "blue", "orange", "pink"), ("star", "circle", "square", "heart"), ("", " on a beach", " at night")
+COLORS, SHAPES, PLACES = (
+    ("red", "green", "blue", "orange", "pink"),
+    ("star", "circle", "square", "heart"),
+    ("", " on a beach", " at night"),
+)
 QUERIES = [f"a {color} {shape}{parts}" for color in COLORS for shape in SHAPES for parts in PLACES]
 
 
@@ -53,11 +58,16 @@ class Client(threading.Thread):
         while self.is_running():
             text = f"{self.random.choice(QUERIES)}{' -' + self.random.choice(COLORS) if self.random.random() < 0.2 else ''}"
             for offset in (0, 20):
-                answer = self.send("search", f"/api/search?text={quote(text)}&offset={offset}&limit=20")
+                answer = self.send(
+                    "search", f"/api/search?text={quote(text)}&offset={offset}&limit=20"
+                )
                 hits = json.loads(answer)["sides"][0]["hits"] if answer else []
                 for hit in hits[:4]:
                     if self.is_running():
-                        self.send("thumbnail", f"/api/thumbnail?key={quote(hit['key'])}&content_version={hit['content_version']}")
+                        self.send(
+                            "thumbnail",
+                            f"/api/thumbnail?key={quote(hit['key'])}&content_version={hit['content_version']}",
+                        )
 
     def is_running(self) -> bool:
         return time.monotonic() < self.deadline and self.remaining[0] > 0
@@ -73,7 +83,9 @@ class Client(threading.Thread):
         return content if answer.status == 200 else b""
 
 
-def load(address: str, clients: int, seconds: float, requests: int) -> tuple[Counter[int], dict[str, list[float]], float]:
+def load(
+    address: str, clients: int, seconds: float, requests: int
+) -> tuple[Counter[int], dict[str, list[float]], float]:
     """Statuses, times of each kind of request, and the total time."""
     started = time.monotonic()
     remaining = [requests]
@@ -85,7 +97,10 @@ def load(address: str, clients: int, seconds: float, requests: int) -> tuple[Cou
     statuses = sum((client.statuses for client in running), Counter())
     return (
         statuses,
-        {kind: [s for client in running for s in client.seconds[kind]] for kind in ("search", "thumbnail")},
+        {
+            kind: [s for client in running for s in client.seconds[kind]]
+            for kind in ("search", "thumbnail")
+        },
         time.monotonic() - started,
     )
 
@@ -93,14 +108,23 @@ def load(address: str, clients: int, seconds: float, requests: int) -> tuple[Cou
 def resident_mb(address: str) -> float:
     """Resident memory of the service, in MB."""
     with urllib.request.urlopen(f"{address}/metrics") as figures:
-        return float(re.search(r"^process_resident_memory_bytes (\S+)", figures.read().decode(), re.MULTILINE)[1]) / 1e6  # type: ignore[index]
+        return (
+            float(
+                re.search(  # type: ignore[index]
+                    r"^process_resident_memory_bytes (\S+)", figures.read().decode(), re.MULTILINE
+                )[1]
+            )
+            / 1e6
+        )
 
 
 def build_index(folder: Path) -> Path:
     """Build an index of a thousand synthetic scenes."""
     import visavis
 
-    scenes = visavis.data_scenes(folder / "scenes", num_train=1000, num_val=50, num_test=50, size=96)
+    scenes = visavis.data_scenes(
+        folder / "scenes", num_train=1000, num_val=50, num_test=50, size=96
+    )
     (folder / "recipe.toml").write_text(RECIPE)
     visavis.train(folder / "recipe.toml", data=scenes, out=folder / "run")
     visavis.index(folder / "run", scenes / "images", out=folder / "index")
@@ -108,7 +132,9 @@ def build_index(folder: Path) -> Path:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--index", type=Path)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=60)
@@ -123,19 +149,26 @@ def main() -> int:
             ready = next(line for line in process.stderr or [] if " at http" in line)
             address = ready.rpartition(" at ")[2].split()[0]
             print(ready.strip())
-            statuses, seconds, took = load(address, arguments.clients, arguments.seconds, sys.maxsize)
+            statuses, seconds, took = load(
+                address, arguments.clients, arguments.seconds, sys.maxsize
+            )
             print(
-                f"{arguments.clients} clients, {took:.0f} s: {statuses.total():,} requests, {statuses.total() / took:.0f} per second, statuses {dict(statuses)}"
+                f"{arguments.clients} clients, {took:.0f} s: {statuses.total():,} requests, "
+                f"{statuses.total() / took:.0f} per second, statuses {dict(statuses)}"
             )
             for kind, times in seconds.items():
                 cuts = statistics.quantiles(times, n=100, method="inclusive")
                 print(
-                    f"  {kind}: median {1000 * cuts[49]:.0f} ms, p95 {1000 * cuts[94]:.0f} ms, p99 {1000 * cuts[98]:.0f} ms, worst {1000 * max(times):.0f} ms"
+                    f"  {kind}: median {1000 * cuts[49]:.0f} ms, p95 {1000 * cuts[94]:.0f} ms, p99 "
+                    f"{1000 * cuts[98]:.0f} ms, worst {1000 * max(times):.0f} ms"
                 )
             before = resident_mb(address)
             more, _, took = load(address, 16, 3600, arguments.requests)
             after = resident_mb(address)
-            print(f"{more.total():,} more requests in {took:.0f} s: {before:.0f} MB before, {after:.0f} MB after")
+            print(
+                f"{more.total():,} more requests in {took:.0f} s: {before:.0f} MB before, "
+                f"{after:.0f} MB after"
+            )
             return int(any(status >= 500 for status in statuses + more))
         finally:
             process.send_signal(signal.SIGINT)

@@ -1,9 +1,12 @@
-"""A streamed training in two processes that is killed twice: every item once per epoch, and the weights of an undisturbed training.
+"""A streamed training in two processes that is killed twice: every item once per epoch, and the
+weights of an undisturbed training.
 
-    python benchmarks/streaming.py [--items N] [--shards N] [--processes N] [--workers N] [--kills N]
+    python benchmarks/streaming.py [--items N] [--shards N] [--processes N] [--workers N] [--kills
+    N]
 
-Writes small images into shards of WebDataset, and trains a small model from pixels under torchrun. A log of each process has the items of each
-step. Steps that are repeated after a kill must read the same items.
+Writes small images into shards of WebDataset, and trains a small model from pixels under torchrun.
+A log of each process has the items of each step. Steps that are repeated after a kill must read the
+same items.
 """
 
 from __future__ import annotations
@@ -31,7 +34,9 @@ def make_item(number: int) -> tuple[bytes, str]:
 
     name = list(COLORS)[number % 4]
     image, content = Image.new("RGB", (8, 8), COLORS[name]), io.BytesIO()
-    image.putpixel((number % 8, number // 8 % 8), (number % 256, number // 256 % 256, number // 65536))
+    image.putpixel(
+        (number % 8, number // 8 % 8), (number % 256, number // 256 % 256, number // 65536)
+    )
     image.save(content, "PNG", compress_level=1)
     return content.getvalue(), f"a {name} square with a dot at {number % 8} {number // 8 % 8}"
 
@@ -100,10 +105,25 @@ def steps_of(log: Path) -> dict[tuple[int, str], list[list[int]]]:
 
 
 def launch(arguments: list[str], log: Path, processes: int) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", __file__, "--train", "--"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={processes}",
+        __file__,
+        "--train",
+        "--",
+    ]
     environment = {**os.environ, "STREAM_LOG": str(log), "OMP_NUM_THREADS": "1"}
     with open(f"{log}.txt", "ab") as output:
-        return subprocess.Popen([*command, *arguments], env=environment, stdout=output, stderr=output, start_new_session=True)
+        return subprocess.Popen(
+            [*command, *arguments],
+            env=environment,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
 
 
 def descendants(process: int) -> Iterator[int]:
@@ -119,7 +139,9 @@ def run(folder: Path, recipe: Path, out: Path, processes: int, kills: list[int])
     arguments = ["train", str(recipe), "--out", str(out)]
     for kill in [*kills, None]:
         process = launch(arguments, log, processes)
-        while process.poll() is None and (kill is None or max((step for step, _ in steps_of(log)), default=0) < kill):
+        while process.poll() is None and (
+            kill is None or max((step for step, _ in steps_of(log)), default=0) < kill
+        ):
             time.sleep(1.0)
         if kill is None:
             if process.wait():
@@ -156,25 +178,43 @@ def main() -> None:
         folder = Path(temporary)
         os.environ["VISAVIS_CACHE"] = str(folder / "cache")
         make_data(folder, options.items, options.shards)
-        recipe = write_recipe(folder, options.shards, options.batch_size, options.epochs, options.workers)
+        recipe = write_recipe(
+            folder, options.shards, options.batch_size, options.epochs, options.workers
+        )
         steps = -(-options.items // options.batch_size) * options.epochs
         kills = sorted(random.Random(1).sample(range(steps // 8, steps * 7 // 8), options.kills))
-        seconds = {name: run(folder, recipe, folder / name, options.processes, at) for name, at in (("undisturbed", []), ("killed", kills))}
+        seconds = {
+            name: run(folder, recipe, folder / name, options.processes, at)
+            for name, at in (("undisturbed", []), ("killed", kills))
+        }
         logs = {name: steps_of(folder / f"{name}-log") for name in seconds}
         repeated = sum(len(runs) - 1 for runs in logs["killed"].values())
-        assert all(runs.count(runs[0]) == len(runs) for runs in logs["killed"].values()), "a repeated step read other items"
+        assert all(runs.count(runs[0]) == len(runs) for runs in logs["killed"].values()), (
+            "a repeated step read other items"
+        )
         per_epoch = steps // options.epochs
         for name, log in logs.items():
             for epoch in range(options.epochs):
                 items = sorted(
-                    item for (step, _), runs in log.items() if epoch * per_epoch < step <= (epoch + 1) * per_epoch for item in runs[0]
+                    item
+                    for (step, _), runs in log.items()
+                    if epoch * per_epoch < step <= (epoch + 1) * per_epoch
+                    for item in runs[0]
                 )
-                assert items == list(range(options.items)), f"{name}: an item is lost or repeated in epoch {epoch}"
+                assert items == list(range(options.items)), (
+                    f"{name}: an item is lost or repeated in epoch {epoch}"
+                )
         weights = [load_file(folder / name / "model" / "model.safetensors") for name in seconds]
         equal = all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
-        print(f"{options.items:,} items in {options.shards} shards, {options.processes} processes with {options.workers} workers each.")
+        print(
+            f"{options.items:,} items in {options.shards} shards, {options.processes} processes "
+            f"with {options.workers} workers each."
+        )
         print(f"{steps} steps, killed at steps {kills}.")
-        print(f"Every item exactly once per epoch, {repeated} repeated steps of a process with the same items. Same weights: {equal}.")
+        print(
+            f"Every item exactly once per epoch, {repeated} repeated steps of a process with the "
+            f"same items. Same weights: {equal}."
+        )
         print(f"Seconds: {', '.join(f'{name} {value:.0f}' for name, value in seconds.items())}")
 
 

@@ -16,7 +16,10 @@ from visavis.objectives import Unified
 class Retriever(PairLossSteps, LightningModule):
     def __init__(self):
         super().__init__()
-        self.model, self.loss = tiny_clip(), PairLoss(Unified(margin=0.2, gamma=10, reduction="half_mean"))
+        self.model, self.loss = (
+            tiny_clip(),
+            PairLoss(Unified(margin=0.2, gamma=10, reduction="half_mean")),
+        )
 
     def embed(self, batch):
         outputs = self.model(pixel_values=batch["pixel_values"], input_ids=batch["input_ids"])
@@ -27,7 +30,9 @@ class Retriever(PairLossSteps, LightningModule):
 
 
 loader, module = DataLoader(rows(captioned_images()), batch_size=16), Retriever()
-quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+quiet = dict.fromkeys(
+    ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+)
 trainer = Trainer(accelerator="cpu", max_epochs=10, log_every_n_steps=1, **quiet)
 first = trainer.validate(module, loader, verbose=False)[0]["val_loss"]
 trainer.fit(module, loader, loader)

@@ -7,7 +7,10 @@ from visavis.integrations.pytorch_metric_learning import MetricLoss
 from visavis.objectives import TripletHN
 
 encoder, batch = tiny_clip().vision_model, captioned_images()
-images, labels = batch["pixel_values"] + 0.3 * torch.randn_like(batch["pixel_values"]), batch["labels"]
+images, labels = (
+    batch["pixel_values"] + 0.3 * torch.randn_like(batch["pixel_values"]),
+    batch["labels"],
+)
 # Use a mean, as the losses of that library do.
 loss = MetricLoss(TripletHN(margin=0.2, reduction="half_mean"))
 optimizer = torch.optim.AdamW(encoder.parameters(), lr=2e-3)

@@ -1,6 +1,8 @@
-"""The training step of open_clip with another objective: only the line that creates the loss changes.
+"""The training step of open_clip with another objective: only the line that creates the loss
+changes.
 
-A tiny CLIP of transformers replaces the model here. The model of open_clip returns its outputs in the same form.
+A tiny CLIP of transformers replaces the model here. The model of open_clip returns its outputs in
+the same form.
 """
 
 import torch

@@ -1,4 +1,5 @@
-"""Fine-tune a sentence-transformers model with an objective of visavis. Rows with the same label are all positives.
+"""Fine-tune a sentence-transformers model with an objective of visavis. Rows with the same label
+are all positives.
 
 Needs: pip install visavis sentence-transformers accelerate datasets
 """
@@ -17,9 +18,17 @@ model = tiny_sentence_transformer()
 loss = VisavisLoss(model, Unified(margin=0.2, gamma=10, reduction="half_mean"))
 with tempfile.TemporaryDirectory() as folder:
     args = SentenceTransformerTrainingArguments(
-        folder, num_train_epochs=10, per_device_train_batch_size=16, learning_rate=5e-3, logging_steps=1, report_to=[], use_cpu=True
+        folder,
+        num_train_epochs=10,
+        per_device_train_batch_size=16,
+        learning_rate=5e-3,
+        logging_steps=1,
+        report_to=[],
+        use_cpu=True,
     )
-    trainer = SentenceTransformerTrainer(model, args, train_dataset=Dataset.from_dict(sentences()), loss=loss)
+    trainer = SentenceTransformerTrainer(
+        model, args, train_dataset=Dataset.from_dict(sentences()), loss=loss
+    )
     trainer.train()
 losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}")

@@ -1,4 +1,5 @@
-"""Fine-tune a CLIP of transformers with its Trainer and an objective of visavis. Rows with the same label are all positives.
+"""Fine-tune a CLIP of transformers with its Trainer and an objective of visavis. Rows with the same
+label are all positives.
 
 Needs: pip install 'visavis[hf]' accelerate
 """
@@ -23,7 +24,9 @@ with tempfile.TemporaryDirectory() as folder:
     )
     # The learning rate above is chosen for a mean.
     loss = TrainerLoss(Unified(margin=0.2, gamma=10, reduction="half_mean"))
-    trainer = Trainer(tiny_clip(), args, train_dataset=rows(captioned_images()), compute_loss_func=loss)
+    trainer = Trainer(
+        tiny_clip(), args, train_dataset=rows(captioned_images()), compute_loss_func=loss
+    )
     trainer.train()
 losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}")

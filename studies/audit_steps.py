@@ -1,10 +1,14 @@
-"""Effect of the number of steps per model on ``visavis data audit``: the list of mislabeled pairs, and the learning curve.
+"""Effect of the number of steps per model on ``visavis data audit``: the list of mislabeled pairs,
+and the learning curve.
 
-    python studies/audit_steps.py DATA [--encoder mobilenet-v2] [--steps 100 200 400 1600] [--noise 0.05] [--seed 0]
+    python studies/audit_steps.py DATA [--encoder mobilenet-v2] [--steps 100 200 400 1600] [--noise
+    0.05] [--seed 0]
 
-For each limit of steps, prints two lines. The first is on data with a share of its training captions moved to other images: the length of the
-list, the share of the moved captions that it contains, the share of moved captions in it, and among as many first ones as were moved. The
-second is the learning curve of the unchanged data. Each has the processor time of one thread, which is short for cached models.
+For each limit of steps, prints two lines. The first is on data with a share of its training
+captions moved to other images: the length of the list, the share of the moved captions that it
+contains, the share of moved captions in it, and among as many first ones as were moved. The second
+is the learning curve of the unchanged data. Each has the processor time of one thread, which is
+short for cached models.
 """
 
 from __future__ import annotations
@@ -19,7 +23,9 @@ from visavis.data import open_dataset
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("data")
     parser.add_argument("--encoder", default="mobilenet-v2")
     parser.add_argument("--steps", type=int, nargs="+", default=[100, 200, 400, 1600])
@@ -28,20 +34,34 @@ def main() -> None:
     options = parser.parse_args()
     run_audit.MIN_PARALLEL_STEPS = sys.maxsize  # one process, whose time is measured
     data = open_dataset(options.data)
-    pairs = {(data.images[image].name, caption) for image, caption in zip(data.image_of, data.captions, strict=True)}
+    pairs = {
+        (data.images[image].name, caption)
+        for image, caption in zip(data.image_of, data.captions, strict=True)
+    }
     settings = {"visual.encoder": options.encoder, "seed": options.seed, "training.threads": 1}
     for steps in options.steps:
         model_fit.MAX_STEPS = steps
         for part, noise in (("mislabeled", options.noise), ("learning_curve", 0.0)):
             started = time.process_time()
             audit = visavis.data_audit(
-                options.data, recipe="photos/frozen-minilm", overrides={**settings, "data.noise_ratio": noise}, parts=[part]
+                options.data,
+                recipe="photos/frozen-minilm",
+                overrides={**settings, "data.noise_ratio": noise},
+                parts=[part],
             )
             seconds = time.process_time() - started
             if audit.mislabeled_pairs is not None:
-                moved = [(suspect.image, suspect.caption) not in pairs for suspect in audit.mislabeled_pairs.suspects]
-                num_moved = round(noise * sum(data.images[image].split == "train" for image in data.image_of))
-                recall, precision_of_first = sum(moved) / num_moved, sum(moved[:num_moved]) / num_moved
+                moved = [
+                    (suspect.image, suspect.caption) not in pairs
+                    for suspect in audit.mislabeled_pairs.suspects
+                ]
+                num_moved = round(
+                    noise * sum(data.images[image].split == "train" for image in data.image_of)
+                )
+                recall, precision_of_first = (
+                    sum(moved) / num_moved,
+                    sum(moved[:num_moved]) / num_moved,
+                )
                 result = f"{len(moved)} listed, {recall:.1%} of the moved ones, {sum(moved) / len(moved):.1%} moved, {precision_of_first:.1%} of the first"
             elif audit.learning_curve is not None:
                 result = ". ".join(map(str, audit.learning_curve.axes))

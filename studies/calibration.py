@@ -1,12 +1,15 @@
-"""Calibration of match probabilities: learned on the validation split of a run, tested on its test split.
+"""Calibration of match probabilities: learned on the validation split of a run, tested on its test
+split.
 
     visavis train heads-flickr8k model.whiten_text=false seed=1 training.threads=1 --out runs/heads
-    VISAVIS_DATA=... python studies/calibration.py runs/heads [--taken-out 200] [--draws 20] [--seed 0]
+    VISAVIS_DATA=... python studies/calibration.py runs/heads [--taken-out 200] [--draws 20] [--seed
+    0]
 
-Prints the reliability of the probabilities over the first ten results of each test query, in ten bins of equal mass. Then it tests
-"no match": the images of some queries are removed from the collection. It prints the share of these queries that is detected, at the
-threshold learned on validation and over the curve of false alarms. The queries are sampled several times. It shows the mean and the
-extremes over the samples.
+Prints the reliability of the probabilities over the first ten results of each test query, in ten
+bins of equal mass. Then it tests "no match": the images of some queries are removed from the
+collection. It prints the share of these queries that is detected, at the threshold learned on
+validation and over the curve of false alarms. The queries are sampled several times. It shows the
+mean and the extremes over the samples.
 """
 
 from __future__ import annotations
@@ -31,9 +34,12 @@ class Reliability:
     """Quality of a calibration on queries that it was not fitted on.
 
     Attributes:
-        bins: For each bin of results by probability: mean probability, share of relevant results, number of results.
-        expected_calibration_error: Mean over the bins, by size, of the absolute difference of the two.
-        brier_skill: Brier skill score compared with always predicting the base rate. Above 0 is better than that.
+        bins: For each bin of results by probability: mean probability, share of relevant results,
+            number of results.
+        expected_calibration_error: Mean over the bins, by size, of the absolute difference of the
+            two.
+        brier_skill: Brier skill score compared with always predicting the base rate. Above 0 is
+            better than that.
         base_rate: Share of relevant results.
     """
 
@@ -43,21 +49,36 @@ class Reliability:
     base_rate: float
 
 
-def reliability(calibration: Calibration, scores: Tensor, relevant: Tensor, bins: int = 10) -> Reliability:
-    """Measure a calibration over the first ten results of each query, in bins of equal size. Both tensors are ``[Q, candidates]``."""
+def reliability(
+    calibration: Calibration, scores: Tensor, relevant: Tensor, bins: int = 10
+) -> Reliability:
+    """Measure a calibration over the first ten results of each query, in bins of equal size. Both
+    tensors are ``[Q, candidates]``.
+    """
     top_scores, top_results = scores.topk(min(CALIBRATED_RESULTS, scores.shape[1]), dim=1)
-    predicted = np.interp(top_scores.flatten().double().numpy(), calibration.scores, calibration.probabilities)
+    predicted = np.interp(
+        top_scores.flatten().double().numpy(), calibration.scores, calibration.probabilities
+    )
     outcome = relevant.gather(1, top_results).flatten().double().numpy()
-    parts = [part for part in np.array_split(np.argsort(predicted, kind="stable"), bins) if len(part)]
-    by_bin = tuple((float(predicted[part].mean()), float(outcome[part].mean()), len(part)) for part in parts)
+    parts = [
+        part for part in np.array_split(np.argsort(predicted, kind="stable"), bins) if len(part)
+    ]
+    by_bin = tuple(
+        (float(predicted[part].mean()), float(outcome[part].mean()), len(part)) for part in parts
+    )
     error = sum(abs(mean - share) * count for mean, share, count in by_bin) / len(predicted)
     base_rate = float(outcome.mean())
-    brier, base_brier = float(((predicted - outcome) ** 2).mean()), float(((base_rate - outcome) ** 2).mean())
+    brier, base_brier = (
+        float(((predicted - outcome) ** 2).mean()),
+        float(((base_rate - outcome) ** 2).mean()),
+    )
     return Reliability(by_bin, error, 1 - brier / base_brier if base_brier else 0.0, base_rate)
 
 
 def remove_images(scores: Tensor, relevant: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """The best scores of all other queries, and of the queries whose images were removed from the collection."""
+    """The best scores of all other queries, and of the queries whose images were removed from the
+    collection.
+    """
     queries = torch.randperm(len(scores), generator=torch.Generator().manual_seed(seed))[:count]
     remaining = ~relevant[queries].any(0)
     without_image = scores[queries][:, remaining].amax(1)
@@ -80,15 +101,28 @@ def main() -> None:
     for predicted, share, count in result.bins:
         print(f"| {100 * predicted:.1f} % | {100 * share:.1f} % | {count:,} |")
     error, skill = result.expected_calibration_error, result.brier_skill
-    print(f"\nexpected calibration error {error:.4f}, Brier skill {skill:.3f}, base rate {100 * result.base_rate:.1f} %")
-    draws = [remove_images(scores, relevant, options.remove_images, options.seed + draw) for draw in range(options.draws)]
-    false_alarms, detected = ([(best < calibration.min_score).double().mean().item() for best in side] for side in zip(*draws, strict=True))
     print(
-        f"\nat the threshold of validation ({calibration.min_score:.3f}): {spread(detected)} detected at {spread(false_alarms)} false alarms"
+        f"\nexpected calibration error {error:.4f}, Brier skill {skill:.3f}, base rate "
+        f"{100 * result.base_rate:.1f} %"
+    )
+    draws = [
+        remove_images(scores, relevant, options.remove_images, options.seed + draw)
+        for draw in range(options.draws)
+    ]
+    false_alarms, detected = (
+        [(best < calibration.min_score).double().mean().item() for best in side]
+        for side in zip(*draws, strict=True)
+    )
+    print(
+        f"\nat the threshold of validation ({calibration.min_score:.3f}): {spread(detected)} "
+        f"detected at {spread(false_alarms)} false alarms"
     )
     print("\n| false alarms on test | detected |\n|---|---|")
     for rate in (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5):
-        shares = [(without_image < torch.quantile(with_image.double(), rate)).double().mean().item() for with_image, without_image in draws]
+        shares = [
+            (without_image < torch.quantile(with_image.double(), rate)).double().mean().item()
+            for with_image, without_image in draws
+        ]
         print(f"| {100 * rate:.0f} % | {spread(shares)} |")
 
 

@@ -2,11 +2,12 @@
 
     python studies/claims.py [--check]
 
-The input is ``docs/evidence/claims.toml`` and the raw numbers of the study. Each claim names its test and its runs. Differences are
-paired by seed, with a 95 % interval by Student's t. If a claim makes several comparisons at once, they are corrected by Holm. A claim
-*holds* if the whole interval is on its side, *does not hold* if the whole interval is on the other side, and is *undecided* otherwise.
-A second verdict is corrected for all claims by Holm's method.
-``--check`` reports whether the page matches the numbers.
+The input is ``docs/evidence/claims.toml`` and the raw numbers of the study. Each claim names its
+test and its runs. Differences are paired by seed, with a 95 % interval by Student's t. If a claim
+makes several comparisons at once, they are corrected by Holm. A claim *holds* if the whole interval
+is on its side, *does not hold* if the whole interval is on the other side, and is *undecided*
+otherwise. A second verdict is corrected for all claims by Holm's method. ``--check`` reports
+whether the page matches the numbers.
 """
 
 from __future__ import annotations
@@ -27,7 +28,11 @@ from visavis.experiments.statistics import SIGNIFICANCE_LEVEL, holm
 from visavis.reports.plotting import LIGHT_THEME, figure_to_png, new_figure, style_axes
 
 DOCS = EVIDENCE.parents[1]
-CLAIMS, PAGE, FIGURE = EVIDENCE.parent / "claims.toml", DOCS / "research" / "claims.md", DOCS / "images" / "claims.png"
+CLAIMS, PAGE, FIGURE = (
+    EVIDENCE.parent / "claims.toml",
+    DOCS / "research" / "claims.md",
+    DOCS / "images" / "claims.png",
+)
 PAPERS = {
     "U": "Unified Loss of Pair Similarity Optimization for Vision-Language Retrieval (Li et al., 2022)",
     "L": "Ladder Loss for Coherent Visual-Semantic Embedding (Zhou et al., 2020)",
@@ -55,7 +60,10 @@ def page() -> str:
                 "",
             ]
         if letter == "C":
-            lines += [f"![Recall against contributing samples, by objective](../images/{FIGURE.name})", ""]
+            lines += [
+                f"![Recall against contributing samples, by objective](../images/{FIGURE.name})",
+                "",
+            ]
     return "\n".join([*lines, *tables()]).rstrip() + "\n"
 
 
@@ -67,12 +75,18 @@ def corrected(rows: Sequence[tuple[Any, ClaimResult]]) -> list[Row]:
     """Add to each claim its p-value after Holm's correction over all claims that were tested."""
     tested = [number for number, (_, result) in enumerate(rows) if result.verdict != "not run"]
     adjusted = dict(zip(tested, holm([rows[number][1].p for number in tested]), strict=True))
-    return [(claim, result, adjusted.get(number, 1.0)) for number, (claim, result) in enumerate(rows)]
+    return [
+        (claim, result, adjusted.get(number, 1.0)) for number, (claim, result) in enumerate(rows)
+    ]
 
 
 def corrected_verdict(result: ClaimResult, adjusted: float) -> Verdict:
     """The verdict if all claims are tested at once."""
-    return result.verdict if result.verdict == "not run" or adjusted <= SIGNIFICANCE_LEVEL else "undecided"
+    return (
+        result.verdict
+        if result.verdict == "not run" or adjusted <= SIGNIFICANCE_LEVEL
+        else "undecided"
+    )
 
 
 def _verdict(result: ClaimResult, adjusted: float) -> str:
@@ -83,7 +97,9 @@ def _verdict(result: ClaimResult, adjusted: float) -> str:
 
 def results() -> list[Row]:
     """Every claim with its result and its corrected p-value."""
-    return corrected([(claim, evaluate_claim(claim)) for claim in tomllib.loads(CLAIMS.read_text())["claims"]])
+    return corrected(
+        [(claim, evaluate_claim(claim)) for claim in tomllib.loads(CLAIMS.read_text())["claims"]]
+    )
 
 
 def _summary(rows: Sequence[Row]) -> list[str]:
@@ -91,7 +107,11 @@ def _summary(rows: Sequence[Row]) -> list[str]:
     lines = ["| verdict | each claim alone | corrected for all claims |", "|---|---|---|"]
     for verdict in VERDICTS:
         alone = [claim["name"] for claim, result, _ in rows if result.verdict == verdict]
-        corrected_names = [claim["name"] for claim, result, adjusted in rows if corrected_verdict(result, adjusted) == verdict]
+        corrected_names = [
+            claim["name"]
+            for claim, result, adjusted in rows
+            if corrected_verdict(result, adjusted) == verdict
+        ]
         if alone or corrected_names:
             lines.append(f"| {verdict} | {', '.join(alone)} | {', '.join(corrected_names)} |")
     return lines
@@ -101,7 +121,11 @@ def evaluate_claim(claim: Mapping[str, Any]) -> ClaimResult:
     """The result of a claim's test."""
     if "why_not" in claim:
         return ClaimResult(claim["why_not"], "not run")
-    arguments = {key: value for key, value in claim.items() if key not in ("name", "statement", "place", "published", "test")}
+    arguments = {
+        key: value
+        for key, value in claim.items()
+        if key not in ("name", "statement", "place", "published", "test")
+    }
     try:
         return TESTS[claim["test"]](**arguments)
     except Missing as missing:
@@ -109,7 +133,9 @@ def evaluate_claim(claim: Mapping[str, Any]) -> ClaimResult:
 
 
 def tables() -> list[str]:
-    """The results of every experiment: recall, coherence, agreement with experts, contributing samples and gap."""
+    """The results of every experiment: recall, coherence, agreement with experts, contributing
+    samples and gap.
+    """
     plan = tomllib.loads(PLAN.read_text())["experiments"]
     lines = []
     for name, entry in plan.items():
@@ -118,31 +144,66 @@ def tables() -> list[str]:
             by_setting.setdefault(line["setting"], []).append(line)
         if not by_setting:
             continue
-        rows = {setting: [line for line in lines_of if "failure" not in line] for setting, lines_of in by_setting.items()}
-        failures = [f"{setting}: {line['failure']}" for setting, lines_of in by_setting.items() for line in lines_of if "failure" in line]
-        lines += [f"## {entry['question']}", "", f"`python studies/study.py --only {name}`", "", *_table(rows, name), ""]
+        rows = {
+            setting: [line for line in lines_of if "failure" not in line]
+            for setting, lines_of in by_setting.items()
+        }
+        failures = [
+            f"{setting}: {line['failure']}"
+            for setting, lines_of in by_setting.items()
+            for line in lines_of
+            if "failure" in line
+        ]
+        lines += [
+            f"## {entry['question']}",
+            "",
+            f"`python studies/study.py --only {name}`",
+            "",
+            *_table(rows, name),
+            "",
+        ]
         lines += [f"- {failure}" for failure in failures] + ([""] if failures else [])
     return lines
 
 
-RESULTS = {"RSUM": "rsum", "R@1": "R@1", "CS@100": "CS@100", "CS@1000": "CS@1000", "experts": "tau with the experts"}
+RESULTS = {
+    "RSUM": "rsum",
+    "R@1": "R@1",
+    "CS@100": "CS@100",
+    "CS@1000": "CS@1000",
+    "experts": "tau with the experts",
+}
 TRAINING = {"C^q": "C^q", "gap": "gap"}
 """Columns of the two tables of an experiment, with the metric of each."""
 
 
 def _table(rows: Mapping[str, Sequence[dict[str, Any]]], name: str) -> list[str]:
     """Two tables: the results on the test split, and how each setting was trained."""
-    order = sorted(rows, key=lambda setting: -_average(rows[setting], "rsum")) if name == "objectives" else rows
+    order = (
+        sorted(rows, key=lambda setting: -_average(rows[setting], "rsum"))
+        if name == "objectives"
+        else rows
+    )
     results = [f"|  | {' | '.join(RESULTS)} |", f"|---{'|---:' * len(RESULTS)}|"]
-    training = [f"|  | {' | '.join(TRAINING)} | rate | objective |", f"|---{'|---:' * (len(TRAINING) + 1)}|---|"]
+    training = [
+        f"|  | {' | '.join(TRAINING)} | rate | objective |",
+        f"|---{'|---:' * (len(TRAINING) + 1)}|---|",
+    ]
     for setting in order:
         if runs := rows[setting]:
-            results.append(f"| {setting} | {' | '.join(_cell(runs, metric) for metric in RESULTS.values())} |")
+            results.append(
+                f"| {setting} | {' | '.join(_cell(runs, metric) for metric in RESULTS.values())} |"
+            )
             overrides = runs[0]["overrides"]
             spec, rate = overrides.get("phases.0.objective", ""), overrides["phases.0.optimizer.lr"]
-            more = "".join(f", `{overrides[key]}`" for key in ("recipe", "phases.0.supervision") if key in overrides)
+            more = "".join(
+                f", `{overrides[key]}`"
+                for key in ("recipe", "phases.0.supervision")
+                if key in overrides
+            )
             training.append(
-                f"| {setting} | {' | '.join(_cell(runs, metric) for metric in TRAINING.values())} | {rate:g} | `{spec}`{more} |"
+                f"| {setting} | {' | '.join(_cell(runs, metric) for metric in TRAINING.values())} "
+                f"| {rate:g} | `{spec}`{more} |"
             )
     return [*results, "", *training]
 
@@ -152,7 +213,9 @@ def _average(runs: Sequence[dict[str, Any]], metric: str) -> float:
 
 
 def _cell(runs: Sequence[dict[str, Any]], metric: str) -> str:
-    """Mean and standard deviation. Empty if the metric was not measured: synthetic scenes have no expert ratings."""
+    """Mean and standard deviation. Empty if the metric was not measured: synthetic scenes have no
+    expert ratings.
+    """
     try:
         values = [measured(line, metric) for line in runs]
     except Missing:
@@ -163,20 +226,39 @@ def _cell(runs: Sequence[dict[str, Any]], metric: str) -> str:
 
 
 def scatter() -> bytes:
-    """A plot of test RSUM against contributing samples and against effective negatives, for every objective."""
+    """A plot of test RSUM against contributing samples and against effective negatives, for every
+    objective.
+    """
     figure, numbered = new_figure(8.6, 8.4, LIGHT_THEME), []
     by_objective: dict[str, list[dict[str, Any]]] = {}
     for line in read_evidence("objectives"):
         by_objective.setdefault(line["setting"], []).append(line)
     for axes, metric in zip(figure.subplots(2, 1), ("C^q", "effective negatives"), strict=True):
-        style_axes(axes, f"RSUM against {metric}", LIGHT_THEME, f"{metric} of the best model, mean of both directions")
+        style_axes(
+            axes,
+            f"RSUM against {metric}",
+            LIGHT_THEME,
+            f"{metric} of the best model, mean of both directions",
+        )
         axes.set_xscale("log")
         order = sorted(by_objective, key=lambda name: -_average(by_objective[name], "rsum"))
-        points = [(_average(by_objective[name], metric), _average(by_objective[name], "rsum")) for name in order]
+        points = [
+            (_average(by_objective[name], metric), _average(by_objective[name], "rsum"))
+            for name in order
+        ]
         for number, (name, point) in enumerate(zip(order, points, strict=True), 1):
             spread = statistics.stdev([measured(line, "rsum") for line in by_objective[name]])
-            axes.errorbar(*point, spread, fmt="o", markersize=3.5, color=LIGHT_THEME.lines[1], linewidth=0.9)
-            axes.text(1.03, 1.02 - number / len(order), f"{number}  {name}", transform=axes.transAxes, size=8, color=LIGHT_THEME.foreground)
+            axes.errorbar(
+                *point, spread, fmt="o", markersize=3.5, color=LIGHT_THEME.lines[1], linewidth=0.9
+            )
+            axes.text(
+                1.03,
+                1.02 - number / len(order),
+                f"{number}  {name}",
+                transform=axes.transAxes,
+                size=8,
+                color=LIGHT_THEME.foreground,
+            )
         numbered.append((axes, points))
     figure.tight_layout()
     for axes, points in numbered:
@@ -185,12 +267,23 @@ def scatter() -> bytes:
 
 
 def _number(axes: Any, points: Sequence[tuple[float, float]]) -> None:
-    """Number the points from 1. Each number is on the side that is farthest from other points and numbers. The axes need their limits first."""
-    positions = [tuple(position) for position in axes.transData.transform(points) * 72 / axes.figure.dpi]
+    """Number the points from 1. Each number is on the side that is farthest from other points and
+    numbers. The axes need their limits first.
+    """
+    positions = [
+        tuple(position) for position in axes.transData.transform(points) * 72 / axes.figure.dpi
+    ]
     sides = [(right, up) for right in (-9, 0, 9) for up in (-9, 0, 9) if right or up]
     occupied = list(positions)
     for number, (x, y) in enumerate(positions, 1):
-        clearance = {side: min(math.dist((x + side[0], y + side[1]), other) for other in occupied if other != (x, y)) for side in sides}
+        clearance = {
+            side: min(
+                math.dist((x + side[0], y + side[1]), other)
+                for other in occupied
+                if other != (x, y)
+            )
+            for side in sides
+        }
         side = max(sides, key=clearance.__getitem__)
         occupied.append((x + side[0], y + side[1]))
         axes.annotate(
@@ -207,14 +300,24 @@ def _number(axes: Any, points: Sequence[tuple[float, float]]) -> None:
 
 def _run_totals() -> dict[str, str]:
     lines = [line for path in EVIDENCE.glob("*.jsonl") for line in read_evidence(path.stem)]
-    return {"runs": f"{len(lines):,}", "hours": f"{sum(line.get('seconds', 0) for line in lines) / 3600:.1f}"}
+    return {
+        "runs": f"{len(lines):,}",
+        "hours": f"{sum(line.get('seconds', 0) for line in lines) / 3600:.1f}",
+    }
 
 
 def _tally(rows: Sequence[Row]) -> dict[str, Any]:
     counts = Counter(result.verdict for _, result, _ in rows)
     corrected_counts = Counter(corrected_verdict(result, adjusted) for _, result, adjusted in rows)
-    table = "\n".join(f"| {verdict} | {counts[verdict]} | {corrected_counts[verdict]} |" for verdict in VERDICTS)
-    return {"claims": len(rows), "tested": len(rows) - counts["not run"], "untested": counts["not run"], "table": table}
+    table = "\n".join(
+        f"| {verdict} | {counts[verdict]} | {corrected_counts[verdict]} |" for verdict in VERDICTS
+    )
+    return {
+        "claims": len(rows),
+        "tested": len(rows) - counts["not run"],
+        "untested": counts["not run"],
+        "table": table,
+    }
 
 
 INTRODUCTION = """# Claims of the papers, tested
@@ -263,7 +366,9 @@ the expert ratings."""
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="Only report whether the page matches the numbers.")
+    parser.add_argument(
+        "--check", action="store_true", help="Only report whether the page matches the numbers."
+    )
     text = page()
     if not parser.parse_args().check:
         PAGE.write_text(text)

@@ -1,10 +1,12 @@
-"""Coverage of the interval of ``visavis data audit --part learning_curve`` over simulated learning curves.
+"""Coverage of the interval of ``visavis data audit --part learning_curve`` over simulated learning
+curves.
 
     python studies/curve_coverage.py [--curves 300] [--seed 3]
 
-Each curve has three models of 750, 1,500, 3,000 and 6,000 images. Their RSUM has a standard deviation of 2 around 400 - 40 (n / 6,000)^-c,
-or, for c = 0, around 300 + 40 log(n / 6,000). Prints the true gain of twice as many images, the share of 95 % intervals that contain it,
-and their mean width.
+Each curve has three models of 750, 1,500, 3,000 and 6,000 images. Their RSUM has a standard
+deviation of 2 around 400 - 40 (n / 6,000)^-c, or, for c = 0, around 300 + 40 log(n / 6,000). Prints
+the true gain of twice as many images, the share of 95 % intervals that contain it, and their mean
+width.
 """
 
 from __future__ import annotations
@@ -35,9 +37,15 @@ def main() -> None:
     for exponent in EXPONENTS:
         random = np.random.default_rng(options.seed)
         [gain] = np.diff(law(np.array([SIZES[-1], 2 * SIZES[-1]]), exponent))
-        intervals = [extrapolate(SIZES, law(SIZES, exponent) + random.normal(0, DEVIATION, len(SIZES)), n) for n in range(options.curves)]
+        intervals = [
+            extrapolate(SIZES, law(SIZES, exponent) + random.normal(0, DEVIATION, len(SIZES)), n)
+            for n in range(options.curves)
+        ]
         holds = statistics.fmean(one.low <= gain <= one.high for one in intervals)
-        print(f"| {exponent:g} | {gain:.1f} | {100 * holds:.1f} % | {statistics.fmean(one.high - one.low for one in intervals):.1f} |")
+        print(
+            f"| {exponent:g} | {gain:.1f} | {100 * holds:.1f} % | "
+            f"{statistics.fmean(one.high - one.low for one in intervals):.1f} |"
+        )
 
 
 if __name__ == "__main__":

@@ -1,19 +1,23 @@
-"""Damaged files: seeded mutations of runs, caches, encoders, data sets and recipes, and a command on each.
+"""Damaged files: seeded mutations of runs, caches, encoders, data sets and recipes, and a command
+on each.
 
-    VISAVIS_DATA=... python studies/damage.py [--mutations 2000] [--seed 1] [--jobs 2] [--out FOLDER]
+    VISAVIS_DATA=... python studies/damage.py [--mutations 2000] [--seed 1] [--jobs 2] [--out
+    FOLDER]
 
-Needs flickr8k and backbone under VISAVIS_DATA and takes about half an hour. First it makes the undamaged files: forty photographs of
-Flickr8k with their captions, a real image encoder, a small text encoder, cached features, one finished run and two stopped ones (frozen
-features, pixels). For each mutation they are copied, one file is damaged (bits, bytes, cuts, values of JSON and TOML, links, pipes,
-devices, folders in a file's place), and a command runs in its own process. The outcomes are counted:
+Needs flickr8k and backbone under VISAVIS_DATA and takes about half an hour. First it makes the
+undamaged files: forty photographs of Flickr8k with their captions, a real image encoder, a small
+text encoder, cached features, one finished run and two stopped ones (frozen features, pixels). For
+each mutation they are copied, one file is damaged (bits, bytes, cuts, values of JSON and TOML,
+links, pipes, devices, folders in a file's place), and a command runs in its own process. The
+outcomes are counted:
 
-    same      the result of the undamaged files: the damage did not matter, the file was computed again, or another copy was used
-    refused   an exit code other than 0 and an error message
-    reported  another result, with a message that the undamaged files do not cause
-    another   another result without a message, where no run or cache records the original data, encoder or recipe
+    same      the result of the undamaged files: the damage did not matter, the file was computed
+    again, or another copy was used refused   an exit code other than 0 and an error message
+    reported  another result, with a message that the undamaged files do not cause another   another
+    result without a message, where no run or cache records the original data, encoder or recipe
     SILENT    another result without a message, although the run or the cache records the right one
-    WORDLESS  an exit code other than 0 without a message
-    TRACEBACK, HANG (over --limit seconds), DIED (by a signal)
+    WORDLESS  an exit code other than 0 without a message TRACEBACK, HANG (over --limit seconds),
+    DIED (by a signal)
 
 Defects (in capitals) are printed in full, with the command. The exit code is 1 if there is one.
 """
@@ -72,27 +76,91 @@ class Trial:
 
 
 TRIALS = (
-    Trial("finished run, evaluated", ("runs/finished/**/*",), ("evaluate", "runs/finished", "--json")),
-    Trial("finished run, searched", ("runs/finished/**/*",), ("search", "runs/finished", "a dog on the grass", "--json")),
-    Trial("finished run, diagnosed", ("runs/finished/**/*",), ("diagnose", "runs/finished", "--max-batches", "1", "--json")),
-    Trial("finished run, resumed", ("runs/finished/**/*",), ("train", "--resume", "runs/finished"), "runs/finished"),
-    Trial("stopped run, resumed", ("runs/stopped/**/*",), ("train", "--resume", "runs/stopped"), "runs/stopped"),
-    Trial("stopped run of pixels, resumed", ("runs/pixels/**/*",), ("train", "--resume", "runs/pixels"), "runs/pixels"),
-    Trial("data of a stopped run", ("photos/*",), ("train", "--resume", "runs/stopped"), "runs/stopped"),
-    Trial("data of a stopped run of pixels", ("photos/*",), ("train", "--resume", "runs/pixels"), "runs/pixels"),
-    Trial("encoders of a stopped run", ("encoders/**/*",), ("train", "--resume", "runs/stopped"), "runs/stopped"),
-    Trial("encoders of a finished run", ("encoders/**/*",), ("evaluate", "runs/finished", "--json")),
-    Trial("cache of a stopped run", ("cache/**/*",), ("train", "--resume", "runs/stopped"), "runs/stopped"),
-    Trial("cache of a new run", ("cache/**/*",), ("train", "frozen.toml", "--out", "runs/new"), "runs/new"),
+    Trial(
+        "finished run, evaluated", ("runs/finished/**/*",), ("evaluate", "runs/finished", "--json")
+    ),
+    Trial(
+        "finished run, searched",
+        ("runs/finished/**/*",),
+        ("search", "runs/finished", "a dog on the grass", "--json"),
+    ),
+    Trial(
+        "finished run, diagnosed",
+        ("runs/finished/**/*",),
+        ("diagnose", "runs/finished", "--max-batches", "1", "--json"),
+    ),
+    Trial(
+        "finished run, resumed",
+        ("runs/finished/**/*",),
+        ("train", "--resume", "runs/finished"),
+        "runs/finished",
+    ),
+    Trial(
+        "stopped run, resumed",
+        ("runs/stopped/**/*",),
+        ("train", "--resume", "runs/stopped"),
+        "runs/stopped",
+    ),
+    Trial(
+        "stopped run of pixels, resumed",
+        ("runs/pixels/**/*",),
+        ("train", "--resume", "runs/pixels"),
+        "runs/pixels",
+    ),
+    Trial(
+        "data of a stopped run",
+        ("photos/*",),
+        ("train", "--resume", "runs/stopped"),
+        "runs/stopped",
+    ),
+    Trial(
+        "data of a stopped run of pixels",
+        ("photos/*",),
+        ("train", "--resume", "runs/pixels"),
+        "runs/pixels",
+    ),
+    Trial(
+        "encoders of a stopped run",
+        ("encoders/**/*",),
+        ("train", "--resume", "runs/stopped"),
+        "runs/stopped",
+    ),
+    Trial(
+        "encoders of a finished run", ("encoders/**/*",), ("evaluate", "runs/finished", "--json")
+    ),
+    Trial(
+        "cache of a stopped run",
+        ("cache/**/*",),
+        ("train", "--resume", "runs/stopped"),
+        "runs/stopped",
+    ),
+    Trial(
+        "cache of a new run",
+        ("cache/**/*",),
+        ("train", "frozen.toml", "--out", "runs/new"),
+        "runs/new",
+    ),
     Trial("data, checked", ("photos/*",), ("data", "check", "photos"), is_unrecorded=True),
-    Trial("data of a new run", ("photos/*",), ("train", "pixels.toml", "epochs=1", "--skip-bad", "--out", "runs/new"), "runs/new", True),
+    Trial(
+        "data of a new run",
+        ("photos/*",),
+        ("train", "pixels.toml", "epochs=1", "--skip-bad", "--out", "runs/new"),
+        "runs/new",
+        True,
+    ),
     Trial(
         "encoders, cached again",
         ("encoders/**/*",),
         ("features", "photos", "--text", "encoders/text", "--out", "stores"),
         is_unrecorded=True,
     ),
-    Trial("recipe", ("frozen.toml",), ("train", "frozen.toml", "epochs=1", "--out", "runs/new"), "runs/new", True),
+    Trial(
+        "recipe",
+        ("frozen.toml",),
+        ("train", "frozen.toml", "epochs=1", "--out", "runs/new"),
+        "runs/new",
+        True,
+    ),
 )
 
 
@@ -126,7 +194,9 @@ def _run_command(world: Path, trial: Trial, out: Path, err: Path) -> None:
 
 
 def _forked(work: Callable[[], None], limit: float) -> int | None:
-    """The exit code of a function in its own process. TRACED if it raised, None if it took longer than the limit."""
+    """The exit code of a function in its own process. TRACED if it raised, None if it took longer
+    than the limit.
+    """
     deadline = time.perf_counter() + limit
     process = os.fork()
     if process == 0:
@@ -158,7 +228,9 @@ def _weights(run: Path) -> str:
         tensors = sorted(load_file(run / "model" / "model.safetensors").items())
     except (OSError, SafetensorError):
         return "not readable"
-    return hashlib.sha256(b"".join(name.encode() + tensor.numpy().tobytes() for name, tensor in tensors)).hexdigest()
+    return hashlib.sha256(
+        b"".join(name.encode() + tensor.numpy().tobytes() for name, tensor in tensors)
+    ).hexdigest()
 
 
 def classify_outcome(trial: Trial, outcome: Outcome, undamaged_outcome: Outcome) -> str:
@@ -169,7 +241,12 @@ def classify_outcome(trial: Trial, outcome: Outcome, undamaged_outcome: Outcome)
     if "Traceback" in outcome.message or outcome.code == TRACEBACK_EXIT_CODE:
         return "TRACEBACK"
     if outcome.code != 0:
-        return "refused" if re.search(r"^visavis: .", outcome.message, re.MULTILINE) or trial.command[0] == "data" else "WORDLESS"
+        return (
+            "refused"
+            if re.search(r"^visavis: .", outcome.message, re.MULTILINE)
+            or trial.command[0] == "data"
+            else "WORDLESS"
+        )
     if outcome.result == undamaged_outcome.result:
         return "same"
     if _sentences(outcome) - _sentences(undamaged_outcome):
@@ -191,7 +268,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--limit", type=float, default=10.0)
-    parser.add_argument("--only", default="", help="Run only trials whose names start with this text.")
+    parser.add_argument(
+        "--only", default="", help="Run only trials whose names start with this text."
+    )
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     args.out = (args.out or Path(tempfile.mkdtemp(prefix="damage-"))).resolve()
@@ -201,7 +280,10 @@ def main() -> int:
         jobs = [pool.submit(_work, job, trials, args) for job in range(args.jobs)]
         rows = [row for job in jobs for row in job.result()]
     kinds = ("same", "refused", "reported", "another", *DEFECTS)
-    print(f"{len(rows):,} mutations, seed {args.seed}\n{'':34}" + "".join(f"{kind:>11}" for kind in kinds))
+    print(
+        f"{len(rows):,} mutations, seed {args.seed}\n{'':34}"
+        + "".join(f"{kind:>11}" for kind in kinds)
+    )
     for name in [trial.name for trial in trials] + [""]:
         counts = Counter(verdict for trial, verdict in rows if name in ("", trial))
         print(f"{name or 'total':34}" + "".join(f"{counts[kind]:11}" for kind in kinds))
@@ -214,33 +296,43 @@ def _work(job: int, trials: list[Trial], args: argparse.Namespace) -> list[tuple
     if _forked(lambda: build(world), 600) != 0:
         raise SystemExit("The undamaged files could not be created.")
     shutil.copytree(world, undamaged, symlinks=True)
-    undamaged_outcomes = {trial.name: _run_trial(world, undamaged, trial, 60)[1] for trial in trials}
+    undamaged_outcomes = {
+        trial.name: _run_trial(world, undamaged, trial, 60)[1] for trial in trials
+    }
     for name, outcome in undamaged_outcomes.items():
         assert outcome.code == 0, f"{name}: {outcome.message}"
     rows = []
     for number in range(job, args.mutations, args.jobs):
         trial = trials[number // args.jobs % len(trials)]
-        description, outcome = _run_trial(world, undamaged, trial, args.limit, random.Random(f"{args.seed} {number}"))
+        description, outcome = _run_trial(
+            world, undamaged, trial, args.limit, random.Random(f"{args.seed} {number}")
+        )
         verdict = classify_outcome(trial, outcome, undamaged_outcomes[trial.name])
         rows.append((trial.name, verdict))
         if verdict in DEFECTS:
             last_lines = "\n        ".join(outcome.message.strip().splitlines()[-12:])
             print(
-                f"{number} {verdict}: {description}, visavis {' '.join(trial.command)} ({outcome.seconds:.1f} s)\n        {last_lines}",
+                f"{number} {verdict}: {description}, visavis {' '.join(trial.command)} "
+                f"({outcome.seconds:.1f} s)\n        {last_lines}",
                 flush=True,
             )
     return rows
 
 
-def _run_trial(world: Path, undamaged: Path, trial: Trial, limit: float, rng: random.Random | None = None) -> tuple[str, Outcome]:
+def _run_trial(
+    world: Path, undamaged: Path, trial: Trial, limit: float, rng: random.Random | None = None
+) -> tuple[str, Outcome]:
     """Copy the undamaged files, damage one unless ``rng`` is None, and run the command."""
     shutil.rmtree(world, ignore_errors=True)
     shutil.copytree(undamaged, world, symlinks=True)
     description = "nothing"
     if rng is not None:
-        files = sorted(file for pattern in trial.targets for file in world.glob(pattern) if file.is_file())
+        files = sorted(
+            file for pattern in trial.targets for file in world.glob(pattern) if file.is_file()
+        )
         file_kinds = sorted({(file.parent, file.suffix) for file in files})
-        # Choose a kind of file first: otherwise the forty photographs would hide the single list of captions.
+        # Choose a kind of file first: otherwise the forty photographs would hide the single list of
+        # captions.
         file_kind = rng.choice(file_kinds)
         file = rng.choice([file for file in files if (file.parent, file.suffix) == file_kind])
         description = f"{file.relative_to(world)}: {damage(file, rng)}"

@@ -1,9 +1,8 @@
 """Errata of the papers and of the code released with them, each with a computation that shows it.
 
-    python studies/errata.py              print all
-    python studies/errata.py NAME ...     print these
-    python studies/errata.py --check      print only errors, including a stale docs/research/errata.md
-    python studies/errata.py --write      write docs/research/errata.md
+    python studies/errata.py              print all python studies/errata.py NAME ...     print
+    these python studies/errata.py --check      print only errors, including a stale
+    docs/research/errata.md python studies/errata.py --write      write docs/research/errata.md
 
 The exit status is 1 if a claim does not hold.
 """
@@ -48,8 +47,12 @@ holds or the page is stale. Corrections are welcome.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="An entry, for example unified.eq_15_denominator.")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="An entry, for example unified.eq_15_denominator."
+    )
     parser.add_argument("--check", action="store_true", help="Print only errors.")
     parser.add_argument("--write", action="store_true", help="Write docs/research/errata.md.")
     options = parser.parse_args(arguments)
@@ -66,8 +69,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     if options.write:
         PAGE.write_text(page(), encoding="utf-8")
-    if options.check and not options.names and (not PAGE.exists() or PAGE.read_text(encoding="utf-8") != page()):
-        print("docs/research/errata.md: stale. Run python studies/errata.py --write.", file=sys.stderr)
+    if (
+        options.check
+        and not options.names
+        and (not PAGE.exists() or PAGE.read_text(encoding="utf-8") != page())
+    ):
+        print(
+            "docs/research/errata.md: stale. Run python studies/errata.py --write.", file=sys.stderr
+        )
         return 1
     return 0
 
@@ -88,7 +97,10 @@ def as_text(name: str) -> str:
 
 def page() -> str:
     """docs/research/errata.md."""
-    kinds = "\n".join(f"| {kind} | {meaning} | {sum(e.kind == kind for e in CATALOG.values())} |" for kind, meaning in KINDS.items())
+    kinds = "\n".join(
+        f"| {kind} | {meaning} | {sum(e.kind == kind for e in CATALOG.values())} |"
+        for kind, meaning in KINDS.items()
+    )
     parts = [HEAD.strip(), f"| kind | meaning | entries |\n|---|---|---|\n{kinds}"]
     for module in MODULES:
         heading, about = (module.__doc__ or "").strip().split("\n", 1)
@@ -101,7 +113,11 @@ def section(erratum: Erratum) -> str:
     fields = "\n".join(f"- **{key}.** {text}" for key, text in erratum.fields.items())
     text = f"### {erratum.title}\n\n*{erratum.kind}*\n\n{fields}".replace("``", "`")
     shown = result(erratum.name)
-    return f"{text}\n\n```\n$ python studies/errata.py {erratum.name}\n{shown.lines}\n```" if shown else text
+    return (
+        f"{text}\n\n```\n$ python studies/errata.py {erratum.name}\n{shown.lines}\n```"
+        if shown
+        else text
+    )
 
 
 if __name__ == "__main__":

@@ -1,17 +1,21 @@
-"""Ranking coherence by training: Ladder against one level, and GradedVLC against VLC, on Flickr8k and on synthetic scenes.
+"""Ranking coherence by training: Ladder against one level, and GradedVLC against VLC, on Flickr8k
+and on synthetic scenes.
 
-    VISAVIS_DATA=... python studies/ladder.py [--data flickr8k scenes] [--seeds 5] [--out runs/ladder]
+    VISAVIS_DATA=... python studies/ladder.py [--data flickr8k scenes] [--seeds 5] [--out
+    runs/ladder]
 
-The objectives of a pair differ only in themselves and in the scale of the relevance values: quantiles for Ladder, whose thresholds are
-quantiles, and for GradedVLC. Printed for the test split:
+The objectives of a pair differ only in themselves and in the scale of the relevance values:
+quantiles for Ladder, whose thresholds are quantiles, and for GradedVLC. Printed for the test split:
 
-- RSUM, and CS@K over the first captions of the images, by the relevance values of the training and by others
-- on Flickr8k, Kendall's tau-b with the mean rating of three experts and with the crowd's share of yes
-- on scenes, nDCG@10 of the long tail: queries with combinations of shape and color, or of two shapes and their relation, that no
-  training scene has
+- RSUM, and CS@K over the first captions of the images, by the relevance values of the training and
+  by others
+- on Flickr8k, Kendall's tau-b with the mean rating of three experts and with the crowd's share of
+  yes
+- on scenes, nDCG@10 of the long tail: queries with combinations of shape and color, or of two
+  shapes and their relation, that no training scene has
 
-Differences are paired by seed, with their 95 % interval and p of a t-test. Finished runs in the folder are used again. Stopped ones
-resume.
+Differences are paired by seed, with their 95 % interval and p of a t-test. Finished runs in the
+folder are used again. Stopped ones resume.
 """
 
 from __future__ import annotations
@@ -39,13 +43,25 @@ from visavis.metrics import coherent_scores, ndcg_at
 from visavis.progress import NoProgress
 from visavis.recipes.files import read_recipe
 from visavis.runs.open_run import open_run, read_run_recipe, with_absolute_paths
-from visavis.synthetic import HELD_OUT_COLORS, HELD_OUT_RELATIONS, CaptionFacts, SceneGraphs, write_synthetic_scenes
+from visavis.synthetic import (
+    HELD_OUT_COLORS,
+    HELD_OUT_RELATIONS,
+    CaptionFacts,
+    SceneGraphs,
+    write_synthetic_scenes,
+)
 
 Measures = dict[str, float]
 # The seed of the scenes.
 SCENE_SEED = 2027
 NUM_SCENES: dict[str, Any] = {"num_train": 1000, "num_val": 200, "num_test": 500}
-ONE_LEVEL, LADDER, PLAIN, GRADED, GRADED_BETA_3 = "one level", "Ladder", "VLC", "GradedVLC", "GradedVLC, beta 3"
+ONE_LEVEL, LADDER, PLAIN, GRADED, GRADED_BETA_3 = (
+    "one level",
+    "Ladder",
+    "VLC",
+    "GradedVLC",
+    "GradedVLC, beta 3",
+)
 OBJECTIVES: dict[str, str | None] = {
     ONE_LEVEL: "Ladder(margins=(0.2,), thresholds=(), betas=(1.0,), sampling='sum', reduction='mean')",
     # The objective of the recipe.
@@ -54,7 +70,12 @@ OBJECTIVES: dict[str, str | None] = {
     GRADED: "GradedVLC()",
     GRADED_BETA_3: "GradedVLC(beta=3.0)",
 }
-COMPARISONS = ((ONE_LEVEL, LADDER), (PLAIN, GRADED), (PLAIN, GRADED_BETA_3), (LADDER, GRADED_BETA_3))
+COMPARISONS = (
+    (ONE_LEVEL, LADDER),
+    (PLAIN, GRADED),
+    (PLAIN, GRADED_BETA_3),
+    (LADDER, GRADED_BETA_3),
+)
 
 
 @dataclass(frozen=True)
@@ -75,19 +96,34 @@ class Study:
 
     def run(self, out: Path, seeds: int) -> dict[str, list[Measures]]:
         """The metrics of the runs of each objective, by seed."""
-        shared_overrides: dict[str, Any] = {"training.threads": 1, "evaluation.relevance": ""}  # coherence is measured below
+        shared_overrides: dict[str, Any] = {
+            "training.threads": 1,
+            "evaluation.relevance": "",
+        }  # coherence is measured below
         if self.data is not None:
             shared_overrides["data.path"] = str(self.data)
         measures_by_objective: dict[str, list[Measures]] = {}
         for seed in range(1, seeds + 1):
             for name, objective in OBJECTIVES.items():
-                overrides = {**shared_overrides, **({} if objective is None else {"objective": objective}), "seed": seed}
+                overrides = {
+                    **shared_overrides,
+                    **({} if objective is None else {"objective": objective}),
+                    "seed": seed,
+                }
                 if name in (PLAIN, GRADED, GRADED_BETA_3):
-                    overrides["phases.0.supervision"] = f"GradedSupervision(relevance={repr(self.estimators[0])!r})"
-                run = train_once(self.recipe, overrides, out / f"{self.recipe}-{re.sub('[ ,]+', '-', name).lower()}-{seed}")
+                    overrides["phases.0.supervision"] = (
+                        f"GradedSupervision(relevance={repr(self.estimators[0])!r})"
+                    )
+                run = train_once(
+                    self.recipe,
+                    overrides,
+                    out / f"{self.recipe}-{re.sub('[ ,]+', '-', name).lower()}-{seed}",
+                )
                 measures = self.measure(run)
                 measures_by_objective.setdefault(name, []).append(measures)
-                sys.stdout.write(f"{run.name}: {', '.join(f'{key} {value:.3f}' for key, value in measures.items())}\n")
+                sys.stdout.write(
+                    f"{run.name}: {', '.join(f'{key} {value:.3f}' for key, value in measures.items())}\n"
+                )
                 sys.stdout.flush()
         return measures_by_objective
 
@@ -99,50 +135,75 @@ class Study:
         visual, text = data_module.encode(matcher, data)
         with torch.inference_mode():
             scores = matcher.score(visual, text).float()
-        measures = {"RSUM": data_module.evaluate(matcher, recipe.evaluation.test, recipe.evaluation.protocol).metrics["rsum"]}
+        measures = {
+            "RSUM": data_module.evaluate(
+                matcher, recipe.evaluation.test, recipe.evaluation.protocol
+            ).metrics["rsum"]
+        }
         for estimator in self.estimators:
             measures |= coherence(data, scores, estimator)
         return measures | self.more(data, scores)
 
 
 def coherence(data: Dataset, scores: Tensor, estimator: RelevanceEstimator) -> Measures:
-    """CS@100 and CS@1000 in both directions over the first captions: means over the queries for which they are defined."""
+    """CS@100 and CS@1000 in both directions over the first captions: means over the queries for
+    which they are defined.
+    """
     first = torch.tensor([captions[0] for captions in data.captions_of])
-    relevance, scores = estimator.for_dataset(data)(torch.arange(len(data.images)), first), scores[:, first]
+    relevance, scores = (
+        estimator.for_dataset(data)(torch.arange(len(data.images)), first),
+        scores[:, first],
+    )
     return {
-        f"CS@{k} {direction} {type(estimator).__name__}": float(coherent_scores(direction_scores, direction_relevance, k=k).nanmean())
+        f"CS@{k} {direction} {type(estimator).__name__}": float(
+            coherent_scores(direction_scores, direction_relevance, k=k).nanmean()
+        )
         for k in (100, min(1000, len(first)))
-        for direction, direction_scores, direction_relevance in (("i2t", scores, relevance), ("t2i", scores.T, relevance.T))
+        for direction, direction_scores, direction_relevance in (
+            ("i2t", scores, relevance),
+            ("t2i", scores.T, relevance.T),
+        )
     }
 
 
 def train_once(recipe: str, overrides: dict[str, Any], folder: Path) -> Path:
-    """The folder of a finished run. A finished run is used again, a stopped run resumes, a new run starts."""
+    """The folder of a finished run. A finished run is used again, a stopped run resumes, a new run
+    starts.
+    """
     if not (folder / "run.toml").exists():
         visavis.train(recipe, out=folder, overrides=overrides)
     elif read_run_recipe(folder) != with_absolute_paths(read_recipe(recipe, overrides)):
-        raise RunError(f"{folder}: contains a run of another recipe. Choose another folder with --out.")
+        raise RunError(
+            f"{folder}: contains a run of another recipe. Choose another folder with --out."
+        )
     elif not (folder / "result.json").exists():
         visavis.train(resume=folder)
     return folder
 
 
 def human_agreement(data: Dataset, scores: Tensor) -> Measures:
-    """Kendall's tau-b with human judgments of images and captions of the test split, without an image's own captions."""
+    """Kendall's tau-b with human judgments of images and captions of the test split, without an
+    image's own captions.
+    """
     correlations = {}
     for kind, title in (("expert", "tau with the experts"), ("crowd", "tau with the crowd")):
         judgments = read_flickr8k_judgments(kind, resolve_path("flickr8k"), data)
         is_other_caption = ~judgments.is_own_caption
         images, captions = judgments.images[is_other_caption], judgments.captions[is_other_caption]
-        correlations[title] = rank_correlations(scores[images, captions].numpy(), judgments.ratings[is_other_caption], images, resamples=0)[
-            "kendall"
-        ].value
+        correlations[title] = rank_correlations(
+            scores[images, captions].numpy(),
+            judgments.ratings[is_other_caption],
+            images,
+            resamples=0,
+        )["kendall"].value
     return correlations
 
 
 def long_tail_ndcg(data: Dataset, scores: Tensor) -> Measures:
     """nDCG@10 of the scenes with a held-out combination, and of the captions that state one."""
-    truth = SceneRelevance().for_dataset(data)(torch.arange(len(data.images)), torch.arange(len(data.captions)))
+    truth = SceneRelevance().for_dataset(data)(
+        torch.arange(len(data.images)), torch.arange(len(data.captions))
+    )
     graphs = graphs_of(data)
     images = torch.tensor([graphs.scenes[i].has_held_out_combination for i in data.image_rows])
     captions = torch.tensor([states_held_out(graphs.facts[i]) for i in data.caption_rows])
@@ -168,35 +229,58 @@ def states_held_out(facts: CaptionFacts) -> bool:
 
 
 def table(runs: dict[str, list[Measures]], baseline: str, changed: str) -> str:
-    """One row per metric: means and standard deviations over seeds of two objectives, and the difference paired by seed."""
-    lines = [f"| test | {baseline} | {changed} | difference, 95 % interval | p |", "|---|---|---|---|---|"]
+    """One row per metric: means and standard deviations over seeds of two objectives, and the
+    difference paired by seed.
+    """
+    lines = [
+        f"| test | {baseline} | {changed} | difference, 95 % interval | p |",
+        "|---|---|---|---|---|",
+    ]
     for name in runs[baseline][0]:
         digits = 1 if name == "RSUM" else 3
-        before, after = (np.array([run[name] for run in runs[objective]]) for objective in (baseline, changed))
-        cells = [f"{values.mean():.{digits}f} ± {values.std(ddof=1):.{digits}f}" for values in (before, after)]
+        before, after = (
+            np.array([run[name] for run in runs[objective]]) for objective in (baseline, changed)
+        )
+        cells = [
+            f"{values.mean():.{digits}f} ± {values.std(ddof=1):.{digits}f}"
+            for values in (before, after)
+        ]
         test = ttest_rel(after, before)
         low, high = test.confidence_interval()
-        difference = f"{(after - before).mean():+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f})"
+        difference = (
+            f"{(after - before).mean():+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f})"
+        )
         lines.append(f"| {name} | {cells[0]} | {cells[1]} | {difference} | {test.pvalue:.2g} |")
     return "\n".join(lines)
 
 
 def scenes(folder: Path) -> Path:
     """The synthetic scenes of the study, generated once."""
-    return folder if folder.exists() else write_synthetic_scenes(folder, **NUM_SCENES, seed=SCENE_SEED)
+    return (
+        folder if folder.exists() else write_synthetic_scenes(folder, **NUM_SCENES, seed=SCENE_SEED)
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", nargs="+", choices=("flickr8k", "scenes"), default=("flickr8k", "scenes"))
+    parser.add_argument(
+        "--data", nargs="+", choices=("flickr8k", "scenes"), default=("flickr8k", "scenes")
+    )
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path("runs/ladder"))
     options = parser.parse_args()
     if options.seeds < 2:
         parser.error("--seeds: expected at least 2, to compute differences between runs.")
     studies = {
-        "flickr8k": lambda: Study("ladder-heads-flickr8k", (SentenceModel(), CBoW()), human_agreement),
-        "scenes": lambda: Study("ladder-scenes", (SceneRelevance(),), long_tail_ndcg, scenes(options.out / "scenes").resolve()),
+        "flickr8k": lambda: Study(
+            "ladder-heads-flickr8k", (SentenceModel(), CBoW()), human_agreement
+        ),
+        "scenes": lambda: Study(
+            "ladder-scenes",
+            (SceneRelevance(),),
+            long_tail_ndcg,
+            scenes(options.out / "scenes").resolve(),
+        ),
     }
     for name in options.data:
         study = studies[name]()

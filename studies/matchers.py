@@ -1,24 +1,32 @@
-"""Matchers on Flickr8k: one frozen image encoder, word embeddings trained from scratch, the same training time for each.
+"""Matchers on Flickr8k: one frozen image encoder, word embeddings trained from scratch, the same
+training time for each.
 
-    VISAVIS_DATA=... python studies/matchers.py [--minutes 40] [--seeds 3] [--only "VSE++ mean" MaxSim ...] [--workers 2] [--out runs/matchers]
+    VISAVIS_DATA=... python studies/matchers.py [--minutes 40] [--seeds 3] [--only "VSE++ mean"
+    MaxSim ...] [--workers 2] [--out runs/matchers]
 
-All read the 7x7 grid of MobileNetV2 (run ``python tools/mobilenet_folder.py`` once). Its features are computed once and cached. All use
-the same learned words: vectors of 300, with ``--dropout``, through a GRU of 512. The GRU is bidirectional if a matcher keeps or averages
-its states, and forward if the matcher takes the last one. Matrices are multiplied in bfloat16 if the processor has instructions for it,
-and a line of the output reports that.
+All read the 7x7 grid of MobileNetV2 (run ``python tools/mobilenet_folder.py`` once). Its features
+are computed once and cached. All use the same learned words: vectors of 300, with ``--dropout``,
+through a GRU of 512. The GRU is bidirectional if a matcher keeps or averages its states, and
+forward if the matcher takes the last one. Matrices are multiplied in bfloat16 if the processor has
+instructions for it, and a line of the output reports that.
 
-A run trains for as many steps as fit into the minutes, by its own pace, which is measured first. The minutes are processor time of one
-core, which is up to half as long again next to other programs. The learning rate falls to 0 at their end. Validations on 200 images (one
-per epoch, at least four) and the test take additional time. Rates are close to those of the papers, which train far longer.
-``--rates 3e-4 1e-3 3e-3 --minutes 4`` tries others and prints the validation RSUM of each.
+A run trains for as many steps as fit into the minutes, by its own pace, which is measured first.
+The minutes are processor time of one core, which is up to half as long again next to other
+programs. The learning rate falls to 0 at their end. Validations on 200 images (one per epoch, at
+least four) and the test take additional time. Rates are close to those of the papers, which train
+far longer. ``--rates 3e-4 1e-3 3e-3 --minutes 4`` tries others and prints the validation RSUM of
+each.
 
-Each run has its own folder and process. Stopped runs resume. The result of a finished run is a line of ``docs/evidence/matchers.jsonl``.
-Such a run is not made again, here or on another machine, unless that line is removed. Prints a JSON line for each new run, then a table:
-test RSUM of the best validation (mean and standard deviation over seeds), the difference to the mean-pooled VSE++ (95 % interval by
-seed), milliseconds (of one core) to find a text among 1,000 images, and the peak memory of the process.
+Each run has its own folder and process. Stopped runs resume. The result of a finished run is a line
+of ``docs/evidence/matchers.jsonl``. Such a run is not made again, here or on another machine,
+unless that line is removed. Prints a JSON line for each new run, then a table: test RSUM of the
+best validation (mean and standard deviation over seeds), the difference to the mean-pooled VSE++
+(95 % interval by seed), milliseconds (of one core) to find a text among 1,000 images, and the peak
+memory of the process.
 
-``--test-images 200`` tests all on the first 200 images of the split and their captions, for scores that take a millisecond per pair
-(SGR). This test is easier, and its lines and its table state that. Trained models are not trained again for it.
+``--test-images 200`` tests all on the first 200 images of the split and their captions, for scores
+that take a millisecond per pair (SGR). This test is easier, and its lines and its table state that.
+Trained models are not trained again for it.
 """
 
 from __future__ import annotations
@@ -62,16 +70,22 @@ OBJECTIVES = {"Unified": "Unified(margin=0.2, gamma=50)", "TripletHN": "TripletH
 VALIDATIONS, WARM, TIMED, QUERIES = 4, 2, 8, 30
 TEST_IMAGES = 1000
 """Number of images of the whole test split."""
-KEEP_FREED_MEMORY = {"THP_MEM_ALLOC_ENABLE": "1", "MALLOC_MMAP_THRESHOLD_": str(2**34), "MALLOC_TRIM_THRESHOLD_": str(2**34)}
-"""Without this setting, large tensors return to Linux after each step, and a third of the time is spent on getting their pages again."""
+KEEP_FREED_MEMORY = {
+    "THP_MEM_ALLOC_ENABLE": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(2**34),
+    "MALLOC_TRIM_THRESHOLD_": str(2**34),
+}
+"""Without this setting, large tensors return to Linux after each step, and a third of the time is
+spent on getting their pages again.
+"""
 
 
 @dataclass(frozen=True)
 class Candidate:
     """A matcher of the study, and its learning rate with each objective.
 
-    Attributes are those of the recipe. ``dropout`` is the name of the setting for dropout of learned words. ``batch_size`` is in pairs, with
-    fewer pairs for matchers whose pairs are costly.
+    Attributes are those of the recipe. ``dropout`` is the name of the setting for dropout of
+    learned words. ``batch_size`` is in pairs, with fewer pairs for matchers whose pairs are costly.
     """
 
     model: str
@@ -82,21 +96,40 @@ class Candidate:
 
 CANDIDATES = {
     "VSE++ mean": Candidate(
-        "VSE++(embedding_dim=512, bidirectional=True, word_pool='mean', region_pool='mean')", {"Unified": 1e-3, "TripletHN": 1e-3}
+        "VSE++(embedding_dim=512, bidirectional=True, word_pool='mean', region_pool='mean')",
+        {"Unified": 1e-3, "TripletHN": 1e-3},
     ),
-    "VSE++ GRU": Candidate("VSE++(embedding_dim=512, region_pool='mean')", {"Unified": 1e-3, "TripletHN": 1e-3}),
-    "VSEInfinity": Candidate("VSEInfinity(embedding_dim=512)", {"Unified": 1e-3, "TripletHN": 1e-3}, dropout="word_dropout"),
+    "VSE++ GRU": Candidate(
+        "VSE++(embedding_dim=512, region_pool='mean')", {"Unified": 1e-3, "TripletHN": 1e-3}
+    ),
+    "VSEInfinity": Candidate(
+        "VSEInfinity(embedding_dim=512)",
+        {"Unified": 1e-3, "TripletHN": 1e-3},
+        dropout="word_dropout",
+    ),
     "VSRN": Candidate("VSRN(embedding_dim=512)", {"Unified": 1e-3, "TripletHN": 1e-3}),
-    "VSRN, decoder": Candidate("VSRN(embedding_dim=512, generation=1)", {"Unified": 1e-3, "TripletHN": 1e-3}),
+    "VSRN, decoder": Candidate(
+        "VSRN(embedding_dim=512, generation=1)", {"Unified": 1e-3, "TripletHN": 1e-3}
+    ),
     "MaxSim": Candidate("MaxSim(embedding_dim=512)", {"Unified": 1e-3, "TripletHN": 1e-3}),
-    "SCAN t2i": Candidate("SCAN(embedding_dim=512, direction='t2i', inverse_temperature=9)", {"Unified": 1e-3, "TripletHN": 5e-4}),
-    "SCAN i2t": Candidate("SCAN(embedding_dim=512, direction='i2t', inverse_temperature=4)", {"Unified": 1e-3, "TripletHN": 5e-4}),
+    "SCAN t2i": Candidate(
+        "SCAN(embedding_dim=512, direction='t2i', inverse_temperature=9)",
+        {"Unified": 1e-3, "TripletHN": 5e-4},
+    ),
+    "SCAN i2t": Candidate(
+        "SCAN(embedding_dim=512, direction='i2t', inverse_temperature=4)",
+        {"Unified": 1e-3, "TripletHN": 5e-4},
+    ),
     "BFAN": Candidate("BFAN(embedding_dim=512)", {"Unified": 1e-3, "TripletHN": 5e-4}),
     "SAF": Candidate(
-        "SGRAF(embedding_dim=512, num_regions=49, similarity_module='SAF')", {"Unified": 5e-4, "TripletHN": 5e-4}, batch_size=64
+        "SGRAF(embedding_dim=512, num_regions=49, similarity_module='SAF')",
+        {"Unified": 5e-4, "TripletHN": 5e-4},
+        batch_size=64,
     ),
     "SGR": Candidate(
-        "SGRAF(embedding_dim=512, num_regions=49, similarity_module='SGR')", {"Unified": 5e-4, "TripletHN": 2e-4}, batch_size=64
+        "SGRAF(embedding_dim=512, num_regions=49, similarity_module='SGR')",
+        {"Unified": 5e-4, "TripletHN": 2e-4},
+        batch_size=64,
     ),
 }
 PLAIN = "VSE++ mean"
@@ -118,15 +151,26 @@ class Job:
 
     @property
     def folder(self) -> Path:
-        parts = self.name, self.objective, f"{self.rate:g}", f"{self.minutes:g}min", f"dropout{self.dropout:g}", str(self.seed)
-        return self.out / "-".join(parts).replace(",", "").replace(" ", "-").replace("+", "p").lower()
+        parts = (
+            self.name,
+            self.objective,
+            f"{self.rate:g}",
+            f"{self.minutes:g}min",
+            f"dropout{self.dropout:g}",
+            str(self.seed),
+        )
+        return (
+            self.out / "-".join(parts).replace(",", "").replace(" ", "-").replace("+", "p").lower()
+        )
 
     @property
     def measured(self) -> Path:
         return self.folder / f"study-{self.test_images}.json"
 
     def settings(self) -> dict[str, Any]:
-        return {"matcher": self.name} | {key: value for key, value in vars(self).items() if key not in ("name", "out")}
+        return {"matcher": self.name} | {
+            key: value for key, value in vars(self).items() if key not in ("name", "out")
+        }
 
     def overrides(self) -> dict[str, Any]:
         candidate = CANDIDATES[self.name]
@@ -163,14 +207,18 @@ def train(job: Job) -> None:
 
 def try_rate(job: Job) -> None:
     """Train without a test, and write the validation RSUM."""
-    storage.write_json(job.measured, {**job.settings(), "validation_rsum": trained(job).state.best_rsum})
+    storage.write_json(
+        job.measured, {**job.settings(), "validation_rsum": trained(job).state.best_rsum}
+    )
 
 
 def trained(job: Job) -> Trainer:
     """Train to the end. A stopped run resumes."""
     files = RunFolder(job.folder)
     if not files.recipe.exists():
-        storage.write_toml(files.recipe, read_recipe(RECIPE, job.overrides() | steps_within(job)).to_dict())
+        storage.write_toml(
+            files.recipe, read_recipe(RECIPE, job.overrides() | steps_within(job)).to_dict()
+        )
     trainer = Trainer(*prepare_training(read_run_recipe(job.folder)), files, NoProgress())
     if not trainer.resume():
         trainer.start()
@@ -179,7 +227,9 @@ def trained(job: Job) -> Trainer:
 
 
 def steps_within(job: Job) -> dict[str, Any]:
-    """Epochs and batches per epoch that fit into the minutes, by the pace of a few steps. At least four epochs."""
+    """Epochs and batches per epoch that fit into the minutes, by the pace of a few steps. At least
+    four epochs.
+    """
     recipe = read_recipe(RECIPE, job.overrides())
     data_module, matcher = prepare_training(recipe)
     loader = data_module.loader(data_module.data.split("train"))
@@ -214,21 +264,31 @@ def milliseconds_a_query(run: Path) -> float:
     with torch.inference_mode():
         for caption in test.captions[:: len(test.captions) // QUERIES]:
             started = time.process_time()
-            score_all_pairs(matcher, visual, matcher.encode_text(data_module.processor.process_texts([caption])))[:, 0].argsort(
-                descending=True
-            )
+            score_all_pairs(
+                matcher, visual, matcher.encode_text(data_module.processor.process_texts([caption]))
+            )[:, 0].argsort(descending=True)
             seconds.append(time.process_time() - started)
     return round(1000 * statistics.median(seconds), 2)
 
 
 def results(jobs: list[Job], workers: int, *extra_options: str) -> list[dict[str, Any]]:
-    """The result of each run, in the order of the jobs. Unfinished ones are trained, each in its own process."""
-    stored = storage.read_json_lines(EVIDENCE, dict[str, Any]) if EVIDENCE.exists() and not extra_options else []
-    rows = [next((row for row in stored if job.settings().items() <= row.items()), None) for job in jobs]
+    """The result of each run, in the order of the jobs. Unfinished ones are trained, each in its
+    own process.
+    """
+    stored = (
+        storage.read_json_lines(EVIDENCE, dict[str, Any])
+        if EVIDENCE.exists() and not extra_options
+        else []
+    )
+    rows = [
+        next((row for row in stored if job.settings().items() <= row.items()), None) for job in jobs
+    ]
     new = [job for job, row in zip(jobs, rows, strict=True) if row is None]
     with ThreadPoolExecutor(workers) as pool:
         new_rows = {}
-        for job, row in zip(new, pool.map(partial(result, extra_options=extra_options), new), strict=True):
+        for job, row in zip(
+            new, pool.map(partial(result, extra_options=extra_options), new), strict=True
+        ):
             new_rows[job] = row
             if not extra_options:
                 storage.append_json_line(EVIDENCE, row)
@@ -241,28 +301,65 @@ def result(job: Job, extra_options: Sequence[str]) -> dict[str, Any]:
     """The result of a run, which is trained in its own process unless it is finished."""
     if not job.measured.exists():
         sys.stderr.write(f"{job.folder.name} ...\n")
-        values = ("--name", job.name, "--objective", job.objective, "--rate", job.rate, "--seed", job.seed)
-        common = ("--minutes", job.minutes, "--dropout", job.dropout, "--test-images", job.test_images, "--out", job.out)
+        values = (
+            "--name",
+            job.name,
+            "--objective",
+            job.objective,
+            "--rate",
+            job.rate,
+            "--seed",
+            job.seed,
+        )
+        common = (
+            "--minutes",
+            job.minutes,
+            "--dropout",
+            job.dropout,
+            "--test-images",
+            job.test_images,
+            "--out",
+            job.out,
+        )
         command = [sys.executable, __file__, *map(str, (*values, *common)), *extra_options]
         subprocess.run(command, check=True, env=os.environ | KEEP_FREED_MEMORY)
     return storage.read_json(job.measured, dict[str, Any])
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """One row per matcher and objective, all of one test. The RSUM is followed by the number of images if the test is smaller."""
-    heads = "matcher", "objective", "test RSUM", f"above {PLAIN}", "steps", "pairs seen", "time per query", "memory"
+    """One row per matcher and objective, all of one test. The RSUM is followed by the number of
+    images if the test is smaller.
+    """
+    heads = (
+        "matcher",
+        "objective",
+        "test RSUM",
+        f"above {PLAIN}",
+        "steps",
+        "pairs seen",
+        "time per query",
+        "memory",
+    )
     lines, images = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"], rows[0]["test_images"]
     for objective in dict.fromkeys(run["objective"] for run in rows):
         objective_rows = [run for run in rows if run["objective"] == objective]
         plain = {run["seed"]: run["test_rsum"] for run in objective_rows if run["matcher"] == PLAIN}
         for name in dict.fromkeys(run["matcher"] for run in objective_rows):
             runs = [run for run in objective_rows if run["matcher"] == name]
-            above = [run["test_rsum"] - plain[run["seed"]] for run in runs if run["seed"] in plain and name != PLAIN]
-            mean = {key: statistics.mean(run[key] for run in runs) for key in ("steps", "pairs", "query_ms", "peak_gb")}
+            above = [
+                run["test_rsum"] - plain[run["seed"]]
+                for run in runs
+                if run["seed"] in plain and name != PLAIN
+            ]
+            mean = {
+                key: statistics.mean(run[key] for run in runs)
+                for key in ("steps", "pairs", "query_ms", "peak_gb")
+            }
             cells = (
                 name,
                 objective,
-                spread([run["test_rsum"] for run in runs]) + ("" if images == TEST_IMAGES else f" ({images} images)"),
+                spread([run["test_rsum"] for run in runs])
+                + ("" if images == TEST_IMAGES else f" ({images} images)"),
                 with_interval(above) if above else "",
                 f"{mean['steps']:,.0f}",
                 f"{mean['pairs']:,.0f}",
@@ -278,35 +375,75 @@ def table_of_rates(rows: list[dict[str, Any]]) -> str:
     rates = sorted({run["rate"] for run in rows})
     lines = [f"| | {' | '.join(f'{rate:g}' for rate in rates)} |", "|---" * (len(rates) + 1) + "|"]
     for key in dict.fromkeys((run["matcher"], run["objective"]) for run in rows):
-        values = {run["rate"]: run["validation_rsum"] for run in rows if (run["matcher"], run["objective"]) == key}
-        cells = [("**{:.1f}**" if values.get(rate) == max(values.values()) else "{:.1f}").format(values[rate]) for rate in rates]
+        values = {
+            run["rate"]: run["validation_rsum"]
+            for run in rows
+            if (run["matcher"], run["objective"]) == key
+        }
+        cells = [
+            ("**{:.1f}**" if values.get(rate) == max(values.values()) else "{:.1f}").format(
+                values[rate]
+            )
+            for rate in rates
+        ]
         lines.append(f"| {', '.join(key)} | {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
 
 
 def spread(values: list[float]) -> str:
-    return f"{statistics.mean(values):.1f}" + (f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else "")
+    return f"{statistics.mean(values):.1f}" + (
+        f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=40.0, help="Training time of each run, in minutes of one core.")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=40.0,
+        help="Training time of each run, in minutes of one core.",
+    )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", nargs="+", choices=CANDIDATES, default=list(CANDIDATES))
     parser.add_argument("--objectives", nargs="+", choices=OBJECTIVES, default=list(OBJECTIVES))
-    parser.add_argument("--dropout", type=float, default=0.4, help="Dropout of the learned word vectors, in every matcher.")
+    parser.add_argument(
+        "--dropout",
+        type=float,
+        default=0.4,
+        help="Dropout of the learned word vectors, in every matcher.",
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/matchers"))
-    parser.add_argument("--workers", type=int, default=1, help="Number of parallel runs, of one core and 4 GB each.")
-    parser.add_argument("--test-images", type=int, default=TEST_IMAGES, help="Test only on this number of images, the first ones.")
-    parser.add_argument("--rates", type=float, nargs="+", help="Learning rates to try on validation, instead of the chosen ones.")
+    parser.add_argument(
+        "--workers", type=int, default=1, help="Number of parallel runs, of one core and 4 GB each."
+    )
+    parser.add_argument(
+        "--test-images",
+        type=int,
+        default=TEST_IMAGES,
+        help="Test only on this number of images, the first ones.",
+    )
+    parser.add_argument(
+        "--rates",
+        type=float,
+        nargs="+",
+        help="Learning rates to try on validation, instead of the chosen ones.",
+    )
     for hidden, kind in (("name", str), ("objective", str), ("rate", float), ("seed", int)):
         parser.add_argument(f"--{hidden}", type=kind, help=argparse.SUPPRESS)
     parser.add_argument("--trying", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    common = {"minutes": options.minutes, "dropout": options.dropout, "test_images": options.test_images, "out": options.out}
+    common = {
+        "minutes": options.minutes,
+        "dropout": options.dropout,
+        "test_images": options.test_images,
+        "out": options.out,
+    }
     if options.name:
         torch.set_num_threads(1)
-        (try_rate if options.trying else train)(Job(options.name, options.objective, options.rate, options.seed, **common))
+        (try_rate if options.trying else train)(
+            Job(options.name, options.objective, options.rate, options.seed, **common)
+        )
         return
     jobs = [
         Job(name, objective, rate, seed, **common)
@@ -315,7 +452,11 @@ def main() -> None:
         for name in options.only
         for rate in options.rates or [CANDIDATES[name].rates[objective]]
     ]
-    sys.stdout.write(table_of_rates(results(jobs, options.workers, "--trying")) if options.rates else table(results(jobs, options.workers)))
+    sys.stdout.write(
+        table_of_rates(results(jobs, options.workers, "--trying"))
+        if options.rates
+        else table(results(jobs, options.workers))
+    )
 
 
 if __name__ == "__main__":

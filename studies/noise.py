@@ -1,11 +1,15 @@
-"""Noisy correspondence: heads on Flickr8k with 40 % of the training captions next to wrong images, NCR against TripletHN and Unified.
+"""Noisy correspondence: heads on Flickr8k with 40 % of the training captions next to wrong images,
+NCR against TripletHN and Unified.
 
-    VISAVIS_DATA=... python studies/noise.py [--seeds 3] [--share 0.4] [--threads 1] [--out runs/noise] [--weights]
+    VISAVIS_DATA=... python studies/noise.py [--seeds 3] [--share 0.4] [--threads 1] [--out
+    runs/noise] [--weights]
 
-For each seed, the same captions are mismatched for all. NCR and TripletHN start with the same warm-up by Unified. The test split is not
-mismatched. Prints the test RSUM of each (mean and standard deviation), the difference of NCR to each (mean of the differences by seed and
-its 95 % interval), and how well NCR's probabilities separate correct training captions from mismatched ones (area under the ROC curve).
-``--weights`` compares learned weights with no weights on the same captions, and prints how well the weights of pairs separate them.
+For each seed, the same captions are mismatched for all. NCR and TripletHN start with the same
+warm-up by Unified. The test split is not mismatched. Prints the test RSUM of each (mean and
+standard deviation), the difference of NCR to each (mean of the differences by seed and its 95 %
+interval), and how well NCR's probabilities separate correct training captions from mismatched ones
+(area under the ROC curve). ``--weights`` compares learned weights with no weights on the same
+captions, and prints how well the weights of pairs separate them.
 """
 
 from __future__ import annotations
@@ -42,13 +46,17 @@ OTHERS = {
 
 
 def train_all(out: Path, seed: int, share: float, threads: int) -> dict[str, TrainingResult]:
-    """One run of NCR, and one of each other objective by the same recipe, in which every caption is trusted."""
+    """One run of NCR, and one of each other objective by the same recipe, in which every caption is
+    trusted.
+    """
     common = {"seed": seed, "data.noise_ratio": share, "training.threads": threads}
     without_ncr = {f"phases.{phase}.supervision": "PairSupervision()" for phase in (0, 1)}
     runs = {"NCR": visavis.train("ncr-heads-flickr8k", out=out / f"ncr-{seed}", overrides=common)}
     for name, objective in OTHERS.items():
         folder = out / f"{name.lower().replace(' ', '-')}-{seed}"
-        runs[name] = visavis.train("ncr-heads-flickr8k", out=folder, overrides={**common, **without_ncr, **objective})
+        runs[name] = visavis.train(
+            "ncr-heads-flickr8k", out=folder, overrides={**common, **without_ncr, **objective}
+        )
     return runs
 
 
@@ -57,13 +65,19 @@ def train_weighted(out: Path, seed: int, share: float, threads: int) -> dict[str
     common = {"seed": seed, "data.noise_ratio": share, "training.threads": threads}
     without = {**common, "phases.0.supervision": "PairSupervision()"}
     return {
-        "learned weights": visavis.train("learned-weights-heads-flickr8k", out=out / f"weights-{seed}", overrides=common),
-        "no weights": visavis.train("learned-weights-heads-flickr8k", out=out / f"none-{seed}", overrides=without),
+        "learned weights": visavis.train(
+            "learned-weights-heads-flickr8k", out=out / f"weights-{seed}", overrides=common
+        ),
+        "no weights": visavis.train(
+            "learned-weights-heads-flickr8k", out=out / f"none-{seed}", overrides=without
+        ),
     }
 
 
 def separation(run: TrainingResult) -> float:
-    """How well a run's supervision separates correct from mismatched training captions: the area under the ROC curve."""
+    """How well a run's supervision separates correct from mismatched training captions: the area
+    under the ROC curve.
+    """
     recipe, checkpoint = read_run_recipe(run.run), Checkpoint.latest(run.run / "checkpoint")
     assert checkpoint is not None
     data = open_dataset(recipe.data.path)
@@ -76,7 +90,9 @@ def separation(run: TrainingResult) -> float:
 
 @torch.no_grad()
 def weights(recipe: Recipe, checkpoint: Checkpoint) -> Tensor:
-    """The weight of each training caption with its image, in batches of about the training size, by the last model."""
+    """The weight of each training caption with its image, in batches of about the training size, by
+    the last model.
+    """
     data_module, matcher = prepare_training(recipe)
     matcher.load_state_dict(checkpoint.weights)
     network = WeightNetwork(len(checkpoint.supervision["layers.0.bias"]))
@@ -86,8 +102,13 @@ def weights(recipe: Recipe, checkpoint: Checkpoint) -> Tensor:
     with evaluation_mode(matcher):
         for rows in training_batches(loader):
             images = loader.data.image_of[rows]
-            scores = matcher.score(matcher.encode_visual(loader.visual.read(images)), matcher.encode_text(loader.text.read(rows)))
-            caption_weights[rows] = network(scores, torch.from_numpy(images[:, None] == images)).diagonal()
+            scores = matcher.score(
+                matcher.encode_visual(loader.visual.read(images)),
+                matcher.encode_text(loader.text.read(rows)),
+            )
+            caption_weights[rows] = network(
+                scores, torch.from_numpy(images[:, None] == images)
+            ).diagonal()
     return caption_weights
 
 
@@ -106,32 +127,52 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=0.4)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=None)
-    parser.add_argument("--weights", action="store_true", help="Compare learned weights with no weights, instead of NCR with others.")
+    parser.add_argument(
+        "--weights",
+        action="store_true",
+        help="Compare learned weights with no weights, instead of NCR with others.",
+    )
     options = parser.parse_args()
-    out = storage.create_numbered_folder("runs/noise") if options.out is None else storage.prepare_empty_folder(options.out)
+    out = (
+        storage.create_numbered_folder("runs/noise")
+        if options.out is None
+        else storage.prepare_empty_folder(options.out)
+    )
     rsum: dict[str, list[float]] = {}
     areas: list[float] = []
     for seed in range(1, options.seeds + 1):
-        runs = (train_weighted if options.weights else train_all)(out, seed, options.share, options.threads)
+        runs = (train_weighted if options.weights else train_all)(
+            out, seed, options.share, options.threads
+        )
         first = next(iter(runs))
         areas.append(separation(runs[first]))
         for name, run in runs.items():
             assert run.test is not None
             rsum.setdefault(name, []).append(run.test.metrics["rsum"])
-        sys.stderr.write(f"seed {seed}: {', '.join(f'{name} {values[-1]:.1f}' for name, values in rsum.items())}, AUC {areas[-1]:.3f}\n")
+        sys.stderr.write(
+            f"seed {seed}: {', '.join(f'{name} {values[-1]:.1f}' for name, values in rsum.items())}, AUC {areas[-1]:.3f}\n"
+        )
     sys.stdout.write(table(rsum, areas))
 
 
 def table(rsum: dict[str, list[float]], areas: list[float]) -> str:
     """One row per objective: test RSUM over seeds, and the AUC of the first one."""
     first = next(iter(rsum))
-    lines = [f"| | test RSUM | {first} above it | AUC, correct against mismatched |", "|---|---|---|---|"]
+    lines = [
+        f"| | test RSUM | {first} above it | AUC, correct against mismatched |",
+        "|---|---|---|---|",
+    ]
     for name, values in rsum.items():
         spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
         above = (
             ""
             if name == first
-            else with_interval([first_rsum - rsum_value for first_rsum, rsum_value in zip(rsum[first], values, strict=True)])
+            else with_interval(
+                [
+                    first_rsum - rsum_value
+                    for first_rsum, rsum_value in zip(rsum[first], values, strict=True)
+                ]
+            )
         )
         area = f"{statistics.mean(areas):.3f} (minimum {min(areas):.3f})" if name == first else ""
         lines.append(f"| {name} | {statistics.mean(values):.1f}{spread} | {above} | {area} |")

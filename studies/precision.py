@@ -1,7 +1,9 @@
-"""Half precision in training: test RSUM of heads on Flickr8k with each objective in float32, bfloat16 and float16.
+"""Half precision in training: test RSUM of heads on Flickr8k with each objective in float32,
+bfloat16 and float16.
 
-Each objective trains small heads on 1,000 images for three epochs. Float32 has three seeds, half precisions one. A result is outside if it
-is further from the mean of float32 than any of its seeds, and further than three standard deviations of all seeds around their means.
+Each objective trains small heads on 1,000 images for three epochs. Float32 has three seeds, half
+precisions one. A result is outside if it is further from the mean of float32 than any of its seeds,
+and further than three standard deviations of all seeds around their means.
 
     VISAVIS_DATA=... python studies/precision.py [--only OBJECTIVE ...]
 """
@@ -39,10 +41,16 @@ SEEDS = (1, 2, 3)
 
 def rsum(objective: str, precision: str, seed: int, folder: Path) -> float:
     """Train heads and return the test RSUM."""
-    settings = SMALL | {"objective": f"{objective}()", "training.autocast": PRECISIONS[precision], "seed": seed}
+    settings = SMALL | {
+        "objective": f"{objective}()",
+        "training.autocast": PRECISIONS[precision],
+        "seed": seed,
+    }
     if objective in SUPERVISION:
         settings["phases.0.supervision"] = SUPERVISION[objective]
-    run = visavis.train("heads-flickr8k", overrides=settings, out=folder / f"{objective}-{precision}-{seed}")
+    run = visavis.train(
+        "heads-flickr8k", overrides=settings, out=folder / f"{objective}-{precision}-{seed}"
+    )
     assert run.test is not None
     return run.test.metrics["rsum"]
 
@@ -55,15 +63,35 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for objective in options.only:
             seeds[objective] = [rsum(objective, "float32", seed, Path(folder)) for seed in SEEDS]
-            half[objective] = {name: rsum(objective, name, SEEDS[0], Path(folder)) for name in ("bfloat16", "float16")}
-            print(objective, [round(value, 1) for value in seeds[objective]], half[objective], flush=True)
+            half[objective] = {
+                name: rsum(objective, name, SEEDS[0], Path(folder))
+                for name in ("bfloat16", "float16")
+            }
+            print(
+                objective,
+                [round(value, 1) for value in seeds[objective]],
+                half[objective],
+                flush=True,
+            )
     deviation = statistics.mean(statistics.variance(values) for values in seeds.values()) ** 0.5
-    print("| objective | float32, three seeds | bfloat16 | float16 | outside |\n|---|---|---|---|---|")
+    print(
+        "| objective | float32, three seeds | bfloat16 | float16 | outside |\n|---|---|---|---|---|"
+    )
     for objective, values in seeds.items():
-        mean, farthest = statistics.mean(values), max(abs(value - statistics.mean(values)) for value in values)
-        outside = [name for name, value in half[objective].items() if abs(value - mean) > max(farthest, 3 * deviation)]
+        mean, farthest = (
+            statistics.mean(values),
+            max(abs(value - statistics.mean(values)) for value in values),
+        )
+        outside = [
+            name
+            for name, value in half[objective].items()
+            if abs(value - mean) > max(farthest, 3 * deviation)
+        ]
         cells = " | ".join(f"{value:.1f}" for value in half[objective].values())
-        print(f"| {objective} | {mean:.1f} ({min(values):.1f} to {max(values):.1f}) | {cells} | {', '.join(outside) or 'none'} |")
+        print(
+            f"| {objective} | {mean:.1f} ({min(values):.1f} to {max(values):.1f}) | {cells} | "
+            f"{', '.join(outside) or 'none'} |"
+        )
     print(f"Standard deviation over seeds, pooled over objectives: {deviation:.1f}")
 
 

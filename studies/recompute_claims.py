@@ -1,9 +1,11 @@
-"""Recompute every claim from the raw numbers of the study, and compare it with ``docs/research/claims.md``.
+"""Recompute every claim from the raw numbers of the study, and compare it with
+``docs/research/claims.md``.
 
     python studies/recompute_claims.py
 
-This script shares no code with the ones that write the page. It reads the recalls, similarities and counts of each run, and uses SciPy for all
-tests. A figure of the page may differ in its last printed digit. Bootstrapped values use other random numbers: their verdicts must agree.
+This script shares no code with the ones that write the page. It reads the recalls, similarities and
+counts of each run, and uses SciPy for all tests. A figure of the page may differ in its last
+printed digit. Bootstrapped values use other random numbers: their verdicts must agree.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ DIRECTIONS = ("i2t", "t2i")
 
 @dataclass
 class Result:
-    """Verdict and p-value of a claim, the figures that its page must contain, and whether they come from a bootstrap."""
+    """Verdict and p-value of a claim, the figures that its page must contain, and whether they come
+    from a bootstrap.
+    """
 
     verdict: str
     p: float
@@ -48,9 +52,14 @@ def metric_of(run: dict[str, Any], name: str) -> float:
     if name == "gap":
         return epochs[-1]["positive_mean"] - hardest[-1]
     if name == "steps to 95 %":
-        return min(epoch["step"] for epoch in epochs if epoch["rsum"] >= 0.95 * run["validation_rsum"])
+        return min(
+            epoch["step"] for epoch in epochs if epoch["rsum"] >= 0.95 * run["validation_rsum"]
+        )
     if name == "most early similarity":
-        return max(min(epoch["positive_mean"], other) for epoch, other in zip(epochs[1:], hardest[1:], strict=True))
+        return max(
+            min(epoch["positive_mean"], other)
+            for epoch, other in zip(epochs[1:], hardest[1:], strict=True)
+        )
     if name == "moved at the start":
         return 100 * min(epochs[0][f"gradient_{side}"] for side in DIRECTIONS)
     if match := re.fullmatch(r"CS@(\d+)", name):
@@ -58,7 +67,11 @@ def metric_of(run: dict[str, Any], name: str) -> float:
     if name == "mAP@5 by hits":
         return float(np.mean([metrics[f"{side}_map_at_5_hits"] for side in DIRECTIONS]))
     if name in ("C^q", "C^q at 0.1", "effective negatives"):
-        key = {"C^q": "per_query", "C^q at 0.1": "per_query_at_0.1", "effective negatives": "effective"}[name]
+        key = {
+            "C^q": "per_query",
+            "C^q at 0.1": "per_query_at_0.1",
+            "effective negatives": "effective",
+        }[name]
         return float(np.mean([counts[f"{side}_{key}"] for side in DIRECTIONS]))
     if name == "pull":
         return float(np.mean([counts[f"{side}_pull"] for side in DIRECTIONS]))
@@ -71,14 +84,20 @@ def metric_of(run: dict[str, Any], name: str) -> float:
 @cache
 def runs_of(experiment: str) -> list[dict[str, Any]]:
     """The finished runs of an experiment."""
-    lines = map(json.loads, (DOCS / "evidence" / "study" / f"{experiment}.jsonl").read_text().splitlines())
+    lines = map(
+        json.loads, (DOCS / "evidence" / "study" / f"{experiment}.jsonl").read_text().splitlines()
+    )
     return [run for run in lines if "failure" not in run]
 
 
 def column(address: str, name: str) -> dict[int, float]:
     """A metric of a setting by seed."""
     experiment, setting = address.split("/", 1)
-    return {run["seed"]: metric_of(run, name) for run in runs_of(experiment) if run["setting"] == setting}
+    return {
+        run["seed"]: metric_of(run, name)
+        for run in runs_of(experiment)
+        if run["setting"] == setting
+    }
 
 
 def settings_of(addresses: list[str]) -> list[str]:
@@ -86,7 +105,11 @@ def settings_of(addresses: list[str]) -> list[str]:
     expanded = list[str]()
     for address in addresses:
         experiment, setting = address.split("/", 1)
-        expanded += dict.fromkeys(f"{experiment}/{run['setting']}" for run in runs_of(experiment)) if setting == "*" else [address]
+        expanded += (
+            dict.fromkeys(f"{experiment}/{run['setting']}" for run in runs_of(experiment))
+            if setting == "*"
+            else [address]
+        )
     return expanded
 
 
@@ -98,7 +121,11 @@ def differences(a: str, b: str, name: str) -> np.ndarray:
 
 def p_value(values: np.ndarray, bound: float = 0.0) -> float:
     """Two-sided p-value of a mean against a bound. Equal values are exact."""
-    return float(stats.ttest_1samp(values, bound).pvalue) if np.ptp(values) else float(values[0] == bound)
+    return (
+        float(stats.ttest_1samp(values, bound).pvalue)
+        if np.ptp(values)
+        else float(values[0] == bound)
+    )
 
 
 def interval(values: np.ndarray) -> tuple[float, float]:
@@ -122,7 +149,11 @@ def one_sided(values: np.ndarray, bound: float, sign: int = 1) -> Result:
     """A mean on one side of a bound."""
     low, high = sorted(sign * end for end in interval(values))
     verdict = HOLDS if low > sign * bound else FAILS if high < sign * bound else OPEN
-    return Result(verdict, p_value(values, bound), [values.mean(), *(interval(values) if np.ptp(values) else ())])
+    return Result(
+        verdict,
+        p_value(values, bound),
+        [values.mean(), *(interval(values) if np.ptp(values) else ())],
+    )
 
 
 def all_above(rows: list[np.ndarray], factor: int = 1) -> Result:
@@ -130,7 +161,9 @@ def all_above(rows: list[np.ndarray], factor: int = 1) -> Result:
     means = np.array([row.mean() for row in rows])
     corrected = holm([min(1.0, factor * p_value(row)) for row in rows])
     below = corrected[means < 0]
-    verdict = HOLDS if all((corrected <= ALPHA) & (means > 0)) else FAILS if any(below <= ALPHA) else OPEN
+    verdict = (
+        HOLDS if all((corrected <= ALPHA) & (means > 0)) else FAILS if any(below <= ALPHA) else OPEN
+    )
     return Result(verdict, float(below.min() if len(below) else corrected.max()), [])
 
 
@@ -138,17 +171,31 @@ def recompute(claim: dict[str, Any]) -> Result:
     """Verdict, p-value and figures of a claim."""
     test, name = claim["test"], claim.get("metric", "rsum")
     if test in ("higher", "lower"):
-        return one_sided(differences(claim["a"], claim["b"], name), 0.0, 1 if test == "higher" else -1)
+        return one_sided(
+            differences(claim["a"], claim["b"], name), 0.0, 1 if test == "higher" else -1
+        )
     if test == "not_lower":
         return one_sided(differences(claim["a"], claim["b"], name), -claim["allowed"])
     if test in ("reaches", "stays_below"):
         values = np.array(list(column(claim["a"], name).values()))
-        return one_sided(values, claim["at_least" if test == "reaches" else "at_most"], 1 if test == "reaches" else -1)
+        return one_sided(
+            values,
+            claim["at_least" if test == "reaches" else "at_most"],
+            1 if test == "reaches" else -1,
+        )
     if test == "same":
         values, allowed = differences(claim["a"], claim["b"], name), claim["allowed"]
         low, high = interval(values)
-        verdict = HOLDS if -allowed < low and high < allowed else FAILS if low > allowed or high < -allowed else OPEN
-        return Result(verdict, max(p_value(values, bound) for bound in (-allowed, allowed)), [values.mean()])
+        verdict = (
+            HOLDS
+            if -allowed < low and high < allowed
+            else FAILS
+            if low > allowed or high < -allowed
+            else OPEN
+        )
+        return Result(
+            verdict, max(p_value(values, bound) for bound in (-allowed, allowed)), [values.mean()]
+        )
     if test == "best":
         others = [one for one in settings_of(claim["among"]) if one != claim["a"]]
         rows = [differences(claim["a"], other, name) for other in others]
@@ -178,7 +225,10 @@ def recompute(claim: dict[str, Any]) -> Result:
         return result
     assert test == "related", test
     among = settings_of(claim["among"])
-    x, y = (np.array([np.mean(list(column(one, metric).values())) for one in among]) for metric in (claim["x"], claim["y"]))
+    x, y = (
+        np.array([np.mean(list(column(one, metric).values())) for one in among])
+        for metric in (claim["x"], claim["y"])
+    )
     draws = np.random.default_rng(7).integers(len(x), size=(RESAMPLES, len(x)))
     ranks = [stats.zscore(stats.rankdata(values[draws], axis=1), axis=1) for values in (x, y)]
     samples = claim["sign"] * (ranks[0] * ranks[1]).mean(1)
@@ -186,7 +236,12 @@ def recompute(claim: dict[str, Any]) -> Result:
     bound = claim.get("at_least", 0.0)
     above = int((samples > bound).sum())
     p = min(1.0, 2 * (min(above, RESAMPLES - above) + 1) / (RESAMPLES + 1))
-    return Result(HOLDS if low > bound else FAILS if high < bound else OPEN, p, [stats.spearmanr(x, y).statistic], sampled=True)
+    return Result(
+        HOLDS if low > bound else FAILS if high < bound else OPEN,
+        p,
+        [stats.spearmanr(x, y).statistic],
+        sampled=True,
+    )
 
 
 def near(value: float, other: float, relative: float) -> bool:
@@ -197,21 +252,44 @@ def near(value: float, other: float, relative: float) -> bool:
 def mistakes() -> list[str]:
     """Each difference between the page and the recomputed claims."""
     page = (DOCS / "research" / "claims.md").read_text()
-    entries = {match[1]: match for match in re.finditer(r"### (\w+): .*\n\n.*\n- \*\*Study\.\*\* (.*)\n- \*\*Verdict\.\*\* (.*)\n", page)}
+    entries = {
+        match[1]: match
+        for match in re.finditer(
+            r"### (\w+): .*\n\n.*\n- \*\*Study\.\*\* (.*)\n- \*\*Verdict\.\*\* (.*)\n", page
+        )
+    }
     claims = tomllib.loads((DOCS / "evidence" / "claims.toml").read_text())["claims"]
     tested = [claim for claim in claims if "why_not" not in claim]
     results = [recompute(claim) for claim in tested]
-    found = [f"{claim['name']}: not on the page" for claim in claims if claim["name"] not in entries]
-    for claim, result, over_all in zip(tested, results, holm([result.p for result in results]), strict=True):
+    found = [
+        f"{claim['name']}: not on the page" for claim in claims if claim["name"] not in entries
+    ]
+    for claim, result, over_all in zip(
+        tested, results, holm([result.p for result in results]), strict=True
+    ):
         _, study, verdict = entries[claim["name"]].groups()
-        numbers = [float(one) for one in re.findall(r"-?\d+(?:\.\d+)?(?:e-?\d+)?", study.replace("−", "-").replace(",", ""))]
-        missing = [value for value in result.figures if not any(near(value, number, 6e-3) for number in numbers)]
+        numbers = [
+            float(one)
+            for one in re.findall(
+                r"-?\d+(?:\.\d+)?(?:e-?\d+)?", study.replace("−", "-").replace(",", "")
+            )
+        ]
+        missing = [
+            value
+            for value in result.figures
+            if not any(near(value, number, 6e-3) for number in numbers)
+        ]
         found += [f"{claim['name']}: {value:.4g} is not in {study!r}" for value in missing]
-        match = re.fullmatch(r"(.*) \(p (.*)\)\. Corrected for all claims: (.*) \(p (.*)\)", verdict)
+        match = re.fullmatch(
+            r"(.*) \(p (.*)\)\. Corrected for all claims: (.*) \(p (.*)\)", verdict
+        )
         assert match is not None, verdict
         expected = (result.verdict, result.verdict if over_all <= ALPHA else OPEN)
         if (match[1], match[3]) != expected:
-            found.append(f"{claim['name']}: {match[1]}, corrected {match[3]} on the page, {expected[0]} and {expected[1]} recomputed")
+            found.append(
+                f"{claim['name']}: {match[1]}, corrected {match[3]} on the page, {expected[0]} and "
+                f"{expected[1]} recomputed"
+            )
         for given, value in ((float(match[2]), result.p), (float(match[4]), over_all)):
             if not near(given, value, 0.06) and not result.sampled:
                 found.append(f"{claim['name']}: p {given:g} on the page, {value:.2g} recomputed")

@@ -1,7 +1,8 @@
-"""Simulated device: its tensors are on the CPU, report another device, and raise an error when they meet CPU tensors, as on a GPU.
+"""Simulated device: its tensors are on the CPU, report another device, and raise an error when they
+meet CPU tensors, as on a GPU.
 
-Results equal those of the CPU. A tensor that a program does not move is found without a GPU. Inside ``elsewhere()`` tensors and
-modules can be moved to ``DEVICE``, as to any other device.
+Results equal those of the CPU. A tensor that a program does not move is found without a GPU. Inside
+``elsewhere()`` tensors and modules can be moved to ``DEVICE``, as to any other device.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ MAY_MIX = [
     "_pad_packed_sequence",
     "gru",
 ]
-"""Operations that accept CPU tensors next to others: copies, indices, and lengths of packed sequences."""
+"""Operations that accept CPU tensors next to others: copies, indices, and lengths of packed
+sequences.
+"""
 
 
 class Elsewhere(Tensor):
@@ -41,7 +44,12 @@ class Elsewhere(Tensor):
 
     @staticmethod
     def __new__(cls, inner: Tensor):
-        layout = {"strides": inner.stride(), "storage_offset": inner.storage_offset(), "dtype": inner.dtype, "device": DEVICE}
+        layout = {
+            "strides": inner.stride(),
+            "storage_offset": inner.storage_offset(),
+            "dtype": inner.dtype,
+            "device": DEVICE,
+        }
         wrapper = Tensor._make_wrapper_subclass(cls, inner.size(), **layout)
         wrapper.inner = inner
         return wrapper
@@ -68,12 +76,18 @@ class _Mode(TorchDispatchMode):
 
 
 def _map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
-    """Apply a function to the tensors of nested arguments. It takes a third of the time of torch's ``tree_map``."""
+    """Apply a function to the tensors of nested arguments. It takes a third of the time of torch's
+    ``tree_map``.
+    """
     if isinstance(value, Tensor):
         return change(value)
     if type(value) in (list, tuple):
         return type(value)(_map_tensors(part, change) for part in value)
-    return {name: _map_tensors(part, change) for name, part in value.items()} if type(value) is dict else value
+    return (
+        {name: _map_tensors(part, change) for name, part in value.items()}
+        if type(value) is dict
+        else value
+    )
 
 
 def _run(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -81,14 +95,22 @@ def _run(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     name = func._schema.name.partition("::")[2]
     tensors: list[Tensor] = []
     inner_args, inner_kwargs = _map_tensors(
-        (args, kwargs), lambda part: tensors.append(part) or (part.inner if isinstance(part, Elsewhere) else part)
+        (args, kwargs),
+        lambda part: tensors.append(part) or (part.inner if isinstance(part, Elsewhere) else part),
     )
     on_device = any(isinstance(part, Elsewhere) for part in tensors)
     on_cpu = any(not isinstance(part, Elsewhere) and part.dim() for part in tensors)
     if name == "_has_compatible_shallow_copy_type":
         return not on_cpu
-    if on_device and on_cpu and (name not in MAY_MIX or ("index" in name and not isinstance(args[0], Elsewhere))):
-        raise RuntimeError(f"Expected all tensors to be on the same device, but found at least two devices, {DEVICE} and cpu ({func}).")
+    if (
+        on_device
+        and on_cpu
+        and (name not in MAY_MIX or ("index" in name and not isinstance(args[0], Elsewhere)))
+    ):
+        raise RuntimeError(
+            "Expected all tensors to be on the same device, but found at least two devices, "
+            f"{DEVICE} and cpu ({func})."
+        )
     device = kwargs.get("device")
     result_on_device = on_device if device is None else torch.device(device).type == DEVICE.type
     if name == "copy_":
@@ -104,8 +126,14 @@ def _run(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
 
 
 def _gru_cell(inputs, hidden, state, inputs_bias=None, hidden_bias=None):
-    inputs, hidden = (gates if bias is None else gates + bias for gates, bias in ((inputs, inputs_bias), (hidden, hidden_bias)))
-    (reset, update, new), (hidden_reset, hidden_update, hidden_new) = inputs.chunk(3, 1), hidden.chunk(3, 1)
+    inputs, hidden = (
+        gates if bias is None else gates + bias
+        for gates, bias in ((inputs, inputs_bias), (hidden, hidden_bias))
+    )
+    (reset, update, new), (hidden_reset, hidden_update, hidden_new) = (
+        inputs.chunk(3, 1),
+        hidden.chunk(3, 1),
+    )
     reset, update = (reset + hidden_reset).sigmoid(), (update + hidden_update).sigmoid()
     new = (new + reset * hidden_new).tanh()
     return new + update * (state - new), torch.cat([reset, update, new, state, hidden_new], 1)
@@ -114,9 +142,20 @@ def _gru_cell(inputs, hidden, state, inputs_bias=None, hidden_bias=None):
 def _gru_cell_backward(gradient, workspace, has_bias):
     reset, update, new, state, hidden_new = workspace.chunk(5, 1)
     grad_new = gradient * (1 - update) * (1 - new**2)
-    grad_reset, grad_update = grad_new * hidden_new * reset * (1 - reset), gradient * (state - new) * update * (1 - update)
-    inputs, hidden = torch.cat([grad_reset, grad_update, grad_new], 1), torch.cat([grad_reset, grad_update, grad_new * reset], 1)
-    return inputs, hidden, gradient * update, *(part.sum(0) if has_bias else None for part in (inputs, hidden))
+    grad_reset, grad_update = (
+        grad_new * hidden_new * reset * (1 - reset),
+        gradient * (state - new) * update * (1 - update),
+    )
+    inputs, hidden = (
+        torch.cat([grad_reset, grad_update, grad_new], 1),
+        torch.cat([grad_reset, grad_update, grad_new * reset], 1),
+    )
+    return (
+        inputs,
+        hidden,
+        gradient * update,
+        *(part.sum(0) if has_bias else None for part in (inputs, hidden)),
+    )
 
 
 FUSED = {"_thnn_fused_gru_cell": _gru_cell, "_thnn_fused_gru_cell_backward": _gru_cell_backward}
@@ -131,27 +170,42 @@ def _register_device() -> None:
 
 @contextmanager
 def elsewhere() -> Iterator[torch.device]:
-    """Allow moving tensors to ``DEVICE``. Functions that bypass torch's dispatcher are replaced: tensors of numbers, autocast, safetensors."""
+    """Allow moving tensors to ``DEVICE``. Functions that bypass torch's dispatcher are replaced:
+    tensors of numbers, autocast, safetensors.
+    """
 
     def moved(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return lambda *args, device=None, **kwargs: (
-            result if (result := function(*args, **kwargs)) is None or device is None else result.to(device)
+            result
+            if (result := function(*args, **kwargs)) is None or device is None
+            else result.to(device)
         )
 
     def as_on_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda device="cpu", *args, **kwargs: function("cpu" if device == DEVICE.type else device, *args, **kwargs)
+        return lambda device="cpu", *args, **kwargs: function(
+            "cpu" if device == DEVICE.type else device, *args, **kwargs
+        )
 
     def from_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda tensors, *args: function({name: tensor.cpu() for name, tensor in tensors.items()}, *args)
+        return lambda tensors, *args: function(
+            {name: tensor.cpu() for name, tensor in tensors.items()}, *args
+        )
 
     _register_device()
     with pytest.MonkeyPatch.context() as patch, _Mode():
-        replaced = {moved: ("tensor", "as_tensor"), as_on_cpu: ("is_autocast_enabled", "get_autocast_dtype", "autocast")}
+        replaced = {
+            moved: ("tensor", "as_tensor"),
+            as_on_cpu: ("is_autocast_enabled", "get_autocast_dtype", "autocast"),
+        }
         for change, names in replaced.items():
             for name in names:
                 patch.setattr(torch, name, change(getattr(torch, name)))
         patch.setattr(
-            Tensor, "new_tensor", lambda self, data, dtype=None: torch.tensor(data, dtype=dtype or self.dtype, device=self.device)
+            Tensor,
+            "new_tensor",
+            lambda self, data, dtype=None: torch.tensor(
+                data, dtype=dtype or self.dtype, device=self.device
+            ),
         )
         for name in ("save", "save_file"):
             patch.setattr(safetensors.torch, name, from_cpu(getattr(safetensors.torch, name)))

@@ -1,4 +1,6 @@
-"""Local stand-in of the Hugging Face hub: an HTTP server with folders as repositories, and faults by name of the repository."""
+"""Local stand-in of the Hugging Face hub: an HTTP server with folders as repositories, and faults
+by name of the repository.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,11 @@ def is_large(name: str) -> bool:
 
 
 class Hub(ThreadingHTTPServer):
-    """The server. ``faults``: "cut" ends a large file in the middle and then refuses it, "wrong" changes a byte of it.
+    """The server. ``faults``: "cut" ends a large file in the middle and then refuses it, "wrong"
+    changes a byte of it.
 
-    Faults of every request to a repository: an HTTP status, "html" answers with a page, "stall" never answers.
+    Faults of every request to a repository: an HTTP status, "html" answers with a page, "stall"
+    never answers.
     """
 
     daemon_threads = True
@@ -50,7 +54,12 @@ class Hub(ThreadingHTTPServer):
     @property
     def environment(self) -> dict[str, str]:
         """Environment of commands that use this hub."""
-        return {"HF_ENDPOINT": self.url, "HF_HUB_OFFLINE": "0", "TRANSFORMERS_OFFLINE": "0", "NO_PROXY": "*"}
+        return {
+            "HF_ENDPOINT": self.url,
+            "HF_HUB_OFFLINE": "0",
+            "TRANSFORMERS_OFFLINE": "0",
+            "NO_PROXY": "*",
+        }
 
 
 @contextmanager
@@ -85,7 +94,12 @@ class _Handler(BaseHTTPRequestHandler):
         elif name not in self.server.repositories:
             self._send(404, b"{}", {"X-Error-Code": "RepoNotFound"})
         elif api:
-            self._send(200, json.dumps(self._tree(name) if (api[2] or "").startswith("/tree") else self._info(name)).encode())
+            self._send(
+                200,
+                json.dumps(
+                    self._tree(name) if (api[2] or "").startswith("/tree") else self._info(name)
+                ).encode(),
+            )
         else:
             assert file is not None
             self._send_file(name, file[2])
@@ -93,8 +107,18 @@ class _Handler(BaseHTTPRequestHandler):
     def _tree(self, name: str) -> list[dict[str, Any]]:
         def entry(file: Path) -> dict[str, Any]:
             size, sha256 = file.stat().st_size, hashlib.sha256(file.read_bytes()).hexdigest()
-            lfs = {"lfs": {"oid": sha256, "size": size, "pointerSize": 134}} if is_large(file.name) else {}
-            return {"type": "file", "path": file.relative_to(folder).as_posix(), "size": size, "oid": sha256[:40], **lfs}
+            lfs = (
+                {"lfs": {"oid": sha256, "size": size, "pointerSize": 134}}
+                if is_large(file.name)
+                else {}
+            )
+            return {
+                "type": "file",
+                "path": file.relative_to(folder).as_posix(),
+                "size": size,
+                "oid": sha256[:40],
+                **lfs,
+            }
 
         folder = self.server.repositories[name]
         return [entry(file) for file in sorted(folder.rglob("*")) if file.is_file()]
@@ -102,18 +126,35 @@ class _Handler(BaseHTTPRequestHandler):
     def _info(self, name: str) -> dict[str, Any]:
         """Information about a repository, with the license in the first lines of its README.md."""
         readme = self.server.repositories[name] / "README.md"
-        found = re.search("^license: (.+)$", readme.read_text(), re.MULTILINE) if readme.is_file() else None
+        found = (
+            re.search("^license: (.+)$", readme.read_text(), re.MULTILINE)
+            if readme.is_file()
+            else None
+        )
         return {
             "id": name,
             "sha": COMMIT,
-            **({"cardData": {"license": json.loads(found[1]) if found[1].isdecimal() else found[1]}} if found else {}),
+            **(
+                {
+                    "cardData": {
+                        "license": json.loads(found[1]) if found[1].isdecimal() else found[1]
+                    }
+                }
+                if found
+                else {}
+            ),
         }
 
     def _send_file(self, repository: str, name: str) -> None:
         content = (self.server.repositories[repository] / name).read_bytes()
         sha256 = hashlib.sha256(content).hexdigest()
-        headers = {"ETag": f'"{sha256 if is_large(name) else sha256[:40]}"', "X-Repo-Commit": COMMIT}
-        fault = self.server.faults.get(repository) if self.command == "GET" and is_large(name) else None
+        headers = {
+            "ETag": f'"{sha256 if is_large(name) else sha256[:40]}"',
+            "X-Repo-Commit": COMMIT,
+        }
+        fault = (
+            self.server.faults.get(repository) if self.command == "GET" and is_large(name) else None
+        )
         if self.command == "GET":
             self.server.downloads.append(f"{repository}/{name}")
         if fault == "wrong":
@@ -126,9 +167,18 @@ class _Handler(BaseHTTPRequestHandler):
             return
         self._send(200, content, headers)
 
-    def _send(self, status: int, body: bytes, headers: dict[str, str] | None = None, length: int | None = None) -> None:
+    def _send(
+        self,
+        status: int,
+        body: bytes,
+        headers: dict[str, str] | None = None,
+        length: int | None = None,
+    ) -> None:
         self.send_response(status)
-        for key, value in {"Content-Length": str(len(body) if length is None else length), **(headers or {})}.items():
+        for key, value in {
+            "Content-Length": str(len(body) if length is None else length),
+            **(headers or {}),
+        }.items():
             self.send_header(key, value)
         self.end_headers()
         if self.command == "GET":

@@ -12,5 +12,8 @@ def mentions(*parts: object) -> str:
     True
     """
     return "(?s)^" + "".join(
-        rf"(?=.*(?<!\w){re.escape(str(part))}(?!\w))" if str(part).isalnum() else f"(?=.*{re.escape(str(part))})" for part in parts
+        rf"(?=.*(?<!\w){re.escape(str(part))}(?!\w))"
+        if str(part).isalnum()
+        else f"(?=.*{re.escape(str(part))})"
+        for part in parts
     )

@@ -29,7 +29,17 @@ ODD = [
         "n" * 5000,
         "🙂",
     ),
-    *([], [[]], [1, "a", {}], {}, {"": {}}, {"kind": 3}, {"kind": "VSE++", "width": []}, {"0": {"epochs": 1}}, {"a": {"b": {"c": 1}}}),
+    *(
+        [],
+        [[]],
+        [1, "a", {}],
+        {},
+        {"": {}},
+        {"kind": 3},
+        {"kind": "VSE++", "width": []},
+        {"0": {"epochs": 1}},
+        {"a": {"b": {"c": 1}}},
+    ),
     *(dt.date(1979, 5, 27), dt.time(7, 32), dt.datetime(1979, 5, 27, 7, 32, tzinfo=dt.UTC)),
 ]
 KEYS = [
@@ -54,8 +64,16 @@ KEYS = [
 
 def entries(value: Any) -> list[tuple[Any, Any]]:
     """All pairs of a table or list and one of its keys, at any depth."""
-    inner = list(value.items()) if isinstance(value, dict) else list(enumerate(value)) if isinstance(value, list) else []
-    return [(value, key) for key, _ in inner] + [entry for _, part in inner for entry in entries(part)]
+    inner = (
+        list(value.items())
+        if isinstance(value, dict)
+        else list(enumerate(value))
+        if isinstance(value, list)
+        else []
+    )
+    return [(value, key) for key, _ in inner] + [
+        entry for _, part in inner for entry in entries(part)
+    ]
 
 
 def changed(content: dict[str, Any], rng: random.Random) -> dict[str, Any]:

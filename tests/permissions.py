@@ -14,7 +14,9 @@ _BYPASS = 1 << 1 | 1 << 2
 
 @contextmanager
 def as_ordinary_user() -> Iterator[None]:
-    """Respect the permissions of files and folders in this block, in this thread and in those that it starts."""
+    """Respect the permissions of files and folders in this block, in this thread and in those that
+    it starts.
+    """
     if not hasattr(os, "geteuid") or os.geteuid() != 0:
         yield
         return

@@ -39,7 +39,9 @@ def in_processes(work: Callable[..., None], arguments: tuple[object, ...], *, np
 
 
 def fork_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the workers of comparisons, audits and the demo start from the server, instead of each importing torch."""
+    """Let the workers of comparisons, audits and the demo start from the server, instead of each
+    importing torch.
+    """
     monkeypatch.setattr(jobs, "get_context", lambda _: FORKED)
     monkeypatch.setattr(jobs, "_start_worker", partial(_start_forked_worker, dict(os.environ)))
 
@@ -60,7 +62,8 @@ def run_visavis() -> None:
 class Command:
     """The command ``visavis ARGUMENTS``, or another program, in a new process.
 
-    Its output goes to a file, its messages to the same or to ``messages``. The first terminal among them controls the process.
+    Its output goes to a file, its messages to the same or to ``messages``. The first terminal among
+    them controls the process.
     """
 
     def __init__(
@@ -73,7 +76,13 @@ class Command:
     ):
         self.output = output
         files = (output, messages or output)
-        worker_arguments = (program, files, Path.cwd(), {**os.environ, **(environment or {})}, ["visavis", *map(str, arguments)])
+        worker_arguments = (
+            program,
+            files,
+            Path.cwd(),
+            {**os.environ, **(environment or {})},
+            ["visavis", *map(str, arguments)],
+        )
         self.process = FORKED.Process(target=_run, args=worker_arguments)
         self.process.start()
         atexit.register(self.send, signal.SIGKILL)
@@ -94,16 +103,27 @@ class Command:
     def wait(self, seconds: float) -> int:
         """Wait for the exit code, which is negative for a signal."""
         self.process.join(seconds)
-        assert self.process.exitcode is not None, f"the process is still running: {self.output_text}"
+        assert self.process.exitcode is not None, (
+            f"the process is still running: {self.output_text}"
+        )
         return self.process.exitcode
 
 
-def start_ranks(folder: Path, world_size: int, *arguments: object, program: Callable[[], None] = run_visavis) -> list[Command]:
-    """Start the same command in several processes that find each other, as torchrun does. Outputs go to ``folder/rank-<n>.txt``."""
+def start_ranks(
+    folder: Path, world_size: int, *arguments: object, program: Callable[[], None] = run_visavis
+) -> list[Command]:
+    """Start the same command in several processes that find each other, as torchrun does. Outputs
+    go to ``folder/rank-<n>.txt``.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world_size), "OMP_NUM_THREADS": "1"}
+    shared = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(world_size),
+        "OMP_NUM_THREADS": "1",
+    }
     folder.mkdir(exist_ok=True)
     return [
         Command(
@@ -116,14 +136,22 @@ def start_ranks(folder: Path, world_size: int, *arguments: object, program: Call
     ]
 
 
-def _run(program: Callable[[], None], files: tuple[Path, Path], folder: Path, environment: dict[str, str], arguments: list[str]) -> None:
+def _run(
+    program: Callable[[], None],
+    files: tuple[Path, Path],
+    folder: Path,
+    environment: dict[str, str],
+    arguments: list[str],
+) -> None:
     os.setsid()
     for stream, file in zip((1, 2), files, strict=True):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666), stream)
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
     # The streams of the server assume the kind of file that it wrote to.
-    sys.stdout, sys.stderr = (os.fdopen(stream, "w", buffering=1, closefd=False) for stream in (1, 2))
+    sys.stdout, sys.stderr = (
+        os.fdopen(stream, "w", buffering=1, closefd=False) for stream in (1, 2)
+    )
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the server may have been started under nohup
     os.chdir(folder)
     os.environ.clear()
@@ -133,6 +161,8 @@ def _run(program: Callable[[], None], files: tuple[Path, Path], folder: Path, en
 
 
 def peak_memory() -> int:
-    """Return the highest resident memory of this process in bytes. Other than ``ru_maxrss``, it does not include the parent process."""
+    """Return the highest resident memory of this process in bytes. Other than ``ru_maxrss``, it
+    does not include the parent process.
+    """
     status = Path("/proc/self/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) * 1024

@@ -51,7 +51,12 @@ class RecordedProgress(NoProgress):
 @pytest.fixture(scope="module")
 def scenes(tmp_path_factory):
     return write_synthetic_scenes(
-        tmp_path_factory.mktemp("world") / "scenes", num_train=20, num_val=5, num_test=6, captions_per_image=2, size=32
+        tmp_path_factory.mktemp("world") / "scenes",
+        num_train=20,
+        num_val=5,
+        num_test=6,
+        captions_per_image=2,
+        size=32,
     )
 
 
@@ -69,7 +74,9 @@ def progress():
 
 @pytest.fixture(scope="module")
 def trained(recipe, scenes, progress, tmp_path_factory):
-    return visavis.train(recipe, data=scenes, out=tmp_path_factory.mktemp("runs") / "run", progress=progress)
+    return visavis.train(
+        recipe, data=scenes, out=tmp_path_factory.mktemp("runs") / "run", progress=progress
+    )
 
 
 def weights(run):
@@ -79,11 +86,25 @@ def weights(run):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda recipe, data: visavis.compare(recipe, data=data, overrides={"seed": 5}), "seed: expected none, .* set --seeds"),
-        (lambda recipe, data: visavis.compare(recipe, data=data, grid="seed=[1, 2]"), "seed: expected none, .* set --seeds"),
-        (lambda recipe, data: visavis.reproduce("goal/3", overrides=["seed=5"]), "seed: expected none, .* set --seeds"),
+        (
+            lambda recipe, data: visavis.compare(recipe, data=data, overrides={"seed": 5}),
+            "seed: expected none, .* set --seeds",
+        ),
+        (
+            lambda recipe, data: visavis.compare(recipe, data=data, grid="seed=[1, 2]"),
+            "seed: expected none, .* set --seeds",
+        ),
+        (
+            lambda recipe, data: visavis.reproduce("goal/3", overrides=["seed=5"]),
+            "seed: expected none, .* set --seeds",
+        ),
         *(
-            (lambda recipe, data, key=key: visavis.train(recipe, data=data, overrides={f"model.{key}": 3}), f"model.{key}: expected none")
+            (
+                lambda recipe, data, key=key: visavis.train(
+                    recipe, data=data, overrides={f"model.{key}": 3}
+                ),
+                f"model.{key}: expected none",
+            )
             for key in DERIVED_MODEL_KEYS
         ),
     ],
@@ -106,13 +127,17 @@ def test_settings_without_effect_are_rejected(call, message, recipe, scenes, tmp
     ],
 )
 def test_unknown_key_suggests_key_of_other_section(key, suggestion, recipe):
-    with pytest.raises(RecipeError, match=rf"{key} is not a key of recipes: did you mean {suggestion}\?$"):
+    with pytest.raises(
+        RecipeError, match=rf"{key} is not a key of recipes: did you mean {suggestion}\?$"
+    ):
         read_recipe(recipe, {key: 2})
 
 
 def test_features_rejects_run_folder(trained, scenes):
     before = sorted(trained.run.iterdir())
-    with pytest.raises(RefusedOverwrite, match=r"expected a new folder or one of features, got .* in it\. Name"):
+    with pytest.raises(
+        RefusedOverwrite, match=r"expected a new folder or one of features, got .* in it\. Name"
+    ):
         visavis.features(scenes, visual="scenes", out=trained.run)
     assert sorted(trained.run.iterdir()) == before
 
@@ -138,12 +163,18 @@ def commands_of(app, words=()):
 
 
 def test_commands_have_the_parameters_of_api_functions():
-    """``visavis data check`` is ``visavis.data_check``. The options of output are options of the command line alone."""
+    """``visavis data check`` is ``visavis.data_check``. The options of output are options of the
+    command line alone.
+    """
     commands = {"_".join(words): command for words, command in commands_of(cli.app) if words}
     assert commands.keys() == COMMANDS.keys() == set(api.__all__) - {"load"}
     for name, command in commands.items():
         parameters = set(inspect.signature(getattr(api, name)).parameters) - {"progress"}
-        assert set(inspect.signature(command).parameters) - {"json", "print_all", "context", "verbose", "quiet"} == parameters, name
+        assert (
+            set(inspect.signature(command).parameters)
+            - {"json", "print_all", "context", "verbose", "quiet"}
+            == parameters
+        ), name
 
 
 def test_api_docstrings_describe_every_parameter():
@@ -155,7 +186,11 @@ def test_api_docstrings_describe_every_parameter():
         for parameter, text in texts.items():
             default = inspect.signature(function).parameters[parameter].default
             assert text.endswith("."), f"{name}({parameter})"
-            assert default is not None or parameter in ("progress", "visual", "text", "kind") or "Default" in text, f"{name}({parameter})"
+            assert (
+                default is not None
+                or parameter in ("progress", "visual", "text", "kind")
+                or "Default" in text
+            ), f"{name}({parameter})"
 
 
 def test_train_writes_a_complete_run_folder(trained, scenes):
@@ -169,13 +204,26 @@ def test_train_writes_a_complete_run_folder(trained, scenes):
         "result.json",
         "run.toml",
     ]
-    assert sorted(path.name for path in (run / "model").iterdir()) == ["config.json", "model.safetensors"]
+    assert sorted(path.name for path in (run / "model").iterdir()) == [
+        "config.json",
+        "model.safetensors",
+    ]
     resolved = tomllib.loads((run / "run.toml").read_text())
     assert resolved["data"]["path"] == str(scenes)
     assert resolved["phases"][0]["objective"].startswith("Unified(margin=0.2, gamma=20.0")
     environment = json.loads((run / "environment.json").read_text())
-    assert environment.keys() >= {"versions", "git_commit", "threads", "device", "seed", "data_fingerprint", "parameters"}
-    assert json.loads((run / "result.json").read_text()) == json.loads(json.dumps(trained.to_json()))
+    assert environment.keys() >= {
+        "versions",
+        "git_commit",
+        "threads",
+        "device",
+        "seed",
+        "data_fingerprint",
+        "parameters",
+    }
+    assert json.loads((run / "result.json").read_text()) == json.loads(
+        json.dumps(trained.to_json())
+    )
 
 
 def test_train_logs_losses_similarities_and_gradients(trained):
@@ -188,9 +236,15 @@ def test_train_logs_losses_similarities_and_gradients(trained):
         assert row.keys() >= {metric.name for metric in METRICS if "_K" not in metric.name}
         for split in ("train", "val"):
             curves = {"loss", "gradient_i2t", "gradient_t2i"}
-            curves |= {f"{name}_{what}" for name in ("positive", "hardest_i2t", "hardest_t2i") for what in ("mean", "std")}
+            curves |= {
+                f"{name}_{what}"
+                for name in ("positive", "hardest_i2t", "hardest_t2i")
+                for what in ("mean", "std")
+            }
             assert row[split].keys() == curves
-        assert row["similarity"].keys() == {key for key in curves if key.endswith(("_mean", "_std"))}
+        assert row["similarity"].keys() == {
+            key for key in curves if key.endswith(("_mean", "_std"))
+        }
     best = max(log, key=lambda row: row["rsum"])
     assert (trained.best_step, trained.validation_rsum) == (best["step"], best["rsum"])
 
@@ -205,7 +259,9 @@ def test_train_depends_on_the_seed_alone(trained, recipe, scenes, tmp_path):
     assert weights(other.run) != weights(trained.run)
 
 
-def test_train_takes_overrides_and_numbers_default_run_folders(recipe, scenes, tmp_path, monkeypatch):
+def test_train_takes_overrides_and_numbers_default_run_folders(
+    recipe, scenes, tmp_path, monkeypatch
+):
     """Overrides are a dict or texts."""
     monkeypatch.chdir(tmp_path)
     one = visavis.train(recipe, data=scenes, overrides={"objective": "VLC(gamma=10)", "epochs": 1})
@@ -219,15 +275,24 @@ def test_train_takes_overrides_and_numbers_default_run_folders(recipe, scenes, t
 def test_evaluate_reproduces_the_test_metrics_of_train(trained):
     result = visavis.evaluate(trained.run)
     assert result.metrics == trained.test.metrics
-    assert (result.protocol, result.num_images, result.num_texts, result.captions_per_image) == ("plain", 6, 12, 2)
+    assert (result.protocol, result.num_images, result.num_texts, result.captions_per_image) == (
+        "plain",
+        6,
+        12,
+        2,
+    )
     validation = visavis.evaluate(trained.run, split="val")
     assert validation.metrics["rsum"] == pytest.approx(trained.validation_rsum)
     assert validation.num_images == 5
 
 
 def test_train_reports_every_step(trained, progress):
-    assert [(step.epoch, step.step) for step in progress.steps] == [(epoch, step) for epoch in range(2) for step in range(1, 6)]
-    assert {(step.phase, step.phases, step.epochs, step.steps) for step in progress.steps} == {(0, 1, 2, 5)}
+    assert [(step.epoch, step.step) for step in progress.steps] == [
+        (epoch, step) for epoch in range(2) for step in range(1, 6)
+    ]
+    assert {(step.phase, step.phases, step.epochs, step.steps) for step in progress.steps} == {
+        (0, 1, 2, 5)
+    }
     assert progress.steps[-1].seconds_left == 0
     assert all(step.rsum is not None and step.pairs_per_second > 0 for step in progress.steps)
 
@@ -247,24 +312,44 @@ def test_features_are_computed_once(scenes, tmp_path):
 def test_data_check_accepts_a_valid_data_set(scenes):
     report = visavis.data_check(scenes)
     assert report.ok
-    assert {name: count.images for name, count in report.splits.items()} == {"train": 20, "val": 5, "test": 6}
+    assert {name: count.images for name, count in report.splits.items()} == {
+        "train": 20,
+        "val": 5,
+        "test": 6,
+    }
 
 
 @pytest.mark.parametrize("clips", [False, True])
 def test_data_scenes_writes_a_data_set(clips, tmp_path):
     progress = RecordedProgress()
-    folder = visavis.data_scenes(tmp_path / "world", clips=clips, num_train=4, num_val=2, num_test=2, size=32, progress=progress)
+    folder = visavis.data_scenes(
+        tmp_path / "world",
+        clips=clips,
+        num_train=4,
+        num_val=2,
+        num_test=2,
+        size=32,
+        progress=progress,
+    )
     assert progress.updates[-1][1:] == (8, 8)
     assert sorted(path.name for path in folder.iterdir()) == (
-        ["clips.jsonl", "dataset.json", "experts", "frames"] if clips else ["captions.jsonl", "images", "scenes.jsonl"]
+        ["clips.jsonl", "dataset.json", "experts", "frames"]
+        if clips
+        else ["captions.jsonl", "images", "scenes.jsonl"]
     )
     data = open_dataset(folder)
-    assert {name: len(data.split(name).images) for name in data.splits} == {"train": 4, "val": 2, "test": 2}
+    assert {name: len(data.split(name).images) for name in data.splits} == {
+        "train": 4,
+        "val": 2,
+        "test": 2,
+    }
 
 
 def test_load_and_search_take_a_run_folder(trained, scenes):
     model = visavis.load(trained.run)
-    rows = model.encode_images([Image.new("RGB", (50, 70), "red"), scenes / "images" / "000000.png"])
+    rows = model.encode_images(
+        [Image.new("RGB", (50, 70), "red"), scenes / "images" / "000000.png"]
+    )
     assert rows.shape == (2, 8)
     torch.testing.assert_close(rows.norm(dim=1), torch.ones(2))
     assert len(visavis.search(trained.run, "a red circle", top=3)) == 3
@@ -289,10 +374,18 @@ def test_api_functions_raise_visavis_errors(tmp_path, recipe):
 
 def test_memory_setting_does_not_change_results(trained, tmp_path):
     few = "300 KB"
-    assert visavis.evaluate(trained.run, memory=few).to_json() == visavis.evaluate(trained.run).to_json()
+    assert (
+        visavis.evaluate(trained.run, memory=few).to_json()
+        == visavis.evaluate(trained.run).to_json()
+    )
     lists = [visavis.search(trained.run, "a red circle", memory=memory) for memory in (few, None)]
-    assert [[hit.name for hit in hits] for hits in lists[:1]] == [[hit.name for hit in hits] for hits in lists[1:]]
-    counts = [visavis.diagnose(trained.run, max_batches=1, memory=memory).counts[0].mean for memory in (few, None)]
+    assert [[hit.name for hit in hits] for hits in lists[:1]] == [
+        [hit.name for hit in hits] for hits in lists[1:]
+    ]
+    counts = [
+        visavis.diagnose(trained.run, max_batches=1, memory=memory).counts[0].mean
+        for memory in (few, None)
+    ]
     assert counts[0] == pytest.approx(counts[1], nan_ok=True)
     for function in (visavis.evaluate, visavis.diagnose, visavis.coherence):
         with pytest.raises(SpecError, match=r"^memory\b.*'3 lots'"):

@@ -40,9 +40,13 @@ class CrossAttention(nn.Module):
 
     def forward(self, visual: Encoded, text: Encoded) -> Tensor:
         regions = self.norm(self.map(visual.vectors).flatten(0, 1)).view_as(visual.vectors)
-        affinity = torch.einsum("vrd,twd->vtwr", regions, text.vectors).masked_fill(~visual.mask[:, None, None], -1e9)
+        affinity = torch.einsum("vrd,twd->vtwr", regions, text.vectors).masked_fill(
+            ~visual.mask[:, None, None], -1e9
+        )
         attended = torch.einsum("vtwr,vrd->vtwd", self.dropout(affinity.softmax(-1)), regions)
-        return (torch.cosine_similarity(attended, text.vectors[None], dim=-1) * text.mask).sum(-1) / text.mask.sum(-1)
+        return (torch.cosine_similarity(attended, text.vectors[None], dim=-1) * text.mask).sum(
+            -1
+        ) / text.mask.sum(-1)
 
 
 class PairNetwork(nn.Module):
@@ -53,7 +57,9 @@ class PairNetwork(nn.Module):
         self.layers = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 1))
 
     def forward(self, visual: Tensor, text: Tensor) -> Tensor:
-        both = torch.cat([visual[:, None].expand(-1, len(text), -1), text.expand(len(visual), -1, -1)], -1)
+        both = torch.cat(
+            [visual[:, None].expand(-1, len(text), -1), text.expand(len(visual), -1, -1)], -1
+        )
         return self.layers(both)[..., 0]
 
 
@@ -66,8 +72,14 @@ SCORES = {
     "cross-attention": lambda: (CrossAttention(), items(30, 36), items(40, 20)),
     "pair network": lambda: (PairNetwork(), torch.randn(50, 16), torch.randn(60, 16)),
     "named parts": lambda: (
-        lambda visual, text: cosine(visual.vectors["face"], text.vectors["face"]) + cosine(visual.vectors["scene"], text.vectors["scene"]),
-        *(Encoded({name: torch.randn(number, 8) for name in ("face", "scene")}) for number in (120, 130)),
+        lambda visual, text: (
+            cosine(visual.vectors["face"], text.vectors["face"])
+            + cosine(visual.vectors["scene"], text.vectors["scene"])
+        ),
+        *(
+            Encoded({name: torch.randn(number, 8) for name in ("face", "scene")})
+            for number in (120, 130)
+        ),
     ),
 }
 
@@ -78,12 +90,21 @@ def allocated_at_most(score, visual, text, *, training: bool) -> int:
     def leaf(part: Tensor) -> Tensor:
         return part.detach().requires_grad_(training and part.is_floating_point())
 
-    visual, text = (leaf(each) if isinstance(each, Tensor) else each.map(leaf) for each in (visual, text))
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen, torch.set_grad_enabled(training):
+    visual, text = (
+        leaf(each) if isinstance(each, Tensor) else each.map(leaf) for each in (visual, text)
+    )
+    with (
+        profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen,
+        torch.set_grad_enabled(training),
+    ):
         scores = score(visual, text)
         if training:
-            torch.autograd.grad(scores, graph_leaves(scores), torch.ones_like(scores), retain_graph=True)
-    events = [event for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"]
+            torch.autograd.grad(
+                scores, graph_leaves(scores), torch.ones_like(scores), retain_graph=True
+            )
+    events = [
+        event for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"
+    ]
     now = most = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
         now += event.nbytes()
@@ -95,7 +116,9 @@ def allocated_at_most(score, visual, text, *, training: bool) -> int:
 @pytest.mark.parametrize("training", [False, True])
 def test_measured_cost_predicts_peak_of_whole_matrix(name, training):
     score, visual, text = SCORES[name]()
-    expected = measure_score_cost(score, visual, text, training=training).total_bytes(len(visual), len(text))
+    expected = measure_score_cost(score, visual, text, training=training).total_bytes(
+        len(visual), len(text)
+    )
     assert 0.98 <= expected / allocated_at_most(score, visual, text, training=training) <= 1.3
 
 
@@ -110,7 +133,9 @@ def test_measure_score_cost_has_no_side_effects(training, number):
     for old, new in zip(before, [torch.get_rng_state(), *score.state_dict().values()], strict=True):
         assert torch.equal(old, new)
     assert all(part.grad is None for part in (visual.vectors, *score.parameters()))
-    assert measure_score_cost(score, visual[:0], text, training=training).total_bytes(0, number) == 0
+    assert (
+        measure_score_cost(score, visual[:0], text, training=training).total_bytes(0, number) == 0
+    )
 
 
 def test_measured_cost_of_item_dependent_score_is_upper_bound():
@@ -118,9 +143,9 @@ def test_measured_cost_of_item_dependent_score_is_upper_bound():
         return torch.stack([(row - text).pow(2).sum(-1) for row in visual])
 
     visual, text = torch.randn(40, 16), torch.randn(50, 16)
-    assert measure_score_cost(by_rows, visual, text, training=True).total_bytes(40, 50) >= allocated_at_most(
-        by_rows, visual, text, training=True
-    )
+    assert measure_score_cost(by_rows, visual, text, training=True).total_bytes(
+        40, 50
+    ) >= allocated_at_most(by_rows, visual, text, training=True)
 
 
 class Declared(nn.Module):
@@ -144,20 +169,31 @@ def test_declared_cost_comes_from_class_of_score():
     for score in (Declared().score, Declared(), OfAnotherScore().forward):
         assert block_cost_of(score, visual, text, training=False) == BlockCost(80.0)
         assert block_cost_of(score, visual, text, training=True) == BlockCost(1000.0)
-    assert declared_cost(OfAnotherScore().score, visual, text) is None  # its parent spoke of another score
-    assert block_cost_of(OfAnotherScore().score, visual, text, training=False).pair_bytes == 2 * 8 * 4
+    assert (
+        declared_cost(OfAnotherScore().score, visual, text) is None
+    )  # its parent spoke of another score
+    assert (
+        block_cost_of(OfAnotherScore().score, visual, text, training=False).pair_bytes == 2 * 8 * 4
+    )
     assert declared_cost(cosine, visual, text) is None
-    assert block_cost_of(cosine, visual, text, training=False, declared=ScoreCost(7, 8)) == BlockCost(7.0)
+    assert block_cost_of(
+        cosine, visual, text, training=False, declared=ScoreCost(7, 8)
+    ) == BlockCost(7.0)
 
 
 sizes = st.integers(1, 3000)
-costs = st.builds(BlockCost, st.floats(1, 1e5), st.floats(0, 1e5), st.floats(0, 1e5), st.floats(0, 1e6))
+costs = st.builds(
+    BlockCost, st.floats(1, 1e5), st.floats(0, 1e5), st.floats(0, 1e5), st.floats(0, 1e6)
+)
 
 
 @given(sizes, sizes, costs, st.integers(10**6, 10**9))
 def test_block_shape_is_largest_that_fits(rows, columns, cost, memory):
     if cost.total_bytes(1, 1) > memory:
-        with pytest.raises(VisavisError, match=r"^memory: expected at least .* to score one pair, got .* for blocks"):
+        with pytest.raises(
+            VisavisError,
+            match=r"^memory: expected at least .* to score one pair, got .* for blocks",
+        ):
             block_shape(rows, columns, cost, memory)
         return
     height, width = block_shape(rows, columns, cost, memory)
@@ -165,7 +201,11 @@ def test_block_shape_is_largest_that_fits(rows, columns, cost, memory):
     assert 1 <= width <= min(columns, 5120)
     assert cost.total_bytes(height, width) <= memory
     assert width == min(columns, 5120) or cost.total_bytes(height, width + 1) > memory
-    assert width < min(columns, 5120) or height == min(rows, 1024) or cost.total_bytes(height + 1, width) > memory
+    assert (
+        width < min(columns, 5120)
+        or height == min(rows, 1024)
+        or cost.total_bytes(height + 1, width) > memory
+    )
     more = block_shape(rows, columns, cost, 2 * memory)
     assert more[0] * more[1] >= height * width
 
@@ -187,11 +227,22 @@ def test_score_in_blocks_scores_every_pair_once(rows, columns, shape):
 
 def test_block_shape_is_limited_to_max_shape():
     assert block_shape(10_000, 50_000, BlockCost(4.0), 2**30) == (1024, 5120)
-    assert block_shape(10_000, 50_000, BlockCost(4.0), 2**30, max_shape=(256, None)) == (256, 50_000)
+    assert block_shape(10_000, 50_000, BlockCost(4.0), 2**30, max_shape=(256, None)) == (
+        256,
+        50_000,
+    )
     assert block_shape(0, 5, BlockCost(4.0), 2**20) == (1, 5)
 
 
-SETTINGS = {1: 1, "1": 1, "2GiB": 2**31, " 500 mb": 500_000_000, "1.5KiB": 1536, "3 TB": 3 * 10**12, "7B": 7}
+SETTINGS = {
+    1: 1,
+    "1": 1,
+    "2GiB": 2**31,
+    " 500 mb": 500_000_000,
+    "1.5KiB": 1536,
+    "3 TB": 3 * 10**12,
+    "7B": 7,
+}
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -200,12 +251,19 @@ def test_parse_memory_reads_units(setting):
 
 
 def test_budget_bytes_reserves_memory_for_libraries():
-    assert [budget_bytes(setting, "cpu") for setting in (1000, "32MiB", "288MiB", "4GiB")] == [1000, 2**25, 224 * 2**20, 2**32 - 2**27]
+    assert [budget_bytes(setting, "cpu") for setting in (1000, "32MiB", "288MiB", "4GiB")] == [
+        1000,
+        2**25,
+        224 * 2**20,
+        2**32 - 2**27,
+    ]
 
 
 @pytest.mark.parametrize("setting", [0, -1, "", "much", "2 GiBs", "0MB", True, 1.5, "-3GB", "1e9"])
 def test_parse_memory_rejects_invalid_sizes(setting):
-    with pytest.raises(SpecError, match=f"^memory: expected bytes .*, got {re.escape(repr(setting))}"):
+    with pytest.raises(
+        SpecError, match=f"^memory: expected bytes .*, got {re.escape(repr(setting))}"
+    ):
         parse_memory(setting)
 
 
@@ -218,5 +276,7 @@ def test_budget_bytes_without_setting_is_share_of_free_memory():
 
 @pytest.mark.parametrize("wrong", [0, -1.0, float("nan"), float("inf"), True, "4"])
 def test_score_cost_rejects_invalid_bytes(wrong):
-    with pytest.raises(SpecError, match=r"^ScoreCost\.inference_bytes: expected a (finite )?number.*, got "):
+    with pytest.raises(
+        SpecError, match=r"^ScoreCost\.inference_bytes: expected a (finite )?number.*, got "
+    ):
         ScoreCost(inference_bytes=wrong, training_bytes=4)

@@ -18,19 +18,51 @@ with pytest.MonkeyPatch.context() as patch:
     import verdicts
 
 
-NOISE = (0.3, -0.2, 0.2, -0.4, 0.1, 0.4, -0.1, -0.3, 0.2, 0.0, -0.2, 0.3, 0.1, -0.4, 0.0, 0.2, -0.3, 0.4)
-MEANS = {"low": 90.0, "high": 100.0, "as high": 100.0, "higher": 110.0, "over": 95.0} | {f"at {mean}": mean for mean in range(0, 90, 10)}
+NOISE = (
+    0.3,
+    -0.2,
+    0.2,
+    -0.4,
+    0.1,
+    0.4,
+    -0.1,
+    -0.3,
+    0.2,
+    0.0,
+    -0.2,
+    0.3,
+    0.1,
+    -0.4,
+    0.0,
+    0.2,
+    -0.3,
+    0.4,
+)
+MEANS = {"low": 90.0, "high": 100.0, "as high": 100.0, "higher": 110.0, "over": 95.0} | {
+    f"at {mean}": mean for mean in range(0, 90, 10)
+}
 
 
 @pytest.fixture
 def runs(monkeypatch):
-    """Generated runs: the mean of a setting's name, plus shared noise per seed and small noise per run."""
+    """Generated runs: the mean of a setting's name, plus shared noise per seed and small noise per
+    run.
+    """
     lines = [
-        {"setting": name, "seed": seed, "metrics": {"rsum": mean + seed + noise, "fewer": -mean + noise / 2}, "counts": {}}
+        {
+            "setting": name,
+            "seed": seed,
+            "metrics": {"rsum": mean + seed + noise, "fewer": -mean + noise / 2},
+            "counts": {},
+        }
         for position, (name, mean) in enumerate(MEANS.items())
         for seed, noise in enumerate(NOISE[position : position + 5])
     ]
-    monkeypatch.setattr(verdicts, "read_evidence", lambda _: [*lines, {"setting": "broken", "seed": 0, "failure": "its loss is NaN"}])
+    monkeypatch.setattr(
+        verdicts,
+        "read_evidence",
+        lambda _: [*lines, {"setting": "broken", "seed": 0, "failure": "its loss is NaN"}],
+    )
 
 
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
@@ -58,7 +90,11 @@ HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
         ("each", {"pairs": [["x/high", "x/low"], ["x/high", "x/higher"]]}, FAILS),
         ("each", {"pairs": [["x/high", "x/low"], ["x/high", "x/as high"]]}, UNDECIDED),
         ("grows", {"series": [[1, "x/high", "x/low"], [9, "x/higher", "x/low"]]}, HOLDS),
-        ("grows", {"series": [[1, "x/high", "x/low"], [9, "x/higher", "x/low"]], "falls": True}, FAILS),
+        (
+            "grows",
+            {"series": [[1, "x/high", "x/low"], [9, "x/higher", "x/low"]], "falls": True},
+            FAILS,
+        ),
         ("grows", {"series": [[1, "x/high", "x/low"], [9, "x/as high", "x/low"]]}, UNDECIDED),
         ("inner_peak", {"series": ["x/low", "x/high", "x/higher", "x/over"]}, HOLDS),
         ("inner_peak", {"series": ["x/low", "x/high", "x/higher"]}, FAILS),
@@ -75,13 +111,24 @@ def test_verdicts_match_generated_runs(runs, test, arguments, verdict):
 
 
 def test_p_values_agree_with_verdicts(runs):
-    """At 0.05, as the intervals are of 95 %. A random claim and one of several comparisons included."""
+    """At 0.05, as the intervals are of 95 %. A random claim and one of several comparisons
+    included.
+    """
     settings = [f"x/{name}" for name in MEANS]
     for a, b in itertools.combinations(settings, 2):
         for allowed in (2.0, 10.0):
-            for found in (verdicts.higher(a, b), verdicts.lower(a, b), verdicts.not_lower(a, b, allowed), verdicts.same(a, b, allowed)):
+            for found in (
+                verdicts.higher(a, b),
+                verdicts.lower(a, b),
+                verdicts.not_lower(a, b, allowed),
+                verdicts.same(a, b, allowed),
+            ):
                 assert (found.p <= 0.05) == (found.verdict != "undecided"), (a, b, found)
-        for found in (verdicts.best(a, settings), verdicts.each([[a, b], [b, a]]), verdicts.each([[a, b], [settings[-1], a]])):
+        for found in (
+            verdicts.best(a, settings),
+            verdicts.each([[a, b], [b, a]]),
+            verdicts.each([[a, b], [settings[-1], a]]),
+        ):
             assert (found.p <= 0.05) == (found.verdict != "undecided"), (a, b, found)
         for bound in (MEANS[a[2:]], MEANS[b[2:]]):
             found = verdicts.reaches(a, "rsum", bound)
@@ -89,10 +136,16 @@ def test_p_values_agree_with_verdicts(runs):
 
 
 def test_correction_covers_all_tested_claims():
-    results = [verdicts.ClaimResult("", "holds", 0.001), verdicts.ClaimResult("", "holds", 0.03), verdicts.ClaimResult("", "not run")]
+    results = [
+        verdicts.ClaimResult("", "holds", 0.001),
+        verdicts.ClaimResult("", "holds", 0.03),
+        verdicts.ClaimResult("", "not run"),
+    ]
     adjusted = [p for *_, p in claims.corrected([({}, result) for result in results])]
     assert adjusted == pytest.approx([0.002, 0.03, 1.0])
-    assert [claims.corrected_verdict(*pair) for pair in zip(results, [0.002, 0.06, 1.0], strict=True)] == ["holds", "undecided", "not run"]
+    assert [
+        claims.corrected_verdict(*pair) for pair in zip(results, [0.002, 0.06, 1.0], strict=True)
+    ] == ["holds", "undecided", "not run"]
 
 
 def test_missing_runs_have_no_verdict(runs):
@@ -115,7 +168,11 @@ def test_every_claim_uses_runs_of_study():
         return [value] if isinstance(value, str) and "/" in value else []
 
     for claim in tomllib.loads(claims.CLAIMS.read_text())["claims"]:
-        for address in [address for key in ("a", "b", "among", "pairs", "series") for address in named(claim.get(key, []))]:
+        for address in [
+            address
+            for key in ("a", "b", "among", "pairs", "series")
+            for address in named(claim.get(key, []))
+        ]:
             experiment, setting = address.split("/", 1)
             assert setting in {*made[experiment], "*"}, (claim["name"], address)
 
@@ -134,17 +191,30 @@ def test_page_matches_numbers(results, monkeypatch):
 def test_claims_agree_with_an_independent_computation(monkeypatch):
     assert recompute_claims.mistakes() == []
     column = recompute_claims.column
-    monkeypatch.setattr(recompute_claims, "column", lambda *of: {seed: value + 9 * seed for seed, value in column(*of).items()})
-    monkeypatch.setattr(recompute_claims, "differences", lambda *of: recompute_claims.np.array([1.0, 2.0, 4.0]))
+    monkeypatch.setattr(
+        recompute_claims,
+        "column",
+        lambda *of: {seed: value + 9 * seed for seed, value in column(*of).items()},
+    )
+    monkeypatch.setattr(
+        recompute_claims, "differences", lambda *of: recompute_claims.np.array([1.0, 2.0, 4.0])
+    )
     assert len(recompute_claims.mistakes()) > 60
 
 
 def test_advice_states_corrected_verdicts(results):
-    verdict_of = {claim["name"]: claims.corrected_verdict(result, adjusted) for claim, result, adjusted in results}
+    verdict_of = {
+        claim["name"]: claims.corrected_verdict(result, adjusted)
+        for claim, result, adjusted in results
+    }
     page = (claims.PAGE.parent / "choosing.md").read_text()
     rows = re.findall(r"^\| .* \| ((?:[A-Z]\d+(?:, )?)+) \| (.*) \|$", page, re.MULTILINE)
     assert len(rows) > 10
-    assert [(names, verdict) for names, verdict in rows if {verdict_of[name] for name in names.split(", ")} != {verdict}] == []
+    assert [
+        (names, verdict)
+        for names, verdict in rows
+        if {verdict_of[name] for name in names.split(", ")} != {verdict}
+    ] == []
     settled = sum(verdict in ("holds", "does not hold") for verdict in verdict_of.values())
     assert f"tests {sum(verdict != 'not run' for verdict in verdict_of.values())} claims" in page
     assert f"{settled} verdicts remain" in page
@@ -155,9 +225,14 @@ def test_evidence_matches_the_plan_of_the_study():
     plan = tomllib.loads(study.PLAN.read_text())
     experiments = list(study.experiments(plan["experiments"]))
     assert len(experiments) > len(plan["experiments"])
-    assert {experiment.name: len(list(experiment.missing_runs())) for experiment in experiments if any(experiment.missing_runs())} == {}
+    assert {
+        experiment.name: len(list(experiment.missing_runs()))
+        for experiment in experiments
+        if any(experiment.missing_runs())
+    } == {}
     assert {
         experiment.name
         for experiment in experiments
-        if not experiment.tunes and len(experiment.finished_lines()) != len(study.read_evidence(experiment.name))
+        if not experiment.tunes
+        and len(experiment.finished_lines()) != len(study.read_evidence(experiment.name))
     } == set()

@@ -1,4 +1,6 @@
-"""Command line: JSON or a table on stdout, errors on one line, exit codes, and nothing left behind after an error."""
+"""Command line: JSON or a table on stdout, errors on one line, exit codes, and nothing left behind
+after an error.
+"""
 
 import contextlib
 import inspect
@@ -56,7 +58,12 @@ objective = "VLC()"
 @pytest.fixture(scope="module")
 def scenes(tmp_path_factory):
     return write_synthetic_scenes(
-        tmp_path_factory.mktemp("world") / "scenes", num_train=12, num_val=4, num_test=4, captions_per_image=2, size=32
+        tmp_path_factory.mktemp("world") / "scenes",
+        num_train=12,
+        num_val=4,
+        num_test=4,
+        captions_per_image=2,
+        size=32,
     )
 
 
@@ -69,7 +76,9 @@ def recipe(tmp_path):
 
 @pytest.fixture
 def call(monkeypatch, capfd, tmp_path):
-    """``visavis ARGUMENTS`` in an empty folder: exit code, stdout, stderr. An exception that is not an error line fails the test."""
+    """``visavis ARGUMENTS`` in an empty folder: exit code, stdout, stderr. An exception that is not
+    an error line fails the test.
+    """
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments):
@@ -153,7 +162,10 @@ INVALID_OVERRIDES = [
     ("objective='VLC(gamma=-3)'", r"gamma\b.*-3"),
     ("objective=import os", r"import os.*Name\("),
     ("phases.0.supervision=PairSupervison()", r"PairSupervison\b.*PairSupervision"),
-    ("phases.0.optimizer.name=Adamax", r"phases\.0\.optimizer\.name\b.*(Adamax.*AdamW|AdamW.*Adamax)"),
+    (
+        "phases.0.optimizer.name=Adamax",
+        r"phases\.0\.optimizer\.name\b.*(Adamax.*AdamW|AdamW.*Adamax)",
+    ),
     ("phases.1.trainable=['txt']", r"txt\b.*text"),
     ("phases.1.optimizer.lr_multipliers={'visuals': 2}", r"visuals\b.*visual"),
     ("model.kind=VSE+", r"VSE\+'.*VSE\+\+"),
@@ -178,7 +190,9 @@ INVALID_OVERRIDES = [
 
 
 def failed_start(result, pattern, folder, files):
-    """What is wrong with a command that should end in one error line and leave only the named files. None if nothing is."""
+    """What is wrong with a command that should end in one error line and leave only the named
+    files. None if nothing is.
+    """
     code, out, err = result
     last = err.strip().splitlines()[-1] if err.strip() else ""
     if (code, out) != (1, "") or "Traceback" in err or not last.startswith("visavis: "):
@@ -197,7 +211,9 @@ def assert_failed_start(result, pattern, folder, files):
 def test_an_override_occurs_once(call, recipe, scenes, tmp_path):
     """A shell expands unquoted braces, so that the last shard would be the only one."""
     result = call("train", recipe, "--data", scenes, "data.stream=a-0.tar", "data.stream=a-1.tar")
-    pattern = r"data\.stream: expected one value, got a-0\.tar and a-1\.tar\. .* quotes around braces"
+    pattern = (
+        r"data\.stream: expected one value, got a-0\.tar and a-1\.tar\. .* quotes around braces"
+    )
     assert_failed_start(result, pattern, tmp_path, ["tiny.toml"])
 
 
@@ -205,9 +221,13 @@ def test_train_rejects_invalid_overrides(call, recipe, scenes, tmp_path):
     problems = {}
     for override, pattern in INVALID_OVERRIDES:
         data = () if override.startswith("data.path") else ("--data", scenes)
-        if problem := failed_start(call("train", recipe, override, *data), pattern, tmp_path, ["tiny.toml"]):
+        if problem := failed_start(
+            call("train", recipe, override, *data), pattern, tmp_path, ["tiny.toml"]
+        ):
             problems[override] = problem
-    assert not problems, "\n".join(f"{override}: {problem}" for override, problem in problems.items())
+    assert not problems, "\n".join(
+        f"{override}: {problem}" for override, problem in problems.items()
+    )
 
 
 def test_train_rejects_invalid_recipe_files(call, recipe, scenes, tmp_path):
@@ -216,37 +236,55 @@ def test_train_rejects_invalid_recipe_files(call, recipe, scenes, tmp_path):
         ("name = 'a'\nname = 'b'", r"tiny\.toml.*TOML.*overwrite"),
         ("name = '\xff'", r"tiny\.toml.*UTF-8"),
         ("", r"tiny\.toml.*name\b"),
-        ("name = 'x'\nvisual = { encoder = 'scenes' }\nmodel = { kind = 'VSE++' }\nphases = []", r"phases\b.*\[\]"),
+        (
+            "name = 'x'\nvisual = { encoder = 'scenes' }\nmodel = { kind = 'VSE++' }\nphases = []",
+            r"phases\b.*\[\]",
+        ),
         (RECIPE.replace("VLC()", "VLC("), r"'VLC\('"),
         (RECIPE + "\n[trainig]\nx = 1", r"trainig\b.*training"),
         (RECIPE.replace("epochs = 1", "epochs = 1979-05-27"), r"phases\.0\.epochs\b.*date"),
     ]:
         recipe.write_bytes(content.encode("latin-1"))
-        assert_failed_start(call("train", recipe, "--data", scenes), pattern, tmp_path, ["tiny.toml"])
+        assert_failed_start(
+            call("train", recipe, "--data", scenes), pattern, tmp_path, ["tiny.toml"]
+        )
 
 
 def test_train_suggests_the_nearest_recipe(call, tmp_path):
-    assert_failed_start(call("train", "heads-flickr8"), r"heads-flickr8\b.*heads-flickr8k\b", tmp_path, [])
+    assert_failed_start(
+        call("train", "heads-flickr8"), r"heads-flickr8\b.*heads-flickr8k\b", tmp_path, []
+    )
     assert_failed_start(call("train", "gone.toml"), r"gone\.toml\b.*No such file", tmp_path, [])
 
 
 def test_train_requires_data(call, recipe, scenes, tmp_path):
     assert_failed_start(call("train", recipe), r"data\.path|--data", tmp_path, ["tiny.toml"])
-    recipe.write_text(RECIPE.replace("\n\n[[phases]]", f'\ndata = {{ path = "{scenes}" }}\n\n[[phases]]', 1))
-    assert_failed_start(call("train", recipe, "--data", ""), r"data\.path|--data", tmp_path, ["tiny.toml"])
+    recipe.write_text(
+        RECIPE.replace("\n\n[[phases]]", f'\ndata = {{ path = "{scenes}" }}\n\n[[phases]]', 1)
+    )
+    assert_failed_start(
+        call("train", recipe, "--data", ""), r"data\.path|--data", tmp_path, ["tiny.toml"]
+    )
 
 
 def test_train_rejects_data_that_is_set_twice(call, recipe, scenes, tmp_path):
     for path in ("5", "''", "scenes"):
         result = call("train", recipe, f"data.path={path}", "--data", scenes)
-        assert_failed_start(result, r"data\.path is set twice: --data .*scenes and data\.path=", tmp_path, ["tiny.toml"])
+        assert_failed_start(
+            result,
+            r"data\.path is set twice: --data .*scenes and data\.path=",
+            tmp_path,
+            ["tiny.toml"],
+        )
 
 
 def test_train_rejects_features_with_nan(call, recipe, scenes, tmp_path):
     np.save(tmp_path / "features.npy", np.full((20, 6), np.nan, np.float32))
     for out in ((), ("--out", tmp_path / "run")):
         result = call("train", recipe, "visual.features=features.npy", "--data", scenes, *out)
-        assert_failed_start(result, r"row 0 of \S*features\.npy.*finite", tmp_path, ["features.npy", "tiny.toml"])
+        assert_failed_start(
+            result, r"row 0 of \S*features\.npy.*finite", tmp_path, ["features.npy", "tiny.toml"]
+        )
 
 
 def test_train_rejects_features_of_other_images(call, recipe, scenes, tmp_path):
@@ -256,9 +294,20 @@ def test_train_rejects_features_of_other_images(call, recipe, scenes, tmp_path):
 
 
 def test_train_takes_a_batch_larger_than_the_data(call, recipe, scenes, tmp_path):
-    code, _, err = call("train", recipe, "training.batch_size=1000", "--data", scenes, "--out", tmp_path / "run", "--json")
+    code, _, err = call(
+        "train",
+        recipe,
+        "training.batch_size=1000",
+        "--data",
+        scenes,
+        "--out",
+        tmp_path / "run",
+        "--json",
+    )
     assert code == 0, err
-    log = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    log = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert [row["step"] for row in log] == [0, 1, 2]
 
 
@@ -288,20 +337,32 @@ def test_train_rejects_damaged_data_without_skip_bad(call, recipe, scenes, tmp_p
     data = tmp_path / "data"
     shutil.copytree(scenes, data)
     lines = (data / "captions.jsonl").read_text().splitlines()
-    (data / "captions.jsonl").write_text("\n".join([lines[0].replace('"captions": [', '"captions": ["", '), *lines[1:]]) + "\n")
-    assert_failed_start(call("train", recipe, "--data", data), r"1 x empty caption", tmp_path, ["data", "tiny.toml"])
-    code, out, err = call("train", recipe, "--data", data, "--skip-bad", "--out", tmp_path / "run", "--json")
+    (data / "captions.jsonl").write_text(
+        "\n".join([lines[0].replace('"captions": [', '"captions": ["", '), *lines[1:]]) + "\n"
+    )
+    assert_failed_start(
+        call("train", recipe, "--data", data), r"1 x empty caption", tmp_path, ["data", "tiny.toml"]
+    )
+    code, out, err = call(
+        "train", recipe, "--data", data, "--skip-bad", "--out", tmp_path / "run", "--json"
+    )
     assert code == 0
     assert json.loads(out)["run"] == str(tmp_path / "run")
     assert "0 of 20 images and 1 of 41 captions" in err
 
 
-@pytest.mark.parametrize("command", [("relevance", "thresholds"), ("data", "audit"), ("compare", "demo", "--data")])
+@pytest.mark.parametrize(
+    "command", [("relevance", "thresholds"), ("data", "audit"), ("compare", "demo", "--data")]
+)
 def test_broken_data_names_commands_that_can_skip(call, tmp_path, command):
     (tmp_path / "captions.csv").write_text("filename,caption\na.png,a dog\na.png,\n")
     Image.new("RGB", (32, 32)).save(tmp_path / "a.png")
     code, _, err = call(*command, tmp_path)
-    advice = re.search(r"pass --skip-bad to `visavis (\w+)`, `(\w+)` or `(data \w+)`, or data\.skip_bad=true to `(\w+)` or `(\w+)`", err)
+    advice = re.search(
+        r"pass --skip-bad to `visavis (\w+)`, `(\w+)` or `(data \w+)`, or data\.skip_bad=true to "
+        r"`(\w+)` or `(\w+)`",
+        err,
+    )
     assert code == 1 and advice, err
     helps = [call(*name.split(), "--help")[1] for name in advice.groups()]
     assert ["--skip-bad" in text for text in helps] == [True, True, True, False, False]
@@ -330,7 +391,16 @@ def test_data_check_prints_first_findings_of_each_kind(call, tmp_path):
     assert all(f"{name}: " in out for name in missing)
     assert "more:" not in out
     _, out, _ = call("data", "check", tmp_path, "--json")
-    assert len([finding for finding in json.loads(out)["findings"] if finding["kind"] == "missing image"]) == 13
+    assert (
+        len(
+            [
+                finding
+                for finding in json.loads(out)["findings"]
+                if finding["kind"] == "missing image"
+            ]
+        )
+        == 13
+    )
 
 
 COMMANDS = {
@@ -358,7 +428,20 @@ def test_json_option_prints_one_object(call, recipe, run, scenes, name):
     assert code == (name == "doctor" and not all(check["ok"] for check in content.values()))
 
 
-@pytest.mark.parametrize("name", ["check", "evaluate", "graded", "diagnose", "search", "features", "resume", "coherence", "catalog"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "check",
+        "evaluate",
+        "graded",
+        "diagnose",
+        "search",
+        "features",
+        "resume",
+        "coherence",
+        "catalog",
+    ],
+)
 def test_commands_print_text_without_json_option(call, run, scenes, name):
     code, out, err = call(*COMMANDS[name].format(run=run, scenes=scenes).split())
     assert code == 0, err
@@ -371,7 +454,9 @@ def test_catalog_prints_one_line_per_recipe(call):
     assert re.search(r"^  heads-flickr8k  \S", recipes, re.MULTILINE)
     assert "formula" not in recipes
     _, objectives, _ = call("catalog", "objectives")
-    assert re.search(r"^  TripletHN\n      \S.*\n(      .*\n)*      formula: ", objectives, re.MULTILINE)
+    assert re.search(
+        r"^  TripletHN\n      \S.*\n(      .*\n)*      formula: ", objectives, re.MULTILINE
+    )
 
 
 def test_train_prints_a_long_run_folder_on_one_line(call, run):
@@ -399,7 +484,15 @@ def test_json_and_progress_bars_do_not_mix(scenes, tmp_path, monkeypatch):
     thread = threading.Thread(target=read_terminal)
     thread.start()
     command = Command(
-        tmp_path / "output", "train", "tiny.toml", "--data", scenes, "--out", "run", "--json", messages=Path(os.ttyname(terminal))
+        tmp_path / "output",
+        "train",
+        "tiny.toml",
+        "--data",
+        scenes,
+        "--out",
+        "run",
+        "--json",
+        messages=Path(os.ttyname(terminal)),
     )
     assert command.wait(60) == 0
     out = command.output.read_bytes()
@@ -447,7 +540,10 @@ def test_evaluation_commands_reject_invalid_options(call, run, tmp_path):
 
 
 def test_options_with_choices_list_them(call, run):
-    for command in (("evaluate", run, "--semantics", "code"), ("coherence", run, "--caption-aggregation", "worst")):
+    for command in (
+        ("evaluate", run, "--semantics", "code"),
+        ("coherence", run, "--caption-aggregation", "worst"),
+    ):
         code, _, err = call(*command)
         assert code == 2
         assert "is not one of" in err
@@ -455,7 +551,11 @@ def test_options_with_choices_list_them(call, run):
 
 
 def test_unknown_options_suggest_the_nearest(call):
-    for command, name in [("train heads-flickr8k --ressume x", "--resume"), ("evalute x", "evaluate"), ("serve x --tokn y", "--token")]:
+    for command, name in [
+        ("train heads-flickr8k --ressume x", "--resume"),
+        ("evalute x", "evaluate"),
+        ("serve x --tokn y", "--token"),
+    ]:
         code, _, err = call(*command.split())
         assert code == 2
         assert name in err
@@ -464,19 +564,28 @@ def test_unknown_options_suggest_the_nearest(call):
 
 def test_agreement_correlates_runs_with_judgments(call, run, scenes, tmp_path, monkeypatch):
     # 20 bootstrap samples instead of 1,000
-    monkeypatch.setattr(graded_runs, "measure_agreement", partial(graded_runs.measure_agreement, resamples=20))
-    data = write_synthetic_scenes(tmp_path / "data", num_train=2, num_val=1, num_test=12, captions_per_image=2, size=32)
+    monkeypatch.setattr(
+        graded_runs, "measure_agreement", partial(graded_runs.measure_agreement, resamples=20)
+    )
+    data = write_synthetic_scenes(
+        tmp_path / "data", num_train=2, num_val=1, num_test=12, captions_per_image=2, size=32
+    )
     names = [image.name for image in open_dataset(data).split("test").images]
     pairs = [f"{image}\t{other}#{k}" for image in names for other in names for k in (0, 1)]
     answers = [(1 + k % 4, 1 + (k + k // 5) % 4, 1 + (k + k // 7) % 4) for k in range(len(pairs))]
-    expert = "".join(f"{pair}\t{a}\t{b}\t{c}\n" for pair, (a, b, c) in zip(pairs, answers, strict=True))
+    expert = "".join(
+        f"{pair}\t{a}\t{b}\t{c}\n" for pair, (a, b, c) in zip(pairs, answers, strict=True)
+    )
     crowd = "".join(f"{pair}\t0\t{k % 3}\t2\n" for k, pair in enumerate(pairs))
     (data / "ExpertAnnotations.txt").write_text(expert)
     (data / "CrowdFlowerAnnotations.txt").write_text(crowd)
     code, out, err = call("agreement", run, run, "--data", data, "--json")
     assert code == 0, err
     results = json.loads(out)["agreement"]
-    assert [(result["judgments"], result["includes_own_captions"], result["pairs"]) for result in results] == [
+    assert [
+        (result["judgments"], result["includes_own_captions"], result["pairs"])
+        for result in results
+    ] == [
         ("expert", True, 288),
         ("expert", False, 264),
         ("crowd", True, 288),
@@ -487,17 +596,33 @@ def test_agreement_correlates_runs_with_judgments(call, run, scenes, tmp_path, m
     assert "each expert with the mean of the other two" in out
     assert "SceneRelevance() minus the first" in out
     other = shutil.copytree(run, tmp_path / "other")
-    (other / "run.toml").write_text((other / "run.toml").read_text().replace(str(scenes), str(data)))
-    assert_failed_start(call("agreement", other, run), r"run\b.*other\b.*--data", tmp_path, ["data", "other"])
+    (other / "run.toml").write_text(
+        (other / "run.toml").read_text().replace(str(scenes), str(data))
+    )
+    assert_failed_start(
+        call("agreement", other, run), r"run\b.*other\b.*--data", tmp_path, ["data", "other"]
+    )
 
 
 def test_train_reports_graded_metrics_of_the_recipe(call, recipe, scenes, tmp_path):
-    code, out, err = call("train", recipe, "evaluation.relevance=SceneRelevance", "--data", scenes, "--out", tmp_path / "run", "--json")
+    code, out, err = call(
+        "train",
+        recipe,
+        "evaluation.relevance=SceneRelevance",
+        "--data",
+        scenes,
+        "--out",
+        tmp_path / "run",
+        "--json",
+    )
     assert code == 0, err
     trained = json.loads(out)
     assert trained["relevance"] == "SceneRelevance()"
     assert -1 <= trained["i2t_cs_at_4"] <= 1
-    assert json.loads((tmp_path / "run" / "result.json").read_text())["i2t_cs_at_4_undefined"] == trained["i2t_cs_at_4_undefined"]
+    assert (
+        json.loads((tmp_path / "run" / "result.json").read_text())["i2t_cs_at_4_undefined"]
+        == trained["i2t_cs_at_4_undefined"]
+    )
     code, out, _ = call("evaluate", tmp_path / "run", "--json")
     assert json.loads(out)["i2t_cs_at_4"] == trained["i2t_cs_at_4"]
 
@@ -526,8 +651,12 @@ def test_search_reports_images_that_cannot_be_read(call, run, tmp_path):
 def test_commands_take_a_pretrained_model_as_run(call, scenes, dual_encoders):
     code, out, _ = call("evaluate", dual_encoders / "clip", "--data", scenes, "--json")
     assert code == 0
-    assert json.loads(out)["rsum"] == pytest.approx(visavis.evaluate(dual_encoders / "clip", data=scenes).to_json()["rsum"])
-    code, out, _ = call("search", dual_encoders / "siglip", "a red circle", "--collection", scenes, "--json")
+    assert json.loads(out)["rsum"] == pytest.approx(
+        visavis.evaluate(dual_encoders / "clip", data=scenes).to_json()["rsum"]
+    )
+    code, out, _ = call(
+        "search", dual_encoders / "siglip", "a red circle", "--collection", scenes, "--json"
+    )
     assert code == 0
     assert len(json.loads(out)["hits"]) == 5
     code, out, err = call("evaluate", dual_encoders / "clip")
@@ -537,7 +666,16 @@ def test_commands_take_a_pretrained_model_as_run(call, scenes, dual_encoders):
 
 def test_progress_bars_print_lines_to_a_log(monkeypatch, capsys):
     step = TrainingStep(
-        phase=0, phases=1, epoch=2, epochs=14, step=3, steps=10, loss=0.5, rsum=250.12, pairs_per_second=900, seconds_left=250
+        phase=0,
+        phases=1,
+        epoch=2,
+        epochs=14,
+        step=3,
+        steps=10,
+        loss=0.5,
+        rsum=250.12,
+        pairs_per_second=900,
+        seconds_left=250,
     )
     with console.ProgressBars() as progress:
         progress.training_step(step)
@@ -577,7 +715,11 @@ def test_help_lists_each_command_in_one_panel():
     output = CliRunner().invoke(cli.app, ["--help"]).output
     listed = re.findall(r"^  (\w+) ", output.partition("Start:")[2], re.MULTILINE)
     panels = [name for names in help_texts.PANELS.values() for name in names]
-    assert sorted(listed) == sorted(panels) == sorted({name.partition("_")[0] for name in commands.COMMANDS})
+    assert (
+        sorted(listed)
+        == sorted(panels)
+        == sorted({name.partition("_")[0] for name in commands.COMMANDS})
+    )
     assert not [panel for panel in help_texts.PANELS if f"{panel}:" not in output.splitlines()]
 
 
@@ -588,14 +730,37 @@ def test_version_option_prints_the_version(call):
 @pytest.mark.parametrize(
     ("variables", "words"),
     [
-        ({"_VISAVIS_COMPLETE": "source_bash"}, "complete -o default -F _visavis_completion visavis"),
-        ({"_VISAVIS_COMPLETE": "complete_bash", "COMP_WORDS": "visavis relev", "COMP_CWORD": "1"}, "relevance"),
-        ({"_VISAVIS_COMPLETE": "complete_bash", "COMP_WORDS": "visavis train --o", "COMP_CWORD": "2"}, "--out"),
+        (
+            {"_VISAVIS_COMPLETE": "source_bash"},
+            "complete -o default -F _visavis_completion visavis",
+        ),
+        (
+            {
+                "_VISAVIS_COMPLETE": "complete_bash",
+                "COMP_WORDS": "visavis relev",
+                "COMP_CWORD": "1",
+            },
+            "relevance",
+        ),
+        (
+            {
+                "_VISAVIS_COMPLETE": "complete_bash",
+                "COMP_WORDS": "visavis train --o",
+                "COMP_CWORD": "2",
+            },
+            "--out",
+        ),
     ],
 )
 def test_shells_complete_commands_and_options(variables, words):
     program = "import sys; sys.argv = ['visavis']; from visavis.cli import main; main()"
-    process = subprocess.run([sys.executable, "-c", program], env=os.environ | variables, capture_output=True, text=True, check=True)
+    process = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert words in process.stdout.splitlines()
 
 
@@ -608,20 +773,27 @@ def test_commands_that_write_files_name_them_with_out():
             if key == "out":
                 assert parameter.kind is parameter.KEYWORD_ONLY or "out" in command.options
             else:
-                assert not text.startswith(("New ", "Folder for ")) or text.startswith("New location"), (name, key)
+                assert not text.startswith(("New ", "Folder for ")) or text.startswith(
+                    "New location"
+                ), (name, key)
 
 
 def test_quiet_option_prints_results_only(call, recipe, scenes):
     code, out, err = call("train", recipe, "--data", scenes, "--out", "run", "--quiet")
     assert (code, err) == (0, "")
     assert "RSUM" in out
-    assert call("evaluate", "run", "-q", "-v")[2] == "visavis: --verbose, --quiet: expected at most one, got both. Remove one of them.\n"
+    assert (
+        call("evaluate", "run", "-q", "-v")[2]
+        == "visavis: --verbose, --quiet: expected at most one, got both. Remove one of them.\n"
+    )
 
 
 def test_verbose_option_prints_the_computation_path(call, recipe, scenes):
     code, _, err = call("train", recipe, "--data", scenes, "--out", "run", "-v")
     assert code == 0
-    assert re.search(r"^debug: visavis\.pair_loss\.pair_loss: VLC\(.*: tiles of 8 x 8 scores", err, re.MULTILINE)
+    assert re.search(
+        r"^debug: visavis\.pair_loss\.pair_loss: VLC\(.*: tiles of 8 x 8 scores", err, re.MULTILINE
+    )
     assert re.search(r"^debug: visavis\.data\.dataset_reader: .*: format ", err, re.MULTILINE)
     assert not logging.getLogger("visavis").isEnabledFor(logging.DEBUG)
 
@@ -632,7 +804,10 @@ def test_warnings_and_log_are_one_line_on_stderr(capfd):
         logging.getLogger("visavis.storage.cache").warning("%s is damaged.", "cache\n\x1b[2J")
         logging.getLogger("visavis.storage.cache").debug("hidden")
         errors.warn("No pair is negative.")
-    assert capfd.readouterr().err == "warning: cache\\n\\x1b[2J is damaged.\nwarning: No pair is negative.\n"
+    assert (
+        capfd.readouterr().err
+        == "warning: cache\\n\\x1b[2J is damaged.\nwarning: No pair is negative.\n"
+    )
 
 
 @pytest.mark.filterwarnings("always")

@@ -40,7 +40,11 @@ def read_blocks() -> list[Block]:
     blocks, library, section, tab = [], "", "", ""
     pattern = r"^## (?P<library>[^\n]+)$|^### (?P<section>[^\n]+)$|^=== \"(?P<tab>[^\"]+)\"$|^ *```python\n(?P<code>.*?)^ *```$"
     for match in re.finditer(pattern, PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
-        library, section, tab = match["library"] or library, match["section"] or section, match["tab"] or tab
+        library, section, tab = (
+            match["library"] or library,
+            match["section"] or section,
+            match["tab"] or tab,
+        )
         if match["code"]:
             blocks.append(Block(library, section, tab, textwrap.dedent(match["code"])))
     return blocks
@@ -61,22 +65,39 @@ def sentence_transformer_names(folder):
     question_ids = columns.pop("label")
     model = tiny_models.tiny_sentence_transformer().eval()
     args = SentenceTransformerTrainingArguments(
-        str(folder), max_steps=1, per_device_train_batch_size=8, logging_steps=1, report_to=[], use_cpu=True
+        str(folder),
+        max_steps=1,
+        per_device_train_batch_size=8,
+        logging_steps=1,
+        report_to=[],
+        use_cpu=True,
     )
     features = [model.preprocess(columns[name]) for name in ("anchor", "positive")]
     dataset = Dataset.from_dict(columns)
-    return {"model": model, "args": args, "train_dataset": dataset, "question_ids": question_ids, "features": features}
+    return {
+        "model": model,
+        "args": args,
+        "train_dataset": dataset,
+        "question_ids": question_ids,
+        "features": features,
+    }
 
 
 def clip_names():
     images, texts = (normalize(torch.randn(8, 16), dim=1) for _ in range(2))
     outputs = {"image_features": images, "text_features": texts, "logit_scale": torch.tensor(14.0)}
-    return {"model_out": outputs, "logit_bias": torch.tensor(-10.0), "image_ids": torch.arange(4).repeat_interleave(2)}
+    return {
+        "model_out": outputs,
+        "logit_bias": torch.tensor(-10.0),
+        "image_ids": torch.arange(4).repeat_interleave(2),
+    }
 
 
 def metric_learning_names():
     labels = torch.arange(4).repeat_interleave(2)
-    names = {name: torch.randn(8, 16, requires_grad=True) for name in ("embeddings", "images", "texts")}
+    names = {
+        name: torch.randn(8, 16, requires_grad=True) for name in ("embeddings", "images", "texts")
+    }
     ids = dict.fromkeys(("labels", "image_ids", "text_ids"), labels)
     return names | ids | {"queue": torch.randn(6, 16), "queue_ids": torch.arange(6)}
 
@@ -106,14 +127,24 @@ def test_page_has_two_tabs_per_section():
     assert set(EQUAL_VALUES) <= set(sections)
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: f"{block.section}-{block.tab}".replace(" ", "_"))
+@pytest.mark.parametrize(
+    "block", BLOCKS, ids=lambda block: f"{block.section}-{block.tab}".replace(" ", "_")
+)
 def test_block_computes_a_finite_loss(block, tmp_path):
     names = run_block(block, tmp_path)
-    value = names["trainer"].state.log_history[0]["loss"] if "trainer" in names else names["value"].item()
+    value = (
+        names["trainer"].state.log_history[0]["loss"]
+        if "trainer" in names
+        else names["value"].item()
+    )
     assert 0 < value < float("inf")
 
 
 @pytest.mark.parametrize(("library", "section"), EQUAL_VALUES)
 def test_tabs_compute_equal_values(library, section, tmp_path):
-    theirs, ours = (run_block(block, tmp_path)["value"].item() for block in BLOCKS if block[:2] == (library, section))
+    theirs, ours = (
+        run_block(block, tmp_path)["value"].item()
+        for block in BLOCKS
+        if block[:2] == (library, section)
+    )
     assert ours == pytest.approx(theirs, rel=1e-5)

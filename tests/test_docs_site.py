@@ -1,4 +1,6 @@
-"""The documentation site: it builds without warnings, requests nothing from other hosts, and is readable and searchable in a browser."""
+"""The documentation site: it builds without warnings, requests nothing from other hosts, and is
+readable and searchable in a browser.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from pathlib import Path
 import pytest
 
 PROJECT = Path(__file__).resolve().parents[1]
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 SAMPLE = ["index.html", "guides/serve.html", "reference/catalogs/protocols.html"]
 LAYOUTS = [("light", 1200), ("dark", 1200), ("light", 360), ("dark", 360)]
 pytestmark = pytest.mark.site
@@ -25,7 +29,15 @@ def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("docs") / "site"
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "DISABLE_MKDOCS_2_WARNING": "true"}
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
-    done = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, check=False, timeout=240)
+    done = subprocess.run(
+        command,
+        cwd=PROJECT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     return folder
 
@@ -50,27 +62,48 @@ def test_site_requests_nothing_external(site):
     pages = sorted(site.rglob("*.html"))
     assert len(pages) > 30
     external = re.compile(r"(?:https?:)?//")
-    assert [(page.name, url) for page in pages for url in Resources(page.read_text()).addresses if external.match(url)] == []
-    assert [path.name for path in site.rglob("*.css") if re.search(r"(?:url\(|@import )['\"]?(?:https?:)?//", path.read_text())] == []
+    assert [
+        (page.name, url)
+        for page in pages
+        for url in Resources(page.read_text()).addresses
+        if external.match(url)
+    ] == []
+    assert [
+        path.name
+        for path in site.rglob("*.css")
+        if re.search(r"(?:url\(|@import )['\"]?(?:https?:)?//", path.read_text())
+    ] == []
 
 
 def test_site_has_no_tags_from_placeholders_of_docstrings(site):
     """A docstring with ``<n>`` outside code would open a tag that is never closed."""
-    placeholder = re.compile(r"<(?:[A-Z]+|n|k|name|paper|table-|recipe|row|run|step|id)(?=[->])[^>]*>")
-    assert [(path.name, tag[0]) for path in sorted(site.rglob("*.html")) for tag in placeholder.finditer(path.read_text())] == []
+    placeholder = re.compile(
+        r"<(?:[A-Z]+|n|k|name|paper|table-|recipe|row|run|step|id)(?=[->])[^>]*>"
+    )
+    assert [
+        (path.name, tag[0])
+        for path in sorted(site.rglob("*.html"))
+        for tag in placeholder.finditer(path.read_text())
+    ] == []
 
 
 def test_site_has_reference_of_every_objective_and_command(site):
     from visavis.cli import app
     from visavis.objectives import CATALOG
 
-    catalog, api = ((site / "reference" / page).read_text() for page in ("catalogs/objectives.html", "python/visavis.objectives.html"))
+    catalog, api = (
+        (site / "reference" / page).read_text()
+        for page in ("catalogs/objectives.html", "python/visavis.objectives.html")
+    )
     for kind in CATALOG:
         assert f"images/objectives/{kind.__name__}.svg" in catalog
         assert (site / "images" / "objectives" / f"{kind.__name__}.svg").is_file()
         assert f'id="visavis.objectives.{kind.__name__}"' in api
     commands = (site / "reference" / "command-line.html").read_text()
-    assert all(f'id="visavis-{command.name or command.callback.__name__}"' in commands for command in app.registered_commands)
+    assert all(
+        f'id="visavis-{command.name or command.callback.__name__}"' in commands
+        for command in app.registered_commands
+    )
 
 
 @pytest.fixture(scope="module")
@@ -85,22 +118,38 @@ def browser():
 
 
 def open_page(browser, scheme, width):
-    return browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 800}).new_page()
+    return browser.new_context(
+        color_scheme=scheme, viewport={"width": width, "height": 800}
+    ).new_page()
 
 
 def violations(axe, page, path):
     """Serious accessibility violations of a page, and whether it is wider than the screen."""
     page.goto(path.as_uri())
-    found = axe.run(page, options={"resultTypes": ["violations"], "preload": False}).response["violations"]
-    problems = [(one["id"], one["nodes"][0]["html"][:120]) for one in found if one["impact"] in ("serious", "critical")]
-    return problems + ([] if page.evaluate("document.documentElement.scrollWidth <= innerWidth") else ["wider than the screen"])
+    found = axe.run(page, options={"resultTypes": ["violations"], "preload": False}).response[
+        "violations"
+    ]
+    problems = [
+        (one["id"], one["nodes"][0]["html"][:120])
+        for one in found
+        if one["impact"] in ("serious", "critical")
+    ]
+    return problems + (
+        []
+        if page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        else ["wider than the screen"]
+    )
 
 
 def check_pages(browser, paths, layouts):
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed").Axe()
+    axe = pytest.importorskip(
+        "axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed"
+    ).Axe()
     for scheme, width in layouts:
         page = open_page(browser, scheme, width)
-        assert [(path.name, problems) for path in paths if (problems := violations(axe, page, path))] == [], (scheme, width)
+        assert [
+            (path.name, problems) for path in paths if (problems := violations(axe, page, path))
+        ] == [], (scheme, width)
         dark = page.evaluate("document.body.dataset.mdColorScheme") == "slate"
         assert dark == (scheme == "dark")
         page.context.close()
@@ -115,7 +164,9 @@ def test_site_sample_is_accessible_in_each_layout(site, browser):
 @pytest.mark.timeout(900)
 def test_site_is_accessible_in_each_layout(site, browser):
     # 404.html names its style sheets from the root of a server, so that it cannot be opened from the file system.
-    check_pages(browser, sorted(path for path in site.rglob("*.html") if path.name != "404.html"), LAYOUTS)
+    check_pages(
+        browser, sorted(path for path in site.rglob("*.html") if path.name != "404.html"), LAYOUTS
+    )
 
 
 @pytest.mark.parametrize("width", [1200, 360])
@@ -128,7 +179,10 @@ def test_site_search_works_without_a_server(site, browser, width):
         page.click("label.md-header__button[for=__search]")
     page.click(".md-search__input")
     page.keyboard.type("triplet")
-    page.wait_for_function("/matching/.test(document.querySelector('.md-search-result__meta').innerText)", timeout=20_000)
+    page.wait_for_function(
+        "/matching/.test(document.querySelector('.md-search-result__meta').innerText)",
+        timeout=20_000,
+    )
     assert "Triplet" in page.inner_text(".md-search-result__list")
     assert [url for url in requests if not url.startswith(("file:", "data:", "about:"))] == []
     page.context.close()

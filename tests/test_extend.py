@@ -29,7 +29,12 @@ class Block(NamedTuple):
 
 
 def blocks(section: str) -> list[Block]:
-    return [Block(*block) for block in re.findall(r'^```(\w+)(?: title="(.+?)")?\n(.*?)^```$', section, re.MULTILINE | re.DOTALL)]
+    return [
+        Block(*block)
+        for block in re.findall(
+            r'^```(\w+)(?: title="(.+?)")?\n(.*?)^```$', section, re.MULTILINE | re.DOTALL
+        )
+    ]
 
 
 def patched(text: str, diff: str) -> str:
@@ -51,7 +56,9 @@ def copy(tmp_path_factory):
         for block in blocks(section):
             file = root / block.file
             if block.language == "diff":
-                file.write_text(patched(file.read_text(encoding="utf-8"), block.text), encoding="utf-8")
+                file.write_text(
+                    patched(file.read_text(encoding="utf-8"), block.text), encoding="utf-8"
+                )
             elif block.file:
                 assert not file.exists(), f"{block.file} already exists"
                 file.write_text(block.text, encoding="utf-8")
@@ -90,10 +97,23 @@ def failed(copy, tmp_path_factory):
     """Errors by the title of the section. All sections run in one process, each in its own folder."""
     uses = {}
     for title, section in SECTIONS.items():
-        (uses[title],) = [block.text for block in blocks(section) if block.language == "python" and not block.file]
-    folder, environment = tmp_path_factory.mktemp("used"), {**os.environ, "PYTHONPATH": str(copy / "src")}
+        (uses[title],) = [
+            block.text for block in blocks(section) if block.language == "python" and not block.file
+        ]
+    folder, environment = (
+        tmp_path_factory.mktemp("used"),
+        {**os.environ, "PYTHONPATH": str(copy / "src")},
+    )
     command = [sys.executable, "-c", ALL, str(copy)]
-    process = subprocess.run(command, input=json.dumps(uses), cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    process = subprocess.run(
+        command,
+        input=json.dumps(uses),
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert process.returncode == 0, process.stderr
     return json.loads((folder / "failed.json").read_text())
 

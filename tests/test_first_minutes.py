@@ -1,4 +1,6 @@
-"""First minutes without a model of one's own: choice of a pretrained model, its download from a stand-in of the hub, and its failures."""
+"""First minutes without a model of one's own: choice of a pretrained model, its download from a
+stand-in of the hub, and its failures.
+"""
 
 from __future__ import annotations
 
@@ -43,12 +45,16 @@ def hub(dual_encoders: Path) -> Iterator[Hub]:
 @pytest.fixture(scope="module")
 def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("first") / "scenes"
-    return write_synthetic_scenes(folder, num_train=8, num_val=3, num_test=3, captions_per_image=1, size=32)
+    return write_synthetic_scenes(
+        folder, num_train=8, num_val=3, num_test=3, captions_per_image=1, size=32
+    )
 
 
 @pytest.fixture
 def photos(scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Photos without captions in the folder ``photos`` of the current folder, with new settings and an empty cache of the hub."""
+    """Photos without captions in the folder ``photos`` of the current folder, with new settings and
+    an empty cache of the hub.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("VISAVIS_CONFIG", str(tmp_path / "config"))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
@@ -58,16 +64,29 @@ def photos(scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 
 def tutorial_commands() -> list[list[str]]:
-    blocks = "".join(re.findall(r"^```console\n(.*?)^```", TUTORIAL.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL))
+    blocks = "".join(
+        re.findall(
+            r"^```console\n(.*?)^```",
+            TUTORIAL.read_text(encoding="utf-8"),
+            re.MULTILINE | re.DOTALL,
+        )
+    )
     return [shlex.split(line) for line in re.findall(r"^\$ visavis (.*)$", blocks, re.MULTILINE)]
 
 
 def run_tutorial(hub: Hub) -> dict[str, float]:
-    """Run the commands of the tutorial in the current folder, all but the first without a network. Returns the seconds of each."""
+    """Run the commands of the tutorial in the current folder, all but the first without a network.
+    Returns the seconds of each.
+    """
     seconds, environment = dict[str, float](), hub.environment
     for words in tutorial_commands():
         started = time.monotonic()
-        command = Command(Path("output"), *words, *(["--port", "0"] if words[0] == "serve" else []), environment=environment)
+        command = Command(
+            Path("output"),
+            *words,
+            *(["--port", "0"] if words[0] == "serve" else []),
+            environment=environment,
+        )
         environment = {**hub.environment, "HF_ENDPOINT": "http://127.0.0.1:9"}
         if words[0] != "serve":
             assert command.wait(300) == 0, command.output_text
@@ -100,7 +119,13 @@ def test_tutorial_reaches_web_ui_from_empty_folder(hub, photos):
 
 @pytest.mark.long
 def test_tutorial_with_500_photos(hub, photos, tmp_path_factory):
-    folder = write_synthetic_scenes(tmp_path_factory.mktemp("500") / "scenes", num_train=480, num_val=10, num_test=10, captions_per_image=1)
+    folder = write_synthetic_scenes(
+        tmp_path_factory.mktemp("500") / "scenes",
+        num_train=480,
+        num_val=10,
+        num_test=10,
+        captions_per_image=1,
+    )
     shutil.rmtree(photos)
     shutil.copytree(folder / "images", photos)
     seconds = run_tutorial(hub)
@@ -111,13 +136,20 @@ def test_tutorial_with_500_photos(hub, photos, tmp_path_factory):
 
 @pytest.mark.slow
 def test_model_outside_the_table_has_the_license_of_its_page(hub, photos, dual_encoders):
-    command = Command(Path("output"), "index", "photos", "--model", "tiny/good", environment=hub.environment)
+    command = Command(
+        Path("output"), "index", "photos", "--model", "tiny/good", environment=hub.environment
+    )
     assert command.wait(300) == 0, command.output_text
-    assert re.search(rf"Downloading tiny/good: \d+ [kM]B, license: see {hub.url}/tiny/good\.", command.output_text)
+    assert re.search(
+        rf"Downloading tiny/good: \d+ [kM]B, license: see {hub.url}/tiny/good\.",
+        command.output_text,
+    )
 
 
 def download_all() -> None:
-    """Download each model of the stand-in, then one without a server, and print each result in a line."""
+    """Download each model of the stand-in, then one without a server, and print each result in a
+    line.
+    """
     from huggingface_hub import constants
 
     from visavis.models.encoders.hub_download import download_hub_model, missing_bytes
@@ -125,7 +157,10 @@ def download_all() -> None:
     retry_at_once()
     for name in (*TINY, "tiny/none"):
         try:
-            sys.stdout.write(f"{name} {missing_bytes(name) > 0} {download_hub_model(name, lambda done, total: None).name}\n")
+            sys.stdout.write(
+                f"{name} {missing_bytes(name) > 0} "
+                f"{download_hub_model(name, lambda done, total: None).name}\n"
+            )
         except VisavisError as error:
             sys.stdout.write(f"{name} {type(error).__name__} {error}\n")
     constants.ENDPOINT = "http://127.0.0.1:9"
@@ -142,10 +177,14 @@ def test_failed_downloads_end_in_one_error(hub, photos):
     assert command.wait(120) == 0, command.output_text
     cut, wrong, good, none, new = command.output_text.splitlines()
     assert re.search(
-        r"^tiny/cut DataError .*expected a complete download from http.*, got an interrupted one .* Run the command again\.$", cut
+        r"^tiny/cut DataError .*expected a complete download from http.*, got an interrupted one "
+        r".* Run the command again\.$",
+        cut,
     )
     assert re.search(
-        rf"^tiny/wrong DataError .*{WEIGHTS}: expected SHA-256 .*\. The damaged file was removed\. Run the command again\.$", wrong
+        rf"^tiny/wrong DataError .*{WEIGHTS}: expected SHA-256 .*\. The damaged file was removed\. "
+        r"Run the command again\.$",
+        wrong,
     )
     assert good.startswith("tiny/good True ")
     assert "it does not exist, or is private" in none
@@ -154,7 +193,9 @@ def test_failed_downloads_end_in_one_error(hub, photos):
     hub.faults.clear()
     again = Command(Path("output"), program=download_all, environment=hub.environment)
     assert again.wait(120) == 0
-    assert [line.split()[1] for line in again.output_text.splitlines()[:2]] == ["True", "True"], "a second run completes"
+    assert [line.split()[1] for line in again.output_text.splitlines()[:2]] == ["True", "True"], (
+        "a second run completes"
+    )
 
 
 @pytest.mark.long
@@ -167,18 +208,31 @@ def test_command_reports_one_line_for_failed_download(hub, photos, problem, smal
         environment["HF_HOME"] = str(small_disk)
         (small_disk / "other").write_bytes(bytes(2**20 - 60_000))
     hub.was_cut.clear()
-    shown = Command(Path("output"), "index", "photos", messages=Path("messages"), environment=environment)
+    shown = Command(
+        Path("output"), "index", "photos", messages=Path("messages"), environment=environment
+    )
     assert shown.wait(300) == 1
-    lines = [line for line in Path("messages").read_text().splitlines() if not line.startswith("Downloading")]
+    lines = [
+        line
+        for line in Path("messages").read_text().splitlines()
+        if not line.startswith("Downloading")
+    ]
     assert len(lines) == 1, lines
-    expected = {"cut": "interrupted", "wrong": "expected SHA-256", "offline": "pass --model FOLDER", "disk": "full disk"}
+    expected = {
+        "cut": "interrupted",
+        "wrong": "expected SHA-256",
+        "offline": "pass --model FOLDER",
+        "disk": "full disk",
+    }
     assert expected[problem] in lines[0]
     assert not Path("indexes").exists()
     assert saved_model() is None
     hub.faults.clear()
     if problem == "disk":
         (small_disk / "other").unlink()
-    again = Command(Path("output"), "index", "photos", environment={**environment, "HF_ENDPOINT": hub.url})
+    again = Command(
+        Path("output"), "index", "photos", environment={**environment, "HF_ENDPOINT": hub.url}
+    )
     assert again.wait(300) == 0, again.output_text
 
 
@@ -193,7 +247,12 @@ def request_all() -> None:
     logging.getLogger("httpx").setLevel(logging.CRITICAL)
     for name in sys.argv[1:]:
         try:
-            with default_model(name, SimpleNamespace(message=lambda text: sys.stdout.write(f"{text}\n"), update=lambda *_: None)):
+            with default_model(
+                name,
+                SimpleNamespace(
+                    message=lambda text: sys.stdout.write(f"{text}\n"), update=lambda *_: None
+                ),
+            ):
                 sys.stdout.write(f"{name} was opened\n")
         except VisavisError as error:
             sys.stdout.write(f"{type(error).__name__} {error}\n")
@@ -201,13 +260,21 @@ def request_all() -> None:
 
 @pytest.mark.slow
 def test_hub_problems_have_their_own_message_and_fix(hub, photos, dual_encoders, tmp_path):
-    for name, file in (("empty", ""), ("readme", "README.md"), ("config", "config.json"), ("number", "model.safetensors")):
+    for name, file in (
+        ("empty", ""),
+        ("readme", "README.md"),
+        ("config", "config.json"),
+        ("number", "model.safetensors"),
+    ):
         (tmp_path / name).mkdir()
         if file:
             (tmp_path / name / file).write_text("{}")
     shutil.copytree(dual_encoders / "clip", tmp_path / "number", dirs_exist_ok=True)
     (tmp_path / "number" / "README.md").write_text("license: 4")
-    faults = {f"tiny/{status}": status for status in (401, 403, 429, 500, 503)} | {"tiny/html": "html", "tiny/stall": "stall"}
+    faults = {f"tiny/{status}": status for status in (401, 403, 429, 500, 503)} | {
+        "tiny/html": "html",
+        "tiny/stall": "stall",
+    }
     expected = {
         "tiny/401": "DataError .*requires a login, or does not exist, status 401.* log in again with hf auth login",
         "tiny/403": "DataError .*forbidden, status 403.* Request access",
@@ -220,12 +287,20 @@ def test_hub_problems_have_their_own_message_and_fix(hub, photos, dual_encoders,
         "tiny/config": "DataError .*without weights as safetensors.* Use the name",
         "tiny/stall": r"Waiting for http\S+, at most 4 s for each request\.\nHubUnavailableError .*did not answer within 4 s.* Check the network",
     }
-    with serving({name: tmp_path / name.rpartition("/")[2] for name in (*expected, "tiny/number")}) as server:
+    with serving(
+        {name: tmp_path / name.rpartition("/")[2] for name in (*expected, "tiny/number")}
+    ) as server:
         server.faults.update(faults)
         environment = {**server.environment, "HF_HUB_ETAG_TIMEOUT": "4"}
-        command = Command(Path("output"), *expected, "tiny/number", program=request_all, environment=environment)
+        command = Command(
+            Path("output"), *expected, "tiny/number", program=request_all, environment=environment
+        )
         assert command.wait(120) == 0, command.output_text
-    lines = [*(rf"{line}.*\." for line in expected.values()), r"Downloading tiny/number: .*, license: 4\.", "tiny/number was opened"]
+    lines = [
+        *(rf"{line}.*\." for line in expected.values()),
+        r"Downloading tiny/number: .*, license: 4\.",
+        "tiny/number was opened",
+    ]
     assert re.match("\n".join(lines), command.output_text), command.output_text
 
 
@@ -242,14 +317,17 @@ def test_train_downloads_model_after_size_and_license(hub, photos, scenes):
 @pytest.mark.long
 def test_search_without_run_prints_query_as_json(hub, photos):
     words = ("search", "a red star", "--collection", photos, "--json")
-    command = Command(Path("output"), *words, messages=Path("messages"), environment=hub.environment)
+    command = Command(
+        Path("output"), *words, messages=Path("messages"), environment=hub.environment
+    )
     assert command.wait(300) == 0, Path("messages").read_text()
     assert json.loads(command.output_text)["query"] == "a red star"
 
 
 def test_offline_without_model_names_both_ways(photos):
     with pytest.raises(
-        HubUnreachableError, match=r"got neither\. Connect to the network once, .* MB, license: MIT\).*pass --model FOLDER\.$"
+        HubUnreachableError,
+        match=r"got neither\. Connect to the network once, .* MB, license: MIT\).*pass --model FOLDER\.$",
     ):
         visavis.index(photos)
     with pytest.raises(HubUnreachableError):
@@ -270,10 +348,14 @@ def test_named_model_becomes_default_and_index_is_kept(photos, dual_encoders):
     hits = visavis.search("a red star", collection=photos, top=2).hits
     assert len(hits) == 2
 
-    assert default_index_folder(photos, dual_encoders / "siglip") == Path("indexes/photos-2"), "an index of another model is kept"
+    assert default_index_folder(photos, dual_encoders / "siglip") == Path("indexes/photos-2"), (
+        "an index of another model is kept"
+    )
     Path("other").mkdir()
     shutil.move("photos", "other/photos")
-    assert visavis.index("other/photos").folder == "indexes/photos-2", "an index of another folder is kept"
+    assert visavis.index("other/photos").folder == "indexes/photos-2", (
+        "an index of another folder is kept"
+    )
     with pytest.raises(VisavisError, match=r"--model: expected one model"):
         visavis.index(model, photos, model=model)
     with pytest.raises(VisavisError, match=r"got only 'a red star'\. Add --collection FOLDER"):
@@ -289,11 +371,19 @@ def test_attributes_filter_products(photos, dual_encoders):
     )
     report = visavis.index(photos, model=dual_encoders / "clip")
     assert report.skipped == ("'gone.png': listed in attributes.csv, but not among the images.",)
-    hits = visavis.search("a star", collection=photos, metadata={"color": "red"}, top=20, group_duplicates=False).hits
+    hits = visavis.search(
+        "a star", collection=photos, metadata={"color": "red"}, top=20, group_duplicates=False
+    ).hits
     assert {hit.item.path for hit in hits} == set(names[1::2])
-    with pytest.raises(DataError, match=r"^metadata: expected one of the names color, price, got 'hue'\. Correct the filter\.$"):
+    with pytest.raises(
+        DataError,
+        match=r"^metadata: expected one of the names color, price, got 'hue'\. Correct the filter\.$",
+    ):
         visavis.search("a star", collection=photos, metadata={"hue": "red"})
-    assert "passes the filters" in visavis.search("a star", collection=photos, metadata={"color": "pink"}).message
+    assert (
+        "passes the filters"
+        in visavis.search("a star", collection=photos, metadata={"color": "pink"}).message
+    )
     table.write_text(f"filename,color\n{names[0]},green\n")
     update = visavis.index(photos)
     assert (update.num_encoded, update.num_unchanged) == (0, 0), "new attributes keep the vectors"
@@ -310,7 +400,10 @@ def test_attributes_filter_products(photos, dual_encoders):
 def test_missing_default_model_names_the_settings(photos, dual_encoders):
     settings_file().parent.mkdir()
     settings_file().write_text('model = "/gone/model"\n')
-    with pytest.raises(DataError, match=r"settings\.toml: model: expected an existing folder, got /gone/model\. Pass --model"):
+    with pytest.raises(
+        DataError,
+        match=r"settings\.toml: model: expected an existing folder, got /gone/model\. Pass --model",
+    ):
         visavis.index(photos)
     settings_file().write_text("model = 3\n")
     with pytest.raises(DataError, match="expected a folder or hub name, got 3"):
@@ -322,7 +415,10 @@ def test_missing_default_model_names_the_settings(photos, dual_encoders):
     [
         ("", "model = MODEL\n"),
         ("# mine\nother = 1\n", "model = MODEL\n# mine\nother = 1\n"),
-        ("other = 1\n[server]\nmodel = 'x'  # of the server\n", "model = MODEL\nother = 1\n[server]\nmodel = 'x'  # of the server\n"),
+        (
+            "other = 1\n[server]\nmodel = 'x'  # of the server\n",
+            "model = MODEL\nother = 1\n[server]\nmodel = 'x'  # of the server\n",
+        ),
         ("# first\nmodel = 'old/model'  # was\nother = 1\n", "# first\nmodel = MODEL\nother = 1\n"),
         ("\"model\" = 'old/model'\nother = 1\n", None),
     ],
@@ -335,7 +431,9 @@ def test_saving_default_model_keeps_other_settings(photos, dual_encoders, before
         pass
     text = settings_file().read_text()
     assert text == (before if after is None else after.replace("MODEL", f'"{model}"'))
-    assert messages[0].startswith("The model could not be saved" if after is None else f"Default model: {model}")
+    assert messages[0].startswith(
+        "The model could not be saved" if after is None else f"Default model: {model}"
+    )
 
 
 def test_train_adapts_default_model_if_available(photos, scenes, dual_encoders):
@@ -343,10 +441,17 @@ def test_train_adapts_default_model_if_available(photos, scenes, dual_encoders):
     data = {"data.path": str(scenes)}
     without = choose_recipe(data, downloads=NoProgress())
     assert without.name.startswith("photos/")
-    assert without.reason.endswith(f"finds little in real photos. Connect to the network once to download {DEFAULT}.")
+    assert without.reason.endswith(
+        f"finds little in real photos. Connect to the network once to download {DEFAULT}."
+    )
     shutil.copytree(dual_encoders / "clip", Path("cache") / "backbones" / "clip")
     chosen = choose_recipe(data, downloads=NoProgress())
-    assert (chosen.name, chosen.overrides) == ("clip/small-data", {"visual.encoder": "clip", "text.encoder": "clip"})
-    assert choose_recipe({**data, "text.encoder": "vocabulary"}, downloads=NoProgress()).name.startswith("photos/")
+    assert (chosen.name, chosen.overrides) == (
+        "clip/small-data",
+        {"visual.encoder": "clip", "text.encoder": "clip"},
+    )
+    assert choose_recipe(
+        {**data, "text.encoder": "vocabulary"}, downloads=NoProgress()
+    ).name.startswith("photos/")
     result = visavis.train(data=scenes, out="run", overrides={"epochs": 1, "training.threads": 1})
     assert (result.run / "run.toml").exists()

@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 
 from visavis import errors
 from visavis.data.dataset import ByteRange, Dataset, Image
-from visavis.errors import DataError, MissingExtra, ShapeError, SpecError, VisavisError, suggest_name
+from visavis.errors import (
+    DataError,
+    MissingExtra,
+    ShapeError,
+    SpecError,
+    VisavisError,
+    suggest_name,
+)
 from visavis.graded.estimators.base import CosineRelevance
 from visavis.spec import UnitFloat, parse, require_field, validate_fields
 from visavis.supervision.candidate_scores import _part_means
@@ -25,7 +32,11 @@ from visavis.types import Encoded, concatenate, unit_rows
 
 
 def test_errors_are_visavis_errors_in_the_class_tree():
-    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, VisavisError)]
+    kinds = [
+        kind
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, VisavisError)
+    ]
     assert len(kinds) == 12
     assert all(kind.__name__ in errors.__doc__ for kind in kinds)
     assert issubclass(VisavisError, ValueError)
@@ -33,7 +44,8 @@ def test_errors_are_visavis_errors_in_the_class_tree():
 
 def test_missing_extra_names_the_command_to_install():
     assert str(MissingExtra("pandas", "notebook", "A frame")) == (
-        "A frame needs the package pandas, which is not installed: run pip install 'visavis[notebook]'."
+        "A frame needs the package pandas, which is not installed: run pip install "
+        "'visavis[notebook]'."
     )
 
 
@@ -88,7 +100,9 @@ def test_parse_accepts_or_rejects_any_text(text):
 
 def test_equal_specs_parse_to_equal_values():
     assert parse("Sample", [Sample]) == parse(" Sample() ", [Sample]) == Sample()
-    assert parse("Sample(margin=1, levels=[1, 2])", [Sample]) == Sample(margin=1.0, levels=(1.0, 2.0))
+    assert parse("Sample(margin=1, levels=[1, 2])", [Sample]) == Sample(
+        margin=1.0, levels=(1.0, 2.0)
+    )
     assert isinstance(Sample(margin=1).margin, float)
 
 
@@ -122,7 +136,12 @@ def test_parse_reports_invalid_specs(text, message):
 
 @pytest.mark.parametrize(
     "text",
-    ["Sample(margin=1, margin=2)", f"Sample(margin={'9' * 400})", f"Sample(margin={'-' * 5000}1)", "Sample(name='\udcff')"],
+    [
+        "Sample(margin=1, margin=2)",
+        f"Sample(margin={'9' * 400})",
+        f"Sample(margin={'-' * 5000}1)",
+        "Sample(name='\udcff')",
+    ],
     ids=["a field twice", "a number too large", "nested too deeply", "not UTF-8"],
 )
 def test_parse_rejects_extreme_specs(text):
@@ -139,7 +158,9 @@ def test_parse_never_evaluates_code():
 
 
 def ragged(lengths: list[int]) -> list[Encoded]:
-    """One block per length: two items with that number of words. The last word of the second item is masked."""
+    """One block per length: two items with that number of words. The last word of the second item
+    is masked.
+    """
     blocks = []
     for length in lengths:
         mask = torch.ones(2, length, dtype=torch.bool)
@@ -167,7 +188,10 @@ def test_concatenate_is_the_inverse_of_slicing():
     items = Encoded(parts, masks, torch.rand(5, 2))
     again = concatenate([items[:2], items[torch.tensor([2, 3, 4])]])
     assert len(again) == len(items) == 5
-    assert all(torch.equal(again.vectors[name], parts[name]) and torch.equal(again.mask[name], masks[name]) for name in parts)
+    assert all(
+        torch.equal(again.vectors[name], parts[name]) and torch.equal(again.mask[name], masks[name])
+        for name in parts
+    )
     assert torch.equal(again.weights, items.weights)
 
 
@@ -175,46 +199,72 @@ def test_concatenate_is_the_inverse_of_slicing():
 @pytest.mark.parametrize("dim", [0, 1, -1])
 def test_unit_rows_are_those_of_smaller_vectors(scale, dim):
     rows = torch.randn(3, 4, 5)
-    torch.testing.assert_close(unit_rows(rows * scale, dim), torch.nn.functional.normalize(rows, dim=dim))
+    torch.testing.assert_close(
+        unit_rows(rows * scale, dim), torch.nn.functional.normalize(rows, dim=dim)
+    )
 
 
 def test_vectors_of_large_norm_are_compared_exactly():
     vectors = torch.randn(4, 6)
-    relevance, large = CosineRelevance.from_vectors(vectors), CosineRelevance.from_vectors(vectors * 1e30)
+    relevance, large = (
+        CosineRelevance.from_vectors(vectors),
+        CosineRelevance.from_vectors(vectors * 1e30),
+    )
     index = torch.arange(4)
     torch.testing.assert_close(large(index, index), relevance(index, index))
-    means, large_means = (_part_means(Encoded({"a": part, "b": part.flip(0)}), ["a", "b"]) for part in (vectors, vectors * 1e30))
+    means, large_means = (
+        _part_means(Encoded({"a": part, "b": part.flip(0)}), ["a", "b"])
+        for part in (vectors, vectors * 1e30)
+    )
     torch.testing.assert_close(large_means, means)
     assert relevance(index, index).diagonal().min() > 0.99
 
 
 @pytest.mark.parametrize("odd", [None, {}, [], [[1.0]], np.ones((3, 2)), 5, "a"])
 def test_encoded_rejects_vectors_that_are_not_tensors(odd):
-    with pytest.raises(ShapeError, match=r"^vectors: expected a tensor, or a dict of tensors, got "):
+    with pytest.raises(
+        ShapeError, match=r"^vectors: expected a tensor, or a dict of tensors, got "
+    ):
         Encoded(odd)
 
 
 def test_encoded_to_dtype_keeps_masks_and_token_ids():
-    items = Encoded({"x": torch.ones(2, 3), "ids": torch.ones(2, 3, dtype=torch.long)}, {"x": torch.ones(2, 3, dtype=torch.bool)})
+    items = Encoded(
+        {"x": torch.ones(2, 3), "ids": torch.ones(2, 3, dtype=torch.long)},
+        {"x": torch.ones(2, 3, dtype=torch.bool)},
+    )
     half = items.to(torch.bfloat16)
-    assert (half.vectors["x"].dtype, half.vectors["ids"].dtype, half.mask["x"].dtype) == (torch.bfloat16, torch.int64, torch.bool)
+    assert (half.vectors["x"].dtype, half.vectors["ids"].dtype, half.mask["x"].dtype) == (
+        torch.bfloat16,
+        torch.int64,
+        torch.bool,
+    )
 
 
 # data sets
 
-relations = st.integers(1, 6).flatmap(lambda n: st.tuples(st.just(n), st.lists(st.integers(0, n - 1), max_size=12)))
+relations = st.integers(1, 6).flatmap(
+    lambda n: st.tuples(st.just(n), st.lists(st.integers(0, n - 1), max_size=12))
+)
 
 
 def world(num_images: int, image_of: list[int]) -> Dataset:
     images = tuple(Image(f"{i}.jpg", "train" if i % 2 == 0 else "test") for i in range(num_images))
-    return Dataset("world", images, tuple(f"caption {j}" for j in range(len(image_of))), np.array(image_of, dtype=np.int64))
+    return Dataset(
+        "world",
+        images,
+        tuple(f"caption {j}" for j in range(len(image_of))),
+        np.array(image_of, dtype=np.int64),
+    )
 
 
 @given(relations)
 def test_captions_of_inverts_image_of(relation):
     data = world(*relation)
     assert len(data.captions_of) == len(data.images)
-    assert sorted((int(j), i) for i, captions in enumerate(data.captions_of) for j in captions) == list(enumerate(relation[1]))
+    assert sorted(
+        (int(j), i) for i, captions in enumerate(data.captions_of) for j in captions
+    ) == list(enumerate(relation[1]))
 
 
 @given(relations)
@@ -222,9 +272,13 @@ def test_splits_partition_images_and_captions(relation):
     data = world(*relation)
     parts = [data.split(name) for name in data.splits]
     assert sorted(row for part in parts for row in part.image_rows) == list(range(len(data.images)))
-    assert sorted(row for part in parts for row in part.caption_rows) == list(range(len(data.captions)))
+    assert sorted(row for part in parts for row in part.caption_rows) == list(
+        range(len(data.captions))
+    )
     for part in parts:
-        for caption, image, row in zip(part.captions, part.image_of, part.caption_rows, strict=True):
+        for caption, image, row in zip(
+            part.captions, part.image_of, part.caption_rows, strict=True
+        ):
             assert part.images[image] == data.images[relation[1][row]]
             assert caption == data.captions[row]
 
@@ -236,13 +290,20 @@ def test_take_of_a_split_keeps_rows_of_the_data_set():
 
 
 def test_split_suggests_the_nearest_name():
-    with pytest.raises(DataError, match=r"expected one of its splits \(.*\), got trian\. Use train\.$"):
+    with pytest.raises(
+        DataError, match=r"expected one of its splits \(.*\), got trian\. Use train\.$"
+    ):
         world(2, [0, 1]).split("trian")
 
 
 def test_fingerprint_changes_with_the_content():
     base = world(2, [0, 1])
-    others = [world(3, [0, 1]), world(2, [1, 0]), world(2, [0, 1, 1]), Dataset("world", base.images, ("a", "b"), base.image_of)]
+    others = [
+        world(3, [0, 1]),
+        world(2, [1, 0]),
+        world(2, [0, 1, 1]),
+        Dataset("world", base.images, ("a", "b"), base.image_of),
+    ]
     assert base.fingerprint == world(2, [0, 1]).fingerprint
     assert len({base.fingerprint, *(other.fingerprint for other in others)}) == 5
 

@@ -1,4 +1,6 @@
-"""A disk that is full at a random byte of indexing, training and comparing: nothing that was saved is lost, and a rerun completes."""
+"""A disk that is full at a random byte of indexing, training and comparing: nothing that was saved
+is lost, and a rerun completes.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,10 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A small file system, which also holds the cache. Skipped if it cannot be mounted."""
     folder = tmp_path_factory.mktemp("disk")
     command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", folder]
-    if sys.platform != "linux" or subprocess.run(command, check=False, capture_output=True).returncode:
+    if (
+        sys.platform != "linux"
+        or subprocess.run(command, check=False, capture_output=True).returncode
+    ):
         pytest.skip("a small file system cannot be mounted on this machine")
     before, os.environ["VISAVIS_CACHE"] = os.environ["VISAVIS_CACHE"], str(folder / "cache")
     yield folder
@@ -65,7 +70,9 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory, disk: Path) -> Inputs:
     root = tmp_path_factory.mktemp("inputs")
-    scenes = write_synthetic_scenes(root / "scenes", num_train=16, num_val=4, num_test=4, captions_per_image=2, size=32)
+    scenes = write_synthetic_scenes(
+        root / "scenes", num_train=16, num_val=4, num_test=4, captions_per_image=2, size=32
+    )
     (root / "recipe.toml").write_text(RECIPE)
     run = visavis.train(root / "recipe.toml", data=scenes, out=root / "run").run
     (root / "photos").mkdir()
@@ -90,15 +97,29 @@ def index(inputs: Inputs, folder: Path) -> Any:
 
 def train(inputs: Inputs, folder: Path) -> Any:
     resume = (folder / "run.toml").exists()
-    options = {"resume": folder} if resume else {"recipe": inputs.recipe, "data": inputs.scenes, "out": folder}
+    options = (
+        {"resume": folder}
+        if resume
+        else {"recipe": inputs.recipe, "data": inputs.scenes, "out": folder}
+    )
     result = visavis.train(**options)
-    return result.test.metrics, storage.tensors_hash(storage.read_tensors(folder / "model" / "model.safetensors"))
+    return result.test.metrics, storage.tensors_hash(
+        storage.read_tensors(folder / "model" / "model.safetensors")
+    )
 
 
 def compare(inputs: Inputs, folder: Path) -> Any:
     objectives = ["VLC()", "NTXent()"]
-    new = {"objective": objectives, "recipe": inputs.recipe, "data": inputs.scenes, "seeds": 1, "out": folder}
-    comparison = visavis.compare(**({"resume": folder} if (folder / "plan.json").exists() else new), workers=1)
+    new = {
+        "objective": objectives,
+        "recipe": inputs.recipe,
+        "data": inputs.scenes,
+        "seeds": 1,
+        "out": folder,
+    }
+    comparison = visavis.compare(
+        **({"resume": folder} if (folder / "plan.json").exists() else new), workers=1
+    )
     return {run.setting: run.metrics for run in comparison.outcomes}
 
 
@@ -111,7 +132,9 @@ def occupied(disk: Path) -> int:
 
 
 def check_saved(folder: Path, name: str, before: dict[str, Any]) -> dict[str, Any]:
-    """Check that every file is readable and that nothing is lost. Return the content that must be kept."""
+    """Check that every file is readable and that nothing is lost. Return the content that must be
+    kept.
+    """
     for path in folder.rglob("*"):
         if (
             path.is_file()
@@ -128,7 +151,9 @@ def check_saved(folder: Path, name: str, before: dict[str, Any]) -> dict[str, An
         return {"items": items}
     if name == "compare":
         outcomes = {str(path): path.stat().st_mtime_ns for path in folder.glob("*/outcome.json")}
-        assert all(outcomes[path] == changed for path, changed in before.get("outcomes", {}).items())
+        assert all(
+            outcomes[path] == changed for path, changed in before.get("outcomes", {}).items()
+        )
         return {"outcomes": outcomes}
     return {}
 
@@ -159,8 +184,14 @@ def error_of(command: Callable[[Inputs, Path], Any], inputs: Inputs, folder: Pat
 
 
 CASES = [
-    *(pytest.param(name, 2, marks=pytest.mark.long if name == "compare" else ()) for name in COMMANDS),
-    *(pytest.param(name, 50, marks=[pytest.mark.long, pytest.mark.timeout(3000)]) for name in COMMANDS),
+    *(
+        pytest.param(name, 2, marks=pytest.mark.long if name == "compare" else ())
+        for name in COMMANDS
+    ),
+    *(
+        pytest.param(name, 50, marks=[pytest.mark.long, pytest.mark.timeout(3000)])
+        for name in COMMANDS
+    ),
 ]
 
 
@@ -188,5 +219,8 @@ def test_command_on_full_disk_keeps_results_and_reruns(name, points, disk, input
         assert "\n" not in message and len(message) < 400, message
         # A folder exists from the first checkpoint on. The command itself is refused then.
         again = [f"continue with --resume {folder}"] if name in ("train", "compare") else []
-        advice = [f"No space left on device. Free space and {fix}." for fix in ("run the command again", *again)]
+        advice = [
+            f"No space left on device. Free space and {fix}."
+            for fix in ("run the command again", *again)
+        ]
         assert any(text in message for text in advice) and "delete it" not in message, message

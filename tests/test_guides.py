@@ -1,4 +1,6 @@
-"""Blocks of docs/guides: commands and their options exist, recipes are valid, Python names can be imported."""
+"""Blocks of docs/guides: commands and their options exist, recipes are valid, Python names can be
+imported.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,10 @@ SECTIONS = {
 def blocks(page, *languages):
     """The code blocks of a page in these languages."""
     pattern = rf"^ *```(?:{'|'.join(languages)})\n(.*?)^ *```$"
-    return [textwrap.dedent(block) for block in re.findall(pattern, page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)]
+    return [
+        textwrap.dedent(block)
+        for block in re.findall(pattern, page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    ]
 
 
 def commands(page):
@@ -52,10 +57,21 @@ def test_commands_and_options_exist(page):
         while hasattr(command, "commands") and words and words[0] in command.commands:
             command, words = command.commands[words[0]], words[1:]
         assert command.name is not None, words
-        is_runnable = not hasattr(command, "commands") or command.name == "relevance" or all(word.startswith("--") for word in words)
+        is_runnable = (
+            not hasattr(command, "commands")
+            or command.name == "relevance"
+            or all(word.startswith("--") for word in words)
+        )
         assert is_runnable, f"no such command: {words}"
-        options = {"--help"} | {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
-        assert {word.split("=")[0] for word in words if word.startswith("--")} <= options, (command.name, words)
+        options = {"--help"} | {
+            name
+            for parameter in command.params
+            for name in (*parameter.opts, *parameter.secondary_opts)
+        }
+        assert {word.split("=")[0] for word in words if word.startswith("--")} <= options, (
+            command.name,
+            words,
+        )
         for word in words:
             section, _, key = re.sub(r"^phases\.\d+\.", "", word.partition("=")[0]).partition(".")
             if "=" in word and section in SECTIONS:
@@ -70,7 +86,9 @@ def test_recipes_are_valid(tmp_path):
             if "name" in content:
                 path = tmp_path / f"{page.stem}-{number}.toml"
                 path.write_text(block, encoding="utf-8")
-                for name in [f"{path}/{variant}" for variant in content.get("variants", {})] or [path]:
+                for name in [f"{path}/{variant}" for variant in content.get("variants", {})] or [
+                    path
+                ]:
                     assert read_recipe(name).phases
                 complete += 1
             for section in SECTIONS.keys() & content.keys():
@@ -84,7 +102,9 @@ def test_names_of_python_blocks_can_be_imported():
             for node in ast.walk(ast.parse(block)):
                 if isinstance(node, ast.ImportFrom) and node.module.startswith("visavis"):
                     module = importlib.import_module(node.module)
-                    assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []
+                    assert [
+                        alias.name for alias in node.names if not hasattr(module, alias.name)
+                    ] == []
 
 
 def test_feedback_record_is_read(tmp_path):

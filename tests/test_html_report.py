@@ -1,4 +1,6 @@
-"""Reports: plots are PNGs of a bounded size, pages escape all values, and templates need no network."""
+"""Reports: plots are PNGs of a bounded size, pages escape all values, and templates need no
+network.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,22 @@ VOID_TAGS = {"meta", "img", "source", "br"}
 
 def retrievals(rows: int) -> list[SceneSearchResult]:
     rng = np.random.default_rng(0)
-    scenes = [[RetrievedScene(sample_scene(rng, training=True), 0.5, rank < 2, rank == 0) for rank in range(5)] for _ in range(rows)]
+    scenes = [
+        [
+            RetrievedScene(sample_scene(rng, training=True), 0.5, rank < 2, rank == 0)
+            for rank in range(5)
+        ]
+        for _ in range(rows)
+    ]
     return [SceneSearchResult(f"{HOSTILE_TEXT} $x_1$ " * 4, tuple(row)) for row in scenes]
 
 
 def curve(name: str, steps: tuple[int, ...]) -> TrainingCurve:
     value = {"loss": 1.0, "positive_mean": 0.5, "hardest_i2t_mean": 0.2, "hardest_t2i_mean": 0.1}
-    return TrainingCurve(name, [{"step": step, "rsum": 10.0 * step, "val": value, "similarity": value} for step in steps])
+    return TrainingCurve(
+        name,
+        [{"step": step, "rsum": 10.0 * step, "val": value, "similarity": value} for step in steps],
+    )
 
 
 def opened(content: bytes) -> Image.Image:
@@ -49,7 +60,9 @@ def test_plot_retrievals_is_a_small_png(theme):
 
 
 def test_plot_training_curves_takes_runs_of_different_lengths():
-    content = plot_training_curves([curve("Unified", (0, 5, 10)), curve("Unified", (0, 5)), curve("VLC", (0, 5, 10))])
+    content = plot_training_curves(
+        [curve("Unified", (0, 5, 10)), curve("Unified", (0, 5)), curve("VLC", (0, 5, 10))]
+    )
     assert opened(content).size == (1290, 465)
     assert len(content) < 200_000
 
@@ -120,10 +133,18 @@ def test_render_report_rejects_undefined_variables():
 def test_templates_need_no_network():
     folder = files("visavis.reports").joinpath("templates")
     names = {path.name for path in folder.iterdir()}
-    reports = {"comparison.html.j2", "coherence.html.j2", "profiles.html.j2", "diagnosis.html.j2", "demo.html.j2"}
+    reports = {
+        "comparison.html.j2",
+        "coherence.html.j2",
+        "profiles.html.j2",
+        "diagnosis.html.j2",
+        "demo.html.j2",
+    }
     assert names == reports | {"base.html.j2", "macros.html.j2", "report.css"}
     for name in names:
-        assert not re.search(r"https?:|<script|<link|@import|url\(", folder.joinpath(name).read_text()), name
+        assert not re.search(
+            r"https?:|<script|<link|@import|url\(", folder.joinpath(name).read_text()
+        ), name
 
 
 def test_data_uri_embeds_an_image():

@@ -1,4 +1,6 @@
-"""Commands with invalid values, sampled by seed: each ends within seconds with a result or one error line."""
+"""Commands with invalid values, sampled by seed: each ends within seconds with a result or one
+error line.
+"""
 
 # ruff: noqa: SIM905, E501 - the words of a command line are easier to read as one text
 from __future__ import annotations
@@ -27,7 +29,10 @@ pytestmark = [
     pytest.mark.filterwarnings("default"),  # a warning of a library does not end a command
 ]
 
-NUMBERS = ["", *f"0 -1 nan inf -inf 1e999 1e-320 3.7 {'9' * 30} {2**63} 0x10 one ٣ 1_000 True".split()]
+NUMBERS = [
+    "",
+    *f"0 -1 nan inf -inf 1e999 1e-320 3.7 {'9' * 30} {2**63} 0x10 one ٣ 1_000 True".split(),
+]
 TEXTS = [
     "",
     " ",
@@ -67,7 +72,8 @@ OVERRIDES = f"""
     phases.0.supervision=GradedSupervision(relevance='CBoW()') phases.0.supervision=NoisySupervision() evaluation.relevance=CBoW()""".split()
 FLAG = None
 
-# A valid command, and invalid values of its options. A number is the index of an argument, "" is one more argument.
+# A valid command, and invalid values of its options. A number is the index of an argument, "" is
+# one more argument.
 # fmt: off
 COMMANDS = {
     "doctor": ("doctor", {"--json": FLAG, "--jsn": FLAG}),
@@ -122,7 +128,9 @@ def paths(tmp_path_factory, dual_encoders):
     """Folders, files, links and pipes that values refer to."""
     transformers = pytest.importorskip("transformers")
     root = tmp_path_factory.mktemp("odd")
-    scenes = write_synthetic_scenes(root / "data" / "scenes", num_train=12, num_val=4, num_test=4, captions_per_image=2, size=32)
+    scenes = write_synthetic_scenes(
+        root / "data" / "scenes", num_train=12, num_val=4, num_test=4, captions_per_image=2, size=32
+    )
     (root / "recipe.toml").write_text(TINY_RECIPE)
     visavis.train(root / "recipe.toml", data=scenes, out=root / "run")
     for name in ("folder", "empty", "images"):
@@ -138,20 +146,44 @@ def paths(tmp_path_factory, dual_encoders):
     (root / "loop.toml").symlink_to(root / "loop.toml")
     np.save(root / "npy.npy", np.random.default_rng(0).normal(size=(20, 6)).astype(np.float32))
     np.save(root / "zeros.npy", np.zeros((20, 0), np.float32))
-    small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    small = {
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "intermediate_size": 8,
+    }
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "red", "circle", "blue"]
     (root / "vocab.txt").write_text("\n".join(words))
     torch.manual_seed(0)
     transformers.utils.logging.disable_progress_bar()
-    transformers.BertModel(transformers.BertConfig(**small, vocab_size=8, max_position_embeddings=16)).save_pretrained(root / "bert")
+    transformers.BertModel(
+        transformers.BertConfig(**small, vocab_size=8, max_position_embeddings=16)
+    ).save_pretrained(root / "bert")
     transformers.utils.logging.enable_progress_bar()
     transformers.BertTokenizer(str(root / "vocab.txt")).save_pretrained(root / "bert")
     (root / "data" / "stsb").mkdir()
     for split in ("train", "dev", "test"):
-        rows = "".join(f"{score}\ta red circle\ta blue {'circle' * (score > 2)}\n" for score in range(6))
-        (root / "data" / "stsb" / f"sts-{split}.tsv").write_text("score\tsentence1\tsentence2\n" + rows)
+        rows = "".join(
+            f"{score}\ta red circle\ta blue {'circle' * (score > 2)}\n" for score in range(6)
+        )
+        (root / "data" / "stsb" / f"sts-{split}.tsv").write_text(
+            "score\tsentence1\tsentence2\n" + rows
+        )
     visavis.index(root / "run", root / "images", out=root / "index")
-    names = ("folder", "index", "empty", "images", "text", "bytes", "none", "pipe", "dangling", "run", "bert", "gone")
+    names = (
+        "folder",
+        "index",
+        "empty",
+        "images",
+        "text",
+        "bytes",
+        "none",
+        "pipe",
+        "dangling",
+        "run",
+        "bert",
+        "gone",
+    )
     others = {
         "scenes": scenes,
         "loop": root / "loop.toml",
@@ -162,7 +194,9 @@ def paths(tmp_path_factory, dual_encoders):
     }
     busy = socket.create_server(("127.0.0.1", 0))
     others["busy"] = busy.getsockname()[1]
-    yield {name: str(root / name) for name in names} | {name: str(path) for name, path in others.items()}
+    yield {name: str(root / name) for name in names} | {
+        name: str(path) for name, path in others.items()
+    }
     busy.close()
 
 
@@ -187,7 +221,9 @@ class TooLong(BaseException):
 
 
 def outcome(command, monkeypatch, capfd):
-    """The exit code, stdout and stderr of a command. An unexpected exception is given instead of the exit code."""
+    """The exit code, stdout and stderr of a command. An unexpected exception is given instead of
+    the exit code.
+    """
 
     def stop(*_):
         raise TooLong

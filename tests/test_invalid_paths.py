@@ -1,4 +1,6 @@
-"""Names that the operating system rejects, wherever a path or a model is expected: one error, or a skipped file."""
+"""Names that the operating system rejects, wherever a path or a model is expected: one error, or a
+skipped file.
+"""
 
 from __future__ import annotations
 
@@ -47,10 +49,16 @@ CALLS = {
     "model_folder": lambda name: model_folder(name),
     "search": lambda name: visavis.search(name, "a dog"),
     "Index.open": lambda name: Index.open(name),
-    "cross-encoder": lambda name: CrossEncoder(model=name).for_captions(["a", "b"]).pairs(torch.tensor([0]), torch.tensor([1])),
+    "cross-encoder": lambda name: (
+        CrossEncoder(model=name)
+        .for_captions(["a", "b"])
+        .pairs(torch.tensor([0]), torch.tensor([1]))
+    ),
     "sentence model": lambda name: SentenceModel(model=name).for_captions(["a", "b"]),
     **{
-        key: lambda name, key=key: visavis.train("demo", overrides={key: name}, data=None if key == "data.path" else "scenes", out="run")
+        key: lambda name, key=key: visavis.train(
+            "demo", overrides={key: name}, data=None if key == "data.path" else "scenes", out="run"
+        )
         for key in (
             "data.path",
             "data.feedback",
@@ -69,7 +77,9 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for link, target in (("loop", "loop"), ("first", "second"), ("second", "first")):
         os.symlink(target, link)
-    write_synthetic_scenes(tmp_path / "scenes", num_train=8, num_val=2, num_test=2, captions_per_image=1, size=32)
+    write_synthetic_scenes(
+        tmp_path / "scenes", num_train=8, num_val=2, num_test=2, captions_per_image=1, size=32
+    )
     monkeypatch.setenv("VISAVIS_DATA", str(tmp_path))
     return tmp_path
 
@@ -139,7 +149,11 @@ OPTIONS = {
 
 
 def test_every_command_with_an_output_is_listed():
-    outputs = {name for name in api.__all__ if "out" in inspect.signature(getattr(visavis, name)).parameters}
+    outputs = {
+        name
+        for name in api.__all__
+        if "out" in inspect.signature(getattr(visavis, name)).parameters
+    }
     assert outputs == set(WORK)
 
 
@@ -148,7 +162,9 @@ def test_existing_output_is_refused_before_any_work(command, folder, monkeypatch
     (folder / "full").mkdir()
     (folder / "full" / "letter.txt").write_text("dear")
     (folder / "full.png").write_text("dear")
-    name = "full.png" if command in ("explain", "diagnose", "mine", "relevance_thresholds") else "full"
+    name = (
+        "full.png" if command in ("explain", "diagnose", "mine", "relevance_thresholds") else "full"
+    )
     module, _, function = WORK[command].rpartition(".")
 
     def work(*args, **kwargs):

@@ -61,15 +61,29 @@ def test_ranks_within_memory_match_one_block(watched):
 @pytest.mark.parametrize("kind", CATALOG, ids=lambda kind: kind.__name__)
 def test_step_within_memory_matches_whole_matrix(kind, watched):
     matcher, visual, text = (part.to(torch.float64) for part in encoded(24, 1))
-    annotations = {name: torch.rand(24, 24, dtype=torch.float64) for name in ("relevance", "weight", "pair_margin")}
-    annotations |= {f"{side}_margin": torch.rand(24, dtype=torch.float64) for side in ("query", "candidate")}
-    annotations |= {f"{side}_offline_scores": torch.rand(24, 2, dtype=torch.float64) for side in ("query", "candidate")}
+    annotations = {
+        name: torch.rand(24, 24, dtype=torch.float64)
+        for name in ("relevance", "weight", "pair_margin")
+    }
+    annotations |= {
+        f"{side}_margin": torch.rand(24, dtype=torch.float64) for side in ("query", "candidate")
+    }
+    annotations |= {
+        f"{side}_offline_scores": torch.rand(24, 2, dtype=torch.float64)
+        for side in ("query", "candidate")
+    }
     targets = Targets.paired(24, **annotations)
     results = []
     for memory in (attention.UNLIMITED, "6MB"):
         watched.clear()
-        leaves = [visual.vectors.clone().requires_grad_(), text.vectors.clone().requires_grad_(), matcher.inverse_temperature]
-        items = (Encoded(leaf, part.mask) for leaf, part in zip(leaves, (visual, text), strict=False))
+        leaves = [
+            visual.vectors.clone().requires_grad_(),
+            text.vectors.clone().requires_grad_(),
+            matcher.inverse_temperature,
+        ]
+        items = (
+            Encoded(leaf, part.mask) for leaf, part in zip(leaves, (visual, text), strict=False)
+        )
         loss = PairLoss(kind(), score=matcher.score, memory=memory)(*items, targets=targets)
         results.append([loss.detach(), *torch.autograd.grad(loss, leaves)])
         assert (max(watched) == 24 * 24) == (memory == attention.UNLIMITED)
@@ -80,6 +94,19 @@ def test_step_within_memory_matches_whole_matrix(kind, watched):
 @pytest.mark.long
 @pytest.mark.parametrize(("job", "images"), [("ranking", 1000), ("step", 256)])
 def test_fresh_process_stays_within_memory(job, images, tmp_path):
-    options = ["--job", job, "--images", str(images), "--memory", "1GB", "--out", str(tmp_path / "found.npz")]
-    result = json.loads(subprocess.run([sys.executable, SCRIPT, *options], check=True, capture_output=True, text=True).stdout)
+    options = [
+        "--job",
+        job,
+        "--images",
+        str(images),
+        "--memory",
+        "1GB",
+        "--out",
+        str(tmp_path / "found.npz"),
+    ]
+    result = json.loads(
+        subprocess.run(
+            [sys.executable, SCRIPT, *options], check=True, capture_output=True, text=True
+        ).stdout
+    )
     assert result["bytes"] <= 1e9

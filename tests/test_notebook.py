@@ -47,12 +47,16 @@ class Table(NotebookTable):
 
 
 def test_flat_row_joins_keys_and_leaves_out_lists_of_objects():
-    row = flat_row({"a": {"b": {1: 2}}, "empty": [], "names": ("x", "y"), "nested": [[1]], "none": None})
+    row = flat_row(
+        {"a": {"b": {1: 2}}, "empty": [], "names": ("x", "y"), "nested": [[1]], "none": None}
+    )
     assert row == {"a.b.1": 2, "empty": "", "names": "x, y", "none": None}
 
 
 def test_notebook_html_escapes_values_and_limits_rows():
-    html = Table([{"<b>": "<script>", "number": 1234.5678}, {"<b>": None, "other": True}] * 40)._repr_html_()
+    html = Table(
+        [{"<b>": "<script>", "number": 1234.5678}, {"<b>": None, "other": True}] * 40
+    )._repr_html_()
     assert "<script>" not in html
     assert "<b>" not in html
     assert "&lt;script&gt;" in html
@@ -107,9 +111,17 @@ def test_tutorial_notebook_runs(tmp_path, monkeypatch):
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
+    nbclient.NotebookClient(
+        notebook,
+        timeout=120,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(tmp_path)}},
+    ).execute()
     tables = [
-        output.data["text/html"] for cell in notebook.cells for output in cell.get("outputs", ()) if "text/html" in output.get("data", ())
+        output.data["text/html"]
+        for cell in notebook.cells
+        for output in cell.get("outputs", ())
+        if "text/html" in output.get("data", ())
     ]
     assert len(tables) == 7
     assert sum("data:image/jpeg" in table for table in tables) == 1
@@ -118,4 +130,6 @@ def test_tutorial_notebook_runs(tmp_path, monkeypatch):
 
 def test_tutorial_notebook_has_no_outputs():
     notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
-    assert [cell for cell in notebook["cells"] if cell.get("outputs") or cell.get("execution_count")] == []
+    assert [
+        cell for cell in notebook["cells"] if cell.get("outputs") or cell.get("execution_count")
+    ] == []

@@ -38,13 +38,55 @@ from visavis.types import Encoded
 NUMBERS = torch.arange(12.0).view(3, 4)
 SMALL = Protocol(name="small", description="")
 ODD: list[Any] = [
-    *(None, True, 0, -1, 2.5, float("nan"), float("inf"), 10**30, 1j, "b", "", "5", b"x", object(), len, Encoded, SMALL),
+    *(
+        None,
+        True,
+        0,
+        -1,
+        2.5,
+        float("nan"),
+        float("inf"),
+        10**30,
+        1j,
+        "b",
+        "",
+        "5",
+        b"x",
+        object(),
+        len,
+        Encoded,
+        SMALL,
+    ),
     *([], [1, 2], [[1.0, 2.0], [3.0]], (), (0, 0), (2, -1), ("a", "b"), {}, {1}, iter([1, 2, 3])),
-    *(np.float64(2), np.array(3.0), np.ones(3), np.ones((3, 4)), np.ones((2, 3, 4)), np.array(["a", "b", "c"]), np.array([None] * 3)),
-    *(torch.tensor(3.0), *map(torch.ones, (0, 3, 5)), *(torch.ones(shape) for shape in ((0, 4), (3, 0), (7, 7), (2, 3, 4)))),
+    *(
+        np.float64(2),
+        np.array(3.0),
+        np.ones(3),
+        np.ones((3, 4)),
+        np.ones((2, 3, 4)),
+        np.array(["a", "b", "c"]),
+        np.array([None] * 3),
+    ),
+    *(
+        torch.tensor(3.0),
+        *map(torch.ones, (0, 3, 5)),
+        *(torch.ones(shape) for shape in ((0, 4), (3, 0), (7, 7), (2, 3, 4))),
+    ),
     *(NUMBERS.to(dtype) for dtype in (torch.complex64, torch.bool, torch.int8, torch.float16)),
-    *(NUMBERS.bfloat16().requires_grad_(), NUMBERS.to_sparse(), NUMBERS.T, NUMBERS - 20, NUMBERS.log(), NUMBERS * torch.nan),
-    *(NUMBERS.where(NUMBERS != 5, torch.nan), torch.tensor([0, 1, 2]), torch.tensor([True] * 3), torch.tensor([1, torch.nan, torch.inf])),
+    *(
+        NUMBERS.bfloat16().requires_grad_(),
+        NUMBERS.to_sparse(),
+        NUMBERS.T,
+        NUMBERS - 20,
+        NUMBERS.log(),
+        NUMBERS * torch.nan,
+    ),
+    *(
+        NUMBERS.where(NUMBERS != 5, torch.nan),
+        torch.tensor([0, 1, 2]),
+        torch.tensor([True] * 3),
+        torch.tensor([1, torch.nan, torch.inf]),
+    ),
     *(Encoded(vectors) for vectors in (torch.ones(3, 2), torch.ones(0, 2), torch.tensor(1.0))),
     *(Targets.paired(3), Targets(query_ids=[0, 1, 2], candidate_ids=[5, 6, 7, 8])),
     *(torch.ones(shape, device="meta") for shape in ((3, 4), (3, 3), (3,))),
@@ -53,9 +95,25 @@ ODD: list[Any] = [
         torch.eye(3).to_sparse(),
         torch.nested.as_nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
     ),
-    *([{}, {}, {}], [[1], [2], [3]], [2**70] * 3, {1: 2}, [True, False, True], [1.5, 2, 3], np.array([1, 2, 3], dtype=object), 10**5000),
-    *(Encoded(torch.ones(3, 2, device="meta")), Encoded(torch.eye(3).to_sparse()), Encoded({"a": torch.ones(3, 2), "b": torch.ones(2, 2)})),
-    *(Encoded(torch.ones(3, 2), mask=torch.ones(2, 2, dtype=torch.bool)), Encoded(torch.ones(3, 2), weights=5)),  # type: ignore[arg-type]
+    *(
+        [{}, {}, {}],
+        [[1], [2], [3]],
+        [2**70] * 3,
+        {1: 2},
+        [True, False, True],
+        [1.5, 2, 3],
+        np.array([1, 2, 3], dtype=object),
+        10**5000,
+    ),
+    *(
+        Encoded(torch.ones(3, 2, device="meta")),
+        Encoded(torch.eye(3).to_sparse()),
+        Encoded({"a": torch.ones(3, 2), "b": torch.ones(2, 2)}),
+    ),
+    *(
+        Encoded(torch.ones(3, 2), mask=torch.ones(2, 2, dtype=torch.bool)),
+        Encoded(torch.ones(3, 2), weights=5),
+    ),  # type: ignore[arg-type]
 ]
 ALSO_CALLED = {
     "scores": "score",
@@ -81,7 +139,9 @@ def alike(first: list[str], second: list[str]) -> np.ndarray:
 
 def valid_arguments() -> dict[str, Any]:
     """Valid values by argument name. ``SPECIAL`` holds exceptions."""
-    data = Dataset("world", tuple(Image(f"{i}.jpg", "test") for i in range(3)), ("a", "b", "c"), np.arange(3))
+    data = Dataset(
+        "world", tuple(Image(f"{i}.jpg", "test") for i in range(3)), ("a", "b", "c"), np.arange(3)
+    )
     ranks = torch.tensor([[1.0, 3.0], [2.0, torch.inf], [1.0, 2.0]], dtype=torch.float64)
     return {
         **dict.fromkeys(("visual", "text"), Encoded(torch.eye(3))),
@@ -162,7 +222,9 @@ def test_evaluation_rejects_empty_sides(shape: tuple[int, int]) -> None:
             lambda: evaluation.evaluate(visual, text, by_product, *ids, protocol=protocol),  # noqa: B023
             lambda: evaluation.rank_scores(torch.zeros(shape), *ids, protocol=protocol),  # noqa: B023
         ):
-            with pytest.raises(ShapeError, match=r"^images, texts: expected at least one of each, got none\."):
+            with pytest.raises(
+                ShapeError, match=r"^images, texts: expected at least one of each, got none\."
+            ):
                 call()
     if not shape[1]:
         for metric in (metrics.positive_ranks, metrics.best_ranks):
@@ -196,9 +258,13 @@ def test_targets_reject_invalid_numbers_of_items(odd: Any) -> None:
 def test_ndcg_rejects_invalid_relevance() -> None:
     for odd in (-0.5, torch.inf):
         relevance = torch.tensor([[1.0, 0.5], [0.5, odd]])
-        with pytest.raises(DataError, match=r"^relevance of query 1: expected finite values >= 0 for nDCG"):
+        with pytest.raises(
+            DataError, match=r"^relevance of query 1: expected finite values >= 0 for nDCG"
+        ):
             metrics.ndcg(torch.rand(2, 2), relevance)
-    assert metrics.coherent_scores(torch.tensor([[1.0, 2.0]]), torch.tensor([[-1.0, -0.5]]), k=2).tolist() == [1]
+    assert metrics.coherent_scores(
+        torch.tensor([[1.0, 2.0]]), torch.tensor([[-1.0, -0.5]]), k=2
+    ).tolist() == [1]
 
 
 @pytest.mark.parametrize(
@@ -208,7 +274,9 @@ def test_ndcg_rejects_invalid_relevance() -> None:
         (lambda visual, text: by_product(visual, text).numpy(), "score: expected shape ["),
         (lambda visual, text: by_product(visual, text)[:, :1], "score: expected shape ["),
         (
-            lambda visual, text: by_product(visual, text).index_fill(1, torch.tensor([2]), torch.nan),
+            lambda visual, text: by_product(visual, text).index_fill(
+                1, torch.tensor([2]), torch.nan
+            ),
             "got NaN. Check the model and its features",
         ),
     ],
@@ -229,19 +297,41 @@ def test_metrics_reject_nan_score_of_negative_pair() -> None:
     """No comparison with NaN is true: such a pair would never stand before the right one."""
 
     def score(visual: Encoded, text: Encoded) -> torch.Tensor:
-        return torch.where((visual.vectors[:, None] == 2) & (text.vectors == 5), torch.nan, torch.rand(len(visual), len(text)))  # type: ignore[call-overload, index]
+        return torch.where(
+            (visual.vectors[:, None] == 2) & (text.vectors == 5),
+            torch.nan,
+            torch.rand(len(visual), len(text)),
+        )  # type: ignore[call-overload, index]
 
     items = Encoded(torch.arange(9))
     for tile in ((2, 4), (9, 9)):
         with pytest.raises(
-            DataError, match=r"^score of image 2 and text 5: expected a number, got NaN\. Check the model and its features\.$"
+            DataError,
+            match=r"^score of image 2 and text 5: expected a number, got NaN\. Check the model and its features\.$",
         ):
-            blocks.rank_by_tiles(items, items, score, torch.arange(9), torch.arange(9), max_tile=tile)
+            blocks.rank_by_tiles(
+                items, items, score, torch.arange(9), torch.arange(9), max_tile=tile
+            )
 
 
 # The functions below read files: a data set, a run, an index and feedback, all tiny.
 
-ODD_TEXTS = ["", " ", "\0", "a\0b", "\udcff", "\ud800", "~nosuchuser/x", "/proc/x", "x" * 300, "-1", "nan", "{}", "\x1b[2J", "a\nb"]
+ODD_TEXTS = [
+    "",
+    " ",
+    "\0",
+    "a\0b",
+    "\udcff",
+    "\ud800",
+    "~nosuchuser/x",
+    "/proc/x",
+    "x" * 300,
+    "-1",
+    "nan",
+    "{}",
+    "\x1b[2J",
+    "a\nb",
+]
 ODD_VALUES = [
     *ODD,
     *ODD_TEXTS,
@@ -259,7 +349,12 @@ ODD_VALUES = [
     -1e308,
 ]
 """Odd values of any argument."""
-LONG_CALLS = {("demo", "out"), ("train", "recipe"), ("relevance", "estimator"), ("compare", "recipe")}
+LONG_CALLS = {
+    ("demo", "out"),
+    ("train", "recipe"),
+    ("relevance", "estimator"),
+    ("compare", "recipe"),
+}
 """Arguments for which a path, an empty list or None starts a long call."""
 NEW = Path("new")
 """Replaced by a new path for each call."""
@@ -269,12 +364,21 @@ NEW = Path("new")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A data set, a recipe, a run, an index and a feedback file."""
     root = tmp_path_factory.mktemp("odd")
-    scenes = write_synthetic_scenes(root / "scenes", num_train=16, num_val=4, num_test=4, captions_per_image=2, size=32)
+    scenes = write_synthetic_scenes(
+        root / "scenes", num_train=16, num_val=4, num_test=4, captions_per_image=2, size=32
+    )
     (root / "recipe.toml").write_text(TINY_RECIPE)
     run = visavis.train(root / "recipe.toml", data=scenes, out=root / "run").run
     index = visavis.index(run, scenes, out=root / "index", store=root / "index" / "vectors").folder
     item = next(iter(Index.open(index).items.values()))
-    record = Judgment("2026-01-01T00:00:00+00:00", "index", QueryKey("red circle"), item.key, item.content, relevant=True)
+    record = Judgment(
+        "2026-01-01T00:00:00+00:00",
+        "index",
+        QueryKey("red circle"),
+        item.key,
+        item.content,
+        relevant=True,
+    )
     (root / "votes.jsonl").write_text(json.dumps(asdict(record)) + "\n")
     image = next(scenes.rglob("*.png"))
     return {
@@ -289,8 +393,16 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def api_calls(files: dict[str, Path]) -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
-    """Every public function that reads files, with valid arguments. ``NEW`` is replaced by a new path for each call."""
-    run, index, scenes, image, gone = files["run"], files["index"], files["scenes"], files["image"], files["root"] / "gone"
+    """Every public function that reads files, with valid arguments. ``NEW`` is replaced by a new
+    path for each call.
+    """
+    run, index, scenes, image, gone = (
+        files["run"],
+        files["index"],
+        files["scenes"],
+        files["image"],
+        files["root"] / "gone",
+    )
     known = {
         "demo": {"out": files["run"]},
         "catalog": {"kind": "recipes", "paper": "goal"},
@@ -321,9 +433,19 @@ def api_calls(files: dict[str, Path]) -> Iterator[tuple[Callable[..., Any], dict
     }  # fmt: skip
     for name in visavis.api.__all__:
         function = getattr(visavis, name)
-        shared = {"memory": None, "progress": None, "model": None, "skip_bad": False, "path": scenes}
+        shared = {
+            "memory": None,
+            "progress": None,
+            "model": None,
+            "skip_bad": False,
+            "path": scenes,
+        }
         parameters = inspect.signature(function).parameters
-        yield function, {key: value for key, value in shared.items() if key in parameters} | known.get(name, {})
+        yield (
+            function,
+            {key: value for key, value in shared.items() if key in parameters}
+            | known.get(name, {}),
+        )
 
 
 def class_calls(files: dict[str, Path]) -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
@@ -331,16 +453,34 @@ def class_calls(files: dict[str, Path]) -> Iterator[tuple[Callable[..., Any], di
     opened = Index.open(files["index"])
     model, image = opened.model, str(files["image"])
     rows = {"a": {1: 2.0, 2: 3.0}, "b": {1: 2.5, 2: 3.0}}
-    yield Index.open, {"folder": files["index"], "model": files["run"], "device": "cpu", "memory": None}
+    yield (
+        Index.open,
+        {"folder": files["index"], "model": files["run"], "device": "cpu", "memory": None},
+    )
     yield opened.locate, {"item": next(iter(opened.items.values()))}
     yield SearchQuery, {"texts": ((1.0, "red"),), "images": ((1.0, image),), "like": ()}
     yield SearchQuery.from_text, {"text": "red"}
-    yield search_index, {"index": opened, "query": SearchQuery.from_text("red"), "top": 2, "item_filter": ItemFilter(), "rerank": None}
+    yield (
+        search_index,
+        {
+            "index": opened,
+            "query": SearchQuery.from_text("red"),
+            "top": 2,
+            "item_filter": ItemFilter(),
+            "rerank": None,
+        },
+    )
     yield store_queries, {"index": opened, "query": SearchQuery.from_text("red")}
     yield rank_texts, {"model": model, "image": image, "texts": ["red", "blue"]}
     yield ItemFilter, {"path": "", "kind": None, "after": None, "before": None, "metadata": {}}
-    yield visavis.Retriever, {"matcher": model.matcher, "processor": model.processor, "batch_size": 2, "memory": None}
-    yield visavis.Retriever.load, {"folder": files["run"], "device": None, "batch_size": 2, "memory": None}
+    yield (
+        visavis.Retriever,
+        {"matcher": model.matcher, "processor": model.processor, "batch_size": 2, "memory": None},
+    )
+    yield (
+        visavis.Retriever.load,
+        {"folder": files["run"], "device": None, "batch_size": 2, "memory": None},
+    )
     yield model.with_embedding_dim, {"embedding_dim": 8}
     yield model.encode_images, {"images": [image]}
     yield model.encode, {"items": ["red"]}
@@ -357,18 +497,33 @@ def class_calls(files: dict[str, Path]) -> Iterator[tuple[Callable[..., Any], di
     yield read_feedback, {"path": files["votes"]}
     yield QueryKey, {"text": "red", "similar_to": "", "image_hash": ""}
     yield latest_judgments, {"records": read_feedback(files["votes"])}
-    yield evaluate_feedback, {"file": files["votes"], "content_hashes": {"a": "b"}, "rank": lambda text: [("a", 1.0)], "name": "x"}
+    yield (
+        evaluate_feedback,
+        {
+            "file": files["votes"],
+            "content_hashes": {"a": "b"},
+            "rank": lambda text: [("a", 1.0)],
+            "name": "x",
+        },
+    )
     yield statistics.t_interval, {"values": [1.0, 2.0], "confidence": 0.9}
     yield statistics.paired_t_test, {"a": rows["a"], "b": rows["b"], "names": ("a", "b")}
     yield statistics.holm, {"p_values": [0.1, 0.2]}
     yield statistics.paired_tests, {"rows": rows, "reference": "a"}
     yield statistics.differences_from, {"pairs": statistics.paired_tests(rows), "name": "a"}
-    yield statistics.more_seeds, {"difference": 1.0, "std": 1.0, "seeds": 2, "level": 0.05, "power": 0.8, "max_seeds": 20}
+    yield (
+        statistics.more_seeds,
+        {"difference": 1.0, "std": 1.0, "seeds": 2, "level": 0.05, "power": 0.8, "max_seeds": 20},
+    )
     yield statistics.format_number, {"value": 1.0, "signed": False}
 
 
-def check_odd_calls(calls: Iterable[tuple[Callable[..., Any], dict[str, Any]]], folder: Path, count: int | None) -> int:
-    """Call each function with odd values, ``count`` for each parameter. Return the number of errors."""
+def check_odd_calls(
+    calls: Iterable[tuple[Callable[..., Any], dict[str, Any]]], folder: Path, count: int | None
+) -> int:
+    """Call each function with odd values, ``count`` for each parameter. Return the number of
+    errors.
+    """
     generator, refused, faults, number = random.Random(1), 0, [], 0
     for function, arguments in calls:
         called = getattr(function, "__qualname__", repr(function))
@@ -392,27 +547,45 @@ def check_odd_calls(calls: Iterable[tuple[Callable[..., Any], dict[str, Any]]], 
                     ALSO_CALLED.get(name, name),
                     *printed(odd),
                 }
-                named = error is None or message == expected or any(word in message for word in words)
+                named = (
+                    error is None or message == expected or any(word in message for word in words)
+                )
                 if not isinstance(error, VisavisError | TypeError | None) or not named:
-                    faults.append(f"{called}({name}={format_value(odd)}): {type(error).__name__}: {message}")
+                    faults.append(
+                        f"{called}({name}={format_value(odd)}): {type(error).__name__}: {message}"
+                    )
     assert not faults, "\n".join(faults)
     return refused
 
 
 def printed(odd: Any) -> set[str]:
-    """Forms of a value, or of the items of a list, in a message. The path of an empty text is a dot."""
-    items = [odd, *odd] if isinstance(odd, tuple | list) or (isinstance(odd, np.ndarray) and odd.ndim) else [odd]
+    """Forms of a value, or of the items of a list, in a message. The path of an empty text is a
+    dot.
+    """
+    items = (
+        [odd, *odd]
+        if isinstance(odd, tuple | list) or (isinstance(odd, np.ndarray) and odd.ndim)
+        else [odd]
+    )
     texts = {format_value(item) for item in items} | {
-        str(item) for item in items if isinstance(item, str | float | Path) or (isinstance(item, int) and abs(item) < 10**60)
+        str(item)
+        for item in items
+        if isinstance(item, str | float | Path) or (isinstance(item, int) and abs(item) < 10**60)
     }
     texts |= {text[:50] for text in texts}
     escaped = {ascii(text).strip("'") for text in texts}
-    return {"." if text in ("", "''") else text for text in texts} | escaped | {text.replace("udc", "x") for text in escaped}
+    return (
+        {"." if text in ("", "''") else text for text in texts}
+        | escaped
+        | {text.replace("udc", "x") for text in escaped}
+    )
 
 
 def fresh(arguments: dict[str, Any], path: Path) -> dict[str, Any]:
     return {
-        name: path.with_suffix(value.suffix) if isinstance(value, Path) and value.stem == NEW.stem else value
+        name: path.with_suffix(value.suffix)
+        if isinstance(value, Path) and value.stem == NEW.stem
+        else value
         for name, value in arguments.items()
     }
 

@@ -48,27 +48,48 @@ def test_module_names_are_unique_except_for_roles():
 
 
 def test_architecture_page_lists_every_package_in_layer_order():
-    contracts = tomllib.loads((PROJECT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    contracts = tomllib.loads((PROJECT / "pyproject.toml").read_text())["tool"]["importlinter"][
+        "contracts"
+    ]
     layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
-    names = [name.strip() for layer in layers for name in layer.split("|") if not layer.startswith("(")]
+    names = [
+        name.strip() for layer in layers for name in layer.split("|") if not layer.startswith("(")
+    ]
     page = (PROJECT / "docs" / "explanation" / "architecture.md").read_text()
     assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == names
 
 
 def test_class_names_are_unique():
     """Each matcher has a class ``Config`` inside."""
-    classes = [node.name for path in SOURCES for node in nodes(path) if isinstance(node, ast.ClassDef) and node.name != "Config"]
+    classes = [
+        node.name
+        for path in SOURCES
+        for node in nodes(path)
+        if isinstance(node, ast.ClassDef) and node.name != "Config"
+    ]
     assert [name for name, count in Counter(classes).items() if count > 1] == []
 
 
 def print_calls(path: Path) -> list[str]:
-    """Names by which a file prints: ``print``, ``console.print``, ``typer.echo``, or a stream of ``sys``."""
-    names = [ast.unparse(node) for node in nodes(path) if isinstance(node, ast.Name | ast.Attribute)]
-    return [name for name in names if name in {"print", "sys.stdout", "sys.stderr"} or name.endswith((".print", ".echo"))]
+    """Names by which a file prints: ``print``, ``console.print``, ``typer.echo``, or a stream of
+    ``sys``.
+    """
+    names = [
+        ast.unparse(node) for node in nodes(path) if isinstance(node, ast.Name | ast.Attribute)
+    ]
+    return [
+        name
+        for name in names
+        if name in {"print", "sys.stdout", "sys.stderr"} or name.endswith((".print", ".echo"))
+    ]
 
 
 def test_only_the_command_line_prints():
-    printing = {module_path(path): calls for path in SOURCES if PACKAGE / "cli" not in path.parents and (calls := print_calls(path))}
+    printing = {
+        module_path(path): calls
+        for path in SOURCES
+        if PACKAGE / "cli" not in path.parents and (calls := print_calls(path))
+    }
     assert printing == {}
 
 
@@ -79,7 +100,11 @@ def test_print_calls_finds_those_of_the_command_line():
 
 @pytest.mark.parametrize("folder", ["objectives", "metrics", "models"])
 def test_math_packages_do_not_use_process_groups(folder):
-    assert [module_path(path) for path in (PACKAGE / folder).rglob("*.py") if "torch.distributed" in path.read_text()] == []
+    assert [
+        module_path(path)
+        for path in (PACKAGE / folder).rglob("*.py")
+        if "torch.distributed" in path.read_text()
+    ] == []
 
 
 def test_no_module_has_the_name_of_an_api_function():
@@ -89,7 +114,9 @@ def test_no_module_has_the_name_of_an_api_function():
 
 def test_files_are_written_only_through_storage():
     """Only ``storage`` opens a file for writing or saves an array, a tensor or an image to a path."""
-    writes = re.compile(r"\.write_(text|bytes)\(|open\([^)]*['\"][wax]b?\+?['\"]|\bnp\.savez?\(|\btorch\.save\(|\bsave_file\(|\bto_csv\(")
+    writes = re.compile(
+        r"\.write_(text|bytes)\(|open\([^)]*['\"][wax]b?\+?['\"]|\bnp\.savez?\(|\btorch\.save\(|\bsave_file\(|\bto_csv\("
+    )
     lines = [
         f"{module_path(path)}:{number}"
         for path in SOURCES
@@ -101,7 +128,9 @@ def test_files_are_written_only_through_storage():
 
 
 def test_paths_are_checked_with_functions_that_do_not_raise():
-    """``Path.exists`` and the like raise OSError on long names, ``Path.resolve`` raises RuntimeError on links in a loop."""
+    """``Path.exists`` and the like raise OSError on long names, ``Path.resolve`` raises
+    RuntimeError on links in a loop.
+    """
     methods = {"exists", "is_file", "is_dir", "is_symlink", "resolve"}
     calls = [
         f"{module_path(path)}:{node.lineno}"
@@ -115,23 +144,42 @@ def test_paths_are_checked_with_functions_that_do_not_raise():
 
 
 def test_vectors_are_normalized_with_unit_rows():
-    """``torch.nn.functional.normalize`` gives zero vectors for norms above 1e19. Pixels have no such norms."""
-    users = [module_path(path) for path in SOURCES if re.search(r"import .*\bnormalize\b|functional\.normalize\(", path.read_text())]
+    """``torch.nn.functional.normalize`` gives zero vectors for norms above 1e19. Pixels have no
+    such norms.
+    """
+    users = [
+        module_path(path)
+        for path in SOURCES
+        if re.search(r"import .*\bnormalize\b|functional\.normalize\(", path.read_text())
+    ]
     assert users == ["audit/duplicates.py", "blocking.py"]
 
 
 def test_make_targets_in_docs_exist():
     targets = set(re.findall(r"^([a-z-]+):", (PROJECT / "Makefile").read_text(), re.MULTILINE))
     assert {"demo", "test", "lint", "fix", "docs", "bench", "study", "golden"} <= targets
-    pages = [PROJECT / "README.md", PROJECT / "CONTRIBUTING.md", *(PROJECT / "docs").rglob("*.md"), PROJECT / ".ci" / "run"]
-    documented = {target for page in pages for target in re.findall(r"(?:^|`)make ([a-z-]+)", page.read_text(), re.MULTILINE)}
+    pages = [
+        PROJECT / "README.md",
+        PROJECT / "CONTRIBUTING.md",
+        *(PROJECT / "docs").rglob("*.md"),
+        PROJECT / ".ci" / "run",
+    ]
+    documented = {
+        target
+        for page in pages
+        for target in re.findall(r"(?:^|`)make ([a-z-]+)", page.read_text(), re.MULTILINE)
+    }
     assert documented <= targets
 
 
 def test_make_installs_existing_extras():
-    extras = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["optional-dependencies"].keys()
+    extras = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ].keys()
     stamps = [".venv/.core", ".venv/.demo", ".venv/.dev"]
-    output = subprocess.run(["make", "-n", "-B", *stamps], cwd=PROJECT, capture_output=True, text=True, check=True).stdout
+    output = subprocess.run(
+        ["make", "-n", "-B", *stamps], cwd=PROJECT, capture_output=True, text=True, check=True
+    ).stdout
     installed = re.findall(r"-e '([^']*)'", output)
     assert len(installed) == len(stamps)
     for requirement in installed:
@@ -140,7 +188,11 @@ def test_make_installs_existing_extras():
 
 
 def test_make_skips_scripts_with_required_arguments():
-    scripts = [path for folder in ("benchmarks", "studies") for path in sorted((PROJECT / folder).glob("*.py"))]
+    scripts = [
+        path
+        for folder in ("benchmarks", "studies")
+        for path in sorted((PROJECT / folder).glob("*.py"))
+    ]
     required = re.compile(r'add_argument\("[a-z]\w*"(?!.*nargs="[*?]")')
     (pattern,) = re.findall(r"if grep -Eq '(.+)'", (PROJECT / "Makefile").read_text())
     assert [path.name for path in scripts if required.search(path.read_text())] == [
@@ -149,29 +201,55 @@ def test_make_skips_scripts_with_required_arguments():
 
 
 def test_commands_and_extras_in_docs_exist():
-    extras = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["optional-dependencies"].keys()
-    commands = {command.name or command.callback.__name__ for command in cli.app.registered_commands}
+    extras = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ].keys()
+    commands = {
+        command.name or command.callback.__name__ for command in cli.app.registered_commands
+    }
     commands |= {group.name for group in cli.app.registered_groups}
-    pages = [PROJECT / "README.md", PROJECT / "CONTRIBUTING.md", *(PROJECT / "docs").rglob("*.md"), *SOURCES]
+    pages = [
+        PROJECT / "README.md",
+        PROJECT / "CONTRIBUTING.md",
+        *(PROJECT / "docs").rglob("*.md"),
+        *SOURCES,
+    ]
     texts = {page: page.read_text() for page in pages}
-    documented = {name for text in texts.values() for name in re.findall(r"(?:`|\$ )visavis ([a-z]+)(?=[ `\n])", text, re.MULTILINE)}
+    documented = {
+        name
+        for text in texts.values()
+        for name in re.findall(r"(?:`|\$ )visavis ([a-z]+)(?=[ `\n])", text, re.MULTILINE)
+    }
     assert {"train", "search"} <= documented
     assert documented <= commands
-    assert {name for text in texts.values() for names in re.findall(r"visavis\[([a-z,]+)\]'", text) for name in names.split(",")} <= extras
+    assert {
+        name
+        for text in texts.values()
+        for names in re.findall(r"visavis\[([a-z,]+)\]'", text)
+        for name in names.split(",")
+    } <= extras
 
 
 def test_relative_links_of_markdown_files_exist():
     # links of the site are checked when it is built
     pages = PROJECT.glob("*.md")
-    links = [(page, link) for page in pages for link in re.findall(r"\]\((?!https?:|#|mailto:)([^)#\s]+)", page.read_text())]
-    assert [f"{page.name}: {link}" for page, link in links if not (page.parent / link).exists()] == []
+    links = [
+        (page, link)
+        for page in pages
+        for link in re.findall(r"\]\((?!https?:|#|mailto:)([^)#\s]+)", page.read_text())
+    ]
+    assert [
+        f"{page.name}: {link}" for page, link in links if not (page.parent / link).exists()
+    ] == []
 
 
 def test_versions_agree():
     version = visavis.__version__
     assert importlib.metadata.version("visavis") == version
     assert f"\nversion: {version}\n" in (PROJECT / "CITATION.cff").read_text()
-    headings = re.findall(r"^## \[(.+?)\] - \d{4}-\d{2}-\d{2}$", (PROJECT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    headings = re.findall(
+        r"^## \[(.+?)\] - \d{4}-\d{2}-\d{2}$", (PROJECT / "CHANGELOG.md").read_text(), re.MULTILINE
+    )
     assert headings[0] == version
     assert (PROJECT / "CITATION.cff").read_text().count(
         re.search(r"\] - (\S+)$", (PROJECT / "CHANGELOG.md").read_text(), re.MULTILINE)[1]
@@ -193,13 +271,18 @@ def seconds(*arguments: str) -> float:
 @pytest.mark.timing
 def test_import_time_is_small_compared_with_torch():
     program = "import time, torch; start = time.perf_counter(); import visavis; print(time.perf_counter() - start)"
-    runs = [subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True) for _ in range(5)]
+    runs = [
+        subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+        for _ in range(5)
+    ]
     assert statistics.median(float(run.stdout) for run in runs) <= 0.2
 
 
 @pytest.mark.timing
 @pytest.mark.parametrize(
-    "command", [["-m", "visavis", "--help"], [str(Path(sys.executable).with_name("visavis")), "--help"]], ids=["module", "script"]
+    "command",
+    [["-m", "visavis", "--help"], [str(Path(sys.executable).with_name("visavis")), "--help"]],
+    ids=["module", "script"],
 )
 def test_help_takes_at_most_half_a_second(command):
     assert statistics.median(seconds(*command) for _ in range(5)) <= 0.5
@@ -207,6 +290,8 @@ def test_help_takes_at_most_half_a_second(command):
 
 def test_help_never_imports_torch():
     program = "import sys; sys.argv = ['visavis', '--help']\ntry:\n import visavis.cli; visavis.cli.main()\nfinally:\n assert 'torch' not in sys.modules"
-    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    process = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
     assert "Usage" in process.stdout
     assert "AssertionError" not in process.stderr

@@ -23,7 +23,10 @@ def test_workflow_and_hooks_call_make_targets():
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-@pytest.mark.skipif(importlib.util.find_spec("build") is None, reason="build is not installed: pip install 'visavis[dev]'")
+@pytest.mark.skipif(
+    importlib.util.find_spec("build") is None,
+    reason="build is not installed: pip install 'visavis[dev]'",
+)
 def test_wheel_works_in_an_empty_environment(tmp_path):
     """Needs the package index."""
     command = [sys.executable, PROJECT / "tools" / "release_check.py", "--out", tmp_path / "dist"]

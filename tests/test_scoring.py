@@ -11,7 +11,14 @@ from torch import Tensor, nn
 from visavis.blocking import ScoreCost
 from visavis.errors import VisavisError
 from visavis.models.inference import score_indexed_pairs
-from visavis.scoring import DeviceScore, inference_block_cost, max_query_rows, score_matrix, score_query_rows, select_items
+from visavis.scoring import (
+    DeviceScore,
+    inference_block_cost,
+    max_query_rows,
+    score_matrix,
+    score_query_rows,
+    select_items,
+)
 from visavis.types import Encoded
 
 PAIR = 1000.0
@@ -53,11 +60,22 @@ def test_scores_are_independent_of_memory(rows, columns, memory, direction):
     assert torch.equal(score_matrix(matcher.score, visual, text, memory), whole)
     assert all(PAIR * height * width <= memory for height, width in matcher.shapes)
     matcher.shapes.clear()
-    parts = list(score_query_rows(DeviceScore(matcher.score, CPU), visual, text, direction, caller_bytes_per_pair=4.0, memory=2 * memory))
+    parts = list(
+        score_query_rows(
+            DeviceScore(matcher.score, CPU),
+            visual,
+            text,
+            direction,
+            caller_bytes_per_pair=4.0,
+            memory=2 * memory,
+        )
+    )
     assert all(PAIR * height * width <= memory for height, width in matcher.shapes)
     expected_rows = whole if direction == "i2t" else whole.T
     assert [rows for rows, _ in parts] == [rows for rows, _ in parts if rows.stop > rows.start]
-    assert torch.equal(torch.cat([expected_rows[:0], *(block for _, block in parts)]), expected_rows)
+    assert torch.equal(
+        torch.cat([expected_rows[:0], *(block for _, block in parts)]), expected_rows
+    )
     assert all(torch.equal(block, expected_rows[rows]) for rows, block in parts)
 
 
@@ -66,7 +84,12 @@ def test_scores_that_fit_take_one_call_without_graph():
     assert not score_matrix(matcher.score, visual, text).requires_grad
     assert matcher.shapes == [(300, 7)]
     matcher.shapes.clear()
-    assert [rows for rows, _ in score_query_rows(matcher.score, visual, text, "i2t", caller_bytes_per_pair=4.0)] == [
+    assert [
+        rows
+        for rows, _ in score_query_rows(
+            matcher.score, visual, text, "i2t", caller_bytes_per_pair=4.0
+        )
+    ] == [
         slice(0, 256),
         slice(256, 300),
     ]
@@ -79,7 +102,10 @@ def test_max_query_rows_is_at_least_one():
 
 
 def test_score_matrix_rejects_memory_below_one_pair():
-    with pytest.raises(VisavisError, match=r"^memory: expected at least 1016 B to score one pair, got 900 B for blocks"):
+    with pytest.raises(
+        VisavisError,
+        match=r"^memory: expected at least 1016 B to score one pair, got 900 B for blocks",
+    ):
         score_matrix(DeclaredScore().score, items(3), items(4), 900)
 
 
@@ -94,7 +120,10 @@ def test_score_indexed_pairs_stays_within_memory(memory):
 
 
 def test_inference_block_cost_includes_items():
-    visual, text = Encoded(torch.randn(5, 4, 3), torch.ones(5, 4, dtype=torch.bool)), Encoded(torch.randn(6, 3, dtype=torch.float64))
+    visual, text = (
+        Encoded(torch.randn(5, 4, 3), torch.ones(5, 4, dtype=torch.bool)),
+        Encoded(torch.randn(6, 3, dtype=torch.float64)),
+    )
     declared = DeclaredScore().score
     measured = lambda visual, text: visual.vectors.double().sum(1) @ text.vectors.T  # noqa: E731 - a score without a declared cost
     for score, pair in ((declared, PAIR), (measured, 8.0)):
@@ -115,4 +144,6 @@ def test_select_items_does_not_copy_consecutive_items():
     ):
         picked = select_items(some, rows)
         assert torch.equal(picked.vectors, some.vectors[rows])
-        assert (picked.vectors.untyped_storage().data_ptr() == some.vectors.untyped_storage().data_ptr()) == shared
+        assert (
+            picked.vectors.untyped_storage().data_ptr() == some.vectors.untyped_storage().data_ptr()
+        ) == shared

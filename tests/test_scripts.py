@@ -35,7 +35,13 @@ COMMANDS = [
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.split(".py")[0])
 def test_script_runs(command, tmp_path):
     script, *arguments = command.format(out=tmp_path / "out").split()
-    done = subprocess.run([sys.executable, PROJECT / script, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, PROJECT / script, *arguments],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
 
 
@@ -46,9 +52,13 @@ def test_matcher_study_has_valid_recipes(name):
 
 
 def test_ladder_study_ranks_the_long_tail_by_relevance(tmp_path):
-    scenes = write_synthetic_scenes(tmp_path / "scenes", num_train=3, num_val=0, num_test=30, size=32)
+    scenes = write_synthetic_scenes(
+        tmp_path / "scenes", num_train=3, num_val=0, num_test=30, size=32
+    )
     test = open_dataset(scenes).split("test")
-    relevance = torch.from_numpy(SceneGraphs.open(scenes).relevance(test.image_rows, test.caption_rows))
+    relevance = torch.from_numpy(
+        SceneGraphs.open(scenes).relevance(test.image_rows, test.caption_rows)
+    )
     measures = ladder.long_tail_ndcg(test, relevance)
     assert measures == pytest.approx({"nDCG@10 i2t long tail": 1.0, "nDCG@10 t2i long tail": 1.0})
 

@@ -71,7 +71,11 @@ def test_storage_append_is_all_or_nothing_at_any_size_limit(tmp_path):
         try:
             with pytest.raises(StorageError, match="No space left"):
                 for value in range(1000):
-                    storage.append_json_line(log, {"value": value, "text": "é" * chooser.randrange(40)}, fsync=number % 20 == 0)
+                    storage.append_json_line(
+                        log,
+                        {"value": value, "text": "é" * chooser.randrange(40)},
+                        fsync=number % 20 == 0,
+                    )
                     acknowledged.append(value)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -95,8 +99,14 @@ def test_storage_skips_last_line_truncated_inside_character(tmp_path):
 
 
 def test_storage_toml_arrays_and_tensors_round_trip(tmp_path):
-    storage.write_toml(tmp_path / "run.toml", {"seed": 1, "text": 'two\nlines "quoted"', "phase": [{"rate": 0.1}]})
-    assert storage.read_toml(tmp_path / "run.toml") == {"seed": 1, "text": 'two\nlines "quoted"', "phase": [{"rate": 0.1}]}
+    storage.write_toml(
+        tmp_path / "run.toml", {"seed": 1, "text": 'two\nlines "quoted"', "phase": [{"rate": 0.1}]}
+    )
+    assert storage.read_toml(tmp_path / "run.toml") == {
+        "seed": 1,
+        "text": 'two\nlines "quoted"',
+        "phase": [{"rate": 0.1}],
+    }
     storage.write_array(tmp_path / "a.npy", np.arange(6).reshape(2, 3))
     assert np.load(tmp_path / "a.npy").tolist() == [[0, 1, 2], [3, 4, 5]]
     square = torch.arange(4.0).reshape(2, 2)
@@ -130,7 +140,10 @@ def test_storage_reports_read_only_folder_above(tmp_path, monkeypatch):
         make_folder(path, *arguments)
 
     monkeypatch.setattr(os, "mkdir", refuse)
-    with pytest.raises(StorageError, match=r"value\.json cannot be written: Read-only file system\. Choose another folder"):
+    with pytest.raises(
+        StorageError,
+        match=r"value\.json cannot be written: Read-only file system\. Choose another folder",
+    ):
         storage.write_json(root / "checks" / "value.json", 1)
 
 
@@ -165,7 +178,9 @@ def test_storage_atomic_folder_is_all_or_nothing(tmp_path):
 
 def test_storage_refuses_nonempty_folder(tmp_path):
     assert storage.prepare_empty_folder(tmp_path / "runs" / "mine").is_dir()
-    assert storage.prepare_empty_folder(tmp_path / "runs" / "mine").is_dir(), "an empty folder may be taken"
+    assert storage.prepare_empty_folder(tmp_path / "runs" / "mine").is_dir(), (
+        "an empty folder may be taken"
+    )
     (tmp_path / "runs" / "mine" / "thesis.txt").write_text("precious")
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "runs" / "mine", tmp_path / "file"):
@@ -176,7 +191,10 @@ def test_storage_refuses_nonempty_folder(tmp_path):
 
 def test_storage_numbered_folders_never_repeat(tmp_path):
     (tmp_path / "demo-2").mkdir()
-    assert [storage.create_numbered_folder(tmp_path / "demo").name for _ in range(2)] == ["demo-1", "demo-3"]
+    assert [storage.create_numbered_folder(tmp_path / "demo").name for _ in range(2)] == [
+        "demo-1",
+        "demo-3",
+    ]
 
 
 def test_storage_array_allocates_space_on_creation(tmp_path):
@@ -211,7 +229,10 @@ def test_storage_reports_unwritable_folder(tmp_path):
 
 def test_storage_states_fix_of_unwritable_database(tmp_path):
     with (
-        pytest.raises(StorageError, match=r"cannot be written: it cannot be opened\. Choose another folder, or change its permissions\.$"),
+        pytest.raises(
+            StorageError,
+            match=r"cannot be written: it cannot be opened\. Choose another folder, or change its permissions\.$",
+        ),
         storage.sqlite_database(tmp_path),
     ):
         pass
@@ -263,7 +284,9 @@ def test_storage_json_rejects_undeclared_content(tmp_path, content, parts):
 
 def test_storage_ignores_byte_order_mark(tmp_path):
     path = tmp_path / "a.json"
-    assert storage.read_json(_written(path, b'\xef\xbb\xbf{"embedding_dim": 64, "names": ["a"]}'), Settings) == Settings(64, ("a",))
+    assert storage.read_json(
+        _written(path, b'\xef\xbb\xbf{"embedding_dim": 64, "names": ["a"]}'), Settings
+    ) == Settings(64, ("a",))
     assert storage.read_toml(_written(path, b"\xef\xbb\xbfa = 1")) == {"a": 1}
 
 
@@ -317,11 +340,19 @@ def test_storage_damaged_files_raise_data_error(tmp_path_factory, damage, offset
 def test_storage_tensors_match_expected_shapes(tmp_path):
     path = tmp_path / "a.safetensors"
     storage.write_tensors(path, {"weight": torch.ones(2, 3), "bias": torch.ones(3)})
-    assert storage.read_tensors(path, {"weight": torch.zeros(2, 3), "bias": torch.zeros(3)})["weight"].sum() == 6
+    assert (
+        storage.read_tensors(path, {"weight": torch.zeros(2, 3), "bias": torch.zeros(3)})[
+            "weight"
+        ].sum()
+        == 6
+    )
     for like, parts in (
         ({"weight": torch.zeros(2, 3)}, ("bias", "[3]")),
         ({"weight": torch.zeros(2, 3), "bias": torch.zeros(4)}, ("bias", "[3]", "[4]")),
-        ({"weight": torch.zeros(2, 3).half(), "bias": torch.zeros(3)}, ("weight", "float32", "float16")),
+        (
+            {"weight": torch.zeros(2, 3).half(), "bias": torch.zeros(3)},
+            ("weight", "float32", "float16"),
+        ),
     ):
         with pytest.raises(RunError, match=mentions(*parts)):
             storage.read_tensors(path, like, error=RunError)
@@ -333,7 +364,11 @@ def _written(path: Path, content: bytes) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("own", "xdg", "folder"), [("VISAVIS_CACHE", "XDG_CACHE_HOME", ".cache"), ("VISAVIS_CONFIG", "XDG_CONFIG_HOME", ".config")]
+    ("own", "xdg", "folder"),
+    [
+        ("VISAVIS_CACHE", "XDG_CACHE_HOME", ".cache"),
+        ("VISAVIS_CONFIG", "XDG_CONFIG_HOME", ".config"),
+    ],
 )
 def test_user_folder_follows_environment(monkeypatch, own, xdg, folder):
     def found(**variables):
@@ -344,11 +379,16 @@ def test_user_folder_follows_environment(monkeypatch, own, xdg, folder):
         return storage.user_folder(own, xdg, folder)
 
     assert found(HOME="/home/ann") == Path(f"/home/ann/{folder}/visavis")
-    assert found(**{xdg: "/xdg"}, HOME="relative") == Path("/xdg/visavis"), "the home folder is not needed"
+    assert found(**{xdg: "/xdg"}, HOME="relative") == Path("/xdg/visavis"), (
+        "the home folder is not needed"
+    )
     assert found(**{own: "chosen", xdg: "/xdg"}) == Path("chosen")
     for ignored in ("", "relative", "./relative", "~/cache"):
         assert found(**{xdg: ignored}, HOME="/home/ann") == Path(f"/home/ann/{folder}/visavis")
-        with pytest.raises(StorageError, match=f"^{own}: expected a folder, got none, and this user has no home folder. Set {own}=FOLDER"):
+        with pytest.raises(
+            StorageError,
+            match=f"^{own}: expected a folder, got none, and this user has no home folder. Set {own}=FOLDER",
+        ):
             found(**{xdg: ignored}, HOME="relative")
 
 
@@ -358,30 +398,57 @@ def test_user_folder_follows_environment(monkeypatch, own, xdg, folder):
     [
         ("doctor", {}, ""),
         ("index photos", {}, "visavis: VISAVIS_CACHE: expected a folder, got none"),
-        ("index photos", {"VISAVIS_CACHE": "own"}, "visavis: HF_HOME: expected a folder for downloads, got none"),
-        ("data check hf:a/b", {"VISAVIS_CACHE": "own"}, "visavis: HF_HOME: expected a folder for downloads, got none"),
+        (
+            "index photos",
+            {"VISAVIS_CACHE": "own"},
+            "visavis: HF_HOME: expected a folder for downloads, got none",
+        ),
+        (
+            "data check hf:a/b",
+            {"VISAVIS_CACHE": "own"},
+            "visavis: HF_HOME: expected a folder for downloads, got none",
+        ),
     ],
 )
 def test_user_without_home_folder_gets_one_line(tmp_path, arguments, cache, expected):
-    """A user id without an entry in the list of users, as in containers. It may read all files, because Python may be in another home."""
+    """A user id without an entry in the list of users, as in containers. It may read all files,
+    because Python may be in another home.
+    """
     if os.geteuid() or shutil.which("setpriv") is None:
         pytest.skip("only root can start a process of another user, by setpriv of util-linux")
     tmp_path.chmod(0o777)
     (tmp_path / "photos").mkdir()
     Image.new("RGB", (8, 8)).save(tmp_path / "photos" / "a.png")
     capabilities = "+dac_override,+dac_read_search"
-    user = ("setpriv", "--reuid=54321", "--regid=54321", "--clear-groups", f"--inh-caps={capabilities}", f"--ambient-caps={capabilities}")
+    user = (
+        "setpriv",
+        "--reuid=54321",
+        "--regid=54321",
+        "--clear-groups",
+        f"--inh-caps={capabilities}",
+        f"--ambient-caps={capabilities}",
+    )
     source = str(Path(storage.__file__).parents[2])
-    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": source, "PYTHONDONTWRITEBYTECODE": "1", "XDG_CACHE_HOME": "cache", **cache}
+    environment = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": source,
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "XDG_CACHE_HOME": "cache",
+        **cache,
+    }
     command = [*user, sys.executable, "-m", "visavis", *arguments.split()]
-    ended = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert "Traceback" not in ended.stderr
     assert ended.stderr.startswith(expected)
     assert len(ended.stderr.splitlines()) == bool(expected)
     assert {file.name for file in tmp_path.iterdir()} <= {"photos", "own"}
 
 
-@pytest.mark.parametrize("content", ['{"a": 1, "a": 2}', '[{"b": {"c": [{"x": 1, "x": 1}]}}]', '{"a": 1, "\\u0061": 1}'])
+@pytest.mark.parametrize(
+    "content", ['{"a": 1, "a": 2}', '[{"b": {"c": [{"x": 1, "x": 1}]}}]', '{"a": 1, "\\u0061": 1}']
+)
 def test_json_with_duplicate_key_is_refused(tmp_path, content):
     path = _written(tmp_path / "a.json", content.encode())
     with pytest.raises(RunError, match=r"a\.json: duplicate key '[ax]'. Remove one of them"):
@@ -392,14 +459,23 @@ def test_json_with_duplicate_key_is_refused(tmp_path, content):
 
 
 @given(
-    st.recursive(st.integers() | st.floats(allow_nan=False) | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
+    st.recursive(
+        st.integers() | st.floats(allow_nan=False) | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    )
 )
 def test_json_with_unique_keys_is_read(value):
-    assert storage.parse_json(json.dumps(value).encode(), object, "a") == json.loads(json.dumps(value))
+    assert storage.parse_json(json.dumps(value).encode(), object, "a") == json.loads(
+        json.dumps(value)
+    )
 
 
 @pytest.mark.parametrize("name", ["a\0b", "a\ud800b"])
 def test_writing_refuses_impossible_names(tmp_path, name):
-    for write in (storage.write_text, storage.write_json, lambda path, _: storage.atomic_folder(path).__enter__()):
+    for write in (
+        storage.write_text,
+        storage.write_json,
+        lambda path, _: storage.atomic_folder(path).__enter__(),
+    ):
         with pytest.raises(StorageError, match="cannot be a file name"):
             write(tmp_path / name, "x")

@@ -28,11 +28,24 @@ def test_targets_with_equal_ids_are_positive(queries, candidates):
 @given(st.data())
 def test_targets_relation_survives_transposition_and_slicing(data):
     num_queries, num_candidates = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 6))
-    pairs = data.draw(st.lists(st.tuples(st.integers(0, num_queries - 1), st.integers(0, num_candidates - 1)), max_size=12))
-    targets = Targets.from_pairs([i for i, _ in pairs], [j for _, j in pairs], num_queries, num_candidates)
-    expected = torch.tensor([[(i, j) in pairs for j in range(num_candidates)] for i in range(num_queries)])
-    rows = torch.tensor(data.draw(st.lists(st.integers(0, num_queries - 1), max_size=8)), dtype=torch.long)
-    columns = torch.tensor(data.draw(st.lists(st.integers(0, num_candidates - 1), max_size=8)), dtype=torch.long)
+    pairs = data.draw(
+        st.lists(
+            st.tuples(st.integers(0, num_queries - 1), st.integers(0, num_candidates - 1)),
+            max_size=12,
+        )
+    )
+    targets = Targets.from_pairs(
+        [i for i, _ in pairs], [j for _, j in pairs], num_queries, num_candidates
+    )
+    expected = torch.tensor(
+        [[(i, j) in pairs for j in range(num_candidates)] for i in range(num_queries)]
+    )
+    rows = torch.tensor(
+        data.draw(st.lists(st.integers(0, num_queries - 1), max_size=8)), dtype=torch.long
+    )
+    columns = torch.tensor(
+        data.draw(st.lists(st.integers(0, num_candidates - 1), max_size=8)), dtype=torch.long
+    )
     assert torch.equal(targets.positive, expected)
     assert torch.equal(targets.T.positive, expected.T)
     assert torch.equal(targets[rows].positive, expected[rows])
@@ -41,7 +54,9 @@ def test_targets_relation_survives_transposition_and_slicing(data):
 
 def test_targets_paired_is_diagonal():
     assert torch.equal(Targets.paired(3).positive, torch.eye(3, dtype=torch.bool))
-    assert torch.equal(Targets.from_pairs([0, 1, 2], [0, 1, 2], 3, 3).positive, torch.eye(3, dtype=torch.bool))
+    assert torch.equal(
+        Targets.from_pairs([0, 1, 2], [0, 1, 2], 3, 3).positive, torch.eye(3, dtype=torch.bool)
+    )
     assert Targets.paired(0).positive.shape == (0, 0)
 
 
@@ -59,19 +74,42 @@ FORMS = {
 
 @pytest.mark.parametrize("value", FORMS)
 def test_targets_accept_any_integer_ids(value):
-    assert Targets(query_ids=FORMS[value], candidate_ids=[-1, 4]).positive.tolist() == [[False, True], [False, True], [True, False]]
+    assert Targets(query_ids=FORMS[value], candidate_ids=[-1, 4]).positive.tolist() == [
+        [False, True],
+        [False, True],
+        [True, False],
+    ]
 
 
 def test_targets_accept_read_only_bool_and_huge_ids():
     frozen = np.arange(3)
     frozen.setflags(write=False)
-    assert torch.equal(Targets(query_ids=frozen, candidate_ids=frozen).positive, torch.eye(3, dtype=torch.bool))
-    assert Targets(query_ids=[True, False], candidate_ids=[1, 0, 1]).positive.tolist() == [[True, False, True], [False, True, False]]
-    assert Targets(query_ids=[2**62, -(2**63)], candidate_ids=[-(2**63), 2**62 + 1]).positive.tolist() == [[False, False], [True, False]]
+    assert torch.equal(
+        Targets(query_ids=frozen, candidate_ids=frozen).positive, torch.eye(3, dtype=torch.bool)
+    )
+    assert Targets(query_ids=[True, False], candidate_ids=[1, 0, 1]).positive.tolist() == [
+        [True, False, True],
+        [False, True, False],
+    ]
+    assert Targets(
+        query_ids=[2**62, -(2**63)], candidate_ids=[-(2**63), 2**62 + 1]
+    ).positive.tolist() == [[False, False], [True, False]]
 
 
 @pytest.mark.parametrize(
-    "wrong", [["a", "b"], [1.0, 2.0], [[1], [2]], [[1], [2, 3]], 3, None, {1, 2}, [2**70, 1], torch.ones(2, requires_grad=True)], ids=str
+    "wrong",
+    [
+        ["a", "b"],
+        [1.0, 2.0],
+        [[1], [2]],
+        [[1], [2, 3]],
+        3,
+        None,
+        {1, 2},
+        [2**70, 1],
+        torch.ones(2, requires_grad=True),
+    ],
+    ids=str,
 )
 def test_targets_reject_invalid_ids(wrong):
     with pytest.raises(ShapeError, match="candidate_ids"):
@@ -82,9 +120,17 @@ def annotations_of(num_queries: int, num_candidates: int) -> dict[str, torch.Ten
     pairwise = {name: torch.rand(num_queries, num_candidates) for name in PAIRWISE_ANNOTATIONS} | {
         "ignore": torch.rand(num_queries, num_candidates) > 0.5
     }
-    items = {"query_margin": torch.rand(num_queries), "candidate_margin": torch.rand(num_candidates)}
+    items = {
+        "query_margin": torch.rand(num_queries),
+        "candidate_margin": torch.rand(num_candidates),
+    }
     return (
-        pairwise | items | {"query_offline_scores": torch.rand(num_queries, 2), "candidate_offline_scores": torch.rand(num_candidates, 2)}
+        pairwise
+        | items
+        | {
+            "query_offline_scores": torch.rand(num_queries, 2),
+            "candidate_offline_scores": torch.rand(num_candidates, 2),
+        }
     )
 
 
@@ -96,7 +142,9 @@ def test_targets_annotations_survive_transposition_and_slicing():
         assert torch.equal(targets.T.pairwise(name), given_annotations[name].T)
         assert torch.equal(targets.T.T[rows].pairwise(name), given_annotations[name][rows])
     assert torch.equal(targets.T.query_margin, given_annotations["candidate_margin"])
-    assert torch.equal(targets.T.candidate_offline_scores, given_annotations["query_offline_scores"])
+    assert torch.equal(
+        targets.T.candidate_offline_scores, given_annotations["query_offline_scores"]
+    )
     assert torch.equal(targets[rows].query_margin, given_annotations["query_margin"][rows])
     assert torch.equal(targets[rows].candidate_margin, given_annotations["candidate_margin"])
     assert torch.equal(targets[1:].query_ids, targets.query_ids[1:])
@@ -115,20 +163,34 @@ def test_targets_factors_and_functions_match_tensor(name):
         lambda t: t.T[1:].T,
     ]
     for annotation in (Factors(left, right), lambda rows, columns: dense[rows][:, columns]):
-        whole, lazy = (Targets(query_ids=range(3), candidate_ids=range(4), **{name: value}) for value in (dense, annotation))
+        whole, lazy = (
+            Targets(query_ids=range(3), candidate_ids=range(4), **{name: value})
+            for value in (dense, annotation)
+        )
         for view in views:
             torch.testing.assert_close(view(lazy).pairwise(name), view(whole).pairwise(name))
 
 
 def test_targets_missing_annotation_names_supervision():
-    with pytest.raises(MissingSupervision, match=mentions("Ladder", "relevance", "GradedSupervision")):
+    with pytest.raises(
+        MissingSupervision, match=mentions("Ladder", "relevance", "GradedSupervision")
+    ):
         Targets.paired(2).pairwise("relevance", "Ladder")
 
 
 INVALID = {
-    "query_margin of another length": ({"query_margin": torch.rand(3)}, ("query_margin", "[3]", "[2]")),
-    "query_margin as a column": ({"query_margin": torch.rand(2, 1)}, ("query_margin", "[2, 1]", "[2]")),
-    "candidate_margin as a number": ({"candidate_margin": 0.2}, ("candidate_margin", "float", "[2]")),
+    "query_margin of another length": (
+        {"query_margin": torch.rand(3)},
+        ("query_margin", "[3]", "[2]"),
+    ),
+    "query_margin as a column": (
+        {"query_margin": torch.rand(2, 1)},
+        ("query_margin", "[2, 1]", "[2]"),
+    ),
+    "candidate_margin as a number": (
+        {"candidate_margin": 0.2},
+        ("candidate_margin", "float", "[2]"),
+    ),
     "offline scores as a row": (
         {"query_offline_scores": torch.rand(2)},
         ("query_offline_scores", "[2]", "[2, K]"),
@@ -139,7 +201,10 @@ INVALID = {
         {"weight": Factors(torch.rand(3, 1), torch.rand(2, 1))},
         ("weight", "Factors", "[3, 1] and [2, 1]", "[2, E]"),
     ),
-    "factors of two dimensions": ({"weight": Factors(torch.rand(2, 1), torch.rand(2, 3))}, ("weight", "Factors", "[2, 1] and [2, 3]")),
+    "factors of two dimensions": (
+        {"weight": Factors(torch.rand(2, 1), torch.rand(2, 3))},
+        ("weight", "Factors", "[2, 1] and [2, 3]"),
+    ),
 }
 
 

@@ -1,4 +1,6 @@
-"""Terminal output: encodings, control characters in names, closed pipes, and JSON of values that are not finite."""
+"""Terminal output: encodings, control characters in names, closed pipes, and JSON of values that
+are not finite.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from visavis.synthetic import write_synthetic_scenes
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
-    data = write_synthetic_scenes(folder / "scenes", num_train=12, num_val=4, num_test=4, captions_per_image=2, size=32)
+    data = write_synthetic_scenes(
+        folder / "scenes", num_train=12, num_val=4, num_test=4, captions_per_image=2, size=32
+    )
     (folder / "tiny.toml").write_text(TINY_RECIPE)
     visavis.train(folder / "tiny.toml", data=data, out=folder / "run")
     return folder / "run"
@@ -29,11 +33,15 @@ def run(tmp_path_factory):
 
 @pytest.fixture
 def call(monkeypatch, tmp_path):
-    """``visavis ARGUMENTS`` in an empty folder with the encoding of a terminal: exit code, stdout, stderr."""
+    """``visavis ARGUMENTS`` in an empty folder with the encoding of a terminal: exit code, stdout,
+    stderr.
+    """
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments, encoding="utf-8"):
-        streams = [io.TextIOWrapper(io.BytesIO(), encoding=encoding, write_through=True) for _ in range(2)]
+        streams = [
+            io.TextIOWrapper(io.BytesIO(), encoding=encoding, write_through=True) for _ in range(2)
+        ]
         for name, stream in zip(("stdout", "stderr"), streams, strict=True):
             monkeypatch.setattr(sys, name, stream)
         monkeypatch.setattr(sys, "argv", ["visavis", *map(str, arguments)])
@@ -66,11 +74,16 @@ def test_output_is_valid_on_an_ascii_terminal(call, run, command, as_json):
 
 
 def test_json_is_the_same_in_ascii_and_utf_8(call):
-    in_ascii, in_unicode = (json.loads(call("catalog", "--json", encoding=encoding)[1]) for encoding in ("ascii", "utf-8"))
+    in_ascii, in_unicode = (
+        json.loads(call("catalog", "--json", encoding=encoding)[1])
+        for encoding in ("ascii", "utf-8")
+    )
     assert in_ascii == in_unicode
 
 
-linux_only = pytest.mark.skipif(sys.platform != "linux", reason="file names that other systems do not allow")
+linux_only = pytest.mark.skipif(
+    sys.platform != "linux", reason="file names that other systems do not allow"
+)
 CONTROLS = "\x1b[2J\x9b31m\x07"
 
 
@@ -109,33 +122,54 @@ def test_error_shows_names_that_are_not_utf_8(call, tmp_path):
 
 
 def test_print_json_writes_null_for_nan_and_infinity(capsys):
-    print_json({"mean": float("nan"), "all": [1.5, float("inf"), (float("-inf"), "NaN")], "by": {"k": float("nan")}})
-    assert capsys.readouterr().out == '{"mean": null, "all": [1.5, null, [null, "NaN"]], "by": {"k": null}}\n'
+    print_json(
+        {
+            "mean": float("nan"),
+            "all": [1.5, float("inf"), (float("-inf"), "NaN")],
+            "by": {"k": float("nan")},
+        }
+    )
+    assert (
+        capsys.readouterr().out
+        == '{"mean": null, "all": [1.5, null, [null, "NaN"]], "by": {"k": null}}\n'
+    )
 
 
 def test_train_reads_a_recipe_with_byte_order_mark(call, run, tmp_path):
     (tmp_path / "tiny.toml").write_bytes(b"\xef\xbb\xbf" + TINY_RECIPE.encode())
-    code, out, err = call("train", "tiny.toml", "--data", run.parent / "scenes", "--out", "run", "--json")
+    code, out, err = call(
+        "train", "tiny.toml", "--data", run.parent / "scenes", "--out", "run", "--json"
+    )
     assert code == 0, err
     assert json.loads(out)["run"] == "run"
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="a shell with pipefail")
-@pytest.mark.parametrize("command", ["catalog formats", pytest.param("catalog formats --json", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "command", ["catalog formats", pytest.param("catalog formats --json", marks=pytest.mark.long)]
+)
 def test_closed_pipe_ends_a_command_without_message(command):
     reading, writing = os.pipe()
     os.close(reading)
     environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     done = subprocess.run(
-        [sys.executable, "-m", "visavis", *command.split()], stdout=writing, stderr=subprocess.PIPE, env=environment, check=False
+        [sys.executable, "-m", "visavis", *command.split()],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        env=environment,
+        check=False,
     )
     os.close(writing)
     assert (done.returncode, done.stderr) == (141, b"")
 
 
 @pytest.mark.parametrize(
-    ("error", "message"), [(MemoryError("8 GiB"), "out of memory: 8 GiB. Process less at once"), (KeyboardInterrupt(), "")]
+    ("error", "message"),
+    [
+        (MemoryError("8 GiB"), "out of memory: 8 GiB. Process less at once"),
+        (KeyboardInterrupt(), ""),
+    ],
 )
 def test_main_reports_memory_errors_and_interrupts(call, monkeypatch, error, message):
     def fail():

@@ -20,7 +20,9 @@ CPU = torch.device("cpu")
 
 
 class Stages(GlobalMatcher):
-    """Model with embeddings, and with states whose distance is the better score. ``calls`` counts pairs per second-stage call."""
+    """Model with embeddings, and with states whose distance is the better score. ``calls`` counts
+    pairs per second-stage call.
+    """
 
     name = "Stages"
     visual_granularities, text_granularities = ("pooled",), ("pooled",)
@@ -51,7 +53,12 @@ class Stages(GlobalMatcher):
 
 def items(number: int, steps: int = 7) -> Encoded:
     """Return items on a coarse grid, so that many scores are equal."""
-    return Encoded({"embedding": torch.randint(steps, (number, 2)).float(), "states": torch.randint(4 * steps, (number, 3)).float()})
+    return Encoded(
+        {
+            "embedding": torch.randint(steps, (number, 2)).float(),
+            "states": torch.randint(4 * steps, (number, 3)).float(),
+        }
+    )
 
 
 def both_stages(matcher: Stages, visual: Encoded, text: Encoded) -> tuple[Tensor, Tensor]:
@@ -70,11 +77,21 @@ def test_two_stage_order_matches_plain_loops(top):
         assert found.dtype == torch.float64
         for row, query in enumerate(found):
             inside = [(first[row] >= first[row, c]).sum() <= top for c in range(first.shape[1])]
-            keys = [(inside[c], (second if inside[c] else first)[row, c].item()) for c in range(first.shape[1])]
+            keys = [
+                (inside[c], (second if inside[c] else first)[row, c].item())
+                for c in range(first.shape[1])
+            ]
             for one, other in itertools.combinations(range(first.shape[1]), 2):
-                assert (query[one] > query[other]) == (keys[one] > keys[other]), (way, row, one, other)
+                assert (query[one] > query[other]) == (keys[one] > keys[other]), (
+                    way,
+                    row,
+                    one,
+                    other,
+                )
                 assert (query[one] == query[other]) == (keys[one] == keys[other])
-            assert all(query[c] == second[row, c] for c in range(first.shape[1]) if inside[c]), "second scores stand as they are"
+            assert all(query[c] == second[row, c] for c in range(first.shape[1]) if inside[c]), (
+                "second scores stand as they are"
+            )
 
 
 def test_reranking_all_or_none_is_one_stage():
@@ -89,9 +106,18 @@ def test_reranking_all_or_none_is_one_stage():
 
 
 def test_directions_have_separate_candidates():
-    """One text is near all images. Each image rescores it, but the text rescores only its first images."""
-    visual = Encoded({"embedding": torch.tensor([[1.0], [0.9], [0.8]]), "states": torch.tensor([[0.0], [1.0], [2.0]])})
-    text = Encoded({"embedding": torch.tensor([[1.0], [-1.0]]), "states": torch.tensor([[2.0], [2.0]])})
+    """One text is near all images. Each image rescores it, but the text rescores only its first
+    images.
+    """
+    visual = Encoded(
+        {
+            "embedding": torch.tensor([[1.0], [0.9], [0.8]]),
+            "states": torch.tensor([[0.0], [1.0], [2.0]]),
+        }
+    )
+    text = Encoded(
+        {"embedding": torch.tensor([[1.0], [-1.0]]), "states": torch.tensor([[2.0], [2.0]])}
+    )
     matcher = Stages(1)
     assert score_all_pairs(matcher, visual, text, direction="i2t").argmax(1).tolist() == [0, 0, 0]
     assert score_all_pairs(matcher, visual, text).argmax(0).tolist() == [0, 2]
@@ -110,7 +136,9 @@ def test_memory_budget_does_not_change_result():
     outcomes = []
     for memory in ("3KiB", "20KiB", None):
         matcher = Stages(7)
-        outcomes.append((score_direction(device_score(matcher), visual, text, "t2i", memory), matcher.calls))
+        outcomes.append(
+            (score_direction(device_score(matcher), visual, text, "t2i", memory), matcher.calls)
+        )
     assert torch.equal(outcomes[0][0], outcomes[2][0])
     assert torch.equal(outcomes[1][0], outcomes[2][0])
     largest = [max(calls[1:]) for _, calls in outcomes]
@@ -121,7 +149,13 @@ def test_memory_budget_does_not_change_result():
 
 def test_invalid_second_stage_scores_are_rejected():
     visual, text = items(5), items(5)
-    score = TwoStageScore(Stages().score, CPU, Stages().first_stage_items, lambda some, others: torch.full((len(some),), torch.nan), 2)
+    score = TwoStageScore(
+        Stages().score,
+        CPU,
+        Stages().first_stage_items,
+        lambda some, others: torch.full((len(some),), torch.nan),
+        2,
+    )
     with pytest.raises(VisavisError, match="expected numbers, got NaN"):
         evaluate(visual, text, score, range(5), range(5))
 
@@ -137,11 +171,15 @@ def test_ensemble_reranks_by_mean_of_members():
         lambda some, others: torch.stack(cheap).mean(0),
         CPU,
         lambda some: some,
-        lambda some, others: torch.stack([better[0], better[1], cheap[2]]).mean(0)[some.vectors, others.vectors],
+        lambda some, others: torch.stack([better[0], better[1], cheap[2]]).mean(0)[
+            some.vectors, others.vectors
+        ],
         4,
     )
     numbered = Encoded(torch.arange(5)), Encoded(torch.arange(6))
-    scores = TwoStageScore.rerank_scores(expected, torch.stack(cheap).mean(0), *numbered, "i2t", 2**20)
+    scores = TwoStageScore.rerank_scores(
+        expected, torch.stack(cheap).mean(0), *numbered, "i2t", 2**20
+    )
     torch.testing.assert_close(score_direction(device_score(average), visual, text, "i2t"), scores)
     assert isinstance(device_score(ScoreEnsemble([plain, plain])), DeviceScore)
     assert not isinstance(device_score(ScoreEnsemble([plain, plain])), TwoStageScore)

@@ -33,7 +33,12 @@ kinds = pytest.mark.parametrize("kind", ["clip", "siglip"])
 @pytest.fixture(scope="module")
 def scenes(tmp_path_factory):
     return write_synthetic_scenes(
-        tmp_path_factory.mktemp("world") / "scenes", num_train=12, num_val=4, num_test=8, captions_per_image=2, size=32
+        tmp_path_factory.mktemp("world") / "scenes",
+        num_train=12,
+        num_val=4,
+        num_test=8,
+        captions_per_image=2,
+        size=32,
     )
 
 
@@ -44,7 +49,10 @@ def rated(scenes):
     random = np.random.default_rng(0)
     names = [image.name for image in split.images]
     pairs = [(image, caption) for image in names for caption in names]
-    expert = (f"{image}\t{other}#0\t" + "\t".join(map(str, random.integers(1, 5, 3))) for image, other in pairs)
+    expert = (
+        f"{image}\t{other}#0\t" + "\t".join(map(str, random.integers(1, 5, 3)))
+        for image, other in pairs
+    )
     (scenes / FLICKR8K_FILES["expert"]).write_text("\n".join(expert))
     (scenes / FLICKR8K_FILES["crowd"]).write_text(
         "\n".join(f"{image}\t{other}#1\t0.5\t{random.integers(1, 4)}\t2" for image, other in pairs)
@@ -54,22 +62,43 @@ def rated(scenes):
 
 @pytest.fixture(scope="module")
 def coco(scenes, tmp_path_factory):
-    """The scenes in the layout of MS-COCO: Karpathy's list, a folder of images, and ratings of Crisscrossed Captions."""
+    """The scenes in the layout of MS-COCO: Karpathy's list, a folder of images, and ratings of
+    Crisscrossed Captions.
+    """
     folder = tmp_path_factory.mktemp("coco")
     (folder / "val2014").mkdir()
-    listed, ratings, random = [], ["caption,image,agg_score,sampling_method"], np.random.default_rng(0)
+    listed, ratings, random = (
+        [],
+        ["caption,image,agg_score,sampling_method"],
+        np.random.default_rng(0),
+    )
     data = open_dataset(scenes)
     for number, (image, own) in enumerate(zip(data.images, data.captions_of, strict=True)):
         name = f"COCO_val2014_{number:012}.jpg"
         image.open().save(folder / "val2014" / name)
-        sentences = [{"raw": data.captions[i], "imgid": number, "sentid": int(900 - i)} for i in own]
+        sentences = [
+            {"raw": data.captions[i], "imgid": number, "sentid": int(900 - i)} for i in own
+        ]
         sentids = [sentence["sentid"] for sentence in sentences]
-        listed.append({"filepath": "val2014", "filename": name, "imgid": number, "cocoid": number, "split": image.split})
+        listed.append(
+            {
+                "filepath": "val2014",
+                "filename": name,
+                "imgid": number,
+                "cocoid": number,
+                "split": image.split,
+            }
+        )
         listed[-1] |= {"sentids": sentids, "sentences": sentences}
         if image.split == "test":
-            ratings += [f"COCO_val2014:sentid:{sentid},{name},{random.uniform(3, 5):.2f},c2i_original" for sentid in sentids]
+            ratings += [
+                f"COCO_val2014:sentid:{sentid},{name},{random.uniform(3, 5):.2f},c2i_original"
+                for sentid in sentids
+            ]
             if listed[-2]["split"] == "test":
-                ratings.append(f"COCO_val2014:sentid:{sentids[0]},{listed[-2]['filename']},{random.uniform(0, 4):.2f},c2i_intrasim")
+                ratings.append(
+                    f"COCO_val2014:sentid:{sentids[0]},{listed[-2]['filename']},{random.uniform(0, 4):.2f},c2i_intrasim"
+                )
     (folder / "dataset_coco.json").write_text(json.dumps({"images": listed, "dataset": "coco"}))
     (folder / "cxc_sits_test.csv").write_text("\n".join(ratings) + "\n")
     return folder
@@ -77,7 +106,9 @@ def coco(scenes, tmp_path_factory):
 
 def encoded(folder, split):
     model = visavis.load(folder)
-    return model.encode_images([image.open() for image in split.images]), model.encode_texts(split.captions)
+    return model.encode_images([image.open() for image in split.images]), model.encode_texts(
+        split.captions
+    )
 
 
 @kinds
@@ -109,19 +140,28 @@ def test_pretrained_folder_searches_images(dual_encoders, scenes, kind):
 
 def test_pretrained_folder_is_compared_with_runs(dual_encoders, scenes, tmp_path):
     models = [dual_encoders / "clip", dual_encoders / "siglip"]
-    result = visavis.coherence(models, relevance="SceneRelevance()", data=scenes, queries=1, top=3, out=tmp_path / "new")
-    assert [(ranker.name, ranker.objective) for ranker in result.rankers[:2]] == [("clip", "zero-shot"), ("siglip", "zero-shot")]
+    result = visavis.coherence(
+        models, relevance="SceneRelevance()", data=scenes, queries=1, top=3, out=tmp_path / "new"
+    )
+    assert [(ranker.name, ranker.objective) for ranker in result.rankers[:2]] == [
+        ("clip", "zero-shot"),
+        ("siglip", "zero-shot"),
+    ]
     assert result.data.fingerprint == open_dataset(scenes).split("test").fingerprint
     assert "zero-shot" in (tmp_path / "new" / "report.html").read_text()
 
 
 def test_agreement_with_human_ratings(dual_encoders, rated, monkeypatch):
-    monkeypatch.setattr(agreement, "measure_agreement", partial(agreement.measure_agreement, resamples=3))
+    monkeypatch.setattr(
+        agreement, "measure_agreement", partial(agreement.measure_agreement, resamples=3)
+    )
     expert, *_ = visavis.agreement(dual_encoders / "clip", data=rated)
     split = open_dataset(rated).split("test")
     images, texts = encoded(dual_encoders / "clip", split)
     first = torch.tensor([own[0] for own in split.captions_of])
-    lines = [line.split("\t")[2:] for line in (rated / FLICKR8K_FILES["expert"]).read_text().splitlines()]
+    lines = [
+        line.split("\t")[2:] for line in (rated / FLICKR8K_FILES["expert"]).read_text().splitlines()
+    ]
     ratings = np.array(lines, dtype=float).mean(1)
     scores = (images @ texts[first].T).flatten().double().numpy()
     (run,) = expert.runs.values()
@@ -130,9 +170,14 @@ def test_agreement_with_human_ratings(dual_encoders, rated, monkeypatch):
 
 
 def test_agreement_with_crisscrossed_captions(dual_encoders, coco, monkeypatch):
-    monkeypatch.setattr(agreement, "measure_agreement", partial(agreement.measure_agreement, resamples=20))
+    monkeypatch.setattr(
+        agreement, "measure_agreement", partial(agreement.measure_agreement, resamples=20)
+    )
     whole, others = visavis.agreement(dual_encoders / "clip", data=coco)
-    assert [(each.judgments, each.includes_own_captions, each.pairs, each.images, each.annotators) for each in (whole, others)] == [
+    assert [
+        (each.judgments, each.includes_own_captions, each.pairs, each.images, each.annotators)
+        for each in (whole, others)
+    ] == [
         ("cxc", True, 23, 8, {}),
         ("cxc", False, 7, 7, {}),
     ]
@@ -140,20 +185,35 @@ def test_agreement_with_crisscrossed_captions(dual_encoders, coco, monkeypatch):
     images, texts = encoded(dual_encoders / "clip", split)
     with open(coco / "cxc_sits_test.csv") as file:
         rows = list(csv.DictReader(file))
-    captions = [900 - int(row["caption"].split(":")[2]) - int(split.caption_rows[0]) for row in rows]
+    captions = [
+        900 - int(row["caption"].split(":")[2]) - int(split.caption_rows[0]) for row in rows
+    ]
     names = [image.name for image in split.images]
-    scores = [float(images[names.index(row["image"])] @ texts[caption]) for row, caption in zip(rows, captions, strict=True)]
+    scores = [
+        float(images[names.index(row["image"])] @ texts[caption])
+        for row, caption in zip(rows, captions, strict=True)
+    ]
     (found,) = whole.runs.values()
-    assert found["spearman"].value == pytest.approx(spearmanr(scores, [float(row["agg_score"]) for row in rows]).statistic, abs=1e-6)
-    printed = CliRunner().invoke(cli.app, ["agreement", str(dual_encoders / "clip"), "--data", str(coco)])
-    assert f"{found['sampled_spearman'].value:.3f} ± {found['sampled_spearman'].std:.3f}" in printed.output
+    assert found["spearman"].value == pytest.approx(
+        spearmanr(scores, [float(row["agg_score"]) for row in rows]).statistic, abs=1e-6
+    )
+    printed = CliRunner().invoke(
+        cli.app, ["agreement", str(dual_encoders / "clip"), "--data", str(coco)]
+    )
+    assert (
+        f"{found['sampled_spearman'].value:.3f} ± {found['sampled_spearman'].std:.3f}"
+        in printed.output
+    )
     assert "people" not in printed.output
 
 
 def test_agreement_rejects_captions_alone(dual_encoders, coco, tmp_path):
     for file in coco.glob("*.*"):
         shutil.copy(file, tmp_path)
-    with pytest.raises(DataError, match=r"COCO_val2014_\d+\.jpg has no pixels: this data set has only captions or features"):
+    with pytest.raises(
+        DataError,
+        match=r"COCO_val2014_\d+\.jpg has no pixels: this data set has only captions or features",
+    ):
         visavis.agreement(dual_encoders / "clip", data=tmp_path)
 
 
@@ -165,8 +225,15 @@ def test_diagnose_uses_given_objective(dual_encoders, scenes):
     split = open_dataset(scenes).split("train")
     images, texts = encoded(dual_encoders / "clip", split)
     batch = torch.from_numpy(split.image_of)
-    ways = contributing_by_direction(Unified(), images[batch] @ texts.T, Targets(query_ids=batch, candidate_ids=batch), epsilon=0.01)
-    assert found.counts[0].mean["i2t_push"] == pytest.approx(ways["i2t"].push.mean().item(), rel=1e-3)
+    ways = contributing_by_direction(
+        Unified(),
+        images[batch] @ texts.T,
+        Targets(query_ids=batch, candidate_ids=batch),
+        epsilon=0.01,
+    )
+    assert found.counts[0].mean["i2t_push"] == pytest.approx(
+        ways["i2t"].push.mean().item(), rel=1e-3
+    )
 
 
 def test_pretrained_folder_reports_missing_parts(dual_encoders, scenes, tmp_path):
@@ -180,20 +247,35 @@ def test_pretrained_folder_reports_missing_parts(dual_encoders, scenes, tmp_path
     ):
         with pytest.raises(RunError, match=brings_no_data):
             call()
-    with pytest.raises(RunError, match=r"expected a run with data, got a pretrained model\. Pass images with --collection"):
+    with pytest.raises(
+        RunError,
+        match=r"expected a run with data, got a pretrained model\. Pass images with --collection",
+    ):
         visavis.search(clip, "a red circle")
-    with pytest.raises(RunError, match=r"expected an objective, because a pretrained model has none\. Name one with --objective\.$"):
+    with pytest.raises(
+        RunError,
+        match=r"expected an objective, because a pretrained model has none\. Name one with --objective\.$",
+    ):
         visavis.diagnose(clip, data=scenes)
-    with pytest.raises(RunError, match=r"expected a run folder with run\.toml, or a CLIP or SigLIP model"):
+    with pytest.raises(
+        RunError, match=r"expected a run folder with run\.toml, or a CLIP or SigLIP model"
+    ):
         visavis.evaluate(tmp_path, data=scenes)
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "owner/model"}')
     for call in (lambda: visavis.evaluate(tmp_path, data=scenes), lambda: visavis.load(tmp_path)):
-        with pytest.raises(DataError, match=r"expected a model, got an adapter of another model \(adapter_config\.json\)\. Merge both"):
+        with pytest.raises(
+            DataError,
+            match=r"expected a model, got an adapter of another model \(adapter_config\.json\)\. Merge both",
+        ):
             call()
 
 
 def test_text_encoder_is_trained_only_by_recipe(tmp_path):
-    recipe = 'name = "x"\nphases = [{ epochs = 1, objective = "VLC()" }]\nmodel = { kind = "VSE++" }\n'
-    (tmp_path / "x.toml").write_text(recipe + 'visual = { encoder = "scenes" }\ntext = { encoder = "minilm" }\n')
+    recipe = (
+        'name = "x"\nphases = [{ epochs = 1, objective = "VLC()" }]\nmodel = { kind = "VSE++" }\n'
+    )
+    (tmp_path / "x.toml").write_text(
+        recipe + 'visual = { encoder = "scenes" }\ntext = { encoder = "minilm" }\n'
+    )
     with pytest.raises(RecipeError, match=r"text\.granularity: expected \"pooled\" or"):
         read_recipe(tmp_path / "x.toml")

@@ -22,8 +22,9 @@ def write_video(
 ) -> Path:
     """Write images ``[H, W, 3]`` of even sides as a video.
 
-    rotation: degrees counterclockwise at which it is displayed. cover: write a gray image of 64 x 64 pixels as the first stream, with these
-    flags. skip: number of frames before the start at which it is played.
+    rotation: degrees counterclockwise at which it is displayed. cover: write a gray image of 64 x
+    64 pixels as the first stream, with these flags. skip: number of frames before the start at
+    which it is played.
     """
     import av
 
@@ -40,7 +41,9 @@ def write_video(
                 if rotation:
                     stream.set_display_rotation(rotation)
                 if cover is not None:
-                    frame = av.VideoFrame.from_ndarray(gray(128, 64), "rgb24").reformat(format="yuvj420p")
+                    frame = av.VideoFrame.from_ndarray(gray(128, 64), "rgb24").reformat(
+                        format="yuvj420p"
+                    )
                     container.mux([*still.encode(frame), *still.encode()])
             frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(image), "rgb24")
             frame.pts, frame.time_base = number - skip, 1 / Fraction(rate)
@@ -55,7 +58,9 @@ def write_sound(path: Path) -> Path:
 
     with av.open(str(path), "w") as container:
         stream = container.add_stream("aac", rate=44100)
-        frame = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
+        frame = av.AudioFrame.from_ndarray(
+            np.zeros((1, 1024), np.float32), format="fltp", layout="mono"
+        )
         frame.sample_rate = 44100
         for packet in (*stream.encode(frame), *stream.encode()):
             container.mux(packet)
@@ -65,7 +70,11 @@ def write_sound(path: Path) -> Path:
 def random_clip(path: Path, *, options: dict[str, str] | None = None) -> Path:
     """Write six seconds of noise with ten frames per second."""
     random = np.random.default_rng(0)
-    return write_video(path, [random.integers(0, 255, (48, 48, 3), dtype=np.uint8) for _ in range(60)], options=options)
+    return write_video(
+        path,
+        [random.integers(0, 255, (48, 48, 3), dtype=np.uint8) for _ in range(60)],
+        options=options,
+    )
 
 
 def damaged(whole: bytes) -> bytes:

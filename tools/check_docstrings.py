@@ -1,10 +1,12 @@
-"""Check that docstrings of public names are complete and agree with the signatures: python tools/check_docstrings.py [PACKAGE ...].
+"""Check that docstrings of public names are complete and agree with the signatures: python
+tools/check_docstrings.py [PACKAGE ...].
 
-A public name has no leading underscore. Functions and methods document exactly their parameters (``Args:``), what they return or yield
-(``Returns:``, ``Yields:``) and the errors that they raise themselves (``Raises:``). Classes of fields document exactly their fields
-(``Attributes:`` or ``Args:``).
-A method that overrides a documented one needs no docstring, and a property needs one sentence. A summary that starts with "Return" describes
-the returned value, and "see ``Class.method``" refers to the description there.
+A public name has no leading underscore. Functions and methods document exactly their parameters
+(``Args:``), what they return or yield (``Returns:``, ``Yields:``) and the errors that they raise
+themselves (``Raises:``). Classes of fields document exactly their fields (``Attributes:`` or
+``Args:``). A method that overrides a documented one needs no docstring, and a property needs one
+sentence. A summary that starts with "Return" describes the returned value, and "see
+``Class.method``" refers to the description there.
 """
 
 from __future__ import annotations
@@ -22,7 +24,12 @@ SOURCE = Path(__file__).resolve().parents[1] / "src"
 
 
 def main() -> int:
-    package = griffe.load("visavis", search_paths=[SOURCE], docstring_parser="google", docstring_options={"warnings": False})
+    package = griffe.load(
+        "visavis",
+        search_paths=[SOURCE],
+        docstring_parser="google",
+        docstring_options={"warnings": False},
+    )
     prefixes = tuple(sys.argv[1:]) or ("visavis",)
     findings = [finding for finding in check_members(package) if finding.startswith(prefixes)]
     for finding in findings:
@@ -44,7 +51,9 @@ def check_members(parent: griffe.Object) -> Iterator[str]:
 
 
 def check_function(function: griffe.Function) -> Iterator[str]:
-    parameters = [parameter.name for parameter in function.parameters if parameter.name not in ("self", "cls")]
+    parameters = [
+        parameter.name for parameter in function.parameters if parameter.name not in ("self", "cls")
+    ]
     if function.docstring is None:
         if not overrides(function):
             yield f"{function.path}: no docstring"
@@ -56,7 +65,9 @@ def check_function(function: griffe.Function) -> Iterator[str]:
         return
     yield from compare(function, "Args", parameters, sections.get("parameters", []))
     returns = str(function.returns or "None")
-    described = {"returns", "yields"} & set(sections) or function.docstring.value.startswith("Return")
+    described = {"returns", "yields"} & set(sections) or function.docstring.value.startswith(
+        "Return"
+    )
     if returns not in ("None", "NoReturn", "Iterator[None]") and not described:
         yield f"{function.path}: no Returns"
     raised = raised_by(function)
@@ -83,11 +94,16 @@ def check_class(kind: griffe.Class) -> Iterator[str]:
         init = kind.members["__init__"]
         parameters = [parameter.name for parameter in init.parameters if parameter.name != "self"]
         if init.docstring is None:
-            documented = [*sections.get("parameters", []), *(name for name in sections.get("attributes", []) if name in parameters)]
+            documented = [
+                *sections.get("parameters", []),
+                *(name for name in sections.get("attributes", []) if name in parameters),
+            ]
             yield from compare(kind, "Args", parameters, documented)
 
 
-def compare(owner: griffe.Object, title: str, expected: list[str], documented: list[str]) -> Iterator[str]:
+def compare(
+    owner: griffe.Object, title: str, expected: list[str], documented: list[str]
+) -> Iterator[str]:
     documented = [name.lstrip("*") for name in documented]
     expected = [name.lstrip("*") for name in expected]
     if missing := [name for name in expected if name not in documented]:
@@ -102,9 +118,13 @@ def sections_of(owner: griffe.Object) -> dict[str, list[str]]:
     for section in owner.docstring.parsed:
         kind = section.kind.value
         if kind in ("parameters", "other parameters", "attributes"):
-            names_by_kind.setdefault("parameters" if kind == "other parameters" else kind, []).extend(item.name for item in section.value)
+            names_by_kind.setdefault(
+                "parameters" if kind == "other parameters" else kind, []
+            ).extend(item.name for item in section.value)
         elif kind == "raises":
-            names_by_kind.setdefault(kind, []).extend(str(item.annotation) for item in section.value)
+            names_by_kind.setdefault(kind, []).extend(
+                str(item.annotation) for item in section.value
+            )
         else:
             names_by_kind.setdefault(kind, [])
     return names_by_kind
@@ -113,15 +133,30 @@ def sections_of(owner: griffe.Object) -> dict[str, list[str]]:
 def raised_by(function: griffe.Function) -> set[str]:
     """Errors of the project that the body itself raises by name."""
     node = ast.parse(textwrap.dedent(function.source))
-    calls = [part.exc for part in ast.walk(node) if isinstance(part, ast.Raise) and isinstance(part.exc, ast.Call)]
-    return {call.func.id for call in calls if isinstance(call.func, ast.Name) and call.func.id[0].isupper()}
+    calls = [
+        part.exc
+        for part in ast.walk(node)
+        if isinstance(part, ast.Raise) and isinstance(part.exc, ast.Call)
+    ]
+    return {
+        call.func.id
+        for call in calls
+        if isinstance(call.func, ast.Name) and call.func.id[0].isupper()
+    }
 
 
 def has_fields(kind: griffe.Class) -> bool:
-    """Whether instances are made from annotated fields: a dataclass, NamedTuple, TypedDict or pydantic model."""
-    if "dataclass" in kind.labels or any(str(decorator.value).split("(")[0].endswith("dataclass") for decorator in kind.decorators):
+    """Whether instances are made from annotated fields: a dataclass, NamedTuple, TypedDict or
+    pydantic model.
+    """
+    if "dataclass" in kind.labels or any(
+        str(decorator.value).split("(")[0].endswith("dataclass") for decorator in kind.decorators
+    ):
         return True
-    return any(str(base).split(".")[-1] in ("NamedTuple", "TypedDict", "BaseModel", "Section") for base in kind.bases)
+    return any(
+        str(base).split(".")[-1] in ("NamedTuple", "TypedDict", "BaseModel", "Section")
+        for base in kind.bases
+    )
 
 
 def overrides(function: griffe.Function) -> bool:

@@ -1,9 +1,11 @@
-"""Check the wording of docs, docstrings, comments, messages and names: python tools/check_language.py [PATH ...] [--figures].
+"""Check the wording of docs, docstrings, comments, messages and names: python
+tools/check_language.py [PATH ...] [--figures].
 
-Reads Markdown, Python, TOML, YAML, Makefile, shell, HTML, Jinja, JavaScript and CSS.
-Prints the file, the line, the word and its replacement. Exits with 1 if there is a finding, or if the docs miss a target.
-``--figures`` prints figures of the docs: words per sentence, and semicolons and replaced words per 1,000 words.
-A quotation that must stay is put in backticks, or its line ends in ``language: quoted``.
+Reads Markdown, Python, TOML, YAML, Makefile, shell, HTML, Jinja, JavaScript and CSS. Prints the
+file, the line, the word and its replacement. Exits with 1 if there is a finding, or if the docs
+miss a target. ``--figures`` prints figures of the docs: words per sentence, and semicolons and
+replaced words per 1,000 words. A quotation that must stay is put in backticks, or its line ends in
+``language: quoted``.
 """
 
 from __future__ import annotations
@@ -25,7 +27,12 @@ PROJECT = Path(__file__).resolve().parents[1]
 CODE = ("src", "tests", "tools", "studies", "benchmarks", "examples")
 PROSE = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs")
 SETTINGS = ("Makefile", "pyproject.toml", "mkdocs.yml", ".pre-commit-config.yaml", ".github", ".ci")
-EXEMPT = ("docs/research/errata.md", "docs/evidence/", "tools/check_language.py", "tests/test_language.py")
+EXEMPT = (
+    "docs/research/errata.md",
+    "docs/evidence/",
+    "tools/check_language.py",
+    "tests/test_language.py",
+)
 """Errata quote papers. This check and its test list the words themselves."""
 
 WORDS = {
@@ -56,7 +63,8 @@ WORDS = {
     r"whoever": "a user who",
     r"(?<=[.:,] )(?:that|those) of|^(?:that|those) of|(?<=: )what (?:is|was|will|to|a|the)": "the subject of the clause",
     r"(?<!there )(?<!There )(?:is|are|was|were) no "
-    r"(?!longer\b|more than\b|fewer than\b|less than\b|later than\b|larger than\b|greater than\b|faster\b|slower\b|worse\b|better\b)"
+    r"(?!longer\b|more than\b|fewer than\b|less than\b|later than\b|larger than\b|greater "
+    r"than\b|faster\b|slower\b|worse\b|better\b)"
     r"\w+": "is not a",
     r"of today": "current",
     r"behaviours?|colours?|normalis\w+|generalis\w+|optimis\w+": "American spelling",
@@ -74,7 +82,9 @@ NAMES = {
 TARGETS = {"median sentence": 14, "90th percentile": 26, "semicolons": 1.0, "replaced words": 0.0}
 MAX_TEST_NAME = 60
 
-_WORDS = [(re.compile(rf"\b(?:{pattern})\b", re.IGNORECASE), advice) for pattern, advice in WORDS.items()]
+_WORDS = [
+    (re.compile(rf"\b(?:{pattern})\b", re.IGNORECASE), advice) for pattern, advice in WORDS.items()
+]
 
 
 class Finding(NamedTuple):
@@ -88,18 +98,32 @@ class Finding(NamedTuple):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("paths", nargs="*", type=Path, help="Files or folders to check. Default: the whole project.")
-    parser.add_argument("--figures", action="store_true", help="Print the figures of the docs, too.")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "paths", nargs="*", type=Path, help="Files or folders to check. Default: the whole project."
+    )
+    parser.add_argument(
+        "--figures", action="store_true", help="Print the figures of the docs, too."
+    )
     options = parser.parse_args()
-    roots = [path.resolve() for path in options.paths] or [PROJECT / name for name in (*CODE, *PROSE, *SETTINGS)]
-    files = sorted({file for root in roots for file in ([root] if root.is_file() else root.rglob("*"))})
+    roots = [path.resolve() for path in options.paths] or [
+        PROJECT / name for name in (*CODE, *PROSE, *SETTINGS)
+    ]
+    files = sorted(
+        {file for root in roots for file in ([root] if root.is_file() else root.rglob("*"))}
+    )
     files = [file for file in files if kind(file) in READERS and not is_exempt(file)]
     findings = [finding for file in files for finding in check(file)]
     for finding in findings:
         print(finding)
     figures = docs_figures([file for file in files if file.suffix == ".md"])
-    missed = [f"{name} {value:.1f}, at most {TARGETS[name]}" for name, value in figures.items() if value > TARGETS[name]]
+    missed = [
+        f"{name} {value:.1f}, at most {TARGETS[name]}"
+        for name, value in figures.items()
+        if value > TARGETS[name]
+    ]
     if options.figures or (missed and not options.paths):
         print(", ".join(f"{name}: {value:.1f}" for name, value in figures.items()))
     if missed and not options.paths:
@@ -120,9 +144,13 @@ def kind(path: Path) -> str:
 def check(path: Path) -> Iterator[Finding]:
     """Findings in one file."""
     text = path.read_text(encoding="utf-8")
-    quoted = {number for number, line in enumerate(text.split("\n"), 1) if "language: quoted" in line}
+    quoted = {
+        number for number, line in enumerate(text.split("\n"), 1) if "language: quoted" in line
+    }
     for line, piece in READERS[kind(path)](text):
-        yield from (finding for finding in check_prose(path, line, piece) if finding.line not in quoted)
+        yield from (
+            finding for finding in check_prose(path, line, piece) if finding.line not in quoted
+        )
     if path.suffix == ".py":
         yield from (finding for finding in check_names(path, text) if finding.line not in quoted)
 
@@ -158,11 +186,22 @@ def prose_of_markdown(text: str) -> Iterator[tuple[int, str]]:
 def prose_of_python(text: str) -> Iterator[tuple[int, str]]:
     """Docstrings without their examples, comments, and strings with spaces."""
     tree = ast.parse(text)
-    skipped = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    skipped = {
+        id(part)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.JoinedStr)
+        for part in node.values
+    }
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
-            value = "".join(part.value if isinstance(part, ast.Constant) else "{}" for part in node.values)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in skipped:
+            value = "".join(
+                part.value if isinstance(part, ast.Constant) else "{}" for part in node.values
+            )
+        elif (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and id(node) not in skipped
+        ):
             value = re.sub(r"^ *(>>>|\.\.\. ).*$", "", node.value, flags=re.MULTILINE)
         else:
             continue
@@ -182,18 +221,24 @@ QUOTED = r"""\"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'"""
 STRINGS = re.compile(QUOTED)
 HASH_COMMENTS = re.compile(rf'''"""[\s\S]*?"""|{QUOTED}|\#.*''')
 SLASH_COMMENTS = re.compile(rf"{QUOTED}|`(?:\\.|[^`\\])*`|//.*|/\*[\s\S]*?\*/")
-MARKUP = re.compile(r"<script[\s\S]*?</script>|<style[\s\S]*?</style>|<!--|-->|\{#|#\}|\{%[\s\S]*?%\}|\{\{[\s\S]*?\}\}|<[a-zA-Z/!][^>]*>")
+MARKUP = re.compile(
+    r"<script[\s\S]*?</script>|<style[\s\S]*?</style>|<!--|-->|\{#|#\}|\{%[\s\S]*?%\}|\{\{[\s\S]*?\}\}|<[a-zA-Z/!][^>]*>"
+)
 
 
 def prose_of_comments_and_strings(pattern: re.Pattern[str], text: str) -> Iterator[tuple[int, str]]:
-    """The comments, and the strings that contain a space: the matches of the pattern, without their marks."""
+    """The comments, and the strings that contain a space: the matches of the pattern, without their
+    marks.
+    """
     for match in pattern.finditer(text):
         if " " in match[0]:
             yield 1 + text.count("\n", 0, match.start()), match[0].strip("\"'`#/*")
 
 
 def prose_of_markup(text: str) -> Iterator[tuple[int, str]]:
-    """The text between tags, comments, and the strings in tags and template expressions. Styles are omitted."""
+    """The text between tags, comments, and the strings in tags and template expressions. Styles are
+    omitted.
+    """
     for match in MARKUP.finditer(text):
         pattern = SLASH_COMMENTS if match[0].startswith(("<script", "<style")) else STRINGS
         content = re.sub(rf"\bstyle=(?:{QUOTED})", "", match[0])
@@ -243,12 +288,17 @@ def check_names(path: Path, text: str) -> Iterator[Finding]:
 
 
 def docs_figures(pages: list[Path]) -> dict[str, float]:
-    """Figures of the prose of all pages together: headings, tables, code and links' addresses removed."""
+    """Figures of the prose of all pages together: headings, tables, code and links' addresses
+    removed.
+    """
     prose = "\n\n".join(paragraphs(page.read_text(encoding="utf-8")) for page in pages)
     words = len(re.findall(r"[A-Za-z][\w'’-]*", prose))
     if not words:
         return {}
-    lengths = [len(re.findall(r"[\w'’.-]*\w", sentence)) for sentence in re.split(r"(?<=[.!?:])\s+|\n\n", prose)]
+    lengths = [
+        len(re.findall(r"[\w'’.-]*\w", sentence))
+        for sentence in re.split(r"(?<=[.!?:])\s+|\n\n", prose)
+    ]
     lengths = [length for length in lengths if length > 1]
     replaced = sum(len(pattern.findall(prose)) for pattern, _ in _WORDS)
     return {
@@ -262,7 +312,11 @@ def docs_figures(pages: list[Path]) -> dict[str, float]:
 def paragraphs(text: str) -> str:
     """The sentences of a page; an item of a list is a paragraph of its own."""
     lines = [line for _, line in prose_of_markdown(text)]
-    lines = [re.sub(r"^(\s*)([-*]|\d+\.)\s+", "\n\n", line) for line in lines if not line.lstrip().startswith(("|", "#", "!["))]
+    lines = [
+        re.sub(r"^(\s*)([-*]|\d+\.)\s+", "\n\n", line)
+        for line in lines
+        if not line.lstrip().startswith(("|", "#", "!["))
+    ]
     return re.sub(r"\]\([^)]*\)", "]", without_code("\n".join(lines)))
 
 

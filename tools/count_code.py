@@ -1,4 +1,6 @@
-"""Count the code of src: files, and lines without docstrings, comments and blank lines: python tools/count_code.py."""
+"""Count the code of src: files, and lines without docstrings, comments and blank lines: python
+tools/count_code.py.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,17 @@ def count_code_lines(text: str) -> int:
     documentation = {
         line
         for statement in statements
-        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant) and isinstance(statement.value.value, str)
+        if isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str)
         for line in range(statement.lineno, (statement.end_lineno or 0) + 1)
     }
     lines = enumerate(text.split("\n"), 1)
-    return sum(1 for number, line in lines if line.strip() and not line.lstrip().startswith("#") and number not in documentation)
+    return sum(
+        1
+        for number, line in lines
+        if line.strip() and not line.lstrip().startswith("#") and number not in documentation
+    )
 
 
 def main() -> None:

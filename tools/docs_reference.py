@@ -1,4 +1,6 @@
-"""Generated pages of the documentation site: the reference, the examples, the changelog. Run by mkdocs, see mkdocs.yml."""
+"""Generated pages of the documentation site: the reference, the examples, the changelog. Run by
+mkdocs, see mkdocs.yml.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from visavis.recipes.files import paper_tables, read_recipe_file, shipped_files
 
 PROJECT = Path(__file__).resolve().parents[1]
 INTERNAL = {"cli", "api", "storage"}
-"""Packages without a page: the command line has its own, API functions are public names of ``visavis``, storage is not public."""
+"""Packages without a page: the command line has its own, API functions are public names of
+``visavis``, storage is not public.
+"""
 
 
 def main() -> None:
@@ -27,22 +31,39 @@ def main() -> None:
     reference = {"command-line.md": command_line(), "catalogs/recipes.md": recipes()}
     reference |= {f"catalogs/{kind}.md": catalog(kind, rows) for kind, rows in catalogs().items()}
     reference |= {f"python/{name}.md": package(name) for name in packages()}
-    links = [f"- [{text.split(chr(10), 1)[0].removeprefix('# ')}]({path})" for path, text in sorted(reference.items())]
-    reference["index.md"] = "# Reference\n\nGenerated from the source by `make docs`.\n\n" + "\n".join(links)
+    links = [
+        f"- [{text.split(chr(10), 1)[0].removeprefix('# ')}]({path})"
+        for path, text in sorted(reference.items())
+    ]
+    reference["index.md"] = (
+        "# Reference\n\nGenerated from the source by `make docs`.\n\n" + "\n".join(links)
+    )
     for path, text in reference.items():
         write(f"reference/{path}", text)
     for example in sorted((PROJECT / "examples").glob("*.py")):
-        write(f"examples/{example.stem}.md", f"# {example.name}\n\n```python\n{example.read_text(encoding='utf-8').rstrip()}\n```")
+        write(
+            f"examples/{example.stem}.md",
+            f"# {example.name}\n\n```python\n{example.read_text(encoding='utf-8').rstrip()}\n```",
+        )
     for file in sorted((PROJECT / "docs" / "tutorials").glob("*.ipynb")):
         write(f"tutorials/{file.stem}.md", notebook(file))
     write(
         "contributing.md",
-        (PROJECT / "CONTRIBUTING.md").read_text(encoding="utf-8").replace("(CHANGELOG.md", "(changelog.md").replace("](docs/", "]("),
+        (PROJECT / "CONTRIBUTING.md")
+        .read_text(encoding="utf-8")
+        .replace("(CHANGELOG.md", "(changelog.md")
+        .replace("](docs/", "]("),
     )
-    write("security.md", (PROJECT / "SECURITY.md").read_text(encoding="utf-8").replace("](docs/", "]("))
+    write(
+        "security.md",
+        (PROJECT / "SECURITY.md").read_text(encoding="utf-8").replace("](docs/", "]("),
+    )
     write(
         "changelog.md",
-        (PROJECT / "CHANGELOG.md").read_text(encoding="utf-8").replace("](docs/", "](").replace("](CONTRIBUTING.md", "](contributing.md"),
+        (PROJECT / "CHANGELOG.md")
+        .read_text(encoding="utf-8")
+        .replace("](docs/", "](")
+        .replace("](CONTRIBUTING.md", "](contributing.md"),
     )
 
 
@@ -56,20 +77,40 @@ def notebook(file: Path) -> str:
     """A notebook as Markdown, with a link to the file."""
     cells = json.loads(file.read_text(encoding="utf-8"))["cells"]
     texts = ["".join(cell["source"]) for cell in cells]
-    blocks = [f"```python\n{text}\n```" if cell["cell_type"] == "code" else text for cell, text in zip(cells, texts, strict=True)]
-    return "\n\n".join([blocks[0], f"Download [{file.name}]({file.name}) and run it to see the tables and images.", *blocks[1:]])
+    blocks = [
+        f"```python\n{text}\n```" if cell["cell_type"] == "code" else text
+        for cell, text in zip(cells, texts, strict=True)
+    ]
+    return "\n\n".join(
+        [
+            blocks[0],
+            f"Download [{file.name}]({file.name}) and run it to see the tables and images.",
+            *blocks[1:],
+        ]
+    )
 
 
 def packages() -> list[str]:
     """``visavis`` and its packages that list their public names."""
-    names = [module.name for module in pkgutil.iter_modules(visavis.__path__) if module.ispkg and module.name not in INTERNAL]
+    names = [
+        module.name
+        for module in pkgutil.iter_modules(visavis.__path__)
+        if module.ispkg and module.name not in INTERNAL
+    ]
     names = [f"visavis.{name}" for name in names]
-    return ["visavis", *(name for name in names if hasattr(importlib.import_module(name), "__all__"))]
+    return [
+        "visavis",
+        *(name for name in names if hasattr(importlib.import_module(name), "__all__")),
+    ]
 
 
 def package(name: str) -> str:
     """The public classes, functions and modules of a package, rendered by mkdocstrings."""
-    public = [label for label in importlib.import_module(name).__all__ if label != "CATALOG" and not label.startswith("_")]
+    public = [
+        label
+        for label in importlib.import_module(name).__all__
+        if label != "CATALOG" and not label.startswith("_")
+    ]
     summary = plain((importlib.import_module(name).__doc__ or "").strip().split("\n\n")[0])
     return "\n\n".join([f"# `{name}`", summary, *(f"::: {name}.{label}" for label in public)])
 
@@ -83,16 +124,31 @@ def catalogs() -> dict[str, list[dict[str, Any]]]:
 
 def catalog(kind: str, rows: list[dict[str, Any]]) -> str:
     """A section for each entry of a catalog. Objectives have an image of their gradient."""
-    parts = [f"# {kind.replace('_', ' ').capitalize()}", f"`visavis catalog {kind}` prints this list."]
+    parts = [
+        f"# {kind.replace('_', ' ').capitalize()}",
+        f"`visavis catalog {kind}` prints this list.",
+    ]
     if kind == "objectives":
         parts.append(GRADIENT_IMAGES)
     for row in rows:
         name = row["name"]
         parts += [f"## `{name}`", plain(row["summary"])]
         if kind == "objectives":
-            parts.append(f"![Gradient of {name} for one positive and one negative](../../images/objectives/{name}.svg){{ width=300 }}")
-        facts = [(label, value) for label, value in row.items() if label not in ("name", "summary") and value]
-        parts.append("\n".join(f"- **{label.replace('_', ' ').capitalize()}:** {fact(label, value)}" for label, value in facts))
+            parts.append(
+                f"![Gradient of {name} for one positive and one "
+                f"negative](../../images/objectives/{name}.svg){{ width=300 }}"
+            )
+        facts = [
+            (label, value)
+            for label, value in row.items()
+            if label not in ("name", "summary") and value
+        ]
+        parts.append(
+            "\n".join(
+                f"- **{label.replace('_', ' ').capitalize()}:** {fact(label, value)}"
+                for label, value in facts
+            )
+        )
     return "\n\n".join(part for part in parts if part)
 
 
@@ -114,20 +170,47 @@ def plain(text: str) -> str:
 
 def recipes() -> str:
     """Every recipe file with its description and variants, then the tables of papers."""
-    parts = ["# Recipes", "`visavis train` accepts these names. See [how to write a recipe](../../guides/recipes.md)."]
+    parts = [
+        "# Recipes",
+        (
+            "`visavis train` accepts these names. See [how to write a "
+            "recipe](../../guides/recipes.md)."
+        ),
+    ]
     for name, path in shipped_files().items():
         head = re.match(r"(?:#[^\n]*\n)*", path.read_text(encoding="utf-8"))
         file = read_recipe_file(name)
-        variants = [(f"`{name}/{row}`", f"`{recipe}`", cell(file.recipe(row, {}).about)) for row, recipe in file.variant_names.items()]
+        variants = [
+            (f"`{name}/{row}`", f"`{recipe}`", cell(file.recipe(row, {}).about))
+            for row, recipe in file.variant_names.items()
+        ]
         prose = re.sub(r"^# ?", "", head[0] if head else "", flags=re.MULTILINE).strip()
-        parts += [f"## `{name}`", file.content["about"], prose, table(("variant", "alias", "description"), variants)]
+        parts += [
+            f"## `{name}`",
+            file.content["about"],
+            prose,
+            table(("variant", "alias", "description"), variants),
+        ]
     files = {name: read_recipe_file(name) for name in paper_tables()}
     rows = [
-        (f"`{name}/ROW`", str(len(file.variants)), f"`{name}/{next(iter(file.variants))}`", cell(file.content["about"]))
+        (
+            f"`{name}/ROW`",
+            str(len(file.variants)),
+            f"`{name}/{next(iter(file.variants))}`",
+            cell(file.content["about"]),
+        )
         for name, file in files.items()
     ]
-    parts += ["## Tables of papers", "`visavis catalog recipes --paper PAPER` prints each row with its figures and requirements."]
-    return "\n\n".join(part for part in [*parts, table(("id", "rows", "first row", "description"), rows)] if part)
+    parts += [
+        "## Tables of papers",
+        (
+            "`visavis catalog recipes --paper PAPER` prints each row with its figures and "
+            "requirements."
+        ),
+    ]
+    return "\n\n".join(
+        part for part in [*parts, table(("id", "rows", "first row", "description"), rows)] if part
+    )
 
 
 def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
@@ -144,11 +227,18 @@ def cell(text: str | None) -> str:
 def command_line() -> str:
     """Every command with its arguments and options."""
     root = typer.main.get_command(build_app())
-    text = typer.cli.get_docs_for_click(obj=root, ctx=typer.Context(root), name="visavis", title="Command line")
+    text = typer.cli.get_docs_for_click(
+        obj=root, ctx=typer.Context(root), name="visavis", title="Command line"
+    )
     examples = re.compile(r"^Examples:\n((?:  .+\n)+)", re.MULTILINE)
-    text = examples.sub(lambda match: f"**Examples**:\n\n```sh\n{textwrap.dedent(match[1])}```\n", text)
+    text = examples.sub(
+        lambda match: f"**Examples**:\n\n```sh\n{textwrap.dedent(match[1])}```\n", text
+    )
     # Typer does not escape help texts: <n> outside code would become a tag.
-    return "`".join(part.replace("<", "&lt;") if index % 2 == 0 else part for index, part in enumerate(text.split("`")))
+    return "`".join(
+        part.replace("<", "&lt;") if index % 2 == 0 else part
+        for index, part in enumerate(text.split("`"))
+    )
 
 
 main()

@@ -1,14 +1,16 @@
-"""Replay a folder of golden files: known inputs and expected outputs of objectives, models and metrics.
+"""Replay a folder of golden files: known inputs and expected outputs of objectives, models and
+metrics.
 
     python tools/golden.py GOLDEN [--out FILE.npz]
 
-GOLDEN contains pairs of files, ``losses_manifest.json`` and ``losses.npz`` and so on. A pair may be missing. An entry is dispatched by its
-objective, variant and parameters, never by its name or case. All computed arrays go to FILE under the names the
-manifest gives its outputs. Entries that cannot be replayed are listed with the reason. The last line is
-``replayed N of M, K mismatches``, and the exit code is 1 if K is not 0.
+GOLDEN contains pairs of files, ``losses_manifest.json`` and ``losses.npz`` and so on. A pair may be
+missing. An entry is dispatched by its objective, variant and parameters, never by its name or case.
+All computed arrays go to FILE under the names the manifest gives its outputs. Entries that cannot
+be replayed are listed with the reason. The last line is ``replayed N of M, K mismatches``, and the
+exit code is 1 if K is not 0.
 
-A new objective is one row of golden_losses.OBJECTIVES, a new metric one function in METRICS, a new model one branch of
-golden_models.replay.
+A new objective is one row of golden_losses.OBJECTIVES, a new metric one function in METRICS, a new
+model one branch of golden_models.replay.
 """
 
 from __future__ import annotations
@@ -26,7 +28,15 @@ from torch import Tensor
 from visavis import storage
 from visavis.errors import VisavisError
 from visavis.evaluation import Evaluation, Protocol, rank_scores
-from visavis.metrics import average_precision_at_r, best_ranks, coherent_scores, positive_ranks, r_precision, recall_at, recall_at_mean_ties
+from visavis.metrics import (
+    average_precision_at_r,
+    best_ranks,
+    coherent_scores,
+    positive_ranks,
+    r_precision,
+    recall_at,
+    recall_at_mean_ties,
+)
 from visavis.targets import Targets
 
 # Needed if this file is loaded by its path.
@@ -64,10 +74,16 @@ def table(result: Evaluation, direction: str) -> list[float]:
 
 def recall_and_ranks(entry: dict[str, Any], inputs: Arrays) -> Arrays:
     scores = similarity(inputs)
-    results = {ties: rank_scores(scores, *ids(*scores.shape), ties=ties) for ties in ("optimistic", "pessimistic")}
+    results = {
+        ties: rank_scores(scores, *ids(*scores.shape), ties=ties)
+        for ties in ("optimistic", "pessimistic")
+    }
     outputs: Arrays = {}
     for ties, result in results.items():
-        outputs |= {f"rank_i2t_{ties}": result.image_ranks - 1.0, f"rank_t2i_{ties}": result.text_ranks - 1.0}
+        outputs |= {
+            f"rank_i2t_{ties}": result.image_ranks - 1.0,
+            f"rank_t2i_{ties}": result.text_ranks - 1.0,
+        }
     if entry.get("ties"):  # the order of an argsort is not defined for ties
         return outputs
     result = results["pessimistic"]
@@ -77,8 +93,12 @@ def recall_and_ranks(entry: dict[str, Any], inputs: Arrays) -> Arrays:
         "ref_i2t_r1_r5_r10_medr_meanr": np.array(table(result, "i2t")),
         "ref_t2i_r1_r5_r10_medr_meanr": np.array(table(result, "t2i")),
         "rsum": np.array(result.metrics["rsum"]),
-        "ref_map5_map10_hits_normalised": np.array([result.metrics[f"i2t_map_at_{k}_hits"] for k in (5, 10)]),
-        "standard_map5_map10_min_R_K_normalised": np.array([result.metrics[f"i2t_map_at_{k}"] for k in (5, 10)]),
+        "ref_map5_map10_hits_normalised": np.array(
+            [result.metrics[f"i2t_map_at_{k}_hits"] for k in (5, 10)]
+        ),
+        "standard_map5_map10_min_R_K_normalised": np.array(
+            [result.metrics[f"i2t_map_at_{k}"] for k in (5, 10)]
+        ),
     }
 
 
@@ -87,7 +107,10 @@ def five_fold(entry: dict[str, Any], inputs: Arrays) -> Arrays:
     images, texts = ids(*scores.shape)
     number = entry["params"].get("folds", 5)
     folds = Protocol(name="folds", description="consecutive folds", folds=number)
-    fold_results = [rank_scores(scores[i][:, t], images[i], texts[t]) for i, t in folds.split_folds(images, texts)]
+    fold_results = [
+        rank_scores(scores[i][:, t], images[i], texts[t])
+        for i, t in folds.split_folds(images, texts)
+    ]
     rows = [
         [*table(result, "i2t"), *table(result, "t2i"), result.metrics["rsum"]]
         for result in (*fold_results, rank_scores(scores, images, texts, protocol=folds))
@@ -96,7 +119,9 @@ def five_fold(entry: dict[str, Any], inputs: Arrays) -> Arrays:
 
 
 def video_text(_entry: dict[str, Any], inputs: Arrays) -> Arrays:
-    """Ranks as the mean over tied positions. The rank of a video is the minimum over its captions, each ranked against all others."""
+    """Ranks as the mean over tied positions. The rank of a video is the minimum over its captions,
+    each ranked against all others.
+    """
     by_text = torch.tensor(inputs["sim"])
     videos, texts = ids(by_text.shape[1], by_text.shape[0])
     caption_ranks = best_ranks(by_text.T[texts], Targets.paired(len(texts)), ties="mean")
@@ -108,8 +133,13 @@ def video_text(_entry: dict[str, Any], inputs: Arrays) -> Arrays:
     for direction, rank in ranks.items():
         recalls = {k: 100 * recall_at_mean_ties(rank, k) for k in (1, 5, 10, 50)}
         outputs |= {f"{direction}_R{k}": recall for k, recall in recalls.items()}
-        outputs |= {f"{direction}_MedR": rank.quantile(0.5).item(), f"{direction}_MeanR": rank.mean().item()}
-        outputs[f"{direction}_geometric_mean_R1-R5-R10"] = (recalls[1] * recalls[5] * recalls[10]) ** (1 / 3)
+        outputs |= {
+            f"{direction}_MedR": rank.quantile(0.5).item(),
+            f"{direction}_MeanR": rank.mean().item(),
+        }
+        outputs[f"{direction}_geometric_mean_R1-R5-R10"] = (
+            recalls[1] * recalls[5] * recalls[10]
+        ) ** (1 / 3)
     return {name: np.array(value) for name, value in outputs.items()}
 
 
@@ -117,8 +147,13 @@ def eccv_caption(_entry: dict[str, Any], inputs: Arrays) -> Arrays:
     scores = similarity(inputs)
     query, candidate = torch.tensor(inputs["positives"]).nonzero(as_tuple=True)
     ranks = positive_ranks(scores, Targets.from_pairs(query, candidate, *scores.shape))
-    outputs = {"map_at_r": average_precision_at_r(ranks).mean().item(), "rprecision": r_precision(ranks).mean().item()}
-    return {name: np.array(value) for name, value in outputs.items()} | {f"r{k}": np.array(recall_at(ranks[:, 0], k)) for k in (1, 5, 10)}
+    outputs = {
+        "map_at_r": average_precision_at_r(ranks).mean().item(),
+        "rprecision": r_precision(ranks).mean().item(),
+    }
+    return {name: np.array(value) for name, value in outputs.items()} | {
+        f"r{k}": np.array(recall_at(ranks[:, 0], k)) for k in (1, 5, 10)
+    }
 
 
 def coherent_score(entry: dict[str, Any], inputs: Arrays) -> Arrays:
@@ -129,11 +164,16 @@ def coherent_score(entry: dict[str, Any], inputs: Arrays) -> Arrays:
             name = f"cs{k}_{direction}"
             per_query = coherent_scores(score, relevance, k=k, semantics="reference").numpy()
             outputs |= {f"{name}_per_query": per_query, f"{name}_mean": per_query.mean()}
-            outputs[f"{name}_per_query_tau_a"] = coherent_scores(score, relevance, k=k, tau="a", semantics="reference").numpy()
+            outputs[f"{name}_per_query_tau_a"] = coherent_scores(
+                score, relevance, k=k, tau="a", semantics="reference"
+            ).numpy()
     return outputs
 
 
-METRICS = {function.__name__: function for function in (recall_and_ranks, five_fold, video_text, eccv_caption, coherent_score)}
+METRICS = {
+    function.__name__: function
+    for function in (recall_and_ranks, five_fold, video_text, eccv_caption, coherent_score)
+}
 
 
 def replay_metric(entry: dict[str, Any], inputs: Arrays) -> Arrays:
@@ -154,12 +194,21 @@ def replay_model(entry: dict[str, Any], inputs: Arrays) -> Arrays:
     return outputs
 
 
-REPLAYS = {"losses": replay_loss, "metrics": replay_metric, "analysis": replay_analysis, "models": replay_model}
+REPLAYS = {
+    "losses": replay_loss,
+    "metrics": replay_metric,
+    "analysis": replay_analysis,
+    "models": replay_model,
+}
 
 
-def compute_outputs(manifest: str, entry: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> Arrays:
+def compute_outputs(
+    manifest: str, entry: dict[str, Any], arrays: Mapping[str, np.ndarray]
+) -> Arrays:
     """Compute the outputs of an entry. Raises NotReplayed if visavis has none of them."""
-    array_names = entry["inputs"] | {f"{golden_models.WEIGHTS}{name}": key for name, key in entry.get("state", {}).items()}
+    array_names = entry["inputs"] | {
+        f"{golden_models.WEIGHTS}{name}": key for name, key in entry.get("state", {}).items()
+    }
     outputs = REPLAYS[manifest](entry, {name: arrays[key] for name, key in array_names.items()})
     if entry.get("outputs") and not entry["outputs"].keys() & outputs.keys():
         raise NotReplayed("visavis computes none of its outputs")
@@ -184,17 +233,26 @@ def mismatches(entry: dict[str, Any], computed: Arrays, expected: Arrays) -> lis
         name
         for name, value in computed.items()
         if name in expected
-        and (np.shape(value) != expected[name].shape or not np.allclose(value, expected[name], rtol=rtol, atol=1e-11, equal_nan=True))
+        and (
+            np.shape(value) != expected[name].shape
+            or not np.allclose(value, expected[name], rtol=rtol, atol=1e-11, equal_nan=True)
+        )
     ]
 
 
 def describe(manifest: str, entry: dict[str, Any]) -> str:
     subject = entry.get("objective") or entry.get("metric") or entry.get("name")
-    return " ".join(str(word) for word in (manifest, entry.get("case", ""), subject, entry.get("variant", "")) if word)
+    return " ".join(
+        str(word)
+        for word in (manifest, entry.get("case", ""), subject, entry.get("variant", ""))
+        if word
+    )
 
 
 def replay(folder: Path) -> tuple[Arrays, list[str], tuple[int, int, int]]:
-    """Return all computed arrays, lines to print, and the numbers of replayed, existing and mismatching entries."""
+    """Return all computed arrays, lines to print, and the numbers of replayed, existing and
+    mismatching entries.
+    """
     computed: Arrays = {}
     lines: list[str] = []
     replayed = total = wrong = 0
@@ -212,10 +270,26 @@ def replay(folder: Path) -> tuple[Arrays, list[str], tuple[int, int, int]]:
                     lines.append(f"not replayed: {describe(manifest, entry)}: {cause}")
                     continue
                 output_keys = entry.get("outputs", {})
-                mismatched = mismatches(entry, outputs, {name: arrays[key] for name, key in output_keys.items() if key in arrays})
-                computed |= {key: np.asarray(outputs[name]) for name, key in output_keys.items() if name in outputs}
-                lines += [f"left out: {describe(manifest, entry)}: {name}" for name in output_keys if name not in outputs]
-                lines += [f"MISMATCH: {describe(manifest, entry)}: {', '.join(mismatched)}"] if mismatched else []
+                mismatched = mismatches(
+                    entry,
+                    outputs,
+                    {name: arrays[key] for name, key in output_keys.items() if key in arrays},
+                )
+                computed |= {
+                    key: np.asarray(outputs[name])
+                    for name, key in output_keys.items()
+                    if name in outputs
+                }
+                lines += [
+                    f"left out: {describe(manifest, entry)}: {name}"
+                    for name in output_keys
+                    if name not in outputs
+                ]
+                lines += (
+                    [f"MISMATCH: {describe(manifest, entry)}: {', '.join(mismatched)}"]
+                    if mismatched
+                    else []
+                )
                 replayed += 1
                 wrong += bool(mismatched)
     return computed, lines, (replayed, total, wrong)
@@ -227,12 +301,17 @@ def main(arguments: Iterable[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="an npz file for every computed array")
     options = parser.parse_args(None if arguments is None else list(arguments))
     if not any(options.golden.glob("*_manifest.json")):
-        parser.error(f"{options.golden}: expected a folder with *_manifest.json, got none. Pass a folder of golden files.")
+        parser.error(
+            f"{options.golden}: expected a folder with *_manifest.json, got none. Pass a folder of "
+            "golden files."
+        )
     computed, lines, (replayed, total, wrong) = replay(options.golden)
     if options.out:
         with storage.atomic_file(options.out) as part, open(part, "wb") as file:
             np.savez(file, **computed)  # type: ignore[arg-type]
-    sys.stdout.write("\n".join([*lines, f"replayed {replayed} of {total}, {wrong} mismatches"]) + "\n")
+    sys.stdout.write(
+        "\n".join([*lines, f"replayed {replayed} of {total}, {wrong} mismatches"]) + "\n"
+    )
     return 1 if wrong else 0
 
 

@@ -1,4 +1,5 @@
-"""Loss entries of golden files: values of objectives and their gradients, dispatched by objective, variant and parameters.
+"""Loss entries of golden files: values of objectives and their gradients, dispatched by objective,
+variant and parameters.
 
 A new objective is one row of OBJECTIVES.
 """
@@ -72,9 +73,14 @@ class ObjectiveEntry:
         return spec.build_object(self.kind, arguments)
 
     def targets(self, entry: Entry, inputs: Inputs) -> Targets:
-        images, texts = (inputs[self.ids].flatten(),) * 2 if self.ids in inputs else ids(len(inputs["img"]), len(inputs["txt"]))
+        images, texts = (
+            (inputs[self.ids].flatten(),) * 2
+            if self.ids in inputs
+            else ids(len(inputs["img"]), len(inputs["txt"]))
+        )
         annotations = {
-            name: inputs[source] if isinstance(source, str) else source(entry, inputs) for name, source in self.annotations.items()
+            name: inputs[source] if isinstance(source, str) else source(entry, inputs)
+            for name, source in self.annotations.items()
         }
         return Targets(query_ids=images, candidate_ids=texts, **annotations)  # type: ignore[arg-type]
 
@@ -91,7 +97,12 @@ def words(entry: Entry) -> list[str]:
     return str(entry.get("variant", "")).split("_")
 
 
-GROWTH: dict[str, MarginGrowth] = {"linear": "linear", "exponential": "exponential", "sin": "sine", "sine": "sine"}
+GROWTH: dict[str, MarginGrowth] = {
+    "linear": "linear",
+    "exponential": "exponential",
+    "sin": "sine",
+    "sine": "sine",
+}
 
 
 def info_nce_fields(entry: Entry) -> dict[str, Any]:
@@ -101,7 +112,10 @@ def info_nce_fields(entry: Entry) -> dict[str, Any]:
 def ncr_fields(entry: Entry) -> dict[str, Any]:
     params = entry["params"]
     warmup = str(params.get("mode", "")).startswith("warm") or not params.get("hard_negative", True)
-    return {"warmup": warmup, "semantics": "paper" if {"paper", "anchor"} & {*words(entry)} else "reference"}
+    return {
+        "warmup": warmup,
+        "semantics": "paper" if {"paper", "anchor"} & {*words(entry)} else "reference",
+    }
 
 
 def cell_margin(entry: Entry, inputs: Inputs) -> Tensor | None:
@@ -109,7 +123,11 @@ def cell_margin(entry: Entry, inputs: Inputs) -> Tensor | None:
     if "labels" not in inputs:
         return None
     params, number = entry["params"], len(inputs["img"])
-    margins = soft_margin(inputs["labels"], params.get("margin", 0.2), GROWTH[params.get("soft_margin", "exponential")])
+    margins = soft_margin(
+        inputs["labels"],
+        params.get("margin", 0.2),
+        GROWTH[params.get("soft_margin", "exponential")],
+    )
     return margins.expand(number, number)
 
 
@@ -120,22 +138,38 @@ def anchor_margin(entry: Entry, inputs: Inputs) -> Tensor | None:
 
 def with_offline(*pairs: tuple[str, str]) -> Callable[[Entry, Inputs], Tensor]:
     """Scores of items with their offline partners, one column per pair of inputs."""
-    return lambda _entry, inputs: torch.stack([(inputs[image] * inputs[text]).sum(1) for image, text in pairs], 1)
+    return lambda _entry, inputs: torch.stack(
+        [(inputs[image] * inputs[text]).sum(1) for image, text in pairs], 1
+    )
 
 
 def goal_fields(entry: Entry) -> dict[str, Any]:
-    return {"semantics": "reference"} if "code" in words(entry) or "reference" in words(entry) else {}
+    return (
+        {"semantics": "reference"} if "code" in words(entry) or "reference" in words(entry) else {}
+    )
 
 
 def ladder_fields(entry: Entry) -> dict[str, Any]:
     names = words(entry)
     semantics = "reference" if "code" in names or "reference" in names else "paper"
-    return {"semantics": semantics, "sampling": "sum" if "sum" in names else "hard", "cumulative": "cumulative" in names}
+    return {
+        "semantics": semantics,
+        "sampling": "sum" if "sum" in names else "hard",
+        "cumulative": "cumulative" in names,
+    }
 
 
 TEMPERATURE: Renames = {"temp": ("tau", float), "logit_scale": ("tau", inverse)}
-SCALE: Renames = {"logit_scale": ("gamma", float), "tau": ("gamma", inverse), "temp": ("gamma", inverse)}
-WEIGHTS: Renames = {"triplet_weight": ("triplet", str), "pair_weight": ("pair", str), "eps": ("epsilon", float)}
+SCALE: Renames = {
+    "logit_scale": ("gamma", float),
+    "tau": ("gamma", inverse),
+    "temp": ("gamma", inverse),
+}
+WEIGHTS: Renames = {
+    "triplet_weight": ("triplet", str),
+    "pair_weight": ("pair", str),
+    "eps": ("epsilon", float),
+}
 MARGINS = {"query_margin": "margins", "candidate_margin": "margins"}
 
 OBJECTIVES = {
@@ -154,7 +188,11 @@ OBJECTIVES = {
     "ncr": ObjectiveEntry(
         NCR,
         fields=ncr_fields,
-        annotations={"query_margin": anchor_margin, "candidate_margin": anchor_margin, "pair_margin": cell_margin},
+        annotations={
+            "query_margin": anchor_margin,
+            "candidate_margin": anchor_margin,
+            "pair_margin": cell_margin,
+        },
         dropped=("mode", "hard_negative", "soft_margin"),
     ),
     "aoq": ObjectiveEntry(
@@ -179,11 +217,15 @@ OBJECTIVES = {
 
 def ids(num_images: int, num_texts: int) -> tuple[Tensor, Tensor]:
     """Images and their texts, the same number for each, in order."""
-    return torch.arange(num_images), torch.arange(num_images).repeat_interleave(num_texts // num_images)
+    return torch.arange(num_images), torch.arange(num_images).repeat_interleave(
+        num_texts // num_images
+    )
 
 
 def replay(entry: Entry, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The value of an objective and its gradients with respect to both embeddings. Empty for an unknown objective."""
+    """The value of an objective and its gradients with respect to both embeddings. Empty for an
+    unknown objective.
+    """
     row = OBJECTIVES.get(entry["objective"])
     if row is None:
         return {}
@@ -192,5 +234,6 @@ def replay(entry: Entry, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]
     loss = row.objective(entry)(image @ text.T, row.targets(entry, inputs))
     gradients = torch.autograd.grad(loss, (image, text))
     return {"loss": loss.detach().numpy()} | {
-        f"grad_{side}": gradient.numpy() for side, gradient in zip(("img", "txt"), gradients, strict=True)
+        f"grad_{side}": gradient.numpy()
+        for side, gradient in zip(("img", "txt"), gradients, strict=True)
     }

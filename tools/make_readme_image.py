@@ -1,4 +1,5 @@
-"""Create the image of the README from a finished demo: results of its best run for captions sampled at random.
+"""Create the image of the README from a finished demo: results of its best run for captions sampled
+at random.
 
 visavis demo --out runs/demo-readme
 python tools/make_readme_image.py runs/demo-readme        # writes docs/images/retrieval.png

@@ -1,10 +1,12 @@
-"""Convert MobileNetV2 weights with folded batch norms to a local folder of transformers, and check it.
+"""Convert MobileNetV2 weights with folded batch norms to a local folder of transformers, and check
+it.
 
     python tools/mobilenet_folder.py [BACKBONE] [--data FLICKR8K] [--out FOLDER] [--force]
 
-BACKBONE (default: ``backbone`` under VISAVIS_DATA) holds ``mobilenet_v2_imagenet_fp16.safetensors`` and the pooled features of
-Flickr8k. The folder is checked against these features on 64 images of ``--data`` (default: ``flickr8k`` under VISAVIS_DATA). The
-classifier is left out. FOLDER defaults to ``backbones/mobilenet-v2`` in the cache, where the encoder name ``mobilenet-v2`` finds it.
+BACKBONE (default: ``backbone`` under VISAVIS_DATA) holds ``mobilenet_v2_imagenet_fp16.safetensors``
+and the pooled features of Flickr8k. The folder is checked against these features on 64 images of
+``--data`` (default: ``flickr8k`` under VISAVIS_DATA). The classifier is left out. FOLDER defaults
+to ``backbones/mobilenet-v2`` in the cache, where the encoder name ``mobilenet-v2`` finds it.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ def transformers_name(layer: str) -> str | None:
 
 
 def unfold(folded: dict[str, Tensor], eps: float) -> dict[str, Tensor]:
-    """The state of MobileNetV2Model: the folded biases move into batch norms that change nothing else."""
+    """The state of MobileNetV2Model: the folded biases move into batch norms that change nothing
+    else.
+    """
     state: dict[str, Tensor] = {}
     for name in (name for name in folded if name.endswith(".weight")):
         layer = name.removesuffix(".weight")
@@ -66,7 +70,9 @@ def unfold(folded: dict[str, Tensor], eps: float) -> dict[str, Tensor]:
         state[f"{module}.normalization.weight"] = torch.ones_like(bias)
         state[f"{module}.normalization.bias"] = bias
         state[f"{module}.normalization.running_mean"] = torch.zeros_like(bias)
-        state[f"{module}.normalization.running_var"] = torch.full_like(bias, 1 - eps)  # sqrt(var + eps) is exactly 1
+        state[f"{module}.normalization.running_var"] = torch.full_like(
+            bias, 1 - eps
+        )  # sqrt(var + eps) is exactly 1
         state[f"{module}.normalization.num_batches_tracked"] = torch.tensor(0)
     return state
 
@@ -74,7 +80,11 @@ def unfold(folded: dict[str, Tensor], eps: float) -> dict[str, Tensor]:
 def convert(backbone: Path, out: Path, *, force: bool = False) -> Path:
     """Write the folder. A folder with the same weights is left unchanged."""
     config = MobileNetV2Config(
-        tf_padding=True, hidden_act="relu6", layer_norm_eps=0.001, finegrained_output=True, first_layer_is_expansion=True
+        tf_padding=True,
+        hidden_act="relu6",
+        layer_norm_eps=0.001,
+        finegrained_output=True,
+        first_layer_is_expansion=True,
     )
     config.architectures = ["MobileNetV2Model"]
     model = MobileNetV2Model(config)
@@ -83,7 +93,10 @@ def convert(backbone: Path, out: Path, *, force: bool = False) -> Path:
         if not force and _same_weights(out, model.state_dict()):
             return out
         if not force:
-            raise RefusedOverwrite(f"{out}: contains other files. Nothing was changed. Choose another folder with --out, or add --force.")
+            raise RefusedOverwrite(
+                f"{out}: contains other files. Nothing was changed. Choose another folder with "
+                "--out, or add --force."
+            )
         storage.remove_folder(out)
     with storage.atomic_folder(out) as part:
         storage.write_json(part / "config.json", config.to_diff_dict())
@@ -120,7 +133,10 @@ def _same_weights(folder: Path, state: dict[str, Tensor]) -> bool:
 
 def _default(name: str) -> Path:
     if "VISAVIS_DATA" not in os.environ:
-        raise DataError(f"{name}: no folder given and VISAVIS_DATA is not set. Pass the folder, or set VISAVIS_DATA.")
+        raise DataError(
+            f"{name}: no folder given and VISAVIS_DATA is not set. Pass the folder, or set "
+            "VISAVIS_DATA."
+        )
     return Path(os.environ["VISAVIS_DATA"]) / name
 
 
@@ -133,12 +149,17 @@ def main() -> None:
     options = parser.parse_args()
     try:
         backbone = options.backbone or _default("backbone")
-        out = convert(backbone, options.out or storage.cache_folder() / "backbones" / "mobilenet-v2", force=options.force)
+        out = convert(
+            backbone,
+            options.out or storage.cache_folder() / "backbones" / "mobilenet-v2",
+            force=options.force,
+        )
         print(out)
         for name, value in check(out, backbone, options.data or _default("flickr8k")).items():
             print(f"{name}: {value:.4f}" if isinstance(value, float) else f"{name}: {value}")
         print(
-            "The stored features were computed before the last JPEG encoding of the images. On Flickr8k, the median cosine was 0.95. "
+            "The stored features were computed before the last JPEG encoding of the images. On "
+            "Flickr8k, the median cosine was 0.95. "
             "Re-encoding explains only a part of the difference."
         )
     except VisavisError as error:

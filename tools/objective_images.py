@@ -1,7 +1,9 @@
-"""Images of the gradients of objectives, drawn when the documentation is built. Run by mkdocs, see mkdocs.yml.
+"""Images of the gradients of objectives, drawn when the documentation is built. Run by mkdocs, see
+mkdocs.yml.
 
-An image shows one query with one positive, scored s_p (x axis), and one negative, scored s_n (y axis). An arrow shows how a step down
-the gradient moves the two scores. Its color is its length, relative to the longest arrow of the image.
+An image shows one query with one positive, scored s_p (x axis), and one negative, scored s_n (y
+axis). An arrow shows how a step down the gradient moves the two scores. Its color is its length,
+relative to the longest arrow of the image.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ def image(objective: Objective) -> bytes:
     right, up = field(objective, axis)
     length = torch.hypot(right, up)
     moved = length > 0.01 * length.max()
-    unit_right, unit_up = (torch.where(moved, part / length.clamp(min=1e-12), 0.0) for part in (right, up))
+    unit_right, unit_up = (
+        torch.where(moved, part / length.clamp(min=1e-12), 0.0) for part in (right, up)
+    )
     with mpl.rc_context({"svg.hashsalt": "visavis", "svg.fonttype": "none", "font.size": 9}):
         figure = Figure(figsize=(3.2, 3.0), layout="constrained")
         FigureCanvasSVG(figure)
@@ -39,8 +43,12 @@ def image(objective: Objective) -> bytes:
         shade = (length / length.max().clamp(min=1e-12))[moved]
         arrows = {"pivot": "mid", "scale": 17, "width": 0.007, "cmap": "viridis_r", "clim": (0, 1)}
         axes.quiver(x[moved], y[moved], unit_right[moved], unit_up[moved], shade, **arrows)
-        axes.plot([LOWEST, HIGHEST], [LOWEST, HIGHEST], color="#99a1b0", linewidth=0.8, linestyle=":")
-        axes.set(xlabel="s_p, score of the positive", ylabel="s_n, score of the negative", aspect="equal")
+        axes.plot(
+            [LOWEST, HIGHEST], [LOWEST, HIGHEST], color="#99a1b0", linewidth=0.8, linestyle=":"
+        )
+        axes.set(
+            xlabel="s_p, score of the positive", ylabel="s_n, score of the negative", aspect="equal"
+        )
         axes.set(xlim=(LOWEST - 0.08, HIGHEST + 0.08), ylim=(LOWEST - 0.08, HIGHEST + 0.08))
         axes.spines[["top", "right"]].set_visible(False)
         content = io.BytesIO()
@@ -53,15 +61,23 @@ def field(objective: Objective, axis: Tensor) -> tuple[Tensor, Tensor]:
     pulls, pushes = [], []
     for negative in axis:
         for positive in axis:
-            weights = pair_weights(objective, torch.stack([positive, negative])[None], one_of_each(objective))
+            weights = pair_weights(
+                objective, torch.stack([positive, negative])[None], one_of_each(objective)
+            )
             pulls.append(-weights[0, 0])
             pushes.append(-weights[0, 1])
     return torch.stack(pulls).view(len(axis), -1), torch.stack(pushes).view(len(axis), -1)
 
 
 def one_of_each(objective: Objective) -> Targets:
-    """Targets of one query, its positive, and one unrelated negative without a harder one outside the batch."""
-    margins = {"query_margin": torch.full((1,), 0.2), "candidate_margin": torch.full((2,), 0.2)} if isinstance(objective, NCR) else {}
+    """Targets of one query, its positive, and one unrelated negative without a harder one outside
+    the batch.
+    """
+    margins = (
+        {"query_margin": torch.full((1,), 0.2), "candidate_margin": torch.full((2,), 0.2)}
+        if isinstance(objective, NCR)
+        else {}
+    )
     return Targets(
         query_ids=[0],
         candidate_ids=[0, 1],

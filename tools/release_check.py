@@ -1,6 +1,8 @@
-"""Check of a release: wheel and sdist are built, and the wheel works in an empty environment, outside the repository.
+"""Check of a release: wheel and sdist are built, and the wheel works in an empty environment,
+outside the repository.
 
-Called by ``make release-check``. It needs the package index for the build and the installation. Each step prints its duration.
+Called by ``make release-check``. It needs the package index for the build and the installation.
+Each step prints its duration.
 """
 
 from __future__ import annotations
@@ -24,7 +26,15 @@ WHEEL_FILES = (
     "visavis/server/web_ui/index.html",
     "visavis/synthetic/weights/scene_encoder.safetensors",
 )
-SDIST_FILES = ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "constraints.txt", "src/visavis/__init__.py", "tests/conftest.py")
+SDIST_FILES = (
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+    "CHANGELOG.md",
+    "constraints.txt",
+    "src/visavis/__init__.py",
+    "tests/conftest.py",
+)
 MAX_WHEEL_MB, MAX_SDIST_MB = 5, 10
 CORE_COMMANDS = (
     "visavis --version",
@@ -33,25 +43,45 @@ CORE_COMMANDS = (
     "visavis train --data scenes --out run epochs=2",
     "visavis evaluate run",
 )
-SEARCH_COMMANDS = ("visavis index run scenes/images --out index", "visavis search index circle --top 3")
+SEARCH_COMMANDS = (
+    "visavis index run scenes/images --out index",
+    "visavis search index circle --top 3",
+)
 """Commands that need the extra ``search``."""
 
 
 def main() -> None:
     """Build the release and try it. The exit code is not 0 if a step fails."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=PROJECT / "dist", help="folder for wheel and sdist, which is emptied")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=PROJECT / "dist",
+        help="folder for wheel and sdist, which is emptied",
+    )
     out = parser.parse_args().out
     for old in (*out.glob("visavis-*.whl"), *out.glob("visavis-*.tar.gz")):
         old.unlink()
     with tempfile.TemporaryDirectory(prefix="visavis-release-") as folder:
-        run("build", [sys.executable, "-m", "build", "--outdir", str(out), str(PROJECT)], Path(folder))
+        run(
+            "build",
+            [sys.executable, "-m", "build", "--outdir", str(out), str(PROJECT)],
+            Path(folder),
+        )
         (wheel,), (sdist,) = out.glob("*.whl"), out.glob("*.tar.gz")
         check_contents(wheel, sdist)
         environment, work = Path(folder) / "venv", Path(folder) / "work"
         work.mkdir()
         venv.create(environment, with_pip=True)
-        install = [str(environment / "bin" / "python"), "-m", "pip", "install", "-q", "-c", str(PROJECT / "constraints.txt")]
+        install = [
+            str(environment / "bin" / "python"),
+            "-m",
+            "pip",
+            "install",
+            "-q",
+            "-c",
+            str(PROJECT / "constraints.txt"),
+        ]
         for extra, commands in (("", CORE_COMMANDS), ("[search]", SEARCH_COMMANDS)):
             run(f"install visavis{extra}", [*install, f"{wheel}{extra}"], work)
             size = sum(file.lstat().st_size for file in environment.rglob("*") if file.is_file())
@@ -75,11 +105,23 @@ def check_contents(wheel: Path, sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         members = {name.partition("/")[2] for name in archive.getnames()}
     missing += [name for name in SDIST_FILES if name not in members]
-    foreign += [name for name in members if name.startswith(("shared/", "runs/", "site/", ".venv/"))]
-    large = [file.name for file, limit in ((wheel, MAX_WHEEL_MB), (sdist, MAX_SDIST_MB)) if file.stat().st_size > limit * 1e6]
+    foreign += [
+        name for name in members if name.startswith(("shared/", "runs/", "site/", ".venv/"))
+    ]
+    large = [
+        file.name
+        for file, limit in ((wheel, MAX_WHEEL_MB), (sdist, MAX_SDIST_MB))
+        if file.stat().st_size > limit * 1e6
+    ]
     if missing or foreign or large:
-        sys.exit(f"wheel and sdist: missing files {missing}, unexpected files {foreign}, too large {large}.")
-    print(f"{wheel.name}: {len(names)} files, {wheel.stat().st_size / 1e6:.1f} MB. {sdist.name}: {sdist.stat().st_size / 1e6:.1f} MB")
+        sys.exit(
+            f"wheel and sdist: missing files {missing}, unexpected files {foreign}, too large "
+            f"{large}."
+        )
+    print(
+        f"{wheel.name}: {len(names)} files, {wheel.stat().st_size / 1e6:.1f} MB. {sdist.name}: "
+        f"{sdist.stat().st_size / 1e6:.1f} MB"
+    )
 
 
 def run(title: str, command: list[str], folder: Path) -> None:
@@ -90,13 +132,22 @@ def run(title: str, command: list[str], folder: Path) -> None:
         command: Program and arguments.
         folder: Current directory.
     """
-    variables = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV", "VISAVIS"))}
+    variables = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTHON", "VIRTUAL_ENV", "VISAVIS"))
+    }
     variables |= {"VISAVIS_CACHE": str(folder / "cache")}
     started = time.perf_counter()
-    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=folder, env=variables, capture_output=True, text=True, check=False
+    )
     print(f"{time.perf_counter() - started:6.1f} s  {title}", flush=True)
     if done.returncode:
-        sys.exit(f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}\n{title} failed with exit code {done.returncode}.")
+        sys.exit(
+            f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}\n{title} failed with exit code "
+            f"{done.returncode}."
+        )
 
 
 main()

@@ -29,7 +29,9 @@ _MODULES = {
     "Targets": "visavis.targets",
     "parse": "visavis.objectives",
 }
-"""Modules of the public names that are imported on first use, so that ``visavis --help`` does not import torch."""
+"""Modules of the public names that are imported on first use, so that ``visavis --help`` does not
+import torch.
+"""
 
 
 def __getattr__(name: str) -> Any:

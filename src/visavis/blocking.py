@@ -1,7 +1,8 @@
 """Block sizes of score matrices, from the memory cost of a score and one memory setting.
 
-A score of V visual items with T texts may hold far more than V x T numbers. Attention of 36 regions over 20 words holds hundreds
-of numbers for each pair. The cost of a pair is declared (``score_cost``) or measured on blocks of a few items.
+A score of V visual items with T texts may hold far more than V x T numbers. Attention of 36 regions
+over 20 words holds hundreds of numbers for each pair. The cost of a pair is declared
+(``score_cost``) or measured on blocks of a few items.
 
 Example:
     >>> cost = ScoreCost(inference_bytes=8.0, training_bytes=24.0).to_block_cost(training=False)
@@ -38,7 +39,9 @@ Score = Callable[[Any, Any], Tensor]
 MAX_TILE_SHAPE = (1024, 5120)
 """Rows and columns of scores above which a larger block is not faster."""
 MAX_BLOCK_BYTES = 2**27
-"""Size of a costly block above which it is slower, because the system provides its memory again for every block."""
+"""Size of a costly block above which it is slower, because the system provides its memory again for
+every block.
+"""
 MIN_BLOCK_ROWS = 32
 """Number of rows below which narrower blocks are faster than blocks with fewer rows."""
 PROBE_SHAPE = 2, 3
@@ -47,7 +50,8 @@ PROBE_SHAPE = 2, 3
 
 @dataclass(frozen=True)
 class BlockCost:
-    """Peak bytes of a block of scores: ``fixed + visual V + text T + pair V T`` for V visual items and T texts.
+    """Peak bytes of a block of scores: ``fixed + visual V + text T + pair V T`` for V visual items
+    and T texts.
 
     Attributes:
         pair_bytes: Bytes per pair.
@@ -75,7 +79,12 @@ class BlockCost:
         Returns:
             Bytes.
         """
-        return int(self.fixed_bytes + self.visual_bytes * num_visual + self.text_bytes * num_text + self.pair_bytes * num_visual * num_text)
+        return int(
+            self.fixed_bytes
+            + self.visual_bytes * num_visual
+            + self.text_bytes * num_text
+            + self.pair_bytes * num_visual * num_text
+        )
 
     def __add__(self, other: BlockCost) -> BlockCost:
         return BlockCost(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
@@ -91,8 +100,10 @@ class ScoreCost:
     """Declared memory cost of a score function, in bytes per pair.
 
     Attributes:
-        inference_bytes: Bytes that are alive at once without a gradient, including the score (4 for a dot product in float32).
-        training_bytes: The same in training, with the graph of the forward pass and the additional bytes of the backward pass.
+        inference_bytes: Bytes that are alive at once without a gradient, including the score (4 for
+            a dot product in float32).
+        training_bytes: The same in training, with the graph of the forward pass and the additional
+            bytes of the backward pass.
 
     Raises:
         SpecError: If a value is not a positive number.
@@ -119,7 +130,8 @@ class ScoreCost:
 def declared_cost(score: Score, visual: Items, text: Items) -> ScoreCost | None:
     """Return the cost that a score function declares for these items.
 
-    The cost comes from ``score_cost(visual, text)`` of the callable, or of the object that ``score`` is a method of.
+    The cost comes from ``score_cost(visual, text)`` of the callable, or of the object that
+    ``score`` is a method of.
 
     Args:
         score: The score function.
@@ -127,22 +139,34 @@ def declared_cost(score: Score, visual: Items, text: Items) -> ScoreCost | None:
         text: Texts.
 
     Returns:
-        The declared cost. None without a declaration, or if a subclass overrides its score and not ``score_cost``: the
-        declaration of the parent describes another score.
+        The declared cost. None without a declaration, or if a subclass overrides its score and not
+        ``score_cost``: the declaration of the parent describes another score.
     """
     owner = getattr(score, "__self__", score)
     score_cost = getattr(owner, "score_cost", None)
     if score_cost is None:
         return None
-    name = getattr(score, "__name__", "score") if owner is not score else "forward" if hasattr(owner, "forward") else "__call__"
+    name = (
+        getattr(score, "__name__", "score")
+        if owner is not score
+        else "forward"
+        if hasattr(owner, "forward")
+        else "__call__"
+    )
     declaring, scoring = (
-        [rank for rank, kind in enumerate(type(owner).__mro__) if method in vars(kind)] for method in ("score_cost", name)
+        [rank for rank, kind in enumerate(type(owner).__mro__) if method in vars(kind)]
+        for method in ("score_cost", name)
     )
     return None if declaring and scoring and scoring[0] < declaring[0] else score_cost(visual, text)
 
 
 def block_shape(
-    rows: int, columns: int, cost: BlockCost, memory_bytes: int, *, max_shape: tuple[int | None, int | None] = MAX_TILE_SHAPE
+    rows: int,
+    columns: int,
+    cost: BlockCost,
+    memory_bytes: int,
+    *,
+    max_shape: tuple[int | None, int | None] = MAX_TILE_SHAPE,
 ) -> tuple[int, int]:
     """Choose the largest blocks of a ``[rows, columns]`` score matrix that fit into memory.
 
@@ -166,29 +190,36 @@ def block_shape(
         ((1000, 5000), (32, 16))
     """
     height, width = (
-        max(1, length if limit is None else min(length, limit)) for length, limit in zip((rows, columns), max_shape, strict=True)
+        max(1, length if limit is None else min(length, limit))
+        for length, limit in zip((rows, columns), max_shape, strict=True)
     )
     if cost.total_bytes(height, width) <= memory_bytes:
         return height, width
     if cost.total_bytes(1, 1) > memory_bytes:
         raise VisavisError(
-            f"memory: expected at least {format_bytes(cost.total_bytes(1, 1))} to score one pair, got {format_bytes(memory_bytes)} for blocks. "
+            f"memory: expected at least {format_bytes(cost.total_bytes(1, 1))} to score one pair, "
+            f"got {format_bytes(memory_bytes)} for blocks. "
             "Set a larger memory."
         )
 
     def columns_that_fit(num_rows: int) -> int:
         return _count_that_fits(
-            memory_bytes - cost.fixed_bytes - cost.visual_bytes * num_rows, cost.text_bytes + cost.pair_bytes * num_rows
+            memory_bytes - cost.fixed_bytes - cost.visual_bytes * num_rows,
+            cost.text_bytes + cost.pair_bytes * num_rows,
         )
 
     min_rows = min(height, MIN_BLOCK_ROWS)
-    num_rows = _count_that_fits(memory_bytes - cost.fixed_bytes - cost.text_bytes * width, cost.visual_bytes + cost.pair_bytes * width)
+    num_rows = _count_that_fits(
+        memory_bytes - cost.fixed_bytes - cost.text_bytes * width,
+        cost.visual_bytes + cost.pair_bytes * width,
+    )
     if num_rows >= min_rows:
         return num_rows, width
     while min_rows > 1 and columns_that_fit(min_rows) < 1:
         min_rows //= 2
     columns_per_block = min(width, columns_that_fit(min_rows))
-    # A matrix with few columns may fit as whole rows after all, with fewer rows than the preferred minimum.
+    # A matrix with few columns may fit as whole rows after all, with fewer rows than the preferred
+    # minimum.
     return (num_rows, width) if columns_per_block == width else (min_rows, columns_per_block)
 
 
@@ -225,21 +256,26 @@ def checked_scores(score: Score, visual: Items, text: Items) -> Tensor:
         Scores, shape ``[V, T]``.
 
     Raises:
-        ShapeError: If the result is not a tensor ``[V, T]``, or if items of different dimensions cannot be scored.
+        ShapeError: If the result is not a tensor ``[V, T]``, or if items of different dimensions
+            cannot be scored.
     """
-    visual, text = (items if isinstance(items, Tensor) else items.merged() for items in (visual, text))
+    visual, text = (
+        items if isinstance(items, Tensor) else items.merged() for items in (visual, text)
+    )
     try:
         scores = score(visual, text)
     except RuntimeError as error:
         if _vector_dim(visual) == _vector_dim(text):
             raise
         raise ShapeError(
-            f"score: expected visual items and texts of equal dimension, got {_vector_dim(visual)} and {_vector_dim(text)} ({error}). "
+            f"score: expected visual items and texts of equal dimension, got {_vector_dim(visual)} "
+            f"and {_vector_dim(text)} ({error}). "
             "Encode both with the same model."
         ) from error
     if not isinstance(scores, Tensor) or scores.shape != (len(visual), len(text)):
         raise ShapeError(
-            f"score: expected shape {[len(visual), len(text)]} for {len(visual)} images and {len(text)} texts, got {format_value(scores)}. "
+            f"score: expected shape {[len(visual), len(text)]} for {len(visual)} images and "
+            f"{len(text)} texts, got {format_value(scores)}. "
             "Return a tensor with one row per image and one column per text."
         )
     require_values("score", scores)
@@ -279,8 +315,11 @@ def score_in_blocks(score: Score, visual: Items, text: Items, shape: tuple[int, 
     return scores
 
 
-def block_cost_of(score: Score, visual: Items, text: Items, *, training: bool, declared: ScoreCost | None = None) -> BlockCost:
-    """Return the cost of blocks of a score: declared by the caller, declared by the score function, or measured.
+def block_cost_of(
+    score: Score, visual: Items, text: Items, *, training: bool, declared: ScoreCost | None = None
+) -> BlockCost:
+    """Return the cost of blocks of a score: declared by the caller, declared by the score function,
+    or measured.
 
     Args:
         score: The score function.
@@ -293,19 +332,25 @@ def block_cost_of(score: Score, visual: Items, text: Items, *, training: bool, d
         The cost of a block.
     """
     declared = declared or declared_cost(score, visual, text)
-    return measure_score_cost(score, visual, text, training=training) if declared is None else declared.to_block_cost(training=training)
+    return (
+        measure_score_cost(score, visual, text, training=training)
+        if declared is None
+        else declared.to_block_cost(training=training)
+    )
 
 
 def measure_score_cost(score: Score, visual: Items, text: Items, *, training: bool) -> BlockCost:
     """Measure the peak memory of blocks of a score, without the items themselves.
 
-    This takes milliseconds. It changes neither random numbers nor buffers of the module that scores.
+    This takes milliseconds. It changes neither random numbers nor buffers of the module that
+    scores.
 
     Args:
         score: The score function.
         visual: Visual items.
         text: Texts.
-        training: Whether to include the graph of the forward pass and the gradients of items and parameters.
+        training: Whether to include the graph of the forward pass and the gradients of items and
+            parameters.
 
     Returns:
         The cost of a block.
@@ -319,7 +364,9 @@ def measure_score_cost(score: Score, visual: Items, text: Items, *, training: bo
         def score_block() -> None:
             scores = checked_scores(score, *leaves)
             if inputs := graph_leaves(scores):
-                torch.autograd.grad(scores, inputs, torch.ones_like(scores), retain_graph=True, allow_unused=True)
+                torch.autograd.grad(
+                    scores, inputs, torch.ones_like(scores), retain_graph=True, allow_unused=True
+                )
 
         return score_block
 
@@ -327,11 +374,14 @@ def measure_score_cost(score: Score, visual: Items, text: Items, *, training: bo
         return measure_block_cost(prepare, *PROBE_SHAPE)
 
 
-def measure_block_cost(prepare: Callable[[int, int], Callable[[], Any]], height: int, width: int) -> BlockCost:
+def measure_block_cost(
+    prepare: Callable[[int, int], Callable[[], Any]], height: int, width: int
+) -> BlockCost:
     """Measure the cost of any computation on a block.
 
-    Every tensor is counted from its creation until it is freed. Four blocks of two heights and two widths, compared step by step,
-    show the bytes that each step holds per row, per column and per pair. The largest of each is the cost.
+    Every tensor is counted from its creation until it is freed. Four blocks of two heights and two
+    widths, compared step by step, show the bytes that each step holds per row, per column and per
+    pair. The largest of each is the cost.
 
     Args:
         prepare: ``prepare(height, width)`` returns the computation on a block of this size.
@@ -356,7 +406,12 @@ def measure_block_cost(prepare: Callable[[int, int], Callable[[], Any]], height:
         per_row = (tall - small) / height - per_pair * width
         per_column = (wide - small) / width - per_pair * height
         constant = small - per_pair * height * width - per_row * height - per_column * width
-        pair, row, column, fixed = max(pair, per_pair), max(row, per_row), max(column, per_column), max(fixed, constant)
+        pair, row, column, fixed = (
+            max(pair, per_pair),
+            max(row, per_row),
+            max(column, per_column),
+            max(fixed, constant),
+        )
     return BlockCost(pair, row, column, fixed)
 
 
@@ -393,7 +448,12 @@ def detached_leaves(items: Items) -> Items:
     Returns:
         The leaves.
     """
-    return map_tensors(lambda part: part.detach().requires_grad_(part.is_floating_point() and torch.is_grad_enabled()), items)
+    return map_tensors(
+        lambda part: part.detach().requires_grad_(
+            part.is_floating_point() and torch.is_grad_enabled()
+        ),
+        items,
+    )
 
 
 class _LiveBytes(TorchDispatchMode):
@@ -411,7 +471,11 @@ class _LiveBytes(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        inputs = {part.untyped_storage()._cdata for part in tree_leaves((args, kwargs)) if isinstance(part, Tensor)}
+        inputs = {
+            part.untyped_storage()._cdata
+            for part in tree_leaves((args, kwargs))
+            if isinstance(part, Tensor)
+        }
         result = func(*args, **(kwargs or {}))
         for part in tree_leaves(result):
             if isinstance(part, Tensor):
@@ -440,7 +504,12 @@ def _preserve_state(score: Score, items: Items) -> Iterator[None]:
     buffers = list(owner.buffers()) if isinstance(owner, nn.Module) else []
     before = [buffer.clone() for buffer in buffers]
     device = first.device.type
-    mixed = torch.autocast(device, torch.get_autocast_dtype(device), enabled=torch.is_autocast_enabled(device), cache_enabled=False)
+    mixed = torch.autocast(
+        device,
+        torch.get_autocast_dtype(device),
+        enabled=torch.is_autocast_enabled(device),
+        cache_enabled=False,
+    )
     with torch.random.fork_rng([first.device] if device == "cuda" else []), mixed:
         yield
     with torch.no_grad():

@@ -21,7 +21,13 @@ from visavis.errors import RunError, StorageError
 from visavis.storage import cache_folder
 
 _GIB = 2**30
-_CPU_FEATURES = {"amx_tile": "AMX", "amx_bf16": "AMX bf16", "avx512f": "AVX-512", "avx512_bf16": "AVX-512 bf16", "avx2": "AVX2"}
+_CPU_FEATURES = {
+    "amx_tile": "AMX",
+    "amx_bf16": "AMX bf16",
+    "avx512f": "AVX-512",
+    "avx512_bf16": "AVX-512 bf16",
+    "avx2": "AVX2",
+}
 
 EXTRA_USES = {
     "hf": "visavis features, train: transformers encoders",
@@ -67,7 +73,9 @@ class EnvironmentCheck:
 
 
 def shell_command() -> str:
-    """Return the command that runs visavis from the current folder: its name if it is on the PATH, else its path."""
+    """Return the command that runs visavis from the current folder: its name if it is on the PATH,
+    else its path.
+    """
     script = Path(sys.prefix) / "bin" / "visavis"
     if shutil.which("visavis") is not None or not os.path.exists(script):
         return "visavis"
@@ -78,7 +86,11 @@ def check_environment() -> list[EnvironmentCheck]:
     """Return all checks that matter before a run or in a bug report, most general first."""
     return [
         _python(),
-        *(EnvironmentCheck(name, version) for name, version in package_versions().items() if name != "python"),
+        *(
+            EnvironmentCheck(name, version)
+            for name, version in package_versions().items()
+            if name != "python"
+        ),
         EnvironmentCheck("git", git_hash() or "not a checkout"),
         *_extras(),
         _torchvision(),
@@ -97,11 +109,14 @@ def package_versions() -> dict[str, str]:
     return dict(_package_versions())
 
 
-# Reading the metadata takes 10 ms, 3 % of a tiny training. The modules of this process keep their first version.
+# Reading the metadata takes 10 ms, 3 % of a tiny training. The modules of this process keep their
+# first version.
 @cache
 def _package_versions() -> dict[str, str]:
     core = [name for name, extra in _requirements() if extra is None]
-    return {"python": platform.python_version()} | {name: installed_version(name) or "not installed" for name in ["visavis", *core]}
+    return {"python": platform.python_version()} | {
+        name: installed_version(name) or "not installed" for name in ["visavis", *core]
+    }
 
 
 def installed_version(package: str) -> str | None:
@@ -119,10 +134,13 @@ def installed_version(package: str) -> str | None:
         return None
 
 
-# Two processes of git take 8 ms, 3 % of a tiny training. The modules of this process keep their first content.
+# Two processes of git take 8 ms, 3 % of a tiny training. The modules of this process keep their
+# first content.
 @cache
 def git_hash() -> str | None:
-    """Return the commit of the checkout that visavis runs from, with ``+`` if files were changed, or None outside a checkout."""
+    """Return the commit of the checkout that visavis runs from, with ``+`` if files were changed,
+    or None outside a checkout.
+    """
     root = Path(__file__).resolve().parents[2]
     if not os.path.exists(root / ".git") or shutil.which("git") is None:
         return None
@@ -133,44 +151,70 @@ def git_hash() -> str | None:
 
 def _python() -> EnvironmentCheck:
     environment = sys.prefix if sys.prefix != sys.base_prefix else "no virtual environment"
-    return EnvironmentCheck("python", f"{platform.python_version()} ({platform.system()} {platform.machine()}, {environment})")
+    return EnvironmentCheck(
+        "python",
+        f"{platform.python_version()} ({platform.system()} {platform.machine()}, {environment})",
+    )
 
 
 @cache
 def _requirements() -> list[tuple[str, str | None]]:
-    """``(package, extra)`` of all packages in the metadata of visavis. The extra of a required package is None."""
+    """``(package, extra)`` of all packages in the metadata of visavis. The extra of a required
+    package is None.
+    """
     try:
         lines = importlib.metadata.requires("visavis") or []
     except importlib.metadata.PackageNotFoundError:
         raise RunError(
-            "visavis: expected an installed package, got source files without its metadata. Run pip install -e . in the checkout."
+            "visavis: expected an installed package, got source files without its metadata. Run "
+            "pip install -e . in the checkout."
         ) from None
     requirements = []
     for line in lines:
         extra = re.search(r"extra == ['\"]([\w-]+)['\"]", line)
-        requirements.append((re.split(r"[^\w.-]", line, maxsplit=1)[0], extra[1] if extra else None))
+        requirements.append(
+            (re.split(r"[^\w.-]", line, maxsplit=1)[0], extra[1] if extra else None)
+        )
     return requirements
 
 
 def _extras() -> list[EnvironmentCheck]:
     checks, requirements = [], _requirements()
     for extra, use in sorted(EXTRA_USES.items()):
-        versions = {name: installed_version(name) for name, needed_by in requirements if needed_by == extra}
-        packages = ", ".join(f"{name} {version or 'not installed'}" for name, version in versions.items())
+        versions = {
+            name: installed_version(name) for name, needed_by in requirements if needed_by == extra
+        }
+        packages = ", ".join(
+            f"{name} {version or 'not installed'}" for name, version in versions.items()
+        )
         fix = "" if all(versions.values()) else f"pip install 'visavis[{extra}]'"
         checks.append(EnvironmentCheck(f"extra {extra}", f"{packages} ({use})", fix=fix))
     return checks
 
 
 def _torchvision() -> EnvironmentCheck:
-    """visavis does not use torchvision, but a build for another torch breaks other packages on import."""
+    """visavis does not use torchvision, but a build for another torch breaks other packages on
+    import.
+    """
     version = installed_version("torchvision")
     if version is None:
         return EnvironmentCheck("torchvision", "not installed (not needed)")
-    if subprocess.run([sys.executable, "-c", "import torchvision"], capture_output=True, check=False).returncode == 0:
+    if (
+        subprocess.run(
+            [sys.executable, "-c", "import torchvision"], capture_output=True, check=False
+        ).returncode
+        == 0
+    ):
         return EnvironmentCheck("torchvision", f"{version} (not needed)")
-    problem = f"{version}, installed but not importable: it breaks timm, open_clip and others on import"
-    return EnvironmentCheck("torchvision", problem, False, "pip uninstall torchvision, or install the build for this version of torch")
+    problem = (
+        f"{version}, installed but not importable: it breaks timm, open_clip and others on import"
+    )
+    return EnvironmentCheck(
+        "torchvision",
+        problem,
+        False,
+        "pip uninstall torchvision, or install the build for this version of torch",
+    )
 
 
 def _threads() -> EnvironmentCheck:
@@ -189,18 +233,38 @@ def _cpu() -> EnvironmentCheck:
     import torch
 
     try:
-        flags = set(re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)[1].split())  # type: ignore[index]
+        flags = set(
+            re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)[  # type: ignore[index]
+                1
+            ].split()
+        )
     except (OSError, TypeError):
         return EnvironmentCheck("cpu", torch.backends.cpu.get_cpu_capability())
-    return EnvironmentCheck("cpu", ", ".join(name for flag, name in _CPU_FEATURES.items() if flag in flags) or "no vector extensions")
+    return EnvironmentCheck(
+        "cpu",
+        ", ".join(name for flag, name in _CPU_FEATURES.items() if flag in flags)
+        or "no vector extensions",
+    )
 
 
 def _cuda() -> EnvironmentCheck:
     import torch
 
-    devices = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
-    missing = f"torch is built for CUDA {torch.version.cuda}, no device available" if torch.version.cuda else "none (not needed)"
-    return EnvironmentCheck("cuda", ", ".join(f"{device.name} ({device.total_memory / _GIB:.0f} GiB)" for device in devices) or missing)
+    devices = (
+        [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+        if torch.cuda.is_available()
+        else []
+    )
+    missing = (
+        f"torch is built for CUDA {torch.version.cuda}, no device available"
+        if torch.version.cuda
+        else "none (not needed)"
+    )
+    return EnvironmentCheck(
+        "cuda",
+        ", ".join(f"{device.name} ({device.total_memory / _GIB:.0f} GiB)" for device in devices)
+        or missing,
+    )
 
 
 def _memory() -> EnvironmentCheck:
@@ -224,30 +288,52 @@ def _data() -> EnvironmentCheck:
         return EnvironmentCheck("VISAVIS_DATA", f"{folder} is not a folder", ok=False, fix=fix)
     names = list_dataset_names(folder)
     fix = "" if names else "copy each data set into a subfolder"
-    return EnvironmentCheck("VISAVIS_DATA", f"{folder}: {', '.join(names) or 'no data set'}", bool(names), fix)
+    return EnvironmentCheck(
+        "VISAVIS_DATA", f"{folder}: {', '.join(names) or 'no data set'}", bool(names), fix
+    )
 
 
 def _cache() -> EnvironmentCheck:
     try:
         folder = cache_folder()
     except StorageError:
-        return EnvironmentCheck("VISAVIS_CACHE", "not set, and this user has no home folder", ok=False, fix="export VISAVIS_CACHE=FOLDER")
+        return EnvironmentCheck(
+            "VISAVIS_CACHE",
+            "not set, and this user has no home folder",
+            ok=False,
+            fix="export VISAVIS_CACHE=FOLDER",
+        )
     existing = next(parent for parent in (folder, *folder.parents) if os.path.exists(parent))
     free = shutil.disk_usage(existing).free
     size = sum(file.stat().st_size for file in folder.rglob("*") if os.path.isfile(file))
     value, fix = f"{folder}: {size / _GIB:.2f} GiB used, {free / _GIB:.0f} GiB free on the disk", ""
     if not os.path.isdir(existing) or not os.access(existing, os.W_OK):
-        value, fix = f"{folder} is not writable", "export VISAVIS_CACHE=FOLDER with a writable folder"
+        value, fix = (
+            f"{folder} is not writable",
+            "export VISAVIS_CACHE=FOLDER with a writable folder",
+        )
     elif free < _GIB:
         fix = f"free disk space, or export VISAVIS_CACHE=FOLDER on a disk other than the one of {existing}"
     return EnvironmentCheck("VISAVIS_CACHE", value, not fix, fix)
 
 
 def _hub() -> EnvironmentCheck:
-    flags = [name for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if os.environ.get(name, "").lower() in {"1", "true", "yes", "on"}]
+    flags = [
+        name
+        for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+        if os.environ.get(name, "").lower() in {"1", "true", "yes", "on"}
+    ]
     if not flags:
-        return EnvironmentCheck("model hub", "allowed: models are downloaded when they are first used. The connection was not tested")
-    return EnvironmentCheck("model hub", f"offline ({', '.join(flags)})", fix=f"unset {' '.join(flags)} to download models by name")
+        return EnvironmentCheck(
+            "model hub",
+            "allowed: models are downloaded when they are first used. The connection was not "
+            "tested",
+        )
+    return EnvironmentCheck(
+        "model hub",
+        f"offline ({', '.join(flags)})",
+        fix=f"unset {' '.join(flags)} to download models by name",
+    )
 
 
 def _output(*command: str) -> str:

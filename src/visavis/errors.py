@@ -1,17 +1,17 @@
-"""Errors that a user can cause. Each message states what was expected, what was given, where, and how to fix it.
+"""Errors that a user can cause. Each message states what was expected, what was given, where, and
+how to fix it.
 
-VisavisError
-+-- SpecError            a text such as "Unified(margin=0.2)" or a value in it cannot be parsed
-+-- ShapeError           tensors, ids or lengths do not match
-+-- MissingSupervision   an objective needs annotations (relevance, margins, a memory bank) that were not given
-+-- DataError            files, captions or features are missing, corrupted or contradictory
+VisavisError +-- SpecError            a text such as "Unified(margin=0.2)" or a value in it cannot
+be parsed +-- ShapeError           tensors, ids or lengths do not match +-- MissingSupervision   an
+objective needs annotations (relevance, margins, a memory bank) that were not given +-- DataError
+files, captions or features are missing, corrupted or contradictory
 |   +-- NoDataset        a folder contains no list of images and captions
-+-- RecipeError          a recipe or an override holds an unknown name or an impossible value
-+-- RunError             a run folder is incomplete, or belongs to another data set or version
-+-- RefusedOverwrite     a file of the user exists where a file should be written
-+-- StorageError         a file or an index cannot be written, or its store has failed
-+-- MissingExtra         an optional package is not installed, with the name of its extra
-+-- ReportedByOtherProcess   a command of several processes has ended, and another process reports why
++-- RecipeError          a recipe or an override holds an unknown name or an impossible value +--
+RunError             a run folder is incomplete, or belongs to another data set or version +--
+RefusedOverwrite     a file of the user exists where a file should be written +-- StorageError
+a file or an index cannot be written, or its store has failed +-- MissingExtra         an optional
+package is not installed, with the name of its extra +-- ReportedByOtherProcess   a command of
+several processes has ended, and another process reports why
 """
 
 from __future__ import annotations
@@ -45,11 +45,15 @@ class VisavisError(ValueError):
     """Base class of all errors that a user can cause."""
 
     def __str__(self) -> str:
-        """The message. Half a character, as in a damaged name, is escaped, so that it can be printed."""
+        """The message. Half a character, as in a damaged name, is escaped, so that it can be
+        printed.
+        """
         return super().__str__().encode(errors="backslashreplace").decode()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the message and the attributes. A worker process sends errors whose constructors take other arguments."""
+        """Pickle the message and the attributes. A worker process sends errors whose constructors
+        take other arguments.
+        """
         return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
@@ -86,11 +90,14 @@ class RefusedOverwrite(VisavisError):
 
 
 class StorageError(VisavisError):
-    """A file or an index cannot be written, for example on a full disk, or the store of an index has failed."""
+    """A file or an index cannot be written, for example on a full disk, or the store of an index
+    has failed.
+    """
 
 
 class ReportedByOtherProcess(VisavisError):
-    """A command of several processes has ended, and another process reports why. The command line does not print it.
+    """A command of several processes has ended, and another process reports why. The command line
+    does not print it.
 
     Args:
         message: The message.
@@ -112,7 +119,10 @@ class MissingExtra(VisavisError):
     """
 
     def __init__(self, package: str, extra: str, purpose: str):
-        super().__init__(f"{purpose} needs the package {package}, which is not installed: run pip install 'visavis[{extra}]'.")
+        super().__init__(
+            f"{purpose} needs the package {package}, which is not installed: run pip install "
+            f"'visavis[{extra}]'."
+        )
 
 
 @contextmanager
@@ -161,12 +171,14 @@ def closest_name(word: str, known: Iterable[str]) -> str | None:
 
 
 def suggest_name(word: str, known: Iterable[str], list_command: str = "") -> str:
-    """Make the end of an error message about an unknown name: the closest known name, or all of them.
+    """Make the end of an error message about an unknown name: the closest known name, or all of
+    them.
 
     Args:
         word: The unknown name.
         known: All valid names.
-        list_command: Command that lists the names. It is named instead of more than `MAX_LISTED_NAMES` names.
+        list_command: Command that lists the names. It is named instead of more than
+            `MAX_LISTED_NAMES` names.
 
     Returns:
         The end of the sentence, with its punctuation.
@@ -182,7 +194,11 @@ def suggest_name(word: str, known: Iterable[str], list_command: str = "") -> str
     known = sorted(known)
     if (close := closest_name(word, known)) is not None:
         return f"did you mean {close}?"
-    return f"{list_command} lists them." if list_command and len(known) > MAX_LISTED_NAMES else f"known: {', '.join(known) or 'nothing'}."
+    return (
+        f"{list_command} lists them."
+        if list_command and len(known) > MAX_LISTED_NAMES
+        else f"known: {', '.join(known) or 'nothing'}."
+    )
 
 
 def format_value(value: Any) -> str:
@@ -204,7 +220,11 @@ def format_value(value: Any) -> str:
         return "an integer of more than 60 digits"
     # The shape of a nested tensor cannot be read.
     shape = None if getattr(value, "is_nested", False) else getattr(value, "shape", None)
-    if value is None or isinstance(value, bool | int | float | complex | str | bytes | list | tuple | dict) or shape in ((), (1,)):
+    if (
+        value is None
+        or isinstance(value, bool | int | float | complex | str | bytes | list | tuple | dict)
+        or shape in ((), (1,))
+    ):
         # Python formats only integers of up to 4,300 digits, and limits the depth of lists.
         with suppress(ValueError, RecursionError):
             text = repr(value)
@@ -212,13 +232,16 @@ def format_value(value: Any) -> str:
                 return text
             if isinstance(value, str):
                 return f"{text[:56]}...{text[0]}"
-    return f"a {type(value).__name__}" + (f" of shape {list(shape)}" if isinstance(shape, tuple) else "")
+    return f"a {type(value).__name__}" + (
+        f" of shape {list(shape)}" if isinstance(shape, tuple) else ""
+    )
 
 
 def warn(message: str) -> None:
     """Warn the caller about arguments or calls that should change. Python shows each message once.
 
-    Events that no change of a call avoids, such as a damaged cache, are logged as warnings of the logger ``visavis`` instead.
+    Events that no change of a call avoids, such as a damaged cache, are logged as warnings of the
+    logger ``visavis`` instead.
 
     Args:
         message: One sentence.

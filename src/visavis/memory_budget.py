@@ -1,4 +1,6 @@
-"""Memory budget: the memory setting of a user, and the memory that is free on a device or within a container."""
+"""Memory budget: the memory setting of a user, and the memory that is free on a device or within a
+container.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,14 @@ import torch
 from visavis.errors import SpecError, format_value
 
 MemoryLimit = int | str | None
-"""A memory setting: bytes, a text such as "2GiB" or "500MB", or None for a share of the free memory."""
+"""A memory setting: bytes, a text such as "2GiB" or "500MB", or None for a share of the free
+memory.
+"""
 
 RESERVED_BYTES = 2**27
-"""Bytes of a setting that are left to libraries and their buffers. At most a quarter of the bytes above ``SMALL_LIMIT_BYTES``."""
+"""Bytes of a setting that are left to libraries and their buffers. At most a quarter of the bytes
+above ``SMALL_LIMIT_BYTES``.
+"""
 SMALL_LIMIT_BYTES = 2**25
 """A setting up to this size reserves nothing."""
 MMAP_THRESHOLD_BYTES = 2**20
@@ -48,13 +54,16 @@ def parse_memory(memory: MemoryLimit) -> int | None:
     """
     if memory is None:
         return None
-    is_size = isinstance(memory, str) or (isinstance(memory, int) and not isinstance(memory, bool) and 0 < memory < 10**18)
+    is_size = isinstance(memory, str) or (
+        isinstance(memory, int) and not isinstance(memory, bool) and 0 < memory < 10**18
+    )
     text = str(memory) if is_size else ""
     match = re.fullmatch(r"\s*(\d{1,18}(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
     size = int(float(match[1]) * BYTE_UNITS[match[2]]) if match and match[2] in BYTE_UNITS else 0
     if size <= 0:
         raise SpecError(
-            f"memory: expected bytes such as 2000000000, a text such as '2GiB' or '500MB', or None, got {format_value(memory)}. "
+            "memory: expected bytes such as 2000000000, a text such as '2GiB' or '500MB', or "
+            f"None, got {format_value(memory)}. "
             "Set a positive size, or None for a share of the free memory."
         )
     return size
@@ -63,9 +72,10 @@ def parse_memory(memory: MemoryLimit) -> int | None:
 def budget_bytes(memory: MemoryLimit, device: torch.device | str) -> int:
     """Return the bytes that tensors may take on a device.
 
-    With a setting, this is the setting minus a reserve for libraries (``RESERVED_BYTES``). On a CPU the C library is then
-    configured to return freed memory at once. Without a setting, it is the largest power of two within a quarter of the free
-    memory: a small change in the load of the machine then changes no block size.
+    With a setting, this is the setting minus a reserve for libraries (``RESERVED_BYTES``). On a CPU
+    the C library is then configured to return freed memory at once. Without a setting, it is the
+    largest power of two within a quarter of the free memory: a small change in the load of the
+    machine then changes no block size.
 
     Args:
         memory: The memory setting.
@@ -87,9 +97,11 @@ def budget_bytes(memory: MemoryLimit, device: torch.device | str) -> int:
 
 @cache
 def return_freed_memory() -> None:
-    """Give large tensors on the CPU pages of their own, which return to the system when the tensor is freed."""
-    # Memory that the GNU C library takes from its heap stays there between other allocations, on top of the budget.
-    # A value of the user's environment has priority.
+    """Give large tensors on the CPU pages of their own, which return to the system when the tensor
+    is freed.
+    """
+    # Memory that the GNU C library takes from its heap stays there between other allocations, on
+    # top of the budget. A value of the user's environment has priority.
     if sys.platform == "linux" and "MALLOC_MMAP_THRESHOLD_" not in os.environ:
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
         if mallopt is not None:
@@ -129,19 +141,28 @@ def available_memory() -> int | None:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
         return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")), None)
+    return next(
+        (int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")), None
+    )
 
 
 def _free_in_container() -> int | None:
-    """Return the limit of the control group minus the used memory. The page cache does not count as used."""
+    """Return the limit of the control group minus the used memory. The page cache does not count as
+    used.
+    """
     folder = Path("/sys/fs/cgroup")
     try:
         limit = (folder / "memory.max").read_text(encoding="ascii").strip()
         used = int((folder / "memory.current").read_text(encoding="ascii"))
-        counts = dict(line.split() for line in (folder / "memory.stat").read_text(encoding="ascii").splitlines())
+        counts = dict(
+            line.split()
+            for line in (folder / "memory.stat").read_text(encoding="ascii").splitlines()
+        )
     except (OSError, ValueError):
         return None
-    return None if limit == "max" else max(int(limit) - used + int(counts.get("inactive_file", 0)), 0)
+    return (
+        None if limit == "max" else max(int(limit) - used + int(counts.get("inactive_file", 0)), 0)
+    )
 
 
 def format_bytes(size: float) -> str:

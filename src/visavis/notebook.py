@@ -83,14 +83,23 @@ class NotebookTable:
         body = [[_html_cell(value) for value in line] for line in lines[:MAX_HTML_ROWS]]
         if images:
             head = ["", *head]
-            body = [[f"<td>{_html_image(image)}</td>", *line] for image, line in zip(images, body, strict=False)]
+            body = [
+                [f"<td>{_html_image(image)}</td>", *line]
+                for image, line in zip(images, body, strict=False)
+            ]
         notes = [*self.table_notes()] or ([] if rows else ["No entries."])
         if len(lines) > MAX_HTML_ROWS:
             notes.append(f"{len(lines) - MAX_HTML_ROWS:,} more rows: to_pandas() has all.")
         title = f"<p><strong>{escape(type(self).__name__)}</strong></p>"
-        header = f"<tr>{''.join(f'<th>{escape(name)}</th>' for name in head)}</tr>" if any(head) else ""
+        header = (
+            f"<tr>{''.join(f'<th>{escape(name)}</th>' for name in head)}</tr>" if any(head) else ""
+        )
         table = "".join(f"<tr>{''.join(line)}</tr>" for line in body)
-        return title + (f"<table>{header}{table}</table>" if body else "") + "".join(f"<p>{escape(note)}</p>" for note in notes)
+        return (
+            title
+            + (f"<table>{header}{table}</table>" if body else "")
+            + "".join(f"<p>{escape(note)}</p>" for note in notes)
+        )
 
 
 def flat_row(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,7 +128,15 @@ def flat_row(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _html_cell(value: Any) -> str:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    text = "" if value is None else f"{value:,.5g}" if isinstance(value, float) else f"{value:,}" if is_number else str(value)
+    text = (
+        ""
+        if value is None
+        else f"{value:,.5g}"
+        if isinstance(value, float)
+        else f"{value:,}"
+        if is_number
+        else str(value)
+    )
     return f'<td style="text-align: {"right" if is_number else "left"}">{escape(text)}</td>'
 
 

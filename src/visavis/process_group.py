@@ -1,7 +1,9 @@
-"""Process group: collectives over the ranks of a training. With one rank, each operation is the identity.
+"""Process group: collectives over the ranks of a training. With one rank, each operation is the
+identity.
 
-In the loss, each rank scores its own queries against the candidates of all ranks. Sums over ranks are formed in the forward pass. The
-backward pass therefore needs no other rank, and a rank without items needs no special case.
+In the loss, each rank scores its own queries against the candidates of all ranks. Sums over ranks
+are formed in the forward pass. The backward pass therefore needs no other rank, and a rank without
+items needs no special case.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from visavis.types import Encoded, Items, all_tensors, concatenate, map_tensors
 T = TypeVar("T")
 SomeItems = TypeVar("SomeItems", bound=Items)
 POLL_INTERVAL_S = 0.1
-"""Time between two checks whether the first rank, which works alone for any time, is done or has failed."""
+"""Time between two checks whether the first rank, which works alone for any time, is done or has
+failed.
+"""
 FAILURES = "visavis/failures"
 """Key of the store that counts the ranks that have ended early."""
 
@@ -63,7 +67,8 @@ class ProcessGroup:
 
     @contextmanager
     def first_rank_first(self) -> Iterator[None]:
-        """Run a block on rank 0 before it runs on the other ranks, which then find the files that rank 0 wrote.
+        """Run a block on rank 0 before it runs on the other ranks, which then find the files that
+        rank 0 wrote.
 
         The other ranks wait for any time, and end when another rank has failed.
 
@@ -114,7 +119,8 @@ class ProcessGroup:
         return tensor
 
     def scale_for_ddp_mean(self, gradient: Tensor) -> Tensor:
-        """Scale a gradient of this rank so that the mean over ranks, which DistributedDataParallel forms, is the sum.
+        """Scale a gradient of this rank so that the mean over ranks, which DistributedDataParallel
+        forms, is the sum.
 
         Args:
             gradient: A gradient.
@@ -133,7 +139,12 @@ class ProcessGroup:
         Returns:
             The mean, equal on each rank.
         """
-        return value if self.world_size == 1 else self.all_reduce_sum(torch.tensor(value, dtype=torch.float64)).item() / self.world_size
+        return (
+            value
+            if self.world_size == 1
+            else self.all_reduce_sum(torch.tensor(value, dtype=torch.float64)).item()
+            / self.world_size
+        )
 
     def any_rank(self, condition: bool) -> bool:
         """Return whether a condition holds on any rank.
@@ -144,7 +155,11 @@ class ProcessGroup:
         Returns:
             The same value on each rank.
         """
-        return condition if self.world_size == 1 else bool(self.all_reduce_sum(torch.tensor(int(condition), device=self.device)))
+        return (
+            condition
+            if self.world_size == 1
+            else bool(self.all_reduce_sum(torch.tensor(int(condition), device=self.device)))
+        )
 
     def sum_over_lower_ranks(self, value: int) -> int:
         """Sum an integer over the ranks below this one.
@@ -161,7 +176,8 @@ class ProcessGroup:
         """Gather a tensor from each rank, without gradient.
 
         Args:
-            tensor: A tensor whose sizes may differ between ranks, but not its number of dimensions and dtype.
+            tensor: A tensor whose sizes may differ between ranks, but not its number of dimensions
+                and dtype.
 
         Returns:
             One tensor per rank.
@@ -178,7 +194,10 @@ class ProcessGroup:
         sent = padded.view(torch.uint8)
         received = [torch.empty_like(sent) for _ in range(self.world_size)]
         distributed.all_gather(received, sent)
-        return [other.view(padded.dtype)[:size].view(*shape.tolist()) for other, size, shape in zip(received, sizes, shapes, strict=True)]
+        return [
+            other.view(padded.dtype)[:size].view(*shape.tolist())
+            for other, size, shape in zip(received, sizes, shapes, strict=True)
+        ]
 
     def all_gather_text(self, message: str) -> list[str]:
         """Gather a text from each rank.
@@ -250,7 +269,8 @@ class ProcessGroup:
         gathered = list[Encoded]()
         for start in range(0, num_batches, self.world_size):
             round_number = start // self.world_size
-            # A rank without a batch in the last round sends an empty one, which has the same tensors.
+            # A rank without a batch in the last round sends an empty one, which has the same
+            # tensors.
             local = batches[round_number] if round_number < len(batches) else batches[0][:0]
             gathered += self._by_rank(local)[: num_batches - start]
         return gathered
@@ -269,7 +289,9 @@ class ProcessGroup:
         by_rank = self._by_rank(items)
         start = sum(len(other) for other in by_rank[: self.rank])
         local_rows = slice(start, start + len(items))
-        return (torch.cat(by_rank) if isinstance(items, Tensor) else concatenate(by_rank)), local_rows  # type: ignore[arg-type]
+        return (
+            torch.cat(by_rank) if isinstance(items, Tensor) else concatenate(by_rank)  # type: ignore[arg-type]
+        ), local_rows
 
     def _by_rank(self, items: SomeItems) -> list[SomeItems]:
         """The items of each rank."""
@@ -293,15 +315,17 @@ def default_store() -> Store:
     return _get_default_store()
 
 
-def select_process_group(gather: bool | None, device: torch.device, *, training: bool, describe_batch: Callable[[], str]) -> ProcessGroup:
+def select_process_group(
+    gather: bool | None, device: torch.device, *, training: bool, describe_batch: Callable[[], str]
+) -> ProcessGroup:
     """Select the ranks over which a loss gathers.
 
-    Only batches that are described by the same text on all ranks can be compared over ranks. Otherwise collectives that do
-    not belong together would mix or wait forever.
+    Only batches that are described by the same text on all ranks can be compared over ranks.
+    Otherwise collectives that do not belong together would mix or wait forever.
 
     Args:
-        gather: True requires a group, False never gathers. None gathers where the ranks hold comparable batches, and warns
-            and falls back to this rank where they do not.
+        gather: True requires a group, False never gathers. None gathers where the ranks hold
+            comparable batches, and warns and falls back to this rank where they do not.
         device: Device of the batch.
         training: Whether the loss is in train mode. It never gathers outside.
         describe_batch: Describes what is compared on this rank.
@@ -315,7 +339,8 @@ def select_process_group(gather: bool | None, device: torch.device, *, training:
     grouped = distributed.is_available() and distributed.is_initialized()
     if gather and training and not grouped:
         raise VisavisError(
-            "gather=True: expected a process group, got none. Start with torchrun and init_process_group, or use gather=None."
+            "gather=True: expected a process group, got none. Start with torchrun and "
+            "init_process_group, or use gather=None."
         )
     group = ProcessGroup(device, distributed_group=training and grouped and gather is not False)
     if group.world_size == 1:
@@ -326,6 +351,10 @@ def select_process_group(gather: bool | None, device: torch.device, *, training:
         return group
     difference = f"Ranks passed incompatible batches to PairLoss: {local} on rank {group.rank}, {others[0]} on another."
     if gather:
-        raise VisavisError(f"{difference} Use one loss and one data set per step on all ranks, or gather=False.")
-    warn(f"{difference} In such a step each rank compares its own items only, as with gather=False.")
+        raise VisavisError(
+            f"{difference} Use one loss and one data set per step on all ranks, or gather=False."
+        )
+    warn(
+        f"{difference} In such a step each rank compares its own items only, as with gather=False."
+    )
     return ProcessGroup(device, distributed_group=False)

@@ -21,7 +21,8 @@ class TrainingStep:
         rsum: RSUM of the last validation, or None before the first.
         pairs_per_second: Captions per second.
         seconds_left: Estimated seconds until the end of all phases.
-        data_wait_share: Share of the training time since the last validation that was spent waiting for batches.
+        data_wait_share: Share of the training time since the last validation that was spent waiting
+            for batches.
     """
 
     phase: int

@@ -1,7 +1,7 @@
 """Encoded items: the value that flows from data to models to scores.
 
-Axes have the same name everywhere: Q queries, C candidates, P positive pairs, V visual items, T texts, N items of either kind,
-D dimensions, R regions, W words, L a padded axis (R or W).
+Axes have the same name everywhere: Q queries, C candidates, P positive pairs, V visual items, T
+texts, N items of either kind, D dimensions, R regions, W words, L a padded axis (R or W).
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ Parts = Tensor | dict[str, Tensor]
 Direction = Literal["i2t", "t2i"]
 """Which side holds the queries: images ("i2t") or texts ("t2i")."""
 MaxSimDirection = Literal["both", "t2i", "i2t"]
-"""Means in a MaxSim score: over text vectors of the best image vector ("t2i"), over image vectors ("i2t"), or half of each."""
+"""Means in a MaxSim score: over text vectors of the best image vector ("t2i"), over image vectors
+("i2t"), or half of each.
+"""
 DIRECTIONS: dict[str, str] = {"i2t": "image to text", "t2i": "text to image"}
 """Description of each direction, by the prefix of a metric's key."""
 MIN_EXACT_NORM = 1e-12
@@ -34,7 +36,8 @@ class Encoded:
     """Items of one side, before or after a model: cached features, token ids, pixels or embeddings.
 
     Attributes:
-        vectors: ``[N, D]`` for one vector per item, ``[N, L, ...]`` for regions, words or pixels, or named parts (experts).
+        vectors: ``[N, D]`` for one vector per item, ``[N, L, ...]`` for regions, words or pixels,
+            or named parts (experts).
         mask: ``[N, L]``, true at valid positions. None: everywhere. A dict if ``vectors`` is one.
         weights: Mixture weights of experts, ``[N, E]``.
 
@@ -52,9 +55,12 @@ class Encoded:
     weights: Tensor | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.vectors, Tensor) and not (isinstance(self.vectors, dict) and self.vectors):
+        if not isinstance(self.vectors, Tensor) and not (
+            isinstance(self.vectors, dict) and self.vectors
+        ):
             raise ShapeError(
-                f"vectors: expected a tensor, or a dict of tensors, got {format_value(self.vectors)}. Pass the vectors of the items."
+                "vectors: expected a tensor, or a dict of tensors, got "
+                f"{format_value(self.vectors)}. Pass the vectors of the items."
             )
 
     def __len__(self) -> int:
@@ -66,7 +72,11 @@ class Encoded:
     @property
     def tensors(self) -> list[Tensor]:
         """All tensors of the items, in the order of the fields."""
-        return [part for part in tree_leaves((self.vectors, self.mask, self.weights)) if part is not None]
+        return [
+            part
+            for part in tree_leaves((self.vectors, self.mask, self.weights))
+            if part is not None
+        ]
 
     def named_part(self, name: str) -> Encoded:
         """Select one named part.
@@ -137,7 +147,11 @@ class Encoded:
             The moved items.
         """
         dtypes = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.dtype)]
-        return self.map(lambda part: part if dtypes and not part.is_floating_point() else part.to(*args, **kwargs))  # type: ignore[call-overload]
+        return self.map(
+            lambda part: (
+                part if dtypes and not part.is_floating_point() else part.to(*args, **kwargs)  # type: ignore[call-overload]
+            )
+        )
 
 
 @dataclass(frozen=True)
@@ -145,8 +159,10 @@ class AttentionWeights:
     """Attention of the words of one text over the regions of one image.
 
     Attributes:
-        weights: Share of each region in the attended vector of a word, ``[W, R]``. A row sums to 1, or to 0 without attention.
-        scores: Score of each word, ``[W]``: the cosine with its attended vector, or the word's part of the whole score.
+        weights: Share of each region in the attended vector of a word, ``[W, R]``. A row sums to 1,
+            or to 0 without attention.
+        scores: Score of each word, ``[W]``: the cosine with its attended vector, or the word's part
+            of the whole score.
     """
 
     weights: Tensor
@@ -215,9 +231,18 @@ def concatenate(blocks: Iterable[Encoded]) -> Encoded:
         if parts[0].dim() == 1 or len({part.shape[1:] for part in parts}) == 1:
             return torch.cat(parts)
         longest = max(part.shape[1] for part in parts)
-        return torch.cat([torch.cat([part, part.new_zeros(len(part), longest - part.shape[1], *part.shape[2:])], 1) for part in parts])
+        return torch.cat(
+            [
+                torch.cat(
+                    [part, part.new_zeros(len(part), longest - part.shape[1], *part.shape[2:])], 1
+                )
+                for part in parts
+            ]
+        )
 
-    return Encoded(*tree_map(join, *((block.vectors, block.mask, block.weights) for block in blocks)))
+    return Encoded(
+        *tree_map(join, *((block.vectors, block.mask, block.weights) for block in blocks))
+    )
 
 
 def collect_batches(blocks: Sequence[Encoded]) -> Encoded:
@@ -236,9 +261,10 @@ def collect_batches(blocks: Sequence[Encoded]) -> Encoded:
 class EncodedBatches(Encoded):
     """Items in several blocks, each padded to its own longest item. Only selected items are joined.
 
-    The captions of Flickr30K's validation and test splits have 12 words on average and up to 70. Padded to the longest, five
-    sixths would be padding. A selection ``items[rows]`` copies nothing. ``vectors``, ``mask`` and ``weights`` are joined at each
-    access, ``merged()`` joins all of them at once.
+    The captions of Flickr30K's validation and test splits have 12 words on average and up to 70.
+    Padded to the longest, five sixths would be padding. A selection ``items[rows]`` copies nothing.
+    ``vectors``, ``mask`` and ``weights`` are joined at each access, ``merged()`` joins all of them
+    at once.
 
     Args:
         blocks: The blocks.
@@ -272,7 +298,9 @@ class EncodedBatches(Encoded):
         """
         lengths = torch.tensor([len(block) for block in blocks])
         block_index = torch.arange(len(blocks)).repeat_interleave(lengths)
-        return cls(blocks, block_index, torch.cat([torch.arange(length) for length in lengths.tolist()]))
+        return cls(
+            blocks, block_index, torch.cat([torch.arange(length) for length in lengths.tolist()])
+        )
 
     def __len__(self) -> int:
         return len(self.block_index)
@@ -338,7 +366,9 @@ class EncodedBatches(Encoded):
         Returns:
             At most ``count`` items.
         """
-        sizes = torch.tensor([sum(part[:1].numel() for part in block.tensors) for block in self.blocks])
+        sizes = torch.tensor(
+            [sum(part[:1].numel() for part in block.tensors) for block in self.blocks]
+        )
         return self[sizes[self.block_index].argsort(descending=True, stable=True)[:count]]
 
     def has_same_layout(self, other: EncodedBatches) -> bool:
@@ -350,7 +380,9 @@ class EncodedBatches(Encoded):
         Returns:
             Whether every item is in the same row of the same block as its counterpart.
         """
-        same = torch.equal(self.block_index, other.block_index) and torch.equal(self.row_index, other.row_index)
+        same = torch.equal(self.block_index, other.block_index) and torch.equal(
+            self.row_index, other.row_index
+        )
         return same and list(map(len, self.blocks)) == list(map(len, other.blocks))
 
     def iter_blocks(self) -> Iterator[tuple[Tensor, Encoded]]:
@@ -363,7 +395,9 @@ class EncodedBatches(Encoded):
             yield positions, block[rows]
 
     def _used_blocks(self) -> Iterator[tuple[Tensor, Encoded, Tensor]]:
-        """Yield positions among all items, block, and rows in the block, for every block that holds an item."""
+        """Yield positions among all items, block, and rows in the block, for every block that holds
+        an item.
+        """
         order = self.block_index.argsort(stable=True)
         used, counts = self.block_index[order].unique_consecutive(return_counts=True)
         for number, positions in zip(used.tolist(), order.split(counts.tolist()), strict=True):
@@ -376,7 +410,10 @@ class EncodedBatches(Encoded):
         def join(*parts: Any) -> Any:
             if parts[0] is None:
                 return None
-            joined = parts[0].new_zeros(len(self), *(max(part.shape[axis] for part in parts) for axis in range(1, parts[0].dim())))
+            joined = parts[0].new_zeros(
+                len(self),
+                *(max(part.shape[axis] for part in parts) for axis in range(1, parts[0].dim())),
+            )
             for part, (positions, _, rows) in zip(parts, used, strict=True):
                 target = (positions, slice(part.shape[1])) if part.dim() > 1 else positions
                 joined[target] = part[rows]
@@ -386,7 +423,8 @@ class EncodedBatches(Encoded):
 
 
 def unit_rows(rows: Tensor, dim: int = -1) -> Tensor:
-    """Divide vectors by their length, at any scale that the dtype holds. A zero vector stays zero, and its gradient is 0.
+    """Divide vectors by their length, at any scale that the dtype holds. A zero vector stays zero,
+    and its gradient is 0.
 
     Args:
         rows: Vectors, shape ``[..., D]``.
@@ -405,14 +443,16 @@ def unit_rows(rows: Tensor, dim: int = -1) -> Tensor:
 
 
 def scaled_norms(rows: Tensor, dim: int = -1) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Compute the norms of vectors. Vectors whose squares overflow or underflow are scaled first, all others are unchanged.
+    """Compute the norms of vectors. Vectors whose squares overflow or underflow are scaled first,
+    all others are unchanged.
 
     Args:
         rows: Vectors, shape ``[..., D]``.
         dim: Axis of the vectors, if it is not the last.
 
     Returns:
-        The scaled vectors, their norms ``[..., 1]``, inf for a zero vector, and the factors of the vectors, None for 1.
+        The scaled vectors, their norms ``[..., 1]``, inf for a zero vector, and the factors of the
+        vectors, None for 1.
     """
     norms = rows.norm(dim=dim, keepdim=True)
     exact = (norms >= MIN_EXACT_NORM) & (norms < torch.inf)
@@ -438,6 +478,20 @@ def require_values(name: str, *tensors: Any) -> None:
         ShapeError: If a tensor is sparse, nested, quantized or on the meta device.
     """
     for tensor in tensors:
-        if isinstance(tensor, Tensor) and (tensor.is_meta or tensor.is_nested or tensor.is_quantized or tensor.layout != torch.strided):
-            layout = "meta, without values" if tensor.is_meta else "nested" if tensor.is_nested else f"{tensor.layout} of {tensor.dtype}"
-            raise ShapeError(f"{name}: expected a dense tensor with values, got one that is {layout}. Pass a plain tensor.")
+        if isinstance(tensor, Tensor) and (
+            tensor.is_meta
+            or tensor.is_nested
+            or tensor.is_quantized
+            or tensor.layout != torch.strided
+        ):
+            layout = (
+                "meta, without values"
+                if tensor.is_meta
+                else "nested"
+                if tensor.is_nested
+                else f"{tensor.layout} of {tensor.dtype}"
+            )
+            raise ShapeError(
+                f"{name}: expected a dense tensor with values, got one that is {layout}. Pass a "
+                "plain tensor."
+            )

@@ -20,11 +20,19 @@ def damage(file: Path, rng: random.Random) -> str:
 
     def bit() -> None:
         file.write_bytes(
-            content[:position] + bytes([content[position] ^ 1 << rng.randrange(8)]) + content[position + 1 :] if content else b"\0"
+            content[:position]
+            + bytes([content[position] ^ 1 << rng.randrange(8)])
+            + content[position + 1 :]
+            if content
+            else b"\0"
         )
 
     def some_bytes() -> None:
-        file.write_bytes(content[:position] + rng.randbytes(rng.randint(1, 16)) + content[position + rng.randint(0, 16) :])
+        file.write_bytes(
+            content[:position]
+            + rng.randbytes(rng.randint(1, 16))
+            + content[position + rng.randint(0, 16) :]
+        )
 
     def linked(target_path: Path) -> None:
         file.unlink()
@@ -47,7 +55,9 @@ def damage(file: Path, rng: random.Random) -> str:
         "some bytes": some_bytes,
         "cut": lambda: file.write_bytes(content[:position]),
         "longer": lambda: file.write_bytes(content + rng.randbytes(20)),
-        "zeros": lambda: file.write_bytes(content[:position] + bytes(min(64, len(content) - position)) + content[position + 64 :]),
+        "zeros": lambda: file.write_bytes(
+            content[:position] + bytes(min(64, len(content) - position)) + content[position + 64 :]
+        ),
         "empty": lambda: file.write_bytes(b""),
         "removed": file.unlink,
         "a folder": folder,
@@ -57,10 +67,16 @@ def damage(file: Path, rng: random.Random) -> str:
         "40 GB": sparse,
         "a mark in front": lambda: file.write_bytes(b"\xef\xbb\xbf" + content),
         "another file": lambda: file.write_bytes(
-            rng.choice(sorted(sibling for sibling in file.parent.iterdir() if sibling.is_file())).read_bytes()
+            rng.choice(
+                sorted(sibling for sibling in file.parent.iterdir() if sibling.is_file())
+            ).read_bytes()
         ),
     }
-    changed = _with_odd_value(file, content, rng) if file.suffix in (".json", ".jsonl", ".toml") and rng.random() < 0.6 else None
+    changed = (
+        _with_odd_value(file, content, rng)
+        if file.suffix in (".json", ".jsonl", ".toml") and rng.random() < 0.6
+        else None
+    )
     if changed is not None:
         file.write_bytes(changed[1])
         return changed[0]
@@ -97,7 +113,9 @@ def _with_odd_value(file: Path, content: bytes, rng: random.Random) -> tuple[str
     lines = content.splitlines() if file.suffix == ".jsonl" else [content]
     number = rng.randrange(len(lines) or 1)
     try:
-        value = tomllib.loads(content.decode()) if file.suffix == ".toml" else json.loads(lines[number])
+        value = (
+            tomllib.loads(content.decode()) if file.suffix == ".toml" else json.loads(lines[number])
+        )
     except (ValueError, IndexError):
         return None
     locations = list(_locations(value))
@@ -121,6 +139,12 @@ def _with_odd_value(file: Path, content: bytes, rng: random.Random) -> tuple[str
 
 def _locations(value: Any) -> Iterator[tuple[Any, Any]]:
     """Each location in a nested value: the container, and the key or index."""
-    for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+    for key, inner in (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    ):
         yield value, key
         yield from _locations(inner)

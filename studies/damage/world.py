@@ -1,4 +1,6 @@
-"""The undamaged files: photographs with captions, encoders, cached features, recipes, and runs that ended or were stopped."""
+"""The undamaged files: photographs with captions, encoders, cached features, recipes, and runs that
+ended or were stopped.
+"""
 
 from __future__ import annotations
 
@@ -60,17 +62,44 @@ def build(folder: Path) -> None:
         image = data.images[i]
         assert image.location is not None
         (folder / "photos" / image.name).write_bytes(image.location.read())
-        images.append({"filename": image.name, "split": split, "sentences": [{"raw": data.captions[c]} for c in data.captions_of[i][:3]]})
+        images.append(
+            {
+                "filename": image.name,
+                "split": split,
+                "sentences": [{"raw": data.captions[c]} for c in data.captions_of[i][:3]],
+            }
+        )
     (folder / "photos" / "dataset.json").write_text(json.dumps({"images": images}, indent=1))
     tool = Path(__file__).resolve().parents[2] / "tools" / "mobilenet_folder.py"
-    subprocess.run([sys.executable, tool, "--out", folder / "encoders" / "visual"], check=True, capture_output=True)
-    words = sorted({word for image in images for sentence in image["sentences"] for word in re.findall(r"\w+", sentence["raw"].lower())})
-    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", ",", *words]))
+    subprocess.run(
+        [sys.executable, tool, "--out", folder / "encoders" / "visual"],
+        check=True,
+        capture_output=True,
+    )
+    words = sorted(
+        {
+            word
+            for image in images
+            for sentence in image["sentences"]
+            for word in re.findall(r"\w+", sentence["raw"].lower())
+        }
+    )
+    (folder / "vocab.txt").write_text(
+        "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", ",", *words])
+    )
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, "max_position_embeddings": 64}
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+        "max_position_embeddings": 64,
+    }
     bert = transformers.BertModel(transformers.BertConfig(**sizes, vocab_size=len(words) + 7))
     bert.save_pretrained(folder / "encoders" / "text")
-    transformers.BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder / "encoders" / "text")
+    transformers.BertTokenizer(str(folder / "vocab.txt")).save_pretrained(
+        folder / "encoders" / "text"
+    )
     frozen = '{{ encoder = "{}", granularity = "pooled" }}'
     recipes = {
         "frozen": (
@@ -85,7 +114,9 @@ def build(folder: Path) -> None:
         ),
     }
     for name, (visual, text, model) in recipes.items():
-        (folder / f"{name}.toml").write_text(RECIPE.format(photos="photos", visual=visual, text=text, model=model))
+        (folder / f"{name}.toml").write_text(
+            RECIPE.format(photos="photos", visual=visual, text=text, model=model)
+        )
     visavis.train("frozen.toml", out="runs/finished", progress=NoProgress())
     for recipe, name in (("frozen.toml", "stopped"), ("pixels.toml", "pixels")):
         try:

@@ -45,8 +45,14 @@ class Erratum:
 
 def errata_of(module: ModuleType) -> list[Erratum]:
     """The public functions that a module defines, in its order."""
-    functions = [value for value in vars(module).values() if inspect.isfunction(value) and value.__module__ == module.__name__]
-    return [_read(module, function) for function in functions if not function.__name__.startswith("_")]
+    functions = [
+        value
+        for value in vars(module).values()
+        if inspect.isfunction(value) and value.__module__ == module.__name__
+    ]
+    return [
+        _read(module, function) for function in functions if not function.__name__.startswith("_")
+    ]
 
 
 def _read(module: ModuleType, function: Callable[[], Shown]) -> Erratum:
@@ -55,7 +61,10 @@ def _read(module: ModuleType, function: Callable[[], Shown]) -> Erratum:
     kind, *fields = [(key, " ".join(text.split())) for key, text in entries]
     name = f"{module.__name__.rsplit('.', 1)[-1]}.{function.__name__}"
     if kind[0] != "Kind" or kind[1] not in KINDS or tuple(key for key, _ in fields) != FIELDS:
-        raise ValueError(f"The docstring of {name} must contain Kind, one of {', '.join(KINDS)}, and then {', '.join(FIELDS)}.")
+        raise ValueError(
+            f"The docstring of {name} must contain Kind, one of {', '.join(KINDS)}, and then "
+            f"{', '.join(FIELDS)}."
+        )
     shown = "Shown" in str(inspect.signature(function).return_annotation)
     return Erratum(name, title.rstrip("."), kind[1], dict(fields), function if shown else None)
 
@@ -66,10 +75,16 @@ def numbers(*values: float) -> Tensor:
 
 def unit_rows(number: int, seed: int, dimension: int = 16) -> Tensor:
     """Unit rows ``[number, dimension]``, float64, the same for the same seed."""
-    return normalize(torch.randn(number, dimension, generator=torch.Generator().manual_seed(seed), dtype=torch.float64))
+    return normalize(
+        torch.randn(
+            number, dimension, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+        )
+    )
 
 
-def embeddings(number: int, seed: int, noise: float = 1.0, dimension: int = 16) -> tuple[Tensor, Tensor]:
+def embeddings(
+    number: int, seed: int, noise: float = 1.0, dimension: int = 16
+) -> tuple[Tensor, Tensor]:
     """Images and texts as unit rows. A text is its image plus noise."""
     images = unit_rows(number, seed, dimension)
     return images, normalize(images + noise * unit_rows(number, seed + 10_000, dimension))

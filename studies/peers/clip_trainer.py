@@ -1,4 +1,5 @@
-"""A CLIP under transformers' Trainer with gradient checkpointing, on several processes, against one process.
+"""A CLIP under transformers' Trainer with gradient checkpointing, on several processes, against one
+process.
 
 python studies/peers/clip_trainer.py, or under torchrun --nproc-per-node 2. --way selects the loss.
 """
@@ -28,8 +29,12 @@ WAYS = {
 
 
 def collate(examples: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor | bool]:
-    """Keys of the collate function of transformers' run_clip.py, which asks the model for its own loss, and the ids of the pairs."""
-    return {name: torch.stack([example[name] for example in examples]) for name in examples[0]} | {"return_loss": True}
+    """Keys of the collate function of transformers' run_clip.py, which asks the model for its own
+    loss, and the ids of the pairs.
+    """
+    return {name: torch.stack([example[name] for example in examples]) for name in examples[0]} | {
+        "return_loss": True
+    }
 
 
 class InOrder(torch.utils.data.Dataset):
@@ -73,7 +78,13 @@ def main() -> None:
             save_strategy="no",
         )
         data, loss = InOrder(columns, options.steps), WAYS[options.way](model)
-        trainer = Trainer(model, args, collate if accumulate > 1 else None, train_dataset=data, compute_loss_func=loss)
+        trainer = Trainer(
+            model,
+            args,
+            collate if accumulate > 1 else None,
+            train_dataset=data,
+            compute_loss_func=loss,
+        )
         trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     report(model, losses, options.weights)

@@ -1,6 +1,7 @@
 """PairLossSteps under Lightning's Trainer on a CLIP, on several processes, against one process.
 
-python studies/peers/lightning_steps.py, or under torchrun --nproc-per-node 2. --way selects the loss.
+python studies/peers/lightning_steps.py, or under torchrun --nproc-per-node 2. --way selects the
+loss.
 """
 
 import argparse

@@ -1,6 +1,8 @@
-"""open_clip's own ``train_one_epoch`` with its ClipLoss and with ours, on one process or several, for open_clip 3 and 4.
+"""open_clip's own ``train_one_epoch`` with its ClipLoss and with ours, on one process or several,
+for open_clip 3 and 4.
 
-python studies/peers/open_clip_training.py [--accum-freq 2], or under torchrun --nproc-per-node 2. Needs open_clip_torch and torchvision.
+python studies/peers/open_clip_training.py [--accum-freq 2], or under torchrun --nproc-per-node 2.
+Needs open_clip_torch and torchvision.
 """
 
 import argparse
@@ -48,7 +50,9 @@ ARGS = {
 
 @cache
 def imported() -> types.ModuleType:
-    """Import open_clip, also with a torch without CUDA: torchvision's wheels look up operators at import that are built for CUDA."""
+    """Import open_clip, also with a torch without CUDA: torchvision's wheels look up operators at
+    import that are built for CUDA.
+    """
     library = torch.library.Library("torchvision", "FRAGMENT")
     for operator in ("nms", "qnms"):
         if not hasattr(torch.ops.torchvision, operator):
@@ -67,20 +71,32 @@ class Batches:
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(1)
         part = slice(RANK * BATCH // NUMBER, (RANK + 1) * BATCH // NUMBER)
-        self.rows = torch.randn(BATCH, 3, 32, 32, generator=generator)[part], torch.randint(1, 60, (BATCH, 8), generator=generator)[part]
+        self.rows = (
+            torch.randn(BATCH, 3, 32, 32, generator=generator)[part],
+            torch.randint(1, 60, (BATCH, 8), generator=generator)[part],
+        )
 
     def __iter__(self):
-        return iter([dict(zip(self.names, self.rows, strict=True)) if self.names else self.rows for _ in range(STEPS)])
+        return iter(
+            [
+                dict(zip(self.names, self.rows, strict=True)) if self.names else self.rows
+                for _ in range(STEPS)
+            ]
+        )
 
 
 def tiny_model() -> torch.nn.Module:
     torch.manual_seed(0)
     visual = {"image_size": 32, "patch_size": 16, "head_width": 16} | ENCODER
-    return imported().CLIP(16, visual, {"context_length": 8, "vocab_size": 64, "heads": 2} | ENCODER, output_dict=True)
+    return imported().CLIP(
+        16, visual, {"context_length": 8, "vocab_size": 64, "heads": 2} | ENCODER, output_dict=True
+    )
 
 
 def train_one_epoch(model: torch.nn.Module, loss: torch.nn.Module, accum_freq: int) -> None:
-    """One epoch of open_clip's training loop. Version 4 trains a CLIPTask that holds the model and the loss."""
+    """One epoch of open_clip's training loop. Version 4 trains a CLIPTask that holds the model and
+    the loss.
+    """
     from open_clip_train import train
 
     data, optimizer = Batches(), torch.optim.SGD(model.parameters(), lr=0.1)
@@ -104,17 +120,24 @@ def train_and_probe(name: str, accum_freq: int) -> tuple[list[torch.Tensor], lis
     wrapped_probe = DistributedDataParallel(probe) if NUMBER > 1 else probe
     loss(**wrapped_probe(*Batches().rows)).backward()
     train_one_epoch(model, loss, accum_freq)
-    encoder_gradients = [parameter.grad for name, parameter in probe.named_parameters() if name != "logit_scale"]
+    encoder_gradients = [
+        parameter.grad for name, parameter in probe.named_parameters() if name != "logit_scale"
+    ]
     return encoder_gradients, [parameter.detach() for parameter in model.parameters()]
 
 
 def largest_difference(first: list[torch.Tensor], second: list[torch.Tensor]) -> float:
-    return max((first_tensor - second_tensor).abs().max().item() for first_tensor, second_tensor in zip(first, second, strict=True))
+    return max(
+        (first_tensor - second_tensor).abs().max().item()
+        for first_tensor, second_tensor in zip(first, second, strict=True)
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--accum-freq", type=int, default=1, help="batches per step, as open_clip's option")
+    parser.add_argument(
+        "--accum-freq", type=int, default=1, help="batches per step, as open_clip's option"
+    )
     accum_freq = parser.parse_args().accum_freq
     if NUMBER > 1:
         distributed.init_process_group("gloo")
@@ -128,7 +151,10 @@ def main() -> None:
             if name == "Unified"
             else f"weights after {STEPS // accum_freq} steps {largest_difference(weights, exact[1]):.1e} away"
         )
-        print(f"{name}: gradient {norm_ratio:.4f} times the exact one of CLIP's loss, {outcome}", flush=True)
+        print(
+            f"{name}: gradient {norm_ratio:.4f} times the exact one of CLIP's loss, {outcome}",
+            flush=True,
+        )
     if NUMBER > 1:
         distributed.destroy_process_group()
 

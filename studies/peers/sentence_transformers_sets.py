@@ -1,6 +1,8 @@
-"""sentence-transformers' trainer with two data sets, each with its loss, on several processes, against one process.
+"""sentence-transformers' trainer with two data sets, each with its loss, on several processes,
+against one process.
 
-python studies/peers/sentence_transformers_sets.py, or under torchrun --nproc-per-node 2. --way selects the losses.
+python studies/peers/sentence_transformers_sets.py, or under torchrun --nproc-per-node 2. --way
+selects the losses.
 """
 
 import argparse
@@ -26,15 +28,25 @@ UNIFIED = Unified(margin=0.2, gamma=10, reduction="half_mean")
 COLUMNS = sentences()
 SETS = {
     "labelled": Dataset.from_dict(COLUMNS),
-    "with negatives": Dataset.from_dict({"anchor": COLUMNS["anchor"], "positive": COLUMNS["positive"], "n": COLUMNS["positive"][::-1]}),
+    "with negatives": Dataset.from_dict(
+        {
+            "anchor": COLUMNS["anchor"],
+            "positive": COLUMNS["positive"],
+            "n": COLUMNS["positive"][::-1],
+        }
+    ),
 }
 WAYS = {
     "one set": lambda model: VisavisLoss(model, UNIFIED),
     "mini batches": lambda model: VisavisLoss(model, UNIFIED, mini_batch_size=3),
     "a learned scale": lambda model: VisavisLoss(model, NTXent(), scale=LearnedScale(20.0)),
-    "a loss for each set": lambda model: dict(zip(SETS, (VisavisLoss(model, UNIFIED), VisavisLoss(model, NTXent(), 20.0)), strict=True)),
+    "a loss for each set": lambda model: dict(
+        zip(SETS, (VisavisLoss(model, UNIFIED), VisavisLoss(model, NTXent(), 20.0)), strict=True)
+    ),
     "one loss for both sets": lambda model: VisavisLoss(model, UNIFIED),
-    "no gathering": lambda model: {name: VisavisLoss(model, UNIFIED, gather=False) for name in SETS},
+    "no gathering": lambda model: {
+        name: VisavisLoss(model, UNIFIED, gather=False) for name in SETS
+    },
 }
 WITH_SEVERAL_SETS = ("a loss for each set", "one loss for both sets", "no gathering")
 

@@ -4,12 +4,28 @@ import numpy as np
 import pytest
 import torch
 
-from visavis.audit.caption_audit import audit_captions, sample_other_images, sibling_agreement, sibling_mean
+from visavis.audit.caption_audit import (
+    audit_captions,
+    sample_other_images,
+    sibling_agreement,
+    sibling_mean,
+)
 from visavis.audit.embeddings import tfidf_vectors
 from visavis.data.dataset import Dataset, Image
 
 ANIMALS = ["dog", "cat", "horse", "cow", "bird", "fox", "bear", "duck", "goat", "mouse"]
-PLACES = ["beach", "street", "forest", "kitchen", "meadow", "river", "roof", "garden", "barn", "hill"]
+PLACES = [
+    "beach",
+    "street",
+    "forest",
+    "kitchen",
+    "meadow",
+    "river",
+    "roof",
+    "garden",
+    "barn",
+    "hill",
+]
 COLORS = ["red", "blue", "green", "gray", "white", "black", "brown"]
 
 
@@ -34,9 +50,14 @@ def test_sibling_agreement_equals_loop():
     assigned = torch.tensor([0, 1, 1, 2, 0, 0, 2])
     vectors = torch.nn.functional.normalize(torch.randn(7, 5, dtype=torch.float64), dim=1)
     values = torch.randn(7, dtype=torch.float64)
-    siblings, means = sibling_agreement(vectors, image_of, assigned), sibling_mean(values, image_of, assigned)
+    siblings, means = (
+        sibling_agreement(vectors, image_of, assigned),
+        sibling_mean(values, image_of, assigned),
+    )
     for caption in range(7):
-        others = [other for other in range(7) if image_of[other] == assigned[caption] and other != caption]
+        others = [
+            other for other in range(7) if image_of[other] == assigned[caption] and other != caption
+        ]
         others = others if image_of[caption] == assigned[caption] else others[:-1]
         cosines = [vectors[i] @ vectors[j] for i in others for j in others if i != j]
         expected = (
@@ -54,17 +75,33 @@ def test_sample_other_images_avoids_copies():
 
 
 def test_audit_captions_finds_generic_caption():
-    captions = [[make_caption(i, "sits near a"), make_caption(i, "seen at the"), make_caption(i, "by a quiet")] for i in range(100)]
+    captions = [
+        [
+            make_caption(i, "sits near a"),
+            make_caption(i, "seen at the"),
+            make_caption(i, "by a quiet"),
+        ]
+        for i in range(100)
+    ]
     for i in range(8):
         captions[i][1] = "A nice photo!" if i % 2 else "a nice photo"
     report = audited(captions)
     assert (report.num_generic, len(report.generic), report.num_shared) == (8, 1, 8)
     assert (report.generic[0].num_other_images, report.generic[0].num_exact_copies) == (7, 7)
-    assert [issue.serious for issue in report.issues() if issue.kind == "captions that fit many images"] == [True]
+    assert [
+        issue.serious for issue in report.issues() if issue.kind == "captions that fit many images"
+    ] == [True]
 
 
 def test_audit_captions_finds_planted_outliers():
-    captions = [[make_caption(i, "sits near a"), make_caption(i, "seen at the"), make_caption(i, "by a quiet")] for i in range(100)]
+    captions = [
+        [
+            make_caption(i, "sits near a"),
+            make_caption(i, "seen at the"),
+            make_caption(i, "by a quiet"),
+        ]
+        for i in range(100)
+    ]
     healthy = audited(captions)
     assert not any(issue.serious for issue in healthy.issues())
     wrong = {i: make_caption(i + 41, "sits near a") for i in range(10)}
@@ -76,7 +113,9 @@ def test_audit_captions_finds_planted_outliers():
     first = [(outlier.image, outlier.caption) in planted for outlier in report.outliers[:10]]
     assert sum(first) >= 8
     assert len(found & planted) >= 9
-    assert len(found & planted) >= 0.4 * len(found)  # the list ends where half of it is expected to be wrong
+    assert len(found & planted) >= 0.4 * len(
+        found
+    )  # the list ends where half of it is expected to be wrong
     assert report.outlier_ratio == pytest.approx(10 / 300, abs=0.02)
 
 

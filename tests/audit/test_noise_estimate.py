@@ -19,7 +19,9 @@ def test_noise_estimate_recovers_ratio_and_precision(noise_ratio):
         estimate = NoiseEstimate.from_scores(scores, random.normal(3, 1, 2000))
         listed = estimate.precision >= 0.8
         ratios.append(estimate.noise_ratio)
-        bounds.append((estimate.min_noise_ratio <= bad.mean(), estimate.max_noise_ratio >= bad.mean()))
+        bounds.append(
+            (estimate.min_noise_ratio <= bad.mean(), estimate.max_noise_ratio >= bad.mean())
+        )
         precisions.append(bad[listed].mean())
     assert np.mean(ratios) == pytest.approx(noise_ratio, rel=0.25)
     assert (np.mean(bounds, axis=0) >= 0.9).all()
@@ -30,24 +32,49 @@ def test_noise_estimate_recovers_ratio_and_precision(noise_ratio):
 
 def test_noise_estimate_of_clean_data_is_near_zero():
     random = np.random.default_rng(0)
-    ratios = [NoiseEstimate.from_scores(random.normal(0, 1, 1000), random.normal(3, 1, 1000)).noise_ratio for _ in range(20)]
+    ratios = [
+        NoiseEstimate.from_scores(random.normal(0, 1, 1000), random.normal(3, 1, 1000)).noise_ratio
+        for _ in range(20)
+    ]
     assert max(ratios) < 0.01
     same = random.normal(0, 1, 1000)
     assert NoiseEstimate.from_scores(same, random.permutation(same)).noise_ratio > 0.8
 
 
 def test_bounds_of_noise_estimate_narrow_with_the_data():
-    estimates = [NoiseEstimate.from_scores(np.repeat([0.0, 9.0], [98 * n, 2 * n]), np.full(100, 9.0)) for n in (1, 10, 100)]
+    estimates = [
+        NoiseEstimate.from_scores(np.repeat([0.0, 9.0], [98 * n, 2 * n]), np.full(100, 9.0))
+        for n in (1, 10, 100)
+    ]
     assert [estimate.noise_ratio for estimate in estimates] == [0.02] * 3
-    lower, upper = zip(*((estimate.min_noise_ratio, estimate.max_noise_ratio) for estimate in estimates), strict=True)
+    lower, upper = zip(
+        *((estimate.min_noise_ratio, estimate.max_noise_ratio) for estimate in estimates),
+        strict=True,
+    )
     assert 0 < lower[0] < lower[1] < lower[2] < 0.02 < upper[2] < upper[1] < upper[0]
 
 
 @pytest.mark.parametrize(("lower", "serious"), [(0.005, False), (0.01, True)])
 def test_lower_bound_decides_whether_an_issue_is_serious(lower, serious):
-    suspect = SuspectPair("a.jpg", "train", "a dog", weight=1.0, rank=2, candidates=9, best_image="b.jpg", precision=0.8)
+    suspect = SuspectPair(
+        "a.jpg",
+        "train",
+        "a dog",
+        weight=1.0,
+        rank=2,
+        candidates=9,
+        best_image="b.jpg",
+        precision=0.8,
+    )
     pairs = MislabeledPairs(
-        (suspect,), 400, noise_ratio=0.02, min_noise_ratio=lower, max_noise_ratio=0.05, recall=0.5, objective="VLC()", folds=2
+        (suspect,),
+        400,
+        noise_ratio=0.02,
+        min_noise_ratio=lower,
+        max_noise_ratio=0.05,
+        recall=0.5,
+        objective="VLC()",
+        folds=2,
     )
     (issue,) = pairs.issues()
     assert issue.serious == serious
@@ -88,7 +115,9 @@ def test_extrapolation_interval_covers_the_true_gain():
     for _ in range(20):
         exponent, scale = random.uniform(0.2, 0.8), random.uniform(200, 1000)
         true = scale * (60**-exponent - 120**-exponent)
-        result = extrapolate(SIZES, 400 - scale * (SIZES / 100) ** -exponent + random.normal(0, 2, 12))
+        result = extrapolate(
+            SIZES, 400 - scale * (SIZES / 100) ** -exponent + random.normal(0, 2, 12)
+        )
         inside.append(result.low <= true <= result.high)
     assert np.mean(inside) >= 0.85
     curves = [extrapolate_logarithm(random) for _ in range(40)]

@@ -39,7 +39,10 @@ def photos(tmp_path) -> Path:
     (tmp_path / "photos").mkdir()
     for number in range(3):
         Image.new("RGB", (8, 6), (number, 0, 0)).save(tmp_path / "photos" / f"{number}.png")
-    rows = (f'{{"filename": "{number}.png", "split": "train", "caption": "a dog {number}"}}\n' for number in range(3))
+    rows = (
+        f'{{"filename": "{number}.png", "split": "train", "caption": "a dog {number}"}}\n'
+        for number in range(3)
+    )
     (tmp_path / "photos" / "captions.jsonl").write_text("".join(rows))
     return tmp_path / "photos"
 
@@ -50,11 +53,16 @@ def damaged(path: Path, place: int = -1) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("name", ["vectors.npy", "keys.json", "progress.json", "features.json", "cut", "missing"])
+@pytest.mark.parametrize(
+    "name", ["vectors.npy", "keys.json", "progress.json", "features.json", "cut", "missing"]
+)
 def test_cache_replaces_damaged_store_with_warning(photos, cache, caplog, name):
     data = open_dataset(photos)
     store = cache_features(data, SCENES)
-    whole, values = {file: file.read_bytes() for file in store.folder.iterdir()}, store.read(np.arange(3)).vectors
+    whole, values = (
+        {file: file.read_bytes() for file in store.folder.iterdir()},
+        store.read(np.arange(3)).vectors,
+    )
     assert cache_features(data, SCENES).read(np.arange(3)).vectors.equal(values)
     assert not caplog.messages
     if name == "cut":
@@ -63,8 +71,11 @@ def test_cache_replaces_damaged_store_with_warning(photos, cache, caplog, name):
         (store.folder / "keys.json").unlink()
     else:
         content = whole[store.folder / name]
-        # In progress.json a digit of the checksum is changed: changed file sizes or times would only cause a verification.
-        place = {"features.json": 5, "progress.json": content.find(b"sha256") + 12}.get(name, len(content) // 2)
+        # In progress.json a digit of the checksum is changed: changed file sizes or times would
+        # only cause a verification.
+        place = {"features.json": 5, "progress.json": content.find(b"sha256") + 12}.get(
+            name, len(content) // 2
+        )
         damaged(store.folder / name, place)
     with pytest.raises(DataError):
         FeatureStore.open(store.folder)
@@ -95,7 +106,9 @@ def test_large_store_is_hashed_only_after_a_change(tmp_path, monkeypatch):
     writer.finish()
     hashed: list[int] = []
     checksum = FeatureStore.checksum
-    monkeypatch.setattr(FeatureStore, "checksum", lambda self, rows: hashed.append(rows) or checksum(self, rows))
+    monkeypatch.setattr(
+        FeatureStore, "checksum", lambda self, rows: hashed.append(rows) or checksum(self, rows)
+    )
     FeatureStore.open(tmp_path / "store")
     assert not hashed
     os.utime(tmp_path / "store" / "vectors.npy", ns=(1, 1))
@@ -108,8 +121,14 @@ def test_large_store_is_hashed_only_after_a_change(tmp_path, monkeypatch):
 
 
 def test_feature_writer_survives_full_disk(small_disk):
-    with pytest.raises(StorageError, match=r"vectors\.npy cannot be written: No space left on device"):
-        FeatureWriter.open(small_disk / "large", replace(POOLED, num_items=20_000), [str(number) for number in range(20_000)])
+    with pytest.raises(
+        StorageError, match=r"vectors\.npy cannot be written: No space left on device"
+    ):
+        FeatureWriter.open(
+            small_disk / "large",
+            replace(POOLED, num_items=20_000),
+            [str(number) for number in range(20_000)],
+        )
     assert not list(small_disk.iterdir())
     writer = FeatureWriter.open(small_disk / "store", POOLED, KEYS)
     writer.append(Encoded(VALUES[:100]))
@@ -128,7 +147,10 @@ def test_feature_writer_survives_full_disk(small_disk):
                         break
                 except OSError:
                     break
-    with pytest.raises(StorageError, match=r"(vectors\.npy|progress\.json) cannot be written: No space left on device"):
+    with pytest.raises(
+        StorageError,
+        match=r"(vectors\.npy|progress\.json) cannot be written: No space left on device",
+    ):
         for rows in VALUES[100:].split(10):
             writer.append(Encoded(rows))
             writer.save()
@@ -152,7 +174,10 @@ def test_cache_features_resumes_after_full_disk(photos, small_disk, monkeypatch)
 
 def test_cache_reports_read_only_folder(photos, cache):
     cache.write_text("a file in its place")
-    for use in (lambda: cache_features(open_dataset(photos), SCENES), lambda: open_dataset(photos, decode_images=True)):
+    for use in (
+        lambda: cache_features(open_dataset(photos), SCENES),
+        lambda: open_dataset(photos, decode_images=True),
+    ):
         with pytest.raises(StorageError, match=r"cannot be written: (Not a directory|File exists)"):
             use()
 
@@ -176,11 +201,15 @@ def test_image_validation_does_not_cache_temporary_errors(photos, cache, monkeyp
 
 def test_image_validation_cache_ignores_spelling_of_path(photos, cache, monkeypatch):
     progress_calls: list[int] = []
-    open_dataset(photos, decode_images=True, on_progress=lambda done, total: progress_calls.append(done))
+    open_dataset(
+        photos, decode_images=True, on_progress=lambda done, total: progress_calls.append(done)
+    )
     monkeypatch.chdir(photos.parent)
     (photos.parent / "link").symlink_to(photos)
     for path in ("photos", "./photos/../photos", "link", str(photos)):
-        open_dataset(path, decode_images=True, on_progress=lambda done, total: progress_calls.append(done))
+        open_dataset(
+            path, decode_images=True, on_progress=lambda done, total: progress_calls.append(done)
+        )
     assert progress_calls == [1, 2, 3]
     (photos / "1.png").write_bytes(b"gone")
     for path in ("photos", photos):
@@ -197,7 +226,12 @@ def test_damaged_check_records_are_replaced_with_warning(photos, cache, caplog):
         use()
         for record in (cache / "checks").iterdir():
             content = record.read_bytes()
-            for damage in (b"", content[:-9], content.replace(b"null", b"2   ").replace(b": 3", b": 4"), b"[" * 10_000):
+            for damage in (
+                b"",
+                content[:-9],
+                content.replace(b"null", b"2   ").replace(b": 3", b": 4"),
+                b"[" * 10_000,
+            ):
                 record.write_bytes(damage)
                 use()
                 assert [line for line in caplog.messages if str(record) in line]

@@ -1,4 +1,6 @@
-"""Check of damaged data sets: each kind of damage in each format is found, refused and skipped exactly."""
+"""Check of damaged data sets: each kind of damage in each format is found, refused and skipped
+exactly.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +27,28 @@ SPLITS = ("train", "train", "val", "test")
 
 def png(color: str, size: tuple[int, int] = (24, 16)) -> bytes:
     file = io.BytesIO()
-    Image.effect_noise(size, 60).convert("RGB").point(lambda value: value // 2).save(file, "PNG", comment=color)
+    Image.effect_noise(size, 60).convert("RGB").point(lambda value: value // 2).save(
+        file, "PNG", comment=color
+    )
     return file.getvalue()
 
 
 def bomb() -> bytes:
     def chunk(kind: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+        return (
+            struct.pack(">I", len(content))
+            + kind
+            + content
+            + struct.pack(">I", zlib.crc32(kind + content))
+        )
 
     header = struct.pack(">IIBBBBB", 50_000, 50_000, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 100)) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(b"\0" * 100))
+        + chunk(b"IEND", b"")
+    )
 
 
 def animation() -> bytes:
@@ -60,7 +74,9 @@ class World:
 
     @property
     def source(self) -> Path:
-        return self.folder / {"jsonl": "captions.jsonl", "csv": "captions.csv"}.get(self.format_name, "dataset_world.json")
+        return self.folder / {"jsonl": "captions.jsonl", "csv": "captions.csv"}.get(
+            self.format_name, "dataset_world.json"
+        )
 
     def write(self) -> None:
         if self.format_name == "tar":
@@ -79,9 +95,18 @@ class World:
             with open(self.source, "w", newline="") as file:
                 table = csv.writer(file)
                 table.writerow(["filename", "split", "caption"])
-                table.writerows([row["filename"], row["split"], caption] for row in self.rows for caption in row["captions"])
+                table.writerows(
+                    [row["filename"], row["split"], caption]
+                    for row in self.rows
+                    for caption in row["captions"]
+                )
         else:
-            self.source.write_text(json.dumps({"images": [karpathy(index, row) for index, row in enumerate(self.rows)]}, indent=1))
+            self.source.write_text(
+                json.dumps(
+                    {"images": [karpathy(index, row) for index, row in enumerate(self.rows)]},
+                    indent=1,
+                )
+            )
 
     def replace(self, old: bytes, new: bytes) -> None:
         content = self.source.read_bytes()
@@ -90,8 +115,16 @@ class World:
 
 
 def karpathy(index: int, row: dict) -> dict:
-    sentences = [{"raw": caption, "tokens": caption.split(), "sentid": 2 * index + k} for k, caption in enumerate(row["captions"])]
-    return {"filename": row["filename"], "imgid": index, "split": row["split"], "sentences": sentences}
+    sentences = [
+        {"raw": caption, "tokens": caption.split(), "sentid": 2 * index + k}
+        for k, caption in enumerate(row["captions"])
+    ]
+    return {
+        "filename": row["filename"],
+        "imgid": index,
+        "split": row["split"],
+        "sentences": sentences,
+    }
 
 
 Damage = Callable[[World], object]
@@ -110,21 +143,71 @@ def row(index: int, **change: object) -> Damage:
     return lambda world: world.rows[index].update(change)
 
 
-# Change before the files are written, formats, kind of the finding, location, remaining images, number of captions.
+# Change before the files are written, formats, kind of the finding, location, remaining images,
+# number of captions.
 BEFORE = {
     "missing": (lambda world: world.files.pop("b.png"), ALL, "missing image", "b.png", "acd", 6),
-    "truncated": (content(lambda world: world.files["b.png"][:-400]), ALL, "truncated image", "b.png", "acd", 6),
-    "cut in the header": (content(lambda world: world.files["b.png"][:12]), ALL, "truncated image", "b.png", "acd", 6),
+    "truncated": (
+        content(lambda world: world.files["b.png"][:-400]),
+        ALL,
+        "truncated image",
+        "b.png",
+        "acd",
+        6,
+    ),
+    "cut in the header": (
+        content(lambda world: world.files["b.png"][:12]),
+        ALL,
+        "truncated image",
+        "b.png",
+        "acd",
+        6,
+    ),
     "empty file": (content(lambda world: b""), ALL, "truncated image", "b.png", "acd", 6),
-    "text instead": (content(lambda world: b"<html>not found</html>"), ALL, "not an image", "b.png", "acd", 6),
+    "text instead": (
+        content(lambda world: b"<html>not found</html>"),
+        ALL,
+        "not an image",
+        "b.png",
+        "acd",
+        6,
+    ),
     "animated": (content(lambda world: animation()), ALL, "animated image", "b.png", "acd", 6),
     "bomb": (content(lambda world: bomb()), ALL, "decompression bomb", "b.png", "acd", 6),
     "empty caption": (caption(""), ALL, "empty caption", "", "abcd", 7),
     "blank caption": (caption(" \t "), ALL, "empty caption", "", "abcd", 7),
-    "no caption": (row(1, captions=[]), ("karpathy", "tar", "jsonl"), "image without caption", "b.png", "acd", 6),
-    "only empty captions": (row(1, captions=["", ""]), ALL, "image without caption", "b.png", "acd", 6),
-    "copy in another split": (content(lambda world: world.files["d.png"]), ALL, "image in two splits", "b.png", "acd", 6),
-    "listed in two splits": (lambda w: w.rows.append({**w.rows[0], "split": "test"}), JSON, "image in two splits", "a.png", "bcda", 8),
+    "no caption": (
+        row(1, captions=[]),
+        ("karpathy", "tar", "jsonl"),
+        "image without caption",
+        "b.png",
+        "acd",
+        6,
+    ),
+    "only empty captions": (
+        row(1, captions=["", ""]),
+        ALL,
+        "image without caption",
+        "b.png",
+        "acd",
+        6,
+    ),
+    "copy in another split": (
+        content(lambda world: world.files["d.png"]),
+        ALL,
+        "image in two splits",
+        "b.png",
+        "acd",
+        6,
+    ),
+    "listed in two splits": (
+        lambda w: w.rows.append({**w.rows[0], "split": "test"}),
+        JSON,
+        "image in two splits",
+        "a.png",
+        "bcda",
+        8,
+    ),
     "two splits by rows": (
         lambda w: w.rows.append({**w.rows[0], "split": "test", "captions": ["a again"]}),
         TABLES,
@@ -133,27 +216,136 @@ BEFORE = {
         "bcd",
         6,
     ),
-    "listed twice": (lambda w: w.rows.append({**w.rows[0], "captions": ["a again"]}), JSON, "duplicate name", "a.png", "abcd", 8),
-    "no file name": (row(1, filename="", captions=["b"]), TABLES, "caption without image", ":", "acd", 6),
+    "listed twice": (
+        lambda w: w.rows.append({**w.rows[0], "captions": ["a again"]}),
+        JSON,
+        "duplicate name",
+        "a.png",
+        "abcd",
+        8,
+    ),
+    "no file name": (
+        row(1, filename="", captions=["b"]),
+        TABLES,
+        "caption without image",
+        ":",
+        "acd",
+        6,
+    ),
     "no file name in JSON": (row(1, filename=None), JSON, "caption without image", "1", "acd", 6),
     "no split": (row(1, split=""), ALL, "image without split", "b.png", "acd", 6),
-    "caption no text": (row(1, captions=[7, "b"]), ("jsonl",), "malformed line", "captions.jsonl:2", "acd", 6),
+    "caption no text": (
+        row(1, captions=[7, "b"]),
+        ("jsonl",),
+        "malformed line",
+        "captions.jsonl:2",
+        "acd",
+        6,
+    ),
 }
 
 # Change of the written list.
 AFTER = {
     "duplicate id": (b'"imgid": 2', b'"imgid": 1', JSON, "duplicate id", "c.png", "abd", 6),
-    "sentid twice": (b'"sentid": 3', b'"sentid": 2', JSON, "duplicate id", "b.png, caption 2", "abcd", 7),
-    "bytes in JSON": (b"b.png two", b"b.png \xfftwo", (*JSON, "jsonl", "csv"), "broken UTF-8", "", "abcd", 7),
-    "half a surrogate": (b"b.png two", b"b.png \\ud83d", (*JSON, "jsonl"), "broken UTF-8", "", "abcd", 7),
-    "sentence is a number": (b'"raw": "b.png two"', b'"raw": 2', JSON, "malformed entry", "b.png, caption 2", "abcd", 7),
-    "sentences a text": (b'"sentences": [', b'"sentences": "x", "old": [', JSON, "malformed entry", "a.png", "bcd", 6),
-    "line cut": (b'{"filename": "b.png"', b'{"filename": "b.p', ("jsonl",), "malformed line", "captions.jsonl:2", "acd", 6),
-    "line no object": (b'{"filename": "a.png"', b'7\n{"filename": "a.png"', ("jsonl",), "malformed line", "captions.jsonl:1", "abcd", 8),
-    "too wide": (b"b.png two", b"b.png, two", ("csv",), "wrong column count", "captions.csv:5", "abcd", 7),
-    "too narrow": (b"b.png,train,b.png two", b"b.png,train", ("csv",), "wrong column count", "captions.csv:5", "abcd", 7),
-    "text after a quote": (b"b.png two", b'"b.png" two', ("csv",), "malformed line", "captions.csv:5", "abcd", 7),
-    "open quote": (b"d.png two", b'"d.png two', ("csv",), "malformed line", "captions.csv:9", "abcd", 7),
+    "sentid twice": (
+        b'"sentid": 3',
+        b'"sentid": 2',
+        JSON,
+        "duplicate id",
+        "b.png, caption 2",
+        "abcd",
+        7,
+    ),
+    "bytes in JSON": (
+        b"b.png two",
+        b"b.png \xfftwo",
+        (*JSON, "jsonl", "csv"),
+        "broken UTF-8",
+        "",
+        "abcd",
+        7,
+    ),
+    "half a surrogate": (
+        b"b.png two",
+        b"b.png \\ud83d",
+        (*JSON, "jsonl"),
+        "broken UTF-8",
+        "",
+        "abcd",
+        7,
+    ),
+    "sentence is a number": (
+        b'"raw": "b.png two"',
+        b'"raw": 2',
+        JSON,
+        "malformed entry",
+        "b.png, caption 2",
+        "abcd",
+        7,
+    ),
+    "sentences a text": (
+        b'"sentences": [',
+        b'"sentences": "x", "old": [',
+        JSON,
+        "malformed entry",
+        "a.png",
+        "bcd",
+        6,
+    ),
+    "line cut": (
+        b'{"filename": "b.png"',
+        b'{"filename": "b.p',
+        ("jsonl",),
+        "malformed line",
+        "captions.jsonl:2",
+        "acd",
+        6,
+    ),
+    "line no object": (
+        b'{"filename": "a.png"',
+        b'7\n{"filename": "a.png"',
+        ("jsonl",),
+        "malformed line",
+        "captions.jsonl:1",
+        "abcd",
+        8,
+    ),
+    "too wide": (
+        b"b.png two",
+        b"b.png, two",
+        ("csv",),
+        "wrong column count",
+        "captions.csv:5",
+        "abcd",
+        7,
+    ),
+    "too narrow": (
+        b"b.png,train,b.png two",
+        b"b.png,train",
+        ("csv",),
+        "wrong column count",
+        "captions.csv:5",
+        "abcd",
+        7,
+    ),
+    "text after a quote": (
+        b"b.png two",
+        b'"b.png" two',
+        ("csv",),
+        "malformed line",
+        "captions.csv:5",
+        "abcd",
+        7,
+    ),
+    "open quote": (
+        b"d.png two",
+        b'"d.png two',
+        ("csv",),
+        "malformed line",
+        "captions.csv:9",
+        "abcd",
+        7,
+    ),
 }
 
 CASES = [pytest.param(format_name, *case, id=f"{name}-{format_name}") for name, (change, formats, *rest) in BEFORE.items() for format_name in formats
@@ -164,11 +356,18 @@ CASES += [pytest.param(format_name, None, (old, new), *rest, id=f"{name}-{format
 
 def state(folder: Path) -> list[tuple[str, int, str]]:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return [(str(path), path.stat().st_mtime_ns, hashlib.sha256(path.read_bytes()).hexdigest()) for path in files]
+    return [
+        (str(path), path.stat().st_mtime_ns, hashlib.sha256(path.read_bytes()).hexdigest())
+        for path in files
+    ]
 
 
-@pytest.mark.parametrize(("format_name", "before", "after", "kind", "where", "kept", "num_captions"), CASES)
-def test_check_finds_each_kind_of_damage_exactly(tmp_path, format_name, before, after, kind, where, kept, num_captions):
+@pytest.mark.parametrize(
+    ("format_name", "before", "after", "kind", "where", "kept", "num_captions"), CASES
+)
+def test_check_finds_each_kind_of_damage_exactly(
+    tmp_path, format_name, before, after, kind, where, kept, num_captions
+):
     world = World(tmp_path, format_name)
     if before:
         before(world)
@@ -193,7 +392,9 @@ def test_check_finds_each_kind_of_damage_exactly(tmp_path, format_name, before, 
     data = open_dataset(tmp_path, decode_images=True, skip_bad=True)
     assert "".join(image.name[0] for image in data.images) == kept
     assert len(data.captions) == num_captions
-    assert all(data.captions[i][0] == data.images[data.image_of[i]].name[0] for i in range(num_captions))
+    assert all(
+        data.captions[i][0] == data.images[data.image_of[i]].name[0] for i in range(num_captions)
+    )
     assert str(found[0]) in data.skipped
     assert sum(count.images for count in report.splits.values()) == len(kept)
     assert state(tmp_path) == earlier
@@ -214,7 +415,9 @@ def test_check_of_valid_data_has_no_findings(tmp_path, format_name):
     assert report.captions_per_image == (2, 2)
     assert report.image_sizes == {"24x16": 4}
     assert report.duplicate_captions == 0
-    assert report.format_name == {"jsonl": "captions.jsonl", "csv": "captions.csv"}.get(format_name, "Karpathy JSON")
+    assert report.format_name == {"jsonl": "captions.jsonl", "csv": "captions.csv"}.get(
+        format_name, "Karpathy JSON"
+    )
     data = open_dataset(tmp_path, decode_images=True)
     assert data.skipped == ()
     assert data.image_origin is None
@@ -246,8 +449,8 @@ def test_open_dataset_counts_problems_and_lists_three(tmp_path):
     assert "a.png" in text
     assert "d.png" not in text
     assert (
-        f"Run `visavis data check {tmp_path}` for the whole list, and correct it. To skip broken items, pass --skip-bad to `visavis train`"
-        in text
+        f"Run `visavis data check {tmp_path}` for the whole list, and correct it. To skip broken "
+        "items, pass --skip-bad to `visavis train`" in text
     )
     assert len(check_dataset(tmp_path).findings) == 5  # and the empty splits
 
@@ -281,7 +484,9 @@ def test_compressed_archive_is_refused(tmp_path):
     (tmp_path / "all.tar.gz").rename(tmp_path / "all-0000.tar")
     report = check_dataset(tmp_path)
     assert not report.ok
-    assert "is a compressed archive" in next(str(finding) for finding in report.findings if finding.kind == "broken archive")
+    assert "is a compressed archive" in next(
+        str(finding) for finding in report.findings if finding.kind == "broken archive"
+    )
     with pytest.raises(DataError, match=r"all-0000\.tar|missing image"):
         open_dataset(tmp_path)
 
@@ -294,11 +499,18 @@ def test_damaged_archive_keeps_earlier_members(tmp_path, damage):
     with tarfile.open(path) as tar:
         third = tar.getmember("c.png")
     whole = path.read_bytes()
-    broken = whole[: third.offset_data + 10] if damage == "cut" else whole[: third.offset] + b"?" * 512 + whole[third.offset + 512 :]
+    broken = (
+        whole[: third.offset_data + 10]
+        if damage == "cut"
+        else whole[: third.offset] + b"?" * 512 + whole[third.offset + 512 :]
+    )
     path.write_bytes(broken)
     kinds = [finding.kind for finding in check_dataset(tmp_path).findings if finding.loses_data]
     assert kinds == ["missing image", "missing image", "broken archive"]
-    assert [image.name for image in open_dataset(tmp_path, skip_bad=True).images] == ["a.png", "b.png"]
+    assert [image.name for image in open_dataset(tmp_path, skip_bad=True).images] == [
+        "a.png",
+        "b.png",
+    ]
 
 
 def test_ambiguous_file_name_is_an_error(tmp_path):

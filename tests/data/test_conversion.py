@@ -22,7 +22,9 @@ from visavis.progress import NoProgress
 from visavis.runs.evaluate_runs import evaluate_runs
 
 VIDEOS = [f"video{number}" for number in range(20)]
-WORDS = {video: [["a", "dog", str(number)], ["one", "cat"], ["é"]] for number, video in enumerate(VIDEOS)}
+WORDS = {
+    video: [["a", "dog", str(number)], ["one", "cat"], ["é"]] for number, video in enumerate(VIDEOS)
+}
 
 
 def dump(path, value, protocol=4):
@@ -32,20 +34,45 @@ def dump(path, value, protocol=4):
 
 @pytest.fixture
 def ce(tmp_path):
-    """A folder like that of CE: two experts with missing videos, captions, caption features, and lists."""
+    """A folder like that of CE: two experts with missing videos, captions, caption features, and
+    lists.
+    """
     random = np.random.default_rng(0)
     folder = tmp_path / "feats"
     folder.mkdir()
-    appearance = {video: random.random((1 + number % 4, 3)).astype(np.float32) for number, video in enumerate(VIDEOS)}
+    appearance = {
+        video: random.random((1 + number % 4, 3)).astype(np.float32)
+        for number, video in enumerate(VIDEOS)
+    }
     audio = collections.defaultdict(float, {video: random.random((2, 2)) for video in VIDEOS})
-    audio |= {"video3": float("nan"), "video4": np.full((1, 2), np.nan), "video5": None, "video6": np.empty((0, 2))}
+    audio |= {
+        "video3": float("nan"),
+        "video4": np.full((1, 2), np.nan),
+        "video5": None,
+        "video6": np.empty((0, 2)),
+    }
     dump(folder / "I3D_new.pickle", appearance, 2)
     dump(folder / "Audio.pickle", audio)
-    np.save(folder / "scene-raw.npy", np.array({video: random.random(5) for video in VIDEOS}, dtype=object), allow_pickle=True)
+    np.save(
+        folder / "scene-raw.npy",
+        np.array({video: random.random(5) for video in VIDEOS}, dtype=object),
+        allow_pickle=True,
+    )
     dump(folder / "raw-captions.pkl", WORDS)
-    dump(folder / "w2v.pkl", {video: [random.random((len(words), 4)) for words in WORDS[video]] for video in VIDEOS})
-    dump(folder / "jsfusion_val_caption_idx.pkl", {video: number % 3 for number, video in enumerate(VIDEOS)}, 0)
-    for name, videos in {"train_list_full": VIDEOS[:12], "val_list_full": VIDEOS[12:14], "test_list_full": VIDEOS[14:]}.items():
+    dump(
+        folder / "w2v.pkl",
+        {video: [random.random((len(words), 4)) for words in WORDS[video]] for video in VIDEOS},
+    )
+    dump(
+        folder / "jsfusion_val_caption_idx.pkl",
+        {video: number % 3 for number, video in enumerate(VIDEOS)},
+        0,
+    )
+    for name, videos in {
+        "train_list_full": VIDEOS[:12],
+        "val_list_full": VIDEOS[12:14],
+        "test_list_full": VIDEOS[14:],
+    }.items():
         (folder / f"{name}.txt").write_text("\n".join(videos) + "\n")
     (folder / "train_list_jsfusion.txt").write_text("\r\n".join(VIDEOS[:15]))
     (folder / "val_list_jsfusion.txt").write_text("\n".join(VIDEOS[15:]))
@@ -53,31 +80,55 @@ def ce(tmp_path):
 
 
 def sources(folder):
-    return [f"i3d={path}" if path.name.startswith("I3D") else path for path in sorted(folder.iterdir())]
+    return [
+        f"i3d={path}" if path.name.startswith("I3D") else path for path in sorted(folder.iterdir())
+    ]
 
 
 def test_convert_ce_features(ce, tmp_path):
     out = tmp_path / "msrvtt"
     converted = visavis.data_convert(sources(ce), out)
     assert converted.experts == {"Audio": (2, 16), "i3d": (3, 20), "scene-raw": (5, 20)}
-    assert (converted.num_videos, converted.num_captions, converted.caption_features) == (20, 60, ("w2v",))
+    assert (converted.num_videos, converted.num_captions, converted.caption_features) == (
+        20,
+        60,
+        ("w2v",),
+    )
     store = ExpertStore.open(out / "experts")
     read = store.read(store.rows(["video3", "video7"]))
     appearance = pickle.loads((ce / "I3D_new.pickle").read_bytes())
     assert np.array_equal(read.vectors["i3d"][1].numpy(), appearance["video7"])
     assert read.mask["Audio"].sum(1).tolist() == [0, 2]
     assert read.mask["scene-raw"].sum(1).tolist() == [1, 1]
-    assert open_dataset(out / "dataset_msrvtt-full.json").captions[:3] == ("a dog 0", "one cat", "é")
+    assert open_dataset(out / "dataset_msrvtt-full.json").captions[:3] == (
+        "a dog 0",
+        "one cat",
+        "é",
+    )
     texts = FeatureStore.open(out / "caption_features" / "w2v")
     assert texts.read(texts.rows(["a dog 7", "é"])).mask.sum(1).tolist() == [3, 1]
 
 
 def test_convert_splits_from_lists(ce, tmp_path):
     converted = visavis.data_convert(sources(ce), tmp_path / "msrvtt")
-    full, held_out, all_of_them = (open_dataset(tmp_path / "msrvtt" / f"dataset_msrvtt-{way}.json") for way in ("full", "1ka", "1ka-all"))
-    assert converted.split_files == ("dataset_msrvtt-full.json", "dataset_msrvtt-1ka.json", "dataset_msrvtt-1ka-all.json")
-    counted = [collections.Counter(image.split for image in data.images) for data in (full, held_out, all_of_them)]
-    assert counted == [{"train": 12, "val": 2, "test": 6}, {"train": 14, "val": 1, "test": 5}, {"train": 15, "test": 5}]
+    full, held_out, all_of_them = (
+        open_dataset(tmp_path / "msrvtt" / f"dataset_msrvtt-{way}.json")
+        for way in ("full", "1ka", "1ka-all")
+    )
+    assert converted.split_files == (
+        "dataset_msrvtt-full.json",
+        "dataset_msrvtt-1ka.json",
+        "dataset_msrvtt-1ka-all.json",
+    )
+    counted = [
+        collections.Counter(image.split for image in data.images)
+        for data in (full, held_out, all_of_them)
+    ]
+    assert counted == [
+        {"train": 12, "val": 2, "test": 6},
+        {"train": 14, "val": 1, "test": 5},
+        {"train": 15, "test": 5},
+    ]
     test = held_out.split("test")
     assert test.captions == ("a dog 15", "one cat", "é", "a dog 18", "one cat")
     assert len(full.split("test").captions) == 18
@@ -93,7 +144,9 @@ def test_convert_ignores_video_suffixes(ce, tmp_path):
     store = ExpertStore.open(tmp_path / "msrvtt" / "experts")
     read = store.read(store.rows(["video7.mp4", "video7"]))
     assert all(read.mask[name].any(1).all() for name in ("Audio", "i3d"))
-    assert len(open_dataset(tmp_path / "msrvtt" / "dataset_msrvtt-full.json").split("val").images) == 2
+    assert (
+        len(open_dataset(tmp_path / "msrvtt" / "dataset_msrvtt-full.json").split("val").images) == 2
+    )
 
 
 def test_convert_is_atomic_and_never_overwrites(ce, tmp_path):
@@ -103,7 +156,10 @@ def test_convert_is_atomic_and_never_overwrites(ce, tmp_path):
     with pytest.raises(RefusedOverwrite, match="already exists"):
         visavis.data_convert(sources(ce), out)
     dump(ce / "face.pkl", {video: np.ones((1, 3 if video == "video2" else 4)) for video in VIDEOS})
-    with pytest.raises(DataError, match=r"video2: expert face: expected numbers of shape \[length, 4\], got float64 of shape \[1, 3\]"):
+    with pytest.raises(
+        DataError,
+        match=r"video2: expert face: expected numbers of shape \[length, 4\], got float64 of shape \[1, 3\]",
+    ):
         visavis.data_convert(sources(ce), tmp_path / "other")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["feats", "msrvtt"]
 
@@ -118,7 +174,10 @@ BAD = {
     "code": (Command(), "is a pickle with code in it: it names '(posix|nt).system'"),
     "a list": ([1, 2], r"x\.pkl has a list, expected a dict that gives each video an array"),
     "nothing": ({}, r"x\.pkl has an empty dict, expected"),
-    "all missing": ({"a": np.full((1, 2), np.nan), "b": None}, r"all 2 videos have only None, NaN or empty arrays"),
+    "all missing": (
+        {"a": np.full((1, 2), np.nan), "b": None},
+        r"all 2 videos have only None, NaN or empty arrays",
+    ),
     "an odd one after a missing one": ({"a": None, "b": 1.5}, "video b has a float, expected"),
     "one video under two names": (
         {"a": np.ones((1, 2)), "a.mp4": np.ones((1, 2))},
@@ -136,8 +195,14 @@ BAD = {
     "a text among arrays": (ARRAYS | {"b": "c"}, "gives b a str, but an array to others"),
     "a number among captions": ({"a": ["x"], "b": [3]}, "a caption of b is not a text"),
     "no list of captions": ({"a": ["x"], "b": "y"}, "video b has a str, but others have captions"),
-    "a number for an array": ({"a": np.array(3.0)}, r"x\.pkl gives a the number 3\.0, expected an array \[length, width\]"),
-    "features without captions": ({"a": [np.ones((2, 3))]}, "features x: got 1 arrays for 0 captions of a"),
+    "a number for an array": (
+        {"a": np.array(3.0)},
+        r"x\.pkl gives a the number 3\.0, expected an array \[length, width\]",
+    ),
+    "features without captions": (
+        {"a": [np.ones((2, 3))]},
+        "features x: got 1 arrays for 0 captions of a",
+    ),
 }
 
 
@@ -155,7 +220,10 @@ def test_convert_reports_malformed_pickles(tmp_path, what):
     [
         (
             {"x.txt": "a"},
-            r"x\.txt cannot be converted: expected \.pkl, \.pickle, \.npy, \.h5, \.hdf5, a \.json of MSR-VTT, or a list of videos",
+            (
+                r"x\.txt cannot be converted: expected \.pkl, \.pickle, \.npy, \.h5, \.hdf5, a \.json "
+                r"of MSR-VTT, or a list of videos"
+            ),
         ),
         ({"train_list.txt": "a\na\n"}, r"train_list\.txt has a duplicate video"),
         ({"train_list.txt": ""}, r"train_list\.txt is empty"),
@@ -179,7 +247,9 @@ def test_convert_reports_malformed_lists(tmp_path, files, sentence):
 
 def test_convert_reports_invalid_caption_index(ce, tmp_path):
     dump(ce / "jsfusion_val_caption_idx.pkl", dict.fromkeys(VIDEOS, 3))
-    with pytest.raises(DataError, match="the tested caption of video15 is 3, expected an index below 3"):
+    with pytest.raises(
+        DataError, match="the tested caption of video15 is 3, expected an index below 3"
+    ):
         visavis.data_convert(sources(ce), tmp_path / "out")
 
 
@@ -187,21 +257,37 @@ def test_convert_reads_captions_of_msrvtt_json(ce, tmp_path):
     (ce / "raw-captions.pkl").unlink()
     (ce / "w2v.pkl").unlink()
     sentences = [
-        {"video_id": video, "caption": " ".join(words)} for number in range(3) for video in VIDEOS for words in [WORDS[video][number]]
+        {"video_id": video, "caption": " ".join(words)}
+        for number in range(3)
+        for video in VIDEOS
+        for words in [WORDS[video][number]]
     ]
-    listed = {"videos": [{"video_id": video, "split": "train"} for video in VIDEOS], "sentences": sentences}
+    listed = {
+        "videos": [{"video_id": video, "split": "train"} for video in VIDEOS],
+        "sentences": sentences,
+    }
     (ce / "MSRVTT_data.json").write_text(json.dumps(listed))
     visavis.data_convert(sources(ce), tmp_path / "msrvtt")
-    assert open_dataset(tmp_path / "msrvtt" / "dataset_msrvtt-1ka.json").split("test").captions[3] == "a dog 18"
-    (ce / "MSRVTT_data.json").write_text(json.dumps(listed | {"sentences": [*sentences, {"video_id": "video99", "caption": "a"}]}))
-    with pytest.raises(DataError, match=r"MSRVTT_data\.json, sentence 60: expected the caption of a listed video"):
+    assert (
+        open_dataset(tmp_path / "msrvtt" / "dataset_msrvtt-1ka.json").split("test").captions[3]
+        == "a dog 18"
+    )
+    (ce / "MSRVTT_data.json").write_text(
+        json.dumps(listed | {"sentences": [*sentences, {"video_id": "video99", "caption": "a"}]})
+    )
+    with pytest.raises(
+        DataError, match=r"MSRVTT_data\.json, sentence 60: expected the caption of a listed video"
+    ):
         visavis.data_convert(sources(ce), tmp_path / "other")
 
 
 def test_convert_keeps_splits_of_msrvtt_json(tmp_path):
     listed = {
         "videos": [
-            {"video_id": video, "split": "validate" if number < 3 else "test" if number < 7 else "train"}
+            {
+                "video_id": video,
+                "split": "validate" if number < 3 else "test" if number < 7 else "train",
+            }
             for number, video in enumerate(VIDEOS)
         ],
         "sentences": [{"video_id": video, "caption": "a dog"} for video in VIDEOS],
@@ -209,7 +295,11 @@ def test_convert_keeps_splits_of_msrvtt_json(tmp_path):
     (tmp_path / "all_videodatainfo.json").write_text(json.dumps(listed))
     visavis.data_convert([tmp_path / "all_videodatainfo.json"], tmp_path / "own")
     data = open_dataset(tmp_path / "own" / "dataset_own.json")
-    assert {split: len(data.split(split).images) for split in data.splits} == {"train": 13, "val": 3, "test": 4}
+    assert {split: len(data.split(split).images) for split in data.splits} == {
+        "train": 13,
+        "val": 3,
+        "test": 4,
+    }
     del listed["videos"][5]["split"]
     (tmp_path / "all_videodatainfo.json").write_text(json.dumps(listed))
     with pytest.raises(DataError, match="has no split of video5, but of others"):
@@ -220,15 +310,22 @@ def test_convert_reports_nonfinite_caption_features(ce, tmp_path):
     texts = {video: [np.ones((len(words), 4)) for words in WORDS[video]] for video in VIDEOS}
     texts["video7"][0][0, 2] = np.nan
     dump(ce / "w2v.pkl", texts)
-    with pytest.raises(DataError, match="features w2v of the caption 'a dog 7': expected values that are finite in float16"):
+    with pytest.raises(
+        DataError,
+        match="features w2v of the caption 'a dog 7': expected values that are finite in float16",
+    ):
         visavis.data_convert(sources(ce), tmp_path / "out")
 
 
 def test_convert_refuses_duplicate_split_list(ce, tmp_path):
     (tmp_path / "more").mkdir()
     (tmp_path / "more" / "train_list_full.txt").write_text("video1")
-    with pytest.raises(DataError, match=r"more/train_list_full\.txt: duplicate train list of the same split"):
-        visavis.data_convert([*sources(ce), tmp_path / "more" / "train_list_full.txt"], tmp_path / "out")
+    with pytest.raises(
+        DataError, match=r"more/train_list_full\.txt: duplicate train list of the same split"
+    ):
+        visavis.data_convert(
+            [*sources(ce), tmp_path / "more" / "train_list_full.txt"], tmp_path / "out"
+        )
 
 
 @pytest.mark.parametrize("numbers", [{}, {"video15": 1}])
@@ -236,7 +333,9 @@ def test_convert_1ka_needs_the_tested_captions(ce, tmp_path, numbers):
     (ce / "jsfusion_val_caption_idx.pkl").unlink()
     if numbers:
         dump(ce / "jsfusion_val_caption_idx.pkl", numbers)
-    with pytest.raises(DataError, match=r"one of 3 captions of video1[56] is tested, and its index is unknown"):
+    with pytest.raises(
+        DataError, match=r"one of 3 captions of video1[56] is tested, and its index is unknown"
+    ):
         visavis.data_convert(sources(ce), tmp_path / "out")
 
 
@@ -254,7 +353,9 @@ def mmt(tmp_path):
         with h5py.File(folder / f"{video}.h5", "w") as file:
             file["features.rgb"] = np.full((2 + number % 3, 4), number, np.float32)
             if number % 2:
-                file["features.audio"] = np.full((1, 3), np.nan if number == 1 else number, np.float32)
+                file["features.audio"] = np.full(
+                    (1, 3), np.nan if number == 1 else number, np.float32
+                )
                 file["features_t.audio"] = np.array([[number, number + 1.0]])
             for caption, words in enumerate(WORDS[video]):
                 file[f"raw_captions.{caption}"] = np.array([word.encode() for word in words])
@@ -268,8 +369,12 @@ def test_convert_hdf5_files(mmt, tmp_path, capsys):
     read = store.read(store.rows(["video7", "video1"]))
     assert read.mask["audio"].sum(1).tolist() == [1, 0]
     assert read.vectors["audio:seconds"][0].tolist() == [[7.5]]  # the middle of its stored times
-    torch.testing.assert_close(read.vectors["rgb:seconds"][0, :3, 0], torch.tensor([0.1, 0.3, 0.5]))  # 0.2 s for each, as the code of MMT
-    assert sorted(open_dataset(tmp_path / "mmt", skip_bad=True).captions) == sorted(" ".join(w) for own in WORDS.values() for w in own)
+    torch.testing.assert_close(
+        read.vectors["rgb:seconds"][0, :3, 0], torch.tensor([0.1, 0.3, 0.5])
+    )  # 0.2 s for each, as the code of MMT
+    assert sorted(open_dataset(tmp_path / "mmt", skip_bad=True).captions) == sorted(
+        " ".join(w) for own in WORDS.values() for w in own
+    )
 
 
 def test_convert_reports_malformed_hdf5_files(mmt, tmp_path):
@@ -277,7 +382,9 @@ def test_convert_reports_malformed_hdf5_files(mmt, tmp_path):
     path = mmt / "v" / "3" / "video3.h5"
     with h5py.File(path, "a") as file:
         file["features.face"] = h5py.ExternalLink("/etc/hosts", "/")
-    with pytest.raises(DataError, match=r"video3\.h5: features\.face is a link, and links are not followed"):
+    with pytest.raises(
+        DataError, match=r"video3\.h5: features\.face is a link, and links are not followed"
+    ):
         visavis.data_convert([mmt], tmp_path / "out")
     with h5py.File(path, "a") as file:
         del file["features.face"]
@@ -289,7 +396,11 @@ def test_convert_reports_malformed_hdf5_files(mmt, tmp_path):
     with pytest.raises(DataError, match=r"video3\.h5"):
         visavis.data_convert([mmt], tmp_path / "out")
     for key, content, sentence in (
-        ("features.map", np.ones((2, 2, 4)), r"features\.map is of shape \[2, 2, 4\], expected \[length, width\]"),
+        (
+            "features.map",
+            np.ones((2, 2, 4)),
+            r"features\.map is of shape \[2, 2, 4\], expected \[length, width\]",
+        ),
         (f"raw_captions.{'7' * 5_000}", np.array([1, 2]), r"raw_captions\.7{20} is not a text"),
         ("raw_captions.7", np.array([1, 2]), r"raw_captions\.7 is not a text"),
         ("raw_captions.7", np.array([[b"a", b"b"]]), r"raw_captions\.7 is not a text"),
@@ -309,7 +420,9 @@ def test_convert_hdf5_with_one_vector_per_video(mmt, tmp_path):
     h5py = pytest.importorskip("h5py")
     for number, video in enumerate(VIDEOS):
         with h5py.File(mmt / "v" / str(number) / f"{video}.h5", "a") as file:
-            file["features.scene"] = np.full(5, number, np.float32) if number else np.full(1, np.nan)
+            file["features.scene"] = (
+                np.full(5, number, np.float32) if number else np.full(1, np.nan)
+            )
     assert visavis.data_convert([mmt], tmp_path / "mmt").experts["scene"] == (5, 19)
 
 
@@ -339,11 +452,15 @@ def test_convert_video_without_experts(ce, tmp_path):
         (ce / name).unlink()
     dump(ce / "face.pkl", {video: np.ones((1, 3)) for video in VIDEOS[:18]})
     visavis.data_convert(sources(ce), tmp_path / "out", progress=listener)
-    assert "2 videos with captions, such as video18, are missing in all experts" in listener.messages
+    assert (
+        "2 videos with captions, such as video18, are missing in all experts" in listener.messages
+    )
     store = ExpertStore.open(tmp_path / "out" / "experts")
     assert store.read(store.rows(["video18"])).mask["face"].sum() == 0
     dump(ce / "face.pkl", {f"clip{video}": np.ones((1, 3)) for video in VIDEOS})
-    with pytest.raises(DataError, match="no expert has any of the videos with captions, such as video0"):
+    with pytest.raises(
+        DataError, match="no expert has any of the videos with captions, such as video0"
+    ):
         visavis.data_convert(sources(ce), tmp_path / "other")
 
 
@@ -389,5 +506,7 @@ def test_converted_features_train_and_evaluate_ce(ce, tmp_path):
 def test_convert_refuses_path_as_name(tmp_path, name):
     (tmp_path / "words.pkl").write_bytes(pickle.dumps({"video0": np.ones((2, 3), np.float32)}))
     with pytest.raises(DataError, match="expected NAME=PATH"):
-        visavis.data_convert([f"{name.format(folder=tmp_path)}={tmp_path / 'words.pkl'}"], out=tmp_path / "new")
+        visavis.data_convert(
+            [f"{name.format(folder=tmp_path)}={tmp_path / 'words.pkl'}"], out=tmp_path / "new"
+        )
     assert not (tmp_path / "new").exists()

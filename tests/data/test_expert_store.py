@@ -21,7 +21,9 @@ WIDTHS = {"appearance": 3, "sound": 2}
 
 @pytest.fixture
 def items(generator):
-    """Two experts of different lengths. The second item has no sound, the third has one vector of it."""
+    """Two experts of different lengths. The second item has no sound, the third has one vector of
+    it.
+    """
 
     def draw(*shape):
         return torch.randn(*shape, generator=generator).numpy()
@@ -45,7 +47,12 @@ def folder(tmp_path, items):
 
 def test_expert_store_round_trip(folder, items):
     store = ExpertStore.open(folder)
-    assert (len(store), store.names, store.embedding_dims, store.embedding_dim) == (4, ("appearance", "sound"), WIDTHS, 5)
+    assert (len(store), store.names, store.embedding_dims, store.embedding_dim) == (
+        4,
+        ("appearance", "sound"),
+        WIDTHS,
+        5,
+    )
     assert store.lengths("appearance").tolist() == [4, 1, 7, 2]
     assert store.lengths("sound").tolist() == [2, 0, 1, 0]
     read = store.read(store.rows(["c", "b", "a"]))
@@ -65,7 +72,11 @@ def timed(tmp_path, items):
     """The same store with times of two items."""
     with create_expert_store(tmp_path / "timed", WIDTHS) as store:
         for name, parts in items.items():
-            store.append(name, parts, {"appearance": np.arange(len(parts["appearance"])) + 0.5} if name in "ac" else None)
+            store.append(
+                name,
+                parts,
+                {"appearance": np.arange(len(parts["appearance"])) + 0.5} if name in "ac" else None,
+            )
     return tmp_path / "timed"
 
 
@@ -73,7 +84,10 @@ def test_expert_store_reads_seconds_of_the_vectors_it_reads(timed, folder):
     store = ExpertStore.open(timed, max_length=3)
     read = store.read(store.rows(["c", "b"]))
     assert list(read.vectors) == ["appearance", "sound", seconds_part("appearance")]
-    assert read.vectors[seconds_part("appearance")][..., 0].tolist() == [[0.5, 2.5, 4.5], [-1, 0, 0]]
+    assert read.vectors[seconds_part("appearance")][..., 0].tolist() == [
+        [0.5, 2.5, 4.5],
+        [-1, 0, 0],
+    ]
     assert torch.equal(read.mask[seconds_part("appearance")], read.mask["appearance"])
     plain = ExpertStore.open(folder)
     assert list(plain.read([0]).vectors) == ["appearance", "sound"]
@@ -100,10 +114,15 @@ def test_expert_store_detects_changed_seconds(timed):
         ExpertStore.open(timed)
 
 
-@pytest.mark.parametrize("seconds", [np.zeros(3), np.array([0.0, np.nan]), np.array(["a", "b"]), np.array([0.0, 1e300])])
+@pytest.mark.parametrize(
+    "seconds", [np.zeros(3), np.array([0.0, np.nan]), np.array(["a", "b"]), np.array([0.0, 1e300])]
+)
 def test_expert_writer_reports_malformed_seconds(tmp_path, seconds):
     with (
-        pytest.raises(DataError, match="x: seconds of expert sound: expected a finite number for each of 2 vectors"),
+        pytest.raises(
+            DataError,
+            match="x: seconds of expert sound: expected a finite number for each of 2 vectors",
+        ),
         create_expert_store(tmp_path / "store", WIDTHS) as store,
     ):
         store.append("x", {"sound": np.zeros((2, 2))}, {"sound": seconds})
@@ -129,7 +148,9 @@ def test_expert_store_max_length_reads_evenly_spaced_vectors(folder, items):
     assert list(read.vectors) == ["appearance"]
     assert store.embedding_dim == 3
     assert read.mask["appearance"].sum(1).tolist() == [3, 3, 1]
-    assert np.array_equal(read.vectors["appearance"][0].numpy(), items["c"]["appearance"][[0, 2, 4]])
+    assert np.array_equal(
+        read.vectors["appearance"][0].numpy(), items["c"]["appearance"][[0, 2, 4]]
+    )
 
 
 def test_expert_store_reports_unknown_items_and_experts(folder):
@@ -142,7 +163,13 @@ def test_expert_store_reports_unknown_items_and_experts(folder):
 @pytest.mark.parametrize(
     ("parts", "sentence"),
     [
-        ({"sound": np.zeros((2, 3))}, r"x: expert sound: expected numbers of shape \[length, 2\], got float64 of shape \[2, 3\]\."),
+        (
+            {"sound": np.zeros((2, 3))},
+            (
+                r"x: expert sound: expected numbers of shape \[length, 2\], got float64 of shape \[2, "
+                r"3\]\."
+            ),
+        ),
         ({"sound": np.array(["a", "b"])}, r"got <U1 of shape \[2\]"),
         ({"sound": np.array([[1.0, np.nan]])}, "x: expert sound: expected finite values"),
         ({"sound": np.array([[1.0, 1e300]])}, "x: expert sound: expected finite values"),
@@ -150,32 +177,46 @@ def test_expert_store_reports_unknown_items_and_experts(folder):
     ],
 )
 def test_expert_writer_reports_malformed_vectors(tmp_path, parts, sentence):
-    with pytest.raises(DataError, match=sentence), create_expert_store(tmp_path / "store", WIDTHS) as store:
+    with (
+        pytest.raises(DataError, match=sentence),
+        create_expert_store(tmp_path / "store", WIDTHS) as store,
+    ):
         store.append("x", parts)
     assert not list(tmp_path.iterdir())
 
 
 def test_expert_writer_refuses_duplicate_items(tmp_path):
-    with pytest.raises(DataError, match="duplicate item 'x'"), create_expert_store(tmp_path / "store", WIDTHS) as store:
+    with (
+        pytest.raises(DataError, match="duplicate item 'x'"),
+        create_expert_store(tmp_path / "store", WIDTHS) as store,
+    ):
         store.append("x", {})
         store.append("x", {})
 
 
 @pytest.mark.parametrize("name", ["", "../up", "a/b", "a.offsets", "a\0"])
 def test_expert_writer_refuses_invalid_names(tmp_path, name):
-    with pytest.raises(DataError, match="expected a name of letters"), create_expert_store(tmp_path / "store", {name: 2}):
+    with (
+        pytest.raises(DataError, match="expected a name of letters"),
+        create_expert_store(tmp_path / "store", {name: 2}),
+    ):
         pass
     assert not list(tmp_path.iterdir())
 
 
 def test_expert_writer_never_overwrites(folder, items):
-    with pytest.raises(RefusedOverwrite, match="already exists"), create_expert_store(folder, WIDTHS):
+    with (
+        pytest.raises(RefusedOverwrite, match="already exists"),
+        create_expert_store(folder, WIDTHS),
+    ):
         pass
     assert ExpertStore.open(folder).items == list(items)
 
 
 def test_expert_store_reports_other_folders(tmp_path):
-    with pytest.raises(DataError, match=r"is not a store of experts: expected a file experts\.json"):
+    with pytest.raises(
+        DataError, match=r"is not a store of experts: expected a file experts\.json"
+    ):
         ExpertStore.open(tmp_path)
 
 
@@ -190,7 +231,10 @@ def test_expert_store_detects_flipped_byte(folder, file):
 
 def test_expert_store_reports_missing_file(folder):
     (folder / "sound.npy").unlink()
-    with pytest.raises(DataError, match=r"store lacks sound\.npy of the expert sound\. Restore a complete copy of the folder"):
+    with pytest.raises(
+        DataError,
+        match=r"store lacks sound\.npy of the expert sound\. Restore a complete copy of the folder",
+    ):
         ExpertStore.open(folder)
 
 
@@ -199,7 +243,9 @@ def test_large_expert_store_is_hashed_again_after_a_change(folder, monkeypatch):
     ExpertStore.open(folder)
     hashed = []
     digest = experts_file._Expert.digest
-    monkeypatch.setattr(experts_file._Expert, "digest", lambda self: hashed.append(1) or digest(self))
+    monkeypatch.setattr(
+        experts_file._Expert, "digest", lambda self: hashed.append(1) or digest(self)
+    )
     ExpertStore.open(folder)
     assert not hashed
     os.utime(folder / "sound.npy", ns=(1, 1))
@@ -222,7 +268,10 @@ def test_expert_store_of_only_missing_experts(tmp_path):
 def test_expert_writer_reports_full_disk(small_disk):
     from visavis.errors import StorageError
 
-    with pytest.raises(StorageError, match="cannot be written"), create_expert_store(small_disk / "store", {"a": 100_000}) as store:
+    with (
+        pytest.raises(StorageError, match="cannot be written"),
+        create_expert_store(small_disk / "store", {"a": 100_000}) as store,
+    ):
         for number in range(100):
             store.append(str(number), {"a": np.zeros((1, 100_000))})
 
@@ -233,5 +282,7 @@ def test_expert_store_refuses_shared_rows(tmp_path):
             store.append(item, {"face": np.full((1, 2), number)})
     store = ExpertStore.open(tmp_path / "store")
     assert store.rows(["sub/c0.mp4", "other/3.mp4", "clip.mp4"]).tolist() == [0, 1, 2]
-    with pytest.raises(DataError, match=r"a/3\.mp4 and b/3\.mp4 would both read the features '3' of .*store"):
+    with pytest.raises(
+        DataError, match=r"a/3\.mp4 and b/3\.mp4 would both read the features '3' of .*store"
+    ):
         store.check_distinct_rows(["clip.mp4", "a/3.mp4", "a/3.mp4", "b/3.mp4"])

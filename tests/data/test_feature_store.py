@@ -24,11 +24,20 @@ VALUES = torch.arange(12.0).view(4, 3)
 
 
 def dataset(count: int = 4) -> Dataset:
-    return Dataset("tiny", tuple(Image(f"{i}.jpg", "test" if i % 2 else "train") for i in range(count)), (), np.empty(0, np.int64))
+    return Dataset(
+        "tiny",
+        tuple(Image(f"{i}.jpg", "test" if i % 2 else "train") for i in range(count)),
+        (),
+        np.empty(0, np.int64),
+    )
 
 
 def write(
-    folder: Path, description: StoreDescription, keys: list[str], items: list[Encoded], lengths: np.ndarray | None = None
+    folder: Path,
+    description: StoreDescription,
+    keys: list[str],
+    items: list[Encoded],
+    lengths: np.ndarray | None = None,
 ) -> FeatureStore:
     writer = FeatureWriter.open(folder, description, keys, lengths)
     for item in items:
@@ -39,7 +48,12 @@ def write(
 @pytest.mark.parametrize("shape", [(3,), (2, 3), (10, 3), (10, 2, 3)])
 def test_feature_store_reads_rows_in_given_order(tmp_path, shape):
     values = torch.randn(4, *shape).half().float()
-    store = write(tmp_path / "store", replace(POOLED, shape=shape), KEYS, [Encoded(values[:3]), Encoded(values[3:])])
+    store = write(
+        tmp_path / "store",
+        replace(POOLED, shape=shape),
+        KEYS,
+        [Encoded(values[:3]), Encoded(values[3:])],
+    )
     assert len(store) == 4
     assert store.embedding_dim == 3
     rows = store.rows(["d", "a", "d"])
@@ -52,11 +66,21 @@ def test_feature_store_round_trip_of_words(lengths, batch, data):
     words = [torch.randn(length, 2).half().float() for length in lengths]
     padded = torch.nn.utils.rnn.pad_sequence(words, batch_first=True)
     mask = torch.arange(padded.shape[1]) < torch.tensor(lengths)[:, None]
-    items = [Encoded(padded[i : i + batch], mask[i : i + batch]) for i in range(0, len(words), batch)]
-    description = replace(POOLED, modality="text", granularity="words", shape=(2,), num_items=len(words))
+    items = [
+        Encoded(padded[i : i + batch], mask[i : i + batch]) for i in range(0, len(words), batch)
+    ]
+    description = replace(
+        POOLED, modality="text", granularity="words", shape=(2,), num_items=len(words)
+    )
     rows = data.draw(st.lists(st.integers(0, len(words) - 1), max_size=8))
     with tempfile.TemporaryDirectory() as folder:
-        store = write(Path(folder) / "store", description, [str(i) for i in range(len(words))], items, np.array(lengths))
+        store = write(
+            Path(folder) / "store",
+            description,
+            [str(i) for i in range(len(words))],
+            items,
+            np.array(lengths),
+        )
         read = store.read(np.array(rows, dtype=np.int64))
     assert read.mask.sum(1).tolist() == [lengths[row] for row in rows]
     assert read.vectors.shape[1] == max((lengths[row] for row in rows), default=0)
@@ -84,7 +108,9 @@ def test_feature_writer_resumes_after_kill(tmp_path):
 
 def test_feature_writer_never_overwrites_other_features(tmp_path):
     FeatureWriter.open(tmp_path / "store", POOLED, KEYS)
-    with pytest.raises(RefusedOverwrite, match=r'contains other features: its encoder is "encoder", not "other"'):
+    with pytest.raises(
+        RefusedOverwrite, match=r'contains other features: its encoder is "encoder", not "other"'
+    ):
         FeatureWriter.open(tmp_path / "store", replace(POOLED, encoder="other"), KEYS)
     with pytest.raises(RefusedOverwrite, match=r"contains features of other images or captions"):
         FeatureWriter.open(tmp_path / "store", POOLED, KEYS[::-1])
@@ -95,14 +121,24 @@ def test_feature_writer_never_overwrites_other_features(tmp_path):
 
 
 def test_feature_writer_ignores_package_versions(tmp_path):
-    FeatureWriter.open(tmp_path / "store", replace(POOLED, preprocessing={"crop": (2, 2)}, versions={"torch": "1"}), KEYS)
-    FeatureWriter.open(tmp_path / "store", replace(POOLED, preprocessing={"crop": [2, 2]}, versions={"torch": "2"}), KEYS)
+    FeatureWriter.open(
+        tmp_path / "store",
+        replace(POOLED, preprocessing={"crop": (2, 2)}, versions={"torch": "1"}),
+        KEYS,
+    )
+    FeatureWriter.open(
+        tmp_path / "store",
+        replace(POOLED, preprocessing={"crop": [2, 2]}, versions={"torch": "2"}),
+        KEYS,
+    )
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e5])
 def test_feature_writer_refuses_values_beyond_float16(tmp_path, bad):
     writer = FeatureWriter.open(tmp_path / "store", POOLED, KEYS)
-    with pytest.raises(DataError, match=r"encoder: features near row 0 of .* are not finite in float16"):
+    with pytest.raises(
+        DataError, match=r"encoder: features near row 0 of .* are not finite in float16"
+    ):
         writer.append(Encoded(torch.full((1, 3), bad)))
 
 
@@ -130,7 +166,10 @@ def test_array_features_use_rows_of_whole_data(tmp_path):
 
 def test_array_features_refuse_other_data(tmp_path):
     np.save(tmp_path / "array.npy", VALUES.numpy())
-    with pytest.raises(DataError, match=r"expected 5 rows of features, one for each image of tiny in its order, got shape \(4, 3\)"):
+    with pytest.raises(
+        DataError,
+        match=r"expected 5 rows of features, one for each image of tiny in its order, got shape \(4, 3\)",
+    ):
         ArrayFeatures.open(tmp_path / "array.npy", dataset(5))
     with pytest.raises(DataError, match=r"expected at least 6 rows"):
         ArrayFeatures.open(tmp_path / "array.npy", dataset(6).split("test"))

@@ -1,4 +1,6 @@
-"""Hostile samples in streams: the limits of ordinary data sets hold, errors name the sample, and memory stays small."""
+"""Hostile samples in streams: the limits of ordinary data sets hold, errors name the sample, and
+memory stays small.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,11 @@ def write_tar(path, bad, name=b"00003"):
     """Seven samples. The fourth one has members of its own, and maybe a name of its own."""
     with tarfile.open(path, "w", errors="surrogateescape") as archive:
         for number in range(7):
-            members = bad if number == BAD else {"png": image_bytes(number), "txt": f"caption {number}".encode()}
+            members = (
+                bad
+                if number == BAD
+                else {"png": image_bytes(number), "txt": f"caption {number}".encode()}
+            )
             for extension, content in members.items():
                 key = name.decode(errors="surrogateescape") if number == BAD else f"{number:05d}"
                 member = tarfile.TarInfo(f"{key}.{extension}")
@@ -53,8 +59,14 @@ TAR = {
     "long": ({"txt": LONG.encode()}, "the caption has 20,001 characters, expected at most 20,000"),
     "long list": ({"json": json.dumps(["a", LONG]).encode()}, "the caption has 20,001 characters"),
     "huge": ({"txt": HUGE.encode()}, f"expected at most {MAX_TEXT_BYTES:,} bytes, got 30,000,000"),
-    "huge JSON": ({"json": json.dumps({"caption": HUGE}).encode()}, f"expected at most {MAX_TEXT_BYTES:,} bytes"),
-    "surrogate": ({"json": rb'{"caption": "a \ud800 red"}'}, r"the caption 'a \\ud800 red' is not UTF-8"),
+    "huge JSON": (
+        {"json": json.dumps({"caption": HUGE}).encode()},
+        f"expected at most {MAX_TEXT_BYTES:,} bytes",
+    ),
+    "surrogate": (
+        {"json": rb'{"caption": "a \ud800 red"}'},
+        r"the caption 'a \\ud800 red' is not UTF-8",
+    ),
     "surrogate list": ({"json": rb'["a", {"raw": "a \udcff red"}]'}, "is not UTF-8"),
     "bytes": ({"txt": b"a \xff red"}, "is not readable: 'utf-8' codec"),
     "deep": ({"json": b"[" * 100_000}, "is not readable"),
@@ -80,11 +92,15 @@ def test_hostile_member_is_one_unusable_item(case, tmp_path, caplog):
     check_stream(tmp_path / "train-0.tar", message, caplog)
     losses = [finding for finding in check_dataset(tmp_path).findings if finding.loses_data]
     assert losses and all("00003" in str(loss) for loss in losses)
-    assert len(open_dataset(tmp_path, skip_bad=True).images) == (7 if case in ("long list", "surrogate list") else 6)
+    assert len(open_dataset(tmp_path, skip_bad=True).images) == (
+        7 if case in ("long list", "surrogate list") else 6
+    )
 
 
 def test_member_name_that_is_not_utf8_is_one_unusable_item(tmp_path, caplog):
-    write_tar(tmp_path / "train-0.tar", {"png": image_bytes(BAD), "txt": b"caption 3"}, name=b"00003\xff")
+    write_tar(
+        tmp_path / "train-0.tar", {"png": image_bytes(BAD), "txt": b"caption 3"}, name=b"00003\xff"
+    )
     check_stream(tmp_path / "train-0.tar", r"00003\\xff: expected a name in UTF-8", caplog)
     assert len(open_dataset(tmp_path, skip_bad=True).images) == 6
 
@@ -96,7 +112,9 @@ def test_header_that_declares_a_huge_name_is_damage(tmp_path):
     with open(tmp_path / "train-0.tar", "r+b") as file:
         file.write(header.tobuf(tarfile.GNU_FORMAT))
         file.truncate(2**33 + 10_240)
-    with pytest.raises(DataError, match="expected a header of at most 1,048,576 bytes, got 8,589,934,592"):
+    with pytest.raises(
+        DataError, match="expected a header of at most 1,048,576 bytes, got 8,589,934,592"
+    ):
         ShardStream.open(str(tmp_path / "train-0.tar"), max_open=2)
 
 
@@ -105,13 +123,19 @@ def table(bad, kind=None):
     captions = [bad if row == BAD else f"caption {row}" for row in rows]
     return {
         "image": pa.array([{"bytes": image_bytes(row), "path": f"{row}.png"} for row in rows]),
-        "caption": pa.array(captions if kind != "list" else [caption if isinstance(caption, list) else [caption] for caption in captions]),
+        "caption": pa.array(
+            captions
+            if kind != "list"
+            else [caption if isinstance(caption, list) else [caption] for caption in captions]
+        ),
     }
 
 
 def damaged_text():
     """A column of text with bytes that are not UTF-8."""
-    return pa.array([b"a \xff red" if row == BAD else b"caption %d" % row for row in range(7)], pa.binary()).view(pa.string())
+    return pa.array(
+        [b"a \xff red" if row == BAD else b"caption %d" % row for row in range(7)], pa.binary()
+    ).view(pa.string())
 
 
 @pytest.mark.parametrize("dictionary", [False, True])
@@ -120,16 +144,29 @@ def damaged_text():
     [
         (lambda: table(LONG), "row 3: the caption has 20,001 characters"),
         (lambda: table([LONG, "a"], "list"), "row 3: the caption has 20,001 characters"),
-        (lambda: table("a" * (MAX_TEXT_BYTES + 1)), rf"row 3, caption: expected at most {MAX_TEXT_BYTES:,} bytes, got"),
-        (lambda: table(["abc"] * 2_000_000, "list"), rf"row 3, caption: expected at most {MAX_TEXT_BYTES:,} bytes, got"),
-        (lambda: {**table(""), "caption": damaged_text()}, "row 3, caption: expected text in UTF-8"),
+        (
+            lambda: table("a" * (MAX_TEXT_BYTES + 1)),
+            rf"row 3, caption: expected at most {MAX_TEXT_BYTES:,} bytes, got",
+        ),
+        (
+            lambda: table(["abc"] * 2_000_000, "list"),
+            rf"row 3, caption: expected at most {MAX_TEXT_BYTES:,} bytes, got",
+        ),
+        (
+            lambda: {**table(""), "caption": damaged_text()},
+            "row 3, caption: expected text in UTF-8",
+        ),
         (lambda: table(None), "row 3: expected a caption, got None"),
     ],
     ids=["long", "long list", "huge", "huge list", "bytes", "null"],
 )
 def test_hostile_row_is_one_unusable_item(columns, message, dictionary, tmp_path, caplog):
     made = pa.table(columns())
-    if dictionary and pa.types.is_string(made.schema.field("caption").type) and "UTF-8" not in message:
+    if (
+        dictionary
+        and pa.types.is_string(made.schema.field("caption").type)
+        and "UTF-8" not in message
+    ):
         made = made.set_column(1, "caption", made["caption"].dictionary_encode())
     pq.write_table(made, tmp_path / "train-0.parquet")
     check_stream(tmp_path / "train-0.parquet", message, caplog)
@@ -137,9 +174,14 @@ def test_hostile_row_is_one_unusable_item(columns, message, dictionary, tmp_path
 
 def test_huge_column_is_not_read(tmp_path):
     """The metadata has the size of a column."""
-    pq.write_table(pa.table({"image": [image_bytes(1)], "caption": ["a" * 70_000_000]}), tmp_path / "train-0.parquet")
+    pq.write_table(
+        pa.table({"image": [image_bytes(1)], "caption": ["a" * 70_000_000]}),
+        tmp_path / "train-0.parquet",
+    )
     stream = ShardStream.open(str(tmp_path / "train-0.parquet"), max_open=2)
-    with pytest.raises(DataError, match=r"caption: expected at most 67,108,864 bytes, got 70,\d+,\d+\. Remove"):
+    with pytest.raises(
+        DataError, match=r"caption: expected at most 67,108,864 bytes, got 70,\d+,\d+\. Remove"
+    ):
         stream.captions(0)
 
 
@@ -185,7 +227,9 @@ from tests.processes import peak_memory
 list(make_loader({str(tmp_path / name)!r}, skip_bad=True).epoch(1))
 print(peak_memory())
 """
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        )
         assert int(done.stdout) < 1e9
 
 
@@ -209,15 +253,26 @@ def test_columns_of_one_name_in_a_table_of_files(tmp_path, suffix, repeated):
 
 
 @pytest.mark.parametrize(
-    ("field", "message"), [("video_id", "a name and split in UTF-8"), ("split", "a name and split in UTF-8"), ("caption", "the caption of")]
+    ("field", "message"),
+    [
+        ("video_id", "a name and split in UTF-8"),
+        ("split", "a name and split in UTF-8"),
+        ("caption", "the caption of"),
+    ],
 )
 def test_surrogate_in_a_list_is_refused_by_conversion(tmp_path, field, message):
-    content = {"videos": [{"video_id": "v0", "split": "train"}], "sentences": [{"video_id": "v0", "caption": "a dog"}]}
+    content = {
+        "videos": [{"video_id": "v0", "split": "train"}],
+        "sentences": [{"video_id": "v0", "caption": "a dog"}],
+    }
     for entry in (*content["videos"], *content["sentences"]):
         if field in entry:
             entry[field] += "\ud800"
     (tmp_path / "videodatainfo.json").write_text(json.dumps(content))
     (tmp_path / "rgb.pickle").write_bytes(pickle.dumps({"v0": np.ones((2, 3), np.float32)}))
     with pytest.raises(DataError, match=f"videodatainfo.json.*expected {message}"):
-        data_convert([str(tmp_path / "rgb.pickle"), str(tmp_path / "videodatainfo.json")], out=tmp_path / "out")
+        data_convert(
+            [str(tmp_path / "rgb.pickle"), str(tmp_path / "videodatainfo.json")],
+            out=tmp_path / "out",
+        )
     assert not (tmp_path / "out").exists()

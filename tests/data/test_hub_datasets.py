@@ -1,4 +1,6 @@
-"""Data sets by their name on the hub: a download from a stand-in, configurations, failures, and no network afterwards."""
+"""Data sets by their name on the hub: a download from a stand-in, configurations, failures, and no
+network afterwards.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from visavis.errors import DataError, VisavisError
 from .test_image_tables import png, rows, write_parquet
 
 pytest.importorskip("huggingface_hub")
-wds = pytest.importorskip("webdataset", reason="webdataset is not installed: pip install -e '.[dev]'")
+wds = pytest.importorskip(
+    "webdataset", reason="webdataset is not installed: pip install -e '.[dev]'"
+)
 pytestmark = pytest.mark.slow
 NAMES = ("good", "cut", "wrong", "configs", "shards", "text")
 
@@ -54,15 +58,30 @@ def open_all() -> None:
         try:
             data = open_dataset(name, decode_images=True)
             colors = [image.open().getpixel((0, 0))[0] for image in data.images]
-            sys.stdout.write(f"{name} {data.name} {','.join(data.splits)} {colors} {data.fingerprint}\n")
+            sys.stdout.write(
+                f"{name} {data.name} {','.join(data.splits)} {colors} {data.fingerprint}\n"
+            )
         except VisavisError as error:
             sys.stdout.write(f"{name} {type(error).__name__} {error}\n")
 
 
 def opened(folder: Path, *names: str, **environment: str) -> list[str]:
-    """Lines of ``open_all`` in a process of its own, because the library of the hub reads its settings at its import."""
-    values = {"HF_HOME": str(folder / "hub"), "VISAVIS_CACHE": str(folder / "cache"), "HF_HUB_DISABLE_PROGRESS_BARS": "1", **environment}
-    command = Command(folder / "output", *names, program=open_all, environment=values, messages=folder / "messages")
+    """Lines of ``open_all`` in a process of its own, because the library of the hub reads its
+    settings at its import.
+    """
+    values = {
+        "HF_HOME": str(folder / "hub"),
+        "VISAVIS_CACHE": str(folder / "cache"),
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        **environment,
+    }
+    command = Command(
+        folder / "output",
+        *names,
+        program=open_all,
+        environment=values,
+        messages=folder / "messages",
+    )
     assert command.wait(120) == 0, (folder / "messages").read_text()
     return command.output_text.splitlines()
 
@@ -70,31 +89,60 @@ def opened(folder: Path, *names: str, **environment: str) -> list[str]:
 def test_data_sets_of_the_hub_are_opened_by_name(hub, tmp_path):
     names = ("good", "configs:small", "configs:large", "shards", "good@main")
     lines = opened(tmp_path, *(f"hf:tiny/{name}" for name in names), **hub.environment)
-    expected = ("good train,val [0, 1, 2, 3]", "configs test [4]", "configs test [5]", "shards test [6]", "good train,val [0, 1, 2, 3]")
+    expected = (
+        "good train,val [0, 1, 2, 3]",
+        "configs test [4]",
+        "configs test [5]",
+        "shards test [6]",
+        "good train,val [0, 1, 2, 3]",
+    )
     for name, line, content in zip(names, lines, expected, strict=True):
         assert line.startswith(f"hf:tiny/{name} {content} "), line
     downloads = len(hub.downloads)
-    assert not any(file.endswith("README.md") for file in hub.downloads), "only the selected files are downloaded"
-    offline = opened(tmp_path, *(f"hf:tiny/{name}" for name in names), **{**hub.environment, "HF_ENDPOINT": "http://127.0.0.1:9"})
+    assert not any(file.endswith("README.md") for file in hub.downloads), (
+        "only the selected files are downloaded"
+    )
+    offline = opened(
+        tmp_path,
+        *(f"hf:tiny/{name}" for name in names),
+        **{**hub.environment, "HF_ENDPOINT": "http://127.0.0.1:9"},
+    )
     assert offline == lines
     assert len(hub.downloads) == downloads
 
 
 def test_commands_accept_names_of_the_hub(hub, tmp_path):
     (tmp_path / "tiny.toml").write_text(TINY_RECIPE)
-    environment = {"HF_HOME": str(tmp_path / "hub"), "VISAVIS_CACHE": str(tmp_path / "cache"), **hub.environment}
+    environment = {
+        "HF_HOME": str(tmp_path / "hub"),
+        "VISAVIS_CACHE": str(tmp_path / "cache"),
+        **hub.environment,
+    }
     outputs, messages = [], []
     for words in (
         ["data", "check", "hf:tiny/good", "--json"],
-        ["train", tmp_path / "tiny.toml", "--data", "hf:tiny/good", "--out", tmp_path / "run", "--json"],
+        [
+            "train",
+            tmp_path / "tiny.toml",
+            "--data",
+            "hf:tiny/good",
+            "--out",
+            tmp_path / "run",
+            "--json",
+        ],
         ["evaluate", tmp_path / "run", "--split", "val", "--json"],
     ):
-        command = Command(tmp_path / "output", *words, environment=environment, messages=tmp_path / "messages")
+        command = Command(
+            tmp_path / "output", *words, environment=environment, messages=tmp_path / "messages"
+        )
         assert command.wait(120) == 0, (tmp_path / "messages").read_text()
         outputs.append(json.loads(command.output_text))
         messages.append((tmp_path / "messages").read_text())
         environment["HF_ENDPOINT"] = "http://127.0.0.1:9"
-    assert outputs[0]["splits"] == {"train": {"images": 3, "captions": 6}, "val": {"images": 1, "captions": 2}}
+    assert outputs[0]["splits"] == {
+        "train": {"images": 3, "captions": 6},
+        "val": {"images": 1, "captions": 2},
+    }
     assert outputs[2]["rsum"] == outputs[1]["validation_rsum"]
     assert 'path = "hf:tiny/good"' in (tmp_path / "run" / "run.toml").read_text()
     assert re.match(r"Downloading hf:tiny/good: \d+ kB, license: mit\.\n", messages[0])
@@ -103,13 +151,26 @@ def test_commands_accept_names_of_the_hub(hub, tmp_path):
 
 def test_size_and_license_are_printed_before_a_download(hub, tmp_path):
     def shown(*words: str) -> str:
-        environment = {"HF_HOME": str(tmp_path / "hub"), "VISAVIS_CACHE": str(tmp_path / "cache"), **hub.environment}
-        command = Command(tmp_path / "output", "data", "check", *words, environment=environment, messages=tmp_path / "messages")
+        environment = {
+            "HF_HOME": str(tmp_path / "hub"),
+            "VISAVIS_CACHE": str(tmp_path / "cache"),
+            **hub.environment,
+        }
+        command = Command(
+            tmp_path / "output",
+            "data",
+            "check",
+            *words,
+            environment=environment,
+            messages=tmp_path / "messages",
+        )
         assert command.wait(120) in (0, 1)
         return (tmp_path / "messages").read_text()
 
     size = (hub.repositories["tiny/shards"] / "test-000.tar").stat().st_size
-    assert f"Downloading hf:tiny/shards: {size / 1e3:.0f} kB, license: cc-by-4.0." in shown("hf:tiny/shards")
+    assert f"Downloading hf:tiny/shards: {size / 1e3:.0f} kB, license: cc-by-4.0." in shown(
+        "hf:tiny/shards"
+    )
     assert f"license: see {hub.url}/datasets/tiny/configs." in shown("hf:tiny/configs:small")
     assert "Downloading" not in shown("hf:tiny/configs:large", "--quiet")
 
@@ -117,14 +178,35 @@ def test_size_and_license_are_printed_before_a_download(hub, tmp_path):
 def test_failures_end_in_one_error(hub, tmp_path):
     hub.was_cut.clear()
     names = ("cut", "wrong", "none", "configs", "configs:huge", "text")
-    lines = opened(tmp_path, *(f"hf:tiny/{name}" for name in names), "hf:tiny", "hf://datasets/tiny/good", **hub.environment)
+    lines = opened(
+        tmp_path,
+        *(f"hf:tiny/{name}" for name in names),
+        "hf:tiny",
+        "hf://datasets/tiny/good",
+        **hub.environment,
+    )
     patterns = (
-        r"expected a complete download from http\S+, got an interrupted one .* Run the command again\.$",
+        (
+            r"expected a complete download from http\S+, got an interrupted one .* Run the command "
+            r"again\.$"
+        ),
         r"expected SHA-256 .* 2 damaged files were removed\. Run the command again\.$",
-        r"expected a data set of the Hugging Face Hub, got none \(it does not exist, or is private\)\. Correct the name, or log in with hf auth login\.$",
-        r"expected the name of one configuration, got none\. Name one as hf:OWNER/NAME:CONFIG \(large, small\)\.$",
-        r"expected the name of one configuration, got huge\. Name one as hf:OWNER/NAME:CONFIG \(large, small\)\.$",
-        r"expected a repository with \.parquet, \.arrow, \.tar files, got script\.py\. Add @refs/convert/parquet",
+        (
+            r"expected a data set of the Hugging Face Hub, got none \(it does not exist, or is "
+            r"private\)\. Correct the name, or log in with hf auth login\.$"
+        ),
+        (
+            r"expected the name of one configuration, got none\. Name one as hf:OWNER/NAME:CONFIG "
+            r"\(large, small\)\.$"
+        ),
+        (
+            r"expected the name of one configuration, got huge\. Name one as hf:OWNER/NAME:CONFIG "
+            r"\(large, small\)\.$"
+        ),
+        (
+            r"expected a repository with \.parquet, \.arrow, \.tar files, got script\.py\. Add "
+            r"@refs/convert/parquet"
+        ),
         r"expected hf:OWNER/NAME, with :CONFIG or @REVISION if needed\. Correct the name\.$",
         r"expected hf:OWNER/NAME, with :CONFIG or @REVISION if needed\. Correct the name\.$",
     )
@@ -140,13 +222,19 @@ def test_no_network_is_one_error(hub, tmp_path):
     for environment in ({"HF_ENDPOINT": "http://127.0.0.1:9"}, {"HF_HUB_OFFLINE": "1"}):
         [line] = opened(tmp_path, "hf:tiny/good", **{**hub.environment, **environment})
         problem = "it was not downloaded before, and the hub is not reachable"
-        assert re.search(rf"HubUnreachableError .* got none \({problem}\)\. Connect to the network once\.$", line), line
+        assert re.search(
+            rf"HubUnreachableError .* got none \({problem}\)\. Connect to the network once\.$", line
+        ), line
 
 
 @pytest.mark.parametrize(
     ("files", "config", "selected"),
     [
-        (["data/train-0.parquet", "test.parquet", "a.jpg"], None, ["data/train-0.parquet", "test.parquet"]),
+        (
+            ["data/train-0.parquet", "test.parquet", "a.jpg"],
+            None,
+            ["data/train-0.parquet", "test.parquet"],
+        ),
         (["x/train-0.parquet", "default/train/0.parquet"], None, ["default/train/0.parquet"]),
         (["only/train-0.parquet"], None, ["only/train-0.parquet"]),
         (["train-0.parquet", "x/y/train-0.parquet"], "y", ["x/y/train-0.parquet"]),
@@ -161,7 +249,10 @@ def test_broken_links_of_a_snapshot_are_refused(tmp_path):
     """A snapshot may link to its own blobs only."""
     from visavis.data import open_dataset
 
-    snapshot, blobs = tmp_path / "datasets--tiny--good" / "snapshots" / "0", tmp_path / "datasets--tiny--good" / "blobs"
+    snapshot, blobs = (
+        tmp_path / "datasets--tiny--good" / "snapshots" / "0",
+        tmp_path / "datasets--tiny--good" / "blobs",
+    )
     for folder, name in ((blobs, "inside"), (tmp_path, "outside")):
         write_parquet(folder / name, rows(0))
     snapshot.mkdir(parents=True)

@@ -12,7 +12,15 @@ import torch
 from PIL import ExifTags, Image, ImageOps
 
 from visavis.data import images as transforms
-from visavis.data.images import ImageError, convert_image, decode_image, image_size, make_thumbnail, supported_formats, upright_size
+from visavis.data.images import (
+    ImageError,
+    convert_image,
+    decode_image,
+    image_size,
+    make_thumbnail,
+    supported_formats,
+    upright_size,
+)
 from visavis.models.image_inputs import read_image
 
 
@@ -23,7 +31,9 @@ def saved(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
 
 
 def noise(width: int = 64, height: int = 48) -> Image.Image:
-    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8))
+    return Image.fromarray(
+        np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    )
 
 
 def pixel(content: bytes) -> tuple[int, int, int]:
@@ -49,7 +59,9 @@ def oriented(case: str, orientation: object, image: Image.Image | None = None) -
     kind, options = ORIENTED[case]
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = orientation
-    metadata = {"tiffinfo": {ExifTags.Base.Orientation: orientation}} if kind == "TIFF" else {"exif": exif}
+    metadata = (
+        {"tiffinfo": {ExifTags.Base.Orientation: orientation}} if kind == "TIFF" else {"exif": exif}
+    )
     return saved(image or noise(48, 32), kind, **metadata, **options)
 
 
@@ -60,9 +72,17 @@ def test_images_are_turned_as_pillow_turns_them(case):
     for orientation in range(1, 9):
         content = oriented(case, orientation)
         upright = ImageOps.exif_transpose(Image.open(io.BytesIO(content))).convert("RGB")
-        opened = [decode_image(content, "x"), convert_image(Image.open(io.BytesIO(content)), "x"), make_thumbnail(content, "x", 48)]
+        opened = [
+            decode_image(content, "x"),
+            convert_image(Image.open(io.BytesIO(content)), "x"),
+            make_thumbnail(content, "x", 48),
+        ]
         # A decoded image is not turned again.
-        opened += [convert_image(opened[0], "x"), read_image(opened[1], "x"), read_image(content, "x")]
+        opened += [
+            convert_image(opened[0], "x"),
+            read_image(opened[1], "x"),
+            read_image(content, "x"),
+        ]
         for image in opened:
             np.testing.assert_array_equal(np.asarray(image), np.asarray(upright))
         assert image_size(content, "x") == upright_size(content, "x") == upright.size
@@ -70,11 +90,20 @@ def test_images_are_turned_as_pillow_turns_them(case):
         assert (reduced.width < reduced.height) == (orientation > 4)
 
 
-@pytest.mark.parametrize("orientation", [b"\3\0\1\0\0\0\0\0\0\0", b"\3\0\1\0\0\0\x09\0\0\0", b"\2\0\2\0\0\x006\0\0\0"])
+@pytest.mark.parametrize(
+    "orientation", [b"\3\0\1\0\0\0\0\0\0\0", b"\3\0\1\0\0\0\x09\0\0\0", b"\2\0\2\0\0\x006\0\0\0"]
+)
 def test_images_ignore_unknown_orientations(orientation):
     """The numbers 0 and 9, and the text 6."""
-    content = saved(noise(48, 32), "JPEG", exif=b"Exif\0\0II*\0\x08\0\0\0\1\0\x12\1" + orientation + bytes(4))
-    assert decode_image(content, "x").size == upright_size(content, "x") == image_size(content, "x") == (48, 32)
+    content = saved(
+        noise(48, 32), "JPEG", exif=b"Exif\0\0II*\0\x08\0\0\0\1\0\x12\1" + orientation + bytes(4)
+    )
+    assert (
+        decode_image(content, "x").size
+        == upright_size(content, "x")
+        == image_size(content, "x")
+        == (48, 32)
+    )
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -108,16 +137,34 @@ def test_decode_image_converts_modes_to_rgb():
 
 def test_decode_image_scales_16_bit_and_float():
     for dtype, value in ((np.uint16, 32_896), (np.float32, 128 / 255), (np.float32, 128)):
-        assert pixel(saved(Image.fromarray(np.full((2, 2), value, dtype=dtype)), "TIFF")) == (128, 128, 128)
-    assert pixel(saved(Image.fromarray(np.full((2, 2), 65_535, dtype=np.uint16)))) == (255, 255, 255)
+        assert pixel(saved(Image.fromarray(np.full((2, 2), value, dtype=dtype)), "TIFF")) == (
+            128,
+            128,
+            128,
+        )
+    assert pixel(saved(Image.fromarray(np.full((2, 2), 65_535, dtype=np.uint16)))) == (
+        255,
+        255,
+        255,
+    )
 
 
 def png_of(width: int, height: int) -> bytes:
     def chunk(kind: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+        return (
+            struct.pack(">I", len(content))
+            + kind
+            + content
+            + struct.pack(">I", zlib.crc32(kind + content))
+        )
 
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 100)) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(b"\0" * 100))
+        + chunk(b"IEND", b"")
+    )
 
 
 def jpeg_of(width: int, height: int, *, scans: bool = False, **options: object) -> bytes:
@@ -159,15 +206,31 @@ BROKEN = {
         "animated image",
         r"3 frames\), expected a single image. Save",
     ),
-    "80 million pixels": (png_of(8_000, 10_000), "decompression bomb", "8000 x 10000 pixels, expected at most 64 million. Reduce"),
-    "2.5 billion pixels": (png_of(50_000, 50_000), "decompression bomb", "50000 x 50000 pixels, expected at most 64 million. Reduce"),
-    "JPEG of 1.6 billion": (jpeg_of(40_000, 40_000), "decompression bomb", "40000 x 40000 pixels, expected at most 1,024 million"),
+    "80 million pixels": (
+        png_of(8_000, 10_000),
+        "decompression bomb",
+        "8000 x 10000 pixels, expected at most 64 million. Reduce",
+    ),
+    "2.5 billion pixels": (
+        png_of(50_000, 50_000),
+        "decompression bomb",
+        "50000 x 50000 pixels, expected at most 64 million. Reduce",
+    ),
+    "JPEG of 1.6 billion": (
+        jpeg_of(40_000, 40_000),
+        "decompression bomb",
+        "40000 x 40000 pixels, expected at most 1,024 million",
+    ),
     "progressive JPEG of 144 million": (
         jpeg_of(12_000, 12_000, progressive=True),
         "decompression bomb",
         "12000 x 12000 pixels, expected at most 128 million",
     ),
-    "JPEG in scans of 144 million": (jpeg_of(12_000, 12_000, scans=True), "decompression bomb", "expected at most 128 million"),
+    "JPEG in scans of 144 million": (
+        jpeg_of(12_000, 12_000, scans=True),
+        "decompression bomb",
+        "expected at most 128 million",
+    ),
 }
 
 
@@ -183,7 +246,9 @@ def test_decode_image_reports_broken_images(case, opened):
 
 
 def test_large_jpegs_are_decoded_at_a_reduced_size(recwarn):
-    """Photos of 108 and 200 megapixels of phones and panoramas. Pillow warns above 89 megapixels, and raises an error above 179."""
+    """Photos of 108 and 200 megapixels of phones and panoramas. Pillow warns above 89 megapixels,
+    and raises an error above 179.
+    """
     assert decode_image(jpeg_of(9_000, 8_000), "x").size == (4_500, 4_000)
     content = jpeg_of(16_000, 12_000)
     assert upright_size(content, "x") == image_size(content, "x") == (16_000, 12_000)
@@ -211,11 +276,20 @@ def test_random_crops_stay_inside_and_are_reproducible(generator):
                 left, top, right, bottom = sample(size, generator)
                 assert 0 <= left < right <= size[0]
                 assert 0 <= top < bottom <= size[1]
-            assert sample(size, torch.Generator().manual_seed(5)) == sample(size, torch.Generator().manual_seed(5))
-    assert transforms.random_area_box((64, 64), generator, scale=(1, 1), ratio=(1, 1)) == (0, 0, 64, 64)
+            assert sample(size, torch.Generator().manual_seed(5)) == sample(
+                size, torch.Generator().manual_seed(5)
+            )
+    assert transforms.random_area_box((64, 64), generator, scale=(1, 1), ratio=(1, 1)) == (
+        0,
+        0,
+        64,
+        64,
+    )
 
 
 def test_random_horizontal_flip_has_probability_half(generator):
     image = noise(4, 4)
-    flips = sum(transforms.random_horizontal_flip(image, generator) is not image for _ in range(1000))
+    flips = sum(
+        transforms.random_horizontal_flip(image, generator) is not image for _ in range(1000)
+    )
     assert 440 < flips < 560

@@ -1,4 +1,6 @@
-"""Tables of millions of captions: lazy sequences, conversion, problems, and training on stored features."""
+"""Tables of millions of captions: lazy sequences, conversion, problems, and training on stored
+features.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,10 @@ def small_chunks(monkeypatch, tmp_path):
 
 
 def write_table(folder, rows, name="captions.parquet"):
-    columns = {key: [row[number] for row in rows] for number, key in enumerate(("filename", "caption", "split"))}
+    columns = {
+        key: [row[number] for row in rows]
+        for number, key in enumerate(("filename", "caption", "split"))
+    }
     folder.mkdir(exist_ok=True)
     table = pa.table(columns)
     if name.endswith(".parquet"):
@@ -67,7 +72,11 @@ def write_table(folder, rows, name="captions.parquet"):
 
 def many_rows(count=100, captions=3):
     splits = ["train", "train", "train", "val", "test"]
-    return [(f"{i:03d}.jpg", f"caption {k} of {i}" + " word" * (i % 7), splits[i % 5]) for k in range(captions) for i in range(count)]
+    return [
+        (f"{i:03d}.jpg", f"caption {k} of {i}" + " word" * (i % 7), splits[i % 5])
+        for k in range(captions)
+        for i in range(count)
+    ]
 
 
 def as_tuples(data: Dataset) -> Dataset:
@@ -87,7 +96,9 @@ def test_table_has_content_of_csv(tmp_path):
     for name in ("captions.parquet", "captions.arrow"):
         data = open_dataset(write_table(tmp_path / name, ROWS, name))
         assert data.captions == listed.captions
-        assert [(image.name, image.split) for image in data.images] == [(image.name, image.split) for image in listed.images]
+        assert [(image.name, image.split) for image in data.images] == [
+            (image.name, image.split) for image in listed.images
+        ]
         assert data.image_of.tolist() == listed.image_of.tolist()
         assert data.splits == listed.splits == ("train", "val", "test")
 
@@ -121,7 +132,10 @@ def test_lazy_data_set_equals_tuples_in_every_operation(tmp_path):
         assert left.splits == right.splits
         for name in ("image_of", "image_rows", "caption_rows", "caption_lengths"):
             assert np.array_equal(getattr(left, name), getattr(right, name)), name
-        for schedule in (BatchSchedule(batch_size=8, length_buckets=2), BatchSchedule(batch_size=8, captions_per_image=2)):
+        for schedule in (
+            BatchSchedule(batch_size=8, length_buckets=2),
+            BatchSchedule(batch_size=8, captions_per_image=2),
+        ):
             batches = zip(schedule.batches(left, 1, 2), schedule.batches(right, 1, 2), strict=True)
             assert all(np.array_equal(a, b) for pair in batches for a, b in zip(*pair, strict=True))
 
@@ -129,7 +143,11 @@ def test_lazy_data_set_equals_tuples_in_every_operation(tmp_path):
 def test_lazy_sequences_behave_like_tuples(tmp_path):
     data = open_dataset(write_table(tmp_path / "data", many_rows(60)))
     captions, images = tuple(data.captions), tuple(data.images)
-    for lazy, items in ((data.captions, captions), (data.images, images), (data.split("train").captions, data.split("train").captions[:])):
+    for lazy, items in (
+        (data.captions, captions),
+        (data.images, images),
+        (data.split("train").captions, data.split("train").captions[:]),
+    ):
         assert len(lazy) == len(items)
         assert lazy[-1] == items[-1]
         assert tuple(lazy[3:40:7]) == tuple(items[i] for i in range(3, 40, 7))
@@ -146,20 +164,39 @@ def test_fingerprint_of_table_follows_its_content(tmp_path):
     rows = many_rows(20)
     data = open_dataset(write_table(tmp_path / "one", rows))
     assert open_dataset(write_table(tmp_path / "two", rows)).fingerprint == data.fingerprint
-    assert open_dataset(write_table(tmp_path / "three", [(rows[0][0], "other", rows[0][2]), *rows[1:]])).fingerprint != data.fingerprint
-    assert len({data.fingerprint, data.split("train").fingerprint, data.first_captions(1).fingerprint}) == 3
+    assert (
+        open_dataset(
+            write_table(tmp_path / "three", [(rows[0][0], "other", rows[0][2]), *rows[1:]])
+        ).fingerprint
+        != data.fingerprint
+    )
+    assert (
+        len({data.fingerprint, data.split("train").fingerprint, data.first_captions(1).fingerprint})
+        == 3
+    )
 
 
 def test_table_problems_are_refused_or_skipped(tmp_path):
-    rows = [*ROWS, (None, "no file", "train"), ("e.jpg", "  ", "train"), ("a.jpg", "moved", "train"), ("f.jpg", "no split", None)]
+    rows = [
+        *ROWS,
+        (None, "no file", "train"),
+        ("e.jpg", "  ", "train"),
+        ("a.jpg", "moved", "train"),
+        ("f.jpg", "no split", None),
+    ]
     folder = write_table(tmp_path / "data", rows)
-    with pytest.raises(DataError, match=r"unusable items .*1 x image in two splits.*Run `visavis data check .*--skip-bad"):
+    with pytest.raises(
+        DataError,
+        match=r"unusable items .*1 x image in two splits.*Run `visavis data check .*--skip-bad",
+    ):
         open_dataset(folder)
     data = open_dataset(folder, skip_bad=True)
     assert [image.name for image in data.images] == ["b/1.jpg", "c.jpg", "d.jpg"]
     assert data.image_rows.tolist() == [0, 2, 3]
     assert data.caption_rows.tolist() == [0, 2, 3, 5]
-    assert data.skipped[0].startswith("3 of 6 images and 6 of 10 captions of captions.parquet (1 x caption without image")
+    assert data.skipped[0].startswith(
+        "3 of 6 images and 6 of 10 captions of captions.parquet (1 x caption without image"
+    )
     report = check_dataset(folder)
     assert not report.ok
     assert {finding.kind for finding in report.findings if finding.loses_data} == {
@@ -169,10 +206,22 @@ def test_table_problems_are_refused_or_skipped(tmp_path):
 
 def test_table_errors_name_column_and_fix(tmp_path):
     for columns, message in (
-        ({"caption": ["x"]}, r"expected one column with the image file, got 0 \(caption\)\. Name one of them filename\."),
-        ({"filename": ["a"], "text": ["x"], "title": ["y"]}, r"expected one column with the caption, got 2"),
+        (
+            {"caption": ["x"]},
+            (
+                r"expected one column with the image file, got 0 \(caption\)\. Name one of them "
+                r"filename\."
+            ),
+        ),
+        (
+            {"filename": ["a"], "text": ["x"], "title": ["y"]},
+            r"expected one column with the caption, got 2",
+        ),
         ({"filename": ["a"], "caption": [3]}, r"column caption: expected texts, got int64"),
-        ({"filename": pa.array([], pa.string()), "caption": pa.array([], pa.string())}, "has no usable image: the table has no rows"),
+        (
+            {"filename": pa.array([], pa.string()), "caption": pa.array([], pa.string())},
+            "has no usable image: the table has no rows",
+        ),
     ):
         pq.write_table(pa.table(columns), tmp_path / "captions.parquet")
         with pytest.raises(DataError, match=message):
@@ -192,46 +241,80 @@ def test_damaged_cache_of_table_is_made_again(tmp_path):
 
 @settings(max_examples=15)
 @given(
-    st.lists(st.text(st.sampled_from(string.ascii_letters + string.punctuation + " \t\x1c\x0béİß\u2003\u0130"), max_size=20), max_size=30)
+    st.lists(
+        st.text(
+            st.sampled_from(
+                string.ascii_letters + string.punctuation + " \t\x1c\x0béİß\u2003\u0130"
+            ),
+            max_size=20,
+        ),
+        max_size=30,
+    )
 )
 def test_words_of_a_column_are_those_of_tokenize(tmp_path_factory, captions):
     from visavis.data.vocabulary import _count_words, _count_words_of_column
 
-    rows = [("a.jpg", caption, "train") for caption in captions if caption.strip()] or [("a.jpg", "x", "train")]
+    rows = [("a.jpg", caption, "train") for caption in captions if caption.strip()] or [
+        ("a.jpg", "x", "train")
+    ]
     data = open_dataset(write_table(tmp_path_factory.mktemp("words"), rows))
     assert dict(_count_words_of_column(data.captions)) == dict(_count_words(data.captions))
     vocabulary = Vocabulary.from_captions(data.captions, 1)
-    assert set(vocabulary.words[4:]) == {word for caption in data.captions for word in tokenize(caption)}
+    assert set(vocabulary.words[4:]) == {
+        word for caption in data.captions for word in tokenize(caption)
+    }
     index = np.arange(len(data.captions))[::-1]
-    lazy, eager = (TokenizedCaptions(texts, vocabulary).read(index) for texts in (data.captions, tuple(data.captions)))
+    lazy, eager = (
+        TokenizedCaptions(texts, vocabulary).read(index)
+        for texts in (data.captions, tuple(data.captions))
+    )
     assert lazy.vectors.equal(eager.vectors)
 
 
-@given(st.lists(st.lists(st.none() | st.text("aäé😀", max_size=3), max_size=9), max_size=6), st.integers(0, 2))
+@given(
+    st.lists(st.lists(st.none() | st.text("aäé😀", max_size=3), max_size=9), max_size=6),
+    st.integers(0, 2),
+)
 def test_unique_texts_are_those_of_one_dictionary(blocks, offset):
     texts = [text for block in blocks for text in block]
-    indices, unique = unique_texts(pa.array(["x"] * offset + block, pa.large_string())[offset:] for block in blocks)
+    indices, unique = unique_texts(
+        pa.array(["x"] * offset + block, pa.large_string())[offset:] for block in blocks
+    )
     assert unique.to_pylist() == list(dict.fromkeys(text for text in texts if text is not None))
     assert [None if index < 0 else unique[index].as_py() for index in indices.tolist()] == texts
 
 
-@given(st.lists(st.integers(0, 5), max_size=20), st.lists(st.integers(0, 5), max_size=8), st.integers(1, 3))
+@given(
+    st.lists(st.integers(0, 5), max_size=20),
+    st.lists(st.integers(0, 5), max_size=8),
+    st.integers(1, 3),
+)
 def test_caption_groups_select_equals_a_loop(image_of, images, most):
     groups = CaptionGroups.from_images(np.array(image_of, dtype=np.int64), 6)
     expected = [[i for i, image in enumerate(image_of) if image == each] for each in range(6)]
     assert [group.tolist() for group in groups] == expected
     assert groups.counts.tolist() == [len(group) for group in expected]
-    assert groups.select(np.array(images, dtype=np.int64)).tolist() == [caption for image in images for caption in expected[image]]
-    assert groups.select(np.array(images, dtype=np.int64), most).tolist() == [i for image in images for i in expected[image][:most]]
+    assert groups.select(np.array(images, dtype=np.int64)).tolist() == [
+        caption for image in images for caption in expected[image]
+    ]
+    assert groups.select(np.array(images, dtype=np.int64), most).tolist() == [
+        i for image in images for i in expected[image][:most]
+    ]
 
 
 def test_caption_array_follows_rows_of_the_whole_list(tmp_path):
     np.save(tmp_path / "texts.npy", np.arange(12.0, dtype=np.float32).reshape(6, 2))
-    data = Dataset("d", (Image("a", "train"), Image("b", "val")), tuple("uvwxyz"), np.array([0, 1, 1, 0, 0, 1]))
+    data = Dataset(
+        "d", (Image("a", "train"), Image("b", "val")), tuple("uvwxyz"), np.array([0, 1, 1, 0, 0, 1])
+    )
     stored = ArrayFeatures.open(tmp_path / "texts.npy", data, "caption")
     assert stored.read(data.split("val").caption_rows).vectors[:, 0].tolist() == [2.0, 4.0, 10.0]
     with pytest.raises(DataError, match=r"expected 5 rows of features, one for each caption of d"):
-        ArrayFeatures.open(tmp_path / "texts.npy", replace(data, captions=tuple("uvwxy"), image_of=data.image_of[:5]), "caption")
+        ArrayFeatures.open(
+            tmp_path / "texts.npy",
+            replace(data, captions=tuple("uvwxy"), image_of=data.image_of[:5]),
+            "caption",
+        )
 
 
 def test_training_on_table_equals_training_on_tuples(tmp_path, monkeypatch):
@@ -249,12 +332,15 @@ def test_training_on_table_equals_training_on_tuples(tmp_path, monkeypatch):
         "phases": [{"epochs": 1, "objective": "InfoNCE()"}],
     }
     lazy = start_training(build_recipe(values, {}, "large"), tmp_path / "lazy", NoProgress())
-    monkeypatch.setattr(features, "open_dataset", lambda *args, **options: as_tuples(open_dataset(*args, **options)))
+    monkeypatch.setattr(
+        features, "open_dataset", lambda *args, **options: as_tuples(open_dataset(*args, **options))
+    )
     eager = start_training(build_recipe(values, {}, "large"), tmp_path / "eager", NoProgress())
     assert lazy.test.num_images == 12
     assert lazy.test.to_json() == eager.test.to_json()
     with pytest.raises(
-        RecipeError, match=r'text\.granularity: expected "pooled", because .*texts\.npy holds one vector per caption, got "words"'
+        RecipeError,
+        match=r'text\.granularity: expected "pooled", because .*texts\.npy holds one vector per caption, got "words"',
     ):
         prepare_training(build_recipe(values, {"text.granularity": "words"}, "large"))
 
@@ -268,7 +354,11 @@ def test_rows_of_a_large_array_are_read_without_its_map(tmp_path_factory, rows):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(arrays, "MAX_MAPPED_BYTES", 0)
         for index in (np.array(rows, dtype=np.int64), np.arange(2, 7)):
-            assert ArrayFeatures.open(path, data).read(index).vectors.equal(torch.from_numpy(np.load(path)[index]).float())
+            assert (
+                ArrayFeatures.open(path, data)
+                .read(index)
+                .vectors.equal(torch.from_numpy(np.load(path)[index]).float())
+            )
     assert mapped.read(np.arange(9)).vectors.shape == (9, 2, 3)
 
 
@@ -278,17 +368,42 @@ LIST_CELL = st.lists(CELL, max_size=3).map(json.dumps)
 
 @settings(max_examples=40)
 @given(
-    st.lists(st.tuples(st.sampled_from(["a.jpg", "b.jpg", ""]), CELL | LIST_CELL, CELL, st.sampled_from(["", "val", "dev"])), min_size=1),
-    st.sampled_from([("caption", "caption_2"), ("captions", "text"), ("Text", "notes"), ("text", "title"), ("caption", "text")]),
+    st.lists(
+        st.tuples(
+            st.sampled_from(["a.jpg", "b.jpg", ""]),
+            CELL | LIST_CELL,
+            CELL,
+            st.sampled_from(["", "val", "dev"]),
+        ),
+        min_size=1,
+    ),
+    st.sampled_from(
+        [
+            ("caption", "caption_2"),
+            ("captions", "text"),
+            ("Text", "notes"),
+            ("text", "title"),
+            ("caption", "text"),
+        ]
+    ),
     st.sampled_from([",", ";", "\t"]),
     st.booleans(),
 )
-def test_large_csv_has_content_of_small_csv(tmp_path_factory, rows, columns, delimiter, byte_order_mark):
+def test_large_csv_has_content_of_small_csv(
+    tmp_path_factory, rows, columns, delimiter, byte_order_mark
+):
     folder = tmp_path_factory.mktemp("csv")
     for name in ("a.jpg", "b.jpg"):
         PILImage.new("RGB", (4, 4)).save(folder / name)
-    with open(folder / "captions.csv", "w", encoding="utf-8-sig" if byte_order_mark else "utf-8", newline="") as file:
-        csv.writer(file, delimiter=delimiter, lineterminator="\n").writerows([("Image_Path", *columns, "split"), *rows])
+    with open(
+        folder / "captions.csv",
+        "w",
+        encoding="utf-8-sig" if byte_order_mark else "utf-8",
+        newline="",
+    ) as file:
+        csv.writer(file, delimiter=delimiter, lineterminator="\n").writerows(
+            [("Image_Path", *columns, "split"), *rows]
+        )
     contents = []
     for large in (False, True):
         with pytest.MonkeyPatch.context() as patch:
@@ -299,13 +414,26 @@ def test_large_csv_has_content_of_small_csv(tmp_path_factory, rows, columns, del
                 contents.append(None)
                 continue
         assert data.is_lazy == large
-        contents.append(([(image.name, image.split) for image in data.images], list(data.captions), data.image_of.tolist()))
+        contents.append(
+            (
+                [(image.name, image.split) for image in data.images],
+                list(data.captions),
+                data.image_of.tolist(),
+            )
+        )
     assert contents[0] == contents[1]
 
 
 def test_table_reads_numbered_caption_columns(tmp_path):
     pq.write_table(
-        pa.table({"caption_2": ["b", None, "d"], "filename": ["x", "y", "x"], "Caption": ["a", "c", None]}), tmp_path / "captions.parquet"
+        pa.table(
+            {
+                "caption_2": ["b", None, "d"],
+                "filename": ["x", "y", "x"],
+                "Caption": ["a", "c", None],
+            }
+        ),
+        tmp_path / "captions.parquet",
     )
     with pytest.raises(DataError, match=r"1 x empty caption"):
         open_dataset(tmp_path)
@@ -314,12 +442,18 @@ def test_table_reads_numbered_caption_columns(tmp_path):
 
 
 def test_table_without_file_names_is_one_error(tmp_path):
-    pq.write_table(pa.table({"filename": ["", None], "caption": ["a", "b"]}), tmp_path / "captions.parquet")
-    with pytest.raises(DataError, match=r"captions\.parquet has no usable image: no row names an image file\."):
+    pq.write_table(
+        pa.table({"filename": ["", None], "caption": ["a", "b"]}), tmp_path / "captions.parquet"
+    )
+    with pytest.raises(
+        DataError, match=r"captions\.parquet has no usable image: no row names an image file\."
+    ):
         open_dataset(tmp_path)
 
 
 @pytest.mark.parametrize("count", [127, 128, 129, 300])
 def test_table_with_many_splits_keeps_them(tmp_path, count):
-    data = open_dataset(write_table(tmp_path / "data", [(f"{i}.jpg", "x", f"fold{i}") for i in range(count)]))
+    data = open_dataset(
+        write_table(tmp_path / "data", [(f"{i}.jpg", "x", f"fold{i}") for i in range(count)])
+    )
     assert [image.split for image in data.images] == [f"fold{i}" for i in range(count)]

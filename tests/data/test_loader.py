@@ -23,7 +23,9 @@ def dataset(counts):
     """One image per count, with this number of captions of different lengths."""
     image_of = np.repeat(np.arange(len(counts)), counts)
     captions = tuple(f"{FIRST_WORDS[i * 7 % 4]} number {i}" for i in range(len(image_of)))
-    return Dataset("toy", tuple(Image(f"{i}.jpg", "train") for i in range(len(counts))), captions, image_of)
+    return Dataset(
+        "toy", tuple(Image(f"{i}.jpg", "train") for i in range(len(counts))), captions, image_of
+    )
 
 
 class Numbers:
@@ -36,7 +38,11 @@ class Numbers:
 def loader(data, plan, seed=3):
     vocabulary = Vocabulary.from_captions(data.captions, min_count=1)
     return Loader(
-        data, StoredFeatures(Numbers(), np.arange(len(data.images)) + 100), TokenizedCaptions(data.captions, vocabulary), plan, seed
+        data,
+        StoredFeatures(Numbers(), np.arange(len(data.images)) + 100),
+        TokenizedCaptions(data.captions, vocabulary),
+        plan,
+        seed,
     )
 
 
@@ -71,13 +77,23 @@ def test_schedule_of_images_has_k_captions_each(counts, batch_size, k, epoch):
 
 def test_schedule_of_images_uses_all_captions_over_epochs():
     data, plan = dataset([5] * 4), BatchSchedule(batch_size=2, captions_per_image=1)
-    seen = {int(i) for epoch in range(60) for _, captions in plan.batches(data, 0, epoch) for i in captions}
+    seen = {
+        int(i)
+        for epoch in range(60)
+        for _, captions in plan.batches(data, 0, epoch)
+        for i in captions
+    }
     assert seen == set(range(20))
 
 
 def test_batch_has_its_split():
     data = dataset([1, 2, 3])
-    renamed = Dataset("toy", tuple(Image(image.name, "val") for image in data.images), data.captions, data.image_of)
+    renamed = Dataset(
+        "toy",
+        tuple(Image(image.name, "val") for image in data.images),
+        data.captions,
+        data.image_of,
+    )
     for part, split in ((data, "train"), (renamed, "val")):
         batches = loader(part, BatchSchedule(batch_size=2))
         assert batches.split == split
@@ -94,8 +110,13 @@ def test_schedule_drop_last_has_full_batches(k):
 
 @pytest.mark.parametrize(("k", "unit"), [(None, "captions"), (2, "images")])
 def test_schedule_without_batch_is_an_error(k, unit):
-    with pytest.raises(DataError, match=f"data set toy is smaller than one batch of 50 {unit}. Set a smaller training.batch_size"):
-        BatchSchedule(batch_size=50, captions_per_image=k, drop_last=True).batches(dataset([3] * 7), 0, 0)
+    with pytest.raises(
+        DataError,
+        match=f"data set toy is smaller than one batch of 50 {unit}. Set a smaller training.batch_size",
+    ):
+        BatchSchedule(batch_size=50, captions_per_image=k, drop_last=True).batches(
+            dataset([3] * 7), 0, 0
+        )
 
 
 def to_lists(plan):
@@ -103,7 +124,12 @@ def to_lists(plan):
 
 
 @pytest.mark.parametrize(
-    "plan", [BatchSchedule(batch_size=4), BatchSchedule(batch_size=4, length_buckets=2), BatchSchedule(batch_size=4, captions_per_image=2)]
+    "plan",
+    [
+        BatchSchedule(batch_size=4),
+        BatchSchedule(batch_size=4, length_buckets=2),
+        BatchSchedule(batch_size=4, captions_per_image=2),
+    ],
 )
 def test_schedule_depends_on_seed_and_epoch(plan):
     data = dataset([3] * 9)
@@ -124,10 +150,15 @@ def padding(data, plan):
 
 def test_length_buckets_reduce_padding_and_mix_batches():
     data = dataset([5] * 40)
-    plain, bucketed = (padding(data, BatchSchedule(batch_size=10, length_buckets=n)) for n in (0, 20))
+    plain, bucketed = (
+        padding(data, BatchSchedule(batch_size=10, length_buckets=n)) for n in (0, 20)
+    )
     assert plain > 0.3
     assert bucketed < plain / 4
-    lengths = [batch.text.vectors.shape[1] for batch in loader(data, BatchSchedule(batch_size=10, length_buckets=20)).epoch(0)]
+    lengths = [
+        batch.text.vectors.shape[1]
+        for batch in loader(data, BatchSchedule(batch_size=10, length_buckets=20)).epoch(0)
+    ]
     assert lengths != sorted(lengths)
 
 
@@ -142,8 +173,12 @@ def same(one, other):
 
 def test_number_of_batches_is_known_without_sampling_them():
     data = dataset([3, 0, 1, 2, 5])
-    for k, size, drop_last, limit in itertools.product((None, 1, 2), (2, 3, 4), (False, True), (0, 1, 2)):
-        schedule = BatchSchedule(batch_size=size, captions_per_image=k, drop_last=drop_last, batches_per_epoch=limit)
+    for k, size, drop_last, limit in itertools.product(
+        (None, 1, 2), (2, 3, 4), (False, True), (0, 1, 2)
+    ):
+        schedule = BatchSchedule(
+            batch_size=size, captions_per_image=k, drop_last=drop_last, batches_per_epoch=limit
+        )
         assert schedule.num_batches(data) == len(schedule.batches(data, 0, 1))
 
 
@@ -166,7 +201,9 @@ def test_epoch_resumed_at_its_end_is_empty():
 def test_batch_ids_match_images_and_captions():
     data = dataset([2, 3, 1])
     for batch in loader(data, BatchSchedule(batch_size=2, captions_per_image=2)).epoch(0):
-        assert batch.visual.vectors[:, 0].tolist() == [100 + image for image in batch.image_ids.tolist()]
+        assert batch.visual.vectors[:, 0].tolist() == [
+            100 + image for image in batch.image_ids.tolist()
+        ]
         assert batch.text_ids.tolist() == data.image_of[batch.captions].tolist()
         assert set(batch.text_ids.tolist()) == set(batch.image_ids.tolist())
 
@@ -176,14 +213,19 @@ def test_stored_features_average_crops():
         def read(self, rows):
             return Encoded(torch.arange(10.0)[None, :, None].expand(len(rows), 10, 3))
 
-    assert StoredFeatures(Crops(), np.arange(2), crops=10).read(np.array([0, 1])).vectors.tolist() == [[4.5] * 3] * 2
+    assert (
+        StoredFeatures(Crops(), np.arange(2), crops=10).read(np.array([0, 1])).vectors.tolist()
+        == [[4.5] * 3] * 2
+    )
 
 
 class WholeImages:
     """Preprocessing that changes nothing."""
 
     def preprocess(self, images):
-        return torch.stack([torch.from_numpy(np.asarray(image.resize((8, 8))).copy()) for image in images])
+        return torch.stack(
+            [torch.from_numpy(np.asarray(image.resize((8, 8))).copy()) for image in images]
+        )
 
 
 @pytest.fixture
@@ -192,13 +234,17 @@ def pixels(tmp_path):
 
     noise = np.random.default_rng(0)
     for i in range(6):
-        Pictures.fromarray(noise.integers(0, 255, (20, 24, 3), np.uint8)).save(tmp_path / f"{i}.png")
+        Pictures.fromarray(noise.integers(0, 255, (20, 24, 3), np.uint8)).save(
+            tmp_path / f"{i}.png"
+        )
     images = tuple(Image(f"{i}.png", "train", ByteRange(tmp_path / f"{i}.png")) for i in range(6))
     data = Dataset("images", images, tuple(f"image {i}" for i in range(6)), np.arange(6))
     tokens = TokenizedCaptions(data.captions, Vocabulary.from_captions(data.captions, min_count=1))
     return lambda augment, seed: Loader(
         data,
-        PixelSource(data.images, WholeImages().preprocess, WholeImages().preprocess if augment else None),
+        PixelSource(
+            data.images, WholeImages().preprocess, WholeImages().preprocess if augment else None
+        ),
         tokens,
         BatchSchedule(batch_size=2),
         seed,
@@ -212,14 +258,23 @@ def test_random_transforms_depend_on_seed_epoch_and_batch(pixels):
     for one, other in zip(whole[1:], augmented.epoch(1, start=1), strict=True):
         same(one, other)
     images = {
-        epoch: {int(i): v for b in augmented.epoch(epoch) for i, v in zip(b.images, b.visual.vectors, strict=True)} for epoch in (1, 2)
+        epoch: {
+            int(i): v
+            for b in augmented.epoch(epoch)
+            for i, v in zip(b.images, b.visual.vectors, strict=True)
+        }
+        for epoch in (1, 2)
     }
-    assert not all(torch.equal(images[1][i], images[2][i]) for i in range(6)), "another epoch, another crop"
+    assert not all(torch.equal(images[1][i], images[2][i]) for i in range(6)), (
+        "another epoch, another crop"
+    )
 
 
 def test_pixel_source_uses_crops_only_in_training(pixels):
     read = pixels(True, 0).visual
-    read.preprocess, read.preprocess_crops = (lambda images, n=n: torch.full((len(images), 1), n) for n in (1.0, 2.0))
+    read.preprocess, read.preprocess_crops = (
+        lambda images, n=n: torch.full((len(images), 1), n) for n in (1.0, 2.0)
+    )
     assert read.read(np.arange(2), np.arange(2)).vectors.tolist() == [[2.0], [2.0]]
     assert read.read(np.arange(2)).vectors.tolist() == [[1.0], [1.0]]
 
@@ -237,28 +292,50 @@ def test_unreadable_image_in_batch_is_one_error(pixels, tmp_path):
         list(batches.epoch(0))
 
 
-@given(st.lists(st.integers(1, 6), min_size=6, max_size=20), st.integers(4, 9), st.none() | st.integers(1, 3), st.integers(1, 4))
+@given(
+    st.lists(st.integers(1, 6), min_size=6, max_size=20),
+    st.integers(4, 9),
+    st.none() | st.integers(1, 3),
+    st.integers(1, 4),
+)
 def test_parts_of_ranks_make_the_global_batch(counts, batch_size, k, world_size):
     size = batch_size if k is None else 6
-    whole = loader(dataset(counts), BatchSchedule(batch_size=size, captions_per_image=k, drop_last=True))
-    parts = [replace(whole, rank=rank, world_size=world_size).epoch(1) for rank in range(world_size)]
+    whole = loader(
+        dataset(counts), BatchSchedule(batch_size=size, captions_per_image=k, drop_last=True)
+    )
+    parts = [
+        replace(whole, rank=rank, world_size=world_size).epoch(1) for rank in range(world_size)
+    ]
     for expected, *ranks in zip(whole.epoch(1), *parts, strict=True):
         assert expected.global_images.tolist() == expected.images.tolist()
-        images, captions = ([part.tolist() for part in np.array_split(items, world_size)] for items in (expected.images, expected.captions))
+        images, captions = (
+            [part.tolist() for part in np.array_split(items, world_size)]
+            for items in (expected.images, expected.captions)
+        )
         assert [batch.images.tolist() for batch in ranks] == images
         assert [batch.captions.tolist() for batch in ranks] == captions
         for rank, batch in enumerate(ranks):
-            assert (batch.image_start, batch.caption_start) == (sum(map(len, images[:rank])), sum(map(len, captions[:rank])))
+            assert (batch.image_start, batch.caption_start) == (
+                sum(map(len, images[:rank])),
+                sum(map(len, captions[:rank])),
+            )
             assert batch.global_images.tolist() == expected.images.tolist()
             assert batch.global_captions.tolist() == expected.captions.tolist()
         for name in ("image_ids", "text_ids"):
-            assert torch.equal(torch.cat([getattr(batch, name) for batch in ranks]), getattr(expected, name))
-        assert torch.equal(torch.cat([batch.visual.vectors for batch in ranks]), expected.visual.vectors)
+            assert torch.equal(
+                torch.cat([getattr(batch, name) for batch in ranks]), getattr(expected, name)
+            )
+        assert torch.equal(
+            torch.cat([batch.visual.vectors for batch in ranks]), expected.visual.vectors
+        )
 
 
 def test_batch_with_fewer_items_than_ranks_is_an_error():
     batches = replace(loader(dataset([1] * 9), BatchSchedule(batch_size=4)), world_size=3)
-    with pytest.raises(DataError, match="expected at least 3 images and captions in a batch, one for each process, got 1"):
+    with pytest.raises(
+        DataError,
+        match="expected at least 3 images and captions in a batch, one for each process, got 1",
+    ):
         list(batches.epoch(0))
 
 
@@ -266,7 +343,9 @@ def test_random_transforms_do_not_depend_on_ranks(pixels):
     whole = list(pixels(True, 0).epoch(1))
     parts = [list(replace(pixels(True, 0), rank=rank, world_size=2).epoch(1)) for rank in range(2)]
     for expected, *ranks in zip(whole, *parts, strict=True):
-        assert torch.equal(torch.cat([batch.visual.vectors for batch in ranks]), expected.visual.vectors)
+        assert torch.equal(
+            torch.cat([batch.visual.vectors for batch in ranks]), expected.visual.vectors
+        )
 
 
 @given(st.lists(st.integers(0, 2**31), min_size=1, max_size=4))

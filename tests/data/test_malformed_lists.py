@@ -24,9 +24,17 @@ UNREADABLE = {
     "no rows": ("captions.jsonl", b"\n", "no usable image.*no image is listed"),
     "empty table": ("captions.csv", b"", "expected a header with filename and caption"),
     "no header": ("captions.csv", b"a.png,a dog\n", "expected a header with filename and caption"),
-    "two captions": ("captions.csv", b"filename,title,text\na.png,A,B\n", "Name one of them caption"),
+    "two captions": (
+        "captions.csv",
+        b"filename,title,text\na.png,A,B\n",
+        "Name one of them caption",
+    ),
     "no caption column": ("captions.csv", b"filename,size\na.png,3\n", "Name one of them caption"),
-    "two files": ("captions.csv", b"filename,image,caption\na.png,b.png,A\n", "Name one of them filename"),
+    "two files": (
+        "captions.csv",
+        b"filename,image,caption\na.png,b.png,A\n",
+        "Name one of them filename",
+    ),
 }
 
 
@@ -55,7 +63,9 @@ def test_nonfinite_precomp_features_are_findings(tmp_path):
     np.save(tmp_path / "train_ims.npy", features)
     precomp(tmp_path, "dev")
     report = check_dataset(tmp_path)
-    assert [(finding.kind, finding.location) for finding in report.findings if finding.loses_data] == [("features not finite", "train-2")]
+    assert [
+        (finding.kind, finding.location) for finding in report.findings if finding.loses_data
+    ] == [("features not finite", "train-2")]
     assert len(open_dataset(tmp_path).images) == 8  # the structure is sound
     with pytest.raises(DataError, match="train-2"):
         open_dataset(tmp_path, decode_images=True)
@@ -68,10 +78,13 @@ def test_precomp_row_count_mismatch_is_a_finding(tmp_path):
     precomp(tmp_path, captions=19)
     precomp(tmp_path, "test")
     report = check_dataset(tmp_path)
-    assert [(finding.kind, finding.location) for finding in report.findings if finding.loses_data] == [
-        ("wrong row count", "train_caps.txt")
-    ]
-    with pytest.raises(DataError, match=r"expected 4 captions, as train_ims\.npy has rows, or five times as many, got 19"):
+    assert [
+        (finding.kind, finding.location) for finding in report.findings if finding.loses_data
+    ] == [("wrong row count", "train_caps.txt")]
+    with pytest.raises(
+        DataError,
+        match=r"expected 4 captions, as train_ims\.npy has rows, or five times as many, got 19",
+    ):
         open_dataset(tmp_path)
     assert open_dataset(tmp_path, skip_bad=True).splits == ("test",)
 
@@ -81,7 +94,11 @@ def test_precomp_broken_captions_are_findings(tmp_path):
     lines = (tmp_path / "train_caps.txt").read_bytes().split(b"\n")
     lines[3], lines[7] = b"", b"caf\xe9"
     (tmp_path / "train_caps.txt").write_bytes(b"\n".join(lines))
-    found = [(finding.kind, finding.location) for finding in check_dataset(tmp_path).findings if finding.loses_data]
+    found = [
+        (finding.kind, finding.location)
+        for finding in check_dataset(tmp_path).findings
+        if finding.loses_data
+    ]
     assert found == [("empty caption", "train_caps.txt:4"), ("broken UTF-8", "train_caps.txt:8")]
     assert len(open_dataset(tmp_path, skip_bad=True).captions) == 18
 
@@ -93,7 +110,9 @@ def test_precomp_truncated_or_missing_files_are_errors(tmp_path, damage):
         (tmp_path / "train_ims.npy").write_bytes((tmp_path / "train_ims.npy").read_bytes()[:-8])
     else:
         (tmp_path / "train_caps.txt").unlink()
-    with pytest.raises(DataError, match=r"train_ims.npy is not a readable|train_caps.txt is missing"):
+    with pytest.raises(
+        DataError, match=r"train_ims.npy is not a readable|train_caps.txt is missing"
+    ):
         open_dataset(tmp_path, skip_bad=True)
     assert [finding.kind for finding in check_dataset(tmp_path).findings] == ["unreadable"]
 
@@ -102,7 +121,13 @@ SOURCES = {
     "dataset_x.json": json.dumps(
         {
             "images": [
-                {"filename": f"{i}.png", "imgid": i, "split": "test", "sentences": [{"raw": "a dog", "tokens": ["a"]}]} for i in range(2)
+                {
+                    "filename": f"{i}.png",
+                    "imgid": i,
+                    "split": "test",
+                    "sentences": [{"raw": "a dog", "tokens": ["a"]}],
+                }
+                for i in range(2)
             ]
         }
     ).encode(),
@@ -110,11 +135,30 @@ SOURCES = {
     "captions.csv": b'filename,caption,caption_2,split\na.png,"a, dog","two\nlines",val\nb.png,x,,train\n',
 }
 SOME_BYTES = st.sampled_from(
-    [b"", b"\x00", b"\xff", b'"', b",", b"\n", b"\r", b"{", b"]", b"null", b"7", b"[[", b"\\ud800", b"../", b"n" * 300]
+    [
+        b"",
+        b"\x00",
+        b"\xff",
+        b'"',
+        b",",
+        b"\n",
+        b"\r",
+        b"{",
+        b"]",
+        b"null",
+        b"7",
+        b"[[",
+        b"\\ud800",
+        b"../",
+        b"n" * 300,
+    ]
 )
 
 
-@given(st.sampled_from(sorted(SOURCES)), st.lists(st.tuples(st.floats(0, 1), st.integers(0, 8), SOME_BYTES), min_size=1, max_size=3))
+@given(
+    st.sampled_from(sorted(SOURCES)),
+    st.lists(st.tuples(st.floats(0, 1), st.integers(0, 8), SOME_BYTES), min_size=1, max_size=3),
+)
 def test_damaged_lists_never_raise_other_errors(name, changes):
     content = SOURCES[name]
     for where, width, new in changes:
@@ -124,7 +168,9 @@ def test_damaged_lists_never_raise_other_errors(name, changes):
         Path(root, name).write_bytes(content)
         Path(root, "a.png").write_bytes(b"no picture")
         report = check_dataset(root)
-        assert all("\n" not in str(finding) and str(finding).encode() for finding in report.findings)
+        assert all(
+            "\n" not in str(finding) and str(finding).encode() for finding in report.findings
+        )
         assert not report.ok  # a.png is not an image
         with suppress(DataError):
             open_dataset(root)

@@ -24,7 +24,10 @@ def write_tables(folder, count):
     for number in range(count):
         content = io.BytesIO()
         Image.new("RGB", (4, 4), (number % 256, number // 256, 3)).save(content, "PNG")
-        columns = {"image": [{"bytes": content.getvalue(), "path": f"{number}.png"}], "caption": [f"caption {number}"]}
+        columns = {
+            "image": [{"bytes": content.getvalue(), "path": f"{number}.png"}],
+            "caption": [f"caption {number}"],
+        }
         pq.write_table(pa.table(columns), folder / f"train-{number:05d}.parquet")
 
 
@@ -32,17 +35,33 @@ def test_counts_of_shards_are_one_record(tmp_path, monkeypatch):
     write_tables(tmp_path, 20)
     counted, done = [], []
     count_samples = shard_stream.count_samples
-    monkeypatch.setattr(shard_stream, "count_samples", lambda file, **options: counted.append(file.name) or count_samples(file, **options))
-    before = set(os.listdir(storage.cache_folder() / "checks")) if (storage.cache_folder() / "checks").exists() else set()
+    monkeypatch.setattr(
+        shard_stream,
+        "count_samples",
+        lambda file, **options: counted.append(file.name) or count_samples(file, **options),
+    )
+    before = (
+        set(os.listdir(storage.cache_folder() / "checks"))
+        if (storage.cache_folder() / "checks").exists()
+        else set()
+    )
     for _ in range(2):
-        stream = ShardStream.open(str(tmp_path / "*.parquet"), max_open=2, on_progress=lambda *numbers: done.append(numbers))
-        assert [shard.name for shard in stream.shards] == [f"train-{number:05d}.parquet, row group 0" for number in range(20)]
+        stream = ShardStream.open(
+            str(tmp_path / "*.parquet"),
+            max_open=2,
+            on_progress=lambda *numbers: done.append(numbers),
+        )
+        assert [shard.name for shard in stream.shards] == [
+            f"train-{number:05d}.parquet, row group 0" for number in range(20)
+        ]
     assert sorted(counted) == [f"train-{number:05d}.parquet" for number in range(20)]
     assert done == [(number, 20) for number in range(1, 21)]
     assert len(set(os.listdir(storage.cache_folder() / "checks")) - before) == 1
     # A changed shard is counted again, and the counts before an error are kept.
     counted.clear()
-    pq.write_table(pa.table({"image": [b"a", b"b"], "caption": ["a", "b"]}), tmp_path / "train-00007.parquet")
+    pq.write_table(
+        pa.table({"image": [b"a", b"b"], "caption": ["a", "b"]}), tmp_path / "train-00007.parquet"
+    )
     (tmp_path / "train-00012.parquet").write_bytes(b"PAR1")
     with pytest.raises(DataError, match=r"train-00012\.parquet cannot be read"):
         ShardStream.open(str(tmp_path / "*.parquet"), max_open=2)

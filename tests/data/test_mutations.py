@@ -93,13 +93,18 @@ def photos(folder: Path, *, archive: bool = False) -> list[dict]:
 
 
 def as_lines(folder: Path) -> Path:
-    (folder / "captions.jsonl").write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in photos(folder)))
+    (folder / "captions.jsonl").write_text(
+        "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in photos(folder))
+    )
     return folder / "captions.jsonl"
 
 
 def as_table(folder: Path) -> Path:
     rows = ["filename,split,caption,caption_2"]
-    rows += [",".join([row["filename"], row["split"], row["captions"][0], '"two, dogs"']) for row in photos(folder)]
+    rows += [
+        ",".join([row["filename"], row["split"], row["captions"][0], '"two, dogs"'])
+        for row in photos(folder)
+    ]
     (folder / "captions.csv").write_text("\n".join(rows))
     return folder / "captions.csv"
 
@@ -112,7 +117,10 @@ def as_karpathy(folder: Path) -> Path:
             "split": row["split"],
             "imgid": number,
             "cocoid": 7 * number,
-            "sentences": [{"raw": text, "tokens": text.split(), "sentid": 2 * number + k} for k, text in enumerate(row["captions"])],
+            "sentences": [
+                {"raw": text, "tokens": text.split(), "sentid": 2 * number + k}
+                for k, text in enumerate(row["captions"])
+            ],
         }
         for number, row in enumerate(photos(folder, archive=True))
     ]
@@ -124,7 +132,10 @@ def as_coco(folder: Path) -> Path:
     rows = photos(folder)
     content = {
         "images": [{"id": number, "file_name": row["filename"]} for number, row in enumerate(rows)],
-        "annotations": [{"image_id": number, "id": number, "caption": row["captions"][0]} for number, row in enumerate(rows)],
+        "annotations": [
+            {"image_id": number, "id": number, "caption": row["captions"][0]}
+            for number, row in enumerate(rows)
+        ],
     }
     (folder / "captions_val2017.json").write_text(json.dumps(content))
     return folder / "captions_val2017.json"
@@ -132,14 +143,29 @@ def as_coco(folder: Path) -> Path:
 
 def as_image_table(name: str, **options: str) -> Callable[[Path], Path]:
     def make(folder: Path) -> Path:
-        pa = pytest.importorskip("pyarrow", reason="PyArrow is not installed: pip install 'visavis[large]'")
+        pa = pytest.importorskip(
+            "pyarrow", reason="PyArrow is not installed: pip install 'visavis[large]'"
+        )
         rows = photos(folder)
-        images = [{"bytes": (folder / row["filename"]).read_bytes(), "path": row["filename"]} for row in rows]
-        table = pa.table({"image": images, "captions": [row["captions"] for row in rows], "split": [row["split"] for row in rows]})
+        images = [
+            {"bytes": (folder / row["filename"]).read_bytes(), "path": row["filename"]}
+            for row in rows
+        ]
+        table = pa.table(
+            {
+                "image": images,
+                "captions": [row["captions"] for row in rows],
+                "split": [row["split"] for row in rows],
+            }
+        )
         if name.endswith(".parquet"):
-            __import__("pyarrow.parquet").parquet.write_table(table, folder / name, row_group_size=3)
+            __import__("pyarrow.parquet").parquet.write_table(
+                table, folder / name, row_group_size=3
+            )
         else:
-            with pa.ipc.new_stream(str(folder / name), table.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
+            with pa.ipc.new_stream(
+                str(folder / name), table.schema, options=pa.ipc.IpcWriteOptions(**options)
+            ) as writer:
                 writer.write_table(table, max_chunksize=3)
         for row in rows:
             (folder / row["filename"]).unlink()
@@ -199,10 +225,18 @@ def read_list(folder: Path) -> None:
 def as_store(name: str) -> Callable[[Path], Path]:
     def make(folder: Path) -> Path:
         words = name in ("offsets.npy", "words.npy")
-        description = StoreDescription("text", "words" if words else "pooled", "encoder", "0" * 16, (3,), 4, "data")
-        writer = FeatureWriter.open(folder / "store", description, list(NAMES), np.array([1, 2, 1, 2]) if words else None)
+        description = StoreDescription(
+            "text", "words" if words else "pooled", "encoder", "0" * 16, (3,), 4, "data"
+        )
+        writer = FeatureWriter.open(
+            folder / "store", description, list(NAMES), np.array([1, 2, 1, 2]) if words else None
+        )
         vectors = torch.arange(24.0).view(4, 2, 3) if words else torch.arange(12.0).view(4, 3)
-        mask = torch.tensor([[True, False], [True, True], [True, False], [True, True]]) if words else None
+        mask = (
+            torch.tensor([[True, False], [True, True], [True, False], [True, True]])
+            if words
+            else None
+        )
         writer.append(Encoded(vectors, mask))
         writer.finish()
         return folder / "store" / name
@@ -213,7 +247,9 @@ def as_store(name: str) -> Callable[[Path], Path]:
 def read_store(folder: Path) -> None:
     store = FeatureStore.open(folder / "store")
     if store.offsets is None:
-        assert store.read(store.rows(NAMES)).vectors.equal(torch.arange(12.0).view(4, 3)), "never other features"
+        assert store.read(store.rows(NAMES)).vectors.equal(torch.arange(12.0).view(4, 3)), (
+            "never other features"
+        )
     else:
         assert store.read(store.rows(NAMES)).vectors[1].equal(torch.arange(6.0, 12).view(2, 3))
 
@@ -230,19 +266,25 @@ def read_record(folder: Path) -> None:
 
 
 def as_pairs(folder: Path) -> Path:
-    PairCache(folder / "relevance.sqlite").add({(name, other): 0.25 for name in NAMES for other in NAMES})
+    PairCache(folder / "relevance.sqlite").add(
+        {(name, other): 0.25 for name in NAMES for other in NAMES}
+    )
     return folder / "relevance.sqlite"
 
 
 def read_pairs(folder: Path) -> None:
     pairs = PairCache(folder / "relevance.sqlite")
-    assert set(pairs.read([(name, other) for name in NAMES for other in NAMES]).values()) <= {0.25}, "never another degree"
+    assert set(pairs.read([(name, other) for name in NAMES for other in NAMES]).values()) <= {
+        0.25
+    }, "never another degree"
     pairs.add({("a", "b"): 0.5})
     assert pairs.read([("a", "b")]) == {("a", "b"): 0.5}
 
 
 def as_scenes(folder: Path) -> Path:
-    write_synthetic_scenes(folder / "scenes", num_train=2, num_val=0, num_test=0, size=32, captions_per_image=1)
+    write_synthetic_scenes(
+        folder / "scenes", num_train=2, num_val=0, num_test=0, size=32, captions_per_image=1
+    )
     return folder / "scenes" / "scenes.jsonl"
 
 
@@ -262,7 +304,9 @@ def as_matrix(folder: Path) -> Path:
 
 
 def as_ratings(folder: Path) -> Path:
-    (folder / "sts-dev.tsv").write_text("genre\tsentence1\tsentence2\tscore\nx\ta dog\ta cat\t3.5\nx\tone\ttwo\t0\n")
+    (folder / "sts-dev.tsv").write_text(
+        "genre\tsentence1\tsentence2\tscore\nx\ta dog\ta cat\t3.5\nx\tone\ttwo\t0\n"
+    )
     return folder / "sts-dev.tsv"
 
 
@@ -294,15 +338,27 @@ KINDS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], object]]] = {
     "captions": (as_captions, read_list),
     **{
         name: (as_store(name), read_store)
-        for name in ("features.json", "keys.json", "progress.json", "vectors.npy", "words.npy", "offsets.npy")
+        for name in (
+            "features.json",
+            "keys.json",
+            "progress.json",
+            "vectors.npy",
+            "words.npy",
+            "offsets.npy",
+        )
     },
     "record": (as_record, read_record),
     "pairs": (as_pairs, read_pairs),
     "scenes": (as_scenes, read_scenes),
-    "word vectors": (as_vectors, lambda folder: read_word_vectors(folder / "vectors.txt", {"dog", "cat", "bé"})),
+    "word vectors": (
+        as_vectors,
+        lambda folder: read_word_vectors(folder / "vectors.txt", {"dog", "cat", "bé"}),
+    ),
     "matrix": (
         as_matrix,
-        lambda folder: MatrixRelevance(path=str(folder / "matrix.npy")).for_captions(["a", "b", "c"])(torch.arange(3), torch.arange(3)),
+        lambda folder: MatrixRelevance(path=str(folder / "matrix.npy")).for_captions(
+            ["a", "b", "c"]
+        )(torch.arange(3), torch.arange(3)),
     ),
     "ratings": (as_ratings, of_ratings),
     "numbered": (as_numbered, read_crisscrossed_captions),
@@ -314,7 +370,11 @@ def changed(content: bytes, rng: random.Random) -> bytes:
     place, width = rng.randrange(len(content)), rng.choice((1, 2, 8, 40))
     way = rng.randrange(5)
     if way == 0:
-        return content[:place] + bytes([content[place] ^ (1 << rng.randrange(8))]) + content[place + 1 :]
+        return (
+            content[:place]
+            + bytes([content[place] ^ (1 << rng.randrange(8))])
+            + content[place + 1 :]
+        )
     if way == 1:
         return content[:place] + (b"" if rng.random() < 0.5 else content[place + width :])
     if way == 2:
@@ -343,7 +403,10 @@ def with_odd_value(content: bytes, rng: random.Random) -> bytes:
     step: object = ""
     holder: object = at
     while isinstance(inner := holder[step], dict | list) and inner and rng.random() < 0.85:  # type: ignore[index]
-        holder, step = inner, rng.choice(list(inner) if isinstance(inner, dict) else range(len(inner)))  # type: ignore[arg-type]
+        holder, step = (
+            inner,
+            rng.choice(list(inner) if isinstance(inner, dict) else range(len(inner))),
+        )  # type: ignore[arg-type]
     if isinstance(holder, dict) and step and rng.random() < 0.2:
         del holder[step]
     else:
@@ -357,7 +420,10 @@ def mutate(folder: Path, kind: str, seeds: range) -> None:
     (folder / "whole").mkdir()
     path = make(folder / "whole")
     read(folder / "whole")
-    whole = {file: file.read_bytes() for file in {path, *(file for file in (folder / "whole").rglob("*") if file.is_file())}}
+    whole = {
+        file: file.read_bytes()
+        for file in {path, *(file for file in (folder / "whole").rglob("*") if file.is_file())}
+    }
     for seed in seeds:
         for file, content in whole.items():
             if not file.exists() or file.read_bytes() != content:

@@ -20,7 +20,9 @@ def reads(monkeypatch):
     counts = []
     read = arrays._read_rows
     monkeypatch.setattr(arrays, "SCAN_BYTES", 0)  # more than one read
-    monkeypatch.setattr(arrays, "_read_rows", lambda array, rows: counts.append(len(rows)) or read(array, rows))
+    monkeypatch.setattr(
+        arrays, "_read_rows", lambda array, rows: counts.append(len(rows)) or read(array, rows)
+    )
     return counts
 
 
@@ -29,7 +31,10 @@ def write(kind, folder, values):
     if kind == "array":
         np.save(folder / "features.npy", values)
         images = tuple(Image(f"{i}.jpg", "train") for i in range(len(values)))
-        return ArrayFeatures.open(folder / "features.npy", Dataset("d", images, ("x",) * len(values), np.arange(len(values))))
+        return ArrayFeatures.open(
+            folder / "features.npy",
+            Dataset("d", images, ("x",) * len(values), np.arange(len(values))),
+        )
     np.save(folder / "train_ims.npy", values[:-3])
     np.save(folder / "dev_ims.npy", values[-3:])
     (folder / "train_caps.txt").write_text("x\n" * (len(values) - 3))

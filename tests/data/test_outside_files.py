@@ -1,7 +1,9 @@
-"""Files outside a data set or folder are neither read nor served, unless VISAVIS_IMAGE_ROOTS lists their folder.
+"""Files outside a data set or folder are neither read nor served, unless VISAVIS_IMAGE_ROOTS lists
+their folder.
 
-Each variant of an attack builds its source from an outside folder ``secret`` with red images, and some replace a file after it was opened.
-Every variant is repeated with the outside folder listed, which shows that the attack would otherwise succeed.
+Each variant of an attack builds its source from an outside folder ``secret`` with red images, and
+some replace a file after it was opened. Every variant is repeated with the outside folder listed,
+which shows that the attack would otherwise succeed.
 """
 
 from __future__ import annotations
@@ -49,11 +51,19 @@ def paint(path: Path, color: tuple[int, int, int]) -> bytes:
 
 
 def archive(path: Path, content: bytes, **members: bytes) -> None:
-    """Write an archive, in which ``>`` before the name of a member makes it a symbolic link and ``=`` a hard link."""
+    """Write an archive, in which ``>`` before the name of a member makes it a symbolic link and
+    ``=`` a hard link.
+    """
     with tarfile.open(path, "w") as tar:
         for name, link in members.items():
             info = tarfile.TarInfo(name.removeprefix(">").removeprefix("="))
-            info.type = tarfile.SYMTYPE if name[0] == ">" else tarfile.LNKTYPE if name[0] == "=" else tarfile.REGTYPE
+            info.type = (
+                tarfile.SYMTYPE
+                if name[0] == ">"
+                else tarfile.LNKTYPE
+                if name[0] == "="
+                else tarfile.REGTYPE
+            )
             info.linkname = "" if info.isreg() else link.decode()
             info.size = len(content) if info.isreg() else 0
             tar.addfile(info, io.BytesIO(content))
@@ -64,16 +74,23 @@ def table(data: Path, file: object) -> None:
 
 
 def karpathy(data: Path, **image: str) -> None:
-    (data / "dataset_x.json").write_text(json.dumps({"images": [{**image, "split": "train", "sentences": [{"raw": "a dog"}]}]}))
+    (data / "dataset_x.json").write_text(
+        json.dumps({"images": [{**image, "split": "train", "sentences": [{"raw": "a dog"}]}]})
+    )
 
 
 def coco(data: Path, file: str) -> None:
-    content = {"images": [{"id": 1, "file_name": file}], "annotations": [{"image_id": 1, "caption": "a dog"}]}
+    content = {
+        "images": [{"id": 1, "file_name": file}],
+        "annotations": [{"image_id": 1, "caption": "a dog"}],
+    }
     (data / "captions_val2017.json").write_text(json.dumps(content))
 
 
 def image_table(path: Path, image: object) -> None:
-    pa = pytest.importorskip("pyarrow", reason="PyArrow is not installed: pip install 'visavis[large]'")
+    pa = pytest.importorskip(
+        "pyarrow", reason="PyArrow is not installed: pip install 'visavis[large]'"
+    )
     table = pa.table({"image": [image], "caption": ["a dog"]})
     if path.suffix == ".parquet":
         __import__("pyarrow.parquet").parquet.write_table(table, path)
@@ -122,41 +139,69 @@ def precomp(data: Path, array: Path | None = None, captions: Path | None = None)
 
 
 def msvd(data: Path, secret: Path, linked: str) -> None:
-    for name, text in {"train_list.txt": "a\n", "val_list.txt": "", "test_list.txt": "", "AllVideoDescriptions.txt": "a a dog\n"}.items():
+    for name, text in {
+        "train_list.txt": "a\n",
+        "val_list.txt": "",
+        "test_list.txt": "",
+        "AllVideoDescriptions.txt": "a a dog\n",
+    }.items():
         (data / name).write_text(text)
     link(data, linked, secret / linked)
 
 
 DATASETS: dict[str, Change] = {
     "parent": lambda data, secret: table(data, "../secret/a.png"),
-    "parent of a subfolder": lambda data, secret: ((data / "images").mkdir(), table(data, "images/../../secret/a.png")),
+    "parent of a subfolder": lambda data, secret: (
+        (data / "images").mkdir(),
+        table(data, "images/../../secret/a.png"),
+    ),
     "parent with dots": lambda data, secret: table(data, "./../secret/./a.png"),
     "absolute": lambda data, secret: table(data, secret / "a.png"),
     "absolute with two slashes": lambda data, secret: table(data, f"/{secret}/a.png"),
     "hidden link": lambda data, secret: link(data, ".a.png", secret / "a.png", ".a.png"),
     "hidden linked folder": lambda data, secret: link(data, ".images", secret, ".images/a.png"),
     "Karpathy parent": lambda data, secret: karpathy(data, filename="a.png", filepath="../secret"),
-    "Karpathy absolute": lambda data, secret: karpathy(data, filename="a.png", filepath=str(secret)),
+    "Karpathy absolute": lambda data, secret: karpathy(
+        data, filename="a.png", filepath=str(secret)
+    ),
     "COCO parent": lambda data, secret: coco(data, "../secret/a.png"),
     "COCO absolute": lambda data, secret: coco(data, str(secret / "a.png")),
-    "list of COCO": lambda data, secret: (coco(secret, "a.png"), link(data, "captions_val2017.json", secret / "captions_val2017.json")),
-    "split table parent": lambda data, secret: (data / "train.csv").write_text("image_path,caption\n../secret/a.png,a dog\n"),
+    "list of COCO": lambda data, secret: (
+        coco(secret, "a.png"),
+        link(data, "captions_val2017.json", secret / "captions_val2017.json"),
+    ),
+    "split table parent": lambda data, secret: (data / "train.csv").write_text(
+        "image_path,caption\n../secret/a.png,a dog\n"
+    ),
     "linked folder of a table": lambda data, secret: (
         (data / "captions.train").touch(),
         paint(secret / "table" / "a.png", RED),
         (secret / "table" / "metadata.csv").write_text("file_name,text\na.png,a dog\n"),
         link(data, "train", secret / "table"),
     ),
-    "Parquet parent": lambda data, secret: image_table(data / "captions-train.parquet", "../secret/a.png"),
-    "Parquet path": lambda data, secret: image_table(data / "captions-train.parquet", {"bytes": None, "path": str(secret / "a.png")}),
+    "Parquet parent": lambda data, secret: image_table(
+        data / "captions-train.parquet", "../secret/a.png"
+    ),
+    "Parquet path": lambda data, secret: image_table(
+        data / "captions-train.parquet", {"bytes": None, "path": str(secret / "a.png")}
+    ),
     "linked Parquet": lambda data, secret: linked_table(data, secret, "captions-train.parquet"),
     "linked Arrow": lambda data, secret: linked_table(data, secret, "captions-train.arrow"),
-    "linked shard": lambda data, secret: (shard(secret / "train.tar"), link(data, "captions-train.tar", secret / "train.tar")),
+    "linked shard": lambda data, secret: (
+        shard(secret / "train.tar"),
+        link(data, "captions-train.tar", secret / "train.tar"),
+    ),
     "archive": lambda data, secret: link(data, "all.tar", secret / "all.tar", "member.png"),
     "video parent": lambda data, secret: table(data, "../secret/a.mp4"),
     "video without a suffix": lambda data, secret: link(data, "clips/a.mp4", secret / "a.mp4", "a"),
-    "list": lambda data, secret: (table(secret, "a.png"), link(data, "captions.csv", secret / "captions.csv")),
-    "list of Karpathy": lambda data, secret: (karpathy(secret, filename="a.png"), link(data, "dataset_x.json", secret / "dataset_x.json")),
+    "list": lambda data, secret: (
+        table(secret, "a.png"),
+        link(data, "captions.csv", secret / "captions.csv"),
+    ),
+    "list of Karpathy": lambda data, secret: (
+        karpathy(secret, filename="a.png"),
+        link(data, "dataset_x.json", secret / "dataset_x.json"),
+    ),
     "features": lambda data, secret: precomp(data, array=secret / "train_ims.npy"),
     "captions of features": lambda data, secret: precomp(data, captions=secret / "train_caps.txt"),
     "captions of videos": lambda data, secret: msvd(data, secret, "AllVideoDescriptions.txt"),
@@ -164,13 +209,22 @@ DATASETS: dict[str, Change] = {
 }
 LINKS: dict[str, Change] = {
     "link": lambda data, secret: link(data, "a.png", secret / "a.png", "a.png"),
-    "relative link": lambda data, secret: link(data, "images/a.png", "../../secret/a.png", "images/a.png"),
+    "relative link": lambda data, secret: link(
+        data, "images/a.png", "../../secret/a.png", "images/a.png"
+    ),
     "chain of links": chain,
     "linked folder": lambda data, secret: link(data, "images", secret, "images/a.png"),
     "linked folder by base name": lambda data, secret: link(data, "images", secret, "a.png"),
-    "deep linked folder": lambda data, secret: link(data, "one/two/three", secret.parent, "one/two/three/secret/a.png"),
-    "link with an image suffix to a folder": lambda data, secret: link(data, "images.png", secret, "images.png/a.png"),
-    "link to a link": lambda data, secret: (link(secret, "again", secret), link(data, "images", secret / "again", "images/a.png")),
+    "deep linked folder": lambda data, secret: link(
+        data, "one/two/three", secret.parent, "one/two/three/secret/a.png"
+    ),
+    "link with an image suffix to a folder": lambda data, secret: link(
+        data, "images.png", secret, "images.png/a.png"
+    ),
+    "link to a link": lambda data, secret: (
+        link(secret, "again", secret),
+        link(data, "images", secret / "again", "images/a.png"),
+    ),
     "video": lambda data, secret: link(data, "a.mp4", secret / "a.mp4", "a.mp4"),
 }
 LATER: dict[str, tuple[Change, Change]] = {
@@ -180,7 +234,10 @@ LATER: dict[str, tuple[Change, Change]] = {
         lambda data, _: (paint(data / "b.png", BLUE), link(data, "a.png", "b.png")),
         lambda data, secret: link(data, "a.png", secret / "a.png"),
     ),
-    "replaced folder": (lambda data, _: paint(data / "images/a.png", BLUE), lambda data, secret: link(data, "images", secret)),
+    "replaced folder": (
+        lambda data, _: paint(data / "images/a.png", BLUE),
+        lambda data, secret: link(data, "images", secret),
+    ),
     "replaced parent folder": (
         lambda data, _: paint(data / "one/secret/a.png", BLUE),
         lambda data, secret: link(data, "one", secret.parent),
@@ -222,7 +279,9 @@ def is_red(image: Image.Image) -> bool:
 
 
 def leaks(source: Path, change: Callable[[], object] = lambda: None) -> list[str]:
-    """What can be read of the secret in any way, after a change that is made while the source is open."""
+    """What can be read of the secret in any way, after a change that is made while the source is
+    open.
+    """
     found, images = [], []
     for opened in (open_image_collection, lambda path: open_dataset(path, skip_bad=True)):
         with suppress(DataError):
@@ -234,9 +293,18 @@ def leaks(source: Path, change: Callable[[], object] = lambda: None) -> list[str
     is_dataset = any(source.glob("captions*")) or any(source.glob("dataset*"))
     index = Index(source, IndexManifest("", "", 2, str(source), "", 5.0, is_dataset), None, None)  # type: ignore[arg-type]
     listed = {file.path: file.location for file in (collection.files if collection else ())}
-    locations = {f"image {i}": image.location for i, image in enumerate(images) if image.location} | listed
+    locations = {
+        f"image {i}": image.location for i, image in enumerate(images) if image.location
+    } | listed
     change()
-    outside = ["../secret/a.png", str(source.parent / "secret/a.png"), "a.png", "images/a.png", "a.mp4", "images/a.mp4"]
+    outside = [
+        "../secret/a.png",
+        str(source.parent / "secret/a.png"),
+        "a.png",
+        "images/a.png",
+        "a.mp4",
+        "images/a.mp4",
+    ]
     for name in (*listed, *outside):
         item = IndexItem(name, name, "video" if name.endswith("mp4") else "image", "", 0, 0)
         with suppress(DataError):
@@ -247,9 +315,13 @@ def leaks(source: Path, change: Callable[[], object] = lambda: None) -> list[str
             try:
                 read()
             except DataError as error:
-                found += [str(error)] * (storage.IMAGE_ROOTS not in str(error) and "cannot be read" not in str(error))
+                found += [str(error)] * (
+                    storage.IMAGE_ROOTS not in str(error) and "cannot be read" not in str(error)
+                )
             else:
-                found += [name] * is_red(Image.open(io.BytesIO(render_jpeg(location, item, "image"))))
+                found += [name] * is_red(
+                    Image.open(io.BytesIO(render_jpeg(location, item, "image")))
+                )
     for image in images:
         if image.location:
             for decode in (image.preview, lambda image=image: image.frames(1.0)[0]):
@@ -266,7 +338,9 @@ def text_leaks(source: Path) -> list[str]:
         return [] if storage.IMAGE_ROOTS in str(error) else [str(error)]
     found = [caption for caption in data.captions if caption == SECRET_TEXT]
     if any(source.glob("*_ims.npy")):
-        found += ["features"] * (ArrayFeatures.open_precomp(source).read([0]).vectors.max().item() == 7)
+        found += ["features"] * (
+            ArrayFeatures.open_precomp(source).read([0]).vectors.max().item() == 7
+        )
     return found + [image.name for image in data.images if image.name == "secret"]
 
 
@@ -283,7 +357,11 @@ def test_dataset_refuses_outside_files(data, secret, variant, monkeypatch):
     monkeypatch.setenv(storage.IMAGE_ROOTS, f"{data}{os.pathsep}{secret}")
     if "list" not in variant:
         assert check_dataset(data).ok
-    assert "list of Karpathy" in variant or variant == "list" or (text_leaks if variant in TEXTS else leaks)(data)
+    assert (
+        "list of Karpathy" in variant
+        or variant == "list"
+        or (text_leaks if variant in TEXTS else leaks)(data)
+    )
 
 
 @pytest.mark.parametrize("variant", LATER)
@@ -361,15 +439,23 @@ def test_links_inside_and_hard_links_are_read(data, secret):
 
 
 def test_open_file_without_proc_checks_identity(data, secret, monkeypatch):
-    """Where the path of an open file is unknown, a link that is replaced while it is opened is detected by its identity."""
+    """Where the path of an open file is unknown, a link that is replaced while it is opened is
+    detected by its identity.
+    """
     paint(data / "a.png", BLUE)
     readlink, realpath = os.readlink, os.path.realpath
-    monkeypatch.setattr(os, "readlink", lambda path: readlink(str(path).replace("/proc", "/nowhere")))
+    monkeypatch.setattr(
+        os, "readlink", lambda path: readlink(str(path).replace("/proc", "/nowhere"))
+    )
     location = ByteRange(data / "a.png", root=data)
     assert location.read()
     link(data, "b.png", secret / "a.png")
     with pytest.raises(DataError, match="points outside"):
         ByteRange(data / "b.png", root=data).read()
-    monkeypatch.setattr(os.path, "realpath", lambda path: realpath(data / "a.png" if str(path).endswith("b.png") else path))
+    monkeypatch.setattr(
+        os.path,
+        "realpath",
+        lambda path: realpath(data / "a.png" if str(path).endswith("b.png") else path),
+    )
     with pytest.raises(DataError, match="replaced while it was opened"):
         ByteRange(data / "b.png", root=data).read()

@@ -1,4 +1,6 @@
-"""Own photos: subfolders with spaces and accents in either Unicode form, one to three captions each, and a table."""
+"""Own photos: subfolders with spaces and accents in either Unicode form, one to three captions
+each, and a table.
+"""
 
 from __future__ import annotations
 
@@ -38,16 +40,24 @@ def photos(tmp_path_factory):
     scenes = [sample_scene(random, training=True) for _ in range(SCENES)]
     images = [render_scene(scene, 32) for scene in scenes]
     for number in range(PHOTOS):
-        scene, moved = scenes[number % SCENES], ImageChops.offset(images[number % SCENES], number // SCENES)
+        scene, moved = (
+            scenes[number % SCENES],
+            ImageChops.offset(images[number % SCENES], number // SCENES),
+        )
         name = f"{FOLDERS[number % len(FOLDERS)]}/{'café ' if number % 2 else 'IMG '}{number:03d}.{'jpg' if number % 3 else 'JPG'}"
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         moved.save(folder / name, "JPEG")
-        described[name] = [caption.text for caption in write_captions(scene, 1 + number % 3, random)]
+        described[name] = [
+            caption.text for caption in write_captions(scene, 1 + number % 3, random)
+        ]
     return folder, described
 
 
 def as_listed(described: dict[str, list[str]], form: str) -> dict[str, list[str]]:
-    return {unicodedata.normalize(form, name) if form else name: texts for name, texts in described.items()}
+    return {
+        unicodedata.normalize(form, name) if form else name: texts
+        for name, texts in described.items()
+    }
 
 
 def write_list(folder: Path, format_name: str, described: dict[str, list[str]]) -> Path:
@@ -56,15 +66,27 @@ def write_list(folder: Path, format_name: str, described: dict[str, list[str]]) 
         old.unlink()
     rows = [(name, text) for name, texts in described.items() for text in texts]
     if format_name in ("csv", "tsv"):
-        with open(path := folder / f"captions.{format_name}", "w", newline="", encoding="utf-8") as file:
-            csv.writer(file, delimiter="," if format_name == "csv" else "\t").writerows([("filename", "caption"), *rows])
+        with open(
+            path := folder / f"captions.{format_name}", "w", newline="", encoding="utf-8"
+        ) as file:
+            csv.writer(file, delimiter="," if format_name == "csv" else "\t").writerows(
+                [("filename", "caption"), *rows]
+            )
     elif format_name == "jsonl":
         path = folder / "captions.jsonl"
-        path.write_text("".join(json.dumps({"filename": name, "captions": texts}) + "\n" for name, texts in described.items()))
+        path.write_text(
+            "".join(
+                json.dumps({"filename": name, "captions": texts}) + "\n"
+                for name, texts in described.items()
+            )
+        )
     else:
         path = folder / "dataset_photos.json"
         parts = [(name.rpartition("/"), texts) for name, texts in described.items()]
-        images = [{"filepath": at, "filename": name, "sentences": [{"raw": text} for text in texts]} for (at, _, name), texts in parts]
+        images = [
+            {"filepath": at, "filename": name, "sentences": [{"raw": text} for text in texts]}
+            for (at, _, name), texts in parts
+        ]
         path.write_text(json.dumps({"images": images}))
     return path
 
@@ -78,8 +100,13 @@ def test_own_photos_are_read_with_any_spelling_of_names(photos, format_name, for
     data = open_dataset(folder)
     assert (len(data.images), len(data.captions)) == (PHOTOS, 2 * PHOTOS)
     if format_name != "karpathy":  # which names a photo by its file alone
-        assert {image.name: [data.captions[i] for i in own] for image, own in zip(data.images, data.captions_of, strict=True)} == listed
-    for image, name in zip(data.images[:: PHOTOS // 40], list(described)[:: PHOTOS // 40], strict=True):
+        assert {
+            image.name: [data.captions[i] for i in own]
+            for image, own in zip(data.images, data.captions_of, strict=True)
+        } == listed
+    for image, name in zip(
+        data.images[:: PHOTOS // 40], list(described)[:: PHOTOS // 40], strict=True
+    ):
         assert image.location.path == folder / name
         assert image.open().size == (32, 32)
     assert open_dataset(path).fingerprint == data.fingerprint
@@ -107,7 +134,9 @@ def test_assigned_splits_are_stable_when_photos_are_added(photos):
     assert min(count["val"], count["test"]) > 0.05 * PHOTOS
     half = dict(sorted(described.items(), key=lambda photo: photo[1])[: PHOTOS // 2])
     write_list(folder, "csv", half)
-    assert {image.name: image.split for image in open_dataset(folder).images} == {name: whole[name] for name in half}
+    assert {image.name: image.split for image in open_dataset(folder).images} == {
+        name: whole[name] for name in half
+    }
 
 
 def test_photo_without_caption_is_noted(photos):
@@ -115,7 +144,11 @@ def test_photo_without_caption_is_noted(photos):
     last = list(described)[-1]
     write_list(folder, "csv", {name: texts for name, texts in described.items() if name != last})
     (finding,) = check_dataset(folder).findings
-    assert (finding.kind, finding.location, finding.loses_data) == ("image without caption", unicodedata.normalize("NFC", last), False)
+    assert (finding.kind, finding.location, finding.loses_data) == (
+        "image without caption",
+        unicodedata.normalize("NFC", last),
+        False,
+    )
 
 
 def test_find_files_lists_photos(photos):

@@ -21,7 +21,10 @@ NAMES = ["val2014/COCO_val2014_000000391895.jpg", "1000092795.jpg", "7.png"]
 
 def regions(numbers=(3, 3, 3), seed=0):
     draw = np.random.default_rng(seed)
-    return {item: draw.standard_normal((number, WIDTH)).astype(np.float32) for item, number in zip(IDS, numbers, strict=True)}
+    return {
+        item: draw.standard_normal((number, WIDTH)).astype(np.float32)
+        for item, number in zip(IDS, numbers, strict=True)
+    }
 
 
 def line(item, features, boxes=None):
@@ -63,7 +66,9 @@ def as_npy(folder, features):
 def as_npz(folder, features):
     (folder / "npz").mkdir()
     for item, array in features.items():
-        np.savez_compressed(folder / "npz" / f"{item}.npz", features=array, boxes=np.zeros((len(array), 4)))
+        np.savez_compressed(
+            folder / "npz" / f"{item}.npz", features=array, boxes=np.zeros((len(array), 4))
+        )
     return folder / "npz"
 
 
@@ -80,7 +85,11 @@ def test_region_features_of_each_format(write, numbers, tmp_path):
     assert progress_calls and all(done <= total for done, total in progress_calls)
     order = [2, 0, 1]
     items = stored.read(stored.rows([NAMES[i] for i in order]))
-    assert (items.mask is None) == (numbers == (3, 3, 3)) and stored.embedding_dim == WIDTH and len(stored) == 3
+    assert (
+        (items.mask is None) == (numbers == (3, 3, 3))
+        and stored.embedding_dim == WIDTH
+        and len(stored) == 3
+    )
     for row, item in enumerate(IDS[i] for i in order):
         there = slice(None) if items.mask is None else items.mask[row]
         assert torch.equal(items.vectors[row][there], torch.from_numpy(given[item]))
@@ -111,14 +120,28 @@ def test_region_features_report_missing_images(tmp_path):
 
 
 def broken(array):
-    return np.where(np.arange(array.size).reshape(array.shape) == 3, np.nan, array).astype(np.float32)
+    return np.where(np.arange(array.size).reshape(array.shape) == 3, np.nan, array).astype(
+        np.float32
+    )
 
 
 WRONG = {
-    "columns": (lambda good: "a b c\n", r"regions\.tsv, line 2: expected the tab-separated columns id, width, height"),
-    "base64": (lambda good: line("7", good)[:-3] + "?\n", r"line 2: expected the features of image 7 as base64 in the last column"),
-    "cut": (lambda good: line("7", good, boxes=7), r"line 2: 60 bytes of features do not match '7' boxes"),
-    "no boxes": (lambda good: line("7", good[:0]), r"line 2: 0 bytes of features do not match '0' boxes"),
+    "columns": (
+        lambda good: "a b c\n",
+        r"regions\.tsv, line 2: expected the tab-separated columns id, width, height",
+    ),
+    "base64": (
+        lambda good: line("7", good)[:-3] + "?\n",
+        r"line 2: expected the features of image 7 as base64 in the last column",
+    ),
+    "cut": (
+        lambda good: line("7", good, boxes=7),
+        r"line 2: 60 bytes of features do not match '7' boxes",
+    ),
+    "no boxes": (
+        lambda good: line("7", good[:0]),
+        r"line 2: 0 bytes of features do not match '0' boxes",
+    ),
     "boxes in words": (lambda good: line("7", good, boxes="many"), r"do not match 'many' boxes"),
     "width": (
         lambda good: line("7", good[:, :4].copy()),
@@ -146,10 +169,16 @@ def test_region_features_report_malformed_folders(tmp_path):
     with pytest.raises(DataError, match=r"9\.npy"):
         RegionFeatures.open(folder, silent)
     np.save(folder / "9.npy", np.ones((2, WIDTH + 1)))
-    with pytest.raises(DataError, match=r"9\.npy: expected numbers of shape \[regions, 5\], got float64 of shape \[2, 6\]"):
+    with pytest.raises(
+        DataError,
+        match=r"9\.npy: expected numbers of shape \[regions, 5\], got float64 of shape \[2, 6\]",
+    ):
         RegionFeatures.open(folder, silent)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match=r"empty has no region features: expected \.tsv of bottom-up-attention, or ID\.npy"):
+    with pytest.raises(
+        DataError,
+        match=r"empty has no region features: expected \.tsv of bottom-up-attention, or ID\.npy",
+    ):
         RegionFeatures.open(tmp_path / "empty", silent)
     (tmp_path / "empty.tsv").write_text("")
     with pytest.raises(DataError, match=r"empty\.tsv is empty"):
@@ -183,22 +212,34 @@ def test_training_on_region_features_resumes(tmp_path):
     data.mkdir()
     splits = ["train"] * 8 + ["val"] * 2 + ["test"] * 2
     images = [
-        {"filename": f"{100 + i}.jpg", "split": split, "sentences": [{"raw": f"a thing number {i % 3}"}, {"raw": "a thing"}]}
+        {
+            "filename": f"{100 + i}.jpg",
+            "split": split,
+            "sentences": [{"raw": f"a thing number {i % 3}"}, {"raw": "a thing"}],
+        }
         for i, split in enumerate(splits)
     ]
     (data / "dataset_photos.json").write_text(json.dumps({"images": images}))
-    features = {str(100 + i): draw.standard_normal((1 + i % 4, WIDTH)).astype(np.float32) for i in range(len(splits))}
+    features = {
+        str(100 + i): draw.standard_normal((1 + i % 4, WIDTH)).astype(np.float32)
+        for i in range(len(splits))
+    }
     recipe = tmp_path / "regions.toml"
     recipe.write_text(RECIPE.replace("FEATURES", str(tsv(tmp_path / "regions.tsv", features))))
     trained = visavis.train(recipe, data=data, out=tmp_path / "run")
     assert visavis.evaluate(tmp_path / "run").metrics == trained.test.metrics
     assert visavis.train(resume=tmp_path / "run").test.metrics == trained.test.metrics
     for overrides, sentence in (
-        ({"visual.granularity": "pooled", "model": "VSE++()"}, "visual.features|regions by the ids|regions by image id"),
+        (
+            {"visual.granularity": "pooled", "model": "VSE++()"},
+            "visual.features|regions by the ids|regions by image id",
+        ),
         ({"visual.standardize": "zscore"}, "visual.standardize|unequal number"),
     ):
         with pytest.raises(RecipeError, match=sentence):
             visavis.train(recipe, data=data, out=tmp_path / "other", overrides=overrides)
     tsv(tmp_path / "regions.tsv", {item: features[item] for item in list(features)[1:]})
-    with pytest.raises(VisavisError, match=re.escape("has no features of 1 of 8 images, such as 100.jpg")):
+    with pytest.raises(
+        VisavisError, match=re.escape("has no features of 1 of 8 images, such as 100.jpg")
+    ):
         visavis.train(recipe, data=data, out=tmp_path / "third")

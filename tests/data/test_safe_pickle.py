@@ -62,7 +62,11 @@ def test_safe_pickle_round_trip_of_arrays(read, protocol):
         np.empty((0, 4)),
         np.arange(100_000) % 99,
     ]
-    arrays = [array.astype(dtype) for array in arrays for dtype in ("f4", ">f8", "f2", "i8", "u1", "bool", "U5", "S3")]
+    arrays = [
+        array.astype(dtype)
+        for array in arrays
+        for dtype in ("f4", ">f8", "f2", "i8", "u1", "bool", "U5", "S3")
+    ]
     for given, found in zip(arrays, read(pickle.dumps(arrays, protocol)), strict=True):
         assert np.array_equal(given, found), given.dtype
         assert given.shape == found.shape
@@ -71,14 +75,30 @@ def test_safe_pickle_round_trip_of_arrays(read, protocol):
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_safe_pickle_converts_numpy_scalars(read, protocol):
     words = np.array(["a", None, ["b"]], dtype=object)
-    assert read(pickle.dumps([np.float32(1.5), np.int64(3), np.bool_(True), words], protocol)) == [1.5, 3, True, ["a", None, ["b"]]]
+    assert read(pickle.dumps([np.float32(1.5), np.int64(3), np.bool_(True), words], protocol)) == [
+        1.5,
+        3,
+        True,
+        ["a", None, ["b"]],
+    ]
 
 
-@hypothesis.settings(suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture], max_examples=20)
+@hypothesis.settings(
+    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture], max_examples=20
+)
 @hypothesis.given(
     st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
-        lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(st.text() | st.integers(-(2**31), 2**31), inner),
+        st.none()
+        | st.booleans()
+        | st.integers()
+        | st.floats(allow_nan=False)
+        | st.text()
+        | st.binary(),
+        lambda inner: (
+            st.lists(inner)
+            | st.tuples(inner, inner)
+            | st.dictionaries(st.text() | st.integers(-(2**31), 2**31), inner)
+        ),
     ),
     st.sampled_from(PROTOCOLS),
 )
@@ -111,7 +131,9 @@ def test_safe_pickle_reads_python_2_array(read):
 def test_safe_pickle_reads_npy_of_objects(tmp_path, version):
     features = {"video7": np.ones((2, 3), np.float32)}
     with open(tmp_path / "x.npy", "wb") as file:
-        np.lib.format.write_array(file, np.array(features, dtype=object), version, allow_pickle=True)
+        np.lib.format.write_array(
+            file, np.array(features, dtype=object), version, allow_pickle=True
+        )
     assert read_plain_pickle(tmp_path / "x.npy")["video7"].tolist() == [[1, 1, 1]] * 2
     np.save(tmp_path / "y.npy", np.ones(3))
     with pytest.raises(DataError, match=r"y\.npy is a \.npy of numbers, expected one of objects"):
@@ -168,7 +190,10 @@ HOSTILE = {
 @pytest.mark.parametrize("what", HOSTILE)
 def test_safe_pickle_refuses_code(read, what, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(DataError, match=r"x\.pkl (is a pickle with code in it: |has an array of |refers to values outside)") as error:
+    with pytest.raises(
+        DataError,
+        match=r"x\.pkl (is a pickle with code in it: |has an array of |refers to values outside)",
+    ) as error:
         read(HOSTILE[what])
     assert "\n" not in str(error.value)
     assert not (tmp_path / "gone").exists()
@@ -176,7 +201,10 @@ def test_safe_pickle_refuses_code(read, what, tmp_path, monkeypatch):
 
 def test_safe_pickle_names_the_refused_code(read):
     with pytest.raises(
-        DataError, match="it names 'posix.system', and only plain containers and arrays are read" if os.name == "posix" else "names"
+        DataError,
+        match="it names 'posix.system', and only plain containers and arrays are read"
+        if os.name == "posix"
+        else "names",
     ):
         read(HOSTILE["a command"])
 
@@ -194,7 +222,9 @@ def array_of(shape, dtype=b"S'f4'", data=b"S'aaaa'"):
 
 
 def doubled(times):
-    """Lists of lists, each with the previous one twice: a small file whose traversal takes exponential time."""
+    """Lists of lists, each with the previous one twice: a small file whose traversal takes
+    exponential time.
+    """
     return b"]" + b"p0\n0]g0\nag0\na" * times + b"."
 
 
@@ -203,7 +233,10 @@ HUGE = {
     "bytes of 2^60 bytes": b"\x80\x04\x8e" + struct.pack("<Q", 2**60) + b"a.",
     "a negative length": b"T" + struct.pack("<i", -5) + b".",
     "a long of negative length": b"\x8b" + struct.pack("<i", -5) + b".",
-    "a frame of 2^60 bytes": b"\x80\x04\x95" + struct.pack("<Q", 2**60) + b"\x8e" + struct.pack("<Q", 2**60),
+    "a frame of 2^60 bytes": b"\x80\x04\x95"
+    + struct.pack("<Q", 2**60)
+    + b"\x8e"
+    + struct.pack("<Q", 2**60),
     "a number of many digits": b"I" + b"9" * 100_000 + b"\n.",
     "an array of 10^15 numbers": array_of(b"(I1000000000000000\nt"),
     "a negative shape": array_of(b"(I-1\nt"),
@@ -224,15 +257,24 @@ HUGE = {
     "a place that is not there": b"g7\n.",
     "a mark that is not there": b"t.",
     "half a line": b"S'abc",
-    "an empty array in many sets": b"](" + b"I1\n" * 3000 + b"ep0\n0" + b"cbuiltins\nlist\n(g0\ntR0" * 30_000 + b"N.",
-    "the bytes of one text in many arrays": b"S'" + b"a" * 4000 + b"'\np0\n0" + b"ccollections\nOrderedDict\n(g0\ntR0" * 1000 + b"N.",
+    "an empty array in many sets": b"]("
+    + b"I1\n" * 3000
+    + b"ep0\n0"
+    + b"cbuiltins\nlist\n(g0\ntR0" * 30_000
+    + b"N.",
+    "the bytes of one text in many arrays": b"S'"
+    + b"a" * 4000
+    + b"'\np0\n0"
+    + b"ccollections\nOrderedDict\n(g0\ntR0" * 1000
+    + b"N.",
 }
 
 
 @pytest.mark.parametrize("what", HUGE)
 def test_safe_pickle_refuses_damaged_and_huge_pickles(read, what):
     with pytest.raises(
-        DataError, match=r"x\.pkl (is not a readable pickle|has an array|has a \w+ for a key|copies the same values)"
+        DataError,
+        match=r"x\.pkl (is not a readable pickle|has an array|has a \w+ for a key|copies the same values)",
     ) as error:
         read(HUGE[what])
     assert "\n" not in str(error.value)
@@ -273,7 +315,8 @@ def test_safe_pickle_limits_number_of_instructions(read, kind, size, monkeypatch
         monkeypatch.setattr(safe_pickle, "_MAX_INSTRUCTIONS", 1000)
     start = time.process_time()
     with pytest.raises(
-        DataError, match=r"x\.pkl has more than [\d,]+ instructions\. Save plain containers .* in several files if it is large\.$"
+        DataError,
+        match=r"x\.pkl has more than [\d,]+ instructions\. Save plain containers .* in several files if it is large\.$",
     ):
         read(b"\x80\x02" + REPEATED[kind] * (size // len(REPEATED[kind])) + b".")
     assert time.process_time() - start < 10
@@ -281,16 +324,22 @@ def test_safe_pickle_limits_number_of_instructions(read, kind, size, monkeypatch
 
 
 def test_safe_pickle_refuses_truncated_pickles(read):
-    whole = pickletools.optimize(pickle.dumps({"video7": np.ones((2, 2), np.float32), "a": [1, "b", 2.5]}, 4))
+    whole = pickletools.optimize(
+        pickle.dumps({"video7": np.ones((2, 2), np.float32), "a": [1, "b", 2.5]}, 4)
+    )
     for end in range(1, len(whole)):
         with pytest.raises(DataError, match="not a readable pickle"):
             read(whole[:end])
 
 
 @pytest.mark.parametrize("protocol", [0, 2, 4])
-def test_safe_pickle_with_flipped_bytes_raises_only_data_error(read, protocol, tmp_path, monkeypatch):
+def test_safe_pickle_with_flipped_bytes_raises_only_data_error(
+    read, protocol, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
-    whole = pickle.dumps({"video7": np.ones((2, 2), np.float32), "a": [1, "b", {2}], "s": np.float64(2)}, protocol)
+    whole = pickle.dumps(
+        {"video7": np.ones((2, 2), np.float32), "a": [1, "b", {2}], "s": np.float64(2)}, protocol
+    )
     random = np.random.default_rng(0)
     for _ in range(500):
         content = bytearray(whole)

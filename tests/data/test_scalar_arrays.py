@@ -1,4 +1,6 @@
-"""A ``.npy`` or ``.npz`` with a single number instead of an array is one error in each reader of features."""
+"""A ``.npy`` or ``.npz`` with a single number instead of an array is one error in each reader of
+features.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ def dataset(tmp_path):
 def test_number_instead_of_an_array_is_one_error(tmp_path, dataset, value):
     np.save(tmp_path / "features.npy", np.array(value))
     for items in ("image", "caption"):
-        with pytest.raises(DataError, match=r"features\.npy: expected .* of one dimension or more, got .* of shape \(\)"):
+        with pytest.raises(
+            DataError,
+            match=r"features\.npy: expected .* of one dimension or more, got .* of shape \(\)",
+        ):
             ArrayFeatures.open(tmp_path / "features.npy", dataset, items)
     with pytest.raises(DataError, match=r"expected .*, got .* of shape \(\)"):
         storage.read_array(tmp_path / "features.npy", kinds="fiu", dimensions=1)

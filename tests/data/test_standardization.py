@@ -22,13 +22,17 @@ def test_standardization_gives_mean_0_and_std_1(root, shape):
 @given(st.integers(1, 9), st.booleans())
 def test_standardization_of_blocks_equals_whole(size, root):
     features = torch.randn(9, 3, dtype=torch.float64)
-    blocks, whole = (Standardization.fit(parts, signed_sqrt=root) for parts in (features.split(size), [features]))
+    blocks, whole = (
+        Standardization.fit(parts, signed_sqrt=root) for parts in (features.split(size), [features])
+    )
     assert blocks.mean == pytest.approx(whole.mean)
     assert blocks.std == pytest.approx(whole.std)
 
 
 def test_standardization_keeps_signs_and_centers_constants():
-    fitted = Standardization.fit([torch.tensor([[4.0, -9.0, 2.0], [0.0, 9.0, 2.0]])], signed_sqrt=True)
+    fitted = Standardization.fit(
+        [torch.tensor([[4.0, -9.0, 2.0], [0.0, 9.0, 2.0]])], signed_sqrt=True
+    )
     assert fitted.mean == pytest.approx((1.0, 0.0, 2**0.5))
     assert fitted.std == pytest.approx((1.0, 3.0, 1.0))
     mask = torch.tensor([[True, False]])
@@ -38,6 +42,10 @@ def test_standardization_keeps_signs_and_centers_constants():
 
 
 def test_standardization_refuses_invalid_std():
-    for values in ({"mean": (0.0,), "std": (1.0, 1.0)}, {"mean": (0.0,), "std": (0.0,)}, {"mean": (), "std": ()}):
+    for values in (
+        {"mean": (0.0,), "std": (1.0, 1.0)},
+        {"mean": (0.0,), "std": (0.0,)},
+        {"mean": (), "std": ()},
+    ):
         with pytest.raises(ValueError, match=r"std: expected \d values above 0"):
             Standardization(**values, signed_sqrt=False)

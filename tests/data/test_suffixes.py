@@ -1,4 +1,6 @@
-"""Suffixes of images, videos and undecodable photos, and the summary of the other files of a folder."""
+"""Suffixes of images, videos and undecodable photos, and the summary of the other files of a
+folder.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,12 @@ from visavis.cli.search_tables import print_index_report
 from visavis.data import open_dataset
 from visavis.data.dataset_reader import check_dataset
 from visavis.data.images import supported_formats
-from visavis.data.suffixes import IMAGE_SUFFIXES, UNSUPPORTED_SUFFIXES, VIDEO_SUFFIXES, describe_other_files
+from visavis.data.suffixes import (
+    IMAGE_SUFFIXES,
+    UNSUPPORTED_SUFFIXES,
+    VIDEO_SUFFIXES,
+    describe_other_files,
+)
 from visavis.retrieval.index_builder import IndexReport
 from visavis.retrieval.run_search import open_image_collection
 from visavis.retrieval.source_files import list_source_files
@@ -41,7 +48,9 @@ def folder(tmp_path):
 
 def test_image_suffixes_are_those_of_pillow():
     formats = {*supported_formats(), "MPO", "DIB"}
-    registered = {suffix for suffix, name in Image.registered_extensions().items() if name in formats}
+    registered = {
+        suffix for suffix, name in Image.registered_extensions().items() if name in formats
+    }
     assert registered <= set(IMAGE_SUFFIXES)
     assert {".jpg", ".jfif", ".jpe", ".mpo"} <= registered
 
@@ -57,15 +66,24 @@ def test_suffixes_have_one_meaning():
 def test_index_lists_each_file_or_counts_it(folder):
     (folder / "attributes.csv").write_text("filename,color\nphoto.JPG,red\n")
     files = list_source_files(folder)
-    assert {file.path for file in files.files} == {f"photo{suffix.upper()}" for suffix in IMAGE_SUFFIXES + VIDEO_SUFFIXES}
-    assert {file.path for file in files.files if file.is_video} == {f"photo{suffix.upper()}" for suffix in VIDEO_SUFFIXES}
+    assert {file.path for file in files.files} == {
+        f"photo{suffix.upper()}" for suffix in IMAGE_SUFFIXES + VIDEO_SUFFIXES
+    }
+    assert {file.path for file in files.files if file.is_video} == {
+        f"photo{suffix.upper()}" for suffix in VIDEO_SUFFIXES
+    }
     assert len(files.skipped) == len(UNSUPPORTED_SUFFIXES)
-    assert "'photo.SRW': expected a JPEG, PNG or other supported image, got a .srw file. Convert it to JPEG." in files.skipped
+    assert (
+        "'photo.SRW': expected a JPEG, PNG or other supported image, got a .srw file. Convert it "
+        "to JPEG." in files.skipped
+    )
     assert files.other_files == "4 other files: .xmp, .svg, no suffix"
 
 
 def test_index_report_prints_other_files(capsys):
-    report = IndexReport("indexes/x", 3, 3, 0, 0, 0, (), 1.0, other_files="12 other files: .xmp, .svg")
+    report = IndexReport(
+        "indexes/x", 3, 3, 0, 0, 0, (), 1.0, other_files="12 other files: .xmp, .svg"
+    )
     print_index_report(report)
     assert "\n12 other files: .xmp, .svg.\n" in capsys.readouterr().out
     assert report.to_json()["other_files"] == "12 other files: .xmp, .svg"
@@ -76,21 +94,35 @@ def test_collection_of_images_counts_other_files(folder):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VISAVIS_CACHE", str(folder.parent / "cache"))
         data = open_image_collection(folder)
-    assert {image.name for image in data.images} == {f"photo{suffix.upper()}" for suffix in IMAGE_SUFFIXES}
+    assert {image.name for image in data.images} == {
+        f"photo{suffix.upper()}" for suffix in IMAGE_SUFFIXES
+    }
     assert data.other_files == describe_other_files(OTHERS)
-    assert f"{len(VIDEO_SUFFIXES)} videos" in data.skipped[0] and sum("supported image" in text for text in data.skipped) == len(
-        UNSUPPORTED_SUFFIXES
-    )
+    assert f"{len(VIDEO_SUFFIXES)} videos" in data.skipped[0] and sum(
+        "supported image" in text for text in data.skipped
+    ) == len(UNSUPPORTED_SUFFIXES)
 
 
 def test_check_lists_unsupported_photos_and_counts_other_files(folder, tmp_path):
-    (folder / "captions.csv").write_text("filename,caption\nphoto.JFIF,a red square\nphoto.PNG,another red square\n")
+    (folder / "captions.csv").write_text(
+        "filename,caption\nphoto.JFIF,a red square\nphoto.PNG,another red square\n"
+    )
     (folder / "README.md").write_text("text")
     findings = check_dataset(folder).findings
-    notes = {(finding.location, finding.message) for finding in findings if finding.kind in ("image without caption", "other files")}
+    notes = {
+        (finding.location, finding.message)
+        for finding in findings
+        if finding.kind in ("image without caption", "other files")
+    }
     assert ("photo.PEF", "the file is in the folder, but captions.csv does not list it") in notes
-    assert [message for location, message in notes if location == "captions.csv"] == [describe_other_files(OTHERS)]
-    assert open_dataset(folder, skip_bad=True).other_files == list_source_files(folder).other_files == describe_other_files(OTHERS)
+    assert [message for location, message in notes if location == "captions.csv"] == [
+        describe_other_files(OTHERS)
+    ]
+    assert (
+        open_dataset(folder, skip_bad=True).other_files
+        == list_source_files(folder).other_files
+        == describe_other_files(OTHERS)
+    )
 
 
 def test_other_files_are_one_line():

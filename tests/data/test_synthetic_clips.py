@@ -26,16 +26,25 @@ def folder(tmp_path_factory):
 
 def digest(folder: Path) -> dict[str, str]:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+    }
 
 
 def test_synthetic_clips_are_reproducible(folder, tmp_path):
     assert digest(write_synthetic_clips(tmp_path / "again", **SMALL)) == digest(folder)
-    assert digest(write_synthetic_clips(tmp_path / "other", **(SMALL | {"seed": 4}))) != digest(folder)
+    assert digest(write_synthetic_clips(tmp_path / "other", **(SMALL | {"seed": 4}))) != digest(
+        folder
+    )
 
 
 def test_synthetic_clips_are_a_data_set_with_experts(folder):
-    data, store, truth = open_dataset(folder), ExpertStore.open(folder / "experts"), ClipAnnotations.open(folder)
+    data, store, truth = (
+        open_dataset(folder),
+        ExpertStore.open(folder / "experts"),
+        ClipAnnotations.open(folder),
+    )
     assert [len(data.split(name).images) for name in ("train", "val", "test")] == [40, 10, 10]
     assert tuple(image.name for image in data.images) == truth.names == tuple(store.items)
     assert store.embedding_dims == EXPERT_DIMS
@@ -43,7 +52,9 @@ def test_synthetic_clips_are_a_data_set_with_experts(folder):
         lengths = {name: int(store.lengths(name)[i]) for name in EXPERT_DIMS}
         frames = len(clip.frames)
         expected = {"appearance": frames, "motion": frames - 1, "sound": frames}
-        assert lengths == {name: 0 if name in truth.missing[i] else length for name, length in expected.items()}
+        assert lengths == {
+            name: 0 if name in truth.missing[i] else length for name, length in expected.items()
+        }
     assert {"motion", "sound"} == {name for names in truth.missing for name in names}
 
 
@@ -55,8 +66,12 @@ def test_partner_clips_have_equal_averages(folder):
         assert truth.partner_of[partner] == i != partner
         assert truth.clips[partner] == truth.clips[i].partner
         for name in EXPERT_DIMS:
-            ours, theirs = (read.vectors[name][row][read.mask[name][row]].numpy() for row in (i, partner))
-            if name in truth.missing[i] or (name == "sound" and not any(sound for sound, _ in truth.clips[i].sounds)):
+            ours, theirs = (
+                read.vectors[name][row][read.mask[name][row]].numpy() for row in (i, partner)
+            )
+            if name in truth.missing[i] or (
+                name == "sound" and not any(sound for sound, _ in truth.clips[i].sounds)
+            ):
                 continue
             if name == "motion" and truth.subset[i] == "direction":
                 assert np.abs(ours.mean(0) - theirs.mean(0)).max() > 0.1
@@ -68,10 +83,16 @@ def test_partner_clips_have_equal_averages(folder):
 def test_clip_captions_differ_from_those_of_the_partner(folder):
     data, truth = open_dataset(folder), ClipAnnotations.open(folder)
     for i, partner in enumerate(truth.partner_of):
-        ours, theirs = ({data.captions[caption] for caption in data.captions_of[clip]} for clip in (i, partner))
+        ours, theirs = (
+            {data.captions[caption] for caption in data.captions_of[clip]} for clip in (i, partner)
+        )
         assert len(ours) == 4
         assert not ours & theirs
-        mentions_sound = any(f" {sound}" in caption for caption in ours for sound in ("bell", "drum", "whistle", "buzz", "splash"))
+        mentions_sound = any(
+            f" {sound}" in caption
+            for caption in ours
+            for sound in ("bell", "drum", "whistle", "buzz", "splash")
+        )
         assert not (mentions_sound and "sound" in truth.missing[i])
 
 
@@ -82,7 +103,10 @@ def test_synthetic_clip_captions_of_a_seed_are_pinned(folder):
 
 
 def test_event_restores_the_scene():
-    things = (SceneObject("star", "red", "plain", "small", 0.35, 0.35), SceneObject("heart", "blue", "plain", "small", 0.65, 0.65))
+    things = (
+        SceneObject("star", "red", "plain", "small", 0.35, 0.35),
+        SceneObject("heart", "blue", "plain", "small", 0.65, 0.65),
+    )
     for doing in ACTIONS:
         clip = SyntheticClip("paper", things, (ClipEvent(0, doing), ClipEvent(1, "up", "bell")))
         home, half, full, again = clip.frames[:4]
@@ -94,10 +118,16 @@ def test_event_restores_the_scene():
 
 
 def test_expert_features_encode_motion_and_position():
-    things = (SceneObject("star", "red", "plain", "small", 0.35, 0.35), SceneObject("heart", "blue", "plain", "small", 0.65, 0.65))
+    things = (
+        SceneObject("star", "red", "plain", "small", 0.35, 0.35),
+        SceneObject("heart", "blue", "plain", "small", 0.65, 0.65),
+    )
     still = {name: np.zeros((7 - (name == "motion"), width)) for name, width in EXPERT_DIMS.items()}
     left, right = (
-        expert_features(SyntheticClip("paper", things, (ClipEvent(0, doing), ClipEvent(1, "grow"))), still) for doing in ("left", "right")
+        expert_features(
+            SyntheticClip("paper", things, (ClipEvent(0, doing), ClipEvent(1, "grow"))), still
+        )
+        for doing in ("left", "right")
     )
     assert np.abs(left["motion"][0] - right["motion"][0]).max() > 0.1
     np.testing.assert_array_equal(left["motion"][3:], right["motion"][3:])
@@ -105,7 +135,10 @@ def test_expert_features_encode_motion_and_position():
     assert not left["sound"].any()
     crossing = SyntheticClip("paper", things, (ClipEvent(0, "left", "drum"),), is_crossing=True)
     noise = sample_noise(crossing, np.random.default_rng(0))
-    features, partner_features = expert_features(crossing, noise), expert_features(crossing.partner, partner_noise(crossing, noise))
+    features, partner_features = (
+        expert_features(crossing, noise),
+        expert_features(crossing.partner, partner_noise(crossing, noise)),
+    )
     np.testing.assert_array_equal(features["appearance"][::-1], partner_features["appearance"])
     assert crossing.partner.partner == crossing
 
@@ -115,7 +148,9 @@ def test_synthetic_clips_render_frames_of_given_size(tmp_path):
     truth = ClipAnnotations.open(folder)
     for name, clip in zip(truth.names, truth.clips, strict=True):
         frames = np.load(folder / "frames" / f"{name}.npy")
-        np.testing.assert_array_equal(frames, np.stack([np.array(render_scene(scene, 32)) for scene in clip.frames]))
+        np.testing.assert_array_equal(
+            frames, np.stack([np.array(render_scene(scene, 32)) for scene in clip.frames])
+        )
     assert len(open_dataset(folder).images) == 2
 
 

@@ -27,42 +27,66 @@ from visavis.synthetic import (
 )
 from visavis.synthetic.captions import FACT_WEIGHTS
 from visavis.synthetic.lexicon import STYLES, join_phrases, with_article
-from visavis.synthetic.scene import BACKGROUNDS, COLORS, HELD_OUT_COLORS, HELD_OUT_RELATIONS, PATTERNS, SHAPES
+from visavis.synthetic.scene import (
+    BACKGROUNDS,
+    COLORS,
+    HELD_OUT_COLORS,
+    HELD_OUT_RELATIONS,
+    PATTERNS,
+    SHAPES,
+)
 
 SMALL = {"num_train": 60, "num_val": 10, "num_test": 40, "seed": 3}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return write_synthetic_scenes(tmp_path_factory.mktemp("scenes") / "world", noise_ratio=0.2, near_duplicates=0.25, **SMALL)
+    return write_synthetic_scenes(
+        tmp_path_factory.mktemp("scenes") / "world", noise_ratio=0.2, near_duplicates=0.25, **SMALL
+    )
 
 
 @pytest.fixture(scope="module")
 def scenes():
     rng = np.random.default_rng(0)
-    return [sample_scene(rng, training=True) for _ in range(400)], [sample_scene(rng, training=False) for _ in range(400)]
+    return [sample_scene(rng, training=True) for _ in range(400)], [
+        sample_scene(rng, training=False) for _ in range(400)
+    ]
 
 
 def star_left_of_heart(**changes):
-    star, heart = SceneObject("star", "red", "plain", "small", 0.2, 0.5), SceneObject("heart", "blue", "dotted", "large", 0.7, 0.5, 0.18)
+    star, heart = (
+        SceneObject("star", "red", "plain", "small", 0.2, 0.5),
+        SceneObject("heart", "blue", "dotted", "large", 0.7, 0.5, 0.18),
+    )
     return Scene("beach", (replace(star, **changes), heart))
 
 
 def by_hand(scene, facts):
     """The formula of ``fact_relevance`` as loops over all matchings."""
     slots = [*range(len(scene.things)), *[None] * len(facts.mentions)]
-    stated = [FACT_WEIGHTS[name] for mention in facts.mentions for name in mention] + [FACT_WEIGHTS["relation"]] * len(facts.relations)
-    stated += [FACT_WEIGHTS["background"]] * (facts.background is not None) + [FACT_WEIGHTS["total"]] * (facts.total is not None)
+    stated = [FACT_WEIGHTS[name] for mention in facts.mentions for name in mention] + [
+        FACT_WEIGHTS["relation"]
+    ] * len(facts.relations)
+    stated += [FACT_WEIGHTS["background"]] * (facts.background is not None) + [
+        FACT_WEIGHTS["total"]
+    ] * (facts.total is not None)
     best = 0
     for match in set(itertools.permutations(slots, len(facts.mentions))):
-        points = FACT_WEIGHTS["background"] * (facts.background == scene.background) + FACT_WEIGHTS["total"] * (
-            facts.total == len(scene.things)
-        )
+        points = FACT_WEIGHTS["background"] * (facts.background == scene.background) + FACT_WEIGHTS[
+            "total"
+        ] * (facts.total == len(scene.things))
         for i, mention in zip(match, facts.mentions, strict=True):
             points += sum(
-                FACT_WEIGHTS[name] for name, value in mention.items() if i is not None and getattr(scene.things[i], name) == value
+                FACT_WEIGHTS[name]
+                for name, value in mention.items()
+                if i is not None and getattr(scene.things[i], name) == value
             )
-        points += sum(FACT_WEIGHTS["relation"] for a, name, b in facts.relations if (match[a], name, match[b]) in scene.relations)
+        points += sum(
+            FACT_WEIGHTS["relation"]
+            for a, name, b in facts.relations
+            if (match[a], name, match[b]) in scene.relations
+        )
         best = max(best, points)
     return best / sum(stated)
 
@@ -78,7 +102,10 @@ def test_fact_relevance_equals_loop(scenes):
 def test_fact_relevance_of_own_scene_is_one(scenes):
     rng = np.random.default_rng(2)
     for scene in scenes[0][:60]:
-        assert (fact_relevance([scene], [caption.facts for caption in write_captions(scene, 5, rng)]) == 1).all()
+        assert (
+            fact_relevance([scene], [caption.facts for caption in write_captions(scene, 5, rng)])
+            == 1
+        ).all()
 
 
 def test_fact_relevance_is_between_zero_and_one(folder):
@@ -92,14 +119,29 @@ def test_fact_relevance_is_between_zero_and_one(folder):
 def test_scene_relevance_of_a_part_is_a_part(folder):
     graphs = SceneGraphs.open(folder)
     rows, columns = np.array([5, 2]), np.array([7, 100, 3])
-    np.testing.assert_array_equal(graphs.relevance(rows, columns), graphs.relevance()[np.ix_(rows, columns)])
+    np.testing.assert_array_equal(
+        graphs.relevance(rows, columns), graphs.relevance()[np.ix_(rows, columns)]
+    )
 
 
 def test_fact_relevance_decreases_by_the_weight_of_a_false_fact():
-    facts = CaptionFacts(({"shape": "star", "color": "red", "size": "small"}, {"shape": "heart"}), ((0, "left", 1),), "beach", 2)
+    facts = CaptionFacts(
+        ({"shape": "star", "color": "red", "size": "small"}, {"shape": "heart"}),
+        ((0, "left", 1),),
+        "beach",
+        2,
+    )
     whole = 2 + 2 + 1 + 2 + 2 + 2 + 1
-    changed = [star_left_of_heart(), star_left_of_heart(color="green"), star_left_of_heart(size="large"), star_left_of_heart(x=0.95)]
-    changed += [replace(star_left_of_heart(), background="snow"), star_left_of_heart(color="green", shape="ring")]
+    changed = [
+        star_left_of_heart(),
+        star_left_of_heart(color="green"),
+        star_left_of_heart(size="large"),
+        star_left_of_heart(x=0.95),
+    ]
+    changed += [
+        replace(star_left_of_heart(), background="snow"),
+        star_left_of_heart(color="green", shape="ring"),
+    ]
     points = np.array([whole, whole - 2, whole - 1, whole - 2, whole - 2, whole - 4])
     np.testing.assert_allclose(fact_relevance(changed, [facts])[:, 0], points / whole, rtol=1e-6)
 
@@ -127,7 +169,11 @@ def test_held_out_combinations_are_only_in_test(scenes):
         return {(thing.shape, thing.color) for scene in many for thing in scene.things}
 
     def triples(many):
-        return {(scene.things[i].shape, name, scene.things[j].shape) for scene in many for i, name, j in scene.relations}
+        return {
+            (scene.things[i].shape, name, scene.things[j].shape)
+            for scene in many
+            for i, name, j in scene.relations
+        }
 
     assert not pairs(train) & HELD_OUT_COLORS
     assert not triples(train) & HELD_OUT_RELATIONS
@@ -168,13 +214,27 @@ def test_render_scene_shows_all_things(scenes):
     for scene in scenes[0][:20]:
         whole = np.asarray(render_scene(scene), float)
         for i in range(len(scene.things)):
-            without = np.asarray(render_scene(replace(scene, things=scene.things[:i] + scene.things[i + 1 :])), float)
-            assert (np.abs(whole - without).sum(-1) > 60).sum() > 10, (scene.background, scene.things[i])
+            without = np.asarray(
+                render_scene(replace(scene, things=scene.things[:i] + scene.things[i + 1 :])), float
+            )
+            assert (np.abs(whole - without).sum(-1) > 60).sum() > 10, (
+                scene.background,
+                scene.things[i],
+            )
 
 
 def test_synthetic_scenes_are_reproducible(tmp_path):
-    arguments = {"num_train": 6, "num_val": 1, "num_test": 2, "noise_ratio": 0.2, "near_duplicates": 0.3}
-    one, two, other = (write_synthetic_scenes(tmp_path / name, seed=seed, **arguments) for name, seed in (("a", 1), ("b", 1), ("c", 2)))
+    arguments = {
+        "num_train": 6,
+        "num_val": 1,
+        "num_test": 2,
+        "noise_ratio": 0.2,
+        "near_duplicates": 0.3,
+    }
+    one, two, other = (
+        write_synthetic_scenes(tmp_path / name, seed=seed, **arguments)
+        for name, seed in (("a", 1), ("b", 1), ("c", 2))
+    )
     files = sorted(path.relative_to(one) for path in one.rglob("*") if path.is_file())
     assert len(files) == 11
     assert all((one / name).read_bytes() == (two / name).read_bytes() for name in files)
@@ -205,7 +265,11 @@ def test_synthetic_scenes_have_given_noise_ratio(folder):
 def test_synthetic_scenes_have_given_near_duplicates(folder):
     graphs = SceneGraphs.open(folder)
     copies = np.flatnonzero(graphs.duplicate_of >= 0)
-    assert [(copies < 60).sum(), ((copies >= 60) & (copies < 70)).sum(), (copies >= 70).sum()] == [15, 2, 10]
+    assert [(copies < 60).sum(), ((copies >= 60) & (copies < 70)).sum(), (copies >= 70).sum()] == [
+        15,
+        2,
+        10,
+    ]
     for copy in copies:
         origin = graphs.duplicate_of[copy]
         assert origin < copy
@@ -222,8 +286,18 @@ def test_synthetic_scenes_never_overwrite(folder, tmp_path):
 
 
 def test_synthetic_scenes_refuse_numbers_out_of_range(tmp_path):
-    wrong = {"num_test": -1, "captions_per_image": 0, "size": 8, "seed": -1, "noise_ratio": 1.2, "near_duplicates": -0.1}
-    for arguments in (*({name: value} for name, value in wrong.items()), {"noise_ratio": 0.1, "num_train": 2}):
+    wrong = {
+        "num_test": -1,
+        "captions_per_image": 0,
+        "size": 8,
+        "seed": -1,
+        "noise_ratio": 1.2,
+        "near_duplicates": -0.1,
+    }
+    for arguments in (
+        *({name: value} for name, value in wrong.items()),
+        {"noise_ratio": 0.1, "num_train": 2},
+    ):
         with pytest.raises(RecipeError, match=next(iter(arguments))):
             write_synthetic_scenes(tmp_path / "world", **arguments)
     assert not (tmp_path / "world").exists()
@@ -234,16 +308,37 @@ def test_style_changes_only_colors_and_words(tmp_path):
     for kind in ("shapes", "colors"):
         own, other = getattr(paper, kind), getattr(glass, kind)
         assert own.keys() == other.keys()
-        assert not {word for words in own.values() for word in words} & {word for words in other.values() for word in words}
+        assert not {word for words in own.values() for word in words} & {
+            word for words in other.values() for word in words
+        }
     assert paper.palette.keys() == glass.palette.keys()
-    assert all(np.abs(np.subtract(paper.palette[color], glass.palette[color])).max() > 0.05 for color in COLORS)
-    folders = [write_synthetic_scenes(tmp_path / style, num_train=3, num_val=0, num_test=0, style=style) for style in STYLES]
+    assert all(
+        np.abs(np.subtract(paper.palette[color], glass.palette[color])).max() > 0.05
+        for color in COLORS
+    )
+    folders = [
+        write_synthetic_scenes(tmp_path / style, num_train=3, num_val=0, num_test=0, style=style)
+        for style in STYLES
+    ]
     one, two = (SceneGraphs.open(folder) for folder in folders)
-    assert replace(one.scenes[0], things=()) == replace(two.scenes[0], things=()), "of the same seed"
-    assert (folders[0] / "images/000000.png").read_bytes() != (folders[1] / "images/000000.png").read_bytes()
-    names = {word for words in (*paper.shapes.values(), *paper.colors.values()) for phrase in words for word in phrase.split()}
+    assert replace(one.scenes[0], things=()) == replace(two.scenes[0], things=()), (
+        "of the same seed"
+    )
+    assert (folders[0] / "images/000000.png").read_bytes() != (
+        folders[1] / "images/000000.png"
+    ).read_bytes()
+    names = {
+        word
+        for words in (*paper.shapes.values(), *paper.colors.values())
+        for phrase in words
+        for word in phrase.split()
+    }
     text = (folders[1] / "captions.jsonl").read_text().lower()
-    assert not [word for word in sorted(names - {"moon", "sign", "blue"}) if re.search(rf"\b(a|an|plain|shiny) {word}\b", text)]
+    assert not [
+        word
+        for word in sorted(names - {"moon", "sign", "blue"})
+        if re.search(rf"\b(a|an|plain|shiny) {word}\b", text)
+    ]
     with pytest.raises(RecipeError, match=r"style: unknown style 'glas': did you mean glass\?"):
         write_synthetic_scenes(tmp_path / "other", style="glas")
 
@@ -251,7 +346,11 @@ def test_style_changes_only_colors_and_words(tmp_path):
 def test_synthetic_scenes_report_progress(tmp_path):
     calls = []
     write_synthetic_scenes(
-        tmp_path / "world", num_train=3, num_val=0, num_test=1, on_progress=lambda done, total: calls.append((done, total))
+        tmp_path / "world",
+        num_train=3,
+        num_val=0,
+        num_test=1,
+        on_progress=lambda done, total: calls.append((done, total)),
     )
     assert calls == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
@@ -273,18 +372,39 @@ def test_scene_captions_are_english(scenes):
 
 
 def test_synthetic_scenes_of_a_seed_are_pinned(tmp_path):
-    """Measurements on synthetic scenes stay valid only if captions are equal and images look the same."""
+    """Measurements on synthetic scenes stay valid only if captions are equal and images look the
+    same.
+    """
     folder = write_synthetic_scenes(
-        tmp_path / "world", num_train=120, num_val=20, num_test=60, size=48, seed=11, noise_ratio=0.1, near_duplicates=0.2
+        tmp_path / "world",
+        num_train=120,
+        num_val=20,
+        num_test=60,
+        size=48,
+        seed=11,
+        noise_ratio=0.1,
+        near_duplicates=0.2,
     )
     rows = [json.loads(line) for line in (folder / "captions.jsonl").read_text().splitlines()]
     text = "\n".join(caption for row in rows for caption in row["captions"])
-    seen = np.stack([np.asarray(Image.open(folder / row["filename"]).resize((4, 4), Image.Resampling.BOX), float) for row in rows])
+    seen = np.stack(
+        [
+            np.asarray(
+                Image.open(folder / row["filename"]).resize((4, 4), Image.Resampling.BOX), float
+            )
+            for row in rows
+        ]
+    )
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == "abfeeb66b1a7ce9c"
-    assert hashlib.sha256((folder / "scenes.jsonl").read_bytes()).hexdigest()[:16] == "d71cb0c291fe9aee"
+    assert (
+        hashlib.sha256((folder / "scenes.jsonl").read_bytes()).hexdigest()[:16]
+        == "d71cb0c291fe9aee"
+    )
     assert seen.mean((0, 1, 2)) == pytest.approx([143.24, 147.62, 145.04], abs=0.1)
     assert seen.std((0, 1, 2)) == pytest.approx([69.63, 58.61, 61.18], abs=0.1)
-    assert seen[::20].mean((1, 2, 3)) == pytest.approx([141, 143, 121, 158, 105, 121, 134, 216, 158, 187], abs=0.7)
+    assert seen[::20].mean((1, 2, 3)) == pytest.approx(
+        [141, 143, 121, 158, 105, 121, 134, 216, 158, 187], abs=0.7
+    )
 
 
 BACKGROUND_COLORS = {

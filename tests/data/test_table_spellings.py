@@ -1,4 +1,6 @@
-"""Tables of captions as spreadsheets, pandas, R and published data sets write them: read, or refused with the line and the fix."""
+"""Tables of captions as spreadsheets, pandas, R and published data sets write them: read, or
+refused with the line and the fix.
+"""
 
 from __future__ import annotations
 
@@ -58,10 +60,14 @@ SPELLINGS = {
     "plain": Spelling(PLAIN, BOTH),
     "UTF-8 with a mark": Spelling(codecs.BOM_UTF8 + PLAIN.encode(), BOTH),
     "UTF-16 with a mark": Spelling(PLAIN.encode("utf-16"), BOTH),
-    "UTF-16 big endian with a mark": Spelling(codecs.BOM_UTF16_BE + PLAIN.encode("utf-16-be"), BOTH),
+    "UTF-16 big endian with a mark": Spelling(
+        codecs.BOM_UTF16_BE + PLAIN.encode("utf-16-be"), BOTH
+    ),
     "UTF-16 without a mark": Spelling(PLAIN.encode("utf-16-le"), BOTH),
     "UTF-16 big endian without a mark": Spelling(PLAIN.encode("utf-16-be"), BOTH),
-    "Unicode text of Excel": Spelling(SEMICOLONS.replace(";", "\t").replace("\n", "\r\n").encode("utf-16"), BOTH),
+    "Unicode text of Excel": Spelling(
+        SEMICOLONS.replace(";", "\t").replace("\n", "\r\n").encode("utf-16"), BOTH
+    ),
     "Windows-1252": Spelling(
         (PLAIN.replace("\nimg", "\nimg/b.png,café\nimg").encode("cp1252")),
         WINDOWS_1252,
@@ -69,7 +75,9 @@ SPELLINGS = {
         skipped=BOTH,
     ),
     "UTF-16 cut short": Spelling(
-        PLAIN.encode("utf-16-le")[:-1], "is not UTF-16-LE: byte .*Save it as UTF-8", large="cannot be read as a table: .*Save it as UTF-8"
+        PLAIN.encode("utf-16-le")[:-1],
+        "is not UTF-16-LE: byte .*Save it as UTF-8",
+        large="cannot be read as a table: .*Save it as UTF-8",
     ),
     "semicolons": Spelling(SEMICOLONS, BOTH),
     "sep line": Spelling("sep=;\r\n" + SEMICOLONS, BOTH),
@@ -84,10 +92,18 @@ SPELLINGS = {
     "empty first line": Spelling("\n" + PLAIN, BOTH),
     "empty rows at the end": Spelling(SEMICOLONS + ";\r\n;\r\n ; \n\n\n", BOTH),
     "empty row in between": Spelling(PLAIN.replace("\nimg", "\n,\nimg"), BOTH),
-    "empty columns": Spelling("filename;caption;;\na.png;a dog;;\nimg/b.png;a cat, asleep;;\n;;;\n", BOTH),
-    "all in quotes": Spelling('"filename";"caption"\n"a.png";"a dog"\n"img/b.png";"a cat, asleep"\n', BOTH),
-    "doubled quotes": Spelling(PLAIN + 'a.png,"a ""big"" dog"\n', {"a.png": ["a dog", 'a "big" dog']} | CAT),
-    "line break in a cell": Spelling(PLAIN + 'a.png,"a dog\nruns"\n', {"a.png": ["a dog", "a dog\nruns"]} | CAT),
+    "empty columns": Spelling(
+        "filename;caption;;\na.png;a dog;;\nimg/b.png;a cat, asleep;;\n;;;\n", BOTH
+    ),
+    "all in quotes": Spelling(
+        '"filename";"caption"\n"a.png";"a dog"\n"img/b.png";"a cat, asleep"\n', BOTH
+    ),
+    "doubled quotes": Spelling(
+        PLAIN + 'a.png,"a ""big"" dog"\n', {"a.png": ["a dog", 'a "big" dog']} | CAT
+    ),
+    "line break in a cell": Spelling(
+        PLAIN + 'a.png,"a dog\nruns"\n', {"a.png": ["a dog", "a dog\nruns"]} | CAT
+    ),
     "header of Excel": Spelling(PLAIN.replace("filename,caption", "Image File,Description"), BOTH),
     "header with spaces": Spelling(PLAIN.replace("filename,caption", " Filename , Caption "), BOTH),
     "description next to a title": Spelling("filename,title,description\na.png,a dog,long\n", DOG),
@@ -101,46 +117,99 @@ SPELLINGS = {
     "other columns only": Spelling("sku,label\n1,a dog\n", HEADER),
     # Windows.
     "backslashes": Spelling(PLAIN.replace("img/", "img\\"), BOTH),
-    "backslashes and a dot": Spelling(PLAIN.replace("img/", ".\\img\\"), {"./img/b.png": CAT["img/b.png"]} | DOG),
-    "absolute path of Windows": Spelling(PLAIN.replace("img/", "C:\\me\\"), {"C:/me/b.png": CAT["img/b.png"]} | DOG, large="missing"),
+    "backslashes and a dot": Spelling(
+        PLAIN.replace("img/", ".\\img\\"), {"./img/b.png": CAT["img/b.png"]} | DOG
+    ),
+    "absolute path of Windows": Spelling(
+        PLAIN.replace("img/", "C:\\me\\"), {"C:/me/b.png": CAT["img/b.png"]} | DOG, large="missing"
+    ),
     "spaces around names": Spelling(PLAIN.replace("a.png,", " a.png\t,"), BOTH),
-    "name in decomposed form": Spelling(PLAIN + "cafe\u0301.png,a cup\n", BOTH | {"cafe\u0301.png": ["a cup"]}),
-    "name in composed form": Spelling(PLAIN + "caf\u00e9.png,a cup\n", BOTH | {"caf\u00e9.png": ["a cup"]}),
-    "caption in decomposed form": Spelling(PLAIN + "a.png,cafe\u0301\n", {"a.png": ["a dog", "caf\u00e9"]} | CAT),
+    "name in decomposed form": Spelling(
+        PLAIN + "cafe\u0301.png,a cup\n", BOTH | {"cafe\u0301.png": ["a cup"]}
+    ),
+    "name in composed form": Spelling(
+        PLAIN + "caf\u00e9.png,a cup\n", BOTH | {"caf\u00e9.png": ["a cup"]}
+    ),
+    "caption in decomposed form": Spelling(
+        PLAIN + "a.png,cafe\u0301\n", {"a.png": ["a dog", "caf\u00e9"]} | CAT
+    ),
     # pandas.
-    "index column": Spelling('Unnamed: 0,filename,caption\n0,a.png,a dog\n1,img/b.png,"a cat, asleep"\n', BOTH),
-    "index column without a name": Spelling(',filename,caption\n0,a.png,a dog\n1,img/b.png,"a cat, asleep"\n', BOTH),
-    "list": Spelling("""filename,captions\na.png,"['a dog', ""it's brown""]"\nimg/b.png,"['a cat, asleep']"\n""", LISTS),
-    "list under caption": Spelling("""filename,caption\na.png,"['a dog', ""it's brown""]"\nimg/b.png,"a cat, asleep"\n""", LISTS),
-    "JSON list": Spelling("""filename,raw\na.png,"[""a dog"", ""it's brown""]"\nimg/b.png,"[""a cat, asleep""]"\n""", LISTS),
-    "NumPy array": Spelling("""filename,captions\na.png,"['a dog'\n ""it's brown""]"\nimg/b.png,['a cat\\x2c asleep']\n""", LISTS),
-    "tuple": Spelling("""filename,captions\na.png,"('a dog', ""it's brown"")"\nimg/b.png,"('a cat, asleep',)"\n""", LISTS),
+    "index column": Spelling(
+        'Unnamed: 0,filename,caption\n0,a.png,a dog\n1,img/b.png,"a cat, asleep"\n', BOTH
+    ),
+    "index column without a name": Spelling(
+        ',filename,caption\n0,a.png,a dog\n1,img/b.png,"a cat, asleep"\n', BOTH
+    ),
+    "list": Spelling(
+        """filename,captions\na.png,"['a dog', ""it's brown""]"\nimg/b.png,"['a cat, asleep']"\n""",
+        LISTS,
+    ),
+    "list under caption": Spelling(
+        """filename,caption\na.png,"['a dog', ""it's brown""]"\nimg/b.png,"a cat, asleep"\n""",
+        LISTS,
+    ),
+    "JSON list": Spelling(
+        """filename,raw\na.png,"[""a dog"", ""it's brown""]"\nimg/b.png,"[""a cat, asleep""]"\n""",
+        LISTS,
+    ),
+    "NumPy array": Spelling(
+        """filename,captions\na.png,"['a dog'\n ""it's brown""]"\nimg/b.png,['a cat\\x2c asleep']\n""",
+        LISTS,
+    ),
+    "tuple": Spelling(
+        """filename,captions\na.png,"('a dog', ""it's brown"")"\nimg/b.png,"('a cat, asleep',)"\n""",
+        LISTS,
+    ),
     "list that is cut": Spelling(
-        "filename,captions\na.png,\"['a dog', 'a]\"\nimg/b.png,a cat\n", NO_LIST, skipped={"img/b.png": ["a cat"]}
+        "filename,captions\na.png,\"['a dog', 'a]\"\nimg/b.png,a cat\n",
+        NO_LIST,
+        skipped={"img/b.png": ["a cat"]},
     ),
     "list with a missing value": Spelling(
-        "filename,captions\na.png,\"['a dog', nan]\"\nimg/b.png,a cat\n", NO_LIST, skipped={"img/b.png": ["a cat"]}
+        "filename,captions\na.png,\"['a dog', nan]\"\nimg/b.png,a cat\n",
+        NO_LIST,
+        skipped={"img/b.png": ["a cat"]},
     ),
-    "brackets in a caption": Spelling("filename,caption\na.png,[a sign] a dog\na.png,[dog]\n", {"a.png": ["[a sign] a dog", "[dog]"]}),
-    "empty caption": Spelling(PLAIN.replace("\nimg", "\na.png,\nimg"), ":3: the caption is empty", skipped=BOTH),
+    "brackets in a caption": Spelling(
+        "filename,caption\na.png,[a sign] a dog\na.png,[dog]\n",
+        {"a.png": ["[a sign] a dog", "[dog]"]},
+    ),
+    "empty caption": Spelling(
+        PLAIN.replace("\nimg", "\na.png,\nimg"), ":3: the caption is empty", skipped=BOTH
+    ),
     **{
-        f"missing caption {text}": Spelling(PLAIN.replace("\nimg", f"\na.png,{text}\nimg"), MISSING.format(text), skipped=BOTH)
+        f"missing caption {text}": Spelling(
+            PLAIN.replace("\nimg", f"\na.png,{text}\nimg"), MISSING.format(text), skipped=BOTH
+        )
         for text in ("nan", "NaN", "None", "<NA>")
     },
-    "missing second caption": Spelling('filename,caption,caption_2\na.png,a dog,nan\nimg/b.png,"a cat, asleep",\n', BOTH),
+    "missing second caption": Spelling(
+        'filename,caption,caption_2\na.png,a dog,nan\nimg/b.png,"a cat, asleep",\n', BOTH
+    ),
     "split names": Spelling(
         "filename,caption,split\na.png,a dog,Train\nimg/b.png,b,TEST\ncaf\u00e9.png,c,Valid\n",
         {"a.png": ["a dog"], "img/b.png": ["b"], "caf\u00e9.png": ["c"]},
         splits=("train", "test", "val"),
     ),
     "missing split": Spelling(
-        "filename,caption,split\na.png,a dog,train\nimg/b.png,b,nan\n", "img/b.png: the image has no split", skipped=DOG, splits=("train",)
+        "filename,caption,split\na.png,a dog,train\nimg/b.png,b,nan\n",
+        "img/b.png: the image has no split",
+        skipped=DOG,
+        splits=("train",),
     ),
     # R.
-    "write.csv": Spelling('"","filename","caption"\n"1","a.png","a dog"\n"2","img/b.png","a cat, asleep"\n', BOTH),
-    "write.table": Spelling('"filename" "caption"\n"1" "a.png" "a dog"\n"2" "img/b.png" "a cat, asleep"\n', BOTH),
-    "write.table with tabs": Spelling('"filename"\t"caption"\n"1"\t"a.png"\t"a dog"\n"2"\t"img/b.png"\t"a cat, asleep"\n', BOTH),
-    "missing value of R": Spelling('"filename","caption"\n"a.png","a dog"\n"a.png",NA\n', MISSING.format("NA"), skipped=DOG),
+    "write.csv": Spelling(
+        '"","filename","caption"\n"1","a.png","a dog"\n"2","img/b.png","a cat, asleep"\n', BOTH
+    ),
+    "write.table": Spelling(
+        '"filename" "caption"\n"1" "a.png" "a dog"\n"2" "img/b.png" "a cat, asleep"\n', BOTH
+    ),
+    "write.table with tabs": Spelling(
+        '"filename"\t"caption"\n"1"\t"a.png"\t"a dog"\n"2"\t"img/b.png"\t"a cat, asleep"\n', BOTH
+    ),
+    "missing value of R": Spelling(
+        '"filename","caption"\n"a.png","a dog"\n"a.png",NA\n', MISSING.format("NA"), skipped=DOG
+    ),
     "escaped quotes": Spelling(
         '"filename","caption"\n"a.png","a \\"big\\" dog"\n"img\\b.png","a cat, asleep"\n',
         {"a.png": ['a "big" dog']} | CAT,
@@ -152,7 +221,9 @@ SPELLINGS = {
         large="line 3: expected doubled quotes, got quotes after a space",
     ),
     "spaces without quotes": Spelling("filename, caption\na.png, a dog\n", DOG),
-    "quotes in tabs": Spelling('filename\tcaption\na.png\t"Go" on a sign\n', {"a.png": ['"Go" on a sign']}, "captions.tsv"),
+    "quotes in tabs": Spelling(
+        'filename\tcaption\na.png\t"Go" on a sign\n', {"a.png": ['"Go" on a sign']}, "captions.tsv"
+    ),
     # Flickr8k, Flickr30k, Kaggle.
     "results.csv of Flickr30k": Spelling(
         FLICKR + 'a.png| 0| a dog\na.png| 1| "Go" on a sign\nimg/b.png| 0| a cat, asleep\n',
@@ -166,8 +237,12 @@ SPELLINGS = {
         large="Expected 3 columns, got 2.*Correct this row",
         skipped=DOG,
     ),
-    "results_20130124.token": Spelling(TOKENS, {"a.png": ["a dog", '"Go" on a sign']} | CAT, "results_20130124.token"),
-    "Flickr8k.token.txt": Spelling(TOKENS, {"a.png": ["a dog", '"Go" on a sign']} | CAT, "Flickr8k.token.txt"),
+    "results_20130124.token": Spelling(
+        TOKENS, {"a.png": ["a dog", '"Go" on a sign']} | CAT, "results_20130124.token"
+    ),
+    "Flickr8k.token.txt": Spelling(
+        TOKENS, {"a.png": ["a dog", '"Go" on a sign']} | CAT, "Flickr8k.token.txt"
+    ),
     "captions.txt of Kaggle": Spelling(PLAIN.replace("filename", "image"), BOTH, "captions.txt"),
 }
 
@@ -198,7 +273,10 @@ def folder(images, tmp_path, monkeypatch) -> Path:
 
 
 def content(data) -> dict[str, list[str]]:
-    return {image.name: [data.captions[i] for i in rows] for image, rows in zip(data.images, data.captions_of, strict=True)}
+    return {
+        image.name: [data.captions[i] for i in rows]
+        for image, rows in zip(data.images, data.captions_of, strict=True)
+    }
 
 
 @pytest.mark.parametrize("name", SPELLINGS)
@@ -231,7 +309,9 @@ def test_large_table_spelling(folder, name, monkeypatch):
             open_dataset(folder)
         return
     if isinstance(spelling.expected, str):
-        with pytest.raises(DataError, match="unusable items" if spelling.skipped else spelling.expected):
+        with pytest.raises(
+            DataError, match="unusable items" if spelling.skipped else spelling.expected
+        ):
             open_dataset(folder)
         if spelling.skipped is None:
             return
@@ -255,7 +335,10 @@ OTHER_LISTS = {
 def test_other_lists_refuse_missing_captions_and_lists(folder, file, encoding):
     (folder / file).write_text(OTHER_LISTS[file] % "ein H\u00fcndchen", encoding=encoding)
     assert list(open_dataset(folder).captions) == ["ein H\u00fcndchen"]
-    for text, problem in (("nan", "the caption is 'nan', the text of a missing value"), ("['a', 'b]", "is a list that cannot be read")):
+    for text, problem in (
+        ("nan", "the caption is 'nan', the text of a missing value"),
+        ("['a', 'b]", "is a list that cannot be read"),
+    ):
         (folder / file).write_text(OTHER_LISTS[file] % text, encoding=encoding)
         with pytest.raises(DataError, match=problem):
             open_dataset(folder)
@@ -267,7 +350,9 @@ def test_list_in_json_lines_is_split(folder):
 
 
 def test_windows_path_in_json_is_found(folder):
-    (folder / "dataset_x.json").write_text(OTHER_LISTS["dataset_x.json"].replace("a.png", "img\\\\b.png") % "a cat")
+    (folder / "dataset_x.json").write_text(
+        OTHER_LISTS["dataset_x.json"].replace("a.png", "img\\\\b.png") % "a cat"
+    )
     data = open_dataset(folder)
     assert [(image.name, image.open().size) for image in data.images] == [("img\\b.png", (2, 2))]
 
@@ -281,12 +366,16 @@ def test_two_spellings_of_one_file_are_a_problem(folder):
 
 @pytest.mark.parametrize("value", ["['a dog', 'a cat']", '["a dog", "a cat"]', ["a dog", "a cat"]])
 def test_list_in_parquet_is_split(folder, value):
-    pa = pytest.importorskip("pyarrow", reason="PyArrow is not installed: pip install 'visavis[large]'")
+    pa = pytest.importorskip(
+        "pyarrow", reason="PyArrow is not installed: pip install 'visavis[large]'"
+    )
     table = pa.table({"Image File": ["a.png", "img/b.png"], "caption": [value, value]})
     pytest.importorskip("pyarrow.parquet").write_table(table, folder / "captions.parquet")
     expected = {"a.png": ["a dog", "a cat"], "img/b.png": ["a dog", "a cat"]}
     assert content(open_dataset(folder)) == expected
-    images = table.set_column(0, "image", [[(folder / name).read_bytes() for name in expected]]).append_column("file", [list(expected)])
+    images = table.set_column(
+        0, "image", [[(folder / name).read_bytes() for name in expected]]
+    ).append_column("file", [list(expected)])
     pytest.importorskip("pyarrow.parquet").write_table(images, folder / "captions.parquet")
     assert content(open_dataset(folder / "captions.parquet")) == expected
 
@@ -317,7 +406,10 @@ def test_attributes_spelling(folder, name):
     text = ATTRIBUTES[name]
     (folder / "attributes.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
     collection = list_source_files(folder)
-    assert {file.path: file.metadata["Color"] for file in collection.files if file.metadata} == {"a.png": "red", "img/b.png": "blue"}
+    assert {file.path: file.metadata["Color"] for file in collection.files if file.metadata} == {
+        "a.png": "red",
+        "img/b.png": "blue",
+    }
     assert collection.skipped == ()
 
 
@@ -325,7 +417,9 @@ def test_attributes_spelling(folder, name):
 def test_attributes_match_names_in_any_unicode_form(folder, form):
     name = unicodedata.normalize(form, "caf\u00e9.png")
     (folder / "attributes.csv").write_text(f"filename,color\n{name},red\n")
-    assert [file.metadata for file in list_source_files(folder).files if file.path == "caf\u00e9.png"] == [{"color": "red"}]
+    assert [
+        file.metadata for file in list_source_files(folder).files if file.path == "caf\u00e9.png"
+    ] == [{"color": "red"}]
 
 
 ATTRIBUTE_ERRORS = {
@@ -333,9 +427,21 @@ ATTRIBUTE_ERRORS = {
         "filename,a\na.png,1\na.png,1,2\n",
         r"line 3: expected 2 columns, got 3\. Put texts that contain ',' in double quotes",
     ),
-    "twice": ("filename,a\nimg/b.png,1\nimg\\b.png,2\n", r"line 3: expected one row for each file, got a second one of 'img/b\.png'"),
-    "no file": ("sku,a\n1,2\n", r"expected a header with filename and attributes, got 'sku,a'.* or rename a column to filename"),
-    "Windows-1252": ("filename,a\na.png,caf\u00e9\n".encode("cp1252"), r"is not UTF-8: byte 20 is 0xe9\. Save it as UTF-8 \(Excel: CSV"),
+    "twice": (
+        "filename,a\nimg/b.png,1\nimg\\b.png,2\n",
+        r"line 3: expected one row for each file, got a second one of 'img/b\.png'",
+    ),
+    "no file": (
+        "sku,a\n1,2\n",
+        (
+            r"expected a header with filename and attributes, got 'sku,a'.* or rename a column to "
+            r"filename"
+        ),
+    ),
+    "Windows-1252": (
+        "filename,a\na.png,caf\u00e9\n".encode("cp1252"),
+        r"is not UTF-8: byte 20 is 0xe9\. Save it as UTF-8 \(Excel: CSV",
+    ),
 }
 
 
@@ -349,9 +455,15 @@ def test_attributes_error_names_line_and_fix(folder, name):
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
 def test_ratings_are_read_as_any_table(tmp_path, encoding):
-    (tmp_path / "sts-dev.tsv").write_text('score\tsentence1\tsentence2\n3.5\t"a\tb\r\n\r\n', encoding=encoding, newline="")
+    (tmp_path / "sts-dev.tsv").write_text(
+        'score\tsentence1\tsentence2\n3.5\t"a\tb\r\n\r\n', encoding=encoding, newline=""
+    )
     rated = read_stsb("dev", tmp_path)
     assert (rated.first, rated.second, rated.ratings.tolist()) == (['"a'], ["b"], [3.5])
-    (tmp_path / "sts-dev.tsv").write_text("score\tsentence1\tsentence2\n\n3.5\ta\n", encoding=encoding)
-    with pytest.raises(DataError, match=r"line 3: expected 3 columns, got 2\. Add the missing '\\t'"):
+    (tmp_path / "sts-dev.tsv").write_text(
+        "score\tsentence1\tsentence2\n\n3.5\ta\n", encoding=encoding
+    )
+    with pytest.raises(
+        DataError, match=r"line 3: expected 3 columns, got 2\. Add the missing '\\t'"
+    ):
         read_stsb("dev", tmp_path)

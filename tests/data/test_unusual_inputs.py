@@ -1,4 +1,6 @@
-"""Unusual files in real folders: broken links, pipes, devices, cyclic folders, invalid headers and texts."""
+"""Unusual files in real folders: broken links, pipes, devices, cyclic folders, invalid headers and
+texts.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from visavis.data.features.arrays import ArrayFeatures
 from visavis.errors import DataError
 from visavis.retrieval.run_search import open_image_collection
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="links, pipes and names of this kind are not of Windows")
+pytestmark = pytest.mark.skipif(
+    sys.platform == "win32", reason="links, pipes and names of this kind are not of Windows"
+)
 NAMES = ("a.png", "b.png", "c.png")
 
 
@@ -32,7 +36,13 @@ def photos(tmp_path: Path) -> Path:
     rows = []
     for number, name in enumerate(NAMES):
         Image.new("RGB", (8, 6), (number, 0, 0)).save(tmp_path / "images" / name)
-        rows.append({"filename": name, "split": ("train", "val", "test")[number], "captions": [f"a dog number {number}"]})
+        rows.append(
+            {
+                "filename": name,
+                "split": ("train", "val", "test")[number],
+                "captions": [f"a dog number {number}"],
+            }
+        )
     write(tmp_path, rows)
     return tmp_path
 
@@ -46,7 +56,11 @@ def rows_of(folder: Path) -> list[dict]:
 
 
 def losses(folder: Path) -> list[tuple[str, str]]:
-    return [(finding.kind, str(finding)) for finding in check_dataset(folder).findings if finding.loses_data]
+    return [
+        (finding.kind, str(finding))
+        for finding in check_dataset(folder).findings
+        if finding.loses_data
+    ]
 
 
 def sparse(path: Path) -> None:
@@ -73,11 +87,23 @@ def test_irregular_image_file_is_a_finding(photos, kind):
     assert found[0] in ("missing image", "unreadable image")
     assert found[1].startswith("b.png: ")
     assert what in found[1]
-    assert [image.name for image in open_dataset(photos, decode_images=True, skip_bad=True).images] == ["a.png", "c.png"]
+    assert [
+        image.name for image in open_dataset(photos, decode_images=True, skip_bad=True).images
+    ] == ["a.png", "c.png"]
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "sparse"])
-@pytest.mark.parametrize("name", ["captions.jsonl", "captions.csv", "dataset_x.json", "train_caps.txt", "train_ims.npy", "all.tar"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "captions.jsonl",
+        "captions.csv",
+        "dataset_x.json",
+        "train_caps.txt",
+        "train_ims.npy",
+        "all.tar",
+    ],
+)
 def test_irregular_lists_and_archives_are_refused(tmp_path, name, kind):
     if name == "train_caps.txt":
         np.save(tmp_path / "train_ims.npy", np.ones((2, 3)))
@@ -122,7 +148,10 @@ def test_image_collection_ignores_other_files(photos, monkeypatch):
 
 TEXTS = {
     "half a surrogate in a name": ({"filename": "b\ud800.png"}, "missing image"),
-    "half a surrogate in a name without a split": ({"filename": "b\ud800.png", "split": None}, "missing image"),
+    "half a surrogate in a name without a split": (
+        {"filename": "b\ud800.png", "split": None},
+        "missing image",
+    ),
     "half a surrogate in a split": ({"split": "va\ud800l"}, "broken UTF-8"),
     "half a surrogate in a caption": ({"captions": ["a \ud83d"]}, "broken UTF-8"),
     "bytes in a split": ({"split": "va\udce9"}, "broken UTF-8"),
@@ -144,7 +173,11 @@ def test_odd_texts_are_findings(photos, case):
     found = losses(photos)
     assert kind in [kind for kind, _ in found]
     assert all(len(sentence) < 250_000 and sentence.encode() for _, sentence in found)
-    assert {"a.png", "c.png"} <= {image.name for image in open_dataset(photos, decode_images=True, skip_bad=True).images} <= {*NAMES}
+    assert (
+        {"a.png", "c.png"}
+        <= {image.name for image in open_dataset(photos, decode_images=True, skip_bad=True).images}
+        <= {*NAMES}
+    )
 
 
 def test_duplicate_keys_are_findings(photos):
@@ -152,10 +185,16 @@ def test_duplicate_keys_are_findings(photos):
     lines[1] = lines[1].replace("{", '{"filename": "a.png", ', 1)
     (photos / "captions.jsonl").write_text("\n".join(lines))
     assert losses(photos)[0][0] == "malformed line"
-    image = '{"filename": "a.png", "split": "test", "split": "train", "sentences": [{"raw": "a dog"}]}'
-    (photos / "dataset_x.json").write_text(f'{{"images": [{image}, {image.replace("a.png", "b.png").replace("split", "x", 1)}]}}')
+    image = (
+        '{"filename": "a.png", "split": "test", "split": "train", "sentences": [{"raw": "a dog"}]}'
+    )
+    (photos / "dataset_x.json").write_text(
+        f'{{"images": [{image}, {image.replace("a.png", "b.png").replace("split", "x", 1)}]}}'
+    )
     report = check_dataset(photos / "dataset_x.json")
-    assert [(finding.kind, finding.location) for finding in report.findings if finding.loses_data] == [("malformed entry", "a.png")]
+    assert [
+        (finding.kind, finding.location) for finding in report.findings if finding.loses_data
+    ] == [("malformed entry", "a.png")]
     (photos / "dataset_x.json").write_text('{"images": [], "images": []}')
     with pytest.raises(DataError, match="each key once"):
         open_dataset(photos / "dataset_x.json")
@@ -164,19 +203,39 @@ def test_duplicate_keys_are_findings(photos):
 def test_deep_and_huge_values_are_findings(photos):
     deep = "[" * 900 + "]" * 900
     entry = '{"filename": "%s", "split": "test", "sentences": [{"raw": "a dog"}], "%s": %s}'
-    odd = [entry % ("a.png", "cocoid", deep), deep, entry % ("b.png", "filepath", deep), entry % ("c.png", "imgid", "1" + "0" * 4000)]
+    odd = [
+        entry % ("a.png", "cocoid", deep),
+        deep,
+        entry % ("b.png", "filepath", deep),
+        entry % ("c.png", "imgid", "1" + "0" * 4000),
+    ]
     (photos / "dataset_x.json").write_text(f'{{"images": [{", ".join(odd)}]}}')
     report = check_dataset(photos / "dataset_x.json")
-    assert {finding.location for finding in report.findings if finding.loses_data} >= {"a.png", "b.png"}
-    assert [image.name for image in open_dataset(photos / "dataset_x.json", skip_bad=True).images] == ["c.png"]
+    assert {finding.location for finding in report.findings if finding.loses_data} >= {
+        "a.png",
+        "b.png",
+    }
+    assert [
+        image.name for image in open_dataset(photos / "dataset_x.json", skip_bad=True).images
+    ] == ["c.png"]
 
 
 def test_huge_table_field_is_a_finding(photos):
     (photos / "captions.jsonl").unlink()
     with open(photos / "captions.csv", "w", newline="") as file:
-        csv.writer(file).writerows([["filename", "caption"], ["a.png", "a dog"], ["b.png", "a dog " * 50_000], ["c.png", "a cat"]])
+        csv.writer(file).writerows(
+            [
+                ["filename", "caption"],
+                ["a.png", "a dog"],
+                ["b.png", "a dog " * 50_000],
+                ["c.png", "a cat"],
+            ]
+        )
     assert losses(photos)[0][0] == "malformed line"
-    assert [image.name for image in open_dataset(photos, skip_bad=True).images] == ["a.png", "c.png"]
+    assert [image.name for image in open_dataset(photos, skip_bad=True).images] == [
+        "a.png",
+        "c.png",
+    ]
 
 
 def test_file_names_that_are_not_utf_8(photos):
@@ -186,11 +245,16 @@ def test_file_names_that_are_not_utf_8(photos):
     except OSError:
         pytest.skip("this file system takes names in UTF-8 alone")
     (photos / "captions.jsonl").write_bytes(
-        json.dumps(rows[0]).encode() + b'\n{"filename": "caf\xe9.png", "split": "val", "caption": "a dog"}\n'
+        json.dumps(rows[0]).encode()
+        + b'\n{"filename": "caf\xe9.png", "split": "val", "caption": "a dog"}\n'
     )
     assert [kind for kind, _ in losses(photos)] == ["broken UTF-8"]
     write(photos, [rows[0]])
-    noted = [str(finding) for finding in check_dataset(photos).findings if finding.kind == "image without caption"]
+    noted = [
+        str(finding)
+        for finding in check_dataset(photos).findings
+        if finding.kind == "image without caption"
+    ]
     assert any(r"caf\xe9.png" in sentence for sentence in noted)
     os.mkdir(os.fsencode(photos) + b"/\xe9")
     with pytest.raises(DataError, match=r"\\xe9.*: expected a path in UTF-8"):
@@ -225,7 +289,9 @@ def test_invalid_archive_header_keeps_earlier_members(photos, size, kind):
     assert "a.png" in [image.name for image in open_dataset(photos, skip_bad=True).images]
 
 
-@pytest.mark.parametrize("dtype", [">f4", "complex64", "U3", "bool", "datetime64[s]", "longdouble", "O"])
+@pytest.mark.parametrize(
+    "dtype", [">f4", "complex64", "U3", "bool", "datetime64[s]", "longdouble", "O"]
+)
 def test_stored_features_of_other_dtypes_are_refused(tmp_path, dtype):
     np.save(tmp_path / "train_ims.npy", np.ones((2, 3)).astype(dtype), allow_pickle=True)
     (tmp_path / "train_caps.txt").write_text("a dog\na cat\n")
@@ -242,7 +308,10 @@ def test_stored_features_of_other_dtypes_are_refused(tmp_path, dtype):
 def test_stored_features_are_read_as_float32(tmp_path, dtype):
     np.save(tmp_path / "train_ims.npy", np.arange(6).reshape(2, 3).astype(dtype))
     (tmp_path / "train_caps.txt").write_text("a dog\na cat\n")
-    assert ArrayFeatures.open_precomp(tmp_path).read(np.array([1, 0])).vectors.tolist() == [[3, 4, 5], [0, 1, 2]]
+    assert ArrayFeatures.open_precomp(tmp_path).read(np.array([1, 0])).vectors.tolist() == [
+        [3, 4, 5],
+        [0, 1, 2],
+    ]
 
 
 @pytest.mark.parametrize("shape", [(2, 1), (2, 4), (2, 3, 3)])
@@ -251,7 +320,10 @@ def test_precomp_shapes_must_match_between_splits(tmp_path, shape):
         np.save(tmp_path / f"{stem}_ims.npy", values)
         (tmp_path / f"{stem}_caps.txt").write_text("a dog\na cat\n")
     for read in (open_dataset, ArrayFeatures.open_precomp):
-        with pytest.raises(DataError, match=r"expected features of one shape, got \(3,\) per image in train and .* in val"):
+        with pytest.raises(
+            DataError,
+            match=r"expected features of one shape, got \(3,\) per image in train and .* in val",
+        ):
             read(tmp_path)
 
 
@@ -259,6 +331,8 @@ def test_invalid_npy_header_is_refused(tmp_path):
     (tmp_path / "train_caps.txt").write_text("a dog\n")
     for shape in ("(10**30, 3)", "(99999999999999999999, 3)", "(-1, 3)", "(2, 0)", "()", "(2,)"):
         header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
-        (tmp_path / "train_ims.npy").write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + b"\0" * 64)
+        (tmp_path / "train_ims.npy").write_bytes(
+            b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + b"\0" * 64
+        )
         with pytest.raises(DataError, match=r"train_ims\.npy"):
             open_dataset(tmp_path)

@@ -11,14 +11,28 @@ from PIL import Image as Pictures
 
 from visavis.data import check_dataset
 from visavis.data.dataset_reader import list_dataset, open_dataset
-from visavis.data.video import VideoError, count_frames, first_frame, frame_at, frame_size, read_frames, video_duration
+from visavis.data.video import (
+    VideoError,
+    count_frames,
+    first_frame,
+    frame_at,
+    frame_size,
+    read_frames,
+    video_duration,
+)
 from visavis.errors import DataError, MissingExtra
 
 from ..videos import damaged, gray, random_clip, write_sound, write_video
 
 av = pytest.importorskip("av")
 
-CONTAINERS = [("a.mp4", "libx264"), ("a.mov", "libx264"), ("a.webm", "libvpx"), ("a.avi", "mpeg4"), ("a.mkv", "libx264")]
+CONTAINERS = [
+    ("a.mp4", "libx264"),
+    ("a.mov", "libx264"),
+    ("a.webm", "libvpx"),
+    ("a.avi", "mpeg4"),
+    ("a.mkv", "libx264"),
+]
 
 
 def levels(frames):
@@ -28,10 +42,14 @@ def levels(frames):
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory):
     """Three seconds with ten frames per second, each 8 gray levels brighter than the previous one."""
-    return write_video(tmp_path_factory.mktemp("clips") / "clip.mp4", [gray(8 * number) for number in range(30)])
+    return write_video(
+        tmp_path_factory.mktemp("clips") / "clip.mp4", [gray(8 * number) for number in range(30)]
+    )
 
 
-@pytest.mark.parametrize(("rate", "shown"), [(1, [0, 10, 20]), (2.5, [0, 4, 8, 12, 16, 20, 24, 28]), (0.1, [0])])
+@pytest.mark.parametrize(
+    ("rate", "shown"), [(1, [0, 10, 20]), (2.5, [0, 4, 8, 12, 16, 20, 24, 28]), (0.1, [0])]
+)
 def test_read_frames_follows_the_frame_rate(clip, rate, shown):
     assert levels(read_frames(clip, "clip", rate)) == shown
     assert levels(read_frames(clip.read_bytes(), "clip", rate)) == shown
@@ -60,7 +78,9 @@ def test_video_of_one_frame(tmp_path):
 def test_last_slide_is_shown_for_its_duration(tmp_path, file, codec, num_slides, seconds):
     slides = [gray(40 * number) for number in range(num_slides)]
     path = write_video(tmp_path / file, slides, rate=Fraction(1, seconds), codec=codec)
-    assert levels(read_frames(path, file, 5 / seconds)) == [5 * number for number in range(num_slides) for _ in range(5)]
+    assert levels(read_frames(path, file, 5 / seconds)) == [
+        5 * number for number in range(num_slides) for _ in range(5)
+    ]
     assert video_duration(path, file) == pytest.approx(num_slides * seconds, abs=0.01)
     assert levels([frame_at(path, file, num_slides * seconds - 1)]) == [5 * (num_slides - 1)]
 
@@ -73,7 +93,9 @@ def test_truncated_video_is_detected_in_each_container(tmp_path, file, codec, ra
     path = write_video(tmp_path / file, noise, rate=rate, codec=codec, options=options)
     content = path.read_bytes()
     assert count_frames(content, file, 1 / 3) == 60 / rate // 3
-    with pytest.raises(VideoError, match=rf"is truncated: \d+ of its {int(60 / rate)} seconds are available"):
+    with pytest.raises(
+        VideoError, match=rf"is truncated: \d+ of its {int(60 / rate)} seconds are available"
+    ):
         count_frames(content[: len(content) // 2], file, 1 / 3)
 
 
@@ -87,20 +109,37 @@ def test_frames_before_the_start_are_not_shown(tmp_path):
 def test_rotated_video_is_upright(tmp_path, rotation, bright):
     """The upper half is stored bright. Rotated counterclockwise it is left, below, or right."""
     stored = np.concatenate([np.full((24, 64, 3), 255, np.uint8), np.zeros((24, 64, 3), np.uint8)])
-    frame = np.asarray(read_frames(write_video(tmp_path / "a.mp4", [stored] * 3, rotation=rotation), "a", 1)[0].convert("L")).astype(float)
+    frame = np.asarray(
+        read_frames(write_video(tmp_path / "a.mp4", [stored] * 3, rotation=rotation), "a", 1)[
+            0
+        ].convert("L")
+    ).astype(float)
     down, left = bright
     assert frame.shape == ((64, 48) if rotation % 180 else (48, 64))
-    assert np.array_split(frame, 2)[1].mean() - np.array_split(frame, 2)[0].mean() == pytest.approx(255 * down, abs=20)
-    assert np.array_split(frame, 2, 1)[0].mean() - np.array_split(frame, 2, 1)[1].mean() == pytest.approx(255 * left, abs=20)
+    assert np.array_split(frame, 2)[1].mean() - np.array_split(frame, 2)[0].mean() == pytest.approx(
+        255 * down, abs=20
+    )
+    assert np.array_split(frame, 2, 1)[0].mean() - np.array_split(frame, 2, 1)[
+        1
+    ].mean() == pytest.approx(255 * left, abs=20)
 
 
-@pytest.mark.parametrize("flags", [0, 1, 1024, 1025], ids=["unmarked", "default", "cover", "default cover"])
+@pytest.mark.parametrize(
+    "flags", [0, 1, 1024, 1025], ids=["unmarked", "default", "cover", "default cover"]
+)
 @pytest.mark.parametrize("file", ["a.mkv", "a.mp4", "a.mov", "a.avi"])
 def test_video_with_cover_is_read_as_a_player_shows_it(tmp_path, file, flags):
-    path = write_video(tmp_path / file, [gray(8 * number) for number in range(30)], codec="mpeg4", cover=flags)
+    path = write_video(
+        tmp_path / file, [gray(8 * number) for number in range(30)], codec="mpeg4", cover=flags
+    )
     assert levels(read_frames(path, file, 1)) == [0, 10, 20]
     assert count_frames(path, file, 1) == 3
-    assert first_frame(path, file).size == frame_at(path, file, 1).size == frame_size(path, file) == (48, 48)
+    assert (
+        first_frame(path, file).size
+        == frame_at(path, file, 1).size
+        == frame_size(path, file)
+        == (48, 48)
+    )
 
 
 @pytest.mark.parametrize("suffix", [".mp4", ".mkv"])
@@ -109,8 +148,17 @@ def test_sound_with_cover_is_read_as_its_cover(tmp_path, suffix):
     with av.open(str(path), "w") as container:
         sound, still = container.add_stream("aac", rate=8000), container.add_stream("mjpeg", rate=1)
         still.height, still.width, still.pix_fmt, still.disposition = 64, 64, "yuvj420p", 1024
-        container.mux([*still.encode(av.VideoFrame.from_ndarray(gray(128, 64), "rgb24").reformat(format="yuvj420p")), *still.encode()])
-        silence = av.AudioFrame.from_ndarray(np.zeros((1, 8000 * 9), np.float32), format="fltp", layout="mono")
+        container.mux(
+            [
+                *still.encode(
+                    av.VideoFrame.from_ndarray(gray(128, 64), "rgb24").reformat(format="yuvj420p")
+                ),
+                *still.encode(),
+            ]
+        )
+        silence = av.AudioFrame.from_ndarray(
+            np.zeros((1, 8000 * 9), np.float32), format="fltp", layout="mono"
+        )
         silence.sample_rate = 8000
         container.mux([*sound.encode(silence), *sound.encode()])
     assert levels(read_frames(path, "a", 1)) == [16]
@@ -121,10 +169,16 @@ def bad(folder):
     whole = random_clip(folder / "whole.mp4", options={"movflags": "faststart"}).read_bytes()
     Pictures.new("RGB", (8, 8)).save(folder / "frame.png")
     return {
-        "sound.mp4": (write_sound(folder / "s.mp4").read_bytes(), "has no frames: it contains only sound"),
+        "sound.mp4": (
+            write_sound(folder / "s.mp4").read_bytes(),
+            "has no frames: it contains only sound",
+        ),
         "text.mp4": (b"a dog runs\n" * 99, "is damaged or not a supported container"),
         "empty.mp4": (b"", "is empty"),
-        "playlist.mp4": (b"#EXTM3U\n#EXTINF:9,\nwhole.mp4\n#EXT-X-ENDLIST\n", "not a supported container"),
+        "playlist.mp4": (
+            b"#EXTM3U\n#EXTINF:9,\nwhole.mp4\n#EXT-X-ENDLIST\n",
+            "not a supported container",
+        ),
         "list.mp4": (b"ffconcat version 1.0\nfile whole.mp4\n", "not a supported container"),
         "frame.mp4": ((folder / "frame.png").read_bytes(), "not a supported container"),
         "cut.mp4": (whole[: len(whole) // 2], r"is truncated: \d of its 6 seconds are available"),
@@ -142,13 +196,18 @@ def test_invalid_videos_raise_video_error(tmp_path):
 
 
 def test_too_many_frames_are_refused(clip):
-    with pytest.raises(VideoError, match=r"has 2,901 frames in 3 seconds at 1000 frames per second, expected at most 1,024"):
+    with pytest.raises(
+        VideoError,
+        match=r"has 2,901 frames in 3 seconds at 1000 frames per second, expected at most 1,024",
+    ):
         count_frames(clip, "clip", 1000)
 
 
 def test_missing_pyav_names_the_extra(clip, monkeypatch):
     monkeypatch.setitem(sys.modules, "av", None)
-    with pytest.raises(MissingExtra, match=r"reading the video clip needs the package av.*visavis\[video\]"):
+    with pytest.raises(
+        MissingExtra, match=r"reading the video clip needs the package av.*visavis\[video\]"
+    ):
         count_frames(clip, "clip", 1)
 
 
@@ -158,7 +217,10 @@ def folder(tmp_path, clip):
     (tmp_path / "a.mp4").write_bytes(clip.read_bytes())
     write_video(tmp_path / "b.mp4", [gray(200)] * 5)
     Pictures.new("RGB", (48, 48)).save(tmp_path / "c.png")
-    (tmp_path / "captions.csv").write_text("filename,caption,split\na.mp4,it gets brighter,train\nb.mp4,all white,val\nc.png,black,test\n")
+    (tmp_path / "captions.csv").write_text(
+        "filename,caption,split\na.mp4,it gets brighter,train\nb.mp4,all "
+        "white,val\nc.png,black,test\n"
+    )
     return tmp_path
 
 
@@ -169,14 +231,22 @@ def test_dataset_has_videos_and_images(folder):
     assert levels(clips.images[0].frames(1)) == [0, 10, 20]
     assert [image.preview().size for image in clips.images] == [(48, 48)] * 3
     assert len(clips.images[2].frames(5)) == 1
-    with pytest.raises(DataError, match=r'a\.mp4: expected an image, got a video\. Read its frames with visual\.granularity = "frames"'):
+    with pytest.raises(
+        DataError,
+        match=r'a\.mp4: expected an image, got a video\. Read its frames with visual\.granularity = "frames"',
+    ):
         clips.images[0].open()
 
 
 def test_name_without_suffix_matches_a_video(folder):
-    (folder / "captions.csv").write_text("filename,caption,split\na,it gets brighter,train\nb,all white,val\n")
+    (folder / "captions.csv").write_text(
+        "filename,caption,split\na,it gets brighter,train\nb,all white,val\n"
+    )
     clips = open_dataset(folder).images
-    assert [(image.name, image.location.path.name, image.is_video) for image in clips] == [("a", "a.mp4", True), ("b", "b.mp4", True)]
+    assert [(image.name, image.location.path.name, image.is_video) for image in clips] == [
+        ("a", "a.mp4", True),
+        ("b", "b.mp4", True),
+    ]
     (folder / "a.webm").touch()
     with pytest.raises(DataError, match=r"the video could be a\.mp4 or a\.webm\. List its suffix"):
         open_dataset(folder)
@@ -184,23 +254,34 @@ def test_name_without_suffix_matches_a_video(folder):
 
 def test_broken_videos_are_findings(folder):
     write_sound(folder / "b.mp4")
-    with pytest.raises(DataError, match=r"1 x broken video.*b\.mp4: the video has no frames: it contains only sound"):
+    with pytest.raises(
+        DataError,
+        match=r"1 x broken video.*b\.mp4: the video has no frames: it contains only sound",
+    ):
         open_dataset(folder, decode_images=True)
     assert len(open_dataset(folder, decode_images=True, skip_bad=True).images) == 2
     (folder / "d.mp4").write_bytes((folder / "a.mp4").read_bytes())
-    assert any(finding.location == "d.mp4" and "does not list it" in finding.message for finding in list_dataset(folder).findings)
+    assert any(
+        finding.location == "d.mp4" and "does not list it" in finding.message
+        for finding in list_dataset(folder).findings
+    )
 
 
 def test_long_video_is_refused_at_high_frame_rate(folder):
     """A video of 59 seconds. Without a known rate, the highest allowed rate is noted."""
     write_video(folder / "b.mp4", (gray(4 * number) for number in range(60)), rate=1)
     assert len(open_dataset(folder, decode_images=True, frames_per_second=17).images) == 3
-    with pytest.raises(DataError, match=r"b\.mp4: the video has 1,063 frames in 59 seconds at 18 frames per second"):
+    with pytest.raises(
+        DataError, match=r"b\.mp4: the video has 1,063 frames in 59 seconds at 18 frames per second"
+    ):
         open_dataset(folder, decode_images=True, frames_per_second=18)
     report = check_dataset(folder)
     assert report.ok
     (note,) = (finding for finding in report.findings if finding.kind == "long video")
-    assert (note.location, "59 seconds and allows up to 17.33 frames per second" in note.message) == ("b.mp4", True)
+    assert (
+        note.location,
+        "59 seconds and allows up to 17.33 frames per second" in note.message,
+    ) == ("b.mp4", True)
 
 
 def test_decoding_all_frames_finds_late_damage(folder):
@@ -210,4 +291,6 @@ def test_decoding_all_frames_finds_late_damage(folder):
     assert len(open_dataset(folder, decode_images=True).images) == 3
     with pytest.raises(DataError, match=r"b\.mp4: the video is damaged"):
         open_dataset(folder, decode_images=True, decode_all_frames=True)
-    assert [finding.location for finding in check_dataset(folder).findings if finding.loses_data] == ["b.mp4"]
+    assert [
+        finding.location for finding in check_dataset(folder).findings if finding.loses_data
+    ] == ["b.mp4"]

@@ -45,7 +45,10 @@ def test_tokenize_is_equal_in_every_unicode_form(caption):
 
 @given(st.text(st.sampled_from(string.printable + "éü“”—…ßñ"), max_size=40))
 def test_tokenize_of_spaced_scripts_splits_at_spaces(caption):
-    assert tokenize(caption) == caption.lower().translate(str.maketrans("", "", string.punctuation)).split()
+    assert (
+        tokenize(caption)
+        == caption.lower().translate(str.maketrans("", "", string.punctuation)).split()
+    )
 
 
 def test_vocabulary_of_unspaced_script_has_characters():
@@ -60,8 +63,20 @@ def test_vocabulary_in_decomposed_form_is_kept():
 
 def test_vocabulary_has_frequent_words_in_order():
     captions = ["a dog", "a dog", "a cat", "A zebra."]
-    assert Vocabulary.from_captions(captions, min_count=2).words == (PAD, START, END, UNKNOWN, "a", "dog")
-    assert Vocabulary.from_captions(reversed(captions), min_count=1).words[4:] == ("a", "cat", "dog", "zebra")
+    assert Vocabulary.from_captions(captions, min_count=2).words == (
+        PAD,
+        START,
+        END,
+        UNKNOWN,
+        "a",
+        "dog",
+    )
+    assert Vocabulary.from_captions(reversed(captions), min_count=1).words[4:] == (
+        "a",
+        "cat",
+        "dog",
+        "zebra",
+    )
     assert len(Vocabulary.from_captions([], min_count=1)) == 4
 
 
@@ -87,5 +102,7 @@ def test_vocabulary_encodes_unknown_words_and_empty_captions():
 def test_padding_adds_only_zeros(rows):
     encoded = pad_token_ids(rows)
     assert encoded.vectors.shape == encoded.mask.shape == (len(rows), max(map(len, rows)))
-    assert [numbers[mask].tolist() for numbers, mask in zip(encoded.vectors, encoded.mask, strict=True)] == rows
+    assert [
+        numbers[mask].tolist() for numbers, mask in zip(encoded.vectors, encoded.mask, strict=True)
+    ] == rows
     assert (encoded.vectors[~encoded.mask] == 0).all()

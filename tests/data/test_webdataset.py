@@ -1,4 +1,6 @@
-"""WebDataset shards as an ordinary data set: folders and patterns, splits, keys, captions, and damaged shards."""
+"""WebDataset shards as an ordinary data set: folders and patterns, splits, keys, captions, and
+damaged shards.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from visavis.errors import DataError
 
 from .test_image_tables import contents, png
 
-wds = pytest.importorskip("webdataset", reason="webdataset is not installed: pip install -e '.[dev]'")
+wds = pytest.importorskip(
+    "webdataset", reason="webdataset is not installed: pip install -e '.[dev]'"
+)
 COUNTS = {"train-000": 3, "train-001": 2, "val-000": 2, "test-000": 1}
 
 
@@ -29,21 +33,29 @@ def write_shard(path: Path, *samples: dict) -> Path:
 
 
 def sample(number: int, key: str | None = None, **members) -> dict:
-    return {"__key__": key or f"{number:05d}", "png": png(number), **(members or {"txt": f"caption {number}"})}
+    return {
+        "__key__": key or f"{number:05d}",
+        "png": png(number),
+        **(members or {"txt": f"caption {number}"}),
+    }
 
 
 @pytest.fixture
 def shards(tmp_path):
     number = 0
     for name, count in COUNTS.items():
-        write_shard(tmp_path / "shards" / f"{name}.tar", *(sample(number + row) for row in range(count)))
+        write_shard(
+            tmp_path / "shards" / f"{name}.tar", *(sample(number + row) for row in range(count))
+        )
         number += count
     return tmp_path / "shards"
 
 
 def expected(*numbers: int) -> dict:
     splits = ["train"] * 5 + ["val"] * 2 + ["test"]
-    return {f"{number:05d}.png": (splits[number], [f"caption {number}"], number) for number in numbers}
+    return {
+        f"{number:05d}.png": (splits[number], [f"caption {number}"], number) for number in numbers
+    }
 
 
 def test_folder_of_shards_is_opened(shards):
@@ -61,7 +73,10 @@ def test_folder_of_shards_is_opened(shards):
 
 def test_patterns_select_shards(shards, monkeypatch):
     monkeypatch.setenv("VISAVIS_DATA", str(shards.parent))
-    for pattern in (shards / "{train-001,val-000,test-000}.tar", "shards/{train-001,val-000,test-000}.tar"):
+    for pattern in (
+        shards / "{train-001,val-000,test-000}.tar",
+        "shards/{train-001,val-000,test-000}.tar",
+    ):
         data = open_dataset(pattern)
         assert (data.name, contents(data)) == ("shards", expected(3, 4, 5, 6, 7))
     assert contents(open_dataset(str(shards / "val-*.tar"))) == expected(5, 6)
@@ -79,8 +94,12 @@ def test_patterns_select_shards(shards, monkeypatch):
 def test_stream_and_data_set_read_the_same(shards):
     stream = ShardStream.open(str(shards / "*.tar"), max_open=4)
     data = open_dataset(shards)
-    assert [stream.captions(item) for item in range(8)] == [[data.captions[i] for i in rows] for rows in data.captions_of]
-    assert [stream.image(item).read() for item in range(8)] == [image.read() for image in data.images]
+    assert [stream.captions(item) for item in range(8)] == [
+        [data.captions[i] for i in rows] for rows in data.captions_of
+    ]
+    assert [stream.image(item).read() for item in range(8)] == [
+        image.read() for image in data.images
+    ]
 
 
 def test_captions_in_json_are_read(tmp_path):
@@ -97,11 +116,16 @@ def test_captions_in_json_are_read(tmp_path):
 
 def test_split_in_json_next_to_a_text_is_read(tmp_path):
     splits = ["train", "validation", "test"] * 4
-    samples = (sample(number, txt=f"caption {number}", json={"split": split, "width": 4}) for number, split in enumerate(splits))
+    samples = (
+        sample(number, txt=f"caption {number}", json={"split": split, "width": 4})
+        for number, split in enumerate(splits)
+    )
     data = open_dataset(write_shard(tmp_path / "shard.tar", *samples))
     assert [image.split for image in data.images] == ["train", "val", "test"] * 4
     write_shard(tmp_path / "shard.tar", sample(0, txt="a", json=b"{"))
-    with pytest.raises(DataError, match=r"00000\.json is not readable: .*\. Write the member again"):
+    with pytest.raises(
+        DataError, match=r"00000\.json is not readable: .*\. Write the member again"
+    ):
         open_dataset(tmp_path)
 
 
@@ -113,7 +137,10 @@ def test_repeated_members_are_a_finding(tmp_path):
                 member = tarfile.TarInfo(name)
                 member.size = len(content)
                 tar.addfile(member, io.BytesIO(content))
-    with pytest.raises(DataError, match=r"1 x duplicate name.*val-0\.tar: x: the shard has a member of this sample twice"):
+    with pytest.raises(
+        DataError,
+        match=r"1 x duplicate name.*val-0\.tar: x: the shard has a member of this sample twice",
+    ):
         open_dataset(path)
     assert contents(open_dataset(path, skip_bad=True)) == {"x.png": ("val", ["caption 2"], 2)}
 
@@ -124,7 +151,12 @@ def test_equal_keys_are_one_image_unless_shards_number_from_zero(tmp_path):
     assert contents(open_dataset(tmp_path / "a"))["y.png"] == ("test", ["caption 1", "another"], 1)
     write_shard(tmp_path / "b" / "test-0.tar", sample(0, "0"), sample(1, "1"))
     write_shard(tmp_path / "b" / "test-1.tar", sample(2, "0"), sample(3, "1"))
-    assert list(contents(open_dataset(tmp_path / "b"))) == ["test-0/0.png", "test-0/1.png", "test-1/0.png", "test-1/1.png"]
+    assert list(contents(open_dataset(tmp_path / "b"))) == [
+        "test-0/0.png",
+        "test-0/1.png",
+        "test-1/0.png",
+        "test-1/1.png",
+    ]
 
 
 BROKEN = {
@@ -140,10 +172,17 @@ BROKEN = {
 def test_broken_sample_is_a_finding_and_skipped(tmp_path, case):
     broken, kind = BROKEN[case]
     path = write_shard(tmp_path / "val-0.tar", sample(0), broken, sample(1))
-    assert any(kind == finding.kind or case == "broken image" for finding in check_dataset(path).findings if finding.loses_data)
+    assert any(
+        kind == finding.kind or case == "broken image"
+        for finding in check_dataset(path).findings
+        if finding.loses_data
+    )
     with pytest.raises(DataError, match="unusable items"):
         open_dataset(path, decode_images=True)
-    assert list(contents(open_dataset(path, skip_bad=True, decode_images=True))) == ["00000.png", "00001.png"]
+    assert list(contents(open_dataset(path, skip_bad=True, decode_images=True))) == [
+        "00000.png",
+        "00001.png",
+    ]
 
 
 def test_cut_shard_is_a_finding(tmp_path):

@@ -1,4 +1,6 @@
-"""Parallel reading: results do not depend on threads, worker processes or ranks, and errors and signals arrive as without them."""
+"""Parallel reading: results do not depend on threads, worker processes or ranks, and errors and
+signals arrive as without them.
+"""
 
 import contextlib
 import glob
@@ -28,7 +30,13 @@ from visavis.data.item_sources import CROP_FUNCTIONS, PixelSource
 from visavis.data.loader import BatchSchedule, Loader, share_workers
 from visavis.data.parallel import map_in_order
 from visavis.data.vocabulary import TokenizedCaptions, Vocabulary
-from visavis.data.workers import MIN_IMAGES_FOR_WORKERS, MIN_SHARED_MEMORY, BatchReader, choose_readers, choose_workers
+from visavis.data.workers import (
+    MIN_IMAGES_FOR_WORKERS,
+    MIN_SHARED_MEMORY,
+    BatchReader,
+    choose_readers,
+    choose_workers,
+)
 from visavis.errors import DataError, VisavisError
 from visavis.models.encoders.preprocessing import MAX_JPEG_SIDE, ImageConverter, Preprocessing
 from visavis.types import Encoded
@@ -52,12 +60,16 @@ def photos(tmp_path):
     """Twelve JPEG images of 160 x 120 pixels with two captions each."""
     smooth = np.random.default_rng(0).integers(0, 255, (12, 5, 6, 3), np.uint8)
     for i, pixels in enumerate(smooth):
-        Pillow.fromarray(pixels).resize((160, 120), Pillow.Resampling.BICUBIC).save(tmp_path / f"{i}.jpg")
+        Pillow.fromarray(pixels).resize((160, 120), Pillow.Resampling.BICUBIC).save(
+            tmp_path / f"{i}.jpg"
+        )
     images = tuple(Image(f"{i}.jpg", "train", ByteRange(tmp_path / f"{i}.jpg")) for i in range(12))
     data = Dataset("photos", images, tuple(f"photo {i}" for i in range(24)), np.arange(24) // 2)
     tokens = TokenizedCaptions(data.captions, Vocabulary.from_captions(data.captions, min_count=1))
     in_bytes = CONVERTER.to_bytes
-    source = PixelSource(images, in_bytes, in_bytes, min_side=32, normalize=CONVERTER.preprocessing.normalize)
+    source = PixelSource(
+        images, in_bytes, in_bytes, min_side=32, normalize=CONVERTER.preprocessing.normalize
+    )
     return Loader(data, source, tokens, BatchSchedule(batch_size=5), 0)
 
 
@@ -69,23 +81,32 @@ def photos_with_workers(photos):
 
 
 def contents(batches):
-    return [(batch.index, batch.captions.tolist(), batch.visual.vectors, batch.text.vectors) for batch in batches]
+    return [
+        (batch.index, batch.captions.tolist(), batch.visual.vectors, batch.text.vectors)
+        for batch in batches
+    ]
 
 
 def equal(one, other):
     return len(one) == len(other) and all(
-        a[:2] == b[:2] and torch.equal(a[2], b[2]) and torch.equal(a[3], b[3]) for a, b in zip(one, other, strict=True)
+        a[:2] == b[:2] and torch.equal(a[2], b[2]) and torch.equal(a[3], b[3])
+        for a, b in zip(one, other, strict=True)
     )
 
 
 def test_batches_do_not_depend_on_workers(photos, photos_with_workers, tmp_path):
-    """Workers stay between epochs, an abandoned epoch does not disturb the next one, and an error ends only its epoch."""
+    """Workers stay between epochs, an abandoned epoch does not disturb the next one, and an error
+    ends only its epoch.
+    """
     whole = contents(photos.epoch(1))
     assert equal(contents(photos_with_workers.epoch(1)), whole)
     assert not equal(contents(photos.epoch(2)), whole)
     next(photos_with_workers.epoch(2))
     assert equal(contents(photos_with_workers.epoch(1, start=2)), whole[2:])
-    assert equal(contents(photos_with_workers.epoch(1, training=False)), contents(photos.epoch(1, training=False)))
+    assert equal(
+        contents(photos_with_workers.epoch(1, training=False)),
+        contents(photos.epoch(1, training=False)),
+    )
     saved = (tmp_path / "3.jpg").read_bytes()
     (tmp_path / "3.jpg").write_bytes(saved[:300])
     with pytest.raises(DataError, match=r"^image 3\.jpg is truncated or damaged: [^\n]*\.$"):
@@ -96,7 +117,9 @@ def test_batches_do_not_depend_on_workers(photos, photos_with_workers, tmp_path)
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("captions_per_image", [None, 2])
-def test_large_batch_is_read_in_parts(photos_with_workers, photos, captions_per_image, device, monkeypatch):
+def test_large_batch_is_read_in_parts(
+    photos_with_workers, photos, captions_per_image, device, monkeypatch
+):
     """The parts have the seeds, the order and the captions of the batch, on the requested device."""
     if device == "cuda":
         torch.cuda.init()  # pins the memory of the workers' batches
@@ -106,7 +129,11 @@ def test_large_batch_is_read_in_parts(photos_with_workers, photos, captions_per_
     photos_with_workers = replace(photos_with_workers, schedule=schedule)
     try:
         batches = list(photos_with_workers.epoch(1, device=device))
-        assert {batch.visual.vectors.device.type for batch in batches} == {batch.text_ids.device.type for batch in batches} == {device}
+        assert (
+            {batch.visual.vectors.device.type for batch in batches}
+            == {batch.text_ids.device.type for batch in batches}
+            == {device}
+        )
         assert equal(contents(batch.to("cpu") for batch in batches), whole)
         assert equal(contents(photos_with_workers.epoch(1, start=1)), whole[1:])
     finally:
@@ -148,7 +175,9 @@ def test_killed_worker_is_one_error(photos_with_workers):
 
 
 def test_image_of_two_captions_is_decoded_once(photos):
-    images = tuple(CountedImage(image.name, image.split, image.location) for image in photos.data.images)
+    images = tuple(
+        CountedImage(image.name, image.split, image.location) for image in photos.data.images
+    )
     source = PixelSource(images, CONVERTER, CONVERTER, min_side=32)
     index, seeds = np.array([4, 1, 4, 4]), np.array([7, 8, 9, 7])
     images[0].reads[0].clear()
@@ -157,7 +186,9 @@ def test_image_of_two_captions_is_decoded_once(photos):
     assert torch.equal(crops[0], crops[3])
     assert not torch.equal(crops[0], crops[2])
     for position in range(4):
-        assert torch.equal(source.read(index[[position]], seeds[[position]]).vectors[0], crops[position])
+        assert torch.equal(
+            source.read(index[[position]], seeds[[position]]).vectors[0], crops[position]
+        )
     whole = source.read(index).vectors
     assert torch.equal(whole[0], whole[2])
     assert not torch.equal(whole[0], whole[1])
@@ -185,7 +216,9 @@ def test_reduced_crops_match_full_ones(photos):
 )
 def test_min_side_is_twice_the_resized_image(preprocessing, crops, random_crops, expected):
     assert ImageConverter(preprocessing, crops, random_crops).min_side == expected
-    assert ImageConverter(preprocessing, crops, random_crops, full_decoding=True).min_side == (MAX_JPEG_SIDE if expected else 0)
+    assert ImageConverter(preprocessing, crops, random_crops, full_decoding=True).min_side == (
+        MAX_JPEG_SIDE if expected else 0
+    )
 
 
 def test_full_decoding_reads_all_pixels(photos):
@@ -196,15 +229,23 @@ def test_full_decoding_reads_all_pixels(photos):
     assert not torch.equal(photos.visual.read(np.array([0])).vectors, converter([wide]))
     seeds = np.array([7])
     generator = torch.Generator().manual_seed(7)
-    crop = random_horizontal_flip(wide.crop(CROP_FUNCTIONS["random_area"](wide.size, generator)), generator)
+    crop = random_horizontal_flip(
+        wide.crop(CROP_FUNCTIONS["random_area"](wide.size, generator)), generator
+    )
     assert torch.equal(source.read(np.array([0]), seeds).vectors, converter([crop]))
 
 
 def test_idle_workers_read_batches_without_transforms(photos):
-    """Between epochs only: in an epoch, they read ahead. Neither the batches nor the epoch depend on it."""
-    images = tuple(CountedImage(image.name, image.split, image.location) for image in photos.data.images)
+    """Between epochs only: in an epoch, they read ahead. Neither the batches nor the epoch depend
+    on it.
+    """
+    images = tuple(
+        CountedImage(image.name, image.split, image.location) for image in photos.data.images
+    )
     counted = replace(photos, visual=PixelSource(images, CONVERTER, CONVERTER, min_side=32))
-    counted, validation = share_workers([counted, replace(counted, schedule=BatchSchedule(batch_size=3))], 2)
+    counted, validation = share_workers(
+        [counted, replace(counted, schedule=BatchSchedule(batch_size=3))], 2
+    )
     reads, expected = images[0].reads[0], contents(photos.epoch(0, stop=2, training=False))
 
     def reads_here(loader):
@@ -223,7 +264,10 @@ def test_idle_workers_read_batches_without_transforms(photos):
     assert len(next(iter(rank.epoch(1))).images) == 2
     assert not reads_here(rank.for_all_ranks())
     reads.clear()
-    assert equal(contents(validation.epoch(0)), contents(replace(photos, pool=None, schedule=validation.schedule).epoch(0)))
+    assert equal(
+        contents(validation.epoch(0)),
+        contents(replace(photos, pool=None, schedule=validation.schedule).epoch(0)),
+    )
     index = [np.arange(12)[::-1], np.array([4, 4])]
     for read, batch in zip(validation.read_images(index), index, strict=True):
         assert torch.equal(read.vectors, photos.visual.read(batch).vectors)
@@ -240,7 +284,11 @@ def test_batches_are_normalized_after_workers_sent_bytes(photos_with_workers):
     for batch, expected in zip(photos_with_workers.epoch(1), direct.epoch(1), strict=True):
         assert torch.equal(batch.visual.vectors, expected.visual.vectors)
         assert batch.visual.vectors.dtype == torch.float32
-    sent, _ = next(photos_with_workers.pool.read([photos_with_workers._request(*np.arange(10).reshape(2, 5), 1, 0, True)]))
+    sent, _ = next(
+        photos_with_workers.pool.read(
+            [photos_with_workers._request(*np.arange(10).reshape(2, 5), 1, 0, True)]
+        )
+    )
     assert sent.vectors.dtype == torch.uint8
 
 
@@ -257,7 +305,9 @@ def test_map_in_order_keeps_order_and_first_error():
         with pytest.raises(DataError, match="7"):
             results.extend(map_in_order(work, range(100), threads=threads))
     taken = []
-    results = map_in_order(str, (taken.append(number) or number for number in range(100)), threads=2)
+    results = map_in_order(
+        str, (taken.append(number) or number for number in range(100)), threads=2
+    )
     assert next(results) == "0"
     results.close()
     assert len(taken) < 10
@@ -267,9 +317,19 @@ def test_default_number_of_workers(monkeypatch):
     cpu, gpu, shared_memory = torch.device("cpu"), torch.device("cuda"), 2 * MIN_SHARED_MEMORY
     monkeypatch.setattr(workers_module, "cpu_cores", lambda: 8)
     monkeypatch.setattr(workers_module.os.path, "isdir", lambda path: True)
-    monkeypatch.setattr(workers_module.shutil, "disk_usage", lambda path: SimpleNamespace(free=shared_memory))
-    assert choose_workers(-1, MIN_IMAGES_FOR_WORKERS, has_gpu=False) == choose_readers(None, gpu, MIN_IMAGES_FOR_WORKERS) == 8
-    assert choose_workers(-1, MIN_IMAGES_FOR_WORKERS - 1, has_gpu=True) == choose_readers(None, gpu, MIN_IMAGES_FOR_WORKERS - 1) == 0
+    monkeypatch.setattr(
+        workers_module.shutil, "disk_usage", lambda path: SimpleNamespace(free=shared_memory)
+    )
+    assert (
+        choose_workers(-1, MIN_IMAGES_FOR_WORKERS, has_gpu=False)
+        == choose_readers(None, gpu, MIN_IMAGES_FOR_WORKERS)
+        == 8
+    )
+    assert (
+        choose_workers(-1, MIN_IMAGES_FOR_WORKERS - 1, has_gpu=True)
+        == choose_readers(None, gpu, MIN_IMAGES_FOR_WORKERS - 1)
+        == 0
+    )
     assert choose_readers(None, cpu, 10**6) == 0
     assert choose_workers(3, 0, has_gpu=False) == choose_readers(3, cpu, 0) == 3
     assert choose_workers(0, 10**6, has_gpu=True) == choose_readers(0, gpu, 10**6) == 0
@@ -279,7 +339,10 @@ def test_default_number_of_workers(monkeypatch):
     assert choose_workers(-1, 10**6, has_gpu=True) == 0
     shared_memory = MIN_SHARED_MEMORY
     monkeypatch.setattr(workers_module, "cpu_cores", lambda: 2)
-    assert (choose_workers(-1, 10**6, has_gpu=False), choose_workers(-1, 10**6, has_gpu=True)) == (0, 2)
+    assert (choose_workers(-1, 10**6, has_gpu=False), choose_workers(-1, 10**6, has_gpu=True)) == (
+        0,
+        2,
+    )
 
 
 def processes_of_session(number: int) -> list[str]:
@@ -294,19 +357,44 @@ def processes_of_session(number: int) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGKILL])
 def test_stop_signal_ends_training_and_workers(tmp_path, stop):
-    """SIGTERM to the whole process group, as job schedulers and terminals send it. SIGKILL to the training alone."""
+    """SIGTERM to the whole process group, as job schedulers and terminals send it. SIGKILL to the
+    training alone.
+    """
     random = np.random.default_rng(0)
     for i in range(40):
         Pillow.fromarray(random.integers(0, 255, (60, 80, 3), np.uint8)).save(tmp_path / f"{i}.jpg")
     splits = ["train"] * 28 + ["val"] * 6 + ["test"] * 6
-    lines = [json.dumps({"filename": f"{i}.jpg", "caption": f"photo {i % 4} of {i % 3}", "split": s}) for i, s in enumerate(splits)]
+    lines = [
+        json.dumps({"filename": f"{i}.jpg", "caption": f"photo {i % 4} of {i % 3}", "split": s})
+        for i, s in enumerate(splits)
+    ]
     (tmp_path / "captions.jsonl").write_text("\n".join(lines))
-    run, settings = tmp_path / "run", ["training.batch_size=8", "training.threads=1", "phases.0.epochs=30", "training.checkpoint_s=0"]
+    run, settings = (
+        tmp_path / "run",
+        [
+            "training.batch_size=8",
+            "training.threads=1",
+            "phases.0.epochs=30",
+            "training.checkpoint_s=0",
+        ],
+    )
     command = Command(
-        tmp_path / "output", "train", "photos/pixels-words", *settings, "training.workers=2", "--data", tmp_path, "--out", run
+        tmp_path / "output",
+        "train",
+        "photos/pixels-words",
+        *settings,
+        "training.workers=2",
+        "--data",
+        tmp_path,
+        "--out",
+        run,
     )
     deadline = time.monotonic() + 60
-    while not list(run.glob("checkpoint/*[1-9]*")) and not command.ended and time.monotonic() < deadline:
+    while (
+        not list(run.glob("checkpoint/*[1-9]*"))
+        and not command.ended
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.02)
     (os.kill if stop == signal.SIGKILL else os.killpg)(command.process.pid, stop)
     code = command.wait(60)
@@ -323,7 +411,9 @@ def test_stop_signal_ends_training_and_workers(tmp_path, stop):
 
 @pytest.mark.slow
 def test_killed_program_with_workers_prints_no_warning():
-    """Its own interpreter, because a process of the test server shares the resource tracker of the server."""
+    """Its own interpreter, because a process of the test server shares the resource tracker of the
+    server.
+    """
     program = (
         "import os, signal\n"
         "from visavis.data.workers import WorkerPool\n"
@@ -332,7 +422,9 @@ def test_killed_program_with_workers_prints_no_warning():
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     # The output ends when the tracker has ended, which removes the semaphores last.
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
+    )
     assert (result.returncode, result.stdout, result.stderr) == (-signal.SIGKILL, "read 1\n", "")
 
 
@@ -341,7 +433,11 @@ def test_reduced_decoding_keeps_modes_and_orientation(tmp_path):
     photo = Pillow.fromarray(smooth).resize((640, 480), Pillow.Resampling.BICUBIC)
     exif = Pillow.Exif()
     exif[0x0112] = 6
-    variants = {"gray": (photo.convert("L"), {}), "cmyk": (photo.convert("CMYK"), {}), "rotated": (photo, {"exif": exif})}
+    variants = {
+        "gray": (photo.convert("L"), {}),
+        "cmyk": (photo.convert("CMYK"), {}),
+        "rotated": (photo, {"exif": exif}),
+    }
     variants["progressive"] = (photo, {"progressive": True})
     for name, (image, options) in variants.items():
         image.save(tmp_path / name, "JPEG", quality=95, **options)
@@ -349,7 +445,10 @@ def test_reduced_decoding_keeps_modes_and_orientation(tmp_path):
         full, reduced = decode_image(content, name), decode_image(content, name, min_side=100)
         assert reduced.mode == "RGB"
         assert reduced.size == (full.width // 4, full.height // 4)
-        pixels = [np.asarray(part.resize((32, 32), Pillow.Resampling.BOX), dtype=float) for part in (full, reduced)]
+        pixels = [
+            np.asarray(part.resize((32, 32), Pillow.Resampling.BOX), dtype=float)
+            for part in (full, reduced)
+        ]
         assert np.abs(pixels[0] - pixels[1]).mean() < 2, name
 
 
@@ -357,17 +456,29 @@ def test_reduced_decoding_keeps_modes_and_orientation(tmp_path):
 def test_training_with_workers_equals_training_without(tmp_path, monkeypatch):
     """Workers read the batches and all validations after the first, also those within an epoch."""
     scenes = visavis.data_scenes(tmp_path / "scenes", num_train=16, num_val=6, num_test=6, size=48)
-    recipe = {"training.batch_size": 4, "training.evaluate_every": 3, "training.threads": 1, "phases.0.epochs": 2}
+    recipe = {
+        "training.batch_size": 4,
+        "training.evaluate_every": 3,
+        "training.threads": 1,
+        "phases.0.epochs": 2,
+    }
     logs, read_batch, validations_before_read = [], BatchReader.__call__, {0: [], 1: []}
     for workers in (0, 1):
         log = tmp_path / f"{workers}" / "metrics.jsonl"
 
         def read_in_training_process(reader, request, workers=workers, log=log):
-            validations_before_read[workers].append(len(log.read_text().splitlines()) if log.exists() else 0)
+            validations_before_read[workers].append(
+                len(log.read_text().splitlines()) if log.exists() else 0
+            )
             return read_batch(reader, request)
 
         monkeypatch.setattr(BatchReader, "__call__", read_in_training_process)
-        visavis.train("photos/pixels-words", data=scenes, out=log.parent, overrides=recipe | {"training.workers": workers})
+        visavis.train(
+            "photos/pixels-words",
+            data=scenes,
+            out=log.parent,
+            overrides=recipe | {"training.workers": workers},
+        )
         rows = [json.loads(line) for line in log.read_text().splitlines()]
         logs.append([{key: value for key, value in row.items() if key != "time"} for row in rows])
     assert logs[0] == logs[1]

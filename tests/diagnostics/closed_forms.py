@@ -1,7 +1,7 @@
 """Pair weights as printed in papers, for the objectives whose derivative a paper prints.
 
-They equal the weights that `pair_weights` computes by differentiation, in the published order of operations. The order decides at the corner of a hinge,
-and for a weight that is exactly epsilon.
+They equal the weights that `pair_weights` computes by differentiation, in the published order of
+operations. The order decides at the corner of a hinge, and for a weight that is exactly epsilon.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from visavis.targets import Targets
 
 
 def closed_weights(objective: Objective, scores: Tensor, targets: Targets) -> Tensor:
-    """Compute `pair_weights` by a printed formula. Only the pairs of the targets are used, not their annotations.
+    """Compute `pair_weights` by a printed formula. Only the pairs of the targets are used, not
+    their annotations.
 
     Args:
         objective: The objective.
@@ -33,9 +34,10 @@ def closed_weights(objective: Objective, scores: Tensor, targets: Targets) -> Te
         SpecError: If no paper prints the weights of the objective.
 
     Source:
-        Triplet, TripletHN: COCOS, eqs. 9a and 9b, with the sign of a derivative (the paper prints the descent). NTXent: its eq. 11, in the same way.
-        Unified, VLC: Unified loss, eqs. 14 to 16 and 19. The denominator is one plus the sum over all negatives (eq. 15 prints only that of the
-        candidate).
+        Triplet, TripletHN: COCOS, eqs. 9a and 9b, with the sign of a derivative (the paper prints
+        the descent). NTXent: its eq. 11, in the same way. Unified, VLC: Unified loss, eqs. 14 to 16
+        and 19. The denominator is one plus the sum over all negatives (eq. 15 prints only that of
+        the candidate).
     """
     if type(objective) not in FORMULAS:
         known = ", ".join(kind.__name__ for kind in FORMULAS)
@@ -47,7 +49,8 @@ def closed_weights(objective: Objective, scores: Tensor, targets: Targets) -> Te
     return weights.index_put_((pairs.query, candidate), -push.sum(-1), accumulate=True)
 
 
-# Each formula takes the positive pairs and the indices of their candidates [P], and returns the weights of the negatives [P, C].
+# Each formula takes the positive pairs and the indices of their candidates [P], and returns the
+# weights of the negatives [P, C].
 
 
 def _triplet(objective: Triplet, pairs: PositivePairs, _candidate: Tensor) -> Tensor:
@@ -63,7 +66,11 @@ def _triplet_hn(objective: TripletHN, pairs: PositivePairs, _candidate: Tensor) 
 def _nt_xent(objective: NTXent, pairs: PositivePairs, candidate: Tensor) -> Tensor:
     negative = pairs.negative[pairs.query]
     own = torch.zeros_like(negative).scatter_(1, candidate[:, None], objective.denominator == "all")
-    share = (pairs.scores / objective.tau)[pairs.query].masked_fill(~(negative | own), NEG_INF).softmax(-1)
+    share = (
+        (pairs.scores / objective.tau)[pairs.query]
+        .masked_fill(~(negative | own), NEG_INF)
+        .softmax(-1)
+    )
     return share.masked_fill(~negative, 0.0)
 
 

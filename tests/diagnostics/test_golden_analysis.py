@@ -33,8 +33,13 @@ def sides(images: int, texts: int | None = None, width: int = 8) -> dict[str, np
     }
 
 
-def replay(tool: ModuleType, inputs: dict[str, np.ndarray], objective: str, **params: Any) -> dict[str, Any]:
-    return {name: value.tolist() for name, value in tool.replay({"objective": objective, "params": params}, inputs).items()}
+def replay(
+    tool: ModuleType, inputs: dict[str, np.ndarray], objective: str, **params: Any
+) -> dict[str, Any]:
+    return {
+        name: value.tolist()
+        for name, value in tool.replay({"objective": objective, "params": params}, inputs).items()
+    }
 
 
 @pytest.mark.parametrize("size", [2, 3, 5, 24, 100])
@@ -49,9 +54,14 @@ def test_replay_triplets_with_any_margin(tool, size):
         assert found[f"{way}_C0"] == found[f"{way}_C0_SH"] == counts.count(0)
         assert found[f"{way}_CB_SH"] == size - counts.count(0)
         moved = [number for number in counts if number]
-        assert found[f"{way}_Cq_mean_over_nonzero_queries"] == pytest.approx(np.mean(moved) if moved else math.nan, nan_ok=True)
+        assert found[f"{way}_Cq_mean_over_nonzero_queries"] == pytest.approx(
+            np.mean(moved) if moved else math.nan, nan_ok=True
+        )
     released = replay(tool, inputs, "cocos_triplet_reference_code", margin=0.35)
-    by_image = [sum(0.35 + scores[i, j] - scores[j, j] > 0 for j in range(size) if j != i) for i in range(size)]
+    by_image = [
+        sum(0.35 + scores[i, j] - scores[j, j] > 0 for j in range(size) if j != i)
+        for i in range(size)
+    ]
     assert released["sum_zeros_t2i"] == by_image.count(0)
     assert released["sum_t2i_grad_sum"] == found["t2i_CB"]
     assert released["max_i2t_grads_sum"] == found["i2t_CB_SH"]
@@ -59,7 +69,10 @@ def test_replay_triplets_with_any_margin(tool, size):
 
 def test_replay_reads_epsilon_from_parameters(tool):
     inputs = sides(12)
-    assert replay(tool, inputs, "cocos_ntxent_eps0.01", eps=0.3)["i2t_C_mean"] < replay(tool, inputs, "cocos_ntxent_eps0.3")["i2t_C_mean"]
+    assert (
+        replay(tool, inputs, "cocos_ntxent_eps0.01", eps=0.3)["i2t_C_mean"]
+        < replay(tool, inputs, "cocos_ntxent_eps0.3")["i2t_C_mean"]
+    )
     found = replay(tool, inputs, "cocos_ntxent_eps0.07_reference_code", eps=0.07, tau=0.2)
     whole = [found[f"t2i_{part}_grad"] for part in ("low", "high")]
     assert sum(whole) == pytest.approx(found["1-s_t2i.diag.mean"])
@@ -80,10 +93,15 @@ def test_replay_smooth_ap_of_one_image(tool):
     assert released["sum_i2t"] == 4
 
 
-@pytest.mark.parametrize("name", ["cocos_triplet", "cocos_ntxent", "tangent_triplet_hn", "tangent_unified_g9", "tangent_vlc"])
+@pytest.mark.parametrize(
+    "name",
+    ["cocos_triplet", "cocos_ntxent", "tangent_triplet_hn", "tangent_unified_g9", "tangent_vlc"],
+)
 def test_replay_of_one_pair_counts_nothing(tool, name):
     found = replay(tool, sides(1), name)
-    assert all(np.nansum(np.abs(found[key])) == 0 for key in found if not key.endswith(("C0", "C0_SH")))
+    assert all(
+        np.nansum(np.abs(found[key])) == 0 for key in found if not key.endswith(("C0", "C0_SH"))
+    )
 
 
 def test_replay_tangents_of_identical_embeddings(tool):
@@ -101,4 +119,8 @@ def test_replay_tangents_of_identical_embeddings(tool):
 
 
 def test_replay_rejects_other_kinds(tool):
-    assert replay(tool, sides(2), "cocos_of_tomorrow") == replay(tool, sides(2), "tangent_of_tomorrow") == {}
+    assert (
+        replay(tool, sides(2), "cocos_of_tomorrow")
+        == replay(tool, sides(2), "tangent_of_tomorrow")
+        == {}
+    )

@@ -52,7 +52,10 @@ def test_triplet_diagram_of_goal_matches_equations(triplet, pair):
 @pytest.mark.parametrize("pair", ["lin_ms", "sig_ms"])
 def test_triplet_weights_do_not_depend_on_equal_rest(pair):
     """Where the others are looked at, as near the diagonal, lin_ms is lin and sig_ms is sig."""
-    plain, rest = (triplet_weights(Goal(triplet="nca", pair=name), GRID, GRID) for name in (pair.removesuffix("_ms"), pair))
+    plain, rest = (
+        triplet_weights(Goal(triplet="nca", pair=name), GRID, GRID)
+        for name in (pair.removesuffix("_ms"), pair)
+    )
     looked_at = (POSITIVE <= NEGATIVE + 0.1) & (NEGATIVE >= POSITIVE - 0.1)
     assert looked_at.sum() == 15
     torch.testing.assert_close(rest.pull[looked_at], plain.pull[looked_at])
@@ -61,7 +64,9 @@ def test_triplet_weights_do_not_depend_on_equal_rest(pair):
 
 def test_triplet_weights_of_unified_match_hand_values():
     """One negative: both weights are 1 / (1 + e^(gamma (s_p - s_n - m)))."""
-    found = triplet_weights(Unified(margin=0.2, gamma=5), torch.tensor([0.6]), torch.tensor([0.3, 0.5]))
+    found = triplet_weights(
+        Unified(margin=0.2, gamma=5), torch.tensor([0.6]), torch.tensor([0.3, 0.5])
+    )
     expected = [1 / (1 + math.exp(5 * (0.6 - negative - 0.2))) for negative in (0.3, 0.5)]
     assert found.push[0].tolist() == pytest.approx(expected)
     assert found.pull[0].tolist() == pytest.approx(expected)
@@ -69,26 +74,40 @@ def test_triplet_weights_of_unified_match_hand_values():
 
 
 def test_rotation_of_hardest_negative_matches_hand_values():
-    """Eqs. 11 and 12: |sin 8| on the hardest negative, nothing on the others. On the query both sines, on the other side the positive's."""
+    """Eqs. 11 and 12: |sin 8| on the hardest negative, nothing on the others. On the query both
+    sines, on the other side the positive's.
+    """
     found = rotation(TripletHN())
     sine = {angle: math.sin(math.radians(abs(angle))) for angle in INITIAL_ANGLES}
-    assert found.norm.tolist() == pytest.approx([sine[8] + sine[-14], sine[-14], sine[8], 0, 0, 0], abs=1e-12)
+    assert found.norm.tolist() == pytest.approx(
+        [sine[8] + sine[-14], sine[-14], sine[8], 0, 0, 0], abs=1e-12
+    )
     turned_by = [math.degrees(math.atan(STEP_LENGTH * norm)) for norm in found.norm.tolist()]
     signs = (-1, 1, 1, 1, 1, 1)  # the query flees the negative, the positive comes to the query
     assert found.angle_after.tolist() == pytest.approx(
-        [angle + sign * by for angle, sign, by in zip(INITIAL_ANGLES, signs, turned_by, strict=True)]
+        [
+            angle + sign * by
+            for angle, sign, by in zip(INITIAL_ANGLES, signs, turned_by, strict=True)
+        ]
     )
 
 
 def test_rotation_of_near_hardest_negative_vanishes():
-    """The paper's reason: with the hardest negative on the query its norm is 0, whatever the objective. The norms of the others only where they count."""
-    hardest, soft, sharp = (rotation(objective).norm_by_angle for objective in (TripletHN(), Unified(gamma=1), Unified(gamma=50)))
+    """The paper's reason: with the hardest negative on the query its norm is 0, whatever the
+    objective. The norms of the others only where they count.
+    """
+    hardest, soft, sharp = (
+        rotation(objective).norm_by_angle
+        for objective in (TripletHN(), Unified(gamma=1), Unified(gamma=50))
+    )
     for norms in (hardest, soft, sharp):
         assert norms[0, VECTOR_NAMES.index("negative 1")] == pytest.approx(0, abs=1e-12)
     assert hardest[:, 3:].abs().max() == 0
     assert soft[0, 3:].max() > 0.1
     assert sharp[0, 5] < 1e-6 < sharp[0, 3]
-    torch.testing.assert_close(rotation(VLC(gamma=5)).norm_by_angle, rotation(Unified(margin=0, gamma=5)).norm_by_angle)
+    torch.testing.assert_close(
+        rotation(VLC(gamma=5)).norm_by_angle, rotation(Unified(margin=0, gamma=5)).norm_by_angle
+    )
 
 
 @pytest.mark.parametrize("kind", CATALOG, ids=lambda kind: kind.__name__)
@@ -130,7 +149,10 @@ def test_profile_report_holds_plots_and_values(tmp_path):
 
 
 def test_profile_rejects_missing_objective_without_folder(tmp_path):
-    for specs, sentence in (("Unifid()", r"did you mean Unified\?"), ([], "objective: expected at least one objective")):
+    for specs, sentence in (
+        ("Unifid()", r"did you mean Unified\?"),
+        ([], "objective: expected at least one objective"),
+    ):
         with pytest.raises(SpecError, match=sentence):
             visavis.anatomy(specs, out=tmp_path / "new")
     assert not (tmp_path / "new").exists()
@@ -139,11 +161,17 @@ def test_profile_rejects_missing_objective_without_folder(tmp_path):
 def test_pair_weights_of_goal_match_figure_3():
     """Eqs. 9 to 13 with m = 0.1: lin_ms is 0.9 times, and 1.1 times, lin."""
     similarity = torch.tensor([0.0, 0.5, 0.8], dtype=torch.float64)
-    weights = {pair: Goal(pair=pair).pair_weights(similarity, similarity) for pair in ("con", "lin", "sig", "lin_ms", "sig_ms")}
+    weights = {
+        pair: Goal(pair=pair).pair_weights(similarity, similarity)
+        for pair in ("con", "lin", "sig", "lin_ms", "sig_ms")
+    }
     expected = {
         "con": ([1, 1, 1], [1, 1, 1]),
         "lin": ([1, 0.5, 0.2], [0, 0.5, 0.8]),
-        "sig": ([1 / (1 + math.exp(-1)), 0.5, 1 / (1 + math.exp(0.6))], [1 / (1 + math.exp(5)), 0.5, 1 / (1 + math.exp(-3))]),
+        "sig": (
+            [1 / (1 + math.exp(-1)), 0.5, 1 / (1 + math.exp(0.6))],
+            [1 / (1 + math.exp(5)), 0.5, 1 / (1 + math.exp(-3))],
+        ),
         "lin_ms": ([0.9, 0.45, 0.18], [0, 0.55, 0.88]),
         "sig_ms": (
             [1 / (0.1 + math.exp(-1)), 1 / 1.1, 1 / (0.1 + math.exp(0.6))],

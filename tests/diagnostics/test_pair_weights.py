@@ -13,7 +13,16 @@ from visavis.diagnostics import pair_weights
 from visavis.errors import ShapeError, SpecError
 from visavis.objectives import VLC, NTXent, Objective, Triplet, TripletHN, Unified
 
-PRINTED = [Triplet(), TripletHN(), NTXent(), NTXent(tau=0.02), NTXent(denominator="negatives"), Unified(), Unified(gamma=1), VLC(gamma=7)]
+PRINTED = [
+    Triplet(),
+    TripletHN(),
+    NTXent(),
+    NTXent(tau=0.02),
+    NTXent(denominator="negatives"),
+    Unified(),
+    Unified(gamma=1),
+    VLC(gamma=7),
+]
 printed = pytest.mark.parametrize("objective", PRINTED, ids=repr)
 RELATIONS = {
     "pairs": ([0, 1, 2, 3], [0, 1, 2, 3]),
@@ -34,15 +43,27 @@ def draw(targets: Targets) -> torch.Tensor:
 def test_pair_weights_equal_closed_forms(objective, relation):
     targets = Targets(query_ids=RELATIONS[relation][0], candidate_ids=RELATIONS[relation][1])
     scores = draw(targets)
-    torch.testing.assert_close(closed_weights(objective, scores, targets), pair_weights(objective, scores, targets), rtol=1e-10, atol=1e-13)
+    torch.testing.assert_close(
+        closed_weights(objective, scores, targets),
+        pair_weights(objective, scores, targets),
+        rtol=1e-10,
+        atol=1e-13,
+    )
 
 
 @printed
 @given(size=st.integers(1, 12), seed=st.integers(0, 1000))
 def test_pair_weights_equal_closed_forms_at_any_size(objective, size, seed):
-    scores = torch.rand(size, size, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    scores = torch.rand(
+        size, size, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+    )
     targets = Targets.paired(size)
-    torch.testing.assert_close(closed_weights(objective, scores, targets), pair_weights(objective, scores, targets), rtol=1e-10, atol=1e-13)
+    torch.testing.assert_close(
+        closed_weights(objective, scores, targets),
+        pair_weights(objective, scores, targets),
+        rtol=1e-10,
+        atol=1e-13,
+    )
 
 
 @printed
@@ -51,11 +72,15 @@ def test_pair_weights_of_ignored_pairs_are_zero(objective):
     targets = Targets.paired(3, ignore=ignore)
     scores = draw(targets)
     weights = closed_weights(objective, scores, targets)
-    torch.testing.assert_close(weights, pair_weights(objective, scores, targets), rtol=1e-10, atol=1e-13)
+    torch.testing.assert_close(
+        weights, pair_weights(objective, scores, targets), rtol=1e-10, atol=1e-13
+    )
     assert (weights[ignore] == 0).all()
 
 
-@pytest.mark.parametrize("objective", [Triplet(), TripletHN(), NTXent(), VLC(), Unified()], ids=repr)
+@pytest.mark.parametrize(
+    "objective", [Triplet(), TripletHN(), NTXent(), VLC(), Unified()], ids=repr
+)
 def test_pair_weights_of_difference_objectives_sum_to_zero(objective):
     targets = Targets(query_ids=[7, -8, 9], candidate_ids=[7, 7, -8, 7, 9, 9])
     rows = pair_weights(objective, draw(targets), targets).sum(1)
@@ -70,7 +95,12 @@ def test_pair_weights_have_unit_of_paper():
         weights = pair_weights(NTXent(tau=0.1, reduction=reduction), scores, pairs)
         torch.testing.assert_close(weights, share - torch.eye(5), rtol=1e-12, atol=1e-14)
     vlc = VLC(gamma=10)
-    torch.testing.assert_close(pair_weights(vlc, scores, pairs), pair_weights(NTXent(tau=0.1), scores, pairs), rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(
+        pair_weights(vlc, scores, pairs),
+        pair_weights(NTXent(tau=0.1), scores, pairs),
+        rtol=1e-12,
+        atol=1e-14,
+    )
     leaf = scores.clone().requires_grad_()
     (slopes,) = torch.autograd.grad(vlc.one_way(leaf, pairs).sum(), leaf)
     torch.testing.assert_close(pair_weights(vlc, scores, pairs) * vlc.gradient_scale, slopes)
@@ -88,7 +118,8 @@ class OfOthers(Objective):
 def test_pair_weights_use_all_positive_scores():
     scores = torch.randn(5, 5, dtype=torch.float64)
     torch.testing.assert_close(
-        pair_weights(OfOthers(), scores, Targets.paired(5)), torch.eye(5, dtype=torch.float64) * scores.diagonal().sum()
+        pair_weights(OfOthers(), scores, Targets.paired(5)),
+        torch.eye(5, dtype=torch.float64) * scores.diagonal().sum(),
     )
 
 
@@ -98,7 +129,10 @@ def test_pair_weights_do_not_change_scores():
         weights = pair_weights(Unified(), scores, Targets.paired(3))
     assert scores.grad is None
     assert not weights.requires_grad
-    assert pair_weights(Unified(), scores.detach().bfloat16(), Targets.paired(3)).dtype == torch.float32
+    assert (
+        pair_weights(Unified(), scores.detach().bfloat16(), Targets.paired(3)).dtype
+        == torch.float32
+    )
 
 
 def test_pair_weights_reject_invalid_arguments():

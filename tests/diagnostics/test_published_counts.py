@@ -13,11 +13,19 @@ from visavis.diagnostics.contribution_analysis import ContributionAnalysis
 from visavis.errors import RecipeError
 from visavis.evaluation.published_row import PublishedRow
 from visavis.recipes.files import read_recipe, shipped_recipe_names
-from visavis.recipes.published_tables import contributing_sample_rows, published_results, row_objective
+from visavis.recipes.published_tables import (
+    contributing_sample_rows,
+    published_results,
+    row_objective,
+)
 from visavis.synthetic import write_synthetic_scenes
 
 ROW_ID = "cocos/2/vse++-flickr30k-triplet"
-ROW_IDS = [f"cocos/2/{model}-{data}-triplet" for model in ("vse++", "vsrn") for data in ("flickr30k", "coco")]
+ROW_IDS = [
+    f"cocos/2/{model}-{data}-triplet"
+    for model in ("vse++", "vsrn")
+    for data in ("flickr30k", "coco")
+]
 RECIPE = f"""
 name = "tiny"
 published = "{ROW_ID}"
@@ -37,10 +45,14 @@ optimizer = {{ lr = 0.003 }}
 @pytest.fixture(scope="module")
 def diagnosis(tmp_path_factory) -> ContributionAnalysis:
     folder = tmp_path_factory.mktemp("published")
-    scenes = write_synthetic_scenes(folder / "scenes", num_train=70, num_val=4, num_test=4, captions_per_image=2, size=32)
+    scenes = write_synthetic_scenes(
+        folder / "scenes", num_train=70, num_val=4, num_test=4, captions_per_image=2, size=32
+    )
     (folder / "tiny.toml").write_text(RECIPE)
     run = visavis.train(folder / "tiny.toml", data=scenes, out=folder / "run").run
-    return visavis.diagnose(run, objective=["TripletHN(margin=0.2)", "SmoothAP(tau=0.01)", "VLC(gamma=40)"])
+    return visavis.diagnose(
+        run, objective=["TripletHN(margin=0.2)", "SmoothAP(tau=0.01)", "VLC(gamma=40)"]
+    )
 
 
 def of_objective(diagnosis: ContributionAnalysis, name: str) -> ContributionAnalysis:
@@ -53,7 +65,11 @@ def of_objective(diagnosis: ContributionAnalysis, name: str) -> ContributionAnal
 def published_rows(row_id: str, objective: str) -> list[PublishedRow]:
     """The counts of an objective with the model and data of a row."""
     prefix = row_id.split("/")[2].removesuffix("triplet")
-    counted = (row for row in published_results().values() if not row.protocol and row.row.startswith(prefix))
+    counted = (
+        row
+        for row in published_results().values()
+        if not row.protocol and row.row.startswith(prefix)
+    )
     return [row for row in counted if row_objective(row.id).startswith(f"{objective}(")]
 
 
@@ -70,15 +86,29 @@ def printed(diagnosis: ContributionAnalysis, capsys) -> list[list[str]]:
 
 @pytest.mark.parametrize("row_id", ROW_IDS)
 def test_published_counts_obey_their_laws(row_id):
-    """To rounding, and the smaller last batch that the released code keeps. Idle and moved queries are all queries. C^q (n - C^0) = C^B."""
-    triplet, hardest, nt_xent = (published_row(row_id, kind).values for kind in ("Triplet", "TripletHN", "NTXent"))
+    """To rounding, and the smaller last batch that the released code keeps. Idle and moved queries
+    are all queries. C^q (n - C^0) = C^B.
+    """
+    triplet, hardest, nt_xent = (
+        published_row(row_id, kind).values for kind in ("Triplet", "TripletHN", "NTXent")
+    )
     for way in ("i2t", "t2i"):
-        assert hardest[f"{way}_in_batch"][0] + hardest[f"{way}_idle"][0] == pytest.approx(128, abs=0.05)
+        assert hardest[f"{way}_in_batch"][0] + hardest[f"{way}_idle"][0] == pytest.approx(
+            128, abs=0.05
+        )
         moved = 128 - triplet[f"{way}_idle"][0]
-        assert triplet[f"{way}_per_moved"][0] * moved == pytest.approx(triplet[f"{way}_in_batch"][0], rel=0.01)
-        assert nt_xent[f"{way}_push"][0] < nt_xent[f"{way}_pull"][0]  # the pull balances also the weights below epsilon
-        assert published_row(row_id, "SmoothAP").values[f"{way}_idle"][0] <= (128 if way == "i2t" else 640)
-    assert published_row(row_id, "SmoothAP").values["t2i_idle"][0] >= 640 - 26  # as the published note states
+        assert triplet[f"{way}_per_moved"][0] * moved == pytest.approx(
+            triplet[f"{way}_in_batch"][0], rel=0.01
+        )
+        assert (
+            nt_xent[f"{way}_push"][0] < nt_xent[f"{way}_pull"][0]
+        )  # the pull balances also the weights below epsilon
+        assert published_row(row_id, "SmoothAP").values[f"{way}_idle"][0] <= (
+            128 if way == "i2t" else 640
+        )
+    assert (
+        published_row(row_id, "SmoothAP").values["t2i_idle"][0] >= 640 - 26
+    )  # as the published note states
 
 
 def test_rows_of_one_experiment_are_counted_together():
@@ -92,7 +122,9 @@ def test_rows_of_one_experiment_are_counted_together():
         assert measured.experiment_id == row.experiment_id
 
 
-@pytest.mark.parametrize("name", [name for name in shipped_recipe_names() if name.startswith("cocos-")])
+@pytest.mark.parametrize(
+    "name", [name for name in shipped_recipe_names() if name.startswith("cocos-")]
+)
 def test_cocos_recipes_have_published_counts(name):
     recipe = read_recipe(name)
     (row,) = contributing_sample_rows(recipe.published)
@@ -109,15 +141,21 @@ def test_unknown_published_row_is_rejected():
 
 def test_diagnosis_prints_published_and_measured_counts(diagnosis, capsys):
     own, released = diagnosis.counts[:2]
-    released = replace(released, mean={key: mean + 0.5 for key, mean in released.mean.items()})  # a run so small has no idle query
+    released = replace(
+        released, mean={key: mean + 0.5 for key, mean in released.mean.items()}
+    )  # a run so small has no idle query
     lines = printed(replace(diagnosis, counts=(own, released)), capsys)
-    rows = {(line[0], line[1]): line[2:] for line in lines if len(line) == 5 and line[0] != "published"}
+    rows = {
+        (line[0], line[1]): line[2:] for line in lines if len(line) == 5 and line[0] != "published"
+    }
     figures = {key: mean for key, (mean, _) in published_row(ROW_ID, "Triplet").values.items()}
     assert len(rows) == len(figures) == 6
     for way, title in (("i2t", "image to text"), ("t2i", "text to image")):
         for measure, sign in (("per_moved", "C^q"), ("in_batch", "C^B"), ("idle", "C^0")):
             expected = [values[f"{way}_{measure}"] for values in (figures, own.mean, released.mean)]
-            assert [cell.split("±")[0] for cell in rows[title, sign]] == [f"{value:.2f}" for value in expected]
+            assert [cell.split("±")[0] for cell in rows[title, sign]] == [
+                f"{value:.2f}" for value in expected
+            ]
     text = "\n".join(" ".join(line) for line in lines)
     assert "Published: cocos/2/vse++-flickr30k-triplet, number 1.1: Bleeker and de Rijke" in text
     assert "Reached: VSE++ on scenes, scenes." in text
@@ -139,7 +177,9 @@ def test_diagnosis_omits_impossible_released_counts(diagnosis, capsys):
 
 def test_diagnosis_reports_missing_published_counts(diagnosis, capsys):
     other = of_objective(diagnosis, "VLC")
-    assert printed(other, capsys)[-1] == [f"{ROW_ID} has no counts for VLC(gamma=40.0, reduction='sum')."]
+    assert printed(other, capsys)[-1] == [
+        f"{ROW_ID} has no counts for VLC(gamma=40.0, reduction='sum')."
+    ]
     assert other.to_json()["published"] is None
     print_diagnosis(replace(other, published=""))
     assert "counts" not in capsys.readouterr().out
@@ -148,4 +188,7 @@ def test_diagnosis_reports_missing_published_counts(diagnosis, capsys):
 def test_diagnosis_json_has_published_counts(diagnosis):
     found = diagnosis.to_json()["published"]
     assert (found["paper"], found["table"], found["experiment_id"]) == ("cocos", 2, "1.1")
-    assert (found["published"]["i2t_in_batch"], found["published"]["i2t_in_batch_std"]) == (768.92, 96.87)
+    assert (found["published"]["i2t_in_batch"], found["published"]["i2t_in_batch_std"]) == (
+        768.92,
+        96.87,
+    )

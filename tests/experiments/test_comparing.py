@@ -1,4 +1,6 @@
-"""Comparisons: runs equal those of ``visavis train``, finished runs are reused, and the engine does not change results."""
+"""Comparisons: runs equal those of ``visavis train``, finished runs are reused, and the engine does
+not change results.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,13 @@ from visavis.evaluation import Evaluation
 from visavis.experiments import jobs
 from visavis.experiments.grid import Setting, build_settings
 from visavis.experiments.jobs import Job, RunOutcome
-from visavis.experiments.schedule import TimeBudget, all_runs, better_half, halving_rounds, parse_budget
+from visavis.experiments.schedule import (
+    TimeBudget,
+    all_runs,
+    better_half,
+    halving_rounds,
+    parse_budget,
+)
 from visavis.objectives import Goal
 from visavis.recipes.files import read_recipe
 from visavis.recipes.published_tables import published_results
@@ -36,16 +44,24 @@ OBJECTIVES = ["Unified(gamma=20)", "TripletHN()"]  # objectives of the fixture `
 
 
 def metrics_by_run(comparison) -> dict:
-    return {(one.setting, one.seed): (one.validation_rsum, one.metrics) for one in comparison.outcomes}
+    return {
+        (one.setting, one.seed): (one.validation_rsum, one.metrics) for one in comparison.outcomes
+    }
 
 
 def result_mtimes(comparison) -> dict:
     """Modification time of each result file, in nanoseconds."""
-    return {one.folder: (one.folder / "result.json").stat().st_mtime_ns for one in comparison.outcomes}
+    return {
+        one.folder: (one.folder / "result.json").stat().st_mtime_ns for one in comparison.outcomes
+    }
 
 
 def test_compare_run_equals_train_with_same_seed(plain, recipe, tmp_path):
-    alone = visavis.train(recipe, out=tmp_path / "alone", overrides={"objective": OBJECTIVES[1], "seed": 2, "training.threads": 1})
+    alone = visavis.train(
+        recipe,
+        out=tmp_path / "alone",
+        overrides={"objective": OBJECTIVES[1], "seed": 2, "training.threads": 1},
+    )
     run = next(one for one in plain.outcomes if (one.setting, one.seed) == (OBJECTIVES[1], 2))
     assert run.metrics == alone.test.metrics
     assert run.validation_rsum == alone.validation_rsum
@@ -57,11 +73,15 @@ def test_compare_table_and_selection_by_validation(plain):
         runs = plain.runs(setting)
         assert [one.seed for one in runs] == [1, 2]
         assert row.mean("rsum") == pytest.approx(sum(one.metrics["rsum"] for one in runs) / 2)
-    validation = {s.name: sum(one.validation_rsum for one in plain.runs(s)) / 2 for s in plain.settings}
+    validation = {
+        s.name: sum(one.validation_rsum for one in plain.runs(s)) / 2 for s in plain.settings
+    }
     assert plain.best.name == max(validation, key=validation.get)
     [pair] = plain.differences_from_best.values()
     rsum = {(one.setting, one.seed): one.metrics["rsum"] for one in plain.outcomes}
-    assert pair.difference == pytest.approx(sum(rsum[pair.a, seed] - rsum[pair.b, seed] for seed in (1, 2)) / 2)
+    assert pair.difference == pytest.approx(
+        sum(rsum[pair.a, seed] - rsum[pair.b, seed] for seed in (1, 2)) / 2
+    )
     resampled = plain.image_bootstrap.difference(pair.a, pair.b)
     assert resampled.value == pytest.approx(pair.difference)
     assert resampled.num_units == 12
@@ -80,7 +100,9 @@ def test_compare_resume_trains_only_missing_seeds(plain):
     more = visavis.compare(resume=plain.folder, seeds=3, workers=1)
     assert {one.seed for one in more.outcomes} == {1, 2, 3}
     assert result_mtimes(more).items() >= before.items()
-    with pytest.raises(RunError, match=r"seeds: expected at least 3, .*, got 2\. Pass --seeds 3 or more"):
+    with pytest.raises(
+        RunError, match=r"seeds: expected at least 3, .*, got 2\. Pass --seeds 3 or more"
+    ):
         visavis.compare(resume=plain.folder, seeds=2)
 
 
@@ -88,33 +110,60 @@ def check_trec_files(plain):
     """The first of each ranked list gives the recall of the table."""
     for setting in plain.settings:
         best = max(plain.runs(setting), key=lambda one: one.validation_rsum)
-        right = {tuple(line.split()[::2]) for line in (plain.folder / "trec" / "t2i.qrels").read_text().splitlines()}
-        lists = [line.split() for line in (plain.folder / "trec" / f"{best.folder.name}.t2i.run").read_text().splitlines()]
+        right = {
+            tuple(line.split()[::2])
+            for line in (plain.folder / "trec" / "t2i.qrels").read_text().splitlines()
+        }
+        lists = [
+            line.split()
+            for line in (plain.folder / "trec" / f"{best.folder.name}.t2i.run")
+            .read_text()
+            .splitlines()
+        ]
         first = {query: candidate for query, _, candidate, rank, *_ in lists if rank == "1"}
-        recall = 100 * sum((query, candidate) in right for query, candidate in first.items()) / len(first)
+        recall = (
+            100
+            * sum((query, candidate) in right for query, candidate in first.items())
+            / len(first)
+        )
         assert recall == pytest.approx(best.metrics["t2i_r1"])
 
 
 def check_report(plain):
     """The report is complete and needs no network."""
     page = (plain.folder / "report.html").read_text()
-    for text in (plain.best.name, *plain.findings, "Hardest queries", "Contributing samples", "Capability tests"):
+    for text in (
+        plain.best.name,
+        *plain.findings,
+        "Hardest queries",
+        "Contributing samples",
+        "Capability tests",
+    ):
         assert html.escape(text).replace("&#x27;", "&#39;") in page
     assert not re.search(r"(src|href)=.http", page)
-    assert all((plain.folder / name).stat().st_size for name in ("curves.png", "differences.png", "table.csv", "table.tex"))
+    assert all(
+        (plain.folder / name).stat().st_size
+        for name in ("curves.png", "differences.png", "table.csv", "table.tex")
+    )
 
 
 @pytest.mark.long
 def test_compare_is_identical_with_two_workers(plain, recipe, tmp_path):
     two = visavis.compare(recipe, objective=OBJECTIVES, seeds=2, out=tmp_path / "two", workers=2)
-    assert metrics_by_run(two) == {key: value for key, value in metrics_by_run(plain).items() if key[1] <= 2}
+    assert metrics_by_run(two) == {
+        key: value for key, value in metrics_by_run(plain).items() if key[1] <= 2
+    }
 
 
 @pytest.mark.long
 def test_compare_is_identical_with_ray(plain, recipe, tmp_path):
     pytest.importorskip("ray")
-    two = visavis.compare(recipe, objective=OBJECTIVES, seeds=2, out=tmp_path / "ray", workers=2, engine="ray")
-    assert metrics_by_run(two) == {key: value for key, value in metrics_by_run(plain).items() if key[1] <= 2}
+    two = visavis.compare(
+        recipe, objective=OBJECTIVES, seeds=2, out=tmp_path / "ray", workers=2, engine="ray"
+    )
+    assert metrics_by_run(two) == {
+        key: value for key, value in metrics_by_run(plain).items() if key[1] <= 2
+    }
 
 
 WORKER_KILLED = "workers: a process was killed"
@@ -128,11 +177,22 @@ WORKER_KILLED = "workers: a process was killed"
         ("local", "comparison", signal.SIGINT, 130, "visavis compare --resume {out}"),
         pytest.param("local", "worker", signal.SIGKILL, 1, WORKER_KILLED, marks=pytest.mark.long),
         pytest.param("ray", "comparison", signal.SIGKILL, -9, "", marks=pytest.mark.long),
-        pytest.param("ray", "comparison", signal.SIGINT, 130, "visavis compare --resume {out}", marks=pytest.mark.long),
-        pytest.param("ray", "every worker", signal.SIGKILL, 1, WORKER_KILLED, marks=pytest.mark.long),
+        pytest.param(
+            "ray",
+            "comparison",
+            signal.SIGINT,
+            130,
+            "visavis compare --resume {out}",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            "ray", "every worker", signal.SIGKILL, 1, WORKER_KILLED, marks=pytest.mark.long
+        ),
     ],
 )
-def test_compare_resumes_after_signals_without_losing_runs(plain, recipe, tmp_path, engine, target, number, code, message):
+def test_compare_resumes_after_signals_without_losing_runs(
+    plain, recipe, tmp_path, engine, target, number, code, message
+):
     if engine == "ray":
         pytest.importorskip("ray")
     out = tmp_path / "ended"
@@ -157,16 +217,22 @@ def test_compare_resumes_after_signals_without_losing_runs(plain, recipe, tmp_pa
     assert process.wait(120) == code
     assert message.format(out=out) in process.output_text
     written = {file: file.stat().st_mtime_ns for file in finished}
-    while _worker_pids(out) and time.monotonic() < deadline:  # workers end automatically when their comparison has died
+    while (
+        _worker_pids(out) and time.monotonic() < deadline
+    ):  # workers end automatically when their comparison has died
         time.sleep(0.1)
     assert not _worker_pids(out)
     after = visavis.compare(resume=out, workers=1)
-    assert metrics_by_run(after) == {key: value for key, value in metrics_by_run(plain).items() if key[1] <= 2}
+    assert metrics_by_run(after) == {
+        key: value for key, value in metrics_by_run(plain).items() if key[1] <= 2
+    }
     assert {file: file.stat().st_mtime_ns for file in finished} == written
 
 
 def _end_workers(process: Command, out: Path, number: int, *, each: bool) -> None:
-    """Signal one worker of a comparison, or every worker until it ends, because Ray retries a lost run."""
+    """Signal one worker of a comparison, or every worker until it ends, because Ray retries a lost
+    run.
+    """
     while not process.ended:
         workers = [pid for pid in _worker_pids(out) if pid != process.process.pid]
         for pid in workers if each else workers[:1]:
@@ -191,16 +257,22 @@ def _worker_pids(out: Path) -> list[int]:
 
 
 def test_compare_selects_grid_point_by_validation(recipe, tmp_path):
-    grid = visavis.compare(recipe, grid="phases.0.optimizer.lr=[1e-6, 1e-2]", seeds=1, out=tmp_path / "grid", workers=1)
+    grid = visavis.compare(
+        recipe, grid="phases.0.optimizer.lr=[1e-6, 1e-2]", seeds=1, out=tmp_path / "grid", workers=1
+    )
     assert len(grid.settings) == 2
-    assert grid.selected == (max(grid.settings, key=lambda setting: grid.runs(setting)[0].validation_rsum),)
+    assert grid.selected == (
+        max(grid.settings, key=lambda setting: grid.runs(setting)[0].validation_rsum),
+    )
     assert len(grid.table.rows) == 1
 
 
 @pytest.mark.slow
 def test_compare_budget_drops_settings_by_validation(recipe, tmp_path):
     grid = "phases.0.optimizer.lr=[1e-7, 1e-6, 1e-3, 1e-2]"
-    raced = visavis.compare(recipe, grid=grid, seeds=2, budget="1h", out=tmp_path / "race", workers=1)
+    raced = visavis.compare(
+        recipe, grid=grid, seeds=2, budget="1h", out=tmp_path / "race", workers=1
+    )
     seeds = {setting.grid_point: len(raced.runs(setting)) for setting in raced.settings}
     first = {setting.name: raced.runs(setting)[0].validation_rsum for setting in raced.settings}
     assert sorted(seeds.values()) == [1, 1, 2, 2]
@@ -209,11 +281,15 @@ def test_compare_budget_drops_settings_by_validation(recipe, tmp_path):
 
 
 def test_compare_reports_failed_run_and_keeps_others(recipe, tmp_path):
-    some = visavis.compare(recipe, objective=["VLC()", "Ladder()"], seeds=1, out=tmp_path / "fails", workers=1)
+    some = visavis.compare(
+        recipe, objective=["VLC()", "Ladder()"], seeds=1, out=tmp_path / "fails", workers=1
+    )
     [failed] = some.failures
     assert (failed.setting, [setting.name for setting in some.settings]) == ("Ladder()", ["VLC()"])
     assert any(failed.failure in message for message in some.findings)
-    with pytest.raises(RunError, match=r"expected a successful run, got 1 failures\. The first: phases\.0: Ladder"):
+    with pytest.raises(
+        RunError, match=r"expected a successful run, got 1 failures\. The first: phases\.0: Ladder"
+    ):
         visavis.compare(recipe, objective="Ladder()", seeds=1, out=tmp_path / "all", workers=1)
 
 
@@ -221,10 +297,19 @@ def test_build_settings_crosses_choices_and_grid_points():
     grid = ["phases.0.optimizer.lr=[0.1, 0.2]", "training.batch_size=[4, 8]"]
     settings = build_settings(HEADS, ["VLC()", "Goal.all()"], ["VSE++(embedding_dim=8)"], grid)
     assert len(settings) == 16 * 1 * 4
-    assert settings[0].name == "VLC(), VSE++(embedding_dim=8), phases.0.optimizer.lr=0.1, training.batch_size=4"
+    assert (
+        settings[0].name
+        == "VLC(), VSE++(embedding_dim=8), phases.0.optimizer.lr=0.1, training.batch_size=4"
+    )
     content = settings[-1].recipe_values
-    assert (content["phases"][0]["objective"], content["phases"][0]["optimizer"]["lr"]) == (repr(Goal()), 0.2)
-    assert (content["model"], content["training"]["batch_size"]) == ({"kind": "VSE++", "embedding_dim": 8}, 8)
+    assert (content["phases"][0]["objective"], content["phases"][0]["optimizer"]["lr"]) == (
+        repr(Goal()),
+        0.2,
+    )
+    assert (content["model"], content["training"]["batch_size"]) == (
+        {"kind": "VSE++", "embedding_dim": 8},
+        8,
+    )
     [alone] = build_settings(HEADS, [], [], [])
     assert (alone.name, alone.recipe_values) == ("unchanged recipe", HEADS.to_dict())
 
@@ -250,12 +335,17 @@ def test_compare_rejects_invalid_arguments_before_training(recipe, tmp_path):
         ({"workers": 0}, "workers: expected an integer from 1 to 1,000, got 0"),
         ({"engine": "spark"}, "expected 'local' or 'ray'"),
         ({"budget": "soon"}, "expected a time such as 90s"),
-        ({"overrides": ["evaluation.test=dev"]}, r"scenes: expected one of its splits \(.*\), got dev\. Use one of them\.$"),
+        (
+            {"overrides": ["evaluation.test=dev"]},
+            r"scenes: expected one of its splits \(.*\), got dev\. Use one of them\.$",
+        ),
     ):
         with pytest.raises(VisavisError, match=message):
             visavis.compare(recipe, out=tmp_path / "rejected", **arguments)
         assert not (tmp_path / "rejected").exists()
-    with pytest.raises(RunError, match=r"expected plan\.json in it, found none\. Pass a folder of visavis compare"):
+    with pytest.raises(
+        RunError, match=r"expected plan\.json in it, found none\. Pass a folder of visavis compare"
+    ):
         visavis.compare(resume=tmp_path)
     with pytest.raises(RunError, match="--resume: expected only --seeds"):
         visavis.compare(recipe, resume=tmp_path)
@@ -270,19 +360,29 @@ def test_halving_rounds_double_seeds_of_the_better_half():
     rounds = []
     for runs in halving_rounds(settings, 5, known.copy):
         known.extend(outcome(setting.choice, seed, float(setting.choice)) for setting, seed in runs)
-        rounds.append((sorted({setting.choice for setting, _ in runs}), sorted({seed for _, seed in runs})))
+        rounds.append(
+            (sorted({setting.choice for setting, _ in runs}), sorted({seed for _, seed in runs}))
+        )
     assert rounds == [(list("01234567"), [1]), (list("4567"), [2]), (list("67"), [3, 4, 5])]
 
 
 def test_better_half_uses_seeds_common_to_all_settings():
     settings = [Setting(name) for name in "abc"]
-    known = [outcome("a", 1, 10.0), outcome("a", 2, 90.0), outcome("b", 1, 20.0), outcome("c", 1, 30.0)]
+    known = [
+        outcome("a", 1, 10.0),
+        outcome("a", 2, 90.0),
+        outcome("b", 1, 20.0),
+        outcome("c", 1, 30.0),
+    ]
     assert [setting.choice for setting in better_half(settings, known)] == ["b", "c"]
 
 
 def test_better_half_drops_failed_settings():
     settings = [Setting(name) for name in "abcd"]
-    known = [replace(outcome("a", 1, math.nan), failure="the loss is nan"), *(outcome(name, 1, 10.0) for name in "bcd")]
+    known = [
+        replace(outcome("a", 1, math.nan), failure="the loss is nan"),
+        *(outcome(name, 1, 10.0) for name in "bcd"),
+    ]
     assert "a" not in [setting.choice for setting in better_half(settings, known)]
     assert len(better_half(settings[:1] + settings[2:], known[:1] + known[2:])) == 2
 
@@ -291,7 +391,16 @@ def test_run_outcome_metrics_and_conditions_share_protocol():
     nothing, row = np.empty(0), published_results()["goal/3/r152-con-con"]
     inner = Evaluation("coco-5k", 5000, 25000, 5.0, "pessimistic", {"rsum": 1.0}, nothing, nothing)
     tested = Evaluation(
-        "coco-1k-5fold", 1000, 5000, 5.0, "pessimistic", {"rsum": 2.0}, nothing, nothing, other_protocols=(inner,), published=row
+        "coco-1k-5fold",
+        1000,
+        5000,
+        5.0,
+        "pessimistic",
+        {"rsum": 2.0},
+        nothing,
+        nothing,
+        other_protocols=(inner,),
+        published=row,
     )
     trained = TrainingResult(
         run=Path(),
@@ -306,13 +415,20 @@ def test_run_outcome_metrics_and_conditions_share_protocol():
         cache_seconds=0.0,
     )
     one = RunOutcome.from_result(Job("a", 1, {}, Path()), trained)
-    assert (one.measured_metrics["rsum"], one.conditions.protocol, one.conditions.num_images) == (1.0, "coco-5k", 5000)
+    assert (one.measured_metrics["rsum"], one.conditions.protocol, one.conditions.num_images) == (
+        1.0,
+        "coco-5k",
+        5000,
+    )
 
 
 def test_time_budget_admits_whole_seeds_that_fit():
     clock, runs = TimeBudget(100.0), all_runs([Setting("a"), Setting("b")], 3)
     assert clock.runs_within_budget(runs) == runs  # no run has been timed yet
-    clock.started, clock.runs = time.monotonic() - 40, 2  # 20 s per run and 60 s left: three runs, so one seed of both
+    clock.started, clock.runs = (
+        time.monotonic() - 40,
+        2,
+    )  # 20 s per run and 60 s left: three runs, so one seed of both
     assert {seed for _, seed in clock.runs_within_budget(runs)} == {1}
     assert TimeBudget(None).runs_within_budget(runs) == runs
 
@@ -351,5 +467,7 @@ def test_script_without_main_guard_starts_workers(tmp_path):
         "with process_pool(1) as pool:\n"
         "    print(*pool.map(abs, [-1, -2]), __file__[-9:])\n"
     )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, timeout=100)
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, check=False, timeout=100
+    )
     assert done.stdout.splitlines() == ["__main__", "1 2 script.py"], done.stderr

@@ -35,7 +35,9 @@ from visavis.types import DIRECTIONS, Encoded
 def measure_with_ir_measures(folder: Path, tag: str, direction: str, measures) -> dict:
     """Measures that ir_measures computes from the files."""
     qrels = list(ir_measures.read_trec_qrels(str(folder / f"{direction}.qrels")))
-    return ir_measures.calc_aggregate(measures, qrels, list(ir_measures.read_trec_run(str(folder / f"{tag}.{direction}.run"))))
+    return ir_measures.calc_aggregate(
+        measures, qrels, list(ir_measures.read_trec_run(str(folder / f"{tag}.{direction}.run")))
+    )
 
 
 def synthetic_retrieval(images=60, noise=1.6, decimals=None, seed=0):
@@ -52,7 +54,9 @@ def synthetic_retrieval(images=60, noise=1.6, decimals=None, seed=0):
     )
     visual = torch.randn(images, 8, generator=random)
     text = visual[image_of] + noise * torch.randn(len(image_of), 8, generator=random)
-    visual, text = (part if decimals is None else part.round(decimals=decimals) for part in (visual, text))
+    visual, text = (
+        part if decimals is None else part.round(decimals=decimals) for part in (visual, text)
+    )
     return data, Encoded(visual), Encoded(text)
 
 
@@ -68,7 +72,9 @@ def test_trec_files_reproduce_recalls_and_ndcg_in_ir_measures(tmp_path, decimals
     found = evaluate_dataset(visual, text, dot, data, [protocol])
     write_trec(tmp_path, "ours", trec_rankings(visual, text, dot, data, protocol))
     for direction, ranks in (("i2t", found.image_ranks), ("t2i", found.text_ranks)):
-        theirs = measure_with_ir_measures(tmp_path, "ours", direction, [Success @ 1, Success @ 5, Success @ 10, nDCG @ 10])
+        theirs = measure_with_ir_measures(
+            tmp_path, "ours", direction, [Success @ 1, Success @ 5, Success @ 10, nDCG @ 10]
+        )
         for k in (1, 5, 10):
             assert theirs[Success @ k] == pytest.approx((ranks <= k).mean())
         if folds == 1:
@@ -76,34 +82,61 @@ def test_trec_files_reproduce_recalls_and_ndcg_in_ir_measures(tmp_path, decimals
                 [found.metrics[f"{direction}_r{k}"] for k in (1, 5, 10)]
             )
             scores = visual.vectors @ text.vectors.T
-            relevance = (torch.arange(len(visual))[:, None] == torch.from_numpy(data.image_of)).float()
-            scores, relevance = (scores, relevance) if direction == "i2t" else (scores.T, relevance.T)
-            assert theirs[nDCG @ 10] == pytest.approx(float(ndcg_at(scores, relevance, k=10).mean()))
+            relevance = (
+                torch.arange(len(visual))[:, None] == torch.from_numpy(data.image_of)
+            ).float()
+            scores, relevance = (
+                (scores, relevance) if direction == "i2t" else (scores.T, relevance.T)
+            )
+            assert theirs[nDCG @ 10] == pytest.approx(
+                float(ndcg_at(scores, relevance, k=10).mean())
+            )
 
 
 def test_trec_files_reproduce_graded_ndcg_in_ir_measures(tmp_path):
     """Relevance 0 to 3 and few distinct scores: ties are broken against the model in both programs."""
     random = torch.Generator().manual_seed(0)
     scores, relevance = (torch.randint(0, high, (30, 150), generator=random) for high in (6, 4))
-    queries, candidates = ([f"{what}{i}" for i in range(number)] for what, number in (("q", 30), ("c", 150)))
+    queries, candidates = (
+        [f"{what}{i}" for i in range(number)] for what, number in (("q", 30), ("c", 150))
+    )
     found = relevance.nonzero()
     relevant = torch.cat([found, relevance[found[:, 0], found[:, 1], None]], 1)
     order, values = top_candidates(scores, relevance)
-    rankings = TrecRankings(order.numpy(), values.numpy(), relevant.numpy(), tuple(queries), tuple(candidates))
+    rankings = TrecRankings(
+        order.numpy(), values.numpy(), relevant.numpy(), tuple(queries), tuple(candidates)
+    )
     lists = dict.fromkeys(DIRECTIONS, rankings)
     write_trec(tmp_path, "graded", lists)
     theirs = measure_with_ir_measures(tmp_path, "graded", "t2i", [nDCG @ 5, nDCG @ 20, nDCG @ 100])
     for k in (5, 20, 100):
-        assert theirs[nDCG @ k] == pytest.approx(float(ndcg_at(scores.float(), relevance.float(), k=k).mean()))
+        assert theirs[nDCG @ k] == pytest.approx(
+            float(ndcg_at(scores.float(), relevance.float(), k=k).mean())
+        )
 
 
 def test_trec_files_by_hand(tmp_path):
-    data = Dataset("two", (Image("a b.jpg", "test"), Image("c.jpg", "test")), ("one", "two", "three"), np.array([1, 0, 1]))
+    data = Dataset(
+        "two",
+        (Image("a b.jpg", "test"), Image("c.jpg", "test")),
+        ("one", "two", "three"),
+        np.array([1, 0, 1]),
+    )
     matrix = torch.tensor([[0.5, 0.5, -0.25], [0.1, 0.3, 0.2]])
     items = Encoded(torch.arange(2)), Encoded(torch.arange(3))
-    lists = trec_rankings(*items, lambda v, t: matrix[v.vectors][:, t.vectors], data, Protocol(name="plain", description=""))
+    lists = trec_rankings(
+        *items,
+        lambda v, t: matrix[v.vectors][:, t.vectors],
+        data,
+        Protocol(name="plain", description=""),
+    )
     paths = write_trec(tmp_path, "VLC(tau=0.1), seed 0", lists)
-    assert [path.name for path in paths] == ["VLC_tau=0.1_seed_0.i2t.run", "VLC_tau=0.1_seed_0.t2i.run", "i2t.qrels", "t2i.qrels"]
+    assert [path.name for path in paths] == [
+        "VLC_tau=0.1_seed_0.i2t.run",
+        "VLC_tau=0.1_seed_0.t2i.run",
+        "i2t.qrels",
+        "t2i.qrels",
+    ]
     run, _, qrels, _ = (path.read_text().splitlines() for path in paths)
     tag = "VLC(tau=0.1),%20seed%200"
     assert run == [
@@ -128,7 +161,10 @@ def test_top_candidates_decrease_strictly_despite_ties():
     assert (values.diff(dim=1) < 0).all()
     assert values.isfinite().all()
     taken = torch.zeros_like(scores, dtype=torch.bool).scatter(1, order, True)
-    assert (scores.masked_fill(~taken, torch.inf).amin(1) >= scores.masked_fill(taken, -torch.inf).amax(1)).all()
+    assert (
+        scores.masked_fill(~taken, torch.inf).amin(1)
+        >= scores.masked_fill(taken, -torch.inf).amax(1)
+    ).all()
     for row, candidates in zip((scores - relevance * 0.01)[2:], order[2:], strict=True):
         assert (row[candidates].diff() <= 0).all()  # less relevant candidates come first among ties
     assert torch.allclose(values[2:], scores.gather(1, order)[2:], atol=1e-4)
@@ -144,7 +180,9 @@ def test_write_trec_never_overwrites_files(tmp_path):
         write_trec(tmp_path, "ours", lists)
     write_trec(tmp_path, "again", lists)
     other, *items = synthetic_retrieval(seed=1)
-    with pytest.raises(RefusedOverwrite, match=r"i2t\.qrels holds judgments of other queries\. Nothing was changed"):
+    with pytest.raises(
+        RefusedOverwrite, match=r"i2t\.qrels holds judgments of other queries\. Nothing was changed"
+    ):
         write_trec(tmp_path, "other", trec_rankings(*items, dot, other, protocol))
     assert {path: path.read_bytes() for path in before} == before
     assert len(list(tmp_path.iterdir())) == 6
@@ -164,20 +202,30 @@ def evaluations(mean, spread=1.0, seeds=4):
 
 @pytest.fixture(scope="module")
 def results():
-    return {'Goal(pair="sig_ms")': evaluations(4.0), "Unified": evaluations(3.9), "Triplet": evaluations(1.0)}
+    return {
+        'Goal(pair="sig_ms")': evaluations(4.0),
+        "Unified": evaluations(3.9),
+        "Triplet": evaluations(1.0),
+    }
 
 
 def table_of(results):
     """Table of the evaluations of each row."""
     return ResultTable.from_runs(
-        {name: [(run.metrics, MeasurementConditions.from_evaluation(run)) for run in runs] for name, runs in results.items()}
+        {
+            name: [(run.metrics, MeasurementConditions.from_evaluation(run)) for run in runs]
+            for name, runs in results.items()
+        }
     )
 
 
 def compare_rows_with(results, best):
     """Paired tests of every row against one, for each metric."""
     rows = {
-        metric: {name: {seed: run.metrics[metric] for seed, run in enumerate(runs)} for name, runs in results.items()}
+        metric: {
+            name: {seed: run.metrics[metric] for seed, run in enumerate(runs)}
+            for name, runs in results.items()
+        }
         for metric in BOOTSTRAP_METRICS
     }
     return {metric: differences_from(paired_tests(values), best) for metric, values in rows.items()}
@@ -186,12 +234,22 @@ def compare_rows_with(results, best):
 def test_latex_marks_best_and_indistinguishable_rows(results):
     table, alike = (
         table_of(results),
-        {metric: indistinguishable_rows(pairs) for metric, pairs in compare_rows_with(results, 'Goal(pair="sig_ms")').items()},
+        {
+            metric: indistinguishable_rows(pairs)
+            for metric, pairs in compare_rows_with(results, 'Goal(pair="sig_ms")').items()
+        },
     )
     text = latex_table(table, alike)
-    lines = {line.split(" &")[0].strip(): line for line in text.splitlines() if line.endswith(r"\\")}
-    goal, unified, triplet = (lines[name] for name in (r'Goal(pair="sig\_ms")', "Unified", "Triplet"))
-    assert rf"$\mathbf{{{table.rows[0].mean('rsum'):.1f}}} \pm {table.rows[0].std('rsum'):.1f}$ \\" in goal
+    lines = {
+        line.split(" &")[0].strip(): line for line in text.splitlines() if line.endswith(r"\\")
+    }
+    goal, unified, triplet = (
+        lines[name] for name in (r'Goal(pair="sig\_ms")', "Unified", "Triplet")
+    )
+    assert (
+        rf"$\mathbf{{{table.rows[0].mean('rsum'):.1f}}} \pm {table.rows[0].std('rsum'):.1f}$ \\"
+        in goal
+    )
     assert rf"${table.rows[1].mean('rsum'):.1f}^{{\dagger}} \pm " in unified
     assert "dagger" not in triplet
     assert "mathbf" not in triplet
@@ -205,7 +263,8 @@ def test_latex_marks_best_and_indistinguishable_rows(results):
 
 def test_escape_latex_escapes_every_special_character():
     assert escape_latex(r"a_b & 5% {x} #1 $2 ~ ^ \ <tag>") == (
-        r"a\_b \& 5\% \{x\} \#1 \$2 \textasciitilde{} \textasciicircum{} \textbackslash{} \textless{}tag\textgreater{}"
+        r"a\_b \& 5\% \{x\} \#1 \$2 \textasciitilde{} \textasciicircum{} \textbackslash{} "
+        r"\textless{}tag\textgreater{}"
     )
     assert escape_latex("1.0 ± 0.2, −3, γ") == r"1.0 $\pm$ 0.2, $-$3, $\gamma$"
 
@@ -214,11 +273,17 @@ def test_csv_holds_every_statistic_of_the_table(results):
     table, best = table_of(results), 'Goal(pair="sig_ms")'
     pairs = compare_rows_with(results, best)
     bootstrap = bootstrap_images(
-        {name: {seed: run.query_ranks for seed, run in enumerate(runs)} for name, runs in results.items()}, num_samples=200
+        {
+            name: {seed: run.query_ranks for seed, run in enumerate(runs)}
+            for name, runs in results.items()
+        },
+        num_samples=200,
     )
     lines = list(csv.DictReader(io.StringIO(csv_table(table, pairs, [bootstrap]))))
     assert list(lines[0]) == list(CSV_COLUMNS)
-    assert [(line["row"], line["metric"]) for line in lines] == [(name, metric) for name in results for metric in BOOTSTRAP_METRICS]
+    assert [(line["row"], line["metric"]) for line in lines] == [
+        (name, metric) for name in results for metric in BOOTSTRAP_METRICS
+    ]
     by_key = {(line["row"], line["metric"]): line for line in lines}
     line, pair = by_key["Triplet", "rsum"], pairs["rsum"]["Triplet"]
     assert float(line["mean"]) == table.rows[2].mean("rsum")

@@ -1,4 +1,6 @@
-"""Feedback in comparisons: metrics of every run on relevance judgments, which take no part in selection."""
+"""Feedback in comparisons: metrics of every run on relevance judgments, which take no part in
+selection.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,10 @@ class RecordedProgress(NoProgress):
 @pytest.fixture(scope="module")
 def with_feedback(plain, votes, tmp_path_factory):
     """A finished comparison to which feedback was added, and its messages."""
-    folder, progress = shutil.copytree(plain.folder, tmp_path_factory.mktemp("feedback") / "both"), RecordedProgress()
+    folder, progress = (
+        shutil.copytree(plain.folder, tmp_path_factory.mktemp("feedback") / "both"),
+        RecordedProgress(),
+    )
     before = {file: file.stat().st_mtime_ns for file in folder.glob("runs/*/result.json")}
     comparison = visavis.compare(resume=folder, feedback=votes, workers=1, progress=progress)
     assert {file: file.stat().st_mtime_ns for file in folder.glob("runs/*/result.json")} == before
@@ -43,8 +48,12 @@ def with_feedback(plain, votes, tmp_path_factory):
 def test_feedback_metrics_by_hand():
     scores = np.array([0.9, 0.5, 0.5, 0.3, 0.1])
     result = JudgedQueryResult.from_scores(scores, relevant=[1, 3], not_relevant=[2, 4])
-    assert result == JudgedQueryResult(rank=3, num_pairs=4, num_ordered=2)  # the tie counts against the model, in the rank and in the pairs
-    assert feedback_metrics([result, JudgedQueryResult(1, 0, 0)]) == dict(zip(KEYS, [50.0, 100.0, 100.0, 50.0], strict=True))
+    assert result == JudgedQueryResult(
+        rank=3, num_pairs=4, num_ordered=2
+    )  # the tie counts against the model, in the rank and in the pairs
+    assert feedback_metrics([result, JudgedQueryResult(1, 0, 0)]) == dict(
+        zip(KEYS, [50.0, 100.0, 100.0, 50.0], strict=True)
+    )
     assert feedback_metrics([JudgedQueryResult(1, 0, 0)])["judged_ordered"] is None
 
 
@@ -52,17 +61,28 @@ def test_feedback_is_scored_with_each_saved_model(plain, with_feedback):
     comparison, messages = with_feedback
     assert any(
         message.endswith(
-            "2 text queries with 3 relevant images. Each query ranks 12 images of split test. In order: share of 3 pairs whose relevant "
-            "image ranks above the one that is not relevant. Not evaluated: 1 queries without a relevant image. 3 of 9 judgments were "
-            "skipped: 2 of images of split train, 1 of images that are not in scenes or have changed."
+            "2 text queries with 3 relevant images. Each query ranks 12 images of split test. In "
+            "order: share of 3 pairs whose relevant "
+            "image ranks above the one that is not relevant. Not evaluated: 1 queries without a "
+            "relevant image. 3 of 9 judgments were "
+            "skipped: 2 of images of split train, 1 of images that are not in scenes or have "
+            "changed."
         )
         for message in messages
     )
     assert comparison.best == plain.best
     for one in comparison.outcomes:
-        model, data = visavis.load(one.folder), open_dataset(comparison.settings[0].recipe_values["data"]["path"]).split("test")
-        scores = model.score([image.open() for image in data.images], ["a red star", "a small blue circle"]).T.numpy()
-        expected = [JudgedQueryResult.from_scores(scores[0], [0, 1], [2]), JudgedQueryResult.from_scores(scores[1], [3], [0])]
+        model, data = (
+            visavis.load(one.folder),
+            open_dataset(comparison.settings[0].recipe_values["data"]["path"]).split("test"),
+        )
+        scores = model.score(
+            [image.open() for image in data.images], ["a red star", "a small blue circle"]
+        ).T.numpy()
+        expected = [
+            JudgedQueryResult.from_scores(scores[0], [0, 1], [2]),
+            JudgedQueryResult.from_scores(scores[1], [3], [0]),
+        ]
         assert {key: one.measured_metrics[key] for key in KEYS} == feedback_metrics(expected)
 
 
@@ -70,11 +90,20 @@ def test_feedback_columns_and_statistics_are_in_every_table(with_feedback):
     comparison, _ = with_feedback
     folder, row = comparison.folder, comparison.table.rows[0]
     means = [f"{row.mean(key):.1f}" for key in KEYS]
-    assert [cell.split("±")[0] for cell in comparison.table.text().splitlines()[2].split()[-4:]] == means
-    line = next(line for line in (folder / "table.md").read_text().splitlines() if line.startswith(f"| {row.name}"))
+    assert [
+        cell.split("±")[0] for cell in comparison.table.text().splitlines()[2].split()[-4:]
+    ] == means
+    line = next(
+        line
+        for line in (folder / "table.md").read_text().splitlines()
+        if line.startswith(f"| {row.name}")
+    )
     assert [cell.strip(" *").split(" ±")[0] for cell in line.split("|")[-5:-1]] == means
     assert r"\multicolumn{4}{c}{feedback}" in (folder / "table.tex").read_text()
-    lines = {(line["row"], line["metric"]): line for line in csv.DictReader((folder / "table.csv").read_text().splitlines())}
+    lines = {
+        (line["row"], line["metric"]): line
+        for line in csv.DictReader((folder / "table.csv").read_text().splitlines())
+    }
     other = next(iter(comparison.differences_from_best))
     pair, resampled = (
         comparison.feedback_differences_from_best("judged_r5")[other],
@@ -103,11 +132,17 @@ def test_feedback_stays_in_folder_and_covers_new_seeds(with_feedback, votes, tmp
     other, progress = tmp_path / "other.jsonl", RecordedProgress()
     other.write_bytes(votes.read_bytes() * 2)
     visavis.compare(resume=folder, feedback=other, workers=1, progress=progress)
-    assert f"{folder / 'feedback.jsonl'}: replaced by the given feedback (9 lines before, 18 now)." in progress.messages
+    assert (
+        f"{folder / 'feedback.jsonl'}: replaced by the given feedback (9 lines before, 18 now)."
+        in progress.messages
+    )
     shutil.copy(votes, folder / "feedback.jsonl")
     shutil.rmtree(more.outcomes[0].folder / "model")
     other.write_bytes(b"".join(votes.read_bytes().splitlines(keepends=True)[:3]))
-    with pytest.raises(RunError, match=r"01-.*-seed-1: expected the model, which feedback is evaluated with, got only its results"):
+    with pytest.raises(
+        RunError,
+        match=r"01-.*-seed-1: expected the model, which feedback is evaluated with, got only its results",
+    ):
         visavis.compare(resume=folder, feedback=other, workers=1)
     assert (folder / "feedback.jsonl").read_bytes() == votes.read_bytes()
 
@@ -115,27 +150,39 @@ def test_feedback_stays_in_folder_and_covers_new_seeds(with_feedback, votes, tmp
 def test_feedback_without_test_images_is_rejected_first(recipe, votes, tmp_path):
     nothing = tmp_path / "votes.jsonl"
     nothing.write_bytes(b"".join(votes.read_bytes().splitlines(keepends=True)[3:4]))
-    with pytest.raises(DataError, match=r"got none\. 1 of 1 judgments were skipped: 1 of images of split train\. Judge some"):
+    with pytest.raises(
+        DataError,
+        match=r"got none\. 1 of 1 judgments were skipped: 1 of images of split train\. Judge some",
+    ):
         visavis.compare(recipe, feedback=nothing, out=tmp_path / "none", workers=1)
     stored = {"text": {"granularity": "words", "features": str(tmp_path)}}
     with pytest.raises(
-        RecipeError, match="expected a text encoder, because feedback has text queries that are not captions, got stored features"
+        RecipeError,
+        match="expected a text encoder, because feedback has text queries that are not captions, got stored features",
     ):
         visavis.compare(recipe, feedback=votes, overrides=stored, out=tmp_path / "none", workers=1)
     assert not (tmp_path / "none").exists()
 
 
 def test_bootstrap_queries_resamples_queries_with_their_pairs():
-    """The standard error is that of a proportion over queries. Queries without pairs do not change the ordered share."""
+    """The standard error is that of a proportion over queries. Queries without pairs do not change
+    the ordered share.
+    """
     hits = np.arange(40) % 4 == 0
-    results = [JudgedQueryResult(1 if hit else 20, 2 if hit else 0, 1 if hit else 0) for hit in hits]
-    bootstrap = bootstrap_queries({"a": {0: results}, "b": {0: [replace(result, num_ordered=0) for result in results]}})
+    results = [
+        JudgedQueryResult(1 if hit else 20, 2 if hit else 0, 1 if hit else 0) for hit in hits
+    ]
+    bootstrap = bootstrap_queries(
+        {"a": {0: results}, "b": {0: [replace(result, num_ordered=0) for result in results]}}
+    )
     assert bootstrap.value("a", "judged_r1").value == 25
-    assert bootstrap.value("a", "judged_r1").std_error == pytest.approx(100 * np.sqrt(0.25 * 0.75 / 40), rel=0.1)
+    assert bootstrap.value("a", "judged_r1").std_error == pytest.approx(
+        100 * np.sqrt(0.25 * 0.75 / 40), rel=0.1
+    )
     order = bootstrap.difference("a", "b", "judged_ordered")
     assert (order.value, order.std_error, order.interval) == (50, 0, None)
-    few = bootstrap_queries({"a": {0: [JudgedQueryResult(1, 0, 0)] * 3 + [JudgedQueryResult(1, 2, 1)]}}, num_samples=200).value(
-        "a", "judged_ordered"
-    )
+    few = bootstrap_queries(
+        {"a": {0: [JudgedQueryResult(1, 0, 0)] * 3 + [JudgedQueryResult(1, 2, 1)]}}, num_samples=200
+    ).value("a", "judged_ordered")
     assert few.value == 50
     assert 0 < few.num_samples < 200

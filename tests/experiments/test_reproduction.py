@@ -21,11 +21,23 @@ def table(recipe, tmp_path_factory):
     """Two rows of a table of GOAL, trained and fine-tuned in the paper, which is the same run here."""
     out = tmp_path_factory.mktemp("table") / "goal"
     rows, overrides = ["r152-con-con", "r152-*cir-sig-ms"], {"training.clip_norm": 1.5}
-    return visavis.reproduce("goal/3", rows=rows, base_recipe=str(recipe), overrides=overrides, seeds=2, out=out, workers=1)
+    return visavis.reproduce(
+        "goal/3",
+        rows=rows,
+        base_recipe=str(recipe),
+        overrides=overrides,
+        seeds=2,
+        out=out,
+        workers=1,
+    )
 
 
 def test_reproduce_rows_use_objectives_of_the_paper(table):
-    assert list(table.outcomes) == ["goal/3/r152-con-con", "goal/3/r152-cir-sig-ms", "goal/3/r152-ft-cir-sig-ms"]
+    assert list(table.outcomes) == [
+        "goal/3/r152-con-con",
+        "goal/3/r152-cir-sig-ms",
+        "goal/3/r152-ft-cir-sig-ms",
+    ]
     runs = table.outcomes["goal/3/r152-cir-sig-ms"]
     assert [one.seed for one in runs] == [1, 2]
     written = (runs[0].folder / "run.toml").read_text()
@@ -38,20 +50,40 @@ def test_reproduce_rows_use_objectives_of_the_paper(table):
 
 
 def test_reproduce_keeps_captions_and_steps_of_smooth_ap(recipe):
-    """COCOS trains SmoothAP on all five captions of an image, with five times the epochs. An epoch has a fifth of the batches."""
-    decay = {"phases.0.schedule.kind": "exponential", "phases.0.schedule.factor": 0.5, "phases.0.loss_warmup_epochs": 0.5}
+    """COCOS trains SmoothAP on all five captions of an image, with five times the epochs. An epoch
+    has a fifth of the batches.
+    """
+    decay = {
+        "phases.0.schedule.kind": "exponential",
+        "phases.0.schedule.factor": 0.5,
+        "phases.0.loss_warmup_epochs": 0.5,
+    }
     base = read_recipe(str(recipe), {"phases.0.schedule.milestones": [1], **decay})
-    rows = [published_results()[f"cocos/1/vse++-flickr30k-{name}"] for name in ("smooth-ap", "triplet-hn")]
-    smooth_ap, triplet = (build_recipe(setting.recipe_values, {}, "test") for setting in _on_base(rows, base).values())
+    rows = [
+        published_results()[f"cocos/1/vse++-flickr30k-{name}"]
+        for name in ("smooth-ap", "triplet-hn")
+    ]
+    smooth_ap, triplet = (
+        build_recipe(setting.recipe_values, {}, "test") for setting in _on_base(rows, base).values()
+    )
     assert (smooth_ap.training.captions_per_image, triplet.training.captions_per_image) == (5, None)
     found, expected = smooth_ap.phases[0], triplet.phases[0]
-    assert (found.epochs, found.schedule.milestones, found.loss_warmup_epochs) == (5 * expected.epochs, (5,), 2.5)
+    assert (found.epochs, found.schedule.milestones, found.loss_warmup_epochs) == (
+        5 * expected.epochs,
+        (5,),
+        2.5,
+    )
     assert found.schedule.factor**5 == pytest.approx(expected.schedule.factor) == 0.5
-    assert (triplet.phases[0].epochs, triplet.phases[0].schedule) == (base.phases[0].epochs, base.phases[0].schedule)
+    assert (triplet.phases[0].epochs, triplet.phases[0].schedule) == (
+        base.phases[0].epochs,
+        base.phases[0].schedule,
+    )
 
 
 def test_reproduce_reports_published_and_reached_values(table):
-    value = next(one for one in table.values if (one.row.row, one.key) == ("r152-con-con", "t2i_r1"))
+    value = next(
+        one for one in table.values if (one.row.row, one.key) == ("r152-con-con", "t2i_r1")
+    )
     row = published_results()["goal/3/r152-con-con"]
     reached = [one.metrics["t2i_r1"] for one in table.outcomes[row.id]]
     assert (value.published, value.published_std) == row.values["t2i_r1"]
@@ -63,40 +95,64 @@ def test_reproduce_reports_published_and_reached_values(table):
     assert "MS-COCO" in table.substitution
     markdown = (table.folder / "reproduction.md").read_text()
     assert markdown.index(table.substitution) < markdown.index("| row |")
-    assert json.loads((table.folder / "reproduction.json").read_text())["values"] == [one.to_json() for one in table.values]
+    assert json.loads((table.folder / "reproduction.json").read_text())["values"] == [
+        one.to_json() for one in table.values
+    ]
 
 
 def test_reproduce_resume_keeps_finished_runs(table):
-    before = {one.folder: (one.folder / "result.json").stat().st_mtime_ns for runs in table.outcomes.values() for one in runs}
+    before = {
+        one.folder: (one.folder / "result.json").stat().st_mtime_ns
+        for runs in table.outcomes.values()
+        for one in runs
+    }
     again = visavis.reproduce(resume=table.folder, seeds=2, workers=1)
     assert [one.to_json() for one in again.values] == [one.to_json() for one in table.values]
     assert {folder: (folder / "result.json").stat().st_mtime_ns for folder in before} == before
 
 
 def test_reproduction_rank_agreement_and_std_by_hand(tmp_path):
-    rows = [row for row in published_results().values() if row.id.startswith("cocos/1/") and "i2t_r1" in row.values]
+    rows = [
+        row
+        for row in published_results().values()
+        if row.id.startswith("cocos/1/") and "i2t_r1" in row.values
+    ]
     other, *rows = rows[:5]
     by_rank = sorted(rows, key=lambda row: row.values["i2t_r1"][0])
     runs = {
-        row.id: [RunOutcome(row.row, seed, tmp_path / f"{row.row}-{seed}", 1.0, {"i2t_r1": rank + 2.0 * seed}) for seed in (1, 2)]
+        row.id: [
+            RunOutcome(
+                row.row, seed, tmp_path / f"{row.row}-{seed}", 1.0, {"i2t_r1": rank + 2.0 * seed}
+            )
+            for seed in (1, 2)
+        ]
         for rank, row in enumerate(by_rank)
     }
     made = Reproduction(tmp_path, "cocos/1", "", runs)
     [order] = made.rank_agreements
-    assert (order.key, order.rows, order.rho, order.p) == ("i2t_r1", 4, pytest.approx(1.0), pytest.approx(2 / 24)), (
-        "two of 24 orders are as extreme"
-    )
+    assert (order.key, order.rows, order.rho, order.p) == (
+        "i2t_r1",
+        4,
+        pytest.approx(1.0),
+        pytest.approx(2 / 24),
+    ), "two of 24 orders are as extreme"
     again = Reproduction(tmp_path, "cocos/1", "", runs | {other.id: runs[rows[0].id]})
     assert again.rank_agreements == made.rank_agreements, "rows that share runs count once"
     [value] = [one for one in made.values if one.row is by_rank[0] and one.key == "i2t_r1"]
-    assert (value.reached, value.reached_std) == (3.0, 1.0), "COCOS prints the population standard deviation"
+    assert (value.reached, value.reached_std) == (3.0, 1.0), (
+        "COCOS prints the population standard deviation"
+    )
 
 
 @pytest.mark.parametrize(
     ("table", "patterns", "message"),
     [
         ("goal/9", [], "goal/9 is not a table of a paper: did you mean goal/"),
-        ("goal/3", ["r152-con-cor"], "goal/3: no row matches r152-con-cor: did you mean r152-con-con"),
+        (
+            "goal/3",
+            ["r152-con-cor"],
+            "goal/3: no row matches r152-con-cor: did you mean r152-con-con",
+        ),
         ("cocos/2", [], "expected a table that measures models"),
     ],
 )
@@ -106,7 +162,10 @@ def test_select_rows_rejects_unknown_tables_and_rows(table, patterns, message):
 
 
 def test_reproduce_rejects_untrainable_rows_and_other_folders(tmp_path):
-    with pytest.raises(RecipeError, match="expected a row that can be trained, got none: scores are sampled at random"):
+    with pytest.raises(
+        RecipeError,
+        match="expected a row that can be trained, got none: scores are sampled at random",
+    ):
         visavis.reproduce("ladder/1", rows="random-1k", out=tmp_path / "out")
     with pytest.raises(RunError, match=r"expected table\.json in it"):
         visavis.reproduce(resume=tmp_path)

@@ -23,7 +23,10 @@ def swept(objectives=(), models=(), grid=()):
     """Sweeps of settings with validation RSUM = position + seed, and a test RSUM of ten times that."""
     settings = build_settings(HEADS, objectives, models, grid)
     return find_sweeps(
-        [(setting, [outcome(setting.name, seed, position + seed) for seed in (1, 2, 3)]) for position, setting in enumerate(settings)]
+        [
+            (setting, [outcome(setting.name, seed, position + seed) for seed in (1, 2, 3)])
+            for position, setting in enumerate(settings)
+        ]
     )
 
 
@@ -35,7 +38,11 @@ def test_find_sweeps_by_hand():
     (sweep,) = swept(MARGINS)
     validation, test = sweep.curves[""]
     assert sweep.name == "margin"
-    assert [(point.value, point.rsum.mean, point.rsum.seeds) for point in validation] == [(0.1, 3, 3), (0.2, 4, 3), (0.3, 2, 3)]
+    assert [(point.value, point.rsum.mean, point.rsum.seeds) for point in validation] == [
+        (0.1, 3, 3),
+        (0.2, 4, 3),
+        (0.3, 2, 3),
+    ]
     assert [point.rsum.mean for point in test] == [30, 40, 20]
     assert test[0].rsum.interval == t_interval([20, 30, 40])
     assert json.loads(json.dumps(sweep.to_json()))["curves"][0]["test"][0]["mean"] == 30
@@ -45,10 +52,17 @@ def test_find_sweeps_by_hand():
     ("given", "name", "curves"),
     [
         ({"grid": ["phases.0.optimizer.lr=[1e-4, 1e-3, 1e-2]"]}, "phases.0.optimizer.lr", [""]),
-        ({"models": [f"Heads(embedding_dim={dim})" for dim in (64, 128, 256)]}, "model.embedding_dim", [""]),
+        (
+            {"models": [f"Heads(embedding_dim={dim})" for dim in (64, 128, 256)]},
+            "model.embedding_dim",
+            [""],
+        ),
         ({"grid": ["epochs=[1, 2, 3]"]}, "phases.0.epochs", [""]),
         (
-            {"objectives": ["VLC()", "TripletHN()"], "grid": ["training.batch_size=[64, 128, 256]"]},
+            {
+                "objectives": ["VLC()", "TripletHN()"],
+                "grid": ["training.batch_size=[64, 128, 256]"],
+            },
             "training.batch_size",
             ["VLC", "TripletHN"],
         ),
@@ -66,7 +80,13 @@ def test_find_sweeps_finds_the_varied_value(given, name, curves):
     [
         {"objectives": MARGINS[:2]},
         {"objectives": ["Unified()", "VLC()", "TripletHN()"]},
-        {"objectives": ["Unified(margin=0.1, gamma=10)", "Unified(margin=0.2, gamma=20)", "Unified(margin=0.3, gamma=40)"]},
+        {
+            "objectives": [
+                "Unified(margin=0.1, gamma=10)",
+                "Unified(margin=0.2, gamma=20)",
+                "Unified(margin=0.3, gamma=40)",
+            ]
+        },
         {"grid": ["training.device=['cpu', 'cuda', 'auto']"]},
     ],
     ids=["two values", "no number", "together", "names"],
@@ -80,12 +100,21 @@ def test_find_sweeps_separates_two_numbers_and_references():
     gamma, margin = swept(["TripletHN()", *MARGINS, *gammas, "VLC()"])
     assert (gamma.name, list(gamma.curves)) == ("gamma", ["objective=Unified, margin=0.2"])
     assert (margin.name, list(margin.curves)) == ("margin", ["objective=Unified, gamma=60.0"])
-    assert gamma.references == margin.references and list(gamma.references) == ["TripletHN()", "VLC()"]
-    assert [(validation.mean, test.mean) for validation, test in gamma.references.values()] == [(2, 20), (8, 80)]
+    assert gamma.references == margin.references and list(gamma.references) == [
+        "TripletHN()",
+        "VLC()",
+    ]
+    assert [(validation.mean, test.mean) for validation, test in gamma.references.values()] == [
+        (2, 20),
+        (8, 80),
+    ]
 
 
 def test_find_sweeps_finds_both_numbers_of_a_grid():
-    batch_sizes, rates = "training.batch_size=[64, 128, 256]", "phases.0.optimizer.lr=[1e-4, 1e-3, 1e-2]"
+    batch_sizes, rates = (
+        "training.batch_size=[64, 128, 256]",
+        "phases.0.optimizer.lr=[1e-4, 1e-3, 1e-2]",
+    )
     assert [(sweep.name, len(sweep.curves)) for sweep in swept(grid=[batch_sizes, rates])] == [
         ("phases.0.optimizer.lr", 3),
         ("training.batch_size", 3),
@@ -98,5 +127,8 @@ def test_plot_sweeps_depends_on_the_points():
 
 def test_plot_sweeps_draws_references_at_their_rsum():
     (sweep,) = swept([*MARGINS, "VLC()"])
-    lower = {name: tuple(replace(split, mean=split.mean / 2) for split in splits) for name, splits in sweep.references.items()}
+    lower = {
+        name: tuple(replace(split, mean=split.mean / 2) for split in splits)
+        for name, splits in sweep.references.items()
+    }
     assert plot_sweeps([sweep]) != plot_sweeps([replace(sweep, references=lower)])

@@ -1,4 +1,6 @@
-"""Comparison table: means and standard deviations by hand, chance levels, and measurement conditions."""
+"""Comparison table: means and standard deviations by hand, chance levels, and measurement
+conditions.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,18 @@ def result(*recalls: float, num_images: int = 500) -> Evaluation:
     """Evaluation of six recalls, three per direction, and their sum."""
     metrics = dict(zip(BOOTSTRAP_METRICS, [*recalls, sum(recalls)], strict=True))
     nothing = np.empty(0)
-    return Evaluation("plain", num_images, 5 * num_images, 5.0, "pessimistic", metrics, nothing, nothing)
+    return Evaluation(
+        "plain", num_images, 5 * num_images, 5.0, "pessimistic", metrics, nothing, nothing
+    )
 
 
 def table_of(results):
     """Table of the evaluations of each row."""
     return ResultTable.from_runs(
-        {name: [(run.metrics, MeasurementConditions.from_evaluation(run)) for run in runs] for name, runs in results.items()}
+        {
+            name: [(run.metrics, MeasurementConditions.from_evaluation(run)) for run in runs]
+            for name, runs in results.items()
+        }
     )
 
 
@@ -60,17 +67,26 @@ def test_chance_equals_its_formula():
     assert conditions.chance("i2t_r1") == pytest.approx(100 * 5 / 2500)
     none = math.prod((2495 - i) / (2500 - i) for i in range(10))
     assert conditions.chance("i2t_r10") == pytest.approx(100 * (1 - none))
-    assert conditions.chance("rsum") == pytest.approx(sum(conditions.chance(name) for name in BOOTSTRAP_METRICS[:-1]))
+    assert conditions.chance("rsum") == pytest.approx(
+        sum(conditions.chance(name) for name in BOOTSTRAP_METRICS[:-1])
+    )
 
 
 def test_chance_equals_mean_of_random_scores(generator):
     ids = torch.arange(40), torch.arange(40).repeat_interleave(5)
-    found = [rank_scores(torch.rand(40, 200, generator=generator), *ids).metrics["i2t_r5"] for _ in range(60)]
-    assert np.mean(found) == pytest.approx(MeasurementConditions("plain", 40, 200, 5.0, "pessimistic").chance("i2t_r5"), abs=1.5)
+    found = [
+        rank_scores(torch.rand(40, 200, generator=generator), *ids).metrics["i2t_r5"]
+        for _ in range(60)
+    ]
+    assert np.mean(found) == pytest.approx(
+        MeasurementConditions("plain", 40, 200, 5.0, "pessimistic").chance("i2t_r5"), abs=1.5
+    )
 
 
 def test_result_table_rejects_mixed_conditions():
-    with pytest.raises(RunError, match=r"got protocol plain: 500 images.* / protocol plain: 400 images"):
+    with pytest.raises(
+        RunError, match=r"got protocol plain: 500 images.* / protocol plain: 400 images"
+    ):
         table_of({"a": [result(*[1] * 6)], "b": [result(*[1] * 6, num_images=400)]})
     with pytest.raises(RunError, match="got nothing"):
         table_of({})
@@ -80,7 +96,16 @@ def test_result_table_text_is_aligned_and_fits_80_columns():
     lines = TABLE.text().split("\n")
     assert len({len(line) for line in lines[1:]}) == 1
     assert len(lines[1]) <= 80
-    assert lines[2].split() == ["TripletHN", "42.0±2.8", "72.0±2.8", "82.0±2.8", "30.0±0.0", "60.0±0.0", "70.0±0.0", "356.0±8.5"]
+    assert lines[2].split() == [
+        "TripletHN",
+        "42.0±2.8",
+        "72.0±2.8",
+        "82.0±2.8",
+        "30.0±0.0",
+        "60.0±0.0",
+        "70.0±0.0",
+        "356.0±8.5",
+    ]
     assert lines[-1].split()[0] == "chance"
 
 
@@ -88,13 +113,20 @@ def test_result_table_markdown_marks_best_and_conditions():
     text = TABLE.markdown()
     assert "| Unified | **51.5 ± 2.1** |" in text
     assert "| **30.0 ± 0.0** |" in text
-    assert "over 2 seeds, protocol plain: 500 images, 2,500 texts, 5 captions per image, ties pessimistic." in text
+    assert (
+        "over 2 seeds, protocol plain: 500 images, 2,500 texts, 5 captions per image, ties "
+        "pessimistic." in text
+    )
     assert len({line.count("|") for line in text.split("\n\n")[0].split("\n")}) == 1
 
 
 def test_result_table_markdown_marks_ties_in_bold():
-    table = table_of({"A": [result(40, 70, 80, 30, 60, 70)], "B": [result(40.04, 69, 80, 30, 60, 70)]})
-    first, second = (line for line in table.markdown().splitlines() if line.startswith(("| A", "| B")))
+    table = table_of(
+        {"A": [result(40, 70, 80, 30, 60, 70)], "B": [result(40.04, 69, 80, 30, 60, 70)]}
+    )
+    first, second = (
+        line for line in table.markdown().splitlines() if line.startswith(("| A", "| B"))
+    )
     assert first.startswith("| A | **40.0** | **70.0** | **80.0** |")
     assert second.startswith("| B | **40.0** | 69.0 | **80.0** |")
 

@@ -1,4 +1,6 @@
-"""Tuning of learning rates: the same tries for each setting, on validation only, bounded by the runs of the comparison."""
+"""Tuning of learning rates: the same tries for each setting, on validation only, bounded by the
+runs of the comparison.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,15 @@ import pytest
 from visavis.experiments.grid import build_settings
 from visavis.experiments.jobs import MAX_RUNS, RunOutcome, Workers
 from visavis.experiments.run_comparison import plan_comparison, resume_comparison, start_comparison
-from visavis.experiments.tuning import CLIMBS, COARSE_FACTORS, FINALISTS, next_factor, shortened, tune_learning_rates, with_rate
+from visavis.experiments.tuning import (
+    CLIMBS,
+    COARSE_FACTORS,
+    FINALISTS,
+    next_factor,
+    shortened,
+    tune_learning_rates,
+    with_rate,
+)
 from visavis.progress import NoProgress
 from visavis.recipes.files import read_recipe
 from visavis.recipes.recipe import build_recipe
@@ -25,7 +35,9 @@ def runner(rsum_of):
 
     def run_jobs(jobs):
         runner.jobs += jobs
-        yield from (RunOutcome(job.setting, job.seed, job.folder, rsum_of(job)) for job in reversed(jobs))
+        yield from (
+            RunOutcome(job.setting, job.seed, job.folder, rsum_of(job)) for job in reversed(jobs)
+        )
 
     runner.jobs = []
     return run_jobs
@@ -36,12 +48,21 @@ def rate_of(job):
 
 
 def tuned(rsum_of, tmp_path, batches=58, seeds=5):
-    return tune_learning_rates(SETTINGS, dict.fromkeys([s.name for s in SETTINGS], batches), seeds, tmp_path, runner(rsum_of), NoProgress())
+    return tune_learning_rates(
+        SETTINGS,
+        dict.fromkeys([s.name for s in SETTINGS], batches),
+        seeds,
+        tmp_path,
+        runner(rsum_of),
+        NoProgress(),
+    )
 
 
 def closeness(target):
     return lambda job: (
-        -abs(rate_of(job) / target[job.setting] - 1) if rate_of(job) < target[job.setting] else -(rate_of(job) / target[job.setting] - 1)
+        -abs(rate_of(job) / target[job.setting] - 1)
+        if rate_of(job) < target[job.setting]
+        else -(rate_of(job) / target[job.setting] - 1)
     )
 
 
@@ -57,7 +78,11 @@ def test_tuning_finds_each_power_of_two_that_it_covers(factor, tmp_path):
 def test_tuning_uses_other_seeds_and_fewer_steps(tmp_path):
     tuned(lambda job: job.seed, tmp_path)
     own_steps = 2 * 5 * 9 * 58
-    steps = sum(job.recipe_values["training"]["batches_per_epoch"] * job.recipe_values["phases"][0]["epochs"] for job in runner.jobs)
+    steps = sum(
+        job.recipe_values["training"]["batches_per_epoch"]
+        * job.recipe_values["phases"][0]["epochs"]
+        for job in runner.jobs
+    )
     assert 1.0 * own_steps < steps < 1.2 * own_steps
     assert min(job.seed for job in runner.jobs) > MAX_RUNS
     assert {job.recipe_values["evaluation"]["test"] for job in runner.jobs} == {""}
@@ -66,7 +91,9 @@ def test_tuning_uses_other_seeds_and_fewer_steps(tmp_path):
 
 
 def test_tuning_skips_diverged_rates(tmp_path):
-    diverges = tuned(lambda job: float("nan") if rate_of(job) > 8e-4 else -abs(rate_of(job) - 7e-4), tmp_path)
+    diverges = tuned(
+        lambda job: float("nan") if rate_of(job) > 8e-4 else -abs(rate_of(job) - 7e-4), tmp_path
+    )
     assert [rate.factor for rate in diverges] == [1.0, 1.0]
     assert [rate.factor for rate in tuned(lambda _: 0.0, tmp_path)] == [1.0, 1.0]
 
@@ -76,11 +103,15 @@ def test_tuning_with_more_seeds_has_other_tries(tmp_path):
     for seeds in (5, 8):
         tuned(lambda _: 0.0, tmp_path, seeds=seeds)
         folders.append({job.folder for job in runner.jobs})
-    assert all(f"steps-{9 * 58}-" in folder.name for folder in set.intersection(*folders)), "only whole runs may be shared"
+    assert all(f"steps-{9 * 58}-" in folder.name for folder in set.intersection(*folders)), (
+        "only whole runs may be shared"
+    )
 
 
 def test_tuning_of_short_runs_is_skipped(tmp_path):
-    assert [len(rate.tries) for rate in tuned(lambda _: 0.0, tmp_path, batches=3, seeds=5)] == [NUM_TRIES] * 2
+    assert [len(rate.tries) for rate in tuned(lambda _: 0.0, tmp_path, batches=3, seeds=5)] == [
+        NUM_TRIES
+    ] * 2
     assert tuned(lambda _: 0.0, tmp_path, batches=2, seeds=5) == ()
 
 
@@ -94,14 +125,23 @@ def test_a_climb_reaches_the_best_of_neighboring_rates(best):
 
 
 def test_shortened_recipe_keeps_the_shape_of_its_schedule():
-    recipe = read_recipe("heads-flickr8k", {"phases.0.epochs": 30, "phases.0.schedule": {"kind": "step", "milestones": [10, 20]}})
+    recipe = read_recipe(
+        "heads-flickr8k",
+        {"phases.0.epochs": 30, "phases.0.schedule": {"kind": "step", "milestones": [10, 20]}},
+    )
     for share in (0.02, 0.1, 0.5, 1.0):
         short = build_recipe(shortened(recipe.to_dict(), 58, share), {}, "short")
         (phase,) = short.phases
         steps = phase.epochs * short.training.batches_per_epoch
         assert steps == pytest.approx(share * 30 * 58, rel=0.2)
-        assert phase.schedule.milestones == (max(1, round(phase.epochs / 3)), max(1, round(2 * phase.epochs / 3)))
-    assert with_rate(SETTINGS[0], 4.0).recipe_values["phases"][0]["optimizer"]["lr"] == 4 * HEADS.phases[0].optimizer.lr
+        assert phase.schedule.milestones == (
+            max(1, round(phase.epochs / 3)),
+            max(1, round(2 * phase.epochs / 3)),
+        )
+    assert (
+        with_rate(SETTINGS[0], 4.0).recipe_values["phases"][0]["optimizer"]["lr"]
+        == 4 * HEADS.phases[0].optimizer.lr
+    )
 
 
 LINEAR = """
@@ -117,15 +157,30 @@ objective = "VLC(gamma=20)"
 optimizer = { name = "SGD", lr = 0.001 }
 """
 PAIR = ["VLC(gamma=20, reduction='sum')", "VLC(gamma=20, reduction='mean')"]
-"""Two objectives whose gradients differ by a factor of about 32, the batch size, and in nothing else."""
+"""Two objectives whose gradients differ by a factor of about 32, the batch size, and in nothing
+else.
+"""
 
 
 @pytest.mark.slow
 def test_compare_equates_objectives_that_differ_by_a_factor(tmp_path):
-    scenes = write_synthetic_scenes(tmp_path / "scenes", num_train=120, num_val=40, num_test=40, captions_per_image=2, size=48, seed=1)
+    scenes = write_synthetic_scenes(
+        tmp_path / "scenes",
+        num_train=120,
+        num_val=40,
+        num_test=40,
+        captions_per_image=2,
+        size=48,
+        seed=1,
+    )
     (tmp_path / "linear.toml").write_text(LINEAR)
     recipe = read_recipe(tmp_path / "linear.toml", {"data.path": str(scenes)})
-    options = {"workers": Workers(num_workers=1), "progress": NoProgress(), "feedback": None, "budget_s": None}
+    options = {
+        "workers": Workers(num_workers=1),
+        "progress": NoProgress(),
+        "feedback": None,
+        "budget_s": None,
+    }
 
     def compare(name, *, tune):
         plan = plan_comparison(recipe, (PAIR, [], []), 3, successive_halving=False, tune=tune)
@@ -138,9 +193,14 @@ def test_compare_equates_objectives_that_differ_by_a_factor(tmp_path):
     assert fair.rsum_tests[0].verdict == "not distinguishable"
     summed, averaged = fair.rates
     assert 8 <= averaged.learning_rate / summed.learning_rate <= 128
-    assert all(f"{rate.setting} {rate.learning_rate:.3g}" in fair.findings[0] for rate in fair.rates)
+    assert all(
+        f"{rate.setting} {rate.learning_rate:.3g}" in fair.findings[0] for rate in fair.rates
+    )
     assert fair.tuning in fair.table.caption()
-    assert fair.selected_values(fair.settings[0]) == f"learning rate {summed.learning_rate:.3g}, the best of 8"
+    assert (
+        fair.selected_values(fair.settings[0])
+        == f"learning rate {summed.learning_rate:.3g}, the best of 8"
+    )
     written = json.loads((fair.folder / "comparison.json").read_text())
     assert [entry["factor"] for entry in written["tuning"]] == [summed.factor, averaged.factor]
     tuning = fair.folder / "tuning"

@@ -26,7 +26,12 @@ from visavis.synthetic import write_synthetic_scenes
 
 pytest.importorskip("transformers")
 
-TEXTS = ["a red circle", "a blue square and a small green star", "star", "a large circle and a star"]
+TEXTS = [
+    "a red circle",
+    "a blue square and a small green star",
+    "star",
+    "a large circle and a star",
+]
 VOCABULARY = Vocabulary.from_captions(TEXTS, min_count=1)
 BLOCKED = """
 import sys, warnings
@@ -69,7 +74,9 @@ def dual_encoder(folder: Path, **fields: object) -> Retriever:
     """A CLIP or SigLIP model whose weights are changed, as by a training."""
     matcher, processor = open_dual_encoder(str(folder))
     if fields:
-        matcher = CLIP(CLIP.Config(backbone=str(folder), visual_input_dim=10, text_input_dim=14, **fields))  # type: ignore[arg-type]
+        matcher = CLIP(
+            CLIP.Config(backbone=str(folder), visual_input_dim=10, text_input_dim=14, **fields)
+        )  # type: ignore[arg-type]
     with torch.no_grad():
         for parameter in matcher.parameters():
             parameter += 0.02 * torch.randn_like(parameter)
@@ -78,24 +85,49 @@ def dual_encoder(folder: Path, **fields: object) -> Retriever:
 
 def build(kind: str, dual_encoders: Path) -> Retriever:
     """A tiny model of each kind."""
-    words = {"text_granularity": "tokens", "text_input_dim": len(VOCABULARY), "embedding_dim": 8, "word_dim": 5}
+    words = {
+        "text_granularity": "tokens",
+        "text_input_dim": len(VOCABULARY),
+        "embedding_dim": 8,
+        "word_dim": 5,
+    }
     if kind == "clip-lora":
         pytest.importorskip("peft")
         return dual_encoder(dual_encoders / "clip", lora_rank=2)
     if kind in ("clip", "siglip"):
         return dual_encoder(dual_encoders / kind)
     if kind == "heads":
-        config = Heads.Config(visual_input_dim=192, text_input_dim=384, embedding_dim=8, hidden_dim=12, whiten_text=True)
-        return Retriever(Heads(config), Processor(EncoderSpec("visual", "scenes"), EncoderSpec("text", "minilm"), None))
+        config = Heads.Config(
+            visual_input_dim=192,
+            text_input_dim=384,
+            embedding_dim=8,
+            hidden_dim=12,
+            whiten_text=True,
+        )
+        return Retriever(
+            Heads(config),
+            Processor(EncoderSpec("visual", "scenes"), EncoderSpec("text", "minilm"), None),
+        )
     if kind == "heads-words":
         heads = Heads.Config(visual_input_dim=192, num_filters=4, **words)  # type: ignore[arg-type]
         return Retriever(Heads(heads), Processor(EncoderSpec("visual", "scenes"), None, VOCABULARY))
     if kind == "vse++":
-        pixels = {"visual_granularity": "pixels", "backbone": "small-cnn", "visual_input_dim": 256, "bidirectional": True}
+        pixels = {
+            "visual_granularity": "pixels",
+            "backbone": "small-cnn",
+            "visual_input_dim": 256,
+            "bidirectional": True,
+        }
         vse = VSEPlusPlus.Config(**pixels, **words)  # type: ignore[arg-type]
-        return Retriever(VSEPlusPlus(vse), Processor(EncoderSpec("visual", "small-cnn", "regions"), None, VOCABULARY))
+        return Retriever(
+            VSEPlusPlus(vse),
+            Processor(EncoderSpec("visual", "small-cnn", "regions"), None, VOCABULARY),
+        )
     infinity = VSEInfinity.Config(visual_input_dim=192, **words)  # type: ignore[arg-type]
-    return Retriever(VSEInfinity(infinity), Processor(EncoderSpec("visual", "scenes", "regions"), None, VOCABULARY))
+    return Retriever(
+        VSEInfinity(infinity),
+        Processor(EncoderSpec("visual", "scenes", "regions"), None, VOCABULARY),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -103,18 +135,35 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Images of different sizes, also transparent and gray, and texts."""
     folder, noise = tmp_path_factory.mktemp("inputs"), np.random.default_rng(0)
     for number, (shape, mode) in enumerate(
-        [((40, 52, 3), "RGB"), ((52, 40, 3), "RGB"), ((96, 96, 3), "RGB"), ((30, 31), "L"), ((64, 50, 3), "RGB")]
+        [
+            ((40, 52, 3), "RGB"),
+            ((52, 40, 3), "RGB"),
+            ((96, 96, 3), "RGB"),
+            ((30, 31), "L"),
+            ((64, 50, 3), "RGB"),
+        ]
     ):
-        Image.fromarray(noise.integers(0, 255, shape, np.uint8), mode).save(folder / f"{number}.png")
+        Image.fromarray(noise.integers(0, 255, shape, np.uint8), mode).save(
+            folder / f"{number}.png"
+        )
     (folder / "texts.txt").write_text("\n".join(TEXTS))
     return folder
 
 
 def run_blocked(folders: dict[Path, str], work: Path) -> list[dict[str, np.ndarray]]:
-    """Run the code of each folder in one process without visavis, and return the vectors that it saved for each."""
-    code = "".join(f"folder, texts = {str(folder)!r}, list(lines)\n{code}" for folder, code in folders.items())
+    """Run the code of each folder in one process without visavis, and return the vectors that it
+    saved for each.
+    """
+    code = "".join(
+        f"folder, texts = {str(folder)!r}, list(lines)\n{code}" for folder, code in folders.items()
+    )
     done = subprocess.run(
-        [sys.executable, "-I", "-c", BLOCKED + code, work], capture_output=True, text=True, check=False, timeout=300, cwd=work
+        [sys.executable, "-I", "-c", BLOCKED + code, work],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        cwd=work,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return [dict(np.load(folder / "vectors.npz")) for folder in folders]
@@ -124,15 +173,25 @@ def card_code(folder: Path) -> str:
     """The code of the model card, for the folder and for all images and texts."""
     code = re.search(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)[1]  # type: ignore[index]
     code = code.replace('"path/to/this/folder"', "folder").replace("folder = folder\n", "")
-    code = code.replace('[Image.open("photo.jpg").convert("RGB")]', '[Image.open(path).convert("RGB") for path in paths]')
-    code = code.replace('["photo.jpg"]', "paths").replace('["two dogs on a beach", "a red car"]', "texts")
+    code = code.replace(
+        '[Image.open("photo.jpg").convert("RGB")]',
+        '[Image.open(path).convert("RGB") for path in paths]',
+    )
+    code = code.replace('["photo.jpg"]', "paths").replace(
+        '["two dogs on a beach", "a red car"]', "texts"
+    )
     return code + FROM_CARD
 
 
 def check(model: Retriever, vectors: dict[str, np.ndarray], work: Path) -> None:
     paths = [work / f"{number}.png" for number in range(5)]
-    for name, expected in (("images", model.encode_images(paths)), ("texts", model.encode_texts(TEXTS))):
-        torch.testing.assert_close(torch.from_numpy(np.asarray(vectors[name])), expected, rtol=0, atol=1e-5)
+    for name, expected in (
+        ("images", model.encode_images(paths)),
+        ("texts", model.encode_texts(TEXTS)),
+    ):
+        torch.testing.assert_close(
+            torch.from_numpy(np.asarray(vectors[name])), expected, rtol=0, atol=1e-5
+        )
         assert expected.std(0).mean() > 1e-3, "a constant model proves nothing"
 
 
@@ -155,26 +214,46 @@ def test_exported_folder_works_without_visavis(cases, dual_encoders, inputs, tmp
     for kind, format_ in cases:
         runs.append(build(kind, dual_encoders).save(tmp_path / kind))
         exported = visavis.export(runs[-1], format=format_, out=tmp_path / f"exported-{kind}")
-        assert not [file for file in exported.folder.rglob("*") if file.suffix in (".bin", ".pkl", ".pt", ".pth")]
+        assert not [
+            file
+            for file in exported.folder.rglob("*")
+            if file.suffix in (".bin", ".pkl", ".pt", ".pth")
+        ]
         assert "README.md" in exported.files
-        folders[exported.folder] = SENTENCE_TRANSFORMERS if format_ == "sentence-transformers" else card_code(exported.folder)
+        folders[exported.folder] = (
+            SENTENCE_TRANSFORMERS
+            if format_ == "sentence-transformers"
+            else card_code(exported.folder)
+        )
     for run, vectors in zip(runs, run_blocked(folders, inputs), strict=True):
         check(visavis.load(run), vectors, inputs)
 
 
 @pytest.mark.long
 def test_zero_shot_model_is_exported_by_name(dual_encoders, inputs, tmp_path):
-    exported = visavis.export(dual_encoders / "siglip", format="sentence-transformers", out=tmp_path / "exported")
+    exported = visavis.export(
+        dual_encoders / "siglip", format="sentence-transformers", out=tmp_path / "exported"
+    )
     [vectors] = run_blocked({exported.folder: SENTENCE_TRANSFORMERS}, inputs)
     check(visavis.load(dual_encoders / "siglip"), vectors, inputs)
 
 
 def test_export_refuses_models_of_pairs(tmp_path):
     kind = CATALOG["SCAN"]
-    config = kind.Config(visual_granularity="regions", visual_input_dim=192, text_granularity="tokens", text_input_dim=len(VOCABULARY))
-    model = Retriever(kind(config), Processor(EncoderSpec("visual", "scenes", "regions"), None, VOCABULARY))
+    config = kind.Config(
+        visual_granularity="regions",
+        visual_input_dim=192,
+        text_granularity="tokens",
+        text_input_dim=len(VOCABULARY),
+    )
+    model = Retriever(
+        kind(config), Processor(EncoderSpec("visual", "scenes", "regions"), None, VOCABULARY)
+    )
     run = model.save(tmp_path / "run")
-    with pytest.raises(VisavisError, match=r"^run: expected a model with one vector per item to export \(Heads, VSE\+\+, .*\), got SCAN"):
+    with pytest.raises(
+        VisavisError,
+        match=r"^run: expected a model with one vector per item to export \(Heads, VSE\+\+, .*\), got SCAN",
+    ):
         visavis.export(run, format="onnx", out=tmp_path / "exported")
     assert not (tmp_path / "exported").exists()
 
@@ -189,11 +268,17 @@ def test_export_overwrites_nothing(dual_encoders, tmp_path):
 
 @pytest.mark.long
 def test_card_describes_training_with_interval_over_seeds(tmp_path):
-    scenes = write_synthetic_scenes(tmp_path / "scenes", num_train=16, num_val=4, num_test=4, captions_per_image=2, size=32)
+    scenes = write_synthetic_scenes(
+        tmp_path / "scenes", num_train=16, num_val=4, num_test=4, captions_per_image=2, size=32
+    )
     (tmp_path / "tiny.toml").write_text(TINY_RECIPE)
-    comparison = visavis.compare(tmp_path / "tiny.toml", data=scenes, objective="VLC()", seeds=3, out=tmp_path / "comparison")
+    comparison = visavis.compare(
+        tmp_path / "tiny.toml", data=scenes, objective="VLC()", seeds=3, out=tmp_path / "comparison"
+    )
     run = comparison.outcomes[0].folder
-    write_model_card(visavis.load(run), run, "onnx", tmp_path / "card", 8, lambda _: "the formula", "mit")
+    write_model_card(
+        visavis.load(run), run, "onnx", tmp_path / "card", 8, lambda _: "the formula", "mit"
+    )
     card = (tmp_path / "card" / "README.md").read_text()
     rsum = [one.measured_metrics["rsum"] for one in comparison.outcomes]
     row = re.search(r"\| RSUM \| (.*?) \| (.*?) \((.*?) to (.*?), 3 seeds\) \|", card)
@@ -201,7 +286,14 @@ def test_card_describes_training_with_interval_over_seeds(tmp_path):
     assert float(row[1]) == pytest.approx(rsum[0], abs=0.051)
     assert float(row[2]) == pytest.approx(sum(rsum) / 3, abs=0.051)
     assert float(row[3]) < float(row[2]) < float(row[4])
-    for part in ("license: mit", "- Data: scenes", "Objective: `VLC(", "Formula: the formula", "Protocol `", "4 images, 8 texts"):
+    for part in (
+        "license: mit",
+        "- Data: scenes",
+        "Objective: `VLC(",
+        "Formula: the formula",
+        "Protocol `",
+        "4 images, 8 texts",
+    ):
         assert part in card, part
 
 
@@ -234,7 +326,9 @@ def test_card_quotes_license_in_yaml(tmp_path, name):
     heads = Heads.Config(visual_input_dim=4, text_input_dim=4)
     model = Retriever(Heads(heads), Processor(None, None, VOCABULARY))
     write_model_card(model, tmp_path, "onnx", tmp_path, 8, lambda _: "", name)
-    header = yaml.safe_load((tmp_path / "README.md").read_text(encoding="utf-8").split("\n---\n")[0])
+    header = yaml.safe_load(
+        (tmp_path / "README.md").read_text(encoding="utf-8").split("\n---\n")[0]
+    )
     assert header["license"] == name
     assert set(header) == {"license", "library_name", "pipeline_tag", "tags"}
 

@@ -1,4 +1,6 @@
-"""Uploads to a local stand-in of the hub: the endpoints of repositories, upload modes, large files and commits."""
+"""Uploads to a local stand-in of the hub: the endpoints of repositories, upload modes, large files
+and commits.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ pytestmark = pytest.mark.slow
 
 
 class Hub(ThreadingHTTPServer):
-    """The hub: repositories, the files of their commits, and large files by hash. It refuses one repository."""
+    """The hub: repositories, the files of their commits, and large files by hash. It refuses one
+    repository.
+    """
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -59,7 +63,9 @@ class Handler(BaseHTTPRequestHandler):
         return self.rfile.read(int(self.headers.get("Content-Length", 0)))
 
     def do_GET(self) -> None:
-        self.answer({"id": "owner/model", "sha": "0" * 40, "siblings": [], "private": False, "tags": []})
+        self.answer(
+            {"id": "owner/model", "sha": "0" * 40, "siblings": [], "private": False, "tags": []}
+        )
 
     def do_PUT(self) -> None:
         self.server.large[self.path.rpartition("/")[2]] = self.body()
@@ -68,7 +74,11 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body, path = self.body(), self.path.partition("?")[0]
         asked = json.loads(body) if path == "/api/repos/create" else {}
-        repo = f"{asked['organization']}/{asked['name']}" if asked else "/".join(path.removeprefix("/api/models/").split("/")[:2])
+        repo = (
+            f"{asked['organization']}/{asked['name']}"
+            if asked
+            else "/".join(path.removeprefix("/api/models/").split("/")[:2])
+        )
         if repo == REFUSED:
             self.answer({"error": "Invalid credentials"}, 401)
         elif asked:
@@ -76,12 +86,32 @@ class Handler(BaseHTTPRequestHandler):
             self.answer({"url": f"{self.server.url}/{repo}"})
         elif "/preupload/" in path:
             files = json.loads(body)["files"]
-            modes = [(file["path"], "lfs" if file["path"].endswith(".safetensors") else "regular") for file in files]
-            self.answer({"files": [{"path": name, "uploadMode": mode, "shouldIgnore": False} for name, mode in modes]})
+            modes = [
+                (file["path"], "lfs" if file["path"].endswith(".safetensors") else "regular")
+                for file in files
+            ]
+            self.answer(
+                {
+                    "files": [
+                        {"path": name, "uploadMode": mode, "shouldIgnore": False}
+                        for name, mode in modes
+                    ]
+                }
+            )
         elif path.endswith("/objects/batch"):
             objects = json.loads(body)["objects"]
-            actions = [{"upload": {"href": f"{self.server.url}/large/{one['oid']}"}} for one in objects]
-            self.answer({"transfer": "basic", "objects": [one | {"actions": action} for one, action in zip(objects, actions, strict=True)]})
+            actions = [
+                {"upload": {"href": f"{self.server.url}/large/{one['oid']}"}} for one in objects
+            ]
+            self.answer(
+                {
+                    "transfer": "basic",
+                    "objects": [
+                        one | {"actions": action}
+                        for one, action in zip(objects, actions, strict=True)
+                    ],
+                }
+            )
         elif "/commit/" in path:
             for line in map(json.loads, body.splitlines()):
                 value = line["value"]
@@ -89,7 +119,13 @@ class Handler(BaseHTTPRequestHandler):
                     self.server.files[repo][value["path"]] = base64.b64decode(value["content"])
                 elif line["key"] == "lfsFile":
                     self.server.files[repo][value["path"]] = self.server.large[value["oid"]]
-            self.answer({"success": True, "commitOid": "1" * 40, "commitUrl": f"{self.server.url}/{repo}/commit/{'1' * 40}"})
+            self.answer(
+                {
+                    "success": True,
+                    "commitOid": "1" * 40,
+                    "commitUrl": f"{self.server.url}/{repo}/commit/{'1' * 40}",
+                }
+            )
         else:
             self.answer({})
 
@@ -99,14 +135,27 @@ REFUSED = "refused/model"
 
 
 def upload_all() -> None:
-    """Push the model that the arguments name in three ways. Each writes a line: exit code, output, errors."""
+    """Push the model that the arguments name in three ways. Each writes a line: exit code, output,
+    errors.
+    """
     import visavis
     from visavis.cli import main
 
     model, out = sys.argv[1:]
     for repo in ("owner/model", REFUSED):
         folder = f"{out}/{repo.partition('/')[0]}"
-        sys.argv = ["visavis", "export", model, "--out", folder, "--push", repo, "--license", "mit", "--json"]
+        sys.argv = [
+            "visavis",
+            "export",
+            model,
+            "--out",
+            folder,
+            "--push",
+            repo,
+            "--license",
+            "mit",
+            "--json",
+        ]
         code, output, errors = 0, StringIO(), StringIO()
         with redirect_stdout(output), redirect_stderr(errors):
             try:
@@ -114,11 +163,15 @@ def upload_all() -> None:
             except SystemExit as end:
                 code = end.code
         sys.stdout.write(json.dumps([code, output.getvalue(), errors.getvalue()]) + "\n")
-    sys.stdout.write(json.dumps([0, visavis.load(model).push_to_hub("private/model", private=True), ""]) + "\n")
+    sys.stdout.write(
+        json.dumps([0, visavis.load(model).push_to_hub("private/model", private=True), ""]) + "\n"
+    )
 
 
 class Uploads(NamedTuple):
-    """The stand-in after three uploads by one process, since the library of the hub reads its settings at its import."""
+    """The stand-in after three uploads by one process, since the library of the hub reads its
+    settings at its import.
+    """
 
     hub: Hub
     folder: Path
@@ -130,13 +183,23 @@ class Uploads(NamedTuple):
 @pytest.fixture(scope="module")
 def uploads(dual_encoders: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Uploads]:
     hub, folder = Hub(), tmp_path_factory.mktemp("uploads")
-    environment = {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "TRANSFORMERS_OFFLINE": "0", "HF_TOKEN": "hf_test"}
+    environment = {
+        "HF_ENDPOINT": hub.url,
+        "HF_HUB_OFFLINE": "0",
+        "TRANSFORMERS_OFFLINE": "0",
+        "HF_TOKEN": "hf_test",
+    }
     environment |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     thread = Thread(target=hub.serve_forever)
     thread.start()
     try:
         command = Command(
-            folder / "output", dual_encoders / "clip", folder, program=upload_all, messages=folder / "messages", environment=environment
+            folder / "output",
+            dual_encoders / "clip",
+            folder,
+            program=upload_all,
+            messages=folder / "messages",
+            environment=environment,
         )
         assert command.wait(300) == 0, (folder / "messages").read_text()
     finally:
@@ -178,5 +241,7 @@ def test_push_reports_refusal_and_keeps_folder(uploads):
 
 @pytest.mark.parametrize("repo", ["model", "", "a/b/c", "owner/", "owner/mo del", "../x"])
 def test_repo_name_is_checked_before_the_export(repo):
-    with pytest.raises(SpecError, match=r"^push: expected owner/name of a repository of the Hugging Face hub, got "):
+    with pytest.raises(
+        SpecError, match=r"^push: expected owner/name of a repository of the Hugging Face hub, got "
+    ):
         validate_repo(repo, "push")

@@ -19,19 +19,38 @@ def index(run, scenes, tmp_path_factory):
 def write(path, votes):
     with open_feedback(path) as file:
         for asked, item, fits in votes:
-            file.append(Judgment("2024-05-31T10:00:00Z", "index", asked, item.key, item.content, fits))
+            file.append(
+                Judgment("2024-05-31T10:00:00Z", "index", asked, item.key, item.content, fits)
+            )
     return path
 
 
 def test_evaluate_feedback_matches_hand_values(index, tmp_path):
     opened = Index.open(index)
-    hits = [hit.item for hit in search_index(opened, SearchQuery.from_text("a red circle"), top=20, group_duplicates=False).hits]
+    hits = [
+        hit.item
+        for hit in search_index(
+            opened, SearchQuery.from_text("a red circle"), top=20, group_duplicates=False
+        ).hits
+    ]
     asked = QueryKey(text="a red circle")
-    votes = [(asked, hits[0], False), (asked, hits[3], True), (asked, hits[9], False), (asked, hits[5], True)]
-    other = [(QueryKey(text="red -blue"), hits[0], True), (QueryKey(similar_to=hits[1].key), hits[0], True)]
+    votes = [
+        (asked, hits[0], False),
+        (asked, hits[3], True),
+        (asked, hits[9], False),
+        (asked, hits[5], True),
+    ]
+    other = [
+        (QueryKey(text="red -blue"), hits[0], True),
+        (QueryKey(similar_to=hits[1].key), hits[0], True),
+    ]
     result = visavis.evaluate(index, feedback=write(tmp_path / "votes.jsonl", votes + other))
     assert (result.queries, result.candidates, result.skipped) == (1, 70, 2)
-    assert result.recall == {1: 0.0, 5: 100.0, 10: 100.0}  # three unjudged or irrelevant ones rank before the first relevant one
+    assert result.recall == {
+        1: 0.0,
+        5: 100.0,
+        10: 100.0,
+    }  # three unjudged or irrelevant ones rank before the first relevant one
     assert (result.pairs, result.pairwise_accuracy) == (4, 50.0)
 
 
@@ -45,5 +64,7 @@ def test_evaluate_feedback_ignores_withdrawn_judgments(index, tmp_path):
 def test_evaluate_feedback_requires_index(run, index, tmp_path):
     with pytest.raises(RunError, match="expected an index"):
         visavis.evaluate(run, feedback=tmp_path / "votes.jsonl")
-    with pytest.raises(RunError, match=r"expected a run or a model, got an index\. Pass --feedback FILE"):
+    with pytest.raises(
+        RunError, match=r"expected a run or a model, got an index\. Pass --feedback FILE"
+    ):
         visavis.evaluate(index)

@@ -12,7 +12,14 @@ import warnings
 import pytest
 
 from visavis.errors import DataError, RunError, StorageError
-from visavis.feedback.records import Judgment, Preference, QueryKey, latest_judgments, open_feedback, read_feedback
+from visavis.feedback.records import (
+    Judgment,
+    Preference,
+    QueryKey,
+    latest_judgments,
+    open_feedback,
+    read_feedback,
+)
 
 AT = "2026-01-01T00:00:00.000+00:00"
 
@@ -22,7 +29,11 @@ def judgment(item, fits, text="a dog"):
 
 
 def test_feedback_file_round_trip(tmp_path):
-    lines = [judgment("a.png", True), judgment("b 東京.png", False), Preference(AT, QueryKey("a dog"), "one", "two", None)]
+    lines = [
+        judgment("a.png", True),
+        judgment("b 東京.png", False),
+        Preference(AT, QueryKey("a dog"), "one", "two", None),
+    ]
     for _ in range(2):
         with open_feedback(tmp_path / "votes.jsonl") as file:
             for line in lines:
@@ -34,7 +45,13 @@ def test_feedback_file_round_trip(tmp_path):
 
 
 def test_latest_judgment_counts():
-    records = [judgment("a", True), judgment("b", True), judgment("a", False), judgment("b", None), judgment("a", True, "a cat")]
+    records = [
+        judgment("a", True),
+        judgment("b", True),
+        judgment("a", False),
+        judgment("b", None),
+        judgment("a", True, "a cat"),
+    ]
     assert {pair: line.relevant for pair, line in latest_judgments(records).items()} == {
         (QueryKey("a dog"), "a"): False,
         (QueryKey("a cat"), "a"): True,
@@ -45,7 +62,15 @@ def test_feedback_file_removes_incomplete_line(tmp_path, caplog):
     path = tmp_path / "votes.jsonl"
     whole = (
         json.dumps(
-            {"timestamp": AT, "index": "i", "query": {"text": "a"}, "item": "a", "content_hash": "c", "relevant": True, "kind": "judgment"}
+            {
+                "timestamp": AT,
+                "index": "i",
+                "query": {"text": "a"},
+                "item": "a",
+                "content_hash": "c",
+                "relevant": True,
+                "kind": "judgment",
+            }
         )
         + "\n"
     )
@@ -54,11 +79,15 @@ def test_feedback_file_removes_incomplete_line(tmp_path, caplog):
         caplog.clear()
         with open_feedback(path) as file:
             file.append(judgment("b", False))
-        assert [f"incomplete last line of {cut:,} bytes" in message for message in caplog.messages] == [True]
+        assert [
+            f"incomplete last line of {cut:,} bytes" in message for message in caplog.messages
+        ] == [True]
         assert [line.item for line in read_feedback(path)] == ["a", "b"]
 
 
-@pytest.mark.parametrize("content", ["dear diary", "dear\ndiary\n", '{"timestamp": 1}\n', '{"a": 2}\n', "[]"])
+@pytest.mark.parametrize(
+    "content", ["dear diary", "dear\ndiary\n", '{"timestamp": 1}\n', '{"a": 2}\n', "[]"]
+)
 def test_feedback_file_does_not_change_other_files(tmp_path, content):
     path = tmp_path / "mine.txt"
     path.write_text(content)
@@ -93,7 +122,9 @@ with open_feedback(sys.argv[1]) as file:
 """
     for wait in (0.05, 0.11, 0.17):
         path.unlink(missing_ok=True)
-        process = subprocess.Popen([sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            [sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE, text=True
+        )
         first = process.stdout.readline()
         time.sleep(wait)
         process.send_signal(signal.SIGKILL)

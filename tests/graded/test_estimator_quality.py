@@ -16,8 +16,20 @@ from visavis.cli import app, main
 from visavis.errors import DataError, RefusedOverwrite, SpecError, VisavisError
 from visavis.graded import FunctionRelevance
 from visavis.graded.caption_ratings import RatedCaptionPairs, read_crisscrossed_captions, read_stsb
-from visavis.graded.estimator_quality import measure_speed, random_pairs, rating_correlations, sample_relevance, summarize_relevance
-from visavis.graded.fine_tuning import _Cosine, _LinearOutput, _Output, _parameter_groups, rating_pearson
+from visavis.graded.estimator_quality import (
+    measure_speed,
+    random_pairs,
+    rating_correlations,
+    sample_relevance,
+    summarize_relevance,
+)
+from visavis.graded.fine_tuning import (
+    _Cosine,
+    _LinearOutput,
+    _Output,
+    _parameter_groups,
+    rating_pearson,
+)
 from visavis.models.encoders.frozen_encoders import open_text_encoder
 from visavis.models.encoders.sentence_encoders import open_text_pair_encoder
 from visavis.objectives import CATALOG as OBJECTIVES
@@ -38,7 +50,11 @@ def benchmark(folder, splits=("train", "dev", "test"), pairs=40):
     for split in splits:
         lines = []
         for _ in range(pairs):
-            one, other = random.choice(SENTENCES, 2) if random.random() < 0.5 else [random.choice(SENTENCES)] * 2
+            one, other = (
+                random.choice(SENTENCES, 2)
+                if random.random() < 0.5
+                else [random.choice(SENTENCES)] * 2
+            )
             lines.append(f"g\tf\t2012\t1\t{5 if one == other else 1}.000\t{one}\t{other}\n")
         (folder / "stsb" / f"sts-{split}.tsv").write_text(HEAD + "".join(lines))
 
@@ -47,19 +63,31 @@ def crisscrossed(folder, rows):
     place = folder / "coco_5k_test_text"
     place.mkdir(exist_ok=True)
     sentences = [{"sentid": 10 + i, "raw": text} for i, text in enumerate(SENTENCES)]
-    (place / "dataset_coco_5k_test.json").write_text(json.dumps({"images": [{"sentences": sentences}]}))
-    (place / "cxc_sts_test.csv").write_text("caption1,caption2,agg_score,sampling_method\n" + "".join(rows))
+    (place / "dataset_coco_5k_test.json").write_text(
+        json.dumps({"images": [{"sentences": sentences}]})
+    )
+    (place / "cxc_sts_test.csv").write_text(
+        "caption1,caption2,agg_score,sampling_method\n" + "".join(rows)
+    )
 
 
 @pytest.fixture
 def people(tmp_path, monkeypatch):
-    """Both collections of ratings, small, where VISAVIS_DATA points. Speed is measured for a moment."""
+    """Both collections of ratings, small, where VISAVIS_DATA points. Speed is measured for a
+    moment.
+    """
     monkeypatch.setattr("visavis.graded.estimator_quality.SPEED_TEST_SECONDS", 0.01)
     monkeypatch.setenv("VISAVIS_DATA", str(tmp_path))
     benchmark(tmp_path)
     random = np.random.default_rng(1)
     pairs = [random.integers(10, 15, 2) for _ in range(30)]
-    crisscrossed(tmp_path, [f"COCO_val2014:sentid:{a},COCO_val2014:sentid:{b},{random.random() * 5:.2f},x\n" for a, b in pairs])
+    crisscrossed(
+        tmp_path,
+        [
+            f"COCO_val2014:sentid:{a},COCO_val2014:sentid:{b},{random.random() * 5:.2f},x\n"
+            for a, b in pairs
+        ],
+    )
     return tmp_path
 
 
@@ -75,7 +103,11 @@ def test_ratings_match_files(people):
 
 @pytest.mark.data
 def test_ratings_have_published_sizes():
-    assert [len(read_stsb(split).ratings) for split in ("train", "dev", "test")] == [5749, 1500, 1379]
+    assert [len(read_stsb(split).ratings) for split in ("train", "dev", "test")] == [
+        5749,
+        1500,
+        1379,
+    ]
     assert len(read_crisscrossed_captions().ratings) == 44_045
 
 
@@ -83,7 +115,10 @@ def test_ratings_have_published_sizes():
     ("line", "message"),
     [
         *(
-            (f"g\tf\t2012\t1\t{score}\ta\tb\n", ", line 2: expected sentence1, sentence2 and a score from 0 to 5")
+            (
+                f"g\tf\t2012\t1\t{score}\ta\tb\n",
+                ", line 2: expected sentence1, sentence2 and a score from 0 to 5",
+            )
             for score in ("9.0", "x", "nan")
         ),
         ("g\tf\t2012\t1\t3\ta\n", ": line 2: expected 7 columns, got 6"),
@@ -100,10 +135,16 @@ def test_ratings_report_missing_and_invalid_files(people, monkeypatch):
     with pytest.raises(DataError, match="expected rated pairs, got an empty table"):
         read_stsb("dev")
     (people / "stsb" / "sts-dev.tsv").unlink()
-    with pytest.raises(DataError, match=r"^stsb/sts-dev.tsv: expected an existing path, here or under VISAVIS_DATA .*, got none\."):
+    with pytest.raises(
+        DataError,
+        match=r"^stsb/sts-dev.tsv: expected an existing path, here or under VISAVIS_DATA .*, got none\.",
+    ):
         read_stsb("dev")
     crisscrossed(people, ["COCO_val2014:sentid:10,COCO_val2014:sentid:99,1.0,x\n"])
-    with pytest.raises(DataError, match=r"cxc_sts_test.csv: expected captions of .*dataset_coco_5k_test.json, got the unknown caption 99"):
+    with pytest.raises(
+        DataError,
+        match=r"cxc_sts_test.csv: expected captions of .*dataset_coco_5k_test.json, got the unknown caption 99",
+    ):
         read_crisscrossed_captions()
     (people / "coco_5k_test_text" / "dataset_coco_5k_test.json").write_text("{}")
     with pytest.raises(DataError, match=r"dataset_coco_5k_test\.json: images is missing"):
@@ -114,7 +155,10 @@ def test_rating_correlations_match_hand_values():
     rated = RatedCaptionPairs("three", ["a", "b", "c"], ["a", "b", "c"], np.array([0.0, 1.0, 4.0]))
     relevance = {"a": 0.1, "b": 0.2, "c": 0.3}
     pearson, spearman, notes = rating_correlations(
-        FunctionRelevance(lambda one, other: np.array([[relevance[x] for _ in other] for x in one])), rated
+        FunctionRelevance(
+            lambda one, other: np.array([[relevance[x] for _ in other] for x in one])
+        ),
+        rated,
     )
     assert pearson == pytest.approx(np.corrcoef([0.1, 0.2, 0.3], [0, 1, 4])[0, 1])
     assert spearman == pytest.approx(1)
@@ -123,8 +167,14 @@ def test_rating_correlations_match_hand_values():
 
 def test_rating_correlations_of_constant_estimator():
     rated = RatedCaptionPairs("two", ["a", "b"], ["b", "a"], np.array([0.0, 1.0]))
-    pearson, spearman, notes = rating_correlations(FunctionRelevance(lambda one, other: np.full((len(one), len(other)), 0.5)), rated)
-    assert (pearson, spearman, notes) == (None, None, ("no correlation, because every pair has relevance 0.5.",))
+    pearson, spearman, notes = rating_correlations(
+        FunctionRelevance(lambda one, other: np.full((len(one), len(other)), 0.5)), rated
+    )
+    assert (pearson, spearman, notes) == (
+        None,
+        None,
+        ("no correlation, because every pair has relevance 0.5.",),
+    )
 
 
 def test_random_pairs_have_different_items():
@@ -142,17 +192,25 @@ def test_measure_speed_returns_rates(vectors_file):
 
 def test_relevance_command_evaluates_estimators(people, vectors_file, tiny_models, monkeypatch):
     words = f"CBoW(vectors={str(vectors_file)!r})"
-    specs = [words, f"SentenceModel(model={str(tiny_models / 'bert')!r})", f"CrossEncoder(model={str(tiny_models / 'cross')!r})"]
+    specs = [
+        words,
+        f"SentenceModel(model={str(tiny_models / 'bert')!r})",
+        f"CrossEncoder(model={str(tiny_models / 'cross')!r})",
+    ]
     before = dict(os.environ)
     rows = visavis.relevance(specs)
     assert dict(os.environ) == before
     assert [row.estimator for row in rows] == specs
     for row in rows:
         assert list(row.pearson) == ["STS-B dev", "STS-B test", "Crisscrossed Captions"]
-        assert row.pearson["STS-B dev"] > 0.3  # equal sentences have the highest relevance and the highest rating
+        assert (
+            row.pearson["STS-B dev"] > 0.3
+        )  # equal sentences have the highest relevance and the highest rating
         assert 0 <= row.share_above_threshold <= 1
     shown = CliRunner().invoke(
-        app, ["relevance", *(part for spec in specs for part in ("--estimator", spec)), "--json"], catch_exceptions=False
+        app,
+        ["relevance", *(part for spec in specs for part in ("--estimator", spec)), "--json"],
+        catch_exceptions=False,
     )
     content = json.loads(shown.stdout)["estimators"]
     assert [row["pearson"] for row in content] == [row.pearson for row in rows]
@@ -164,16 +222,26 @@ def test_relevance_command_evaluates_estimators(people, vectors_file, tiny_model
 @pytest.mark.parametrize("kind", ["bi", "cross", "regression"])
 def test_fine_tuned_model_is_reproducible_and_readable(people, tiny_models, tmp_path, kind):
     out = tmp_path / "fitted"
-    options = {"kind": kind, "model": str(tiny_models / "bert"), "epochs": 3, "lr": 0.01 if kind == "bi" else 0.003, "batch_size": 8}
+    options = {
+        "kind": kind,
+        "model": str(tiny_models / "bert"),
+        "epochs": 3,
+        "lr": 0.01 if kind == "bi" else 0.003,
+        "batch_size": 8,
+    }
     fitted = verbs.relevance_fit(out, **options)
     assert len(fitted.dev) == 4
-    assert len(set(fitted.dev)) > 1  # whether the best epoch is a later one depends on the processor
+    assert (
+        len(set(fitted.dev)) > 1
+    )  # whether the best epoch is a later one depends on the processor
     opened = open_text_encoder(str(out)) if kind == "bi" else open_text_pair_encoder(str(out))
     kept = {"bi": _Cosine, "cross": _Output, "regression": _LinearOutput}[kind](opened)
     assert rating_pearson(kept, read_stsb("dev")) == pytest.approx(max(fitted.dev), abs=1e-5)
     assert rating_pearson(kept, read_stsb("test")) == pytest.approx(fitted.test, abs=1e-5)
     read = parse(fitted.estimator, visavis.graded.CATALOG)(["a dog runs"], ["the cat sleeps"])
-    assert read.item() == pytest.approx(kept.relevance(["a dog runs"], ["the cat sleeps"]).clamp(0, 1).item(), abs=0.01)  # kept as float16
+    assert read.item() == pytest.approx(
+        kept.relevance(["a dog runs"], ["the cat sleeps"]).clamp(0, 1).item(), abs=0.01
+    )  # kept as float16
     again = verbs.relevance_fit(tmp_path / "again", **options)
     assert again.dev == fitted.dev
     assert verbs.relevance_fit(tmp_path / "other", **options, seed=1).dev != fitted.dev
@@ -207,10 +275,21 @@ def test_regression_loss_by_hand():
     assert loss.item() == pytest.approx((0.25 + 0.0625) / 2)
 
 
-def test_recipe_of_ladder_paper_refines_by_fine_tuned_bert(people, tiny_models, vectors_file, tmp_path, monkeypatch):
-    """The documented steps with a BERT of two layers: fit to the folder sts-bert, then the relevance that the recipe names."""
+def test_recipe_of_ladder_paper_refines_by_fine_tuned_bert(
+    people, tiny_models, vectors_file, tmp_path, monkeypatch
+):
+    """The documented steps with a BERT of two layers: fit to the folder sts-bert, then the
+    relevance that the recipe names.
+    """
     monkeypatch.chdir(tmp_path)
-    fitted = verbs.relevance_fit("sts-bert", kind="regression", model=str(tiny_models / "bert"), epochs=1, lr=0.003, batch_size=8)
+    fitted = verbs.relevance_fit(
+        "sts-bert",
+        kind="regression",
+        model=str(tiny_models / "bert"),
+        epochs=1,
+        lr=0.003,
+        batch_size=8,
+    )
     assert fitted.estimator == "CrossEncoder(model='sts-bert', output='identity')"
     recipe = read_recipe("cvse++-bert/flickr30k")
     supervision = parse(recipe.phases[0].supervision, SUPERVISIONS)
@@ -219,7 +298,10 @@ def test_recipe_of_ladder_paper_refines_by_fine_tuned_bert(people, tiny_models, 
     assert refined == parse(recipe.evaluation.relevance, visavis.graded.CATALOG)
     found, coarse, fine = (
         one(SENTENCES, SENTENCES)
-        for one in (replace(refined, coarse=words), *(parse(s, visavis.graded.CATALOG) for s in (words, refined.fine)))
+        for one in (
+            replace(refined, coarse=words),
+            *(parse(s, visavis.graded.CATALOG) for s in (words, refined.fine)),
+        )
     )
     assert 0 < (coarse > 0.8).float().mean() < 1
     torch.testing.assert_close(found, torch.where(coarse > 0.8, fine, coarse))
@@ -229,7 +311,10 @@ def test_fine_tuned_model_keeps_pooling(people, tiny_models, tmp_path):
     base = tmp_path / "base"
     shutil.copytree(tiny_models / "bert", base)
     types = "sentence_transformers.models."
-    modules = [{"path": "", "type": types + "Transformer"}, {"path": "1_Pooling", "type": types + "Pooling"}]
+    modules = [
+        {"path": "", "type": types + "Transformer"},
+        {"path": "1_Pooling", "type": types + "Pooling"},
+    ]
     (base / "modules.json").write_text(json.dumps(modules))
     (base / "1_Pooling").mkdir()
     (base / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_cls_token": True}))
@@ -255,13 +340,20 @@ def test_fine_tuning_rejects_invalid_arguments(people, tmp_path, wrong, sentence
 @pytest.fixture(scope="module")
 def scenes(tmp_path_factory):
     return write_synthetic_scenes(
-        tmp_path_factory.mktemp("world") / "scenes", num_train=40, num_val=5, num_test=6, captions_per_image=2, size=32
+        tmp_path_factory.mktemp("world") / "scenes",
+        num_train=40,
+        num_val=5,
+        num_test=6,
+        captions_per_image=2,
+        size=32,
     )
 
 
 def test_thresholds_are_quantiles_of_training_pairs(scenes, tmp_path):
     plot = tmp_path / "relevance.png"
-    (row,) = verbs.relevance_thresholds(scenes, estimator="SceneRelevance()", num_pairs=3000, out=plot)
+    (row,) = verbs.relevance_thresholds(
+        scenes, estimator="SceneRelevance()", num_pairs=3000, out=plot
+    )
     from visavis.data import open_dataset
     from visavis.graded import SceneRelevance
 
@@ -284,20 +376,28 @@ def test_ladder_specs_are_objectives():
     ladders = [parse(text, OBJECTIVES) for text in row.ladder_specs]
     assert [len(ladder.margins) for ladder in ladders] == [2, 3, 4, 5]
     assert ladders[3] == Ladder(
-        margins=(0.2, 0.01, 0.01, 0.01, 0.01), thresholds=(0.99, 0.97, 0.9, 0.7), betas=(1, 0.25, 0.125, 0.0625, 0.03125)
+        margins=(0.2, 0.01, 0.01, 0.01, 0.01),
+        thresholds=(0.99, 0.97, 0.9, 0.7),
+        betas=(1, 0.25, 0.125, 0.0625, 0.03125),
     )
 
 
 def test_thresholds_require_different_values():
     row = summarize_relevance("x", np.array([0.0] * 95 + [0.5, 0.6, 0.7, 0.8, 0.9]), "data")
     assert len(row.ladder_specs) == 2
-    with pytest.raises(DataError, match=r"x: expected different relevance values, got 0.5 for all sampled pairs of data"):
+    with pytest.raises(
+        DataError,
+        match=r"x: expected different relevance values, got 0.5 for all sampled pairs of data",
+    ):
         summarize_relevance("x", np.full(10, 0.5), "data")
 
 
 @pytest.mark.parametrize("wrong", [{"caption_aggregation": "worst"}, {"num_pairs": 0}])
 def test_thresholds_reject_invalid_arguments(scenes, wrong):
-    with pytest.raises(SpecError, match=r"caption_aggregation: expected 'paired' or|num_pairs: expected 1 to 100,000,000, got 0"):
+    with pytest.raises(
+        SpecError,
+        match=r"caption_aggregation: expected 'paired' or|num_pairs: expected 1 to 100,000,000, got 0",
+    ):
         verbs.relevance_thresholds(scenes, estimator="SceneRelevance()", **wrong)
 
 
@@ -307,10 +407,15 @@ def test_thresholds_reject_invalid_arguments(scenes, wrong):
         (["--estimator", "SceneRelevance()"], "SceneRelevance: expected images with captions"),
         (["--estimator", "Bert()"], "'Bert' in 'Bert()' is not in the catalog"),
         (["thresholds", "nowhere"], "nowhere: expected an existing path"),
-        (["fit", "--out", "x", "--epochs", "0"], "epochs, batch_size: expected integers >= 1, got 0 and 16"),
+        (
+            ["fit", "--out", "x", "--epochs", "0"],
+            "epochs, batch_size: expected integers >= 1, got 0 and 16",
+        ),
     ],
 )
-def test_relevance_command_reports_errors_in_one_line(people, monkeypatch, capsys, arguments, sentence):
+def test_relevance_command_reports_errors_in_one_line(
+    people, monkeypatch, capsys, arguments, sentence
+):
     monkeypatch.setattr("sys.argv", ["visavis", "relevance", *arguments])
     with pytest.raises(SystemExit, match="1"):
         main()
@@ -329,12 +434,31 @@ def test_sample_relevance_rejects_one_image(scenes):
 
 def test_thresholds_command_prints_ladders(scenes):
     shown = CliRunner().invoke(
-        app, ["relevance", "thresholds", str(scenes), "--estimator", "SceneRelevance()", "--num-pairs", "100"], catch_exceptions=False
+        app,
+        [
+            "relevance",
+            "thresholds",
+            str(scenes),
+            "--estimator",
+            "SceneRelevance()",
+            "--num-pairs",
+            "100",
+        ],
+        catch_exceptions=False,
     )
     assert "L = 2: Ladder(margins=(0.2, 0.01)" in shown.stdout
     shown = CliRunner().invoke(
         app,
-        ["relevance", "thresholds", str(scenes), "--estimator", "SceneRelevance()", "--num-pairs", "100", "--json"],
+        [
+            "relevance",
+            "thresholds",
+            str(scenes),
+            "--estimator",
+            "SceneRelevance()",
+            "--num-pairs",
+            "100",
+            "--json",
+        ],
         catch_exceptions=False,
     )
     assert len(json.loads(shown.stdout)["estimators"][0]["ladder_specs"]) >= 1
@@ -343,7 +467,9 @@ def test_thresholds_command_prints_ladders(scenes):
 @pytest.mark.long
 @pytest.mark.data
 def test_paper_threshold_does_not_suit_short_word_vectors(data_folder):
-    word, without = verbs.relevance_thresholds("flickr8k", estimator=["CBoW()", "CBoW(removed_components=1)"], num_pairs=10_000)
+    word, without = verbs.relevance_thresholds(
+        "flickr8k", estimator=["CBoW()", "CBoW(removed_components=1)"], num_pairs=10_000
+    )
     assert word.mean > 0.8
     assert word.share_above_threshold > 0.95
     assert without.share_above_threshold < 0.05

@@ -8,21 +8,44 @@ from hypothesis import strategies as st
 
 from visavis.data.dataset import Dataset, Image
 from visavis.errors import DataError, ShapeError, SpecError, StorageError
-from visavis.graded import CATALOG, CBoW, CoarseToFine, CrossEncoder, FunctionRelevance, MatrixRelevance, SentenceModel
+from visavis.graded import (
+    CATALOG,
+    CBoW,
+    CoarseToFine,
+    CrossEncoder,
+    FunctionRelevance,
+    MatrixRelevance,
+    SentenceModel,
+)
 from visavis.graded.estimators.word_vectors import read_word_vectors
 from visavis.models.encoders.sentence_encoders import TextPairEncoder, open_text_pair_encoder
 from visavis.spec import parse
 
 WORDS = ["a", "dog", "runs", "cat", "sleeps", "on", "the", "beach", "two"]
 KINDS = ["plain", "idf", "common", "sentence", "cross", "paper", "reference"]
-CAPTIONS = ("a dog runs", "the cat", "a red dog", "red", "", "two dog runs on the beach", "a dog runs")
+CAPTIONS = (
+    "a dog runs",
+    "the cat",
+    "a red dog",
+    "red",
+    "",
+    "two dog runs on the beach",
+    "a dog runs",
+)
 
-captions = st.lists(st.lists(st.sampled_from([*WORDS, "red", "zebra", "!"]), max_size=5).map(" ".join), min_size=2, max_size=7)
+captions = st.lists(
+    st.lists(st.sampled_from([*WORDS, "red", "zebra", "!"]), max_size=5).map(" ".join),
+    min_size=2,
+    max_size=7,
+)
 
 
 @pytest.fixture(scope="session")
 def estimators(vectors_file, tiny_models):
-    words, cross = f"CBoW(vectors={str(vectors_file)!r})", f"CrossEncoder(model={str(tiny_models / 'cross')!r}, batch_size=3)"
+    words, cross = (
+        f"CBoW(vectors={str(vectors_file)!r})",
+        f"CrossEncoder(model={str(tiny_models / 'cross')!r}, batch_size=3)",
+    )
     fine = {"coarse": words, "fine": cross, "threshold": 0.3}
     return {
         "plain": CBoW(vectors=str(vectors_file)),
@@ -88,7 +111,10 @@ def test_relevance_cache_returns_computed_values(estimators, kind, fresh_cache):
 
 def test_sentence_model_and_cross_encoder_compute_once(estimators, fresh_cache, monkeypatch):
     index = torch.arange(len(CAPTIONS))
-    first = {kind: estimators[kind].for_captions(CAPTIONS)(index, index) for kind in ("sentence", "cross")}
+    first = {
+        kind: estimators[kind].for_captions(CAPTIONS)(index, index)
+        for kind in ("sentence", "cross")
+    }
 
     def never(*_):
         raise AssertionError
@@ -103,7 +129,10 @@ def test_cross_encoder_caches_bfloat16_separately(tiny_models, fresh_cache):
     folder = str(tiny_models / "cross")
     index, relevance = (
         torch.arange(len(CAPTIONS)),
-        [CrossEncoder(model=folder, bfloat16=half).for_captions(CAPTIONS) for half in (False, True)],
+        [
+            CrossEncoder(model=folder, bfloat16=half).for_captions(CAPTIONS)
+            for half in (False, True)
+        ],
     )
     exact, rough = (each(index, index) for each in relevance)
     assert len(list(fresh_cache.rglob("*.sqlite"))) == 2
@@ -114,12 +143,20 @@ def test_cross_encoder_caches_bfloat16_separately(tiny_models, fresh_cache):
 def test_cross_encoder_computes_only_masked_pairs(estimators, fresh_cache, monkeypatch):
     mask, encode = [], TextPairEncoder.encode
     monkeypatch.setattr(
-        TextPairEncoder, "encode", lambda self, first, second: mask.extend(zip(first, second, strict=True)) or encode(self, first, second)
+        TextPairEncoder,
+        "encode",
+        lambda self, first, second: (
+            mask.extend(zip(first, second, strict=True)) or encode(self, first, second)
+        ),
     )
     index = torch.arange(len(CAPTIONS))
     coarse = estimators["plain"].for_captions(CAPTIONS)(index, index)
     estimators["paper"].for_captions(CAPTIONS)(index, index)
-    above = {tuple(sorted((CAPTIONS[i], CAPTIONS[j]))) for i, j in (coarse > 0.3).nonzero().tolist() if CAPTIONS[i] != CAPTIONS[j]}
+    above = {
+        tuple(sorted((CAPTIONS[i], CAPTIONS[j])))
+        for i, j in (coarse > 0.3).nonzero().tolist()
+        if CAPTIONS[i] != CAPTIONS[j]
+    }
     assert set(mask) == above
     assert len(mask) == len(above)
 
@@ -142,7 +179,10 @@ def test_cbow_matches_hand_values(tmp_path):
     file = tmp_path / "v.txt"
     file.write_text("a 1 0\nb 0 1\nc 1 1\n")
     estimate = CBoW(vectors=str(file))
-    close(estimate(["a b", "a"], ["C!", "b", "zebra"]), torch.tensor([[1, 0.5**0.5, 0], [0.5**0.5, 0, 0]]))
+    close(
+        estimate(["a b", "a"], ["C!", "b", "zebra"]),
+        torch.tensor([[1, 0.5**0.5, 0], [0.5**0.5, 0, 0]]),
+    )
     # of two captions, "a" is in both and counts nothing
     close(CBoW(vectors=str(file), weighting="idf")(["a b"], ["a c"]), torch.tensor([[0.5**0.5]]))
 
@@ -154,12 +194,20 @@ def test_cbow_clamps_negative_cosines(tmp_path):
 
 
 def test_coarse_to_fine_matches_hand_values(vectors_file, tiny_models):
-    words, model = f"CBoW(vectors={str(vectors_file)!r})", f"SentenceModel(model={str(tiny_models / 'bert')!r})"
-    coarse, fine = parse(words, CATALOG)(CAPTIONS, CAPTIONS), parse(model, CATALOG)(CAPTIONS, CAPTIONS)
+    words, model = (
+        f"CBoW(vectors={str(vectors_file)!r})",
+        f"SentenceModel(model={str(tiny_models / 'bert')!r})",
+    )
+    coarse, fine = (
+        parse(words, CATALOG)(CAPTIONS, CAPTIONS),
+        parse(model, CATALOG)(CAPTIONS, CAPTIONS),
+    )
     above = float(coarse[coarse > 0].median())
     paper = CoarseToFine(coarse=words, fine=model, threshold=above)(CAPTIONS, CAPTIONS)
     close(paper, torch.where(coarse > above, fine, coarse))
-    reference = CoarseToFine(coarse=words, fine=model, threshold=above, semantics="reference")(CAPTIONS, CAPTIONS)
+    reference = CoarseToFine(coarse=words, fine=model, threshold=above, semantics="reference")(
+        CAPTIONS, CAPTIONS
+    )
     equal = torch.tensor([[one == other for other in CAPTIONS] for one in CAPTIONS])
     close(reference, torch.where(equal, 1.0, torch.where(coarse > above, fine, 0.0)))
     assert not torch.equal(paper, reference)
@@ -188,7 +236,13 @@ def test_relevance_of_one_word_captions(estimators):
     ("text", "sentence"),
     [
         ("a 1 2\nb 1\n", "line 2: expected 2 numbers, as on the first line, got 1"),
-        ("a 1 2\nb 1 x\n", "line 2: expected a word and its numbers, separated by blanks: could not convert string to float: 'x'"),
+        (
+            "a 1 2\nb 1 x\n",
+            (
+                "line 2: expected a word and its numbers, separated by blanks: could not convert "
+                "string to float: 'x'"
+            ),
+        ),
         ("a 1 nan\n", "line 1: expected finite numbers, got nan"),
         ("", "expected word vectors, got an empty file"),
         ("a\n", "line 1: expected a word and its numbers, got 0"),
@@ -215,12 +269,17 @@ def test_word_vectors_accept_unicode_line_separators(tmp_path):
 def test_word_vectors_skip_count_line(tmp_path):
     file = tmp_path / "v.txt"
     file.write_text("2 3\na 1 2 3\nb 1 1 1\n")
-    assert {word: vector.tolist() for word, vector in read_word_vectors(file, {"a"}).items()} == {"a": [1, 2, 3]}
+    assert {word: vector.tolist() for word, vector in read_word_vectors(file, {"a"}).items()} == {
+        "a": [1, 2, 3]
+    }
 
 
 def test_word_vectors_report_missing_file(monkeypatch, tmp_path):
     monkeypatch.setenv("VISAVIS_DATA", str(tmp_path))
-    with pytest.raises(DataError, match=r"^nowhere.txt: expected an existing path, here or under VISAVIS_DATA .*, got none\."):
+    with pytest.raises(
+        DataError,
+        match=r"^nowhere.txt: expected an existing path, here or under VISAVIS_DATA .*, got none\.",
+    ):
         CBoW(vectors="nowhere.txt").for_captions(["a"])
 
 
@@ -243,38 +302,61 @@ def save(tmp_path):
 def test_caption_matrix_for_data_set_and_split(data, save):
     matrix = np.random.default_rng(0).random((5, 5), np.float32)
     relevance, every = save(matrix), torch.arange(5)
-    assert torch.equal(relevance.for_captions(data.captions)(every, every), torch.from_numpy(matrix))
-    assert torch.equal(relevance.for_dataset(data)(torch.arange(3), every), torch.from_numpy(matrix[[0, 2, 3]]))
+    assert torch.equal(
+        relevance.for_captions(data.captions)(every, every), torch.from_numpy(matrix)
+    )
+    assert torch.equal(
+        relevance.for_dataset(data)(torch.arange(3), every), torch.from_numpy(matrix[[0, 2, 3]])
+    )
     train = data.split("train")
     first, second = torch.tensor([0, 1]), torch.tensor([1, 2])
-    assert torch.equal(relevance.for_dataset(train)(first, second), torch.from_numpy(matrix[np.ix_([0, 3], [1, 3])]))
     assert torch.equal(
-        relevance.for_dataset(train)(first, second, paired_captions=torch.tensor([1, 3])), torch.from_numpy(matrix[np.ix_([1, 4], [1, 3])])
+        relevance.for_dataset(train)(first, second),
+        torch.from_numpy(matrix[np.ix_([0, 3], [1, 3])]),
+    )
+    assert torch.equal(
+        relevance.for_dataset(train)(first, second, paired_captions=torch.tensor([1, 3])),
+        torch.from_numpy(matrix[np.ix_([1, 4], [1, 3])]),
     )
     best = relevance.for_dataset(train, "max")(first, second)
-    assert torch.equal(best, torch.from_numpy(np.stack([matrix[[0, 1]][:, [1, 3]].max(0), matrix[[3, 4]][:, [1, 3]].max(0)])))
+    assert torch.equal(
+        best,
+        torch.from_numpy(
+            np.stack([matrix[[0, 1]][:, [1, 3]].max(0), matrix[[3, 4]][:, [1, 3]].max(0)])
+        ),
+    )
 
 
 def test_image_matrix_for_data_set_and_split(data, save):
     matrix = np.random.default_rng(0).random((3, 5))
     relevance = save(matrix)
-    assert torch.equal(relevance.for_dataset(data)(torch.arange(3), torch.arange(5)), torch.from_numpy(matrix.astype(np.float32)))
-    chosen = relevance.for_dataset(data.split("train"))(torch.tensor([1]), torch.tensor([0, 2]), paired_captions=torch.tensor([1]))
+    assert torch.equal(
+        relevance.for_dataset(data)(torch.arange(3), torch.arange(5)),
+        torch.from_numpy(matrix.astype(np.float32)),
+    )
+    chosen = relevance.for_dataset(data.split("train"))(
+        torch.tensor([1]), torch.tensor([0, 2]), paired_captions=torch.tensor([1])
+    )
     assert torch.equal(chosen, torch.from_numpy(matrix[[2]][:, [0, 3]].astype(np.float32)))
 
 
 @pytest.mark.parametrize("shape", [(4, 4), (4, 5), (5, 4), (6, 6), (3, 6)])
 def test_matrix_rejects_other_shapes(data, save, shape):
     with pytest.raises(
-        ShapeError, match=r"given.npy: expected shape \((3|5|4|6), 5\), the (captions|images) and the captions of tiny in its order, got"
+        ShapeError,
+        match=r"given.npy: expected shape \((3|5|4|6), 5\), the (captions|images) and the captions of tiny in its order, got",
     ):
         save(np.zeros(shape)).for_dataset(data)
-    with pytest.raises(ShapeError, match=r"expected shape \(5, 5\), a row and a column for each caption"):
+    with pytest.raises(
+        ShapeError, match=r"expected shape \(5, 5\), a row and a column for each caption"
+    ):
         save(np.zeros(shape)).for_captions(data.captions)
 
 
 def test_matrix_rejects_too_small_matrix_for_split(data, save):
-    with pytest.raises(ShapeError, match=r"expected shape at least \(3, 5\), the images and the captions of tiny"):
+    with pytest.raises(
+        ShapeError, match=r"expected shape at least \(3, 5\), the images and the captions of tiny"
+    ):
         save(np.zeros((2, 5))).for_dataset(data.split("train"))
 
 
@@ -283,7 +365,10 @@ def test_matrix_reports_pair_of_invalid_value(data, save, value):
     matrix = np.full((5, 5), 0.5)
     matrix[3, 1] = value
     relevance = save(matrix)
-    with pytest.raises(DataError, match=rf"given.npy: row 3, column 1: expected a relevance from 0 to 1, got {value}\.$"):
+    with pytest.raises(
+        DataError,
+        match=rf"given.npy: row 3, column 1: expected a relevance from 0 to 1, got {value}\.$",
+    ):
         relevance.for_captions(data.captions)(torch.arange(2, 5), torch.arange(5))
     with pytest.raises(DataError, match="row 3, column 1"):
         relevance.for_dataset(data.split("train"))(torch.tensor([1]), torch.tensor([0, 1]))
@@ -306,18 +391,28 @@ def test_matrix_rejects_other_files(tmp_path, save):
 
 
 def lengths(first, second):
-    return np.array([[min(len(one), len(other)) / max(len(one), len(other)) for other in second] for one in first])
+    return np.array(
+        [
+            [min(len(one), len(other)) / max(len(one), len(other)) for other in second]
+            for one in first
+        ]
+    )
 
 
 def test_function_relevance_matches_hand_values(data):
     relevance = FunctionRelevance(lengths)
     close(relevance(["ab"], ["abcd", "xy"]), torch.tensor([[0.5, 1.0]]))
-    close(relevance.for_captions(["ab", "abcd"]).pairs(torch.tensor([0, 1]), torch.tensor([1, 1])), torch.tensor([0.5, 1.0]))
+    close(
+        relevance.for_captions(["ab", "abcd"]).pairs(torch.tensor([0, 1]), torch.tensor([1, 1])),
+        torch.tensor([0.5, 1.0]),
+    )
     assert relevance.for_dataset(data)(torch.arange(3), torch.arange(5)).shape == (3, 5)
 
 
 def test_function_relevance_rejects_invalid_results():
-    with pytest.raises(ShapeError, match=r"<lambda>: expected relevance of shape \(1, 2\), .*, got \(2,\)"):
+    with pytest.raises(
+        ShapeError, match=r"<lambda>: expected relevance of shape \(1, 2\), .*, got \(2,\)"
+    ):
         FunctionRelevance(lambda first, second: np.zeros(len(second)))(["a"], ["b", "c"])
     with pytest.raises(DataError, match=r"row 0, column 2: .* got nan"):
         FunctionRelevance(lambda first, second: np.array([[0.5, np.nan]]))(["a"], ["b", "c"])
@@ -325,7 +420,8 @@ def test_function_relevance_rejects_invalid_results():
 
 def test_cross_encoder_rejects_other_models(tiny_models, tmp_path):
     with pytest.raises(
-        DataError, match=r"got none for classifier.* Use a cross-encoder with one output, such as one of visavis relevance fit"
+        DataError,
+        match=r"got none for classifier.* Use a cross-encoder with one output, such as one of visavis relevance fit",
     ):
         CrossEncoder(model=str(tiny_models / "bert"))(["a"], ["dog"])
     encoder = open_text_pair_encoder(str(tiny_models / "cross"))
@@ -347,7 +443,9 @@ def test_pair_cache_replaces_damaged_database_and_warns(estimators, fresh_cache,
     if damage == "no database":
         file.write_bytes(b"no database" * 1000)
     elif damage == "another table":
-        file.write_bytes(whole.replace(b"relevance BLOB", b"relevancf BLOB").replace(b"pair BLOB", b"peir BLOB"))
+        file.write_bytes(
+            whole.replace(b"relevance BLOB", b"relevancf BLOB").replace(b"pair BLOB", b"peir BLOB")
+        )
     else:
         file.write_bytes(whole[:-5] + bytes([whole[-5] ^ 1]) + whole[-4:])
     assert estimators["cross"](["a", "cat"], ["dog"]).equal(first)
@@ -360,7 +458,9 @@ def test_pair_cache_replaces_damaged_database_and_warns(estimators, fresh_cache,
 def test_pair_cache_reports_unwritable_folder(estimators, tmp_path, monkeypatch):
     (tmp_path / "cache").write_text("a file in its place")
     monkeypatch.setenv("VISAVIS_CACHE", str(tmp_path / "cache"))
-    with pytest.raises(StorageError, match=r"sqlite cannot be written: (Not a directory|File exists)"):
+    with pytest.raises(
+        StorageError, match=r"sqlite cannot be written: (Not a directory|File exists)"
+    ):
         estimators["cross"](["a"], ["dog"])
 
 

@@ -15,7 +15,15 @@ from visavis import PairLoss
 from visavis.integrations.open_clip import ClipLoss
 from visavis.integrations.pytorch_metric_learning import MetricLoss
 from visavis.integrations.sentence_transformers import VisavisLoss
-from visavis.objectives import BinomialDeviance, Circle, InfoNCE, MultiSimilarity, NTXent, Sigmoid, Triplet
+from visavis.objectives import (
+    BinomialDeviance,
+    Circle,
+    InfoNCE,
+    MultiSimilarity,
+    NTXent,
+    Sigmoid,
+    Triplet,
+)
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "integrations.md"
 LABELS = torch.tensor([4, 4, 4, 7, 7, 9, 9])
@@ -30,7 +38,9 @@ def metric_learning():
 
 def clip(images, texts):
     scores, right = 14.0 * images @ texts.T, torch.arange(len(images))
-    return (cross_entropy(scores, right) + cross_entropy(scores.T, right)) / 2, ClipLoss(NTXent())(images, texts, 14.0)
+    return (cross_entropy(scores, right) + cross_entropy(scores.T, right)) / 2, ClipLoss(NTXent())(
+        images, texts, 14.0
+    )
 
 
 def clip_by_info_nce(images, texts):
@@ -51,18 +61,24 @@ def ranking(images, texts):
 
 
 def nt_xent(embeddings, _):
-    return metric_learning().losses.NTXentLoss(temperature=0.1)(embeddings, LABELS), MetricLoss(NTXent(tau=0.1))(embeddings, LABELS)
+    return metric_learning().losses.NTXentLoss(temperature=0.1)(embeddings, LABELS), MetricLoss(
+        NTXent(tau=0.1)
+    )(embeddings, LABELS)
 
 
 def sup_con(embeddings, _):
-    return metric_learning().losses.SupConLoss(temperature=0.1)(embeddings, LABELS), MetricLoss(InfoNCE(tau=0.1))(embeddings, LABELS)
+    return metric_learning().losses.SupConLoss(temperature=0.1)(embeddings, LABELS), MetricLoss(
+        InfoNCE(tau=0.1)
+    )(embeddings, LABELS)
 
 
 def sigmoid(images, texts):
     scale, bias, number = 10.0, -4.0, len(images)
     signs = 2 * torch.eye(number, dtype=torch.float64) - 1
     theirs = -logsigmoid(signs * (scale * images @ texts.T + bias)).sum() / number
-    objective = BinomialDeviance(alpha=scale, beta=scale, lam=-bias / scale, negatives="all", reduction="half_mean")
+    objective = BinomialDeviance(
+        alpha=scale, beta=scale, lam=-bias / scale, negatives="all", reduction="half_mean"
+    )
     return theirs, scale * PairLoss(objective)(images, texts)
 
 
@@ -74,16 +90,22 @@ def sigmoid_of_clip(images, texts):
 def triplet(embeddings, _):
     peer = metric_learning()
     options = {"distance": peer.distances.CosineSimilarity(), "reducer": peer.reducers.SumReducer()}
-    return 2 * peer.losses.TripletMarginLoss(margin=0.2, **options)(embeddings, LABELS), MetricLoss(Triplet())(embeddings, LABELS)
+    return 2 * peer.losses.TripletMarginLoss(margin=0.2, **options)(embeddings, LABELS), MetricLoss(
+        Triplet()
+    )(embeddings, LABELS)
 
 
 def circle(embeddings, _):
-    return metric_learning().losses.CircleLoss(m=0.4, gamma=80)(embeddings, LABELS), MetricLoss(CIRCLE)(embeddings, LABELS)
+    return metric_learning().losses.CircleLoss(m=0.4, gamma=80)(embeddings, LABELS), MetricLoss(
+        CIRCLE
+    )(embeddings, LABELS)
 
 
 def circle_summed(embeddings, _):
     peer = metric_learning()
-    theirs = peer.losses.CircleLoss(m=0.4, gamma=80, reducer=peer.reducers.SumReducer())(embeddings, LABELS)
+    theirs = peer.losses.CircleLoss(m=0.4, gamma=80, reducer=peer.reducers.SumReducer())(
+        embeddings, LABELS
+    )
     return 2 * theirs, MetricLoss(Circle(margin=0.4, gamma=80))(embeddings, LABELS)
 
 
@@ -115,7 +137,9 @@ def test_losses_equal_peer_losses(row):
     theirs, ours = ROWS[row](*normalize(embeddings, dim=-1))
     assert theirs > 1e-3
     torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
-    mine, right = (torch.autograd.grad(value, embeddings, retain_graph=True)[0] for value in (ours, theirs))
+    mine, right = (
+        torch.autograd.grad(value, embeddings, retain_graph=True)[0] for value in (ours, theirs)
+    )
     torch.testing.assert_close(mine, right, rtol=1e-9, atol=1e-11)
 
 
@@ -123,7 +147,12 @@ def test_metric_loss_equals_self_supervised_loss():
     peer = metric_learning()
     views, ids = torch.randn(2, 7, 5, dtype=torch.float64), torch.arange(7)
     theirs = peer.losses.SelfSupervisedLoss(peer.losses.NTXentLoss(temperature=0.1))(*views)
-    torch.testing.assert_close(MetricLoss(NTXent(tau=0.1))(torch.cat([*views]), torch.cat([ids, ids])), theirs, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(
+        MetricLoss(NTXent(tau=0.1))(torch.cat([*views]), torch.cat([ids, ids])),
+        theirs,
+        rtol=1e-10,
+        atol=1e-12,
+    )
 
 
 def test_integrations_page_lists_tested_equalities():
@@ -134,5 +163,10 @@ def test_integrations_page_lists_tested_equalities():
 def test_sum_reduction_matches_documented_magnitude():
     labels = torch.arange(32) // 4
     embeddings = normalize(torch.randn(32, 16, dtype=torch.float64), dim=-1)
-    summed, mean = (MetricLoss(Triplet(reduction=reduction))(embeddings, labels) for reduction in ("sum", "half_mean"))
-    assert math.isclose(summed / mean, 2 * 32 * 3)  # both directions, and a term for each positive pair
+    summed, mean = (
+        MetricLoss(Triplet(reduction=reduction))(embeddings, labels)
+        for reduction in ("sum", "half_mean")
+    )
+    assert math.isclose(
+        summed / mean, 2 * 32 * 3
+    )  # both directions, and a term for each positive pair

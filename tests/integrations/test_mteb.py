@@ -1,4 +1,6 @@
-"""MtebEncoder on the task classes of mteb, with local data: retrieval, compositionality and zero-shot classification."""
+"""MtebEncoder on the task classes of mteb, with local data: retrieval, compositionality and
+zero-shot classification.
+"""
 
 import json
 from pathlib import Path
@@ -27,7 +29,9 @@ from mteb.abstasks.zeroshot_classification import AbsTaskZeroShotClassification 
 from mteb.models import EncoderProtocol  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::UserWarning", "ignore::sklearn.exceptions.UndefinedMetricWarning"
+    "ignore::DeprecationWarning",
+    "ignore::UserWarning",
+    "ignore::sklearn.exceptions.UndefinedMetricWarning",
 )
 
 
@@ -91,12 +95,21 @@ def pixels(data, image):
 def retrieval_task(data, direction):
     """A task of the class AbsTaskRetrieval. ``i2t``: images are queries."""
     images = datasets.Dataset.from_dict(
-        {"id": [f"i{i}" for i in range(len(data.images))], "image": [pixels(data, i) for i in range(len(data.images))]}
+        {
+            "id": [f"i{i}" for i in range(len(data.images))],
+            "image": [pixels(data, i) for i in range(len(data.images))],
+        }
     )
-    texts = datasets.Dataset.from_dict({"id": [f"t{i}" for i in range(len(data.captions))], "text": list(data.captions)})
+    texts = datasets.Dataset.from_dict(
+        {"id": [f"t{i}" for i in range(len(data.captions))], "text": list(data.captions)}
+    )
     of_text = {f"t{text}": f"i{image}" for text, image in enumerate(data.image_of.tolist())}
     if direction == "t2i":
-        queries, corpus, relevant = texts, images, {text: {image: 1} for text, image in of_text.items()}
+        queries, corpus, relevant = (
+            texts,
+            images,
+            {text: {image: 1} for text, image in of_text.items()},
+        )
     else:
         queries, corpus, relevant = images, texts, {}
         for text, image in of_text.items():
@@ -105,11 +118,17 @@ def retrieval_task(data, direction):
     class Scenes(AbsTaskRetrieval):
         def load_data(self, **_):
             self.dataset = {
-                "default": {"test": RetrievalSplitData(queries=queries, corpus=corpus, relevant_docs=relevant, top_ranked=None)}
+                "default": {
+                    "test": RetrievalSplitData(
+                        queries=queries, corpus=corpus, relevant_docs=relevant, top_ranked=None
+                    )
+                }
             }
             self.data_loaded = True
 
-    Scenes.metadata = metadata(f"Scenes{direction.upper()}", "Any2AnyRetrieval", direction, "ndcg_at_10")
+    Scenes.metadata = metadata(
+        f"Scenes{direction.upper()}", "Any2AnyRetrieval", direction, "ndcg_at_10"
+    )
     return Scenes()
 
 
@@ -123,8 +142,13 @@ def pair_task(data):
         texts_column_names = ("caption_0", "caption_1")
 
         def load_data(self, **_):
-            columns = {"first": [pixels(data, i) for i in rows[:, 0]], "second": [pixels(data, i) for i in rows[:, 1]]}
-            columns |= {f"caption_{side}": [captions[i] for i in rows[:, side]] for side in range(2)}
+            columns = {
+                "first": [pixels(data, i) for i in rows[:, 0]],
+                "second": [pixels(data, i) for i in rows[:, 1]],
+            }
+            columns |= {
+                f"caption_{side}": [captions[i] for i in rows[:, side]] for side in range(2)
+            }
             self.dataset = datasets.DatasetDict({"test": datasets.Dataset.from_dict(columns)})
             self.data_loaded = True
 
@@ -138,7 +162,10 @@ LABELS = ["a red circle", "a blue square", "a green star"]
 def zero_shot_task(data):
     class Shapes(AbsTaskZeroShotClassification):
         def load_data(self, **_):
-            columns = {"image": [pixels(data, i) for i in range(len(data.images))], "label": [i % 3 for i in range(len(data.images))]}
+            columns = {
+                "image": [pixels(data, i) for i in range(len(data.images))],
+                "label": [i % 3 for i in range(len(data.images))],
+            }
             self.dataset = datasets.DatasetDict({"test": datasets.Dataset.from_dict(columns)})
             self.data_loaded = True
 
@@ -155,25 +182,36 @@ def paths(data):
 
 @every_model
 def test_mteb_retrieval_equals_evaluate(model, scenes, split, tmp_path):
-    report = visavis.mteb(model, tasks=[retrieval_task(split, way) for way in ("i2t", "t2i")], out=tmp_path)
+    report = visavis.mteb(
+        model, tasks=[retrieval_task(split, way) for way in ("i2t", "t2i")], out=tmp_path
+    )
     ours = visavis.evaluate(model, data=scenes)
-    for result, direction, ranks in zip(report.result.task_results, ("i2t", "t2i"), (ours.image_ranks, ours.text_ranks), strict=True):
+    for result, direction, ranks in zip(
+        report.result.task_results, ("i2t", "t2i"), (ours.image_ranks, ours.text_ranks), strict=True
+    ):
         [scores] = result.scores["test"]
-        # Most words are unknown to the tiny CLIP, and many captions have equal scores. visavis counts ties against the model, mteb does not.
-        ours_best = {f"hit_rate_at_{k}": ours.metrics[f"{direction}_r{k}"] / 100 for k in (1, 5, 10)}
+        # Most words are unknown to the tiny CLIP, and many captions have equal scores. visavis
+        # counts ties against the model, mteb does not.
+        ours_best = {
+            f"hit_rate_at_{k}": ours.metrics[f"{direction}_r{k}"] / 100 for k in (1, 5, 10)
+        }
         ours_best["mrr_at_10"] = np.where(ranks <= 10, 1 / ranks, 0).mean()
         differences = [scores[name] - value for name, value in ours_best.items()]
         assert min(differences) > -1e-5
         if direction == "t2i" or model.name == "run":
             assert max(differences) < 1e-5
-        if direction == "t2i":  # one positive per query: recall is R@K, and nDCG depends on its rank only
+        if (
+            direction == "t2i"
+        ):  # one positive per query: recall is R@K, and nDCG depends on its rank only
             assert scores["recall_at_5"] == pytest.approx(ours.metrics["t2i_r5"] / 100, abs=1e-5)
-            assert scores["ndcg_at_10"] == pytest.approx(np.where(ranks <= 10, 1 / np.log2(ranks + 1), 0).mean(), abs=1e-5)
+            assert scores["ndcg_at_10"] == pytest.approx(
+                np.where(ranks <= 10, 1 / np.log2(ranks + 1), 0).mean(), abs=1e-5
+            )
     files = sorted(path.name for path in report.folder.glob("*.json"))
     assert {"ScenesI2T.json", "ScenesT2I.json"} <= set(files)
-    assert json.loads((report.folder / "ScenesT2I.json").read_text())["scores"]["test"][0]["main_score"] == pytest.approx(
-        report.scores["ScenesT2I"]
-    )
+    assert json.loads((report.folder / "ScenesT2I.json").read_text())["scores"]["test"][0][
+        "main_score"
+    ] == pytest.approx(report.scores["ScenesT2I"])
 
 
 @every_model
@@ -194,16 +232,28 @@ def test_mteb_compositionality_equals_scores_of_model(model, split, tmp_path):
 def test_mteb_zero_shot_equals_classify(model, split, tmp_path):
     report = visavis.mteb(model, tasks=[zero_shot_task(split)], out=tmp_path)
     chosen = visavis.load(model).score(paths(split), LABELS).argmax(1).numpy()
-    assert report.scores["SceneShapes"] == pytest.approx((chosen == np.arange(len(chosen)) % 3).mean())
+    assert report.scores["SceneShapes"] == pytest.approx(
+        (chosen == np.arange(len(chosen)) % 3).mean()
+    )
 
 
-def test_mteb_command_reads_the_data_of_a_task_from_a_folder(run, scenes, split, tmp_path, monkeypatch):
-    """The class Flickr30kT2IRetrieval, whose data set is a folder of the same name in the current folder."""
+def test_mteb_command_reads_the_data_of_a_task_from_a_folder(
+    run, scenes, split, tmp_path, monkeypatch
+):
+    """The class Flickr30kT2IRetrieval, whose data set is a folder of the same name in the current
+    folder.
+    """
     monkeypatch.chdir(tmp_path)
     folder = Path("mteb", "flickr30kt2i")
     tables = {
-        "corpus": {"id": [f"i{i}" for i in range(len(split.images))], "image": [pixels(split, i) for i in range(len(split.images))]},
-        "queries": {"id": [f"q{i}" for i in range(len(split.captions))], "text": list(split.captions)},
+        "corpus": {
+            "id": [f"i{i}" for i in range(len(split.images))],
+            "image": [pixels(split, i) for i in range(len(split.images))],
+        },
+        "queries": {
+            "id": [f"q{i}" for i in range(len(split.captions))],
+            "text": list(split.captions),
+        },
         "qrels": {
             "query-id": [f"q{i}" for i in range(len(split.captions))],
             "corpus-id": [f"i{i}" for i in split.image_of.tolist()],
@@ -213,22 +263,35 @@ def test_mteb_command_reads_the_data_of_a_task_from_a_folder(run, scenes, split,
     for name, columns in tables.items():
         (folder / name).mkdir(parents=True)
         datasets.Dataset.from_dict(columns).to_parquet(str(folder / name / "test.parquet"))
-    configs = "".join(f"- {{config_name: {name}, data_files: [{{split: test, path: {name}/test.parquet}}]}}\n" for name in tables)
+    configs = "".join(
+        f"- {{config_name: {name}, data_files: [{{split: test, path: {name}/test.parquet}}]}}\n"
+        for name in tables
+    )
     (folder / "README.md").write_text(f"---\nconfigs:\n{configs}---\n")
-    result = CliRunner().invoke(app, ["mteb", str(run), "--tasks", "Flickr30kT2IRetrieval", "--out", "results", "--json"])
+    result = CliRunner().invoke(
+        app, ["mteb", str(run), "--tasks", "Flickr30kT2IRetrieval", "--out", "results", "--json"]
+    )
     assert result.exit_code == 0, result.output
     [scores] = json.loads(result.stdout)["tasks"]["Flickr30kT2IRetrieval"]["test"]
     ours = visavis.evaluate(run, data=scenes)
     for k in (1, 5, 10):
-        assert scores[f"hit_rate_at_{k}"] == pytest.approx(ours.metrics[f"t2i_r{k}"] / 100, abs=1e-5)
+        assert scores[f"hit_rate_at_{k}"] == pytest.approx(
+            ours.metrics[f"t2i_r{k}"] / 100, abs=1e-5
+        )
 
 
 def test_mteb_encoder_follows_protocol(dual_encoders):
     encoder = MtebEncoder(visavis.load(dual_encoders / "clip"), "clip")
     assert isinstance(encoder, EncoderProtocol)
-    assert (encoder.mteb_model_meta.name, encoder.mteb_model_meta.modalities) == ("visavis/clip", ["image", "text"])
+    assert (encoder.mteb_model_meta.name, encoder.mteb_model_meta.modalities) == (
+        "visavis/clip",
+        ["image", "text"],
+    )
     one, two = torch.randn(2, 3, 5).unbind()
-    torch.testing.assert_close(encoder.similarity(one.numpy(), two).diagonal(), encoder.similarity_pairwise(one, two.numpy()))
+    torch.testing.assert_close(
+        encoder.similarity(one.numpy(), two).diagonal(),
+        encoder.similarity_pairwise(one, two.numpy()),
+    )
 
 
 @pytest.mark.slow

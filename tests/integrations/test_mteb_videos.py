@@ -1,4 +1,6 @@
-"""Video tasks of mteb by their own classes, with local clips instead of the data that they load from the hub."""
+"""Video tasks of mteb by their own classes, with local clips instead of the data that they load
+from the hub.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ mteb = pytest.importorskip("mteb")
 datasets = pytest.importorskip("datasets")
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::UserWarning", "ignore::sklearn.exceptions.UndefinedMetricWarning"
+    "ignore::DeprecationWarning",
+    "ignore::UserWarning",
+    "ignore::sklearn.exceptions.UndefinedMetricWarning",
 )
 
 RECIPE = """
@@ -44,9 +48,14 @@ def clips(tmp_path_factory):
     """Clips of two colors with one caption each, and two frames per second as the model reads them."""
     folder, rows = tmp_path_factory.mktemp("clips"), ["filename,caption,split"]
     for number, (first, second) in enumerate((a, b) for a in COLORS for b in COLORS if a != b):
-        frames = [np.full((48, 48, 3), COLORS[name], np.uint8) for name in [first] * 2 + [second] * (2 + number % 3)]
+        frames = [
+            np.full((48, 48, 3), COLORS[name], np.uint8)
+            for name in [first] * 2 + [second] * (2 + number % 3)
+        ]
         write_video(folder / f"{number}.mp4", frames, rate=2)
-        rows.append(f"{number}.mp4,{first} then {second},{('train', 'val', 'test', 'test')[number % 4]}")
+        rows.append(
+            f"{number}.mp4,{first} then {second},{('train', 'val', 'test', 'test')[number % 4]}"
+        )
     (folder / "captions.csv").write_text("\n".join(rows) + "\n")
     return folder
 
@@ -64,7 +73,9 @@ def run(clips, tmp_path_factory):
 
 
 class Decoder:
-    """The part of torchcodec's ``VideoDecoder`` that mteb reads. ``datasets`` decodes videos with torchcodec, which needs FFmpeg."""
+    """The part of torchcodec's ``VideoDecoder`` that mteb reads. ``datasets`` decodes videos with
+    torchcodec, which needs FFmpeg.
+    """
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -72,7 +83,12 @@ class Decoder:
     @cached_property
     def frames(self) -> torch.Tensor:
         with av.open(self.path) as container:
-            return torch.stack([torch.from_numpy(frame.to_ndarray(format="rgb24")).permute(2, 0, 1) for frame in container.decode(video=0)])
+            return torch.stack(
+                [
+                    torch.from_numpy(frame.to_ndarray(format="rgb24")).permute(2, 0, 1)
+                    for frame in container.decode(video=0)
+                ]
+            )
 
     @property
     def metadata(self) -> SimpleNamespace:
@@ -90,7 +106,11 @@ def paths(split) -> list[str]:
 def local_data(split, monkeypatch):
     """The classes read this table instead of the one of the hub."""
     table = datasets.Dataset.from_dict({"video": paths(split), "caption": list(split.captions)})
-    table.set_transform(lambda rows: rows | ({"video": list(map(Decoder, rows["video"]))} if "video" in rows else {}))
+    table.set_transform(
+        lambda rows: (
+            rows | ({"video": list(map(Decoder, rows["video"]))} if "video" in rows else {})
+        )
+    )
     for module in {type(mteb.get_task(name)).__module__ for name in TASKS}:
         monkeypatch.setattr(importlib.import_module(module), "load_dataset", lambda *_, **__: table)
 
@@ -100,12 +120,20 @@ def test_mteb_video_retrieval_equals_evaluate(run, clips, local_data, tmp_path):
     ours = visavis.evaluate(run, data=clips)
     for name in TASKS:
         direction, ranks = ("t2i", ours.text_ranks) if "T2V" in name else ("i2t", ours.image_ranks)
-        [scores] = next(each for each in report.result.task_results if each.task_name == name).scores["test"]
+        [scores] = next(
+            each for each in report.result.task_results if each.task_name == name
+        ).scores["test"]
         for k in (1, 5):
-            assert scores[f"hit_rate_at_{k}"] == pytest.approx(ours.metrics[f"{direction}_r{k}"] / 100, abs=1e-5), name
-        assert scores["ndcg_at_10"] == pytest.approx(np.where(ranks <= 10, 1 / np.log2(ranks + 1), 0).mean(), abs=1e-5), name
+            assert scores[f"hit_rate_at_{k}"] == pytest.approx(
+                ours.metrics[f"{direction}_r{k}"] / 100, abs=1e-5
+            ), name
+        assert scores["ndcg_at_10"] == pytest.approx(
+            np.where(ranks <= 10, 1 / np.log2(ranks + 1), 0).mean(), abs=1e-5
+        ), name
         assert report.scores[name] == pytest.approx(scores["ndcg_at_10"])
-    assert {f"{name}.json" for name in TASKS} <= {path.name for path in report.folder.glob("*.json")}
+    assert {f"{name}.json" for name in TASKS} <= {
+        path.name for path in report.folder.glob("*.json")
+    }
 
 
 def test_mteb_reads_videos_with_an_image_model(dual_encoders, split, local_data, tmp_path):
@@ -115,9 +143,14 @@ def test_mteb_reads_videos_with_an_image_model(dual_encoders, split, local_data,
     for path in paths(split):
         frames = Decoder(path).frames
         # Of fewer than eight frames, mteb repeats some.
-        images = [Image.fromarray(frames[i * len(frames) // 8].permute(1, 2, 0).numpy()) for i in range(8)]
+        images = [
+            Image.fromarray(frames[i * len(frames) // 8].permute(1, 2, 0).numpy()) for i in range(8)
+        ]
         videos.append(model.encode_images(images).mean(0))
-    cosines = torch.nn.functional.normalize(torch.stack(videos), dim=1) @ model.encode_texts(list(split.captions)).T
+    cosines = (
+        torch.nn.functional.normalize(torch.stack(videos), dim=1)
+        @ model.encode_texts(list(split.captions)).T
+    )
     for name, scores in (("MSVDT2VRetrieval", cosines.T), ("MSRVTTV2T", cosines)):
         # Most words are unknown to the tiny CLIP, and equal scores may be in any order.
         own = scores.diagonal()[:, None]
@@ -126,7 +159,9 @@ def test_mteb_reads_videos_with_an_image_model(dual_encoders, split, local_data,
         assert gains[0] - 1e-5 <= report.scores[name] <= gains[1] + 1e-5
 
 
-def test_image_model_reads_videos_as_the_wrapper_of_mteb(dual_encoders, split, monkeypatch, local_data):
+def test_image_model_reads_videos_as_the_wrapper_of_mteb(
+    dual_encoders, split, monkeypatch, local_data
+):
     """The wrapper uses one function of torchvision, which has no build here."""
     from mteb._create_dataloaders import create_dataloader
     from mteb.models.video_wrappers import Video2ImagesWrapper
@@ -140,22 +175,36 @@ def test_image_model_reads_videos_as_the_wrapper_of_mteb(dual_encoders, split, m
     task.load_data()
     corpus = task.dataset["default"]["test"]["corpus"]
     options = {"task_metadata": task.metadata, "prompt_type": mteb.types.PromptType.document}
-    both = (Video2ImagesWrapper(MtebEncoder(model, "clip")), MtebEncoder(model, "clip", num_frames=8))
+    both = (
+        Video2ImagesWrapper(MtebEncoder(model, "clip")),
+        MtebEncoder(model, "clip", num_frames=8),
+    )
     expected, ours = (
-        torch.as_tensor(encoder.encode(create_dataloader(corpus, **options), hf_split="test", hf_subset="default", **options))
+        torch.as_tensor(
+            encoder.encode(
+                create_dataloader(corpus, **options),
+                hf_split="test",
+                hf_subset="default",
+                **options,
+            )
+        )
         for encoder in both
     )
     torch.testing.assert_close(ours, expected, atol=1e-6, rtol=0)
     assert both[0].mteb_model_meta.experiment_kwargs == both[1].mteb_model_meta.experiment_kwargs
 
 
-def test_mteb_reports_missing_packages_and_other_modalities(dual_encoders, tmp_path, monkeypatch, split):
+def test_mteb_reports_missing_packages_and_other_modalities(
+    dual_encoders, tmp_path, monkeypatch, split
+):
     clip = dual_encoders / "clip"
     table = datasets.Dataset.from_dict({"video": paths(split), "caption": list(split.captions)})
     module = importlib.import_module(type(mteb.get_task("MSVDT2VRetrieval")).__module__)
     monkeypatch.setitem(sys.modules, "torchcodec", None)
     monkeypatch.setattr(datasets.config, "TORCHCODEC_AVAILABLE", False)
-    monkeypatch.setattr(module, "load_dataset", lambda *_, **__: table.cast_column("video", datasets.Video()))
+    monkeypatch.setattr(
+        module, "load_dataset", lambda *_, **__: table.cast_column("video", datasets.Video())
+    )
     with pytest.raises(VisavisError, match=mentions("MSVDT2VRetrieval", "torchcodec", "Install")):
         visavis.mteb(clip, tasks="MSVDT2VRetrieval", out=tmp_path)
     with pytest.raises(VisavisError, match=mentions("MSRVTTV2A", "audio", "Choose another task")):

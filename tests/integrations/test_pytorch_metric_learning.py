@@ -7,8 +7,21 @@ from torch.nn.functional import normalize
 
 from visavis import PairLoss, Targets
 from visavis.errors import ShapeError, SpecError, VisavisError
-from visavis.integrations.pytorch_metric_learning import CrossBatchMemory, MetricLoss, SelfSupervisedLoss
-from visavis.objectives import VLC, InfoNCE, MultiSimilarity, NTXent, Sigmoid, Triplet, TripletHN, Unified
+from visavis.integrations.pytorch_metric_learning import (
+    CrossBatchMemory,
+    MetricLoss,
+    SelfSupervisedLoss,
+)
+from visavis.objectives import (
+    VLC,
+    InfoNCE,
+    MultiSimilarity,
+    NTXent,
+    Sigmoid,
+    Triplet,
+    TripletHN,
+    Unified,
+)
 from visavis.pair_loss import cosine
 
 FAMILY = (
@@ -46,15 +59,21 @@ def test_metric_loss_matches_hardest_triplet_loops():
     embeddings = random_items()
     scores, total = normalize(embeddings, dim=-1) @ normalize(embeddings, dim=-1).T, 0.0
     for anchor in range(6):
-        hardest = max(scores[anchor, other] for other in range(6) if LABELS[other] != LABELS[anchor])
+        hardest = max(
+            scores[anchor, other] for other in range(6) if LABELS[other] != LABELS[anchor]
+        )
         for other in range(6):
             if other != anchor and LABELS[other] == LABELS[anchor]:
-                total = total + 2 * (1.5 + hardest - scores[anchor, other]).relu()  # one term as a row and one as a column
+                total = (
+                    total + 2 * (1.5 + hardest - scores[anchor, other]).relu()
+                )  # one term as a row and one as a column
     assert_close(MetricLoss(TripletHN(margin=1.5))(embeddings, LABELS), total)
 
 
 def test_metric_loss_gradient_includes_both_roles():
-    assert torch.autograd.gradcheck(lambda embeddings: MetricLoss(Unified(gamma=5))(embeddings, LABELS), random_items())
+    assert torch.autograd.gradcheck(
+        lambda embeddings: MetricLoss(Unified(gamma=5))(embeddings, LABELS), random_items()
+    )
 
 
 @every_objective
@@ -62,7 +81,10 @@ def test_metric_loss_compares_with_references(objective):
     embeddings, references, theirs = random_items(), random_items(4), torch.tensor([9, 7, 4, 5])
     value = MetricLoss(objective)(embeddings, LABELS, ref_emb=references, ref_labels=theirs)
     assert_close(value, PairLoss(objective)(embeddings, references, LABELS, theirs))
-    assert all(gradient.abs().max() > 0 for gradient in torch.autograd.grad(value, (embeddings, references)))
+    assert all(
+        gradient.abs().max() > 0
+        for gradient in torch.autograd.grad(value, (embeddings, references))
+    )
 
 
 def test_metric_loss_keeps_pairs_of_equal_labels_with_references():
@@ -121,23 +143,34 @@ def test_self_supervised_loss_equals_peer(symmetric):
     items, views = random_items(), random_items()
     theirs = losses.SelfSupervisedLoss(losses.NTXentLoss(temperature=0.1), symmetric=symmetric)
     right = theirs(items, views) if symmetric else (theirs(items, views) + theirs(views, items)) / 2
-    assert_close(SelfSupervisedLoss(MetricLoss(NTXent(tau=0.1)), symmetric=symmetric)(items, views), right)
+    assert_close(
+        SelfSupervisedLoss(MetricLoss(NTXent(tau=0.1)), symmetric=symmetric)(items, views), right
+    )
     with pytest.raises(ShapeError, match=mentions("ref_emb", 6, 4)):
         SelfSupervisedLoss(MetricLoss(NTXent()))(items, views[:4])
 
 
 @pytest.mark.parametrize("name", ["NTXent", "SupCon", "MultiSimilarity"])
 def test_cross_batch_memory_equals_peer(name):
-    losses, miners = (pytest.importorskip(f"pytorch_metric_learning.{part}") for part in ("losses", "miners"))
+    losses, miners = (
+        pytest.importorskip(f"pytorch_metric_learning.{part}") for part in ("losses", "miners")
+    )
     theirs, ours, miner = {
         "NTXent": (losses.NTXentLoss(temperature=0.1), NTXent(tau=0.1), None),
         "SupCon": (losses.SupConLoss(temperature=0.1), InfoNCE(tau=0.1), None),
-        "MultiSimilarity": (losses.MultiSimilarityLoss(), MultiSimilarity(reduction="half_mean"), miners.MultiSimilarityMiner()),
+        "MultiSimilarity": (
+            losses.MultiSimilarityLoss(),
+            MultiSimilarity(reduction="half_mean"),
+            miners.MultiSimilarityMiner(),
+        ),
     }[name]
     peer = losses.CrossBatchMemory(theirs, embedding_size=5, memory_size=15, miner=miner)
     memory = CrossBatchMemory(MetricLoss(ours), embedding_size=5, memory_size=15)
     for step in range(6):  # the memory is overwritten from the third batch on
-        embeddings, labels = random_items(), torch.tensor([4, 4, 4, 7, 7, 7])[torch.randperm(6)] + step % 2
+        embeddings, labels = (
+            random_items(),
+            torch.tensor([4, 4, 4, 7, 7, 7])[torch.randperm(6)] + step % 2,
+        )
         values = peer(embeddings, labels), memory(embeddings, labels)
         assert values[1] > 0
         assert_close(values[1], values[0])
@@ -146,7 +179,10 @@ def test_cross_batch_memory_equals_peer(name):
 
 def test_cross_batch_memory_is_saved_and_uses_scale_and_bias():
     batches = [(random_items(), LABELS) for _ in range(3)]
-    for options in ({"objective": NTXent(), "scale": 10.0}, {"objective": Sigmoid(bias=-4.0), "scale": 10.0}):
+    for options in (
+        {"objective": NTXent(), "scale": 10.0},
+        {"objective": Sigmoid(bias=-4.0), "scale": 10.0},
+    ):
         memory, copy = (CrossBatchMemory(MetricLoss(**options), 5, 16).double() for _ in range(2))
         for batch in batches[:2]:
             memory(*batch)

@@ -18,7 +18,9 @@ from visavis.objectives import VLC, Goal, NTXent, Triplet, TripletHN, Unified
 from visavis.pair_loss import LearnedScale, cosine
 from visavis.targets import Targets
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("sentence_transformers") is None, reason="needs sentence-transformers")
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("sentence_transformers") is None, reason="needs sentence-transformers"
+)
 FAMILY = (Triplet(), TripletHN(), NTXent(), VLC(), Unified())
 every_objective = pytest.mark.parametrize("objective", FAMILY, ids=str)
 COLUMNS = sentences()
@@ -61,7 +63,12 @@ def test_visavis_loss_uses_labels_as_ids(model, objective):
 @every_objective
 @pytest.mark.parametrize("ids", [None, IDS[:8]], ids=["in order", "by label"])
 def test_visavis_loss_uses_negatives_for_anchors_only(model, objective, ids):
-    columns = (COLUMNS["anchor"][:8], COLUMNS["positive"][:8], COLUMNS["positive"][8:], COLUMNS["anchor"][8:])
+    columns = (
+        COLUMNS["anchor"][:8],
+        COLUMNS["positive"][:8],
+        COLUMNS["positive"][8:],
+        COLUMNS["anchor"][8:],
+    )
     value = VisavisLoss(model, objective)(features(model, *columns), ids)
     anchors, positives, *negatives = embedded(model, *columns)
     anchor_ids = torch.arange(8) if ids is None else ids
@@ -69,7 +76,9 @@ def test_visavis_loss_uses_negatives_for_anchors_only(model, objective, ids):
         cosine(anchors, torch.cat([positives, *negatives])),
         Targets(query_ids=anchor_ids, candidate_ids=torch.cat([anchor_ids, torch.full((16,), -1)])),
     )
-    t2i = objective.one_way(cosine(positives, anchors), Targets(query_ids=anchor_ids, candidate_ids=anchor_ids))
+    t2i = objective.one_way(
+        cosine(positives, anchors), Targets(query_ids=anchor_ids, candidate_ids=anchor_ids)
+    )
     assert_close(value, objective.reduce(i2t, t2i))
 
 
@@ -92,9 +101,14 @@ def test_visavis_loss_works_inside_matryoshka_loss(model):
     from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
 
     sides = (COLUMNS["anchor"], COLUMNS["positive"])
-    value = MatryoshkaLoss(model, VisavisLoss(model, Unified()), [32, 8])(features(model, *sides), IDS)
+    value = MatryoshkaLoss(model, VisavisLoss(model, Unified()), [32, 8])(
+        features(model, *sides), IDS
+    )
     whole = embedded(model, *sides)
-    assert_close(value, sum(PairLoss(Unified())(*(side[:, :width] for side in whole), IDS) for width in (32, 8)))
+    assert_close(
+        value,
+        sum(PairLoss(Unified())(*(side[:, :width] for side in whole), IDS) for width in (32, 8)),
+    )
 
 
 def test_visavis_loss_follows_model_mode(model):
@@ -108,7 +122,11 @@ def test_visavis_loss_follows_model_mode(model):
 def test_visavis_loss_appears_in_model_card(model):
     loss = VisavisLoss(model, NTXent(tau=0.05), scale=torch.nn.Parameter(torch.tensor(20.0)))
     config = json.loads(json.dumps(loss.get_config_dict()))
-    assert config == {"objective": repr(NTXent(tau=0.05)), "scale": 20.0, "similarity_fct": "cos_sim"}
+    assert config == {
+        "objective": repr(NTXent(tau=0.05)),
+        "scale": 20.0,
+        "similarity_fct": "cos_sim",
+    }
     model.model_card_data.set_losses([loss])
     assert "loss:VisavisLoss" in model.model_card_data.tags
     assert model.model_card_data.citations["VisavisLoss"] == loss.citation
@@ -117,7 +135,8 @@ def test_visavis_loss_appears_in_model_card(model):
         TripletHN(): "source: Faghri et al., VSE++ (2018), eq. 6",
     }.items():
         citation = VisavisLoss(model, objective).citation
-        assert f"Objective {objective!r}; {source}".replace("_", r"\_") in citation  # language: quoted
+        described = f"Objective {objective!r}; {source}"  # language: quoted
+        assert described.replace("_", r"\_") in citation
         assert citation.count("{") == citation.count("}")
         assert "Special" not in citation
 
@@ -125,8 +144,13 @@ def test_visavis_loss_appears_in_model_card(model):
 def test_visavis_loss_config_reports_effective_temperature(model):
     config = VisavisLoss(model, NTXent(tau=0.07), scale=25).get_config_dict()
     assert config == {"objective": repr(NTXent(tau=0.04)), "scale": 25, "similarity_fct": "cos_sim"}
-    learned_config = VisavisLoss(model, NTXent(tau=0.07), scale=LearnedScale(20.0)).get_config_dict()
-    assert (learned_config["objective"], learned_config["scale"]) == (repr(NTXent(tau=0.05)), "learned, from 20")
+    learned_config = VisavisLoss(
+        model, NTXent(tau=0.07), scale=LearnedScale(20.0)
+    ).get_config_dict()
+    assert (learned_config["objective"], learned_config["scale"]) == (
+        repr(NTXent(tau=0.05)),
+        "learned, from 20",
+    )
     assert VisavisLoss(model, Unified()).get_config_dict()["objective"] == repr(Unified())
 
 
@@ -134,7 +158,8 @@ def test_visavis_loss_citation_is_escaped_for_latex():
     citation = VisavisLoss(torch.nn.Identity(), Goal(pair="sig_ms")).citation
     assert r"pair='sig\_ms'" in citation
     assert escape_latex("50% of {a_b} & c#d $e ~f^g \\ <h>") == (
-        r"50\% of \{a\_b\} \& c\#d \$e \textasciitilde{}f\textasciicircum{}g \textbackslash{} \textless{}h\textgreater{}"
+        r"50\% of \{a\_b\} \& c\#d \$e \textasciitilde{}f\textasciicircum{}g \textbackslash{} "
+        r"\textless{}h\textgreater{}"
     )
 
 
@@ -142,7 +167,10 @@ def test_visavis_loss_citation_is_escaped_for_latex():
 @pytest.mark.parametrize("size", [1, 5, 16, 99])
 def test_visavis_loss_mini_batches_match_full_batch(model, objective, size):
     sides = (COLUMNS["anchor"], COLUMNS["positive"])
-    whole, parts = (VisavisLoss(model, objective, mini_batch_size=each)(features(model, *sides), IDS) for each in (None, size))
+    whole, parts = (
+        VisavisLoss(model, objective, mini_batch_size=each)(features(model, *sides), IDS)
+        for each in (None, size)
+    )
     assert_close(parts, whole)
     parameters = [each for name, each in model.named_parameters() if "pooler" not in name]
     assert_close(torch.autograd.grad(parts, parameters), torch.autograd.grad(whole, parameters))
@@ -176,10 +204,14 @@ def test_visavis_loss_mini_batches_reject_unsupported_features(model):
     from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
 
     flat = {"input_ids": torch.zeros(7), "offsets": torch.zeros(3)}
-    with pytest.raises(ShapeError, match=mentions("input_ids [7]", "offsets [3]", "mini_batch_size")):
+    with pytest.raises(
+        ShapeError, match=mentions("input_ids [7]", "offsets [3]", "mini_batch_size")
+    ):
         VisavisLoss(model, Unified(), mini_batch_size=2)([flat, flat])
     with pytest.raises(VisavisError, match=mentions("mini_batch_size", "MatryoshkaLoss")):
-        MatryoshkaLoss(model, VisavisLoss(model, Unified(), mini_batch_size=2), [32, 8])(features(model, COLUMNS["anchor"]), IDS)
+        MatryoshkaLoss(model, VisavisLoss(model, Unified(), mini_batch_size=2), [32, 8])(
+            features(model, COLUMNS["anchor"]), IDS
+        )
 
 
 def test_visavis_loss_can_be_copied_and_pickled(model):
@@ -201,13 +233,20 @@ def test_visavis_loss_rejects_invalid_arguments(model):
 def test_visavis_loss_trains_scale_with_trainer(tmp_path):
     pytest.importorskip("accelerate")
     data = pytest.importorskip("datasets").Dataset.from_dict(COLUMNS)
-    from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+    from sentence_transformers import (
+        SentenceTransformerTrainer,
+        SentenceTransformerTrainingArguments,
+    )
 
     model, scale = tiny_sentence_transformer(), torch.nn.Parameter(torch.tensor(20.0))
     loss = VisavisLoss(model, NTXent(), scale=scale)
     quiet = {"report_to": [], "use_cpu": True, "disable_tqdm": True, "save_strategy": "no"}
-    args = SentenceTransformerTrainingArguments(tmp_path, max_steps=3, learning_rate=0.01, per_device_train_batch_size=16, **quiet)
-    trainer = SentenceTransformerTrainer(model, args, train_dataset=data, eval_dataset=data, loss=loss)
+    args = SentenceTransformerTrainingArguments(
+        tmp_path, max_steps=3, learning_rate=0.01, per_device_train_batch_size=16, **quiet
+    )
+    trainer = SentenceTransformerTrainer(
+        model, args, train_dataset=data, eval_dataset=data, loss=loss
+    )
     before = trainer.evaluate()["eval_loss"]
     trainer.train()
     assert scale.item() != 20
@@ -218,15 +257,29 @@ def test_visavis_loss_trains_scale_with_trainer(tmp_path):
 def test_trainer_saves_and_resumes_learned_scale(tmp_path):
     pytest.importorskip("accelerate")
     data = pytest.importorskip("datasets").Dataset.from_dict(COLUMNS)
-    from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+    from sentence_transformers import (
+        SentenceTransformerTrainer,
+        SentenceTransformerTrainingArguments,
+    )
 
     def trained(folder, steps, *, learned=True, **options):
         torch.manual_seed(0)
         model = tiny_sentence_transformer()
         loss = VisavisLoss(model, NTXent(), scale=LearnedScale(20.0) if learned else 20.0)
-        quiet = {"report_to": [], "use_cpu": True, "disable_tqdm": True, "save_strategy": "steps", "save_steps": 2}
+        quiet = {
+            "report_to": [],
+            "use_cpu": True,
+            "disable_tqdm": True,
+            "save_strategy": "steps",
+            "save_steps": 2,
+        }
         args = SentenceTransformerTrainingArguments(
-            folder, max_steps=steps, learning_rate=0.01, lr_scheduler_type="constant", per_device_train_batch_size=16, **quiet
+            folder,
+            max_steps=steps,
+            learning_rate=0.01,
+            lr_scheduler_type="constant",
+            per_device_train_batch_size=16,
+            **quiet,
         )
         SentenceTransformerTrainer(model, args, train_dataset=data, loss=loss).train(**options)
         return loss.loss.scale().item() if learned else 20.0

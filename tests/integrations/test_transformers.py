@@ -32,7 +32,9 @@ def embedded(model, batch, **options):
 
 
 def gradients(value, model):
-    return torch.autograd.grad(value, list(model.parameters()), retain_graph=True, allow_unused=True)
+    return torch.autograd.grad(
+        value, list(model.parameters()), retain_graph=True, allow_unused=True
+    )
 
 
 def assert_close(ours, theirs):
@@ -51,16 +53,24 @@ def test_trainer_loss_with_model_scale_equals_model_loss(model, batch):
 def test_trainer_loss_uses_labels_as_ids(model, batch, objective):
     outputs = embedded(model, batch)
     value = TrainerLoss(objective)(outputs, batch["labels"])
-    assert_close(value, PairLoss(objective)(outputs.image_embeds, outputs.text_embeds, batch["labels"]))
+    assert_close(
+        value, PairLoss(objective)(outputs.image_embeds, outputs.text_embeds, batch["labels"])
+    )
     assert not torch.isclose(value, TrainerLoss(objective)(outputs, torch.arange(16)))
-    reached = [gradient is not None and bool(gradient.any()) for gradient in gradients(value, model)]
-    assert sum(reached) >= len(reached) - 3  # all but the scale, and biases that cancel in a softmax or a cosine
+    reached = [
+        gradient is not None and bool(gradient.any()) for gradient in gradients(value, model)
+    ]
+    assert (
+        sum(reached) >= len(reached) - 3
+    )  # all but the scale, and biases that cancel in a softmax or a cosine
 
 
 def test_trainer_loss_accepts_other_embedding_names(model, batch):
     outputs = embedded(model, batch)
     renamed = {"audio_embeds": outputs.image_embeds, "text": outputs.text_embeds}
-    value = TrainerLoss(Unified(), image_embeds="audio_embeds", text_embeds="text")(renamed, batch["labels"])
+    value = TrainerLoss(Unified(), image_embeds="audio_embeds", text_embeds="text")(
+        renamed, batch["labels"]
+    )
     assert_close(value, TrainerLoss(Unified())(outputs, batch["labels"]))
 
 
@@ -93,7 +103,13 @@ def trainer_of(model, data, loss, folder, **settings):
     pytest.importorskip("accelerate")
     from transformers import Trainer, TrainingArguments
 
-    plain = {"label_names": ["labels"], "report_to": [], "use_cpu": True, "disable_tqdm": True, "save_strategy": "no"}
+    plain = {
+        "label_names": ["labels"],
+        "report_to": [],
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "save_strategy": "no",
+    }
     args = TrainingArguments(folder, **plain | settings)
     return Trainer(model, args, train_dataset=data, eval_dataset=data, compute_loss_func=loss)
 
@@ -101,18 +117,30 @@ def trainer_of(model, data, loss, folder, **settings):
 @pytest.mark.parametrize("objective", [Unified(margin=0.1, gamma=5), NTXent()], ids=str)
 def test_trainer_loss_weights_accumulated_batches_by_size(model, batch, objective, tmp_path):
     unequal = {name: column[:12] for name, column in batch.items()}  # a batch of 8 and one of 4
-    parts = [{name: column[part] for name, column in unequal.items()} for part in (slice(0, 8), slice(8, 12))]
+    parts = [
+        {name: column[part] for name, column in unequal.items()}
+        for part in (slice(0, 8), slice(8, 12))
+    ]
     values = [TrainerLoss(objective)(embedded(model, part), part["labels"]) for part in parts]
     expected = gradients((8 * values[0] + 4 * values[1]) / 12, model)
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    settings = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "max_steps": 1, "max_grad_norm": 0}
+    settings = {
+        "per_device_train_batch_size": 8,
+        "gradient_accumulation_steps": 2,
+        "max_steps": 1,
+        "max_grad_norm": 0,
+    }
     settings |= {"optim": "sgd", "learning_rate": 0.5, "lr_scheduler_type": "constant"}
     trainer_of(model, InOrder(unequal), TrainerLoss(objective), tmp_path, **settings).train()
     for old, new, gradient in zip(before, model.parameters(), expected, strict=True):
-        assert_close(old - new.detach(), torch.zeros_like(old) if gradient is None else 0.5 * gradient)
+        assert_close(
+            old - new.detach(), torch.zeros_like(old) if gradient is None else 0.5 * gradient
+        )
 
 
 def test_trainer_loss_is_used_for_evaluation(model, batch, tmp_path):
-    trainer = trainer_of(model, rows(batch), TrainerLoss(Unified()), tmp_path, per_device_eval_batch_size=16)
+    trainer = trainer_of(
+        model, rows(batch), TrainerLoss(Unified()), tmp_path, per_device_eval_batch_size=16
+    )
     value = TrainerLoss(Unified())(embedded(model, batch), batch["labels"]).item()
     assert trainer.evaluate()["eval_loss"] == pytest.approx(value, rel=1e-6)

@@ -27,7 +27,10 @@ class TinyModel(nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(1)
-        self.map, self.logit_scale = nn.Linear(5, 4).double(), nn.Parameter(torch.tensor(2.0, dtype=torch.float64))
+        self.map, self.logit_scale = (
+            nn.Linear(5, 4).double(),
+            nn.Parameter(torch.tensor(2.0, dtype=torch.float64)),
+        )
 
     def forward(self, features):
         if isinstance(features, dict):
@@ -62,7 +65,9 @@ def embedded(model, part):
 
 
 def work(rank, world_size, file, results):
-    distributed.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=world_size)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{file}", rank=rank, world_size=world_size
+    )
     model, part = TinyModel(), PARTS[rank]
     losses = [VisavisLoss(model, OBJECTIVE) for _ in range(2)]
     with warnings.catch_warnings(record=True) as caught:
@@ -82,7 +87,9 @@ def work(rank, world_size, file, results):
         results["shared warnings", rank] = [str(each.message) for each in caught]
     with warnings.catch_warnings(record=True):  # by ids on one rank, in order on the other
         warnings.simplefilter("always")
-        results["unlike", rank] = PairLoss(OBJECTIVE)(*embedded(model, part), *([LABELS[part]] if rank else [])).item()
+        results["unlike", rank] = PairLoss(OBJECTIVE)(
+            *embedded(model, part), *([LABELS[part]] if rank else [])
+        ).item()
     del model.model_card_data
     wrapped = DistributedDataParallel(model, find_unused_parameters=True)
     loss = VisavisLoss(model, OBJECTIVE, mini_batch_size=3)
@@ -115,8 +122,13 @@ def test_ranks_with_different_data_sets_do_not_gather_and_warn(results):
         value, expected = results["apart", rank]
         assert value == expected
         (message,) = results["warnings", rank]
-        assert all(part in message for part in (f"VisavisLoss {rank + 1} of its model", "torch.float64", "gather=False"))
-        assert message.index(f"VisavisLoss {rank + 1} of") < message.index(f"VisavisLoss {2 - rank} of")
+        assert all(
+            part in message
+            for part in (f"VisavisLoss {rank + 1} of its model", "torch.float64", "gather=False")
+        )
+        assert message.index(f"VisavisLoss {rank + 1} of") < message.index(
+            f"VisavisLoss {2 - rank} of"
+        )
 
 
 def test_gather_true_with_different_data_sets_fails_on_all_ranks(results):
@@ -130,7 +142,9 @@ def test_ranks_with_one_data_set_gather(results, expected):
 
 def test_shared_loss_for_several_data_sets_does_not_gather(results):
     for rank in range(2):
-        expected = PairLoss(OBJECTIVE)(*embedded(TinyModel(), PARTS[rank]), LABELS[PARTS[rank]]).item()
+        expected = PairLoss(OBJECTIVE)(
+            *embedded(TinyModel(), PARTS[rank]), LABELS[PARTS[rank]]
+        ).item()
         assert results["shared", rank] == pytest.approx(expected, rel=1e-12)
         (message,) = results["shared warnings", rank]
         assert "VisavisLoss serve 9 data sets" in message.replace("serves", "serve")

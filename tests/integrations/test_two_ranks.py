@@ -9,7 +9,11 @@ from torch import distributed
 from torch.nn.functional import cross_entropy, normalize
 
 from visavis.integrations.open_clip import ClipLoss
-from visavis.integrations.pytorch_metric_learning import CrossBatchMemory, MetricLoss, SelfSupervisedLoss
+from visavis.integrations.pytorch_metric_learning import (
+    CrossBatchMemory,
+    MetricLoss,
+    SelfSupervisedLoss,
+)
 from visavis.integrations.sentence_transformers import VisavisLoss
 from visavis.integrations.transformers import TrainerLoss
 from visavis.objectives import NTXent, Unified
@@ -27,11 +31,15 @@ class Embedded(torch.nn.Module):
 
 
 def clip_loss(first, second, third, labels, scale):
-    return ClipLoss(NTXent(), local_loss=True, gather_with_grad=True, world_size=distributed.get_world_size())(first, second, scale)
+    return ClipLoss(
+        NTXent(), local_loss=True, gather_with_grad=True, world_size=distributed.get_world_size()
+    )(first, second, scale)
 
 
 def clip_loss_by_ids(first, second, third, labels, scale):
-    return ClipLoss(Unified(), world_size=distributed.get_world_size())(first, second, scale, image_ids=labels)
+    return ClipLoss(Unified(), world_size=distributed.get_world_size())(
+        first, second, scale, image_ids=labels
+    )
 
 
 def metric_loss(first, second, third, labels, scale):
@@ -43,7 +51,9 @@ def self_supervised_loss(first, second, third, labels, scale):
 
 
 def cross_batch_memory(first, second, third, labels, scale):
-    memory = CrossBatchMemory(MetricLoss(NTXent(tau=0.1)), embedding_size=5, memory_size=14).double()
+    memory = CrossBatchMemory(
+        MetricLoss(NTXent(tau=0.1)), embedding_size=5, memory_size=14
+    ).double()
     memory(first, labels)  # enters the memory
     return memory(second, labels) + memory(third, labels)
 
@@ -57,11 +67,15 @@ def sentence_loss_in_order(first, second, third, labels, scale):
 
 
 def sentence_loss_with_negatives(first, second, third, labels, scale):
-    return VisavisLoss(Embedded(), Unified())([{"rows": rows} for rows in (first, second, third)], labels)
+    return VisavisLoss(Embedded(), Unified())(
+        [{"rows": rows} for rows in (first, second, third)], labels
+    )
 
 
 def trainer_loss(first, second, third, labels, scale):
-    loss = TrainerLoss(NTXent(), logit_scale=torch.nn.Parameter(torch.tensor(2.0, dtype=torch.float64)))
+    loss = TrainerLoss(
+        NTXent(), logit_scale=torch.nn.Parameter(torch.tensor(2.0, dtype=torch.float64))
+    )
     return loss({"image_embeds": first, "text_embeds": second}, labels)
 
 
@@ -80,19 +94,25 @@ LOSSES = (
 
 def inputs():
     data = torch.randn(3, 6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    return [normalize(rows, dim=-1).requires_grad_() for rows in data], torch.tensor(9.0, dtype=torch.float64, requires_grad=True)
+    return [normalize(rows, dim=-1).requires_grad_() for rows in data], torch.tensor(
+        9.0, dtype=torch.float64, requires_grad=True
+    )
 
 
 def value_and_gradients(loss, part):
     """The value, and gradients of all items and the scale. Gradients of items on other ranks are 0."""
     items, scale = inputs()
     value = loss(*(rows[part] for rows in items), LABELS[part], scale)
-    gradients = torch.autograd.grad(value, [*items, scale], allow_unused=True, materialize_grads=True)
+    gradients = torch.autograd.grad(
+        value, [*items, scale], allow_unused=True, materialize_grads=True
+    )
     return [value.detach(), *gradients]
 
 
 def work(rank, world_size, file, results):
-    distributed.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=world_size)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{file}", rank=rank, world_size=world_size
+    )
     part = PARTS[rank] if world_size > 1 else slice(None)
     for loss in LOSSES:
         tensors = value_and_gradients(loss, part)
@@ -121,11 +141,16 @@ def one_process(tmp_path_factory):
 
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__)
 def test_integration_losses_on_two_ranks_equal_one_process(loss, two_ranks, one_process):
-    torch.testing.assert_close(two_ranks[loss.__name__], one_process[loss.__name__], rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(
+        two_ranks[loss.__name__], one_process[loss.__name__], rtol=1e-11, atol=1e-12
+    )
 
 
 def test_clip_loss_on_two_ranks_equals_formula(two_ranks):
     (images, texts, _), scale = inputs()
     scores = scale * images @ texts.T
     labels = torch.arange(6)
-    torch.testing.assert_close(two_ranks["clip_loss"][0], ((cross_entropy(scores, labels) + cross_entropy(scores.T, labels)) / 2).detach())
+    torch.testing.assert_close(
+        two_ranks["clip_loss"][0],
+        ((cross_entropy(scores, labels) + cross_entropy(scores.T, labels)) / 2).detach(),
+    )

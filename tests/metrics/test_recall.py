@@ -33,11 +33,15 @@ def test_recall_grows_with_k_and_reaches_one(ranks: torch.Tensor, k: int) -> Non
 
 
 def test_recall_at_mean_ties_rounds_half_ranks() -> None:
-    """One positive tied with no, one and nine other candidates has the 0-based mean ranks 0, 0.5 and 4.5."""
+    """One positive tied with no, one and nine other candidates has the 0-based mean ranks 0, 0.5
+    and 4.5.
+    """
     scores = torch.zeros(3, 20)
     for query, tied in enumerate((0, 1, 9)):
         scores[query, : tied + 1] = 1
-    mean = best_ranks(scores, Targets(query_ids=[0, 0, 0], candidate_ids=[0] + 19 * [1]), ties="mean")
+    mean = best_ranks(
+        scores, Targets(query_ids=[0, 0, 0], candidate_ids=[0] + 19 * [1]), ties="mean"
+    )
     assert mean.tolist() == [1, 1.5, 5.5]
     assert [3 * recall_at_mean_ties(mean, k) for k in (1, 2, 4, 5)] == [1, 2, 2, 3]
     assert [3 * recall_at(mean, k) for k in (1, 2, 4, 5)] == [1, 2, 2, 2]
@@ -45,14 +49,28 @@ def test_recall_at_mean_ties_rounds_half_ranks() -> None:
 
 
 def test_ranking_metrics_include_mean_ties_recall() -> None:
-    scores, targets = (torch.arange(20) < 10).float()[None], Targets(query_ids=[0], candidate_ids=[0] + 19 * [1])
+    scores, targets = (
+        (torch.arange(20) < 10).float()[None],
+        Targets(query_ids=[0], candidate_ids=[0] + 19 * [1]),
+    )
     actual = ranking_metrics(*2 * [positive_ranks(scores, targets, ties="mean")])
-    assert [actual[f"i2t_r{k}{name}"] for name in ("", "_mean_ties") for k in (1, 5, 10)] == [0, 0, 100, 0, 100, 100]
+    assert [actual[f"i2t_r{k}{name}"] for name in ("", "_mean_ties") for k in (1, 5, 10)] == [
+        0,
+        0,
+        100,
+        0,
+        100,
+        100,
+    ]
     without_ties = ranking_metrics(*2 * [positive_ranks(scores, targets)])
-    assert [without_ties[f"t2i_r{k}_mean_ties"] for k in (1, 5, 10)] == [without_ties[f"t2i_r{k}"] for k in (1, 5, 10)]
+    assert [without_ties[f"t2i_r{k}_mean_ties"] for k in (1, 5, 10)] == [
+        without_ties[f"t2i_r{k}"] for k in (1, 5, 10)
+    ]
 
 
-@pytest.mark.parametrize(("ranks", "published"), [([1, 2], 1), ([1, 4], 2), ([3], 3), ([1, 2, 9], 2), ([1, 2, 5, 9], 3)])
+@pytest.mark.parametrize(
+    ("ranks", "published"), [([1, 2], 1), ([1, 4], 2), ([3], 3), ([1, 2, 9], 2), ([1, 2, 5, 9], 3)]
+)
 def test_median_rank_is_floored_as_published(ranks: list[int], published: int) -> None:
     assert median_rank(torch.tensor(ranks)) == published
 
@@ -62,7 +80,9 @@ def test_mean_rank_is_mean() -> None:
 
 
 def test_ranking_metrics_of_perfect_model_have_rsum_600() -> None:
-    targets = Targets(query_ids=torch.arange(30), candidate_ids=torch.arange(30).repeat_interleave(5))
+    targets = Targets(
+        query_ids=torch.arange(30), candidate_ids=torch.arange(30).repeat_interleave(5)
+    )
     scores = targets.positive.float()
     metrics = ranking_metrics(positive_ranks(scores, targets), positive_ranks(scores.T, targets.T))
     assert metrics["rsum"] == 600
@@ -78,7 +98,9 @@ def test_map_conventions_differ_for_missed_positives() -> None:
 
 def test_metric_catalog_names_are_unique() -> None:
     targets = Targets.paired(3)
-    metrics = ranking_metrics(positive_ranks(torch.eye(3), targets), positive_ranks(torch.eye(3), targets))
+    metrics = ranking_metrics(
+        positive_ranks(torch.eye(3), targets), positive_ranks(torch.eye(3), targets)
+    )
     names = [metric.name for metric in CATALOG]
     assert list(metrics) == [metric.name for metric in CATALOG if metric.input != "relevance"]
     assert len(names) == len(set(names))
@@ -88,7 +110,9 @@ def test_metric_catalog_names_are_unique() -> None:
 @given(st.integers(2, 9), st.integers(0, 2**16))
 def test_rank_metrics_prefer_perfect_order(items: int, seed: int) -> None:
     targets = Targets.paired(items)
-    scores = targets.positive + 0.1 * torch.rand(items, items, generator=torch.Generator().manual_seed(seed))
+    scores = targets.positive + 0.1 * torch.rand(
+        items, items, generator=torch.Generator().manual_seed(seed)
+    )
     perfect, reversed_ = (positive_ranks(signed, targets) for signed in (scores, -scores))
     for metric in RANKING:
         better, worse = metric.function(perfect), metric.function(reversed_)

@@ -15,7 +15,21 @@ from torch import nn
 from visavis import spec, storage
 from visavis.blocking import declared_cost, measure_score_cost
 from visavis.errors import RunError, ShapeError, SpecError, VisavisError
-from visavis.models import BFAN, CATALOG, CE, CLIP, MMT, SCAN, SGRAF, VSRN, XVLM, Heads, MaxSim, VSEInfinity, VSEPlusPlus
+from visavis.models import (
+    BFAN,
+    CATALOG,
+    CE,
+    CLIP,
+    MMT,
+    SCAN,
+    SGRAF,
+    VSRN,
+    XVLM,
+    Heads,
+    MaxSim,
+    VSEInfinity,
+    VSEPlusPlus,
+)
 from visavis.models.base import get_vectors, load_matcher
 from visavis.objectives import Unified
 from visavis.pair_loss import PairLoss
@@ -23,13 +37,50 @@ from visavis.types import Encoded
 
 CONFIGS = {
     Heads: Heads.Config(visual_input_dim=6, text_input_dim=3, embedding_dim=4, hidden_dim=5),
-    VSEPlusPlus: VSEPlusPlus.Config(visual_input_dim=6, text_granularity="tokens", text_input_dim=20, embedding_dim=4, word_dim=5),
-    VSEInfinity: VSEInfinity.Config(visual_input_dim=6, text_granularity="tokens", text_input_dim=20, embedding_dim=4, word_dim=5),
-    VSRN: VSRN.Config(visual_input_dim=6, text_granularity="tokens", text_input_dim=20, embedding_dim=4, word_dim=5, reasoning_steps=2),
-    SCAN: SCAN.Config(visual_input_dim=6, text_granularity="tokens", text_input_dim=20, embedding_dim=4, word_dim=5),
-    BFAN: BFAN.Config(visual_input_dim=6, text_granularity="tokens", text_input_dim=20, embedding_dim=4, word_dim=5),
+    VSEPlusPlus: VSEPlusPlus.Config(
+        visual_input_dim=6,
+        text_granularity="tokens",
+        text_input_dim=20,
+        embedding_dim=4,
+        word_dim=5,
+    ),
+    VSEInfinity: VSEInfinity.Config(
+        visual_input_dim=6,
+        text_granularity="tokens",
+        text_input_dim=20,
+        embedding_dim=4,
+        word_dim=5,
+    ),
+    VSRN: VSRN.Config(
+        visual_input_dim=6,
+        text_granularity="tokens",
+        text_input_dim=20,
+        embedding_dim=4,
+        word_dim=5,
+        reasoning_steps=2,
+    ),
+    SCAN: SCAN.Config(
+        visual_input_dim=6,
+        text_granularity="tokens",
+        text_input_dim=20,
+        embedding_dim=4,
+        word_dim=5,
+    ),
+    BFAN: BFAN.Config(
+        visual_input_dim=6,
+        text_granularity="tokens",
+        text_input_dim=20,
+        embedding_dim=4,
+        word_dim=5,
+    ),
     SGRAF: SGRAF.Config(
-        visual_input_dim=6, text_granularity="tokens", text_input_dim=20, embedding_dim=4, word_dim=5, num_regions=3, similarity_dim=6
+        visual_input_dim=6,
+        text_granularity="tokens",
+        text_input_dim=20,
+        embedding_dim=4,
+        word_dim=5,
+        num_regions=3,
+        similarity_dim=6,
     ),
     CE: CE.Config(
         visual_input_dim=6,
@@ -48,7 +99,13 @@ CONFIGS = {
         word_dim=5,
         hidden_dim=5,
     ),
-    MaxSim: MaxSim.Config(visual_input_dim=6, text_granularity="tokens", text_input_dim=20, embedding_dim=4, word_dim=5),
+    MaxSim: MaxSim.Config(
+        visual_input_dim=6,
+        text_granularity="tokens",
+        text_input_dim=20,
+        embedding_dim=4,
+        word_dim=5,
+    ),
 }
 every_matcher = pytest.mark.parametrize("kind", CATALOG.values(), ids=lambda kind: kind.__name__)
 every_small_matcher = pytest.mark.parametrize("kind", CONFIGS, ids=lambda kind: kind.__name__)
@@ -58,8 +115,14 @@ every_small_matcher = pytest.mark.parametrize("kind", CONFIGS, ids=lambda kind: 
 def config(kind, dual_encoders, towers):
     if kind is XVLM:
         parts = {"backbone": str(towers / "vit"), "text_backbone": str(towers / "bert")}
-        return XVLM.Config(**parts, visual_input_dim=8, text_input_dim=23, embedding_dim=6, fusion_layers=2)
-    return CLIP.Config(backbone=str(dual_encoders / "clip"), visual_input_dim=10, text_input_dim=14) if kind is CLIP else CONFIGS[kind]
+        return XVLM.Config(
+            **parts, visual_input_dim=8, text_input_dim=23, embedding_dim=6, fusion_layers=2
+        )
+    return (
+        CLIP.Config(backbone=str(dual_encoders / "clip"), visual_input_dim=10, text_input_dim=14)
+        if kind is CLIP
+        else CONFIGS[kind]
+    )
 
 
 @every_matcher
@@ -72,7 +135,9 @@ def test_load_matcher_restores_config_and_weights(kind, config, tmp_path):
     again = load_matcher(kind, spec.build_object(kind.Config, saved["architecture"]), tmp_path)
     assert again.config == matcher.config
     assert matcher.state_dict().keys() == again.state_dict().keys()
-    assert all(torch.equal(ours, again.state_dict()[name]) for name, ours in matcher.state_dict().items())
+    assert all(
+        torch.equal(ours, again.state_dict()[name]) for name, ours in matcher.state_dict().items()
+    )
 
 
 @every_small_matcher
@@ -80,15 +145,26 @@ def test_load_matcher_names_weights_that_do_not_match(kind, tmp_path):
     matcher = kind(CONFIGS[kind])
     matcher.save_pretrained(tmp_path)
     wider = spec.build_object(kind.Config, vars(CONFIGS[kind]) | {"embedding_dim": 8})
-    with pytest.raises(RunError, match=r"model\.safetensors: \S+ expected float32 of shape \[.*\], got float32 of shape \[.*\]"):
+    with pytest.raises(
+        RunError,
+        match=r"model\.safetensors: \S+ expected float32 of shape \[.*\], got float32 of shape \[.*\]",
+    ):
         load_matcher(kind, wider, tmp_path)
     state = matcher.state_dict()
     name = min(state)
-    storage.write_tensors(tmp_path / "less" / "model.safetensors", {key: state[key] for key in state if key != name})
-    with pytest.raises(RunError, match=rf"{re.escape(name)}: expected float32 of shape \[.*\], got no tensor"):
+    storage.write_tensors(
+        tmp_path / "less" / "model.safetensors", {key: state[key] for key in state if key != name}
+    )
+    with pytest.raises(
+        RunError, match=rf"{re.escape(name)}: expected float32 of shape \[.*\], got no tensor"
+    ):
         load_matcher(kind, CONFIGS[kind], tmp_path / "less")
-    storage.write_tensors(tmp_path / "more" / "model.safetensors", state | {"a.stranger": torch.ones(2)})
-    with pytest.raises(RunError, match=r"a\.stranger: expected no tensor, got float32 of shape \[2\]"):
+    storage.write_tensors(
+        tmp_path / "more" / "model.safetensors", state | {"a.stranger": torch.ones(2)}
+    )
+    with pytest.raises(
+        RunError, match=r"a\.stranger: expected no tensor, got float32 of shape \[2\]"
+    ):
         load_matcher(kind, CONFIGS[kind], tmp_path / "more")
 
 
@@ -98,8 +174,16 @@ def test_load_matcher_rejects_folder_without_weights(tmp_path):
 
 
 UNSUPPORTED_GRANULARITIES = {
-    "images": (Heads, {"visual_granularity": "regions"}, "visual_granularity: expected pooled or pixels for Heads, got regions."),
-    "texts": (VSEPlusPlus, {"text_granularity": "words"}, "text_granularity: expected tokens for VSEPlusPlus, got words."),
+    "images": (
+        Heads,
+        {"visual_granularity": "regions"},
+        "visual_granularity: expected pooled or pixels for Heads, got regions.",
+    ),
+    "texts": (
+        VSEPlusPlus,
+        {"text_granularity": "words"},
+        "text_granularity: expected tokens for VSEPlusPlus, got words.",
+    ),
     "pooled texts": (
         VSEInfinity,
         {"text_granularity": "pooled"},
@@ -111,7 +195,10 @@ UNSUPPORTED_GRANULARITIES = {
 @pytest.mark.parametrize("case", UNSUPPORTED_GRANULARITIES)
 def test_matcher_rejects_unsupported_granularity(case):
     kind, changes, sentence = UNSUPPORTED_GRANULARITIES[case]
-    with pytest.raises(ShapeError, match=rf"^{re.escape(sentence)} Set a supported granularity, or use another model\.$"):
+    with pytest.raises(
+        ShapeError,
+        match=rf"^{re.escape(sentence)} Set a supported granularity, or use another model\.$",
+    ):
         kind(spec.build_object(kind.Config, vars(CONFIGS[kind]) | changes))
 
 
@@ -129,10 +216,16 @@ def number_fields(kind):
 
 
 def changed(config, name, number):
-    """Replace a number of a config, or all numbers of a dict or tuple. An empty tuple, such as bounds that follow from the model, becomes two numbers."""
+    """Replace a number of a config, or all numbers of a dict or tuple. An empty tuple, such as
+    bounds that follow from the model, becomes two numbers.
+    """
     given = getattr(config, name)
     value = (
-        dict.fromkeys(given, number) if isinstance(given, dict) else [number] * (len(given) or 2) if isinstance(given, tuple) else number
+        dict.fromkeys(given, number)
+        if isinstance(given, dict)
+        else [number] * (len(given) or 2)
+        if isinstance(given, tuple)
+        else number
     )
     return replace(config, **{name: value})
 
@@ -147,7 +240,9 @@ def items(config, side) -> Encoded:
     if granularity == "tokens":
         return Encoded(torch.randint(4, dim, (3, 4)), mask)
     edge = 32 if isinstance(config, CLIP.Config) else 16
-    shape = {"pixels": (3, edge, edge), "pooled": (dim,), "regions": (3, dim), "words": (4, dim)}[granularity]
+    shape = {"pixels": (3, edge, edge), "pooled": (dim,), "regions": (3, dim), "words": (4, dim)}[
+        granularity
+    ]
     return Encoded(torch.randn(3, *shape), mask if granularity == "words" else None)
 
 
@@ -173,21 +268,36 @@ def test_config_rejects_zero_or_model_trains_with_it(kind, config):
             continue
         zero = changed(config, name, 0)
         matcher, visual, text = kind(zero), items(zero, "visual"), items(zero, "text")
-        PairLoss(Unified(), score=matcher.score)(matcher.encode_visual(visual), matcher.encode_text(text)).backward()
-        assert all(parameter.grad.isfinite().all() for parameter in matcher.parameters() if parameter.grad is not None), name
+        PairLoss(Unified(), score=matcher.score)(
+            matcher.encode_visual(visual), matcher.encode_text(text)
+        ).backward()
+        assert all(
+            parameter.grad.isfinite().all()
+            for parameter in matcher.parameters()
+            if parameter.grad is not None
+        ), name
         matcher.eval()
-        assert matcher.score(matcher.encode_visual(visual), matcher.encode_text(text)).isfinite().all(), name
+        assert (
+            matcher.score(matcher.encode_visual(visual), matcher.encode_text(text)).isfinite().all()
+        ), name
 
 
 def test_residual_mlp_has_at_least_one_hidden_unit():
-    config = VSEInfinity.Config(visual_input_dim=6, text_granularity="words", text_input_dim=3, embedding_dim=1)
+    config = VSEInfinity.Config(
+        visual_input_dim=6, text_granularity="words", text_input_dim=3, embedding_dim=1
+    )
     matcher = VSEInfinity(config)
-    visual, text = matcher.encode_visual(items(config, "visual")), matcher.encode_text(items(config, "text"))
+    visual, text = (
+        matcher.encode_visual(items(config, "visual")),
+        matcher.encode_text(items(config, "text")),
+    )
     assert matcher.score(visual, text).shape == (3, 3)
 
 
 def test_get_vectors_rejects_named_parts():
-    with pytest.raises(ShapeError, match=r"^vectors: expected one tensor, got the named parts face, audio"):
+    with pytest.raises(
+        ShapeError, match=r"^vectors: expected one tensor, got the named parts face, audio"
+    ):
         get_vectors(Encoded({"face": torch.eye(2), "audio": torch.eye(2)}))
 
 
@@ -226,12 +336,18 @@ class Twice(Whole):
 
 
 def test_parameters_by_part_rejects_missing_or_duplicate():
-    assert [name for name, _ in Whole(CONFIGS[Heads]).parameters_by_part()["inverse_temperature"]] == ["inverse_temperature"]
+    assert [
+        name for name, _ in Whole(CONFIGS[Heads]).parameters_by_part()["inverse_temperature"]
+    ] == ["inverse_temperature"]
     with pytest.raises(
-        VisavisError, match=r"^Tempered\.parts\(\): expected all parameters, got none of the parts with inverse_temperature"
+        VisavisError,
+        match=r"^Tempered\.parts\(\): expected all parameters, got none of the parts with inverse_temperature",
     ):
         Tempered(CONFIGS[Heads]).parameters_by_part()
-    with pytest.raises(VisavisError, match=r"^Twice\.parts\(\): expected each parameter in one part, got one in text and in all"):
+    with pytest.raises(
+        VisavisError,
+        match=r"^Twice\.parts\(\): expected each parameter in one part, got one in text and in all",
+    ):
         Twice(CONFIGS[Heads]).parameters_by_part()
 
 
@@ -240,9 +356,14 @@ def test_score_is_cosine_only_if_inherited():
     plain, tempered = Heads(CONFIGS[Heads]), Whole(CONFIGS[Heads])
     assert plain.score_is_cosine
     assert not tempered.score_is_cosine
-    torch.testing.assert_close(tempered.score_pairs(visual, text), tempered.score(visual, text).diagonal())
+    torch.testing.assert_close(
+        tempered.score_pairs(visual, text), tempered.score(visual, text).diagonal()
+    )
     assert tempered.score_pairs(visual[:0], text[:0]).shape == (0,)
     assert declared_cost(tempered.score, visual, text) is None
     for training in (False, True):
         declared = plain.score_cost(visual, text).to_block_cost(training=training)
-        assert declared.pair_bytes == measure_score_cost(plain.score, visual, text, training=training).pair_bytes
+        assert (
+            declared.pair_bytes
+            == measure_score_cost(plain.score, visual, text, training=training).pair_bytes
+        )

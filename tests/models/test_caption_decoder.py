@@ -13,7 +13,14 @@ from visavis.targets import Targets
 from visavis.types import Encoded
 
 WORDS = 11
-SIZES = {"visual_input_dim": 6, "text_input_dim": WORDS, "word_dim": 5, "embedding_dim": 8, "reasoning_steps": 2, "decoder_dim": 16}
+SIZES = {
+    "visual_input_dim": 6,
+    "text_input_dim": WORDS,
+    "word_dim": 5,
+    "embedding_dim": 8,
+    "reasoning_steps": 2,
+    "decoder_dim": 16,
+}
 
 
 def made(**fields) -> VSRN:
@@ -26,7 +33,9 @@ def regions(count: int, length: int = 4, width: int = 6) -> Encoded:
 
 
 def captions(count: int, length: int = 5) -> Encoded:
-    return Encoded(torch.randint(1, WORDS, (count, length)), torch.ones(count, length, dtype=torch.bool))
+    return Encoded(
+        torch.randint(1, WORDS, (count, length)), torch.ones(count, length, dtype=torch.bool)
+    )
 
 
 def extra(model: VSRN, visual: Encoded, text: Encoded, targets: Targets) -> torch.Tensor:
@@ -37,7 +46,9 @@ def test_caption_decoder_loss_of_uniform_prediction():
     decoder = CaptionDecoder(6, WORDS, 5, 16)
     nn.init.zeros_(decoder.output.weight)
     nn.init.zeros_(decoder.output.bias)
-    text = Encoded(torch.randint(1, WORDS, (2, 5)), torch.tensor([[True] * 5, [True] * 3 + [False] * 2]))
+    text = Encoded(
+        torch.randint(1, WORDS, (2, 5)), torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
+    )
     assert decoder(regions(2), text).item() == pytest.approx((4 + 2) / 2 * math.log(WORDS))
 
 
@@ -51,7 +62,10 @@ def test_caption_decoder_predicts_from_regions_and_earlier_words():
     """Padding and later words do not change the loss of earlier words."""
     decoder, images, text = CaptionDecoder(6, WORDS, 5, 16).eval(), regions(3), captions(3)
     loss = decoder(images, text)
-    wider = in_a_wider_batch(images, torch.randn(3, 9, 6)), in_a_wider_batch(text, torch.randint(1, WORDS, (3, 9)))
+    wider = (
+        in_a_wider_batch(images, torch.randn(3, 9, 6)),
+        in_a_wider_batch(text, torch.randint(1, WORDS, (3, 9))),
+    )
     torch.testing.assert_close(decoder(*wider), loss)
     assert decoder(images[torch.tensor([1, 2, 0])], text) != loss
     assert decoder(images, Encoded(text.vectors.roll(1, 0), text.mask)) != loss
@@ -64,13 +78,21 @@ def test_vsrn_auxiliary_loss_is_weighted_mean_over_captions():
         model = made(caption_loss_weight=weight)
         model.decoder.eval()
         losses[weight] = extra(model, images, text, targets)
-    alone = [extra(model, images[i : i + 1], text[t : t + 1], Targets.paired(1)) for t, i in enumerate(image_of)]
+    alone = [
+        extra(model, images[i : i + 1], text[t : t + 1], Targets.paired(1))
+        for t, i in enumerate(image_of)
+    ]
     torch.testing.assert_close(losses[2.0], torch.stack(alone).mean())
     torch.testing.assert_close(losses[2.0], 2 * losses[1.0])
 
 
 def test_caption_decoder_overfits_32_captions():
-    model, images, text, targets = made(caption_loss_weight=1.0), regions(32), captions(32), Targets.paired(32)
+    model, images, text, targets = (
+        made(caption_loss_weight=1.0),
+        regions(32),
+        captions(32),
+        Targets.paired(32),
+    )
     optimizer, course = torch.optim.Adam(model.parameters(), lr=0.01), []
     for _ in range(80):
         optimizer.zero_grad()
@@ -79,18 +101,28 @@ def test_caption_decoder_overfits_32_captions():
         optimizer.step()
     assert course[-1] < course[0] / 2
     grads = {name: parameter.grad for name, parameter in model.named_parameters()}
-    assert all(grads[name].any() for name in grads if name.startswith(("visual.", "decoder."))), "they learn"
-    assert all(grads[name] is None for name in grads if name.startswith(("text.", "region_gru."))), "these it does not read"
+    assert all(grads[name].any() for name in grads if name.startswith(("visual.", "decoder."))), (
+        "they learn"
+    )
+    assert all(
+        grads[name] is None for name in grads if name.startswith(("text.", "region_gru."))
+    ), "these it does not read"
 
 
 def test_vsrn_without_decoder_has_same_retrieval_weights():
     plain, model = made(), made(caption_loss_weight=1.0)
-    own = {name: part for name, part in model.state_dict().items() if not name.startswith("decoder.")}
+    own = {
+        name: part for name, part in model.state_dict().items() if not name.startswith("decoder.")
+    }
     assert own.keys() == plain.state_dict().keys()
-    assert all(torch.equal(part, own[name]) for name, part in plain.state_dict().items()), "the others begin the same"
+    assert all(torch.equal(part, own[name]) for name, part in plain.state_dict().items()), (
+        "the others begin the same"
+    )
     images, text = regions(3), captions(3)
     assert extra(plain, images, text, Targets.paired(3)) is None
-    scores = [each.score(each.encode_visual(images), each.encode_text(text)) for each in (plain, model)]
+    scores = [
+        each.score(each.encode_visual(images), each.encode_text(text)) for each in (plain, model)
+    ]
     assert torch.equal(*scores)
     assert isinstance(model.eval().encode_visual(images).vectors, torch.Tensor)
     with pytest.raises(SpecError, match=r"caption_loss_weight: expected a number >= 0, got -1\.0"):

@@ -16,7 +16,24 @@ from visavis.retrieval.index_builder import build_index
 from visavis.retrieval.index_folder import read_manifest
 
 pytest.importorskip("lancedb")
-WORDS = ["<pad>", "<unk>", "<bos>", "<eos>", "a", "red", "blue", "circle", "dog", "Question", ":", "Describe", "the", "image", ".", "\n"]
+WORDS = [
+    "<pad>",
+    "<unk>",
+    "<bos>",
+    "<eos>",
+    "a",
+    "red",
+    "blue",
+    "circle",
+    "dog",
+    "Question",
+    ":",
+    "Describe",
+    "the",
+    "image",
+    ".",
+    "\n",
+]
 
 
 @pytest.fixture(scope="module")
@@ -25,21 +42,49 @@ def colpali(tmp_path_factory):
     transformers = pytest.importorskip("transformers")
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="<unk>"))
+    tokenizer = Tokenizer(
+        models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="<unk>")
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    special = {"pad_token": "<pad>", "unk_token": "<unk>", "bos_token": "<bos>", "eos_token": "<eos>"}
+    special = {
+        "pad_token": "<pad>",
+        "unk_token": "<unk>",
+        "bos_token": "<bos>",
+        "eos_token": "<eos>",
+    }
     fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
     images = transformers.SiglipImageProcessor(size={"height": 28, "width": 28})
     images.image_seq_length = 4
     processor = transformers.ColPaliProcessor(images, fast)
-    layers = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
-    language = layers | {"model_type": "gemma", "vocab_size": len(fast), "head_dim": 8, "num_key_value_heads": 2}
-    vision = layers | {"model_type": "siglip_vision_model", "image_size": 28, "patch_size": 14, "projection_dim": 16}
+    layers = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 24,
+    }
+    language = layers | {
+        "model_type": "gemma",
+        "vocab_size": len(fast),
+        "head_dim": 8,
+        "num_key_value_heads": 2,
+    }
+    vision = layers | {
+        "model_type": "siglip_vision_model",
+        "image_size": 28,
+        "patch_size": 14,
+        "projection_dim": 16,
+    }
     vlm = transformers.PaliGemmaConfig(
-        text_config=language, vision_config=vision, image_token_index=processor.image_token_id, projection_dim=16, hidden_size=16
+        text_config=language,
+        vision_config=vision,
+        image_token_index=processor.image_token_id,
+        projection_dim=16,
+        hidden_size=16,
     )
     torch.manual_seed(0)
-    model = transformers.ColPaliForRetrieval(transformers.ColPaliConfig(vlm_config=vlm, embedding_dim=8)).eval()
+    model = transformers.ColPaliForRetrieval(
+        transformers.ColPaliConfig(vlm_config=vlm, embedding_dim=8)
+    ).eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
     folder = tmp_path_factory.mktemp("colpali")
@@ -68,7 +113,11 @@ def test_colpali_scores_equal_transformers(colpali, pages):
     files, texts = sorted(pages.iterdir()), ["a red circle", "dog"]
     with torch.inference_mode():
         images = model(
-            **{k: v for k, v in processor.process_images([Image.open(file) for file in files]).items() if k != "labels"}
+            **{
+                k: v
+                for k, v in processor.process_images([Image.open(file) for file in files]).items()
+                if k != "labels"
+            }
         ).embeddings
         queries = [model(**processor.process_queries([text])).embeddings[0] for text in texts]
     expected = processor.score_retrieval(queries, list(images))
@@ -88,7 +137,9 @@ def test_colpali_index_search_equals_score(colpali, pages, tmp_path):
         {file.name: score.item() for file, score in zip(files, scores, strict=True)}, abs=1e-5
     )
     assert visavis.search(tmp_path / "index", image=files[2], top=1)[0].name == files[2].name
-    with pytest.raises(VisavisError, match="expected a model that was trained here, got a pretrained ColPali"):
+    with pytest.raises(
+        VisavisError, match="expected a model that was trained here, got a pretrained ColPali"
+    ):
         visavis.load(colpali).save(tmp_path / "copy")
 
 
@@ -105,6 +156,8 @@ def test_colpali_rejects_damaged_folders(colpali, tmp_path):
     folder = tmp_path / "code"
     shutil.copytree(colpali, folder)
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"model_type": "unknown", "auto_map": {"AutoModel": "evil.Model"}}))
+    (folder / "config.json").write_text(
+        json.dumps(config | {"model_type": "unknown", "auto_map": {"AutoModel": "evil.Model"}})
+    )
     with pytest.raises(VisavisError):
         visavis.load(folder)

@@ -1,4 +1,6 @@
-"""Matchers of video experts, compared with their formulas, and laws of missing experts and of order."""
+"""Matchers of video experts, compared with their formulas, and laws of missing experts and of
+order.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,37 @@ from visavis.pair_loss import PairLoss
 from visavis.types import Encoded, concatenate, seconds_part
 
 EXPERTS = {"face": 4, "audio": 3, "motion": 5}
-SIZES = {"experts": EXPERTS, "visual_input_dim": 12, "embedding_dim": 8, "hidden_dim": 6, "word_dim": 5}
+SIZES = {
+    "experts": EXPERTS,
+    "visual_input_dim": 12,
+    "embedding_dim": 8,
+    "hidden_dim": 6,
+    "word_dim": 5,
+}
 MATCHERS = {
-    "CE": CE(CE.Config(**SIZES, text_granularity="words", text_input_dim=3, text_clusters=2, netvlad_clusters={"audio": 2})),
-    "CE tokens": CE(CE.Config(**SIZES, text_granularity="tokens", text_input_dim=9, word_pool="max")),
+    "CE": CE(
+        CE.Config(
+            **SIZES,
+            text_granularity="words",
+            text_input_dim=3,
+            text_clusters=2,
+            netvlad_clusters={"audio": 2},
+        )
+    ),
+    "CE tokens": CE(
+        CE.Config(**SIZES, text_granularity="tokens", text_input_dim=9, word_pool="max")
+    ),
     "CE pooled": CE(CE.Config(**SIZES, text_granularity="pooled", text_input_dim=3)),
-    "MMT": MMT(MMT.Config(**SIZES, text_granularity="tokens", text_input_dim=9, layers=2, heads=2, feedforward_dim=12)),
+    "MMT": MMT(
+        MMT.Config(
+            **SIZES,
+            text_granularity="tokens",
+            text_input_dim=9,
+            layers=2,
+            heads=2,
+            feedforward_dim=12,
+        )
+    ),
 }
 every_matcher = pytest.mark.parametrize("name", MATCHERS)
 
@@ -37,11 +64,21 @@ def made(name: str, *, training: bool = False):
 
 
 def videos(count: int = 6, length: int = 4) -> Encoded:
-    """Sample features of unequal length. The first video lacks the second expert, the second video has only the first."""
-    masks = {name: torch.arange(length) < torch.randint(1, length + 1, (count, 1)) for name in EXPERTS}
+    """Sample features of unequal length. The first video lacks the second expert, the second video
+    has only the first.
+    """
+    masks = {
+        name: torch.arange(length) < torch.randint(1, length + 1, (count, 1)) for name in EXPERTS
+    }
     masks["audio"][:2] = False
     masks["motion"][1:2] = False
-    return Encoded({name: torch.randn(count, length, width, dtype=torch.float64) for name, width in EXPERTS.items()}, masks)
+    return Encoded(
+        {
+            name: torch.randn(count, length, width, dtype=torch.float64)
+            for name, width in EXPERTS.items()
+        },
+        masks,
+    )
 
 
 def texts(matcher, count: int = 5) -> Encoded:
@@ -49,7 +86,9 @@ def texts(matcher, count: int = 5) -> Encoded:
         return Encoded(torch.randn(count, 3, dtype=torch.float64))
     mask = torch.arange(4) < torch.randint(1, 5, (count, 1))
     words = (
-        torch.randint(1, 9, (count, 4)) if matcher.config.text_granularity == "tokens" else torch.randn(count, 4, 3, dtype=torch.float64)
+        torch.randint(1, 9, (count, 4))
+        if matcher.config.text_granularity == "tokens"
+        else torch.randn(count, 4, 3, dtype=torch.float64)
     )
     return Encoded(words, mask)
 
@@ -63,7 +102,9 @@ def score_by_hand(visual: Encoded, text: Encoded) -> float:
     """Compute the score of one video with one text, expert by expert."""
     terms = [
         (p.item() * w.item(), (v @ t).item() / w.item())
-        for p, w, v, t in zip(visual.weights, text.weights, visual.vectors, text.vectors, strict=True)
+        for p, w, v, t in zip(
+            visual.weights, text.weights, visual.vectors, text.vectors, strict=True
+        )
     ]
     return sum(weight * cosine for weight, cosine in terms) / sum(weight for weight, _ in terms)
 
@@ -87,25 +128,35 @@ def test_expert_score_is_1_for_equal_and_0_without_experts(name):
     same = normalize(torch.randn(3, 8, dtype=torch.float64), dim=-1).expand(6, 3, 8)
     agreeing = Encoded(same * visual.weights[..., None], weights=visual.weights)
     torch.testing.assert_close(
-        matcher.score(agreeing, Encoded(same * text.weights[..., None], weights=text.weights)), torch.ones(6, 6, dtype=torch.float64)
+        matcher.score(agreeing, Encoded(same * text.weights[..., None], weights=text.weights)),
+        torch.ones(6, 6, dtype=torch.float64),
     )
     nothing = Encoded(torch.zeros_like(agreeing.vectors), weights=torch.zeros_like(visual.weights))
     assert torch.equal(matcher.score(nothing, text), torch.zeros(6, 6, dtype=torch.float64))
-    nothing = Encoded(videos().vectors, {part: torch.zeros_like(mask) for part, mask in videos().mask.items()})
-    assert torch.equal(matcher.score(matcher.encode_visual(nothing), text), torch.zeros(6, 6, dtype=torch.float64))
+    nothing = Encoded(
+        videos().vectors, {part: torch.zeros_like(mask) for part, mask in videos().mask.items()}
+    )
+    assert torch.equal(
+        matcher.score(matcher.encode_visual(nothing), text), torch.zeros(6, 6, dtype=torch.float64)
+    )
 
 
 @every_matcher
 @pytest.mark.parametrize("training", [False, True])
 def test_missing_expert_features_are_ignored(name, training):
     matcher, items = made(name, training=training), videos()
-    other = {part: torch.where(items.mask[part][..., None], features, torch.nan) for part, features in items.vectors.items()}
+    other = {
+        part: torch.where(items.mask[part][..., None], features, torch.nan)
+        for part, features in items.vectors.items()
+    }
     results = []
     for vectors in (items.vectors, other):
         torch.manual_seed(1)
         matcher.load_state_dict(made(name).state_dict())
         visual = matcher.encode_visual(Encoded(vectors, items.mask))
-        gradients = torch.autograd.grad(visual.vectors.square().sum() + visual.vectors.sum(), list(matcher.visual.parameters()))
+        gradients = torch.autograd.grad(
+            visual.vectors.square().sum() + visual.vectors.sum(), list(matcher.visual.parameters())
+        )
         results.append([visual.vectors, *gradients])
         assert not visual.vectors[visual.weights == 0].any()
     for ours, theirs in zip(*results, strict=True):
@@ -116,8 +167,13 @@ def test_missing_expert_features_are_ignored(name, training):
 @every_matcher
 def test_only_mmt_depends_on_frame_order(name):
     matcher, items = made(name), videos()
-    whole = Encoded(items.vectors, {part: mask.any(1, keepdim=True).expand_as(mask) for part, mask in items.mask.items()})
-    turned = Encoded({part: features.flip(1) for part, features in items.vectors.items()}, whole.mask)
+    whole = Encoded(
+        items.vectors,
+        {part: mask.any(1, keepdim=True).expand_as(mask) for part, mask in items.mask.items()},
+    )
+    turned = Encoded(
+        {part: features.flip(1) for part, features in items.vectors.items()}, whole.mask
+    )
     before, after = matcher.encode_visual(whole).vectors, matcher.encode_visual(turned).vectors
     if isinstance(matcher, CE):
         torch.testing.assert_close(before, after)
@@ -129,9 +185,16 @@ def test_only_mmt_depends_on_frame_order(name):
 def test_experts_ignore_padding_and_absent_expert(name):
     matcher, items = made(name), videos()
     longer = concatenate([items, videos(1, 6)])[:6]
-    torch.testing.assert_close(matcher.encode_visual(longer).vectors, matcher.encode_visual(items).vectors)
-    without = Encoded(items.vectors | {"audio": torch.zeros(6, 1, 3).double()}, items.mask | {"audio": torch.zeros(6, 1, dtype=torch.bool)})
-    torch.testing.assert_close(matcher.encode_visual(without[:2]).vectors, matcher.encode_visual(items[:2]).vectors)
+    torch.testing.assert_close(
+        matcher.encode_visual(longer).vectors, matcher.encode_visual(items).vectors
+    )
+    without = Encoded(
+        items.vectors | {"audio": torch.zeros(6, 1, 3).double()},
+        items.mask | {"audio": torch.zeros(6, 1, dtype=torch.bool)},
+    )
+    torch.testing.assert_close(
+        matcher.encode_visual(without[:2]).vectors, matcher.encode_visual(items[:2]).vectors
+    )
 
 
 def test_collaborative_gating_matches_formula():
@@ -151,26 +214,40 @@ def test_collaborative_gating_matches_formula():
         for i in range(3):
             others = [experts[n, j] for j in range(3) if j != i and present[n, i] and present[n, j]]
             pairs = [
-                gating.relation_output((concatenated @ torch.cat([experts[n, i], other]) + gating.self_projection.bias).relu())
+                gating.relation_output(
+                    (
+                        concatenated @ torch.cat([experts[n, i], other])
+                        + gating.self_projection.bias
+                    ).relu()
+                )
                 for other in others
             ]
             mean = torch.stack(pairs).mean(0) if pairs else torch.zeros(4, dtype=torch.float64)
             attention = (
-                gating.attention_norms[i](gating.attention(mean)[None])[0] + gating.gate_norms[i](gating.gates[i](experts[n, i])[None])[0]
+                gating.attention_norms[i](gating.attention(mean)[None])[0]
+                + gating.gate_norms[i](gating.gates[i](experts[n, i])[None])[0]
             )
-            expected = normalize(experts[n, i] * attention.sigmoid(), dim=0) if present[n, i] else torch.zeros(4, dtype=torch.float64)
+            expected = (
+                normalize(experts[n, i] * attention.sigmoid(), dim=0)
+                if present[n, i]
+                else torch.zeros(4, dtype=torch.float64)
+            )
             torch.testing.assert_close(found[n, i], expected)
     for training in (False, True):
         gating.train(training)
         given = experts[:3].clone().requires_grad_()
-        assert torch.autograd.gradcheck(lambda x: gating(x * present[:3, :, None], present[:3]), given, atol=1e-4)
+        assert torch.autograd.gradcheck(
+            lambda x: gating(x * present[:3, :, None], present[:3]), given, atol=1e-4
+        )
 
 
 def test_gated_embedding_matches_formula_and_gradient():
     torch.manual_seed(0)
     unit, items = GatedEmbedding(3, 4).double().eval(), torch.randn(5, 3, dtype=torch.float64)
     mapped = items @ unit.linear.weight.T + unit.linear.bias
-    gate = 1 / (1 + torch.exp(-(mapped @ unit.gate.weight.T + unit.gate.bias) / (1 + unit.norm.eps) ** 0.5))
+    gate = 1 / (
+        1 + torch.exp(-(mapped @ unit.gate.weight.T + unit.gate.bias) / (1 + unit.norm.eps) ** 0.5)
+    )
     torch.testing.assert_close(unit(items), normalize(mapped * gate, dim=1))
     assert torch.autograd.gradcheck(unit.train(), items.requires_grad_(), atol=1e-4)
 
@@ -187,20 +264,28 @@ def test_net_vlad_matches_formula_and_gradient():
             sums += shares[:, None] * (x - pool.centers)
         torch.testing.assert_close(found[n], normalize(normalize(sums, dim=1).flatten(), dim=0))
     torch.testing.assert_close(pool(items), pool(items[:, torch.randperm(5)]))
-    assert torch.autograd.gradcheck(lambda x: pool.train()(x, mask), items.requires_grad_(), atol=1e-4)
+    assert torch.autograd.gradcheck(
+        lambda x: pool.train()(x, mask), items.requires_grad_(), atol=1e-4
+    )
 
 
 def test_net_vlad_by_hand_with_ghost_cluster():
-    """Equal shares first. Then the ghost takes the first vector. Normalization removes the factor of the shares."""
+    """Equal shares first. Then the ghost takes the first vector. Normalization removes the factor
+    of the shares.
+    """
     items = torch.tensor([[[2.0, 0.0], [0.0, 1.0]]])
     for ghosts in (0, 1):
         pool = NetVLAD(2, 2, ghosts).eval()
         nn.init.zeros_(pool.assign.weight)
         pool.centers.data = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
         # residuals of the centers: (1, 0) + (-1, 1) = (0, 1) and (2, 0) + (0, 1) = (2, 1)
-        torch.testing.assert_close(pool(items), torch.tensor([[0.0, 1.0, 2 / 5**0.5, 1 / 5**0.5]]) / 2**0.5)
+        torch.testing.assert_close(
+            pool(items), torch.tensor([[0.0, 1.0, 2 / 5**0.5, 1 / 5**0.5]]) / 2**0.5
+        )
     pool.assign.weight.data[2] = torch.tensor([99.0, -99.0])
-    torch.testing.assert_close(pool(items), torch.tensor([[-(0.5**0.5), 0.5**0.5, 0.0, 1.0]]) / 2**0.5)
+    torch.testing.assert_close(
+        pool(items), torch.tensor([[-(0.5**0.5), 0.5**0.5, 0.0, 1.0]]) / 2**0.5
+    )
 
 
 def test_net_vlad_ignores_order_and_padding():
@@ -211,7 +296,9 @@ def test_net_vlad_ignores_order_and_padding():
     for mode in (True, False):
         pool.train(mode)
         torch.testing.assert_close(pool(items, mask), pool(items[:, order], mask[:, order]))
-        torch.testing.assert_close(pool(items, mask), pool(items.masked_fill(~mask[..., None], 1e3), mask))
+        torch.testing.assert_close(
+            pool(items, mask), pool(items.masked_fill(~mask[..., None], 1e3), mask)
+        )
 
 
 def test_masked_batch_norm_matches_batch_norm_of_valid_rows():
@@ -232,10 +319,19 @@ def test_video_without_experts_has_finite_gradients(objective):
     matcher = MATCHERS["CE tokens"].train()
     matcher.zero_grad()
     items = videos(5)
-    items = Encoded(items.vectors, {name: mask & (torch.arange(5) > 0)[:, None] for name, mask in items.mask.items()}).to(torch.float32)
+    items = Encoded(
+        items.vectors,
+        {name: mask & (torch.arange(5) > 0)[:, None] for name, mask in items.mask.items()},
+    ).to(torch.float32)
     text = Encoded(torch.randint(1, 9, (5, 4)), torch.ones(5, 4, dtype=torch.bool))
-    PairLoss(objective, score=matcher.score)(matcher.encode_visual(items), matcher.encode_text(text)).backward()
-    assert all(parameter.grad.isfinite().all() for parameter in matcher.parameters() if parameter.grad is not None)
+    PairLoss(objective, score=matcher.score)(
+        matcher.encode_visual(items), matcher.encode_text(text)
+    ).backward()
+    assert all(
+        parameter.grad.isfinite().all()
+        for parameter in matcher.parameters()
+        if parameter.grad is not None
+    )
 
 
 @every_matcher
@@ -244,12 +340,22 @@ def test_expert_score_cost_matches_measurement(name):
     visual, text = (items.to(torch.float32) for items in encoded(made(name), 200))
     for training in (False, True):
         declared = declared_cost(matcher.score, visual, text).to_block_cost(training=training)
-        assert measure_score_cost(matcher.score, visual, text, training=training).pair_bytes <= declared.pair_bytes
-    torch.testing.assert_close(score_all_pairs(matcher, visual, text, "100KB"), matcher.score(visual, text))
+        assert (
+            measure_score_cost(matcher.score, visual, text, training=training).pair_bytes
+            <= declared.pair_bytes
+        )
+    torch.testing.assert_close(
+        score_all_pairs(matcher, visual, text, "100KB"), matcher.score(visual, text)
+    )
 
 
 @pytest.mark.parametrize(
-    ("name", "objective", "ratio"), [("CE", MaxMargin(margin=0.1), 0.2), ("CE tokens", Unified(gamma=20), 0.5), ("MMT", InfoNCE(), 0.85)]
+    ("name", "objective", "ratio"),
+    [
+        ("CE", MaxMargin(margin=0.1), 0.2),
+        ("CE tokens", Unified(gamma=20), 0.5),
+        ("MMT", InfoNCE(), 0.85),
+    ],
 )
 def test_expert_matchers_overfit_pairs_with_missing_experts(name, objective, ratio):
     matcher = made(name, training=True).float()
@@ -266,12 +372,36 @@ def test_expert_matchers_overfit_pairs_with_missing_experts(name, objective, rat
 
 
 WRONG = {
-    "no expert": (CE, {"experts": {}}, "experts", "{}", "the name and dimensions of at least one expert"),
+    "no expert": (
+        CE,
+        {"experts": {}},
+        "experts",
+        "{}",
+        "the name and dimensions of at least one expert",
+    ),
     "a width of text": (CE, {"experts": {"face": "4"}}, "experts", "{'face': '4'}", ""),
-    "another sum": (MMT, {"visual_input_dim": 11}, "visual_input_dim", "11", "the sum of the experts' dimensions"),
-    "clusters of a stranger": (CE, {"netvlad_clusters": {"ocr": 2}}, "netvlad_clusters", "{'ocr': 2}", "names among face, audio, motion"),
+    "another sum": (
+        MMT,
+        {"visual_input_dim": 11},
+        "visual_input_dim",
+        "11",
+        "the sum of the experts' dimensions",
+    ),
+    "clusters of a stranger": (
+        CE,
+        {"netvlad_clusters": {"ocr": 2}},
+        "netvlad_clusters",
+        "{'ocr': 2}",
+        "names among face, audio, motion",
+    ),
     "heads": (MMT, {"heads": 3}, "heads", "3", "a divisor of embedding_dim, 8"),
-    "no clusters": (CE, {"netvlad_clusters": {"audio": 0}}, "CE", "netvlad_clusters", "{'audio': 0}"),
+    "no clusters": (
+        CE,
+        {"netvlad_clusters": {"audio": 0}},
+        "CE",
+        "netvlad_clusters",
+        "{'audio': 0}",
+    ),
     "none": (MMT, {"max_length": 0}, "MMT", "max_length", "0"),
 }
 
@@ -287,12 +417,23 @@ def test_expert_config_rejects_invalid_values(case):
 def with_seconds(items: Encoded, seconds: torch.Tensor) -> Encoded:
     """Items whose features have the given times ``[L]``, except for the expert motion."""
     timed = [name for name in EXPERTS if name != "motion"]
-    times = {seconds_part(name): seconds.double().expand(len(items), -1)[..., None] for name in timed}
-    return Encoded({**items.vectors, **times}, {**items.mask, **{seconds_part(name): items.mask[name] for name in timed}})
+    times = {
+        seconds_part(name): seconds.double().expand(len(items), -1)[..., None] for name in timed
+    }
+    return Encoded(
+        {**items.vectors, **times},
+        {**items.mask, **{seconds_part(name): items.mask[name] for name in timed}},
+    )
 
 
 def test_mmt_embeds_the_second_of_a_feature():
-    sizes = SIZES | {"text_input_dim": 3, "layers": 1, "heads": 2, "feedforward_dim": 4, "max_seconds": 5}
+    sizes = SIZES | {
+        "text_input_dim": 3,
+        "layers": 1,
+        "heads": 2,
+        "feedforward_dim": 4,
+        "max_seconds": 5,
+    }
     torch.manual_seed(0)
     by_second = MMT(MMT.Config(**sizes, time_unit="second")).double().eval()
     items = videos()
@@ -302,30 +443,55 @@ def test_mmt_embeds_the_second_of_a_feature():
 
     start = encoded_at(0.0, 1.0, 2.0, 3.0)
     torch.testing.assert_close(encoded_at(0.9, 1.5, 2.2, 3.9), start, rtol=0, atol=0)
-    torch.testing.assert_close(encoded_at(-1.0, 1.0, 2.0, 3.0), start, rtol=0, atol=0)  # unknown times have the first embedding
-    torch.testing.assert_close(encoded_at(1.0, 2.0, 4.0, 99.0), encoded_at(1.0, 2.0, 4.0, 4.0), rtol=0, atol=0)
+    torch.testing.assert_close(
+        encoded_at(-1.0, 1.0, 2.0, 3.0), start, rtol=0, atol=0
+    )  # unknown times have the first embedding
+    torch.testing.assert_close(
+        encoded_at(1.0, 2.0, 4.0, 99.0), encoded_at(1.0, 2.0, 4.0, 4.0), rtol=0, atol=0
+    )
     assert not torch.allclose(encoded_at(1.0, 2.0, 3.0, 4.0), start)
 
 
 def test_mmt_by_second_equals_positions_at_seconds_1_to_n():
-    sizes = SIZES | {"text_input_dim": 3, "layers": 1, "heads": 2, "feedforward_dim": 4, "max_length": 4, "max_seconds": 5}
-    by_position, by_second = (MMT(MMT.Config(**sizes, time_unit=unit)).double().eval() for unit in ("position", "second"))
+    sizes = SIZES | {
+        "text_input_dim": 3,
+        "layers": 1,
+        "heads": 2,
+        "feedforward_dim": 4,
+        "max_length": 4,
+        "max_seconds": 5,
+    }
+    by_position, by_second = (
+        MMT(MMT.Config(**sizes, time_unit=unit)).double().eval() for unit in ("position", "second")
+    )
     by_second.load_state_dict(by_position.state_dict())
     items = videos()
     items.mask["motion"][:] = False
     timed = with_seconds(items, torch.arange(1, 5))
-    torch.testing.assert_close(by_second.encode_visual(timed).vectors, by_position.encode_visual(items).vectors)
+    torch.testing.assert_close(
+        by_second.encode_visual(timed).vectors, by_position.encode_visual(items).vectors
+    )
 
 
 def test_mmt_by_second_needs_seconds():
-    matcher = MMT(MMT.Config(**SIZES, text_input_dim=3, layers=1, heads=2, feedforward_dim=4, time_unit="second")).double()
-    with pytest.raises(ShapeError, match=r"^MMT: expected features with seconds .* got none\. .* model\.time_unit=position\.$"):
+    matcher = MMT(
+        MMT.Config(
+            **SIZES, text_input_dim=3, layers=1, heads=2, feedforward_dim=4, time_unit="second"
+        )
+    ).double()
+    with pytest.raises(
+        ShapeError,
+        match=r"^MMT: expected features with seconds .* got none\. .* model\.time_unit=position\.$",
+    ):
         matcher.encode_visual(videos())
 
 
 def test_mmt_rejects_more_features_than_max_length():
-    matcher = MMT(MMT.Config(**SIZES, text_input_dim=3, layers=1, heads=2, feedforward_dim=4, max_length=2)).double()
+    matcher = MMT(
+        MMT.Config(**SIZES, text_input_dim=3, layers=1, heads=2, feedforward_dim=4, max_length=2)
+    ).double()
     with pytest.raises(
-        ShapeError, match=r"^MMT: expected at most 2 features per expert, got 4\. Set visual\.max_length .* model\.max_length"
+        ShapeError,
+        match=r"^MMT: expected at most 2 features per expert, got 4\. Set visual\.max_length .* model\.max_length",
     ):
         matcher.encode_visual(videos())

@@ -10,7 +10,12 @@ from visavis.models.layers import pool_grid
 from visavis.types import Encoded
 
 MAXSIM = CATALOG["MaxSim"]
-SIZES = {"visual_input_dim": 5, "text_input_dim": 4, "text_granularity": "words", "embedding_dim": 6}
+SIZES = {
+    "visual_input_dim": 5,
+    "text_input_dim": 4,
+    "text_granularity": "words",
+    "embedding_dim": 6,
+}
 
 
 def build(**fields):
@@ -31,7 +36,10 @@ def test_pool_grid_averages_neighboring_regions():
 
 @pytest.mark.parametrize(("count", "size"), [(12, 2), (9, 4)])
 def test_pool_grid_rejects_other_layouts(count, size):
-    with pytest.raises(ShapeError, match=f"expected a square grid of at least {size} x {size} regions, got {count} regions"):
+    with pytest.raises(
+        ShapeError,
+        match=f"expected a square grid of at least {size} x {size} regions, got {count} regions",
+    ):
         pool_grid(torch.zeros(1, count, 3), size)
 
 
@@ -44,9 +52,13 @@ def test_context_is_a_unit_vector_added_to_unit_fragments():
         for number in range(2):
             kept = slice(None) if items.mask is None else items.mask[number]
             fragments = items.vectors[number][kept]
-            local = normalize(torch.nn.functional.linear(fragments, linear.weight, linear.bias), dim=-1)
+            local = normalize(
+                torch.nn.functional.linear(fragments, linear.weight, linear.bias), dim=-1
+            )
             whole = normalize(context(fragments.mean(0, keepdim=True)), dim=-1)
-            torch.testing.assert_close(encoded.vectors[number][kept], normalize(local + whole, dim=-1))
+            torch.testing.assert_close(
+                encoded.vectors[number][kept], normalize(local + whole, dim=-1)
+            )
 
 
 def test_context_ignores_padding():
@@ -58,7 +70,8 @@ def test_context_ignores_padding():
 def test_region_grid_pools_before_the_projection():
     model, images = build(region_grid=2), torch.randn(3, 16, 5)
     torch.testing.assert_close(
-        model.encode_visual(Encoded(images)).vectors, build_like(model).encode_visual(Encoded(pool_grid(images, 2))).vectors
+        model.encode_visual(Encoded(images)).vectors,
+        build_like(model).encode_visual(Encoded(pool_grid(images, 2))).vectors,
     )
 
 

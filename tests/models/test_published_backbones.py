@@ -12,14 +12,24 @@ import torch
 import visavis
 from visavis.errors import DataError
 from visavis.models.encoders import pretrained_loading as published_backbones
-from visavis.models.encoders.cnn_backbones import PUBLISHED_BACKBONES, VGG19, PublishedBackbone, ResNet
+from visavis.models.encoders.cnn_backbones import (
+    PUBLISHED_BACKBONES,
+    VGG19,
+    PublishedBackbone,
+    ResNet,
+)
 from visavis.models.encoders.frozen_encoders import open_visual_encoder
 from visavis.models.encoders.preprocessing import blank_image
 from visavis.models.encoders.pretrained_files import model_files, weights_fingerprint
 from visavis.models.encoders.pretrained_loading import open_published_backbone
 from visavis.synthetic import write_synthetic_scenes
 
-PARAMETERS = {"resnet50": 25_557_032, "resnet152": 60_192_808, "vgg19": 143_667_240, "resnext101-32x8d-wsl": 88_791_336}
+PARAMETERS = {
+    "resnet50": 25_557_032,
+    "resnet152": 60_192_808,
+    "vgg19": 143_667_240,
+    "resnext101-32x8d-wsl": 88_791_336,
+}
 """Numbers of torchvision's page of models, including the last layer for 1,000 classes."""
 CONVOLUTIONS = {"resnet50": 53, "resnet152": 155, "vgg19": 16, "resnext101-32x8d-wsl": 104}
 NAMES = {
@@ -28,8 +38,16 @@ NAMES = {
         "layer4.2.conv2.weight": [512, 512, 3, 3],
         "layer3.5.bn3.running_var": [1024],
     },
-    "resnet152": {"layer3.35.conv1.weight": [256, 1024, 1, 1], "layer2.7.bn1.bias": [128], "layer4.0.downsample.1.weight": [2048]},
-    "vgg19": {"features.34.weight": [512, 512, 3, 3], "classifier.0.weight": [4096, 25088], "classifier.3.bias": [4096]},
+    "resnet152": {
+        "layer3.35.conv1.weight": [256, 1024, 1, 1],
+        "layer2.7.bn1.bias": [128],
+        "layer4.0.downsample.1.weight": [2048],
+    },
+    "vgg19": {
+        "features.34.weight": [512, 512, 3, 3],
+        "classifier.0.weight": [4096, 25088],
+        "classifier.3.bias": [4096],
+    },
     "resnext101-32x8d-wsl": {
         "layer1.0.conv2.weight": [256, 8, 3, 3],
         "layer4.2.conv1.weight": [2048, 2048, 1, 1],
@@ -45,7 +63,10 @@ def test_published_backbones_have_published_layer_names(name):
         last = 4096 if name == "vgg19" else 2048
         outputs = model(torch.zeros(2, 3, 224, 224))
     shapes = {key: list(tensor.shape) for key, tensor in model.state_dict().items()}
-    assert sum(parameter.numel() for parameter in model.parameters()) + last * 1000 + 1000 == PARAMETERS[name]
+    assert (
+        sum(parameter.numel() for parameter in model.parameters()) + last * 1000 + 1000
+        == PARAMETERS[name]
+    )
     convolutions = [module for module in model.modules() if isinstance(module, torch.nn.Conv2d)]
     assert len(convolutions) == CONVOLUTIONS[name]
     assert all(shapes[key] == shape for key, shape in NAMES[name].items())
@@ -55,7 +76,9 @@ def test_published_backbones_have_published_layer_names(name):
 
 def test_resnet_matches_transformers():
     transformers = pytest.importorskip("transformers")
-    config = transformers.ResNetConfig(depths=[1, 2, 1, 1], hidden_sizes=[256, 512, 1024, 2048], embedding_size=64)
+    config = transformers.ResNetConfig(
+        depths=[1, 2, 1, 1], hidden_sizes=[256, 512, 1024, 2048], embedding_size=64
+    )
     theirs, ours = transformers.ResNetModel(config).eval(), ResNet((1, 2, 1, 1)).eval()
     for name, buffer in theirs.named_buffers():
         if name.endswith("running_mean"):
@@ -73,8 +96,12 @@ def test_resnet_matches_transformers():
     pixels = torch.randn(2, 3, 64, 96)
     with torch.no_grad():
         expected, found = theirs(pixels), ours(pixels)
-    torch.testing.assert_close(found.last_hidden_state, expected.last_hidden_state, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(found.pooler_output, expected.pooler_output.flatten(1), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        found.last_hidden_state, expected.last_hidden_state, rtol=1e-4, atol=1e-4
+    )
+    torch.testing.assert_close(
+        found.pooler_output, expected.pooler_output.flatten(1), rtol=1e-4, atol=1e-4
+    )
 
 
 def test_vgg19_returns_fc7_after_relu():
@@ -85,7 +112,11 @@ def test_vgg19_returns_fc7_after_relu():
     output = model(torch.randn(3, 2, 14, 14))
     assert output.pooler_output.shape == (3, 5) and (output.pooler_output >= 0).all()
     with torch.device("meta"):
-        assert [type(layer).__name__ for layer in VGG19().classifier] == ["Linear", "ReLU", "Dropout"] * 2
+        assert [type(layer).__name__ for layer in VGG19().classifier] == [
+            "Linear",
+            "ReLU",
+            "Dropout",
+        ] * 2
 
 
 @pytest.fixture
@@ -100,8 +131,15 @@ def tiny(monkeypatch, tmp_path):
     file = tmp_path / "cache" / "backbones" / "tiny-0123.pth"
     file.parent.mkdir(parents=True)
     model = PUBLISHED_BACKBONES["tiny"].build()
-    content = {**model.state_dict(), "fc.weight": torch.zeros(1000, 2048), "fc.bias": torch.zeros(1000)}
-    torch.save({key: tensor for key, tensor in content.items() if not key.endswith("num_batches_tracked")}, file)  # as older files are
+    content = {
+        **model.state_dict(),
+        "fc.weight": torch.zeros(1000, 2048),
+        "fc.bias": torch.zeros(1000),
+    }
+    torch.save(
+        {key: tensor for key, tensor in content.items() if not key.endswith("num_batches_tracked")},
+        file,
+    )  # as older files are
     return file, model
 
 
@@ -122,7 +160,9 @@ def test_published_weights_load_from_cache_or_path(tiny, tmp_path):
         open_visual_encoder("tiny")
     shutil.copy(moved, tmp_path / "cache" / "backbones" / "tiny.pth")
     assert open_visual_encoder("tiny").embedding_dim == 2048
-    with pytest.raises(DataError, match=r"other\.pth: expected one of the published files .*tiny-0123\.pth"):
+    with pytest.raises(
+        DataError, match=r"other\.pth: expected one of the published files .*tiny-0123\.pth"
+    ):
         open_visual_encoder(str(tmp_path / "other.pth"))
 
 
@@ -139,15 +179,24 @@ WRONG = {
         lambda state: {key: state[key] for key in list(state)[5:]},
         r"expected the weights of tiny-0123\.pth, got missing weights bn1\.",
     ),
-    "more": (lambda state: state | {"layer9.weight": torch.zeros(2)}, r"got unknown weights layer9\.weight"),
-    "shape": (lambda state: state | {"bn1.bias": torch.zeros(3)}, r"expected bn1\.bias of shape \[64\], got \[3\]"),
+    "more": (
+        lambda state: state | {"layer9.weight": torch.zeros(2)},
+        r"got unknown weights layer9\.weight",
+    ),
+    "shape": (
+        lambda state: state | {"bn1.bias": torch.zeros(3)},
+        r"expected bn1\.bias of shape \[64\], got \[3\]",
+    ),
     "not finite": (
         lambda state: state | {"bn1.bias": torch.full((64,), torch.nan)},
         r"is damaged: expected finite weights, got others in bn1\.bias",
     ),
     "an object": (
         lambda state: Stranger(),
-        r"expected a checkpoint of tensors and plain values, got objects of \S+\.Stranger, which could run code\.",
+        (
+            r"expected a checkpoint of tensors and plain values, got objects of \S+\.Stranger, which "
+            r"could run code\."
+        ),
     ),
     "a list": (lambda state: [1, 2], "expected the state_dict of a model"),
 }
@@ -165,7 +214,9 @@ def test_wrong_weights_file_is_reported(wrong, tiny):
 def test_damaged_weights_file_and_pipe_are_reported(tiny):
     file, _ = tiny
     file.write_bytes(file.read_bytes()[:10_000])
-    with pytest.raises(DataError, match="expected a checkpoint of tensors and plain values, got a damaged file"):
+    with pytest.raises(
+        DataError, match="expected a checkpoint of tensors and plain values, got a damaged file"
+    ):
         open_published_backbone("tiny")
     if hasattr(os, "mkfifo"):
         file.unlink()
@@ -176,7 +227,15 @@ def test_damaged_weights_file_and_pipe_are_reported(tiny):
 
 def test_trained_backbone_loads_without_published_file(tiny, tmp_path):
     file, _ = tiny
-    data = write_synthetic_scenes(tmp_path / "scenes", num_train=4, num_val=2, num_test=2, captions_per_image=1, size=32, seed=1)
+    data = write_synthetic_scenes(
+        tmp_path / "scenes",
+        num_train=4,
+        num_val=2,
+        num_test=2,
+        captions_per_image=1,
+        size=32,
+        seed=1,
+    )
     (tmp_path / "tiny.toml").write_text(
         """
 name = "tiny"

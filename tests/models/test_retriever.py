@@ -14,7 +14,14 @@ from torch import nn
 
 import visavis
 from visavis.data.vocabulary import Vocabulary
-from visavis.errors import DataError, RefusedOverwrite, RunError, ShapeError, SpecError, VisavisError
+from visavis.errors import (
+    DataError,
+    RefusedOverwrite,
+    RunError,
+    ShapeError,
+    SpecError,
+    VisavisError,
+)
 from visavis.models import Matcher, VSEPlusPlus
 from visavis.models.base import get_vectors
 from visavis.models.device import choose_device
@@ -59,7 +66,11 @@ class Attention(Matcher):
 @pytest.fixture
 def processor():
     return {
-        view: Processor(EncoderSpec("visual", "scenes", view), None, Vocabulary.from_captions(SENTENCES, min_count=1))
+        view: Processor(
+            EncoderSpec("visual", "scenes", view),
+            None,
+            Vocabulary.from_captions(SENTENCES, min_count=1),
+        )
         for view in ("pooled", "regions")
     }
 
@@ -73,7 +84,11 @@ def images():
 @pytest.fixture
 def model(processor):
     config = VSEPlusPlus.Config(
-        visual_input_dim=192, text_granularity="tokens", text_input_dim=len(processor["pooled"].vocabulary), embedding_dim=8, word_dim=5
+        visual_input_dim=192,
+        text_granularity="tokens",
+        text_input_dim=len(processor["pooled"].vocabulary),
+        embedding_dim=8,
+        word_dim=5,
     )
     return Retriever(VSEPlusPlus(config), processor["pooled"])
 
@@ -81,7 +96,10 @@ def model(processor):
 @pytest.fixture
 def attention(processor):
     config = VSEPlusPlus.Config(
-        visual_granularity="regions", visual_input_dim=192, text_granularity="tokens", text_input_dim=len(processor["regions"].vocabulary)
+        visual_granularity="regions",
+        visual_input_dim=192,
+        text_granularity="tokens",
+        text_input_dim=len(processor["regions"].vocabulary),
     )
     return Retriever(Attention(config), processor["regions"])
 
@@ -95,15 +113,21 @@ def test_retriever_without_vectors_scores_pairs(attention, images):
     scores = attention.score(images, SENTENCES)
     assert scores.shape == (7, 5)
     for row, column in ((0, 0), (6, 3)):
-        torch.testing.assert_close(attention.score([images[row]], [SENTENCES[column]])[0, 0], scores[row, column])
-    with pytest.raises(ShapeError, match=r"^Attention scores pairs: .* Use score\(images, texts\), .*--rerank"):
+        torch.testing.assert_close(
+            attention.score([images[row]], [SENTENCES[column]])[0, 0], scores[row, column]
+        )
+    with pytest.raises(
+        ShapeError, match=r"^Attention scores pairs: .* Use score\(images, texts\), .*--rerank"
+    ):
         attention.encode_images(images)
 
 
 @pytest.mark.parametrize("path", ["a.png", Path("a.mp4")])
 def test_retriever_rejects_single_path(model, path):
     for method in (model.encode_images, model.encode_videos):
-        with pytest.raises(SpecError, match=rf"^(images|videos): expected a list of .+, got .*{path}.*\."):
+        with pytest.raises(
+            SpecError, match=rf"^(images|videos): expected a list of .+, got .*{path}.*\."
+        ):
             method(path)
 
 
@@ -112,7 +136,9 @@ def test_score_all_pairs_stays_within_memory(attention, images):
     whole = score_all_pairs(attention.matcher, visual, text)
     assert attention.matcher.largest == (7, 5)
     attention.matcher.largest = (0, 0)
-    torch.testing.assert_close(score_all_pairs(attention.matcher, visual, text, 60_000), whole, rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        score_all_pairs(attention.matcher, visual, text, 60_000), whole, rtol=0, atol=1e-6
+    )
     height, width = attention.matcher.largest
     pair = 36 * 5 * 4  # regions x words of the longest text, in float32
     assert height * width * pair < 60_000
@@ -124,7 +150,10 @@ def test_score_all_pairs_stays_within_memory(attention, images):
 def test_retriever_is_independent_of_batch_size(model, images, batch_size):
     progress = []
     smaller = Retriever(model.matcher, model.processor, batch_size=batch_size)
-    torch.testing.assert_close(smaller.encode_images(images, lambda *done: progress.append(done)), model.encode_images(images))
+    torch.testing.assert_close(
+        smaller.encode_images(images, lambda *done: progress.append(done)),
+        model.encode_images(images),
+    )
     assert progress == [(min(7, done), 7) for done in range(batch_size, 7 + batch_size, batch_size)]
     torch.testing.assert_close(smaller.encode_texts(SENTENCES), model.encode_texts(SENTENCES))
 
@@ -133,7 +162,10 @@ def test_encode_items_restores_order(model):
     order = np.random.default_rng(0).permutation(40)
     texts = [SENTENCES[i % 5] for i in range(40)]
     shuffled = encode_items(
-        model.matcher, "text", lambda index: model.processor.process_texts([texts[i] for i in index]), equal_batches(order, 6)
+        model.matcher,
+        "text",
+        lambda index: model.processor.process_texts([texts[i] for i in index]),
+        equal_batches(order, 6),
     )
     torch.testing.assert_close(shuffled.vectors, model.encode_texts(texts))
 
@@ -144,7 +176,10 @@ def test_encode_items_restores_training_mode(model):
     encode_items(
         model.matcher,
         "text",
-        lambda index: (seen.append(model.matcher.training), model.processor.process_texts(SENTENCES))[1],
+        lambda index: (
+            seen.append(model.matcher.training),
+            model.processor.process_texts(SENTENCES),
+        )[1],
         [np.arange(5)],
     )
     assert seen == [False]
@@ -178,7 +213,9 @@ def test_retriever_on_cuda_matches_cpu(model, attention, images):
     for each in (model, attention):
         expected = each.score(images, SENTENCES)
         each.matcher.cuda()
-        torch.testing.assert_close(each.score(images, SENTENCES), expected, rtol=0, atol=1e-3 * expected.abs().max().item())
+        torch.testing.assert_close(
+            each.score(images, SENTENCES), expected, rtol=0, atol=1e-3 * expected.abs().max().item()
+        )
 
 
 def test_encode_images_accepts_every_kind_of_image(model, images, tmp_path):
@@ -186,16 +223,27 @@ def test_encode_images_accepts_every_kind_of_image(model, images, tmp_path):
     image.save(tmp_path / "image.png")
     pixels = np.asarray(image)
     tensor = torch.from_numpy(pixels.copy()).permute(2, 0, 1)
-    kinds = [tmp_path / "image.png", str(tmp_path / "image.png"), (tmp_path / "image.png").read_bytes(), pixels, tensor, tensor / 255]
+    kinds = [
+        tmp_path / "image.png",
+        str(tmp_path / "image.png"),
+        (tmp_path / "image.png").read_bytes(),
+        pixels,
+        tensor,
+        tensor / 255,
+    ]
     expected = model.encode_images([image])
     for kind in kinds:
         assert torch.equal(model.encode_images([kind]), expected)
         assert torch.equal(model.score([kind], SENTENCES), model.score([image], SENTENCES))
-    assert torch.equal(model.encode_images(np.stack([pixels, pixels])), model.encode_images([image, image]))
+    assert torch.equal(
+        model.encode_images(np.stack([pixels, pixels])), model.encode_images([image, image])
+    )
 
 
 def _image_files(folder: Path) -> list[Path]:
-    """One file for each mode that a format stores, and files with an orientation, frames or more pixels than a model reads."""
+    """One file for each mode that a format stores, and files with an orientation, frames or more
+    pixels than a model reads.
+    """
     pixels = np.random.default_rng(0).integers(0, 256, (24, 36, 4), dtype=np.uint8)
     image, rgb = Image.fromarray(pixels), Image.fromarray(pixels[..., :3])
     deep = pixels[..., 0].astype(np.uint16) * 200
@@ -241,13 +289,20 @@ def _open_image(file: Path) -> Image.Image:
 def test_encode_images_reads_a_pillow_image_as_its_file(model, tmp_path):
     files = _image_files(tmp_path)
     expected = model.encode_images(files)
-    pixels = [model.processor.preprocess([read_image(file, "x", model.processor.min_side)]) for file in files]
-    assert len({row.numpy().tobytes() for row in pixels}) > len(files) // 2, "most images must differ"
+    pixels = [
+        model.processor.preprocess([read_image(file, "x", model.processor.min_side)])
+        for file in files
+    ]
+    assert len({row.numpy().tobytes() for row in pixels}) > len(files) // 2, (
+        "most images must differ"
+    )
     assert torch.equal(model.encode_images([file.read_bytes() for file in files]), expected)
     opened = list(map(_open_image, files))
     assert torch.equal(model.encode_images(opened), expected)
     for image, file in zip(opened, files, strict=True):
-        assert (image.size, image.mode) == (_open_image(file).size, _open_image(file).mode), "the image must not change"
+        assert (image.size, image.mode) == (_open_image(file).size, _open_image(file).mode), (
+            "the image must not change"
+        )
         image.load()
     small = [number for number, file in enumerate(files) if not file.name.startswith("large")]
     # A large JPEG that is decoded has more pixels than one that is decoded at a reduced size.
@@ -281,7 +336,9 @@ def test_encode_images_names_a_closed_image(model, images, tmp_path):
     images[0].save(tmp_path / "image.png")
     with Image.open(tmp_path / "image.png") as image:
         pass
-    with pytest.raises(DataError, match=r"^image images\[1\] is closed, expected an open one\. Pass its path"):
+    with pytest.raises(
+        DataError, match=r"^image images\[1\] is closed, expected an open one\. Pass its path"
+    ):
         model.encode_images([images[0], image])
 
 
@@ -305,8 +362,12 @@ def test_encode_images_names_the_invalid_image(model, images, odd, given):
 def test_encode_chooses_by_type(model, images, tmp_path):
     images[0].save(tmp_path / "image.png")
     assert torch.equal(model.encode(SENTENCES), model.encode_texts(SENTENCES))
-    assert torch.equal(model.encode([tmp_path / "image.png", images[1]]), model.encode_images(images[:2]))
-    with pytest.raises(SpecError, match=r"^items: expected texts only or images only, got 1 texts among 2 items\."):
+    assert torch.equal(
+        model.encode([tmp_path / "image.png", images[1]]), model.encode_images(images[:2])
+    )
+    with pytest.raises(
+        SpecError, match=r"^items: expected texts only or images only, got 1 texts among 2 items\."
+    ):
         model.encode(["a dog", images[0]])
     with pytest.raises(ShapeError, match=r"^items: expected at least one"):
         model.encode([])

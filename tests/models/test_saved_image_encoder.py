@@ -25,18 +25,31 @@ phases = [{ epochs = 1, objective = "Triplet()", optimizer = { lr_multipliers = 
 
 
 def write_encoder(folder, kind):
-    small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+    small = {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 24,
+    }
     made = {
-        "vit": lambda: transformers.ViTModel(transformers.ViTConfig(**small, image_size=32, patch_size=8)),
+        "vit": lambda: transformers.ViTModel(
+            transformers.ViTConfig(**small, image_size=32, patch_size=8)
+        ),
         "vit without pooler": lambda: transformers.ViTModel(
             transformers.ViTConfig(**small, image_size=32, patch_size=8), add_pooling_layer=False
         ),
-        "resnet": lambda: transformers.ResNetModel(transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1])),
+        "resnet": lambda: transformers.ResNetModel(
+            transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1])
+        ),
     }
     transformers.utils.logging.disable_progress_bar()
     made[kind]().save_pretrained(folder)
     transformers.utils.logging.enable_progress_bar()
-    pixels = {"size": {"height": 32, "width": 32}, "image_mean": [0.5, 0.4, 0.3], "image_std": [0.2] * 3}
+    pixels = {
+        "size": {"height": 32, "width": 32},
+        "image_mean": [0.5, 0.4, 0.3],
+        "image_std": [0.2] * 3,
+    }
     (folder / "preprocessor_config.json").write_text(json.dumps(pixels))
 
 
@@ -47,12 +60,25 @@ def write_encoder(folder, kind):
 )
 def test_run_folder_reads_images_without_pretrained_encoder(kind, region_pool, tmp_path):
     write_encoder(tmp_path / "encoder", kind)
-    data = write_synthetic_scenes(tmp_path / "scenes", num_train=12, num_val=4, num_test=4, captions_per_image=1, size=48, seed=1)
+    data = write_synthetic_scenes(
+        tmp_path / "scenes",
+        num_train=12,
+        num_val=4,
+        num_test=4,
+        captions_per_image=1,
+        size=48,
+        seed=1,
+    )
     (tmp_path / "kept.toml").write_text(RECIPE.replace("REGION_POOL", region_pool))
     trained = visavis.train(
-        tmp_path / "kept.toml", data=data, out=tmp_path / "run", overrides={"visual.encoder": str(tmp_path / "encoder")}
+        tmp_path / "kept.toml",
+        data=data,
+        out=tmp_path / "run",
+        overrides={"visual.encoder": str(tmp_path / "encoder")},
     )
-    images = [decode_image(path.read_bytes(), path.name) for path in sorted(data.rglob("*.png"))[:3]]
+    images = [
+        decode_image(path.read_bytes(), path.name) for path in sorted(data.rglob("*.png"))[:3]
+    ]
     before = visavis.load(tmp_path / "run").encode_images(images)
     shutil.rmtree(tmp_path / "encoder")
     assert torch.equal(visavis.load(tmp_path / "run").encode_images(images), before)

@@ -32,11 +32,15 @@ def scenes():
 
 
 def test_scene_encoder_file_is_small():
-    assert (files("visavis.synthetic") / "weights" / "scene_encoder.safetensors").stat().st_size <= 2_000_000
+    assert (
+        files("visavis.synthetic") / "weights" / "scene_encoder.safetensors"
+    ).stat().st_size <= 2_000_000
 
 
 def test_scene_encoder_shapes(encoder, scenes):
-    pixels = SceneEncoder.preprocess([render_scene(scenes[0]), render_scene(scenes[1], 200), Image.new("L", (40, 60))])
+    pixels = SceneEncoder.preprocess(
+        [render_scene(scenes[0]), render_scene(scenes[1], 200), Image.new("L", (40, 60))]
+    )
     assert pixels.shape == (3, 3, 96, 96)
     assert pixels.dtype == torch.uint8
     grid = encoder(pixels)
@@ -46,14 +50,18 @@ def test_scene_encoder_shapes(encoder, scenes):
 
 def test_scene_encoder_is_independent_of_batch(encoder, scenes):
     pixels = SceneEncoder.preprocess([render_scene(scene) for scene in scenes[:5]])
-    torch.testing.assert_close(encoder(pixels), torch.cat([encoder(one) for one in pixels.split(1)]), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        encoder(pixels), torch.cat([encoder(one) for one in pixels.split(1)]), atol=1e-4, rtol=1e-4
+    )
 
 
 def test_scene_encoder_finds_redrawn_scene(encoder, scenes):
     rng = np.random.default_rng(8)
     first = pooled(encoder, scenes)
     again = pooled(encoder, [resample_layout(scene, rng) for scene in scenes])
-    first, again = (torch.nn.functional.normalize(vectors - first.mean(0), dim=1) for vectors in (first, again))
+    first, again = (
+        torch.nn.functional.normalize(vectors - first.mean(0), dim=1) for vectors in (first, again)
+    )
     nearest = (again @ first.T).argmax(1)
     assert (nearest == torch.arange(len(scenes))).float().mean() > 0.9
 
@@ -61,10 +69,15 @@ def test_scene_encoder_finds_redrawn_scene(encoder, scenes):
 def test_scene_encoder_keeps_positions(encoder):
     rng = np.random.default_rng(9)
     places = torch.from_numpy(rng.uniform(0.15, 0.85, (250, 2)))
-    stars = [Scene("meadow", (SceneObject("star", "red", "plain", "small", x, y, 0.1),), i) for i, (x, y) in enumerate(places.tolist())]
+    stars = [
+        Scene("meadow", (SceneObject("star", "red", "plain", "small", x, y, 0.1),), i)
+        for i, (x, y) in enumerate(places.tolist())
+    ]
     features = pooled(encoder, stars).double()
     features = torch.cat([features - features.mean(0), torch.ones(250, 1)], 1)
     learned, held = features[:200], features[200:]
-    reading = torch.linalg.solve(learned.T @ learned + 0.1 * torch.eye(features.shape[1]), learned.T @ places[:200])
+    reading = torch.linalg.solve(
+        learned.T @ learned + 0.1 * torch.eye(features.shape[1]), learned.T @ places[:200]
+    )
     guessed = (places[:200].mean(0) - places[200:]).abs().mean()
     assert (held @ reading - places[200:]).abs().mean() < guessed / 2

@@ -8,7 +8,12 @@ from visavis.models import BFAN, SCAN, SGRAF, MaxSim
 from visavis.models.image_text.cross_attention import MAX_LENGTH_RATIO, MIN_GROUP_LENGTH, MIN_TEXTS
 from visavis.types import Encoded
 
-SIZES = {"visual_input_dim": 3, "text_granularity": "words", "text_input_dim": 3, "embedding_dim": 8}
+SIZES = {
+    "visual_input_dim": 3,
+    "text_granularity": "words",
+    "text_input_dim": 3,
+    "embedding_dim": 8,
+}
 MATCHERS = {
     "SCAN t2i": SCAN.Config(**SIZES),
     "SCAN i2t": SCAN.Config(**SIZES, direction="i2t", pool="lse"),
@@ -36,7 +41,9 @@ def encoded(matcher, texts: int, *, holes: bool = False) -> tuple[Encoded, Encod
     if holes:  # words that are left out in training
         mask &= (torch.arange(LONGEST) == lengths[:, None] - 1) | (torch.rand(texts, LONGEST) < 0.7)
     images = Encoded(torch.randn(3, 5, 3, dtype=torch.float64))
-    return matcher.encode_visual(images), matcher.encode_text(Encoded(torch.randn(texts, LONGEST, 3, dtype=torch.float64), mask))
+    return matcher.encode_visual(images), matcher.encode_text(
+        Encoded(torch.randn(texts, LONGEST, 3, dtype=torch.float64), mask)
+    )
 
 
 @pytest.mark.parametrize("holes", [False, True])
@@ -45,7 +52,12 @@ def test_score_by_length_matches_padded_scores_and_gradients(matcher, holes):
     ways = [score(visual, text) for score in (matcher.score, matcher.score_block)]
     assert_close(*ways)
     weights = torch.randn_like(ways[0])
-    assert_close(*(torch.autograd.grad((way * weights).sum(), matcher.visual.weight, retain_graph=True)[0] for way in ways))
+    assert_close(
+        *(
+            torch.autograd.grad((way * weights).sum(), matcher.visual.weight, retain_graph=True)[0]
+            for way in ways
+        )
+    )
 
 
 def test_score_by_length_limits_padding(matcher, monkeypatch):
@@ -60,7 +72,11 @@ def test_score_by_length_limits_padding(matcher, monkeypatch):
     monkeypatch.setattr(matcher, "score_block", noting)
     matcher.score(visual, text)
     assert sum(len(lengths) for _, lengths in seen) == 200
-    assert all(longest <= MAX_LENGTH_RATIO * max(length, MIN_GROUP_LENGTH) for longest, lengths in seen for length in lengths.tolist())
+    assert all(
+        longest <= MAX_LENGTH_RATIO * max(length, MIN_GROUP_LENGTH)
+        for longest, lengths in seen
+        for length in lengths.tolist()
+    )
 
 
 def test_score_by_length_does_not_group_few_texts(matcher, monkeypatch):

@@ -20,14 +20,18 @@ GRID = {
 
 
 class Words(CATALOG["VSE++"]):
-    """One vector per word, as a named part with a mask. The score is the mean of cosines over valid words."""
+    """One vector per word, as a named part with a mask. The score is the mean of cosines over valid
+    words.
+    """
 
     def encode_text(self, items):
         states = torch.nn.functional.normalize(self.text(items), dim=-1)
         return Encoded({"words": states}, {"words": items.mask})
 
     def score(self, visual, text):
-        cosines = torch.einsum("vd,twd->vtw", visual.vectors, text.vectors["words"]) * text.mask["words"]
+        cosines = (
+            torch.einsum("vd,twd->vtw", visual.vectors, text.vectors["words"]) * text.mask["words"]
+        )
         return cosines.sum(-1) / text.mask["words"].sum(-1)
 
 
@@ -40,12 +44,21 @@ def members(kind, seeds):
 @pytest.mark.parametrize("kind", [CATALOG["VSE++"], Words])
 def test_score_ensemble_averages_members_also_in_blocks(kind):
     images = Encoded(torch.rand(3, 4, 5))
-    blocks = [Encoded(torch.randint(1, 9, (2, longest)), torch.arange(longest) < torch.tensor([[longest], [2]])) for longest in (3, 6)]
+    blocks = [
+        Encoded(
+            torch.randint(1, 9, (2, longest)),
+            torch.arange(longest) < torch.tensor([[longest], [2]]),
+        )
+        for longest in (3, 6)
+    ]
     first, second = members(kind, (1, 2))
     average = ScoreEnsemble([first, second])
 
     def scores(matcher) -> Tensor:
-        return matcher.score(matcher.encode_visual(images), concatenate([matcher.encode_text(block) for block in blocks])[1:4])
+        return matcher.score(
+            matcher.encode_visual(images),
+            concatenate([matcher.encode_text(block) for block in blocks])[1:4],
+        )
 
     torch.testing.assert_close(scores(average), (scores(first) + scores(second)) / 2)
     assert not torch.allclose(scores(first), scores(second))
@@ -54,15 +67,28 @@ def test_score_ensemble_averages_members_also_in_blocks(kind):
 
 def test_join_member_encodings_keeps_batches():
     images = Encoded(torch.rand(3, 4, 5))
-    blocks = [Encoded(torch.randint(1, 9, (2, longest)), torch.arange(longest) < torch.tensor([[longest], [2]])) for longest in (3, 60)]
+    blocks = [
+        Encoded(
+            torch.randint(1, 9, (2, longest)),
+            torch.arange(longest) < torch.tensor([[longest], [2]]),
+        )
+        for longest in (3, 60)
+    ]
     matchers = list(members(Words, (1, 2)))
     order = torch.tensor([3, 0, 2, 1])
-    kept = [collect_batches([member.encode_text(block) for block in blocks])[order] for member in matchers]
+    kept = [
+        collect_batches([member.encode_text(block) for block in blocks])[order]
+        for member in matchers
+    ]
     text = join_member_encodings(kept)
     assert isinstance(text, EncodedBatches)
     assert max(part.shape[1] for part in text[1:2].merged().tensors) == 3
-    average, visual = ScoreEnsemble(matchers), join_member_encodings([member.encode_visual(images) for member in matchers])
+    average, visual = (
+        ScoreEnsemble(matchers),
+        join_member_encodings([member.encode_visual(images) for member in matchers]),
+    )
     torch.testing.assert_close(
-        average.score(visual, text.merged()), average.score(visual, join_member_encodings([items.merged() for items in kept]))
+        average.score(visual, text.merged()),
+        average.score(visual, join_member_encodings([items.merged() for items in kept])),
     )
     assert not isinstance(join_member_encodings([kept[0], kept[1][order]]), EncodedBatches)

@@ -13,13 +13,35 @@ from visavis.data.images import decode_image
 from visavis.errors import DataError, RecipeError, RunError
 from visavis.models import CATALOG
 from visavis.models.base import load_matcher
-from visavis.models.encoders.text_backbone import TEXT_BACKBONE_FOLDER, PretrainedTokenizer, TextBackbone, WordNoise
+from visavis.models.encoders.text_backbone import (
+    TEXT_BACKBONE_FOLDER,
+    PretrainedTokenizer,
+    TextBackbone,
+    WordNoise,
+)
 from visavis.synthetic import write_synthetic_scenes
 from visavis.types import Encoded
 
 transformers = pytest.importorskip("transformers")
 
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "red", "blue", "circle", "square", "is", "left", "of", "the", "##s", "star"]
+WORDS = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    "a",
+    "red",
+    "blue",
+    "circle",
+    "square",
+    "is",
+    "left",
+    "of",
+    "the",
+    "##s",
+    "star",
+]
 CLS, SEP, MASK = 2, 3, 4
 SENTENCES = ["a red circle", "the blue squares is left of a star", "stars"]
 
@@ -28,7 +50,13 @@ SENTENCES = ["a red circle", "the blue squares is left of a star", "stars"]
 def bert(tmp_path):
     """Write a folder with a tiny BERT without dropout."""
     folder = tmp_path / "bert"
-    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24, "max_position_embeddings": 32}
+    shape = {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 24,
+        "max_position_embeddings": 32,
+    }
     still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     transformers.utils.logging.disable_progress_bar()
     model = transformers.BertModel(transformers.BertConfig(**shape, **still, vocab_size=len(WORDS)))
@@ -51,7 +79,9 @@ def test_text_backbone_matches_transformers(bert):
     states = backbone(given)
     model = transformers.AutoModel.from_pretrained(bert).eval()
     for row, sentence in enumerate(SENTENCES):
-        alone = model(**transformers.AutoTokenizer.from_pretrained(bert)(sentence, return_tensors="pt")).last_hidden_state[0]
+        alone = model(
+            **transformers.AutoTokenizer.from_pretrained(bert)(sentence, return_tensors="pt")
+        ).last_hidden_state[0]
         torch.testing.assert_close(states.vectors[row, states.mask[row]], alone, rtol=0, atol=1e-5)
     assert backbone.hidden_dim == 16
     assert not any("pooler" in name for name, _ in backbone.named_parameters())
@@ -62,10 +92,16 @@ def test_word_noise_changes_whole_words_at_given_rates(bert):
     given = tokens(bert, ["the blue squares is left of a star"] * 4000)
     ids, mask = backbone._add_noise(given.vectors, given.mask)
     pieces, lengths = given.vectors.shape[1], mask.sum(1)
-    assert (ids[:, 0] == CLS).all() and (ids.gather(1, lengths[:, None] - 1) == SEP).all(), "the first and last token stay"
-    assert (mask == (torch.arange(mask.shape[1]) < lengths[:, None])).all(), "kept tokens are adjacent"
+    assert (ids[:, 0] == CLS).all() and (ids.gather(1, lengths[:, None] - 1) == SEP).all(), (
+        "the first and last token stay"
+    )
+    assert (mask == (torch.arange(mask.shape[1]) < lengths[:, None])).all(), (
+        "kept tokens are adjacent"
+    )
     words = 8
-    assert abs((ids == MASK)[mask].sum() / 4000 / (words + 1) - 0.3) < 0.03  # squares has two pieces
+    assert (
+        abs((ids == MASK)[mask].sum() / 4000 / (words + 1) - 0.3) < 0.03
+    )  # squares has two pieces
     assert abs((pieces - lengths).float().mean() / (words + 1) - 0.1) < 0.02
     whole = ids[lengths == pieces]
     square, s = whole[:, 3], whole[:, 4]
@@ -85,7 +121,9 @@ def test_word_noise_is_seeded_and_off_in_evaluation(bert):
 
     torch.testing.assert_close(states(True).vectors, states(True).vectors, rtol=0, atol=0)
     assert (states(False).mask == given.mask).all()
-    assert states(True).vectors.shape != states(False).vectors.shape or not torch.equal(states(True).vectors, states(False).vectors)
+    assert states(True).vectors.shape != states(False).vectors.shape or not torch.equal(
+        states(True).vectors, states(False).vectors
+    )
 
 
 WITH_BACKBONE = ["VSE++", "VSEInfinity", "VSRN", "SCAN", "SGRAF", "MaxSim", "CE", "MMT"]
@@ -99,13 +137,29 @@ SMALL = {
 @pytest.mark.parametrize("kind", WITH_BACKBONE)
 def test_trained_text_backbone_loads_without_original(kind, bert, tmp_path):
     view = {"VSE++": "pooled", "CE": "experts", "MMT": "experts"}.get(kind, "regions")
-    read = {"visual_granularity": view, "text_granularity": "tokens", "text_input_dim": len(WORDS), "text_backbone": str(bert)}
-    matcher = CATALOG[kind](CATALOG[kind].Config(visual_input_dim=5, embedding_dim=8, **read, **SMALL.get(kind, {})))
+    read = {
+        "visual_granularity": view,
+        "text_granularity": "tokens",
+        "text_input_dim": len(WORDS),
+        "text_backbone": str(bert),
+    }
+    matcher = CATALOG[kind](
+        CATALOG[kind].Config(visual_input_dim=5, embedding_dim=8, **read, **SMALL.get(kind, {}))
+    )
     by_part = matcher.parameters_by_part()
     assert {name.split(".")[0] for name, _ in by_part["text_backbone"]} == {"text_backbone"}
-    given, images = tokens(bert), Encoded(torch.randn(4, 5) if view == "pooled" else torch.randn(4, 3, 5))
-    images = Encoded({"face": images.vectors}, {"face": torch.ones(4, 3, dtype=torch.bool)}) if view == "experts" else images
-    matcher.train().score(matcher.encode_visual(images), matcher.encode_text(given)).sum().backward()
+    given, images = (
+        tokens(bert),
+        Encoded(torch.randn(4, 5) if view == "pooled" else torch.randn(4, 3, 5)),
+    )
+    images = (
+        Encoded({"face": images.vectors}, {"face": torch.ones(4, 3, dtype=torch.bool)})
+        if view == "experts"
+        else images
+    )
+    matcher.train().score(
+        matcher.encode_visual(images), matcher.encode_text(given)
+    ).sum().backward()
     assert all(parameter.grad is not None for _, parameter in by_part["text_backbone"])
     expected = matcher.eval().score(matcher.encode_visual(images), matcher.encode_text(given))
     matcher.save_pretrained(tmp_path / "model")
@@ -113,9 +167,9 @@ def test_trained_text_backbone_loads_without_original(kind, bert, tmp_path):
     again = load_matcher(type(matcher), matcher.config, tmp_path / "model").eval()
     assert torch.equal(again.score(again.encode_visual(images), again.encode_text(given)), expected)
     again.save_pretrained(tmp_path / "copy")
-    assert sorted(path.name for path in (tmp_path / "copy" / TEXT_BACKBONE_FOLDER).iterdir()) == sorted(
-        path.name for path in (tmp_path / "model" / TEXT_BACKBONE_FOLDER).iterdir()
-    )
+    assert sorted(
+        path.name for path in (tmp_path / "copy" / TEXT_BACKBONE_FOLDER).iterdir()
+    ) == sorted(path.name for path in (tmp_path / "model" / TEXT_BACKBONE_FOLDER).iterdir())
     shutil.rmtree(tmp_path / "model" / TEXT_BACKBONE_FOLDER)
     with pytest.raises(RunError, match=r"text_backbone: expected the config\.json of this part"):
         load_matcher(type(matcher), matcher.config, tmp_path / "model")
@@ -137,7 +191,9 @@ optimizer = { name = "AdamW", lr = 0.01, lr_multipliers = { text_backbone = 0.1 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
     folder = tmp_path_factory.mktemp("world") / "scenes"
-    write_synthetic_scenes(folder, num_train=40, num_val=8, num_test=8, captions_per_image=2, size=48, seed=1)
+    write_synthetic_scenes(
+        folder, num_train=40, num_val=8, num_test=8, captions_per_image=2, size=48, seed=1
+    )
     return folder
 
 
@@ -154,10 +210,14 @@ def test_run_with_text_backbone_resumes_and_moves(bert, world, tmp_path, monkeyp
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        visavis.train(recipe, data=world, out=tmp_path / "halves", overrides=overrides, progress=Stopping())
+        visavis.train(
+            recipe, data=world, out=tmp_path / "halves", overrides=overrides, progress=Stopping()
+        )
     again = visavis.train(resume=tmp_path / "halves")
     assert again.test.metrics == whole.test.metrics
-    assert (tmp_path / "halves/model/model.safetensors").read_bytes() == (tmp_path / "whole/model/model.safetensors").read_bytes()
+    assert (tmp_path / "halves/model/model.safetensors").read_bytes() == (
+        tmp_path / "whole/model/model.safetensors"
+    ).read_bytes()
 
     sentences = ["a red circle", "stars"]
     before = visavis.load(tmp_path / "whole").encode_texts(sentences)
@@ -179,9 +239,16 @@ def test_run_with_text_backbone_resumes_and_moves(bert, world, tmp_path, monkeyp
             {"text.granularity": "tokens", "model": "Heads()", "visual.granularity": "pooled"},
             r'Heads.* = "pooled"',
         ),
-        ({"text.granularity": "tokens", "model.text_backbone": "x"}, r"model\.text_backbone.*text\."),
         (
-            {"text.granularity": "tokens", "model.word_mask_rate": 0.7, "model.word_drop_rate": 0.4},
+            {"text.granularity": "tokens", "model.text_backbone": "x"},
+            r"model\.text_backbone.*text\.",
+        ),
+        (
+            {
+                "text.granularity": "tokens",
+                "model.word_mask_rate": 0.7,
+                "model.word_drop_rate": 0.4,
+            },
             "word_mask_rate.*at most 1 together",
         ),
     ],
@@ -190,11 +257,18 @@ def test_run_with_text_backbone_resumes_and_moves(bert, world, tmp_path, monkeyp
 def test_text_backbone_reports_invalid_settings(overrides, sentence, bert, world, tmp_path):
     (tmp_path / "tiny.toml").write_text(RECIPE)
     with pytest.raises(RecipeError, match=sentence):
-        visavis.train(tmp_path / "tiny.toml", data=world, out=tmp_path / "run", overrides={"text.encoder": str(bert), **overrides})
+        visavis.train(
+            tmp_path / "tiny.toml",
+            data=world,
+            out=tmp_path / "run",
+            overrides={"text.encoder": str(bert), **overrides},
+        )
 
 
 def test_text_backbone_refuses_other_models(bert, dual_encoders):
-    with pytest.raises(DataError, match="expected a text encoder such as BERT, got a model of kind clip"):
+    with pytest.raises(
+        DataError, match="expected a text encoder such as BERT, got a model of kind clip"
+    ):
         TextBackbone(str(dual_encoders / "clip"))
     config = json.loads((bert / "tokenizer_config.json").read_text())
     (bert / "tokenizer_config.json").write_text(json.dumps(config | {"mask_token": None}))

@@ -21,14 +21,18 @@ def encoder():
 def test_text_cnn_keeps_maximum_of_each_filter(encoder):
     ids = WORDS[0, :3]
     one, two, three = encoder.convolutions
-    words = torch.cat([torch.zeros(1, 4), encoder.embedding(ids), torch.zeros(1, 4)])  # padding of a text is zero
+    words = torch.cat(
+        [torch.zeros(1, 4), encoder.embedding(ids), torch.zeros(1, 4)]
+    )  # padding of a text is zero
     expected = []
     for layer, windows in (
         (one, [words[i : i + 1] for i in (1, 2, 3)]),
         (two, [words[i : i + 2] for i in (1, 2, 3)]),
         (three, [words[i : i + 3] for i in (0, 1, 2)]),
     ):
-        seen = torch.stack([(layer.weight * window.T).sum((1, 2)) + layer.bias for window in windows])
+        seen = torch.stack(
+            [(layer.weight * window.T).sum((1, 2)) + layer.bias for window in windows]
+        )
         expected.append(relu(seen.max(0).values))
     torch.testing.assert_close(encoder(Encoded(WORDS, MASK))[0], torch.cat(expected))
 
@@ -48,7 +52,13 @@ def test_heads_with_text_cnn_overfit_ten_captions():
     torch.manual_seed(0)
     heads = Heads(
         Heads.Config(
-            visual_input_dim=8, text_granularity="tokens", text_input_dim=9, embedding_dim=16, hidden_dim=32, num_filters=16, word_dim=8
+            visual_input_dim=8,
+            text_granularity="tokens",
+            text_input_dim=9,
+            embedding_dim=16,
+            hidden_dim=32,
+            num_filters=16,
+            word_dim=8,
         )
     )
     images, texts = Encoded(torch.randn(10, 8)), Encoded(torch.randint(1, 9, (10, 5)))
@@ -60,4 +70,7 @@ def test_heads_with_text_cnn_overfit_ten_captions():
         loss.backward()
         optimizer.step()
     heads.eval()
-    assert (heads.score(heads.encode_visual(images), heads.encode_text(texts)).argmax(1) == torch.arange(10)).all()
+    assert (
+        heads.score(heads.encode_visual(images), heads.encode_text(texts)).argmax(1)
+        == torch.arange(10)
+    ).all()

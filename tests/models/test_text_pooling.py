@@ -18,7 +18,12 @@ from visavis.synthetic import write_synthetic_scenes
 
 transformers = pytest.importorskip("transformers")
 
-TEXTS = ["star", "a red circle and a large star", "a blue square", "a red circle and a large square"]
+TEXTS = [
+    "star",
+    "a red circle and a large star",
+    "a blue square",
+    "a red circle and a large square",
+]
 
 
 @pytest.fixture
@@ -46,17 +51,31 @@ def tokens(folder, **added):
     tokenizer.save_pretrained(folder)
     model = transformers.CLIPModel.from_pretrained(folder)
     embedding = model.text_model.embeddings.token_embedding
-    model.text_model.embeddings.token_embedding = torch.nn.Embedding.from_pretrained(torch.cat([embedding.weight, torch.ones(1, 16)]))
+    model.text_model.embeddings.token_embedding = torch.nn.Embedding.from_pretrained(
+        torch.cat([embedding.weight, torch.ones(1, 16)])
+    )
     model.config.text_config.vocab_size += 1
     model.save_pretrained(folder)
 
 
 END_TOKENS = {
-    "another token": (14, "token text_config.eos_token_id = 14, at which .* got the end token 3 of the tokenizer"),
-    "no token of the tokenizer": (49407, "token text_config.eos_token_id = 49407, at which .* got the end token 3"),
+    "another token": (
+        14,
+        "token text_config.eos_token_id = 14, at which .* got the end token 3 of the tokenizer",
+    ),
+    "no token of the tokenizer": (
+        49407,
+        "token text_config.eos_token_id = 49407, at which .* got the end token 3",
+    ),
     "the first token": (0, "token text_config.eos_token_id = 0, at which .* got the end token 3"),
     "none": (None, "token text_config.eos_token_id = None, at which .* got the end token 3"),
-    "the highest token": (2, r"token \d+ \(the highest id, because text_config.eos_token_id is 2\), at which .* got the end token 3"),
+    "the highest token": (
+        2,
+        (
+            r"token \d+ \(the highest id, because text_config.eos_token_id is 2\), at which .* got the "
+            r"end token 3"
+        ),
+    ),
 }
 
 
@@ -66,17 +85,23 @@ END_TOKENS = {
 def test_clip_that_pools_at_other_token_is_rejected(case, load, copy):
     end, message = END_TOKENS[case]
     with pytest.raises(
-        DataError, match=f"copy: expected texts that end with the {message}.* Set text_config.eos_token_id in config.json, or"
+        DataError,
+        match=f"copy: expected texts that end with the {message}.* Set text_config.eos_token_id in config.json, or",
     ):
         load(str(copy("clip", {"config.json": {"text_config": {"eos_token_id": end}}})))
 
 
 def test_training_rejects_clip_that_pools_at_other_token(copy, tmp_path):
     folder = copy("clip", {"config.json": {"text_config": {"eos_token_id": 14}}})
-    scenes = write_synthetic_scenes(tmp_path / "scenes", num_train=4, num_val=2, num_test=2, captions_per_image=1, size=32)
+    scenes = write_synthetic_scenes(
+        tmp_path / "scenes", num_train=4, num_val=2, num_test=2, captions_per_image=1, size=32
+    )
     with pytest.raises(DataError, match="eos_token_id = 14"):
         visavis.train(
-            "clip/full", data=scenes, overrides={"visual.encoder": str(folder), "text.encoder": str(folder)}, out=tmp_path / "run"
+            "clip/full",
+            data=scenes,
+            overrides={"visual.encoder": str(folder), "text.encoder": str(folder)},
+            out=tmp_path / "run",
         )
 
 
@@ -98,7 +123,10 @@ def test_old_config_of_clip_reads_highest_token(copy):
     (folder / "config.json").write_text(json.dumps(config))
     check_texts(visavis.load(folder).encode_texts)
     tokens(folder, pad_token="[HIGHER]")
-    with pytest.raises(DataError, match=r"token 15 \(the highest id, because text_config.eos_token_id is 2\), .* got the end token 14"):
+    with pytest.raises(
+        DataError,
+        match=r"token 15 \(the highest id, because text_config.eos_token_id is 2\), .* got the end token 14",
+    ):
         visavis.load(folder)
 
 
@@ -109,7 +137,10 @@ def test_equal_vectors_of_different_texts_are_rejected(copy):
     weights["text_model.final_layer_norm.weight"][:] = 0
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     for load in (visavis.load, open_text_encoder):
-        with pytest.raises(DataError, match=r"copy: expected different vectors of the texts '\w+' and '\w+', got equal ones"):
+        with pytest.raises(
+            DataError,
+            match=r"copy: expected different vectors of the texts '\w+' and '\w+', got equal ones",
+        ):
             load(str(folder))
 
 
@@ -138,7 +169,9 @@ def test_vectors_do_not_depend_on_batch(kind, side, copy):
 def test_frozen_text_encoder_equals_model(kind, dual_encoders):
     frozen = open_text_encoder(str(dual_encoders / kind)).encode(TEXTS).vectors
     trainable = visavis.load(dual_encoders / kind).encode_texts(TEXTS)
-    torch.testing.assert_close(torch.nn.functional.normalize(frozen), trainable, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        torch.nn.functional.normalize(frozen), trainable, rtol=1e-5, atol=1e-6
+    )
 
 
 def test_words_of_siglip_are_states_of_padded_text(dual_encoders):
@@ -153,7 +186,9 @@ def test_exported_clip_pads_as_visavis(copy, tmp_path):
     model = visavis.load(folder)
     assert isinstance(model.matcher, CLIP)
     exported = export_to_transformers(model.matcher, tmp_path / "exported")
-    inputs = transformers.AutoTokenizer.from_pretrained(exported)(TEXTS, padding=True, return_tensors="pt")
+    inputs = transformers.AutoTokenizer.from_pretrained(exported)(
+        TEXTS, padding=True, return_tensors="pt"
+    )
     with torch.no_grad():
         output = transformers.CLIPModel.from_pretrained(exported).get_text_features(
             input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]

@@ -1,4 +1,6 @@
-"""Shared parts of the objective tests: scores, targets with every annotation, gradients and assertions."""
+"""Shared parts of the objective tests: scores, targets with every annotation, gradients and
+assertions.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +22,22 @@ RELATIONS = {
 
 
 def cosines(num_queries: int, num_candidates: int | None = None) -> torch.Tensor:
-    rows, columns = (normalize(torch.randn(n, 5, dtype=torch.float64), dim=-1) for n in (num_queries, num_candidates or num_queries))
+    rows, columns = (
+        normalize(torch.randn(n, 5, dtype=torch.float64), dim=-1)
+        for n in (num_queries, num_candidates or num_queries)
+    )
     return rows @ columns.T
 
 
 def annotations(num_queries: int, num_candidates: int, **changes) -> dict[str, torch.Tensor]:
     """Every annotation that some objective uses."""
-    values = {name: torch.rand(num_queries, num_candidates, dtype=torch.float64) for name in ("relevance", "weight", "pair_margin")}
+    values = {
+        name: torch.rand(num_queries, num_candidates, dtype=torch.float64)
+        for name in ("relevance", "weight", "pair_margin")
+    }
     values |= {
-        name: torch.rand(n, dtype=torch.float64) for name, n in (("query_margin", num_queries), ("candidate_margin", num_candidates))
+        name: torch.rand(n, dtype=torch.float64)
+        for name, n in (("query_margin", num_queries), ("candidate_margin", num_candidates))
     }
     values |= {
         f"{name}_offline_scores": torch.rand(n, 2, dtype=torch.float64)
@@ -38,7 +47,11 @@ def annotations(num_queries: int, num_candidates: int, **changes) -> dict[str, t
 
 
 def targets_of(query_ids, candidate_ids, **changes) -> Targets:
-    return Targets(query_ids=query_ids, candidate_ids=candidate_ids, **annotations(len(query_ids), len(candidate_ids), **changes))
+    return Targets(
+        query_ids=query_ids,
+        candidate_ids=candidate_ids,
+        **annotations(len(query_ids), len(candidate_ids), **changes),
+    )
 
 
 def gradient(objective, scores: torch.Tensor, targets: Targets) -> torch.Tensor:

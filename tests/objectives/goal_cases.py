@@ -15,7 +15,9 @@ from ..sampling import for_each
 
 ALL = [goal for semantics in ("paper", "reference") for goal in Goal.all(semantics=semantics)]
 every_goal = for_each(goal=ALL)
-every_pair_of_weights = pytest.mark.parametrize("goal", Goal.all(), ids=lambda goal: f"{goal.triplet}-{goal.pair}")
+every_pair_of_weights = pytest.mark.parametrize(
+    "goal", Goal.all(), ids=lambda goal: f"{goal.triplet}-{goal.pair}"
+)
 
 RELATIONS = {
     "pairs": Targets.paired(6),
@@ -23,13 +25,18 @@ RELATIONS = {
     "captions": Targets(query_ids=[3, 1, 2], candidate_ids=[1, 1, 2, 2, 3, 3, 3]),
     "duplicates": Targets(query_ids=[1, 1, 2, 3], candidate_ids=[1, 2, 2, 3, 1]),
     "overlapping": Targets.from_pairs([0, 0, 1, 1, 2], [0, 1, 1, 2, 0], 4, 5),
-    "ignored": Targets.paired(5, ignore=torch.rand(5, 5, generator=torch.Generator().manual_seed(3)) > 0.7),
+    "ignored": Targets.paired(
+        5, ignore=torch.rand(5, 5, generator=torch.Generator().manual_seed(3)) > 0.7
+    ),
 }
 every_relation = for_each(relation=RELATIONS)
 
 
 def sides(num_queries: int, num_candidates: int | None = None) -> list[torch.Tensor]:
-    return [normalize(torch.randn(n, 4, dtype=torch.float64), dim=-1) for n in (num_queries, num_candidates or num_queries)]
+    return [
+        normalize(torch.randn(n, 4, dtype=torch.float64), dim=-1)
+        for n in (num_queries, num_candidates or num_queries)
+    ]
 
 
 def gradient(objective, scores: torch.Tensor, targets: Targets) -> torch.Tensor:
@@ -49,8 +56,12 @@ def average(values: list[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-def weights_by_hand(goal: Goal, s_p: float, s_n: float, positives: list[float], negatives: list[float], least: float) -> list[float]:
-    """T, P+ and P- of a positive and its hardest negative, given the other positives of the batch and other negatives of the query."""
+def weights_by_hand(
+    goal: Goal, s_p: float, s_n: float, positives: list[float], negatives: list[float], least: float
+) -> list[float]:
+    """T, P+ and P- of a positive and its hardest negative, given the other positives of the batch
+    and other negatives of the query.
+    """
     released = goal.semantics == "reference"
     triplet = {
         "con": 1.0 if released or goal.margin + s_n - s_p > 0 else 0.0,
@@ -74,7 +85,9 @@ def weights_by_hand(goal: Goal, s_p: float, s_n: float, positives: list[float], 
     return [triplet, pull, push]
 
 
-def direction_by_hand(goal: Goal, scores: list[list[float]], positive, negative) -> tuple[float, list[tuple[int, int, float]]]:
+def direction_by_hand(
+    goal: Goal, scores: list[list[float]], positive, negative
+) -> tuple[float, list[tuple[int, int, float]]]:
     """The monitor, and the contributions to the gradient as tuples of query, candidate and weight."""
     pairs = [(i, j) for i, row in enumerate(scores) for j in range(len(row)) if positive[i][j]]
     monitor, changes = 0.0, []
@@ -96,12 +109,18 @@ def direction_by_hand(goal: Goal, scores: list[list[float]], positive, negative)
     return monitor, changes
 
 
-def by_hand(goal: Goal, images: torch.Tensor, texts: torch.Tensor, scores: torch.Tensor, targets: Targets):
-    """The monitor and the gradients of both encoders: a score of weight w adds w times one embedding to the gradient of the other."""
+def by_hand(
+    goal: Goal, images: torch.Tensor, texts: torch.Tensor, scores: torch.Tensor, targets: Targets
+):
+    """The monitor and the gradients of both encoders: a score of weight w adds w times one
+    embedding to the gradient of the other.
+    """
     image_gradient, text_gradient = torch.zeros_like(images), torch.zeros_like(texts)
     annotations = (scores, targets.positive, targets.negative)
     i2t, changes = direction_by_hand(goal, *(annotation.tolist() for annotation in annotations))
-    t2i, t2i_changes = direction_by_hand(goal, *(annotation.T.tolist() for annotation in annotations))
+    t2i, t2i_changes = direction_by_hand(
+        goal, *(annotation.T.tolist() for annotation in annotations)
+    )
     for i, j, weight in changes + [(i, j, weight) for j, i, weight in t2i_changes]:
         image_gradient[i] += weight * texts[j]
         text_gradient[j] += weight * images[i]

@@ -1,4 +1,6 @@
-"""Every objective in edge cases: ties, perfect and worst scores, empty batches, half precision and invalid inputs."""
+"""Every objective in edge cases: ties, perfect and worst scores, empty batches, half precision and
+invalid inputs.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +29,17 @@ EDGES = {
 }
 
 
-@pairwise(kind=CATALOG, edge=EDGES, dtype=[torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pairwise(
+    kind=CATALOG, edge=EDGES, dtype=[torch.float64, torch.float32, torch.bfloat16, torch.float16]
+)
 def test_objectives_are_finite_for_extreme_scores(kind, edge, dtype):
     scores = EDGES[edge].to(dtype)
     targets = targets_of(*(range(n) for n in scores.shape), weight=None)
     sharp = {"gamma": 1e3, "tau": 1e-3}
-    for fields in ({}, {name: value for name, value in sharp.items() if name in kind.__dataclass_fields__}):
+    for fields in (
+        {},
+        {name: value for name, value in sharp.items() if name in kind.__dataclass_fields__},
+    ):
         assert kind(**fields)(scores, targets).isfinite()
         assert gradient(kind(**fields), scores, targets).isfinite().all()
 
@@ -50,7 +57,9 @@ def test_objectives_are_zero_for_empty_batch(kind, shape):
 def test_objectives_promote_half_precision_once(kind, dtype):
     scores = cosines(8).to(dtype)
     targets = Targets(
-        query_ids=range(8), candidate_ids=range(8), **{name: annotation.float() for name, annotation in annotations(8, 8).items()}
+        query_ids=range(8),
+        candidate_ids=range(8),
+        **{name: annotation.float() for name, annotation in annotations(8, 8).items()},
     )
     value = kind()(scores, targets)
     assert value.dtype == torch.float32
@@ -81,6 +90,8 @@ def test_objectives_reject_mismatched_scores_and_targets(kind):
 @every_objective
 def test_objectives_have_no_gradient_for_collapsed_embeddings(kind):
     images = torch.ones(4, 5, dtype=torch.float64).requires_grad_()
-    value = PairLoss(kind())(images, images.detach(), targets=targets_of(range(4), range(4), weight=None))
+    value = PairLoss(kind())(
+        images, images.detach(), targets=targets_of(range(4), range(4), weight=None)
+    )
     (actual,) = torch.autograd.grad(value, images)
     assert_close(actual, torch.zeros_like(actual), atol=1e-9)

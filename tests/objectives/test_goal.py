@@ -44,7 +44,10 @@ def test_goal_is_equivariant_to_transposition_and_order(goal):
     scores, rows, columns = left @ right.T, torch.randperm(4), torch.randperm(5)
     expected = gradient(goal, scores, targets)
     assert_close(gradient(goal, scores.T, targets.T).T, expected)
-    assert_close(gradient(goal, scores[rows][:, columns], targets[rows].T[columns].T), expected[rows][:, columns])
+    assert_close(
+        gradient(goal, scores[rows][:, columns], targets[rows].T[columns].T),
+        expected[rows][:, columns],
+    )
 
 
 @every_goal
@@ -53,7 +56,9 @@ def test_goal_ignores_order_of_batch_positives(goal):
     scores, targets = left @ right.T, Targets.paired(6)
     shuffled = replace(targets, positive_scores=scores.diagonal()[torch.randperm(6)])
     assert_close(gradient(goal, scores, shuffled), gradient(goal, scores, targets))
-    rounded = replace(shuffled, positive_scores=shuffled.positive_scores * (1 + 2**-51))  # rounding error of another order of additions
+    rounded = replace(
+        shuffled, positive_scores=shuffled.positive_scores * (1 + 2**-51)
+    )  # rounding error of another order of additions
     assert_close(gradient(goal, scores, rounded), gradient(goal, scores, targets))
 
 
@@ -65,7 +70,9 @@ def test_goal_row_blocks_match_full_gradient(goal):
     whole = torch.autograd.grad(goal.one_way(leaf, targets).sum(), leaf)[0]
     for rows in (slice(0, 2), slice(2, 6)):
         leaf = scores[rows].clone().requires_grad_()
-        assert_close(torch.autograd.grad(goal.one_way(leaf, targets[rows]).sum(), leaf)[0], whole[rows])
+        assert_close(
+            torch.autograd.grad(goal.one_way(leaf, targets[rows]).sum(), leaf)[0], whole[rows]
+        )
 
 
 EDGES = {
@@ -112,7 +119,9 @@ def test_goal_pair_without_negative_is_zero_and_counted(goal):
 # Weights
 
 
-def pair_weights(pair: str, scores: list[list[float]], semantics: str = "reference", **fields) -> list[tuple[float, float]]:
+def pair_weights(
+    pair: str, scores: list[list[float]], semantics: str = "reference", **fields
+) -> list[tuple[float, float]]:
     """P+ and P- of each query, read from the prescribed gradient where T is 1."""
     leaf = torch.tensor(scores, dtype=torch.float64, requires_grad=True)
     goal = Goal(triplet="con", pair=pair, margin=3.0, semantics=semantics, **fields)
@@ -123,14 +132,22 @@ def pair_weights(pair: str, scores: list[list[float]], semantics: str = "referen
 def test_goal_hinge_is_strict_at_margin():
     scores = torch.tensor([[0.75, 0.5], [0.5, 0.75]])
     for margin, count in ((0.25, 0), (0.250001, 2)):
-        assert gradient(Goal(triplet="con", pair="con", margin=margin), scores, Targets.paired(2)).diagonal().abs().sum() == 2 * count
+        assert (
+            gradient(Goal(triplet="con", pair="con", margin=margin), scores, Targets.paired(2))
+            .diagonal()
+            .abs()
+            .sum()
+            == 2 * count
+        )
 
 
 def test_goal_sets_include_scores_at_their_boundary():
     scores = [[0.5, 0.25, -0.25], [0.0, 0.75, 0.0], [0.0, 0.0, 0.25]]
     near = {"epsilon": 0.5, "semantics": "paper"}  # 0.75 <= 0.25 + 0.5 and -0.25 >= 0.25 - 0.5
     lead = ((0.5 - 0.75) + (0.5 - 0.25)) / 2
-    assert pair_weights("lin_ms", scores, **near)[0] == pytest.approx(((1 - lead) * 0.5, (1 + 0.5) * 0.25))
+    assert pair_weights("lin_ms", scores, **near)[0] == pytest.approx(
+        ((1 - lead) * 0.5, (1 + 0.5) * 0.25)
+    )
     scores[1][1], scores[0][2] = 0.75 + 2**-20, -0.25 - 2**-20
     assert pair_weights("lin_ms", scores, **near)[0] == pytest.approx(((1 - 0.25) * 0.5, 0.25))
     scores[0][0], scores[1][1] = 0.75, 0.5  # the pair itself is at the boundary and left out
@@ -139,14 +156,24 @@ def test_goal_sets_include_scores_at_their_boundary():
 
 
 def test_goal_reference_ignores_zero_differences():
-    scores = [[0.5, 0.5, 0.5, 0.25], [0.0, 0.5, 0.0, 0.0], [0.0, 0.0, 0.25, 0.0], [0.0, 0.0, 0.0, 0.5]]
-    assert pair_weights("lin_ms", scores, semantics="paper")[0] == pytest.approx(((1 - 0.25 / 3) * 0.5, (1 + 0.25 / 2) * 0.5))
+    scores = [
+        [0.5, 0.5, 0.5, 0.25],
+        [0.0, 0.5, 0.0, 0.0],
+        [0.0, 0.0, 0.25, 0.0],
+        [0.0, 0.0, 0.0, 0.5],
+    ]
+    assert pair_weights("lin_ms", scores, semantics="paper")[0] == pytest.approx(
+        ((1 - 0.25 / 3) * 0.5, (1 + 0.25 / 2) * 0.5)
+    )
     assert pair_weights("lin_ms", scores)[0] == pytest.approx(((1 - 0.25) * 0.5, (1 + 0.25) * 0.5))
 
 
 def test_goal_sig_ms_matches_hand_computed_weights():
     scores = [[0.5, 0.25, 0.125], [0.0, 0.25, 0.0], [0.0, 0.0, 0.75]]
-    m_p, m_n = math.exp(2 * (0.5 - 0.25)), math.exp(-10 * (0.25 - 0.125))  # 0.75 is above 0.25 + 0.1, 0.125 not below 0.25 - 0.15
+    m_p, m_n = (
+        math.exp(2 * (0.5 - 0.25)),
+        math.exp(-10 * (0.25 - 0.125)),
+    )  # 0.75 is above 0.25 + 0.1, 0.125 not below 0.25 - 0.15
     expected = (1 / (m_p + math.exp(2 * (0.5 - 0.5))), 1 / (m_n + math.exp(-10 * (0.25 - 0.5))))
     assert pair_weights("sig_ms", scores, epsilon=0.15)[0] == pytest.approx(expected)
 
@@ -155,7 +182,9 @@ def test_goal_relative_negative_term_is_at_most_one():
     left, right = sides(40)
     scores = left @ right.T
     hardest = (scores - 9 * torch.eye(40)).amax(-1)
-    pushed = torch.tensor([push for _, push in pair_weights("sig_ms", scores.tolist())], dtype=torch.float64)
+    pushed = torch.tensor(
+        [push for _, push in pair_weights("sig_ms", scores.tolist())], dtype=torch.float64
+    )
     m_n = 1 / pushed - (-10 * (hardest - 0.5)).exp()
     assert (m_n <= 1 + 1e-9).all()
     assert (m_n > 0.01).sum() > 10

@@ -26,7 +26,9 @@ from .goal_cases import (
 def hard_nt_xent(scores: torch.Tensor, targets: Targets, tau: float) -> torch.Tensor:
     def one_way(scores, targets):
         positive = scores[targets.positive]
-        hardest = scores.masked_fill(~targets.negative, -math.inf).amax(-1)[targets.positive.nonzero()[:, 0]]
+        hardest = scores.masked_fill(~targets.negative, -math.inf).amax(-1)[
+            targets.positive.nonzero()[:, 0]
+        ]
         return -(tau * torch.stack([positive, hardest], -1)).log_softmax(-1)[:, 0].sum()
 
     return one_way(scores, targets) + one_way(scores.T, targets.T)
@@ -38,14 +40,20 @@ def test_con_con_equals_gradient_of_hardest_triplet(relation):
     left, right = sides(*targets.shape)
     for margin in (0.0, 0.2, 0.5):
         goal = Goal(triplet="con", pair="con", margin=margin)
-        assert_close(gradient(goal, left @ right.T, targets), gradient(TripletHN(margin=margin), left @ right.T, targets))
+        assert_close(
+            gradient(goal, left @ right.T, targets),
+            gradient(TripletHN(margin=margin), left @ right.T, targets),
+        )
 
 
 def test_con_con_reference_pulls_where_triplet_is_inactive():
     scores, targets = 2 * torch.eye(4, dtype=torch.float64) - 1, Targets.paired(4)
     assert not gradient(TripletHN(), scores, targets).any()
     assert not gradient(Goal(triplet="con", pair="con"), scores, targets).any()
-    assert (gradient(Goal(triplet="con", pair="con", semantics="reference"), scores, targets).diagonal() == -2).all()
+    assert (
+        gradient(Goal(triplet="con", pair="con", semantics="reference"), scores, targets).diagonal()
+        == -2
+    ).all()
 
 
 @pytest.mark.parametrize("relation", ["pairs", "captions", "duplicates"])
@@ -55,10 +63,13 @@ def test_nca_con_times_tau_equals_gradient_of_hard_nt_xent(relation):
     scores = left @ right.T
     for tau in (1.0, 10.0, 50.0):
         expected = gradient(partial(hard_nt_xent, tau=tau), scores, targets)
-        assert_close(tau * gradient(Goal(triplet="nca", pair="con", tau=tau), scores, targets), expected)
+        assert_close(
+            tau * gradient(Goal(triplet="nca", pair="con", tau=tau), scores, targets), expected
+        )
     two = scores[:2, :2]
     assert_close(
-        7 * gradient(Goal(triplet="nca", pair="con", tau=7.0), two, Targets.paired(2)), gradient(VLC(gamma=7.0), two, Targets.paired(2))
+        7 * gradient(Goal(triplet="nca", pair="con", tau=7.0), two, Targets.paired(2)),
+        gradient(VLC(gamma=7.0), two, Targets.paired(2)),
     )
 
 
@@ -68,7 +79,9 @@ def test_con_sig_equals_binomial_deviance_for_active_hinges(relation):
     left, right = sides(*targets.shape)
     scores = left @ right.T
     expected = gradient(BinomialDeviance(), scores, targets)
-    assert_close(gradient(Goal(triplet="con", pair="sig", semantics="reference"), scores, targets), expected)
+    assert_close(
+        gradient(Goal(triplet="con", pair="sig", semantics="reference"), scores, targets), expected
+    )
     assert_close(gradient(Goal(triplet="con", pair="sig", margin=3.0), scores, targets), expected)
 
 
@@ -84,13 +97,21 @@ def test_cir_lin_has_potential(semantics, shift, tau):
     scores = torch.rand(100, 2, dtype=torch.float64) * 2 - 1
     leaf = scores.clone().requires_grad_()
     s_p, s_n = leaf.T
-    potential = torch.logaddexp(tau * (s_n**2 - s_p * (2 - s_p) + shift), torch.zeros(100, dtype=torch.float64)).sum() / (2 * tau)
-    assert_close(field(Goal(triplet="cir", pair="lin", tau=tau, semantics=semantics), scores), torch.autograd.grad(potential, leaf)[0])
+    potential = torch.logaddexp(
+        tau * (s_n**2 - s_p * (2 - s_p) + shift), torch.zeros(100, dtype=torch.float64)
+    ).sum() / (2 * tau)
+    assert_close(
+        field(Goal(triplet="cir", pair="lin", tau=tau, semantics=semantics), scores),
+        torch.autograd.grad(potential, leaf)[0],
+    )
 
 
 def test_con_lin_has_potential_without_hinge():
     scores = torch.rand(100, 2, dtype=torch.float64) * 2 - 1
-    assert_close(field(Goal(triplet="con", pair="lin", semantics="reference"), scores), torch.stack([scores[:, 0] - 1, scores[:, 1]], -1))
+    assert_close(
+        field(Goal(triplet="con", pair="lin", semantics="reference"), scores),
+        torch.stack([scores[:, 0] - 1, scores[:, 1]], -1),
+    )
 
 
 def field(goal: Goal, points: torch.Tensor) -> torch.Tensor:
@@ -122,10 +143,15 @@ def test_combinations_without_potential_have_nonzero_curl(goal):
 
 @pytest.mark.parametrize("pair", ["con", "lin", "sig"])
 def test_circulation_around_hinge_is_zero_for_con_con_only(pair):
-    corners = torch.tensor([[0.1, -0.5], [0.9, -0.5], [0.9, 0.5], [0.1, 0.5], [0.1, -0.5]], dtype=torch.float64)
+    corners = torch.tensor(
+        [[0.1, -0.5], [0.9, -0.5], [0.9, 0.5], [0.1, 0.5], [0.1, -0.5]], dtype=torch.float64
+    )
     fraction = (torch.arange(20000, dtype=torch.float64)[:, None] + 0.5) / 20000
     circulation = sum(
-        ((end - start) * field(Goal(triplet="con", pair=pair), start + fraction * (end - start)).mean(0)).sum()
+        (
+            (end - start)
+            * field(Goal(triplet="con", pair=pair), start + fraction * (end - start)).mean(0)
+        ).sum()
         for start, end in pairwise(corners)
     )
     assert abs(circulation) < 1e-3 if pair == "con" else abs(circulation) > 0.05

@@ -10,7 +10,18 @@ from torch.nn.functional import cross_entropy
 
 from visavis import Targets
 from visavis.errors import MissingSupervision
-from visavis.objectives import RSP, SSP, VLC, InfoNCE, MaxMargin, NTXent, Triplet, TripletHN, TripletTopK, Unified
+from visavis.objectives import (
+    RSP,
+    SSP,
+    VLC,
+    InfoNCE,
+    MaxMargin,
+    NTXent,
+    Triplet,
+    TripletHN,
+    TripletTopK,
+    Unified,
+)
 
 from ..matching import mentions
 from ..sampling import for_each, pairwise
@@ -27,9 +38,16 @@ def test_unified_without_margin_equals_vlc_and_clip_loss(gamma):
     scores, pairs, labels = cosines(8), Targets.paired(8), torch.arange(8)
     clip = (cross_entropy(gamma * scores, labels) + cross_entropy(gamma * scores.T, labels)) / 2
     assert_close(VLC(gamma=gamma)(scores, pairs), 2 * 8 * clip, rtol=1e-10)
-    assert_close(gamma * Unified(margin=0, gamma=gamma)(scores, pairs), VLC(gamma=gamma)(scores, pairs))
-    assert_close(NTXent(tau=1 / gamma)(scores, pairs), VLC(gamma=gamma, reduction="half_mean")(scores, pairs))
-    assert_close(gamma * gradient(Unified(margin=0, gamma=gamma), scores, pairs), gradient(VLC(gamma=gamma), scores, pairs))
+    assert_close(
+        gamma * Unified(margin=0, gamma=gamma)(scores, pairs), VLC(gamma=gamma)(scores, pairs)
+    )
+    assert_close(
+        NTXent(tau=1 / gamma)(scores, pairs), VLC(gamma=gamma, reduction="half_mean")(scores, pairs)
+    )
+    assert_close(
+        gamma * gradient(Unified(margin=0, gamma=gamma), scores, pairs),
+        gradient(VLC(gamma=gamma), scores, pairs),
+    )
 
 
 @every_gamma
@@ -37,8 +55,14 @@ def test_info_nce_equals_clip_loss_for_pairs(gamma):
     scores, pairs, labels = cosines(8), Targets.paired(8), torch.arange(8)
     i2t, t2i = cross_entropy(gamma * scores, labels), cross_entropy(gamma * scores.T, labels)
     assert_close(InfoNCE(tau=1 / gamma)(scores, pairs), (i2t + t2i) / 2, rtol=1e-10)
-    assert_close(InfoNCE(tau=1 / gamma, reduction="mean")(scores, pairs), i2t + t2i, rtol=1e-10)  # MMT
-    assert_close(gradient(InfoNCE(tau=1 / gamma), scores, pairs), gradient(NTXent(tau=1 / gamma), scores, pairs), rtol=1e-9)
+    assert_close(
+        InfoNCE(tau=1 / gamma, reduction="mean")(scores, pairs), i2t + t2i, rtol=1e-10
+    )  # MMT
+    assert_close(
+        gradient(InfoNCE(tau=1 / gamma), scores, pairs),
+        gradient(NTXent(tau=1 / gamma), scores, pairs),
+        rtol=1e-9,
+    )
 
 
 def test_info_nce_shares_target_among_equal_ids():
@@ -57,8 +81,12 @@ def test_unified_converges_to_triplet_hn_from_above(size):
     for gamma in (1.0, 10.0, 60.0, 1e3, 1e6):
         above = Unified(margin=0.2, gamma=gamma)(scores, pairs) - hardest
         assert -1e-12 <= above <= 2 * size / gamma * math.log(size) + 1e-12
-    assert_close(gradient(Unified(gamma=1e6), scores, pairs), gradient(TripletHN(), scores, pairs), atol=1e-6)
-    collapsed = torch.full((size, size), 0.3, dtype=torch.float64)  # the bound is reached if all scores are equal
+    assert_close(
+        gradient(Unified(gamma=1e6), scores, pairs), gradient(TripletHN(), scores, pairs), atol=1e-6
+    )
+    collapsed = torch.full(
+        (size, size), 0.3, dtype=torch.float64
+    )  # the bound is reached if all scores are equal
     above = Unified(margin=0, gamma=5.0)(collapsed, pairs) - TripletHN(margin=0)(collapsed, pairs)
     assert above.item() == pytest.approx(2 * size / 5 * math.log(size))
 
@@ -69,11 +97,16 @@ def test_triplet_is_at_least_triplet_hn():
         assert Triplet()(scores, pairs) >= TripletHN()(scores, pairs)
     scores, one_negative = cosines(2), Targets.paired(2)
     assert_close(Triplet()(scores, one_negative), TripletHN()(scores, one_negative))
-    assert_close(gradient(Triplet(), scores, one_negative), gradient(TripletHN(), scores, one_negative))
+    assert_close(
+        gradient(Triplet(), scores, one_negative), gradient(TripletHN(), scores, one_negative)
+    )
 
 
 def test_triplet_top_k_ranges_from_triplet_hn_to_triplet():
-    scores, targets = cosines(3, 7), Targets(query_ids=[3, 1, 2], candidate_ids=[1, 1, 2, 2, 3, 3, 3])
+    scores, targets = (
+        cosines(3, 7),
+        Targets(query_ids=[3, 1, 2], candidate_ids=[1, 1, 2, 2, 3, 3, 3]),
+    )
     for k, same in ((1, TripletHN()), (6, Triplet()), (1000, Triplet())):
         assert_close(TripletTopK(k=k)(scores, targets), same(scores, targets))
         assert_close(gradient(TripletTopK(k=k), scores, targets), gradient(same, scores, targets))
@@ -85,22 +118,31 @@ def test_weight_of_one_changes_nothing():
     scores, ids = cosines(6), {"query_ids": torch.arange(6), "candidate_ids": torch.arange(6)}
     ones = torch.ones(6, 6, dtype=torch.float64)
     assert_close(Unified()(scores, Targets(**ids, weight=ones)), Unified()(scores, Targets(**ids)))
-    assert_close(gradient(Unified(), scores, Targets(**ids, weight=ones)), gradient(Unified(), scores, Targets(**ids)))
+    assert_close(
+        gradient(Unified(), scores, Targets(**ids, weight=ones)),
+        gradient(Unified(), scores, Targets(**ids)),
+    )
 
 
 def test_weight_has_gradient():
     scores, weight = cosines(4), torch.rand(4, 4, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda weight: Unified(gamma=5)(scores, Targets.paired(4, weight=weight)), weight)
+    assert torch.autograd.gradcheck(
+        lambda weight: Unified(gamma=5)(scores, Targets.paired(4, weight=weight)), weight
+    )
 
 
 @for_each(kind=WITH_MARGINS)
 def test_given_margins_replace_objective_margin(kind):
     scores, margins = cosines(6), torch.full((6,), 0.3, dtype=torch.float64)
     given_margins = Targets.paired(6, query_margin=margins, candidate_margin=margins)
-    assert_close(kind(margin=0.9)(scores, given_margins), kind(margin=0.3)(scores, Targets.paired(6)))
+    assert_close(
+        kind(margin=0.9)(scores, given_margins), kind(margin=0.3)(scores, Targets.paired(6))
+    )
 
 
 @pairwise(side=["query_margin", "candidate_margin"], kind=WITH_MARGINS)
 def test_margins_for_one_side_only_are_rejected(kind, side):
-    with pytest.raises(MissingSupervision, match=mentions(kind.__name__, "one side only", "query_margin")):
+    with pytest.raises(
+        MissingSupervision, match=mentions(kind.__name__, "one side only", "query_margin")
+    ):
         kind()(cosines(3), Targets.paired(3, **{side: torch.rand(3)}))

@@ -1,4 +1,6 @@
-"""Properties of all objectives. Tests over the CATALOG also apply to objectives that are added later."""
+"""Properties of all objectives. Tests over the CATALOG also apply to objectives that are added
+later.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +14,39 @@ from visavis.objectives import CATALOG
 from visavis.targets import ANNOTATIONS
 
 from ..sampling import pairwise
-from .cases import RELATIONS, annotations, assert_close, cosines, every_objective, gradient, targets_of
+from .cases import (
+    RELATIONS,
+    annotations,
+    assert_close,
+    cosines,
+    every_objective,
+    gradient,
+    targets_of,
+)
 
 # Objectives without a property, by name. All others have it.
-NOT_OF_DIFFERENCES = {"SSP", "AOQ", "Goal", "BinomialDeviance", "MultiSimilarity", "Circle", "Sigmoid"}  # changed by a constant on a row
+NOT_OF_DIFFERENCES = {
+    "SSP",
+    "AOQ",
+    "Goal",
+    "BinomialDeviance",
+    "MultiSimilarity",
+    "Circle",
+    "Sigmoid",
+}  # changed by a constant on a row
 OWN_POSITIVES_COMPETE = {"InfoNCE", "SmoothAP"}  # as published: soft targets, average precision
 TERMS_NOT_OF_PAIRS = {"SmoothAP", "MultiSimilarity", "Circle", "Sigmoid"}
-BEYOND_NEGATIVES = {"AOQ", "InfoNCE"}  # offline negatives, competing positives: a term where the batch has no negative
+BEYOND_NEGATIVES = {
+    "AOQ",
+    "InfoNCE",
+}  # offline negatives, competing positives: a term where the batch has no negative
 
 
-INDEPENDENT_ANNOTATIONS = [annotation for annotation in ANNOTATIONS if annotation.shape != "candidate" and annotation.name != "ignore"]
+INDEPENDENT_ANNOTATIONS = [
+    annotation
+    for annotation in ANNOTATIONS
+    if annotation.shape != "candidate" and annotation.name != "ignore"
+]
 
 
 @pairwise(kind=CATALOG, relation=RELATIONS)
@@ -39,13 +64,19 @@ def test_objectives_are_equivariant_to_item_order(kind, relation):
     rows, columns = torch.randperm(targets.shape[0]), torch.randperm(targets.shape[1])
     shuffled = targets[rows].T[columns].T
     assert_close(kind()(scores[rows][:, columns], shuffled), kind()(scores, targets))
-    assert_close(gradient(kind(), scores[rows][:, columns], shuffled), gradient(kind(), scores, targets)[rows][:, columns])
+    assert_close(
+        gradient(kind(), scores[rows][:, columns], shuffled),
+        gradient(kind(), scores, targets)[rows][:, columns],
+    )
 
 
 @every_objective
 def test_objectives_depend_on_id_equality_only(kind):
     given_annotations, scores = annotations(4, 4), cosines(4)
-    values = [kind()(scores, Targets(query_ids=i, candidate_ids=i, **given_annotations)) for i in ([0, 1, 2, 3], [9, -5, 2**60, 7])]
+    values = [
+        kind()(scores, Targets(query_ids=i, candidate_ids=i, **given_annotations))
+        for i in ([0, 1, 2, 3], [9, -5, 2**60, 7])
+    ]
     assert_close(*values)
     related = Targets.from_pairs([3, 1, 2, 0], [3, 1, 2, 0], 4, 4, **given_annotations)
     assert_close(kind()(scores, related), values[0])
@@ -57,7 +88,11 @@ def test_objectives_are_invariant_to_row_constant(kind, relation):
         return
     targets = targets_of(*RELATIONS[relation], weight=None)
     scores = cosines(*targets.shape)
-    assert_close(kind().one_way(scores + torch.rand(len(scores), 1), targets), kind().one_way(scores, targets), rtol=1e-9)
+    assert_close(
+        kind().one_way(scores + torch.rand(len(scores), 1), targets),
+        kind().one_way(scores, targets),
+        rtol=1e-9,
+    )
 
 
 @every_objective
@@ -91,7 +126,11 @@ def test_objectives_reduce_as_documented(kind, reduction):
     scores = cosines(3, 5)
     prepared = kind().prepare(scores, targets)[1]
     i2t, t2i = kind().one_way(scores, prepared), kind().one_way(scores.T, prepared.T)
-    expected = {"sum": i2t.sum() + t2i.sum(), "mean": i2t.mean() + t2i.mean(), "half_mean": (i2t.mean() + t2i.mean()) / 2}
+    expected = {
+        "sum": i2t.sum() + t2i.sum(),
+        "mean": i2t.mean() + t2i.mean(),
+        "half_mean": (i2t.mean() + t2i.mean()) / 2,
+    }
     assert_close(kind(reduction=reduction)(scores, targets), expected[reduction])
 
 
@@ -145,7 +184,9 @@ def test_objectives_are_finite_for_any_ids(kind, data):
 
 @every_objective
 def test_objectives_read_declared_annotations_only(kind):
-    """Random values of an annotation change the loss if and only if the objective declares the annotation."""
+    """Random values of an annotation change the loss if and only if the objective declares the
+    annotation.
+    """
     scores = cosines(8)
     for annotation in INDEPENDENT_ANNOTATIONS:
         # A dict, not a set: its fixed order keeps the random values the same in every run.
@@ -155,5 +196,9 @@ def test_objectives_read_declared_annotations_only(kind):
         losses = set()
         for _ in range(10):
             varied = {side: annotations(8, 8)[side] for side in sides}
-            losses.add(kind()(scores, Targets(query_ids=range(8), candidate_ids=range(8), **fixed, **varied)).item())
+            losses.add(
+                kind()(
+                    scores, Targets(query_ids=range(8), candidate_ids=range(8), **fixed, **varied)
+                ).item()
+            )
         assert (len(losses) > 1) == (annotation.name in kind.used_annotations), annotation.name

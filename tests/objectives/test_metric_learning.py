@@ -18,7 +18,10 @@ CAPTIONS = Targets(query_ids=[3, 1, 2], candidate_ids=[1, 1, 2, 2, 3, 3, 3])
 
 
 def cosines(num_queries: int, num_candidates: int) -> torch.Tensor:
-    rows, columns = (normalize(torch.randn(n, 4, dtype=torch.float64), dim=-1) for n in (num_queries, num_candidates))
+    rows, columns = (
+        normalize(torch.randn(n, 4, dtype=torch.float64), dim=-1)
+        for n in (num_queries, num_candidates)
+    )
     return rows @ columns.T
 
 
@@ -34,7 +37,9 @@ def assert_close(ours, theirs, **tolerance) -> None:
 
 def points(number: int = 200) -> tuple[torch.Tensor, Targets]:
     """Queries with one positive (column 0) and one negative (column 1) each."""
-    return torch.rand(number, 2, dtype=torch.float64) * 2 - 1, Targets(query_ids=[0] * number, candidate_ids=[0, 1])
+    return torch.rand(number, 2, dtype=torch.float64) * 2 - 1, Targets(
+        query_ids=[0] * number, candidate_ids=[0, 1]
+    )
 
 
 # BinomialDeviance
@@ -64,7 +69,10 @@ def test_multi_similarity_of_one_pair_equals_con_sig():
     scores, targets = points()
     read = scores[:, 1] > scores[:, 0] - 0.1
     actual = gradient(MultiSimilarity(beta=10), scores, targets)
-    assert_close(actual[read], gradient(Goal(triplet="con", pair="sig", semantics="reference"), scores, targets)[read])
+    assert_close(
+        actual[read],
+        gradient(Goal(triplet="con", pair="sig", semantics="reference"), scores, targets)[read],
+    )
     assert_close(actual[read], gradient(BinomialDeviance(), scores, targets)[read])
     assert not actual[~read].any()
     assert 20 < read.sum() < 180
@@ -88,7 +96,9 @@ def test_multi_similarity_selects_informative_pairs():
         (0.25, [0, 1, 1, 1]),
         (0.251, [1, 1, 1, 1]),
     ):
-        assert gradient(MultiSimilarity(epsilon=epsilon), scores, targets).ne(0).int().tolist() == [expected]
+        assert gradient(MultiSimilarity(epsilon=epsilon), scores, targets).ne(0).int().tolist() == [
+            expected
+        ]
 
 
 def test_multi_similarity_is_zero_for_separated_query():
@@ -109,7 +119,10 @@ def test_circle_gradient_matches_formula(targets):
     product = e_n.sum(1, keepdim=True) * e_p.sum(1, keepdim=True)
     assert_close(Circle(margin=m, gamma=gamma).one_way(scores, targets), product[:, 0].log1p())
     share = e_n / e_n.sum(1, keepdim=True) * a_n - e_p / e_p.sum(1, keepdim=True) * a_p
-    assert_close(gradient(Circle(margin=m, gamma=gamma), scores, targets), gamma * product / (1 + product) * share)
+    assert_close(
+        gradient(Circle(margin=m, gamma=gamma), scores, targets),
+        gamma * product / (1 + product) * share,
+    )
 
 
 @pytest.mark.parametrize(("margin", "semantics"), [(math.sqrt(0.5), "paper"), (0.5, "reference")])
@@ -117,10 +130,15 @@ def test_circle_shares_triplet_weight_with_goal_cir(margin, semantics):
     scores, targets = points()
     scores = scores.clamp(min=-margin + 0.01)  # Circle gives negatives below -margin no weight
     actual = gradient(Circle(margin=margin, gamma=10), scores, targets) / 10
-    triplet = gradient(Goal(triplet="cir", pair="con", tau=10, semantics=semantics), scores, targets)[:, 1]
+    triplet = gradient(
+        Goal(triplet="cir", pair="con", tau=10, semantics=semantics), scores, targets
+    )[:, 1]
     assert_close(actual[:, 0], -triplet * (1 + margin - scores[:, 0]))
     assert_close(actual[:, 1], triplet * (scores[:, 1] + margin))
-    assert (actual - gradient(Goal(triplet="cir", pair="lin", tau=10, semantics=semantics), scores, targets)).abs().max() > 0.1
+    assert (
+        actual
+        - gradient(Goal(triplet="cir", pair="lin", tau=10, semantics=semantics), scores, targets)
+    ).abs().max() > 0.1
 
 
 def test_circle_has_no_gradient_beyond_optima():
@@ -140,6 +158,11 @@ def test_query_objectives_have_one_term_per_query_with_positive(kind):
 
 
 def test_metric_learning_objectives_reject_negative_slopes():
-    for kind, field in ((BinomialDeviance, "alpha"), (BinomialDeviance, "beta"), (MultiSimilarity, "alpha"), (Circle, "gamma")):
+    for kind, field in (
+        (BinomialDeviance, "alpha"),
+        (BinomialDeviance, "beta"),
+        (MultiSimilarity, "alpha"),
+        (Circle, "gamma"),
+    ):
         with pytest.raises(SpecError, match=mentions(kind.__name__, field, "-1")):
             kind(**{field: -1})

@@ -32,7 +32,11 @@ def assert_close(ours, theirs, **tolerance):
 @every_relation
 @pytest.mark.parametrize(
     ("ours", "theirs"),
-    [(RSP(), TripletHN()), (RSP(gamma=9), Unified(gamma=9)), (RSP(coefficients=(0.05, 1)), TripletHN(margin=0.25))],
+    [
+        (RSP(), TripletHN()),
+        (RSP(gamma=9), Unified(gamma=9)),
+        (RSP(coefficients=(0.05, 1)), TripletHN(margin=0.25)),
+    ],
     ids=str,
 )
 def test_rsp_linear_polynomial_equals_triplet_family(relation, ours, theirs):
@@ -48,12 +52,22 @@ def test_rsp_soft_form_converges_to_hinge_if_increasing(relation, coefficients):
     hinge = RSP(coefficients=coefficients)(scores, targets)
     for gamma in (10.0, 1e3, 1e6):
         above = RSP(coefficients=coefficients, gamma=gamma)(scores, targets) - hinge
-        assert -1e-12 <= above <= 2 * int(targets.positive.sum()) * math.log(max(targets.shape)) / gamma
+        assert (
+            -1e-12
+            <= above
+            <= 2 * int(targets.positive.sum()) * math.log(max(targets.shape)) / gamma
+        )
 
 
 def test_rsp_soft_form_differs_from_hinge_if_not_monotonic():
-    scores, targets = torch.tensor([[0.5, 0.25, -0.5]], dtype=torch.float64), Targets(query_ids=[0], candidate_ids=[0, 1, 2])
-    hinge, soft = (RSP(coefficients=(0, 0, 1), gamma=gamma).one_way(scores, targets).item() for gamma in (None, 1e6))
+    scores, targets = (
+        torch.tensor([[0.5, 0.25, -0.5]], dtype=torch.float64),
+        Targets(query_ids=[0], candidate_ids=[0, 1, 2]),
+    )
+    hinge, soft = (
+        RSP(coefficients=(0, 0, 1), gamma=gamma).one_way(scores, targets).item()
+        for gamma in (None, 1e6)
+    )
     assert hinge == pytest.approx(0.2 + 0.25**2)  # the square at the hardest negative
     assert soft == pytest.approx(0.2 + 1.0**2)  # the largest square, at the easiest
 
@@ -103,7 +117,9 @@ def test_ssp_gradient_is_slope_of_parabolas():
     scores = torch.tensor([[0.4, 0.5, 0.25]], dtype=torch.float64, requires_grad=True)
     targets = Targets(query_ids=[0], candidate_ids=[0, 1, 2])
     (actual,) = torch.autograd.grad(SSP().one_way(scores, targets).sum(), scores)
-    assert_close(actual, torch.tensor([[-0.7 + 0.4 * 0.4, -0.4 + 1.8 * 0.5, 0.0]], dtype=torch.float64))
+    assert_close(
+        actual, torch.tensor([[-0.7 + 0.4 * 0.4, -0.4 + 1.8 * 0.5, 0.0]], dtype=torch.float64)
+    )
 
 
 def test_ssp_pulls_low_negatives_and_ignores_middle_ones():

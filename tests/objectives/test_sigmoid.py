@@ -11,7 +11,9 @@ from visavis.objectives import BinomialDeviance, NTXent, Sigmoid
 
 from .cases import assert_close, cosines, gradient
 
-every_temperature = pytest.mark.parametrize(("scale", "bias"), [(10.0, -10.0), (1.0, 0.0), (117.3, -12.9), (1000.0, -500.0)])
+every_temperature = pytest.mark.parametrize(
+    ("scale", "bias"), [(10.0, -10.0), (1.0, 0.0), (117.3, -12.9), (1000.0, -500.0)]
+)
 
 
 def published(scores, scale, bias):
@@ -24,7 +26,10 @@ def published(scores, scale, bias):
 @pytest.mark.parametrize("size", [2, 9])
 def test_sigmoid_equals_siglip_loss(scale, bias, size):
     scores = cosines(size).requires_grad_()
-    value, right = Sigmoid(scale=scale, bias=bias)(scores, Targets.paired(size)), published(scores, scale, bias)
+    value, right = (
+        Sigmoid(scale=scale, bias=bias)(scores, Targets.paired(size)),
+        published(scores, scale, bias),
+    )
     assert_close(value, right)
     assert_close(*(torch.autograd.grad(each, scores)[0] for each in (value, right)))
 
@@ -32,7 +37,9 @@ def test_sigmoid_equals_siglip_loss(scale, bias, size):
 @every_temperature
 def test_sigmoid_equals_binomial_deviance_of_all_negatives(scale, bias):
     scores, pairs = cosines(7), Targets.paired(7)
-    other = BinomialDeviance(alpha=scale, beta=scale, lam=-bias / scale, negatives="all", reduction="half_mean")
+    other = BinomialDeviance(
+        alpha=scale, beta=scale, lam=-bias / scale, negatives="all", reduction="half_mean"
+    )
     assert_close(Sigmoid(scale=scale, bias=bias)(scores, pairs), scale * other(scores, pairs))
 
 
@@ -49,17 +56,29 @@ def test_sigmoid_gradient_is_independent_per_pair():
 
 def test_sigmoid_pulls_each_positive_equally():
     scores = torch.full((1, 3), 0.4, dtype=torch.float64)
-    actual = gradient(Sigmoid(reduction="sum"), scores, Targets(query_ids=[1], candidate_ids=[1, 1, 2]))
+    actual = gradient(
+        Sigmoid(reduction="sum"), scores, Targets(query_ids=[1], candidate_ids=[1, 1, 2])
+    )
     pulled = -10 / (1 + math.exp(10 * 0.4 - 10))
     pushed = 10 / (1 + math.exp(10 - 10 * 0.4))
-    assert_close(actual, torch.tensor([[pulled, pulled, pushed]], dtype=torch.float64))  # the columns have no negative or no positive
+    assert_close(
+        actual, torch.tensor([[pulled, pulled, pushed]], dtype=torch.float64)
+    )  # the columns have no negative or no positive
 
 
 def test_sigmoid_bias_balances_first_step():
-    """If all scores are 0, positives and negatives have equal gradients, which is the paper's reason for this initial bias."""
+    """If all scores are 0, positives and negatives have equal gradients, which is the paper's
+    reason for this initial bias.
+    """
     size = 64
-    actual = gradient(Sigmoid(bias=-math.log(size - 1)), torch.zeros(size, size, dtype=torch.float64), Targets.paired(size))
-    assert_close(actual.diagonal(), torch.full((size,), -10 * (1 - 1 / size) / size, dtype=torch.float64))
+    actual = gradient(
+        Sigmoid(bias=-math.log(size - 1)),
+        torch.zeros(size, size, dtype=torch.float64),
+        Targets.paired(size),
+    )
+    assert_close(
+        actual.diagonal(), torch.full((size,), -10 * (1 - 1 / size) / size, dtype=torch.float64)
+    )
     assert_close(actual.sum(1), torch.zeros(size, dtype=torch.float64))
 
 

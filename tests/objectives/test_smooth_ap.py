@@ -20,7 +20,11 @@ RELATIONS = {
     "duplicates": Targets(query_ids=[1, 1, 2, 3], candidate_ids=[1, 2, 2, 3, 1]),
     "overlapping": Targets.from_pairs([0, 0, 1, 1, 2, 3], [0, 1, 1, 2, 0, 4], 4, 5),
     "without partners": Targets(query_ids=[1, 2, 3], candidate_ids=[2, 4, 4, 2]),
-    "ignored": Targets(query_ids=[1, 2], candidate_ids=[1, 1, 2, 2, 3], ignore=torch.tensor([[0, 0, 1, 0, 0], [1, 0, 0, 1, 0]])),
+    "ignored": Targets(
+        query_ids=[1, 2],
+        candidate_ids=[1, 1, 2, 2, 3],
+        ignore=torch.tensor([[0, 0, 1, 0, 0], [1, 0, 0, 1, 0]]),
+    ),
 }
 
 
@@ -41,7 +45,9 @@ def step(x: float) -> float:
     return 1 / (1 + math.exp(-x)) if x > -700 else 0.0
 
 
-def loss_by_hand(row: list[float], positives: list[int], candidates: list[int], tau: float) -> float:
+def loss_by_hand(
+    row: list[float], positives: list[int], candidates: list[int], tau: float
+) -> float:
     """One minus the average precision of a query."""
     precision = 0.0
     for i in positives:
@@ -56,11 +62,15 @@ def test_smooth_ap_terms_match_loops(relation, tau):
     scores = scores_for(targets)
     for each, transposed in ((scores, targets), (scores.T, targets.T)):
         expected = []
-        for row, positive, negative in zip(each.tolist(), transposed.positive.tolist(), transposed.negative.tolist(), strict=True):
+        for row, positive, negative in zip(
+            each.tolist(), transposed.positive.tolist(), transposed.negative.tolist(), strict=True
+        ):
             positives = [j for j, is_one in enumerate(positive) if is_one]
             candidates = [j for j in range(len(row)) if positive[j] or negative[j]]
             expected += [loss_by_hand(row, positives, candidates, tau)] if positives else []
-        assert_close(SmoothAP(tau=tau).one_way(each, transposed), torch.tensor(expected, dtype=torch.float64))
+        assert_close(
+            SmoothAP(tau=tau).one_way(each, transposed), torch.tensor(expected, dtype=torch.float64)
+        )
 
 
 @pytest.mark.parametrize("relation", ["pairs", "captions", "duplicates"])
@@ -68,21 +78,30 @@ def test_smooth_ap_converges_to_one_minus_average_precision(relation):
     targets = RELATIONS[relation]
     scores = scores_for(targets)
     exact = 1 - average_precision(positive_ranks(scores, targets))
-    gaps = [(SmoothAP(tau=tau).one_way(scores, targets) - exact).abs().max() for tau in (0.1, 0.01, 1e-3, 1e-6)]
+    gaps = [
+        (SmoothAP(tau=tau).one_way(scores, targets) - exact).abs().max()
+        for tau in (0.1, 0.01, 1e-3, 1e-6)
+    ]
     assert gaps[-1] < 1e-12 < gaps[0]
 
 
 def test_smooth_ap_of_one_positive_is_one_minus_reciprocal_rank():
     targets = Targets.paired(9)
     scores = scores_for(targets)
-    assert_close(SmoothAP(tau=1e-6).one_way(scores, targets), 1 - 1 / best_ranks(scores, targets).double(), atol=1e-9)
+    assert_close(
+        SmoothAP(tau=1e-6).one_way(scores, targets),
+        1 - 1 / best_ranks(scores, targets).double(),
+        atol=1e-9,
+    )
 
 
 def test_smooth_ap_ties_cost_half_a_rank():
     for negatives in (1, 3):
         scores = torch.full((1, 1 + negatives), 0.25, dtype=torch.float64)
         targets = Targets(query_ids=[0], candidate_ids=range(1 + negatives))
-        assert SmoothAP().one_way(scores, targets).item() == pytest.approx(1 - 1 / (1 + negatives / 2))
+        assert SmoothAP().one_way(scores, targets).item() == pytest.approx(
+            1 - 1 / (1 + negatives / 2)
+        )
 
 
 @for_each(relation=RELATIONS)
@@ -127,7 +146,9 @@ def test_smooth_ap_is_finite_for_large_exponents():
                 assert gradient(SmoothAP(tau=tau), scores.to(dtype), targets).isfinite().all()
     perfect = torch.tensor([[1.0, 1, -1, -1], [-1, -1, 1, 1]], dtype=torch.float64)
     assert SmoothAP()(perfect, targets) < 1e-80
-    assert SmoothAP()(-perfect, targets).item() == pytest.approx((1 - 1.5 / 3.5) / 2 + (1 - 1 / 2) / 2)
+    assert SmoothAP()(-perfect, targets).item() == pytest.approx(
+        (1 - 1.5 / 3.5) / 2 + (1 - 1 / 2) / 2
+    )
 
 
 def test_smooth_ap_memory_is_positives_by_candidates(largest):

@@ -23,7 +23,11 @@ def values_of(hint: object) -> st.SearchStrategy:
     """Values that a field of this type may have in any objective."""
     if typing.get_origin(hint) is typing.Literal:
         return st.sampled_from(typing.get_args(hint))
-    known = {float: st.floats(1e-3, 1e6) | st.integers(1, 1000), int: st.integers(1, 1000), bool: st.booleans()}
+    known = {
+        float: st.floats(1e-3, 1e6) | st.integers(1, 1000),
+        int: st.integers(1, 1000),
+        bool: st.booleans(),
+    }
     return known.get(hint, st.nothing())
 
 
@@ -32,8 +36,14 @@ def values_of(hint: object) -> st.SearchStrategy:
 @given(data=st.data())
 def test_objective_repr_round_trips(kind, data):
     hints = typing.get_type_hints(kind)
-    fields = [field.name for field in dataclasses.fields(kind) if not values_of(hints[field.name]).is_empty]
-    chosen = data.draw(st.fixed_dictionaries({}, optional={name: values_of(hints[name]) for name in fields}))
+    fields = [
+        field.name
+        for field in dataclasses.fields(kind)
+        if not values_of(hints[field.name]).is_empty
+    ]
+    chosen = data.draw(
+        st.fixed_dictionaries({}, optional={name: values_of(hints[name]) for name in fields})
+    )
     try:
         objective = kind(**chosen)
     except SpecError:  # fields that exclude each other: hypothesis fails if too few values remain
@@ -90,10 +100,19 @@ REJECTED = {
     "Ladder(margins=[])": ("Ladder", "margins", "()", "at least one"),
     "Ladder(betas=[1])": ("Ladder", "betas", "(1.0,)", "2"),
     "Ladder(thresholds=[0.6, 0.5])": ("Ladder", "thresholds", "(0.6, 0.5)", "1"),
-    "Ladder(margins=[1, 1, 1], betas=[1, 1, 1], thresholds=[0.5, 0.5])": ("Ladder", "thresholds", "(0.5, 0.5)"),
+    "Ladder(margins=[1, 1, 1], betas=[1, 1, 1], thresholds=[0.5, 0.5])": (
+        "Ladder",
+        "thresholds",
+        "(0.5, 0.5)",
+    ),
     "Ladder(pairs=0)": ("Ladder", "pairs", "0"),
     "Ladder(pairs=2, sampling='sum')": ("Ladder", "pairs", "2", "sampling='sum'"),
-    "Ladder(semantics='reference', sampling='sum')": ("Ladder", "sampling", "'sum'", "semantics='reference'"),
+    "Ladder(semantics='reference', sampling='sum')": (
+        "Ladder",
+        "sampling",
+        "'sum'",
+        "semantics='reference'",
+    ),
     "Ladder(semantics='reference', pairs=2)": ("Ladder", "pairs", "2", "semantics='reference'"),
 }
 

@@ -1,4 +1,6 @@
-"""Shared parts of the PairLoss tests: relations, annotations, items, a score function and assertions."""
+"""Shared parts of the PairLoss tests: relations, annotations, items, a score function and
+assertions.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,14 @@ from ..matching import mentions
 from ..sampling import for_each
 
 every_objective = for_each(kind=CATALOG)
-FAMILY = (Triplet(), TripletHN(), NTXent(), NTXent(denominator="negatives", reduction="mean"), VLC(), Unified())
+FAMILY = (
+    Triplet(),
+    TripletHN(),
+    NTXent(),
+    NTXent(denominator="negatives", reduction="mean"),
+    VLC(),
+    Unified(),
+)
 every_of_family = for_each(objective=FAMILY)
 REDUCTIONS = ("sum", "mean", "half_mean")
 
@@ -43,8 +52,13 @@ def random_embeddings(*counts: int, dim: int = 6) -> list[torch.Tensor]:
 
 
 def required_annotations(num_queries: int, num_candidates: int) -> dict[str, torch.Tensor]:
-    """Annotations that some objective requires. Optional ones, which would change other objectives, are left out."""
-    annotations = {name: torch.rand(num_queries, num_candidates, dtype=torch.float64) for name in ("relevance", "pair_margin")}
+    """Annotations that some objective requires. Optional ones, which would change other objectives,
+    are left out.
+    """
+    annotations = {
+        name: torch.rand(num_queries, num_candidates, dtype=torch.float64)
+        for name in ("relevance", "pair_margin")
+    }
     return annotations | {
         f"{name}_offline_scores": torch.rand(n, 2, dtype=torch.float64, requires_grad=True)
         for name, n in (("query", num_queries), ("candidate", num_candidates))
@@ -52,12 +66,16 @@ def required_annotations(num_queries: int, num_candidates: int) -> dict[str, tor
 
 
 def assert_matches(loss: nn.Module, expected, inputs, *random_items, **arguments) -> None:
-    """The loss and its gradients with respect to ``inputs`` equal ``expected``, and scale with the incoming gradient."""
+    """The loss and its gradients with respect to ``inputs`` equal ``expected``, and scale with the
+    incoming gradient.
+    """
     inputs = [each for each in inputs if each.requires_grad]
     value = loss(*random_items, **arguments)
     assert_close(value, expected)
     ours = torch.autograd.grad(3 * value, inputs, allow_unused=True, materialize_grads=True)
-    theirs = torch.autograd.grad(expected, inputs, allow_unused=True, materialize_grads=True, retain_graph=True)
+    theirs = torch.autograd.grad(
+        expected, inputs, allow_unused=True, materialize_grads=True, retain_graph=True
+    )
     for actual, right in zip(ours, theirs, strict=True):
         assert_close(actual, 3 * right, atol=1e-12)
 
@@ -67,7 +85,12 @@ def force_plan(monkeypatch, path: str, rows: int = 2**20, tile: int = 1024) -> N
 
     def plan(inputs):
         return ExecutionPlan(
-            path, inputs.queries, (rows, rows), inputs.candidates, (min(rows, tile), tile), cached_tile_bytes=MAX_CACHED_TILE_BYTES
+            path,
+            inputs.queries,
+            (rows, rows),
+            inputs.candidates,
+            (min(rows, tile), tile),
+            cached_tile_bytes=MAX_CACHED_TILE_BYTES,
         )
 
     monkeypatch.setattr(planner, "choose_plan", plan)
@@ -79,7 +102,9 @@ def raises_error(*parts: object, kind: type[VisavisError] = ShapeError):
 
 
 class WordScore(nn.Module):
-    """The best region for each word, averaged, through one learned map, with dropout: a score that is not a product of vectors."""
+    """The best region for each word, averaged, through one learned map, with dropout: a score that
+    is not a product of vectors.
+    """
 
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()

@@ -14,7 +14,17 @@ from visavis.objectives import NTXent, Sigmoid, Unified
 from visavis.pair_loss import LearnedScale, cosine
 
 from ..sampling import pairwise
-from .cases import IDS, REDUCTIONS, WordScore, assert_close, assert_matches, force_plan, raises_error, random_embeddings, random_items
+from .cases import (
+    IDS,
+    REDUCTIONS,
+    WordScore,
+    assert_close,
+    assert_matches,
+    force_plan,
+    raises_error,
+    random_embeddings,
+    random_items,
+)
 
 PATHS = ("dense", "cached", "row_blocks")
 
@@ -30,10 +40,14 @@ def test_bias_is_added_after_scale_and_learned(path, ids, reduction, monkeypatch
     images, texts = random_embeddings(len(query_ids), len(candidate_ids))
     scale, bias = learnable_scale_and_bias()
     targets = Targets(query_ids=query_ids, candidate_ids=candidate_ids)
-    expected = Sigmoid(scale=1, bias=0, reduction=reduction)(scale * cosine(images, texts) + bias, targets)
+    expected = Sigmoid(scale=1, bias=0, reduction=reduction)(
+        scale * cosine(images, texts) + bias, targets
+    )
     loss = PairLoss(Sigmoid(reduction=reduction), scale=scale, bias=bias)
     assert dict(loss.named_parameters()) == {"scale": scale, "bias": bias}
-    assert_matches(loss, expected, [images, texts, scale, bias], images, texts, query_ids, candidate_ids)
+    assert_matches(
+        loss, expected, [images, texts, scale, bias], images, texts, query_ids, candidate_ids
+    )
 
 
 @pytest.mark.parametrize("rows", [None, 3])
@@ -44,7 +58,14 @@ def test_bias_is_added_to_function_score(rows):
     targets = Targets(query_ids=ids["image_ids"], candidate_ids=ids["text_ids"])
     expected = Sigmoid(scale=1, bias=0)(scale * score(images, texts) + bias, targets)
     inputs = [images.vectors, texts.vectors, *score.parameters(), scale, bias]
-    assert_matches(PairLoss(Sigmoid(), score=score, block_rows=rows, scale=scale, bias=bias), expected, inputs, images, texts, **ids)
+    assert_matches(
+        PairLoss(Sigmoid(), score=score, block_rows=rows, scale=scale, bias=bias),
+        expected,
+        inputs,
+        images,
+        texts,
+        **ids,
+    )
 
 
 @pytest.mark.parametrize("rows", [None, 2])
@@ -61,7 +82,15 @@ def test_bias_learns_with_extra_candidates_and_matryoshka_dims(rows):
         return (i2t.mean() + t2i.mean()) / 2
 
     options = PairLoss(loss, bias=bias, block_rows=rows, matryoshka_dims=(3,))
-    assert_matches(options, directions(3) + directions(6), [bias], images, texts, extra_texts=extra, extra_text_ids=[-1, -1, -1])
+    assert_matches(
+        options,
+        directions(3) + directions(6),
+        [bias],
+        images,
+        texts,
+        extra_texts=extra,
+        extra_text_ids=[-1, -1, -1],
+    )
 
 
 @pytest.mark.parametrize("rows", [None, 2])
@@ -74,7 +103,13 @@ def test_bias_and_scale_override_objective_fields(rows):
         (Sigmoid(scale=7), {"bias": -4.0}),
         (Sigmoid(bias=-4), {"scale": 7.0}),
     ):
-        assert_matches(PairLoss(objective, block_rows=rows, **options), expected, [images, texts], images, texts)
+        assert_matches(
+            PairLoss(objective, block_rows=rows, **options),
+            expected,
+            [images, texts],
+            images,
+            texts,
+        )
 
 
 def test_bias_and_learned_scale_train_together():
@@ -93,7 +128,15 @@ def test_bias_and_learned_scale_train_together():
 def test_bias_can_be_passed_per_call():
     images, texts = random_embeddings(5, 5)
     loss, bias = PairLoss(Sigmoid(), scale=1.0, bias=0.0), learnable_scale_and_bias()[1]
-    assert_matches(loss, PairLoss(Sigmoid(), scale=7.0, bias=bias)(images, texts), [images, bias], images, texts, scale=7.0, bias=bias)
+    assert_matches(
+        loss,
+        PairLoss(Sigmoid(), scale=7.0, bias=bias)(images, texts),
+        [images, bias],
+        images,
+        texts,
+        scale=7.0,
+        bias=bias,
+    )
     for loss in (PairLoss(Unified()), PairLoss(Sigmoid())):
         with raises_error("bias", "-7.0", kind=SpecError):
             loss(images, texts, bias=-7.0)
@@ -114,7 +157,9 @@ def test_bias_is_added_in_float32_under_autocast(path, monkeypatch):
     assert abs(other - exact) > 3 * abs(value - exact)  # the bias does not swamp the cosines
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # raised by torch.compile for tensors on a graph
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor"
+)  # raised by torch.compile for tensors on a graph
 def test_bias_compiles():
     images, texts = random_embeddings(6, 6)
     scale, bias = learnable_scale_and_bias()
@@ -122,7 +167,13 @@ def test_bias_compiles():
     loss = PairLoss(Sigmoid(), scale=1.0, bias=0.0)
     compiled = torch.compile(loss, fullgraph=True, backend="eager")
     assert_matches(
-        compiled, loss(images, texts, scale=scale.exp(), bias=bias), [images, scale, bias], images, texts, scale=scale.exp(), bias=bias
+        compiled,
+        loss(images, texts, scale=scale.exp(), bias=bias),
+        [images, scale, bias],
+        images,
+        texts,
+        scale=scale.exp(),
+        bias=bias,
     )
 
 
@@ -133,7 +184,14 @@ def test_bias_is_rejected_for_other_objectives(objective):
             PairLoss(objective, scale=10.0, bias=bias)
 
 
-@pytest.mark.parametrize("bias", [math.nan, math.inf, True, "1", nn.Parameter(torch.ones(3)), torch.tensor(-10)], ids=str)
+@pytest.mark.parametrize(
+    "bias", [math.nan, math.inf, True, "1", nn.Parameter(torch.ones(3)), torch.tensor(-10)], ids=str
+)
 def test_bias_rejects_invalid_values(bias):
-    with raises_error("bias", "expected a number up to 1e12 or an nn.Parameter", format_value(bias), kind=SpecError):
+    with raises_error(
+        "bias",
+        "expected a number up to 1e12 or an nn.Parameter",
+        format_value(bias),
+        kind=SpecError,
+    ):
         PairLoss(Sigmoid(), bias=bias)

@@ -18,7 +18,9 @@ class CountingEncoder(nn.Module):
 
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 5)).double()
+        self.layers = nn.Sequential(
+            nn.Linear(6, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 5)
+        ).double()
         self.sizes: list[int] = []
 
     def forward(self, items: torch.Tensor) -> torch.Tensor:
@@ -27,17 +29,31 @@ class CountingEncoder(nn.Module):
 
 
 def gradients(value: torch.Tensor, *modules: nn.Module) -> list[torch.Tensor]:
-    return list(torch.autograd.grad(value, [parameter for module in modules for parameter in module.parameters()]))
+    return list(
+        torch.autograd.grad(
+            value, [parameter for module in modules for parameter in module.parameters()]
+        )
+    )
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
 @pytest.mark.parametrize("objective", [Unified(), TripletHN(), CATALOG[0]()], ids=str)
 def test_chunks_match_full_batch_gradient(objective, dropout):
     encoders, loss = (CountingEncoder(dropout), CountingEncoder(dropout)), PairLoss(objective)
-    images, texts, ids = torch.randn(9, 6).double(), torch.randn(12, 6).double(), (range(9), [*range(9), 0, 1, 2])
+    images, texts, ids = (
+        torch.randn(9, 6).double(),
+        torch.randn(12, 6).double(),
+        (range(9), [*range(9), 0, 1, 2]),
+    )
     chunks = images.split(2), texts.split(5)
     torch.manual_seed(3)
-    whole = loss(*(torch.cat([encoder(chunk) for chunk in some]) for encoder, some in zip(encoders, chunks, strict=True)), *ids)
+    whole = loss(
+        *(
+            torch.cat([encoder(chunk) for chunk in some])
+            for encoder, some in zip(encoders, chunks, strict=True)
+        ),
+        *ids,
+    )
     expected = gradients(whole, *encoders)
     torch.manual_seed(3)
     value = loss.from_chunks(*encoders, *chunks, *ids)
@@ -67,7 +83,9 @@ def test_chunks_keep_activations_of_one_chunk():
 
     images, texts = torch.randn(12, 6).double(), torch.randn(12, 5).double()
     images.requires_grad_()
-    value = PairLoss(Unified())(encode_in_chunks(lambda chunk: encoder(Counted.apply(chunk)), images.split(2)), texts)
+    value = PairLoss(Unified())(
+        encode_in_chunks(lambda chunk: encoder(Counted.apply(chunk)), images.split(2)), texts
+    )
     alive[0] = peak[0] = 0
     value.backward()
     assert peak[0] == 1
@@ -75,7 +93,10 @@ def test_chunks_keep_activations_of_one_chunk():
 
 def test_chunks_join_encoded_items():
     def encode(chunk: torch.Tensor) -> Encoded:
-        return Encoded(chunk[:, None].expand(-1, len(chunk), -1) * 2, torch.ones(len(chunk), len(chunk), dtype=torch.bool))
+        return Encoded(
+            chunk[:, None].expand(-1, len(chunk), -1) * 2,
+            torch.ones(len(chunk), len(chunk), dtype=torch.bool),
+        )
 
     items = encode_in_chunks(encode, torch.randn(5, 3, requires_grad=True).split(2))
     assert items.vectors.shape == (5, 2, 3)

@@ -1,4 +1,6 @@
-"""PairLoss equals the objective on dense float64 cosines: at every scale of the embeddings, in every dtype, for extreme parameters."""
+"""PairLoss equals the objective on dense float64 cosines: at every scale of the embeddings, in
+every dtype, for extreme parameters.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,16 @@ from torch.nn.functional import normalize
 
 from visavis import PairLoss, Targets
 from visavis.errors import SpecError, VisavisError
-from visavis.objectives import CATALOG, VLC, InfoNCE, MultiSimilarity, NTXent, Objective, Sigmoid, Unified
+from visavis.objectives import (
+    CATALOG,
+    VLC,
+    InfoNCE,
+    MultiSimilarity,
+    NTXent,
+    Objective,
+    Sigmoid,
+    Unified,
+)
 from visavis.pair_loss import cosine
 from visavis.spec import PARAMETER_RANGE
 from visavis.types import Encoded, unit_rows
@@ -23,10 +34,25 @@ from ..sampling import pairwise
 from .cases import force_plan, raises_error, required_annotations
 
 PATHS = ("dense", "cached", "row_blocks", "tiles")
-RANGES = {torch.float16: (1e-2, 1e4), torch.bfloat16: (1e-30, 1e30), torch.float32: (1e-30, 1e30), torch.float64: (1e-250, 1e250)}
+RANGES = {
+    torch.float16: (1e-2, 1e4),
+    torch.bfloat16: (1e-30, 1e30),
+    torch.float32: (1e-30, 1e30),
+    torch.float64: (1e-250, 1e250),
+}
 SCALES = (1e-250, 1e-30, 1e-19, 1e-12, 1e-2, 1.0, 1e4, 5e18, 1e30, 1e250)
-KINDS_OF_ROWS = [(dtype, scale) for dtype, (low, high) in RANGES.items() for scale in SCALES if low <= scale <= high]
-TOLERANCES = {torch.float64: (1e-11, 1e-9), torch.float32: (1e-4, 1e-3), torch.bfloat16: (1e-4, 2e-2), torch.float16: (1e-4, 4e-3)}
+KINDS_OF_ROWS = [
+    (dtype, scale)
+    for dtype, (low, high) in RANGES.items()
+    for scale in SCALES
+    if low <= scale <= high
+]
+TOLERANCES = {
+    torch.float64: (1e-11, 1e-9),
+    torch.float32: (1e-4, 1e-3),
+    torch.bfloat16: (1e-4, 2e-2),
+    torch.float16: (1e-4, 4e-3),
+}
 """Relative to 1 + the value, and to the largest gradient, which is rounded to the dtype."""
 IMAGE_IDS, TEXT_IDS = [0, 1, 2, 2, 3, 4, 5], [0, 1, 1, 2, 3, 4, 5, 9]
 
@@ -35,11 +61,16 @@ IMAGE_IDS, TEXT_IDS = [0, 1, 2, 2, 3, 4, 5], [0, 1, 1, 2, 3, 4, 5, 9]
 def targets_in(dtype: torch.dtype) -> Targets:
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        annotations = {name: value.detach().float().to(dtype) for name, value in required_annotations(7, 8).items()}
+        annotations = {
+            name: value.detach().float().to(dtype)
+            for name, value in required_annotations(7, 8).items()
+        }
     return Targets(query_ids=IMAGE_IDS, candidate_ids=TEXT_IDS, **annotations)
 
 
-def dense_reference(objective: Objective, images: torch.Tensor, texts: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def dense_reference(
+    objective: Objective, images: torch.Tensor, texts: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
     """Value and gradients in float64. Rows are divided by their largest element first."""
     sides = [side.detach().double().requires_grad_() for side in (images, texts)]
     units = []
@@ -49,21 +80,35 @@ def dense_reference(objective: Objective, images: torch.Tensor, texts: torch.Ten
         norms = rows.norm(dim=1, keepdim=True)
         units.append(rows / norms.where(norms > 0, torch.inf))
     value = objective(units[0] @ units[1].T, targets_in(torch.float64))
-    return value.detach(), *torch.autograd.grad(value, sides, allow_unused=True, materialize_grads=True)
+    return value.detach(), *torch.autograd.grad(
+        value, sides, allow_unused=True, materialize_grads=True
+    )
 
 
-def assert_matches_reference(objective: Objective, images: torch.Tensor, texts: torch.Tensor) -> None:
+def assert_matches_reference(
+    objective: Objective, images: torch.Tensor, texts: torch.Tensor
+) -> None:
     dtype = images.dtype
     images, texts = images.detach().requires_grad_(), texts.detach().requires_grad_()
-    value = PairLoss(objective)(images, texts, targets=targets_in(torch.promote_types(dtype, torch.float32)))
-    gradients = torch.autograd.grad(value, (images, texts), allow_unused=True, materialize_grads=True)
+    value = PairLoss(objective)(
+        images, texts, targets=targets_in(torch.promote_types(dtype, torch.float32))
+    )
+    gradients = torch.autograd.grad(
+        value, (images, texts), allow_unused=True, materialize_grads=True
+    )
     expected, *expected_gradients = dense_reference(objective, images, texts)
     value_error, gradient_error = TOLERANCES[dtype]
-    assert (value.double() - expected).abs() <= value_error * (1 + expected.abs()), (value, expected)
+    assert (value.double() - expected).abs() <= value_error * (1 + expected.abs()), (
+        value,
+        expected,
+    )
     limits = torch.finfo(dtype)
     for ours, right in zip(gradients, expected_gradients, strict=True):
         assert ours.isfinite().all()
-        assert ((ours.double() - right).abs() <= gradient_error * right.abs().max() + limits.tiny * limits.eps).all(), (ours, right)
+        assert (
+            (ours.double() - right).abs()
+            <= gradient_error * right.abs().max() + limits.tiny * limits.eps
+        ).all(), (ours, right)
 
 
 def check_scale(kind, rows, zero_rows, path, monkeypatch) -> None:
@@ -72,7 +117,9 @@ def check_scale(kind, rows, zero_rows, path, monkeypatch) -> None:
     if path == "tiles" and objective.summary(targets_in(dtype)) is None:
         path = "row_blocks"
     force_plan(monkeypatch, path, rows=4, tile=4)
-    images, texts = ((torch.randn(number, 6, dtype=torch.float64) * scale).to(dtype) for number in (7, 8))
+    images, texts = (
+        (torch.randn(number, 6, dtype=torch.float64) * scale).to(dtype) for number in (7, 8)
+    )
     if zero_rows:
         images[1] = texts[3] = 0
     assert_matches_reference(objective, images, texts)
@@ -91,16 +138,23 @@ def test_pair_loss_matches_float64_in_full_product(kind, monkeypatch):
 
 
 def extreme_objectives(kind: type[Objective], fields_at_once: int) -> Iterator[Objective]:
-    """The objective with some parameters at the ends of their range, for every choice of its other fields."""
+    """The objective with some parameters at the ends of their range, for every choice of its other
+    fields.
+    """
     low, high = PARAMETER_RANGE
     hints = typing.get_type_hints(kind)
     choices = {
-        name: typing.get_args(hint) for name, hint in hints.items() if typing.get_origin(hint) is typing.Literal and name != "reduction"
+        name: typing.get_args(hint)
+        for name, hint in hints.items()
+        if typing.get_origin(hint) is typing.Literal and name != "reduction"
     }
     for chosen in itertools.product(*choices.values()):
         for names in itertools.combinations(number_fields(kind), fields_at_once):
             for ends in itertools.product((low, high, -high), repeat=fields_at_once):
-                numbers = {name: with_numbers(kind, name, end) for name, end in zip(names, ends, strict=True)}
+                numbers = {
+                    name: with_numbers(kind, name, end)
+                    for name, end in zip(names, ends, strict=True)
+                }
                 try:
                     yield kind(**dict(zip(choices, chosen, strict=True)), **numbers)
                 except SpecError:
@@ -108,13 +162,19 @@ def extreme_objectives(kind: type[Objective], fields_at_once: int) -> Iterator[O
 
 
 def number_fields(kind: type[Objective]) -> list[str]:
-    return [name for name, value in vars(kind()).items() if isinstance(value, float | tuple)] + ["gamma"] * (kind.__name__ == "RSP")
+    return [name for name, value in vars(kind()).items() if isinstance(value, float | tuple)] + [
+        "gamma"
+    ] * (kind.__name__ == "RSP")
 
 
 def with_numbers(kind: type[Objective], name: str, number: float) -> float | tuple[float, ...]:
     """The number, or as many descending ones as the default has."""
     default = getattr(kind(), name)
-    return tuple(number * (1 - 0.1 * index * (number > 0)) for index in range(len(default))) if isinstance(default, tuple) else number
+    return (
+        tuple(number * (1 - 0.1 * index * (number > 0)) for index in range(len(default)))
+        if isinstance(default, tuple)
+        else number
+    )
 
 
 @pytest.mark.parametrize("fields_at_once", [1, pytest.param(2, marks=pytest.mark.long)])
@@ -125,7 +185,9 @@ def test_pair_loss_matches_float64_for_extreme_parameters(kind, fields_at_once, 
     # Every objective has a parameter with two valid ends.
     assert len(objectives) >= 2 or fields_at_once == 2
     # In a normal run, the pair weights of Goal take turns.
-    for number, objective in enumerate(objectives[:: 1 + len(objectives) // 60] if fields_at_once == 1 else objectives):
+    for number, objective in enumerate(
+        objectives[:: 1 + len(objectives) // 60] if fields_at_once == 1 else objectives
+    ):
         has_summary = objective.summary(targets_in(torch.float32)) is not None
         force_plan(monkeypatch, PATHS[number % (4 if has_summary else 3)], rows=4, tile=4)
         try:
@@ -142,21 +204,32 @@ def test_objectives_reject_parameters_out_of_range(kind, number):
             kind(**{name: with_numbers(kind, name, number)})
 
 
-@pytest.mark.parametrize("argument", [{"scale": 1e13}, {"scale": 1e-13}, {"scale": 10.0, "bias": -1e13}], ids=str)
+@pytest.mark.parametrize(
+    "argument", [{"scale": 1e13}, {"scale": 1e-13}, {"scale": 10.0, "bias": -1e13}], ids=str
+)
 def test_pair_loss_rejects_extreme_scale_or_bias(argument):
     with raises_error(list(argument)[-1], list(argument.values())[-1], kind=SpecError):
         PairLoss(Sigmoid(), **argument)
 
 
-@pytest.mark.parametrize(("objective", "scale"), [(VLC(gamma=1e6), None), (NTXent(tau=1e-12), None), (InfoNCE(), 1e6)], ids=str)
+@pytest.mark.parametrize(
+    ("objective", "scale"),
+    [(VLC(gamma=1e6), None), (NTXent(tau=1e-12), None), (InfoNCE(), 1e6)],
+    ids=str,
+)
 @pytest.mark.parametrize("path", ["dense", "cached"])
 def test_pair_loss_rejects_scale_beyond_float16(objective, scale, path, monkeypatch):
     force_plan(monkeypatch, path)
     images, texts = torch.randn(2, 5, 4).unbind()
-    with torch.autocast("cpu", torch.float16), raises_error("expected a scale <= 32752", "float16", kind=SpecError):
+    with (
+        torch.autocast("cpu", torch.float16),
+        raises_error("expected a scale <= 32752", "float16", kind=SpecError),
+    ):
         PairLoss(objective, scale=scale)(images, texts)
     with raises_error("expected a scale <= 32752", "float16", kind=SpecError):
-        PairLoss(objective, scale=scale, score=lambda images, texts: images @ texts.T)(images.half(), texts.half())
+        PairLoss(objective, scale=scale, score=lambda images, texts: images @ texts.T)(
+            images.half(), texts.half()
+        )
     assert PairLoss(objective, scale=scale)(images, texts).isfinite()
     assert PairLoss(objective, scale=scale)(images.half(), texts.half()).isfinite()
 
@@ -168,7 +241,9 @@ def test_tiles_support_large_gamma_under_float16_autocast(monkeypatch):
     with torch.autocast("cpu", torch.float16):
         value = PairLoss(objective)(images, texts)
     torch.testing.assert_close(value, objective(cosine(images, texts), Targets.paired(9)))
-    assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(value, (images, texts)))
+    assert all(
+        gradient.isfinite().all() for gradient in torch.autograd.grad(value, (images, texts))
+    )
 
 
 def test_multi_similarity_rejects_threshold_that_absorbs_scores():
@@ -181,8 +256,12 @@ def test_multi_similarity_rejects_threshold_that_absorbs_scores():
 def test_unit_rows_keep_the_bits_of_normalize(dtype, every_device, monkeypatch):
     """Also by the operations that other devices always take."""
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: every_device)
-    for shape, scale in itertools.product([(64, 512), (300, 33), (4, 6, 17), (1, 1), (0, 3)], [1e-3, 1.0, 30.0, 1e3]):
-        rows, upstream = (torch.randn(shape, dtype=torch.float64).mul(scale).to(dtype) for scale in (scale, 1.0))
+    for shape, scale in itertools.product(
+        [(64, 512), (300, 33), (4, 6, 17), (1, 1), (0, 3)], [1e-3, 1.0, 30.0, 1e3]
+    ):
+        rows, upstream = (
+            torch.randn(shape, dtype=torch.float64).mul(scale).to(dtype) for scale in (scale, 1.0)
+        )
         ours, theirs = rows.clone().requires_grad_(), rows.clone().requires_grad_()
         values = unit_rows(ours), normalize(theirs, dim=-1)
         assert torch.equal(*values)
@@ -192,10 +271,14 @@ def test_unit_rows_keep_the_bits_of_normalize(dtype, every_device, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["images", "texts", "extra_images", "targets", "ids", "scores"])
-@pytest.mark.parametrize("convert", [lambda rows: rows.to("meta"), torch.Tensor.to_sparse], ids=["meta", "sparse"])
+@pytest.mark.parametrize(
+    "convert", [lambda rows: rows.to("meta"), torch.Tensor.to_sparse], ids=["meta", "sparse"]
+)
 def test_pair_loss_rejects_tensors_without_values(name, convert):
     calls = {
-        "targets": lambda: PairLoss(VLC())(torch.eye(3), torch.eye(3), targets=Targets.paired(3, weight=convert(torch.eye(3)))),
+        "targets": lambda: PairLoss(VLC())(
+            torch.eye(3), torch.eye(3), targets=Targets.paired(3, weight=convert(torch.eye(3)))
+        ),
         "ids": lambda: PairLoss(VLC())(torch.eye(3), torch.eye(3), convert(torch.arange(3))),
         "scores": lambda: VLC()(convert(torch.eye(3)), Targets.paired(3)),
     }

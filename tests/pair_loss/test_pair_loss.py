@@ -24,7 +24,10 @@ from .cases import assert_close, every_of_family, raises_error, random_embedding
 @every_of_family
 def test_pair_loss_scores_by_cosine(objective):
     images, texts = random_embeddings(4, 4)
-    scores = torch.tensor([[torch.dot(v, t) / v.norm() / t.norm() for t in texts.detach()] for v in images.detach()], dtype=torch.float64)
+    scores = torch.tensor(
+        [[torch.dot(v, t) / v.norm() / t.norm() for t in texts.detach()] for v in images.detach()],
+        dtype=torch.float64,
+    )
     assert_close(cosine(images, texts).detach(), scores)
     assert_close(PairLoss(objective)(images, texts).detach(), objective(scores, Targets.paired(4)))
     assert_close(PairLoss(objective)(3 * images, 0.1 * texts), PairLoss(objective)(images, texts))
@@ -40,14 +43,21 @@ def test_pair_loss_ids_match_targets(objective):
     assert_close(PairLoss(objective)(images, texts, targets=targets), by_ids)
     assert_close(by_ids, objective(cosine(images, texts), targets))
     order = torch.randperm(5)
-    assert_close(PairLoss(objective)(images, texts[order], torch.tensor(image_ids), text_ids[order.numpy()]), by_ids)
+    assert_close(
+        PairLoss(objective)(images, texts[order], torch.tensor(image_ids), text_ids[order.numpy()]),
+        by_ids,
+    )
 
 
 def test_pair_loss_uses_image_ids_for_both_sides():
     images, texts = random_embeddings(4, 4)
     ids = [3, 3, 1, 2]
-    assert_close(PairLoss(Unified())(images, texts, ids), PairLoss(Unified())(images, texts, ids, ids))
-    assert_close(PairLoss(Unified())(images, texts, [5, 3, 1, 2]), PairLoss(Unified())(images, texts))
+    assert_close(
+        PairLoss(Unified())(images, texts, ids), PairLoss(Unified())(images, texts, ids, ids)
+    )
+    assert_close(
+        PairLoss(Unified())(images, texts, [5, 3, 1, 2]), PairLoss(Unified())(images, texts)
+    )
 
 
 def test_pair_loss_accepts_mixed_precision():
@@ -55,7 +65,10 @@ def test_pair_loss_accepts_mixed_precision():
     half = PairLoss(Unified())(images, texts.bfloat16())
     assert half.dtype == torch.float32
     assert torch.equal(half, PairLoss(Unified())(images, texts.bfloat16().float()))
-    assert_close(PairLoss(Unified())(images, texts.double()), PairLoss(Unified())(images.double(), texts.double()))
+    assert_close(
+        PairLoss(Unified())(images, texts.double()),
+        PairLoss(Unified())(images.double(), texts.double()),
+    )
 
 
 @pytest.mark.parametrize("kind", CATALOG, ids=lambda kind: kind.__name__)
@@ -78,7 +91,9 @@ def test_pair_loss_under_autocast_is_close_to_exact(kind):
 
 
 class WordScore(nn.Module):
-    """The best region for each word, averaged, through one learned map: a score that is not a product of vectors."""
+    """The best region for each word, averaged, through one learned map: a score that is not a
+    product of vectors.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,7 +122,12 @@ def test_pair_loss_trains_score_parameters():
 
 
 def test_pair_loss_joins_extra_items_of_other_lengths():
-    score, images, texts, more = WordScore(), random_items(3, 3), random_items(3, 4), random_items(2, 7)
+    score, images, texts, more = (
+        WordScore(),
+        random_items(3, 3),
+        random_items(3, 4),
+        random_items(2, 7),
+    )
     value = PairLoss(VLC(), score=score)(images, texts, extra_texts=more, extra_text_ids=[1, 9])
     wide = torch.cat([score(images, texts), score(images, more)], 1)
     i2t = VLC().one_way(wide, Targets(query_ids=[0, 1, 2], candidate_ids=[0, 1, 2, 1, 9])).sum()
@@ -116,19 +136,29 @@ def test_pair_loss_joins_extra_items_of_other_lengths():
 
 def test_pair_loss_accepts_encoded_vectors():
     images, texts = random_embeddings(3, 3)
-    assert_close(PairLoss(Unified())(Encoded(images), Encoded(texts)), PairLoss(Unified())(images, texts))
+    assert_close(
+        PairLoss(Unified())(Encoded(images), Encoded(texts)), PairLoss(Unified())(images, texts)
+    )
 
 
 def test_pair_loss_rejects_score_of_wrong_shape():
     with raises_error("score", "[3, 2]", "2 images and 3 texts"):
-        PairLoss(Unified(), score=lambda images, texts: texts @ images.T)(torch.eye(2, 3), torch.eye(3), [1, 2], [1, 2, 2])
+        PairLoss(Unified(), score=lambda images, texts: texts @ images.T)(
+            torch.eye(2, 3), torch.eye(3), [1, 2], [1, 2, 2]
+        )
 
 
 # Scale
 
 
 @pytest.mark.parametrize(
-    "scale", [14.3, 7, nn.Parameter(torch.tensor(14.3, dtype=torch.float64)), nn.Parameter(torch.tensor([7.0]).double())]
+    "scale",
+    [
+        14.3,
+        7,
+        nn.Parameter(torch.tensor(14.3, dtype=torch.float64)),
+        nn.Parameter(torch.tensor([7.0]).double()),
+    ],
 )
 def test_pair_loss_scale_replaces_temperature(scale):
     images, texts = random_embeddings(4, 4)
@@ -142,7 +172,9 @@ def test_pair_loss_clamps_learnable_scale():
     loss = PairLoss(NTXent(), scale=scale)
     assert dict(loss.named_parameters()) == {"scale": scale}
     images = torch.eye(3)
-    wrong = loss(images, images.roll(1, 0))  # positives at 0, one negative at 1: log(1 + e^0 + e^100)
+    wrong = loss(
+        images, images.roll(1, 0)
+    )  # positives at 0, one negative at 1: log(1 + e^0 + e^100)
     assert wrong.item() == pytest.approx(100)
     wrong.backward()
     assert scale.grad > 0
@@ -167,7 +199,9 @@ def test_pair_loss_rejects_scale_for_fixed_gamma_or_margin(objective):
             PairLoss(objective, scale=scale)
 
 
-@pytest.mark.parametrize("scale", [0, -1.0, math.nan, math.inf, True, "1", nn.Parameter(torch.ones(3))], ids=str)
+@pytest.mark.parametrize(
+    "scale", [0, -1.0, math.nan, math.inf, True, "1", nn.Parameter(torch.ones(3))], ids=str
+)
 def test_pair_loss_rejects_invalid_scale(scale):
     with raises_error("scale", "or an nn.Parameter of one number", kind=SpecError):
         PairLoss(NTXent(), scale=scale)
@@ -191,7 +225,10 @@ REJECTED = {
         ("targets", "ids"),
     ),
     "targets of others": (((2, 2), {"targets": Targets.paired(3)}), ("targets", "[2, 2]", 3)),
-    "extra without ids": (((2, 2), {"extra_texts": torch.eye(3, 5)}), ("extra_texts", "3 items", "no ids")),
+    "extra without ids": (
+        ((2, 2), {"extra_texts": torch.eye(3, 5)}),
+        ("extra_texts", "3 items", "no ids"),
+    ),
     "extra with some ids": (
         ((2, 2), {"extra_images": torch.eye(3, 5), "extra_image_ids": [7]}),
         ("extra_images", "3 items", "1 ids"),
@@ -206,7 +243,10 @@ REJECTED = {
         ("extra_texts", "both tensors [N, D]"),
     ),
     "extra with targets of others": (
-        ((2, 2), {"targets": Targets.paired(3), "extra_texts": torch.eye(1, 5), "extra_text_ids": [7]}),
+        (
+            (2, 2),
+            {"targets": Targets.paired(3), "extra_texts": torch.eye(1, 5), "extra_text_ids": [7]},
+        ),
         ("targets", "[2, 2]", 3),
     ),
 }
@@ -250,7 +290,11 @@ def test_pair_loss_gather_needs_process_group():
     with raises_error("gather=True", "process group", kind=VisavisError):
         loss(torch.eye(2), torch.eye(2))
     alone = Unified()(torch.eye(2), Targets.paired(2))
-    assert loss.eval()(torch.eye(2), torch.eye(2)) == PairLoss(Unified(), gather=False)(torch.eye(2), torch.eye(2)) == alone
+    assert (
+        loss.eval()(torch.eye(2), torch.eye(2))
+        == PairLoss(Unified(), gather=False)(torch.eye(2), torch.eye(2))
+        == alone
+    )
 
 
 @pytest.mark.parametrize("objective", [Unified, "Unified()", None], ids=str)

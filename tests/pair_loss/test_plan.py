@@ -11,7 +11,19 @@ from torch import Tensor, nn
 from visavis import PairLoss, Targets
 from visavis.blocking import BlockCost, ScoreCost
 from visavis.errors import SpecError, VisavisError
-from visavis.objectives import AOQ, CATALOG, NCR, RSP, Goal, InfoNCE, NTXent, SmoothAP, Triplet, TripletHN, Unified
+from visavis.objectives import (
+    AOQ,
+    CATALOG,
+    NCR,
+    RSP,
+    Goal,
+    InfoNCE,
+    NTXent,
+    SmoothAP,
+    Triplet,
+    TripletHN,
+    Unified,
+)
 from visavis.pair_loss import choose_plan
 from visavis.pair_loss.plan import PlanInputs
 from visavis.types import Encoded
@@ -24,12 +36,30 @@ CPU, CUDA, GIB = torch.device("cpu"), torch.device("cuda"), 2**30
 CHEAP = BlockCost(100.0)
 
 
-def path(objective, number: int, *, cost=None, memory=8 * GIB, device=CPU, annotations=None, candidates=None, **choices) -> str:
+def path(
+    objective,
+    number: int,
+    *,
+    cost=None,
+    memory=8 * GIB,
+    device=CPU,
+    annotations=None,
+    candidates=None,
+    **choices,
+) -> str:
     """The path that is chosen for ``number`` pairs."""
     targets = Targets.paired(number, **(annotations or {}))
     if candidates:
         targets = Targets(query_ids=range(number), candidate_ids=range(candidates))
-    inputs = PlanInputs(objective, (targets, targets.T), 4 * 64 * sum(targets.shape), device, memory, cost, **choices)
+    inputs = PlanInputs(
+        objective,
+        (targets, targets.T),
+        4 * 64 * sum(targets.shape),
+        device,
+        memory,
+        cost,
+        **choices,
+    )
     return choose_plan(inputs).path
 
 
@@ -41,8 +71,18 @@ def test_plan_uses_tiles_for_summary_objectives():
 
 def test_plan_uses_rows_for_other_objectives():
     for objective in (Triplet(), Goal(), RSP(gamma=3.0), NCR(), InfoNCE()):
-        assert [path(objective, number) for number in (512, 513, 4096, 4097)] == ["dense", "cached", "cached", "row_blocks"]
-        assert [path(objective, number, device=CUDA) for number in (512, 2048, 2049, 4097)] == ["dense", "dense", "cached", "row_blocks"]
+        assert [path(objective, number) for number in (512, 513, 4096, 4097)] == [
+            "dense",
+            "cached",
+            "cached",
+            "row_blocks",
+        ]
+        assert [path(objective, number, device=CUDA) for number in (512, 2048, 2049, 4097)] == [
+            "dense",
+            "dense",
+            "cached",
+            "row_blocks",
+        ]
 
 
 def test_plan_depends_on_annotations():
@@ -51,7 +91,10 @@ def test_plan_depends_on_annotations():
     assert path(NCR(), 600, annotations=margins) == "tiles"
     learned = {"weight": torch.rand(600, 600, requires_grad=True)}
     assert path(Unified(), 600, annotations=learned) == "dense"
-    assert path(Unified(), 2049, annotations={"query_margin": torch.rand(2049, requires_grad=True)}) == "tiles"
+    assert (
+        path(Unified(), 2049, annotations={"query_margin": torch.rand(2049, requires_grad=True)})
+        == "tiles"
+    )
 
 
 def test_plan_counts_pairs_for_wide_objectives():
@@ -59,19 +102,34 @@ def test_plan_counts_pairs_for_wide_objectives():
         query_ids=range(250), candidate_ids=torch.arange(1250) // 5
     )  # 312,500 scores, 1,562,500 pairs of a positive and a candidate
     for objective in (Triplet(), InfoNCE()):
-        assert choose_plan(PlanInputs(objective, (targets, targets.T), 2**18, CPU, 8 * GIB, CHEAP)).path == "dense"
+        assert (
+            choose_plan(
+                PlanInputs(objective, (targets, targets.T), 2**18, CPU, 8 * GIB, CHEAP)
+            ).path
+            == "dense"
+        )
     large = Targets(query_ids=range(1000), candidate_ids=torch.arange(3000) // 3)
-    inputs = [PlanInputs(objective, (large, large.T), 2**20, CPU, 8 * GIB, CHEAP) for objective in (SmoothAP(), InfoNCE())]
+    inputs = [
+        PlanInputs(objective, (large, large.T), 2**20, CPU, 8 * GIB, CHEAP)
+        for objective in (SmoothAP(), InfoNCE())
+    ]
     paths = [choose_plan(each).path for each in inputs]
     assert paths == ["row_blocks", "dense"]
 
 
 def test_plan_depends_on_extra_candidates_group_and_block_rows():
     assert path(Unified(), 500, has_extra_candidates=True) == "dense"
-    assert path(Unified(), 3000, has_extra_candidates=True) == path(Triplet(), 3000, has_extra_candidates=True) == "row_blocks"
+    assert (
+        path(Unified(), 3000, has_extra_candidates=True)
+        == path(Triplet(), 3000, has_extra_candidates=True)
+        == "row_blocks"
+    )
     assert path(Unified(), 500, world_size=2) == "tiles"
     assert path(Triplet(), 500, world_size=2) == "row_blocks"
-    assert path(Unified(), 500, world_size=2, annotations={"query_margin": torch.rand(500)}) == "row_blocks"
+    assert (
+        path(Unified(), 500, world_size=2, annotations={"query_margin": torch.rand(500)})
+        == "row_blocks"
+    )
     assert path(Unified(), 500, block_rows=7) == "tiles"
     assert path(Triplet(), 500, block_rows=7) == "row_blocks"
 
@@ -79,35 +137,65 @@ def test_plan_depends_on_extra_candidates_group_and_block_rows():
 @pytest.mark.parametrize("objective", [Unified(), TripletHN(), Triplet()], ids=str)
 def test_plan_is_dense_for_small_score_function(objective):
     path_of_large = "row_blocks" if objective == Triplet() else "tiles"
-    assert [path(objective, number, cost=CHEAP) for number in (100, 2048, 2049)] == ["dense", "dense", path_of_large]
+    assert [path(objective, number, cost=CHEAP) for number in (100, 2048, 2049)] == [
+        "dense",
+        "dense",
+        path_of_large,
+    ]
     assert path(objective, 256, cost=BlockCost(1e6)) == path_of_large  # 65 GB
     assert path(objective, 256, cost=BlockCost(1e6), memory=100 * GIB) == "dense"
 
 
-@pairwise(kind=CATALOG, cost=[None, BlockCost(3e5, 1e4, 2e4, 1e5), BlockCost(100.0)], number=[1, 300, 3000], block_rows=[None, 5])
+@pairwise(
+    kind=CATALOG,
+    cost=[None, BlockCost(3e5, 1e4, 2e4, 1e5), BlockCost(100.0)],
+    number=[1, 300, 3000],
+    block_rows=[None, 5],
+)
 def test_plan_expected_memory_stays_within_budget(kind, cost, number, block_rows):
     targets = Targets.paired(number)
     item_bytes = 4 * 64 * 2 * number
     last = math.inf
     for memory in (32 * GIB, GIB, 2**26, 2**24):
-        plan = choose_plan(PlanInputs(kind(), (targets, targets.T), item_bytes, CPU, memory, cost, block_rows=block_rows))
+        plan = choose_plan(
+            PlanInputs(
+                kind(), (targets, targets.T), item_bytes, CPU, memory, cost, block_rows=block_rows
+            )
+        )
         assert plan.expected_bytes + item_bytes <= memory
         assert min(*plan.block_rows, *plan.block_columns) >= 1
         assert block_rows is None or max(plan.block_rows) <= block_rows
         assert plan.expected_bytes <= last
         last = plan.expected_bytes
     with pytest.raises(VisavisError, match="larger memory"):
-        choose_plan(PlanInputs(kind(), (targets, targets.T), item_bytes, CPU, 2**24, BlockCost(1e9)))
+        choose_plan(
+            PlanInputs(kind(), (targets, targets.T), item_bytes, CPU, 2**24, BlockCost(1e9))
+        )
 
 
 def test_plan_describes_path_and_memory():
     description = str(PairLoss(Unified()).plan(8192, 8192, embedding_dim=512))
-    assert all(part in description for part in ("tiles of 2048 x 2048", "both directions", "up to 240.0 MiB", "About 240.0 MiB"))
+    assert all(
+        part in description
+        for part in (
+            "tiles of 2048 x 2048",
+            "both directions",
+            "up to 240.0 MiB",
+            "About 240.0 MiB",
+        )
+    )
     assert "one matrix of 100 x 500 scores" in str(PairLoss(Triplet()).plan(100, 500))
     description = str(PairLoss(Triplet()).plan(1000, 5000))
-    assert all(part in description for part in ("1000 x 5000", "cosines", "one direction after the other", "64 images"))
-    rows = PairLoss(Triplet(), score=AttentionScore(), score_cost=ScoreCost(1e5, 3e5), memory="500MB").plan(300, 300)
-    assert f"in blocks of {rows.block_rows[0]} images, then of {rows.block_rows[1]} texts" in str(rows)
+    assert all(
+        part in description
+        for part in ("1000 x 5000", "cosines", "one direction after the other", "64 images")
+    )
+    rows = PairLoss(
+        Triplet(), score=AttentionScore(), score_cost=ScoreCost(1e5, 3e5), memory="500MB"
+    ).plan(300, 300)
+    assert f"in blocks of {rows.block_rows[0]} images, then of {rows.block_rows[1]} texts" in str(
+        rows
+    )
     with pytest.raises(SpecError, match=mentions("score_cost", "images=")):
         PairLoss(Triplet(), score=AttentionScore()).plan(300, 300)
     with pytest.raises(SpecError, match=mentions("memory", "lots")):
@@ -115,7 +203,9 @@ def test_plan_describes_path_and_memory():
 
 
 class AttentionScore(nn.Module):
-    """Attention of every word over the regions of every image. Records the largest number of pairs scored at once."""
+    """Attention of every word over the regions of every image. Records the largest number of pairs
+    scored at once.
+    """
 
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
@@ -124,7 +214,9 @@ class AttentionScore(nn.Module):
     def forward(self, images: Encoded, texts: Encoded) -> Tensor:
         self.peak = max(self.peak, len(images) * len(texts))
         affinity = torch.einsum("vrd,twd->vtwr", self.map(images.vectors), texts.vectors)
-        attended = torch.einsum("vtwr,vrd->vtwd", self.dropout(affinity).softmax(-1), images.vectors)
+        attended = torch.einsum(
+            "vtwr,vrd->vtwd", self.dropout(affinity).softmax(-1), images.vectors
+        )
         return torch.cosine_similarity(attended, texts.vectors[None], dim=-1).mean(-1)
 
 
@@ -135,7 +227,10 @@ def random_items(number: int, length: int) -> Encoded:
 @pytest.mark.parametrize(
     ("kind", "dropout"),
     [(kind, 0.0) for kind in CATALOG]
-    + [pytest.param(kind, 0.3, marks=() if kind in (Triplet, Unified) else pytest.mark.long) for kind in CATALOG],
+    + [
+        pytest.param(kind, 0.3, marks=() if kind in (Triplet, Unified) else pytest.mark.long)
+        for kind in CATALOG
+    ],
 )
 def test_plan_for_little_memory_matches_full_gradient(kind, dropout):
     score, images, texts = AttentionScore(dropout), random_items(40, 9), random_items(40, 7)
@@ -169,7 +264,9 @@ def test_plan_with_column_blocks_repeats_dropout(objective):
     step = 1e-6 * torch.randn_like(gradient)
     torch.manual_seed(1)
     moved = loss(Encoded(images.vectors.detach() + step), texts)
-    torch.testing.assert_close((moved - value).detach(), (gradient * step).sum(), rtol=1e-3, atol=1e-12)
+    torch.testing.assert_close(
+        (moved - value).detach(), (gradient * step).sum(), rtol=1e-3, atol=1e-12
+    )
 
 
 def test_plan_computes_score_cost_once_per_shape():
@@ -187,12 +284,20 @@ def test_plan_computes_score_cost_once_per_shape():
 
 
 def test_plan_names_the_memory_that_gradients_need():
-    with pytest.raises(VisavisError, match=r"^memory: expected more than 2\.0 GiB for the gradients of the items, got 896\.0 MiB after"):
+    with pytest.raises(
+        VisavisError,
+        match=r"^memory: expected more than 2\.0 GiB for the gradients of the items, got 896\.0 MiB after",
+    ):
         PairLoss(Unified(), memory="1GiB").plan(16384, 2**20)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
 def test_plan_for_the_gpu_of_another_machine_needs_its_memory():
-    with pytest.raises(SpecError, match=r'^device: expected a device of this machine, got cuda\. Set a memory such as "40GiB"'):
+    with pytest.raises(
+        SpecError,
+        match=r'^device: expected a device of this machine, got cuda\. Set a memory such as "40GiB"',
+    ):
         PairLoss(Unified()).plan(16384, 16384, device="cuda")
-    assert "8192 x 8192" in str(PairLoss(Unified(), memory="40GiB").plan(16384, 16384, device="cuda"))
+    assert "8192 x 8192" in str(
+        PairLoss(Unified(), memory="40GiB").plan(16384, 16384, device="cuda")
+    )

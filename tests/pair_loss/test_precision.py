@@ -12,7 +12,15 @@ from visavis.pair_loss import cosine
 
 from ..matching import mentions
 from ..sampling import pairwise
-from .cases import IDS, assert_close, assert_matches, every_objective, force_plan, random_embeddings, required_annotations
+from .cases import (
+    IDS,
+    assert_close,
+    assert_matches,
+    every_objective,
+    force_plan,
+    random_embeddings,
+    required_annotations,
+)
 
 COMPILED = TripletHN, Unified, SmoothAP
 """One objective of each path of PairLoss. Compiling the others is slow."""
@@ -22,7 +30,10 @@ COMPILED = TripletHN, Unified, SmoothAP
 def test_row_blocks_under_autocast_match_full_matrix(kind, path, monkeypatch):
     force_plan(monkeypatch, path, rows=64)
     images, texts = (torch.randn(256, 32, requires_grad=True) for _ in range(2))
-    annotations = {name: annotation.detach().float() for name, annotation in required_annotations(256, 256).items()}
+    annotations = {
+        name: annotation.detach().float()
+        for name, annotation in required_annotations(256, 256).items()
+    }
     targets = Targets(query_ids=range(256), candidate_ids=range(256), **annotations)
     exact = kind()(cosine(images, texts), targets)
     with torch.autocast("cpu", torch.bfloat16):
@@ -32,18 +43,25 @@ def test_row_blocks_under_autocast_match_full_matrix(kind, path, monkeypatch):
     gradients = [torch.autograd.grad(each, images)[0].flatten() for each in (exact, ours, plain)]
     assert all(gradient.isfinite().all() for gradient in gradients)
     assert abs(ours - exact) <= 1.5 * abs(plain - exact) + 0.002 * abs(exact)
-    error, plain_error = ((gradient - gradients[0]).norm() / gradients[0].norm() for gradient in gradients[1:])
+    error, plain_error = (
+        (gradient - gradients[0]).norm() / gradients[0].norm() for gradient in gradients[1:]
+    )
     assert error <= 1.5 * plain_error + 0.01
 
 
 @pytest.mark.parametrize("objective", [Triplet(), TripletHN(), Unified()], ids=str)
 def test_row_blocks_support_mixed_precision(objective):
-    images, texts = torch.randn(9, 5, dtype=torch.bfloat16, requires_grad=True), torch.randn(9, 5, requires_grad=True)
+    images, texts = (
+        torch.randn(9, 5, dtype=torch.bfloat16, requires_grad=True),
+        torch.randn(9, 5, requires_grad=True),
+    )
     value = PairLoss(objective, block_rows=4)(images, texts)
     expected = objective(cosine(images, texts), Targets.paired(9))
     assert value.dtype == torch.float32
     assert_close(value, expected, rtol=1e-5, atol=1e-5)
-    for ours, right in zip(*(torch.autograd.grad(each, (images, texts)) for each in (value, expected)), strict=True):
+    for ours, right in zip(
+        *(torch.autograd.grad(each, (images, texts)) for each in (value, expected)), strict=True
+    ):
         assert ours.dtype == right.dtype
         assert_close(ours, right, rtol=0.01, atol=1e-4)
 
@@ -52,7 +70,9 @@ def test_row_blocks_support_mixed_precision(objective):
 def test_row_blocks_compute_requested_gradients_only(kind):
     images, texts = random_embeddings(5, 5)
     targets = Targets(
-        query_ids=range(5), candidate_ids=range(5), **{name: annotation.detach() for name, annotation in required_annotations(5, 5).items()}
+        query_ids=range(5),
+        candidate_ids=range(5),
+        **{name: annotation.detach() for name, annotation in required_annotations(5, 5).items()},
     )
     loss = PairLoss(kind(), block_rows=2)
     expected = kind()(cosine(images, texts), targets)
@@ -82,25 +102,42 @@ def test_row_blocks_reject_function_with_gradient():
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=() if kind in COMPILED else pytest.mark.long) for kind in CATALOG], ids=lambda kind: kind.__name__
+    "kind",
+    [pytest.param(kind, marks=() if kind in COMPILED else pytest.mark.long) for kind in CATALOG],
+    ids=lambda kind: kind.__name__,
 )
 def test_pair_loss_compiles(kind):
     images, texts = random_embeddings(6, 6)
-    annotations = {name: annotation.detach() for name, annotation in required_annotations(6, 6).items()}
+    annotations = {
+        name: annotation.detach() for name, annotation in required_annotations(6, 6).items()
+    }
     targets = Targets(query_ids=range(6), candidate_ids=[0, 0, 1, 2, 3, 4], **annotations)
     torch._dynamo.reset()
     compiled = torch.compile(PairLoss(kind()), fullgraph=True, backend="eager")
-    assert_matches(compiled, kind()(cosine(images, texts), targets), [images, texts], images, texts, targets=targets)
+    assert_matches(
+        compiled,
+        kind()(cosine(images, texts), targets),
+        [images, texts],
+        images,
+        texts,
+        targets=targets,
+    )
 
 
 @pytest.mark.gpu
 @pairwise(rows=[None, 2], kind=CATALOG)
 def test_pair_loss_on_gpu_matches_cpu(kind, rows):
     images, texts = random_embeddings(7, 6)
-    annotations = {name: annotation.detach() for name, annotation in required_annotations(7, 6).items()}
-    targets = Targets(query_ids=IDS["duplicates"][0], candidate_ids=IDS["duplicates"][1], **annotations)
+    annotations = {
+        name: annotation.detach() for name, annotation in required_annotations(7, 6).items()
+    }
+    targets = Targets(
+        query_ids=IDS["duplicates"][0], candidate_ids=IDS["duplicates"][1], **annotations
+    )
     expected = kind()(cosine(images, texts), targets)
     value = PairLoss(kind(), block_rows=rows)(images.cuda(), texts.cuda(), targets=targets)
     assert_close(value.cpu(), expected)
-    for ours, right in zip(*(torch.autograd.grad(each, (images, texts)) for each in (value, expected)), strict=True):
+    for ours, right in zip(
+        *(torch.autograd.grad(each, (images, texts)) for each in (value, expected)), strict=True
+    ):
         assert_close(ours, right, rtol=1e-10, atol=1e-11)

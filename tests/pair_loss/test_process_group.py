@@ -14,7 +14,14 @@ from . import group_cases
 pytestmark = pytest.mark.slow
 CASES = {2: group_cases.daily_names(), 4: [name for name, _ in group_cases.cases(1, 0)]}
 """Names of cases by the number of processes."""
-ITEM_INPUTS = {"images", "texts", "extra_images", "extra_texts", "query_offline_scores", "candidate_offline_scores"}
+ITEM_INPUTS = {
+    "images",
+    "texts",
+    "extra_images",
+    "extra_texts",
+    "query_offline_scores",
+    "candidate_offline_scores",
+}
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.long)])
@@ -32,12 +39,17 @@ def single_process(group):
 
 
 def assert_close(ours, theirs, case: str = "") -> None:
-    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12, msg=lambda text: f"{case}: {text}")
+    torch.testing.assert_close(
+        ours, theirs, rtol=1e-12, atol=1e-12, msg=lambda text: f"{case}: {text}"
+    )
 
 
 def test_group_value_and_gradients_match_single_process(group, single_process):
     for name in CASES[len(group)]:
-        actual, expected = [each["all_values_and_gradients"][name] for each in group], single_process[name]
+        actual, expected = (
+            [each["all_values_and_gradients"][name] for each in group],
+            single_process[name],
+        )
         for each in actual:
             assert_close(each["value"], expected["value"], name)
         for name_of_input, right in expected.items():
@@ -45,7 +57,10 @@ def test_group_value_and_gradients_match_single_process(group, single_process):
                 longest = right.shape[1:]
                 parts = [each[name_of_input] / len(actual) for each in actual]
                 if right.dim() == 3:  # texts of several lengths, padded by each rank to its longest
-                    parts = [torch.nn.functional.pad(each, (0, 0, 0, longest[0] - each.shape[1])) for each in parts]
+                    parts = [
+                        torch.nn.functional.pad(each, (0, 0, 0, longest[0] - each.shape[1]))
+                        for each in parts
+                    ]
                 assert_close(torch.cat(parts), right, name)
             elif name_of_input in ("bank", "parameter"):
                 for each in actual:
@@ -56,7 +71,9 @@ def test_group_value_and_gradients_match_single_process(group, single_process):
 def test_group_parameter_gradients_match_single_process(group, name):
     for each in group:
         for ours, right in zip(
-            each["trained_gradients"][name], group_cases.trained_gradients(1, 0, group_cases.TRAINED[name]), strict=True
+            each["trained_gradients"][name],
+            group_cases.trained_gradients(1, 0, group_cases.TRAINED[name]),
+            strict=True,
         ):
             assert_close(ours, right)
 
@@ -74,5 +91,7 @@ def test_group_rejects_local_annotations(group):
         for name, message in (("weight", weight), ("relation", relation)):
             assert name in message
             assert "candidates" in message
-        assert all(part in relevance for part in ("relevance", "function", "Targets(rows=, columns=)"))
+        assert all(
+            part in relevance for part in ("relevance", "function", "Targets(rows=, columns=)")
+        )
         assert all(part in bank for part in ("extra_texts", "ids", "none"))

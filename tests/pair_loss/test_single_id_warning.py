@@ -27,7 +27,9 @@ def test_single_id_warning_is_emitted_once():
 
 
 @pytest.mark.parametrize(
-    "batches", [[[7, 7, 7]], [[7, 7, 7], [1, 2, 3], [7, 7, 7]], [[1, 2, 3], *[[7, 7, 7]] * 3]], ids=["one alone", "between", "later"]
+    "batches",
+    [[[7, 7, 7]], [[7, 7, 7], [1, 2, 3], [7, 7, 7]], [[1, 2, 3], *[[7, 7, 7]] * 3]],
+    ids=["one alone", "between", "later"],
 )
 def test_single_id_warning_is_not_emitted_for_mixed_batches(batches):
     assert not warnings_of(PairLoss(Unified()), batches)
@@ -45,6 +47,20 @@ def test_single_id_warning_is_not_emitted_in_eval_mode():
 
 def test_single_id_warning_is_emitted_by_integrations():
     clip = ClipLoss(NTXent())
-    assert len(warnings_of(lambda images, texts, ids: clip(images, texts, 10.0, image_ids=ids), [[7, 7, 7]] * 3)) == 1
+    assert (
+        len(
+            warnings_of(
+                lambda images, texts, ids: clip(images, texts, 10.0, image_ids=ids), [[7, 7, 7]] * 3
+            )
+        )
+        == 1
+    )
     metric = MetricLoss(Unified())
-    assert len(warnings_of(lambda images, texts, ids: metric(images, torch.tensor(ids)), [[7, 7, 7]] * 3)) == 1
+    assert (
+        len(
+            warnings_of(
+                lambda images, texts, ids: metric(images, torch.tensor(ids)), [[7, 7, 7]] * 3
+            )
+        )
+        == 1
+    )

@@ -12,7 +12,15 @@ from visavis.objectives.base import SummaryObjective
 from visavis.pair_loss import cosine
 
 from ..sampling import pairwise
-from .cases import IDS, REDUCTIONS, assert_close, assert_matches, force_plan, random_embeddings, required_annotations
+from .cases import (
+    IDS,
+    REDUCTIONS,
+    assert_close,
+    assert_matches,
+    force_plan,
+    random_embeddings,
+    required_annotations,
+)
 
 FORMS = (
     *(kind() for kind in CATALOG if issubclass(kind, SummaryObjective)),
@@ -26,7 +34,9 @@ SUMMARIES = [objective for objective in FORMS if objective.summary(Targets.paire
 
 def with_offline(query_ids, candidate_ids) -> Targets:
     annotations = {
-        name: annotation for name, annotation in required_annotations(len(query_ids), len(candidate_ids)).items() if "offline" in name
+        name: annotation
+        for name, annotation in required_annotations(len(query_ids), len(candidate_ids)).items()
+        if "offline" in name
     }
     return Targets(query_ids=query_ids, candidate_ids=candidate_ids, **annotations)
 
@@ -39,8 +49,17 @@ def test_tiles_match_row_blocks(objective, reduction, ids, monkeypatch):
     with monkeypatch.context() as patched:
         force_plan(patched, "row_blocks", rows=2)
         sequential = PairLoss(objective)(images, texts, targets=targets)
-    assert_matches(PairLoss(objective, block_rows=2), sequential, inputs, images, texts, targets=targets)
-    assert_matches(PairLoss(objective, block_rows=2), objective(cosine(images, texts), targets), inputs, images, texts, targets=targets)
+    assert_matches(
+        PairLoss(objective, block_rows=2), sequential, inputs, images, texts, targets=targets
+    )
+    assert_matches(
+        PairLoss(objective, block_rows=2),
+        objective(cosine(images, texts), targets),
+        inputs,
+        images,
+        texts,
+        targets=targets,
+    )
 
 
 SPREADS = {
@@ -56,18 +75,33 @@ def test_tiles_do_not_underflow_for_large_gamma(dtype, sharpness, spread):
     texts = (-images + 0.01 * torch.randn_like(images)).detach().requires_grad_()
     for objective in (VLC(gamma=sharpness), Unified(gamma=sharpness), NTXent(tau=1 / sharpness)):
         expected = objective(cosine(images, texts), Targets.paired(12))
-        tolerance = {"rtol": 1e-10, "atol": 1e-10} if dtype == torch.float64 else {"rtol": 1e-4, "atol": 1e-6 * sharpness}
+        tolerance = (
+            {"rtol": 1e-10, "atol": 1e-10}
+            if dtype == torch.float64
+            else {"rtol": 1e-4, "atol": 1e-6 * sharpness}
+        )
         value = PairLoss(objective, block_rows=5)(images, texts)
         assert_close(value, expected, **tolerance)
-        for ours, right in zip(*(torch.autograd.grad(each, (images, texts)) for each in (value, expected)), strict=True):
+        for ours, right in zip(
+            *(torch.autograd.grad(each, (images, texts)) for each in (value, expected)), strict=True
+        ):
             scale = right.abs().max().item() + 1e-30
-            assert_close(ours / scale, right / scale, rtol=1e-3, atol=1e-8 if dtype == torch.float64 else 3e-3 * max(1, sharpness / 1e3))
+            assert_close(
+                ours / scale,
+                right / scale,
+                rtol=1e-3,
+                atol=1e-8 if dtype == torch.float64 else 3e-3 * max(1, sharpness / 1e3),
+            )
 
 
 @pairwise(objective=SUMMARIES, rows=[2, 100])
 def test_tiles_are_finite_for_extreme_embeddings(objective, rows):
     targets = with_offline(range(5), range(5))
-    for images, texts in ((torch.ones(5, 3), torch.ones(5, 3)), (torch.eye(5), -torch.eye(5)), (torch.zeros(5, 2), torch.eye(5)[:, :2])):
+    for images, texts in (
+        (torch.ones(5, 3), torch.ones(5, 3)),
+        (torch.eye(5), -torch.eye(5)),
+        (torch.zeros(5, 2), torch.eye(5)[:, :2]),
+    ):
         images.requires_grad_()
         value = PairLoss(objective, block_rows=rows)(images, texts, targets=targets)
         value.backward()
@@ -80,15 +114,33 @@ def test_tiles_are_finite_for_extreme_embeddings(objective, rows):
 def test_tiles_propagate_nan_negatives(objective, broken, rows):
     images, texts = torch.randn(6, 5), torch.randn(6, 5)
     texts[broken, 2] = torch.nan
-    assert PairLoss(objective, block_rows=rows)(images, texts, targets=with_offline(range(6), range(6))).isnan()
-    candidate_ids = [number if number != broken else 99 for number in range(6)]  # the broken item is a negative for all queries
-    assert PairLoss(objective, block_rows=rows)(images, texts, targets=with_offline(range(6), candidate_ids)).isnan()
+    assert PairLoss(objective, block_rows=rows)(
+        images, texts, targets=with_offline(range(6), range(6))
+    ).isnan()
+    candidate_ids = [
+        number if number != broken else 99 for number in range(6)
+    ]  # the broken item is a negative for all queries
+    assert PairLoss(objective, block_rows=rows)(
+        images, texts, targets=with_offline(range(6), candidate_ids)
+    ).isnan()
 
 
 def test_tiles_support_ncr_with_anchor_margins():
     images, texts = random_embeddings(6, 6)
     margins = [torch.rand(6, dtype=torch.float64, requires_grad=True) for _ in range(2)]
-    targets = Targets(query_ids=range(6), candidate_ids=range(6), query_margin=margins[0], candidate_margin=margins[1])
+    targets = Targets(
+        query_ids=range(6),
+        candidate_ids=range(6),
+        query_margin=margins[0],
+        candidate_margin=margins[1],
+    )
     assert PairLoss(NCR(), block_rows=2).plan(6, 6, targets=targets).path == "tiles"
     matrix = NCR()(cosine(images, texts), targets)
-    assert_matches(PairLoss(NCR(), block_rows=2), matrix, [images, texts, *margins], images, texts, targets=targets)
+    assert_matches(
+        PairLoss(NCR(), block_rows=2),
+        matrix,
+        [images, texts, *margins],
+        images,
+        texts,
+        targets=targets,
+    )

@@ -1,4 +1,6 @@
-"""Reports of users of photo libraries about folders: drives that go offline, permissions, thumbnails of storage devices, moved files."""
+"""Reports of users of photo libraries about folders: drives that go offline, permissions,
+thumbnails of storage devices, moved files.
+"""
 
 from __future__ import annotations
 
@@ -24,22 +26,35 @@ def save(*paths: Path) -> None:
 
 @pytest.fixture
 def library(tmp_path):
-    save(*(tmp_path / "library" / folder / f"{number}.png" for number, folder in enumerate(("a", "a", "b", "b"))))
+    save(
+        *(
+            tmp_path / "library" / folder / f"{number}.png"
+            for number, folder in enumerate(("a", "a", "b", "b"))
+        )
+    )
     return tmp_path / "library"
 
 
 @pytest.fixture
 def update(dual_encoders, library, tmp_path):
     pytest.importorskip("lancedb", reason="LanceDB is not installed: pip install 'visavis[search]'")
-    return lambda **options: visavis.index(dual_encoders / "clip", library, out=tmp_path / "index", **options)
+    return lambda **options: visavis.index(
+        dual_encoders / "clip", library, out=tmp_path / "index", **options
+    )
 
 
 def listed(folder: Path) -> list[str]:
     return [file.path for file in list_source_files(folder).files]
 
 
-@pytest.mark.report("immich-app/immich#17290", "the drive went offline, and everything was read again when it was back")
-@pytest.mark.report("thielepaul/photoprism-mobile#137", "the drive was not mounted after a restart, and the library was empty")
+@pytest.mark.report(
+    "immich-app/immich#17290",
+    "the drive went offline, and everything was read again when it was back",
+)
+@pytest.mark.report(
+    "thielepaul/photoprism-mobile#137",
+    "the drive was not mounted after a restart, and the library was empty",
+)
 def test_library_survives_drive_that_goes_offline(update, library, tmp_path):
     update()
     library.rename(tmp_path / "drive")
@@ -52,7 +67,10 @@ def test_library_survives_drive_that_goes_offline(update, library, tmp_path):
     assert (report.num_encoded, report.num_unchanged) == (0, 4)
 
 
-@pytest.mark.report("photoprism/photoprism#2299", "an update without access to the folder marked all files as deleted")
+@pytest.mark.report(
+    "photoprism/photoprism#2299",
+    "an update without access to the folder marked all files as deleted",
+)
 @needs_permissions
 def test_update_without_access_deletes_nothing(update, library):
     update()
@@ -63,7 +81,9 @@ def test_update_without_access_deletes_nothing(update, library):
     assert report.num_items == 4 and "Permission denied" in report.warnings[0]
 
 
-@pytest.mark.report("photoprism/photoprism#3426", "files that were really deleted stay, because the folder is empty")
+@pytest.mark.report(
+    "photoprism/photoprism#3426", "files that were really deleted stay, because the folder is empty"
+)
 def test_deleted_library_is_removed_with_an_option(update, library):
     update()
     for path in library.rglob("*.png"):
@@ -97,7 +117,9 @@ def test_new_pattern_removes_indexed_files(update):
 
 
 @pytest.mark.report("immich-app/immich#13253", "folders after one without permission are not read")
-@pytest.mark.report("immich-app/immich#16644", "unrelated folders are left out after a permission error")
+@pytest.mark.report(
+    "immich-app/immich#16644", "unrelated folders are left out after a permission error"
+)
 @pytest.mark.report("jellyfin/jellyfin#2402", "one folder without permission ends the scan")
 @needs_permissions
 def test_folders_after_one_without_permission_are_read(library):
@@ -109,12 +131,18 @@ def test_folders_after_one_without_permission_are_read(library):
     assert collection.skipped[0].startswith("'a': the folder cannot be read: Permission denied.")
 
 
-@pytest.mark.report("ajslater/codex#795", "the recycle bin of a storage device without permission ends the scan")
+@pytest.mark.report(
+    "ajslater/codex#795", "the recycle bin of a storage device without permission ends the scan"
+)
 @pytest.mark.report("navidrome/navidrome#328", "lost+found without permission ends the scan")
-@pytest.mark.report("photoview/photoview#475", "System Volume Information without permission ends the scan")
+@pytest.mark.report(
+    "photoview/photoview#475", "System Volume Information without permission ends the scan"
+)
 @pytest.mark.report("immich-app/immich#15515", "a hidden folder without permission ends the scan")
 @needs_permissions
-@pytest.mark.parametrize("name", ["#recycle", "lost+found", "System Volume Information", ".luckybackup-snaphots"])
+@pytest.mark.parametrize(
+    "name", ["#recycle", "lost+found", "System Volume Information", ".luckybackup-snaphots"]
+)
 def test_system_folder_without_permission_is_excluded(library, name):
     (library / name).mkdir(mode=0)
     with as_ordinary_user():
@@ -137,14 +165,19 @@ def test_link_to_folder_above_ends(library):
     assert len(scan_folder(library).files) == 4
 
 
-@pytest.mark.report("s3tools/s3cmd#23", "a link to a folder in the same place is not a loop, and its files are left out")
+@pytest.mark.report(
+    "s3tools/s3cmd#23",
+    "a link to a folder in the same place is not a loop, and its files are left out",
+)
 def test_link_to_neighbor_is_read_once(library):
     (library / "main").symlink_to(library / "b")
     assert listed(library) == ["a/0.png", "a/1.png", "b/2.png", "b/3.png"]
 
 
 @pytest.mark.report("Georgefwt/AquaLoRA#8", "images without a row in metadata.jsonl are an error")
-@pytest.mark.report("jeremykawahara/derm7pt#11", "the table has fewer rows than the folder has images")
+@pytest.mark.report(
+    "jeremykawahara/derm7pt#11", "the table has fewer rows than the folder has images"
+)
 def test_images_without_row_in_table_are_indexed(library):
     (library / "metadata.jsonl").write_text('{"file_name": "a/0.png", "text": "a circle"}\n')
     assert len(listed(library)) == 4

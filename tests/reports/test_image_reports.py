@@ -33,7 +33,11 @@ def photo() -> Image.Image:
 
 def is_red_at_top(image: Image.Image) -> bool:
     """Whether the photo was turned by 90 degrees clockwise."""
-    return image.size == (20, 30) and image.getpixel((10, 4))[1] < 60 and image.getpixel((10, 25))[1] > 200
+    return (
+        image.size == (20, 30)
+        and image.getpixel((10, 4))[1] < 60
+        and image.getpixel((10, 25))[1] > 200
+    )
 
 
 def exif_of(**tags: object) -> Image.Exif:
@@ -43,38 +47,58 @@ def exif_of(**tags: object) -> Image.Exif:
     return exif
 
 
-@pytest.mark.report("python-pillow/Pillow#7381", "a TIFF is turned twice, because Pillow turns it while it loads")
+@pytest.mark.report(
+    "python-pillow/Pillow#7381", "a TIFF is turned twice, because Pillow turns it while it loads"
+)
 @pytest.mark.parametrize("compression", [None, "tiff_lzw", "jpeg"])
 def test_tiff_with_orientation_is_turned_once(compression):
-    content = saved(photo(), "TIFF", compression=compression, tiffinfo={ExifTags.Base.Orientation: 6})
+    content = saved(
+        photo(), "TIFF", compression=compression, tiffinfo={ExifTags.Base.Orientation: 6}
+    )
     assert is_red_at_top(decode_image(content, "x.tif"))
     assert is_red_at_top(make_thumbnail(content, "x.tif", 30))
     assert upright_size(content, "x.tif") == image_size(content, "x.tif") == (20, 30)
 
 
-@pytest.mark.report("mk-minchul/AdaFace#163", "a photo taken upright gets the vector of a turned one")
+@pytest.mark.report(
+    "mk-minchul/AdaFace#163", "a photo taken upright gets the vector of a turned one"
+)
 def test_opened_photo_is_turned_as_its_file():
     content = saved(photo(), exif=exif_of(Orientation=6))
     assert is_red_at_top(read_image(content, "x"))
     assert is_red_at_top(read_image(Image.open(io.BytesIO(content)), "x"))
 
 
-@pytest.mark.report("python-pillow/Pillow#8965", "turning a photo fails, because other metadata cannot be written")
+@pytest.mark.report(
+    "python-pillow/Pillow#8965", "turning a photo fails, because other metadata cannot be written"
+)
 def test_photo_with_damaged_metadata_is_turned():
     content = saved(photo(), exif=exif_of(Orientation=6, XResolution=72.0))
     # The resolution becomes a text.
-    content = content.replace(struct.pack(">HH", ExifTags.Base.XResolution, 5), struct.pack(">HH", ExifTags.Base.XResolution, 2))
-    with pytest.raises((struct.error, TypeError, AttributeError)), warnings.catch_warnings(action="ignore"):
+    content = content.replace(
+        struct.pack(">HH", ExifTags.Base.XResolution, 5),
+        struct.pack(">HH", ExifTags.Base.XResolution, 2),
+    )
+    with (
+        pytest.raises((struct.error, TypeError, AttributeError)),
+        warnings.catch_warnings(action="ignore"),
+    ):
         ImageOps.exif_transpose(Image.open(io.BytesIO(content)))
     assert is_red_at_top(decode_image(content, "x"))
     assert upright_size(content, "x") == (20, 30)
 
 
-@pytest.mark.report("python-pillow/Pillow#8348", "a photo is refused, because its EXIF has no valid header")
+@pytest.mark.report(
+    "python-pillow/Pillow#8348", "a photo is refused, because its EXIF has no valid header"
+)
 def test_photo_without_valid_exif_header_is_read():
     valid = exif_of(Orientation=1).tobytes()
     for exif in (b"Exif\0\0" + valid, b"Exif\0\0", b"Exif\0\0garbage"):
-        assert decode_image(saved(photo(), "PNG", exif=exif), "x").size == upright_size(saved(photo(), "PNG", exif=exif), "x") == (30, 20)
+        assert (
+            decode_image(saved(photo(), "PNG", exif=exif), "x").size
+            == upright_size(saved(photo(), "PNG", exif=exif), "x")
+            == (30, 20)
+        )
 
 
 @pytest.mark.report("python-pillow/Pillow#2574", "16-bit gray becomes white in RGB")
@@ -93,7 +117,9 @@ def test_transparent_pixels_are_white():
         assert image.getpixel((0, 0)) == (255, 255, 255)
 
 
-@pytest.mark.report("mpetroff/pannellum#596", "a panorama of 220 megapixels is refused as a decompression bomb")
+@pytest.mark.report(
+    "mpetroff/pannellum#596", "a panorama of 220 megapixels is refused as a decompression bomb"
+)
 def test_panorama_of_220_megapixels_is_read():
     content = bytearray(saved(photo()))
     frame = content.index(b"\xff\xc0")
@@ -103,7 +129,10 @@ def test_panorama_of_220_megapixels_is_read():
     assert decode_image(bytes(content), "x", min_side=448).size == (2_624, 1_312)
 
 
-@pytest.mark.report("GeiserX/Telegram-Archive#449", "a progressive JPEG needs the memory of its full size, also at a reduced one")
+@pytest.mark.report(
+    "GeiserX/Telegram-Archive#449",
+    "a progressive JPEG needs the memory of its full size, also at a reduced one",
+)
 def test_large_progressive_jpeg_is_refused():
     content = bytearray(saved(photo(), progressive=True))
     frame = content.index(b"\xff\xc2")
@@ -124,10 +153,21 @@ def test_warnings_about_metadata_are_not_printed(capfd):
 
 @pytest.mark.report("python-pillow/Pillow#4848", "threads that share an opened image damage it")
 def test_threads_read_one_opened_image():
-    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (300, 400, 3), dtype=np.uint8))
+    noise = Image.fromarray(
+        np.random.default_rng(0).integers(0, 256, (300, 400, 3), dtype=np.uint8)
+    )
     for kind in ("PNG", "JPEG", "WEBP"):
         with Image.open(io.BytesIO(saved(noise, kind))) as image, ThreadPoolExecutor(8) as threads:
-            assert len(set(threads.map(lambda _, shared=image: read_image(shared, "x").tobytes(), range(32)))) == 1
+            assert (
+                len(
+                    set(
+                        threads.map(
+                            lambda _, shared=image: read_image(shared, "x").tobytes(), range(32)
+                        )
+                    )
+                )
+                == 1
+            )
 
 
 @pytest.mark.report("AntonyCorbett/OnlyM#320", "JPEG files named .jfif are not listed")

@@ -1,4 +1,6 @@
-"""Reports about vector stores: updates that cost as much as a new index, damage after a killed process, slow opening."""
+"""Reports about vector stores: updates that cost as much as a new index, damage after a killed
+process, slow opening.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.report("topoteretes/cognee#4684", "each update leaves a fragment, and nothing merges them")
+@pytest.mark.report(
+    "topoteretes/cognee#4684", "each update leaves a fragment, and nothing merges them"
+)
 def test_table_is_compacted_by_updates_of_many_processes(folder, monkeypatch):
     monkeypatch.setattr(lancedb_store, "COMPACT_EVERY", 4)
     for number in range(9):
@@ -73,7 +77,11 @@ def test_items_are_replaced_after_compaction(folder):
 def test_opening_hashes_no_unchanged_file(folder, monkeypatch):
     hashed = list[Path]()
     content_hash = storage.content_hash
-    monkeypatch.setattr(table_snapshot.storage, "content_hash", lambda path: hashed.append(path) or content_hash(path))
+    monkeypatch.setattr(
+        table_snapshot.storage,
+        "content_hash",
+        lambda path: hashed.append(path) or content_hash(path),
+    )
     with closing(open_store(folder, index_id=ID)) as store:
         assert len(store.search(make_vectors(1), 3)[0]) == 3
     assert not hashed
@@ -90,7 +98,9 @@ def test_interrupted_snapshot_loses_no_item(folder, monkeypatch):
         with suppress(KeyboardInterrupt):
             store.count()
     with closing(open_store(folder, index_id=ID)) as store:
-        assert [item.key for item in store.items()] == [make_item(number).key for number in range(COUNT + 1)]
+        assert [item.key for item in store.items()] == [
+            make_item(number).key for number in range(COUNT + 1)
+        ]
 
 
 @pytest.mark.report("acrotron/aye-chat#203", "a damaged index is not repaired")

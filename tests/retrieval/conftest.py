@@ -38,7 +38,9 @@ def recorder():
 @pytest.fixture(scope="session")
 def scenes(tmp_path_factory):
     folder = tmp_path_factory.mktemp("synthetic") / "scenes"
-    return write_synthetic_scenes(folder, num_train=60, num_val=0, num_test=10, captions_per_image=2, size=48, seed=4)
+    return write_synthetic_scenes(
+        folder, num_train=60, num_val=0, num_test=10, captions_per_image=2, size=48, seed=4
+    )
 
 
 @pytest.fixture(scope="session")

@@ -52,25 +52,41 @@ def test_match_probabilities_equal_those_of_scikit_learn(seed):
     reference = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip")
     reference.fit(top_scores.flatten(), relevant.gather(1, results).flatten().double())
     others = np.linspace(-1, 1, 201)
-    assert [calibration.match_probability(score) for score in others] == pytest.approx(reference.predict(others).tolist(), abs=1e-12)
+    assert [calibration.match_probability(score) for score in others] == pytest.approx(
+        reference.predict(others).tolist(), abs=1e-12
+    )
 
 
 def test_no_match_has_known_error_rates():
     scores, relevant = random_scores(4, queries=4000)
     calibration = fit_calibration(scores, relevant)
     alarms = (scores.amax(1) < calibration.min_score).double().mean().item()
-    found = (scores.masked_fill(relevant, -9).amax(1) < calibration.min_score).double().mean().item()
+    found = (
+        (scores.masked_fill(relevant, -9).amax(1) < calibration.min_score).double().mean().item()
+    )
     assert alarms == pytest.approx(0.05, abs=0.001)
     assert found == pytest.approx(calibration.detection_rate)
 
 
 def test_calibration_of_hand_computed_values():
     calibration = Calibration(
-        scores=(0.0, 1.0), probabilities=(0.0, 0.5), num_candidates=100, num_queries=10, min_score=0.2, detection_rate=0.5
+        scores=(0.0, 1.0),
+        probabilities=(0.0, 0.5),
+        num_candidates=100,
+        num_queries=10,
+        min_score=0.2,
+        detection_rate=0.5,
     )
     assert [calibration.match_probability(score) for score in (-1.0, 0.5, 2.0)] == [0.0, 0.25, 0.5]
-    assert [calibration.is_valid_for(count) for count in (49, 50, 200, 201)] == [False, True, True, False]
-    certain = reliability(calibration, torch.tensor([[1.0, 0.0]]), torch.tensor([[True, False]]), bins=2)
+    assert [calibration.is_valid_for(count) for count in (49, 50, 200, 201)] == [
+        False,
+        True,
+        True,
+        False,
+    ]
+    certain = reliability(
+        calibration, torch.tensor([[1.0, 0.0]]), torch.tensor([[True, False]]), bins=2
+    )
     assert certain.expected_calibration_error == pytest.approx((0.5 + 0.0) / 2)
     assert certain.brier_skill == pytest.approx(1 - 0.125 / 0.25)
 

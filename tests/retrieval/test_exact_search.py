@@ -9,10 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from visavis.errors import ShapeError, SpecError
-from visavis.retrieval.stores.exact_search import GROUP_ROWS, ExactSearch, open_int8_codes, supports_int8_matmul, write_int8_codes
+from visavis.retrieval.stores.exact_search import (
+    GROUP_ROWS,
+    ExactSearch,
+    open_int8_codes,
+    supports_int8_matmul,
+    write_int8_codes,
+)
 
 
-def reference_search(rows: np.ndarray, queries: np.ndarray, top: int, mask: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+def reference_search(
+    rows: np.ndarray, queries: np.ndarray, top: int, mask: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Scores and rows by sorting all scores."""
     scores = (queries.astype(np.float64) @ rows.astype(np.float64).T).astype(np.float32)
     found = np.arange(len(rows)) if mask is None else np.flatnonzero(mask)
@@ -20,8 +28,14 @@ def reference_search(rows: np.ndarray, queries: np.ndarray, top: int, mask: np.n
     return np.take_along_axis(scores[:, found], order, 1), found[order]
 
 
-def assert_equals_reference(exact: ExactSearch, queries: np.ndarray, top: int, mask: np.ndarray | None = None) -> None:
-    for one, other in zip(exact.search(queries, top, mask), reference_search(exact.rows, queries, top, mask), strict=True):
+def assert_equals_reference(
+    exact: ExactSearch, queries: np.ndarray, top: int, mask: np.ndarray | None = None
+) -> None:
+    for one, other in zip(
+        exact.search(queries, top, mask),
+        reference_search(exact.rows, queries, top, mask),
+        strict=True,
+    ):
         np.testing.assert_array_equal(one, other)
 
 
@@ -42,7 +56,12 @@ def test_search_equals_numpy_with_ties(seed, rows, width, queries, top, share):
     generator = np.random.default_rng(seed)
     mask = None if share is None else generator.random(rows) < share
     small = generator.integers(-2, 3, (rows, width)).astype(np.float32)
-    assert_equals_reference(ExactSearch(small), generator.integers(-2, 3, (queries, width)).astype(np.float32), top, mask)
+    assert_equals_reference(
+        ExactSearch(small),
+        generator.integers(-2, 3, (queries, width)).astype(np.float32),
+        top,
+        mask,
+    )
 
 
 @pytest.mark.parametrize("top", [1, 10, 700])
@@ -60,7 +79,9 @@ def test_search_does_not_depend_on_blocks(monkeypatch, top, masked):
 
 @pytest.mark.skipif(not supports_int8_matmul(), reason="this processor has no int8 instructions")
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("kind", ["plain", "large mean", "large dimension", "ties", "varying norms", "zeros"])
+@pytest.mark.parametrize(
+    "kind", ["plain", "large mean", "large dimension", "ties", "varying norms", "zeros"]
+)
 def test_search_with_int8_codes_is_exact(tmp_path, kind, masked):
     generator = np.random.default_rng(1)
     rows, queries = unit(generator, 5011, 96), unit(generator, 9, 96)
@@ -78,7 +99,9 @@ def test_search_with_int8_codes_is_exact(tmp_path, kind, masked):
     write_int8_codes(tmp_path, rows)
     mask = generator.random(len(rows)) < 0.3 if masked else None
     for top in (1, 10, 300):
-        assert_equals_reference(ExactSearch(rows, coarse=open_int8_codes(tmp_path)), queries, top, mask)
+        assert_equals_reference(
+            ExactSearch(rows, coarse=open_int8_codes(tmp_path)), queries, top, mask
+        )
 
 
 @pytest.mark.skipif(not supports_int8_matmul(), reason="this processor has no int8 instructions")
@@ -92,7 +115,14 @@ def test_int8_error_is_within_a_tight_bound(tmp_path):
     factor, offset = coarse.scale(groups)
     products = coarse.products(slice(0, 2048)).view(5, -1, GROUP_ROWS).double()
     score = torch.from_numpy(queries).double() @ torch.from_numpy(rows).double().T
-    deviation = (products * factor[..., None] + offset[..., None]).view(5, -1).sub(score).abs().view(5, -1, GROUP_ROWS).amax(2)
+    deviation = (
+        (products * factor[..., None] + offset[..., None])
+        .view(5, -1)
+        .sub(score)
+        .abs()
+        .view(5, -1, GROUP_ROWS)
+        .amax(2)
+    )
     error = coarse.error(groups)
     assert (deviation <= error).all()
     assert (deviation > error / 20).any() and error.max() < 0.03

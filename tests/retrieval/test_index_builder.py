@@ -72,7 +72,9 @@ def test_index_stores_vectors_of_images(run, photos, tmp_path):
     built = build(run, photos, tmp_path / "index")
     items, vectors = content(tmp_path / "index")
     assert built.num_items == built.num_encoded == len(items) == 40
-    assert [item.key for item in items] == sorted(path.relative_to(photos).as_posix() for path in photos.rglob("*.png"))
+    assert [item.key for item in items] == sorted(
+        path.relative_to(photos).as_posix() for path in photos.rglob("*.png")
+    )
     expected = visavis.load(run).encode_images([photos / item.path for item in items]).numpy()
     assert np.abs(vectors - expected).max() < 1e-5
     index = Index.open(tmp_path / "index")
@@ -108,21 +110,37 @@ def test_index_of_a_served_folder_lists_what_is_left_out(run, photos, tmp_path, 
     progress.message = messages.append
     assert index_if_images(photos, str(run), progress) == Path("indexes/photos")
     left_out, others = messages[-2:]
-    assert left_out.startswith("Left out, 1: 'phone.heic': expected a JPEG, PNG or other supported image, got a .heic file.")
+    assert left_out.startswith(
+        "Left out, 1: 'phone.heic': expected a JPEG, PNG or other supported image, got a .heic "
+        "file."
+    )
     assert left_out.endswith(f" List all with visavis index {photos}.")
     assert others == "2 other files: .xmp."
 
 
 def test_index_turns_photos_upright(run, scenes, tmp_path):
     """All files show the same photo, stored in another orientation."""
-    photos, upright = tmp_path / "photos", Image.open(min((scenes / "images").iterdir())).convert("RGB").crop((0, 0, 40, 24))
+    photos, upright = (
+        tmp_path / "photos",
+        Image.open(min((scenes / "images").iterdir())).convert("RGB").crop((0, 0, 40, 24)),
+    )
     photos.mkdir()
-    turns = {2: "FLIP_LEFT_RIGHT", 3: "ROTATE_180", 4: "FLIP_TOP_BOTTOM", 5: "TRANSPOSE", 6: "ROTATE_90", 7: "TRANSVERSE", 8: "ROTATE_270"}
+    turns = {
+        2: "FLIP_LEFT_RIGHT",
+        3: "ROTATE_180",
+        4: "FLIP_TOP_BOTTOM",
+        5: "TRANSPOSE",
+        6: "ROTATE_90",
+        7: "TRANSVERSE",
+        8: "ROTATE_270",
+    }
     for orientation, turn in turns.items():
         stored, exif = upright.transpose(Image.Transpose[turn]), Image.Exif()
         exif[0x0112] = orientation
         stored.save(photos / f"{orientation}.png", exif=exif)
-        stored.save(photos / f"{orientation}.tif", tiffinfo={0x0112: orientation}, compression="tiff_lzw")
+        stored.save(
+            photos / f"{orientation}.tif", tiffinfo={0x0112: orientation}, compression="tiff_lzw"
+        )
     build(run, photos, tmp_path / "index")
     items, vectors = content(tmp_path / "index")
     assert len(items) == 14
@@ -142,7 +160,10 @@ def test_index_lists_photos_of_unsupported_formats(run, photos, tmp_path):
     built = build(run, photos, tmp_path / "index")
     assert built.num_items == 40
     expected = "expected a JPEG, PNG or other supported image, got a {} file. Convert it to JPEG."
-    assert built.skipped == (f"'camera.cr2': {expected.format('.cr2')}", f"'phone.HEIC': {expected.format('.heic')}")
+    assert built.skipped == (
+        f"'camera.cr2': {expected.format('.cr2')}",
+        f"'phone.HEIC': {expected.format('.heic')}",
+    )
     assert built.other_files == "1 other file: .txt"
 
 
@@ -159,7 +180,12 @@ def test_index_update_equals_new_index(run, photos, tmp_path):
     images[6].write_bytes(first)
     Image.new("RGB", (48, 48), (30, 30, 200)).save(photos / "new.png")
     built = build(run, photos, tmp_path / "index")
-    assert (built.num_encoded, built.num_moved, built.num_removed, built.num_unchanged) == (2, 5, 2, 34)
+    assert (built.num_encoded, built.num_moved, built.num_removed, built.num_unchanged) == (
+        2,
+        5,
+        2,
+        34,
+    )
     build(run, photos, tmp_path / "new")
     assert equal(content(tmp_path / "index"), content(tmp_path / "new"))
     assert build(run, photos, tmp_path / "index").num_unchanged == 41
@@ -170,7 +196,15 @@ def test_index_removes_stale_items_after_crash(run, photos, tmp_path):
     expected = content(tmp_path / "index")
     index = Index.open(tmp_path / "index")
     item = expected[0][0]
-    stale = dataclasses.replace(item, key=f"{item.path}#t=4,8", kind="moment", content="old", modified_ns=1, start=4.0, end=8.0)
+    stale = dataclasses.replace(
+        item,
+        key=f"{item.path}#t=4,8",
+        kind="moment",
+        content="old",
+        modified_ns=1,
+        start=4.0,
+        end=8.0,
+    )
     index.store.add([stale], expected[1][:1])
     write_manifest(tmp_path / "index", dataclasses.replace(index.manifest, digest=None))
     index.store.close()
@@ -183,8 +217,17 @@ def test_index_of_data_set_has_splits_and_captions(run, scenes, tmp_path):
     index = Index.open(tmp_path / "index")
     assert built.num_items == 70
     assert index.store.count(ItemFilter(metadata={"split": "test"})) == 10
-    caption = next(item.metadata["caption"] for item in index.items.values() if item.metadata["split"] == "train")
-    best = search_index(index, SearchQuery.from_text(caption), top=1, item_filter=ItemFilter(metadata={"split": "train"})).hits[0]
+    caption = next(
+        item.metadata["caption"]
+        for item in index.items.values()
+        if item.metadata["split"] == "train"
+    )
+    best = search_index(
+        index,
+        SearchQuery.from_text(caption),
+        top=1,
+        item_filter=ItemFilter(metadata={"split": "train"}),
+    ).hits[0]
     assert best.item.metadata["caption"] == caption
     assert index.locate(best.item).read()
 
@@ -197,8 +240,13 @@ def test_search_index_filters(run, photos, tmp_path):
     build(run, photos, tmp_path / "index")
     index = Index.open(tmp_path / "index")
     query = SearchQuery(like=((1.0, next(iter(index.items))),))
-    assert all(hit.item.path.startswith("2025") for hit in search_index(index, query, 40, ItemFilter(path="2025*")).hits)
-    assert [hit.item.path for hit in search_index(index, query, 40, ItemFilter(before=int(1.1e18))).hits] == [f"2024/{old.name}"]
+    assert all(
+        hit.item.path.startswith("2025")
+        for hit in search_index(index, query, 40, ItemFilter(path="2025*")).hits
+    )
+    assert [
+        hit.item.path for hit in search_index(index, query, 40, ItemFilter(before=int(1.1e18))).hits
+    ] == [f"2024/{old.name}"]
     assert not search_index(index, query, 40, ItemFilter(kind="moment")).hits
 
 
@@ -206,13 +254,19 @@ def test_search_index_combines_weighted_parts(run, photos, tmp_path):
     build(run, photos, tmp_path / "index")
     index = Index.open(tmp_path / "index")
     first, second = list(index.items)[:2]
-    both = search_index(index, SearchQuery(like=((1.0, first), (1.0, second))), top=2, group_duplicates=False)
+    both = search_index(
+        index, SearchQuery(like=((1.0, first), (1.0, second))), top=2, group_duplicates=False
+    )
     assert {hit.item.key for hit in both.hits} == {first, second}
-    away = search_index(index, SearchQuery(like=((1.0, first), (-0.9, second))), top=40, group_duplicates=False)
+    away = search_index(
+        index, SearchQuery(like=((1.0, first), (-0.9, second))), top=40, group_duplicates=False
+    )
     there = search_index(index, SearchQuery(like=((1.0, first),)), top=40, group_duplicates=False)
     ranks = [[hit.item.key for hit in found.hits].index(second) for found in (there, away)]
     assert ranks[1] >= ranks[0]
-    as_file = search_index(index, SearchQuery(images=((1.0, photos / first),)), top=3, group_duplicates=False)
+    as_file = search_index(
+        index, SearchQuery(images=((1.0, photos / first),)), top=3, group_duplicates=False
+    )
     assert [hit.item.key for hit in as_file.hits] == [hit.item.key for hit in there.hits[:3]]
     for invalid, text in (
         (SearchQuery(), "got only exclusions"),
@@ -233,8 +287,15 @@ def test_search_index_groups_near_duplicates(run, photos, tmp_path):
     index = Index.open(tmp_path / "index")
     query = SearchQuery(images=((1.0, image),))
     [best] = search_index(index, query, top=1).hits
-    assert {best.item.key, *best.duplicates} >= {"copy.png", "again.jpg", image.relative_to(photos).as_posix()}
-    grouped, plain = search_index(index, query, top=50), search_index(index, query, top=50, group_duplicates=False)
+    assert {best.item.key, *best.duplicates} >= {
+        "copy.png",
+        "again.jpg",
+        image.relative_to(photos).as_posix(),
+    }
+    grouped, plain = (
+        search_index(index, query, top=50),
+        search_index(index, query, top=50, group_duplicates=False),
+    )
     assert len(plain.hits) == 42
     assert sum(1 + len(hit.duplicates) for hit in grouped.hits) == 42
 
@@ -248,7 +309,10 @@ def test_index_rejects_other_model_source_and_folder(run, photos, tmp_path, dual
         Index.open(tmp_path / "index", model=other)
     with pytest.raises(RunError, match="source: expected"):
         build(run, photos / "2024", tmp_path / "index")
-    with pytest.raises(VisavisError, match=r"^moment_seconds: expected a number > 0, got 0\. Pass a length such as 4\.$"):
+    with pytest.raises(
+        VisavisError,
+        match=r"^moment_seconds: expected a number > 0, got 0\. Pass a length such as 4\.$",
+    ):
         build(run, photos, tmp_path / "index", moment_seconds=0)
     with pytest.raises(RefusedOverwrite, match="expected a new folder or an index"):
         build(run, photos, photos)
@@ -274,7 +338,9 @@ def test_index_locate_rejects_links_outside_source(run, photos, tmp_path):
 
 
 def test_index_with_pretrained_dual_encoder(dual_encoders, photos, tmp_path):
-    model = next(path for path in sorted(dual_encoders.iterdir()) if (path / "config.json").exists())
+    model = next(
+        path for path in sorted(dual_encoders.iterdir()) if (path / "config.json").exists()
+    )
     assert build(model, photos, tmp_path / "index").num_items == 40
     assert search_index(Index.open(tmp_path / "index"), SearchQuery.from_text("a red circle")).hits
 
@@ -287,7 +353,8 @@ def test_index_names_unlisted_files_and_unusable_captions(photos):
     assert [file.path for file in collection.files] == [first]
     unlisted = sorted(image.relative_to(photos).as_posix() for image in images[1:])
     assert sorted(collection.skipped) == [
-        f"{name!r}: expected it in the list of the data set, got no entry. Add it with a caption." for name in unlisted
+        f"{name!r}: expected it in the list of the data set, got no entry. Add it with a caption."
+        for name in unlisted
     ]
     second = images[1].relative_to(photos).as_posix()
     rows = f"{first},a circle,train\n{second},a square,train\n{second},a square,test\n"
@@ -301,7 +368,10 @@ def test_index_names_unlisted_files_and_unusable_captions(photos):
     collection = list_source_files(photos)
     assert len(collection.files) == len(images) == 40
     [reason] = collection.skipped
-    assert reason.startswith(f"The folder is indexed without its captions. {photos / 'captions.csv'}: expected a header with")
+    assert reason.startswith(
+        f"The folder is indexed without its captions. {photos / 'captions.csv'}: expected a header "
+        "with"
+    )
     with pytest.raises(DataError) as error:
         list_source_files(photos / "nothing")
     assert "existing path" in str(error.value) and "visavis catalog formats" not in str(error.value)
@@ -312,7 +382,9 @@ def large_photos(tmp_path):
     """Six JPEG images of 400 x 300 pixels, which are decoded at a reduced size by default."""
     folder = tmp_path / "large"
     folder.mkdir()
-    for number, pixels in enumerate(np.random.default_rng(0).integers(0, 255, (6, 30, 40, 3), np.uint8)):
+    for number, pixels in enumerate(
+        np.random.default_rng(0).integers(0, 255, (6, 30, 40, 3), np.uint8)
+    ):
         Image.fromarray(pixels).resize((400, 300)).save(folder / f"{number}.jpg")
     return folder
 
@@ -324,22 +396,32 @@ def test_index_keeps_full_decoding(dual_encoders, large_photos, tmp_path):
     differences = {}
     for full_decoding in (False, True):
         build(model, photos, tmp_path / f"{full_decoding}", full_decoding=full_decoding)
-        differences[full_decoding] = np.abs(content(tmp_path / f"{full_decoding}")[1] - expected).max()
+        differences[full_decoding] = np.abs(
+            content(tmp_path / f"{full_decoding}")[1] - expected
+        ).max()
     assert differences[True] < 1e-5 < differences[False]
     folder = tmp_path / "True"
     decoded[0].save(photos / "copy.png")
     assert build(model, photos, folder).num_encoded == 1
-    [hit] = search_index(Index.open(folder), SearchQuery(images=((1.0, photos / "0.jpg"),)), top=1, group_duplicates=False).hits
+    [hit] = search_index(
+        Index.open(folder),
+        SearchQuery(images=((1.0, photos / "0.jpg"),)),
+        top=1,
+        group_duplicates=False,
+    ).hits
     assert hit.score == pytest.approx(1, abs=1e-6)
     with pytest.raises(
-        RunError, match=r"full_decoding: expected False, the value of this index, got True\. Make another index with --out\.$"
+        RunError,
+        match=r"full_decoding: expected False, the value of this index, got True\. Make another index with --out\.$",
     ):
         build(model, photos, tmp_path / "False", full_decoding=True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["run", "clip"])
-def test_index_is_equal_with_workers(kind, run, dual_encoders, photos, large_photos, tmp_path, monkeypatch):
+def test_index_is_equal_with_workers(
+    kind, run, dual_encoders, photos, large_photos, tmp_path, monkeypatch
+):
     """Workers read for a GPU, several batches and shards ahead."""
     monkeypatch.setattr(encoding, "READ_AHEAD", 4)
     monkeypatch.setattr(encoding, "SHARD_SIZE", 10)
@@ -368,7 +450,11 @@ def test_pinned_batch_of_files_keeps_problems(run, photos, monkeypatch):
 def test_shard_on_ray_is_read_by_threads(run, photos, monkeypatch):
     """Each of several Ray actors encodes a shard, and would start workers of its own."""
     settings = []
-    monkeypatch.setattr(encoding, "choose_readers", lambda setting, device, num_images: settings.append(setting) or 0)
+    monkeypatch.setattr(
+        encoding,
+        "choose_readers",
+        lambda setting, device, num_images: settings.append(setting) or 0,
+    )
     encoder = encoding.RayEncoder(str(run), None, full_decoding=False, moment_seconds=4.0)
     number, shard = encoder.encode(3, list_source_files(photos).files[:5])
     assert (number, len(shard.items), settings) == (3, 5, [0])
@@ -376,7 +462,9 @@ def test_shard_on_ray_is_read_by_threads(run, photos, monkeypatch):
 
 def test_missing_encoder_is_not_an_unreadable_image(run, photos):
     model = visavis.load(run)
-    model.processor = dataclasses.replace(model.processor, visual=EncoderSpec("visual", str(photos / "none")))
+    model.processor = dataclasses.replace(
+        model.processor, visual=EncoderSpec("visual", str(photos / "none"))
+    )
     with pytest.raises(DataError, match=r"none: expected a folder with a config\.json"):
         encoding.encode_shard(model, list_source_files(photos).files, 4.0)
 
@@ -389,12 +477,18 @@ def run_index(run, photos, folder, store):
 
 
 def kill_repeatedly(run, photos, folder, delays, store):
-    """Start and kill indexing processes after the given delays in seconds. Return how many were killed."""
+    """Start and kill indexing processes after the given delays in seconds. Return how many were
+    killed.
+    """
     killed = 0
     for delay in delays:
-        process = FORKED.Process(target=run_index, args=(run, photos, folder, (store and folder.parent / store) or None))
+        process = FORKED.Process(
+            target=run_index, args=(run, photos, folder, (store and folder.parent / store) or None)
+        )
         process.start()
-        while not folder.exists() and process.is_alive():  # before the folder exists there is nothing to corrupt
+        while (
+            not folder.exists() and process.is_alive()
+        ):  # before the folder exists there is nothing to corrupt
             time.sleep(0.05)
         process.join(delay)
         killed += process.is_alive()
@@ -405,11 +499,18 @@ def kill_repeatedly(run, photos, folder, delays, store):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("times", "store"), [(3, "items"), pytest.param(20, "", marks=pytest.mark.long), pytest.param(20, "items.db", marks=pytest.mark.long)]
+    ("times", "store"),
+    [
+        (3, "items"),
+        pytest.param(20, "", marks=pytest.mark.long),
+        pytest.param(20, "items.db", marks=pytest.mark.long),
+    ],
 )
 def test_index_is_complete_after_repeated_kills(run, photos, tmp_path, times, store):
     delays = random.Random(times)
-    assert kill_repeatedly(run, photos, tmp_path / "index", [delays.uniform(0.0, 4.0) for _ in range(times)], store)
+    assert kill_repeatedly(
+        run, photos, tmp_path / "index", [delays.uniform(0.0, 4.0) for _ in range(times)], store
+    )
     location = tmp_path / store if store else None
     build(run, photos, tmp_path / "index", store=location)
     build(run, photos, tmp_path / "undisturbed")
@@ -449,7 +550,9 @@ def test_index_skips_links_outside_source(run, photos, tmp_path):
     (photos / "again.png").symlink_to(images[1])
     built = build(run, photos, tmp_path / "index")
     assert built.num_items == 41
-    assert sorted(message.split(": it is a link to a location outside ")[0] for message in built.skipped) == ["'one.png'", "'trip'"]
+    assert sorted(
+        message.split(": it is a link to a location outside ")[0] for message in built.skipped
+    ) == ["'one.png'", "'trip'"]
     index = Index.open(tmp_path / "index")
     assert all(index.locate(item).path.is_file() for item in index.items.values())
     (tmp_path / "link").symlink_to(photos)
@@ -487,21 +590,39 @@ def test_moved_index_keeps_explicit_store_inside(store, run, photos, tmp_path):
     assert read_manifest(tmp_path / "index").store == store
     moved = (tmp_path / "index").rename(tmp_path / "moved")
     assert visavis.search(moved, "a red circle").hits
-    assert build(run, photos, moved, store=moved / store).num_unchanged == build(run, photos, moved).num_unchanged == 40
+    assert (
+        build(run, photos, moved, store=moved / store).num_unchanged
+        == build(run, photos, moved).num_unchanged
+        == 40
+    )
 
 
 def test_search_opens_outside_store_only_if_confirmed(run, photos, tmp_path):
-    """An index from elsewhere may name any location. Opening it neither creates nor changes anything there."""
+    """An index from elsewhere may name any location. Opening it neither creates nor changes
+    anything there.
+    """
     build(run, photos, tmp_path / "index")
     manifest, other = read_manifest(tmp_path / "index"), tmp_path / "other"
     other.mkdir()
     (tmp_path / "index" / "link").symlink_to(other)
-    for store in (str(other), "../other", str(other / "new"), str(other / "new.db"), "s3://bucket/x", "http://127.0.0.1:9", "link"):
+    for store in (
+        str(other),
+        "../other",
+        str(other / "new"),
+        str(other / "new.db"),
+        "s3://bucket/x",
+        "http://127.0.0.1:9",
+        "link",
+    ):
         write_manifest(tmp_path / "index", dataclasses.replace(manifest, store=store))
         for confirmed in (None, tmp_path / "index"):
-            with pytest.raises(RunError, match="If you trust the index, confirm its store with --store "):
+            with pytest.raises(
+                RunError, match="If you trust the index, confirm its store with --store "
+            ):
                 visavis.search(tmp_path / "index", "a red circle", store=confirmed)
-            with pytest.raises(RunError, match="If you trust the index, confirm its store with --store "):
+            with pytest.raises(
+                RunError, match="If you trust the index, confirm its store with --store "
+            ):
                 build(run, photos, tmp_path / "index")
     for location in (other, other / "new", other / "new.db"):
         write_manifest(tmp_path / "index", dataclasses.replace(manifest, store=str(location)))
@@ -515,18 +636,34 @@ def test_search_opens_outside_store_only_if_confirmed(run, photos, tmp_path):
 
 def test_search_reports_unknown_words_of_index(recorder, run, photos, tmp_path):
     build(run, photos, tmp_path / "index")
-    visavis.search(tmp_path / "index", "a red circle on a zeppelin", without="xylophone circle", progress=recorder)
+    visavis.search(
+        tmp_path / "index",
+        "a red circle on a zeppelin",
+        without="xylophone circle",
+        progress=recorder,
+    )
     unknown = "Words that are not in the vocabulary of this model: "
     assert recorder.messages == [f"{unknown}zeppelin", f"{unknown}xylophone"]
-    visavis.search(tmp_path / "index", like=next(iter(Index.open(tmp_path / "index").items)), progress=recorder)
+    visavis.search(
+        tmp_path / "index", like=next(iter(Index.open(tmp_path / "index").items)), progress=recorder
+    )
     assert len(recorder.messages) == 2
 
 
 def test_search_rerank_puts_missing_images_last(recorder, run, photos, tmp_path):
     build(run, photos, tmp_path / "index")
-    whole = visavis.search(tmp_path / "index", "a red circle", rerank=run, top=6, group_duplicates=False)
+    whole = visavis.search(
+        tmp_path / "index", "a red circle", rerank=run, top=6, group_duplicates=False
+    )
     (photos / whole[0].name).unlink()
-    found = visavis.search(tmp_path / "index", "a red circle", rerank=run, top=40, group_duplicates=False, progress=recorder)
+    found = visavis.search(
+        tmp_path / "index",
+        "a red circle",
+        rerank=run,
+        top=40,
+        group_duplicates=False,
+        progress=recorder,
+    )
     assert [hit.name for hit in found][:5] == [hit.name for hit in whole][1:]
     assert found[-1].name == whole[0].name
     [message] = recorder.messages
@@ -540,13 +677,17 @@ def test_index_search_and_classify_commands(run, photos, tmp_path):
 
     report = json.loads(invoke("index", run, photos, "--out", tmp_path / "index", "--json").stdout)
     assert report["num_items"] == 40
-    found = json.loads(invoke("search", tmp_path / "index", "a red circle", "--top", 3, "--json").stdout)
+    found = json.loads(
+        invoke("search", tmp_path / "index", "a red circle", "--top", 3, "--json").stdout
+    )
     assert len(found["hits"]) == 3
     image = next(photos.rglob("*.png"))
     alike = json.loads(invoke("search", tmp_path / "index", "--image", image, "--json").stdout)
     assert alike["hits"][0]["name"] == image.relative_to(photos).as_posix()
     (tmp_path / "labels.txt").write_text("a red circle\na blue square\n")
-    labels = json.loads(invoke("classify", tmp_path / "index", image, tmp_path / "labels.txt", "--json").stdout)
+    labels = json.loads(
+        invoke("classify", tmp_path / "index", image, tmp_path / "labels.txt", "--json").stdout
+    )
     assert len(labels["texts"]) == 2
     rejected = invoke("search", run, "--image", image)
     assert "expected an index" in str(rejected.exception)

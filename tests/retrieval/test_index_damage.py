@@ -1,4 +1,6 @@
-"""Damaged indexes: every result of a search equals that of the intact index, or the error names a fix."""
+"""Damaged indexes: every result of a search equals that of the intact index, or the error names a
+fix.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def build(run, photos, folder, store):
 
 @pytest.fixture(params=STORES)
 def indexes(request, run, scenes, tmp_path):
-    """A folder with two indexes, ``a`` and ``b``, of different images by the same model. Their store, if it is not the default."""
+    """A folder with two indexes, ``a`` and ``b``, of different images by the same model. Their
+    store, if it is not the default.
+    """
     root, store = tmp_path, STORES[request.param]
     images = sorted((scenes / "images").iterdir())
     for name, part in (("a", images[:20]), ("b", images[20:44])):
@@ -64,10 +68,17 @@ def answers(folder):
     """Everything that a user sees of an index."""
     index = Index.open(folder)
     try:
-        results = search_index(index, SearchQuery.from_text("a red circle"), top=30, group_duplicates=False)
+        results = search_index(
+            index, SearchQuery.from_text("a red circle"), top=30, group_duplicates=False
+        )
         like = tuple((1.0, key) for key in list(index.items)[:1])
         alike = search_index(index, SearchQuery(((1.0, "a square"),), like=like), top=3)
-        return results.to_json(), [(hit.key, round(hit.score, 5)) for hit in alike], index.items, index.calibration
+        return (
+            results.to_json(),
+            [(hit.key, round(hit.score, 5)) for hit in alike],
+            index.items,
+            index.calibration,
+        )
     finally:
         index.store.close()
 
@@ -110,24 +121,36 @@ def mutate(file: Path, others: list[Path], generator: random.Random) -> str:
 @pytest.mark.parametrize("count", [15, pytest.param(500, marks=pytest.mark.long)])
 def test_damaged_index_is_repaired_or_refused(indexes, run, caplog, count):
     root, store = indexes
-    expected, others = answers(root / "a"), [path for path in (root / "b").rglob("*") if path.is_file()]
+    expected, others = (
+        answers(root / "a"),
+        [path for path in (root / "b").rglob("*") if path.is_file()],
+    )
     assert expected == answers(root / "a")
     (root / "a").rename(root / "intact")
     for seed in range(count):
-        # Milvus Lite may keep the content of a file that is replaced in the same process, so every seed has its own folder.
+        # Milvus Lite may keep the content of a file that is replaced in the same process, so every
+        # seed has its own folder.
         generator, folder = random.Random(seed), root / f"damaged {seed}"
         shutil.copytree(root / "intact", folder)
-        files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in SKIPPED_NAMES)
+        files = sorted(
+            path for path in folder.rglob("*") if path.is_file() and path.name not in SKIPPED_NAMES
+        )
         file = generator.choice(files)
         failed = False
         change = f"seed {seed}: {file.relative_to(folder)}: {mutate(file, others, generator)}"
-        for action in (answers, lambda damaged: build(run, root / "photos-a", damaged, store) or expected, answers):
+        for action in (
+            answers,
+            lambda damaged: build(run, root / "photos-a", damaged, store) or expected,
+            answers,
+        ):
             found, problem = outcome(action, folder)
             if any("the index is unfinished" in message for message in caplog.messages):
                 assert failed, change
             else:
                 assert found == (None if problem else expected), f"{change}: {problem}"
-            assert not problem or any(remedy in problem for remedy in REMEDIES), f"{change}: {problem}"
+            assert not problem or any(remedy in problem for remedy in REMEDIES), (
+                f"{change}: {problem}"
+            )
             failed = bool(problem)
             caplog.clear()
 
@@ -152,13 +175,17 @@ def test_damaged_snapshot_is_rebuilt(lance_index, caplog):
         content[-9] ^= 1
         file.write_bytes(content)
         assert answers(folder) == expected
-        assert [f"{snapshot} is damaged and is computed again" in message for message in caplog.messages] == [True]
+        assert [
+            f"{snapshot} is damaged and is computed again" in message for message in caplog.messages
+        ] == [True]
         caplog.clear()
         assert answers(folder) == expected
         assert not caplog.messages
 
 
-@pytest.mark.parametrize("lost", ["items.lance", "items.lance/items.lance", "items.lance/items.lance/_versions"])
+@pytest.mark.parametrize(
+    "lost", ["items.lance", "items.lance/items.lance", "items.lance/items.lance/_versions"]
+)
 def test_lost_store_is_refused_and_built_again(lance_index, run, recorder, lost):
     folder, photos = lance_index
     expected = answers(folder)
@@ -170,7 +197,10 @@ def test_lost_store_is_refused_and_built_again(lance_index, run, recorder, lost)
     if lost.endswith("_versions"):
         shutil.rmtree(folder / "items.lance")
     build_index(run, photos, folder, progress=recorder)
-    assert f"{folder}: the items of the store are lost. All files are encoded again." in recorder.messages
+    assert (
+        f"{folder}: the items of the store are lost. All files are encoded again."
+        in recorder.messages
+    )
     assert answers(folder) == expected
 
 
@@ -188,11 +218,19 @@ def test_older_store_of_same_index_is_refused(lance_index, run):
 def test_store_belongs_to_one_index(lance_index, run, scenes, tmp_path):
     folder, expected = lance_index[0], answers(lance_index[0])
     with pytest.raises(RunError, match="belongs to another index"):
-        build_index(run, scenes / "images", tmp_path / "other", store=str(folder / "items.lance"), progress=NoProgress())
+        build_index(
+            run,
+            scenes / "images",
+            tmp_path / "other",
+            store=str(folder / "items.lance"),
+            progress=NoProgress(),
+        )
     assert answers(folder) == expected
 
 
-def test_interrupted_index_reports_that_it_is_unfinished(lance_index, run, scenes, monkeypatch, caplog):
+def test_interrupted_index_reports_that_it_is_unfinished(
+    lance_index, run, scenes, monkeypatch, caplog
+):
     class Interruption(NoProgress):
         def update(self, *_):
             raise KeyboardInterrupt
@@ -212,17 +250,25 @@ def test_interrupted_index_reports_that_it_is_unfinished(lance_index, run, scene
     assert not caplog.messages
 
 
-def test_unfinished_index_without_items_reports_the_reason(run, scenes, tmp_path, monkeypatch, capsys):
+def test_unfinished_index_without_items_reports_the_reason(
+    run, scenes, tmp_path, monkeypatch, capsys
+):
     def interrupt(*_):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(LanceStore, "add", interrupt)
         build_index(run, scenes / "images", tmp_path / "index", progress=NoProgress())
-    unfinished = "The index is unfinished and has no items yet. Run visavis index again to complete it."
+    unfinished = (
+        "The index is unfinished and has no items yet. Run visavis index again to complete it."
+    )
     for filters in ({}, {"path": "*.gif"}):
         results = visavis.search(tmp_path / "index", "a red circle", **filters)
-        assert (list(results), results.message, results.to_json()["message"]) == ([], unfinished, unfinished)
+        assert (list(results), results.message, results.to_json()["message"]) == (
+            [],
+            unfinished,
+            unfinished,
+        )
     print_results(results)
     assert capsys.readouterr().out == f"{unfinished}\n"
     assert Index.open(tmp_path / "index").is_unfinished

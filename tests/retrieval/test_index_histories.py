@@ -1,7 +1,9 @@
-"""Random histories of a folder: parts become unreadable, unmounted, moved, replaced or damaged between updates of its index.
+"""Random histories of a folder: parts become unreadable, unmounted, moved, replaced or damaged
+between updates of its index.
 
-A model of the folder knows which files exist, also where nobody can read them. After each update the index contains exactly the files that
-exist and can be decoded, and those that may still exist. A history runs in a process of an ordinary user, because root ignores permissions.
+A model of the folder knows which files exist, also where nobody can read them. After each update
+the index contains exactly the files that exist and can be decoded, and those that may still exist.
+A history runs in a process of an ordinary user, because root ignores permissions.
 """
 
 from __future__ import annotations
@@ -38,7 +40,11 @@ FOLDERS = ("", "a", "a/b", "a/c", "d", "d/e", "d/e/f", "g")
 def png(number: int) -> bytes:
     """A small image. Many have the same size in bytes."""
     file = io.BytesIO()
-    Image.new("RGB", (24, 24), tuple(int(value) for value in np.random.default_rng(number).integers(0, 255, 3))).save(file, "PNG")
+    Image.new(
+        "RGB",
+        (24, 24),
+        tuple(int(value) for value in np.random.default_rng(number).integers(0, 255, 3)),
+    ).save(file, "PNG")
     return file.getvalue()
 
 
@@ -76,7 +82,11 @@ class World:
         return sorted(path for path in self.files if not is_below(path, self.hidden))
 
     def visible_folders(self) -> list[str]:
-        return [folder for folder in FOLDERS if not is_below(folder, self.hidden) and (self.root / folder).is_dir()]
+        return [
+            folder
+            for folder in FOLDERS
+            if not is_below(folder, self.hidden) and (self.root / folder).is_dir()
+        ]
 
     def write(self, path: str, content: bytes) -> None:
         self.clock += 10**9
@@ -106,7 +116,10 @@ class World:
     def add(self) -> None:
         folders = [folder for folder in FOLDERS if not is_below(folder, self.hidden)]
         for _ in range(self.random.randint(1, 3) if folders else 0):
-            self.write(os.path.join(self.random.choice(folders), f"{self.random.randint(0, 30)}.png"), self.new_image())
+            self.write(
+                os.path.join(self.random.choice(folders), f"{self.random.randint(0, 30)}.png"),
+                self.new_image(),
+            )
 
     def replace(self) -> None:
         if files := self.visible_files():
@@ -126,7 +139,9 @@ class World:
 
     def delete_folder(self) -> None:
         folder = self.random.choice(FOLDERS[1:])
-        if folder in self.visible_folders() and not any(is_below(other, [folder]) for other in self.hidden):
+        if folder in self.visible_folders() and not any(
+            is_below(other, [folder]) for other in self.hidden
+        ):
             shutil.rmtree(self.root / folder)
             for path in [path for path in self.files if is_below(path, [folder])]:
                 self.forget(path)
@@ -134,7 +149,9 @@ class World:
     def rename(self) -> None:
         if files := self.visible_files():
             old = self.random.choice(files)
-            new = os.path.join(self.random.choice(self.visible_folders()), f"{self.random.randint(0, 40)}.png")
+            new = os.path.join(
+                self.random.choice(self.visible_folders()), f"{self.random.randint(0, 40)}.png"
+            )
             if old != new:
                 self._move(old, new)
 
@@ -151,7 +168,11 @@ class World:
     def rename_folder(self) -> None:
         old, new = self.random.sample(FOLDERS[1:], 2)
         contains_hidden = any(is_below(other, [old]) for other in self.hidden)
-        is_possible = old in self.visible_folders() and not contains_hidden and not is_below(new, [old, *self.hidden])
+        is_possible = (
+            old in self.visible_folders()
+            and not contains_hidden
+            and not is_below(new, [old, *self.hidden])
+        )
         if is_possible and not (self.root / new).exists():
             (self.root / new).parent.mkdir(parents=True, exist_ok=True)
             os.rename(self.root / old, self.root / new)
@@ -186,7 +207,11 @@ class World:
     def unmount(self) -> None:
         folder = self.random.choice(FOLDERS)
         contains_hidden = any(is_below(other, [folder]) for other in self.hidden)
-        if folder in self.visible_folders() and not contains_hidden and any(is_below(path, [folder]) for path in self.files):
+        if (
+            folder in self.visible_folders()
+            and not contains_hidden
+            and any(is_below(path, [folder]) for path in self.files)
+        ):
             drive = self.drives / f"{self.random.random()}"
             drive.mkdir()
             for child in (self.root / folder).iterdir():
@@ -201,19 +226,31 @@ class World:
                 del self.unmounted[folder]
 
     def link(self) -> None:
-        for folder in self.random.sample(self.visible_folders(), k=min(1, len(self.visible_folders()))):
-            link = self.root / folder / f"link{self.random.randint(0, 10**6)}{self.random.choice(('', '.png'))}"
+        for folder in self.random.sample(
+            self.visible_folders(), k=min(1, len(self.visible_folders()))
+        ):
+            link = (
+                self.root
+                / folder
+                / f"link{self.random.randint(0, 10**6)}{self.random.choice(('', '.png'))}"
+            )
             link.symlink_to(self.random.choice((link.parent, self.root, link, "nowhere", "/etc")))
 
     def junk(self) -> None:
-        for folder in self.random.sample(self.visible_folders(), k=min(1, len(self.visible_folders()))):
+        for folder in self.random.sample(
+            self.visible_folders(), k=min(1, len(self.visible_folders()))
+        ):
             for name in ("@eaDir/1.png", ".thumbnails/2.png", "._3.png", "$Recycle.Bin/4.png"):
                 path = self.root / folder / name
                 path.parent.mkdir(exist_ok=True)
                 path.write_bytes(png(1000))
 
-    def expected(self, before: dict[str, str], *, remove_missing: bool) -> tuple[dict[str, str], dict[str, str]]:
-        """The content of each path in the index after an update, and the reason why a file is kept that was not read."""
+    def expected(
+        self, before: dict[str, str], *, remove_missing: bool
+    ) -> tuple[dict[str, str], dict[str, str]]:
+        """The content of each path in the index after an update, and the reason why a file is kept
+        that was not read.
+        """
         now, kept = dict[str, str](), dict[str, str]()
         for path in self.visible_files():
             content = content_hash(self.files[path])
@@ -233,7 +270,9 @@ class World:
             elif content not in new:
                 missing.append(path)
         for path in missing:
-            if not remove_missing and (len(missing) * 2 > len(before) or self.empty_folder(path) is not None):
+            if not remove_missing and (
+                len(missing) * 2 > len(before) or self.empty_folder(path) is not None
+            ):
                 now[path], kept[path] = before[path], self.empty_folder(path) or ""
         return now, kept
 
@@ -280,7 +319,9 @@ def read_index(folder: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
     items = store.items()
     vectors = store.vectors([item.key for item in items])
     store.close()
-    return {item.path: item.content for item in items}, dict(zip((item.path for item in items), vectors, strict=True))
+    return {item.path: item.content for item in items}, dict(
+        zip((item.path for item in items), vectors, strict=True)
+    )
 
 
 def check_history(seed: int, folder: Path, vector_of) -> int:
@@ -312,13 +353,22 @@ def check_history(seed: int, folder: Path, vector_of) -> int:
         if not before and not world.visible_files():
             continue
         try:
-            report = visavis.index("model", world.root, out=folder / "index", remove_missing=remove_missing, moved=done[-2] == "moved")
+            report = visavis.index(
+                "model",
+                world.root,
+                out=folder / "index",
+                remove_missing=remove_missing,
+                moved=done[-2] == "moved",
+            )
             now, vectors = read_index(folder / "index")
             expected, kept = world.expected(before, remove_missing=remove_missing)
             assert now == expected, f"{now.items() ^ expected.items()}, hidden: {world.hidden}"
-            # No item is lost that still exists or may exist, unless its content was found under a new name.
+            # No item is lost that still exists or may exist, unless its content was found under a
+            # new name.
             for path in before:
-                if path in world.files and is_below(path, world.locked if remove_missing else world.hidden):
+                if path in world.files and is_below(
+                    path, world.locked if remove_missing else world.hidden
+                ):
                     assert path in now or before[path] in now.values()
             for path, vector in vectors.items():
                 assert np.abs(vector - vector_of(now[path])).max() < 1e-4
@@ -327,10 +377,16 @@ def check_history(seed: int, folder: Path, vector_of) -> int:
             assert set(report.removed) == before.keys() - now.keys()
             for place in set(kept.values()):
                 shown = {"": "files are missing", ".": str(world.root)}.get(place, place)
-                assert any(shown in warning for warning in report.warnings), (place, report.warnings)
+                assert any(shown in warning for warning in report.warnings), (
+                    place,
+                    report.warnings,
+                )
             for path in world.damaged - world.locked_files:
                 if not is_below(path, world.hidden):
-                    assert any(path in problem for problem in report.skipped), (path, report.skipped)
+                    assert any(path in problem for problem in report.skipped), (
+                        path,
+                        report.skipped,
+                    )
             assert not any("@eaDir" in path or ".thumbnails" in path for path in now)
             before = now
         except Exception as error:
@@ -340,17 +396,22 @@ def check_history(seed: int, folder: Path, vector_of) -> int:
 
 
 def run_histories() -> None:
-    """Check the histories of the seeds from the first to the second argument, with the model of the third one, as an ordinary user."""
+    """Check the histories of the seeds from the first to the second argument, with the model of the
+    third one, as an ordinary user.
+    """
     model = visavis.load(sys.argv[3])
     vectors = {content_hash(png(number)): None for number in range(1, 200)}
     numbers = {content_hash(png(number)): number for number in range(1, 200)}
 
     def vector_of(content: str) -> np.ndarray:
         if vectors[content] is None:
-            [vectors[content]] = model.encode_images([Image.open(io.BytesIO(png(numbers[content])))]).numpy()
+            [vectors[content]] = model.encode_images(
+                [Image.open(io.BytesIO(png(numbers[content])))]
+            ).numpy()
         return vectors[content]
 
-    # One model serves all updates. It has no validation data, which would be read for each new index.
+    # One model serves all updates. It has no validation data, which would be read for each new
+    # index.
     Retriever.load = functools.partial(lambda *_, **__: model)
     index_builder.calibrate_index = lambda *_: None
     for seed in range(int(sys.argv[1]), int(sys.argv[2])):
@@ -368,7 +429,9 @@ def run_histories() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="permissions of POSIX")
-@pytest.mark.parametrize(("first", "last"), [(0, 20), pytest.param(20, 300, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("first", "last"), [(0, 20), pytest.param(20, 300, marks=pytest.mark.long)]
+)
 def test_index_keeps_files_that_may_exist(run, tmp_path, first, last):
     command = Command(tmp_path / "output", first, last, run, program=run_histories)
     code = command.wait(3600)

@@ -1,4 +1,6 @@
-"""Sources of an index that change, and files of them that cannot be read, are excluded or have no caption."""
+"""Sources of an index that change, and files of them that cannot be read, are excluded or have no
+caption.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +101,11 @@ UNREADABLE = {
 
 @needs_permissions
 @pytest.mark.parametrize(
-    "change", [change if change in (lock_folder, unmount) else pytest.param(change, marks=pytest.mark.slow) for change in UNREADABLE]
+    "change",
+    [
+        change if change in (lock_folder, unmount) else pytest.param(change, marks=pytest.mark.slow)
+        for change in UNREADABLE
+    ],
 )
 def test_index_keeps_items_of_unreadable_folder(build, photos, change, caplog):
     build(photos)
@@ -118,7 +124,9 @@ def test_index_keeps_items_of_unreadable_folder(build, photos, change, caplog):
         (photos / "sub").chmod(0o755)
     report = build(photos, remove_missing=True)
     assert report.num_kept == 0 and not report.warnings
-    assert paths() == [path.relative_to(photos).as_posix() for path in sorted(photos.rglob("*.png"))]
+    assert paths() == [
+        path.relative_to(photos).as_posix() for path in sorted(photos.rglob("*.png"))
+    ]
 
 
 @pytest.mark.parametrize("change", ["empty", "absent", "other"])
@@ -131,10 +139,16 @@ def test_index_keeps_items_if_more_than_half_are_missing(build, photos, change, 
         Image.new("RGB", (32, 32), "white").save(photos / "white.png")
     for _ in range(2):
         report = build(photos)
-        assert (report.num_kept, report.num_removed, report.num_items) == (6, 0, 6 + (change == "other"))
-    assert {"empty": "the folder is empty", "absent": "the folder does not exist", "other": "6 of 6 files are missing"}[
-        change
-    ] in caplog.text
+        assert (report.num_kept, report.num_removed, report.num_items) == (
+            6,
+            0,
+            6 + (change == "other"),
+        )
+    assert {
+        "empty": "the folder is empty",
+        "absent": "the folder does not exist",
+        "other": "6 of 6 files are missing",
+    }[change] in caplog.text
     if change != "absent":
         report = build(photos, remove_missing=True)
         assert (report.num_kept, report.num_removed) == (0, 6)
@@ -149,7 +163,12 @@ def test_index_removes_half_of_the_files_and_moved_files(build, photos):
     (photos / "sub").rename(photos / "renamed")
     (photos / "1.png").rename(photos / "renamed" / "7.png")
     report = build(photos)
-    assert (report.num_encoded, report.num_moved, report.num_removed, report.num_kept) == (0, 3, 3, 0)
+    assert (report.num_encoded, report.num_moved, report.num_removed, report.num_kept) == (
+        0,
+        3,
+        3,
+        0,
+    )
     assert paths() == ["renamed/2.png", "renamed/3.png", "renamed/7.png"]
 
 
@@ -163,9 +182,13 @@ def test_search_and_serve_of_folder_keep_items(run, photos, recorder, caplog):
     with as_ordinary_user():
         folder = index_if_images(photos, run, recorder)
         assert "'sub': the folder cannot be read" in caplog.text
-        assert any(message.startswith("Left out, 1: image damaged.png") for message in recorder.messages)
+        assert any(
+            message.startswith("Left out, 1: image damaged.png") for message in recorder.messages
+        )
         assert len(paths(folder)) == 6
-        results = visavis.search("a red circle", collection=photos, model=run, top=10, group_duplicates=False)
+        results = visavis.search(
+            "a red circle", collection=photos, model=run, top=10, group_duplicates=False
+        )
         assert len(results) == 6
     (photos / "sub").chmod(0o755)
     photos.rename(photos.parent / "drive")
@@ -181,13 +204,17 @@ def test_search_of_run_names_unreadable_folder(run, photos, recorder):
     with as_ordinary_user():
         found = visavis.search(run, "a red circle", collection=photos, top=10, progress=recorder)
     assert sorted(hit.name for hit in found) == ["0.png", "1.png", "usb/4.png", "usb/5.png"]
-    assert any("Skipped: 'sub': the folder cannot be read" in message for message in recorder.messages)
+    assert any(
+        "Skipped: 'sub': the folder cannot be read" in message for message in recorder.messages
+    )
 
 
 def test_unreadable_archive_keeps_items_of_data_set(build, photos, tmp_path):
     """Also images that the list names without their folder."""
     names = ["0.png", "2.png", "3.png"]
-    (photos / "captions.csv").write_text("filename,caption\n" + "".join(f"{name},a circle\n" for name in names))
+    (photos / "captions.csv").write_text(
+        "filename,caption\n" + "".join(f"{name},a circle\n" for name in names)
+    )
     build(photos / "captions.csv")
     assert paths() == names
     (photos / "sub").rename(tmp_path / "drive")
@@ -227,8 +254,23 @@ def test_index_command_names_what_it_keeps(run, photos):
     assert result.exit_code == 0
     assert "Files: 4 unchanged, 2 kept without their file." in result.output
     assert "Excluded, 1:\n  @eaDir\n" in result.output
-    assert f"warning: {photos}: 'sub': the folder cannot be read: Permission denied." in result.output
-    result = CliRunner().invoke(app, ["index", str(run), str(photos), "--out", "index", "--remove-missing", "--exclude", "usb", "--json"])
+    assert (
+        f"warning: {photos}: 'sub': the folder cannot be read: Permission denied." in result.output
+    )
+    result = CliRunner().invoke(
+        app,
+        [
+            "index",
+            str(run),
+            str(photos),
+            "--out",
+            "index",
+            "--remove-missing",
+            "--exclude",
+            "usb",
+            "--json",
+        ],
+    )
     assert json.loads(result.stdout)["removed"] == ["usb/4.png", "usb/5.png"]
 
 
@@ -243,7 +285,10 @@ def test_index_reads_file_again_after_its_cause_is_gone(build, photos, monkeypat
     (photos / "damaged.png").write_bytes(b"\x89PNG")
     assert len(build(photos).skipped) == 1
     read = []
-    monkeypatch.setattr("visavis.data.dataset.ByteRange.read", lambda location: read.append(location.path.name) or b"\x89PNG")
+    monkeypatch.setattr(
+        "visavis.data.dataset.ByteRange.read",
+        lambda location: read.append(location.path.name) or b"\x89PNG",
+    )
     assert len(build(photos).skipped) == 1 and not read
     monkeypatch.setattr("PIL.__version__", "99.0")
     assert len(build(photos).skipped) == 1 and read == ["damaged.png"]
@@ -263,8 +308,13 @@ def test_index_reads_video_after_its_package_is_installed(build, photos, monkeyp
 
 def test_decoder_versions_contain_pyav(monkeypatch, tmp_path):
     before = _cache_key(Listing(tmp_path), 0, False, False)
-    assert f", av {video.version('av')}" in video.decoder_versions() and "JPEG" in video.decoder_versions()
-    monkeypatch.setattr(video, "version", lambda name: (_ for _ in ()).throw(video.PackageNotFoundError(name)))
+    assert (
+        f", av {video.version('av')}" in video.decoder_versions()
+        and "JPEG" in video.decoder_versions()
+    )
+    monkeypatch.setattr(
+        video, "version", lambda name: (_ for _ in ()).throw(video.PackageNotFoundError(name))
+    )
     assert ", av " not in video.decoder_versions()
     assert _cache_key(Listing(tmp_path), 0, False, False) != before
 
@@ -288,15 +338,26 @@ def test_moved_source_keeps_vectors(build, photos, tmp_path):
     moved = photos.rename(tmp_path / "moved")
     os.utime(moved / "0.png")
     (moved / "1.png").rename(moved / "renamed.png")
-    with pytest.raises(RunError, match=r"source: expected .*photos, .*moved\. Make another .* If the folder was moved, pass --moved\.$"):
+    with pytest.raises(
+        RunError,
+        match=r"source: expected .*photos, .*moved\. Make another .* If the folder was moved, pass --moved\.$",
+    ):
         build(moved)
     report = build(moved, moved=True)
-    assert (report.num_encoded, report.num_moved, report.num_unchanged, report.num_removed) == (0, 2, 4, 1)
+    assert (report.num_encoded, report.num_moved, report.num_unchanged, report.num_removed) == (
+        0,
+        2,
+        4,
+        1,
+    )
     assert read_manifest(tmp_path / "index").source == str(moved)
     assert build(moved).num_unchanged == 6
     (tmp_path / "other").mkdir()
     Image.new("RGB", (32, 32), "white").save(tmp_path / "other" / "white.png")
-    with pytest.raises(RunError, match=r"other: expected the files of .*moved, got 6 missing ones\. Pass the folder to which"):
+    with pytest.raises(
+        RunError,
+        match=r"other: expected the files of .*moved, got 6 missing ones\. Pass the folder to which",
+    ):
         build(tmp_path / "other", moved=True)
     assert len(paths()) == 6
     with pytest.raises(RunError, match="new: expected the index of the moved folder, got none"):
@@ -305,7 +366,17 @@ def test_moved_source_keeps_vectors(build, photos, tmp_path):
         visavis.index(moved, moved=True)
 
 
-JUNK = ("@eaDir", "#recycle", ".thumbnails", "$RECYCLE.BIN", "$Recycle.Bin", ".Trash-1000", "__MACOSX", "lost+found", "sub/@eaDir")
+JUNK = (
+    "@eaDir",
+    "#recycle",
+    ".thumbnails",
+    "$RECYCLE.BIN",
+    "$Recycle.Bin",
+    ".Trash-1000",
+    "__MACOSX",
+    "lost+found",
+    "sub/@eaDir",
+)
 
 
 def test_index_excludes_thumbnails_and_recycle_bins(build, photos):
@@ -352,7 +423,9 @@ def test_exclusion_matches_names_and_paths(pattern, excluded):
 
 
 def test_index_takes_photos_without_captions(build, photos):
-    (photos / "captions.csv").write_text("filename,caption,split\n0.png,a circle,test\n2.png,a square,train\n")
+    (photos / "captions.csv").write_text(
+        "filename,caption,split\n0.png,a circle,test\n2.png,a square,train\n"
+    )
     assert build(photos).num_items == 6
     index = Index.open("index")
     assert dict(index.items["0.png"].metadata) == {"caption": "a circle", "split": "test"}
@@ -362,7 +435,9 @@ def test_index_takes_photos_without_captions(build, photos):
     assert all(index.locate(item).read() for item in index.items.values())
     index.store.close()
     report = build(photos / "captions.csv", out="listed")
-    assert report.num_items == 2 and sum("got no entry" in problem for problem in report.skipped) == 4
+    assert (
+        report.num_items == 2 and sum("got no entry" in problem for problem in report.skipped) == 4
+    )
     assert len(open_image_collection(photos).images) == 6
     assert len(open_image_collection(photos / "captions.csv").images) == 2
 
@@ -371,5 +446,8 @@ def test_index_of_new_folder_names_reason_for_no_files(build, photos):
     for path in photos.rglob("*.png"):
         path.unlink()
     (photos / "a.png").symlink_to("nowhere")
-    with pytest.raises(DataError, match=r"expected images or videos, got none .* The first of 1 problems: 'a\.png': it is a broken link"):
+    with pytest.raises(
+        DataError,
+        match=r"expected images or videos, got none .* The first of 1 problems: 'a\.png': it is a broken link",
+    ):
         build(photos)

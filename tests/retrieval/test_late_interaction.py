@@ -56,30 +56,49 @@ def test_index_search_equals_model_score(late_run, photos, tmp_path):
     for text in ("a red circle", "two squares"):
         scores = model.score(files, [text])[:, 0].numpy()
         found = visavis.search(tmp_path / "index", text, top=40, group_duplicates=False)
-        assert [hit.score for hit in found] == pytest.approx(np.sort(scores)[::-1].tolist(), abs=1e-5)
+        assert [hit.score for hit in found] == pytest.approx(
+            np.sort(scores)[::-1].tolist(), abs=1e-5
+        )
         assert {hit.name: hit.score for hit in found} == pytest.approx(
             {file.name: score for file, score in zip(files, scores, strict=True)}, abs=1e-5
         )
     served = ServedIndex(Index.open(tmp_path / "index"))
     served.warm_up()
     assert search_index(
-        served.index, SearchQuery.from_text(text), 40, group_duplicates=False, encode_texts=served.encode_texts
-    ).to_json() == (search_index(served.index, SearchQuery.from_text(text), 40, group_duplicates=False).to_json())
+        served.index,
+        SearchQuery.from_text(text),
+        40,
+        group_duplicates=False,
+        encode_texts=served.encode_texts,
+    ).to_json() == (
+        search_index(
+            served.index, SearchQuery.from_text(text), 40, group_duplicates=False
+        ).to_json()
+    )
 
 
 def test_index_search_supports_all_queries(late_run, scenes, tmp_path):
     build(late_run, scenes, tmp_path / "index")
     index = Index.open(tmp_path / "index")
     key = next(iter(index.items))
-    for query in (SearchQuery(like=((1.0, key),)), SearchQuery(images=((1.0, index.locate(index.items[key]).path),))):
+    for query in (
+        SearchQuery(like=((1.0, key),)),
+        SearchQuery(images=((1.0, index.locate(index.items[key]).path),)),
+    ):
         assert search_index(index, query, 3).hits[0].key == key
     test = ItemFilter(metadata={"split": "test"})
-    found = search_index(index, SearchQuery(texts=((1.0, "a red circle"), (-0.5, "a square"))), 40, test)
+    found = search_index(
+        index, SearchQuery(texts=((1.0, "a red circle"), (-0.5, "a square"))), 40, test
+    )
     assert sum(1 + len(hit.duplicates) for hit in found) == 10
     assert all(hit.item.metadata["split"] == "test" for hit in found)
-    reranked = visavis.search(tmp_path / "index", "a red circle", rerank=late_run, top=70, group_duplicates=False)
+    reranked = visavis.search(
+        tmp_path / "index", "a red circle", rerank=late_run, top=70, group_duplicates=False
+    )
     plain = visavis.search(tmp_path / "index", "a red circle", top=70, group_duplicates=False)
-    assert [hit.score for hit in reranked[:50]] == pytest.approx([hit.score for hit in plain[:50]], abs=1e-5)
+    assert [hit.score for hit in reranked[:50]] == pytest.approx(
+        [hit.score for hit in plain[:50]], abs=1e-5
+    )
 
 
 def test_index_groups_duplicates_by_mean_vector(late_run, photos, tmp_path):
@@ -109,7 +128,16 @@ def test_index_update_equals_new_index(late_run, photos, tmp_path):
 @pytest.mark.parametrize("times", [2, pytest.param(10, marks=pytest.mark.long)])
 def test_index_is_complete_after_repeated_kills(late_run, photos, tmp_path, times):
     moments = random.Random(times)
-    assert kill_repeatedly(late_run, photos, tmp_path / "index", [moments.uniform(0.0, 0.6) for _ in range(times)], None) >= times // 2
+    assert (
+        kill_repeatedly(
+            late_run,
+            photos,
+            tmp_path / "index",
+            [moments.uniform(0.0, 0.6) for _ in range(times)],
+            None,
+        )
+        >= times // 2
+    )
     build(late_run, photos, tmp_path / "index")
     build(late_run, photos, tmp_path / "undisturbed")
     assert equal(content(tmp_path / "index"), content(tmp_path / "undisturbed"))
@@ -122,13 +150,22 @@ def test_damaged_snapshot_is_rebuilt(late_run, photos, tmp_path, monkeypatch, ca
     expected = search()
     [snapshot] = (tmp_path / "index" / "items.lance" / "snapshot").iterdir()
     files = sorted(file.name for file in snapshot.iterdir())
-    assert files == ["checksums.json", "items.arrow", "offsets.npy", "pooled.npy", "pooled_offsets.npy", "vectors.npy"]
+    assert files == [
+        "checksums.json",
+        "items.arrow",
+        "offsets.npy",
+        "pooled.npy",
+        "pooled_offsets.npy",
+        "vectors.npy",
+    ]
     for name in files:
         content = bytearray((snapshot / name).read_bytes())
         content[-9] ^= 1
         (snapshot / name).write_bytes(content)
         assert search() == expected
-        assert ["is damaged and is computed again" in message for message in caplog.messages] == [True]
+        assert ["is damaged and is computed again" in message for message in caplog.messages] == [
+            True
+        ]
         caplog.clear()
     shutil.rmtree(tmp_path / "index" / "items.lance" / "items.lance" / "data")
     with pytest.raises(RunError, match="delete it and run visavis index again"):
@@ -138,8 +175,14 @@ def test_damaged_snapshot_is_rebuilt(late_run, photos, tmp_path, monkeypatch, ca
 
 def test_index_command_reports_compression(late_run, scenes, tmp_path):
     arguments = [str(late_run), str(scenes), "--out", str(tmp_path / "index"), "--compression"]
-    report = json.loads(CliRunner().invoke(app, ["index", *arguments, "--json"]).stdout)["compression"]
-    assert (report["num_items"], report["num_queries"], report["query_source"]) == (70, 50, "captions of the items")
+    report = json.loads(CliRunner().invoke(app, ["index", *arguments, "--json"]).stdout)[
+        "compression"
+    ]
+    assert (report["num_items"], report["num_queries"], report["query_source"]) == (
+        70,
+        50,
+        "captions of the items",
+    )
     assert [encoding["name"] for encoding in report["encodings"]] == ["float32"]
     shown = CliRunner().invoke(app, ["index", *arguments])
     assert "Search: exact, " in shown.output

@@ -27,7 +27,9 @@ def make_sets(random, count, sizes=(1, 2, 7)):
 
 
 def make_query(random, *weights):
-    return MaxSimQuery.from_vectors(*((weight, unit(random, 3 + part, DIM)) for part, weight in enumerate(weights or (1.0,))))
+    return MaxSimQuery.from_vectors(
+        *((weight, unit(random, 3 + part, DIM)) for part, weight in enumerate(weights or (1.0,)))
+    )
 
 
 def reference_scores(sets, query, direction):
@@ -75,7 +77,9 @@ def test_maxsim_search_ignores_order_of_vectors(direction):
     shuffled = VectorSets.from_arrays([random.permutation(vectors) for vectors in sets])
     other = MaxSimQuery(query.weights, tuple(map(random.permutation, query.parts)))
     for values, expected in zip(
-        MaxSimSearch(shuffled, direction).search([other], 50), MaxSimSearch(sets, direction).search([query], 50), strict=True
+        MaxSimSearch(shuffled, direction).search([other], 50),
+        MaxSimSearch(sets, direction).search([query], 50),
+        strict=True,
     ):
         np.testing.assert_array_equal(values, expected)
 
@@ -84,7 +88,10 @@ def test_maxsim_search_ignores_order_of_vectors(direction):
 def test_maxsim_search_with_all_candidates_is_exact(direction, monkeypatch):
     random = np.random.default_rng(4)
     sets, queries = make_sets(random, 400), [make_query(random) for _ in range(4)]
-    exact, pooled = MaxSimSearch(sets, direction), MaxSimSearch(sets, direction, pooled=pool_vectors(sets, 2))
+    exact, pooled = (
+        MaxSimSearch(sets, direction),
+        MaxSimSearch(sets, direction, pooled=pool_vectors(sets, 2)),
+    )
     for values, expected in zip(pooled.search(queries, 10), exact.search(queries, 10), strict=True):
         np.testing.assert_array_equal(values, expected)
     monkeypatch.setattr(maxsim_search, "MIN_CANDIDATES", 40)
@@ -94,7 +101,12 @@ def test_maxsim_search_with_all_candidates_is_exact(direction, monkeypatch):
         candidates = pooled.candidates(query, 40, np.arange(400))
         assert len(candidates) == 40
         assert set(items[number]) <= set(candidates)
-        np.testing.assert_allclose(scores[number], reference_scores(sets, query, direction)[items[number]], rtol=0, atol=1e-7)
+        np.testing.assert_allclose(
+            scores[number],
+            reference_scores(sets, query, direction)[items[number]],
+            rtol=0,
+            atol=1e-7,
+        )
 
 
 def test_maxsim_search_orders_equal_scores_by_item():
@@ -117,18 +129,26 @@ def test_maxsim_search_rejects_invalid_queries():
         with pytest.raises(error):
             search.search([MaxSimQuery.from_vectors((1.0, query))], top)
     assert [values.shape for values in search.search([], 3)] == [(0, 3), (0, 3)]
-    assert search.search([MaxSimQuery.from_vectors((1.0, np.ones((1, DIM))))], 5, np.zeros(3, bool))[0].shape == (1, 0)
+    assert search.search(
+        [MaxSimQuery.from_vectors((1.0, np.ones((1, DIM))))], 5, np.zeros(3, bool)
+    )[0].shape == (1, 0)
 
 
 def test_pool_vectors_merges_similar_vectors():
     random = np.random.default_rng(7)
     centers = unit(random, 30, 4, DIM)
-    sets = VectorSets.from_arrays([np.repeat(item, 5, axis=0) for item in centers[:20]] + list(centers[20:, :2]))
+    sets = VectorSets.from_arrays(
+        [np.repeat(item, 5, axis=0) for item in centers[:20]] + list(centers[20:, :2])
+    )
     pooled = pool_vectors(sets, 4)
     assert pooled.counts.tolist() == [4] * 20 + [2] * 10
     for item, vectors in enumerate(pooled):
         assert np.abs(np.linalg.norm(vectors, axis=1) - 1).max() < 1e-6
-        assert np.abs(centers[item] @ vectors.T).max(1) == pytest.approx(1, abs=1e-6) if item < 20 else True
+        assert (
+            np.abs(centers[item] @ vectors.T).max(1) == pytest.approx(1, abs=1e-6)
+            if item < 20
+            else True
+        )
     np.testing.assert_array_equal(pooled[20:].rows, sets[20:].rows)
 
 
@@ -141,12 +161,23 @@ def test_vector_sets_select_items():
         expected = arrays[index] if isinstance(index, slice) else [arrays[i] for i in index]
         assert len(chosen) == len(expected)
         assert all(np.array_equal(*pair) for pair in zip(chosen, expected, strict=True))
-    assert np.allclose(sets.mean_vectors()[4], arrays[4].mean(0) / np.linalg.norm(arrays[4].mean(0)), atol=1e-6)
+    assert np.allclose(
+        sets.mean_vectors()[4], arrays[4].mean(0) / np.linalg.norm(arrays[4].mean(0)), atol=1e-6
+    )
 
 
 def make_items(count):
     return [
-        IndexItem(f"{row:03d}", f"{row % 3}/{row:03d}.jpg", "image", str(row), row, row, metadata={"split": "test"}) for row in range(count)
+        IndexItem(
+            f"{row:03d}",
+            f"{row % 3}/{row:03d}.jpg",
+            "image",
+            str(row),
+            row,
+            row,
+            metadata={"split": "test"},
+        )
+        for row in range(count)
     ]
 
 
@@ -166,8 +197,13 @@ def test_store_of_several_vectors(place, tmp_path, request):
     kept = [row for row in range(50) if row != 7]
     for opened in (store, open_store(uri, late_interaction="both")):
         assert opened.items() == [items[row] for row in kept]
-        assert all(np.array_equal(*pair) for pair in zip(opened.all_vectors(), sets[kept], strict=True))
-        assert all(np.array_equal(*pair) for pair in zip(opened.vectors(["049", "001"]), sets[[49, 1]], strict=True))
+        assert all(
+            np.array_equal(*pair) for pair in zip(opened.all_vectors(), sets[kept], strict=True)
+        )
+        assert all(
+            np.array_equal(*pair)
+            for pair in zip(opened.vectors(["049", "001"]), sets[[49, 1]], strict=True)
+        )
         scores = reference_scores(sets, query, "both")
         for where in (ItemFilter(), ItemFilter(path="1/*"), ItemFilter(metadata={"split": "none"})):
             [found] = opened.search([query], 10, where)
@@ -176,7 +212,10 @@ def test_store_of_several_vectors(place, tmp_path, request):
             assert [key for key, _ in found] == [items[row].key for row in expected]
             assert opened.count(where) == len(allowed)
     store.add(items[:5], sets[10:15])
-    assert all(np.array_equal(*pair) for pair in zip(store.vectors(["000", "004"]), sets[[10, 14]], strict=True))
+    assert all(
+        np.array_equal(*pair)
+        for pair in zip(store.vectors(["000", "004"]), sets[[10, 14]], strict=True)
+    )
     with pytest.raises(ShapeError, match="expected one vector per item, got several vectors"):
         open_store(uri)
     store.close()
@@ -195,15 +234,24 @@ def test_opened_snapshot_keeps_its_first_pass_after_changes(tmp_path, monkeypatc
             assert writer.count() == 50
             called = []
             candidates = MaxSimSearch.candidates
-            monkeypatch.setattr(MaxSimSearch, "candidates", lambda *arguments: called.append(1) or candidates(*arguments))
+            monkeypatch.setattr(
+                MaxSimSearch,
+                "candidates",
+                lambda *arguments: called.append(1) or candidates(*arguments),
+            )
             assert len(reader.search([query], 3)[0]) == 3
             assert called, "the pooled vectors of the opened version are searched first"
 
 
-@pytest.mark.parametrize("selection", [slice(None), slice(3, 8), slice(8, 3), slice(1, 9, 3), slice(None, None, -1), [4, 4, 0]])
+@pytest.mark.parametrize(
+    "selection",
+    [slice(None), slice(3, 8), slice(8, 3), slice(1, 9, 3), slice(None, None, -1), [4, 4, 0]],
+)
 def test_vector_sets_are_selected_like_a_list(selection):
     sets = make_sets(np.random.default_rng(14), 10)
-    expected = [list(sets)[i] for i in selection] if isinstance(selection, list) else list(sets)[selection]
+    expected = (
+        [list(sets)[i] for i in selection] if isinstance(selection, list) else list(sets)[selection]
+    )
     selected = sets[selection]
     assert len(selected) == len(expected)
     assert all(np.array_equal(*pair) for pair in zip(selected, expected, strict=True))
@@ -211,14 +259,24 @@ def test_vector_sets_are_selected_like_a_list(selection):
 
 def test_store_rejects_other_numbers_of_vectors(tmp_path):
     items = make_items(1)
-    store, single = open_store(tmp_path / "several", DIM, late_interaction="t2i"), open_store(tmp_path / "one", DIM)
+    store, single = (
+        open_store(tmp_path / "several", DIM, late_interaction="t2i"),
+        open_store(tmp_path / "one", DIM),
+    )
     with pytest.raises(ShapeError, match="expected several vectors per item, got one"):
         store.add(items, np.ones((1, DIM), np.float32))
     with pytest.raises(ShapeError, match="expected one vector per item, got several"):
         single.add(items, VectorSets.from_arrays([np.ones((1, DIM))]))
-    with pytest.raises(ShapeError, match=r"expected several vectors per item, got one vector\. Pass another folder"):
+    with pytest.raises(
+        ShapeError, match=r"expected several vectors per item, got one vector\. Pass another folder"
+    ):
         open_store(tmp_path / "one", late_interaction="t2i")
-    for invalid in (np.ones((1, 3)), np.empty((0, DIM)), np.full((1, DIM), np.nan), np.full((1, DIM), 2.0)):
+    for invalid in (
+        np.ones((1, 3)),
+        np.empty((0, DIM)),
+        np.full((1, DIM), np.nan),
+        np.full((1, DIM), 2.0),
+    ):
         with pytest.raises(ShapeError, match=r"^vectors: expected"):
             store.add(items, VectorSets.from_arrays([invalid]))
     for milvus in (tmp_path / "store.db", "http://localhost:19530/x"):
@@ -241,5 +299,6 @@ def test_compare_set_encodings_reports_default_search(monkeypatch):
     [default] = [one for one in report.encodings if one.name == "search"]
     assert (default.recall_at_10, default.rescored) == (100, maxsim_search.MIN_CANDIDATES)
     assert report.recommendation.startswith(
-        f"Search: {maxsim_search.POOLED_VECTORS} pooled vectors per item, then exact scores of 2,048 candidates."
+        f"Search: {maxsim_search.POOLED_VECTORS} pooled vectors per item, then exact scores of "
+        "2,048 candidates."
     )

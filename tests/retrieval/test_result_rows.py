@@ -26,7 +26,12 @@ pytest.importorskip("fastapi")
 from visavis.retrieval.stores import arrow_tables
 from visavis.retrieval.stores.lancedb_store import LanceStore
 from visavis.retrieval.stores.milvus_store import MilvusStore
-from visavis.server.search_service import MAX_METADATA_VALUES, ServedIndex, count_facets, modified_at
+from visavis.server.search_service import (
+    MAX_METADATA_VALUES,
+    ServedIndex,
+    count_facets,
+    modified_at,
+)
 
 TOP, DEPTH = 3, 2 * 3 + 10
 """Number of results, and of those that a search groups."""
@@ -82,7 +87,12 @@ def test_search_reads_only_items_of_results(index_folder, read_items):
             search_index(index, queries[0], TOP, ItemFilter(metadata={"split": "test"}))
     visavis.search(index_folder, "a red circle", top=TOP)
     read_items.clear()
-    assert CliRunner().invoke(app, ["search", str(index_folder), "a red circle", "--top", str(TOP), "--json"]).exit_code == 0
+    assert (
+        CliRunner()
+        .invoke(app, ["search", str(index_folder), "a red circle", "--top", str(TOP), "--json"])
+        .exit_code
+        == 0
+    )
     assert TOP <= len(read_items) <= DEPTH
 
 
@@ -104,7 +114,9 @@ def test_empty_query_returns_newest_items(index_folder):
     with closing(served.index.store):
         items = served.index.store.items()
         for where in (NO_FILTER, ItemFilter(path="*1*")):
-            newest = heapq.nlargest(9, filter(where.matches, items), key=lambda item: (item.modified_ns, item.key))
+            newest = heapq.nlargest(
+                9, filter(where.matches, items), key=lambda item: (item.modified_ns, item.key)
+            )
             assert [hit.item for hit in served.search(QueryKey(), None, 9, where)] == newest
 
 
@@ -125,14 +137,21 @@ def test_facets_count_all_items():
         }
         path = f"{folders[generator.integers(5)]}{number:03d}.png"
         kind, modified = ("image", "video")[generator.integers(2)], years[generator.integers(6)]
-        items.append(IndexItem(path, path, kind, "", 0, modified, metadata=metadata if number % 3 else {}))
+        items.append(
+            IndexItem(path, path, kind, "", 0, modified, metadata=metadata if number % 3 else {})
+        )
     items.sort(key=lambda item: item.key)
     facets = count_facets(arrow_tables.arrow_table("ab", items, np.zeros((200, 2), np.float32)))
-    values = {name: Counter(item.metadata[name] for item in items if item.metadata) for name in ("f=", "x")}
+    values = {
+        name: Counter(item.metadata[name] for item in items if item.metadata)
+        for name in ("f=", "x")
+    }
     assert len(values["f="]) <= MAX_METADATA_VALUES
     assert facets.kinds == Counter(item.kind for item in items)
     assert facets.years == Counter(str(modified_at(item).year) for item in items)
-    assert facets.folders == Counter(folder for item in items if (folder := item.path.rpartition("/")[0]))
+    assert facets.folders == Counter(
+        folder for item in items if (folder := item.path.rpartition("/")[0])
+    )
     assert facets.metadata == values
     assert list(facets.years) == sorted(facets.years)
 
@@ -156,7 +175,11 @@ def test_confirmed_store_must_be_that_of_the_index(run, scenes, tmp_path, monkey
 
 def test_doctor_verifies_index(index_folder, run, scenes, tmp_path):
     check = visavis.doctor(index_folder)[-1]
-    assert (check.name, check.ok, check.value) == (f"index {index_folder}", True, "70 items, verified by their checksums")
+    assert (check.name, check.ok, check.value) == (
+        f"index {index_folder}",
+        True,
+        "70 items, verified by their checksums",
+    )
     build_index(run, scenes / "images", tmp_path / "index", progress=NoProgress())
     table = tmp_path / "index" / "items.lance" / "items.lance"
     file = max(table.rglob("*.lance"), key=lambda path: path.stat().st_size)

@@ -37,7 +37,13 @@ def test_encode_equals_evaluation(run, train_split):
     cached = data_module.encode(matcher, train_split)
     torch.testing.assert_close(images, cached[0].vectors, rtol=0, atol=2e-3)
     torch.testing.assert_close(texts, cached[1].vectors, rtol=0, atol=1e-5)
-    result = evaluate(Encoded(images), Encoded(texts), matcher.score, range(60), torch.from_numpy(train_split.image_of))
+    result = evaluate(
+        Encoded(images),
+        Encoded(texts),
+        matcher.score,
+        range(60),
+        torch.from_numpy(train_split.image_of),
+    )
     expected = visavis.evaluate(run, split="train")
     assert result.metrics["rsum"] == pytest.approx(expected.metrics["rsum"], abs=5)
 
@@ -46,12 +52,17 @@ def test_encode_images_accepts_paths_and_pil_images(run, train_split, tmp_path):
     model, calls = visavis.load(run), []
     path = train_split.images[0].location.path
     with Image.open(path) as image:
-        rows = model.encode_images([path, str(path), image, image.convert("RGBA")], lambda done, total: calls.append((done, total)))
+        rows = model.encode_images(
+            [path, str(path), image, image.convert("RGBA")],
+            lambda done, total: calls.append((done, total)),
+        )
     assert all(torch.allclose(row, rows[0], atol=1e-6) for row in rows)
     assert calls == [(4, 4)]
 
 
-@pytest.mark.parametrize("call", [lambda model: model.encode_images([]), lambda model: model.encode_texts([])])
+@pytest.mark.parametrize(
+    "call", [lambda model: model.encode_images([]), lambda model: model.encode_texts([])]
+)
 def test_encode_rejects_empty_list(run, call):
     with pytest.raises(ShapeError, match="expected at least one to encode"):
         call(visavis.load(run))
@@ -64,7 +75,10 @@ def test_encode_texts_rejects_single_text(run):
 
 def test_encode_images_rejects_unreadable_files(run, tmp_path):
     (tmp_path / "notes.png").write_text("not an image")
-    for name, what in (("gone.png", "cannot be read: No such file"), ("notes.png", "is not an image of a known format")):
+    for name, what in (
+        ("gone.png", "cannot be read: No such file"),
+        ("notes.png", "is not an image of a known format"),
+    ):
         with pytest.raises(DataError, match=f"{name} {what}"):
             visavis.load(run).encode_images([tmp_path / name])
 
@@ -134,21 +148,42 @@ def test_moved_run_loads_searches_and_evaluates(run, train_split, tmp_path, monk
     shutil.copytree(run, moved)
     monkeypatch.chdir(tmp_path)
     query = train_split.captions[10]
-    assert [hit.to_json() for hit in visavis.search(moved, query)] == [hit.to_json() for hit in visavis.search(run, query)]
-    assert torch.equal(visavis.load(moved).encode_texts([query]), visavis.load(run).encode_texts([query]))
+    assert [hit.to_json() for hit in visavis.search(moved, query)] == [
+        hit.to_json() for hit in visavis.search(run, query)
+    ]
+    assert torch.equal(
+        visavis.load(moved).encode_texts([query]), visavis.load(run).encode_texts([query])
+    )
     assert visavis.evaluate(moved).metrics == visavis.evaluate(run).metrics
     shutil.copytree(moved / "model", tmp_path / "model-alone")
-    assert torch.equal(visavis.load(tmp_path / "model-alone").encode_texts([query]), visavis.load(run).encode_texts([query]))
+    assert torch.equal(
+        visavis.load(tmp_path / "model-alone").encode_texts([query]),
+        visavis.load(run).encode_texts([query]),
+    )
 
 
 def test_evaluate_other_data_uses_vocabulary_of_run(run, tmp_path):
     """A vocabulary of the other data would assign other vectors to the words."""
-    other = write_synthetic_scenes(tmp_path / "other", num_train=0, num_val=0, num_test=9, captions_per_image=2, size=48, seed=8)
+    other = write_synthetic_scenes(
+        tmp_path / "other",
+        num_train=0,
+        num_val=0,
+        num_test=9,
+        captions_per_image=2,
+        size=48,
+        seed=8,
+    )
     result = visavis.evaluate(run, data=other)
     model, data = visavis.load(run), open_dataset(other)
     images = model.encode_images([image.location.path for image in data.images])
     texts = model.encode_texts(data.captions)
-    expected = evaluate(Encoded(images), Encoded(texts), model.matcher.score, range(9), torch.from_numpy(data.image_of))
+    expected = evaluate(
+        Encoded(images),
+        Encoded(texts),
+        model.matcher.score,
+        range(9),
+        torch.from_numpy(data.image_of),
+    )
     assert (result.num_images, result.num_texts, result.protocol) == (9, 18, "plain")
     assert expected.metrics["rsum"] == pytest.approx(result.metrics["rsum"], abs=25)
 
@@ -163,7 +198,9 @@ def test_load_reports_damaged_model_folder(run, tmp_path, damage):
     elif damage == "weights":
         (model / "model.safetensors").write_bytes((model / "model.safetensors").read_bytes()[:500])
     elif damage == "kind":
-        (model / "config.json").write_text(config.replace('"VSEPlusPlus"', '"VSE--"').replace('"VSE++"', '"VSE--"'))
+        (model / "config.json").write_text(
+            config.replace('"VSEPlusPlus"', '"VSE--"').replace('"VSE++"', '"VSE--"')
+        )
     else:
         (model / "config.json").write_text(config.replace('"vocabulary"', '"vocabluary"'))
     with pytest.raises((RunError, DataError), match=r"config\.json|model\.safetensors"):

@@ -29,7 +29,17 @@ from visavis.retrieval.stores.lancedb_store import LanceStore
 from visavis.retrieval.stores.milvus_store import MilvusStore
 
 DIM = 6
-ODD = ["it's", 'the "cheese"', "a\\b", "50%_off", "dé à/東京 🐕.jpg", "x';DROP TABLE items;--", "[a]*?", "line\nbreak", " "]
+ODD = [
+    "it's",
+    'the "cheese"',
+    "a\\b",
+    "50%_off",
+    "dé à/東京 🐕.jpg",
+    "x';DROP TABLE items;--",
+    "[a]*?",
+    "line\nbreak",
+    " ",
+]
 
 
 def open_engine(engine: str, folder: Path) -> VectorStore:
@@ -64,7 +74,18 @@ def random_items(generator: np.random.Generator, count: int) -> list[IndexItem]:
         key = f"{path}#t={start},{end}" if kind == "moment" else path
         modified = 1_700_000_000_000_000_000 + int(generator.integers(100))
         made.append(
-            IndexItem(key, path, kind, f"{row:064x}", row * 2**33, modified, start, end, f"{row:064x}", metadata if row % 3 else {})
+            IndexItem(
+                key,
+                path,
+                kind,
+                f"{row:064x}",
+                row * 2**33,
+                modified,
+                start,
+                end,
+                f"{row:064x}",
+                metadata if row % 3 else {},
+            )
         )
     return made
 
@@ -75,13 +96,21 @@ def random_vectors(generator: np.random.Generator, count: int) -> np.ndarray:
 
 
 def reference_search(
-    items: list[IndexItem], vectors: np.ndarray, queries: np.ndarray, top: int, where: ItemFilter = NO_FILTER
+    items: list[IndexItem],
+    vectors: np.ndarray,
+    queries: np.ndarray,
+    top: int,
+    where: ItemFilter = NO_FILTER,
 ) -> list[list[Neighbor]]:
     """Expected results."""
     scores = (queries.astype(np.float64) @ vectors.astype(np.float64).T).astype(np.float32)
     allowed = [row for row, item in enumerate(items) if where.matches(item)]
     return [
-        [Neighbor(items[row].key, own[row]) for row in sorted(allowed, key=lambda row: (-own[row], items[row].key))[:top]] for own in scores
+        [
+            Neighbor(items[row].key, own[row])
+            for row in sorted(allowed, key=lambda row: (-own[row], items[row].key))[:top]
+        ]
+        for own in scores
     ]
 
 
@@ -106,27 +135,57 @@ def test_store_keeps_items_when_reopened(store, engine, tmp_path):
         assert opened.items() == sorted(items, key=lambda item: item.key)
         assert opened.count() == 40
         np.testing.assert_array_equal(opened.vectors([item.key for item in items]), vectors)
-        np.testing.assert_array_equal(opened.all_vectors(), opened.vectors([item.key for item in opened.items()]))
+        np.testing.assert_array_equal(
+            opened.all_vectors(), opened.vectors([item.key for item in opened.items()])
+        )
         assert opened.vectors(["a"] and [items[3].key]).dtype == np.float32
     opened.close()
 
 
 def test_store_search_equals_numpy(store):
     generator = np.random.default_rng(2)
-    items, vectors, queries = random_items(generator, 60), random_vectors(generator, 60), random_vectors(generator, 4)
+    items, vectors, queries = (
+        random_items(generator, 60),
+        random_vectors(generator, 60),
+        random_vectors(generator, 4),
+    )
     store.add(items, vectors)
     for top in (1, 7, 60, 100):
         assert store.search(queries, top) == reference_search(items, vectors, queries, top)
 
 
 texts = st.text(st.sampled_from("ab/*?_%\\'\"[東.\n"), max_size=6)
-bounds = st.none() | st.integers(1_700_000_000_000_000_000, 1_700_000_000_000_000_100) | st.sampled_from([-(10**30), 10**30])
+bounds = (
+    st.none()
+    | st.integers(1_700_000_000_000_000_000, 1_700_000_000_000_000_100)
+    | st.sampled_from([-(10**30), 10**30])
+)
 
 
 def test_store_filters_equal_item_filter(store):
     generator = np.random.default_rng(3)
-    items, vectors, queries = random_items(generator, 60), random_vectors(generator, 60), random_vectors(generator, 2)
-    paths = ["ab/a", "a*b", "ab?", "a_b", "a%b", "a\\b", "a'b", 'a"b', "a[b", "東b", "a.b", "a\nb", "axb", "aB", ""]
+    items, vectors, queries = (
+        random_items(generator, 60),
+        random_vectors(generator, 60),
+        random_vectors(generator, 2),
+    )
+    paths = [
+        "ab/a",
+        "a*b",
+        "ab?",
+        "a_b",
+        "a%b",
+        "a\\b",
+        "a'b",
+        'a"b',
+        "a[b",
+        "東b",
+        "a.b",
+        "a\nb",
+        "axb",
+        "aB",
+        "",
+    ]
     items += [dataclasses.replace(items[0], key=f"p{path}", path=path) for path in paths]
     vectors = np.concatenate([vectors, random_vectors(generator, len(paths))])
     store.add(items, vectors)
@@ -136,16 +195,23 @@ def test_store_filters_equal_item_filter(store):
     @given(
         st.builds(
             ItemFilter,
-            path=texts | values | st.sampled_from(["*.jpg", "*/0?1.jpg", "*東京*", "*'*", "a?b", "*\\*", "*%_*"]),
+            path=texts
+            | values
+            | st.sampled_from(["*.jpg", "*/0?1.jpg", "*東京*", "*'*", "a?b", "*\\*", "*%_*"]),
             kind=st.sampled_from([None, "image", "video", "moment"]),
             after=bounds,
             before=bounds,
-            metadata=st.just({}) | st.fixed_dictionaries({"camera": values}, optional={"f=": st.sampled_from("0123"), "none": values}),
+            metadata=st.just({})
+            | st.fixed_dictionaries(
+                {"camera": values}, optional={"f=": st.sampled_from("0123"), "none": values}
+            ),
         )
     )
     def check(where: ItemFilter) -> None:
         assert store.count(where) == sum(map(where.matches, items))
-        assert store.search(queries, 5, where) == reference_search(items, vectors, queries, 5, where)
+        assert store.search(queries, 5, where) == reference_search(
+            items, vectors, queries, 5, where
+        )
 
     check()
 
@@ -154,9 +220,14 @@ def test_store_add_replaces_items_with_same_key(store):
     generator = np.random.default_rng(4)
     items, vectors = random_items(generator, 30), random_vectors(generator, 30)
     store.add(items, vectors)
-    later = [dataclasses.replace(item, content="new", modified_ns=1, metadata={"now": "true"}) for item in items[:10]]
+    later = [
+        dataclasses.replace(item, content="new", modified_ns=1, metadata={"now": "true"})
+        for item in items[:10]
+    ]
     others = random_vectors(generator, 20)
-    store.add([*later, *later], np.concatenate([others[10:], others[:10]]))  # the last item of a repeated key counts
+    store.add(
+        [*later, *later], np.concatenate([others[10:], others[:10]])
+    )  # the last item of a repeated key counts
     items, vectors = later + items[10:], np.concatenate([others[:10], vectors[10:]])
     assert store.items() == sorted(items, key=lambda item: item.key)
     assert store.search(others, 30) == reference_search(items, vectors, others, 30)
@@ -207,12 +278,16 @@ def test_open_store_selects_store_by_uri(tmp_path):
     with pytest.raises(DataError, match="got a file"):
         open_store(tmp_path / "text", DIM)
     for wrong in ("", "ftp://host/x", "s3://", "http://host/a/b", "gopher:///"):
-        with pytest.raises(DataError, match=r"store: expected a folder, s3://BUCKET/PATH, FILE\.db or http"):
+        with pytest.raises(
+            DataError, match=r"store: expected a folder, s3://BUCKET/PATH, FILE\.db or http"
+        ):
             open_store(wrong, DIM)
 
 
 def test_open_store_reports_unreachable_server():
-    with pytest.raises(StorageError, match=r"^http://127\.0\.0\.1:9: the Milvus store cannot be used: .*\.$"):
+    with pytest.raises(
+        StorageError, match=r"^http://127\.0\.0\.1:9: the Milvus store cannot be used: .*\.$"
+    ):
         open_store("http://127.0.0.1:9", DIM)
 
 
@@ -242,21 +317,30 @@ for thread in threads:
 def test_store_changes_are_atomic_when_killed(tmp_path, rounds):
     names, moments = ["folder", "file.db"], random.Random(rounds)
     for _ in range(rounds):
-        with subprocess.Popen([sys.executable, "-c", WRITER, tmp_path, *names], stdout=subprocess.PIPE, text=True) as writer:
+        with subprocess.Popen(
+            [sys.executable, "-c", WRITER, tmp_path, *names], stdout=subprocess.PIPE, text=True
+        ) as writer:
             started = dict.fromkeys(names, -1)
             while min(started.values()) < 2:
                 name, change = writer.stdout.readline().split()
                 started[name] = int(change)
             time.sleep(moments.random() * 0.1)
             writer.kill()
-            started |= {name: int(change) for name, change in map(str.split, writer.stdout.read().splitlines())}
+            started |= {
+                name: int(change)
+                for name, change in map(str.split, writer.stdout.read().splitlines())
+            }
         for name, change in started.items():
             with closing(open_store(tmp_path / name)) as opened:
                 items = opened.items()
                 assert len(items) == opened.count() == 100
                 assert {item.content for item in items} in ({str(change - 1)}, {str(change)})
                 assert (opened.vectors([item.key for item in items]) == int(items[0].content)).all()
-                assert [near.key for near in opened.search(np.ones((1, 4)), 3)[0]] == ["000", "001", "002"]
+                assert [near.key for near in opened.search(np.ones((1, 4)), 3)[0]] == [
+                    "000",
+                    "001",
+                    "002",
+                ]
 
 
 def test_lance_store_detects_recreated_table(tmp_path):
@@ -300,6 +384,7 @@ def test_lance_store_reports_object_storage_errors(object_storage):
     with pytest.raises(DataError, match=r"^s3://bucket/none: expected a table of items, got none"):
         LanceStore("s3://bucket/none")
     with pytest.raises(
-        StorageError, match=r"^s3://no-such-bucket/x: the table cannot be read or written: The specified bucket does not exist\.$"
+        StorageError,
+        match=r"^s3://no-such-bucket/x: the table cannot be read or written: The specified bucket does not exist\.$",
     ):
         LanceStore("s3://no-such-bucket/x", DIM)

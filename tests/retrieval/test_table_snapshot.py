@@ -1,4 +1,6 @@
-"""Snapshots of parts: a change writes only the changed items, and every search equals that of a snapshot in one part."""
+"""Snapshots of parts: a change writes only the changed items, and every search equals that of a
+snapshot in one part.
+"""
 
 from __future__ import annotations
 
@@ -33,28 +35,56 @@ DIM, ID = 4, "ab"
 
 def make_item(number: int, content: int = 0) -> IndexItem:
     path = f"{number % 7}/{number:03d}.png"
-    return IndexItem(path, path, "image", f"{content}", number, 10**18 + content, dhash="0", metadata={"n": str(number % 3)})
+    return IndexItem(
+        path,
+        path,
+        "image",
+        f"{content}",
+        number,
+        10**18 + content,
+        dhash="0",
+        metadata={"n": str(number % 3)},
+    )
 
 
-def make_vectors(generator: np.random.Generator, count: int, late: str | None) -> np.ndarray | VectorSets:
+def make_vectors(
+    generator: np.random.Generator, count: int, late: str | None
+) -> np.ndarray | VectorSets:
     """Vectors with few distinct values, so that many scores are equal."""
     if late is None:
         return (generator.integers(-1, 2, (count, DIM)) / 4).astype(np.float32)
-    return VectorSets.from_arrays([generator.integers(-1, 2, (generator.integers(1, 4), DIM)) / 4 for _ in range(count)])
+    return VectorSets.from_arrays(
+        [generator.integers(-1, 2, (generator.integers(1, 4), DIM)) / 4 for _ in range(count)]
+    )
 
 
 def everything(store: VectorStore, late: str | None) -> list[object]:
     """All that a store returns."""
-    queries = np.eye(DIM, dtype=np.float32)[:2] if late is None else [MaxSimQuery.from_vectors((1.0, np.eye(DIM, dtype=np.float32)))]
-    filters = [NO_FILTER, ItemFilter(path="3/*"), ItemFilter(metadata={"n": "1"}), ItemFilter(path="none")]
+    queries = (
+        np.eye(DIM, dtype=np.float32)[:2]
+        if late is None
+        else [MaxSimQuery.from_vectors((1.0, np.eye(DIM, dtype=np.float32)))]
+    )
+    filters = [
+        NO_FILTER,
+        ItemFilter(path="3/*"),
+        ItemFilter(metadata={"n": "1"}),
+        ItemFilter(path="none"),
+    ]
     items, keys = store.items(), store.table()["key"].to_pylist()
     assert [item.key for item in items] == keys == sorted(keys)
     assert store.get([*keys, "none"]) == {item.key: item for item in items}
-    mixed, vectors = random.Random(len(keys)).sample(keys, len(keys)), [vector.tolist() for vector in store.all_vectors()]
+    mixed, vectors = (
+        random.Random(len(keys)).sample(keys, len(keys)),
+        [vector.tolist() for vector in store.all_vectors()],
+    )
     by_key = dict(zip(keys, vectors, strict=True))
     for each in (mixed, mixed[:3]):
         assert [vector.tolist() for vector in store.vectors(each)] == [by_key[key] for key in each]
-    searches = [store.search(queries, top, where) for top, where in [(5, NO_FILTER), *((1000, where) for where in filters)]]
+    searches = [
+        store.search(queries, top, where)
+        for top, where in [(5, NO_FILTER), *((1000, where) for where in filters)]
+    ]
     return [items, vectors, searches, [store.count(where) for where in filters], store.digest()]
 
 
@@ -64,16 +94,24 @@ def test_snapshot_of_parts_equals_single_part(tmp_path, monkeypatch, late, steps
     monkeypatch.setattr(lancedb_store, "MIN_PART_ROWS", 1)
     generator, most_parts = np.random.default_rng(steps), 0
     options = {"index_id": ID, "late_interaction": late}
-    with closing(open_store(tmp_path / "store", DIM, **options)) as store, closing(open_store(tmp_path / "plain", DIM, **options)) as plain:
+    with (
+        closing(open_store(tmp_path / "store", DIM, **options)) as store,
+        closing(open_store(tmp_path / "plain", DIM, **options)) as plain,
+    ):
         for step in range(steps):
             count = 60 if step == 0 else int(generator.integers(1, 8))
-            numbers = range(60) if step == 0 else generator.choice(80, count, replace=False).tolist()
+            numbers = (
+                range(60) if step == 0 else generator.choice(80, count, replace=False).tolist()
+            )
             if step % 3 == 2:
                 for each in (store, plain):
                     each.delete([make_item(number).key for number in numbers])
             else:
                 # The content may be that of an earlier step, so that a removed row comes back.
-                items, vectors = [make_item(number, step % 2) for number in numbers], make_vectors(np.random.default_rng(step), count, late)
+                items, vectors = (
+                    [make_item(number, step % 2) for number in numbers],
+                    make_vectors(np.random.default_rng(step), count, late),
+                )
                 for each in (store, plain):
                     each.add(items, vectors)
             shutil.rmtree(tmp_path / "plain" / "snapshot", ignore_errors=True)
@@ -100,7 +138,9 @@ def test_change_of_one_item_keeps_other_parts(tmp_path, monkeypatch):
         store.delete([make_item(9).key])
         assert store.count() == 499
         assert {path: os.stat(path) for path in files} == files
-        assert {part.name for part in store.snapshot().parts} == {path.name for path in (tmp_path / "snapshot").iterdir()}
+        assert {part.name for part in store.snapshot().parts} == {
+            path.name for path in (tmp_path / "snapshot").iterdir()
+        }
         store.add([make_item(number, 5) for number in range(300)], vectors[:300])
         assert [part.num_live for part in store.snapshot().parts] == [500]
 
@@ -110,7 +150,11 @@ def hashed(monkeypatch):
     """Names of the files that are hashed."""
     names = list[str]()
     content_hash = storage.content_hash
-    monkeypatch.setattr(table_snapshot.storage, "content_hash", lambda path: names.append(Path(path).name) or content_hash(path))
+    monkeypatch.setattr(
+        table_snapshot.storage,
+        "content_hash",
+        lambda path: names.append(Path(path).name) or content_hash(path),
+    )
     return names
 
 
@@ -180,7 +224,9 @@ def test_snapshot_of_earlier_version_opens(tmp_path, hashed, caplog):
 def test_damaged_part_is_rebuilt(two_parts, caplog, lost):
     folder, expected = two_parts
     shutil.copytree(folder, folder.parent / "intact")
-    for name in sorted(path.relative_to(folder) for path in (folder / "snapshot").rglob("*") if path.is_file()):
+    for name in sorted(
+        path.relative_to(folder) for path in (folder / "snapshot").rglob("*") if path.is_file()
+    ):
         shutil.rmtree(folder)
         shutil.copytree(folder.parent / "intact", folder)
         if lost:
@@ -199,7 +245,10 @@ def test_damaged_part_is_rebuilt(two_parts, caplog, lost):
 
 def test_verify_finds_damage_that_keeps_size_and_time(two_parts, caplog):
     folder, expected = two_parts
-    file = max((folder / "snapshot").iterdir(), key=lambda part: os.stat(part / "vectors.npy").st_size) / "vectors.npy"
+    file = (
+        max((folder / "snapshot").iterdir(), key=lambda part: os.stat(part / "vectors.npy").st_size)
+        / "vectors.npy"
+    )
     status, content = os.stat(file), bytearray(file.read_bytes())
     content[-9] ^= 1
     file.write_bytes(content)
@@ -211,7 +260,10 @@ def test_verify_finds_damage_that_keeps_size_and_time(two_parts, caplog):
     assert reopened(folder) == expected
     with closing(open_store(folder, DIM, index_id="cd")) as store:
         store.add([make_item(99)], make_vectors(np.random.default_rng(1), 1, None))
-    with closing(open_store(folder, index_id=ID)) as store, pytest.raises(StorageError, match=r"99\.png' is damaged or belongs to another"):
+    with (
+        closing(open_store(folder, index_id=ID)) as store,
+        pytest.raises(StorageError, match=r"99\.png' is damaged or belongs to another"),
+    ):
         store.verify()
 
 
@@ -250,7 +302,9 @@ def test_snapshot_survives_kill_at_any_write(two_parts, monkeypatch):
             break
         results.append(found)
     assert len(results) > 5
-    assert all(found == results[-1] for found in results), "the table has the change, and the snapshot follows it"
+    assert all(found == results[-1] for found in results), (
+        "the table has the change, and the snapshot follows it"
+    )
     assert results[-1] != old
 
 
@@ -265,11 +319,20 @@ def test_find_keys_equals_dictionary(stored, searched):
         assert find_keys(column, each).tolist() == [row_of.get(key, -1) for key in each]
 
 
-@given(st.lists(st.integers(0, 5), max_size=30), st.integers(1, 40), st.sampled_from(["*", "*3*", "none"]))
+@given(
+    st.lists(st.integers(0, 5), max_size=30),
+    st.integers(1, 40),
+    st.sampled_from(["*", "*3*", "none"]),
+)
 def test_newest_rows_equal_sorted_items(times, count, path):
-    items = sorted((replace(make_item(number), modified_ns=time) for number, time in enumerate(times)), key=lambda item: item.key)
+    items = sorted(
+        (replace(make_item(number), modified_ns=time) for number, time in enumerate(times)),
+        key=lambda item: item.key,
+    )
     table = lancedb_store.arrow_table(ID, items, np.zeros((len(items), DIM), np.float32))
     where = ItemFilter(path=path)
-    newest = heapq.nlargest(count, filter(where.matches, items), key=lambda item: (item.modified_ns, item.key))
+    newest = heapq.nlargest(
+        count, filter(where.matches, items), key=lambda item: (item.modified_ns, item.key)
+    )
     assert items_from_table(table.take(newest_rows(table, count, where))) == newest
     assert items_from_table(table) == items

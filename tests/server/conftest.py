@@ -38,7 +38,9 @@ COLORS = ("red", "green", "blue", "orange", "purple", "teal")
 SHAPES = ("circle", "square", "star")
 
 
-def photo(color: str = "red", shape: str = "circle", size: tuple[int, int] = (64, 48), shift: int = 0) -> Image.Image:
+def photo(
+    color: str = "red", shape: str = "circle", size: tuple[int, int] = (64, 48), shift: int = 0
+) -> Image.Image:
     """A shape on a white background."""
     image = Image.new("RGB", size, "white")
     box = (8 + shift % 5, 8, 40 + shift % 5, 40)
@@ -55,7 +57,9 @@ def photo_with_exif(image: Image.Image) -> bytes:
     exif = Image.Exif()
     exif[0x0112] = 6
     exif[0x010F] = "SecretCamera"
-    exif.get_ifd(0x8825).update({1: "N", 2: tuple(TiffImagePlugin.IFDRational(part) for part in LATITUDE), 3: "E"})
+    exif.get_ifd(0x8825).update(
+        {1: "N", 2: tuple(TiffImagePlugin.IFDRational(part) for part in LATITUDE), 3: "E"}
+    )
     file = io.BytesIO()
     image.save(file, "JPEG", exif=exif, comment=b"SecretComment", quality=95)
     return file.getvalue()
@@ -84,16 +88,27 @@ def collection_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Two small models with little training."""
     root = tmp_path_factory.mktemp("runs")
-    scenes = write_synthetic_scenes(root / "scenes", num_train=24, num_val=4, num_test=4, captions_per_image=3, size=32)
+    scenes = write_synthetic_scenes(
+        root / "scenes", num_train=24, num_val=4, num_test=4, captions_per_image=3, size=32
+    )
     (root / "recipe.toml").write_text(RECIPE)
     for name in ("one", "two"):
-        visavis.train(root / "recipe.toml", data=scenes, out=root / name, overrides=[f"seed={len(name) + ord(name[0])}"])
+        visavis.train(
+            root / "recipe.toml",
+            data=scenes,
+            out=root / name,
+            overrides=[f"seed={len(name) + ord(name[0])}"],
+        )
     return [root / "one", root / "two"]
 
 
 @pytest.fixture(scope="session")
-def indexes(collection_folder: Path, runs: list[Path], tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """An index of the collection by each model. One image was then replaced by a link that points outside."""
+def indexes(
+    collection_folder: Path, runs: list[Path], tmp_path_factory: pytest.TempPathFactory
+) -> list[Path]:
+    """An index of the collection by each model. One image was then replaced by a link that points
+    outside.
+    """
     root = tmp_path_factory.mktemp("indexes")
     for run in runs:
         visavis.index(run, collection_folder, out=root / run.name)
@@ -122,7 +137,10 @@ def other_collection(indexes: list[Path]) -> ServedIndex:
 @pytest.fixture
 def client(collection: ServedIndex, tmp_path: Path) -> Iterator[TestClient]:
     """A client of a loopback server that saves votes."""
-    with open_feedback(tmp_path / "votes.jsonl") as file, TestClient(create_app([collection], file), base_url="http://localhost") as client:
+    with (
+        open_feedback(tmp_path / "votes.jsonl") as file,
+        TestClient(create_app([collection], file), base_url="http://localhost") as client,
+    ):
         yield client
 
 
@@ -134,7 +152,9 @@ def served(*arguments: str | Path) -> Iterator[tuple[str, Command]]:
         try:
             deadline = time.monotonic() + 60
             while (address := re.search(r" at (http\S+)\s", process.output_text)) is None:
-                assert time.monotonic() < deadline, f"the server does not respond: {process.output_text}"
+                assert time.monotonic() < deadline, (
+                    f"the server does not respond: {process.output_text}"
+                )
                 assert not process.ended, f"the server stopped: {process.output_text}"
                 time.sleep(0.02)
             yield address[1], process

@@ -29,10 +29,21 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.outside.append(self.path)
             self.send_error(404, "another application")
             return
-        target = http.client.HTTPConnection(str(self.server.target.hostname), self.server.target.port, timeout=60)
+        target = http.client.HTTPConnection(
+            str(self.server.target.hostname), self.server.target.port, timeout=60
+        )
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        headers = {name: value for name, value in self.headers.items() if name.lower() not in ("connection", "content-length")}
-        target.request(self.command, path, body or None, {**headers, "X-Forwarded-For": "203.0.113.7", "X-Forwarded-Proto": "https"})
+        headers = {
+            name: value
+            for name, value in self.headers.items()
+            if name.lower() not in ("connection", "content-length")
+        }
+        target.request(
+            self.command,
+            path,
+            body or None,
+            {**headers, "X-Forwarded-For": "203.0.113.7", "X-Forwarded-Proto": "https"},
+        )
         response = target.getresponse()
         content = response.read()
         self.send_response(response.status)

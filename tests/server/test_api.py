@@ -17,7 +17,13 @@ from PIL import Image
 from starlette.exceptions import HTTPException
 
 from visavis.errors import VisavisError
-from visavis.feedback.records import FeedbackFile, QueryKey, latest_judgments, open_feedback, read_feedback
+from visavis.feedback.records import (
+    FeedbackFile,
+    QueryKey,
+    latest_judgments,
+    open_feedback,
+    read_feedback,
+)
 from visavis.retrieval.index_folder import Index
 from visavis.retrieval.index_search import SearchQuery, search_index
 from visavis.retrieval.items import NO_FILTER
@@ -61,17 +67,29 @@ def test_search_pages_equal_index_search(client, collection):
 
 
 def test_waiting_searches_are_encoded_in_one_batch(index_folder, monkeypatch):
-    """Equal results to single searches. A query without a known word fails alone, and equal queries are searched once."""
+    """Equal results to single searches. A query without a known word fails alone, and equal queries
+    are searched once.
+    """
     index, batches, searches = ServedIndex(Index.open(index_folder)), [], []
     encode, search, started = index.index.model.encode_texts, index.search, threading.Event()
-    monkeypatch.setattr(index.index.model, "encode_texts", lambda texts: (batches.append(sorted(texts)), encode(texts))[1])
-    monkeypatch.setattr(index, "search", lambda *arguments: (searches.append(arguments[0].text), search(*arguments))[1])
+    monkeypatch.setattr(
+        index.index.model,
+        "encode_texts",
+        lambda texts: (batches.append(sorted(texts)), encode(texts))[1],
+    )
+    monkeypatch.setattr(
+        index,
+        "search",
+        lambda *arguments: (searches.append(arguments[0].text), search(*arguments))[1],
+    )
     service = SearchService([index], None, ServerLimits(), ServerMetrics())
     texts = ["a red circle", "a star", "a red circle", "a blue square -star", "zzz qqq"]
 
     async def search_all():
         service._model_thread.submit(started.wait, 60)
-        searching = [asyncio.ensure_future(service.search(0, QueryKey(text), NO_FILTER, 5)) for text in texts]
+        searching = [
+            asyncio.ensure_future(service.search(0, QueryKey(text), NO_FILTER, 5)) for text in texts
+        ]
         await asyncio.sleep(0)
         started.set()
         return await asyncio.gather(*searching, return_exceptions=True)
@@ -101,8 +119,12 @@ def test_search_empty_query_returns_newest(client):
 
 
 def test_search_filters(client):
-    assert {hit["path"].split("/")[0] for hit in hits(client, text="a star", path="trips")} == {"trips"}
-    assert [hit["path"] for hit in hits(client, path="*/0?.png", since="2020-09-13", until="2020-09-14")] == [
+    assert {hit["path"].split("/")[0] for hit in hits(client, text="a star", path="trips")} == {
+        "trips"
+    }
+    assert [
+        hit["path"] for hit in hits(client, path="*/0?.png", since="2020-09-13", until="2020-09-14")
+    ] == [
         "trips/01.png",
         "home/kitchen/00.png",
     ]
@@ -110,7 +132,10 @@ def test_search_filters(client):
 
 
 def test_search_excluded_words_change_results(client):
-    plain, without = ([hit["key"] for hit in hits(client, text=text)] for text in ("a red star", "a red star -circle"))
+    plain, without = (
+        [hit["key"] for hit in hits(client, text=text)]
+        for text in ("a red star", "a red star -circle")
+    )
     assert plain != without
 
 
@@ -119,7 +144,11 @@ def test_search_like_ranks_item_first(client):
 
 
 def test_search_by_image_finds_it_on_every_page(client, collection_folder):
-    response = client.post("/api/search", params={"limit": 5}, content=(collection_folder / "trips" / "01.png").read_bytes())
+    response = client.post(
+        "/api/search",
+        params={"limit": 5},
+        content=(collection_folder / "trips" / "01.png").read_bytes(),
+    )
     assert response.status_code == 200
     first = response.json()
     assert first["sides"][0]["hits"][0]["score"] == pytest.approx(1, abs=1e-3)
@@ -129,8 +158,13 @@ def test_search_by_image_finds_it_on_every_page(client, collection_folder):
 
 def test_search_by_image_and_text(client, collection_folder):
     content = (collection_folder / "trips" / "01.png").read_bytes()
-    alone, both = (client.post("/api/search", params=words, content=content).json() for words in ({}, {"text": "blue star"}))
-    assert [hit["key"] for hit in alone["sides"][0]["hits"]] != [hit["key"] for hit in both["sides"][0]["hits"]]
+    alone, both = (
+        client.post("/api/search", params=words, content=content).json()
+        for words in ({}, {"text": "blue star"})
+    )
+    assert [hit["key"] for hit in alone["sides"][0]["hits"]] != [
+        hit["key"] for hit in both["sides"][0]["hits"]
+    ]
 
 
 def test_search_rejects_unknown_image(client):
@@ -143,39 +177,77 @@ def test_images_have_no_metadata(client):
         assert response.headers["content-type"] == "image/jpeg"
         with Image.open(io.BytesIO(response.content)) as shown:
             assert not shown.getexif()
-            assert shown.info.keys() <= {"jfif", "jfif_version", "jfif_unit", "jfif_density", "progressive", "progression"}
+            assert shown.info.keys() <= {
+                "jfif",
+                "jfif_version",
+                "jfif_unit",
+                "jfif_density",
+                "progressive",
+                "progression",
+            }
             assert shown.height > shown.width, "the image must be upright"
         assert b"Secret" not in response.content
         assert b"GPS" not in response.content
 
 
 def test_thumbnail_of_animation_is_first_frame(client):
-    with Image.open(io.BytesIO(client.get("/api/thumbnail", params={"key": "animated.gif"}).content)) as shown:
+    with Image.open(
+        io.BytesIO(client.get("/api/thumbnail", params={"key": "animated.gif"}).content)
+    ) as shown:
         red, green, blue = shown.convert("RGB").getpixel((24, 34))
     assert (red > 200, max(green, blue) < 100) == (True, True)
 
 
 def test_images_are_cacheable_with_content_version(client):
     key = "trips/01.png"
-    assert "immutable" in client.get("/api/thumbnail", params={"key": key, "content_version": "a"}).headers["cache-control"]
+    assert (
+        "immutable"
+        in client.get("/api/thumbnail", params={"key": key, "content_version": "a"}).headers[
+            "cache-control"
+        ]
+    )
     assert "no-cache" in client.get("/api/thumbnail", params={"key": key}).headers["cache-control"]
     assert client.get("/api/search").headers["cache-control"] == "no-store"
 
 
 @pytest.mark.parametrize(
     "key",
-    ["../outside.png", "/etc/passwd", "trips/../../outside.png", "..%2Foutside.png", "trips/01.png\0", "trips\\01.png", "", "a" * 4000],
+    [
+        "../outside.png",
+        "/etc/passwd",
+        "trips/../../outside.png",
+        "..%2Foutside.png",
+        "trips/01.png\0",
+        "trips\\01.png",
+        "",
+        "a" * 4000,
+    ],
 )
 def test_images_reject_unknown_keys(client, key):
     for size in ("thumbnail", "image"):
-        assert "expected the key of an item" in error_of(client.get(f"/api/{size}", params={"key": key}), 404)
+        assert "expected the key of an item" in error_of(
+            client.get(f"/api/{size}", params={"key": key}), 404
+        )
 
 
 def test_images_reject_links_outside_source(client):
-    assert "points outside" in error_of(client.get("/api/thumbnail", params={"key": "leaves.png"}), 404)
+    assert "points outside" in error_of(
+        client.get("/api/thumbnail", params={"key": "leaves.png"}), 404
+    )
 
 
-@pytest.mark.parametrize("path", ["/../../etc/passwd", "/%2e%2e/app.js", "/page/app.js", "/login.html", "/index.html", "/app.js/", "/docs"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/../../etc/passwd",
+        "/%2e%2e/app.js",
+        "/page/app.js",
+        "/login.html",
+        "/index.html",
+        "/app.js/",
+        "/docs",
+    ],
+)
 def test_web_ui_serves_no_other_files(client, path):
     assert client.get(path, follow_redirects=False).status_code in (404, 307)
 
@@ -187,9 +259,17 @@ def test_search_returns_markup_as_text(client):
 
 
 def test_search_reports_results_beyond_its_limit(collection):
-    with TestClient(create_app([collection], limits=ServerLimits(max_results=50)), base_url="http://localhost") as client:
-        for offset, limit, has_more, is_cut in ((0, 40, True, False), (40, 10, False, True), (40, 40, False, False)):
-            side = client.get("/api/search", params={"offset": offset, "limit": limit}).json()["sides"][0]
+    with TestClient(
+        create_app([collection], limits=ServerLimits(max_results=50)), base_url="http://localhost"
+    ) as client:
+        for offset, limit, has_more, is_cut in (
+            (0, 40, True, False),
+            (40, 10, False, True),
+            (40, 40, False, False),
+        ):
+            side = client.get("/api/search", params={"offset": offset, "limit": limit}).json()[
+                "sides"
+            ][0]
             assert (side["has_more"], side["is_cut"]) == (has_more, is_cut)
 
 
@@ -199,17 +279,38 @@ def test_search_ignores_excluded_unknown_words(client):
         assert [hit["key"] for hit in hits(client, text=f"a red star {excluded}")] == expected
     partly = [hit["score"] for hit in hits(client, text='a red star -"blorp circle"')]
     assert partly != [hit["score"] for hit in hits(client, text="a red star")]
-    for text, problem in (("-blorp", "only exclusions"), ("blorp", "unknown words only"), ("blorp -circle", "unknown words only")):
+    for text, problem in (
+        ("-blorp", "only exclusions"),
+        ("blorp", "unknown words only"),
+        ("blorp -circle", "unknown words only"),
+    ):
         assert problem in error_of(client.get("/api/search", params={"text": text}), 400)
 
 
 @pytest.mark.parametrize("text", ["", "a red star"])
 def test_search_names_known_metadata(client, text):
     message = error_of(client.get("/api/search", params={"text": text, "tag": "hue=red"}), 400)
-    assert message == "metadata: expected no filter, because the items have no metadata, got 'hue'. Correct the filter."
+    assert (
+        message
+        == "metadata: expected no filter, because the items have no metadata, got 'hue'. Correct the filter."
+    )
 
 
-@pytest.mark.parametrize("text", ["東京 🌸", "\u202edlrow", "é" * 500, "<script>", "'; DROP TABLE", "-", '-"', 'a -"', "%00", "٣"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "東京 🌸",
+        "\u202edlrow",
+        "é" * 500,
+        "<script>",
+        "'; DROP TABLE",
+        "-",
+        '-"',
+        'a -"',
+        "%00",
+        "٣",
+    ],
+)
 def test_search_accepts_unusual_text(client, text):
     response = client.get("/api/search", params={"text": text})
     assert response.status_code == 200 or "unknown words only" in error_of(response, 400)
@@ -238,10 +339,20 @@ def bomb(side):
     """A PNG of a few bytes whose header declares a large size."""
 
     def chunk(kind, content):
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+        return (
+            struct.pack(">I", len(content))
+            + kind
+            + content
+            + struct.pack(">I", zlib.crc32(kind + content))
+        )
 
     header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 1000)) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(b"\0" * 1000))
+        + chunk(b"IEND", b"")
+    )
 
 
 @pytest.mark.filterwarnings("ignore:Image size")
@@ -254,11 +365,24 @@ def bomb(side):
         (bomb(7_000), "pixels"),
         (png(photo())[:100], "truncated"),
         (photo_with_exif(photo())[:700], "truncated"),
-        (b"<svg xmlns='http://www.w3.org/2000/svg'><image href='file:///etc/passwd'/></svg>", "not an image"),
+        (
+            b"<svg xmlns='http://www.w3.org/2000/svg'><image href='file:///etc/passwd'/></svg>",
+            "not an image",
+        ),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not an image"),
         (b"GIF89a" + b"\xff" * 50, "damaged"),
     ],
-    ids=["empty", "text", "a billion pixels", "49 million pixels", "cut png", "cut jpeg", "svg", "postscript", "damaged gif"],
+    ids=[
+        "empty",
+        "text",
+        "a billion pixels",
+        "49 million pixels",
+        "cut png",
+        "cut jpeg",
+        "svg",
+        "postscript",
+        "damaged gif",
+    ],
 )
 def test_search_by_image_rejects_other_content(client, content, text):
     assert text in error_of(client.post("/api/search", content=content), 400)
@@ -266,21 +390,39 @@ def test_search_by_image_rejects_other_content(client, content, text):
 
 def test_search_by_image_accepts_polyglot_file(client):
     polyglot = png(photo()) + b"<script>alert(1)</script>PK\3\4"
-    assert client.post("/api/search", content=polyglot, headers={"content-type": "text/html"}).status_code == 200
+    assert (
+        client.post(
+            "/api/search", content=polyglot, headers={"content-type": "text/html"}
+        ).status_code
+        == 200
+    )
 
 
 def test_requests_have_a_size_limit(client):
     large = b"\0" * (ServerLimits().max_body_bytes + 1)
     assert "larger than 8 MB" in error_of(client.post("/api/search", content=large), 413)
-    assert "larger than 8 MB" in error_of(client.post("/api/search", content=iter([large[: 2**20]] * 9)), 413)
+    assert "larger than 8 MB" in error_of(
+        client.post("/api/search", content=iter([large[: 2**20]] * 9)), 413
+    )
     assert "larger" in error_of(client.post("/api/votes", content=iter([large])), 413)
 
 
 def test_responses_have_security_headers(client):
-    for path in ("/", "/app.js", "/api/search", "/api/thumbnail", "/nothing", "/health", "/api/search?limit=0"):
+    for path in (
+        "/",
+        "/app.js",
+        "/api/search",
+        "/api/thumbnail",
+        "/nothing",
+        "/health",
+        "/api/search?limit=0",
+    ):
         assert (
             SECURITY_HEADERS.items()
-            <= {name.title().replace("Csp", "CSP"): value for name, value in client.get(path).headers.items()}.items()
+            <= {
+                name.title().replace("Csp", "CSP"): value
+                for name, value in client.get(path).headers.items()
+            }.items()
         )
     policy = SECURITY_HEADERS["Content-Security-Policy"]
     assert "unsafe" not in policy
@@ -296,7 +438,10 @@ def test_web_ui_has_no_inline_or_external_code(client):
     html = client.get("/").text
     assert not re.search(r"<style|\sstyle=|\son[a-z]+=|<script(?![^>]*\ssrc=)|innerHTML", html)
     for module in ("app", "api", "results", "detail", "voting", "feedback", "query", "format"):
-        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", client.get(f"/{module}.js").text)
+        assert not re.search(
+            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(",
+            client.get(f"/{module}.js").text,
+        )
 
 
 def test_web_ui_files_have_etags(client):
@@ -305,13 +450,24 @@ def test_web_ui_files_have_etags(client):
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "", "evil.example:8000", "[::1", "a b"]
+    "host",
+    [
+        "evil.example",
+        "localhost.evil.example",
+        "127.0.0.1.evil.example",
+        "",
+        "evil.example:8000",
+        "[::1",
+        "a b",
+    ],
 )
 def test_loopback_rejects_foreign_host_header(client, host):
     assert "another host" in error_of(client.get("/api/info", headers={"host": host}), 403)
 
 
-@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:8000", "127.0.0.1:1", "[::1]:8000", "127.1.2.3"])
+@pytest.mark.parametrize(
+    "host", ["localhost", "LOCALHOST:8000", "127.0.0.1:1", "[::1]:8000", "127.1.2.3"]
+)
 def test_loopback_accepts_every_loopback_name(client, host):
     assert client.get("/api/info", headers={"host": host}).status_code == 200
 
@@ -324,23 +480,45 @@ def test_votes_reject_cross_origin_requests(client):
         {"sec-fetch-site": "cross-site"},
         {"origin": "http://localhost:1"},
     ):
-        assert "another site" in error_of(client.post("/api/votes", json=vote, headers=headers), 403)
-    assert client.post("/api/votes", json=vote, headers={"origin": "http://localhost", "sec-fetch-site": "same-origin"}).status_code == 200
+        assert "another site" in error_of(
+            client.post("/api/votes", json=vote, headers=headers), 403
+        )
+    assert (
+        client.post(
+            "/api/votes",
+            json=vote,
+            headers={"origin": "http://localhost", "sec-fetch-site": "same-origin"},
+        ).status_code
+        == 200
+    )
 
 
 def test_token_is_required_in_header_or_cookie(collection):
     token = "a-long-enough-token"
-    with TestClient(create_app([collection], bound_to=None, token=token), base_url="http://photos.example") as client:
-        for path in ("/api/search", "/metrics", "/app.js", "/openapi.json", "/api/image?key=trips/01.png"):
+    with TestClient(
+        create_app([collection], bound_to=None, token=token), base_url="http://photos.example"
+    ) as client:
+        for path in (
+            "/api/search",
+            "/metrics",
+            "/app.js",
+            "/openapi.json",
+            "/api/image?key=trips/01.png",
+        ):
             response = client.get(path)
             assert "token" in error_of(response, 401)
             assert response.headers["www-authenticate"] == "Bearer"
-            assert client.get(path, headers={"authorization": "Bearer " + token[:-1]}).status_code == 401
+            assert (
+                client.get(path, headers={"authorization": "Bearer " + token[:-1]}).status_code
+                == 401
+            )
             assert client.get(path, headers={"authorization": "Bearer " + token}).status_code == 200
         assert client.get("/health").status_code == 200
         assert client.get("/", follow_redirects=False).headers["location"] == "login"
         assert client.post("/login", data={"token": "wrong"}).status_code == 401
-        assert "cookie" not in client.post("/login", data={"token": "wrong"}).headers.get("set-cookie", "")
+        assert "cookie" not in client.post("/login", data={"token": "wrong"}).headers.get(
+            "set-cookie", ""
+        )
         logged_in = client.post("/login", data={"token": token}, follow_redirects=False)
         assert {"HttpOnly", "SameSite=strict"} <= set(logged_in.headers["set-cookie"].split("; "))
         assert token not in logged_in.headers["set-cookie"]
@@ -349,8 +527,17 @@ def test_token_is_required_in_header_or_cookie(collection):
 
 
 def test_rate_limit_returns_retry_after(collection):
-    app = create_app([collection], bound_to=None, token="a-long-enough-token", rates=RateLimits(burst=20, per_s=0.5))
-    with TestClient(app, base_url="http://photos.example", headers={"authorization": "Bearer a-long-enough-token"}) as client:
+    app = create_app(
+        [collection],
+        bound_to=None,
+        token="a-long-enough-token",
+        rates=RateLimits(burst=20, per_s=0.5),
+    )
+    with TestClient(
+        app,
+        base_url="http://photos.example",
+        headers={"authorization": "Bearer a-long-enough-token"},
+    ) as client:
         responses = [client.get("/api/search") for _ in range(4)]
         assert [response.status_code for response in responses] == [200, 200, 429, 429]
         assert "Too many requests" in error_of(responses[-1], 429)
@@ -374,15 +561,28 @@ def test_votes_are_saved_shown_and_withdrawn(client, tmp_path):
 
 
 def test_undo_removes_the_named_vote_only(client, tmp_path):
-    """Two clients vote on one item. The second has not seen the vote of the first, and undoes its own."""
+    """Two clients vote on one item. The second has not seen the vote of the first, and undoes its
+    own.
+    """
     query = {"text": "a red star"}
     vote = {"query": query, "key": hits(client, **query)[0]["key"]}
-    first, second = (client.post("/api/votes", json=vote | {"relevant": value}).json() for value in (True, False))
-    assert client.post("/api/votes/undo", json={"vote": second["vote"]}).json() == {"relevant": True}
+    first, second = (
+        client.post("/api/votes", json=vote | {"relevant": value}).json() for value in (True, False)
+    )
+    assert client.post("/api/votes/undo", json={"vote": second["vote"]}).json() == {
+        "relevant": True
+    }
     assert hits(client, **query)[0]["vote"] is True
-    assert [judgment.relevant for judgment in latest_judgments(read_feedback(tmp_path / "votes.jsonl")).values()] == [True]
+    assert [
+        judgment.relevant
+        for judgment in latest_judgments(read_feedback(tmp_path / "votes.jsonl")).values()
+    ] == [True]
     for name in (second["vote"], "unknown", "\ud800"):
-        response = client.post("/api/votes/undo", content=json.dumps({"vote": name}), headers={"content-type": "application/json"})
+        response = client.post(
+            "/api/votes/undo",
+            content=json.dumps({"vote": name}),
+            headers={"content-type": "application/json"},
+        )
         assert error_of(response, 404 if name != "\ud800" else 422).startswith("vote: ")
     assert client.post("/api/votes/undo", json={"vote": first["vote"]}).json() == {"relevant": None}
     assert hits(client, **query)[0]["vote"] is None
@@ -390,7 +590,9 @@ def test_undo_removes_the_named_vote_only(client, tmp_path):
 
 @pytest.mark.parametrize("values", list(itertools.product((True, False, None), repeat=3)))
 def test_undo_in_any_order_leaves_the_last_other_vote(collection, tmp_path, values):
-    """After each undo, server, feedback file and a restarted server agree with the definition: the last vote that was not undone."""
+    """After each undo, server, feedback file and a restarted server agree with the definition: the
+    last vote that was not undone.
+    """
     key, item = QueryKey("a star"), collection.index.items["trips/01.png"]
     for order in itertools.permutations(range(len(values))):
         path = tmp_path / f"{order}.jsonl"
@@ -409,9 +611,18 @@ def test_undo_in_any_order_leaves_the_last_other_vote(collection, tmp_path, valu
 
 
 def test_undo_of_an_empty_name_leaves_votes_without_name(collection, tmp_path):
-    item, record = collection.index.items["trips/01.png"], {"timestamp": "2026-01-01", "index": "one", "query": {"text": "a star"}}
+    item, record = (
+        collection.index.items["trips/01.png"],
+        {"timestamp": "2026-01-01", "index": "one", "query": {"text": "a star"}},
+    )
     path = tmp_path / "votes.jsonl"
-    path.write_text(json.dumps(record | {"item": item.key, "content_hash": item.content, "relevant": True, "kind": "judgment"}) + "\n")
+    path.write_text(
+        json.dumps(
+            record
+            | {"item": item.key, "content_hash": item.content, "relevant": True, "kind": "judgment"}
+        )
+        + "\n"
+    )
     with open_feedback(path) as file:
         store = VoteStore(file, ServerMetrics())
         with pytest.raises(HTTPException, match="expected the name of a vote"):
@@ -422,14 +633,28 @@ def test_undo_of_an_empty_name_leaves_votes_without_name(collection, tmp_path):
 
 def test_votes_require_file_query_and_item(client, collection):
     vote = {"query": {"text": "a star"}, "key": "trips/01.png", "relevant": True}
-    assert "expected the key of an item" in error_of(client.post("/api/votes", json=vote | {"key": "none"}), 404)
-    bodies = {b"{": 422, b'{"key": }': 422, b"": 422, b"query=a": 422, b"null": 422, b"\xff": 400, b"[" * 100_000: 400}
+    assert "expected the key of an item" in error_of(
+        client.post("/api/votes", json=vote | {"key": "none"}), 404
+    )
+    bodies = {
+        b"{": 422,
+        b'{"key": }': 422,
+        b"": 422,
+        b"query=a": 422,
+        b"null": 422,
+        b"\xff": 400,
+        b"[" * 100_000: 400,
+    }
     for body, status in bodies.items():
-        response = client.post("/api/votes", content=body, headers={"content-type": "application/json"})
+        response = client.post(
+            "/api/votes", content=body, headers={"content-type": "application/json"}
+        )
         assert error_of(response, status).startswith("body: expected ")
     assert "empty query" in error_of(client.post("/api/votes", json=vote | {"query": {}}), 422)
     halved = '{"query":{"text":"\\ud800"},"key":"a","relevant":true}'
-    assert "text" in error_of(client.post("/api/votes", content=halved, headers={"content-type": "application/json"}), 422)
+    assert "text" in error_of(
+        client.post("/api/votes", content=halved, headers={"content-type": "application/json"}), 422
+    )
     assert "expected 0, got 1" in error_of(client.post("/api/votes", json=vote | {"index": 1}), 404)
     with TestClient(create_app([collection]), base_url="http://localhost") as without_file:
         assert "--feedback" in error_of(without_file.post("/api/votes", json=vote), 409)
@@ -441,13 +666,24 @@ def test_comparison_is_blind_until_a_preference(collection, other_collection, tm
         with TestClient(app, base_url="http://localhost") as client:
             order = {}
             for number in range(24):
-                response = client.get("/api/search", params={"text": f"star {number}", "limit": 3}).json()
+                response = client.get(
+                    "/api/search", params={"text": f"star {number}", "limit": 3}
+                ).json()
                 assert [side["side"] for side in response["sides"]] == ["left", "right"]
-                assert not {"one", "two"} & set(json.dumps(response).split('"')), "a response must not contain the names"
-                names = client.post("/api/preferences", json={"query": {"text": f"star {number}"}, "preferred": "left"}).json()
+                assert not {"one", "two"} & set(json.dumps(response).split('"')), (
+                    "a response must not contain the names"
+                )
+                names = client.post(
+                    "/api/preferences",
+                    json={"query": {"text": f"star {number}"}, "preferred": "left"},
+                ).json()
                 order[response["sides"][0]["index"], names["left"]] = True
-                again = client.get("/api/search", params={"text": f"star {number}", "limit": 3}).json()
-                assert [side["index"] for side in again["sides"]] == [side["index"] for side in response["sides"]]
+                again = client.get(
+                    "/api/search", params={"text": f"star {number}", "limit": 3}
+                ).json()
+                assert [side["index"] for side in again["sides"]] == [
+                    side["index"] for side in response["sides"]
+                ]
             assert len(order) == 2, "each index must have a fixed number and a random side"
         lines = read_feedback(tmp_path / "votes.jsonl")
         assert {line.preferred for line in lines} == {"one", "two"}
@@ -455,7 +691,9 @@ def test_comparison_is_blind_until_a_preference(collection, other_collection, tm
 
 
 def test_preferences_require_two_indexes(client):
-    assert "need two indexes" in error_of(client.post("/api/preferences", json={"query": {"text": "a"}, "preferred": "left"}), 409)
+    assert "need two indexes" in error_of(
+        client.post("/api/preferences", json={"query": {"text": "a"}, "preferred": "left"}), 409
+    )
 
 
 def test_create_app_rejects_equal_names(collection):
@@ -468,11 +706,23 @@ def test_uncertain_pairs_have_no_vote(client):
     for text in ("a", "a red", "a red star", "blue circle"):
         hits(client, text=text)
     pairs = client.get("/api/uncertain").json()["pairs"]
-    assert {pair["query"]["text"] for pair in pairs} == {"a red star", "blue circle"}, "prefixes of a later query are dropped"
+    assert {pair["query"]["text"] for pair in pairs} == {"a red star", "blue circle"}, (
+        "prefixes of a later query are dropped"
+    )
     first = pairs[0]
-    client.post("/api/votes", json={"query": first["query"], "index": first["index"], "key": first["hit"]["key"], "relevant": False})
+    client.post(
+        "/api/votes",
+        json={
+            "query": first["query"],
+            "index": first["index"],
+            "key": first["hit"]["key"],
+            "relevant": False,
+        },
+    )
     remaining = client.get("/api/uncertain").json()["pairs"]
-    assert (first["query"], first["hit"]["key"]) not in [(pair["query"], pair["hit"]["key"]) for pair in remaining]
+    assert (first["query"], first["hit"]["key"]) not in [
+        (pair["query"], pair["hit"]["key"]) for pair in remaining
+    ]
 
 
 def test_health_metrics_and_facets(client):
@@ -490,7 +740,20 @@ def test_health_metrics_and_facets(client):
 def test_openapi_lists_every_route(client):
     paths = client.get("/openapi.json").json()["paths"]
     assert set(paths) == {
-        *(f"/api/{name}" for name in ["search", "thumbnail", "image", "info", "facets", "votes", "votes/undo", "preferences", "uncertain"]),
+        *(
+            f"/api/{name}"
+            for name in [
+                "search",
+                "thumbnail",
+                "image",
+                "info",
+                "facets",
+                "votes",
+                "votes/undo",
+                "preferences",
+                "uncertain",
+            ]
+        ),
         "/health",
         "/metrics",
     }
@@ -501,20 +764,31 @@ def test_openapi_lists_every_route(client):
 @pytest.mark.parametrize("examples", [3, pytest.param(150, marks=pytest.mark.long)])
 def test_openapi_requests_cause_no_server_error(collection, tmp_path, examples):
     """Valid and invalid requests generated from the OpenAPI description, for every route."""
-    schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed: pip install 'visavis[dev]'")
+    schemathesis = pytest.importorskip(
+        "schemathesis", reason="schemathesis is not installed: pip install 'visavis[dev]'"
+    )
     from schemathesis import checks
 
-    settings = hypothesis.settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(hypothesis.HealthCheck))
+    settings = hypothesis.settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
     statuses = []
     with open_feedback(tmp_path / "votes.jsonl") as file:
-        schema = schemathesis.openapi.from_asgi("/openapi.json", create_app([collection], file), headers={"host": "localhost"})
+        schema = schemathesis.openapi.from_asgi(
+            "/openapi.json", create_app([collection], file), headers={"host": "localhost"}
+        )
         for result in schema.get_all_operations():
             operation = result.ok()
 
             @settings
             @hypothesis.given(case=operation.as_strategy())
             def send(case):
-                response = case.call_and_validate(headers={"host": "localhost"}, checks=(checks.not_a_server_error,))
+                response = case.call_and_validate(
+                    headers={"host": "localhost"}, checks=(checks.not_a_server_error,)
+                )
                 statuses.append((case.operation.label, response.status_code))
 
             send()

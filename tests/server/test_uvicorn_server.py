@@ -48,7 +48,10 @@ def test_serve_rejects_invalid_options(index_folder, options, text):
 
 
 def test_serve_rejects_port_in_use(index_folder):
-    with listening_socket("127.0.0.1", 0) as listener, pytest.raises(VisavisError, match="is in use"):
+    with (
+        listening_socket("127.0.0.1", 0) as listener,
+        pytest.raises(VisavisError, match="is in use"),
+    ):
         serve(index_folder, port=listener.getsockname()[1])
 
 
@@ -67,14 +70,20 @@ def test_serve_rejects_other_feedback_file(index_folder, tmp_path):
 
 @pytest.fixture(scope="module")
 def process(index_folder, tmp_path_factory):
-    with served(index_folder, "--feedback", tmp_path_factory.mktemp("votes") / "votes.jsonl") as running:
+    with served(
+        index_folder, "--feedback", tmp_path_factory.mktemp("votes") / "votes.jsonl"
+    ) as running:
         yield running
 
 
 def test_server_responds_despite_slow_clients(process):
     address = urlsplit(process[0])
     with contextlib.ExitStack() as stack:
-        for part in [b"", b"GET / HT", b"POST /api/search HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nabc"] * 20:
+        for part in [
+            b"",
+            b"GET / HT",
+            b"POST /api/search HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nabc",
+        ] * 20:
             slow = stack.enter_context(socket.create_connection((address.hostname, address.port)))
             slow.sendall(part)
         started = time.monotonic()
@@ -85,7 +94,9 @@ def test_server_responds_despite_slow_clients(process):
 
 
 def test_server_closes_connections_with_incomplete_bodies(collection):
-    """Also those of rejected requests and of routes that read no body, even if the client sends a byte now and then."""
+    """Also those of rejected requests and of routes that read no body, even if the client sends a
+    byte now and then.
+    """
     limits = ServerLimits(header_timeout_s=0.3, body_timeout_s=0.3)
     server = uvicorn.Server(server_config(create_app([collection], limits=limits), limits))
     with listening_socket("127.0.0.1", 0) as listener, contextlib.ExitStack() as stack:
@@ -102,8 +113,12 @@ def test_server_closes_connections_with_incomplete_bodies(collection):
                 "Transfer-Encoding: chunked",
                 "Origin: http://a\r\nContent-Length: 9",
             ):
-                clients.append(stack.enter_context(socket.create_connection(listener.getsockname())))
-                clients[-1].sendall(f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n{header}\r\n\r\n1\r\n".encode())
+                clients.append(
+                    stack.enter_context(socket.create_connection(listener.getsockname()))
+                )
+                clients[-1].sendall(
+                    f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n{header}\r\n\r\n1\r\n".encode()
+                )
         deadline, slow = time.monotonic() + 4, clients
         while slow and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -129,7 +144,10 @@ def is_closed(client):
 @pytest.mark.long
 def test_server_disconnects_slow_clients(process):
     address = urlsplit(process[0])
-    for part, expected in ((b"GET / HT", b""), (b"POST /api/search HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nabc", b"408")):
+    for part, expected in (
+        (b"GET / HT", b""),
+        (b"POST /api/search HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nabc", b"408"),
+    ):
         with socket.create_connection((address.hostname, address.port), timeout=40) as slow:
             slow.sendall(part)
             received = b"".join(iter(lambda: slow.recv(4096), b""))
@@ -144,7 +162,11 @@ def test_server_rejects_other_protocols(process):
 
 
 def test_parse_query_splits_excluded_words():
-    assert parse_query('beach -people -"red car"') == ((1.0, "beach"), (-0.5, "people"), (-0.5, "red car"))
+    assert parse_query('beach -people -"red car"') == (
+        (1.0, "beach"),
+        (-0.5, "people"),
+        (-0.5, "red car"),
+    )
     assert parse_query("black-and-white") == ((1.0, "black-and-white"),)
     assert parse_query(" - -- ") == ((1.0, "- --"),)
     assert parse_query("") == ()
@@ -178,14 +200,31 @@ def test_uncertainties_peak_at_even_probability(collection):
     from visavis.retrieval.index_search import SearchQuery, search_index
 
     found = search_index(collection.index, SearchQuery.from_text("a star"), 12).hits
-    assert max(uncertainties([replace(hit, match_probability=value) for hit, value in zip(found, (0, 0.2, 0.5, 0.9), strict=False)])) == 1
-    plain = uncertainties([replace(hit, match_probability=None, score=1 - number / 12) for number, hit in enumerate(found)])
+    assert (
+        max(
+            uncertainties(
+                [
+                    replace(hit, match_probability=value)
+                    for hit, value in zip(found, (0, 0.2, 0.5, 0.9), strict=False)
+                ]
+            )
+        )
+        == 1
+    )
+    plain = uncertainties(
+        [
+            replace(hit, match_probability=None, score=1 - number / 12)
+            for number, hit in enumerate(found)
+        ]
+    )
     assert plain.index(max(plain)) in (9, 10), "at the boundary of the first page"
     assert uncertainties([]) == []
 
 
 def stop(process, signal_number, code):
-    connection = socket.create_connection((urlsplit(process[0]).hostname, urlsplit(process[0]).port))
+    connection = socket.create_connection(
+        (urlsplit(process[0]).hostname, urlsplit(process[0]).port)
+    )
     process[1].send(signal_number)
     assert process[1].wait(20) == code
     connection.close()

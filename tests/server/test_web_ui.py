@@ -13,8 +13,12 @@ from visavis.feedback.records import Preference, QueryKey, latest_judgments, rea
 
 from .conftest import MARKUP, photo, served
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install 'visavis[dev]'")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
+playwright = pytest.importorskip(
+    "playwright.sync_api", reason="playwright is not installed: pip install 'visavis[dev]'"
+)
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: apt install chromium"),
@@ -79,7 +83,9 @@ def open_page(shared_page):
     page.mouse.move(0, 0)
     page.evaluate("localStorage.clear()")
     page.goto("about:blank")
-    assert [line for line in logged if "leaves.png" not in line] == [], "except for the image that points outside"
+    assert [line for line in logged if "leaves.png" not in line] == [], (
+        "except for the image that points outside"
+    )
 
 
 def search(page, text):
@@ -93,8 +99,13 @@ def names(page):
 
 
 def wait_for_focus(page, title_or_id):
-    """Wait until an element has the focus. A closed dialog returns it in a later task, when its close event is delivered."""
-    page.wait_for_function("name => [document.activeElement.title, document.activeElement.id].includes(name)", arg=title_or_id)
+    """Wait until an element has the focus. A closed dialog returns it in a later task, when its
+    close event is delivered.
+    """
+    page.wait_for_function(
+        "name => [document.activeElement.title, document.activeElement.id].includes(name)",
+        arg=title_or_id,
+    )
 
 
 def drop(page, path):
@@ -169,9 +180,13 @@ def test_web_ui_restores_preview_of_former_image(open_page, address, tmp_path):
         page.wait_for_selector("#results[aria-busy=false]")
         sources.append(page.get_attribute("#chip-image", "src"))
     page.go_back()
-    page.wait_for_function("source => document.querySelector('#chip-image').src === source", arg=sources[0])
+    page.wait_for_function(
+        "source => document.querySelector('#chip-image').src === source", arg=sources[0]
+    )
     page.go_forward()
-    page.wait_for_function("source => document.querySelector('#chip-image').src === source", arg=sources[1])
+    page.wait_for_function(
+        "source => document.querySelector('#chip-image').src === source", arg=sources[1]
+    )
     assert page.evaluate("document.querySelector('#chip-image').naturalWidth") == 400
 
 
@@ -188,7 +203,10 @@ def test_web_ui_hides_preview_of_damaged_image(open_page, address, tmp_path):
 
 
 def test_web_ui_fills_a_large_screen(open_page, shared_page, address):
-    shared_page.route("**/api/search**", lambda route: route.continue_(url=route.request.url.replace("limit=40", "limit=10")))
+    shared_page.route(
+        "**/api/search**",
+        lambda route: route.continue_(url=route.request.url.replace("limit=40", "limit=10")),
+    )
     page = open_page(address, width=3840, height=2160)
     page.wait_for_selector(".tile:nth-child(65)")
     assert page.is_hidden("#more")
@@ -219,7 +237,9 @@ def test_web_ui_more_like_this_and_history(open_page, address):
 
 
 def test_web_ui_restores_scroll_position(open_page, address):
-    """All loaded results are loaded again, also after the next search by the keyboard, and after a reload."""
+    """All loaded results are loaded again, also after the next search by the keyboard, and after a
+    reload.
+    """
     page = open_page(address, height=500)
     page.mouse.wheel(0, 20_000)
     page.wait_for_selector(".tile:nth-child(65)")
@@ -255,7 +275,10 @@ def test_web_ui_reports_the_end_of_results(open_page, shared_page, address):
 
     shared_page.route("**/api/search**", cut)
     page = open_page(address)
-    assert page.inner_text("#end") == "These are the first 40 results. Add words or filters to find others."
+    assert (
+        page.inner_text("#end")
+        == "These are the first 40 results. Add words or filters to find others."
+    )
     page.unroute_all()
     search(page, "a red star")
     assert page.inner_text("#end") == ""
@@ -315,7 +338,9 @@ def test_web_ui_saves_and_undoes_votes(open_page, address, votes):
 
 
 def test_web_ui_undo_leaves_the_vote_of_another_page(browser, address, votes):
-    """The second page was loaded before the vote of the first, so it shows no vote that it could restore."""
+    """The second page was loaded before the vote of the first, so it shows no vote that it could
+    restore.
+    """
     context = browser.new_context(reduced_motion="reduce")
     first, second = context.new_page(), context.new_page()
     for page in (first, second):
@@ -329,7 +354,11 @@ def test_web_ui_undo_leaves_the_vote_of_another_page(browser, address, votes):
     second.wait_for_selector("#toast-text:text-is('Vote undone. Another vote applies: relevant.')")
     assert second.locator(".tile[data-vote=relevant]").count() == 1
     key = QueryKey("a blue square")
-    assert [judgment.relevant for (query, _), judgment in latest_judgments(read_feedback(votes)).items() if query == key] == [True]
+    assert [
+        judgment.relevant
+        for (query, _), judgment in latest_judgments(read_feedback(votes)).items()
+        if query == key
+    ] == [True]
     context.close()
 
 
@@ -361,7 +390,9 @@ def test_web_ui_by_keyboard_only(open_page, address, votes):
     wait_for_focus(page, found[0])
     page.keyboard.press("ArrowRight")
     wait_for_focus(page, found[1])
-    columns = page.locator(".grid").evaluate("grid => getComputedStyle(grid).gridTemplateColumns.split(' ').length")
+    columns = page.locator(".grid").evaluate(
+        "grid => getComputedStyle(grid).gridTemplateColumns.split(' ').length"
+    )
     page.keyboard.press("ArrowDown")
     wait_for_focus(page, found[1 + columns])
     page.keyboard.press("ArrowUp")
@@ -386,8 +417,12 @@ def test_web_ui_by_keyboard_only(open_page, address, votes):
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 360)])
 def test_web_ui_is_accessible(open_page, address, scheme, width):
-    """No element is wider than the screen, and axe-core finds no serious problem in the results, filters and dialogs."""
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed").Axe()
+    """No element is wider than the screen, and axe-core finds no serious problem in the results,
+    filters and dialogs.
+    """
+    axe = pytest.importorskip(
+        "axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed"
+    ).Axe()
     page = open_page(address, width=width, scheme=scheme)
     search(page, "a red star")
     page.wait_for_selector(".tile.shown")
@@ -398,12 +433,18 @@ def test_web_ui_is_accessible(open_page, address, scheme, width):
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         violations = axe.run(page, options={"resultTypes": ["violations"]}).response["violations"]
         assert [
-            (one["id"], [node["html"][:90] for node in one["nodes"]]) for one in violations if one["impact"] in ("serious", "critical")
+            (one["id"], [node["html"][:90] for node in one["nodes"]])
+            for one in violations
+            if one["impact"] in ("serious", "critical")
         ] == []
 
     page.click("#filters-button")
     check()
-    for opener, dialog in ((".tile .open >> nth=0", "#detail"), ("#help-button", "#help"), ("#feedback-button", "#feedback")):
+    for opener, dialog in (
+        (".tile .open >> nth=0", "#detail"),
+        ("#help-button", "#help"),
+        ("#feedback-button", "#feedback"),
+    ):
         page.click(opener)
         page.wait_for_selector(f"dialog{dialog}[open]")
         check()
@@ -418,7 +459,9 @@ def test_web_ui_logs_in_by_the_form(browser, index_folder):
         for token in ("a-wrong-token", "a-long-enough-token"):
             page.fill("#token", token)
             page.click("button[type=submit]")
-            page.wait_for_selector(".wrong:text('not correct')" if token == "a-wrong-token" else ".tile.shown")
+            page.wait_for_selector(
+                ".wrong:text('not correct')" if token == "a-wrong-token" else ".tile.shown"
+            )
         assert page.url == f"{url}/"
     context.close()
 
@@ -433,9 +476,14 @@ def test_web_ui_remembers_theme(open_page, address):
     assert page.get_attribute("html", "data-theme") == "dark"
 
 
-@pytest.mark.parametrize(("count", "wait", "text"), [(60, ".tile.shown", "60 items, the index is unfinished"), (0, "#notice:visible", "")])
+@pytest.mark.parametrize(
+    ("count", "wait", "text"),
+    [(60, ".tile.shown", "60 items, the index is unfinished"), (0, "#notice:visible", "")],
+)
 def test_web_ui_reports_unfinished_index(open_page, shared_page, address, count, wait, text):
-    """The server is real. Only its answer about the index is changed, because an interrupted update ends with its process."""
+    """The server is real. Only its answer about the index is changed, because an interrupted update
+    ends with its process.
+    """
 
     def change_info(route):
         info = route.fetch().json()
@@ -452,7 +500,11 @@ def test_web_ui_reports_unfinished_index(open_page, shared_page, address, count,
         shared_page.route("**/api/search**", remove_hits)
     page = open_page(address, wait=wait)
     assert page.inner_text("#summary") == text
-    assert count or page.inner_text("#notice") == "This index is unfinished and has no items yet. Run visavis index again to complete it."
+    assert (
+        count
+        or page.inner_text("#notice")
+        == "This index is unfinished and has no items yet. Run visavis index again to complete it."
+    )
 
 
 @pytest.fixture(scope="module")

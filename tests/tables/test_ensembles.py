@@ -22,7 +22,9 @@ ROW = "unified/7/bfan-ensemble-unified"
 
 @pytest.fixture(scope="module")
 def trained(toys, tmp_path_factory) -> TrainingResult:
-    return visavis.train(ROW, out=tmp_path_factory.mktemp("run") / "run", overrides=overrides(ROW, toys))
+    return visavis.train(
+        ROW, out=tmp_path_factory.mktemp("run") / "run", overrides=overrides(ROW, toys)
+    )
 
 
 def test_ensemble_is_mean_of_member_runs(trained):
@@ -32,7 +34,9 @@ def test_ensemble_is_mean_of_member_runs(trained):
     again = visavis.evaluate(trained.run)
     assert again.to_json() == trained.test.to_json()
     assert again.published.id == ROW
-    assert [visavis.evaluate(folder).published for folder in folders] == [None, None], "published values apply to the mean"
+    assert [visavis.evaluate(folder).published for folder in folders] == [None, None], (
+        "published values apply to the mean"
+    )
 
 
 def test_invalid_last_member_is_rejected_before_training(toys, tmp_path):
@@ -43,8 +47,16 @@ def test_invalid_last_member_is_rejected_before_training(toys, tmp_path):
 
 
 def test_ensemble_validates_on_images_of_members(toys, tmp_path):
-    few = visavis.train(ROW, out=tmp_path / "run", overrides=overrides(ROW, toys) | {"evaluation.validation_images": 2})
-    assert [few.validation_images, *(member.validation_images for member in few.members)] == [2, 2, 2]
+    few = visavis.train(
+        ROW,
+        out=tmp_path / "run",
+        overrides=overrides(ROW, toys) | {"evaluation.validation_images": 2},
+    )
+    assert [few.validation_images, *(member.validation_images for member in few.members)] == [
+        2,
+        2,
+        2,
+    ]
     assert few.test.num_images > 2
 
 
@@ -54,7 +66,9 @@ def test_members_are_in_text_and_json_output(trained, capsys):
     assert f"Published: {ROW}" in text
     assert all(f"{name}: best validation RSUM" in text for name in ("equal", "prob"))
     found = trained.to_json()
-    assert [member["run"] for member in found["members"]] == [str(member.run) for member in trained.members]
+    assert [member["run"] for member in found["members"]] == [
+        str(member.run) for member in trained.members
+    ]
     assert found["published"]["published"]["rsum"]["published"] == 487.6
 
 
@@ -73,7 +87,10 @@ def test_stopped_ensemble_resumes(trained, toys, tmp_path, monkeypatch):
     again = visavis.train(resume=folder)
     assert again.test.metrics == trained.test.metrics
     for member in trained.members:
-        kept, new = (visavis.load(member_folder).matcher.state_dict() for member_folder in (member.run, folder / member.run.name))
+        kept, new = (
+            visavis.load(member_folder).matcher.state_dict()
+            for member_folder in (member.run, folder / member.run.name)
+        )
         assert all(torch.equal(kept[name], new[name]) for name in kept)
 
 
@@ -81,7 +98,9 @@ def test_invalid_ensemble_is_rejected(toys, tmp_path):
     with pytest.raises(RecipeError, match=r"members: expected two or more, .*, got 'one'"):
         visavis.train("demo", overrides={"members": {"one": {}}, "data.path": str(toys / "images")})
     changes = {"members": {"one": {}, "two": {"model.widht": 3}}, "data.path": str(toys / "images")}
-    with pytest.raises(RecipeError, match=r"demo, member two: model\.widht is not a key of recipes"):
+    with pytest.raises(
+        RecipeError, match=r"demo, member two: model\.widht is not a key of recipes"
+    ):
         visavis.train("demo", out=tmp_path / "run", overrides=changes)
     assert not (tmp_path / "run").exists()
     with pytest.raises(RunError, match=r"expected a run folder with run\.toml"):

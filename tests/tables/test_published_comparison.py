@@ -1,4 +1,6 @@
-"""Runs of table rows: several protocols at once, and published values compared with measured values."""
+"""Runs of table rows: several protocols at once, and published values compared with measured
+values.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,20 @@ from visavis.training.training_run import TrainingResult
 from .toy import overrides, toy
 
 ROW = "goal/3/r152-cir-sig-ms"
-HALVES = Protocol(name="halves", description="two folds, two captions each", captions_per_image=2, folds=2)
+HALVES = Protocol(
+    name="halves", description="two folds, two captions each", captions_per_image=2, folds=2
+)
 THREE = Protocol(name="three", description="three captions each", captions_per_image=3)
 
 
 @pytest.fixture(scope="module")
 def trained(toys, tmp_path_factory) -> TrainingResult:
     folder = tmp_path_factory.mktemp("run")
-    return visavis.train(ROW, out=folder / "run", overrides=overrides(ROW, toys) | {"evaluation.extra_metrics": ["i2t_map_at_5_hits"]})
+    return visavis.train(
+        ROW,
+        out=folder / "run",
+        overrides=overrides(ROW, toys) | {"evaluation.extra_metrics": ["i2t_map_at_5_hits"]},
+    )
 
 
 def printed(result, printer, capsys) -> str:
@@ -34,7 +42,9 @@ def printed(result, printer, capsys) -> str:
 def test_row_prints_published_and_measured_values(trained, capsys):
     text = printed(trained, print_trained, capsys)
     reached = trained.test.metrics["i2t_r1"]
-    cells = re.split(r" {2,}", next(line for line in text.splitlines() if line.startswith("image to text R@1")))
+    cells = re.split(
+        r" {2,}", next(line for line in text.splitlines() if line.startswith("image to text R@1"))
+    )
     assert cells == ["image to text R@1", "35.3 ± 0.4", f"{reached:.1f}", f"{reached - 35.3:+.1f}"]
     assert "Published: goal/3/r152-cir-sig-ms: Xuan and Chen" in text
     assert "Protocols differ: published coco-5k, reached plain" in text
@@ -43,16 +53,30 @@ def test_row_prints_published_and_measured_values(trained, capsys):
 
 def test_comparison_is_equal_in_json_and_later_evaluation(trained):
     found = trained.to_json()["published"]
-    assert (found["paper"], found["table"], found["row"], found["reached_protocol"]) == ("goal", 3, "r152-cir-sig-ms", "plain")
+    assert (found["paper"], found["table"], found["row"], found["reached_protocol"]) == (
+        "goal",
+        3,
+        "r152-cir-sig-ms",
+        "plain",
+    )
     reached = trained.test.metrics["t2i_r1"]
-    assert found["published"]["t2i_r1"] == {"published": 23.7, "std": 0.1, "reached": reached, "difference": reached - 23.7}
+    assert found["published"]["t2i_r1"] == {
+        "published": 23.7,
+        "std": 0.1,
+        "reached": reached,
+        "difference": reached - 23.7,
+    }
     again = visavis.evaluate(trained.run)
     assert again.to_json() == trained.test.to_json()
-    assert visavis.evaluate(trained.run, split="val").published is None, "published values apply to the test split only"
+    assert visavis.evaluate(trained.run, split="val").published is None, (
+        "published values apply to the test split only"
+    )
 
 
 def test_published_values_are_matched_by_protocol(trained, capsys):
-    others = replace(trained.test, protocol="coco-5k", metrics=trained.test.metrics | {"i2t_r1": 12.5})
+    others = replace(
+        trained.test, protocol="coco-5k", metrics=trained.test.metrics | {"i2t_r1": 12.5}
+    )
     result = replace(trained.test, other_protocols=(others,))
     assert result.to_json()["published"]["published"]["i2t_r1"]["reached"] == 12.5
     text = printed(result, print_evaluation, capsys)
@@ -63,11 +87,19 @@ def test_several_protocols_share_encoded_items(toys, monkeypatch):
     data_module, matcher = prepare_training(toy(ROW, toys))
     alone = [data_module.evaluate(matcher, "test", rules) for rules in (HALVES, THREE)]
     encoded = []
-    monkeypatch.setattr(DataModule, "encode", lambda self, *given, encode=DataModule.encode: encoded.append(given) or encode(self, *given))
+    monkeypatch.setattr(
+        DataModule,
+        "encode",
+        lambda self, *given, encode=DataModule.encode: (
+            encoded.append(given) or encode(self, *given)
+        ),
+    )
     together = data_module.evaluate(matcher, "test", (HALVES, THREE))
     assert len(encoded) == 1
     assert list(together.by_protocol) == ["halves", "three"]
-    assert [result.metrics for result in together.by_protocol.values()] == [result.metrics for result in alone]
+    assert [result.metrics for result in together.by_protocol.values()] == [
+        result.metrics for result in alone
+    ]
     flat = together.to_json()
     assert {key: value for key, value in flat.items() if key != "protocols"} == alone[0].to_json()
     assert flat["protocols"] == {result.protocol: result.to_json() for result in alone}
@@ -77,14 +109,22 @@ def test_missing_measurement_is_null(trained, capsys):
     result = visavis.evaluate(trained.run, published="ladder/4/cvse++-res152-l3")
     figures = result.to_json()["published"]["published"]
     assert figures["i2t_cs_at_200"] == {"published": 0.274, "reached": None, "difference": None}
-    line = next(line for line in printed(result, print_evaluation, capsys).splitlines() if line.startswith("image to text CS@200"))
+    line = next(
+        line
+        for line in printed(result, print_evaluation, capsys).splitlines()
+        if line.startswith("image to text CS@200")
+    )
     assert line.split() == ["image", "to", "text", "CS@200", "0.274", "-", "-"]
 
 
 def test_evaluate_compares_with_any_row(trained):
-    assert visavis.evaluate(trained.run, published="unified/2/clip-coco").published.id == "unified/2/clip-coco"
+    assert (
+        visavis.evaluate(trained.run, published="unified/2/clip-coco").published.id
+        == "unified/2/clip-coco"
+    )
     with pytest.raises(
-        visavis.errors.VisavisError, match=r"cocos/2/vse\+\+-coco-triplet': expected a row that measures a model, .* visavis diagnose"
+        visavis.errors.VisavisError,
+        match=r"cocos/2/vse\+\+-coco-triplet': expected a row that measures a model, .* visavis diagnose",
     ):
         visavis.evaluate(trained.run, published="cocos/2/vse++-coco-triplet")
 
@@ -92,11 +132,23 @@ def test_evaluate_compares_with_any_row(trained):
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"evaluation.protocol": []}, r"evaluation.protocol: expected the name of a protocol in quotes, or a list"),
+        (
+            {"evaluation.protocol": []},
+            r"evaluation.protocol: expected the name of a protocol in quotes, or a list",
+        ),
         ({"evaluation.protocol": ["plain", 5]}, r"evaluation.protocol: expected the name"),
-        ({"evaluation.protocol": ["plain", "plain"]}, r"evaluation.protocol: expected different names"),
-        ({"evaluation.protocol": ["plain", "flickr8k"]}, r"protocol flickr8k: expected 1000 images"),
-        ({"evaluation.extra_metrics": ["i2t_r2"]}, r"evaluation.extra_metrics: 'i2t_r2' is not a metric: did you mean i2t_r"),
+        (
+            {"evaluation.protocol": ["plain", "plain"]},
+            r"evaluation.protocol: expected different names",
+        ),
+        (
+            {"evaluation.protocol": ["plain", "flickr8k"]},
+            r"protocol flickr8k: expected 1000 images",
+        ),
+        (
+            {"evaluation.extra_metrics": ["i2t_r2"]},
+            r"evaluation.extra_metrics: 'i2t_r2' is not a metric: did you mean i2t_r",
+        ),
         ({"published": "goal/3/r152"}, r"published: 'goal/3/r152' is not a row"),
     ],
 )
@@ -106,8 +158,15 @@ def test_train_rejects_invalid_protocol_before_training(settings, sentence, toys
 
 
 def test_protocol_mean_needs_two_networks(toys, tmp_path):
-    with pytest.raises(visavis.errors.VisavisError, match=r"evaluation\.average_networks: expected two networks in every phase"):
-        visavis.train(ROW, out=tmp_path / "run", overrides=overrides(ROW, toys) | {"evaluation.average_networks": True})
+    with pytest.raises(
+        visavis.errors.VisavisError,
+        match=r"evaluation\.average_networks: expected two networks in every phase",
+    ):
+        visavis.train(
+            ROW,
+            out=tmp_path / "run",
+            overrides=overrides(ROW, toys) | {"evaluation.average_networks": True},
+        )
 
 
 LISTED = "visavis catalog recipes --paper"
@@ -119,13 +178,34 @@ LISTED = "visavis catalog recipes --paper"
         ("goal/3/r152-cir-sig-sm", r"did you mean (goal/3/)?r152-cir-sig-ms\?$"),
         ("gaol/3/r152-ft-cir-sig-ms", r"did you mean goal/3/r152-ft-cir-sig-ms\?$"),
         ("goal/3/x", rf"{LISTED} goal lists them\.$"),
-        ("goal/3", rf"such as goal/3/r152-con-con(\. {LISTED} goal lists the variants|; {LISTED} goal lists them)?\.$"),
-        ("goal/9/x", rf"the tables of goal are goal/2, goal/3, goal/4, goal/5, goal/6[.;] {LISTED} goal lists their rows\.$"),
-        ("goal", rf"the tables of goal are goal/2, goal/3, goal/4, goal/5, goal/6[.;] {LISTED} goal lists their rows\.$"),
+        (
+            "goal/3",
+            (
+                rf"such as goal/3/r152-con-con(\. {LISTED} goal lists the variants|; {LISTED} goal "
+                r"lists them)?\.$"
+            ),
+        ),
+        (
+            "goal/9/x",
+            (
+                rf"the tables of goal are goal/2, goal/3, goal/4, goal/5, goal/6[.;] {LISTED} goal "
+                r"lists their rows\.$"
+            ),
+        ),
+        (
+            "goal",
+            (
+                rf"the tables of goal are goal/2, goal/3, goal/4, goal/5, goal/6[.;] {LISTED} goal "
+                r"lists their rows\.$"
+            ),
+        ),
     ],
 )
 def test_unknown_row_id_reports_nearest_row(named, sentence, trained):
-    for call in (lambda: visavis.train(named), lambda: visavis.evaluate(trained.run, published=named)):
+    for call in (
+        lambda: visavis.train(named),
+        lambda: visavis.evaluate(trained.run, published=named),
+    ):
         with pytest.raises(visavis.errors.RecipeError, match=sentence) as raised:
             call()
         assert len(str(raised.value)) < 250
@@ -138,5 +218,8 @@ def test_unknown_name_reports_how_to_list_rows(tmp_path):
     ):
         visavis.train("x")
     expected = rf"expected PAPER/TABLE/ROW, such as cocos/1/\S+\. {LISTED} cocos lists the rows of one of cocos, goal, ladder, unified\.$"
-    with pytest.raises(visavis.errors.RecipeError, match=rf"^published: 'x' is not a row of a paper's table: {expected}"):
+    with pytest.raises(
+        visavis.errors.RecipeError,
+        match=rf"^published: 'x' is not a row of a paper's table: {expected}",
+    ):
         visavis.evaluate(tmp_path / "no such run", published="x")

@@ -33,12 +33,25 @@ TEXTS = {
 
 
 def kinds() -> frozenset[str]:
-    """Return few trainable rows with each model with its encoders, and with each sequence of objectives with their supervision."""
+    """Return few trainable rows with each model with its encoders, and with each sequence of
+    objectives with their supervision.
+    """
     kinds_of: dict[str, set[tuple[object, ...]]] = {}
     for address in TRAINABLE:
         recipe = read_recipe(address)
-        phases = tuple((phase.objective.partition("(")[0], phase.supervision.partition("(")[0]) for phase in recipe.phases)
-        kinds_of[address] = {phases, (bool(recipe.members), recipe.model["kind"], recipe.visual.granularity, recipe.text.encoder)}
+        phases = tuple(
+            (phase.objective.partition("(")[0], phase.supervision.partition("(")[0])
+            for phase in recipe.phases
+        )
+        kinds_of[address] = {
+            phases,
+            (
+                bool(recipe.members),
+                recipe.model["kind"],
+                recipe.visual.granularity,
+                recipe.text.encoder,
+            ),
+        }
     missing, chosen = set().union(*kinds_of.values()), set[str]()
     while missing:
         best = max(kinds_of, key=lambda address: len(kinds_of[address] & missing))
@@ -50,7 +63,13 @@ def kinds() -> frozenset[str]:
 KINDS = kinds()
 
 
-@pytest.mark.parametrize("address", [pytest.param(address, marks=() if address in KINDS else pytest.mark.long) for address in TRAINABLE])
+@pytest.mark.parametrize(
+    "address",
+    [
+        pytest.param(address, marks=() if address in KINDS else pytest.mark.long)
+        for address in TRAINABLE
+    ],
+)
 def test_every_row_takes_step_in_each_phase(address, toys):
     recipe = toy(address, toys)
     for member in member_recipes(recipe).values() or [recipe]:
@@ -62,7 +81,9 @@ def test_every_row_takes_step_in_each_phase(address, toys):
 def test_rows_are_trained_and_compared_with_published_values(address, toys, tmp_path, capsys):
     trained = visavis.train(address, out=tmp_path / "run", overrides=overrides(address, toys))
     print_trained(trained)
-    assert not ROWS[address].protocol or re.search("published +reached +difference", capsys.readouterr().out)
+    assert not ROWS[address].protocol or re.search(
+        "published +reached +difference", capsys.readouterr().out
+    )
     assert visavis.evaluate(trained.run).metrics == trained.test.metrics
 
 
@@ -72,7 +93,11 @@ def lines(paper: str) -> list[list[str]]:
     texts = [PAPERS / name for name in TEXTS[paper]]
     if not all(text.exists() for text in texts):
         pytest.skip(f"the text of {paper} is not next to the data")
-    return [re.findall(r"-?\d*\.\d+|\d+", line) for text in texts for line in text.read_text(encoding="utf-8").splitlines()]
+    return [
+        re.findall(r"-?\d*\.\d+|\d+", line)
+        for text in texts
+        for line in text.read_text(encoding="utf-8").splitlines()
+    ]
 
 
 def printed(row: PublishedRow) -> list[float]:
@@ -82,13 +107,19 @@ def printed(row: PublishedRow) -> list[float]:
 @pytest.mark.data
 @pytest.mark.parametrize("paper", TEXTS)
 def test_published_values_match_line_of_paper(paper):
-    """Values of a row are in one line, except in the ladder paper, whose text has one column per line."""
+    """Values of a row are in one line, except in the ladder paper, whose text has one column per
+    line.
+    """
     known = [[float(number) for number in line] for line in lines(paper)]
     if paper == "ladder":
         known = [[number for line in known for number in line]]
     for address, row in ROWS.items():
         if row.paper == paper:
-            found = set(printed(row)) <= set(known[0]) if paper == "ladder" else any(in_order(printed(row), line) for line in known)
+            found = (
+                set(printed(row)) <= set(known[0])
+                if paper == "ladder"
+                else any(in_order(printed(row), line) for line in known)
+            )
             assert found, address
 
 
@@ -101,12 +132,23 @@ def contradictions(row: PublishedRow) -> list[str]:
     """List contradictions between values of a row, each rounded to one digit."""
     wrong, means = [], {key: mean for key, (mean, _) in row.values.items()}
     for direction in ("i2t", "t2i"):
-        recalls = [means[key] for key in (f"{direction}_r1", f"{direction}_r5", f"{direction}_r10") if key in means]
+        recalls = [
+            means[key]
+            for key in (f"{direction}_r1", f"{direction}_r5", f"{direction}_r10")
+            if key in means
+        ]
         if recalls != sorted(recalls) or max(recalls, default=0) > 100:
             wrong.append(f"{direction} recalls {recalls}")
-        if abs(means.get(f"{direction}_average_recall", average := sum(recalls) / 3) - average) > 0.11:
+        if (
+            abs(means.get(f"{direction}_average_recall", average := sum(recalls) / 3) - average)
+            > 0.11
+        ):
             wrong.append(f"{direction} average recall {average:.2f}")
-    six = [means.get(f"{direction}_r{k}", float("nan")) for direction in ("i2t", "t2i") for k in (1, 5, 10)]
+    six = [
+        means.get(f"{direction}_r{k}", float("nan"))
+        for direction in ("i2t", "t2i")
+        for k in (1, 5, 10)
+    ]
     if abs(sum(six) - means.get("rsum", float("nan"))) > 0.25:
         wrong.append(f"rsum {sum(six):.1f}")
     return wrong
@@ -133,25 +175,44 @@ def test_published_values_follow_laws_of_metrics(table):
         ("goal/3/r152-con-con", r"MS-COCO .* dataset_coco\.json .*got no coco"),
         (
             "unified/7/bfan-ensemble-unified",
-            r"36 BUTD regions .* f30k_precomp with train_ims\.npy \[29000, 36, 2048\].* no f30k_precomp",
+            (
+                r"36 BUTD regions .* f30k_precomp with train_ims\.npy \[29000, 36, 2048\].* no "
+                r"f30k_precomp"
+            ),
         ),
-        ("goal/6/x-vlm-coco-info-nce", r"MS-COCO .* dataset_coco\.json .* folder xvlm .*visavis convert.*got no coco"),
+        (
+            "goal/6/x-vlm-coco-info-nce",
+            r"MS-COCO .* dataset_coco\.json .* folder xvlm .*visavis convert.*got no coco",
+        ),
         (
             "goal/6/x-vlm-flickr30k-info-nce",
-            r"Flickr30K .* dataset_flickr30k\.json .* folder xvlm .*visavis convert.*got no flickr30k",
+            (
+                r"Flickr30K .* dataset_flickr30k\.json .* folder xvlm .*visavis convert.*got no "
+                r"flickr30k"
+            ),
         ),
         (
             "unified/4/ce-full-unified",
-            r"MSR-VTT .* dataset_msrvtt-full\.json, experts/ .* for CE, caption_features/w2v/ .* no msrvtt/dataset_msrvtt-full\.json",
+            (
+                r"MSR-VTT .* dataset_msrvtt-full\.json, experts/ .* for CE, caption_features/w2v/ .* "
+                r"no msrvtt/dataset_msrvtt-full\.json"
+            ),
         ),
-        ("unified/4/mmt-1ka-unified", r"MSR-VTT .* for MMT, the text encoder bert-base-cased .* no msrvtt/dataset_msrvtt-1ka-all\.json"),
+        (
+            "unified/4/mmt-1ka-unified",
+            (
+                r"MSR-VTT .* for MMT, the text encoder bert-base-cased .* no "
+                r"msrvtt/dataset_msrvtt-1ka-all\.json"
+            ),
+        ),
     ],
 )
 def test_row_without_data_reports_required_files(address, sentence, monkeypatch, tmp_path):
     monkeypatch.setenv("VISAVIS_DATA", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
-        VisavisError, match=f"^{address}: expected {sentence} in the current folder or under VISAVIS_DATA .*Put it there, or .*--data\\.$"
+        VisavisError,
+        match=f"^{address}: expected {sentence} in the current folder or under VISAVIS_DATA .*Put it there, or .*--data\\.$",
     ):
         visavis.train(address)
     assert not list(tmp_path.iterdir())
@@ -161,13 +222,22 @@ def test_ce_rows_train_as_released_code():
     for address in ("unified/4/ce-full-max-margin", "unified/4/ce-full-unified"):
         recipe = read_recipe(address)
         optimizer = recipe.phases[0].optimizer
-        assert (optimizer.name, optimizer.lr, optimizer.weight_decay, recipe.training.clip_norm) == ("Ranger", 0.1, 1e-3, 0)
+        assert (
+            optimizer.name,
+            optimizer.lr,
+            optimizer.weight_decay,
+            recipe.training.clip_norm,
+        ) == ("Ranger", 0.1, 1e-3, 0)
         assert recipe.model["netvlad_clusters"] == {"audio": 8, "speech": 19, "ocr": 43}
         assert re.search(r"g and for h, .* Mish and batch norm", ROWS[address].substitutes)
 
 
 def test_unknown_row_reports_nearest_row():
-    with pytest.raises(RecipeError, match=r"goal/3: r152-con-co is not a variant: did you mean r152-con-con\?"):
+    with pytest.raises(
+        RecipeError, match=r"goal/3: r152-con-co is not a variant: did you mean r152-con-con\?"
+    ):
         read_recipe("goal/3/r152-con-co")
-    with pytest.raises(RecipeError, match=r"expected a TOML file or the name of a shipped recipe, found neither"):
+    with pytest.raises(
+        RecipeError, match=r"expected a TOML file or the name of a shipped recipe, found neither"
+    ):
         read_recipe("goal/9/r152-con-con")

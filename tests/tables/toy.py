@@ -1,4 +1,6 @@
-"""Table rows at toy size: their phases, objectives, supervision and model on a few synthetic images."""
+"""Table rows at toy size: their phases, objectives, supervision and model on a few synthetic
+images.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +21,36 @@ from visavis.training.train_step import TrainStep, training_context
 
 REGIONS = 3
 RELEVANCE = "SceneRelevance()"
-SMALL = {"embedding_dim": 8, "word_dim": 4, "similarity_dim": 4, "num_regions": REGIONS, "feedforward_dim": 8, "decoder_dim": 8}
+SMALL = {
+    "embedding_dim": 8,
+    "word_dim": 4,
+    "similarity_dim": 4,
+    "num_regions": REGIONS,
+    "feedforward_dim": 8,
+    "decoder_dim": 8,
+}
 
 
 def write_toys(folder: Path) -> Path:
-    """Write images with five captions each, regions of as many images, and synthetic clips with three experts."""
+    """Write images with five captions each, regions of as many images, and synthetic clips with
+    three experts.
+    """
     write_synthetic_clips(folder / "clips", num_train=8, num_val=2, num_test=4, captions_per_clip=2)
-    write_synthetic_scenes(folder / "images", num_train=4, num_val=3, num_test=4, captions_per_image=5, size=32)
+    write_synthetic_scenes(
+        folder / "images", num_train=4, num_val=3, num_test=4, captions_per_image=5, size=32
+    )
     (folder / "regions").mkdir()
     chance = np.random.default_rng(0)
     for split, images in (("train", 4), ("dev", 3), ("test", 4), ("testall", 4)):
-        np.save(folder / "regions" / f"{split}_ims.npy", chance.normal(size=(images, REGIONS, 6)).astype(np.float32))
-        captions = [f"{split} image {image} caption {number} of it" for image in range(images) for number in range(5)]
+        np.save(
+            folder / "regions" / f"{split}_ims.npy",
+            chance.normal(size=(images, REGIONS, 6)).astype(np.float32),
+        )
+        captions = [
+            f"{split} image {image} caption {number} of it"
+            for image in range(images)
+            for number in range(5)
+        ]
         (folder / "regions" / f"{split}_caps.txt").write_text("\n".join(captions) + "\n")
     return folder
 
@@ -53,15 +73,28 @@ def overrides(address: str, toys: Path) -> dict[str, Any]:
         "evaluation.protocol": "plain",
     }
     if recipe.model["kind"] == "XVLM":
-        changed |= {"visual.encoder": str(toys / "swin"), "model.pretrained": "", "model.fusion_layers": 2}
+        changed |= {
+            "visual.encoder": str(toys / "swin"),
+            "model.pretrained": "",
+            "model.fusion_layers": 2,
+        }
     if recipe.text.features:
         changed |= {"text.features": "", "text.encoder": "minilm"}
     elif recipe.text.encoder != "vocabulary":
-        changed["text.encoder"] = str(toys / "bert") if recipe.text.granularity == "tokens" else "minilm"
+        changed["text.encoder"] = (
+            str(toys / "bert") if recipe.text.granularity == "tokens" else "minilm"
+        )
     if recipe.evaluation.relevance:
         changed["evaluation.relevance"] = RELEVANCE
-    graded = [number for number, phase in enumerate(recipe.phases) if phase.supervision.startswith("GradedSupervision(")]
-    changed |= {f"phases.{number}.supervision": f"GradedSupervision(relevance='{RELEVANCE}', by='position')" for number in graded}
+    graded = [
+        number
+        for number, phase in enumerate(recipe.phases)
+        if phase.supervision.startswith("GradedSupervision(")
+    ]
+    changed |= {
+        f"phases.{number}.supervision": f"GradedSupervision(relevance='{RELEVANCE}', by='position')"
+        for number in graded
+    }
     fields = {field.name for field in dataclasses.fields(CATALOG[recipe.model["kind"]].Config)}
     changed |= {f"model.{key}": value for key, value in SMALL.items() if key in fields}
     if "time_unit" in recipe.model:
@@ -69,7 +102,9 @@ def overrides(address: str, toys: Path) -> dict[str, Any]:
     if "netvlad_clusters" in recipe.model:
         changed["model.netvlad_clusters"] = {"sound": 2}
     for name in recipe.members:
-        changed |= {f"members.{name}.phases.{number}.epochs": 1 for number in range(len(recipe.phases))}
+        changed |= {
+            f"members.{name}.phases.{number}.epochs": 1 for number in range(len(recipe.phases))
+        }
     changed |= {f"phases.{number}.epochs": 1 for number in range(len(recipe.phases))}
     return changed
 
@@ -79,7 +114,9 @@ def toy(address: str, toys: Path) -> Recipe:
 
 
 def one_step(recipe: Recipe) -> list[float]:
-    """Build the model of a recipe, take one step in each phase and return the losses. A step must change parameters."""
+    """Build the model of a recipe, take one step in each phase and return the losses. A step must
+    change parameters.
+    """
     data_module, matcher = prepare_training(recipe)
     train, val = (data_module.loader(data_module.data.split(name)) for name in ("train", "val"))
     losses = []
@@ -87,12 +124,16 @@ def one_step(recipe: Recipe) -> list[float]:
         step = TrainStep(matcher, phase, recipe)
         supervised = spec.parse(phase.supervision, supervision.CATALOG)
         supervised.check(train, val)
-        supervised.begin_phase(training_context(recipe, phase, matcher, step.optimizer, train, val), {})
+        supervised.begin_phase(
+            training_context(recipe, phase, matcher, step.optimizer, train, val), {}
+        )
         supervised.begin_epoch(1)
         batch = next(iter(train.epoch(1)))
         torch.manual_seed(0)
         before = [parameter.detach().clone() for parameter in matcher.parameters()]
         losses.append(step.backward(batch, supervised.targets))
         step.step(1.0)
-        assert any(not torch.equal(*pair) for pair in zip(before, matcher.parameters(), strict=True)), phase.objective
+        assert any(
+            not torch.equal(*pair) for pair in zip(before, matcher.parameters(), strict=True)
+        ), phase.objective
     return losses

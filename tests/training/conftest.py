@@ -1,4 +1,6 @@
-"""Synthetic scenes, and a recipe with everything a checkpoint stores: dropout, phases, accumulation, patience."""
+"""Synthetic scenes, and a recipe with everything a checkpoint stores: dropout, phases,
+accumulation, patience.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,13 @@ keep_optimizer = true
 def scenes(tmp_path_factory) -> Path:
     """60 + 12 + 12 synthetic images with 3 captions each and cached features."""
     folder = write_synthetic_scenes(
-        tmp_path_factory.mktemp("world") / "scenes", num_train=60, num_val=12, num_test=12, captions_per_image=3, size=48, seed=1
+        tmp_path_factory.mktemp("world") / "scenes",
+        num_train=60,
+        num_val=12,
+        num_test=12,
+        captions_per_image=3,
+        size=48,
+        seed=1,
     )
     visavis.features(folder, visual="scenes", granularity="regions")
     return folder
@@ -69,7 +77,12 @@ def scenes(tmp_path_factory) -> Path:
 def few_scenes(tmp_path_factory) -> Path:
     """16 + 4 + 4 small images with 2 captions each, for encoders that read pixels."""
     return write_synthetic_scenes(
-        tmp_path_factory.mktemp("few") / "scenes", num_train=16, num_val=4, num_test=4, captions_per_image=2, size=32
+        tmp_path_factory.mktemp("few") / "scenes",
+        num_train=16,
+        num_val=4,
+        num_test=4,
+        captions_per_image=2,
+        size=32,
     )
 
 
@@ -90,7 +103,10 @@ class Training(Command):
     @property
     def step(self) -> int:
         """The step of the newest complete checkpoint, -1 before the first."""
-        return max((int(path.name[5:13]) for path in (self.folder / "checkpoint").glob("step-*")), default=-1)
+        return max(
+            (int(path.name[5:13]) for path in (self.folder / "checkpoint").glob("step-*")),
+            default=-1,
+        )
 
     @property
     def writing(self) -> bool:
@@ -98,7 +114,9 @@ class Training(Command):
         return any((self.folder / "checkpoint").glob(".step-*.part"))
 
     def end(self, signal_number: int, when: Callable[[Training], bool]) -> int:
-        """Wait for a condition, send a signal unless the process has ended, and return the exit code."""
+        """Wait for a condition, send a signal unless the process has ended, and return the exit
+        code.
+        """
         while not self.ended and not when(self):
             time.sleep(0.0005)
         self.send(signal_number)
@@ -128,12 +146,19 @@ def _outcome(run: Path) -> dict[str, object]:
         "ranks": (run / "ranks.safetensors").read_bytes(),
         "peer": [path.read_bytes() for path in sorted(run.glob("peer/*"))],
         **{
-            part: {name: tensor.tolist() for name, tensor in load_file(last / f"{part}.safetensors").items()}
+            part: {
+                name: tensor.tolist()
+                for name, tensor in load_file(last / f"{part}.safetensors").items()
+            }
             for part in ("weights", "best_weights", "optimizer", "supervision")
         },
         "state": {key: value for key, value in state.items() if key != "seconds"},
         "log": [{key: value for key, value in row.items() if key != "time"} for row in log],
-        "result": {key: value for key, value in result.items() if key not in ("run", "seconds", "cache_seconds")},
+        "result": {
+            key: value
+            for key, value in result.items()
+            if key not in ("run", "seconds", "cache_seconds")
+        },
         "left over": [path.name for path in run.rglob(".*.part")],
     }
 
@@ -151,7 +176,9 @@ def uninterrupted(scenes, recipe, tmp_path_factory):
     def run(autocast):
         if autocast not in done:
             done[autocast] = tmp_path_factory.mktemp("runs") / f"whole-{autocast}"
-            visavis.train(recipe, data=scenes, out=done[autocast], overrides={"training.autocast": autocast})
+            visavis.train(
+                recipe, data=scenes, out=done[autocast], overrides={"training.autocast": autocast}
+            )
         return done[autocast]
 
     return run
@@ -210,7 +237,9 @@ def stop_at() -> type[StopAt]:
 
 
 def _in_pieces(recipe: Path, run: Path, longest: int = 8, **given: object) -> int:
-    """Train a run that is stopped after one step, then every two to ``longest`` steps, and resumed. Return the number of stops."""
+    """Train a run that is stopped after one step, then every two to ``longest`` steps, and resumed.
+    Return the number of stops.
+    """
     with pytest.raises(Stopped, match=re.escape(str(run))):
         visavis.train(recipe, out=run, progress=StopAt(1), **given)
     stops = 0

@@ -22,7 +22,10 @@ visual = { encoder = "scenes", granularity = "regions" }
 text = { encoder = "vocabulary", min_count = 1 }
 training = { batch_size = 10, batches_per_epoch = 2, threads = 1 }
 """
-SCAN, PLAIN = 'kind = "SCAN", embedding_dim = 8, word_dim = 4', 'kind = "VSE++", embedding_dim = 8, word_dim = 4, region_pool = "mean"'
+SCAN, PLAIN = (
+    'kind = "SCAN", embedding_dim = 8, word_dim = 4',
+    'kind = "VSE++", embedding_dim = 8, word_dim = 4, region_pool = "mean"',
+)
 TRAININGS = {
     "position": (
         'kind = "VSRN", embedding_dim = 8, word_dim = 4, caption_loss_weight = 1.0',
@@ -40,8 +43,16 @@ TRAININGS = {
 def test_device_rejects_tensors_of_cpu():
     with elsewhere() as device:
         there = torch.ones(3, device=device)
-        assert there.device == DEVICE and (there + torch.arange(3.0).to(device)).tolist() == [1, 2, 3]
-        for wrong in (lambda: there + torch.ones(3), lambda: torch.ones(3)[there.long()], there.numpy):
+        assert there.device == DEVICE and (there + torch.arange(3.0).to(device)).tolist() == [
+            1,
+            2,
+            3,
+        ]
+        for wrong in (
+            lambda: there + torch.ones(3),
+            lambda: torch.ones(3)[there.long()],
+            there.numpy,
+        ):
             with pytest.raises((RuntimeError, TypeError)):
                 wrong()
 
@@ -60,25 +71,48 @@ def test_pretrained_encoders_train_on_device(kind, towers, dual_encoders):
             text_input_dim=23,
         )
     else:
-        config = CLIP.Config(backbone=str(dual_encoders / "clip"), visual_input_dim=10, text_input_dim=10, scale="learned")
+        config = CLIP.Config(
+            backbone=str(dual_encoders / "clip"),
+            visual_input_dim=10,
+            text_input_dim=10,
+            scale="learned",
+        )
     matcher = CATALOG[kind](config)
     side = 16 if kind == "XVLM" else 32
-    images, words, ids = torch.randn(6, 3, side, side), torch.randint(5, 10, (6, 7)), torch.arange(6)
+    images, words, ids = (
+        torch.randn(6, 3, side, side),
+        torch.randint(5, 10, (6, 7)),
+        torch.arange(6),
+    )
     with elsewhere() as device:
         matcher = matcher.to(device)
-        visual, text = Encoded(images.to(device)), Encoded(words.to(device), torch.ones_like(words, dtype=torch.bool).to(device))
-        encoded, targets = (matcher.encode_visual(visual), matcher.encode_text(text)), Targets(query_ids=ids, candidate_ids=ids).to(device)
-        loss = PairLoss(InfoNCE(), scale=matcher.scale)(*map(matcher.first_stage_items, encoded), targets=targets)
+        visual, text = (
+            Encoded(images.to(device)),
+            Encoded(words.to(device), torch.ones_like(words, dtype=torch.bool).to(device)),
+        )
+        encoded, targets = (
+            (matcher.encode_visual(visual), matcher.encode_text(text)),
+            Targets(query_ids=ids, candidate_ids=ids).to(device),
+        )
+        loss = PairLoss(InfoNCE(), scale=matcher.scale)(
+            *map(matcher.first_stage_items, encoded), targets=targets
+        )
         extra = matcher.auxiliary_loss(*encoded, targets)
         (loss if extra is None else loss + extra).backward()
-        assert all(parameter.grad.device == DEVICE for parameter in matcher.parameters() if parameter.grad is not None)
+        assert all(
+            parameter.grad.device == DEVICE
+            for parameter in matcher.parameters()
+            if parameter.grad is not None
+        )
         kept = [items.map(lambda part: part.detach().cpu()) for items in encoded]
         assert score_all_pairs(matcher.eval(), *kept).shape == (6, 6)
         if matcher.rerank_top_k:
             assert matcher.attention(visual[:1], text[:1]).weights.device == DEVICE
 
 
-@pytest.mark.parametrize(("name", "objective"), LEARNED_BY, ids=[f"{name}-{kind.__name__}" for name, kind in LEARNED_BY])
+@pytest.mark.parametrize(
+    ("name", "objective"), LEARNED_BY, ids=[f"{name}-{kind.__name__}" for name, kind in LEARNED_BY]
+)
 def test_step_and_scores_match_cpu(name, objective):
     results, ids = [], torch.arange(18)
     for device in (torch.device("cpu"), DEVICE):
@@ -94,23 +128,46 @@ def test_step_and_scores_match_cpu(name, objective):
             encoded = matcher.encode_visual(visual.to(device)), matcher.encode_text(text.to(device))
             loss = loss_of(matcher, objective())(*encoded, targets=targets.to(device))
             loss.backward()
-            slopes = [parameter.grad.cpu() for parameter in matcher.parameters() if parameter.grad is not None]
+            slopes = [
+                parameter.grad.cpu()
+                for parameter in matcher.parameters()
+                if parameter.grad is not None
+            ]
             with torch.no_grad():
-                kept = [matcher.encode_visual(visual.to(device)).to("cpu"), matcher.encode_text(text.to(device)).to("cpu")]
-                scores = score_all_pairs(matcher, *kept, "4MB"), score_indexed_pairs(matcher, *kept, ids, ids)
+                kept = [
+                    matcher.encode_visual(visual.to(device)).to("cpu"),
+                    matcher.encode_text(text.to(device)).to("cpu"),
+                ]
+                scores = (
+                    score_all_pairs(matcher, *kept, "4MB"),
+                    score_indexed_pairs(matcher, *kept, ids, ids),
+                )
                 attention = matcher.attention(visual[:1].to(device), text[:1].to(device))
-            results.append([loss.detach().cpu(), *slopes, *scores, *([] if attention is None else [attention.weights.cpu()])])
+            results.append(
+                [
+                    loss.detach().cpu(),
+                    *slopes,
+                    *scores,
+                    *([] if attention is None else [attention.weights.cpu()]),
+                ]
+            )
     assert len(results[0]) > 3
     torch.testing.assert_close(*results)
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(name, marks=pytest.mark.long if name in ("position", "two networks") else ()) for name in TRAININGS]
+    "kind",
+    [
+        pytest.param(name, marks=pytest.mark.long if name in ("position", "two networks") else ())
+        for name in TRAININGS
+    ],
 )
 def test_training_and_later_commands_run_on_device(kind, few_scenes, tmp_path, monkeypatch):
     model, objective, supervision, epochs = TRAININGS[kind]
     phase = f'epochs = {epochs}, objective = "{objective}", supervision = "{supervision}", optimizer = {{ name = "AdamW", lr = 0.01 }}'
-    (tmp_path / "recipe.toml").write_text(f"{BASE}model = {{ {model} }}\nphases = [{{ {phase} }}]\n")
+    (tmp_path / "recipe.toml").write_text(
+        f"{BASE}model = {{ {model} }}\nphases = [{{ {phase} }}]\n"
+    )
     for module in [module for name, module in sys.modules.items() if name.startswith("visavis.")]:
         if hasattr(module, "choose_device"):
             monkeypatch.setattr(module, "choose_device", lambda *_: DEVICE)
@@ -120,4 +177,7 @@ def test_training_and_later_commands_run_on_device(kind, few_scenes, tmp_path, m
         visavis.diagnose(tmp_path / "run")
         model = visavis.load(tmp_path / "run")
         assert model.device == DEVICE
-        assert model.score([image.open() for image in open_dataset(few_scenes).split("test").images[:2]], ["a red circle"]).shape == (2, 1)
+        assert model.score(
+            [image.open() for image in open_dataset(few_scenes).split("test").images[:2]],
+            ["a red circle"],
+        ).shape == (2, 1)

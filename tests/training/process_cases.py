@@ -28,11 +28,16 @@ def phase(objective: str, supervision: str = "PairSupervision()", lr: float = 0.
 
 RECIPES = {
     "pooled": (REGIONS, VSE, phase("Unified(gamma=20)")),
-    # Batch norm makes training from pixels chaotic at a large learning rate: rounding errors of a step grow.
+    # Batch norm makes training from pixels chaotic at a large learning rate: rounding errors of a
+    # step grow.
     "pixels": (PIXELS, VSE, phase("VLC(gamma=20)", lr=1e-5)),
     "SCAN": (REGIONS, SCAN, phase("Unified(gamma=20)", lr=0.001)),
     "NCR": (REGIONS, VSE, phase("NCR()", "NoisySupervision()", lr=0.001)),
-    "graded": (REGIONS, VSE, phase("Ladder()", "GradedSupervision(relevance='SceneRelevance()')", lr=0.001)),
+    "graded": (
+        REGIONS,
+        VSE,
+        phase("Ladder()", "GradedSupervision(relevance='SceneRelevance()')", lr=0.001),
+    ),
     "offline": (REGIONS, VSE, phase("AOQ()", "OfflineNegativeSupervision(size=20)", lr=0.001)),
     "position": (REGIONS, VSE, phase("TripletHN()", "PairSupervision(by='position')", lr=0.001)),
 }
@@ -42,7 +47,9 @@ def write_recipes(folder: Path) -> dict[str, Path]:
     """Write the recipes as files, by name."""
     files = {name: folder / f"{name}.toml" for name in RECIPES}
     for name, (inputs, model, phases) in RECIPES.items():
-        files[name].write_text("\n".join([f'name = "{name}"\nseed = 5', inputs, model, TRAINING, phases]))
+        files[name].write_text(
+            "\n".join([f'name = "{name}"\nseed = 5', inputs, model, TRAINING, phases])
+        )
     return files
 
 
@@ -51,18 +58,35 @@ def join(rank: int, world_size: int, rendezvous: Path) -> None:
     os.environ["RANK"] = str(rank)
     torch.set_num_threads(1)
     if world_size > 1:
-        distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size)
+        distributed.init_process_group(
+            "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size
+        )
 
 
-def train_all(rank: int, world_size: int, rendezvous: Path, jobs: dict[str, tuple[str, dict[str, Any]]], out: Path) -> None:
+def train_all(
+    rank: int,
+    world_size: int,
+    rendezvous: Path,
+    jobs: dict[str, tuple[str, dict[str, Any]]],
+    out: Path,
+) -> None:
     """Train each recipe with its overrides into a folder of its name."""
     join(rank, world_size, rendezvous)
     for name, (recipe, overrides) in jobs.items():
         visavis.train(recipe, overrides=overrides, out=out / name)
 
 
-def train_until(rank: int, world_size: int, rendezvous: Path, arguments: dict[str, Any], stop_step: int, stop_rank: int) -> None:
-    """Train, and send SIGTERM to one process at a step. All processes must stop there. Step 0: train to the end."""
+def train_until(
+    rank: int,
+    world_size: int,
+    rendezvous: Path,
+    arguments: dict[str, Any],
+    stop_step: int,
+    stop_rank: int,
+) -> None:
+    """Train, and send SIGTERM to one process at a step. All processes must stop there. Step 0:
+    train to the end.
+    """
     join(rank, world_size, rendezvous)
     report = Trainer._report_step
 

@@ -17,7 +17,14 @@ from visavis import storage
 from visavis.errors import RunError
 from visavis.training.checkpoint import HASHES, Checkpoint, complete_checkpoints
 
-PARTS = ("weights.safetensors", "best_weights.safetensors", "optimizer.safetensors", "metrics.jsonl", "state.json", HASHES)
+PARTS = (
+    "weights.safetensors",
+    "best_weights.safetensors",
+    "optimizer.safetensors",
+    "metrics.jsonl",
+    "state.json",
+    HASHES,
+)
 
 
 def flip(file: Path, seed: int) -> None:
@@ -30,14 +37,18 @@ def flip(file: Path, seed: int) -> None:
 
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize(
-    "damage", [flip, lambda file, _: file.unlink(), lambda file, _: file.write_bytes(b"")], ids=["flip", "remove", "empty"]
+    "damage",
+    [flip, lambda file, _: file.unlink(), lambda file, _: file.write_bytes(b"")],
+    ids=["flip", "remove", "empty"],
 )
 def test_damaged_checkpoint_is_replaced_with_warning(finished, listener, part, damage):
     older, newest = complete_checkpoints(finished / "checkpoint")
     damage(newest / part, PARTS.index(part))
     found = Checkpoint.latest(finished / "checkpoint", listener)
     if part == "state.json" and not (newest / part).exists():
-        assert (found.folder, listener.messages) == (older, []), "a checkpoint without a state is not complete"
+        assert (found.folder, listener.messages) == (older, []), (
+            "a checkpoint without a state is not complete"
+        )
         return
     assert found.folder == older
     (sentence,) = listener.messages
@@ -53,7 +64,10 @@ def test_resume_before_damaged_checkpoint_is_exact(stopped, uninterrupted, outco
     older, newest = complete_checkpoints(stopped / "checkpoint")
     flip(newest / "weights.safetensors", 0)
     visavis.train(resume=stopped, progress=listener)
-    assert any(f"{newest}/weights.safetensors is damaged" in sentence and older.name in sentence for sentence in listener.messages)
+    assert any(
+        f"{newest}/weights.safetensors is damaged" in sentence and older.name in sentence
+        for sentence in listener.messages
+    )
     assert outcome(stopped) == outcome(uninterrupted(False))
 
 
@@ -62,7 +76,8 @@ def test_checkpoint_with_endless_log_is_skipped(stopped, listener):
     os.truncate(newest / "metrics.jsonl", 40 * 2**30)
     visavis.train(resume=stopped, progress=listener)
     assert any(
-        re.search(r"metrics\.jsonl: expected at most .* bytes, got 42,949,672,960", sentence) and older.name in sentence
+        re.search(r"metrics\.jsonl: expected at most .* bytes, got 42,949,672,960", sentence)
+        and older.name in sentence
         for sentence in listener.messages
     )
 
@@ -70,14 +85,20 @@ def test_checkpoint_with_endless_log_is_skipped(stopped, listener):
 def test_resume_needs_intact_checkpoint(stopped):
     for checkpoint in complete_checkpoints(stopped / "checkpoint"):
         flip(checkpoint / "best_weights.safetensors", 1)
-    with pytest.raises(RunError, match=r"best_weights\.safetensors is damaged: its tensors differ from those that were written"):
+    with pytest.raises(
+        RunError,
+        match=r"best_weights\.safetensors is damaged: its tensors differ from those that were written",
+    ):
         visavis.train(resume=stopped)
     assert len(complete_checkpoints(stopped / "checkpoint")) == 2
 
 
 def sign(checkpoint: Path) -> None:
     """Write the hashes of the current files, so that hashes do not reveal the damage."""
-    storage.write_json(checkpoint / HASHES, {name: storage.content_hash(checkpoint / name) for name in ("metrics.jsonl", "state.json")})
+    storage.write_json(
+        checkpoint / HASHES,
+        {name: storage.content_hash(checkpoint / name) for name in ("metrics.jsonl", "state.json")},
+    )
 
 
 def only_one(run: Path) -> Path:
@@ -89,7 +110,10 @@ def only_one(run: Path) -> Path:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"epoch": 99}, r"epoch, batch: expected below 1 and at most 11, got epoch 99 and batch \d+"),
+        (
+            {"epoch": 99},
+            r"epoch, batch: expected below 1 and at most 11, got epoch 99 and batch \d+",
+        ),
         ({"phase": 2}, "phase: expected 0 to 1, got 2"),
         ({"batch": 12}, "expected below 1 and at most 11, got epoch 0 and batch 12"),
         ({"phase_step": 0}, "phase step 0: expected the step of the folder name"),
@@ -114,16 +138,39 @@ def first_of(tensors, ending):
 @pytest.mark.parametrize(
     ("part", "change", "sentence"),
     [
-        ("optimizer", lambda _: {}, r"optimizer\.safetensors: expected the state of AdamW after \d+ steps, got an empty file"),
-        ("optimizer", lambda t: {name: part for name, part in t.items() if name != first_of(t, ".exp_avg")}, "exp_avg is missing"),
+        (
+            "optimizer",
+            lambda _: {},
+            (
+                r"optimizer\.safetensors: expected the state of AdamW after \d+ steps, got an empty "
+                r"file"
+            ),
+        ),
+        (
+            "optimizer",
+            lambda t: {name: part for name, part in t.items() if name != first_of(t, ".exp_avg")},
+            "exp_avg is missing",
+        ),
         (
             "optimizer",
             lambda t: t | {first_of(t, ".exp_avg"): t[first_of(t, ".step")].clone()},
             r"exp_avg: expected shape \[.+\], got \[\]",
         ),
-        ("optimizer", lambda t: t | {"stranger.exp_avg": t[first_of(t, ".step")].clone()}, r"stranger\.exp_avg is unknown"),
-        ("weights", lambda t: {name: part.double() for name, part in t.items()}, r"expected float32 of shape .*, got float64 of shape"),
-        ("best_weights", lambda t: dict(list(t.items())[1:]), "expected float32 of shape .*, got no tensor"),
+        (
+            "optimizer",
+            lambda t: t | {"stranger.exp_avg": t[first_of(t, ".step")].clone()},
+            r"stranger\.exp_avg is unknown",
+        ),
+        (
+            "weights",
+            lambda t: {name: part.double() for name, part in t.items()},
+            r"expected float32 of shape .*, got float64 of shape",
+        ),
+        (
+            "best_weights",
+            lambda t: dict(list(t.items())[1:]),
+            "expected float32 of shape .*, got no tensor",
+        ),
     ],
 )
 def test_checkpoint_with_wrong_tensors_is_rejected(stopped, part, change, sentence):
@@ -137,8 +184,14 @@ def test_checkpoint_with_wrong_tensors_is_rejected(stopped, part, change, senten
     ("change", "sentence"),
     [
         (lambda row: {"phase": 0}, r"metrics\.jsonl:1: epoch is missing"),
-        (lambda row: row | {"rsum": "much"}, r"metrics\.jsonl:1: rsum is 'much': input should be a valid number"),
-        (lambda row: row | {"rsum": 1e9, "phase": 7}, r"metrics\.jsonl: expected a phase from 0 to 1, got 7 for the best validation"),
+        (
+            lambda row: row | {"rsum": "much"},
+            r"metrics\.jsonl:1: rsum is 'much': input should be a valid number",
+        ),
+        (
+            lambda row: row | {"rsum": 1e9, "phase": 7},
+            r"metrics\.jsonl: expected a phase from 0 to 1, got 7 for the best validation",
+        ),
         (lambda row: row["time"], r"metrics\.jsonl:1: phase is missing"),
     ],
 )
@@ -162,7 +215,10 @@ def test_model_hash_detects_flipped_bit(finished):
     assert visavis.load(finished).encode_texts(["a red circle"]).equal(before)
     visavis.train(resume=finished)
     flip(weights, 2)
-    with pytest.raises(RunError, match=re.escape(f"{weights} is damaged: its tensors differ from those that were written")):
+    with pytest.raises(
+        RunError,
+        match=re.escape(f"{weights} is damaged: its tensors differ from those that were written"),
+    ):
         visavis.load(finished)
     visavis.train(resume=finished)
     config = finished / "model" / "config.json"
@@ -171,10 +227,14 @@ def test_model_hash_detects_flipped_bit(finished):
     with pytest.raises(RunError, match=re.escape(f"{config} is damaged: expected")):
         visavis.load(finished)
     known = json.loads(config.read_text())
-    storage.write_json(config, {name: value for name, value in known.items() if name != "config_sha256"})
+    storage.write_json(
+        config, {name: value for name, value in known.items() if name != "config_sha256"}
+    )
     with pytest.raises(RunError, match=r"expected config_sha256 \w{64}, got None"):
         visavis.load(finished)
     config.write_text(intact)
     assert visavis.load(finished).encode_texts(["a red circle"]).equal(before)
     visavis.train(resume=finished)
-    assert visavis.load(finished).encode_texts(["a red circle"]).equal(before), "its checkpoint has the best weights too"
+    assert visavis.load(finished).encode_texts(["a red circle"]).equal(before), (
+        "its checkpoint has the best weights too"
+    )

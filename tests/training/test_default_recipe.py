@@ -32,14 +32,21 @@ FOLDERS = ("Été à Nice", "two words", "Größe & Fünf", ".")
 def photos(tmp_path_factory):
     """Synthetic scenes in folders with spaces and accents, 1 to 3 captions each, without splits."""
     folder = tmp_path_factory.mktemp("own")
-    scenes = open_dataset(write_synthetic_scenes(folder / "scenes", num_train=40, num_val=4, num_test=4, captions_per_image=3, size=32))
+    scenes = open_dataset(
+        write_synthetic_scenes(
+            folder / "scenes", num_train=40, num_val=4, num_test=4, captions_per_image=3, size=32
+        )
+    )
     rows = []
     for number, image in enumerate(scenes.images):
         place = folder / "photos" / FOLDERS[number % 4] / f"photo {number} é.png"
         place.parent.mkdir(parents=True, exist_ok=True)
         image.open().save(place)
         captions = [scenes.captions[i] for i in scenes.captions_of[number]]
-        rows += [(str(place.relative_to(folder / "photos")), caption) for caption in captions[: 1 + number % 3]]
+        rows += [
+            (str(place.relative_to(folder / "photos")), caption)
+            for caption in captions[: 1 + number % 3]
+        ]
     with (folder / "photos" / "captions.csv").open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([("filename", "caption"), *rows])
     return folder / "photos"
@@ -75,8 +82,16 @@ class MessageLog(NoProgress):
 
 
 def test_readme_commands_run(photos, empty_cache, call, tmp_path, monkeypatch):
-    (block,) = (block for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL) if "--data photos/" in block)
-    commands = [shlex.split(line, comments=True) for line in block.splitlines() if line.startswith("visavis ")]
+    (block,) = (
+        block
+        for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
+        if "--data photos/" in block
+    )
+    commands = [
+        shlex.split(line, comments=True)
+        for line in block.splitlines()
+        if line.startswith("visavis ")
+    ]
     assert [command[1] for command in commands] == ["data", "train", "evaluate", "search"]
     shutil.copytree(photos, tmp_path / "here" / "photos")
     monkeypatch.chdir(tmp_path / "here")
@@ -103,7 +118,9 @@ def test_default_recipe_follows_available_encoders(photos, empty_cache):
     cached = choose_recipe(data)
     assert (cached.name, cached.overrides["visual.encoder"]) == ("photos/frozen-minilm", "scenes")
     storage.write_json(empty_cache / "backbones" / "mobilenet-v2" / "preprocessor_config.json", {})
-    assert choose_recipe(data).overrides["visual.encoder"] == "mobilenet-v2", "the one that is preferred"
+    assert choose_recipe(data).overrides["visual.encoder"] == "mobilenet-v2", (
+        "the one that is preferred"
+    )
     assert "\n" not in choose_recipe(data).reason
 
 
@@ -115,24 +132,44 @@ def test_default_recipe_finds_published_encoder_file(photos, empty_cache):
 
 def test_data_without_images_use_stored_features(tmp_path, empty_cache):
     for split, images in (("train", 8), ("dev", 3), ("test", 3)):
-        np.save(tmp_path / f"{split}_ims.npy", np.random.default_rng(0).random((images, 4), np.float32))
+        np.save(
+            tmp_path / f"{split}_ims.npy", np.random.default_rng(0).random((images, 4), np.float32)
+        )
         (tmp_path / f"{split}_caps.txt").write_text("".join(f"a dog {i}\n" for i in range(images)))
     with pytest.raises(
-        RecipeError, match=r"expected images, found none\. Name stored features with visual\.features=FILE\.npy, or precomp"
+        RecipeError,
+        match=r"expected images, found none\. Name stored features with visual\.features=FILE\.npy, or precomp",
     ):
         visavis.train(data=tmp_path)
-    given = {"visual.features": "precomp", "text.encoder": "vocabulary", "epochs": 1, "model.embedding_dim": 4}
-    assert visavis.train(data=tmp_path, out=tmp_path / "run", overrides=given).run == tmp_path / "run"
+    given = {
+        "visual.features": "precomp",
+        "text.encoder": "vocabulary",
+        "epochs": 1,
+        "model.embedding_dim": 4,
+    }
+    assert (
+        visavis.train(data=tmp_path, out=tmp_path / "run", overrides=given).run == tmp_path / "run"
+    )
 
 
 def test_default_recipe_needs_data():
-    with pytest.raises(RecipeError, match=r"expected a data set or a recipe, got neither\. Pass --data FOLDER"):
+    with pytest.raises(
+        RecipeError, match=r"expected a data set or a recipe, got neither\. Pass --data FOLDER"
+    ):
         visavis.train()
 
 
 def test_first_argument_with_equals_sign_is_override(photos, empty_cache, call, tmp_path):
     short = ["text.encoder=vocabulary", "epochs=1", "model.embedding_dim=8"]
-    call("train", "objective=VLC(gamma=7)", *short, "--data", str(photos), "--out", str(tmp_path / "run"))
+    call(
+        "train",
+        "objective=VLC(gamma=7)",
+        *short,
+        "--data",
+        str(photos),
+        "--out",
+        str(tmp_path / "run"),
+    )
     recipe = read_recipe(tmp_path / "run" / "run.toml")
     assert recipe.name == "photos-pixels-words"
     assert [phase.objective for phase in recipe.phases] == ["VLC(gamma=7.0, reduction='sum')"]
@@ -140,10 +177,17 @@ def test_first_argument_with_equals_sign_is_override(photos, empty_cache, call, 
 
 def test_untrained_model_is_reported_as_chance_level(photos, empty_cache, tmp_path):
     log = MessageLog()
-    still = {"text.encoder": "vocabulary", "epochs": 1, "model.embedding_dim": 8, "phases.0.optimizer.lr": 1e-9}
+    still = {
+        "text.encoder": "vocabulary",
+        "epochs": 1,
+        "model.embedding_dim": 8,
+        "phases.0.optimizer.lr": 1e-9,
+    }
     visavis.train(data=photos, out=tmp_path / "run", overrides=still, progress=log)
     (sentence,) = [sentence for sentence in log.sentences if "not above chance" in sentence]
-    assert re.search(r"RSUM \d+\.\d, a random ranking of \d+ images reaches \d+\.\d ± \d+\.\d\.", sentence)
+    assert re.search(
+        r"RSUM \d+\.\d, a random ranking of \d+ images reaches \d+\.\d ± \d+\.\d\.", sentence
+    )
 
 
 def test_small_cnn_starts_at_random_and_needs_training(photos):
@@ -154,10 +198,14 @@ def test_small_cnn_starts_at_random_and_needs_training(photos):
     assert output.last_hidden_state.shape == (2, 256, 4, 4)
     torch.testing.assert_close(output.pooler_output, output.last_hidden_state.mean((2, 3)))
     with pytest.raises(
-        RecipeError, match=r'visual\.encoder: small-cnn has random weights and must be trained\. Set visual\.granularity = "pixels"'
+        RecipeError,
+        match=r'visual\.encoder: small-cnn has random weights and must be trained\. Set visual\.granularity = "pixels"',
     ):
         read_recipe("photos/pixels-words", {"visual.granularity": "pooled"})
-    with pytest.raises(SpecError, match=r"expected trained weights, got small-cnn, which starts with random weights"):
+    with pytest.raises(
+        SpecError,
+        match=r"expected trained weights, got small-cnn, which starts with random weights",
+    ):
         cache_features(open_dataset(photos), EncoderSpec("visual", "small-cnn"))
 
 
@@ -173,8 +221,13 @@ def test_chance_recall_and_rsum_match_random_order():
     for _ in range(300):
         scores = torch.rand(30, 60, generator=generator)
         best = scores.where(own, -1.0).amax(1, keepdim=True)
-        ranks = [1 + ((scores > best) & ~own).sum(1), (scores >= scores[image_of, torch.arange(60)]).sum(0)]
-        drawn.append(100 * sum((rank <= k).double().mean().item() for rank in ranks for k in (1, 5, 10)))
+        ranks = [
+            1 + ((scores > best) & ~own).sum(1),
+            (scores >= scores[image_of, torch.arange(60)]).sum(0),
+        ]
+        drawn.append(
+            100 * sum((rank <= k).double().mean().item() for rank in ranks for k in (1, 5, 10))
+        )
     mean, deviation = random_rsum(captions)
     assert torch.tensor(drawn).mean() == pytest.approx(mean, abs=2.5)
     assert 0.7 * deviation < torch.tensor(drawn).std() < deviation * 1.1

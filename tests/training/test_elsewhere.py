@@ -1,4 +1,6 @@
-"""Training on a simulated device, in a separate process because torch cannot unregister a device. See ``on_elsewhere.py``."""
+"""Training on a simulated device, in a separate process because torch cannot unregister a device.
+See ``on_elsewhere.py``.
+"""
 
 import sys
 from pathlib import Path
@@ -15,7 +17,9 @@ def run_pytest():
     sys.exit(pytest.main(sys.argv[1:]))
 
 
-@pytest.mark.parametrize(("which", "passed"), [("not long", 26), pytest.param("long", 2, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("which", "passed"), [("not long", 26), pytest.param("long", 2, marks=pytest.mark.long)]
+)
 def test_training_on_simulated_device(which, passed, tmp_path, monkeypatch):
     monkeypatch.chdir(TESTS.parents[2])
     options = ["-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", which]

@@ -24,7 +24,9 @@ from visavis.training.trainer import Trainer
         ("/proc/nowhere/run", StorageError, "/proc/nowhere/run cannot be written"),
     ],
 )
-def test_invalid_run_folder_is_rejected_before_training(recipe, tmp_path, monkeypatch, out, error, sentence):
+def test_invalid_run_folder_is_rejected_before_training(
+    recipe, tmp_path, monkeypatch, out, error, sentence
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "letter.txt").write_text("dear")
@@ -58,14 +60,27 @@ def test_failed_start_leaves_existing_folder_empty(recipe, scenes, tmp_path, mon
     assert [path.name for path in tmp_path.rglob("*")] == ["mine"]
 
 
-def test_run_folder_may_be_mount_point_or_link(recipe, scenes, small_disk, uninterrupted, outcome, tmp_path):
+def test_run_folder_may_be_mount_point_or_link(
+    recipe, scenes, small_disk, uninterrupted, outcome, tmp_path
+):
     (tmp_path / "link").symlink_to(small_disk)
     visavis.train(recipe, data=scenes, out=tmp_path / "link")
     assert outcome(small_disk) == outcome(uninterrupted(False))
 
 
-@pytest.mark.parametrize("kilobytes", [0, pytest.param(16, marks=pytest.mark.long), 60, pytest.param(170, marks=pytest.mark.long), 290])
-def test_full_disk_is_reported_and_run_resumes(recipe, scenes, small_disk, uninterrupted, outcome, kilobytes):
+@pytest.mark.parametrize(
+    "kilobytes",
+    [
+        0,
+        pytest.param(16, marks=pytest.mark.long),
+        60,
+        pytest.param(170, marks=pytest.mark.long),
+        290,
+    ],
+)
+def test_full_disk_is_reported_and_run_resumes(
+    recipe, scenes, small_disk, uninterrupted, outcome, kilobytes
+):
     """The disk is full before the run, or while its log, model or checkpoints are written."""
     run, ballast = small_disk / "run", small_disk / "ballast"
     ballast.write_bytes(bytes(shutil.disk_usage(small_disk).free - kilobytes * 1024))

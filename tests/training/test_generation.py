@@ -18,5 +18,11 @@ def test_generative_run_resumes_exactly_and_loads(recipe, scenes, outcome, in_pi
 
 
 def test_weights_are_learned_without_scores_of_all_parts(recipe, scenes, tmp_path):
-    overrides = GIVEN | {"phases.0.supervision": "LearnedWeights()", "phases.0.objective": "Unified()", "training.batches_per_epoch": 1}
-    assert visavis.train(recipe, data=scenes, out=tmp_path / "run", overrides=overrides).best_step >= 0
+    overrides = GIVEN | {
+        "phases.0.supervision": "LearnedWeights()",
+        "phases.0.objective": "Unified()",
+        "training.batches_per_epoch": 1,
+    }
+    assert (
+        visavis.train(recipe, data=scenes, out=tmp_path / "run", overrides=overrides).best_step >= 0
+    )

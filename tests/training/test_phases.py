@@ -1,4 +1,6 @@
-"""Phases: trainable parts, kept optimizers, initial weights, learning rate schedules, accumulated batches."""
+"""Phases: trainable parts, kept optimizers, initial weights, learning rate schedules, accumulated
+batches.
+"""
 
 import json
 import math
@@ -24,7 +26,13 @@ from visavis.runs.run_folder import RunFolder
 from visavis.spec import build_object
 from visavis.training.checkpoint import Checkpoint, TrainerState
 from visavis.training.monitoring.validation_metrics import validation_metrics
-from visavis.training.optimizer import lr_factor, make_optimizer, optimizer_tensors, restore_optimizer, set_lr
+from visavis.training.optimizer import (
+    lr_factor,
+    make_optimizer,
+    optimizer_tensors,
+    restore_optimizer,
+    set_lr,
+)
 from visavis.training.stop_signals import Stopped
 from visavis.training.trainer import Trainer
 
@@ -37,7 +45,14 @@ def phase(**given):
 def matcher():
     return CATALOG["Heads"](
         build_object(
-            CATALOG["Heads"].Config, {"visual_input_dim": 3, "text_input_dim": 4, "embedding_dim": 2, "hidden_dim": 5, "dropout": 0.0}
+            CATALOG["Heads"].Config,
+            {
+                "visual_input_dim": 3,
+                "text_input_dim": 4,
+                "embedding_dim": 2,
+                "hidden_dim": 5,
+                "dropout": 0.0,
+            },
         )
     )
 
@@ -51,7 +66,11 @@ def trainer(recipe, scenes, tmp_path):
         keys = {key.replace("__", "."): value for key, value in overrides.items()}
         files = RunFolder(tmp_path / f"run-{next(number)}")
         files.path.mkdir()
-        begun = Trainer(*prepare_training(read_recipe(recipe, {"data.path": str(scenes), **keys})), files, NoProgress())
+        begun = Trainer(
+            *prepare_training(read_recipe(recipe, {"data.path": str(scenes), **keys})),
+            files,
+            NoProgress(),
+        )
         begun.start()
         return begun
 
@@ -60,12 +79,30 @@ def trainer(recipe, scenes, tmp_path):
 
 def test_step_schedule_multiplies_after_each_milestone():
     schedule = ScheduleSettings(kind="step", milestones=(1, 3), factor=0.5)
-    assert [lr_factor(schedule, step, 2, 4) for step in range(8)] == [1, 1, 0.5, 0.5, 0.5, 0.5, 0.25, 0.25]
+    assert [lr_factor(schedule, step, 2, 4) for step in range(8)] == [
+        1,
+        1,
+        0.5,
+        0.5,
+        0.5,
+        0.5,
+        0.25,
+        0.25,
+    ]
 
 
 def test_warmup_rises_in_equal_steps_to_full_rate():
     schedule = ScheduleSettings(kind="constant", warmup=0.5)
-    assert [lr_factor(schedule, step, 4, 2) for step in range(8)] == [0.25, 0.5, 0.75, 1, 1, 1, 1, 1]
+    assert [lr_factor(schedule, step, 4, 2) for step in range(8)] == [
+        0.25,
+        0.5,
+        0.75,
+        1,
+        1,
+        1,
+        1,
+        1,
+    ]
 
 
 def test_cosine_schedule_falls_to_zero_after_warmup():
@@ -77,21 +114,33 @@ def test_cosine_schedule_falls_to_zero_after_warmup():
 
 
 def test_every_part_has_separate_rate_at_every_step(matcher):
-    optimizer = make_optimizer(matcher, phase(optimizer={"lr": 0.1, "lr_multipliers": {"visual": 0.5}}))
+    optimizer = make_optimizer(
+        matcher, phase(optimizer={"lr": 0.1, "lr_multipliers": {"visual": 0.5}})
+    )
     set_lr(optimizer, 0.25)
-    multipliers = {group["param_names"][0].split(".")[0]: group["lr"] for group in optimizer.param_groups}
+    multipliers = {
+        group["param_names"][0].split(".")[0]: group["lr"] for group in optimizer.param_groups
+    }
     assert multipliers == {"visual": pytest.approx(0.0125), "text": pytest.approx(0.025)}
 
 
 def test_frozen_part_has_no_optimizer_and_no_gradient(matcher):
     optimizer = make_optimizer(matcher, phase(trainable=["text"]))
-    assert all(name.startswith("text") for group in optimizer.param_groups for name in group["param_names"])
-    assert {name.split(".")[0] for name, parameter in matcher.named_parameters() if parameter.requires_grad} == {"text"}
+    assert all(
+        name.startswith("text") for group in optimizer.param_groups for name in group["param_names"]
+    )
+    assert {
+        name.split(".")[0]
+        for name, parameter in matcher.named_parameters()
+        if parameter.requires_grad
+    } == {"text"}
     make_optimizer(matcher, phase())
     assert all(parameter.requires_grad for parameter in matcher.parameters())
 
 
-@pytest.mark.parametrize("given", [{"trainable": ["txt"]}, {"optimizer": {"lr_multipliers": {"txt": 0.1}}}])
+@pytest.mark.parametrize(
+    "given", [{"trainable": ["txt"]}, {"optimizer": {"lr_multipliers": {"txt": 0.1}}}]
+)
 def test_unknown_part_is_reported(matcher, given):
     with pytest.raises(RecipeError, match=r"txt is not a part of Heads: did you mean text\?"):
         make_optimizer(matcher, phase(**given))
@@ -99,7 +148,9 @@ def test_unknown_part_is_reported(matcher, given):
 
 @pytest.mark.parametrize("name", ["Adam", "AdamW", "Ranger", "SGD"])
 def test_kept_optimizer_continues_for_known_parameters(matcher, name):
-    """The trained parts have other positions in the second phase, and each parameter keeps its state."""
+    """The trained parts have other positions in the second phase, and each parameter keeps its
+    state.
+    """
     first = make_optimizer(matcher, phase(trainable=["text"], optimizer={"name": name}))
     sum(parameter.sum() for parameter in matcher.parameters()).backward()
     first.step()
@@ -116,16 +167,31 @@ def test_kept_optimizer_continues_for_known_parameters(matcher, name):
 
 
 def test_accumulated_batches_step_by_mean_gradient(trainer):
-    """Two batches of a mean loss in one step, by hand. The last step of an epoch averages the remaining batches."""
-    run = trainer(training__accumulation_steps=2, training__clip_norm=0.0, model__dropout=0.0, objective="VLC(reduction='mean')")
+    """Two batches of a mean loss in one step, by hand. The last step of an epoch averages the
+    remaining batches.
+    """
+    run = trainer(
+        training__accumulation_steps=2,
+        training__clip_norm=0.0,
+        model__dropout=0.0,
+        objective="VLC(reduction='mean')",
+    )
     batches = list(run.train_loader.epoch(1))
     assert len(batches) % 2 == 1, "the last group of the epoch is not full"
 
     def gradient_of(group):
         run.matcher.zero_grad()
         for batch in group:
-            visual, text = run.matcher.encode_visual(batch.visual), run.matcher.encode_text(batch.text)
-            (run.train_step.loss(visual, text, targets=run.supervision.targets(visual, text, batch)) / len(group)).backward()
+            visual, text = (
+                run.matcher.encode_visual(batch.visual),
+                run.matcher.encode_text(batch.text),
+            )
+            (
+                run.train_step.loss(
+                    visual, text, targets=run.supervision.targets(visual, text, batch)
+                )
+                / len(group)
+            ).backward()
         found = {name: parameter.grad.clone() for name, parameter in run.matcher.named_parameters()}
         run.matcher.zero_grad()
         return found
@@ -144,7 +210,9 @@ def test_accumulated_batches_step_by_mean_gradient(trainer):
 
 
 def test_phase_end_drops_partial_accumulation(trainer):
-    """After an early stop within an accumulation group, the next phase starts as it would after a resume."""
+    """After an early stop within an accumulation group, the next phase starts as it would after a
+    resume.
+    """
     run = trainer(training__accumulation_steps=3)
     run._step(next(run.train_loader.epoch(1)), 10)
     assert any(parameter.grad is not None for parameter in run.matcher.parameters())
@@ -174,9 +242,16 @@ def test_other_optimizer_kind_takes_over_shared_state(recipe, scenes, in_pieces,
 
 def test_patience_ends_phase(recipe, scenes, tmp_path):
     """With a learning rate near 0, one validation sets the best and two more end each phase."""
-    overrides = {"training.patience": 2, "phases.0.optimizer.lr": 1e-12, "phases.1.optimizer.lr": 1e-12, "phases.1.initial_weights": "last"}
+    overrides = {
+        "training.patience": 2,
+        "phases.0.optimizer.lr": 1e-12,
+        "phases.1.optimizer.lr": 1e-12,
+        "phases.1.initial_weights": "last",
+    }
     visavis.train(recipe, data=scenes, out=tmp_path / "run", overrides=overrides)
-    log = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    log = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert [row["phase"] for row in log] == [0, 0, 0, 1, 1]
 
 
@@ -211,18 +286,35 @@ def test_two_phase_vsepp_resumes_in_either_phase(few_scenes, stop_at, outcome, t
             if step.step == step.steps - 1:
                 weights[step.phase] = Checkpoint.latest(whole / "checkpoint").weights
 
-    visavis.train("vse++-two-step-scenes", data=few_scenes, out=whole, overrides=TWO_STEPS, progress=Keep())
+    visavis.train(
+        "vse++-two-step-scenes", data=few_scenes, out=whole, overrides=TWO_STEPS, progress=Keep()
+    )
     from visavis.synthetic.scene_encoder import SceneEncoder
 
-    shipped_weights = {f"backbone.model.encoder.{name}": tensor for name, tensor in SceneEncoder.load().state_dict().items()}
+    shipped_weights = {
+        f"backbone.model.encoder.{name}": tensor
+        for name, tensor in SceneEncoder.load().state_dict().items()
+    }
     assert shipped_weights.keys() <= weights[0].keys()
-    assert all(torch.equal(weights[0][name], tensor) for name, tensor in shipped_weights.items()), "statistics of batch norm included"
-    changed = [name for name, tensor in shipped_weights.items() if not torch.equal(weights[1][name], tensor)]
+    assert all(torch.equal(weights[0][name], tensor) for name, tensor in shipped_weights.items()), (
+        "statistics of batch norm included"
+    )
+    changed = [
+        name
+        for name, tensor in shipped_weights.items()
+        if not torch.equal(weights[1][name], tensor)
+    ]
     assert any("convolutions" in name for name in changed)
     assert any("attention" in name for name in changed)
 
     with pytest.raises(Stopped):
-        visavis.train("vse++-two-step-scenes", data=few_scenes, out=run, overrides=TWO_STEPS, progress=stop_at(2))
+        visavis.train(
+            "vse++-two-step-scenes",
+            data=few_scenes,
+            out=run,
+            overrides=TWO_STEPS,
+            progress=stop_at(2),
+        )
     assert Checkpoint.latest(run / "checkpoint").state.phase == 0
     with pytest.raises(Stopped):
         visavis.train(resume=run, progress=stop_at(3))
@@ -237,8 +329,15 @@ def test_first_ctrl_c_is_handled_only_in_main_thread(recipe, scenes, tmp_path):
 
     before = signal.getsignal(signal.SIGINT)
     with ThreadPoolExecutor(1) as pool:
-        overrides = {"phases.0.epochs": 1, "phases.1.epochs": 1, "training.evaluate_every": 0, "training.checkpoint_s": 99}
-        trained = pool.submit(visavis.train, recipe, data=scenes, out=tmp_path / "run", overrides=overrides).result()
+        overrides = {
+            "phases.0.epochs": 1,
+            "phases.1.epochs": 1,
+            "training.evaluate_every": 0,
+            "training.checkpoint_s": 99,
+        }
+        trained = pool.submit(
+            visavis.train, recipe, data=scenes, out=tmp_path / "run", overrides=overrides
+        ).result()
     assert trained.test is not None
     assert signal.getsignal(signal.SIGINT) is before
 
@@ -269,7 +368,8 @@ def test_model_with_custom_score_uses_it_everywhere(recipe, scenes, tmp_path):
     visual, text = matcher.encode_visual(batch.visual), matcher.encode_text(batch.text)
     targets = trainer.supervision.targets(visual, text, batch)
     torch.testing.assert_close(
-        trainer.train_step.loss(visual, text, targets=targets), trainer.train_step.loss.objective(matcher.score(visual, text), targets)
+        trainer.train_step.loss(visual, text, targets=targets),
+        trainer.train_step.loss.objective(matcher.score(visual, text), targets),
     )
     split = data_module.data.split("val")
     expected = evaluation.evaluate(
@@ -300,7 +400,9 @@ class Costly(Opposite):
 def test_memory_budget_holds_in_steps_and_evaluation(recipe, scenes, tmp_path):
     rows = {}
     for memory in ("", "400 KB"):
-        data_module, inherited = prepare_training(read_recipe(recipe, {"data.path": str(scenes), "memory": memory}))
+        data_module, inherited = prepare_training(
+            read_recipe(recipe, {"data.path": str(scenes), "memory": memory})
+        )
         torch.manual_seed(0)
         matcher = Costly(inherited.config)
         trainer = Trainer(data_module, matcher, RunFolder(tmp_path / f"run{memory}"), NoProgress())
@@ -311,12 +413,20 @@ def test_memory_budget_holds_in_steps_and_evaluation(recipe, scenes, tmp_path):
             (
                 "probe",
                 lambda trainer=trainer: rows.setdefault("probe", []).append(
-                    validation_metrics(trainer.matcher, trainer.train_step.loss, trainer.supervision, trainer.val_loader, trainer.recipe)[0]
+                    validation_metrics(
+                        trainer.matcher,
+                        trainer.train_step.loss,
+                        trainer.supervision,
+                        trainer.val_loader,
+                        trainer.recipe,
+                    )[0]
                 ),
             ),
             (
                 "evaluation",
-                lambda module=data_module, matcher=matcher: rows.setdefault("rsum", []).append(module.evaluate(matcher, "val").metrics),
+                lambda module=data_module, matcher=matcher: rows.setdefault("rsum", []).append(
+                    module.evaluate(matcher, "val").metrics
+                ),
             ),
         ):
             matcher.pairs.clear()
@@ -338,12 +448,20 @@ def test_memory_setting_is_stored_as_written(recipe, memory, kept):
 
 @pytest.mark.parametrize("memory", ["much", 0, True, 1.5])
 def test_invalid_memory_setting_is_rejected(recipe, memory):
-    with pytest.raises(RecipeError, match=rf"memory: expected bytes such as 2000000000, a text such as '2GiB'.*, got {memory!r}"):
+    with pytest.raises(
+        RecipeError,
+        match=rf"memory: expected bytes such as 2000000000, a text such as '2GiB'.*, got {memory!r}",
+    ):
         read_recipe(recipe, {"memory": memory})
 
 
 def test_epoch_batches_and_validation_images_are_limited(recipe, scenes, tmp_path):
-    few = {"training.batches_per_epoch": 2, "evaluation.validation_images": 5, "phases.0.epochs": 2, "phases.1.epochs": 1}
+    few = {
+        "training.batches_per_epoch": 2,
+        "evaluation.validation_images": 5,
+        "phases.0.epochs": 2,
+        "phases.1.epochs": 1,
+    }
     trained = visavis.train(recipe, data=scenes, out=tmp_path / "run", overrides=few)
     log = [json.loads(line) for line in (trained.run / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in log] == [0, 2, 4, 6]

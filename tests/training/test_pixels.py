@@ -28,7 +28,9 @@ from visavis.types import Encoded
 
 
 def noise(width, height, seed=0):
-    return Image.fromarray(np.random.default_rng(seed).integers(0, 255, (height, width, 3), np.uint8))
+    return Image.fromarray(
+        np.random.default_rng(seed).integers(0, 255, (height, width, 3), np.uint8)
+    )
 
 
 def test_ten_random_crops_depend_on_image():
@@ -38,9 +40,17 @@ def test_ten_random_crops_depend_on_image():
     drawn = preprocessing(image, 10, random_crops=True)
     assert drawn.shape == (10, 3, 14, 14)
     assert torch.equal(preprocessing(image.copy(), 10, random_crops=True), drawn)
-    windows = {(top, left): whole[:, top : top + 14, left : left + 14] for top in range(3) for left in range(3)}
-    places = [[place for place, window in windows.items() if torch.equal(window, crop)] for crop in drawn]
-    assert all(len(place) == 1 for place in places) and len({place[0] for place in places}) > 1, "crops are different windows of the image"
+    windows = {
+        (top, left): whole[:, top : top + 14, left : left + 14]
+        for top in range(3)
+        for left in range(3)
+    }
+    places = [
+        [place for place, window in windows.items() if torch.equal(window, crop)] for crop in drawn
+    ]
+    assert all(len(place) == 1 for place in places) and len({place[0] for place in places}) > 1, (
+        "crops are different windows of the image"
+    )
     assert {index for place in places for index in place[0]} == {0, 1, 2}, "crops reach the edges"
     assert not torch.equal(preprocessing(noise(16, 16, 1), 10, random_crops=True), drawn)
     assert preprocessing(noise(50, 20), 10, random_crops=True).shape == (10, 3, 14, 14)
@@ -53,7 +63,12 @@ def test_images_are_resized_to_given_size(scenes):
     assert open_encoder(spec).encode([noise(40, 30)]).vectors.shape == (1, 36, 256)
     data = open_dataset(scenes)
     names = {
-        feature_store_folder(data, EncoderSpec("visual", "x", crops=10, random_crops=drawn, image_size=size, full_decoding=full))
+        feature_store_folder(
+            data,
+            EncoderSpec(
+                "visual", "x", crops=10, random_crops=drawn, image_size=size, full_decoding=full
+            ),
+        )
         for drawn in (False, True)
         for size in (0, 96)
         for full in (False, True)
@@ -71,8 +86,14 @@ def test_crops_by_sides_keep_shape(generator):
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ("{ encoder = 'small-cnn', granularity = 'pixels', random_crops = true }", "visual.random_crops: expected with visual.crops = 10"),
-        ("{ encoder = 'x', features = 'x.npy', crops = 10, random_crops = true }", "visual.random_crops: expected with visual.crops = 10"),
+        (
+            "{ encoder = 'small-cnn', granularity = 'pixels', random_crops = true }",
+            "visual.random_crops: expected with visual.crops = 10",
+        ),
+        (
+            "{ encoder = 'x', features = 'x.npy', crops = 10, random_crops = true }",
+            "visual.random_crops: expected with visual.crops = 10",
+        ),
         ("{ encoder = 'x', image_size = -1 }", "visual.image_size: expected a value .*, got -1"),
     ],
 )
@@ -96,17 +117,28 @@ def test_vse_infinity_on_grid_keeps_backbone_statistics():
     matcher = CATALOG["VSEInfinity"](CATALOG["VSEInfinity"].Config(**config, word_dim=4)).train()
     before = {name: buffer.clone() for name, buffer in matcher.backbone.named_buffers()}
     images, texts = Encoded(torch.randn(6, 3, 64, 64)), Encoded(torch.randint(1, 9, (6, 5)))
-    matcher.score(matcher.encode_visual(images), matcher.encode_text(texts)).square().sum().backward()
-    assert before and all(torch.equal(buffer, before[name]) for name, buffer in matcher.backbone.named_buffers())
+    matcher.score(
+        matcher.encode_visual(images), matcher.encode_text(texts)
+    ).square().sum().backward()
+    assert before and all(
+        torch.equal(buffer, before[name]) for name, buffer in matcher.backbone.named_buffers()
+    )
     assert set(matcher.parameters_by_part()) == {"visual", "text", "backbone"}
     assert all(parameter.grad is not None for parameter in matcher.backbone.parameters())
     assert isinstance(matcher.visual, torch.nn.Linear), "the grid goes through one linear map"
 
 
 def test_grid_dropout_is_sampled_per_image():
-    config = {"visual_input_dim": 4, "text_granularity": "tokens", "text_input_dim": 9, "embedding_dim": 8}
+    config = {
+        "visual_input_dim": 4,
+        "text_granularity": "tokens",
+        "text_input_dim": 9,
+        "embedding_dim": 8,
+    }
     matcher = CATALOG["VSEInfinity"](CATALOG["VSEInfinity"].Config(**config)).train()
-    shares = 1 - matcher._keep_mask(Encoded(torch.randn(4000, 100, 4)), from_image=True).float().mean(1)
+    shares = 1 - matcher._keep_mask(
+        Encoded(torch.randn(4000, 100, 4)), from_image=True
+    ).float().mean(1)
     assert abs((shares == 0).float().mean() - 0.2) < 0.03, "a fifth of the images stay whole"
     assert abs(shares.mean() - 0.2 * (1 - 0.2**2) / 2) < 0.01
     assert shares.max() < 0.4
@@ -145,7 +177,12 @@ def test_model_keeps_full_decoding(few_scenes, tmp_path):
         assert model.processor.visual_spec.full_decoding == full_decoding
         for reader in (model, model.with_full_decoding()):
             is_full = full_decoding or reader is not model
-            assert torch.equal(reader.encode_images([tmp_path / "photo.jpg"]), model.encode_images([decoded])) == is_full
+            assert (
+                torch.equal(
+                    reader.encode_images([tmp_path / "photo.jpg"]), model.encode_images([decoded])
+                )
+                == is_full
+            )
 
 
 HEADS = """
@@ -184,9 +221,16 @@ def test_frozen_backbone_and_loss_warmup_resume_exactly(few_scenes, outcome, sto
     (tmp_path / "grid.toml").write_text(RECIPE)
     visavis.train(tmp_path / "grid.toml", data=few_scenes, out=tmp_path / "whole")
     with pytest.raises(Stopped):
-        visavis.train(tmp_path / "grid.toml", data=few_scenes, out=tmp_path / "run", progress=stop_at(4))
-    frozen, ramped = (Checkpoint.read(path) for path in complete_checkpoints(tmp_path / "run" / "checkpoint"))
-    assert (frozen.state.phase, ramped.state.phase_step) == (0, 0) or frozen.state.step < ramped.state.step
+        visavis.train(
+            tmp_path / "grid.toml", data=few_scenes, out=tmp_path / "run", progress=stop_at(4)
+        )
+    frozen, ramped = (
+        Checkpoint.read(path) for path in complete_checkpoints(tmp_path / "run" / "checkpoint")
+    )
+    assert (frozen.state.phase, ramped.state.phase_step) == (
+        0,
+        0,
+    ) or frozen.state.step < ramped.state.step
     with pytest.raises(Stopped):
         visavis.train(resume=tmp_path / "run", progress=stop_at(1))
     visavis.train(resume=tmp_path / "run")
@@ -202,13 +246,22 @@ def test_loss_warmup_starts_at_zero(few_scenes, stop_at, tmp_path):
         run, weights = tmp_path / str(ramp), []
         overrides = {"phases.0.epochs": 1, "phases.1.loss_warmup_epochs": ramp}
         for given in (
-            {"recipe": tmp_path / "grid.toml", "data": few_scenes, "out": run, "overrides": overrides},
+            {
+                "recipe": tmp_path / "grid.toml",
+                "data": few_scenes,
+                "out": run,
+                "overrides": overrides,
+            },
             {"resume": run},
             {"resume": run},
         ):
             with pytest.raises(Stopped):
                 visavis.train(**given, progress=stop_at(1 if weights else 4))
-            weights.append(Checkpoint.read(complete_checkpoints(run / "checkpoint")[-1]).weights["visual.weight"])
+            weights.append(
+                Checkpoint.read(complete_checkpoints(run / "checkpoint")[-1]).weights[
+                    "visual.weight"
+                ]
+            )
         return weights
 
     start, one, two = first_weights(1.0)

@@ -80,7 +80,9 @@ def resolved(tmp_path):
 
     def resolve(lines, row=None):
         (tmp_path / "child.toml").write_text('extends = "base.toml"\nname = "child"\n' + lines)
-        return read_recipe(tmp_path / "child.toml" if row is None else f"{tmp_path}/child.toml/{row}")
+        return read_recipe(
+            tmp_path / "child.toml" if row is None else f"{tmp_path}/child.toml/{row}"
+        )
 
     return resolve
 
@@ -100,7 +102,9 @@ def test_included_recipes_are_complete_and_named():
         assert recipe.name == name
         assert recipe.about, name
         assert recipe.model["kind"] in CATALOG, name
-        assert build_recipe(recipe.to_dict(), {}, name) == recipe, f"{name}: run.toml holds the whole recipe"
+        assert build_recipe(recipe.to_dict(), {}, name) == recipe, (
+            f"{name}: run.toml holds the whole recipe"
+        )
         assert read_recipe(file if row is None else f"{file}/{row}") == recipe
 
 
@@ -113,12 +117,18 @@ def test_included_recipe_files_have_name_and_description():
 
 def test_extending_recipe_changes_only_given_keys(base, resolved):
     assert resolved("") == base.model_copy(update={"name": "child", "about": ""})
-    assert resolved("[training]\nclip_norm = 1.0").training == base.training.model_copy(update={"clip_norm": 1.0})
+    assert resolved("[training]\nclip_norm = 1.0").training == base.training.model_copy(
+        update={"clip_norm": 1.0}
+    )
     assert resolved("seed = 7").seed == 7
 
 
 def test_table_with_kind_replaces_whole_table(base, resolved):
-    assert resolved("[model]\nword_dim = 4").model == {"kind": "VSE++", "embedding_dim": 8, "word_dim": 4}
+    assert resolved("[model]\nword_dim = 4").model == {
+        "kind": "VSE++",
+        "embedding_dim": 8,
+        "word_dim": 4,
+    }
     assert resolved('[model]\nkind = "Heads"').model == {"kind": "Heads"}
     schedule = resolved('[phases.0]\nschedule = { kind = "cosine" }').phases[0].schedule
     assert (schedule.kind, schedule.milestones) == ("cosine", ())
@@ -126,12 +136,16 @@ def test_table_with_kind_replaces_whole_table(base, resolved):
 
 def test_model_as_text_is_extended_as_table(tmp_path):
     (tmp_path / "parent.toml").write_text(
-        BASE.replace('[model]\nkind = "VSE++"\nembedding_dim = 8\n', "").replace('about = "A base."', 'model = "VSE++(embedding_dim=8)"')
+        BASE.replace('[model]\nkind = "VSE++"\nembedding_dim = 8\n', "").replace(
+            'about = "A base."', 'model = "VSE++(embedding_dim=8)"'
+        )
     )
     (tmp_path / "child.toml").write_text(
         'extends = "parent.toml"\nname = "child"\n[model]\nword_dim = 4\n[variants.heads]\nmodel = "Heads"\n[variants.same]\n'
     )
-    assert {row: read_recipe(f"{tmp_path}/child.toml/{row}").model for row in ("heads", "same")} == {
+    assert {
+        row: read_recipe(f"{tmp_path}/child.toml/{row}").model for row in ("heads", "same")
+    } == {
         "heads": {"kind": "Heads"},
         "same": {"kind": "VSE++", "embedding_dim": 8, "word_dim": 4},
     }
@@ -165,7 +179,9 @@ def test_variant_is_recipe_with_overrides(base, resolved):
         match=r"child\.toml: expected a variant, got a grid\. Name a variant, such as .*child\.toml/small\. Variants: small, other\.$",
     ):
         resolved(lines)
-    with pytest.raises(RecipeError, match=r"child\.toml: smal is not a variant: did you mean small\?"):
+    with pytest.raises(
+        RecipeError, match=r"child\.toml: smal is not a variant: did you mean small\?"
+    ):
         resolved(lines, "smal")
 
 
@@ -175,7 +191,10 @@ def test_variants_are_inherited_without_names(tmp_path, resolved):
         'extends = "child.toml"\nname = "g"\nseed = 5\n[variants.b]\nmodel.embedding_dim = 2\n[variants.c]\n'
     )
     recipes = {row: read_recipe(f"{tmp_path}/grandchild.toml/{row}") for row in "abc"}
-    assert {row: (recipe.name, recipe.seed, recipe.model["embedding_dim"]) for row, recipe in recipes.items()} == {
+    assert {
+        row: (recipe.name, recipe.seed, recipe.model["embedding_dim"])
+        for row, recipe in recipes.items()
+    } == {
         "a": ("g-a", 1, 8),
         "b": ("g-b", 2, 2),
         "c": ("g-c", 5, 8),
@@ -193,14 +212,24 @@ def test_recipes_of_page_are_valid(tmp_path):
     (tmp_path / "grid.toml").write_text(grid)
     assert [phase.epochs for phase in read_recipe(tmp_path / "whole.toml").phases] == [15, 5]
     small, warm = (read_recipe(f"{tmp_path}/grid.toml/{row}") for row in ("small", "warm"))
-    assert (small.name, small.model["embedding_dim"], small.phases[0].optimizer.lr) == ("my-heads-small", 256, 3e-4)
-    assert (warm.name, warm.phases[0].schedule.warmup, warm.training.batch_size) == ("my-warm-heads", 0.2, 128)
+    assert (small.name, small.model["embedding_dim"], small.phases[0].optimizer.lr) == (
+        "my-heads-small",
+        256,
+        3e-4,
+    )
+    assert (warm.name, warm.phases[0].schedule.warmup, warm.training.batch_size) == (
+        "my-warm-heads",
+        0.2,
+        128,
+    )
 
 
 @pytest.mark.parametrize("parent", ["demo", "ladder-heads-flickr8k", "cocos-flickr8k/nt-xent"])
 def test_included_recipe_can_be_extended_by_every_name(tmp_path, parent):
     (tmp_path / "mine.toml").write_text(f'extends = "{parent}"\nname = "mine"\n')
-    assert read_recipe(tmp_path / "mine.toml") == read_recipe(parent).model_copy(update={"name": "mine", "about": "", "published": ""})
+    assert read_recipe(tmp_path / "mine.toml") == read_recipe(parent).model_copy(
+        update={"name": "mine", "about": "", "published": ""}
+    )
 
 
 @pytest.mark.parametrize(
@@ -208,19 +237,46 @@ def test_included_recipe_can_be_extended_by_every_name(tmp_path, parent):
     [
         (
             'extends = "demoo"',
-            r"mine\.toml: extends: demoo: expected a TOML file or the name of a shipped recipe, found neither: did you mean demo\?",
+            (
+                r"mine\.toml: extends: demoo: expected a TOML file or the name of a shipped recipe, "
+                r"found neither: did you mean demo\?"
+            ),
         ),
         ('extends = "gone.toml"', r"gone\.toml cannot be read: No such file"),
-        ('extends = "cocos-flickr8k/hn"', r"cocos-flickr8k: hn is not a variant: known: nt-xent, smooth-ap, triplet, triplet-hn\."),
+        (
+            'extends = "cocos-flickr8k/hn"',
+            (
+                r"cocos-flickr8k: hn is not a variant: known: nt-xent, smooth-ap, triplet, "
+                r"triplet-hn\."
+            ),
+        ),
         ('extends = "demo/hn"', r"demo: hn is not a variant: it is one recipe\."),
         ('extends = "mine.toml"', r"mine\.toml: extends itself through mine\.toml"),
         ('extends = "other.toml"', r"mine\.toml: extends itself through other\.toml"),
         ("extends = 3", r"mine\.toml: extends: expected the name of a shipped recipe, .*, got 3"),
-        ("variants = 3", r"mine\.toml: variants: expected tables of changes such as \[variants\.large\]"),
-        ("[phases.0]\nepochs = 2", r"mine\.toml: \[phases\.0\] changes a phase, but there is none\. Begin one with \[\[phases\]\]\."),
-        ('extends = "demo"\n[phases.1]\nepochs = 2', r"mine\.toml: phases\.1: expected a phase from 0 to 0, got 1"),
-        ('extends = "demo"\nphases.0 = 2', r"mine\.toml: phases\.0: expected a table of changes, got 2"),
-        ('extends = "demo"\n[trainig]\nx = 1', r"mine\.toml: trainig is not a key of recipes: did you mean training\?"),
+        (
+            "variants = 3",
+            r"mine\.toml: variants: expected tables of changes such as \[variants\.large\]",
+        ),
+        (
+            "[phases.0]\nepochs = 2",
+            (
+                r"mine\.toml: \[phases\.0\] changes a phase, but there is none\. Begin one with "
+                r"\[\[phases\]\]\."
+            ),
+        ),
+        (
+            'extends = "demo"\n[phases.1]\nepochs = 2',
+            r"mine\.toml: phases\.1: expected a phase from 0 to 0, got 1",
+        ),
+        (
+            'extends = "demo"\nphases.0 = 2',
+            r"mine\.toml: phases\.0: expected a table of changes, got 2",
+        ),
+        (
+            'extends = "demo"\n[trainig]\nx = 1',
+            r"mine\.toml: trainig is not a key of recipes: did you mean training\?",
+        ),
         ('extends = "demo"\n[variants.a]\nsed = 1', r"mine\.toml: expected a variant, got a grid"),
     ],
 )
@@ -234,14 +290,20 @@ def test_unresolvable_recipe_is_rejected(tmp_path, lines, sentence):
 
 def test_grid_without_variant_name_is_rejected(tmp_path):
     (tmp_path / "grid.toml").write_text('extends = "demo"\n[variants.a]\nseed = 1\n')
-    with pytest.raises(RecipeError, match=r"grid\.toml: name: expected the name of the grid, got none\. Add"):
+    with pytest.raises(
+        RecipeError, match=r"grid\.toml: name: expected the name of the grid, got none\. Add"
+    ):
         read_recipe(f"{tmp_path}/grid.toml/a")
 
 
 def test_variant_is_trained_under_its_name(tmp_path, monkeypatch):
-    scenes = write_synthetic_scenes(tmp_path / "scenes", num_train=12, num_val=4, num_test=4, captions_per_image=2, size=32)
+    scenes = write_synthetic_scenes(
+        tmp_path / "scenes", num_train=12, num_val=4, num_test=4, captions_per_image=2, size=32
+    )
     small = "phases.0.epochs = 1\nmodel.embedding_dim = 4\nmodel.word_dim = 4"
-    (tmp_path / "mine.toml").write_text(f'extends = "demo"\nname = "mine"\n[variants.vlc]\nobjective = "VLC()"\n{small}\n')
+    (tmp_path / "mine.toml").write_text(
+        f'extends = "demo"\nname = "mine"\n[variants.vlc]\nobjective = "VLC()"\n{small}\n'
+    )
     monkeypatch.chdir(tmp_path)
     trained = visavis.train("mine.toml/vlc", data=scenes)
     assert trained.run.name == "mine-vlc-1"
@@ -249,11 +311,15 @@ def test_variant_is_trained_under_its_name(tmp_path, monkeypatch):
     run = (trained.run / "run.toml").read_text()
     assert "extends" not in run
     assert "variants" not in run
-    assert build_recipe(read_recipe(trained.run / "run.toml").to_dict(), {}, "run") == read_recipe(trained.run / "run.toml")
+    assert build_recipe(read_recipe(trained.run / "run.toml").to_dict(), {}, "run") == read_recipe(
+        trained.run / "run.toml"
+    )
 
 
 def test_model_accepts_table_or_text():
-    as_text = read_recipe("demo", {"model": "VSE++(embedding_dim=256, word_dim=64, word_pool='max')"})
+    as_text = read_recipe(
+        "demo", {"model": "VSE++(embedding_dim=256, word_dim=64, word_pool='max')"}
+    )
     assert as_text == read_recipe("demo")
     assert read_recipe("demo", {"model": "VSE++"}).model == {"kind": "VSE++"}
     with pytest.raises(RecipeError, match=r"'VSE\+\+\(width' is not of the form"):

@@ -54,28 +54,47 @@ def while_writing(step):
 
 @pytest.mark.slow
 def test_killed_run_resumes_exactly(training, recipe, scenes, uninterrupted, outcome, tmp_path):
-    """Kills before the first checkpoint, during a write, twice at the same step, and in the second phase."""
+    """Kills before the first checkpoint, during a write, twice at the same step, and in the second
+    phase.
+    """
     run = tmp_path / "run"
     last = outcome(uninterrupted(False))["state"]["step"]
-    moments = [lambda process: (run / "run.toml").exists(), while_writing(8), at_step(8), at_step(last - 2)]
+    moments = [
+        lambda process: (run / "run.toml").exists(),
+        while_writing(8),
+        at_step(8),
+        at_step(last - 2),
+    ]
     assert killed_again_and_again(training, recipe, scenes, run, moments) == len(moments)
     assert outcome(run) == outcome(uninterrupted(False))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("autocast", [False, True])
-def test_ten_random_kills_resume_exactly(training, recipe, scenes, uninterrupted, outcome, tmp_path, autocast):
+def test_ten_random_kills_resume_exactly(
+    training, recipe, scenes, uninterrupted, outcome, tmp_path, autocast
+):
     run, chance = tmp_path / "run", random.Random(autocast)
     last = outcome(uninterrupted(autocast))["state"]["step"]
     steps = sorted(chance.sample(range(last - 1), 10))
-    moments = [while_writing(step) if number in (3, 7) else at_step(step) for number, step in enumerate(steps)]
-    assert killed_again_and_again(training, recipe, scenes, run, moments, f"training.autocast={autocast}") == 10
+    moments = [
+        while_writing(step) if number in (3, 7) else at_step(step)
+        for number, step in enumerate(steps)
+    ]
+    assert (
+        killed_again_and_again(
+            training, recipe, scenes, run, moments, f"training.autocast={autocast}"
+        )
+        == 10
+    )
     assert outcome(run) == outcome(uninterrupted(autocast))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stop", STOP_SIGNALS)
-def test_signals_save_and_report_how_to_resume(training, recipe, scenes, uninterrupted, outcome, tmp_path, stop, default_sighup):
+def test_signals_save_and_report_how_to_resume(
+    training, recipe, scenes, uninterrupted, outcome, tmp_path, stop, default_sighup
+):
     """SIGINT, SIGTERM and SIGHUP end with the exit code of the shell's convention."""
     run = tmp_path / "run"
     process = training(run, recipe, "--data", scenes, "--out", run)
@@ -87,8 +106,12 @@ def test_signals_save_and_report_how_to_resume(training, recipe, scenes, uninter
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("autocast", "longest"), [pytest.param(False, 4, marks=pytest.mark.long), (True, 8)])
-def test_run_stopped_every_few_steps_resumes_exactly(recipe, scenes, uninterrupted, outcome, in_pieces, tmp_path, autocast, longest):
+@pytest.mark.parametrize(
+    ("autocast", "longest"), [pytest.param(False, 4, marks=pytest.mark.long), (True, 8)]
+)
+def test_run_stopped_every_few_steps_resumes_exactly(
+    recipe, scenes, uninterrupted, outcome, in_pieces, tmp_path, autocast, longest
+):
     """Stops are also within accumulation groups, right after validations, and between phases."""
     run = tmp_path / "run"
     overrides = {"training.autocast": autocast, "training.checkpoint_s": 1e6}
@@ -99,11 +122,17 @@ def test_run_stopped_every_few_steps_resumes_exactly(recipe, scenes, uninterrupt
 
 def test_run_with_ranger_resumes_exactly(recipe, scenes, outcome, stop_at, tmp_path):
     """Stops are between two moves of the slow weights, in both phases."""
-    overrides = {"training.accumulation_steps": 1, "training.checkpoint_s": 1e6, "phases.1.epochs": 1}
+    overrides = {
+        "training.accumulation_steps": 1,
+        "training.checkpoint_s": 1e6,
+        "phases.1.epochs": 1,
+    }
     overrides |= {f"phases.{phase}.optimizer.name": "Ranger" for phase in (0, 1)}
     visavis.train(recipe, data=scenes, out=tmp_path / "whole", overrides=overrides)
     with pytest.raises(Stopped):
-        visavis.train(recipe, data=scenes, out=tmp_path / "run", overrides=overrides, progress=stop_at(8))
+        visavis.train(
+            recipe, data=scenes, out=tmp_path / "run", overrides=overrides, progress=stop_at(8)
+        )
     with pytest.raises(Stopped):
         visavis.train(resume=tmp_path / "run", progress=stop_at(9))
     visavis.train(resume=tmp_path / "run")
@@ -126,7 +155,9 @@ def test_resume_reports_changed_number_of_threads(uninterrupted, tmp_path, liste
     recorded = json.loads((run / "environment.json").read_text())
     (run / "environment.json").write_text(json.dumps({**recorded, "threads": 3}))
     visavis.train(resume=run, progress=progress)
-    assert any("began with 3 threads and resumes with 1" in sentence for sentence in progress.messages)
+    assert any(
+        "began with 3 threads and resumes with 1" in sentence for sentence in progress.messages
+    )
 
 
 def test_run_is_locked_to_one_process(uninterrupted, tmp_path):
@@ -134,7 +165,10 @@ def test_run_is_locked_to_one_process(uninterrupted, tmp_path):
     shutil.copytree(uninterrupted(False), run)
     with storage.folder_lock(run / "run", wait=False), pytest.raises(RunError) as refusal:
         visavis.train(resume=run)
-    assert str(refusal.value) == f"{run} is locked by another process. Wait until it ends, or stop it first."
+    assert (
+        str(refusal.value)
+        == f"{run} is locked by another process. Wait until it ends, or stop it first."
+    )
     visavis.train(resume=run)
 
 
@@ -149,7 +183,9 @@ def test_resume_rejects_changed_data(uninterrupted, scenes, tmp_path):
         visavis.train(resume=run)
 
 
-def test_run_resumes_from_another_folder(recipe, scenes, outcome, stop_at, tmp_path, monkeypatch, uninterrupted):
+def test_run_resumes_from_another_folder(
+    recipe, scenes, outcome, stop_at, tmp_path, monkeypatch, uninterrupted
+):
     monkeypatch.chdir(scenes.parent)
     with pytest.raises(Stopped):
         visavis.train(recipe, data="scenes", out=tmp_path / "run", progress=stop_at(3))
@@ -158,7 +194,9 @@ def test_run_resumes_from_another_folder(recipe, scenes, outcome, stop_at, tmp_p
     assert outcome(tmp_path / "run") == outcome(uninterrupted(False))
 
 
-@pytest.mark.parametrize("given", [{"overrides": ["seed=3"]}, {"data": "elsewhere"}, {"out": "elsewhere"}])
+@pytest.mark.parametrize(
+    "given", [{"overrides": ["seed=3"]}, {"data": "elsewhere"}, {"out": "elsewhere"}]
+)
 def test_resume_rejects_new_settings(uninterrupted, given):
     with pytest.raises(RunError, match="--resume: expected the run folder alone"):
         visavis.train(resume=uninterrupted(False), **given)
@@ -167,7 +205,9 @@ def test_resume_rejects_new_settings(uninterrupted, given):
 def test_resume_needs_run_and_train_never_overwrites(uninterrupted, recipe, scenes, tmp_path):
     with pytest.raises(RunError, match=r"expected a run folder with run\.toml"):
         visavis.train(resume=tmp_path)
-    with pytest.raises(RunError, match=r"expected a new folder, got an existing run. Resume it with --resume"):
+    with pytest.raises(
+        RunError, match=r"expected a new folder, got an existing run. Resume it with --resume"
+    ):
         visavis.train(recipe, data=scenes, out=uninterrupted(False))
 
 
@@ -178,7 +218,9 @@ def test_closed_terminal_saves_run(recipe, scenes, tmp_path, default_sighup):
     run, (terminal, inside) = tmp_path / "run", os.openpty()
     program = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); from visavis.cli import main; main()"
     command = [sys.executable, "-c", program, "train", recipe, "--data", scenes, "--out", run]
-    with subprocess.Popen(command, stdin=inside, stdout=inside, stderr=inside, start_new_session=True) as training:
+    with subprocess.Popen(
+        command, stdin=inside, stdout=inside, stderr=inside, start_new_session=True
+    ) as training:
         os.close(inside)
         while len(list((run / "checkpoint").glob("step-*"))) < 2:
             os.read(terminal, 1024)
@@ -216,10 +258,15 @@ def test_second_signal_calls_previous_handler(stop):
 
 
 def test_a_signal_that_torchrun_repeats_does_not_end_the_process(monkeypatch):
-    """SLURM sends SIGTERM to torchrun and to its processes, and torchrun passes it on. Another signal ends the process."""
+    """SLURM sends SIGTERM to torchrun and to its processes, and torchrun passes it on. Another
+    signal ends the process.
+    """
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     received, request = [], StopRequest()
-    before = {number: signal.signal(number, lambda number, _: received.append(number)) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {
+        number: signal.signal(number, lambda number, _: received.append(number))
+        for number in (signal.SIGTERM, signal.SIGINT)
+    }
     try:
         with request.install_signal_handlers():
             signal.raise_signal(signal.SIGTERM)
@@ -255,7 +302,9 @@ def test_nonfinite_loss_stops_training(recipe, scenes, tmp_path, monkeypatch):
         step(self, batch, steps)
 
     monkeypatch.setattr(Trainer, "_step", poisoned)
-    with pytest.raises(RunError, match=r"expected a finite loss, got nan at step 5. Lower the learning rate"):
+    with pytest.raises(
+        RunError, match=r"expected a finite loss, got nan at step 5. Lower the learning rate"
+    ):
         visavis.train(recipe, data=scenes, out=tmp_path / "run")
     assert (tmp_path / "run" / "checkpoint" / "step-00000004").is_dir()
 

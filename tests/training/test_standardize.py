@@ -27,8 +27,12 @@ def test_stored_and_new_images_are_standardized_alike(scenes, recipe, tmp_path):
     ).run
     data_module, matcher = open_run(run, read_run_recipe(run), NoProgress())
     train = data_module.data.split("train")
-    features = get_vectors(data_module.sources(train)[0].read(torch.arange(len(train.images)).numpy()))
-    torch.testing.assert_close(features.flatten(0, 1).mean(0), torch.zeros(features.shape[-1]), atol=1e-3, rtol=0)
+    features = get_vectors(
+        data_module.sources(train)[0].read(torch.arange(len(train.images)).numpy())
+    )
+    torch.testing.assert_close(
+        features.flatten(0, 1).mean(0), torch.zeros(features.shape[-1]), atol=1e-3, rtol=0
+    )
     stored = get_vectors(data_module.encode(matcher, train)[0])[:4]
     fresh = visavis.load(run).encode_images([image.open() for image in train.images[:4]])
     torch.testing.assert_close(fresh, stored, atol=2e-3, rtol=0)  # Stores use half precision.
@@ -37,17 +41,23 @@ def test_stored_and_new_images_are_standardized_alike(scenes, recipe, tmp_path):
     config["standardization"]["mean"].pop()
     config["standardization"]["std"].pop()
     (run / "model" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(RunError, match=r"config\.json is damaged: expected config_sha256 \w{64}, got \w{64}"):
+    with pytest.raises(
+        RunError, match=r"config\.json is damaged: expected config_sha256 \w{64}, got \w{64}"
+    ):
         visavis.load(run)
 
 
 def test_standardize_rejects_pixels(recipe, scenes, tmp_path):
-    with pytest.raises(RecipeError, match=r'visual\.standardize: expected none with granularity "pixels"'):
+    with pytest.raises(
+        RecipeError, match=r'visual\.standardize: expected none with granularity "pixels"'
+    ):
         visavis.train(
             recipe,
             data=scenes,
             out=tmp_path / "run",
-            overrides={"visual": {"encoder": "small-cnn", "granularity": "pixels", "standardize": "zscore"}},
+            overrides={
+                "visual": {"encoder": "small-cnn", "granularity": "pixels", "standardize": "zscore"}
+            },
         )
 
 
@@ -64,13 +74,21 @@ phases = [{{ epochs = 1, objective = "VLC()" }}]
     run = visavis.train(tmp_path / "heads.toml", data=scenes, out=tmp_path / "run").run
     data_module, matcher = open_run(run, read_run_recipe(run), NoProgress())
     train = data_module.data.split("train")
-    features = get_vectors(data_module.sources(train)[1].read(torch.arange(len(train.captions)).numpy())).float()
+    features = get_vectors(
+        data_module.sources(train)[1].read(torch.arange(len(train.captions)).numpy())
+    ).float()
     torch.testing.assert_close(matcher.whitening.mean, features.mean(0))
-    torch.testing.assert_close(matcher.whitening(features).mean(0), torch.zeros(features.shape[1]), atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        matcher.whitening(features).mean(0), torch.zeros(features.shape[1]), atol=1e-4, rtol=0
+    )
     new = get_vectors(data_module.processor.process_texts(train.captions[:4]))
-    expected = normalize(matcher.eval().text((new - matcher.whitening.mean) @ matcher.whitening.matrix))
+    expected = normalize(
+        matcher.eval().text((new - matcher.whitening.mean) @ matcher.whitening.matrix)
+    )
     torch.testing.assert_close(visavis.load(run).encode_texts(list(train.captions[:4])), expected)
-    with pytest.raises(RecipeError, match='whiten_text: expected False unless texts are "pooled", got True'):
+    with pytest.raises(
+        RecipeError, match='whiten_text: expected False unless texts are "pooled", got True'
+    ):
         words = {"text.encoder": "vocabulary", "text.granularity": "tokens", "text.min_count": 1}
         visavis.train(tmp_path / "heads.toml", data=scenes, out=tmp_path / "words", overrides=words)
 
@@ -78,7 +96,13 @@ phases = [{{ epochs = 1, objective = "VLC()" }}]
 def test_second_network_has_the_whitening_of_the_first():
     first = CATALOG["Heads"](
         build_object(
-            CATALOG["Heads"].Config, {"visual_input_dim": 3, "text_input_dim": 4, "text_granularity": "pooled", "whiten_text": True}
+            CATALOG["Heads"].Config,
+            {
+                "visual_input_dim": 3,
+                "text_input_dim": 4,
+                "text_granularity": "pooled",
+                "whiten_text": True,
+            },
         )
     )
     first.whitening.fit(torch.randn(9, 4))

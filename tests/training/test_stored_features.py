@@ -22,14 +22,20 @@ WORDS = ["dog", "cat", "boat", "tree", "kite", "car", "lamp", "moon"]
 
 @pytest.fixture
 def precomp(tmp_path):
-    """Write images whose features are the one-hot code of the word in their captions, which is easy to learn."""
+    """Write images whose features are the one-hot code of the word in their captions, which is easy
+    to learn.
+    """
     random = np.random.default_rng(0)
     for split, per_word in (("train", 8), ("dev", 2), ("test", 2)):
         words = np.repeat(np.arange(len(WORDS)), per_word)
-        features = np.eye(len(WORDS), dtype=np.float32)[words] + 0.05 * random.standard_normal((len(words), len(WORDS)), np.float32)
+        features = np.eye(len(WORDS), dtype=np.float32)[words] + 0.05 * random.standard_normal(
+            (len(words), len(WORDS)), np.float32
+        )
         np.save(tmp_path / f"{split}_ims.npy", features)
         captions = [
-            f"{opening} {WORDS[word]} number {i}" for i, word in enumerate(words) for opening in ("a", "one", "the", "this", "some")
+            f"{opening} {WORDS[word]} number {i}"
+            for i, word in enumerate(words)
+            for opening in ("a", "one", "the", "this", "some")
         ]
         (tmp_path / f"{split}_caps.txt").write_text("\n".join(captions) + "\n")
     return tmp_path
@@ -71,14 +77,21 @@ def test_dataset_without_features_is_rejected(recipe, tmp_path):
     folder.mkdir()
     for number in range(40):
         Image.new("RGB", (4, 4)).save(folder / f"{number}.png")
-    (folder / "captions.csv").write_text("filename,caption\n" + "".join(f"{number}.png,a dog\n" for number in range(40)))
-    with pytest.raises(DataError, match=r'captions\.csv: features = "precomp" expects train_ims\.npy with train_caps\.txt'):
+    (folder / "captions.csv").write_text(
+        "filename,caption\n" + "".join(f"{number}.png,a dog\n" for number in range(40))
+    )
+    with pytest.raises(
+        DataError,
+        match=r'captions\.csv: features = "precomp" expects train_ims\.npy with train_caps\.txt',
+    ):
         visavis.train(recipe, data=folder, out=tmp_path / "run")
 
 
 def test_features_are_scanned_by_first_command_only(precomp, recipe, tmp_path, monkeypatch):
     scans, scan = [], finite._scan
-    monkeypatch.setattr(finite, "_scan", lambda features: scans.append(features.path) or scan(features))
+    monkeypatch.setattr(
+        finite, "_scan", lambda features: scans.append(features.path) or scan(features)
+    )
     run = visavis.train(recipe, out=tmp_path / "run", overrides={"phases.0.epochs": 1}).run
     visavis.evaluate(run)
     assert scans == [precomp]
@@ -100,7 +113,13 @@ def test_recipe_of_data_page_trains(precomp, tmp_path):
         tmp_path / "precomp.toml",
         data=precomp,
         out=tmp_path / "run",
-        overrides=["phases.0.epochs=1", "model.embedding_dim=8", "model.word_dim=4", "training.batch_size=16", "text.min_count=1"],
+        overrides=[
+            "phases.0.epochs=1",
+            "model.embedding_dim=8",
+            "model.word_dim=4",
+            "training.batch_size=16",
+            "text.min_count=1",
+        ],
     )
     assert run.test.num_texts == 5 * run.test.num_images == 80
 
@@ -108,7 +127,9 @@ def test_recipe_of_data_page_trains(precomp, tmp_path):
 def test_protocol_uses_first_captions(precomp, recipe, tmp_path, monkeypatch):
     three = Protocol(name="three", description="the first three captions", captions_per_image=3)
     monkeypatch.setattr(protocols, "CATALOG", (*protocols.CATALOG, three))
-    trained = visavis.train(recipe, out=tmp_path / "run", overrides={"evaluation.protocol": "three", "epochs": 1})
+    trained = visavis.train(
+        recipe, out=tmp_path / "run", overrides={"evaluation.protocol": "three", "epochs": 1}
+    )
     assert trained.test is not None
     assert (trained.test.num_images, trained.test.num_texts) == (16, 48)
     assert visavis.evaluate(tmp_path / "run", protocol="plain").num_texts == 80
@@ -116,12 +137,16 @@ def test_protocol_uses_first_captions(precomp, recipe, tmp_path, monkeypatch):
 
 def test_model_of_stored_features_rejects_images(recipe, tmp_path):
     trained = visavis.train(recipe, out=tmp_path / "run")
-    log = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    log = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert trained.test is not None
     assert trained.test.num_images == 16
     assert trained.validation_rsum > log[0]["rsum"] + 100
     assert visavis.evaluate(tmp_path / "run").metrics == trained.test.metrics
-    assert visavis.load(tmp_path / "run").encode_texts(["a dog number 3"]).norm().item() == pytest.approx(1)
+    assert visavis.load(tmp_path / "run").encode_texts(
+        ["a dog number 3"]
+    ).norm().item() == pytest.approx(1)
     with pytest.raises(RunError, match="expected one for new images or videos"):
         visavis.load(tmp_path / "run").encode_images([Image.new("RGB", (8, 8))])
     results = visavis.search(tmp_path / "run", "a dog", top=5)
@@ -133,7 +158,10 @@ def test_model_of_stored_features_rejects_images(recipe, tmp_path):
 
 
 def test_run_reads_stored_features_of_other_data(precomp, recipe, tmp_path):
-    run, other = visavis.train(recipe, out=tmp_path / "run", overrides={"epochs": 2}), tmp_path / "other"
+    run, other = (
+        visavis.train(recipe, out=tmp_path / "run", overrides={"epochs": 2}),
+        tmp_path / "other",
+    )
     other.mkdir()
     for file in (*precomp.glob("*_ims.npy"), *precomp.glob("*_caps.txt")):
         (other / file.name).write_bytes(file.read_bytes())
@@ -149,7 +177,11 @@ def read_on(recipe, precomp, tmp_path):
     photos.mkdir()
     Image.new("RGB", (4, 4)).save(photos / "0.png")
     (photos / "captions.csv").write_text("filename,caption\n0.png,a dog\n")
-    places = {"its own": precomp, "its own by another name": precomp / ".." / precomp.name, "photos": photos}
+    places = {
+        "its own": precomp,
+        "its own by another name": precomp / ".." / precomp.name,
+        "photos": photos,
+    }
 
     def read(features, encoder, place):
         keys = {"visual.features": features, "visual.encoder": encoder}
@@ -176,5 +208,8 @@ def test_features_come_from_data_or_encoder(features, encoder, place, expected, 
 
 
 def test_features_of_other_images_are_not_used(read_on):
-    with pytest.raises(RunError, match=r"whose stored features the run reads \(stored\.npy\), got .*photos\. Use the data of the run"):
+    with pytest.raises(
+        RunError,
+        match=r"whose stored features the run reads \(stored\.npy\), got .*photos\. Use the data of the run",
+    ):
         read_on("stored.npy", "", "photos")

@@ -20,7 +20,12 @@ from visavis.runs.open_run import read_run_recipe
 from visavis.runs.run_folder import RunFolder
 from visavis.supervision import CATALOG, PairSupervision, Supervision
 from visavis.supervision.learned_weights import WeightNetwork
-from visavis.supervision.noisy_correspondence import NoisySupervision, clean_probability, predicted_correspondence, soft_margin
+from visavis.supervision.noisy_correspondence import (
+    NoisySupervision,
+    clean_probability,
+    predicted_correspondence,
+    soft_margin,
+)
 from visavis.targets import Targets
 from visavis.training.checkpoint import Checkpoint
 from visavis.training.start_training import start_training
@@ -81,17 +86,29 @@ WORDS = ["dog", "cat", "boat", "tree", "kite", "car", "lamp", "moon", "frog", "h
 
 
 def write_codes(folder, **counts):
-    """Write images that are a noisy code of the only word of their caption, so that mismatched captions are easy to detect."""
+    """Write images that are a noisy code of the only word of their caption, so that mismatched
+    captions are easy to detect.
+    """
     random = np.random.default_rng(0)
     for split, count in counts.items():
         shown = np.arange(count) % len(WORDS)
-        np.save(folder / f"{split}_ims.npy", (np.eye(len(WORDS))[shown] + 0.05 * random.standard_normal((count, 12))).astype(np.float32))
+        np.save(
+            folder / f"{split}_ims.npy",
+            (np.eye(len(WORDS))[shown] + 0.05 * random.standard_normal((count, 12))).astype(
+                np.float32
+            ),
+        )
         (folder / f"{split}_caps.txt").write_text("".join(f"a {WORDS[word]}\n" for word in shown))
 
 
 def mismatched(data):
     """Return which captions do not match their image."""
-    return torch.tensor([caption != f"a {WORDS[image % len(WORDS)]}" for caption, image in zip(data.captions, data.image_of, strict=True)])
+    return torch.tensor(
+        [
+            caption != f"a {WORDS[image % len(WORDS)]}"
+            for caption, image in zip(data.captions, data.image_of, strict=True)
+        ]
+    )
 
 
 @pytest.fixture
@@ -109,7 +126,11 @@ def supervision_of(run):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["AOQ", "NCR", "weights"])
 def test_supervised_run_resumes_exactly(name, recipes, scenes, outcome, in_pieces, tmp_path):
-    plan = {"AOQ": {}, "NCR": {"training.batches_per_epoch": 4}, "weights": {"training.batch_size": 16}}[name]
+    plan = {
+        "AOQ": {},
+        "NCR": {"training.batches_per_epoch": 4},
+        "weights": {"training.batch_size": 16},
+    }[name]
     visavis.train(recipes / f"{name}.toml", data=scenes, out=tmp_path / "whole", overrides=plan)
     assert in_pieces(recipes / f"{name}.toml", tmp_path / "pieces", data=scenes, overrides=plan) > 2
     assert outcome(tmp_path / "pieces") == outcome(tmp_path / "whole")
@@ -118,8 +139,14 @@ def test_supervised_run_resumes_exactly(name, recipes, scenes, outcome, in_piece
 
 def test_train_rejects_unused_supervision(recipes, scenes, tmp_path):
     def train(objective):
-        overrides = {"phases.1.objective": objective, "phases.1.initial_weights": "last", "training.batches_per_epoch": 1}
-        return visavis.train(recipes / "AOQ.toml", data=scenes, out=tmp_path / objective, overrides=overrides)
+        overrides = {
+            "phases.1.objective": objective,
+            "phases.1.initial_weights": "last",
+            "training.batches_per_epoch": 1,
+        }
+        return visavis.train(
+            recipes / "AOQ.toml", data=scenes, out=tmp_path / objective, overrides=overrides
+        )
 
     annotations = r"\(query_offline_scores, candidate_offline_scores\)"
     expected = rf"^phases\.1: VLC does not use the annotations of OfflineNegativeSupervision {annotations}\. Set another objective, or"
@@ -136,23 +163,48 @@ def test_train_rejects_unused_supervision(recipes, scenes, tmp_path):
         ("Ladder()", "PairSupervision()", "relevance for every pair"),
         ("GradedVLC()", "FeedbackSupervision()", "relevance for every pair"),
         ("AOQ()", "GradedSupervision()", "query_offline_scores"),
-        ("NCR()", "OfflineNegativeSupervision()", "query_margin and candidate_margin, or pair_margin"),
+        (
+            "NCR()",
+            "OfflineNegativeSupervision()",
+            "query_margin and candidate_margin, or pair_margin",
+        ),
         ("NCR(semantics='reference')", "LearnedWeights()", "pair_margin for every pair"),
     ],
 )
-def test_missing_annotations_are_rejected_before_training(number, objective, supervision_spec, needed, recipes, tmp_path):
-    phase = {f"phases.{number}.objective": objective, f"phases.{number}.supervision": supervision_spec}
-    with pytest.raises(MissingSupervision, match=rf"^phases\.{number}: \w+: expected {needed}.* or train with \w+Supervision\.$"):
-        visavis.train(recipes / "AOQ.toml", data="nowhere", out=tmp_path / "runs" / "run", overrides=phase)
+def test_missing_annotations_are_rejected_before_training(
+    number, objective, supervision_spec, needed, recipes, tmp_path
+):
+    phase = {
+        f"phases.{number}.objective": objective,
+        f"phases.{number}.supervision": supervision_spec,
+    }
+    with pytest.raises(
+        MissingSupervision,
+        match=rf"^phases\.{number}: \w+: expected {needed}.* or train with \w+Supervision\.$",
+    ):
+        visavis.train(
+            recipes / "AOQ.toml", data="nowhere", out=tmp_path / "runs" / "run", overrides=phase
+        )
     assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(
     ("objective", "supervision_spec"),
     [
-        *(("Ladder(margins=(0.2,), thresholds=(), betas=(1.0,))", "PairSupervision()"), ("NCR(warmup=True)", "PairSupervision()")),
-        *(("NCR()", "NoisySupervision()"), ("NCR(semantics='reference')", "NoisySupervision()"), ("AOQ()", "OfflineNegativeSupervision()")),
-        *(("Ladder()", "GradedSupervision()"), ("Unified()", "LearnedWeights()"), ("TripletHN()", "OfflineNegativeSupervision()")),
+        *(
+            ("Ladder(margins=(0.2,), thresholds=(), betas=(1.0,))", "PairSupervision()"),
+            ("NCR(warmup=True)", "PairSupervision()"),
+        ),
+        *(
+            ("NCR()", "NoisySupervision()"),
+            ("NCR(semantics='reference')", "NoisySupervision()"),
+            ("AOQ()", "OfflineNegativeSupervision()"),
+        ),
+        *(
+            ("Ladder()", "GradedSupervision()"),
+            ("Unified()", "LearnedWeights()"),
+            ("TripletHN()", "OfflineNegativeSupervision()"),
+        ),
     ],
 )
 def test_sufficient_annotations_are_accepted(objective, supervision_spec):
@@ -161,11 +213,27 @@ def test_sufficient_annotations_are_accepted(objective, supervision_spec):
 
 REPORTED = {
     "PairSupervision": ("(by='position')", "position", "(by='position')"),
-    "FeedbackSupervision": ("(slack=0.25)", "ids and feedback", "(unlabeled='ignore', slack=0.25) of votes.jsonl"),
-    "GradedSupervision": ("(relevance='CBoW()', by='position')", "position", "(relevance='CBoW()', "),
+    "FeedbackSupervision": (
+        "(slack=0.25)",
+        "ids and feedback",
+        "(unlabeled='ignore', slack=0.25) of votes.jsonl",
+    ),
+    "GradedSupervision": (
+        "(relevance='CBoW()', by='position')",
+        "position",
+        "(relevance='CBoW()', ",
+    ),
     "OfflineNegativeSupervision": ("(size=20)", "ids", "(size=20, preselect=0)"),
-    "MinedNegativeSupervision": ("(file='n.safetensors', per_query=3)", "ids", "(file='n.safetensors', per_query=3)"),
-    "NoisySupervision": ("(threshold=0.6)", "ids", "(margin=0.2, growth='exponential', threshold=0.6, "),
+    "MinedNegativeSupervision": (
+        "(file='n.safetensors', per_query=3)",
+        "ids",
+        "(file='n.safetensors', per_query=3)",
+    ),
+    "NoisySupervision": (
+        "(threshold=0.6)",
+        "ids",
+        "(margin=0.2, growth='exponential', threshold=0.6, ",
+    ),
     "LearnedWeights": ("(every=2)", "ids", "(hidden_dim=32, lr=0.05, virtual_lr=0.01, every=2)"),
 }
 
@@ -175,7 +243,10 @@ def test_report_names_supervision_with_settings(source, recipes):
     settings, positives_by, reported = REPORTED[source.__name__]
     overrides = {"phases.1.supervision": source.__name__ + settings}
     if source.__name__ == "FeedbackSupervision":
-        overrides |= {"data.feedback": "votes.jsonl", "phases.0.supervision": overrides["phases.1.supervision"]}
+        overrides |= {
+            "data.feedback": "votes.jsonl",
+            "phases.0.supervision": overrides["phases.1.supervision"],
+        }
     else:
         overrides |= {"phases.0.supervision": "PairSupervision()"}
     recipe = read_recipe(recipes / "AOQ.toml", overrides)
@@ -186,26 +257,50 @@ def test_report_names_supervision_with_settings(source, recipes):
 def test_undeclared_supervision_may_supply_anything():
     class Margins(Supervision):
         def targets(self, visual, text, batch):
-            return Targets.paired(len(text), query_margin=torch.ones(len(text)), candidate_margin=torch.ones(len(text)))
+            return Targets.paired(
+                len(text),
+                query_margin=torch.ones(len(text)),
+                candidate_margin=torch.ones(len(text)),
+            )
 
     Margins().check_objective(parse("NCR()"))
 
 
 @pytest.mark.parametrize(
-    "before", [{}, {"phases.0.objective": "AOQ()", "phases.0.supervision": "OfflineNegativeSupervision(size=20)"}], ids=["none", "bank"]
+    "before",
+    [
+        {},
+        {
+            "phases.0.objective": "AOQ()",
+            "phases.0.supervision": "OfflineNegativeSupervision(size=20)",
+        },
+    ],
+    ids=["none", "bank"],
 )
 def test_offline_negatives_are_the_hardest(before, recipes, scenes, tmp_path):
-    """Negatives are selected by the model at the start of the phase, also after a phase with a bank."""
+    """Negatives are selected by the model at the start of the phase, also after a phase with a
+    bank.
+    """
     run = tmp_path / "run"
-    visavis.train(recipes / "AOQ.toml", data=scenes, out=run, overrides={"phases.1.epochs": 1, "phases.1.optimizer.lr": 1e-12, **before})
+    visavis.train(
+        recipes / "AOQ.toml",
+        data=scenes,
+        out=run,
+        overrides={"phases.1.epochs": 1, "phases.1.optimizer.lr": 1e-12, **before},
+    )
     log = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["phase"] for row in log] == [0, 0, 1]
     model, data = visavis.load(run), open_dataset(scenes).split("train")
     lists = supervision_of(run)
-    scores = model.encode_images([image.open() for image in data.images]) @ model.encode_texts(data.captions).T
+    scores = (
+        model.encode_images([image.open() for image in data.images])
+        @ model.encode_texts(data.captions).T
+    )
     own = torch.arange(len(data.images))[:, None] == torch.from_numpy(data.image_of)
     hardest = scores.masked_fill(own, -2).topk(20).indices
-    assert (lists["train.texts"].long() == hardest).float().mean() > 0.9  # Equal up to rounding of near ties.
+    assert (
+        lists["train.texts"].long() == hardest
+    ).float().mean() > 0.9  # Equal up to rounding of near ties.
     assert not own.gather(1, lists["train.texts"].long()).any()
     assert not own.T.gather(1, lists["train.images"].long()).any()
     assert {name: list(part.shape) for name, part in lists.items()} == {
@@ -219,20 +314,34 @@ def test_offline_negatives_are_the_hardest(before, recipes, scenes, tmp_path):
 @pytest.mark.parametrize("name", ["AOQ", "NCR", "weights", "graded"])
 def test_offline_negatives_with_validation_on_training_split(name, recipes, scenes, tmp_path):
     """The first images are in training and validation batches, and get the targets of each."""
-    overrides = {"data.path": str(scenes), "evaluation.validation": "train", "evaluation.validation_images": 5, "training.batch_size": 45}
+    overrides = {
+        "data.path": str(scenes),
+        "evaluation.validation": "train",
+        "evaluation.validation_images": 5,
+        "training.batch_size": 45,
+    }
     files = RunFolder(tmp_path / "run")
     files.path.mkdir()
-    run = Trainer(*prepare_training(read_recipe(recipes / f"{name}.toml", overrides)), files, NoProgress())
+    run = Trainer(
+        *prepare_training(read_recipe(recipes / f"{name}.toml", overrides)), files, NoProgress()
+    )
     run.start()
     run.run()
     if name == "NCR":
         run.supervision._labels.fill_(0.5)
     for loader, count in ((run.train_loader, 4), (run.val_loader, 1)):
         for batch in loader.epoch(1):
-            visual, text = run.matcher.encode_visual(batch.visual), run.matcher.encode_text(batch.text)
+            visual, text = (
+                run.matcher.encode_visual(batch.visual),
+                run.matcher.encode_text(batch.text),
+            )
             targets = run.supervision.targets(visual, text, batch)
             if name == "NCR":
-                trusted = torch.ones(len(batch.captions)) if loader is run.val_loader else torch.full((len(batch.captions),), 0.5)
+                trusted = (
+                    torch.ones(len(batch.captions))
+                    if loader is run.val_loader
+                    else torch.full((len(batch.captions),), 0.5)
+                )
                 assert torch.equal(targets.query_margin, soft_margin(trusted, 0.2))
             elif name == "graded":
                 rows, columns = torch.from_numpy(batch.captions), torch.from_numpy(batch.captions)
@@ -245,9 +354,15 @@ def test_offline_negatives_with_validation_on_training_split(name, recipes, scen
 def test_offline_negatives_reject_one_image(recipes, tmp_path):
     write_codes(tmp_path, train=24, val=1)
     with pytest.raises(
-        RecipeError, match=r"^OfflineNegativeSupervision: expected at least 2 images with captions in the validation split, got 1"
+        RecipeError,
+        match=r"^OfflineNegativeSupervision: expected at least 2 images with captions in the validation split, got 1",
     ):
-        visavis.train(recipes / "AOQ.toml", data=tmp_path, out=tmp_path / "run", overrides={"visual": {"features": "precomp"}})
+        visavis.train(
+            recipes / "AOQ.toml",
+            data=tmp_path,
+            out=tmp_path / "run",
+            overrides={"visual": {"features": "precomp"}},
+        )
     assert not (tmp_path / "run").exists()
 
 
@@ -281,7 +396,10 @@ def test_noisy_supervision_evaluates_mean_of_networks(recipes, scenes, tmp_path)
     top = mean.topk(5, dim=0).indices == torch.from_numpy(test.image_of)
     assert both["t2i_r5"] == pytest.approx(100 * top.any(0).float().mean().item())
     assert both != visavis.evaluate(run).metrics
-    assert visavis.evaluate(run).metrics["rsum"] == json.loads((run / "result.json").read_text())["rsum"]
+    assert (
+        visavis.evaluate(run).metrics["rsum"]
+        == json.loads((run / "result.json").read_text())["rsum"]
+    )
 
 
 def test_noisy_supervision_saves_peer_with_best_model(recipes, scenes, tmp_path):
@@ -293,7 +411,11 @@ def test_noisy_supervision_saves_peer_with_best_model(recipes, scenes, tmp_path)
         visavis.evaluate(tmp_path / "run", average=True)
 
 
-CLIP = {"visual": {"encoder": "clip", "granularity": "pixels"}, "text": {"encoder": "clip"}, "model": {"kind": "CLIP", "scale": "learned"}}
+CLIP = {
+    "visual": {"encoder": "clip", "granularity": "pixels"},
+    "text": {"encoder": "clip"},
+    "model": {"kind": "CLIP", "scale": "learned"},
+}
 NORMED = {"kind": "VSEInfinity", "embedding_dim": 16, "word_dim": 8, "size_augmentation": 0.0}
 
 
@@ -306,14 +428,28 @@ NORMED = {"kind": "VSEInfinity", "embedding_dim": 16, "word_dim": 8, "size_augme
         {"model": NORMED, "phases.0.trainable": ["text"]},
         {**CLIP, "phases.0.objective": "InfoNCE()", "phases.1.objective": "InfoNCE()"},
     ],
-    ids=["a step a batch", "accumulated", "loss_warmup_epochs", "frozen statistics", "learned scale"],
+    ids=[
+        "a step a batch",
+        "accumulated",
+        "loss_warmup_epochs",
+        "frozen statistics",
+        "learned scale",
+    ],
 )
-def test_noisy_supervision_trains_equal_networks_equally(overrides, recipes, scenes, dual_encoders, tmp_path, monkeypatch):
+def test_noisy_supervision_trains_equal_networks_equally(
+    overrides, recipes, scenes, dual_encoders, tmp_path, monkeypatch
+):
     """Networks are equal while all pairs are trusted, without dropout."""
     monkeypatch.chdir(dual_encoders)
     files = RunFolder(tmp_path / "run")
     files.path.mkdir()
-    run = Trainer(*prepare_training(read_recipe(recipes / "NCR.toml", {"data.path": str(scenes), **overrides})), files, NoProgress())
+    run = Trainer(
+        *prepare_training(
+            read_recipe(recipes / "NCR.toml", {"data.path": str(scenes), **overrides})
+        ),
+        files,
+        NoProgress(),
+    )
     run.start()
     first, second = run.matcher, run.supervision.peer
     second.load_state_dict(first.state_dict())
@@ -321,18 +457,33 @@ def test_noisy_supervision_trains_equal_networks_equally(overrides, recipes, sce
     run._train_to_validation()
     if second.scale is not None:
         second.scale()  # A scale is clamped to its bounds when it is read, as the first one was in the probes.
-    changed = [name for name, part in first.state_dict().items() if not torch.equal(part, before[name])]
+    changed = [
+        name for name, part in first.state_dict().items() if not torch.equal(part, before[name])
+    ]
     assert changed
-    assert not [name for name, part in first.state_dict().items() if not torch.equal(part, second.state_dict()[name])]
+    assert not [
+        name
+        for name, part in first.state_dict().items()
+        if not torch.equal(part, second.state_dict()[name])
+    ]
 
 
 def test_noisy_supervision_supplies_image_margins(recipes, scenes, tmp_path):
-    """``NCR(semantics="reference")`` trains, and equals the paper's form in the first epoch, where all labels are 1."""
+    """``NCR(semantics="reference")`` trains, and equals the paper's form in the first epoch, where
+    all labels are 1.
+    """
     weights = []
     for semantics in ("paper", "reference"):
-        overrides = {f"phases.{phase}.objective": f"NCR(semantics={semantics!r})" for phase in (0, 1)} | {"phases.1.epochs": 1}
-        visavis.train(recipes / "NCR.toml", data=scenes, out=tmp_path / semantics, overrides=overrides)
-        log = [json.loads(line) for line in (tmp_path / semantics / "metrics.jsonl").read_text().splitlines()]
+        overrides = {
+            f"phases.{phase}.objective": f"NCR(semantics={semantics!r})" for phase in (0, 1)
+        } | {"phases.1.epochs": 1}
+        visavis.train(
+            recipes / "NCR.toml", data=scenes, out=tmp_path / semantics, overrides=overrides
+        )
+        log = [
+            json.loads(line)
+            for line in (tmp_path / semantics / "metrics.jsonl").read_text().splitlines()
+        ]
         weights.append([row["train"]["loss"] for row in log])
     (_, before, paper), (_, same, reference) = weights
     assert before == pytest.approx(same, rel=1e-5)
@@ -360,8 +511,14 @@ def test_training_subsets_are_nested_and_only_for_training(scenes):
                 if part.images[image].split == split}  # fmt: skip
 
     few, more = data.subsample(5, 2, seed=1), data.subsample(9, 2, seed=1)
-    assert len(names(few, "train")) == 5 and names(few, "train").items() <= names(more, "train").items()
-    assert all(len(captions) == 2 and set(captions) <= set(names(data, "train")[name]) for name, captions in names(more, "train").items())
+    assert (
+        len(names(few, "train")) == 5
+        and names(few, "train").items() <= names(more, "train").items()
+    )
+    assert all(
+        len(captions) == 2 and set(captions) <= set(names(data, "train")[name])
+        for name, captions in names(more, "train").items()
+    )
     assert names(few, "test") == names(data, "test")
     assert [data.images[row].name for row in few.image_rows] == [image.name for image in few.images]
     assert [data.captions[row] for row in few.caption_rows] == list(few.captions)
@@ -370,8 +527,16 @@ def test_training_subsets_are_nested_and_only_for_training(scenes):
 
 
 def test_noisy_supervision_rejects_captions_per_image(recipes, scenes, tmp_path):
-    with pytest.raises(RecipeError, match=r"training\.captions_per_image: expected no value with NoisySupervision, .* got 2"):
-        visavis.train(recipes / "NCR.toml", data=scenes, out=tmp_path / "run", overrides={"training.captions_per_image": 2})
+    with pytest.raises(
+        RecipeError,
+        match=r"training\.captions_per_image: expected no value with NoisySupervision, .* got 2",
+    ):
+        visavis.train(
+            recipes / "NCR.toml",
+            data=scenes,
+            out=tmp_path / "run",
+            overrides={"training.captions_per_image": 2},
+        )
 
 
 @pytest.mark.parametrize("growth", ["linear", "exponential", "sine"])
@@ -386,7 +551,9 @@ def test_soft_margin_grows_from_zero_to_margin(growth):
 
 
 def test_predicted_correspondence_matches_hand_values():
-    assert predicted_correspondence(torch.tensor([0.0, 0.1, 0.2, 0.5]), 0.2).tolist() == pytest.approx([1.0, 0.5, 0.0, 0.0])
+    assert predicted_correspondence(
+        torch.tensor([0.0, 0.1, 0.2, 0.5]), 0.2
+    ).tolist() == pytest.approx([1.0, 0.5, 0.0, 0.0])
     assert predicted_correspondence(torch.full((3,), 0.5), 0.2).tolist() == [0, 0, 0]
 
 
@@ -395,9 +562,13 @@ def test_noisy_pairs_are_left_out_before_their_epoch(generator):
     images, texts = (torch.randn(6, 5, generator=generator) for _ in range(2))
     captions, ids = np.arange(6) + 3, torch.arange(6)
     data = object()
-    batch = SimpleNamespace(captions=captions, image_ids=ids, text_ids=ids, loader=SimpleNamespace(data=data))
+    batch = SimpleNamespace(
+        captions=captions, image_ids=ids, text_ids=ids, loader=SimpleNamespace(data=data)
+    )
     supervision = NoisySupervision(warmup_epochs=2, noisy_pairs_from_epoch=4)
-    supervision._context = SimpleNamespace(is_training_batch=lambda batch: batch.loader.data is data)
+    supervision._context = SimpleNamespace(
+        is_training_batch=lambda batch: batch.loader.data is data
+    )
     supervision._labels = torch.rand(2, 9, generator=generator)
     supervision._clean = torch.ones(2, 9)
     supervision._clean[1, [3, 6]] = 0.2
@@ -406,9 +577,13 @@ def test_noisy_pairs_are_left_out_before_their_epoch(generator):
         kept = [row for row in range(6) if row not in noisy]
         supervision._epochs = 3
         found = PairLoss(NCR())(images, texts, targets=supervision._margin_targets(batch, network))
-        part = SimpleNamespace(captions=captions[kept], image_ids=ids[kept], text_ids=ids[kept], loader=batch.loader)
+        part = SimpleNamespace(
+            captions=captions[kept], image_ids=ids[kept], text_ids=ids[kept], loader=batch.loader
+        )
         supervision._epochs = 4
-        expected = PairLoss(NCR())(images[kept], texts[kept], targets=supervision._margin_targets(part, network))
+        expected = PairLoss(NCR())(
+            images[kept], texts[kept], targets=supervision._margin_targets(part, network)
+        )
         assert expected > 0
         torch.testing.assert_close(found, expected)
         whole = PairLoss(NCR())(images, texts, targets=supervision._margin_targets(batch, network))
@@ -428,10 +603,16 @@ def test_learned_weights_start_at_one_and_move_by_lr(recipes, scenes, tmp_path):
     scores, positive = torch.randn(4, 6), torch.eye(4, 6).bool()
     assert torch.equal(WeightNetwork(8)(scores, positive), torch.ones(4, 6))
     run = tmp_path / "run"
-    visavis.train(recipes / "weights.toml", data=scenes, out=run, overrides={"training.batch_size": 90})
+    visavis.train(
+        recipes / "weights.toml", data=scenes, out=run, overrides={"training.batch_size": 90}
+    )
     torch.manual_seed(derive_seed(3, 0, 32))
-    moved = [supervision_of(run)[name] - part for name, part in WeightNetwork(32).state_dict().items()]
-    assert torch.cat([part.flatten() for part in moved]).norm().item() == pytest.approx(0.1, rel=1e-5)  # Two batches, one step.
+    moved = [
+        supervision_of(run)[name] - part for name, part in WeightNetwork(32).state_dict().items()
+    ]
+    assert torch.cat([part.flatten() for part in moved]).norm().item() == pytest.approx(
+        0.1, rel=1e-5
+    )  # Two batches, one step.
 
 
 def test_learned_weights_train_attention_models(towers, scenes, tmp_path):
@@ -445,7 +626,11 @@ training = {{ batch_size = 20, batches_per_epoch = 2, threads = 1 }}
 phases = [{{ epochs = 1, objective = "Unified()", supervision = "LearnedWeights(every=1)" }}]
 """)
     visavis.train(tmp_path / "bert.toml", data=scenes, out=tmp_path / "run")
-    assert any(part.abs().sum() > 0 for name, part in supervision_of(tmp_path / "run").items() if name == "layers.2.weight")
+    assert any(
+        part.abs().sum() > 0
+        for name, part in supervision_of(tmp_path / "run").items()
+        if name == "layers.2.weight"
+    )
 
 
 def test_pair_targets_are_on_device_of_batch(monkeypatch):
@@ -460,9 +645,16 @@ def test_pair_targets_are_on_device_of_batch(monkeypatch):
 @pytest.mark.slow
 def test_learned_weights_detect_mismatched_captions(recipes, tmp_path):
     write_codes(tmp_path, train=240, val=12)
-    overrides = {"data.noise_ratio": 0.4, "visual": {"features": "precomp"}, "epochs": 14, "training.batch_size": 24}
+    overrides = {
+        "data.noise_ratio": 0.4,
+        "visual": {"features": "precomp"},
+        "epochs": 14,
+        "training.batch_size": 24,
+    }
     overrides["phases.0.supervision"] = "LearnedWeights(every=1, lr=0.1)"
-    visavis.train(recipes / "weights.toml", data=tmp_path, out=tmp_path / "run", overrides=overrides)
+    visavis.train(
+        recipes / "weights.toml", data=tmp_path, out=tmp_path / "run", overrides=overrides
+    )
     data_module, matcher = prepare_training(read_run_recipe(tmp_path / "run"))
     matcher.load_state_dict(Checkpoint.latest(tmp_path / "run" / "checkpoint").weights)
     network = WeightNetwork(32)
@@ -470,16 +662,29 @@ def test_learned_weights_detect_mismatched_captions(recipes, tmp_path):
     train = data_module.data.split("train")
     weights = torch.empty(len(train.captions))
     for batch in data_module.loader(train).epoch(0, training=False):
-        scores = matcher.eval().score(matcher.encode_visual(batch.visual), matcher.encode_text(batch.text))
-        weights[batch.captions] = network(scores, batch.image_ids[:, None] == batch.text_ids).diagonal().detach()
+        scores = matcher.eval().score(
+            matcher.encode_visual(batch.visual), matcher.encode_text(batch.text)
+        )
+        weights[batch.captions] = (
+            network(scores, batch.image_ids[:, None] == batch.text_ids).diagonal().detach()
+        )
     wrong = mismatched(train)
     assert 0.3 < wrong.float().mean() < 0.4
-    assert (weights[~wrong, None] > weights[wrong]).float().mean() > 0.7  # The area under the ROC curve.
+    assert (
+        weights[~wrong, None] > weights[wrong]
+    ).float().mean() > 0.7  # The area under the ROC curve.
 
 
 def test_learned_weights_stay_if_unused(recipes, tmp_path):
     write_codes(tmp_path, train=24, val=12)
-    overrides = {"visual": {"features": "precomp"}, "epochs": 1, "training.batch_size": 12, "phases.0.objective": "Triplet()"}
+    overrides = {
+        "visual": {"features": "precomp"},
+        "epochs": 1,
+        "training.batch_size": 12,
+        "phases.0.objective": "Triplet()",
+    }
     recipe = read_recipe(recipes / "weights.toml", overrides | {"data.path": str(tmp_path)})
-    start_training(recipe, tmp_path / "run", NoProgress())  # visavis.train rejects it, a comparison does not
+    start_training(
+        recipe, tmp_path / "run", NoProgress()
+    )  # visavis.train rejects it, a comparison does not
     assert not supervision_of(tmp_path / "run")["layers.2.weight"].any()

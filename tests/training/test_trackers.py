@@ -1,4 +1,6 @@
-"""Each tracker, read back from its own files: every validation once, also of a training that was stopped and resumed."""
+"""Each tracker, read back from its own files: every validation once, also of a training that was
+stopped and resumed.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,15 @@ from visavis.recipes.data_module import prepare_training
 from visavis.recipes.files import read_recipe
 from visavis.runs.run_folder import RunFolder
 from visavis.scoring import score_matrix
-from visavis.training.monitoring.tracking import BORDER, IMAGE_SIDE, RELEVANT, TEXT_HEIGHT, TRACKERS, Tracking, retrieved_images
+from visavis.training.monitoring.tracking import (
+    BORDER,
+    IMAGE_SIDE,
+    RELEVANT,
+    TEXT_HEIGHT,
+    TRACKERS,
+    Tracking,
+    retrieved_images,
+)
 from visavis.training.stop_signals import Stopped
 
 
@@ -32,7 +42,14 @@ def examples(step):
 def rows(*steps):
     lr = {"lr": {"text": 0.5}}
     return [
-        {"step": step, "rsum": 100.0 + step, "objective": "VLC()", "health": {"alerts": [], "loss": float("nan")}, **lr} for step in steps
+        {
+            "step": step,
+            "rsum": 100.0 + step,
+            "objective": "VLC()",
+            "health": {"alerts": [], "loss": float("nan")},
+            **lr,
+        }
+        for step in steps
     ]
 
 
@@ -46,7 +63,9 @@ def events(folder):
         for event in EventFileLoader(str(path)).Load():
             for value in event.summary.value:
                 content = make_ndarray(value.tensor)
-                values.setdefault(value.tag, {}).setdefault(event.step, []).append(content.item() if content.size == 1 else content)
+                values.setdefault(value.tag, {}).setdefault(event.step, []).append(
+                    content.item() if content.size == 1 else content
+                )
     return values
 
 
@@ -55,7 +74,9 @@ def read_tensorboard(folder, name):
 
 
 def leveldb_records(content, block=32768):
-    """Records of a LevelDB log after the header of the file. Each part has a checksum, its length and its type: whole, first, middle, last."""
+    """Records of a LevelDB log after the header of the file. Each part has a checksum, its length
+    and its type: whole, first, middle, last.
+    """
     position, record = 7, b""
     while position + 7 <= len(content):
         length, kind = struct.unpack_from("<HB", content, position + 4)
@@ -75,7 +96,10 @@ def read_wandb(folder, name):
     for path in sorted(folder.path.glob("wandb/offline-run-*/*.wandb")):
         for content in leveldb_records(path.read_bytes()):
             record.ParseFromString(content)
-            items = {"/".join(item.nested_key) or item.key: item.value_json for item in record.history.item}
+            items = {
+                "/".join(item.nested_key) or item.key: item.value_json
+                for item in record.history.item
+            }
             if name in items:
                 values.setdefault(int(items["_step"]), []).append(json.loads(items[name]))
     return values
@@ -102,7 +126,12 @@ def read_trackio(folder, name):
     return values
 
 
-READERS = {"tensorboard": read_tensorboard, "wandb": read_wandb, "mlflow": read_mlflow, "trackio": read_trackio}
+READERS = {
+    "tensorboard": read_tensorboard,
+    "wandb": read_wandb,
+    "mlflow": read_mlflow,
+    "trackio": read_trackio,
+}
 
 
 @pytest.fixture
@@ -131,13 +160,19 @@ def test_tracker_has_each_validation_once_after_resume(name, settings, listener,
         tracking = Tracking(settings, folder, listener)
         with tracking.open([name], log):
             for row in new:
-                tracking.log(row, [f"Collapse at step {row['step']}: too small"], partial(examples, row["step"]))
+                tracking.log(
+                    row,
+                    [f"Collapse at step {row['step']}: too small"],
+                    partial(examples, row["step"]),
+                )
     assert listener.messages == []
     assert READERS[name](folder, "validation/rsum") == {0: [100], 4: [104], 8: [108]}
     assert READERS[name](folder, "lr/text") == {0: [0.5], 4: [0.5], 8: [0.5]}
     assert READERS[name](folder, "health/loss") == {}, "not finite"
     assert capsys.readouterr().out == ""
-    assert len(list(tmp_path.rglob("*.png"))) == (0 if name == "tensorboard" else 3), "one image for each validation"
+    assert len(list(tmp_path.rglob("*.png"))) == (0 if name == "tensorboard" else 3), (
+        "one image for each validation"
+    )
     runs = json.loads(folder.trackers.read_text())
     assert runs[name]["step"] == 8
 
@@ -157,7 +192,9 @@ def test_failed_tracker_is_called_once(settings, listener, tmp_path):
         for row in rows(0, 4):
             tracking.log(row)
     (message,) = listener.messages
-    assert message.startswith("training.track: tensorboard has failed and is not called again. The training continues. ")
+    assert message.startswith(
+        "training.track: tensorboard has failed and is not called again. The training continues. "
+    )
 
 
 def test_damaged_tracker_file_stops_tracking_only(settings, listener, tmp_path):
@@ -171,15 +208,27 @@ def test_damaged_tracker_file_stops_tracking_only(settings, listener, tmp_path):
 
 def test_missing_package_of_tracker_names_extra(scenes, tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(MissingExtra, match=r'training.track = \["wandb"\] needs the package wandb.*visavis\[wandb\]'):
-        visavis.train("demo-unified", data=scenes, out=tmp_path / "run", overrides={"training.track": ["wandb"]})
+    with pytest.raises(
+        MissingExtra,
+        match=r'training.track = \["wandb"\] needs the package wandb.*visavis\[wandb\]',
+    ):
+        visavis.train(
+            "demo-unified",
+            data=scenes,
+            out=tmp_path / "run",
+            overrides={"training.track": ["wandb"]},
+        )
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
 def test_resumed_training_is_tracked_as_undisturbed_one(recipe, scenes, stop_at, tmp_path):
     run = tmp_path / "run"
-    overrides = {"training.track": ["tensorboard"], "phases.0.optimizer.lr": 1e-12, "phases.1.optimizer.lr": 1e-12}
+    overrides = {
+        "training.track": ["tensorboard"],
+        "phases.0.optimizer.lr": 1e-12,
+        "phases.1.optimizer.lr": 1e-12,
+    }
     with pytest.raises(Stopped):
         visavis.train(recipe, data=scenes, out=run, progress=stop_at(10), overrides=overrides)
     visavis.train(resume=run)
@@ -193,14 +242,24 @@ def test_resumed_training_is_tracked_as_undisturbed_one(recipe, scenes, stop_at,
         expected = {row["step"]: [(row[group] if group else row)[key]] for row in log}
         if tag == "time/pairs_per_s":
             del expected[0]
-        assert values[tag] == {step: pytest.approx(numbers) for step, numbers in expected.items()}, tag
+        assert values[tag] == {
+            step: pytest.approx(numbers) for step, numbers in expected.items()
+        }, tag
     assert set(log[1]["lr"]) > {"text"}
     assert values["lr/text"] == {row["step"]: [pytest.approx(row["lr"]["text"])] for row in log[1:]}
-    assert [b"Collapse" in np.ravel(alert)[0] for alerts in values["alerts/text_summary"].values() for alert in alerts] == [True]
+    assert [
+        b"Collapse" in np.ravel(alert)[0]
+        for alerts in values["alerts/text_summary"].values()
+        for alert in alerts
+    ] == [True]
     images = values["retrieved/caption_1"]
     assert sorted(images) == [row["step"] for row in log]
     width, height, png = images[0][0]
-    assert (int(width), int(height)) == Image.open(io.BytesIO(png)).size == (4 * IMAGE_SIDE, TEXT_HEIGHT + IMAGE_SIDE)
+    assert (
+        (int(width), int(height))
+        == Image.open(io.BytesIO(png)).size
+        == (4 * IMAGE_SIDE, TEXT_HEIGHT + IMAGE_SIDE)
+    )
 
 
 def test_retrieved_images_are_best_scored_ones(recipe, scenes):
@@ -209,12 +268,20 @@ def test_retrieved_images_are_best_scored_ones(recipe, scenes):
     encoded = data_module.encode(matcher, data)
     order = score_matrix(device_score(matcher), *encoded).argsort(0, descending=True)
     drawns = retrieved_images(matcher, *encoded, data)
-    assert [caption for caption, _ in drawns.values()] == [data.captions[number] for number in (0, 17, 35)]
+    assert [caption for caption, _ in drawns.values()] == [
+        data.captions[number] for number in (0, 17, 35)
+    ]
     for number, (_, drawn) in zip((0, 17, 35), drawns.values(), strict=True):
         for position in range(4):
             x, y = position * IMAGE_SIDE, TEXT_HEIGHT
             is_relevant = int(order[position, number]) == data.image_of[number]
             assert (drawn.getpixel((x, y)) == getrgb(RELEVANT)) == is_relevant
-            shown = drawn.crop((x + BORDER, y + BORDER, x + IMAGE_SIDE - BORDER, y + IMAGE_SIDE - BORDER))
-            image = data.images[int(order[position, number])].open().resize(shown.size, Image.Resampling.BICUBIC)
+            shown = drawn.crop(
+                (x + BORDER, y + BORDER, x + IMAGE_SIDE - BORDER, y + IMAGE_SIDE - BORDER)
+            )
+            image = (
+                data.images[int(order[position, number])]
+                .open()
+                .resize(shown.size, Image.Resampling.BICUBIC)
+            )
             np.testing.assert_allclose(np.asarray(shown, float), np.asarray(image, float), atol=2)

@@ -1,4 +1,6 @@
-"""Training step: encoding in chunks, float16 with scaled gradients, activation checkpointing and compilation."""
+"""Training step: encoding in chunks, float16 with scaled gradients, activation checkpointing and
+compilation.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,18 @@ from visavis.training.trainer import Trainer
 def clip(dual_encoders, few_scenes):
     """Builds a trainer of the tiny CLIP, with further settings."""
     encoder = str(dual_encoders / "clip")
-    small = {"data.path": str(few_scenes), "visual.encoder": encoder, "text.encoder": encoder, "training.batch_size": 16}
+    small = {
+        "data.path": str(few_scenes),
+        "visual.encoder": encoder,
+        "text.encoder": encoder,
+        "training.batch_size": 16,
+    }
 
     def build(folder, **settings) -> Trainer:
         values = small | {f"training.{name}": value for name, value in settings.items()}
-        trainer = Trainer(*prepare_training(read_recipe("clip/full", values)), RunFolder(folder), NoProgress())
+        trainer = Trainer(
+            *prepare_training(read_recipe("clip/full", values)), RunFolder(folder), NoProgress()
+        )
         trainer._begin_phase({})
         return trainer
 
@@ -41,12 +50,23 @@ def clip(dual_encoders, few_scenes):
 def gradients(trainer: Trainer) -> tuple[float, dict[str, torch.Tensor]]:
     torch.manual_seed(0)
     batch = next(iter(trainer.train_loader.epoch(1)))
-    value = trainer.train_step.backward(batch.to(device_of(trainer.matcher)), trainer.supervision.targets)
-    return value, {name: part.grad for name, part in trainer.matcher.named_parameters() if part.grad is not None}
+    value = trainer.train_step.backward(
+        batch.to(device_of(trainer.matcher)), trainer.supervision.targets
+    )
+    return value, {
+        name: part.grad
+        for name, part in trainer.matcher.named_parameters()
+        if part.grad is not None
+    }
 
 
 @pytest.mark.parametrize(
-    "settings", [{"chunk_size": 3}, {"activation_checkpointing": True}, {"chunk_size": 5, "activation_checkpointing": True}]
+    "settings",
+    [
+        {"chunk_size": 3},
+        {"activation_checkpointing": True},
+        {"chunk_size": 5, "activation_checkpointing": True},
+    ],
 )
 def test_memory_settings_do_not_change_loss_and_gradients(clip, tmp_path, settings):
     value, parts = gradients(clip(tmp_path / "whole"))
@@ -64,7 +84,9 @@ def test_memory_settings_do_not_change_loss_and_gradients(clip, tmp_path, settin
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
 def test_compiled_blocks_do_not_change_loss_and_gradients(clip, tmp_path):
     value, parts = gradients(clip(tmp_path / "whole"))
-    compiled_value, compiled_parts = gradients(clip(tmp_path / "compiled", compile=True, activation_checkpointing=True, chunk_size=4))
+    compiled_value, compiled_parts = gradients(
+        clip(tmp_path / "compiled", compile=True, activation_checkpointing=True, chunk_size=4)
+    )
     assert compiled_value == pytest.approx(value, rel=1e-5)
     for name, part in parts.items():
         torch.testing.assert_close(compiled_parts[name], part, rtol=1e-3, atol=1e-5)
@@ -72,7 +94,9 @@ def test_compiled_blocks_do_not_change_loss_and_gradients(clip, tmp_path):
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
 def test_only_training_is_compiled(clip, tmp_path, monkeypatch):
-    """Blocks of images and of captions have a version each, and captions of other lengths one more. torch compiles at most 8."""
+    """Blocks of images and of captions have a version each, and captions of other lengths one more.
+    torch compiles at most 8.
+    """
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     torch.compiler.reset()
     counters = torch._dynamo.utils.counters
@@ -102,7 +126,11 @@ def test_copied_blocks_are_compiled_with_their_own_weights(clip, tmp_path, monke
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("settings", [{}, {"chunk_size": 5, "activation_checkpointing": True}, {"compile": True}], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"chunk_size": 5, "activation_checkpointing": True}, {"compile": True}],
+    ids=str,
+)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")
@@ -147,13 +175,23 @@ def test_chunks_hold_the_activations_of_one_chunk(clip, tmp_path):
     [
         ({"chunk_size": 4}, r"training\.chunk_size: expected 0, got 4\. VSE\+\+ has batch norm"),
         ({"compile": True}, r"training\.compile: expected an encoder with a list of blocks"),
-        ({"activation_checkpointing": True}, r"training\.activation_checkpointing: expected an encoder with a list of blocks"),
+        (
+            {"activation_checkpointing": True},
+            r"training\.activation_checkpointing: expected an encoder with a list of blocks",
+        ),
     ],
 )
 def test_settings_without_effect_are_refused(few_scenes, tmp_path, settings, message):
-    values = {"data.path": str(few_scenes), **{f"training.{name}": value for name, value in settings.items()}}
+    values = {
+        "data.path": str(few_scenes),
+        **{f"training.{name}": value for name, value in settings.items()},
+    }
     with pytest.raises(RecipeError, match=message):
-        Trainer(*prepare_training(read_recipe("photos/pixels-words", values)), RunFolder(tmp_path), NoProgress())
+        Trainer(
+            *prepare_training(read_recipe("photos/pixels-words", values)),
+            RunFolder(tmp_path),
+            NoProgress(),
+        )
 
 
 def test_encoder_blocks_are_the_outer_layers(clip, tmp_path):
@@ -173,11 +211,17 @@ def test_float16_resumes_with_its_gradient_scale(recipe, scenes, tmp_path):
                 os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(Stopped):
-        visavis.train(str(recipe), overrides=values, out=tmp_path / "pieces", progress=StopAfterFiveSteps())
+        visavis.train(
+            str(recipe), overrides=values, out=tmp_path / "pieces", progress=StopAfterFiveSteps()
+        )
     pieces = visavis.train(resume=tmp_path / "pieces")
     assert pieces.test.metrics == whole.test.metrics
     states = [
-        Trainer(*prepare_training(read_recipe(str(recipe), values)), RunFolder(tmp_path / name), NoProgress())
+        Trainer(
+            *prepare_training(read_recipe(str(recipe), values)),
+            RunFolder(tmp_path / name),
+            NoProgress(),
+        )
         for name in ("whole", "pieces")
     ]
     assert all(state.resume() for state in states)

@@ -1,4 +1,6 @@
-"""A tiny X-VLM with random weights trains, resumes exactly, loads after a move, and ranks in two stages."""
+"""A tiny X-VLM with random weights trains, resumes exactly, loads after a move, and ranks in two
+stages.
+"""
 
 import json
 import shutil
@@ -42,7 +44,12 @@ def run(recipe, scenes, tmp_path_factory):
 
 def matcher(towers, visual="vit", width=8, **fields):
     torch.manual_seed(0)
-    config = {"backbone": str(towers / visual), "text_backbone": str(towers / "bert"), "fusion_layers": 2, "embedding_dim": 6}
+    config = {
+        "backbone": str(towers / visual),
+        "text_backbone": str(towers / "bert"),
+        "fusion_layers": 2,
+        "embedding_dim": 6,
+    }
     return XVLM(XVLM.Config(visual_input_dim=width, text_input_dim=23, **(config | fields)))
 
 
@@ -61,13 +68,18 @@ def test_xvlm_run_resumes_exactly(recipe, run, scenes, outcome, in_pieces, tmp_p
 
 @pytest.mark.parametrize("way", [torch.inference_mode, torch.enable_grad])
 def test_word_attention_is_gradient_of_log_odds(towers, way):
-    """Word weights match finite differences of the log-odds by a factor of the cross-attention in the middle layer."""
+    """Word weights match finite differences of the log-odds by a factor of the cross-attention in
+    the middle layer.
+    """
     model = matcher(towers, fusion_layers=1).eval()
     visual, text = (items[:1] for items in batch())
     with way():
         attention = model.attention(visual, text)
     regions = model.encode_visual(visual).vectors["states"].shape[1] - 1
-    assert attention.weights.shape == (text.vectors.shape[1], regions) and not attention.weights.requires_grad
+    assert (
+        attention.weights.shape == (text.vectors.shape[1], regions)
+        and not attention.weights.requires_grad
+    )
     sums = attention.weights.sum(1)
     assert ((sums - 1).abs().lt(1e-6) | sums.eq(0)).all() and attention.weights.min() >= 0
 
@@ -75,19 +87,27 @@ def test_word_attention_is_gradient_of_log_odds(towers, way):
         with torch.no_grad():
             for part in (value := model.fusion.layer[0].crossattention.self["value"]).parameters():
                 part *= factor
-            found = model.second_stage_scores(model.encode_visual(visual), model.encode_text(text)).item()
+            found = model.second_stage_scores(
+                model.encode_visual(visual), model.encode_text(text)
+            ).item()
             for part in value.parameters():
                 part /= factor
         return found
 
-    assert attention.scores.sum().item() == pytest.approx((odds(1.02) - odds(0.98)) / 0.04, rel=0.01, abs=1e-5)
+    assert attention.scores.sum().item() == pytest.approx(
+        (odds(1.02) - odds(0.98)) / 0.04, rel=0.01, abs=1e-5
+    )
     assert matcher(towers, rerank_top_k=0).attention(visual, text) is None
 
 
 def test_explain_maps_words_to_regions(run, scenes, tmp_path):
     image = open_dataset(scenes).split("test").images[0].name
     explanation = visavis.explain(run, image, "a red circle", out=tmp_path / "explanation.png")
-    assert explanation.grid is not None and explanation.file.exists() and len(explanation.words) == len(explanation.weights)
+    assert (
+        explanation.grid is not None
+        and explanation.file.exists()
+        and len(explanation.words) == len(explanation.weights)
+    )
 
 
 def test_every_command_ranks_in_two_stages(run, scenes):
@@ -96,14 +116,24 @@ def test_every_command_ranks_in_two_stages(run, scenes):
     visual, text = model.encode_visual(images), model.encode_text(test.captions)
     with torch.no_grad():
         cosines = model.matcher.score(visual, text)
-        odds = torch.stack([model.matcher.second_stage_scores(visual, text[torch.full((len(visual),), i)]) for i in range(len(text))], 1)
+        odds = torch.stack(
+            [
+                model.matcher.second_stage_scores(visual, text[torch.full((len(visual),), i)])
+                for i in range(len(text))
+            ],
+            1,
+        )
     by_text = model.score(images, test.captions)
     assert by_text.argmax(0).tolist() == [
-        max(column.topk(3).indices.tolist(), key=lambda i: odds[i, t]) for t, column in enumerate(cosines.T)
+        max(column.topk(3).indices.tolist(), key=lambda i: odds[i, t])
+        for t, column in enumerate(cosines.T)
     ]
     by_image = model.score(images, test.captions, direction="i2t")
     ids = torch.arange(len(images)), torch.from_numpy(test.image_of)
-    found, expected = visavis.evaluate(run).metrics, [rank_scores(scores.float(), *ids).metrics for scores in (by_image, by_text)]
+    found, expected = (
+        visavis.evaluate(run).metrics,
+        [rank_scores(scores.float(), *ids).metrics for scores in (by_image, by_text)],
+    )
     assert found["i2t_r1"] == pytest.approx(expected[0]["i2t_r1"])
     assert found["t2i_r5"] == pytest.approx(expected[1]["t2i_r5"])
     assert found["rsum"] == json.loads((run / "result.json").read_text())["rsum"]
@@ -118,17 +148,28 @@ def test_every_command_ranks_in_two_stages(run, scenes):
 @pytest.mark.slow
 def test_moved_run_loads_without_initial_bert(recipe, scenes, towers, tmp_path):
     shutil.copytree(towers / "bert", tmp_path / "bert")
-    visavis.train(recipe, data=scenes, out=tmp_path / "run", overrides={"text.encoder": str(tmp_path / "bert")})
+    visavis.train(
+        recipe,
+        data=scenes,
+        out=tmp_path / "run",
+        overrides={"text.encoder": str(tmp_path / "bert")},
+    )
     before = visavis.load(tmp_path / "run").encode_texts(["a red circle"])
     shutil.rmtree(tmp_path / "bert")
     (tmp_path / "run").rename(tmp_path / "moved")
     assert torch.equal(visavis.load(tmp_path / "moved").encode_texts(["a red circle"]), before)
 
 
-@pytest.mark.parametrize("objective", ["Unified(gamma=10)", "TripletHN()", pytest.param("NTXent(tau=0.1)", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "objective",
+    ["Unified(gamma=10)", "TripletHN()", pytest.param("NTXent(tau=0.1)", marks=pytest.mark.long)],
+)
 def test_both_losses_fall_on_memorized_batch(towers, objective):
     model, (images, texts), targets = matcher(towers), batch(), Targets.paired(6)
-    loss, optimizer = PairLoss(objectives.parse(objective)), torch.optim.AdamW(model.parameters(), lr=3e-3)
+    loss, optimizer = (
+        PairLoss(objectives.parse(objective)),
+        torch.optim.AdamW(model.parameters(), lr=3e-3),
+    )
     course = []
     for step in range(60):
         torch.manual_seed(step)
@@ -143,11 +184,15 @@ def test_both_losses_fall_on_memorized_batch(towers, objective):
         optimizer.step()
     assert course[-1][0] < course[0][0]
     assert sum(extra for _, extra in course[-5:]) < sum(extra for _, extra in course[:5])
-    assert all(part.grad is not None for name, part in model.named_parameters() if "pooler" not in name)
+    assert all(
+        part.grad is not None for name, part in model.named_parameters() if "pooler" not in name
+    )
 
 
 def test_itm_scores_positive_and_negative_pairs(towers, monkeypatch):
-    """Two images with two texts each, and an image without negatives: positives are never sampled as negatives."""
+    """Two images with two texts each, and an image without negatives: positives are never sampled
+    as negatives.
+    """
     model, (images, texts) = matcher(towers), batch(4)
     visual, text = model.encode_visual(images[:2]), model.encode_text(texts)
     seen = {}
@@ -162,7 +207,9 @@ def test_itm_scores_positive_and_negative_pairs(towers, monkeypatch):
 
     monkeypatch.setattr(model, "_logits", logits)
     image_of = [0, 0, 1, 1]
-    loss = model.auxiliary_loss(visual, text, Targets(query_ids=torch.arange(2), candidate_ids=torch.tensor(image_of)))
+    loss = model.auxiliary_loss(
+        visual, text, Targets(query_ids=torch.arange(2), candidate_ids=torch.tensor(image_of))
+    )
     assert loss.item() == pytest.approx(torch.log(torch.tensor(2.0)).item())
     right, wrong = seen["pairs"][:4], seen["pairs"][4:]
     assert right == [(0, 0), (0, 1), (1, 2), (1, 3)]
@@ -190,7 +237,9 @@ def test_first_state_covers_whole_image(towers):
             states = model.encode_visual(images).vectors["states"]
             output = model.backbone.model(pixel_values=images.vectors).last_hidden_state
         assert states.shape == (2, 1 + regions, width)
-        torch.testing.assert_close(states[:, 0], output[:, 0] if visual == "vit" else output.mean(1))
+        torch.testing.assert_close(
+            states[:, 0], output[:, 0] if visual == "vit" else output.mean(1)
+        )
 
 
 def test_xvlm_starts_from_converted_checkpoint(towers, tmp_path):
@@ -217,7 +266,11 @@ def test_learned_scale_replaces_temperature(recipe, scenes, tmp_path):
 
 def test_invalid_xvlm_recipe_is_rejected(recipe, scenes, towers, dual_encoders, tmp_path):
     for overrides, kind, sentence in (
-        ({"model.fusion_layers": 3}, RecipeError, r"expected more layers than model\.fusion_layers = 3, got 3"),
+        (
+            {"model.fusion_layers": 3},
+            RecipeError,
+            r"expected more layers than model\.fusion_layers = 3, got 3",
+        ),
         ({"model.rerank_top_k": -1}, RecipeError, "rerank_top_k: expected an integer >= 0, got -1"),
         ({"text.encoder": "vocabulary"}, (RecipeError, SpecError), "text_backbone"),
     ):

@@ -1,4 +1,5 @@
-"""Public API: one function for each command of the command line, with the same name and arguments, and ``load``.
+"""Public API: one function for each command of the command line, with the same name and arguments,
+and ``load``.
 
 Example:
     >>> import visavis
@@ -6,7 +7,17 @@ Example:
     >>> visavis.evaluate(result.run).metrics["rsum"]  # doctest: +SKIP
 """
 
-from visavis.api.datasets import catalog, convert, data_audit, data_check, data_convert, data_scenes, demo, doctor, features
+from visavis.api.datasets import (
+    catalog,
+    convert,
+    data_audit,
+    data_check,
+    data_convert,
+    data_scenes,
+    demo,
+    doctor,
+    features,
+)
 from visavis.api.diagnosing import anatomy, diagnose, explain, probe
 from visavis.api.grading import agreement, coherence, relevance, relevance_fit, relevance_thresholds
 from visavis.api.indexing import classify, index, search, serve

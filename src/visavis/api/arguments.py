@@ -1,4 +1,6 @@
-"""Conversion of the arguments that several API functions share: lists, run folders, recipes with overrides."""
+"""Conversion of the arguments that several API functions share: lists, run folders, recipes with
+overrides.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,10 @@ def to_paths(paths: str | Path | Sequence[str | Path]) -> list[Path]:
     """
     paths = [paths] if isinstance(paths, str | Path) else paths
     if not paths:
-        raise RunError("run, index: expected at least one folder, got none. Pass the folder of a run or an index.")
+        raise RunError(
+            "run, index: expected at least one folder, got none. Pass the folder of a run or an "
+            "index."
+        )
     return [Path(path) for path in paths]
 
 
@@ -47,7 +52,10 @@ def optional_text(value: str | Path | None) -> str | None:
         RunError: If it is not UTF-8.
     """
     if value is not None and re.search("[\ud800-\udfff]", str(value)):
-        raise RunError(f"path: expected a name in UTF-8, as the files of a run require, got {str(value)!a}. Rename it.")
+        raise RunError(
+            f"path: expected a name in UTF-8, as the files of a run require, got {str(value)!a}. "
+            "Rename it."
+        )
     return None if value is None else str(value)
 
 
@@ -80,7 +88,8 @@ def parse_overrides(overrides: dict[str, Any] | Sequence[str]) -> dict[str, Any]
     for key, value in map(parse_override, overrides):
         if key in settings:
             raise RecipeError(
-                f"{key}: expected one value, got {settings[key]} and {value}. Pass only one of them. Put quotes around braces, which the "
+                f"{key}: expected one value, got {settings[key]} and {value}. Pass only one of "
+                "them. Put quotes around braces, which the "
                 "shell expands."
             )
         settings[key] = value
@@ -100,13 +109,15 @@ def resolve_recipe(
     """Combine a recipe with overrides and the options that set recipe keys.
 
     Args:
-        recipe: TOML file or name of a shipped recipe. Default: chosen for the data, and reported to ``progress``.
+        recipe: TOML file or name of a shipped recipe. Default: chosen for the data, and reported to
+            ``progress``.
         overrides: Recipe overrides.
         progress: Receives the reason for a default recipe.
         data: Value of ``data.path``.
         feedback: Value of ``data.feedback``.
         skip_bad: Sets ``data.skip_bad``.
-        can_download: Whether the default recipe may fine-tune a pretrained CLIP, which is downloaded if necessary.
+        can_download: Whether the default recipe may fine-tune a pretrained CLIP, which is
+            downloaded if necessary.
 
     Returns:
         The recipe and all overrides.
@@ -117,13 +128,22 @@ def resolve_recipe(
     from visavis.recipes.default_recipe import choose_recipe
 
     settings = parse_overrides(overrides)
-    for option, key, value in (("data", "data.path", data), ("feedback", "data.feedback", feedback)):
+    for option, key, value in (
+        ("data", "data.path", data),
+        ("feedback", "data.feedback", feedback),
+    ):
         if value is None:
             continue
         if value == "":
-            raise RecipeError(f"--{option}: expected a path or name, got an empty text. Leave the option out, or pass a value.")
+            raise RecipeError(
+                f"--{option}: expected a path or name, got an empty text. Leave the option out, or "
+                "pass a value."
+            )
         if key in settings:
-            raise RecipeError(f"{key} is set twice: --{option} {value} and {key}={settings[key]}. Pass only one of them.")
+            raise RecipeError(
+                f"{key} is set twice: --{option} {value} and {key}={settings[key]}. Pass only one "
+                "of them."
+            )
         settings[key] = str(value)
     if skip_bad:
         settings["data.skip_bad"] = True

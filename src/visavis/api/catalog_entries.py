@@ -1,4 +1,6 @@
-"""Entries of the catalogs, and the parts of docstrings that they show: the source of ``visavis catalog`` and of the reference pages."""
+"""Entries of the catalogs, and the parts of docstrings that they show: the source of ``visavis
+catalog`` and of the reference pages.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,19 @@ from typing import Any
 from visavis.errors import VisavisError, suggest_name
 
 CatalogEntry = dict[str, Any]
-"""An entry of a catalog: its name, its summary, and further texts by label. Recipes also have nested values."""
+"""An entry of a catalog: its name, its summary, and further texts by label. Recipes also have
+nested values.
+"""
 
 
 def objectives() -> list[CatalogEntry]:
     """Return every objective with its formula, source and defaults."""
     from visavis.objectives import CATALOG
 
-    return [_class_entry(kind, "Formula:", "Advice:", "Source:") | {"defaults": repr(kind())} for kind in CATALOG]
+    return [
+        _class_entry(kind, "Formula:", "Advice:", "Source:") | {"defaults": repr(kind())}
+        for kind in CATALOG
+    ]
 
 
 def models() -> list[CatalogEntry]:
@@ -55,7 +62,14 @@ def data_formats() -> list[CatalogEntry]:
     """Return every data format with the files by which it is recognized."""
     from visavis.data.dataset_reader import FORMATS
 
-    return [{"name": layout.name, "summary": layout.description, "recognized_by": ", ".join(layout.patterns)} for layout in FORMATS]
+    return [
+        {
+            "name": layout.name,
+            "summary": layout.description,
+            "recognized_by": ", ".join(layout.patterns),
+        }
+        for layout in FORMATS
+    ]
 
 
 def protocols() -> list[CatalogEntry]:
@@ -80,7 +94,9 @@ def relevance_estimators() -> list[CatalogEntry]:
 
 
 def recipes() -> list[CatalogEntry]:
-    """Return every shipped recipe file as training resolves it, then every row of the papers' tables."""
+    """Return every shipped recipe file as training resolves it, then every row of the papers'
+    tables.
+    """
     from visavis.recipes.files import read_recipe_file, shipped_files
 
     entries = []
@@ -88,7 +104,10 @@ def recipes() -> list[CatalogEntry]:
         file = read_recipe_file(name)
         variants = {variant: file.recipe(variant, {}).to_dict() for variant in file.variants}
         entry = {"name": name, "summary": str(file.content.get("about", ""))}
-        entries.append(entry | ({"variants": variants} if variants else {"recipe": file.recipe(None, {}).to_dict()}))
+        entries.append(
+            entry
+            | ({"variants": variants} if variants else {"recipe": file.recipe(None, {}).to_dict()})
+        )
     return entries + table_rows()
 
 
@@ -109,20 +128,32 @@ def table_rows(paper: str | None = None) -> list[CatalogEntry]:
 
     papers = {name.partition("/")[0] for name in paper_tables()}
     if paper is not None and paper not in papers:
-        raise VisavisError(f"paper: expected a paper with tables, got {paper!r}: {suggest_name(paper, papers)}")
+        raise VisavisError(
+            f"paper: expected a paper with tables, got {paper!r}: {suggest_name(paper, papers)}"
+        )
     entries = []
     for table in paper_tables():
         file = read_recipe_file(table)
-        for name in (f"{table}/{variant}" for variant in file.variants if paper in (None, table.partition("/")[0])):
+        for name in (
+            f"{table}/{variant}"
+            for variant in file.variants
+            if paper in (None, table.partition("/")[0])
+        ):
             row = published_results()[name]
             recipe = None if row.not_trainable else file.recipe(row.row, {}).to_dict()
-            encoders = dict.fromkeys(recipe[side]["encoder"] for side in ("visual", "text")) if recipe else {}
+            encoders = (
+                dict.fromkeys(recipe[side]["encoder"] for side in ("visual", "text"))
+                if recipe
+                else {}
+            )
             requirements = {
                 "needs": recipe["data"]["requires"] if recipe else "",
                 "encoders": [encoder for encoder in encoders if encoder not in ("", "vocabulary")],
                 "recipe": recipe,
             }
-            entries.append({"name": name, "summary": str(file.content["about"])} | row.to_json() | requirements)
+            entries.append(
+                {"name": name, "summary": str(file.content["about"])} | row.to_json() | requirements
+            )
     return entries
 
 
@@ -147,11 +178,23 @@ def _class_entry(kind: type, *sections: str) -> CatalogEntry:
 
 def _defaults(kind: Any) -> str:
     defaults = {field.name: field.default for field in fields(kind) if field.default is not MISSING}
-    defaults |= {field.name: field.default_factory() for field in fields(kind) if field.default_factory is not MISSING}
+    defaults |= {
+        field.name: field.default_factory()
+        for field in fields(kind)
+        if field.default_factory is not MISSING
+    }
     return ", ".join(f"{name}={value!r}" for name, value in defaults.items())
 
 
-INLINE_SECTIONS = ("Formula:", "dL/ds", "Advice:", "Source:", "Special cases:", "Memory:", "Differs from:")
+INLINE_SECTIONS = (
+    "Formula:",
+    "dL/ds",
+    "Advice:",
+    "Source:",
+    "Special cases:",
+    "Memory:",
+    "Differs from:",
+)
 """Labels that may begin a section in the middle of a paragraph."""
 
 
@@ -205,11 +248,17 @@ def docstring_commands(function: Any) -> list[str]:
     Args:
         function: A function of the API.
     """
-    return [line.strip() for line in _section_lines(function, "Command line:") if line.strip().startswith("visavis ")]
+    return [
+        line.strip()
+        for line in _section_lines(function, "Command line:")
+        if line.strip().startswith("visavis ")
+    ]
 
 
 def _section_lines(documented: Any, label: str) -> list[str]:
-    """Lines of a section: those indented below its label, or those up to a blank line or another label."""
+    """Lines of a section: those indented below its label, or those up to a blank line or another
+    label.
+    """
     section: list[str] = []
     inside = indented = False
     for line in (inspect.getdoc(documented) or "").splitlines():

@@ -1,4 +1,6 @@
-"""API functions for data and for the installation: check, audit, convert, cache features, demo, doctor and catalog."""
+"""API functions for data and for the installation: check, audit, convert, cache features, demo,
+doctor and catalog.
+"""
 
 from __future__ import annotations
 
@@ -26,16 +28,20 @@ STORE_PREFIXES = ("visual", "text", ".")
 """Beginnings of the names in a folder of feature stores."""
 
 
-def data_check(path: str | Path, *, decode_videos: bool = False, progress: Progress | None = None) -> CheckReport:
+def data_check(
+    path: str | Path, *, decode_videos: bool = False, progress: Progress | None = None
+) -> CheckReport:
     """Check a data set for errors. The exit code is 1 if training would lose data.
 
     Args:
         path: Data set: a folder, a file of it, hf:OWNER/NAME, or a name under VISAVIS_DATA.
-        decode_videos: Decode all frames of all videos. Default: of a sample of 16, and the containers of the others.
+        decode_videos: Decode all frames of all videos. Default: of a sample of 16, and the
+            containers of the others.
         progress: Receives the progress.
 
     Returns:
-        Findings, and the number of images and captions of each split. ``ok`` is False if training would lose data.
+        Findings, and the number of images and captions of each split. ``ok`` is False if training
+        would lose data.
 
     Raises:
         DataError: If the path is not a data set.
@@ -49,7 +55,11 @@ def data_check(path: str | Path, *, decode_videos: bool = False, progress: Progr
     from visavis.data import check_dataset
 
     progress = progress or NoProgress()
-    return check_dataset(path, decode_videos=decode_videos, on_progress=lambda done, total: progress.update("images", done, total, 0.0))
+    return check_dataset(
+        path,
+        decode_videos=decode_videos,
+        on_progress=lambda done, total: progress.update("images", done, total, 0.0),
+    )
 
 
 def data_audit(
@@ -63,13 +73,15 @@ def data_audit(
     skip_bad: bool = False,
     progress: Progress | None = None,
 ) -> Audit:
-    """Find near-duplicates, uninformative captions and likely mislabeled pairs, and estimate the gain from more data.
+    """Find near-duplicates, uninformative captions and likely mislabeled pairs, and estimate the
+    gain from more data.
 
     Results are cached, so an interrupted audit resumes.
 
     Args:
         path: Data set: a folder, a file of it, hf:OWNER/NAME, or a name under VISAVIS_DATA.
-        recipe: Recipe of the encoders, model and objective. Default: chosen from the encoders available.
+        recipe: Recipe of the encoders, model and objective. Default: chosen from the encoders
+            available.
         overrides: Recipe overrides, such as visual.encoder=mobilenet-v2.
         parts: Part of the audit: duplicates, captions, mislabeled or learning_curve. Default: all.
         folds: Folds of the cross-validation that finds mislabeled pairs.
@@ -96,7 +108,9 @@ def data_audit(
     return audit(path, recipe, settings, to_list(parts), folds, seeds, progress or NoProgress())
 
 
-def data_convert(sources: Sequence[str | Path], out: str | Path, *, progress: Progress | None = None) -> ConversionReport:
+def data_convert(
+    sources: Sequence[str | Path], out: str | Path, *, progress: Progress | None = None
+) -> ConversionReport:
     """Convert published video features to feature stores that training reads. Nothing is unpickled.
 
     Args:
@@ -132,7 +146,8 @@ def data_scenes(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Path:
-    """Write a data set of synthetic scenes or clips with captions. The same arguments give the same bytes.
+    """Write a data set of synthetic scenes or clips with captions. The same arguments give the same
+    bytes.
 
     Args:
         out: New folder.
@@ -161,10 +176,20 @@ def data_scenes(
     progress, started = progress or NoProgress(), time.perf_counter()
 
     def on_progress(done: int, total: int) -> None:
-        progress.update("clips" if clips else "scenes", done, total, done / (time.perf_counter() - started))
+        progress.update(
+            "clips" if clips else "scenes", done, total, done / (time.perf_counter() - started)
+        )
 
     write, size = (write_synthetic_clips, size) if clips else (write_synthetic_scenes, size or 96)
-    return write(out, num_train=num_train, num_val=num_val, num_test=num_test, size=size, seed=seed, on_progress=on_progress)
+    return write(
+        out,
+        num_train=num_train,
+        num_val=num_val,
+        num_test=num_test,
+        size=size,
+        seed=seed,
+        on_progress=on_progress,
+    )
 
 
 def features(
@@ -183,7 +208,8 @@ def features(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> list[FeatureStore]:
-    """Cache the features of frozen encoders for a data set. An interrupted call resumes. Processes of torchrun share the work.
+    """Cache the features of frozen encoders for a data set. An interrupted call resumes. Processes
+    of torchrun share the work.
 
     Args:
         path: Data set: a folder, a file of it, hf:OWNER/NAME, or a name under VISAVIS_DATA.
@@ -193,11 +219,13 @@ def features(
         text_granularity: Vectors per caption: one (pooled) or one per word.
         crops: Crops per image: 1 or 10.
         frames_per_second: Frames that are read per second of video, for granularity frames.
-        full_decoding: Decode JPEG files in full, instead of at a reduced size. Slower for large files.
+        full_decoding: Decode JPEG files in full, instead of at a reduced size. Slower for large
+            files.
         out: Folder for the stores. Default: the cache, where training finds them.
         skip_bad: Leave out broken images and captions, and list them.
         engine: Encode locally, or on a Ray cluster.
-        workers: Number of processes of a Ray cluster, or that read images. Default: 2 on Ray, else one per core for a GPU and none for a CPU.
+        workers: Number of processes of a Ray cluster, or that read images. Default: 2 on Ray, else
+            one per core for a GPU and none for a CPU.
         progress: Receives the progress.
 
     Returns:
@@ -223,26 +251,44 @@ def features(
 
     progress = progress or NoProgress()
     if not visual and not text:
-        raise VisavisError("features: expected an image encoder, a text encoder, or both, got none. Pass --visual or --text.")
+        raise VisavisError(
+            "features: expected an image encoder, a text encoder, or both, got none. Pass --visual "
+            "or --text."
+        )
     if out and os.path.isdir(out):
         for file in Path(out).iterdir():
             if not file.name.startswith(STORE_PREFIXES):
-                raise RefusedOverwrite(f"{out}: expected a new folder or one of features, got {file.name} in it. Name another folder.")
+                raise RefusedOverwrite(
+                    f"{out}: expected a new folder or one of features, got {file.name} in it. Name "
+                    "another folder."
+                )
     encoders = {}
     if visual:
-        encoders["images"] = EncoderSpec("visual", visual, granularity, crops, frames_per_second, full_decoding=full_decoding)
+        encoders["images"] = EncoderSpec(
+            "visual", visual, granularity, crops, frames_per_second, full_decoding=full_decoding
+        )
     encoders |= {"captions": EncoderSpec("text", text, text_granularity)} if text else {}
-    with join_processes("The stored part is intact. Start the command again, with any number of processes.") as group:
+    with join_processes(
+        "The stored part is intact. Start the command again, with any number of processes."
+    ) as group:
         progress = progress if group.is_first else NoProgress()
         with group.first_rank_first():
             dataset = open_dataset(
-                path, skip_bad=skip_bad, decode_images=bool(visual), frames_per_second=frames_per_second, decode_all_frames=skip_bad
+                path,
+                skip_bad=skip_bad,
+                decode_images=bool(visual),
+                frames_per_second=frames_per_second,
+                decode_all_frames=skip_bad,
             )
         for skipped in dataset.skipped:
             progress.message(f"left out: {skipped}")
         compute = partial(cache_features, dataset, engine=engine, workers=workers, group=group)
         return [
-            compute(encoder, Path(out) / encoder.side if out else None, on_progress=partial(progress.update, task))
+            compute(
+                encoder,
+                Path(out) / encoder.side if out else None,
+                on_progress=partial(progress.update, task),
+            )
             for task, encoder in encoders.items()
         ]
 
@@ -257,16 +303,22 @@ def convert(
     image_size: int | None = None,
     max_length: int | None = None,
 ) -> CheckpointConversion:
-    """Convert a published X-VLM or open_clip checkpoint to a model folder for training, or a CLIP to longer texts. Nothing is unpickled.
+    """Convert a published X-VLM or open_clip checkpoint to a model folder for training, or a CLIP
+    to longer texts. Nothing is unpickled.
 
     Args:
-        checkpoint: X-VLM with Swin and BERT, or open_clip checkpoint, such as epoch_32.pt. With ``max_length``: a CLIP or SigLIP model.
+        checkpoint: X-VLM with Swin and BERT, or open_clip checkpoint, such as epoch_32.pt. With
+            ``max_length``: a CLIP or SigLIP model.
         out: New folder, written completely or not at all.
-        text_encoder: Folder or hub name of the BERT or CLIP that has the tokenizer. Default: bert-base-uncased or openai/clip-vit-base-patch32.
-        config: Configuration of an open_clip model: a file, or a name such as ViT-B-32. Default: open_clip_config.json next to the checkpoint.
-        key: Weights of a checkpoint that holds several models, such as state_dict_ema. Default: the only ones.
+        text_encoder: Folder or hub name of the BERT or CLIP that has the tokenizer. Default:
+            bert-base-uncased or openai/clip-vit-base-patch32.
+        config: Configuration of an open_clip model: a file, or a name such as ViT-B-32. Default:
+            open_clip_config.json next to the checkpoint.
+        key: Weights of a checkpoint that holds several models, such as state_dict_ema. Default: the
+            only ones.
         image_size: Training image size of an X-VLM in pixels. Default: the checkpoint's.
-        max_length: Tokens of a text that the new CLIP reads, such as 248. Positions are interpolated. Default: unchanged.
+        max_length: Tokens of a text that the new CLIP reads, such as 248. Positions are
+            interpolated. Default: unchanged.
 
     Returns:
         The folder. ``to_recipe_sections()`` gives the recipe keys that start training from it.
@@ -283,7 +335,12 @@ def convert(
     """
     from visavis import storage
     from visavis.models.checkpoint_conversion import matching_shapes
-    from visavis.models.clip.conversion import MAX_TEXT_LENGTH, convert_open_clip, extend_positions, is_open_clip
+    from visavis.models.clip.conversion import (
+        MAX_TEXT_LENGTH,
+        convert_open_clip,
+        extend_positions,
+        is_open_clip,
+    )
     from visavis.models.encoders.checkpoint_files import read_checkpoint
     from visavis.models.xvlm.conversion import convert_xvlm
     from visavis.spec import validate_int
@@ -291,27 +348,45 @@ def convert(
     if os.path.exists(out):
         storage.prepare_empty_folder(out, will_be_replaced=True)
     if max_length is not None:
-        other_options = {"text_encoder": text_encoder or None, "config": config or None, "key": key or None, "image_size": image_size}
-        if conflicts := [f"{name}={value}" for name, value in other_options.items() if value is not None]:
+        other_options = {
+            "text_encoder": text_encoder or None,
+            "config": config or None,
+            "key": key or None,
+            "image_size": image_size,
+        }
+        if conflicts := [
+            f"{name}={value}" for name, value in other_options.items() if value is not None
+        ]:
             raise VisavisError(
                 f"max_length: expected no other option, got {', '.join(conflicts)}. "
                 "Convert the checkpoint first, then its folder with --max-length."
             )
-        return extend_positions(str(checkpoint), validate_int(max_length, "max_length", 1, MAX_TEXT_LENGTH), out)
+        return extend_positions(
+            str(checkpoint), validate_int(max_length, "max_length", 1, MAX_TEXT_LENGTH), out
+        )
     file = Path(checkpoint)
     tensors = read_checkpoint(file, key)
     with matching_shapes(file):
         if is_open_clip(tensors):
             if image_size is not None:
-                raise VisavisError(f"image_size: expected an X-VLM checkpoint, got an open_clip checkpoint, {file}. Remove --image-size.")
+                raise VisavisError(
+                    "image_size: expected an X-VLM checkpoint, got an open_clip checkpoint, "
+                    f"{file}. Remove --image-size."
+                )
             return convert_open_clip(tensors, file, out, config=config, text=text_encoder)
         if config:
-            raise VisavisError(f"config: expected an open_clip checkpoint, got another kind, {file}. Remove --config.")
+            raise VisavisError(
+                f"config: expected an open_clip checkpoint, got another kind, {file}. Remove "
+                "--config."
+            )
         return convert_xvlm(tensors, file, out, text=text_encoder, image_size=image_size)
 
 
-def doctor(index: str | Path | Sequence[str | Path] = (), *, store: str | Path | Sequence[str | Path] = ()) -> list[EnvironmentCheck]:
-    """Check the installation and suggest fixes: versions, threads, devices, data and caches. With an index, also verify all of its items.
+def doctor(
+    index: str | Path | Sequence[str | Path] = (), *, store: str | Path | Sequence[str | Path] = ()
+) -> list[EnvironmentCheck]:
+    """Check the installation and suggest fixes: versions, threads, devices, data and caches. With
+    an index, also verify all of its items.
 
     Args:
         index: Folder of an index whose items and vectors are compared with their checksums.
@@ -333,12 +408,16 @@ def doctor(index: str | Path | Sequence[str | Path] = (), *, store: str | Path |
     if indexes := [index] if isinstance(index, str | Path) else index:
         from visavis.retrieval.index_folder import check_index
 
-        checks += [check_index(Path(folder), [store] if isinstance(store, str | Path) else store) for folder in indexes]
+        checks += [
+            check_index(Path(folder), [store] if isinstance(store, str | Path) else store)
+            for folder in indexes
+        ]
     return checks
 
 
 def demo(*, out: str | Path | None = None, progress: Progress | None = None) -> Path:
-    """Train three objectives on synthetic scenes, compare them and search: offline, two to four minutes on two cores.
+    """Train three objectives on synthetic scenes, compare them and search: offline, two to four
+    minutes on two cores.
 
     Args:
         out: New folder. Default: ``runs/demo-<n>``.
@@ -361,11 +440,15 @@ def demo(*, out: str | Path | None = None, progress: Progress | None = None) -> 
     return run_demo(out, progress or NoProgress())
 
 
-def catalog(kind: str | None = None, *, paper: str | None = None) -> dict[str, list[dict[str, Any]]]:
-    """List objectives, models, metrics, data formats, recipes and protocols with formula, source and defaults.
+def catalog(
+    kind: str | None = None, *, paper: str | None = None
+) -> dict[str, list[dict[str, Any]]]:
+    """List objectives, models, metrics, data formats, recipes and protocols with formula, source
+    and defaults.
 
     Args:
-        kind: One catalog: objectives, models, metrics, formats, recipes, protocols, ... Default: all.
+        kind: One catalog: objectives, models, metrics, formats, recipes, protocols, ... Default:
+            all.
         paper: Paper whose table rows are listed, such as goal. Default: all recipes.
 
     Returns:
@@ -383,9 +466,14 @@ def catalog(kind: str | None = None, *, paper: str | None = None) -> dict[str, l
     from visavis.api.catalog_entries import CATALOGS, table_rows
 
     if kind is not None and kind not in CATALOGS:
-        raise VisavisError(f"catalog: expected a kind of entries, got {kind!r}: {suggest_name(kind, CATALOGS)}")
+        raise VisavisError(
+            f"catalog: expected a kind of entries, got {kind!r}: {suggest_name(kind, CATALOGS)}"
+        )
     if paper is not None:
         if kind not in (None, "recipes"):
-            raise VisavisError(f"paper: expected the catalog recipes, got {kind}. Run visavis catalog recipes --paper {paper}.")
+            raise VisavisError(
+                f"paper: expected the catalog recipes, got {kind}. Run visavis catalog recipes "
+                f"--paper {paper}."
+            )
         return {"recipes": table_rows(paper)}
     return {name: entries() for name, entries in CATALOGS.items() if kind in (None, name)}

@@ -1,4 +1,6 @@
-"""API functions that explain objectives and models: gradient profiles, contributing samples, capability tests, attention."""
+"""API functions that explain objectives and models: gradient profiles, contributing samples,
+capability tests, attention.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,16 @@ if TYPE_CHECKING:
 
 
 def anatomy(objective: str | Sequence[str], *, out: str | Path | None = None) -> ObjectiveProfiles:
-    """Plot the gradient of objectives on a triplet, without data: weights of pairs and rotation of vectors.
+    """Plot the gradient of objectives on a triplet, without data: weights of pairs and rotation of
+    vectors.
 
     Args:
         objective: Objective, such as 'Unified(gamma=50)'.
         out: New folder. Default: ``runs/anatomy-<n>``.
 
     Returns:
-        The profile of each objective. The folder has ``report.html``, a plot of each objective and ``profiles.json``.
+        The profile of each objective. The folder has ``report.html``, a plot of each objective and
+        ``profiles.json``.
 
     Raises:
         SpecError: If an objective is unknown.
@@ -64,13 +68,16 @@ def diagnose(
 
     Args:
         run: Run folder, or folder or hub name of a CLIP or SigLIP model.
-        objective: Further objective to diagnose at the same weights, such as 'TripletHN(margin=0.2)'.
+        objective: Further objective to diagnose at the same weights, such as
+            'TripletHN(margin=0.2)'.
         checkpoint: best, last, start (the untrained model), or the step of a saved checkpoint.
         epsilon: Weight from which a sample counts as contributing. Default: 0.01.
         max_batches: Maximum number of batches. Default: the whole training set.
         data: Data set to diagnose on. Default: the run's.
-        out: New HTML report with tables, a plot over epsilon, and training curves. Default: no report.
-        memory: Maximum memory of score blocks, such as 2GiB. Default: the recipe's, else a share of the free memory.
+        out: New HTML report with tables, a plot over epsilon, and training curves. Default: no
+            report.
+        memory: Maximum memory of score blocks, such as 2GiB. Default: the recipe's, else a share of
+            the free memory.
         progress: Receives the progress.
 
     Returns:
@@ -120,15 +127,17 @@ def probe(
 ) -> ProbeReport:
     """Test the capabilities of a run's best model with edited captions and images.
 
-    One edit makes a caption false: colors, relations and roles are swapped or replaced, numbers and negation changed. The result is how
-    often the true caption scores higher. Typos, blur, a crop, JPEG and gray images should change nothing. The result is their cost in recall.
+    One edit makes a caption false: colors, relations and roles are swapped or replaced, numbers and
+    negation changed. The result is how often the true caption scores higher. Typos, blur, a crop,
+    JPEG and gray images should change nothing. The result is their cost in recall.
 
     Args:
         run: Run folder, or folder or hub name of a CLIP or SigLIP model.
         num_images: Number of images, the first of the split. 0: all.
         data: Data set. Default: the run's.
         split: Split. Default: the test split of the recipe.
-        memory: Maximum memory of score blocks, such as 2GiB. Default: the recipe's, else a share of the free memory.
+        memory: Maximum memory of score blocks, such as 2GiB. Default: the recipe's, else a share of
+            the free memory.
         progress: Receives the progress.
 
     Returns:
@@ -144,7 +153,9 @@ def probe(
     """
     from visavis.robustness import probe_run
 
-    return probe_run(Path(run), num_images, progress or NoProgress(), optional_text(data), split, memory)
+    return probe_run(
+        Path(run), num_images, progress or NoProgress(), optional_text(data), split, memory
+    )
 
 
 def explain(
@@ -155,7 +166,8 @@ def explain(
     out: str | Path | None = None,
     progress: Progress | None = None,
 ) -> AttentionMap:
-    """Draw which image region each word of a text attends to, for a cross-attention model such as SCAN.
+    """Draw which image region each word of a text attends to, for a cross-attention model such as
+    SCAN.
 
     Args:
         run: Run folder of a cross-attention model.
@@ -165,7 +177,8 @@ def explain(
         progress: Receives the progress.
 
     Returns:
-        ``words``, ``weights`` of shape ``[words, regions]``, ``scores`` of the words, ``score`` and the ``file``.
+        ``words``, ``weights`` of shape ``[words, regions]``, ``scores`` of the words, ``score`` and
+        the ``file``.
 
     Raises:
         RunError: If the model has no attention between words and regions.

@@ -15,7 +15,12 @@ from visavis.data.dataset_reader import find_source
 from visavis.errors import DataError, RunError
 from visavis.graded.estimators.base import ImageRelevance, RelevanceEstimator
 from visavis.graded.estimators.catalog import CATALOG
-from visavis.graded.human_agreement import HumanAgreement, find_human_judgments, measure_agreement, relevance_of_pairs
+from visavis.graded.human_agreement import (
+    HumanAgreement,
+    find_human_judgments,
+    measure_agreement,
+    relevance_of_pairs,
+)
 from visavis.graded.list_statistics import Ranker
 from visavis.memory_budget import MemoryLimit
 from visavis.models.inference import device_score, score_indexed_pairs
@@ -29,13 +34,16 @@ CHECKED_CAPTIONS = 128
 
 
 @torch.inference_mode()
-def measure_run_agreement(folders: Sequence[Path], data: str | None, relevance: str | None, progress: Progress) -> list[HumanAgreement]:
+def measure_run_agreement(
+    folders: Sequence[Path], data: str | None, relevance: str | None, progress: Progress
+) -> list[HumanAgreement]:
     """Measure the agreement of the best models of runs with human judgments of the test split.
 
     Args:
         folders: Run folders, at least one.
         data: Data set with the judgments. Default: the runs' own.
-        relevance: Spec of a relevance estimator to measure, too. The relevance to an image is that to its first caption.
+        relevance: Spec of a relevance estimator to measure, too. The relevance to an image is that
+            to its first caption.
         progress: Receives the progress.
 
     Returns:
@@ -53,24 +61,41 @@ def measure_run_agreement(folders: Sequence[Path], data: str | None, relevance: 
         data_module, matcher = open_run(folder, recipe, progress)
         split = data_module.data.split(recipe.evaluation.test)
         if fingerprint and split.fingerprint != fingerprint:
-            raise RunError(f"{folder}: expected the data set of {folders[0]}, got another one. Pass the judged data set with --data.")
+            raise RunError(
+                f"{folder}: expected the data set of {folders[0]}, got another one. Pass the "
+                "judged data set with --data."
+            )
         fingerprint = split.fingerprint
         judgments = find_human_judgments(find_source(recipe.data.path), split)
         visual, text = data_module.encode(matcher, split)
         for rated in judgments:
             pairs = torch.from_numpy(rated.images), torch.from_numpy(rated.captions)
-            pair_scores = score_indexed_pairs(matcher, visual, text, *pairs, memory=recipe.memory or None)
+            pair_scores = score_indexed_pairs(
+                matcher, visual, text, *pairs, memory=recipe.memory or None
+            )
             scores.setdefault(rated.kind, {})[str(folder)] = pair_scores.double().numpy()
-        progress.message(f"{folder}: scored {sum(len(rated.images) for rated in judgments):,} judged pairs")
+        progress.message(
+            f"{folder}: scored {sum(len(rated.images) for rated in judgments):,} judged pairs"
+        )
     if estimator is not None:
         image_relevance = estimator.for_dataset(split)
         for rated in judgments:
-            scores[rated.kind][f"relevance by {estimator!r}"] = relevance_of_pairs(rated, image_relevance)
-    return [agreement for rated in judgments for agreement in measure_agreement(rated, scores[rated.kind])]
+            scores[rated.kind][f"relevance by {estimator!r}"] = relevance_of_pairs(
+                rated, image_relevance
+            )
+    return [
+        agreement
+        for rated in judgments
+        for agreement in measure_agreement(rated, scores[rated.kind])
+    ]
 
 
 def open_rankers(
-    runs: Sequence[Path], split: str | None, data: str | None, memory: MemoryLimit, progress: Progress
+    runs: Sequence[Path],
+    split: str | None,
+    data: str | None,
+    memory: MemoryLimit,
+    progress: Progress,
 ) -> tuple[list[Ranker], Dataset, list[Recipe]]:
     """Open the best model of every run as a ranker of one split.
 
@@ -97,11 +122,19 @@ def open_rankers(
         data_module, matcher = open_run(run, recipe, progress)
         datasets.append(data_module.data.split(split))
         trained_with = recipe.phases[-1].objective if recipe.phases else "zero-shot"
-        rankers.append(Ranker(name, trained_with, *data_module.encode(matcher, datasets[-1]), device_score(matcher)))
+        rankers.append(
+            Ranker(
+                name,
+                trained_with,
+                *data_module.encode(matcher, datasets[-1]),
+                device_score(matcher),
+            )
+        )
     for run, dataset in zip(runs, datasets, strict=True):
         if dataset.fingerprint != datasets[0].fingerprint:
             raise RunError(
-                f"{run}: expected split {split} of {datasets[0].name}, which {runs[0]} ranks, got another split {split} of {dataset.name}. "
+                f"{run}: expected split {split} of {datasets[0].name}, which {runs[0]} ranks, got "
+                f"another split {split} of {dataset.name}. "
                 "Compare runs that rank the same images and captions, or pass --data."
             )
     return rankers, datasets[0], recipes
@@ -117,10 +150,13 @@ def check_relevance_varies(relevance: ImageRelevance, data: Dataset) -> None:
     Raises:
         DataError: If all values are equal or NaN.
     """
-    values = relevance(torch.arange(len(data.images)), torch.arange(min(CHECKED_CAPTIONS, len(data.captions))))
+    values = relevance(
+        torch.arange(len(data.images)), torch.arange(min(CHECKED_CAPTIONS, len(data.captions)))
+    )
     if not values.min() < values.max():
         raise DataError(
-            f"relevance: expected different values, got only values from {values.min():g} to {values.max():g} for {data.name}. "
+            f"relevance: expected different values, got only values from {values.min():g} to "
+            f"{values.max():g} for {data.name}. "
             "Choose another estimator with --relevance."
         )
 

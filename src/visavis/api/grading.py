@@ -1,4 +1,6 @@
-"""API functions for graded relevance: ranking coherence, agreement with people, and relevance estimators."""
+"""API functions for graded relevance: ranking coherence, agreement with people, and relevance
+estimators.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,14 @@ def agreement(
 ) -> list[HumanAgreement]:
     """Correlate the scores of runs with human judgments of image-caption pairs.
 
-    The judgments are the expert and crowd judgments of Flickr8k, or the ratings of Crisscrossed Captions of MS-COCO. Correlations are
-    Kendall's and Spearman's, with bootstrap intervals over images, with and without an image's own captions. The agreement
-    of single annotators with the others is reported if they are known.
+    The judgments are the expert and crowd judgments of Flickr8k, or the ratings of Crisscrossed
+    Captions of MS-COCO. Correlations are Kendall's and Spearman's, with bootstrap intervals over
+    images, with and without an image's own captions. The agreement of single annotators with the
+    others is reported if they are known.
 
     Args:
-        runs: Run folder, or folder or hub name of a CLIP or SigLIP model. Differences are to the first.
+        runs: Run folder, or folder or hub name of a CLIP or SigLIP model. Differences are to the
+            first.
         data: Data set with human judgments. Default: the runs' own.
         relevance: Relevance estimator to correlate as well, such as "CBoW()". Default: none.
         progress: Receives the progress.
@@ -50,7 +54,9 @@ def agreement(
     """
     from visavis.api.graded_runs import measure_run_agreement
 
-    return measure_run_agreement(to_paths(runs), optional_text(data), relevance, progress or NoProgress())
+    return measure_run_agreement(
+        to_paths(runs), optional_text(data), relevance, progress or NoProgress()
+    )
 
 
 def coherence(
@@ -68,12 +74,14 @@ def coherence(
     memory: MemoryLimit = None,
     progress: Progress | None = None,
 ) -> RankedListComparison:
-    """Measure the ranking coherence of runs: ranked lists side by side, irrelevant items, and CS@K against K.
+    """Measure the ranking coherence of runs: ranked lists side by side, irrelevant items, and CS@K
+    against K.
 
     Args:
         runs: Run folder, or folder or hub name of a CLIP or SigLIP model.
         relevance: Relevance estimator of captions and images.
-        caption_aggregation: Relevance to an image from that to its captions: the maximum, the mean, or its first caption (paired).
+        caption_aggregation: Relevance to an image from that to its captions: the maximum, the mean,
+            or its first caption (paired).
         queries: Number of random queries to show, or a caption or image name. Default: 4.
         top: Length of each list.
         irrelevant_share: Share of all candidates below which a candidate is totally irrelevant.
@@ -81,7 +89,8 @@ def coherence(
         data: Data set. Default: the runs' own.
         seed: Seed of the sampled queries.
         out: New folder. Default: ``runs/coherence-<n>``.
-        memory: Maximum memory of score blocks, such as 2GiB. Default: the recipe's, else a share of the free memory.
+        memory: Maximum memory of score blocks, such as 2GiB. Default: the recipe's, else a share of
+            the free memory.
         progress: Receives the progress.
 
     Returns:
@@ -113,11 +122,16 @@ def coherence(
     progress = progress or NoProgress()
     with storage.create_output_folder(out, "runs/coherence") as folder:
         bands, estimator = RelevanceBands(irrelevant_share), parse(relevance, CATALOG)
-        rankers, ranked_data, recipes = open_rankers(to_paths(runs), split, optional_text(data), memory, progress)
+        rankers, ranked_data, recipes = open_rankers(
+            to_paths(runs), split, optional_text(data), memory, progress
+        )
         shown_queries = choose_queries(queries, ranked_data, seed)
         image_relevance = estimator.for_dataset(ranked_data, caption_aggregation)
         check_relevance_varies(image_relevance, ranked_data)
-        with_random, memory_limit = (*rankers, Ranker.random(ranked_data, seed)), recipes[0].memory or None
+        with_random, memory_limit = (
+            (*rankers, Ranker.random(ranked_data, seed)),
+            recipes[0].memory or None,
+        )
         comparison = RankedListComparison(
             folder=folder,
             data=ranked_data,
@@ -126,19 +140,39 @@ def coherence(
             top=top,
             bands=bands,
             rankers=with_random,
-            trained_on_estimator=tuple(run.name for run, recipe in zip(rankers, recipes, strict=True) if trained_on(recipe, estimator)),
-            statistics=measure_lists(with_random, estimator, image_relevance, ranked_data, bands, top, progress, memory_limit),
-            queries=tuple(query_lists(*query, rankers, image_relevance, ranked_data, bands, top, memory_limit) for query in shown_queries),
+            trained_on_estimator=tuple(
+                run.name
+                for run, recipe in zip(rankers, recipes, strict=True)
+                if trained_on(recipe, estimator)
+            ),
+            statistics=measure_lists(
+                with_random,
+                estimator,
+                image_relevance,
+                ranked_data,
+                bands,
+                top,
+                progress,
+                memory_limit,
+            ),
+            queries=tuple(
+                query_lists(*query, rankers, image_relevance, ranked_data, bands, top, memory_limit)
+                for query in shown_queries
+            ),
         )
     write_coherence_report(comparison)
     return comparison
 
 
-def relevance(estimator: str | Sequence[str] = (), *, progress: Progress | None = None) -> list[EstimatorQuality]:
-    """Correlate relevance estimators with human ratings (STS-B, Crisscrossed Captions), and measure their speed.
+def relevance(
+    estimator: str | Sequence[str] = (), *, progress: Progress | None = None
+) -> list[EstimatorQuality]:
+    """Correlate relevance estimators with human ratings (STS-B, Crisscrossed Captions), and measure
+    their speed.
 
     Args:
-        estimator: Relevance estimator, such as CBoW(removed_components=1). Default: all that need no fine-tuned model.
+        estimator: Relevance estimator, such as CBoW(removed_components=1). Default: all that need
+            no fine-tuned model.
         progress: Receives the progress.
 
     Returns:
@@ -166,12 +200,15 @@ def relevance_thresholds(
     out: str | Path | None = None,
     progress: Progress | None = None,
 ) -> list[RelevanceDistribution]:
-    """Suggest thresholds for the Ladder objective from the distribution of relevance over random training pairs.
+    """Suggest thresholds for the Ladder objective from the distribution of relevance over random
+    training pairs.
 
     Args:
         data: Data set: a folder, a file of it, hf:OWNER/NAME, or a name under VISAVIS_DATA.
-        estimator: Relevance estimator, such as CBoW(removed_components=1). Default: all that need no fine-tuned model.
-        caption_aggregation: Relevance to an image from that to its captions: the sampled caption (paired), the maximum, or the mean.
+        estimator: Relevance estimator, such as CBoW(removed_components=1). Default: all that need
+            no fine-tuned model.
+        caption_aggregation: Relevance to an image from that to its captions: the sampled caption
+            (paired), the maximum, or the mean.
         num_pairs: Number of random training pairs.
         out: New PNG file with the distributions. Default: no plot.
         progress: Receives the progress.
@@ -196,7 +233,9 @@ def relevance_thresholds(
     if out is not None:
         storage.require_new_file(out)
     estimators = to_list(estimator) or DEFAULT_ESTIMATORS
-    distributions = relevance_distributions(estimators, open_dataset(data), caption_aggregation, num_pairs, progress or NoProgress())
+    distributions = relevance_distributions(
+        estimators, open_dataset(data), caption_aggregation, num_pairs, progress or NoProgress()
+    )
     if out is not None:
         storage.write_bytes(out, plot_relevance_distributions(distributions))
     return distributions
@@ -213,11 +252,13 @@ def relevance_fit(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> FineTunedModel:
-    """Fine-tune a sentence model on the human ratings of STS-B, for the estimators SentenceModel and CrossEncoder.
+    """Fine-tune a sentence model on the human ratings of STS-B, for the estimators SentenceModel
+    and CrossEncoder.
 
     Args:
         out: New folder for the model.
-        kind: One vector per caption (bi), or both captions read together, with a sigmoid (cross) or a linear output (regression).
+        kind: One vector per caption (bi), or both captions read together, with a sigmoid (cross) or
+            a linear output (regression).
         model: Pretrained model: minilm, a transformers folder, or a hub name.
         epochs: Number of epochs. The best on STS-B dev is saved.
         lr: Learning rate. Default: 5e-5 for cross, otherwise 2e-5.
@@ -241,4 +282,13 @@ def relevance_fit(
     """
     from visavis.graded.fine_tuning import fine_tune
 
-    return fine_tune(out, kind, model, epochs=epochs, lr=lr, batch_size=batch_size, seed=seed, progress=progress or NoProgress())
+    return fine_tune(
+        out,
+        kind,
+        model,
+        epochs=epochs,
+        lr=lr,
+        batch_size=batch_size,
+        seed=seed,
+        progress=progress or NoProgress(),
+    )

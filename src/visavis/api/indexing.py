@@ -40,28 +40,40 @@ def index(
     memory: MemoryLimit = None,
     progress: Progress | None = None,
 ) -> IndexReport:
-    """Index a folder of images and videos, or update an index: only new and changed files are encoded.
+    """Index a folder of images and videos, or update an index: only new and changed files are
+    encoded.
 
-    A file is unchanged if its size, modification time and metadata are the same. A file whose content is in the index keeps its vectors.
-    Items are removed if their file is gone, and kept with a warning if its folder cannot be read or is empty, or more than half are missing.
-    If the validation data of the run are available, the match probability is calibrated.
-    Without a run, a pretrained CLIP or SigLIP model is used: ``index("photos/")``.
+    A file is unchanged if its size, modification time and metadata are the same. A file whose
+    content is in the index keeps its vectors. Items are removed if their file is gone, and kept
+    with a warning if its folder cannot be read or is empty, or more than half are missing. If the
+    validation data of the run are available, the match probability is calibrated. Without a run, a
+    pretrained CLIP or SigLIP model is used: ``index("photos/")``.
 
     Args:
-        run: Run folder, or folder or hub name of a CLIP, SigLIP or ColPali model. With one argument: the folder to index.
-        source: Folder of images and videos, or a data set. Default: the first argument, with a pretrained model.
-        out: Folder of the index. An existing index is updated. Default: indexes/NAME in the current folder, NAME being the folder's name.
-        model: Folder or hub name of a CLIP or SigLIP model, without a run. Default: the model of the index, else the user's default model.
-        store: LanceDB folder or s3:// URI, or Milvus *.db file or http:// URL. Required again for an update. Default: LanceDB inside --out.
+        run: Run folder, or folder or hub name of a CLIP, SigLIP or ColPali model. With one
+            argument: the folder to index.
+        source: Folder of images and videos, or a data set. Default: the first argument, with a
+            pretrained model.
+        out: Folder of the index. An existing index is updated. Default: indexes/NAME in the current
+            folder, NAME being the folder's name.
+        model: Folder or hub name of a CLIP or SigLIP model, without a run. Default: the model of
+            the index, else the user's default model.
+        store: LanceDB folder or s3:// URI, or Milvus *.db file or http:// URL. Required again for
+            an update. Default: LanceDB inside --out.
         moment_seconds: Length of a video moment in seconds. Default: 4, or the value of the index.
-        embedding_dim: Number of leading dimensions to store, for a model trained with matryoshka_dims. Default: all, or the value of the index.
-        full_decoding: Decode JPEG files in full, instead of at a reduced size. Slower for large files. An existing index keeps its setting.
-        exclude: Pattern of names or paths that are not indexed, such as drafts or '2024/raw*'. Default: none, or those of the index.
-        remove_missing: Remove missing files also if more than half are missing, or their folder is empty.
+        embedding_dim: Number of leading dimensions to store, for a model trained with
+            matryoshka_dims. Default: all, or the value of the index.
+        full_decoding: Decode JPEG files in full, instead of at a reduced size. Slower for large
+            files. An existing index keeps its setting.
+        exclude: Pattern of names or paths that are not indexed, such as drafts or '2024/raw*'.
+            Default: none, or those of the index.
+        remove_missing: Remove missing files also if more than half are missing, or their folder is
+            empty.
         moved: The source of the index --out was moved to this folder. Its vectors are kept.
         compression: Also measure recall, bytes and latency of compressed vectors.
         engine: Encode locally, or on a Ray cluster.
-        workers: Number of processes of a Ray cluster, or that read images. Default: 2 on Ray, else one per core for a GPU and none for a CPU.
+        workers: Number of processes of a Ray cluster, or that read images. Default: 2 on Ray, else
+            one per core for a GPU and none for a CPU.
         device: Device of the model: cpu or cuda. Default: CUDA if available.
         memory: Maximum memory of score blocks, such as 2GiB. Default: a share of the free memory.
         progress: Receives the progress.
@@ -100,12 +112,19 @@ def index(
         "memory": memory,
     }
     if moved and out is None:
-        raise VisavisError("--moved: expected --out with the index of the moved folder, got none. Pass the folder of the index with --out.")
+        raise VisavisError(
+            "--moved: expected --out with the index of the moved folder, got none. Pass the folder "
+            "of the index with --out."
+        )
     if source is None:
         return index_source(run, out, model, progress, **options)
     if model is not None:
-        raise VisavisError(f"--model: expected one model, got {run} and {model}. Leave out one of them.")
-    return build_index(run, source, out or default_index_folder(source, run), progress=progress, **options)
+        raise VisavisError(
+            f"--model: expected one model, got {run} and {model}. Leave out one of them."
+        )
+    return build_index(
+        run, source, out or default_index_folder(source, run), progress=progress, **options
+    )
 
 
 def search(
@@ -131,11 +150,12 @@ def search(
 ) -> SearchResults:
     """Search an index, or the images of a run, by text, images or similar items.
 
-    Several runs are searched as an ensemble: their scores are averaged.
-    Without a run, a folder is indexed with a pretrained model first: ``search("two dogs", collection="photos/")``.
+    Several runs are searched as an ensemble: their scores are averaged. Without a run, a folder is
+    indexed with a pretrained model first: ``search("two dogs", collection="photos/")``.
 
     Args:
-        run: Index, run folder, or folder or hub name of a CLIP or SigLIP model. Optional with a query and --collection.
+        run: Index, run folder, or folder or hub name of a CLIP or SigLIP model. Optional with a
+            query and --collection.
         query: Text query. Optional with --image or --like.
         image: Query image.
         like: Key of an item of the index to find similar items of.
@@ -147,11 +167,14 @@ def search(
         before: Modification time before which files must lie. Default: any.
         metadata: Metadata value of items to search, such as split=test. Default: any.
         group_duplicates: Group near-duplicates and moments of one video into one result.
-        rerank: Run that re-ranks the first 50 results, or --top if larger, such as SCAN. Default: none.
-        model: New location of the model of an index, or model for --collection without a run. Default: the recorded or default model.
+        rerank: Run that re-ranks the first 50 results, or --top if larger, such as SCAN. Default:
+            none.
+        model: New location of the model of an index, or model for --collection without a run.
+            Default: the recorded or default model.
         store: Confirms the store of an index outside its folder. Default: only a store inside.
         top: Number of results.
-        memory: Maximum memory of score blocks, such as 2GiB. Default: the recipe's, else a share of the free memory.
+        memory: Maximum memory of score blocks, such as 2GiB. Default: the recipe's, else a share of
+            the free memory.
         progress: Receives the progress.
 
     Returns:
@@ -183,19 +206,47 @@ def search(
             index_folder = update_default_index(collection, model, progress, memory=memory)
             runs, query, collection, model = [index_folder], text, None, None
         elif not (image or like):
-            raise VisavisError(f"search: expected an index, run or model and a query, got only {text!r}. Add --collection FOLDER.")
-    if not any(is_index(folder) for folder in runs):
-        if image or like or without or path or kind or after or before or metadata or rerank or store:
             raise VisavisError(
-                f"{runs[0]}: expected an index for image queries, filters, --rerank and --store, got a run or model. "
+                f"search: expected an index, run or model and a query, got only {text!r}. Add "
+                "--collection FOLDER."
+            )
+    if not any(is_index(folder) for folder in runs):
+        if (
+            image
+            or like
+            or without
+            or path
+            or kind
+            or after
+            or before
+            or metadata
+            or rerank
+            or store
+        ):
+            raise VisavisError(
+                f"{runs[0]}: expected an index for image queries, filters, --rerank and --store, "
+                "got a run or model. "
                 f"Create one with visavis index {runs[0]} FOLDER --out INDEX."
             )
         return search_images(runs, query, optional_path(collection), top, progress, memory)
     if len(runs) > 1 or collection is not None:
-        raise VisavisError("search: expected one index without --collection, as an index has its own images. Pass one index only.")
-    item_filter = ItemFilter(path, kind, _parse_time(after), _parse_time(before), dict(metadata or {}))
-    options: dict[str, Any] = {"group_duplicates": group_duplicates, "rerank": rerank, "model": model, "store": store, "memory": memory}
-    return _search_index(runs[0], build_query(query, image, like, without), top, item_filter, progress, **options)
+        raise VisavisError(
+            "search: expected one index without --collection, as an index has its own images. Pass "
+            "one index only."
+        )
+    item_filter = ItemFilter(
+        path, kind, _parse_time(after), _parse_time(before), dict(metadata or {})
+    )
+    options: dict[str, Any] = {
+        "group_duplicates": group_duplicates,
+        "rerank": rerank,
+        "model": model,
+        "store": store,
+        "memory": memory,
+    }
+    return _search_index(
+        runs[0], build_query(query, image, like, without), top, item_filter, progress, **options
+    )
 
 
 def _search_index(
@@ -223,10 +274,14 @@ def _search_index(
             if text.strip():
                 warn_unknown_words(index.model, text, progress)
         reranker = None if rerank is None else Retriever.load(rerank, memory=memory)
-        results = search_index(index, query, top, item_filter, group_duplicates=group_duplicates, rerank=reranker)
+        results = search_index(
+            index, query, top, item_filter, group_duplicates=group_duplicates, rerank=reranker
+        )
         results = attach_images(index, results)
     if missing := [hit.item.path for hit in results if hit.image is None]:
-        progress.message(f"{index.root}: {', '.join(missing)} not found. Update the index with visavis index.")
+        progress.message(
+            f"{index.root}: {', '.join(missing)} not found. Update the index with visavis index."
+        )
     return results
 
 
@@ -247,7 +302,8 @@ def classify(
         labels: File with one label or caption per line, or several labels.
         model: New location of the model of an index. Default: the recorded one.
         top: Number of labels.
-        memory: Maximum memory of score blocks, such as 2GiB. Default: the recipe's, else a share of the free memory.
+        memory: Maximum memory of score blocks, such as 2GiB. Default: the recipe's, else a share of
+            the free memory.
 
     Returns:
         Labels with their scores, best first.
@@ -270,13 +326,18 @@ def classify(
 
     validate_int(top, "top", 1)
     if isinstance(labels, str | Path):
-        labels = [label for line in storage.read_text(labels).splitlines() if (label := line.strip())]
+        labels = [
+            label for line in storage.read_text(labels).splitlines() if (label := line.strip())
+        ]
     name = model or (read_manifest(Path(run)).model if is_index(run) else run)
     return rank_texts(Retriever.load(name, memory=memory), image, labels)[:top]
 
 
 def build_query(
-    text: str, image: str | Path | Sequence[str | Path] = (), like: str | Sequence[str] = (), without: str | Sequence[str] = ()
+    text: str,
+    image: str | Path | Sequence[str | Path] = (),
+    like: str | Sequence[str] = (),
+    without: str | Sequence[str] = (),
 ) -> SearchQuery:
     """Combine the parts of a query, each with weight 1, and excluded texts with weight -0.5.
 
@@ -303,7 +364,11 @@ def _is_model_or_index(text: str) -> bool:
     from visavis.models.encoders.hub_download import HUB_NAME
     from visavis.models.encoders.pretrained_files import local_model_folder
 
-    return os.path.exists(text) or bool(HUB_NAME.fullmatch(text)) or local_model_folder(text) is not None
+    return (
+        os.path.exists(text)
+        or bool(HUB_NAME.fullmatch(text))
+        or local_model_folder(text) is not None
+    )
 
 
 def _parse_time(text: str | None) -> int | None:
@@ -313,7 +378,10 @@ def _parse_time(text: str | None) -> int | None:
     try:
         return int(datetime.fromisoformat(text).astimezone().timestamp() * 1e9)
     except (ValueError, OverflowError, OSError):
-        raise DataError(f"time: expected a date such as 2024-05-31 or 2024-05-31T18:30, got {text!r}. Correct it.") from None
+        raise DataError(
+            f"time: expected a date such as 2024-05-31 or 2024-05-31T18:30, got {text!r}. Correct "
+            "it."
+        ) from None
 
 
 def serve(
@@ -330,18 +398,23 @@ def serve(
     open_browser: bool = False,
     progress: Progress | None = None,
 ) -> None:
-    """Serve a web UI to search one index, or to compare two side by side in random order. Ctrl-C stops the server.
+    """Serve a web UI to search one index, or to compare two side by side in random order. Ctrl-C
+    stops the server.
 
     A folder of images is indexed first, as ``visavis index FOLDER`` does.
 
     Args:
-        index: Folder of an index, or of two indexes to compare, or folder of images to index and serve.
-        model: Folder or hub name of a CLIP or SigLIP model for a folder of images. Default: the user's default model.
+        index: Folder of an index, or of two indexes to compare, or folder of images to index and
+            serve.
+        model: Folder or hub name of a CLIP or SigLIP model for a folder of images. Default: the
+            user's default model.
         host: Address to listen on. Any address but a loopback one needs a token.
         port: Port to listen on. 0: any free port.
         token: Access token required from clients, at least 12 characters. Default: none.
-        root_path: Path below which a reverse proxy serves the web UI, such as /photos. Default: none.
-        host_name: Name by which a reverse proxy requests the server, such as photos.example. Default: names of this machine.
+        root_path: Path below which a reverse proxy serves the web UI, such as /photos. Default:
+            none.
+        host_name: Name by which a reverse proxy requests the server, such as photos.example.
+            Default: names of this machine.
         feedback: File for relevance judgments, new or to be continued. Default: no feedback.
         store: Confirms the store of an index outside its folder. Default: only stores inside.
         open_browser: Open the web UI in a browser.
@@ -349,7 +422,8 @@ def serve(
 
     Raises:
         MissingExtra: If the packages of the extra ``serve`` are not installed.
-        VisavisError: If the address is not a loopback one and no token is set, or a host name or path is invalid.
+        VisavisError: If the address is not a loopback one and no token is set, or a host name or
+            path is invalid.
 
     Command line:
         ```sh

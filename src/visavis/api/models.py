@@ -27,13 +27,16 @@ def export(
     license: str = "",  # noqa: A002 - the option is --license
     progress: Progress | None = None,
 ) -> ExportedModel:
-    """Export a model to a folder that works without visavis, with preprocessing, tokenizer and model card.
+    """Export a model to a folder that works without visavis, with preprocessing, tokenizer and
+    model card.
 
     Args:
         run: Run folder, or name of a CLIP or SigLIP model.
-        format: Library that loads the folder. hub is a folder of transformers for CLIP and SigLIP, and ONNX graphs for other models.
+        format: Library that loads the folder. hub is a folder of transformers for CLIP and SigLIP,
+            and ONNX graphs for other models.
         out: New folder. Default: ``<run>-<format>`` in the current directory.
-        push: Repository of the Hugging Face hub to upload the folder to, such as owner/model. Default: no upload.
+        push: Repository of the Hugging Face hub to upload the folder to, such as owner/model.
+            Default: no upload.
         private: Make a new repository private.
         license: License of the weights for the model card, such as apache-2.0. Default: unknown.
         progress: Receives the progress.
@@ -43,7 +46,8 @@ def export(
 
     Raises:
         RunError: If the run does not exist, or reads stored features only.
-        VisavisError: If the model has no vectors. The message names the models that can be exported.
+        VisavisError: If the model has no vectors. The message names the models that can be
+            exported.
         RefusedOverwrite: If the folder is not empty.
         StorageError: If the hub refuses the upload.
         MissingExtra: If the packages of the extra ``export`` are not installed.
@@ -65,7 +69,9 @@ def export(
     if push is not None:
         validate_repo(push, "push")
     if not license.isprintable():
-        raise VisavisError(f"license: expected one line of text, got {license!r}. Pass a name such as apache-2.0.")
+        raise VisavisError(
+            f"license: expected one line of text, got {license!r}. Pass a name such as apache-2.0."
+        )
     run = Path(run)
     folder = Path(f"{run.name}-{format}") if out is None else Path(out)
     if os.path.exists(folder):
@@ -74,7 +80,12 @@ def export(
     model = Retriever.load(run, device="cpu")
     progress.message(f"Exporting {model.matcher.name} to {folder}.")
     exported = export_model(
-        model, run, format, folder, formula=lambda objective: docstring_section(type(objective), "Formula:"), license=license
+        model,
+        run,
+        format,
+        folder,
+        formula=lambda objective: docstring_section(type(objective), "Formula:"),
+        license=license,
     )
     if push is None:
         return exported
@@ -91,11 +102,13 @@ def mteb(
     device: str | None = None,
     batch_size: int = 64,
 ) -> MtebReport:
-    """Evaluate a model on tasks of mteb, such as the image-text benchmark MIEB. Finished tasks are not repeated.
+    """Evaluate a model on tasks of mteb, such as the image-text benchmark MIEB. Finished tasks are
+    not repeated.
 
     Args:
         run: Run folder, or folder or hub name of a CLIP or SigLIP model.
-        tasks: Task or benchmark of mteb, such as Flickr30kT2IRetrieval or "MIEB(lite)". In Python also a task object.
+        tasks: Task or benchmark of mteb, such as Flickr30kT2IRetrieval or "MIEB(lite)". In Python
+            also a task object.
         out: Folder of mteb's JSON files. Default: ``runs/mteb``.
         name: Name of the model in the results. Default: the name of the folder.
         device: Device of the model. Default: CUDA if available, else the CPU.
@@ -125,4 +138,6 @@ def mteb(
 
     check_output(Path(out))
     model = Retriever.load(run, device=device, batch_size=batch_size)
-    return run_tasks(model, name or os.path.basename(os.path.realpath(run)), to_list(tasks), Path(out))
+    return run_tasks(
+        model, name or os.path.basename(os.path.realpath(run)), to_list(tasks), Path(out)
+    )

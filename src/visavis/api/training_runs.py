@@ -1,4 +1,6 @@
-"""API functions that train, load and evaluate models: single runs, comparisons and reproductions of published tables."""
+"""API functions that train, load and evaluate models: single runs, comparisons and reproductions of
+published tables.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from visavis.api.arguments import optional_path, optional_text, parse_overrides, resolve_recipe, to_list, to_paths
+from visavis.api.arguments import (
+    optional_path,
+    optional_text,
+    parse_overrides,
+    resolve_recipe,
+    to_list,
+    to_paths,
+)
 from visavis.errors import RecipeError, RunError
 from visavis.progress import NoProgress, Progress
 
@@ -36,12 +45,14 @@ def train(
     skip_bad: bool = False,
     progress: Progress | None = None,
 ) -> TrainingResult:
-    """Train a model into a run folder and evaluate it. Ctrl-C saves a checkpoint, and --resume continues.
+    """Train a model into a run folder and evaluate it. Ctrl-C saves a checkpoint, and --resume
+    continues.
 
     Under ``torchrun``, all processes train one model on the same batches as one process.
 
     Args:
-        recipe: TOML file or name of a shipped recipe. Default: fine-tune CLIP, else chosen from the available encoders.
+        recipe: TOML file or name of a shipped recipe. Default: fine-tune CLIP, else chosen from the
+            available encoders.
         data: Data set. Default: the recipe's.
         feedback: Feedback file of visavis serve to train on. Default: none.
         out: New run folder. Default: ``runs/<recipe>-<n>``.
@@ -81,15 +92,38 @@ def train(
     with join_processes() as group:
         progress = progress if progress is not None and group.is_first else NoProgress()
         if resume is not None:
-            if overrides or skip_bad or any(value is not None for value in (data, feedback, out, recipe)):
-                raise RunError("--resume: expected the run folder alone, as a run keeps its recipe and data. Remove the other options.")
+            if (
+                overrides
+                or skip_bad
+                or any(value is not None for value in (data, feedback, out, recipe))
+            ):
+                raise RunError(
+                    "--resume: expected the run folder alone, as a run keeps its recipe and data. "
+                    "Remove the other options."
+                )
             return resume_training(Path(resume), progress, group)
         if out is None and can_restart():
-            raise RunError("--out: expected a run folder, which a restarted training resumes, got none. Pass --out RUN.")
-        # torchrun counts the restarts of each machine. Rank 0 decides, because it creates the run while the others still start.
-        if out is not None and group.any_rank(restarted()) and group.broadcast_text("run" if RunFolder(Path(out)).is_run else ""):
+            raise RunError(
+                "--out: expected a run folder, which a restarted training resumes, got none. Pass "
+                "--out RUN."
+            )
+        # torchrun counts the restarts of each machine. Rank 0 decides, because it creates the run
+        # while the others still start.
+        if (
+            out is not None
+            and group.any_rank(restarted())
+            and group.broadcast_text("run" if RunFolder(Path(out)).is_run else "")
+        ):
             return resume_training(Path(out), progress, group)
-        name, settings = resolve_recipe(recipe, overrides, progress, data=data, feedback=feedback, skip_bad=skip_bad, can_download=True)
+        name, settings = resolve_recipe(
+            recipe,
+            overrides,
+            progress,
+            data=data,
+            feedback=feedback,
+            skip_bad=skip_bad,
+            can_download=True,
+        )
         resolved = with_absolute_paths(read_recipe(name, settings))
         if not resolved.members:
             check_supervisions(resolved)
@@ -98,14 +132,17 @@ def train(
         return start_training(resolved, out, progress, group)
 
 
-def load(path: str | Path, *, device: str | None = None, batch_size: int = 64, memory: MemoryLimit = None) -> Retriever:
+def load(
+    path: str | Path, *, device: str | None = None, batch_size: int = 64, memory: MemoryLimit = None
+) -> Retriever:
     """Load the model of a run, or a pretrained CLIP or SigLIP model.
 
     Args:
         path: Run folder, or folder or hub name of a CLIP or SigLIP model.
         device: Device of the model. Default: CUDA if available, else the CPU.
         batch_size: Items that are encoded at once.
-        memory: Maximum memory of score blocks, in bytes or such as 2GiB. Default: a share of the free memory.
+        memory: Maximum memory of score blocks, in bytes or such as 2GiB. Default: a share of the
+            free memory.
 
     Returns:
         A model with ``encode_images(paths)``, ``encode_texts(texts)`` and ``score(paths, texts)``.
@@ -142,23 +179,29 @@ def evaluate(
 
     Args:
         run: Run folder, folder or hub name of a CLIP or SigLIP model, or index with --feedback.
-        protocol: Evaluation protocol, see visavis catalog protocols. Default: the recipe's, or plain on other data.
+        protocol: Evaluation protocol, see visavis catalog protocols. Default: the recipe's, or
+            plain on other data.
         split: Split. Default: the test split of the recipe.
         data: Data set. Default: the run's.
         relevance: Relevance estimator for CS@K and nDCG@K, such as "CBoW()". Default: the recipe's.
-        semantics: Definition of CS@K: tau-b over first captions (reference), or tau-a over all captions (paper, keys end in _paper).
+        semantics: Definition of CS@K: tau-b over first captions (reference), or tau-a over all
+            captions (paper, keys end in _paper).
         average: Average the scores of both networks if a run trained two. Default: the recipe's.
         pretrained: Also evaluate the CLIP or SigLIP model that the training started from.
-        published: Row of a paper's table to compare with, such as unified/2/clip-coco. Default: the run's own.
+        published: Row of a paper's table to compare with, such as unified/2/clip-coco. Default: the
+            run's own.
         feedback: Feedback file of visavis serve. Evaluates an index. Default: none.
         model: New location of the model of an index. Default: the recorded one.
         store: Confirms the store of an index outside its folder. Default: only a store inside.
-        trec: Also write ranked lists and ground truth as TREC files into this new folder. Default: none.
-        memory: Maximum memory of score blocks, such as 2GiB. Default: the recipe's, else a share of the free memory.
+        trec: Also write ranked lists and ground truth as TREC files into this new folder. Default:
+            none.
+        memory: Maximum memory of score blocks, such as 2GiB. Default: the recipe's, else a share of
+            the free memory.
         progress: Receives the progress.
 
     Returns:
-        Metrics in percent. ``other_protocols`` has the results of further protocols. With ``feedback``, recall of the judged queries.
+        Metrics in percent. ``other_protocols`` has the results of further protocols. With
+        ``feedback``, recall of the judged queries.
 
     Raises:
         DataError: If the data do not suit the protocol, or the feedback has no relevant item.
@@ -174,9 +217,18 @@ def evaluate(
         ```
     """
     if feedback is not None:
-        options = {"protocol": protocol, "split": split, "data": data, "relevance": relevance, "published": published, "trec": trec}
+        options = {
+            "protocol": protocol,
+            "split": split,
+            "data": data,
+            "relevance": relevance,
+            "published": published,
+            "trec": trec,
+        }
         if unused := [name for name, value in options.items() if value is not None]:
-            raise RunError(f"--feedback: expected an index without {unused[0]}. Remove --{unused[0]}.")
+            raise RunError(
+                f"--feedback: expected an index without {unused[0]}. Remove --{unused[0]}."
+            )
         return _evaluate_index(to_paths(run), Path(feedback), model, store, memory)
     from visavis.recipes.published_tables import measured_result
     from visavis.retrieval.index_folder import is_index
@@ -184,20 +236,39 @@ def evaluate(
 
     for name, value in (("model", model), ("store", store)):
         if value is not None:
-            raise RunError(f"--{name}: expected an index with --feedback, got no --feedback. Pass it, or remove --{name}.")
+            raise RunError(
+                f"--{name}: expected an index with --feedback, got no --feedback. Pass it, or "
+                f"remove --{name}."
+            )
     if index := next((folder for folder in to_paths(run) if is_index(folder)), None):
-        raise RunError(f"{index}: expected a run or a model, got an index. Pass --feedback FILE to evaluate an index.")
+        raise RunError(
+            f"{index}: expected a run or a model, got an index. Pass --feedback FILE to evaluate "
+            "an index."
+        )
     row = None if published is None else measured_result(published)
     runs, data, progress = to_paths(run), optional_text(data), progress or NoProgress()
     result = evaluate_runs(
-        runs, protocol, split, data, progress, relevance, semantics, memory, average_networks=average, trec=optional_path(trec)
+        runs,
+        protocol,
+        split,
+        data,
+        progress,
+        relevance,
+        semantics,
+        memory,
+        average_networks=average,
+        trec=optional_path(trec),
     )
     result = result if row is None else replace(result, published=row)
     return with_base_model(result, runs, split, data, progress, memory) if pretrained else result
 
 
 def _evaluate_index(
-    indexes: Sequence[Path], feedback: Path, model: str | Path | None, store: str | Path | None, memory: MemoryLimit
+    indexes: Sequence[Path],
+    feedback: Path,
+    model: str | Path | None,
+    store: str | Path | None,
+    memory: MemoryLimit,
 ) -> FeedbackEvaluation:
     """Evaluate an index with the judgments of a feedback file."""
     from visavis.feedback.evaluate_feedback import evaluate_feedback
@@ -205,14 +276,18 @@ def _evaluate_index(
     from visavis.retrieval.index_search import SearchQuery, store_queries
 
     if len(indexes) != 1:
-        raise RunError(f"--feedback: expected one index, got {len(indexes)}. Evaluate each index alone.")
+        raise RunError(
+            f"--feedback: expected one index, got {len(indexes)}. Evaluate each index alone."
+        )
     opened = Index.open(indexes[0], model=model, store=store, memory=memory)
     table = opened.store.table()
     contents = dict(zip(table["key"].to_pylist(), table["content"].to_pylist(), strict=True))
     return evaluate_feedback(
         feedback,
         contents,
-        lambda text: opened.store.search(store_queries(opened, SearchQuery.from_text(text)), len(contents))[0],
+        lambda text: opened.store.search(
+            store_queries(opened, SearchQuery.from_text(text)), len(contents)
+        )[0],
         f"the index {opened.folder}",
     )
 
@@ -230,20 +305,27 @@ def mine(
     memory: MemoryLimit = None,
     progress: Progress | None = None,
 ) -> MiningReport:
-    """List the hardest negatives of each image and caption, without likely false negatives, for a training.
+    """List the hardest negatives of each image and caption, without likely false negatives, for a
+    training.
 
-    Captions of the same image are never negatives. Train with ``supervision = "MinedNegativeSupervision(file='FILE')"`` in a phase.
+    Captions of the same image are never negatives. Train with ``supervision =
+    "MinedNegativeSupervision(file='FILE')"`` in a phase.
 
     Args:
-        run: Run folder, or folder or hub name of a CLIP or SigLIP model, whose scores define what is hard.
+        run: Run folder, or folder or hub name of a CLIP or SigLIP model, whose scores define what
+            is hard.
         data: Data set. Default: the run's.
         split: Split to mine.
         num_negatives: Number of negatives of each query.
-        max_ratio: Share of the score of its positives that a negative may reach. Others are dropped as likely false negatives. 0: keep all.
+        max_ratio: Share of the score of its positives that a negative may reach. Others are dropped
+            as likely false negatives. 0: keep all.
         guide: Run or model whose scores find likely false negatives. Default: ``run``.
-        preselect: Number of candidates of a query that an attention model scores: those with the nearest mean of regions and words. 0: all.
-        out: New file. Default: ``negatives-<n>.safetensors`` in the run folder, or in the current folder for a pretrained model.
-        memory: Maximum memory of score blocks, such as 2GiB. Default: the recipe's, else a share of the free memory.
+        preselect: Number of candidates of a query that an attention model scores: those with the
+            nearest mean of regions and words. 0: all.
+        out: New file. Default: ``negatives-<n>.safetensors`` in the run folder, or in the current
+            folder for a pretrained model.
+        memory: Maximum memory of score blocks, such as 2GiB. Default: the recipe's, else a share of
+            the free memory.
         progress: Receives the progress.
 
     Returns:
@@ -251,7 +333,8 @@ def mine(
 
     Raises:
         DataError: If the data set has no such split.
-        RefusedOverwrite: If the file exists, or appears during mining. The negatives are then in a numbered file.
+        RefusedOverwrite: If the file exists, or appears during mining. The negatives are then in a
+            numbered file.
         RunError: If the run does not exist, the guide reads other data, or no negative remains.
         VisavisError: If a number is not valid.
 
@@ -267,9 +350,15 @@ def mine(
     validate_int(num_negatives, "num_negatives", 1)
     validate_int(preselect, "preselect", 0)
     if not 0 <= max_ratio <= 1:
-        raise RunError(f"max_ratio: expected a number from 0 to 1, got {max_ratio:g}. Set 0.95, or 0 to keep all negatives.")
+        raise RunError(
+            f"max_ratio: expected a number from 0 to 1, got {max_ratio:g}. Set 0.95, or 0 to keep "
+            "all negatives."
+        )
     if guide is not None and not max_ratio:
-        raise RunError(f"guide: expected none with max_ratio 0, which keeps all negatives, got {guide}. Set max_ratio, or remove guide.")
+        raise RunError(
+            f"guide: expected none with max_ratio 0, which keeps all negatives, got {guide}. Set "
+            "max_ratio, or remove guide."
+        )
     return mine_run(
         Path(run),
         optional_path(out),
@@ -305,29 +394,35 @@ def compare(
 ) -> Comparison:
     """Compare objectives, models and settings on one data set, with confidence intervals and tests.
 
-    All settings have the same seeds, batches and number of tried learning rates, which validation selects. A run computes with one thread
-    unless ``training.threads`` is set.
+    All settings have the same seeds, batches and number of tried learning rates, which validation
+    selects. A run computes with one thread unless ``training.threads`` is set.
 
     Args:
         recipe: TOML file or name of a shipped recipe. Default: chosen from the encoders available.
         objective: Objective, such as "Unified()". "Goal.all()" is fifteen.
         model: Model, such as "VSE++(embedding_dim=512)".
-        grid: Values of a recipe key, such as "phases.0.optimizer.lr=[3e-4, 1e-3]". The best on validation is reported.
+        grid: Values of a recipe key, such as "phases.0.optimizer.lr=[3e-4, 1e-3]". The best on
+            validation is reported.
         seeds: Number of seeds per setting. Default: 5.
-        tune: Select the learning rate of each setting first. Takes less time than the runs. A grid of learning rates replaces it.
-        budget: Training time, such as 30m: after 1, 2, 4, ... seeds the better half continues. Default: no limit.
+        tune: Select the learning rate of each setting first. Takes less time than the runs. A grid
+            of learning rates replaces it.
+        budget: Training time, such as 30m: after 1, 2, 4, ... seeds the better half continues.
+            Default: no limit.
         data: Data set. Default: the recipe's.
-        feedback: Feedback file of visavis serve as a second test. It is not used for any choice. Default: none.
+        feedback: Feedback file of visavis serve as a second test. It is not used for any choice.
+            Default: none.
         out: New folder. Default: ``runs/compare-<n>``.
         overrides: Recipe overrides for all runs, such as epochs=4.
-        resume: Folder of a comparison to continue, also with more --seeds or new --feedback. Default: a new one.
+        resume: Folder of a comparison to continue, also with more --seeds or new --feedback.
+            Default: a new one.
         trec: Also write ranked lists and ground truth as TREC files.
         engine: Run locally, or on a Ray cluster whose machines share the folder.
         workers: Number of runs at once. Default: one per core.
         progress: Receives the progress.
 
     Returns:
-        Results, tests and findings. The folder has ``report.html``, ``table.md``, ``comparison.json`` and all runs.
+        Results, tests and findings. The folder has ``report.html``, ``table.md``,
+        ``comparison.json`` and all runs.
 
     Raises:
         DataError: If the data cannot be read.
@@ -343,7 +438,11 @@ def compare(
     """
     from visavis.experiments.example_queries import write_trec_files
     from visavis.experiments.jobs import Workers
-    from visavis.experiments.run_comparison import plan_comparison, resume_comparison, start_comparison
+    from visavis.experiments.run_comparison import (
+        plan_comparison,
+        resume_comparison,
+        start_comparison,
+    )
     from visavis.experiments.schedule import parse_budget
     from visavis.recipes.files import read_recipe
     from visavis.reports.comparison_report import write_comparison_report
@@ -353,10 +452,13 @@ def compare(
     if resume is not None:
         if any((recipe, objective, model, grid, data, out, overrides)):
             raise RunError(
-                "--resume: expected only --seeds, --budget, --feedback, --engine and --workers, as a comparison keeps its settings. "
+                "--resume: expected only --seeds, --budget, --feedback, --engine and --workers, as "
+                "a comparison keeps its settings. "
                 "Remove the other options."
             )
-        comparison = resume_comparison(Path(resume), seeds, pool, progress, feedback=feedback, budget_s=budget_s)
+        comparison = resume_comparison(
+            Path(resume), seeds, pool, progress, feedback=feedback, budget_s=budget_s
+        )
     else:
         name, settings = resolve_recipe(recipe, overrides, progress, data=data)
         _require_no_seed([*settings, *(text.partition("=")[0].strip() for text in to_list(grid))])
@@ -367,7 +469,9 @@ def compare(
             successive_halving=budget is not None,
             tune=tune,
         )
-        comparison = start_comparison(plan, optional_path(out), pool, progress, feedback=feedback, budget_s=budget_s)
+        comparison = start_comparison(
+            plan, optional_path(out), pool, progress, feedback=feedback, budget_s=budget_s
+        )
     if trec:
         write_trec_files(comparison, progress)
     write_comparison_report(comparison, progress)
@@ -376,7 +480,10 @@ def compare(
 
 def _require_no_seed(keys: Sequence[str]) -> None:
     if "seed" in keys:
-        raise RecipeError("seed: expected none, because every setting is trained with seeds 1, 2, ... Remove it, and set --seeds.")
+        raise RecipeError(
+            "seed: expected none, because every setting is trained with seeds 1, 2, ... Remove it, "
+            "and set --seeds."
+        )
 
 
 def reproduce(
@@ -395,9 +502,11 @@ def reproduce(
     """Train the rows of a paper's table and compare the results with the published ones.
 
     Args:
-        table: Table of a paper, such as goal/3, see visavis catalog recipes. Default: the table of --resume.
+        table: Table of a paper, such as goal/3, see visavis catalog recipes. Default: the table of
+            --resume.
         rows: Name of a row, or a pattern such as 'r152-con-*'. Default: all.
-        base_recipe: Recipe for other data than the paper's, trained with each row's objective. Default: the rows' recipes.
+        base_recipe: Recipe for other data than the paper's, trained with each row's objective.
+            Default: the rows' recipes.
         seeds: Number of seeds per row. Default: as many runs as the paper averages.
         out: New folder. Default: ``runs/<paper>-<table>-<n>``.
         overrides: Recipe overrides for all rows, such as epochs=4.
@@ -427,12 +536,18 @@ def reproduce(
     if resume is not None:
         if any((table, rows, base_recipe, out, overrides)):
             raise RunError(
-                "--resume: expected only --seeds, --engine and --workers, as a reproduction keeps its rows and recipe. "
+                "--resume: expected only --seeds, --engine and --workers, as a reproduction keeps "
+                "its rows and recipe. "
                 "Remove the other options."
             )
         return resume_reproduction(Path(resume), seeds, pool, progress)
     if table is None:
-        raise RunError("table: expected a table such as goal/3, got none. Choose one of visavis catalog recipes, or pass --resume FOLDER.")
+        raise RunError(
+            "table: expected a table such as goal/3, got none. Choose one of visavis catalog "
+            "recipes, or pass --resume FOLDER."
+        )
     settings = parse_overrides(overrides)
     _require_no_seed([*settings])
-    return start_reproduction(table, to_list(rows), base_recipe or "", settings, seeds, optional_path(out), pool, progress)
+    return start_reproduction(
+        table, to_list(rows), base_recipe or "", settings, seeds, optional_path(out), pool, progress
+    )

@@ -1,1 +1,3 @@
-"""Audit of a data set: near-duplicates, uninformative captions, likely mislabeled pairs, and the expected gain from more data."""
+"""Audit of a data set: near-duplicates, uninformative captions, likely mislabeled pairs, and the
+expected gain from more data.
+"""

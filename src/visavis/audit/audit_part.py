@@ -1,4 +1,6 @@
-"""Shared by the parts of an audit: the issues that they report, and a disk cache of results, so that an interrupted audit resumes."""
+"""Shared by the parts of an audit: the issues that they report, and a disk cache of results, so
+that an interrupted audit resumes.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,8 @@ class CachedModel(Generic[Result]):
     Attributes:
         file: Cache file of the result.
         num_steps: Number of training steps.
-        result: Function that returns the result, and trains the model if the file does not exist. It receives the progress.
+        result: Function that returns the result, and trains the model if the file does not exist.
+            It receives the progress.
     """
 
     file: Path
@@ -83,7 +86,9 @@ def cache_path(*key_parts: Any) -> Path:
     Returns:
         A path in the cache folder.
     """
-    text = json.dumps([version("visavis"), torch.__version__, *key_parts], sort_keys=True, default=str)
+    text = json.dumps(
+        [version("visavis"), torch.__version__, *key_parts], sort_keys=True, default=str
+    )
     return storage.cache_folder() / "audits" / hashlib.sha256(text.encode()).hexdigest()[:24]
 
 

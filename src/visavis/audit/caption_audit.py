@@ -1,8 +1,9 @@
-"""Audit of captions as texts: captions that fit many images, and captions unlike the other captions of their image.
+"""Audit of captions as texts: captions that fit many images, and captions unlike the other captions
+of their image.
 
-Cosine similarities show that two captions describe different things. They do not show that one caption negates another
-("a dog", "no dog"), and a caption about another part of the image looks like a wrong one. So the results are candidates for
-inspection, not errors.
+Cosine similarities show that two captions describe different things. They do not show that one
+caption negates another ("a dog", "no dog"), and a caption about another part of the image looks
+like a wrong one. So the results are candidates for inspection, not errors.
 """
 
 from __future__ import annotations
@@ -20,28 +21,27 @@ from visavis.data.dataset import Dataset
 from visavis.data.vocabulary import tokenize
 from visavis.scoring import max_query_rows
 
-# Two captions are near-identical if their cosine exceeds this quantile of the cosines of two captions of one image.
+# Two captions are near-identical if their cosine exceeds this quantile of the cosines of two
+# captions of one image.
 NEAR_QUANTILE = 0.99
 # The threshold if no image has two captions.
 DEFAULT_NEAR_COSINE = 0.95
 # A caption that is near-identical to one of this many other images is generic.
 MIN_OTHER_IMAGES = 5
-# Captions that each caption is compared with, sampled at random. All pairs would take hours for millions of captions.
+# Captions that each caption is compared with, sampled at random. All pairs would take hours for
+# millions of captions.
 MAX_COMPARED_CAPTIONS = 100_000
 SERIOUS_GENERIC_RATIO = 0.01
 
-_FIX_GENERIC = (
-    "Describe what distinguishes these images, or add the other images as positives: training counts them as negatives of the caption."
-)
-_FIX_OUTLIERS = (
-    "Check the first ones: they belong to another image, contradict the other captions, or mention something that no other mentions."
-)
+_FIX_GENERIC = "Describe what distinguishes these images, or add the other images as positives: training counts them as negatives of the caption."
+_FIX_OUTLIERS = "Check the first ones: they belong to another image, contradict the other captions, or mention something that no other mentions."
 
 
 def sibling_agreement(vectors: Tensor, image_of: Tensor, assigned: Tensor) -> Tensor:
     """Compute the agreement of captions with the other captions of an assigned image.
 
-    A caption that is assigned to another image than its own replaces the last caption of that image.
+    A caption that is assigned to another image than its own replaces the last caption of that
+    image.
 
     Args:
         vectors: Unit vectors of the captions, shape ``[C, D]``.
@@ -49,14 +49,16 @@ def sibling_agreement(vectors: Tensor, image_of: Tensor, assigned: Tensor) -> Te
         assigned: The image whose captions each caption is compared with, shape ``[C]``.
 
     Returns:
-        Mean cosine of each caption with the other captions, and mean cosine of these with one another, shape ``[C, 2]``. NaN if there
-        are too few of them.
+        Mean cosine of each caption with the other captions, and mean cosine of these with one
+        another, shape ``[C, 2]``. NaN if there are too few of them.
     """
     sibling_sum, count = _sum_siblings(vectors, image_of, assigned)
     agreement = (sibling_sum * vectors).sum(1) / count
     # |sum of n unit vectors|^2 = n + sum of the cosines of all n(n - 1) ordered pairs.
     of_siblings = (sibling_sum.square().sum(1) - count) / (count * (count - 1))
-    return torch.stack([agreement.where(count > 0, torch.nan), of_siblings.where(count > 1, torch.nan)], 1)
+    return torch.stack(
+        [agreement.where(count > 0, torch.nan), of_siblings.where(count > 1, torch.nan)], 1
+    )
 
 
 def sibling_mean(values: Tensor, image_of: Tensor, assigned: Tensor) -> Tensor:
@@ -75,15 +77,23 @@ def sibling_mean(values: Tensor, image_of: Tensor, assigned: Tensor) -> Tensor:
 
 
 def _sum_siblings(values: Tensor, image_of: Tensor, assigned: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the sum of values ``[C, D]`` over the siblings of each caption in its assigned image, and the number of siblings ``[C]``."""
+    """Return the sum of values ``[C, D]`` over the siblings of each caption in its assigned image,
+    and the number of siblings ``[C]``.
+    """
     num_images = int(torch.cat([image_of, assigned]).max()) + 1
     total = values.new_zeros(num_images, values.shape[1]).index_add_(0, image_of, values)
     last = np.full(num_images, -1)
-    last[image_of.numpy()] = np.arange(len(image_of))  # of several assignments to one index, numpy keeps the last
+    last[image_of.numpy()] = np.arange(
+        len(image_of)
+    )  # of several assignments to one index, numpy keeps the last
     # The caption of the assigned image that is not a sibling, -1 for none.
-    excluded = torch.where(image_of == assigned, torch.arange(len(image_of)), torch.from_numpy(last)[assigned])
+    excluded = torch.where(
+        image_of == assigned, torch.arange(len(image_of)), torch.from_numpy(last)[assigned]
+    )
     count = torch.bincount(image_of, minlength=num_images)[assigned] - (excluded >= 0).long()
-    return total[assigned] - torch.where((excluded >= 0)[:, None], values[excluded], 0.0), count.float()
+    return total[assigned] - torch.where(
+        (excluded >= 0)[:, None], values[excluded], 0.0
+    ), count.float()
 
 
 def sample_other_images(image_of: np.ndarray, copy_groups: np.ndarray, seed: int) -> np.ndarray:
@@ -124,7 +134,11 @@ class GenericCaption:
     num_exact_copies: int
 
     def __str__(self) -> str:
-        same = f"{self.num_exact_copies:,} with the same words" if self.num_exact_copies else "none with the same words"
+        same = (
+            f"{self.num_exact_copies:,} with the same words"
+            if self.num_exact_copies
+            else "none with the same words"
+        )
         return f'"{self.caption}": {format_count(self.num_other_images, "other image")} ({same}), such as {", ".join(self.images[:3])}'
 
 
@@ -187,23 +201,46 @@ class CaptionAudit:
         issues = []
         if self.num_generic:
             description = (
-                f"{self.num_generic / self.captions:.1%} of the captions are nearly identical (cosine {self.near_cosine:.2f}, {self.encoder}) "
-                f"to captions of {MIN_OTHER_IMAGES} or more other images. {self.num_shared:,} have the same words as a caption of another image."
+                f"{self.num_generic / self.captions:.1%} of the captions are nearly identical "
+                f"(cosine {self.near_cosine:.2f}, {self.encoder}) "
+                f"to captions of {MIN_OTHER_IMAGES} or more other images. {self.num_shared:,} have "
+                "the same words as a caption of another image."
             )
             serious = self.num_generic >= SERIOUS_GENERIC_RATIO * self.captions
             examples = tuple(map(str, self.generic))
-            issues.append(Issue("captions that fit many images", self.num_generic, description, _FIX_GENERIC, examples, serious))
+            issues.append(
+                Issue(
+                    "captions that fit many images",
+                    self.num_generic,
+                    description,
+                    _FIX_GENERIC,
+                    examples,
+                    serious,
+                )
+            )
         if self.outliers:
             description = (
-                f"about {self.outlier_ratio:.1%} of the captions (at most {self.max_outlier_ratio:.1%}) agree with the other captions "
+                f"about {self.outlier_ratio:.1%} of the captions (at most "
+                f"{self.max_outlier_ratio:.1%}) agree with the other captions "
                 "of their image as little as with those of a random image."
             )
             examples = tuple(map(str, self.outliers))
-            issues.append(Issue("captions unlike their siblings", len(self.outliers), description, _FIX_OUTLIERS, examples, serious=False))
+            issues.append(
+                Issue(
+                    "captions unlike their siblings",
+                    len(self.outliers),
+                    description,
+                    _FIX_OUTLIERS,
+                    examples,
+                    serious=False,
+                )
+            )
         return issues
 
 
-def audit_captions(data: Dataset, vectors: Tensor, encoder: str, copy_groups: np.ndarray, seed: int = 0) -> CaptionAudit:
+def audit_captions(
+    data: Dataset, vectors: Tensor, encoder: str, copy_groups: np.ndarray, seed: int = 0
+) -> CaptionAudit:
     """Find generic captions and outliers.
 
     Args:
@@ -218,9 +255,13 @@ def audit_captions(data: Dataset, vectors: Tensor, encoder: str, copy_groups: np
     """
     image_of = torch.from_numpy(data.image_of)
     near_cosine = _near_cosine(vectors, image_of)
-    num_other_images, examples = _count_similar_images(data, vectors, copy_groups, near_cosine, seed)
+    num_other_images, examples = _count_similar_images(
+        data, vectors, copy_groups, near_cosine, seed
+    )
     num_exact_copies = _count_exact_copies(data, copy_groups[data.image_of])
-    outliers, outlier_ratio, max_outlier_ratio = _find_outliers(data, vectors, image_of, copy_groups, seed)
+    outliers, outlier_ratio, max_outlier_ratio = _find_outliers(
+        data, vectors, image_of, copy_groups, seed
+    )
     return CaptionAudit(
         encoder=encoder,
         near_cosine=near_cosine,
@@ -238,17 +279,27 @@ def _near_cosine(vectors: Tensor, image_of: Tensor) -> float:
     order = torch.argsort(image_of, stable=True)
     same_image = image_of[order][1:] == image_of[order][:-1]
     cosines = (vectors[order][1:] * vectors[order][:-1]).sum(1)[same_image]
-    return min(float(np.quantile(cosines.numpy(), NEAR_QUANTILE)), 0.999) if len(cosines) else DEFAULT_NEAR_COSINE
+    return (
+        min(float(np.quantile(cosines.numpy(), NEAR_QUANTILE)), 0.999)
+        if len(cosines)
+        else DEFAULT_NEAR_COSINE
+    )
 
 
 def _count_similar_images(
     data: Dataset, vectors: Tensor, copy_groups: np.ndarray, near_cosine: float, seed: int
 ) -> tuple[np.ndarray, list[list[int]]]:
-    """Count the other images with a near-identical caption, for each caption, and name up to three of them."""
+    """Count the other images with a near-identical caption, for each caption, and name up to three
+    of them.
+    """
     group_of = copy_groups[data.image_of]
     compared = np.arange(len(group_of))
     if len(compared) > MAX_COMPARED_CAPTIONS:
-        compared = np.sort(np.random.default_rng([seed, 3]).choice(len(group_of), MAX_COMPARED_CAPTIONS, replace=False))
+        compared = np.sort(
+            np.random.default_rng([seed, 3]).choice(
+                len(group_of), MAX_COMPARED_CAPTIONS, replace=False
+            )
+        )
     compared_groups, compared_vectors = group_of[compared], vectors[torch.from_numpy(compared)]
     counts, examples = np.zeros(len(group_of), np.int64), list[list[int]]()
     for rows in chunk_slices(len(group_of), max_query_rows(len(compared), 8.0)):
@@ -263,7 +314,9 @@ def _count_similar_images(
 
 
 def _count_exact_copies(data: Dataset, group_of: np.ndarray) -> np.ndarray:
-    """Count the other images with a caption of the same words, ignoring punctuation and case, for each caption."""
+    """Count the other images with a caption of the same words, ignoring punctuation and case, for
+    each caption.
+    """
     groups_with: dict[tuple[str, ...], set[int]] = {}
     texts = [tuple(tokenize(caption)) for caption in data.captions]
     for words, group in zip(texts, group_of, strict=True):
@@ -272,7 +325,10 @@ def _count_exact_copies(data: Dataset, group_of: np.ndarray) -> np.ndarray:
 
 
 def _list_generic(
-    data: Dataset, num_other_images: np.ndarray, num_exact_copies: np.ndarray, examples: list[list[int]]
+    data: Dataset,
+    num_other_images: np.ndarray,
+    num_exact_copies: np.ndarray,
+    examples: list[list[int]],
 ) -> tuple[GenericCaption, ...]:
     """List captions that fit many images, each text once, those that fit the most first."""
     listed, seen = list[GenericCaption](), set[tuple[str, ...]]()
@@ -282,33 +338,61 @@ def _list_generic(
             break
         if words not in seen:
             seen.add(words)
-            images = tuple(data.images[image].name for image in (data.image_of[caption], *examples[caption]))
-            listed.append(GenericCaption(data.captions[caption], images, int(num_other_images[caption]), int(num_exact_copies[caption])))
+            images = tuple(
+                data.images[image].name for image in (data.image_of[caption], *examples[caption])
+            )
+            listed.append(
+                GenericCaption(
+                    data.captions[caption],
+                    images,
+                    int(num_other_images[caption]),
+                    int(num_exact_copies[caption]),
+                )
+            )
     return tuple(listed)
 
 
 def _find_outliers(
     data: Dataset, vectors: Tensor, image_of: Tensor, copy_groups: np.ndarray, seed: int
 ) -> tuple[tuple[OutlierCaption, ...], float, float]:
-    """List captions unlike the other captions of their image, with their estimated share and its upper bound."""
+    """List captions unlike the other captions of their image, with their estimated share and its
+    upper bound.
+    """
     other = torch.from_numpy(sample_other_images(data.image_of, copy_groups, seed))
-    matched, mismatched = (sibling_agreement(vectors, image_of, assigned).numpy() for assigned in (image_of, other))
+    matched, mismatched = (
+        sibling_agreement(vectors, image_of, assigned).numpy() for assigned in (image_of, other)
+    )
     # With a single sibling it is unknown which of the two captions is the outlier.
-    is_known, is_known_mismatched = (np.isfinite(columns[:, 1]) for columns in (matched, mismatched))
+    is_known, is_known_mismatched = (
+        np.isfinite(columns[:, 1]) for columns in (matched, mismatched)
+    )
     if not is_known.any() or not is_known_mismatched.any():
         return (), 0.0, 0.0
     captions = np.flatnonzero(is_known)
     scores, wrong = mismatch_log_odds(matched[is_known], mismatched[is_known_mismatched])
-    # A wrong caption lowers the agreement of its siblings, too: only the caption with the lowest agreement of an image counts.
+    # A wrong caption lowers the agreement of its siblings, too: only the caption with the lowest
+    # agreement of an image counts.
     lowest = np.full(len(data.images), np.inf)
     np.minimum.at(lowest, data.image_of[captions], matched[captions, 0])
     scores[matched[captions, 0] > lowest[data.image_of[captions]]] = -np.inf
     estimate = NoiseEstimate.from_scores(scores, wrong)
-    outliers = tuple(_outlier(data, int(captions[row]), *map(float, matched[captions[row]])) for row in estimate.listed)
+    outliers = tuple(
+        _outlier(data, int(captions[row]), *map(float, matched[captions[row]]))
+        for row in estimate.listed
+    )
     return outliers, estimate.noise_ratio, estimate.max_noise_ratio
 
 
-def _outlier(data: Dataset, caption: int, agreement: float, sibling_agreement: float) -> OutlierCaption:
+def _outlier(
+    data: Dataset, caption: int, agreement: float, sibling_agreement: float
+) -> OutlierCaption:
     image = data.images[data.image_of[caption]]
     sibling = next(i for i in data.captions_of[data.image_of[caption]] if i != caption)
-    return OutlierCaption(image.name, image.split, data.captions[caption], agreement, sibling_agreement, data.captions[sibling])
+    return OutlierCaption(
+        image.name,
+        image.split,
+        data.captions[caption],
+        agreement,
+        sibling_agreement,
+        data.captions[sibling],
+    )

@@ -1,7 +1,9 @@
-"""Near-duplicates within and across splits: copies by their pixels, and images that an encoder cannot distinguish.
+"""Near-duplicates within and across splits: copies by their pixels, and images that an encoder
+cannot distinguish.
 
-The thresholds are learned from the data. Some images are recompressed, halved and cropped, and two images of the data set count as copies if they
-agree as well as most of these copies agree with their originals. This also gives the expected recall.
+The thresholds are learned from the data. Some images are recompressed, halved and cropped, and two
+images of the data set count as copies if they agree as well as most of these copies agree with
+their originals. This also gives the expected recall.
 """
 
 from __future__ import annotations
@@ -34,16 +36,15 @@ THUMBNAIL_SIZE, COARSE_SIZE = 48, 8
 MIN_SIDE = 3 * THUMBNAIL_SIZE
 # Images of which four copies each are made.
 NUM_TEST_IMAGES = 40
-# Copies are searched among this many nearest neighbors by coarse colors, by perceptual hashes and by features.
+# Copies are searched among this many nearest neighbors by coarse colors, by perceptual hashes and
+# by features.
 NUM_NEIGHBORS = 5
 # The thresholds accept this share of the copies that are made here.
 MIN_COPY_RECALL = 0.95
 # Copies have at least this correlation. Different images in front of the same background have less.
 MIN_CORRELATION = 0.97
 
-_FIX_BETWEEN = (
-    "Remove these images from the training split or from the evaluation. A model may remember them, and its metrics are too high."
-)
+_FIX_BETWEEN = "Remove these images from the training split or from the evaluation. A model may remember them, and its metrics are too high."
 _FIX_WITHIN = "Merge copies into one image with all of their captions. Otherwise each is a negative for the captions of the other."
 _FIX_SIMILAR = "Check some of them. Images of the same moment are negatives of one another, and across splits they make metrics too high."
 
@@ -137,8 +138,12 @@ class ImageThumbnails:
 
     @property
     def coarse_vectors(self) -> Tensor:
-        """Unit vectors of 8 x 8 colors, shape ``[N, 192]``. They change little if an image is cropped a little."""
-        points = interpolate(self.thumbnails.float(), size=(COARSE_SIZE, COARSE_SIZE), mode="area").flatten(1)
+        """Unit vectors of 8 x 8 colors, shape ``[N, 192]``. They change little if an image is
+        cropped a little.
+        """
+        points = interpolate(
+            self.thumbnails.float(), size=(COARSE_SIZE, COARSE_SIZE), mode="area"
+        ).flatten(1)
         return normalize(points - points.mean(1, keepdim=True), dim=1, eps=1e-6)
 
 
@@ -162,7 +167,9 @@ def read_thumbnails(data: Dataset, progress: Progress) -> ImageThumbnails:
         return {"thumbnails": thumbnails, "hashes": hashes}
 
     sizes = [image.location.num_bytes for image in data.images if image.location is not None]
-    path = cache_path("thumbnails", data.name, [image.name for image in data.images], sizes, THUMBNAIL_SIZE)
+    path = cache_path(
+        "thumbnails", data.name, [image.name for image in data.images], sizes, THUMBNAIL_SIZE
+    )
     return ImageThumbnails(**cached_tensors(path, read))
 
 
@@ -183,11 +190,20 @@ def make_copies(image: PILImage, random: np.random.Generator) -> list[PILImage]:
 def _crop(image: PILImage, random: np.random.Generator) -> PILImage:
     left, right, top, bottom = random.uniform(0, 0.08, 4)
     width, height = image.size
-    return image.crop((round(left * width), round(top * height), round((1 - right) * width), round((1 - bottom) * height)))
+    return image.crop(
+        (
+            round(left * width),
+            round(top * height),
+            round((1 - right) * width),
+            round((1 - bottom) * height),
+        )
+    )
 
 
 def _halve(image: PILImage) -> PILImage:
-    return image.resize((max(image.width // 2, 1), max(image.height // 2, 1)), Pillow.Resampling.BICUBIC)
+    return image.resize(
+        (max(image.width // 2, 1), max(image.height // 2, 1)), Pillow.Resampling.BICUBIC
+    )
 
 
 def _recompress(image: PILImage) -> PILImage:
@@ -197,8 +213,12 @@ def _recompress(image: PILImage) -> PILImage:
 
 
 def _thumbnail(image: PILImage) -> tuple[Tensor, Tensor]:
-    pixels = np.asarray(image.resize((THUMBNAIL_SIZE, THUMBNAIL_SIZE), Pillow.Resampling.BICUBIC, reducing_gap=3.0))
-    bits = np.unpackbits(np.frombuffer(bytes.fromhex(dhash(image)), np.uint8)).astype(np.int8) * 2 - 1
+    pixels = np.asarray(
+        image.resize((THUMBNAIL_SIZE, THUMBNAIL_SIZE), Pillow.Resampling.BICUBIC, reducing_gap=3.0)
+    )
+    bits = (
+        np.unpackbits(np.frombuffer(bytes.fromhex(dhash(image)), np.uint8)).astype(np.int8) * 2 - 1
+    )
     return torch.from_numpy(pixels.copy()).permute(2, 0, 1).contiguous(), torch.from_numpy(bits)
 
 
@@ -210,7 +230,8 @@ class CopyThresholds:
         correlation: Correlation of pixels that 95 % of the copies reach.
         coarse: Cosine of 8 x 8 colors that 99 % of the copies reach.
         cosine: Median cosine of the encoder's features. None without an encoder.
-        min_cosine: Cosine of the encoder's features that 95 % of the copies reach. None without an encoder.
+        min_cosine: Cosine of the encoder's features that 95 % of the copies reach. None without an
+            encoder.
         recall: Share of the copies that are found.
     """
 
@@ -258,7 +279,8 @@ class Duplicates:
         copies: Number of images that have a copy.
         groups: Number of different images among these.
         copies_in_train: By split, the number of images with a copy in the training split.
-        similar_in_train: By split, the number of images that are similar to an image of the training split.
+        similar_in_train: By split, the number of images that are similar to an image of the
+            training split.
         sizes: Number of images of each split.
         thresholds: The learned thresholds. None if the data set has no pixels.
     """
@@ -281,7 +303,9 @@ class Duplicates:
             Group numbers, shape ``[N]``.
         """
         index = {image.name: number for number, image in enumerate(data.images)}
-        pairs = [(index[pair.first], index[pair.second]) for pair in self.pairs if pair.kind == "copy"]
+        pairs = [
+            (index[pair.first], index[pair.second]) for pair in self.pairs if pair.kind == "copy"
+        ]
         return connected_groups(np.array(pairs, dtype=np.int64).reshape(-1, 2), len(data.images))
 
     def issues(self) -> list[Issue]:
@@ -291,35 +315,70 @@ class Duplicates:
             The issues.
         """
         copies = [pair for pair in self.pairs if pair.kind == "copy"]
-        between, within = (tuple(str(pair) for pair in copies if (pair.splits[0] != pair.splits[1]) == differ) for differ in (True, False))
+        between, within = (
+            tuple(str(pair) for pair in copies if (pair.splits[0] != pair.splits[1]) == differ)
+            for differ in (True, False)
+        )
         similar = tuple(str(pair) for pair in self.pairs if pair.kind == "similar")
         issues = []
         if between:
-            leaked = " and ".join(f"{count:,} of the {self.sizes[split]:,} {split} images" for split, count in self.copies_in_train.items())
-            description = (
-                f"{leaked} have a copy in train." if leaked else f"{format_count(len(between), 'pair')} of copies in val and test."
+            leaked = " and ".join(
+                f"{count:,} of the {self.sizes[split]:,} {split} images"
+                for split, count in self.copies_in_train.items()
             )
-            issues.append(Issue("copies across splits", len(between), description, _FIX_BETWEEN, between, serious=True))
+            description = (
+                f"{leaked} have a copy in train."
+                if leaked
+                else f"{format_count(len(between), 'pair')} of copies in val and test."
+            )
+            issues.append(
+                Issue(
+                    "copies across splits",
+                    len(between),
+                    description,
+                    _FIX_BETWEEN,
+                    between,
+                    serious=True,
+                )
+            )
         if within:
             description = f"{self.copies:,} images are copies of one another, {self.groups:,} different images."
             serious = self.copies - self.groups >= 0.01 * sum(self.sizes.values())
-            issues.append(Issue("copies in one split", len(within), description, _FIX_WITHIN, within, serious))
-        if similar:
-            leaked = ", ".join(f"{count:,} of {self.sizes[split]:,} in {split}" for split, count in self.similar_in_train.items())
-            description = "by the encoder's features, they are as similar as an image and its own copies." + (
-                f" Images similar to one of train: {leaked}." if leaked else ""
+            issues.append(
+                Issue("copies in one split", len(within), description, _FIX_WITHIN, within, serious)
             )
-            issues.append(Issue("similar images", len(similar), description, _FIX_SIMILAR, similar, serious=False))
+        if similar:
+            leaked = ", ".join(
+                f"{count:,} of {self.sizes[split]:,} in {split}"
+                for split, count in self.similar_in_train.items()
+            )
+            description = (
+                "by the encoder's features, they are as similar as an image and its own copies."
+                + (f" Images similar to one of train: {leaked}." if leaked else "")
+            )
+            issues.append(
+                Issue(
+                    "similar images",
+                    len(similar),
+                    description,
+                    _FIX_SIMILAR,
+                    similar,
+                    serious=False,
+                )
+            )
         return issues
 
 
-def find_duplicates(data: Dataset, thumbnails: ImageThumbnails | None, vectors: ImageVectors | None, seed: int = 0) -> Duplicates:
+def find_duplicates(
+    data: Dataset, thumbnails: ImageThumbnails | None, vectors: ImageVectors | None, seed: int = 0
+) -> Duplicates:
     """Find near-duplicates of a data set.
 
     Args:
         data: The data set.
         thumbnails: Thumbnails of its images. None if it has no pixels, and then nothing is found.
-        vectors: Vectors of its images. None without features. Similar images are searched only if the encoder is available, too.
+        vectors: Vectors of its images. None without features. Similar images are searched only if
+            the encoder is available, too.
         seed: Random seed.
 
     Returns:
@@ -329,9 +388,14 @@ def find_duplicates(data: Dataset, thumbnails: ImageThumbnails | None, vectors: 
     sizes = {split: splits.count(split) for split in data.splits}
     if thumbnails is None:
         return Duplicates((), 0, 0, {}, {}, sizes, None)
-    thresholds, features = learn_thresholds(data, thumbnails, vectors, seed), None if vectors is None else vectors.features
+    thresholds, features = (
+        learn_thresholds(data, thumbnails, vectors, seed),
+        None if vectors is None else vectors.features,
+    )
     # Perceptual hashes of -1 and 1: the dot product of 256 bits falls by 2 for each different bit.
-    by_hash = pairs_above_threshold(thumbnails.hashes.float(), 256.0 - 2 * MAX_HAMMING_DISTANCE, NUM_NEIGHBORS)
+    by_hash = pairs_above_threshold(
+        thumbnails.hashes.float(), 256.0 - 2 * MAX_HAMMING_DISTANCE, NUM_NEIGHBORS
+    )
     by_color = pairs_above_threshold(thumbnails.coarse_vectors, thresholds.coarse, NUM_NEIGHBORS)
     by_features = np.empty((0, 2), np.int64)
     if features is not None and thresholds.cosine is not None:
@@ -344,11 +408,15 @@ def find_duplicates(data: Dataset, thumbnails: ImageThumbnails | None, vectors: 
         cosines = (features[candidates[:, 0]] * features[candidates[:, 1]]).sum(1)
         is_copy &= (cosines >= thresholds.min_cosine).numpy()
     by_features_set = set(map(tuple, by_features.tolist()))
-    is_similar = ~is_copy & np.array([pair in by_features_set for pair in map(tuple, candidates.tolist())], dtype=bool)
+    is_similar = ~is_copy & np.array(
+        [pair in by_features_set for pair in map(tuple, candidates.tolist())], dtype=bool
+    )
     pairs = []
     for row in np.flatnonzero(is_copy | is_similar):
         # The image of the split with the higher priority comes first.
-        a, b = sorted(candidates[row].tolist(), key=lambda image: split_priority(data.images[image].split))
+        a, b = sorted(
+            candidates[row].tolist(), key=lambda image: split_priority(data.images[image].split)
+        )
         pair = DuplicatePair(
             first=data.images[a].name,
             second=data.images[b].name,
@@ -359,7 +427,13 @@ def find_duplicates(data: Dataset, thumbnails: ImageThumbnails | None, vectors: 
             cosine=None if features is None else float(features[a] @ features[b]),
         )
         pairs.append(pair)
-    pairs.sort(key=lambda pair: (pair.kind != "copy", pair.splits[0] == pair.splits[1], -(pair.correlation or 0)))
+    pairs.sort(
+        key=lambda pair: (
+            pair.kind != "copy",
+            pair.splits[0] == pair.splits[1],
+            -(pair.correlation or 0),
+        )
+    )
     copies = candidates[is_copy]
     groups = connected_groups(copies, len(data.images))[np.unique(copies)]
     return Duplicates(
@@ -373,7 +447,9 @@ def find_duplicates(data: Dataset, thumbnails: ImageThumbnails | None, vectors: 
     )
 
 
-def learn_thresholds(data: Dataset, thumbnails: ImageThumbnails, vectors: ImageVectors | None, seed: int = 0) -> CopyThresholds:
+def learn_thresholds(
+    data: Dataset, thumbnails: ImageThumbnails, vectors: ImageVectors | None, seed: int = 0
+) -> CopyThresholds:
     """Learn thresholds from copies of some of the images.
 
     Args:
@@ -386,7 +462,9 @@ def learn_thresholds(data: Dataset, thumbnails: ImageThumbnails, vectors: ImageV
         The thresholds.
     """
     random = np.random.default_rng([seed, len(data.images)])
-    chosen = np.sort(random.choice(len(data.images), min(NUM_TEST_IMAGES, len(data.images)), replace=False))
+    chosen = np.sort(
+        random.choice(len(data.images), min(NUM_TEST_IMAGES, len(data.images)), replace=False)
+    )
     images = [copy for i in chosen for copy in make_copies(data.images[i].preview(), random)]
     origin = np.repeat(chosen, len(images) // len(chosen))
     copies = ImageThumbnails.from_images(images)
@@ -394,8 +472,16 @@ def learn_thresholds(data: Dataset, thumbnails: ImageThumbnails, vectors: ImageV
     coarse = (copies.coarse_vectors * thumbnails.coarse_vectors[origin]).sum(1).numpy()
     min_correlation = max(float(np.quantile(correlation, 1 - MIN_COPY_RECALL)), MIN_CORRELATION)
     min_coarse = float(np.quantile(coarse, 0.01))
-    neighbors = (copies.coarse_vectors @ thumbnails.coarse_vectors.T).topk(min(NUM_NEIGHBORS, len(thumbnails)), 1).indices.numpy()
-    is_found = (correlation >= min_correlation) & (coarse >= min_coarse) & (neighbors == origin[:, None]).any(1)
+    neighbors = (
+        (copies.coarse_vectors @ thumbnails.coarse_vectors.T)
+        .topk(min(NUM_NEIGHBORS, len(thumbnails)), 1)
+        .indices.numpy()
+    )
+    is_found = (
+        (correlation >= min_correlation)
+        & (coarse >= min_coarse)
+        & (neighbors == origin[:, None]).any(1)
+    )
     median = min_cosine = None
     if vectors is not None and vectors.encode is not None:
         cosines = (vectors.encode(images) * vectors.features[origin]).sum(1).numpy()

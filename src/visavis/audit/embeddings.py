@@ -47,16 +47,31 @@ def image_vectors(data_module: DataModule, data: Dataset) -> ImageVectors | None
         The vectors. None for a recipe that reads pixels or experts.
     """
     source = data_module.sources(data)[0]
-    if not isinstance(source, StoredFeatures) or not isinstance(source.read(np.arange(1)).vectors, Tensor):
+    if not isinstance(source, StoredFeatures) or not isinstance(
+        source.read(np.arange(1)).vectors, Tensor
+    ):
         return None
     rows = _read_pooled(source, len(data.images))
     mean, granularity = rows.mean(0), data_module.recipe.visual.granularity
 
     def encode(images: Sequence[PILImage]) -> Tensor:
-        batches = (images[start : start + IMAGES_PER_BATCH] for start in range(0, len(images), IMAGES_PER_BATCH))
-        return unit_rows(torch.cat([_pool(data_module.processor.process_images(batch, granularity)) for batch in batches]) - mean)
+        batches = (
+            images[start : start + IMAGES_PER_BATCH]
+            for start in range(0, len(images), IMAGES_PER_BATCH)
+        )
+        return unit_rows(
+            torch.cat(
+                [
+                    _pool(data_module.processor.process_images(batch, granularity))
+                    for batch in batches
+                ]
+            )
+            - mean
+        )
 
-    return ImageVectors(unit_rows(rows - mean), encode if _has_encoder(data_module, len(mean)) else None)
+    return ImageVectors(
+        unit_rows(rows - mean), encode if _has_encoder(data_module, len(mean)) else None
+    )
 
 
 def caption_vectors(data_module: DataModule, data: Dataset) -> tuple[Tensor, str]:
@@ -71,12 +86,15 @@ def caption_vectors(data_module: DataModule, data: Dataset) -> tuple[Tensor, str
     """
     if data_module.text is not None and data_module.recipe.text.granularity == "pooled":
         rows = _read_pooled(data_module.sources(data)[1], len(data.captions))
-        return unit_rows(rows - rows.mean(0)), data_module.recipe.text.encoder or data_module.recipe.text.features
+        return unit_rows(
+            rows - rows.mean(0)
+        ), data_module.recipe.text.encoder or data_module.recipe.text.features
     return tfidf_vectors(data.captions), "words"
 
 
 def tfidf_vectors(captions: Sequence[str]) -> Tensor:
-    """Return tf-idf vectors of captions, randomly projected to 512 dimensions. This keeps cosines to about 0.04.
+    """Return tf-idf vectors of captions, randomly projected to 512 dimensions. This keeps cosines
+    to about 0.04.
 
     Args:
         captions: The captions.
@@ -88,13 +106,24 @@ def tfidf_vectors(captions: Sequence[str]) -> Tensor:
     document_counts = Counter(word for words in words_of for word in set(words))
     projection, random = dict[str, np.ndarray](), np.random.default_rng(0)
     for word, count in sorted(document_counts.items()):
-        projection[word] = np.log(len(captions) / count) * random.standard_normal(PROJECTION_DIM).astype(np.float32) / PROJECTION_DIM**0.5
-    rows = [np.sum([projection[word] for word in words] or [np.zeros(PROJECTION_DIM, np.float32)], axis=0) for words in words_of]
+        projection[word] = (
+            np.log(len(captions) / count)
+            * random.standard_normal(PROJECTION_DIM).astype(np.float32)
+            / PROJECTION_DIM**0.5
+        )
+    rows = [
+        np.sum(
+            [projection[word] for word in words] or [np.zeros(PROJECTION_DIM, np.float32)], axis=0
+        )
+        for words in words_of
+    ]
     return unit_rows(torch.from_numpy(np.stack(rows)))
 
 
 def _read_pooled(source: ItemSource, count: int) -> Tensor:
-    return torch.cat([_pool(source.read(batch)) for batch in consecutive_batches(count, ITEMS_PER_BATCH)])
+    return torch.cat(
+        [_pool(source.read(batch)) for batch in consecutive_batches(count, ITEMS_PER_BATCH)]
+    )
 
 
 def _pool(items: Encoded) -> Tensor:
@@ -115,6 +144,11 @@ def _has_encoder(data_module: DataModule, embedding_dim: int) -> bool:
     if not settings.encoder or settings.granularity == "frames":
         return False
     try:
-        return _pool(data_module.processor.process_images([blank_image()], settings.granularity)).shape[1] == embedding_dim
+        return (
+            _pool(
+                data_module.processor.process_images([blank_image()], settings.granularity)
+            ).shape[1]
+            == embedding_dim
+        )
     except VisavisError:
         return False

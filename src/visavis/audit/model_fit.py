@@ -22,7 +22,9 @@ from visavis.training.optimizer import loss_warmup_factor, lr_factor
 from visavis.training.train_step import TrainStep, training_context
 
 MAX_STEPS = 400
-"""Steps of a model. More do not improve the list of mislabeled pairs, fewer distort the learning curve (``studies/audit_steps.py``)."""
+"""Steps of a model. More do not improve the list of mislabeled pairs, fewer distort the learning
+curve (``studies/audit_steps.py``).
+"""
 
 
 def fit_model(
@@ -33,7 +35,8 @@ def fit_model(
     on_step: Callable[[Matcher, int, int], None],
     epoch_factor: float = 1.0,
 ) -> Matcher:
-    """Train a model on a part of a data set, with one thread unless the recipe sets ``training.threads``.
+    """Train a model on a part of a data set, with one thread unless the recipe sets
+    ``training.threads``.
 
     Args:
         data_module: The recipe with its features.
@@ -52,19 +55,33 @@ def fit_model(
     device = choose_device(recipe.training.device, "training.device")
     matcher = build_matcher(data_module, seed).to(device)
     prepare_encoders(matcher, recipe.training, ONE_PROCESS)
-    loader, validation = (data_module.loader(_as_training_split(part)) for part in (train, held_out))
-    epochs, steps = [max(1, round(phase.epochs * epoch_factor)) for phase in recipe.phases], loader.num_batches
+    loader, validation = (
+        data_module.loader(_as_training_split(part)) for part in (train, held_out)
+    )
+    epochs, steps = (
+        [max(1, round(phase.epochs * epoch_factor)) for phase in recipe.phases],
+        loader.num_batches,
+    )
     done = 0
     for number, phase in enumerate(recipe.phases):
         start_scale_and_bias(matcher, phase, recipe.phases[number - 1] if number else None)
         train_step = TrainStep(matcher, phase, recipe)
         supervisor = spec.parse(phase.supervision, supervision.CATALOG)
-        supervisor.begin_phase(training_context(recipe, phase, matcher, train_step.optimizer, loader, validation), {})
-        for step, batch in enumerate(_batches(loader, supervisor, 1 + sum(epochs[:number]), epochs[number])):
-            # Each step has its own seed, so that dropout does not depend on how often the model was evaluated.
+        supervisor.begin_phase(
+            training_context(recipe, phase, matcher, train_step.optimizer, loader, validation), {}
+        )
+        for step, batch in enumerate(
+            _batches(loader, supervisor, 1 + sum(epochs[:number]), epochs[number])
+        ):
+            # Each step has its own seed, so that dropout does not depend on how often the model was
+            # evaluated.
             torch.manual_seed(derive_seed(seed, done))
             on_device = batch.to(device)
-            value = train_step.backward(on_device, supervisor.targets, loss_warmup_factor(phase.loss_warmup_epochs, step, steps))
+            value = train_step.backward(
+                on_device,
+                supervisor.targets,
+                loss_warmup_factor(phase.loss_warmup_epochs, step, steps),
+            )
             train_step.step(lr_factor(phase.schedule, step, steps, epochs[number]))
             supervisor.observe(on_device, value)
             done += 1
@@ -84,11 +101,14 @@ def count_steps(recipe: Recipe, train: Dataset, epoch_factor: float = 1.0) -> in
         The number of steps. A last, smaller batch of an epoch is counted, even if it is left out.
     """
     items = train.captions if recipe.training.captions_per_image is None else train.images
-    return -(-len(items) // recipe.training.batch_size) * sum(max(1, round(phase.epochs * epoch_factor)) for phase in recipe.phases)
+    return -(-len(items) // recipe.training.batch_size) * sum(
+        max(1, round(phase.epochs * epoch_factor)) for phase in recipe.phases
+    )
 
 
 def max_epoch_factor(recipe: Recipe, train: Dataset) -> float:
-    """Compute the factor on the recipe's number of epochs with which `fit_model` takes `MAX_STEPS` steps.
+    """Compute the factor on the recipe's number of epochs with which `fit_model` takes `MAX_STEPS`
+    steps.
 
     Each phase has at least one epoch, also if that takes more steps.
 
@@ -107,7 +127,9 @@ def _as_training_split(data: Dataset) -> Dataset:
     return replace(data, images=tuple(replace(image, split="train") for image in data.images))
 
 
-def _batches(loader: Loader, supervisor: Supervision, first_epoch: int, epochs: int) -> Iterator[Batch]:
+def _batches(
+    loader: Loader, supervisor: Supervision, first_epoch: int, epochs: int
+) -> Iterator[Batch]:
     for epoch in range(first_epoch, first_epoch + epochs):
         supervisor.begin_epoch(epoch)
         yield from loader.epoch(epoch)

@@ -97,14 +97,19 @@ class Audit(NotebookTable):
         Returns:
             All fields by name, with ``ok`` and the kinds of serious issues.
         """
-        values = asdict(self) | {"ok": self.ok, "serious_issues": [issue.kind for issue in self.issues if issue.serious]}
+        values = asdict(self) | {
+            "ok": self.ok,
+            "serious_issues": [issue.kind for issue in self.issues if issue.serious],
+        }
         first = ("path", "data", "images", "captions", "reason", "ok", "seconds", "serious_issues")
         return {name: values[name] for name in (*first, *AUDIT_PARTS.values(), "skipped")}
 
 
 @dataclass
 class _Auditor:
-    """The parts of an audit by name, with their shared inputs. can_train: whether the recipe's features make a training take seconds."""
+    """The parts of an audit by name, with their shared inputs. can_train: whether the recipe's
+    features make a training take seconds.
+    """
 
     data_module: DataModule
     can_train: bool
@@ -120,10 +125,17 @@ class _Auditor:
     def identity(self) -> Any:
         """JSON data that identifies the recipe, the data and the features in the cache."""
         visual, recipe = self.data_module.visual, self.data_module.recipe
-        sizes = [image.location.num_bytes for image in self.data.images if image.location is not None]
-        features: Any = str(visual.folder) if isinstance(visual, FeatureStore) else recipe.visual.features
+        sizes = [
+            image.location.num_bytes for image in self.data.images if image.location is not None
+        ]
+        features: Any = (
+            str(visual.folder) if isinstance(visual, FeatureStore) else recipe.visual.features
+        )
         if features and features != PRECOMP and not isinstance(visual, FeatureStore):
-            features = [[str(path), stats] for path, stats in storage.file_stats([resolve_path(features)]).items()]
+            features = [
+                [str(path), stats]
+                for path, stats in storage.file_stats([resolve_path(features)]).items()
+            ]
         return [recipe.to_dict(), self.data.fingerprint, sizes, features]
 
     @cached_property
@@ -143,7 +155,9 @@ class _Auditor:
             thumbnails = read_thumbnails(self.data, self.progress) if self.has_pixels else None
             return asdict(find_duplicates(self.data, thumbnails, vectors, seed))
 
-        duplicates: Duplicates = cached_value(cache_path("duplicates", self.identity, seed), Duplicates, compute)
+        duplicates: Duplicates = cached_value(
+            cache_path("duplicates", self.identity, seed), Duplicates, compute
+        )
         return duplicates
 
     @cached_property
@@ -154,12 +168,16 @@ class _Auditor:
     def captions(self) -> CaptionAudit:
         vectors, encoder = self.caption_vectors
         self.progress.message(f"comparing {len(self.data.captions):,} captions ({encoder})")
-        return audit_captions(self.data, vectors, encoder, self.copy_groups, self.data_module.recipe.seed)
+        return audit_captions(
+            self.data, vectors, encoder, self.copy_groups, self.data_module.recipe.seed
+        )
 
     @cached_property
     def mislabeled(self) -> MislabeledPairs:
         vectors, _ = self.caption_vectors
-        return find_mislabeled_pairs(self.data_module, vectors, self.copy_groups, self.identity, self.folds, self.progress)
+        return find_mislabeled_pairs(
+            self.data_module, vectors, self.copy_groups, self.identity, self.folds, self.progress
+        )
 
     @cached_property
     def learning_curve(self) -> LearningCurve:
@@ -169,17 +187,34 @@ class _Auditor:
         """List the models of some parts."""
         models = list[CachedModel[Any]]()
         if "mislabeled" in parts:
-            models += fold_models(self.data_module, self.caption_vectors[0], self.copy_groups, self.identity, self.folds)
+            models += fold_models(
+                self.data_module,
+                self.caption_vectors[0],
+                self.copy_groups,
+                self.identity,
+                self.folds,
+            )
         if "learning_curve" in parts:
-            models += [model.cached for model in curve_models(self.data_module, self.identity, self.seeds)]
+            models += [
+                model.cached for model in curve_models(self.data_module, self.identity, self.seeds)
+            ]
         return models
 
     def train_models(self, parts: Collection[str]) -> None:
-        """Train the models of some parts in several processes if this saves time. Their results are cached."""
+        """Train the models of some parts in several processes if this saves time. Their results are
+        cached.
+        """
         models, recipe = self.models(parts), self.data_module.recipe
-        missing = {model.file: number for number, model in enumerate(models) if not os.path.exists(model.file)}
+        missing = {
+            model.file: number
+            for number, model in enumerate(models)
+            if not os.path.exists(model.file)
+        }
         workers = min(len(missing), cpu_cores() // (recipe.training.threads or 1))
-        if workers < 2 or sum(models[number].num_steps for number in missing.values()) < MIN_PARALLEL_STEPS:
+        if (
+            workers < 2
+            or sum(models[number].num_steps for number in missing.values()) < MIN_PARALLEL_STEPS
+        ):
             return
         # The models with the most steps come first, so that no process waits long for the last one.
         order = sorted(missing.values(), key=lambda number: -models[number].num_steps)
@@ -198,17 +233,21 @@ class _Auditor:
             return ""
         if not self.can_train:
             return (
-                f"{part}: no image encoder is available. Name one, such as visual.encoder=FOLDER, or a recipe that trains one "
+                f"{part}: no image encoder is available. Name one, such as visual.encoder=FOLDER, "
+                "or a recipe that trains one "
                 "(--recipe photos/pixels-words, which takes minutes for each of its models)."
             )
         if part == "mislabeled" and len(self.data.images) < self.folds * MIN_IMAGES:
-            return (
-                f"mislabeled: expected at least {MIN_IMAGES} images per fold, got {len(self.data.images):,} images for {self.folds} folds."
-            )
+            return f"mislabeled: expected at least {MIN_IMAGES} images per fold, got {len(self.data.images):,} images for {self.folds} folds."
         if part == "learning_curve":
             splits = [image.split for image in self.data.images]
-            sizes = {name: splits.count(name) for name in (self.data_module.recipe.evaluation.validation, "train")}
-            if small := [f"{count:,} in {name}" for name, count in sizes.items() if count < MIN_IMAGES]:
+            sizes = {
+                name: splits.count(name)
+                for name in (self.data_module.recipe.evaluation.validation, "train")
+            }
+            if small := [
+                f"{count:,} in {name}" for name, count in sizes.items() if count < MIN_IMAGES
+            ]:
                 return f"learning_curve: expected at least {MIN_IMAGES} images per split, got {' and '.join(small)}."
         return ""
 
@@ -219,9 +258,13 @@ def _train_in_worker(number: int, *arguments: Any) -> None:
 
 
 @lru_cache(maxsize=1)
-def _models_in_worker(recipe_values: str, parts: tuple[str, ...], folds: int, seeds: int) -> list[CachedModel[Any]]:
+def _models_in_worker(
+    recipe_values: str, parts: tuple[str, ...], folds: int, seeds: int
+) -> list[CachedModel[Any]]:
     recipe = build_recipe(json.loads(recipe_values), {}, "audit")
-    return _Auditor(open_data_module(recipe, NoProgress()), True, folds, seeds, NoProgress()).models(parts)
+    return _Auditor(
+        open_data_module(recipe, NoProgress()), True, folds, seeds, NoProgress()
+    ).models(parts)
 
 
 def audit(
@@ -237,7 +280,8 @@ def audit(
 
     Args:
         path: The data set.
-        recipe: Recipe with the encoders, model and objective. None: the default recipe for the data.
+        recipe: Recipe with the encoders, model and objective. None: the default recipe for the
+            data.
         overrides: Recipe keys and values that replace those of the recipe.
         parts: Names from ``AUDIT_PARTS``. Empty: all.
         folds: Number of folds that find mislabeled pairs, at least 2.
@@ -248,12 +292,15 @@ def audit(
         The audit.
 
     Raises:
-        VisavisError: If a part is unknown, a number is out of range, or the data or the recipe cannot be read.
+        VisavisError: If a part is unknown, a number is out of range, or the data or the recipe
+            cannot be read.
     """
     started = time.perf_counter()
     for part in parts:
         if part not in AUDIT_PARTS:
-            raise VisavisError(f"parts: unknown part {part!r} of an audit: {suggest_name(part, AUDIT_PARTS)}")
+            raise VisavisError(
+                f"parts: unknown part {part!r} of an audit: {suggest_name(part, AUDIT_PARTS)}"
+            )
     if folds < 2 or seeds < 2:
         raise VisavisError(f"folds, seeds: expected integers >= 2, got {folds} and {seeds}.")
     settings = {"data.path": str(path)} | overrides
@@ -269,7 +316,9 @@ def audit(
     requested = [part for part in AUDIT_PARTS if part in (parts or AUDIT_PARTS)]
     skipped = {part: why for part in requested if (why := auditor.reason_to_skip(part))}
     auditor.train_models([part for part in requested if part not in skipped])
-    results = {AUDIT_PARTS[part]: getattr(auditor, part) for part in requested if part not in skipped}
+    results = {
+        AUDIT_PARTS[part]: getattr(auditor, part) for part in requested if part not in skipped
+    }
     return Audit(
         path=str(path),
         data=auditor.data.name,

@@ -1,4 +1,6 @@
-"""Command line: parses arguments, calls the API function of the same name and prints its result. Only this package prints."""
+"""Command line: parses arguments, calls the API function of the same name and prints its result.
+Only this package prints.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +9,31 @@ import sys
 from typing import NoReturn
 
 from visavis.cli.commands import build_app
-from visavis.cli.terminal import SignalReceived, escape_unencodable_output, print_error, signals_raised
+from visavis.cli.terminal import (
+    SignalReceived,
+    escape_unencodable_output,
+    print_error,
+    signals_raised,
+)
 from visavis.errors import ReportedByOtherProcess, VisavisError
 
 app = build_app()
 
 HUGE_PAGES_VARIABLE = "THP_MEM_ALLOC_ENABLE"
-"""Environment variable by which torch asks Linux for 2 MiB pages for large tensors, which speeds up attention. A value of the user is kept."""
+"""Environment variable by which torch asks Linux for 2 MiB pages for large tensors, which speeds up
+attention. A value of the user is kept.
+"""
 
 
 def main() -> None:
     """Run the command line.
 
-    A user's error is printed as one line on stderr, with exit code 1. A signal exits with the shell's code.
+    A user's error is printed as one line on stderr, with exit code 1. A signal exits with the
+    shell's code.
     """
     os.environ.setdefault(HUGE_PAGES_VARIABLE, "1")
-    # The XDG specification requires to ignore them. Other libraries, such as huggingface_hub, would write into the current folder.
+    # The XDG specification requires to ignore them. Other libraries, such as huggingface_hub, would
+    # write into the current folder.
     for name in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME"):
         if not os.path.isabs(os.environ.get(name, "/")):
             del os.environ[name]
@@ -35,7 +46,11 @@ def main() -> None:
     except VisavisError as error:
         _exit(str(error), 1)
     except MemoryError as error:
-        _exit(f"out of memory{f': {error}' if str(error) else ''}. Process less at once, or close other programs.", 1)
+        _exit(
+            f"out of memory{f': {error}' if str(error) else ''}. Process less at once, or close "
+            "other programs.",
+            1,
+        )
     except SignalReceived as received:
         _exit(f"ended by {received.signal.name}.", 128 + received.signal)
     except OSError as error:

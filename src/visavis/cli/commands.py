@@ -1,7 +1,9 @@
-"""Commands of the command line, generated from the signatures and docstrings of the functions in ``visavis.api``.
+"""Commands of the command line, generated from the signatures and docstrings of the functions in
+``visavis.api``.
 
-Positional parameters become arguments, keyword-only parameters become options. The summary of the docstring is the help of the
-command, the first sentence of each entry in ``Args`` and its default are the help of the parameter.
+Positional parameters become arguments, keyword-only parameters become options. The summary of the
+docstring is the help of the command, the first sentence of each entry in ``Args`` and its default
+are the help of the parameter.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ class Command(NamedTuple):
     """Properties of a command that do not follow from its API function.
 
     Attributes:
-        printer: Module of ``visavis.cli`` and its function that prints the result. Default: the progress messages are enough.
+        printer: Module of ``visavis.cli`` and its function that prints the result. Default: the
+            progress messages are enough.
         to_json: Converts a result and the arguments to JSON.
         options: Positional parameters of the function that are options of the command.
         has_all: Whether the printer has an argument for the option --all.
@@ -68,7 +71,12 @@ def _demo_to_json(folder: Path, _: Values) -> Values:
 def _stores_to_json(stores: list[FeatureStore], _: Values) -> Values:
     def properties(store: FeatureStore) -> Values:
         granularity = store.description.granularity
-        return {"folder": str(store.folder), "rows": len(store), "embedding_dim": store.embedding_dim, "granularity": granularity}
+        return {
+            "folder": str(store.folder),
+            "rows": len(store),
+            "embedding_dim": store.embedding_dim,
+            "granularity": granularity,
+        }
 
     return {"stores": [properties(store) for store in stores]}
 
@@ -86,17 +94,29 @@ COMMANDS = {
     "demo": Command(to_json=_demo_to_json),
     "doctor": Command(
         "dataset_tables:print_environment",
-        to_json=lambda checks, _: {check.name: {"value": check.value, "ok": check.ok, "fix": check.fix} for check in checks},
+        to_json=lambda checks, _: {
+            check.name: {"value": check.value, "ok": check.ok, "fix": check.fix} for check in checks
+        },
         has_failed=lambda checks: not all(check.ok for check in checks),
     ),
     "catalog": Command("dataset_tables:print_catalog", to_json=lambda entries, _: entries),
-    "data_check": Command("dataset_tables:print_check", has_all=True, has_failed=lambda report: not report.ok),
+    "data_check": Command(
+        "dataset_tables:print_check", has_all=True, has_failed=lambda report: not report.ok
+    ),
     "data_audit": Command("dataset_tables:print_audit", has_all=True),
     "data_convert": Command("dataset_tables:print_converted", options=("out",)),
-    "data_scenes": Command("dataset_tables:print_scenes", to_json=lambda folder, _: {"folder": str(folder)}, options=("out",)),
-    "features": Command("dataset_tables:print_feature_stores", to_json=_stores_to_json, shares_work=True),
+    "data_scenes": Command(
+        "dataset_tables:print_scenes",
+        to_json=lambda folder, _: {"folder": str(folder)},
+        options=("out",),
+    ),
+    "features": Command(
+        "dataset_tables:print_feature_stores", to_json=_stores_to_json, shares_work=True
+    ),
     "convert": Command(
-        "dataset_tables:print_converted_model", to_json=lambda converted, _: converted.to_recipe_sections(), options=("out",)
+        "dataset_tables:print_converted_model",
+        to_json=lambda converted, _: converted.to_recipe_sections(),
+        options=("out",),
     ),
     "train": Command("run_tables:print_trained", resumable=True, shares_work=True),
     "evaluate": Command("run_tables:print_evaluation"),
@@ -109,28 +129,55 @@ COMMANDS = {
     "explain": Command("diagnostic_tables:print_explanation"),
     "anatomy": Command("diagnostic_tables:print_objective_profiles"),
     "coherence": Command("experiment_tables:print_coherence"),
-    "agreement": Command("experiment_tables:print_agreement", to_json=_entries_to_json("agreement")),
-    "relevance": Command("experiment_tables:print_estimator_evaluation", to_json=_entries_to_json("estimators"), options=("estimator",)),
-    "relevance_thresholds": Command("experiment_tables:print_distributions", to_json=_entries_to_json("estimators")),
+    "agreement": Command(
+        "experiment_tables:print_agreement", to_json=_entries_to_json("agreement")
+    ),
+    "relevance": Command(
+        "experiment_tables:print_estimator_evaluation",
+        to_json=_entries_to_json("estimators"),
+        options=("estimator",),
+    ),
+    "relevance_thresholds": Command(
+        "experiment_tables:print_distributions", to_json=_entries_to_json("estimators")
+    ),
     "relevance_fit": Command("experiment_tables:print_fitted", options=("out",)),
     "export": Command("run_tables:print_exported"),
     "index": Command("search_tables:print_index_report"),
-    "search": Command("search_tables:print_results", to_json=lambda results, values: {"query": _query(values), **results.to_json()}),
+    "search": Command(
+        "search_tables:print_results",
+        to_json=lambda results, values: {"query": _query(values), **results.to_json()},
+    ),
     "classify": Command(
         "search_tables:print_ranked_texts",
-        to_json=lambda texts, values: {"image": values["image"], "texts": [{"text": text, "score": score} for text, score in texts]},
+        to_json=lambda texts, values: {
+            "image": values["image"],
+            "texts": [{"text": text, "score": score} for text, score in texts],
+        },
     ),
     "serve": Command(has_result=False),
 }
-"""The commands by the name of their API function, in the order of the help. ``data_check`` is the command ``data check``."""
+"""The commands by the name of their API function, in the order of the help. ``data_check`` is the
+command ``data check``.
+"""
 
-GROUPS: dict[str, str | None] = {"data": "Check, audit, convert and create data sets.", "relevance": None}
+GROUPS: dict[str, str | None] = {
+    "data": "Check, audit, convert and create data sets.",
+    "relevance": None,
+}
 """Help of the groups of commands. The group ``relevance`` is a command as well."""
 
 ENVIRONMENT_VARIABLES = {"token": "VISAVIS_TOKEN"}
 """Environment variables that set an option."""
 
-SIMPLE_TYPES = {"bool": bool, "int": int, "float": float, "str": str, "str | int": str, "str | Path": str, "MemoryLimit": str}
+SIMPLE_TYPES = {
+    "bool": bool,
+    "int": int,
+    "float": float,
+    "str": str,
+    "str | int": str,
+    "str | Path": str,
+    "MemoryLimit": str,
+}
 METAVARS = {
     "bool": None,
     "Literal": None,
@@ -141,7 +188,9 @@ METAVARS = {
     "float": "NUMBER",
     "Mem": "SIZE",
 }
-"""Values of options in the help, by the first part that an annotation has. Choices are listed instead."""
+"""Values of options in the help, by the first part that an annotation has. Choices are listed
+instead.
+"""
 
 
 def build_app() -> typer.Typer:
@@ -164,12 +213,19 @@ def build_app() -> typer.Typer:
     groups = {"": app}
     for name, text in GROUPS.items():
         is_command = name in COMMANDS
-        groups[name] = typer.Typer(help=text, no_args_is_help=not is_command, invoke_without_command=is_command, rich_markup_mode=None)
+        groups[name] = typer.Typer(
+            help=text,
+            no_args_is_help=not is_command,
+            invoke_without_command=is_command,
+            rich_markup_mode=None,
+        )
     for name, command in COMMANDS.items():
         group, _, word = name.rpartition("_")
         decorate = groups[name].callback if name in GROUPS else partial(groups[group].command, word)
         summary = docstring_summary(getattr(api, name))
-        decorate(help=summary, epilog=examples_of(name), rich_help_panel=panel_of(name))(_callback(name, command))
+        decorate(help=summary, epilog=examples_of(name), rich_help_panel=panel_of(name))(
+            _callback(name, command)
+        )
     for name in GROUPS:
         app.add_typer(groups[name], name=name, rich_help_panel=panel_of(name))
     return app
@@ -182,7 +238,12 @@ def _print_version(is_set: bool) -> None:
 
 
 def _main_options(
-    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")] = False,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
 ) -> None:
     """The options of ``visavis`` before a command."""
 
@@ -190,9 +251,16 @@ def _main_options(
 def _callback(name: str, command: Command) -> Callable[..., None]:
     """The function that Typer calls, with a signature that Typer reads."""
     parameters = inspect.signature(getattr(api, name)).parameters
-    arguments = [key for key, parameter in parameters.items() if parameter.kind != parameter.KEYWORD_ONLY and key not in command.options]
-    # Of `RUN... QUERY`, Typer gives the last word to QUERY, so a single word arrives there, although the query is the optional one.
-    split_last = arguments[:2] if len(arguments) == 2 and _is_repeatable(parameters[arguments[0]]) else None
+    arguments = [
+        key
+        for key, parameter in parameters.items()
+        if parameter.kind != parameter.KEYWORD_ONLY and key not in command.options
+    ]
+    # Of `RUN... QUERY`, Typer gives the last word to QUERY, so a single word arrives there,
+    # although the query is the optional one.
+    split_last = (
+        arguments[:2] if len(arguments) == 2 and _is_repeatable(parameters[arguments[0]]) else None
+    )
 
     def run(
         *,
@@ -206,7 +274,9 @@ def _callback(name: str, command: Command) -> Callable[..., None]:
         if context is not None and context.invoked_subcommand is not None:
             return
         if verbose and quiet:
-            raise VisavisError("--verbose, --quiet: expected at most one, got both. Remove one of them.")
+            raise VisavisError(
+                "--verbose, --quiet: expected at most one, got both. Remove one of them."
+            )
         _check_processes(name, command)
         values = _convert_values(values, parameters, split_last)
         with ExitStack() as stack:
@@ -238,41 +308,74 @@ def _is_first_process() -> bool:
 
 
 def _check_processes(name: str, command: Command) -> None:
-    """Refuse several processes of torchrun for a command that does not share its work. One of them reports it."""
-    if command.shares_work or "TORCHELASTIC_RUN_ID" not in os.environ or (processes := int(os.environ["WORLD_SIZE"])) == 1:
+    """Refuse several processes of torchrun for a command that does not share its work. One of them
+    reports it.
+    """
+    if (
+        command.shares_work
+        or "TORCHELASTIC_RUN_ID" not in os.environ
+        or (processes := int(os.environ["WORLD_SIZE"])) == 1
+    ):
         return
     if not _is_first_process():
-        raise ReportedByOtherProcess("The first process reports that the command needs one process.")
-    sharing = " and ".join(sorted(each for each, properties in COMMANDS.items() if properties.shares_work))
+        raise ReportedByOtherProcess(
+            "The first process reports that the command needs one process."
+        )
+    sharing = " and ".join(
+        sorted(each for each, properties in COMMANDS.items() if properties.shares_work)
+    )
     raise VisavisError(
-        f"{name.replace('_', ' ')}: expected one process, got {processes}. Start it without torchrun, which {sharing} support."
+        f"{name.replace('_', ' ')}: expected one process, got {processes}. Start it without "
+        f"torchrun, which {sharing} support."
     )
 
 
 def _progress_bars(command: Command, stack: ExitStack) -> Progress:
-    """Progress on stderr. The bars of a server are not started, because they would be drawn over its log."""
+    """Progress on stderr. The bars of a server are not started, because they would be drawn over
+    its log.
+    """
     from visavis.cli.console import ProgressBars
 
     bars = ProgressBars()
     return stack.enter_context(bars) if command.has_result else bars
 
 
-def _signature(name: str, command: Command, arguments: list[str], split_last: list[str] | None) -> inspect.Signature:
+def _signature(
+    name: str, command: Command, arguments: list[str], split_last: list[str] | None
+) -> inspect.Signature:
     """The parameters of an API function, arguments first, and the options that all commands have."""
     function = getattr(api, name)
     parameters, texts = inspect.signature(function).parameters, docstring_arguments(function)
     ordered = sorted(parameters, key=lambda key: (key not in arguments, key != "overrides"))
     result = [
-        _typer_parameter(parameters[key], texts[key], is_argument=key in arguments, split_last=split_last)
+        _typer_parameter(
+            parameters[key], texts[key], is_argument=key in arguments, split_last=split_last
+        )
         for key in ordered
         if key != "progress"
     ]
     if command.has_result:
         result.append(_flag("json", "Print one JSON object instead of text.", "--json"))
     if command.has_all:
-        result.append(_flag("print_all", "Print every finding, not only the first of each kind.", "--all"))
-    result.append(_flag("verbose", "Print debug messages, such as the chosen computation path.", "--verbose", "-v"))
-    result.append(_flag("quiet", "Print no progress and no notes. Results, warnings and errors remain.", "--quiet", "-q"))
+        result.append(
+            _flag("print_all", "Print every finding, not only the first of each kind.", "--all")
+        )
+    result.append(
+        _flag(
+            "verbose",
+            "Print debug messages, such as the chosen computation path.",
+            "--verbose",
+            "-v",
+        )
+    )
+    result.append(
+        _flag(
+            "quiet",
+            "Print no progress and no notes. Results, warnings and errors remain.",
+            "--quiet",
+            "-q",
+        )
+    )
     if name in GROUPS:
         result.append(_keyword("context", typer.Context))
     return inspect.Signature(result)
@@ -282,11 +385,15 @@ def _flag(name: str, text: str, *option_names: str) -> inspect.Parameter:
     return _keyword(name, Annotated[bool, typer.Option(*option_names, help=text)], False)
 
 
-def _typer_parameter(parameter: inspect.Parameter, text: str, *, is_argument: bool, split_last: list[str] | None) -> inspect.Parameter:
+def _typer_parameter(
+    parameter: inspect.Parameter, text: str, *, is_argument: bool, split_last: list[str] | None
+) -> inspect.Parameter:
     """A parameter of an API function as an argument or option of Typer."""
     name = parameter.name
     required = parameter.default is parameter.empty
-    default = None if parameter.default in ("", ()) or _is_repeatable(parameter) else parameter.default
+    default = (
+        None if parameter.default in ("", ()) or _is_repeatable(parameter) else parameter.default
+    )
     kind = _cli_type(parameter.annotation)
     if name == "overrides":
         info: Any = typer.Argument(metavar="KEY=VALUE", help=_help(text))
@@ -296,17 +403,29 @@ def _typer_parameter(parameter: inspect.Parameter, text: str, *, is_argument: bo
         info = typer.Argument(metavar=name.removesuffix("s").upper(), help=_help(text))
     else:
         option = f"--{name.replace('_', '-')}"
-        names = (f"{option}/--no-{option[2:]}" if parameter.default is not False else option,) if kind is bool else (option,)
-        metavar = next((shown for part, shown in METAVARS.items() if part in parameter.annotation), None)
+        names = (
+            (f"{option}/--no-{option[2:]}" if parameter.default is not False else option,)
+            if kind is bool
+            else (option,)
+        )
+        metavar = next(
+            (shown for part, shown in METAVARS.items() if part in parameter.annotation), None
+        )
         text = f"{_help(text)} Can be repeated." if _is_repeatable(parameter) else _help(text)
-        info = typer.Option(*names, metavar=metavar, help=text, envvar=ENVIRONMENT_VARIABLES.get(name))
+        info = typer.Option(
+            *names, metavar=metavar, help=text, envvar=ENVIRONMENT_VARIABLES.get(name)
+        )
     if not required and default is None:
         kind = kind | None
     return _keyword(name, Annotated[kind, info], inspect.Parameter.empty if required else default)
 
 
-def _keyword(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+def _keyword(
+    name: str, annotation: Any, default: Any = inspect.Parameter.empty
+) -> inspect.Parameter:
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default
+    )
 
 
 def _is_repeatable(parameter: inspect.Parameter) -> bool:
@@ -317,7 +436,9 @@ def _cli_type(annotation: str) -> Any:
     """The type that Typer parses, from the text of an annotation: evaluating it would import torch."""
     text = annotation.removesuffix(" | None")
     if text.startswith("Literal["):
-        return Literal[tuple(ast.literal_eval(text.removeprefix("Literal").replace("[", "(", 1)[:-1] + ",)"))]
+        return Literal[
+            tuple(ast.literal_eval(text.removeprefix("Literal").replace("[", "(", 1)[:-1] + ",)"))
+        ]
     if "Sequence[" in text or "Mapping[" in text:
         return list[float] if "Sequence[float]" in text else list[str]
     return SIMPLE_TYPES[text]
@@ -342,7 +463,12 @@ def _convert_values(values: Values, parameters: Any, split_last: list[str] | Non
         annotation = parameters[name].annotation
         if "Mapping[" in annotation and name != "overrides":
             values[name] = dict(_split_pair(name, text) for text in value)
-        elif isinstance(value, list) and len(value) == 1 and name != "overrides" and not annotation.startswith("Sequence["):
+        elif (
+            isinstance(value, list)
+            and len(value) == 1
+            and name != "overrides"
+            and not annotation.startswith("Sequence[")
+        ):
             values[name] = value[0]
     return values
 
@@ -350,7 +476,9 @@ def _convert_values(values: Values, parameters: Any, split_last: list[str] | Non
 def _split_pair(option: str, text: str) -> tuple[str, str]:
     name, separator, value = text.partition("=")
     if not separator:
-        raise VisavisError(f"--{option}: expected NAME=VALUE such as split=test, got {text!r}. Add the value.")
+        raise VisavisError(
+            f"--{option}: expected NAME=VALUE such as split=test, got {text!r}. Add the value."
+        )
     return name, value
 
 
@@ -363,6 +491,13 @@ def _resume_hint(command: str) -> Iterator[None]:
     try:
         yield
     except Stopped as stopped:
-        processes = "" if os.environ.get("WORLD_SIZE", "1") == "1" else " torchrun may start any number of processes."
-        print_error(f"Stopped. Everything is saved.{processes} Continue with: {shell_command()} {command} --resume {stopped}")
+        processes = (
+            ""
+            if os.environ.get("WORLD_SIZE", "1") == "1"
+            else " torchrun may start any number of processes."
+        )
+        print_error(
+            f"Stopped. Everything is saved.{processes} Continue with: {shell_command()} {command} "
+            f"--resume {stopped}"
+        )
         raise typer.Exit(128 + stopped.signal) from None

@@ -53,21 +53,28 @@ def print_markup(text: str) -> None:
 
 
 MIN_TABLE_WIDTH = 150
-"""Characters that a table may have on a narrow terminal: a line that is too wide is better than a truncated one."""
+"""Characters that a table may have on a narrow terminal: a line that is too wide is better than a
+truncated one.
+"""
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, text_columns: int = 1) -> None:
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, text_columns: int = 1
+) -> None:
     """Print a table on stdout.
 
     Args:
         columns: Titles.
         rows: Cells, as plain texts or with a style.
-        text_columns: Number of columns at the start that are aligned to the left. The others are aligned to the right.
+        text_columns: Number of columns at the start that are aligned to the left. The others are
+            aligned to the right.
     """
     table = Table(box=None, pad_edge=False)
     for number, column in enumerate(columns):
         is_text = number < text_columns
-        table.add_column(column, justify="left" if is_text else "right", no_wrap=not is_text, overflow="fold")
+        table.add_column(
+            column, justify="left" if is_text else "right", no_wrap=not is_text, overflow="fold"
+        )
     for row in rows:
         table.add_row(*(escape(cell) if isinstance(cell, str) else cell for cell in row))
     console = standard_output()
@@ -96,7 +103,9 @@ class ProgressBars:
             TextColumn("{task.fields[note]}"),
             TimeElapsedColumn(),
         )
-        self.progress = Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal)
+        self.progress = Progress(
+            *columns, console=self.console, transient=True, disable=not self.console.is_terminal
+        )
         self.tasks: dict[str, TaskID] = {}
         self.last_line_time = time.monotonic()
 
@@ -128,7 +137,13 @@ class ProgressBars:
             total: All items.
             items_per_second: Speed, 0 if unknown.
         """
-        self._show(task, task, done, total, f"{done:,}/{total:,}" + (f"  {items_per_second:,.0f}/s" if items_per_second else ""))
+        self._show(
+            task,
+            task,
+            done,
+            total,
+            f"{done:,}/{total:,}" + (f"  {items_per_second:,.0f}/s" if items_per_second else ""),
+        )
 
     def training_step(self, step: TrainingStep) -> None:
         """Show the progress of a training.
@@ -138,10 +153,20 @@ class ProgressBars:
         """
         phase = f"phase {step.phase + 1}/{step.phases} " if step.phases > 1 else ""
         rsum = "" if step.rsum is None else f"  RSUM {step.rsum:.1f}"
-        waiting = f"  {step.data_wait_share:.0%} waiting for data" if step.data_wait_share > MIN_SHOWN_WAIT_SHARE else ""
+        waiting = (
+            f"  {step.data_wait_share:.0%} waiting for data"
+            if step.data_wait_share > MIN_SHOWN_WAIT_SHARE
+            else ""
+        )
         note = f"loss {step.loss:.4g}{rsum}  {step.pairs_per_second:,.0f} pairs/s{waiting}  {_format_duration(step.seconds_left)} left"
         done = step.epoch * step.steps + step.step
-        self._show("training", f"{phase}epoch {step.epoch + 1}/{step.epochs}", done, step.epochs * step.steps, note)
+        self._show(
+            "training",
+            f"{phase}epoch {step.epoch + 1}/{step.epochs}",
+            done,
+            step.epochs * step.steps,
+            note,
+        )
 
     def _show(self, key: str, title: str, done: int, total: int, note: str) -> None:
         title = escape_control_characters(title)
@@ -154,7 +179,14 @@ class ProgressBars:
         if key not in self.tasks:
             self.tasks[key] = self.progress.add_task(title, total=total, note=note)
         visible = done < total or key == "training"
-        self.progress.update(self.tasks[key], description=title, completed=done, total=total, note=note, visible=visible)
+        self.progress.update(
+            self.tasks[key],
+            description=title,
+            completed=done,
+            total=total,
+            note=note,
+            visible=visible,
+        )
 
 
 def _format_duration(seconds: float) -> str:

@@ -38,20 +38,30 @@ def print_check(report: CheckReport, *, print_all: bool = False) -> None:
     """
     by_kind: dict[str, list[str]] = {}
     for finding in sorted(report.findings, key=lambda finding: not finding.loses_data):
-        by_kind.setdefault(("" if finding.loses_data else "note: ") + finding.kind, []).append(str(finding))
+        by_kind.setdefault(("" if finding.loses_data else "note: ") + finding.kind, []).append(
+            str(finding)
+        )
     for kind, findings in by_kind.items():
         print_markup(f"[bold]{escape(kind)}[/bold] ({len(findings):,})")
         _print_examples(findings, print_all=print_all)
     for split, count in report.splits.items():
         print_line(f"{split}: {count.images:,} images, {count.captions:,} captions")
     min_captions, max_captions = report.captions_per_image
-    sizes = ", ".join(f"{size} ({count:,})" for size, count in sorted(report.image_sizes.items(), key=lambda item: -item[1])[:5])
+    sizes = ", ".join(
+        f"{size} ({count:,})"
+        for size, count in sorted(report.image_sizes.items(), key=lambda item: -item[1])[:5]
+    )
     print_line(
-        f"captions per image: {min_captions} to {max_captions}, duplicate captions: {report.duplicate_captions:,}, image sizes: {sizes or 'no images'}"
+        f"captions per image: {min_captions} to {max_captions}, duplicate captions: "
+        f"{report.duplicate_captions:,}, image sizes: {sizes or 'no images'}"
     )
     verdict = "Training would lose data. Fix the data, or train with --skip-bad."
     if report.ok:
-        verdict = "OK: training uses all data." if "train" in report.splits else "OK for evaluation. Training needs images in split train."
+        verdict = (
+            "OK: training uses all data."
+            if "train" in report.splits
+            else "OK for evaluation. Training needs images in split train."
+        )
     print_line(f"{verdict} ({report.format_name}, {report.seconds:.1f} s)")
 
 
@@ -64,13 +74,19 @@ def print_audit(audit: Audit, *, print_all: bool = False) -> None:
     """
     for issue in audit.issues:
         mark = "[red]![/red] " if issue.serious else ""
-        print_markup(f"{mark}[bold]{escape(issue.kind)}[/bold] ({issue.count:,}): {escape(issue.description)}")
+        print_markup(
+            f"{mark}[bold]{escape(issue.kind)}[/bold] ({issue.count:,}): "
+            f"{escape(issue.description)}"
+        )
         _print_examples(issue.examples, print_all=print_all)
         print_markup(f"  [cyan]{escape(issue.fix)}[/cyan]")
     for text in audit.skipped:
         print_line(f"left out: {text}")
     verdict = "No serious issue." if audit.ok else "Fix the issues marked with ! first."
-    print_line(f"{verdict} ({audit.images:,} images, {audit.captions:,} captions, {audit.reason.rstrip('.')}, {audit.seconds:.0f} s)")
+    print_line(
+        f"{verdict} ({audit.images:,} images, {audit.captions:,} captions, "
+        f"{audit.reason.rstrip('.')}, {audit.seconds:.0f} s)"
+    )
 
 
 def _print_examples(examples: Sequence[str], *, print_all: bool) -> None:
@@ -87,10 +103,15 @@ def print_converted(converted: ConversionReport) -> None:
     Args:
         converted: Result of the conversion.
     """
-    print_line(f"{converted.folder}: {converted.num_videos:,} videos, {converted.num_captions:,} captions")
+    print_line(
+        f"{converted.folder}: {converted.num_videos:,} videos, {converted.num_captions:,} captions"
+    )
     for name, (dim, videos) in converted.experts.items():
         print_line(f"  experts/{name}: {dim:,} dimensions, {videos:,} videos")
-    for name in (*(f"caption_features/{text}" for text in converted.caption_features), *converted.split_files):
+    for name in (
+        *(f"caption_features/{text}" for text in converted.caption_features),
+        *converted.split_files,
+    ):
         print_line(f"  {name}")
 
 
@@ -110,7 +131,10 @@ def print_feature_stores(stores: Iterable[FeatureStore]) -> None:
         stores: Stores of images or captions.
     """
     for store in stores:
-        print_line(f"{store.folder}: {len(store):,} rows, {store.description.granularity} features, {store.embedding_dim} dimensions")
+        print_line(
+            f"{store.folder}: {len(store):,} rows, {store.description.granularity} features, "
+            f"{store.embedding_dim} dimensions"
+        )
 
 
 def print_converted_model(converted: CheckpointConversion) -> None:
@@ -168,6 +192,8 @@ def _print_recipes(entries: list[dict[str, Any]]) -> None:
     if not files:
         print_published_rows(rows)
         return
-    for (paper, number, summary), group in groupby(rows, lambda row: (row["paper"], row["table"], row["summary"])):
+    for (paper, number, summary), group in groupby(
+        rows, lambda row: (row["paper"], row["table"], row["summary"])
+    ):
         command = f"{len(list(group))} rows: visavis catalog recipes --paper {paper}"
         print_markup(f"  [cyan]{paper}/{number}/ROW[/cyan]  {escape(summary)} {command}")

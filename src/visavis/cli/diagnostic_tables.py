@@ -30,20 +30,29 @@ def print_diagnosis(result: ContributionAnalysis) -> None:
     for count in result.counts:
         released = "" if count.semantics == "paper" else ", as in the released code"
         epsilon = f", epsilon {count.epsilon:g}" if len(result.epsilons) > 1 else ""
-        rows.append([Text(count.objective.partition("(")[0], "bold") + Text(f"{epsilon}{released}")])
+        rows.append(
+            [Text(count.objective.partition("(")[0], "bold") + Text(f"{epsilon}{released}")]
+        )
         for direction, title in DIRECTIONS.items():
             keys = [f"{direction}_{name}" for name in MEASURES]
-            rows.append([f"  {title}", *(_mean_and_std(count.mean[key], count.std[key]) for key in keys)])
+            rows.append(
+                [f"  {title}", *(_mean_and_std(count.mean[key], count.std[key]) for key in keys)]
+            )
     print_table(["", *MEASURES.values()], rows)
     epsilons = ", ".join(f"{epsilon:g}" for epsilon in result.epsilons)
     print_line(
-        f"C^q: negatives with weight above {epsilons}, mean over queries that have one, then over all. C^B: sum over a batch. "
-        "C^0: queries without any. W-, W+: summed weights of these negatives and of positives. effective: effective number of negatives, for any epsilon."
+        f"C^q: negatives with weight above {epsilons}, mean over queries that have one, then over "
+        "all. C^B: sum over a batch. "
+        "C^0: queries without any. W-, W+: summed weights of these negatives and of positives. "
+        "effective: effective number of negatives, for any epsilon."
     )
-    checkpoint = {"best": "Best model", "last": "Last model", "start": "Untrained model"}.get(result.checkpoint, "Checkpoint")
+    checkpoint = {"best": "Best model", "last": "Last model", "start": "Untrained model"}.get(
+        result.checkpoint, "Checkpoint"
+    )
     objectives = ", ".join(dict.fromkeys(count.objective for count in result.counts))
     print_line(
-        f"{checkpoint}, step {result.step:,}, frozen. Mean ± standard deviation over {result.batches:,} training batches of {result.images:,} images "
+        f"{checkpoint}, step {result.step:,}, frozen. Mean ± standard deviation over "
+        f"{result.batches:,} training batches of {result.images:,} images "
         f"and {result.texts:,} texts. {objectives}."
     )
     if result.published:
@@ -59,18 +68,46 @@ def _print_published_counts(result: ContributionAnalysis) -> None:
     if published is None:
         print_line(f"{result.published} has no counts for {count.objective}.")
         return
-    released = next((other for other in result.counts if (other.objective, other.semantics) == (count.objective, "reference")), None)
+    released = next(
+        (
+            other
+            for other in result.counts
+            if (other.objective, other.semantics) == (count.objective, "reference")
+        ),
+        None,
+    )
     rows = []
     for key, (mean, std) in published.values.items():
         direction, _, measure = key.partition("_")
-        by_code = _mean_and_std(released.mean[key], released.std[key]) if released else "-" if published.code_difference else "the same"
+        by_code = (
+            _mean_and_std(released.mean[key], released.std[key])
+            if released
+            else "-"
+            if published.code_difference
+            else "the same"
+        )
         reached = _mean_and_std(count.mean[key], count.std[key])
-        rows.append([DIRECTIONS[direction], MEASURES[measure], _mean_and_std(mean, std or 0.0), reached, by_code])
+        rows.append(
+            [
+                DIRECTIONS[direction],
+                MEASURES[measure],
+                _mean_and_std(mean, std or 0.0),
+                reached,
+                by_code,
+            ]
+        )
     print_line("")
-    print_table(("", "", "published", "reached", "reached, as in the released code"), rows, text_columns=2)
-    print_line(f"Published: {published.id}, number {published.experiment_id}: {published.source}. Reached: {result.model}, {result.data}.")
+    print_table(
+        ("", "", "published", "reached", "reached, as in the released code"), rows, text_columns=2
+    )
+    print_line(
+        f"Published: {published.id}, number {published.experiment_id}: {published.source}. "
+        f"Reached: {result.model}, {result.data}."
+    )
     if result.epsilon != DEFAULT_EPSILON:
-        print_line(f"Published with epsilon {DEFAULT_EPSILON}, reached with epsilon {result.epsilon:g}.")
+        print_line(
+            f"Published with epsilon {DEFAULT_EPSILON}, reached with epsilon {result.epsilon:g}."
+        )
     if published.code_difference:
         print_line(f"Published as counted by the released code: {published.code_difference}.")
 
@@ -87,7 +124,11 @@ def print_explanation(explanation: AttentionMap) -> None:
     """
     rows = []
     for word, score, best, weights in zip(
-        explanation.words, explanation.scores, explanation.best_regions, explanation.weights, strict=True
+        explanation.words,
+        explanation.scores,
+        explanation.best_regions,
+        explanation.weights,
+        strict=True,
     ):
         region = str(best + 1)
         if explanation.grid is not None:
@@ -105,12 +146,19 @@ def print_probes(result: ProbeReport) -> None:
         result: Result of the capability tests.
     """
     accuracies = [
-        [edit.title, str(edit.num_pairs), f"{edit.percent:.1f} %", f"{edit.low:.1f} to {edit.high:.1f}", str(edit.num_ties)]
+        [
+            edit.title,
+            str(edit.num_pairs),
+            f"{edit.percent:.1f} %",
+            f"{edit.low:.1f} to {edit.high:.1f}",
+            str(edit.num_ties),
+        ]
         for edit in result.results
     ]
     print_table(("edit", "cases", "correct", "95 %", "ties"), accuracies)
     print_line(
-        "correct: the true caption scores above the edited one. A tie is not correct. Chance is 50 %. * the same words in another order, "
+        "correct: the true caption scores above the edited one. A tie is not correct. Chance is 50 "
+        "%. * the same words in another order, "
         f"which a bag of words cannot distinguish. Edited captions are false by {result.source}."
     )
     if result.recall_changes:
@@ -125,8 +173,13 @@ def print_probes(result: ProbeReport) -> None:
             ]
             for change in result.recall_changes
         ]
-        print_table(("edit", "", "R@K", "before", "after", "difference, 95 %"), changes, text_columns=3)
-        print_line("Recall in percent before and after the edit, and the 95 % interval of the difference, paired over images.")
+        print_table(
+            ("edit", "", "R@K", "before", "after", "difference, 95 %"), changes, text_columns=3
+        )
+        print_line(
+            "Recall in percent before and after the edit, and the 95 % interval of the difference, "
+            "paired over images."
+        )
     for text in result.skipped:
         print_line(text)
     print_line(f"{result.model}, {result.images:,} images of {result.data}.")
@@ -140,8 +193,17 @@ def print_objective_profiles(result: ObjectiveProfiles) -> None:
     """
     from visavis.diagnostics.objective_profile import INITIAL_ANGLES, VECTOR_NAMES
 
-    vectors = [f"{name.removeprefix('negative ')} {angle:g}°" for name, angle in zip(VECTOR_NAMES, INITIAL_ANGLES, strict=True)]
-    rows = [[profile.name, *(f"{norm:.3f}" for norm in profile.rotation.norm.tolist())] for profile in result.profiles]
+    vectors = [
+        f"{name.removeprefix('negative ')} {angle:g}°"
+        for name, angle in zip(VECTOR_NAMES, INITIAL_ANGLES, strict=True)
+    ]
+    rows = [
+        [profile.name, *(f"{norm:.3f}" for norm in profile.rotation.norm.tolist())]
+        for profile in result.profiles
+    ]
     print_table(["tangent norm on", *vectors], rows)
     report = result.folder / "report.html"
-    print_line(f"A query, its positive and four negatives on a circle. Triplets and weights of pairs: {report}")
+    print_line(
+        "A query, its positive and four negatives on a circle. Triplets and weights of pairs: "
+        f"{report}"
+    )

@@ -28,7 +28,13 @@ def print_comparison(comparison: Comparison) -> None:
         comparison: Finished comparison.
     """
     table = comparison.table
-    for text in (table.text(), table.caption(), "", *comparison.findings, f"Report: {comparison.folder / 'report.html'}"):
+    for text in (
+        table.text(),
+        table.caption(),
+        "",
+        *comparison.findings,
+        f"Report: {comparison.folder / 'report.html'}",
+    ):
         print_line(text)
 
 
@@ -42,14 +48,25 @@ def print_reproduction(reproduction: Reproduction) -> None:
 
     if reproduction.base:
         print_line(f"{reproduction.substitution}\n")
-    print_table(("", "metric", "published", "reached", "difference"), map(table_cells, reproduction.values), text_columns=2)
+    print_table(
+        ("", "metric", "published", "reached", "difference"),
+        map(table_cells, reproduction.values),
+        text_columns=2,
+    )
     for text in (*reproduction.remarks, f"Table: {reproduction.folder}"):
         print_line(text)
 
 
-RATING_NAMES = {"expert": "expert judgments", "crowd": "crowd judgments", "cxc": "ratings of Crisscrossed Captions"}
+RATING_NAMES = {
+    "expert": "expert judgments",
+    "crowd": "crowd judgments",
+    "cxc": "ratings of Crisscrossed Captions",
+}
 """Titles of the kinds of human judgments."""
-RATER_DESCRIPTIONS = {"expert": "each expert with the mean of the other two", "crowd": "one answer with the others"}
+RATER_DESCRIPTIONS = {
+    "expert": "each expert with the mean of the other two",
+    "crowd": "one answer with the others",
+}
 """How the agreement between people is measured."""
 
 
@@ -62,16 +79,31 @@ def print_agreement(agreements: Iterable[HumanAgreement]) -> None:
     for result in agreements:
         measures = {"sampled_spearman": "Spearman, sampled"} if result.judgments == "cxc" else {}
         measures |= {"kendall": "Kendall tau-b", "spearman": "Spearman"}
-        rows = [(f"people ({RATER_DESCRIPTIONS[result.judgments]})", result.annotators)] if result.annotators else []
-        rows += [*result.runs.items(), *((f"{run} minus the first", values) for run, values in result.differences.items())]
+        rows = (
+            [(f"people ({RATER_DESCRIPTIONS[result.judgments]})", result.annotators)]
+            if result.annotators
+            else []
+        )
+        rows += [
+            *result.runs.items(),
+            *((f"{run} minus the first", values) for run, values in result.differences.items()),
+        ]
         including = "with" if result.includes_own_captions else "without"
         counts = f"{result.pairs:,} pairs, {result.images:,} images"
-        print_markup(f"[bold]{RATING_NAMES[result.judgments]}[/bold], {including} own captions: {counts}")
-        cells = [[name, *(_format_correlation(measure, values[measure]) for measure in measures)] for name, values in rows]
+        print_markup(
+            f"[bold]{RATING_NAMES[result.judgments]}[/bold], {including} own captions: {counts}"
+        )
+        cells = [
+            [name, *(_format_correlation(measure, values[measure]) for measure in measures)]
+            for name, values in rows
+        ]
         print_table(["", *measures.values()], cells)
     print_line("Intervals: 95 % of 1,000 bootstrap samples of the images, the same for all.")
     if result.judgments == "cxc":
-        print_line("Sampled: mean ± standard deviation over 1,000 samples of half of the captions, each with one of its images.")
+        print_line(
+            "Sampled: mean ± standard deviation over 1,000 samples of half of the captions, each "
+            "with one of its images."
+        )
 
 
 def _format_correlation(measure: str, correlation: RankCorrelation) -> str:
@@ -98,10 +130,18 @@ def print_coherence(result: RankedListComparison) -> None:
             for mean, digits in ((statistics.irrelevant, 2), (statistics.full_list_coherence, 3)):
                 cells.append(f"{mean.mean:.{digits}f}±{mean.half_width:.{digits}f}")
         rows.append([ranker.name, *cells])
-    print_table(("totally irrelevant", *(title for direction in DIRECTION_ORDER for title in (DIRECTIONS[direction], "CS"))), rows)
+    print_table(
+        (
+            "totally irrelevant",
+            *(title for direction in DIRECTION_ORDER for title in (DIRECTIONS[direction], "CS")),
+        ),
+        rows,
+    )
     print_line(
-        f"Totally irrelevant items in the top {result.top}, mean over all queries of split {result.split} with 95 % intervals: items no more "
-        f"relevant than {100 * result.bands.irrelevant_share:.4g} % of all candidates, by {result.estimator!r}. "
+        f"Totally irrelevant items in the top {result.top}, mean over all queries of split "
+        f"{result.split} with 95 % intervals: items no more "
+        f"relevant than {100 * result.bands.irrelevant_share:.4g} % of all candidates, by "
+        f"{result.estimator!r}. "
         "CS: coherence score of the whole list."
     )
     print_line(f"Report: {result.folder / 'report.html'}")
@@ -117,12 +157,26 @@ def print_estimator_evaluation(rows: Sequence[EstimatorQuality]) -> None:
 
     cells = []
     for row in rows:
-        correlations = ["-" if r is None else f"{r:.3f} / {row.spearman[name]:.3f}" for name, r in row.pearson.items()]
+        correlations = [
+            "-" if r is None else f"{r:.3f} / {row.spearman[name]:.3f}"
+            for name, r in row.pearson.items()
+        ]
         speeds = f"{row.captions_per_s:,.0f}", f"{row.million_pairs_s:.3g}"
-        cells.append([row.estimator, *correlations, f"{row.mean:.2f}", f"{row.share_above_threshold:.1%}", *speeds])
+        cells.append(
+            [
+                row.estimator,
+                *correlations,
+                f"{row.mean:.2f}",
+                f"{row.share_above_threshold:.1%}",
+                *speeds,
+            ]
+        )
     print_table(("", *rows[0].pearson, "mean", "> 0.63", "captions/s", "s/million pairs"), cells)
     published = "; ".join(f"{name} {value}" for name, value in PUBLISHED_CORRELATIONS.items())
-    print_line("Pearson / Spearman with human ratings. Mean and share above 0.63 of random pairs of COCO captions.")
+    print_line(
+        "Pearson / Spearman with human ratings. Mean and share above 0.63 of random pairs of COCO "
+        "captions."
+    )
     print_line(f"Pearson in the paper: {published}.")
     for note in dict.fromkeys(f"{row.estimator}: {note}" for row in rows for note in row.notes):
         print_line(note)
@@ -137,15 +191,27 @@ def print_distributions(rows: Sequence[RelevanceDistribution]) -> None:
     from visavis.graded.estimator_quality import TAIL_SHARES
 
     for row in rows:
-        shares = ", ".join(f"{share:.0%} above {value:.3f}" for share, value in zip(TAIL_SHARES, row.quantiles, strict=True))
-        print_markup(f"[bold]{escape(row.estimator)}[/bold]: {row.pairs:,} random training pairs of {escape(row.data)}")
-        print_line(f"  mean {row.mean:.3f}, {row.share_above_threshold:.1%} above the paper's 0.63, {shares}")
+        shares = ", ".join(
+            f"{share:.0%} above {value:.3f}"
+            for share, value in zip(TAIL_SHARES, row.quantiles, strict=True)
+        )
+        print_markup(
+            f"[bold]{escape(row.estimator)}[/bold]: {row.pairs:,} random training pairs of "
+            f"{escape(row.data)}"
+        )
+        print_line(
+            f"  mean {row.mean:.3f}, {row.share_above_threshold:.1%} above the paper's 0.63, "
+            f"{shares}"
+        )
         for level, ladder in enumerate(row.ladder_specs, start=2):
             print_line(f"  L = {level}: {ladder}")
         for note in row.notes:
             print_line(f"  {note}")
         if len(row.ladder_specs) < len(TAIL_SHARES):
-            print_line(f"  no thresholds for L >= {len(row.ladder_specs) + 2}: too many pairs have the same relevance.")
+            print_line(
+                f"  no thresholds for L >= {len(row.ladder_specs) + 2}: too many pairs have the "
+                "same relevance."
+            )
 
 
 def print_fitted(fitted: FineTunedModel) -> None:
@@ -155,5 +221,8 @@ def print_fitted(fitted: FineTunedModel) -> None:
         fitted: Fine-tuned model.
     """
     curve = ", ".join(f"{value:.3f}" for value in fitted.dev)
-    print_line(f"Pearson on STS-B dev: {curve} (the first before training). Best epoch on test: {fitted.test:.3f}.")
+    print_line(
+        f"Pearson on STS-B dev: {curve} (the first before training). Best epoch on test: "
+        f"{fitted.test:.3f}."
+    )
     print_line(fitted.estimator)

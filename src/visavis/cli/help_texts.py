@@ -31,13 +31,16 @@ def panel_of(name: str) -> str | None:
 
 
 def examples_of(name: str) -> str:
-    """Return the end of the help of a command: the section ``Command line:`` of its API function, one command per line.
+    """Return the end of the help of a command: the section ``Command line:`` of its API function,
+    one command per line.
 
     Args:
         name: Name of an API function.
     """
     # Click keeps the line breaks of a paragraph that begins with this character.
-    return "\n".join(["\b", "Examples:", *(f"  {command}" for command in docstring_commands(getattr(api, name)))])
+    return "\n".join(
+        ["\b", "Examples:", *(f"  {command}" for command in docstring_commands(getattr(api, name)))]
+    )
 
 
 class CommandGroup(TyperGroup):

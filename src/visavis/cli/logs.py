@@ -15,7 +15,9 @@ LOGGER = logging.getLogger("visavis")
 
 
 class StderrHandler(logging.Handler):
-    """Handler that prints each record on one line of stderr. Debug messages name their module, and notes have no prefix."""
+    """Handler that prints each record on one line of stderr. Debug messages name their module, and
+    notes have no prefix.
+    """
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print a record.
@@ -51,7 +53,14 @@ def log_to_stderr(*, verbose: bool = False, quiet: bool = False) -> Iterator[Non
         warnings.showwarning = show
 
 
-def _log_warning(message: Warning | str, category: type[Warning], filename: str, *_: Any, **__: Any) -> None:  # noqa: ARG001
-    # Pillow warns about odd metadata of a photo without its name. An image that cannot be decoded is an error.
+def _log_warning(
+    message: Warning | str,
+    category: type[Warning],  # noqa: ARG001
+    filename: str,
+    *_: Any,
+    **__: Any,
+) -> None:
+    # Pillow warns about odd metadata of a photo without its name. An image that cannot be decoded
+    # is an error.
     is_from_pillow = os.path.basename(os.path.dirname(filename)) == "PIL"
     LOGGER.log(logging.DEBUG if is_from_pillow else logging.WARNING, "%s", message)

@@ -10,7 +10,12 @@ from rich.markup import escape
 from visavis.cli.console import print_markup, print_table
 from visavis.cli.search_tables import print_feedback_evaluation
 from visavis.cli.terminal import print_line
-from visavis.evaluation.published_row import comparison_cells, format_metric, metric_label, metric_title
+from visavis.evaluation.published_row import (
+    comparison_cells,
+    format_metric,
+    metric_label,
+    metric_title,
+)
 from visavis.types import DIRECTIONS
 
 if TYPE_CHECKING:
@@ -29,7 +34,10 @@ def print_exported(exported: ExportedModel) -> None:
     Args:
         exported: The exported folder.
     """
-    print_line(f"{exported.model}, {exported.embedding_dim} dimensions, format {exported.format}: {', '.join(exported.files)}")
+    print_line(
+        f"{exported.model}, {exported.embedding_dim} dimensions, format {exported.format}: "
+        f"{', '.join(exported.files)}"
+    )
     print_line(f"Folder: {exported.folder}. README.md shows how to load it.")
     if exported.url:
         print_line(f"Uploaded: {exported.url}")
@@ -45,12 +53,17 @@ def print_trained(trained: TrainingResult) -> None:
         print_evaluation(trained.test)
     print_line(
         f"{trained.objective}, positives by {trained.positives_by}, {trained.supervision}: "
-        f"best validation RSUM {trained.validation_rsum:.1f} ({trained.validation_images:,} images against all their captions), "
-        f"step {trained.best_step:,}. Training: {trained.seconds:.0f} s. Data and features: {trained.cache_seconds:.0f} s."
+        f"best validation RSUM {trained.validation_rsum:.1f} ({trained.validation_images:,} images "
+        "against all their captions), "
+        f"step {trained.best_step:,}. Training: {trained.seconds:.0f} s. Data and features: "
+        f"{trained.cache_seconds:.0f} s."
     )
     for member in trained.members:
         test = "" if member.test is None else f"; test RSUM {member.test.metrics['rsum']:.1f}"
-        print_line(f"{member.run.name}: best validation RSUM {member.validation_rsum:.1f}, step {member.best_step:,}{test}")
+        print_line(
+            f"{member.run.name}: best validation RSUM {member.validation_rsum:.1f}, step "
+            f"{member.best_step:,}{test}"
+        )
     print_line(f"Run folder: {trained.run}")
 
 
@@ -80,7 +93,13 @@ def print_mteb_report(report: MtebReport) -> None:
     Args:
         report: Results of a model on tasks of mteb.
     """
-    print_table(("task", "metric", "score"), [[task, report.metrics[task], f"{100 * score:.1f}"] for task, score in report.scores.items()])
+    print_table(
+        ("task", "metric", "score"),
+        [
+            [task, report.metrics[task], f"{100 * score:.1f}"]
+            for task, score in report.scores.items()
+        ],
+    )
     print_line(f"Results of {report.model}: {report.folder}")
 
 
@@ -101,12 +120,18 @@ def print_mining(report: MiningReport) -> None:
         for each in report.directions
     ]
     print_table(("", "queries", "negatives of a query", "dropped", "queries with fewer"), rows)
-    print_line("dropped: likely false negatives among the hardest candidates. The captions with the highest scores of a negative image:")
+    print_line(
+        "dropped: likely false negatives among the hardest candidates. The captions with the "
+        "highest scores of a negative image:"
+    )
     for example in report.examples:
         print_line(f"  {example.score:.3f}  {example.image}: {example.caption}")
         print_line(f"         {example.negative}: {example.negative_caption}")
     print_line(f"Negatives of split {report.split}: {report.file}")
-    print_line(f"Train with them in a phase: supervision = \"MinedNegativeSupervision(file='{report.file}')\"")
+    print_line(
+        "Train with them in a phase: supervision = "
+        f"\"MinedNegativeSupervision(file='{report.file}')\""
+    )
 
 
 def _print_protocol(result: Evaluation) -> None:
@@ -114,19 +139,35 @@ def _print_protocol(result: Evaluation) -> None:
     rows = []
     for direction, title in DIRECTIONS.items():
         recalls = (f"{metrics[f'{direction}_r{k}']:.1f}" for k in (1, 5, 10))
-        rows.append([title, *recalls, f"{metrics[f'{direction}_medr']:.0f}", f"{metrics[f'{direction}_meanr']:.1f}"])
+        rows.append(
+            [
+                title,
+                *recalls,
+                f"{metrics[f'{direction}_medr']:.0f}",
+                f"{metrics[f'{direction}_meanr']:.1f}",
+            ]
+        )
     print_table(("", "R@1", "R@5", "R@10", "median rank", "mean rank"), rows)
     print_line(
-        f"RSUM {metrics['rsum']:.1f}, average recall {metrics['average_recall']:.1f}  (protocol {result.protocol}: {result.num_images:,} images, "
-        f"{result.num_texts:,} texts, {result.captions_per_image:g} captions per image, ties {result.ties})"
+        f"RSUM {metrics['rsum']:.1f}, average recall {metrics['average_recall']:.1f}  (protocol "
+        f"{result.protocol}: {result.num_images:,} images, "
+        f"{result.num_texts:,} texts, {result.captions_per_image:g} captions per image, ties "
+        f"{result.ties})"
     )
     if result.extra_metrics:
-        print_line(", ".join(f"{metric_title(key)} {format_metric(key, metrics[key])}" for key in result.extra_metrics))
+        print_line(
+            ", ".join(
+                f"{metric_title(key)} {format_metric(key, metrics[key])}"
+                for key in result.extra_metrics
+            )
+        )
     queries = len(result.image_ranks), len(result.text_ranks)
     if queries[0] < result.num_images or queries[1] < result.num_texts:
         print_line(
-            f"R-Precision {metrics['i2t_r_precision']:.3f} and {metrics['t2i_r_precision']:.3f}, mAP@R {metrics['i2t_map_at_r']:.3f} and "
-            f"{metrics['t2i_map_at_r']:.3f}, over {queries[0]:,} images and {queries[1]:,} texts with listed positives"
+            f"R-Precision {metrics['i2t_r_precision']:.3f} and {metrics['t2i_r_precision']:.3f}, "
+            f"mAP@R {metrics['i2t_map_at_r']:.3f} and "
+            f"{metrics['t2i_map_at_r']:.3f}, over {queries[0]:,} images and {queries[1]:,} texts "
+            "with listed positives"
         )
     if result.coherence is not None:
         _print_coherence(result.coherence)
@@ -140,16 +181,30 @@ def _print_coherence(result: RankingCoherence) -> None:
     for direction, title in DIRECTIONS.items():
         for name, means in ((title, result.metrics), ("  random scores", result.random_baseline)):
             values = [means[metric.key(direction, k)] for metric, k in measures]
-            rows.append([name, *("undefined" if value is None else f"{value:.3f}" for value in values)])
+            rows.append(
+                [name, *("undefined" if value is None else f"{value:.3f}" for value in values)]
+            )
     print_table(["", *(metric.label.replace("K", str(k)) for metric, k in measures)], rows)
-    tau, captions = ("tau-b", "the first caption of each image") if result.semantics == "reference" else ("tau-a", "all captions")
-    undefined = ", ".join(f"{name} {count:,}" for name, count in result.undefined.items() if count) or "none"
+    tau, captions = (
+        ("tau-b", "the first caption of each image")
+        if result.semantics == "reference"
+        else ("tau-a", "all captions")
+    )
+    undefined = (
+        ", ".join(f"{name} {count:,}" for name, count in result.undefined.items() if count)
+        or "none"
+    )
     print_line(
-        f"Relevance by {result.relevance}. CS is {tau} over the top K of {captions}: {result.candidates[0]:,} texts, "
-        f"{result.candidates[1]:,} images, the upper limit of K. Queries left out as undefined (constant in the top K): {undefined}."
+        f"Relevance by {result.relevance}. CS is {tau} over the top K of {captions}: "
+        f"{result.candidates[0]:,} texts, "
+        f"{result.candidates[1]:,} images, the upper limit of K. Queries left out as undefined "
+        f"(constant in the top K): {undefined}."
     )
     if None in result.metrics.values():
-        print_line("undefined: expected a query with different relevance in its top K, got none. Use another --relevance or more images.")
+        print_line(
+            "undefined: expected a query with different relevance in its top K, got none. Use "
+            "another --relevance or more images."
+        )
 
 
 def print_differences(result: Evaluation) -> None:
@@ -161,12 +216,18 @@ def print_differences(result: Evaluation) -> None:
     row, reached = result.published, result.under_published_protocol
     assert row is not None
     differences = row.differences(reached.all_metrics)
-    rows = [comparison_cells(metric.key, metric.published, metric.std, metric.reached) for metric in differences]
+    rows = [
+        comparison_cells(metric.key, metric.published, metric.std, metric.reached)
+        for metric in differences
+    ]
     print_line("")
     print_table(("", "published", "reached", "difference"), rows)
     print_line(f"Published: {row.id}{', cited there' if row.cited else ''}: {row.source}.")
     if row.protocol != reached.protocol:
-        print_line(f"Protocols differ: published {row.protocol}, reached {reached.protocol}, with other candidates.")
+        print_line(
+            f"Protocols differ: published {row.protocol}, reached {reached.protocol}, with other "
+            "candidates."
+        )
     remarks = {
         "Not published": row.unreported,
         "Trained with": row.substitutes,
@@ -207,5 +268,10 @@ def _format_results(published: dict[str, float]) -> str:
     for key, mean in published.items():
         if not key.endswith("_std"):
             direction = DIRECTIONS.get(key.partition("_")[0], "")
-            parts.setdefault(direction, []).append(f"{metric_label(key)} {format_metric(key, mean, published.get(f'{key}_std'))}")
-    return "; ".join(" ".join(filter(None, [direction, ", ".join(values)])) for direction, values in parts.items())
+            parts.setdefault(direction, []).append(
+                f"{metric_label(key)} {format_metric(key, mean, published.get(f'{key}_std'))}"
+            )
+    return "; ".join(
+        " ".join(filter(None, [direction, ", ".join(values)]))
+        for direction, values in parts.items()
+    )

@@ -19,7 +19,8 @@ MAX_LISTED_LINES = 5
 
 
 def print_index_report(report: IndexReport) -> None:
-    """Print the counts of encoded, unchanged, moved, removed and kept files, and all that is left out.
+    """Print the counts of encoded, unchanged, moved, removed and kept files, and all that is left
+    out.
 
     Args:
         report: Result of indexing.
@@ -31,9 +32,18 @@ def print_index_report(report: IndexReport) -> None:
         "removed": report.num_removed,
         "kept without their file": report.num_kept,
     }
-    changes = ", ".join(f"{count:,} {change}" for change, count in counts.items() if count) or "no changes"
-    print_line(f"{report.num_items:,} items in the index. Files: {changes}. {report.seconds:.0f} s.")
-    for title, lines in (("Removed", report.removed), ("Excluded", report.excluded), ("Left out", report.skipped)):
+    changes = (
+        ", ".join(f"{count:,} {change}" for change, count in counts.items() if count)
+        or "no changes"
+    )
+    print_line(
+        f"{report.num_items:,} items in the index. Files: {changes}. {report.seconds:.0f} s."
+    )
+    for title, lines in (
+        ("Removed", report.removed),
+        ("Excluded", report.excluded),
+        ("Left out", report.skipped),
+    ):
         if lines:
             print_line(f"{title}, {len(lines):,}:")
         for text in lines[:MAX_LISTED_LINES]:
@@ -56,16 +66,26 @@ def print_compression(report: CompressionReport) -> None:
     has_captions = any(encoding.caption_recall_at_10 is not None for encoding in report.encodings)
     rows = []
     for encoding in report.encodings:
-        recalls = [f"{recall:.1f}" for recall in (encoding.recall_at_10, encoding.caption_recall_at_10) if recall is not None]
+        recalls = [
+            f"{recall:.1f}"
+            for recall in (encoding.recall_at_10, encoding.caption_recall_at_10)
+            if recall is not None
+        ]
         rescored = f"{encoding.rescored:,}" if encoding.rescored else "-"
         sizes = f"{encoding.scanned_bytes:,.0f}", f"{encoding.stored_bytes:,.0f}"
         rows.append([encoding.name, *sizes, rescored, *recalls, f"{encoding.milliseconds:.3g}"])
     recall_columns = ["recall@10", "caption@10"] if has_captions else ["recall@10"]
     print_table(["vectors", "bytes", "stored", "rescored", *recall_columns, "ms per query"], rows)
-    captions = " caption@10: captions whose own item is among the first 10, in percent." if has_captions else ""
+    captions = (
+        " caption@10: captions whose own item is among the first 10, in percent."
+        if has_captions
+        else ""
+    )
     print_line(
-        f"{report.num_items:,} items, {report.num_queries:,} queries: {report.query_source}. bytes: per item, read by the first pass. "
-        f"stored: per item, in total. recall@10: share of the true top 10 by float32 vectors, in percent.{captions} "
+        f"{report.num_items:,} items, {report.num_queries:,} queries: {report.query_source}. "
+        "bytes: per item, read by the first pass. "
+        "stored: per item, in total. recall@10: share of the true top 10 by float32 vectors, in "
+        f"percent.{captions} "
         "ms per query: median of single queries."
     )
     print_line(report.recommendation)
@@ -84,10 +104,17 @@ def print_results(results: SearchResults) -> None:
         print_line("Probably no match. Nearest results:")
     console = standard_output()
     for rank, hit in enumerate(results.hits, 1):
-        match = "" if hit.match_probability is None else f"  match {100 * hit.match_probability:3.0f} %"
+        match = (
+            "" if hit.match_probability is None else f"  match {100 * hit.match_probability:3.0f} %"
+        )
         duplicates = f"  (and {len(hit.duplicates)} similar)" if hit.duplicates else ""
         print_line(f"{rank:2d}  {hit.score:.3f}{match}  {hit.item.key}{duplicates}")
-        if hit.image is not None and hit.image.location is not None and console.is_terminal and console.color_system == "truecolor":
+        if (
+            hit.image is not None
+            and hit.image.location is not None
+            and console.is_terminal
+            and console.color_system == "truecolor"
+        ):
             console.print(_thumbnail(hit.image.preview()))
 
 
@@ -103,7 +130,10 @@ def print_feedback_evaluation(result: FeedbackEvaluation) -> None:
         accuracy = f"{result.pairwise_accuracy:.1f} % of {result.pairs:,} pairs"
         print_line(f"{accuracy} of a relevant and an irrelevant item are in the correct order.")
     if result.skipped:
-        print_line(f"Left out: {result.skipped:,} judgments of image queries, of queries with excluded texts, or of missing items.")
+        print_line(
+            f"Left out: {result.skipped:,} judgments of image queries, of queries with excluded "
+            "texts, or of missing items."
+        )
 
 
 def print_ranked_texts(texts: Iterable[tuple[str, float]]) -> None:
@@ -120,11 +150,15 @@ def _thumbnail(image: Any, width: int = 32) -> Any:
     """An image in half-block characters: two pixels per character cell."""
     from rich.text import Text
 
-    small = image.convert("RGB").resize((width, max(2, width * image.height // image.width // 2 * 2)))
+    small = image.convert("RGB").resize(
+        (width, max(2, width * image.height // image.width // 2 * 2))
+    )
     text = Text()
     for y in range(0, small.height, 2):
         for x in range(small.width):
             upper, lower = small.getpixel((x, y)), small.getpixel((x, y + 1))
-            text.append("▀", style=f"rgb({','.join(map(str, upper))}) on rgb({','.join(map(str, lower))})")
+            text.append(
+                "▀", style=f"rgb({','.join(map(str, upper))}) on rgb({','.join(map(str, lower))})"
+            )
         text.append("\n")
     return text

@@ -1,4 +1,6 @@
-"""Output to a terminal: escaped control characters, JSON, closed pipes, and signals that end a command."""
+"""Output to a terminal: escaped control characters, JSON, closed pipes, and signals that end a
+command.
+"""
 
 from __future__ import annotations
 
@@ -80,12 +82,15 @@ def exit_quietly() -> NoReturn:
     sys.exit(128 + getattr(signal, "SIGPIPE", 13))
 
 
-ENDING_SIGNALS = tuple(signal.Signals[name] for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+ENDING_SIGNALS = tuple(
+    signal.Signals[name] for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)
+)
 """Signals that end a command: termination, and a closed terminal, which Windows does not have."""
 
 
 class SignalReceived(BaseException):
-    """A signal that ends the command. It is a BaseException so that no handler of errors catches it.
+    """A signal that ends the command. It is a BaseException so that no handler of errors catches
+    it.
 
     Args:
         received: The signal.

@@ -23,9 +23,11 @@ from visavis.errors import requires_extra
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Rows of each record batch of a column file. So a row number gives its record batch without a search.
+# Rows of each record batch of a column file. So a row number gives its record batch without a
+# search.
 ROWS_PER_CHUNK = 2**20
-# Hash tables of unique texts. With 10 million texts, 4 took twice as long as 64 on two cores, and a single one four times as long.
+# Hash tables of unique texts. With 10 million texts, 4 took twice as long as 64 on two cores, and a
+# single one four times as long.
 _HASH_TABLES = 64
 
 
@@ -51,14 +53,15 @@ def import_pyarrow() -> Any:
 def unique_texts(blocks: Iterable[pa.Array]) -> tuple[np.ndarray, pa.Array]:
     """Find the unique texts of many rows.
 
-    Texts are divided by the sum of their bytes. So the hash table of each part is small enough for the processor's cache, and the parts are
-    searched in parallel.
+    Texts are divided by the sum of their bytes. So the hash table of each part is small enough for
+    the processor's cache, and the parts are searched in parallel.
 
     Args:
         blocks: The texts of all rows (``large_string``), with null where a row has none.
 
     Returns:
-        The index of each row's unique text (int32, -1: null), and the unique texts in order of first mention.
+        The index of each row's unique text (int32, -1: null), and the unique texts in order of
+        first mention.
     """
     pa = import_pyarrow()
     all_blocks, num_rows = list[Any](), 0
@@ -71,7 +74,9 @@ def unique_texts(blocks: Iterable[pa.Array]) -> tuple[np.ndarray, pa.Array]:
         num_rows += len(block)
 
     def encode(table: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the rows of a table, the index of each row's text in it, and the first row of each text."""
+        """Return the rows of a table, the index of each row's text in it, and the first row of each
+        text.
+        """
         rows = np.concatenate(rows_of[table])
         encoded = pa.chunked_array(texts_of[table]).combine_chunks().dictionary_encode()
         rows_of[table].clear()
@@ -96,13 +101,19 @@ def unique_texts(blocks: Iterable[pa.Array]) -> tuple[np.ndarray, pa.Array]:
 
 
 def _sort_by_hash_table(block: pa.Array) -> tuple[pa.Array, np.ndarray, pa.Array, list[int]]:
-    """Return a block, its rows and texts in order of their hash table, and the bounds of the tables."""
+    """Return a block, its rows and texts in order of their hash table, and the bounds of the
+    tables.
+    """
     texts = block.drop_null()
     _, offsets_buffer, content = texts.buffers()
     offsets = np.frombuffer(offsets_buffer, np.int64)[texts.offset : texts.offset + len(texts) + 1]
     # Sum of all bytes before each byte, modulo 256.
     sums = np.zeros(offsets[-1] - offsets[0] + 1, np.uint8)
-    np.cumsum(np.frombuffer(content or b"", np.uint8)[offsets[0] : offsets[-1]], dtype=np.uint8, out=sums[1:])
+    np.cumsum(
+        np.frombuffer(content or b"", np.uint8)[offsets[0] : offsets[-1]],
+        dtype=np.uint8,
+        out=sums[1:],
+    )
     tables = np.diff(sums[offsets - offsets[0]]) % _HASH_TABLES
     order = np.argsort(tables, kind="stable")
     rows = np.flatnonzero(block.is_valid().to_numpy(zero_copy_only=False))
@@ -114,7 +125,8 @@ class TextColumn(LazySequence[str]):
     """Texts of a column file, which is memory-mapped.
 
     Args:
-        path: Arrow file with one column and ``ROWS_PER_CHUNK`` rows in each record batch except the last one.
+        path: Arrow file with one column and ``ROWS_PER_CHUNK`` rows in each record batch except the
+            last one.
         content_hash: Hash of the file's content.
         rows: Row of each text. None: all rows.
     """
@@ -148,11 +160,16 @@ class TextColumn(LazySequence[str]):
         rows = np.asarray(indices) if self.rows is None else self.rows[indices]
         chunk, within = np.divmod(rows, ROWS_PER_CHUNK)
         if len(rows) < 32:
-            return [self._chunks[c][i].as_py() for c, i in zip(chunk.tolist(), within.tolist(), strict=True)]
+            return [
+                self._chunks[c][i].as_py()
+                for c, i in zip(chunk.tolist(), within.tolist(), strict=True)
+            ]
         texts = np.empty(len(rows), object)
         for number in np.unique(chunk).tolist():
             inside = chunk == number
-            texts[inside] = self._chunks[number].take(import_pyarrow().array(within[inside])).to_pylist()
+            texts[inside] = (
+                self._chunks[number].take(import_pyarrow().array(within[inside])).to_pylist()
+            )
         return texts.tolist()
 
     def blocks(self) -> Iterator[pa.Array]:
@@ -178,13 +195,18 @@ class TextColumn(LazySequence[str]):
     def num_spaces(self) -> np.ndarray:
         """Number of spaces of each text, a measure of its length, shape ``[texts]``."""
         compute = import_pyarrow().compute
-        counts = [compute.count_substring(block, " ").to_numpy(zero_copy_only=False) for block in self.blocks()]
+        counts = [
+            compute.count_substring(block, " ").to_numpy(zero_copy_only=False)
+            for block in self.blocks()
+        ]
         return np.concatenate(counts) if counts else np.empty(0, np.int64)
 
     @cached_property
     def fingerprint(self) -> str:
         """Short hash of all texts."""
-        return hash_parts(self.content_hash.encode(), b"" if self.rows is None else self.rows.tobytes())
+        return hash_parts(
+            self.content_hash.encode(), b"" if self.rows is None else self.rows.tobytes()
+        )
 
 
 def _find_file(folder: Path, name: str) -> Path:
@@ -205,7 +227,13 @@ class ImageColumn(LazyImages):
         folder: Folder of their files. None: without pixels.
     """
 
-    def __init__(self, names: TextColumn, split_names: tuple[str, ...], splits: np.ndarray, folder: Path | None):
+    def __init__(
+        self,
+        names: TextColumn,
+        split_names: tuple[str, ...],
+        splits: np.ndarray,
+        folder: Path | None,
+    ):
         self.names, self.split_names, self.splits, self.folder = names, split_names, splits, folder
 
     def __len__(self) -> int:
@@ -217,15 +245,24 @@ class ImageColumn(LazyImages):
         return self.split_names, self.splits
 
     def take(self, indices: np.ndarray) -> ImageColumn:
-        return ImageColumn(self.names.take(indices), self.split_names, self.splits[indices], self.folder)
+        return ImageColumn(
+            self.names.take(indices), self.split_names, self.splits[indices], self.folder
+        )
 
     def read(self, indices: np.ndarray) -> list[Image]:
         names, folder = self.names.read(indices), self.folder
-        locations = [None if folder is None else ByteRange(_find_file(folder, name), root=folder) for name in names]
+        locations = [
+            None if folder is None else ByteRange(_find_file(folder, name), root=folder)
+            for name in names
+        ]
         splits = [self.split_names[code] for code in self.splits[indices].tolist()]
         return [Image(*fields) for fields in zip(names, splits, locations, strict=True)]
 
     @cached_property
     def fingerprint(self) -> str:
         """Short hash of all names and splits."""
-        return hash_parts(self.names.fingerprint.encode(), "\x1f".join(self.split_names).encode(), self.splits.tobytes())
+        return hash_parts(
+            self.names.fingerprint.encode(),
+            "\x1f".join(self.split_names).encode(),
+            self.splits.tobytes(),
+        )

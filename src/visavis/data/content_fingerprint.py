@@ -26,8 +26,11 @@ class ContentFingerprint:
     content_hash: str
 
     @classmethod
-    def compute(cls, files: Mapping[str, ByteRange], on_progress: ProgressCallback | None = None) -> ContentFingerprint:
-        """Compute the fingerprint of files. They are read only if a size or time has changed since an earlier call.
+    def compute(
+        cls, files: Mapping[str, ByteRange], on_progress: ProgressCallback | None = None
+    ) -> ContentFingerprint:
+        """Compute the fingerprint of files. They are read only if a size or time has changed since
+        an earlier call.
 
         Args:
             files: Locations by name.
@@ -36,7 +39,10 @@ class ContentFingerprint:
         Returns:
             The fingerprint.
         """
-        locations = [[name, str(location.path), location.offset, location.size] for name, location in sorted(files.items())]
+        locations = [
+            [name, str(location.path), location.offset, location.size]
+            for name, location in sorted(files.items())
+        ]
         key = storage.stat_hash({location.path for location in files.values()}, locations)
         record = storage.cache_folder() / "checks" / f"contents-{key}.json"
         fingerprint: ContentFingerprint | None = storage.read_checksummed_json(record, cls)
@@ -49,7 +55,9 @@ class ContentFingerprint:
 def _content_hash(files: Mapping[str, ByteRange], on_progress: ProgressCallback | None) -> str:
     hashes = {}
     # In the order of archives and tables, where images of one block are next to each other.
-    for number, (name, location) in enumerate(sorted(files.items(), key=lambda file: (file[1].path, file[1].offset)), 1):
+    for number, (name, location) in enumerate(
+        sorted(files.items(), key=lambda file: (file[1].path, file[1].offset)), 1
+    ):
         hashes[name] = location.sha256()
         if on_progress is not None:
             on_progress(number, len(files))

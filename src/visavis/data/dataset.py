@@ -1,7 +1,8 @@
 """A data set: images by name, captions, and which caption describes which image.
 
-A ``Dataset`` is a value without pixels. Each image has the location of its bytes: a file, or a range of bytes in a tar archive, which is
-read in place. Features of images and captions are stored separately (``visavis.data.features``).
+A ``Dataset`` is a value without pixels. Each image has the location of its bytes: a file, or a
+range of bytes in a tar archive, which is read in place. Features of images and captions are stored
+separately (``visavis.data.features``).
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class ByteRange:
         path: The file or archive.
         offset: First byte.
         size: Number of bytes. None: the whole file.
-        root: Resolved folder that must contain the file, unless ``VISAVIS_IMAGE_ROOTS`` does. Checked on every access. None: any place.
+        root: Resolved folder that must contain the file, unless ``VISAVIS_IMAGE_ROOTS`` does.
+            Checked on every access. None: any place.
     """
 
     path: Path
@@ -92,13 +94,19 @@ class ByteRange:
             The file.
 
         Raises:
-            DataError: If the file cannot be read now, is not a regular file, is too large, or lies outside ``root``.
+            DataError: If the file cannot be read now, is not a regular file, is too large, or lies
+                outside ``root``.
         """
-        with storage.open_file(self.path, self.root, limit=limit if self.size is None else None) as file:
+        with storage.open_file(
+            self.path, self.root, limit=limit if self.size is None else None
+        ) as file:
             if self.size is None:
                 yield file
             elif limit is not None and self.size > limit:
-                raise DataError(f"{self.path}: expected a part of at most {limit:,} bytes, got {self.size:,}. Store a smaller file.")
+                raise DataError(
+                    f"{self.path}: expected a part of at most {limit:,} bytes, got {self.size:,}. "
+                    "Store a smaller file."
+                )
             else:
                 yield io.BufferedReader(_FilePart(file, self.offset, self.size))
 
@@ -122,7 +130,9 @@ class _FilePart(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self.position = max(0, offset + {os.SEEK_SET: 0, os.SEEK_CUR: self.position, os.SEEK_END: self.size}[whence])
+        self.position = max(
+            0, offset + {os.SEEK_SET: 0, os.SEEK_CUR: self.position, os.SEEK_END: self.size}[whence]
+        )
         return self.position
 
     def readinto(self, buffer: Any) -> int:
@@ -149,7 +159,11 @@ class Image:
     @property
     def is_video(self) -> bool:
         """Whether it is a video, by the suffix of its file name."""
-        return is_video(self.name) or (self.location is not None and self.location.size is None and is_video(self.location.path.name))
+        return is_video(self.name) or (
+            self.location is not None
+            and self.location.size is None
+            and is_video(self.location.path.name)
+        )
 
     def read(self) -> bytes:
         """Read the file of an image.
@@ -161,14 +175,17 @@ class Image:
             DataError: If it is a video or cannot be read.
         """
         if self.is_video:
-            raise DataError(f'{self.name}: expected an image, got a video. Read its frames with visual.granularity = "frames".')
+            raise DataError(
+                f'{self.name}: expected an image, got a video. Read its frames with visual.granularity = "frames".'
+            )
         return self._pixels.read()
 
     def open(self, min_side: int = 0) -> PILImage:
         """Decode the image.
 
         Args:
-            min_side: Pixels that the shorter side of a reduced JPEG keeps, as for ``decode_image``. 0: full size.
+            min_side: Pixels that the shorter side of a reduced JPEG keeps, as for ``decode_image``.
+                0: full size.
 
         Returns:
             An upright RGB image (EXIF orientation applied).
@@ -259,7 +276,8 @@ class Image:
     def _pixels(self) -> ByteRange:
         if self.location is None:
             raise DataError(
-                f"image {self.name} has no pixels: this data set has only captions or features. Put the image files next to their list."
+                f"image {self.name} has no pixels: this data set has only captions or features. "
+                "Put the image files next to their list."
             )
         return self.location
 
@@ -282,12 +300,14 @@ class Dataset:
         images: Images in the order of their list. Lazy if they come from a large table.
         captions: Captions in the order of their list. Lazy if they come from a large table.
         image_of: Index of the image of each caption, shape ``[captions]``.
-        image_origin: For a part of a data set, the indices of its images in the whole, shape ``[images]``. Features are stored for the whole.
+        image_origin: For a part of a data set, the indices of its images in the whole, shape
+            ``[images]``. Features are stored for the whole.
         caption_origin: The same for captions, shape ``[captions]``.
         skipped: Sentences about the items that were skipped by the reader.
         unlisted_files: Image files of the folder that are not in the list of the data set.
         unreadable_files: Images that are listed, and whose files may exist but cannot be read now.
-        other_files: Number and suffixes of the files of the folder that are neither images nor read. None: there are none.
+        other_files: Number and suffixes of the files of the folder that are neither images nor
+            read. None: there are none.
     """
 
     name: str
@@ -305,7 +325,11 @@ class Dataset:
     def splits(self) -> tuple[str, ...]:
         """Names of the splits in order of first occurrence."""
         names, codes = self._split_codes
-        firsts = {name: int(np.argmax(codes == code)) for code, name in enumerate(names) if (codes == code).any()}
+        firsts = {
+            name: int(np.argmax(codes == code))
+            for code, name in enumerate(names)
+            if (codes == code).any()
+        }
         return tuple(sorted(firsts, key=firsts.__getitem__))
 
     @property
@@ -324,14 +348,20 @@ class Dataset:
         if isinstance(self.images, LazyImages):
             return self.images.split_codes
         codes: dict[str, int] = {}
-        of_images = np.array([codes.setdefault(image.split, len(codes)) for image in self.images], dtype=np.int64)
+        of_images = np.array(
+            [codes.setdefault(image.split, len(codes)) for image in self.images], dtype=np.int64
+        )
         return tuple(codes), of_images
 
     @cached_property
     def caption_lengths(self) -> np.ndarray:
         """Number of spaces of each caption, a measure of its length, shape ``[captions]``."""
         spaces = getattr(self.captions, "num_spaces", None)
-        return np.array([caption.count(" ") for caption in self.captions]) if spaces is None else spaces
+        return (
+            np.array([caption.count(" ") for caption in self.captions])
+            if spaces is None
+            else spaces
+        )
 
     def _in_split(self, name: str) -> np.ndarray:
         """Whether each image is in a split, shape ``[images]``."""
@@ -358,10 +388,14 @@ class Dataset:
         Raises:
             ShapeError: If the numbers differ from those of the data set.
         """
-        for name, actual, expected in (("visual", num_images, len(self.images)), ("text", num_captions, len(self.captions))):
+        for name, actual, expected in (
+            ("visual", num_images, len(self.images)),
+            ("text", num_captions, len(self.captions)),
+        ):
             if actual != expected:
                 raise ShapeError(
-                    f"{name}: expected {expected} items, one for each image or caption of {self.name}, got {actual}. Encode this data set."
+                    f"{name}: expected {expected} items, one for each image or caption of "
+                    f"{self.name}, got {actual}. Encode this data set."
                 )
 
     def split(self, name: str) -> Dataset:
@@ -379,7 +413,10 @@ class Dataset:
         chosen = np.flatnonzero(self._in_split(name))
         if not len(chosen):
             close, splits = closest_name(name, self.splits), ", ".join(self.splits) or "none"
-            raise DataError(f"{self.name}: expected one of its splits ({splits}), got {name}. Use {close or 'one of them'}.")
+            raise DataError(
+                f"{self.name}: expected one of its splits ({splits}), got {name}. Use "
+                f"{close or 'one of them'}."
+            )
         return self.take(chosen)
 
     def take(self, images: np.ndarray) -> Dataset:
@@ -431,8 +468,11 @@ class Dataset:
             caption_origin=self.caption_rows[indices],
         )
 
-    def subsample(self, max_images: int, max_captions: int, seed: int, split: str = "train") -> Dataset:
-        """Sample images of a split and captions of each at random. A smaller sample is a part of a larger one.
+    def subsample(
+        self, max_images: int, max_captions: int, seed: int, split: str = "train"
+    ) -> Dataset:
+        """Sample images of a split and captions of each at random. A smaller sample is a part of a
+        larger one.
 
         Args:
             max_images: Maximum number of images of the split. 0: all.
@@ -448,15 +488,24 @@ class Dataset:
             random = np.random.default_rng([seed, 5])
             # A permutation of one caption reads no random numbers.
             several = inside & (self.captions_of.counts > 1)
-            sampled = [random.permutation(self.captions_of[i])[:max_captions] for i in np.flatnonzero(several).tolist()]
+            sampled = [
+                random.permutation(self.captions_of[i])[:max_captions]
+                for i in np.flatnonzero(several).tolist()
+            ]
             others = self.captions_of.select(np.flatnonzero(~several))
-            return self.with_captions(np.concatenate([*sampled, others])).subsample(max_images, 0, seed, split)
+            return self.with_captions(np.concatenate([*sampled, others])).subsample(
+                max_images, 0, seed, split
+            )
         if max_images:
-            sampled_images = np.random.default_rng([seed, 4]).permutation(np.flatnonzero(inside))[:max_images]
+            sampled_images = np.random.default_rng([seed, 4]).permutation(np.flatnonzero(inside))[
+                :max_images
+            ]
             return self.take(np.sort(np.concatenate([np.flatnonzero(~inside), sampled_images])))
         return self
 
-    def with_noisy_correspondence(self, noise_ratio: float, seed: int, split: str = "train") -> Dataset:
+    def with_noisy_correspondence(
+        self, noise_ratio: float, seed: int, split: str = "train"
+    ) -> Dataset:
         """Add synthetic noise for studies: a share of a split's captions exchange their images.
 
         Args:
@@ -479,7 +528,9 @@ class Dataset:
         """Short hash of names, splits, captions and their images. Pixels are not read."""
         if isinstance(self.images, LazyImages) and isinstance(self.captions, LazySequence):
             image_of = np.ascontiguousarray(self.image_of).data
-            return hash_parts(self.images.fingerprint.encode(), self.captions.fingerprint.encode(), image_of)
+            return hash_parts(
+                self.images.fingerprint.encode(), self.captions.fingerprint.encode(), image_of
+            )
         digest = hashlib.sha256()
         for image in self.images:
             digest.update(f"{image.name}\x1f{image.split}\x1e".encode())
@@ -489,4 +540,6 @@ class Dataset:
 
 
 def _take(items: Sequence[T], indices: np.ndarray) -> Sequence[T]:
-    return items.take(indices) if isinstance(items, LazySequence) else tuple(items[i] for i in indices)
+    return (
+        items.take(indices) if isinstance(items, LazySequence) else tuple(items[i] for i in indices)
+    )

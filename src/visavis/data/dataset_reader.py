@@ -1,4 +1,5 @@
-"""Opening and check of data sets: find the path, recognize the format, list the content, and skip nothing without permission.
+"""Opening and check of data sets: find the path, recognize the format, list the content, and skip
+nothing without permission.
 
 To add a format, declare it in a module of ``visavis.data.formats`` and add it to ``FORMATS``.
 """
@@ -14,19 +15,38 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from visavis.data.dataset import Dataset, ProgressCallback
-from visavis.data.formats.caption_table import CAPTION_LINES, CAPTION_TABLE, PUBLISHED_TABLE, SPLIT_TABLES
+from visavis.data.formats.caption_table import (
+    CAPTION_LINES,
+    CAPTION_TABLE,
+    PUBLISHED_TABLE,
+    SPLIT_TABLES,
+)
 from visavis.data.formats.coco import COCO
 from visavis.data.formats.image_files import attach_files
 from visavis.data.formats.image_tables import IMAGE_TABLES, has_embedded_images
 from visavis.data.formats.karpathy import KARPATHY
 from visavis.data.formats.large_table import LARGE_TABLE, table_problems
-from visavis.data.formats.listing import DatasetFormat, Finding, Listing, escape_surrogates, is_valid_unicode, summarize_kinds
+from visavis.data.formats.listing import (
+    DatasetFormat,
+    Finding,
+    Listing,
+    escape_surrogates,
+    is_valid_unicode,
+    summarize_kinds,
+)
 from visavis.data.formats.precomp import PRECOMP
 from visavis.data.formats.video_lists import MSRVTT, MSVD
 from visavis.data.formats.webdataset import WEBDATASET, is_shard_pattern
 from visavis.data.hub_files import DATASET_NAME, download_dataset
 from visavis.data.image_validation import validate_images
-from visavis.errors import MAX_LISTED_NAMES, SKIP_BAD_ADVICE, DataError, NoDataset, closest_name, log_debug
+from visavis.errors import (
+    MAX_LISTED_NAMES,
+    SKIP_BAD_ADVICE,
+    DataError,
+    NoDataset,
+    closest_name,
+    log_debug,
+)
 from visavis.notebook import NotebookTable
 from visavis.spec import validate_arguments
 
@@ -61,14 +81,18 @@ def open_dataset(
     decode_all_frames: bool = False,
     on_progress: ProgressCallback | None = None,
 ) -> Dataset:
-    """Open the data set in a folder, or one file of it (``.json``, ``.jsonl``, ``.csv``, ``.tsv``, ``.parquet``, ``.arrow``, ``.tar``).
+    """Open the data set in a folder, or one file of it (``.json``, ``.jsonl``, ``.csv``, ``.tsv``,
+    ``.parquet``, ``.arrow``, ``.tar``).
 
     Args:
-        path: The folder or file, the name of a folder under ``VISAVIS_DATA``, a pattern of WebDataset shards, or ``hf:OWNER/NAME``.
-        skip_bad: Skip unusable items and list them in ``Dataset.skipped``, instead of raising DataError.
-        decode_images: Also decode each image once, to find truncated images and copies in two splits. The result is cached.
-            Images of a large table are not decoded.
-        frames_per_second: Rate at which videos will be read, to find videos that are too long. 0: unknown.
+        path: The folder or file, the name of a folder under ``VISAVIS_DATA``, a pattern of
+            WebDataset shards, or ``hf:OWNER/NAME``.
+        skip_bad: Skip unusable items and list them in ``Dataset.skipped``, instead of raising
+            DataError.
+        decode_images: Also decode each image once, to find truncated images and copies in two
+            splits. The result is cached. Images of a large table are not decoded.
+        frames_per_second: Rate at which videos will be read, to find videos that are too long. 0:
+            unknown.
         decode_all_frames: Decode all frames of a video and not only the first one.
         on_progress: Called with the number of decoded images and of all images.
 
@@ -76,7 +100,8 @@ def open_dataset(
         The data set.
 
     Raises:
-        DataError: If the path or the format is unknown, or an item is unusable and ``skip_bad`` is not set.
+        DataError: If the path or the format is unknown, or an item is unusable and ``skip_bad`` is
+            not set.
     """
     dataset_format, source = _locate(path)
     log_debug(__name__, "%s: format %s", source, dataset_format.name)
@@ -87,18 +112,28 @@ def open_dataset(
         return data
     listing = list_dataset(path)
     if decode_images:
-        validate_images(listing, frames_per_second=frames_per_second, decode_all_frames=decode_all_frames, on_progress=on_progress)
+        validate_images(
+            listing,
+            frames_per_second=frames_per_second,
+            decode_all_frames=decode_all_frames,
+            on_progress=on_progress,
+        )
     losses = listing.losses
     if losses and not skip_bad and any(image.usable for image in listing.images):
         raise _unusable_items(listing.source, path, summarize_kinds(losses), losses)
     return listing.dataset()
 
 
-def _unusable_items(source: Path, path: str | Path, kinds: str, losses: Sequence[object]) -> DataError:
+def _unusable_items(
+    source: Path, path: str | Path, kinds: str, losses: Sequence[object]
+) -> DataError:
     # Each finding has sentences of its own.
-    examples = "; ".join(str(loss).rstrip(".") for loss in losses[:3]) + ("; ..." if len(losses) > 3 else "")
+    examples = "; ".join(str(loss).rstrip(".") for loss in losses[:3]) + (
+        "; ..." if len(losses) > 3 else ""
+    )
     return DataError(
-        f"{source}: unusable items ({kinds}): {examples}. Run `visavis data check {shlex.quote(str(path))}` "
+        f"{source}: unusable items ({kinds}): {examples}. Run `visavis data check "
+        f"{shlex.quote(str(path))}` "
         f"for the whole list, and correct it. {SKIP_BAD_ADVICE}"
     )
 
@@ -107,7 +142,8 @@ def list_dataset(path: str | Path) -> Listing:
     """List the content of a data set, with findings about unusable items.
 
     Args:
-        path: The folder or file, the name of a folder under ``VISAVIS_DATA``, a pattern of WebDataset shards, or ``hf:OWNER/NAME``.
+        path: The folder or file, the name of a folder under ``VISAVIS_DATA``, a pattern of
+            WebDataset shards, or ``hf:OWNER/NAME``.
 
     Returns:
         The listing.
@@ -119,10 +155,15 @@ def list_dataset(path: str | Path) -> Listing:
     try:
         listing = dataset_format.read(source)
         if dataset_format.image_files != "none":
-            folder = listing.folder or (source if dataset_format.reads_whole_folder else source.parent)
+            folder = listing.folder or (
+                source if dataset_format.reads_whole_folder else source.parent
+            )
             attach_files(listing, folder, may_lack_pixels=dataset_format.image_files == "optional")
     except OSError as error:
-        raise DataError(f"{error.filename or source} cannot be read: {error.strerror}. Check the path and its permissions.") from None
+        raise DataError(
+            f"{error.filename or source} cannot be read: {error.strerror}. Check the path and its "
+            "permissions."
+        ) from None
     listing.finalize()
     listing.format_name = listing.format_name or dataset_format.name
     return listing
@@ -182,11 +223,14 @@ class CheckReport(NotebookTable):
 
 
 @validate_arguments
-def check_dataset(path: str | Path, *, decode_videos: bool = False, on_progress: ProgressCallback | None = None) -> CheckReport:
+def check_dataset(
+    path: str | Path, *, decode_videos: bool = False, on_progress: ProgressCallback | None = None
+) -> CheckReport:
     """Read everything, and decode all images and a sample of the videos.
 
     Args:
-        path: The folder or file, the name of a folder under ``VISAVIS_DATA``, a pattern of WebDataset shards, or ``hf:OWNER/NAME``.
+        path: The folder or file, the name of a folder under ``VISAVIS_DATA``, a pattern of
+            WebDataset shards, or ``hf:OWNER/NAME``.
         decode_videos: Decode all frames of all videos, and not only of a sample of 16.
         on_progress: Called with the number of decoded images and of all images.
 
@@ -201,12 +245,26 @@ def check_dataset(path: str | Path, *, decode_videos: bool = False, on_progress:
         data = dataset_format.open(source) if dataset_format.open is not None else None
         if data is not None and len(data.images) > MAX_CHECKED_IMAGES:
             note = f"{len(data.images):,} images are not opened: expected at most {MAX_CHECKED_IMAGES:,}"
-            findings = (*table_problems(source), Finding("images not checked", source.name, note, loses_data=False))
+            findings = (
+                *table_problems(source),
+                Finding("images not checked", source.name, note, loses_data=False),
+            )
             return _with_counts(CheckReport(source, dataset_format.name, findings), data, start)
         listing = list_dataset(path)
     except DataError as error:
-        return CheckReport(source, "unknown", (Finding("unreadable", source.name, str(error)),), seconds=time.perf_counter() - start)
-    sizes = validate_images(listing, decode_all_frames=True, sample_videos=not decode_videos, on_progress=on_progress, use_cache=False)
+        return CheckReport(
+            source,
+            "unknown",
+            (Finding("unreadable", source.name, str(error)),),
+            seconds=time.perf_counter() - start,
+        )
+    sizes = validate_images(
+        listing,
+        decode_all_frames=True,
+        sample_videos=not decode_videos,
+        on_progress=on_progress,
+        use_cache=False,
+    )
     report = CheckReport(source, listing.format_name, tuple(listing.findings), image_sizes=sizes)
     if not any(image.usable for image in listing.images):
         return replace(report, seconds=time.perf_counter() - start)
@@ -218,7 +276,10 @@ def _with_counts(report: CheckReport, data: Dataset, start: float) -> CheckRepor
     splits = {name: data.split(name) for name in data.splits}
     return replace(
         report,
-        splits={name: SplitCounts(len(split.images), len(split.captions)) for name, split in splits.items()},
+        splits={
+            name: SplitCounts(len(split.images), len(split.captions))
+            for name, split in splits.items()
+        },
         captions_per_image=(int(counts.min()), int(counts.max())),
         duplicate_captions=0 if data.is_lazy else len(data.captions) - len(set(data.captions)),
         seconds=time.perf_counter() - start,
@@ -226,10 +287,12 @@ def _with_counts(report: CheckReport, data: Dataset, start: float) -> CheckRepor
 
 
 def find_source(path: str | Path) -> Path:
-    """Find the list that describes a data set, or the folder if the format describes a whole folder.
+    """Find the list that describes a data set, or the folder if the format describes a whole
+    folder.
 
     Args:
-        path: The folder or file, the name of a folder under ``VISAVIS_DATA``, a pattern of WebDataset shards, or ``hf:OWNER/NAME``.
+        path: The folder or file, the name of a folder under ``VISAVIS_DATA``, a pattern of
+            WebDataset shards, or ``hf:OWNER/NAME``.
 
     Returns:
         The path of the list or folder.
@@ -257,7 +320,11 @@ def list_dataset_names(folder: Path) -> list[str]:
         Sorted names.
     """
     children = (child for child in folder.iterdir() if os.path.isdir(child))
-    return sorted(child.name for child in children if any(dataset_format.find_sources(child) for dataset_format in FORMATS))
+    return sorted(
+        child.name
+        for child in children
+        if any(dataset_format.find_sources(child) for dataset_format in FORMATS)
+    )
 
 
 def resolve_path(path: str | Path) -> Path:
@@ -282,37 +349,69 @@ def path_exists(path: str | Path) -> bool:
         Whether it exists.
     """
     path, root = Path(os.path.expanduser(path)), data_folder()
-    return os.path.exists(path) or (root is not None and os.path.exists(root / path)) or DATASET_NAME.fullmatch(str(path)) is not None
+    return (
+        os.path.exists(path)
+        or (root is not None and os.path.exists(root / path))
+        or DATASET_NAME.fullmatch(str(path)) is not None
+    )
 
 
 def _locate(path: str | Path) -> tuple[DatasetFormat, Path]:
     """Return the format of a data set and its source."""
-    patterns = ", ".join(pattern for dataset_format in FORMATS for pattern in dataset_format.patterns)
+    patterns = ", ".join(
+        pattern for dataset_format in FORMATS for pattern in dataset_format.patterns
+    )
     expected = f"one of {patterns} (`visavis catalog formats` describes them)"
     folder = _find_path(path, f" A data set is a folder with {expected}.")
     if is_shard_pattern(folder.name) and not os.path.exists(folder):
         return WEBDATASET, folder
     if os.path.isfile(folder):
-        matches = [(dataset_format, source) for dataset_format in FORMATS if (source := dataset_format.source_for_file(folder)) is not None]
+        matches = [
+            (dataset_format, source)
+            for dataset_format in FORMATS
+            if (source := dataset_format.source_for_file(folder)) is not None
+        ]
         if not matches:
-            suffixes = ", ".join(suffix for dataset_format in FORMATS for suffix in dataset_format.suffixes)
+            suffixes = ", ".join(
+                suffix for dataset_format in FORMATS for suffix in dataset_format.suffixes
+            )
             raise DataError(
-                f"{folder}: expected a folder, or a list of images and captions that ends in {suffixes}, got another file. "
+                f"{folder}: expected a folder, or a list of images and captions that ends in "
+                f"{suffixes}, got another file. "
                 "Pass the folder or list of a data set."
             )
-        if matches[0][0] in (CAPTION_TABLE, PUBLISHED_TABLE) and os.path.getsize(folder) > LARGE_FILE_BYTES:
+        if (
+            matches[0][0] in (CAPTION_TABLE, PUBLISHED_TABLE)
+            and os.path.getsize(folder) > LARGE_FILE_BYTES
+        ):
             return LARGE_TABLE, folder
         return _by_content(*matches[0])
-    matches = [(dataset_format, source) for dataset_format in FORMATS for source in dataset_format.find_sources(folder)]
+    matches = [
+        (dataset_format, source)
+        for dataset_format in FORMATS
+        for source in dataset_format.find_sources(folder)
+    ]
     level = min((dataset_format.fallback_level for dataset_format, _ in matches), default=0)
     matches = [match for match in matches if match[0].fallback_level == level]
     if not matches:
-        raise NoDataset(f"{folder}: expected {expected}, got none of them. Add one, or pass another folder.")
+        raise NoDataset(
+            f"{folder}: expected {expected}, got none of them. Add one, or pass another folder."
+        )
     if len(matches) > 1:
-        names = ", ".join(dataset_format.patterns[0] if source == folder else source.name for dataset_format, source in matches)
-        raise DataError(f"{folder}: expected one list of images and captions, got {names}. Pass one of them instead of the folder.")
+        names = ", ".join(
+            dataset_format.patterns[0] if source == folder else source.name
+            for dataset_format, source in matches
+        )
+        raise DataError(
+            f"{folder}: expected one list of images and captions, got {names}. Pass one of them "
+            "instead of the folder."
+        )
     dataset_format, source = matches[0]
-    return _locate(source) if dataset_format in (CAPTION_TABLE, PUBLISHED_TABLE) else _by_content(dataset_format, source)
+    return (
+        _locate(source)
+        if dataset_format in (CAPTION_TABLE, PUBLISHED_TABLE)
+        else _by_content(dataset_format, source)
+    )
 
 
 def _by_content(dataset_format: DatasetFormat, source: Path) -> tuple[DatasetFormat, Path]:
@@ -326,7 +425,8 @@ def _find_path(path: str | Path, expected: str) -> Path:
     path = Path(os.path.expanduser(path))
     if not is_valid_unicode(str(path)):
         raise DataError(
-            f"{escape_surrogates(str(path))}: expected a path in UTF-8, which the files of a run require, got another. Rename it."
+            f"{escape_surrogates(str(path))}: expected a path in UTF-8, which the files of a run "
+            "require, got another. Rename it."
         )
     if path.parts and path.parts[0].startswith("hf:") and not os.path.exists(path):
         return download_dataset(str(path))
@@ -337,7 +437,8 @@ def _find_path(path: str | Path, expected: str) -> Path:
     root = data_folder()
     if root is None:
         raise DataError(
-            f"{path}: expected an existing path, got none, and VISAVIS_DATA, where it is searched next, is not set. "
+            f"{path}: expected an existing path, got none, and VISAVIS_DATA, where it is searched "
+            "next, is not set. "
             f"Correct the path, or set VISAVIS_DATA.{expected}"
         )
     if os.path.exists(root / path):
@@ -346,4 +447,7 @@ def _find_path(path: str | Path, expected: str) -> Path:
     close, names = closest_name(str(path), names), sorted(names)
     others = f", or use one of {', '.join(names)}" if 0 < len(names) <= MAX_LISTED_NAMES else ""
     fix = f"Use {close}." if close else f"Correct the path{others}."
-    raise DataError(f"{path}: expected an existing path, here or under VISAVIS_DATA ({root}), got none. {fix}{expected}")
+    raise DataError(
+        f"{path}: expected an existing path, here or under VISAVIS_DATA ({root}), got none. "
+        f"{fix}{expected}"
+    )

@@ -1,4 +1,6 @@
-"""Files of the Hugging Face Hub: one error for each failed download, checked hashes, and data sets by name."""
+"""Files of the Hugging Face Hub: one error for each failed download, checked hashes, and data sets
+by name.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,12 @@ from visavis import storage
 from visavis.data.splits import split_in_name
 from visavis.errors import DataError, StorageError, VisavisError, requires_extra
 
-DATASET_NAME = re.compile(r"hf:(?P<repository>[\w.-]+/[\w.-]+?)(?::(?P<config>[\w.-]+))?(?:@(?P<revision>[\w./-]+))?")
-"""Name of a data set of the hub: ``hf:OWNER/NAME``, ``hf:OWNER/NAME:CONFIG`` or ``hf:OWNER/NAME@REVISION``."""
+DATASET_NAME = re.compile(
+    r"hf:(?P<repository>[\w.-]+/[\w.-]+?)(?::(?P<config>[\w.-]+))?(?:@(?P<revision>[\w./-]+))?"
+)
+"""Name of a data set of the hub: ``hf:OWNER/NAME``, ``hf:OWNER/NAME:CONFIG`` or
+``hf:OWNER/NAME@REVISION``.
+"""
 # Kinds of files that are opened as a data set. The first kind that a repository has is downloaded.
 _SUFFIXES = (".parquet", ".arrow", ".tar")
 
@@ -35,7 +41,9 @@ class HubUnreachableError(DataError):
 
 
 class HubUnavailableError(DataError):
-    """The hub was reached, but does not answer in time, allows no more requests for now, or has a problem of its own."""
+    """The hub was reached, but does not answer in time, allows no more requests for now, or has a
+    problem of its own.
+    """
 
 
 _WAITING_LINE_S = 3.0
@@ -44,14 +52,17 @@ _WAITING_LINE_S = 3.0
 
 @contextmanager
 def hub_errors(name: str, expected: str, *, is_download: bool = False) -> Iterator[None]:
-    """Turn every error of a request to the hub into one error of visavis. The warnings of the hub's library are not printed.
+    """Turn every error of a request to the hub into one error of visavis. The warnings of the hub's
+    library are not printed.
 
-    A request waits at most ``HF_HUB_ETAG_TIMEOUT`` seconds for an answer. A line at level INFO reports a long wait.
+    A request waits at most ``HF_HUB_ETAG_TIMEOUT`` seconds for an answer. A line at level INFO
+    reports a long wait.
 
     Args:
         name: Name of the model or data set.
         expected: The expected content, for the error.
-        is_download: Whether files are downloaded, which is reported elsewhere, so that no line about waiting is needed.
+        is_download: Whether files are downloaded, which is reported elsewhere, so that no line
+            about waiting is needed.
 
     Yields:
         Nothing.
@@ -66,15 +77,23 @@ def hub_errors(name: str, expected: str, *, is_download: bool = False) -> Iterat
     from huggingface_hub.utils import get_session  # type: ignore[attr-defined]
     from huggingface_hub.utils import logging as hub_logging
 
-    if not (os.path.isabs(constants.HF_HUB_CACHE) or {"HF_HOME", "HF_HUB_CACHE"} & os.environ.keys()):
-        raise StorageError("HF_HOME: expected a folder for downloads, got none, and this user has no home folder. Set HF_HOME=FOLDER.")
+    if not (
+        os.path.isabs(constants.HF_HUB_CACHE) or {"HF_HOME", "HF_HUB_CACHE"} & os.environ.keys()
+    ):
+        raise StorageError(
+            "HF_HOME: expected a folder for downloads, got none, and this user has no home folder. "
+            "Set HF_HOME=FOLDER."
+        )
     level, limit_s = hub_logging.get_verbosity(), constants.HF_HUB_ETAG_TIMEOUT
 
     def limit_waiting(request: Any) -> None:
         timeouts = request.extensions.get("timeout", {})
-        request.extensions["timeout"] = {key: limit_s if value is None else value for key, value in timeouts.items()}
+        request.extensions["timeout"] = {
+            key: limit_s if value is None else value for key, value in timeouts.items()
+        }
 
-    # The library asks for information about a repository without a time limit, and has no setting for it.
+    # The library asks for information about a repository without a time limit, and has no setting
+    # for it.
     hooks = getattr(get_session(), "event_hooks", {}).get("request", [])
     hooks.append(limit_waiting)
     message = f"Waiting for {constants.ENDPOINT}, at most {limit_s} s for each request."
@@ -88,7 +107,8 @@ def hub_errors(name: str, expected: str, *, is_download: bool = False) -> Iterat
             # The full disk itself is reported by the error.
             warnings.filterwarnings("ignore", message="Not enough free disk space")
             yield
-    # The HTTP library of huggingface_hub, and with it the class of an error, differs between versions.
+    # The HTTP library of huggingface_hub, and with it the class of an error, differs between
+    # versions.
     except Exception as error:  # noqa: BLE001
         raise _hub_error(name, expected, error) from None
     finally:
@@ -98,9 +118,18 @@ def hub_errors(name: str, expected: str, *, is_download: bool = False) -> Iterat
 
 
 _STATUS_PROBLEMS = {
-    401: ("it requires a login, or does not exist", "Correct the name, or log in again with hf auth login."),
-    403: ("access to it is forbidden", "Request access on its hub page, or log in with a token that may read it."),
-    429: ("the hub allows no more requests for now", "Wait a few minutes, or log in with hf auth login."),
+    401: (
+        "it requires a login, or does not exist",
+        "Correct the name, or log in again with hf auth login.",
+    ),
+    403: (
+        "access to it is forbidden",
+        "Request access on its hub page, or log in with a token that may read it.",
+    ),
+    429: (
+        "the hub allows no more requests for now",
+        "Wait a few minutes, or log in with hf auth login.",
+    ),
 }
 """Problem and fix of an HTTP status."""
 
@@ -111,7 +140,8 @@ def _hub_error(name: str, expected: str, error: Exception) -> VisavisError:
 
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StorageError(
-            f"{name}: expected free disk space for the download, got a full disk at {constants.HF_HUB_CACHE}. Free space there, or set "
+            f"{name}: expected free disk space for the download, got a full disk at "
+            f"{constants.HF_HUB_CACHE}. Free space there, or set "
             "HF_HOME to a folder on another disk."
         )
     is_missing = isinstance(error, errors.LocalEntryNotFoundError | errors.DryRunError)
@@ -121,17 +151,28 @@ def _hub_error(name: str, expected: str, error: Exception) -> VisavisError:
     if isinstance(cause, errors.HFValidationError):
         problem, fix = "invalid name for the hub", "Restore the folder or use another name."
     elif isinstance(cause, errors.GatedRepoError):
-        problem, fix = "access is restricted", "Request access on its hub page and log in with hf auth login."
+        problem, fix = (
+            "access is restricted",
+            "Request access on its hub page and log in with hf auth login.",
+        )
     elif isinstance(cause, errors.RevisionNotFoundError):
         problem, fix = "it has no such revision", "Use another revision."
     elif status in _STATUS_PROBLEMS or status >= 500:
         kind = HubUnavailableError if status == 429 or status >= 500 else DataError
-        problem, fix = _STATUS_PROBLEMS.get(status, ("the hub has a problem of its own", "Run the command again later."))
+        problem, fix = _STATUS_PROBLEMS.get(
+            status, ("the hub has a problem of its own", "Run the command again later.")
+        )
         problem = f"{problem}, status {status}"
     elif isinstance(cause, errors.RepositoryNotFoundError):
-        problem, fix = "it does not exist, or is private", "Correct the name, or log in with hf auth login."
+        problem, fix = (
+            "it does not exist, or is private",
+            "Correct the name, or log in with hf auth login.",
+        )
     elif "Timeout" in type(cause).__name__:
-        kind, problem = HubUnavailableError, f"{constants.ENDPOINT} did not answer within {constants.HF_HUB_ETAG_TIMEOUT} s"
+        kind, problem = (
+            HubUnavailableError,
+            f"{constants.ENDPOINT} did not answer within {constants.HF_HUB_ETAG_TIMEOUT} s",
+        )
         fix = "Check the network, run the command again later, or set HF_HUB_ETAG_TIMEOUT to more seconds."
     elif isinstance(cause, json.JSONDecodeError):
         problem, fix = (
@@ -139,13 +180,17 @@ def _hub_error(name: str, expected: str, error: Exception) -> VisavisError:
             "Check HF_ENDPOINT, and log in to the network if it has a login page.",
         )
     elif is_missing:
-        kind, problem = HubUnreachableError, "it was not downloaded before, and the hub is not reachable"
+        kind, problem = (
+            HubUnreachableError,
+            "it was not downloaded before, and the hub is not reachable",
+        )
         fix = "Connect to the network once."
     elif isinstance(error, OSError) and error.errno:
         problem, fix = storage.error_reason(error), "Check the name and the folder of the cache."
     else:
         return DataError(
-            f"{name}: expected a complete download from {constants.ENDPOINT}, got an interrupted one ({type(error).__name__}). "
+            f"{name}: expected a complete download from {constants.ENDPOINT}, got an interrupted "
+            f"one ({type(error).__name__}). "
             "Run the command again."
         )
     return kind(f"{name}: expected {expected}, got none ({problem}). {fix}")
@@ -187,11 +232,14 @@ def hub_license(repository: str, kind: Literal["model", "dataset"]) -> str:
     # The license "other" has a name of its own.
     licenses: Any = (card.get("license_name") or card.get("license") or []) if card else []
     names = ", ".join(map(str, licenses if isinstance(licenses, list) else [licenses]))
-    return names or f"see {constants.ENDPOINT}/{'datasets/' if kind == 'dataset' else ''}{repository}"
+    return (
+        names or f"see {constants.ENDPOINT}/{'datasets/' if kind == 'dataset' else ''}{repository}"
+    )
 
 
 def verify_hashes(name: str, files: Iterable[Path]) -> None:
-    """Compare downloaded files with their SHA-256, which is the name of a large file in the cache. Damaged files are removed.
+    """Compare downloaded files with their SHA-256, which is the name of a large file in the cache.
+    Damaged files are removed.
 
     Args:
         name: Name of the model or data set.
@@ -209,9 +257,15 @@ def verify_hashes(name: str, files: Iterable[Path]) -> None:
             if digest != target.name:
                 file.unlink()
                 target.unlink()
-                damaged.append(f"{file.name}: expected SHA-256 {target.name[:12]}..., got {digest[:12]}...")
+                damaged.append(
+                    f"{file.name}: expected SHA-256 {target.name[:12]}..., got {digest[:12]}..."
+                )
     if damaged:
-        removed = "The damaged file was removed." if len(damaged) == 1 else f"{len(damaged)} damaged files were removed."
+        removed = (
+            "The damaged file was removed."
+            if len(damaged) == 1
+            else f"{len(damaged)} damaged files were removed."
+        )
         raise DataError(f"{name}: {damaged[0]} {removed} Run the command again.")
 
 
@@ -219,13 +273,21 @@ def hub_repository(folder: Path) -> Path | None:
     """Return the repository in the cache of the hub to which a folder of files belongs.
 
     Args:
-        folder: A snapshot, or a folder in it. Its files are links to ``blobs`` next to all snapshots.
+        folder: A snapshot, or a folder in it. Its files are links to ``blobs`` next to all
+            snapshots.
 
     Returns:
         The resolved folder of the repository. None: the folder is not in a snapshot.
     """
-    snapshots = next((parent for parent in Path(os.path.realpath(folder)).parents if parent.name == "snapshots"), None)
-    return snapshots.parent if snapshots is not None and os.path.isdir(snapshots.with_name("blobs")) else None
+    snapshots = next(
+        (parent for parent in Path(os.path.realpath(folder)).parents if parent.name == "snapshots"),
+        None,
+    )
+    return (
+        snapshots.parent
+        if snapshots is not None and os.path.isdir(snapshots.with_name("blobs"))
+        else None
+    )
 
 
 def progress_class(on_bytes: OnBytes) -> type[Any]:
@@ -254,9 +316,11 @@ def progress_class(on_bytes: OnBytes) -> type[Any]:
 
 @cache
 def download_dataset(name: str) -> Path:
-    """Return the folder of a data set of the hub. A data set that was downloaded before is neither updated nor searched on the hub.
+    """Return the folder of a data set of the hub. A data set that was downloaded before is neither
+    updated nor searched on the hub.
 
-    Name, size and license are logged at level INFO before a download, which the command line prints.
+    Name, size and license are logged at level INFO before a download, which the command line
+    prints.
 
     Args:
         name: Name that ``DATASET_NAME`` matches.
@@ -265,7 +329,8 @@ def download_dataset(name: str) -> Path:
         The folder of its Parquet, Arrow or tar files in the cache of the hub.
 
     Raises:
-        HubUnreachableError: If the hub cannot be reached and the data set was not downloaded before.
+        HubUnreachableError: If the hub cannot be reached and the data set was not downloaded
+            before.
         DataError: If the hub does not provide the data set, or it has no files of a known kind.
         MissingExtra: If ``huggingface_hub`` is not installed.
     """
@@ -273,7 +338,10 @@ def download_dataset(name: str) -> Path:
         from huggingface_hub import constants, snapshot_download
     parts = DATASET_NAME.fullmatch(name)
     if parts is None:
-        raise DataError(f"{name}: expected hf:OWNER/NAME, with :CONFIG or @REVISION if needed. Correct the name.")
+        raise DataError(
+            f"{name}: expected hf:OWNER/NAME, with :CONFIG or @REVISION if needed. Correct the "
+            "name."
+        )
     key = hashlib.sha256(json.dumps([2, name, constants.HF_HUB_CACHE]).encode()).hexdigest()[:32]
     record = storage.cache_folder() / "hub" / f"{key}.json"
     # The folder of a complete download, and its files.
@@ -286,9 +354,19 @@ def download_dataset(name: str) -> Path:
         available = snapshot_download(repository, repo_type="dataset", revision=revision, **options)
     files = _select_files(name, [file.filename for file in available], parts["config"])
     with hub_errors(name, "a data set of the Hugging Face Hub", is_download=True):
-        if missing := sum(file.file_size or 0 for file in available if file.filename in files and file.will_download):
-            logging.getLogger(__name__).info("%s", download_message(name, missing, hub_license(repository, "dataset")))
-        snapshot = Path(snapshot_download(repository, repo_type="dataset", revision=revision, allow_patterns=files))
+        if missing := sum(
+            file.file_size or 0
+            for file in available
+            if file.filename in files and file.will_download
+        ):
+            logging.getLogger(__name__).info(
+                "%s", download_message(name, missing, hub_license(repository, "dataset"))
+            )
+        snapshot = Path(
+            snapshot_download(
+                repository, repo_type="dataset", revision=revision, allow_patterns=files
+            )
+        )
     verify_hashes(name, [snapshot / file for file in files])
     folder = snapshot / _config_of(files[0])
     storage.write_checksummed_json(record, [str(folder), *(str(snapshot / file) for file in files)])
@@ -296,7 +374,9 @@ def download_dataset(name: str) -> Path:
 
 
 def _config_of(file: str) -> str:
-    """Folder of the configuration of a file: the folders above ``data`` and above the name of a split."""
+    """Folder of the configuration of a file: the folders above ``data`` and above the name of a
+    split.
+    """
     folders = list(Path(file).parts[:-1])
     while folders and (folders[-1] == "data" or split_in_name(folders[-1]) is not None):
         folders.pop()
@@ -305,21 +385,27 @@ def _config_of(file: str) -> str:
 
 def _select_files(name: str, files: list[str], config: str | None) -> list[str]:
     """Select the files of one kind and of one configuration."""
-    suffix = next((suffix for suffix in _SUFFIXES if any(file.endswith(suffix) for file in files)), None)
+    suffix = next(
+        (suffix for suffix in _SUFFIXES if any(file.endswith(suffix) for file in files)), None
+    )
     if suffix is None:
         names = ", ".join(sorted(files)[:5]) or "no files"
         raise DataError(
             f"{name}: expected a repository with {', '.join(_SUFFIXES)} files, got {names}. "
-            "Add @refs/convert/parquet for the copy that the hub converts, or download the data set yourself."
+            "Add @refs/convert/parquet for the copy that the hub converts, or download the data "
+            "set yourself."
         )
     by_config: dict[str, list[str]] = {}
     for file in sorted(file for file in files if file.endswith(suffix)):
         by_config.setdefault(_config_of(file), []).append(file)
     config_name = config or ("" if "" in by_config else "default")
-    matches = [folder for folder in by_config if config_name in (folder, Path(folder).name)] or ([] if config else list(by_config))
+    matches = [folder for folder in by_config if config_name in (folder, Path(folder).name)] or (
+        [] if config else list(by_config)
+    )
     if len(matches) != 1:
         configs = ", ".join(filter(None, (Path(folder).name for folder in by_config))) or "no names"
         raise DataError(
-            f"{name}: expected the name of one configuration, got {config or 'none'}. Name one as hf:OWNER/NAME:CONFIG ({configs})."
+            f"{name}: expected the name of one configuration, got {config or 'none'}. Name one as "
+            f"hf:OWNER/NAME:CONFIG ({configs})."
         )
     return by_config[matches[0]]

@@ -1,4 +1,6 @@
-"""Validation of all images of a listing: each is decoded and hashed once, in parallel, and the result is cached until a file changes."""
+"""Validation of all images of a listing: each is decoded and hashed once, in parallel, and the
+result is cached until a file changes.
+"""
 
 from __future__ import annotations
 
@@ -40,19 +42,29 @@ def validate_images(
 
     Args:
         listing: The listing.
-        frames_per_second: Rate at which videos will be read. 0: unknown, and then the highest rate that the longest video allows is noted.
+        frames_per_second: Rate at which videos will be read. 0: unknown, and then the highest rate
+            that the longest video allows is noted.
         decode_all_frames: Decode all frames of a video and not only the first one.
-        sample_videos: Decode a sample of the videos, and read only the containers of the others, which hold the times of all frames.
+        sample_videos: Decode a sample of the videos, and read only the containers of the others,
+            which hold the times of all frames.
         on_progress: Called with the number of decoded images and of all images.
         use_cache: Use the cached result of an earlier validation if no file has changed.
 
     Returns:
         Number of images of each size, such as ``"224x224"``.
     """
-    path = storage.cache_folder() / "checks" / f"{_cache_key(listing, frames_per_second, decode_all_frames, sample_videos)}.json"
-    result: ImageValidationResult | None = storage.read_checksummed_json(path, ImageValidationResult) if use_cache else None
+    path = (
+        storage.cache_folder()
+        / "checks"
+        / f"{_cache_key(listing, frames_per_second, decode_all_frames, sample_videos)}.json"
+    )
+    result: ImageValidationResult | None = (
+        storage.read_checksummed_json(path, ImageValidationResult) if use_cache else None
+    )
     if result is None:
-        result = _validate(listing, frames_per_second, decode_all_frames, sample_videos, on_progress)
+        result = _validate(
+            listing, frames_per_second, decode_all_frames, sample_videos, on_progress
+        )
         if not result.unreadable:
             storage.write_checksummed_json(path, asdict(result))
     for image, kind, message in (*result.errors, *result.unreadable):
@@ -69,7 +81,8 @@ def _note_long_video(listing: Listing, image: int, seconds: float) -> None:
         return
     max_rate = math.floor(100 * (MAX_FRAMES_PER_VIDEO - 1) / seconds) / 100
     message = (
-        f"the longest video has {seconds:,.0f} seconds and allows up to {max_rate:g} frames per second (visual.frames_per_second). "
+        f"the longest video has {seconds:,.0f} seconds and allows up to {max_rate:g} frames per "
+        "second (visual.frames_per_second). "
         f"A higher rate yields more than {MAX_FRAMES_PER_VIDEO:,} frames, and training rejects it"
     )
     listing.add_note("long video", listing.images[image].name, message)
@@ -83,7 +96,8 @@ class ImageValidationResult:
         errors: Image, kind and message of each problem.
         notes: Image and message of each harmless oddity.
         sizes: Number of images of each size.
-        unreadable: Image, kind and message where reading failed for a temporary reason. Such a result is not cached.
+        unreadable: Image, kind and message where reading failed for a temporary reason. Such a
+            result is not cached.
         longest_video: Image and seconds of the longest video.
     """
 
@@ -95,7 +109,11 @@ class ImageValidationResult:
 
 
 def _validate(
-    listing: Listing, frames_per_second: float, decode_all_frames: bool, sample_videos: bool, on_progress: ProgressCallback | None
+    listing: Listing,
+    frames_per_second: float,
+    decode_all_frames: bool,
+    sample_videos: bool,
+    on_progress: ProgressCallback | None,
 ) -> ImageValidationResult:
     """Decode all images, then find copies. Images of unreadable files are not compared."""
     errors = _find_nonfinite_features(listing)
@@ -103,12 +121,16 @@ def _validate(
     sizes: Counter[str] = Counter()
     images_of_hash: dict[str, list[int]] = {}
     durations: dict[int, float] = {}
-    images = [Image(entry.name, "", entry.location if entry.usable else None) for entry in listing.images]
+    images = [
+        Image(entry.name, "", entry.location if entry.usable else None) for entry in listing.images
+    ]
     decoded_videos = _choose_decoded_videos(listing, images, sample_videos)
 
     def decode(index: int) -> _DecodedContent | DataError | None:
         try:
-            return _decode(images[index], frames_per_second, decode_all_frames, index in decoded_videos)
+            return _decode(
+                images[index], frames_per_second, decode_all_frames, index in decoded_videos
+            )
         except DataError as error:
             return error
 
@@ -136,30 +158,45 @@ def _find_nonfinite_features(listing: Listing) -> list[tuple[int, str, str]]:
         return []
     index_of = {entry.name: index for index, entry in enumerate(listing.images)}
     message = "the image's features contain NaN or infinity"
-    return [(index_of[name], "features not finite", message) for name in listing.find_nonfinite_features()]
+    return [
+        (index_of[name], "features not finite", message)
+        for name in listing.find_nonfinite_features()
+    ]
 
 
 def _choose_decoded_videos(listing: Listing, images: list[Image], sample_videos: bool) -> set[int]:
     """Return the indices of all videos, or of a sample, which is noted in the listing."""
-    videos = [index for index, image in enumerate(images) if image.location is not None and image.is_video]
+    videos = [
+        index for index, image in enumerate(images) if image.location is not None and image.is_video
+    ]
     if not sample_videos or len(videos) <= NUM_SAMPLED_VIDEOS:
         return set(videos)
     sampled = set(videos[:: math.ceil(len(videos) / NUM_SAMPLED_VIDEOS)])
     message = f"{len(sampled)} of {len(videos):,} videos were decoded, and only the containers of the others were read"
-    listing.add_note("videos not decoded", listing.source.name, f"{message} (decode all with --decode-videos)")
+    listing.add_note(
+        "videos not decoded", listing.source.name, f"{message} (decode all with --decode-videos)"
+    )
     return sampled
 
 
-def _compare_copies(listing: Listing, groups: Iterable[list[int]]) -> tuple[list[tuple[int, str, str]], list[tuple[int, str]]]:
-    """Return errors for copies in different splits and notes for copies in one split. The copy of the evaluation split is kept."""
+def _compare_copies(
+    listing: Listing, groups: Iterable[list[int]]
+) -> tuple[list[tuple[int, str, str]], list[tuple[int, str]]]:
+    """Return errors for copies in different splits and notes for copies in one split. The copy of
+    the evaluation split is kept.
+    """
     errors, notes = [], []
     for group in groups:
-        first, *copies = sorted(group, key=lambda index: split_priority(listing.images[index].split))
+        first, *copies = sorted(
+            group, key=lambda index: split_priority(listing.images[index].split)
+        )
         original = listing.images[first]
         for index in copies:
             copy = listing.images[index]
             if original.split == copy.split:
-                notes.append((index, f"the image has the same bytes as {original.name} in the same split"))
+                notes.append(
+                    (index, f"the image has the same bytes as {original.name} in the same split")
+                )
             else:
                 message = f"the image of {copy.split} has the same bytes as {original.name} of {original.split}"
                 errors.append((index, "image in two splits", message))
@@ -169,8 +206,12 @@ def _compare_copies(listing: Listing, groups: Iterable[list[int]]) -> tuple[list
 _DecodedContent = tuple[str, tuple[int, int], float]
 
 
-def _decode(image: Image, frames_per_second: float, decode_all_frames: bool, decode_video: bool) -> _DecodedContent | None:
-    """Return a hash of an image's bytes, its size, and the seconds of a video. None for an image without a file."""
+def _decode(
+    image: Image, frames_per_second: float, decode_all_frames: bool, decode_video: bool
+) -> _DecodedContent | None:
+    """Return a hash of an image's bytes, its size, and the seconds of a video. None for an image
+    without a file.
+    """
     if image.location is None:
         return None
     if not image.is_video:
@@ -182,17 +223,29 @@ def _decode(image: Image, frames_per_second: float, decode_all_frames: bool, dec
     if not decode_video:
         with image.location.open() as file:
             return digest, frame_size(file, image.name), seconds
-    return digest, (image.frames(FIRST_FRAME_ONLY_RATE)[0] if decode_all_frames else image.preview()).size, seconds
+    return (
+        digest,
+        (image.frames(FIRST_FRAME_ONLY_RATE)[0] if decode_all_frames else image.preview()).size,
+        seconds,
+    )
 
 
-def _cache_key(listing: Listing, frames_per_second: float, decode_all_frames: bool, sample_videos: bool) -> str:
-    """Return a key that changes with any entry, its split, the size or time of any file, the decoders, and the reading of videos."""
+def _cache_key(
+    listing: Listing, frames_per_second: float, decode_all_frames: bool, sample_videos: bool
+) -> str:
+    """Return a key that changes with any entry, its split, the size or time of any file, the
+    decoders, and the reading of videos.
+    """
     digest = hashlib.sha256(decoder_versions().encode())
     paths = {entry.location.path for entry in listing.images if entry.location}
     stats = storage.file_stats(paths.union(listing.feature_files))
     digest.update(json.dumps(list(stats.values())).encode())
     for entry in listing.images:
-        location = entry.location and [stats[entry.location.path][0], entry.location.offset, entry.location.size]
+        location = entry.location and [
+            stats[entry.location.path][0],
+            entry.location.offset,
+            entry.location.size,
+        ]
         digest.update(json.dumps([entry.name, entry.split, location, not entry.usable]).encode())
     if any(Image(entry.name, "", entry.location).is_video for entry in listing.images):
         digest.update(json.dumps([frames_per_second, decode_all_frames, sample_videos]).encode())

@@ -1,4 +1,5 @@
-"""Decoding of image files to upright RGB images, random transforms for training, and a perceptual hash that copies share.
+"""Decoding of image files to upright RGB images, random transforms for training, and a perceptual
+hash that copies share.
 
 Each random transform samples from the ``torch.Generator`` that is passed to it.
 
@@ -30,8 +31,9 @@ MAX_IMAGE_BYTES = 2**29
 """Maximum size of an image file: 64 megapixels of eight bytes each."""
 MAX_PIXELS = 64_000_000
 """Largest number of pixels of an image in memory. A larger JPEG is decoded at a reduced size."""
-# Size of a JPEG file, as a multiple of the pixels in memory. A reduced baseline JPEG is decoded row by row: 400 million pixels take 0.4 s and
-# 53 MiB. A progressive one needs all its coefficients, 6 bytes per pixel: 400 million take 2.3 GiB (Pillow 13.0, libjpeg-turbo 3.1).
+# Size of a JPEG file, as a multiple of the pixels in memory. A reduced baseline JPEG is decoded row
+# by row: 400 million pixels take 0.4 s and 53 MiB. A progressive one needs all its coefficients, 6
+# bytes per pixel: 400 million take 2.3 GiB (Pillow 13.0, libjpeg-turbo 3.1).
 _MAX_JPEG_FACTOR = 16
 _MAX_PROGRESSIVE_FACTOR = 2
 _JPEG_FORMATS = ("JPEG", "MPO")
@@ -68,25 +70,28 @@ class ImageError(DataError):
         self.kind, self.problem = kind, problem
 
 
-def decode_image(content: bytes, name: str, *, min_side: int = 0, allow_animated: bool = False) -> Image.Image:
+def decode_image(
+    content: bytes, name: str, *, min_side: int = 0, allow_animated: bool = False
+) -> Image.Image:
     """Decode an image file.
 
-    Transparency is composed over white, and 16-bit values are scaled to 8 bits. Floating-point values are read as 0 to 1 if none exceeds 1,
-    else as 0 to 255. NaN and infinity are black.
+    Transparency is composed over white, and 16-bit values are scaled to 8 bits. Floating-point
+    values are read as 0 to 1 if none exceeds 1, else as 0 to 255. NaN and infinity are black.
 
     Args:
         content: Content of the file.
         name: Name of the image, for errors.
-        min_side: A JPEG is decoded at a half, a quarter or an eighth of its size if its shorter side keeps this number of pixels.
-            0: in full, unless it has more than 64 million pixels.
-        allow_animated: Whether to decode the first frame of an animation, instead of raising an error.
+        min_side: A JPEG is decoded at a half, a quarter or an eighth of its size if its shorter
+            side keeps this number of pixels. 0: in full, unless it has more than 64 million pixels.
+        allow_animated: Whether to decode the first frame of an animation, instead of raising an
+            error.
 
     Returns:
         An upright RGB image (EXIF orientation applied).
 
     Raises:
-        ImageError: If the content is truncated, not an image, animated, or has too many pixels: more than 64 million, or 1,024 million of a
-            JPEG (128 million of a progressive one).
+        ImageError: If the content is truncated, not an image, animated, or has too many pixels:
+            more than 64 million, or 1,024 million of a JPEG (128 million of a progressive one).
     """
     with _translate_errors(name):
         image = _open(content, name, allow_animated=allow_animated)
@@ -111,19 +116,30 @@ def convert_image(image: Image.Image, name: str, *, min_side: int = 0) -> Image.
     with _translate_errors(name):
         with _DECODING[hash((id(image),)) % len(_DECODING)]:
             if getattr(image, "tile", None) and getattr(image, "fp", None) is None:
-                raise ImageError("closed image", "is closed, expected an open one. Pass its path, or close it later", name)
+                raise ImageError(
+                    "closed image",
+                    "is closed, expected an open one. Pass its path, or close it later",
+                    name,
+                )
             content = _read_undecoded_jpeg(image)
             if content is None:
                 image.load()
-        return _to_upright_rgb(image) if content is None else decode_image(content, name, min_side=min_side)
+        return (
+            _to_upright_rgb(image)
+            if content is None
+            else decode_image(content, name, min_side=min_side)
+        )
 
 
-# An opened image that occurs twice in a batch is not decoded by two threads at once, which damages it.
+# An opened image that occurs twice in a batch is not decoded by two threads at once, which damages
+# it.
 _DECODING = tuple(threading.Lock() for _ in range(64))
 
 
 def _read_undecoded_jpeg(image: Image.Image) -> bytes | None:
-    """Read the file of an opened JPEG, which stays as it is. None for another image, and after a change of its size or frame."""
+    """Read the file of an opened JPEG, which stays as it is. None for another image, and after a
+    change of its size or frame.
+    """
     if not isinstance(image, JpegImagePlugin.JpegImageFile) or image.decoderconfig or image.tell():
         return None
     if image.fp is None or not image.tile:
@@ -153,7 +169,8 @@ def upright_size(content: bytes, name: str) -> tuple[int, int]:
 
 
 def image_size(content: bytes, name: str) -> tuple[int, int]:
-    """Return the size of an upright image after decoding all of it. JPEG is decoded at an eighth of its size.
+    """Return the size of an upright image after decoding all of it. JPEG is decoded at an eighth of
+    its size.
 
     Args:
         content: Content of the file.
@@ -173,14 +190,18 @@ def image_size(content: bytes, name: str) -> tuple[int, int]:
         return size
 
 
-def make_thumbnail(content: bytes, name: str, max_side: int, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Make a thumbnail in sRGB colors without metadata: no location, camera or comment. Of an animation, the first frame is used.
+def make_thumbnail(
+    content: bytes, name: str, max_side: int, *, max_pixels: int = MAX_PIXELS
+) -> Image.Image:
+    """Make a thumbnail in sRGB colors without metadata: no location, camera or comment. Of an
+    animation, the first frame is used.
 
     Args:
         content: Content of the file.
         name: Name of the image, for errors.
         max_side: Largest width and height in pixels.
-        max_pixels: Largest number of pixels of the decoded image. A larger JPEG is decoded at a reduced size.
+        max_pixels: Largest number of pixels of the decoded image. A larger JPEG is decoded at a
+            reduced size.
 
     Returns:
         An upright RGB image.
@@ -219,7 +240,9 @@ def _translate_errors(name: str) -> Iterator[None]:
     except ImageError:
         raise
     except MemoryError:
-        raise DataError(f"image {name} needs more memory than is available. Reduce its size or free memory.") from None
+        raise DataError(
+            f"image {name} needs more memory than is available. Reduce its size or free memory."
+        ) from None
     except Exception as error:  # noqa: BLE001 - decoders raise errors of every kind on damaged bytes
         problem = f"is truncated or damaged: {storage.error_reason(error)}. {COPY_AGAIN}"
         raise ImageError("truncated image", problem, name) from None
@@ -233,11 +256,16 @@ def supported_formats() -> tuple[str, ...]:
         Names of formats.
     """
     Image.init()
-    return tuple(name for name in ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000") if name in Image.OPEN)
+    return tuple(
+        name
+        for name in ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000")
+        if name in Image.OPEN
+    )
 
 
 def decoder_version() -> str:
-    """Return a text that changes with the decoders, so that an image that they could not decode is tried again.
+    """Return a text that changes with the decoders, so that an image that they could not decode is
+    tried again.
 
     Returns:
         Versions of the decoding and of Pillow, and the supported formats.
@@ -245,10 +273,14 @@ def decoder_version() -> str:
     return f"{_DECODING_VERSION} {PIL.__version__} {' '.join(supported_formats())}"
 
 
-def _open(content: bytes, name: str, *, allow_animated: bool = False, max_pixels: int = MAX_PIXELS) -> Image.Image:
+def _open(
+    content: bytes, name: str, *, allow_animated: bool = False, max_pixels: int = MAX_PIXELS
+) -> Image.Image:
     """Open an image without decoding it, after all checks that its header allows."""
     if not content:
-        raise ImageError("truncated image", f"is truncated: the file is empty (0 bytes). {COPY_AGAIN}", name)
+        raise ImageError(
+            "truncated image", f"is truncated: the file is empty (0 bytes). {COPY_AGAIN}", name
+        )
     image = _identify(content)
     if image is None:
         if content.startswith(_MAGIC_BYTES):
@@ -262,14 +294,20 @@ def _open(content: bytes, name: str, *, allow_animated: bool = False, max_pixels
         problem = f"has {image.width} x {image.height} pixels, expected at most {max_pixels / 1e6:,.0f} million. Reduce its size"
         raise ImageError("decompression bomb", problem, name)
     # An MPO is a photo with previews.
-    if not allow_animated and image.format != "MPO" and (frames := getattr(image, "n_frames", 1)) > 1:
+    if (
+        not allow_animated
+        and image.format != "MPO"
+        and (frames := getattr(image, "n_frames", 1)) > 1
+    ):
         problem = f"is animated or has pages ({frames} frames), expected a single image. Save one of them as a file"
         raise ImageError("animated image", problem, name)
     return image
 
 
 def _identify(content: bytes) -> Image.Image | None:
-    """Open an image as ``Image.open``, without its limit of pixels. It warns on stderr, and it also holds for a reduced JPEG."""
+    """Open an image as ``Image.open``, without its limit of pixels. It warns on stderr, and it also
+    holds for a reduced JPEG.
+    """
     for name in supported_formats():
         factory, accept = Image.OPEN[name]
         is_accepted = accept is None or accept(content[:16])
@@ -287,10 +325,13 @@ def _is_progressive(content: bytes) -> bool:
     """Whether a JPEG has several scans, which are all decoded before the first row of pixels."""
     file = io.BytesIO(content)
     image = JpegImagePlugin.JpegImageFile(file)
-    # Pillow stops after the header of the first scan, which begins with its own length and its number of components.
+    # Pillow stops after the header of the first scan, which begins with its own length and its
+    # number of components.
     length = 6 + 2 * image.layers
     start = file.tell() - length
-    return "progressive" in image.info or content[start : start + 3] != struct.pack(">HB", length, image.layers)
+    return "progressive" in image.info or content[start : start + 3] != struct.pack(
+        ">HB", length, image.layers
+    )
 
 
 def _reduce(image: Image.Image, min_side: int, max_pixels: int = MAX_PIXELS) -> None:
@@ -305,7 +346,9 @@ def _reduce(image: Image.Image, min_side: int, max_pixels: int = MAX_PIXELS) -> 
 
 
 def _orientation(image: Image.Image) -> int:
-    """EXIF orientation, from 1 (upright) to 8. 1 for unreadable metadata, which other programs ignore, too."""
+    """EXIF orientation, from 1 (upright) to 8. 1 for unreadable metadata, which other programs
+    ignore, too.
+    """
     try:
         orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
     except Exception:  # noqa: BLE001 - damaged metadata raises errors of every kind
@@ -317,13 +360,16 @@ def _upright_size(image: Image.Image) -> tuple[int, int]:
     """Size of an opened image, as it is after decoding."""
     width, height = image.size
     if image.format == "TIFF":
-        # Some versions of Pillow exchange the sides of a TIFF when they open it, others when they decode it.
-        width, height = (image.tag_v2[tag] for tag in (ExifTags.Base.ImageWidth, ExifTags.Base.ImageLength))  # type: ignore[attr-defined]
+        # Some versions of Pillow exchange the sides of a TIFF when they open it, others when they
+        # decode it.
+        tags = image.tag_v2  # type: ignore[attr-defined]
+        width, height = tags[ExifTags.Base.ImageWidth], tags[ExifTags.Base.ImageLength]
     return (height, width) if _orientation(image) > 4 else (width, height)
 
 
 def _to_upright_rgb(image: Image.Image) -> Image.Image:
-    # Pillow turns a TIFF when it decodes it, and removes its orientation. So the orientation is read after decoding.
+    # Pillow turns a TIFF when it decodes it, and removes its orientation. So the orientation is
+    # read after decoding.
     image.load()
     orientation, rgb = _orientation(image), _to_rgb(image)
     if orientation == 1:
@@ -363,7 +409,8 @@ def random_area_box(
 ) -> Box:
     """Sample a crop by its area and aspect ratio.
 
-    If ten random crops do not fit into the image, the largest centered crop of an allowed ratio is used.
+    If ten random crops do not fit into the image, the largest centered crop of an allowed ratio is
+    used.
 
     Args:
         size: Width and height of the image.
@@ -389,7 +436,9 @@ def random_area_box(
     return left, top, left + width, top + height
 
 
-def random_sides_box(size: tuple[int, int], generator: torch.Generator, *, scale: tuple[float, float] = (0.6, 1.0)) -> Box:
+def random_sides_box(
+    size: tuple[int, int], generator: torch.Generator, *, scale: tuple[float, float] = (0.6, 1.0)
+) -> Box:
     """Sample a crop with the aspect ratio of the image.
 
     Args:
@@ -427,7 +476,8 @@ def _uniform(low: float, high: float, generator: torch.Generator) -> float:
     return low + (high - low) * torch.rand((), generator=generator, dtype=torch.float64).item()
 
 
-# Recompressed and resized copies differ in at most this many of 256 bits (measured). Some different images of one flat color do, too.
+# Recompressed and resized copies differ in at most this many of 256 bits (measured). Some different
+# images of one flat color do, too.
 MAX_HAMMING_DISTANCE = 10
 # Of 256 levels. A flat area stays flat in a recompressed copy.
 _MIN_DIFFERENCE = 5
@@ -438,8 +488,9 @@ _HASH_SIDE = 16
 def dhash(image: Image.Image) -> str:
     """Compute a perceptual hash (dHash, N. Krawetz 2013).
 
-    The bits are whether each of 16 x 16 pixels of a small gray copy is darker than its right neighbor. Differs from the original: a neighbor
-    counts as brighter from a difference of 5 of 256 levels.
+    The bits are whether each of 16 x 16 pixels of a small gray copy is darker than its right
+    neighbor. Differs from the original: a neighbor counts as brighter from a difference of 5 of 256
+    levels.
 
     Args:
         image: The image.
@@ -447,7 +498,9 @@ def dhash(image: Image.Image) -> str:
     Returns:
         256 bits in hexadecimal digits.
     """
-    gray = np.asarray(image.convert("L").resize((_HASH_SIDE + 1, _HASH_SIDE), Resampling.BILINEAR), dtype=np.int16)
+    gray = np.asarray(
+        image.convert("L").resize((_HASH_SIDE + 1, _HASH_SIDE), Resampling.BILINEAR), dtype=np.int16
+    )
     return np.packbits(gray[:, 1:] >= gray[:, :-1] + _MIN_DIFFERENCE).tobytes().hex()
 
 
@@ -471,7 +524,9 @@ def hamming_distances(hashes: Sequence[str], first: np.ndarray, second: np.ndarr
         [2, 256]
     """
     num_bytes = max(map(len, hashes), default=0) // 2
-    content = np.frombuffer(b"".join(bytes.fromhex(code or "00" * num_bytes) for code in hashes), np.uint8).reshape(len(hashes), num_bytes)
+    content = np.frombuffer(
+        b"".join(bytes.fromhex(code or "00" * num_bytes) for code in hashes), np.uint8
+    ).reshape(len(hashes), num_bytes)
     is_known = np.array([bool(code) for code in hashes])
     distances = _NUM_BITS[content[first] ^ content[second]].sum(1, dtype=np.int64)
     return np.where(is_known[first] & is_known[second], distances, 256)

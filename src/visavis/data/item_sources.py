@@ -1,4 +1,6 @@
-"""Model input of the images or of the captions of a data set: pixels of listed images, or stored features."""
+"""Model input of the images or of the captions of a data set: pixels of listed images, or stored
+features.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,14 @@ from visavis.data.features.expert_store import ExpertStore
 from visavis.data.features.regions import RegionFeatures
 from visavis.data.features.standardization import Standardization
 from visavis.data.features.store import FeatureStore
-from visavis.data.images import Box, decode_image, random_area_box, random_horizontal_flip, random_sides_box, upright_size
+from visavis.data.images import (
+    Box,
+    decode_image,
+    random_area_box,
+    random_horizontal_flip,
+    random_sides_box,
+    upright_size,
+)
 from visavis.data.parallel import map_in_order
 from visavis.data.sequences import read_items
 from visavis.types import Encoded, concatenate
@@ -30,7 +39,10 @@ PixelFunction = Callable[[Sequence["Image"]], Tensor]
 """Converts images to pixels ``[N, 3, H, W]``."""
 CropFunction = Callable[[tuple[int, int], torch.Generator], Box]
 """Samples a crop of an image of a given width and height."""
-CROP_FUNCTIONS: dict[str, CropFunction] = {"random_area": random_area_box, "random_sides": random_sides_box}
+CROP_FUNCTIONS: dict[str, CropFunction] = {
+    "random_area": random_area_box,
+    "random_sides": random_sides_box,
+}
 """Crop functions by their names in recipes."""
 
 
@@ -42,7 +54,8 @@ class ItemSource(Protocol):
 
         Args:
             index: Indices of the items.
-            seeds: Seed of the random transforms of each item, in training. None: no random transforms.
+            seeds: Seed of the random transforms of each item, in training. None: no random
+                transforms.
 
         Returns:
             The items in the given order.
@@ -51,7 +64,8 @@ class ItemSource(Protocol):
 
 
 class PixelSource:
-    """Pixels of a split's images, for a matcher that trains its image encoder. Training crops and flips at random.
+    """Pixels of a split's images, for a matcher that trains its image encoder. Training crops and
+    flips at random.
 
     Images are decoded in parallel, and an image that occurs twice in a batch is decoded once.
 
@@ -60,8 +74,10 @@ class PixelSource:
         preprocess: Converts images to pixels.
         preprocess_crops: Converts random crops to pixels. None: no cropping and flipping.
         crop: Name of the crop function.
-        min_side: Pixels that the shorter side of a reduced JPEG, or of its crop, keeps. 0: images are decoded in full.
-        normalize: Normalizes the pixels of a batch, on their device. None: both functions return normalized pixels.
+        min_side: Pixels that the shorter side of a reduced JPEG, or of its crop, keeps. 0: images
+            are decoded in full.
+        normalize: Normalizes the pixels of a batch, on their device. None: both functions return
+            normalized pixels.
     """
 
     def __init__(
@@ -116,15 +132,22 @@ class PixelSource:
             pixels = list(map_in_order(self._read_whole, images))
             return Encoded(torch.cat([pixels[number] for number in image_of]))
         positions = [np.flatnonzero(image_of == number) for number in range(len(images))]
-        crops = map_in_order(lambda number: self._read_crops(images[number], seeds[positions[number]]), range(len(images)))
+        crops = map_in_order(
+            lambda number: self._read_crops(images[number], seeds[positions[number]]),
+            range(len(images)),
+        )
         rows = [row for pixels in crops for row in pixels]
-        return Encoded(torch.stack([rows[number] for number in np.argsort(np.concatenate(positions))]))
+        return Encoded(
+            torch.stack([rows[number] for number in np.argsort(np.concatenate(positions))])
+        )
 
     def _read_whole(self, image: ListedImage) -> Tensor:
         return self.preprocess([image.open(self.min_side)])
 
     def _read_crops(self, image: ListedImage, seeds: np.ndarray) -> Tensor:
-        """Read one random crop of an image for each seed. Crops are sampled first, because a small one needs more pixels of the image."""
+        """Read one random crop of an image for each seed. Crops are sampled first, because a small
+        one needs more pixels of the image.
+        """
         assert self.preprocess_crops is not None
         name, content = image.name, image.read()
         size = upright_size(content, name)
@@ -132,19 +155,34 @@ class PixelSource:
         boxes = [self.crop(size, generator) for generator in generators]
         smallest = min(min(right - left, bottom - top) for left, top, right, bottom in boxes)
         decoded = decode_image(content, name, min_side=-(-self.min_side * min(size) // smallest))
-        crops = [decoded.crop(_scaled(box, decoded.width / size[0], decoded.height / size[1])) for box in boxes]
+        crops = [
+            decoded.crop(_scaled(box, decoded.width / size[0], decoded.height / size[1]))
+            for box in boxes
+        ]
         if not self.min_side:  # the preprocessing does not resize
             crops = [crop.resize((min(size),) * 2, Resampling.BICUBIC) for crop in crops]
-        return self.preprocess_crops([random_horizontal_flip(crop, generator) for crop, generator in zip(crops, generators, strict=True)])
+        return self.preprocess_crops(
+            [
+                random_horizontal_flip(crop, generator)
+                for crop, generator in zip(crops, generators, strict=True)
+            ]
+        )
 
 
 def _scaled(box: Box, horizontal: float, vertical: float) -> Box:
     """The part of a reduced image that shows a crop of the whole, at least a pixel."""
-    left, top, right, bottom = round(box[0] * horizontal), round(box[1] * vertical), round(box[2] * horizontal), round(box[3] * vertical)
+    left, top, right, bottom = (
+        round(box[0] * horizontal),
+        round(box[1] * vertical),
+        round(box[2] * horizontal),
+        round(box[3] * vertical),
+    )
     return left, top, max(right, left + 1), max(bottom, top + 1)
 
 
-def read_unnormalized(source: ItemSource, index: np.ndarray, seeds: np.ndarray | None = None) -> Encoded:
+def read_unnormalized(
+    source: ItemSource, index: np.ndarray, seeds: np.ndarray | None = None
+) -> Encoded:
     """Read items for a batch, which is normalized as a whole on the device of the training.
 
     Args:
@@ -155,7 +193,9 @@ def read_unnormalized(source: ItemSource, index: np.ndarray, seeds: np.ndarray |
     Returns:
         The items, as ``PixelSource.read_unnormalized`` for pixels.
     """
-    return (source.read_unnormalized if isinstance(source, PixelSource) else source.read)(index, seeds)
+    return (source.read_unnormalized if isinstance(source, PixelSource) else source.read)(
+        index, seeds
+    )
 
 
 @dataclass(frozen=True)
@@ -216,7 +256,12 @@ class ConcatSource:
         in_second = index >= self.first_count
         parts = [
             source.read(index[part] - offset, None if seeds is None else seeds[part])
-            for source, part, offset in ((self.first, ~in_second, 0), (self.second, in_second, self.first_count))
+            for source, part, offset in (
+                (self.first, ~in_second, 0),
+                (self.second, in_second, self.first_count),
+            )
             if part.any()
         ]
-        return concatenate(parts)[torch.from_numpy(np.argsort(np.argsort(in_second, kind="stable")))]
+        return concatenate(parts)[
+            torch.from_numpy(np.argsort(np.argsort(in_second, kind="stable")))
+        ]

@@ -1,7 +1,8 @@
 """Batches of a data set: which images and captions are in a batch, and what a model reads of them.
 
-The batches of an epoch depend only on the seed and the epoch. A random transform also depends on the position of the image in its batch.
-So a stopped run continues with the same batches, for any number of processes and of workers.
+The batches of an epoch depend only on the seed and the epoch. A random transform also depends on
+the position of the image in its batch. So a stopped run continues with the same batches, for any
+number of processes and of workers.
 """
 
 from __future__ import annotations
@@ -24,18 +25,26 @@ from visavis.errors import DataError
 from visavis.types import Encoded, concatenate
 
 MAX_IMAGES_PER_READ = 128
-"""Images of a batch that a worker reads at once. A larger batch is shared out, so that it arrives sooner and workers hold less of it."""
+"""Images of a batch that a worker reads at once. A larger batch is shared out, so that it arrives
+sooner and workers hold less of it.
+"""
 
 
 class BatchExtension(Protocol):
-    """Adds negatives to a batch, such as pairs that people judged not relevant, or mined hard negatives."""
+    """Adds negatives to a batch, such as pairs that people judged not relevant, or mined hard
+    negatives.
+    """
 
     @property
     def image_of(self) -> np.ndarray:
-        """Image of each text that a batch may hold, shape ``[T]``. Negative for a text without an image."""
+        """Image of each text that a batch may hold, shape ``[T]``. Negative for a text without an
+        image.
+        """
         ...
 
-    def add_negatives(self, images: np.ndarray, captions: np.ndarray, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    def add_negatives(
+        self, images: np.ndarray, captions: np.ndarray, random: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Add negatives to a batch.
 
         Args:
@@ -113,9 +122,11 @@ class BatchSchedule:
 
     Attributes:
         batch_size: Number of pairs, or of images if ``captions_per_image`` is set.
-        captions_per_image: None: sample captions, each with its image, as the papers' code does. An image can then occur twice in a batch.
-            A number: sample images, each with this number of random captions, or with all if it has fewer.
-        length_buckets: Number of batches within which captions are sorted by length, to reduce padding. 0: not sorted.
+        captions_per_image: None: sample captions, each with its image, as the papers' code does. An
+            image can then occur twice in a batch. A number: sample images, each with this number of
+            random captions, or with all if it has fewer.
+        length_buckets: Number of batches within which captions are sorted by length, to reduce
+            padding. 0: not sorted.
         drop_last: Skip a last batch that is not full.
         batches_per_epoch: Number of batches of an epoch. 0: all.
     """
@@ -141,7 +152,11 @@ class BatchSchedule:
             DataError: If there are too few items for one batch.
         """
         count, random = self.num_batches(data), np.random.default_rng((seed, epoch))
-        return (self._pairs(data, random) if self.captions_per_image is None else self._images(data, random))[:count]
+        return (
+            self._pairs(data, random)
+            if self.captions_per_image is None
+            else self._images(data, random)
+        )[:count]
 
     def num_batches(self, data: Dataset) -> int:
         """Count the batches of an epoch, without sampling them.
@@ -161,35 +176,48 @@ class BatchSchedule:
         count = items // self.batch_size if self.drop_last else -(-items // self.batch_size)
         if not count:
             raise DataError(
-                f"data set {data.name} is smaller than one batch of {self.batch_size} {unit}. Set a smaller training.batch_size."
+                f"data set {data.name} is smaller than one batch of {self.batch_size} {unit}. Set "
+                "a smaller training.batch_size."
             )
         return min(count, self.batches_per_epoch or count)
 
-    def _pairs(self, data: Dataset, random: np.random.Generator) -> list[tuple[np.ndarray, np.ndarray]]:
+    def _pairs(
+        self, data: Dataset, random: np.random.Generator
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
         order = random.permutation(len(data.captions))
         if self.length_buckets:
             lengths = data.caption_lengths
             chunk = self.length_buckets * self.batch_size
             chunks = [order[start : start + chunk] for start in range(0, len(order), chunk)]
-            order = np.concatenate([part[np.argsort(lengths[part], kind="stable")] for part in chunks])
+            order = np.concatenate(
+                [part[np.argsort(lengths[part], kind="stable")] for part in chunks]
+            )
         batches = self._cut(order)
         if self.length_buckets:
             batches = [batches[i] for i in random.permutation(len(batches))]
         return [(data.image_of[captions], captions) for captions in batches]
 
-    def _images(self, data: Dataset, random: np.random.Generator) -> list[tuple[np.ndarray, np.ndarray]]:
+    def _images(
+        self, data: Dataset, random: np.random.Generator
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
         assert self.captions_per_image is not None
         counts, plan = data.captions_of.counts, []
         for images in self._cut(random.permutation(np.flatnonzero(counts))):
             if (counts[images] == 1).all():  # a permutation of one caption reads no random numbers
                 plan.append((images, data.captions_of.select(images)))
                 continue
-            chosen = [random.permutation(data.captions_of[i])[: self.captions_per_image] for i in images.tolist()]
+            chosen = [
+                random.permutation(data.captions_of[i])[: self.captions_per_image]
+                for i in images.tolist()
+            ]
             plan.append((images, np.concatenate(chosen)))
         return plan
 
     def _cut(self, order: np.ndarray) -> list[np.ndarray]:
-        batches = [order[start : start + self.batch_size] for start in range(0, len(order), self.batch_size)]
+        batches = [
+            order[start : start + self.batch_size]
+            for start in range(0, len(order), self.batch_size)
+        ]
         return batches[:-1] if self.drop_last and len(batches[-1]) < self.batch_size else batches
 
 
@@ -197,7 +225,8 @@ class BatchSchedule:
 class Loader:
     """The batches of one split. Worker processes read them while the model trains.
 
-    ``loader.epoch(3, start=10)`` continues with the eleventh batch of epoch 3, exactly as if the first ten had been read.
+    ``loader.epoch(3, start=10)`` continues with the eleventh batch of epoch 3, exactly as if the
+    first ten had been read.
 
     Attributes:
         data: The split.
@@ -206,7 +235,8 @@ class Loader:
         schedule: How an epoch is divided into batches.
         seed: Random seed.
         extension: Adds negatives to each batch. None: a batch holds the pairs of the schedule only.
-        rank: Rank of this process. It reads the part ``rank`` of ``world_size`` of each batch, images and captions separately.
+        rank: Rank of this process. It reads the part ``rank`` of ``world_size`` of each batch,
+            images and captions separately.
         world_size: Number of ranks.
         pool: Worker processes that read the batches of a training. None: this process reads them.
         reader_number: Number of ``batch_reader`` among the readers of the pool.
@@ -235,13 +265,20 @@ class Loader:
         return self.schedule.num_batches(self.data)
 
     def epoch(
-        self, epoch: int, *, start: int = 0, stop: int | None = None, training: bool = True, device: torch.device | str = "cpu"
+        self,
+        epoch: int,
+        *,
+        start: int = 0,
+        stop: int | None = None,
+        training: bool = True,
+        device: torch.device | str = "cpu",
     ) -> Iterator[Batch]:
         """Yield the batches of an epoch.
 
-        Worker processes read the batches of trainings, and stay for the next epoch. If they are running and no epoch is in progress, they also
-        read batches without random transforms. A training epoch must not begin before the last of these batches was read. All other
-        batches are read in this process: pixels when they are needed, stored features one batch ahead.
+        Worker processes read the batches of trainings, and stay for the next epoch. If they are
+        running and no epoch is in progress, they also read batches without random transforms. A
+        training epoch must not begin before the last of these batches was read. All other batches
+        are read in this process: pixels when they are needed, stored features one batch ahead.
 
         Args:
             epoch: The epoch.
@@ -258,11 +295,15 @@ class Loader:
         """
         plan = self._plan(epoch)
         # Workers take requests ahead of the batches.
-        requests, sent = tee(self._request(*plan[number], epoch, number, training) for number in range(len(plan))[start:stop])
+        requests, sent = tee(
+            self._request(*plan[number], epoch, number, training)
+            for number in range(len(plan))[start:stop]
+        )
         contents = self._read(sent, device, starts_workers=training)
         for number, request in enumerate(requests, start):
             batch = self._batch(request, next(contents), epoch, number).to(device)
-            # Bytes have a quarter of the size of normalized pixels. No reference keeps them during a training step.
+            # Bytes have a quarter of the size of normalized pixels. No reference keeps them during
+            # a training step.
             yield replace(batch, visual=self._normalize(batch.visual))
 
     def _plan(self, epoch: int) -> Sequence[tuple[np.ndarray, np.ndarray]]:
@@ -276,8 +317,11 @@ class Loader:
     def _plans(self) -> dict[int, Sequence[tuple[np.ndarray, np.ndarray]]]:
         return {}
 
-    def read_images(self, batches: Iterable[np.ndarray], device: torch.device | str = "cpu") -> Iterator[Encoded]:
-        """Yield images without random transforms and without captions. Worker processes read them if they are running and idle.
+    def read_images(
+        self, batches: Iterable[np.ndarray], device: torch.device | str = "cpu"
+    ) -> Iterator[Encoded]:
+        """Yield images without random transforms and without captions. Worker processes read them
+        if they are running and idle.
 
         Args:
             batches: Indices of the images of each batch.
@@ -290,26 +334,45 @@ class Loader:
             DataError: If an image cannot be read, or a worker process ends unexpectedly.
         """
         nothing, no_captions = np.zeros(0, int), slice(0, 0)
-        requests = (BatchRequest(images, nothing, slice(0, len(images)), no_captions, None) for images in batches)
+        requests = (
+            BatchRequest(images, nothing, slice(0, len(images)), no_captions, None)
+            for images in batches
+        )
         for visual, _ in self._read(requests, device):
             yield self._normalize(visual.to(device))
 
-    def _read(self, requests: Iterable[BatchRequest], device: torch.device | str, *, starts_workers: bool = False) -> Iterator[Any]:
+    def _read(
+        self,
+        requests: Iterable[BatchRequest],
+        device: torch.device | str,
+        *,
+        starts_workers: bool = False,
+    ) -> Iterator[Any]:
         if self.pool is not None and (starts_workers or self.pool.is_idle):
             return self._read_in_workers(self.pool, requests, device)
         if isinstance(self.visual, PixelSource):
-            # All cores decode a batch, then all train. At the same time, they would slow each other down.
+            # All cores decode a batch, then all train. At the same time, they would slow each other
+            # down.
             return map(self.batch_reader, requests)
         # A thread reads stored features while the model trains on the batch before.
         return map_in_order(self.batch_reader, requests, threads=1, ahead=1)
 
-    def _read_in_workers(self, pool: WorkerPool, requests: Iterable[BatchRequest], device: torch.device | str) -> Iterator[Any]:
+    def _read_in_workers(
+        self, pool: WorkerPool, requests: Iterable[BatchRequest], device: torch.device | str
+    ) -> Iterator[Any]:
         """Read batches in worker processes, a large one in parts."""
         split, sent = tee(request.split(MAX_IMAGES_PER_READ) for request in requests)
         contents = pool.read((part for parts, _ in sent for part in parts), self.reader_number)
         for parts, positions in split:
             visual, text = next(contents)
-            yield (visual if len(parts) == 1 else _arrange(visual, islice(contents, len(parts) - 1), positions, device)), text
+            yield (
+                (
+                    visual
+                    if len(parts) == 1
+                    else _arrange(visual, islice(contents, len(parts) - 1), positions, device)
+                ),
+                text,
+            )
 
     def _normalize(self, visual: Encoded) -> Encoded:
         return self.visual.normalize(visual) if isinstance(self.visual, PixelSource) else visual
@@ -329,19 +392,36 @@ class Loader:
 
     @property
     def batch_reader(self) -> Callable[[BatchRequest], Any]:
-        """Reads the items of a batch, in this process or in a worker. ``_batch`` receives its result."""
+        """Reads the items of a batch, in this process or in a worker. ``_batch`` receives its
+        result.
+        """
         return BatchReader(self.visual, self.text)
 
-    def _request(self, images: np.ndarray, captions: np.ndarray, epoch: int, number: int, training: bool) -> BatchRequest:
+    def _request(
+        self, images: np.ndarray, captions: np.ndarray, epoch: int, number: int, training: bool
+    ) -> BatchRequest:
         if self.extension is not None:
-            images, captions = self.extension.add_negatives(images, captions, np.random.default_rng((self.seed, epoch, number)))
+            images, captions = self.extension.add_negatives(
+                images, captions, np.random.default_rng((self.seed, epoch, number))
+            )
         own_images, own_captions = self._part(len(images)), self._part(len(captions))
-        seeds = np.random.SeedSequence((self.seed, epoch, number)).generate_state(len(images))[own_images] if training else None
+        seeds = (
+            np.random.SeedSequence((self.seed, epoch, number)).generate_state(len(images))[
+                own_images
+            ]
+            if training
+            else None
+        )
         return BatchRequest(images, captions, own_images, own_captions, seeds)
 
-    def _batch(self, request: BatchRequest, contents: tuple[Encoded, Encoded], epoch: int, number: int) -> Batch:
+    def _batch(
+        self, request: BatchRequest, contents: tuple[Encoded, Encoded], epoch: int, number: int
+    ) -> Batch:
         image_of = self.data.image_of if self.extension is None else self.extension.image_of
-        images, captions = request.images[request.own_images], request.captions[request.own_captions]
+        images, captions = (
+            request.images[request.own_images],
+            request.captions[request.own_captions],
+        )
         return Batch(
             images,
             captions,
@@ -358,10 +438,13 @@ class Loader:
         )
 
     def _part(self, count: int) -> slice:
-        """Positions of this rank in a batch of ``count`` items. The first ranks have one more if the parts are not equal."""
+        """Positions of this rank in a batch of ``count`` items. The first ranks have one more if
+        the parts are not equal.
+        """
         if count < self.world_size:
             raise DataError(
-                f"data set {self.data.name}: expected at least {self.world_size} images and captions in a batch, one for each process, "
+                f"data set {self.data.name}: expected at least {self.world_size} images and "
+                "captions in a batch, one for each process, "
                 f"got {count}. Set a larger training.batch_size, or start fewer processes."
             )
         size, larger = divmod(count, self.world_size)
@@ -370,7 +453,8 @@ class Loader:
 
 
 def share_workers(loaders: Sequence[Loader], workers: int) -> list[Loader]:
-    """Let worker processes read the batches of some loaders. They start with the first training epoch.
+    """Let worker processes read the batches of some loaders. They start with the first training
+    epoch.
 
     Args:
         loaders: The loaders.
@@ -379,13 +463,30 @@ def share_workers(loaders: Sequence[Loader], workers: int) -> list[Loader]:
     Returns:
         The loaders, with one pool for all of them.
     """
-    pool = WorkerPool([loader.batch_reader for loader in loaders], workers, "training.workers") if workers else None
-    return [replace(loader, pool=pool, reader_number=number) for number, loader in enumerate(loaders)]
+    pool = (
+        WorkerPool([loader.batch_reader for loader in loaders], workers, "training.workers")
+        if workers
+        else None
+    )
+    return [
+        replace(loader, pool=pool, reader_number=number) for number, loader in enumerate(loaders)
+    ]
 
 
-def _arrange(first: Encoded, others: Iterable[tuple[Encoded, None]], positions: np.ndarray, device: torch.device | str) -> Encoded:
-    """Copy the parts of a batch to their positions in it. Pixels go to the device part by part, and are in its memory only once."""
-    order, in_order, start = torch.from_numpy(positions).to(device), (np.diff(positions) > 0).all(), 0
+def _arrange(
+    first: Encoded,
+    others: Iterable[tuple[Encoded, None]],
+    positions: np.ndarray,
+    device: torch.device | str,
+) -> Encoded:
+    """Copy the parts of a batch to their positions in it. Pixels go to the device part by part, and
+    are in its memory only once.
+    """
+    order, in_order, start = (
+        torch.from_numpy(positions).to(device),
+        (np.diff(positions) > 0).all(),
+        0,
+    )
     if not isinstance(first.vectors, Tensor) or first.mask is not None:
         return concatenate([first, *(visual for visual, _ in others)]).to(device)[order.argsort()]
     arranged = first.vectors.new_empty(len(order), *first.vectors.shape[1:], device=device)

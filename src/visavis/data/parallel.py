@@ -1,6 +1,8 @@
-"""Parallel work: items are decoded by threads of this process, or encoded by processes of a Ray cluster.
+"""Parallel work: items are decoded by threads of this process, or encoded by processes of a Ray
+cluster.
 
-Threads suffice to decode because Pillow, NumPy and hashlib release the interpreter lock while they work. They start at once and share memory.
+Threads suffice to decode because Pillow, NumPy and hashlib release the interpreter lock while they
+work. They start at once and share memory.
 """
 
 from __future__ import annotations
@@ -30,19 +32,25 @@ def cpu_cores() -> int:
     Returns:
         The number of cores. Processes of torchrun on one machine share them.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
-def map_in_order(work: Callable[[T], Result], items: Iterable[T], *, threads: int = 0, ahead: int = 0) -> Iterator[Result]:
-    """Apply a function to items in threads. The results come in the order of the items, and so does the first error of the function.
+def map_in_order(
+    work: Callable[[T], Result], items: Iterable[T], *, threads: int = 0, ahead: int = 0
+) -> Iterator[Result]:
+    """Apply a function to items in threads. The results come in the order of the items, and so does
+    the first error of the function.
 
     An error of the items comes at once.
 
     Args:
         work: The function.
         items: The items. They are taken while results are consumed.
-        threads: Number of threads. 0: one for each core. 1 thread works ahead while the caller uses a result.
+        threads: Number of threads. 0: one for each core. 1 thread works ahead while the caller uses
+            a result.
         ahead: Number of results that may wait for the caller. 0: twice the number of threads.
 
     Yields:
@@ -81,14 +89,25 @@ def connect_to_ray(action: str) -> Any:
     with requires_extra("scale", f"{action} with --engine ray"):
         import ray
     if not ray.is_initialized():
-        ray.init(address=os.environ.get("RAY_ADDRESS", "local"), include_dashboard=False, log_to_driver=False)
+        ray.init(
+            address=os.environ.get("RAY_ADDRESS", "local"),
+            include_dashboard=False,
+            log_to_driver=False,
+        )
     return ray
 
 
 def map_on_ray(
-    actor: type, arguments: tuple[Any, ...], jobs: Sequence[tuple[Any, ...]], *, workers: int | None, action: str, ordered: bool
+    actor: type,
+    arguments: tuple[Any, ...],
+    jobs: Sequence[tuple[Any, ...]],
+    *,
+    workers: int | None,
+    action: str,
+    ordered: bool,
 ) -> Iterator[Any]:
-    """Call the method ``encode`` of actors for each job. Ray restarts a lost actor and repeats its job.
+    """Call the method ``encode`` of actors for each job. Ray restarts a lost actor and repeats its
+    job.
 
     Args:
         actor: Class of the actors, one per process. They share the GPUs of the cluster.
@@ -96,7 +115,8 @@ def map_on_ray(
         jobs: Arguments of each call.
         workers: Number of processes. None: 2.
         action: Action that needs Ray, for errors.
-        ordered: Whether results come in the order of the jobs, instead of the order in which they are finished.
+        ordered: Whether results come in the order of the jobs, instead of the order in which they
+            are finished.
 
     Yields:
         The results.
@@ -107,7 +127,9 @@ def map_on_ray(
     """
     workers = DEFAULT_RAY_WORKERS if workers is None else workers
     if workers < 1:
-        raise VisavisError(f"workers: expected an integer >= 1, got {workers}. Set a positive number.")
+        raise VisavisError(
+            f"workers: expected an integer >= 1, got {workers}. Set a positive number."
+        )
     if not jobs:
         return
     ray = connect_to_ray(action)

@@ -91,7 +91,8 @@ class CaptionGroups(Sequence[np.ndarray]):
 
     Attributes:
         order: Indices of all captions, sorted by their image, shape ``[captions]``.
-        offsets: Start of each image in ``order``, and the end of the last one, shape ``[images + 1]``.
+        offsets: Start of each image in ``order``, and the end of the last one, shape ``[images +
+            1]``.
 
     Example:
         >>> groups = CaptionGroups.from_images(np.array([1, 0, 1]), 3)
@@ -144,8 +145,16 @@ class CaptionGroups(Sequence[np.ndarray]):
         Returns:
             Indices of captions.
         """
-        counts = self.counts[images] if max_captions is None else np.minimum(self.counts[images], max_captions)
-        first = np.repeat(self.offsets[images] - np.concatenate([[0], np.cumsum(counts)[:-1]]), counts) if len(images) else 0
+        counts = (
+            self.counts[images]
+            if max_captions is None
+            else np.minimum(self.counts[images], max_captions)
+        )
+        first = (
+            np.repeat(self.offsets[images] - np.concatenate([[0], np.cumsum(counts)[:-1]]), counts)
+            if len(images)
+            else 0
+        )
         return self.order[first + np.arange(counts.sum())]
 
 

@@ -20,7 +20,8 @@ _STANDARD_NAMES = {
 
 
 def normalize_split_name(raw_name: object) -> str | None:
-    """Return the standard name of a split: ``restval`` and ``Train`` are train, ``dev`` and ``validation`` are val.
+    """Return the standard name of a split: ``restval`` and ``Train`` are train, ``dev`` and
+    ``validation`` are val.
 
     Args:
         raw_name: Name in the source.
@@ -33,7 +34,8 @@ def normalize_split_name(raw_name: object) -> str | None:
 
 
 def split_priority(split: str | None) -> int:
-    """Return the order in which copies of an image are kept, because a result on test must not come from training on it.
+    """Return the order in which copies of an image are kept, because a result on test must not come
+    from training on it.
 
     Args:
         split: Name of a split.
@@ -45,7 +47,8 @@ def split_priority(split: str | None) -> int:
 
 
 def split_by_hash(name: str) -> str:
-    """Assign a split by a hash of the name: 80 % train, 10 % val, 10 % test. New images never change the split of others.
+    """Assign a split by a hash of the name: 80 % train, 10 % val, 10 % test. New images never
+    change the split of others.
 
     Args:
         name: Name of the image.
@@ -53,14 +56,18 @@ def split_by_hash(name: str) -> str:
     Returns:
         Name of the split.
     """
-    hundredth = int.from_bytes(hashlib.sha256(name.encode(errors="surrogatepass")).digest()[:8]) % 100
+    hundredth = (
+        int.from_bytes(hashlib.sha256(name.encode(errors="surrogatepass")).digest()[:8]) % 100
+    )
     return "train" if hundredth < 80 else "val" if hundredth < 90 else "test"
 
 
 def splits_of_files(files: Iterable[Path], folder: Path) -> dict[Path, str | None]:
-    """Read the split of each file from its name, or from the name of its folder: ``data/validation-00000-of-00001.parquet`` is val.
+    """Read the split of each file from its name, or from the name of its folder:
+    ``data/validation-00000-of-00001.parquet`` is val.
 
-    If all files are named train, the data has no split to validate on. So no file has a split, and images are assigned by a hash.
+    If all files are named train, the data has no split to validate on. So no file has a split, and
+    images are assigned by a hash.
 
     Args:
         files: Files under the folder.
@@ -81,14 +88,27 @@ def find_split_files(folder: Path, suffixes: Sequence[str]) -> list[Path]:
         suffixes: Suffixes of the files.
 
     Returns:
-        Files in the folder, in its folders ``data`` and ``train``, ``validation`` and so on, and in the latter in ``data``. Names that begin
-        with a dot are left out.
+        Files in the folder, in its folders ``data`` and ``train``, ``validation`` and so on, and in
+        the latter in ``data``. Names that begin with a dot are left out.
     """
     folders = [folder]
     for parent in (folder, folder / "data"):
-        children = sorted(child for child in (parent.iterdir() if os.path.isdir(parent) else ()) if os.path.isdir(child))
-        folders += [child for child in children if (child.name == "data" and parent == folder) or split_in_name(child.name) is not None]
-    files = (file for parent in folders for file in parent.iterdir() if file.suffix in suffixes and not file.name.startswith("."))
+        children = sorted(
+            child
+            for child in (parent.iterdir() if os.path.isdir(parent) else ())
+            if os.path.isdir(child)
+        )
+        folders += [
+            child
+            for child in children
+            if (child.name == "data" and parent == folder) or split_in_name(child.name) is not None
+        ]
+    files = (
+        file
+        for parent in folders
+        for file in parent.iterdir()
+        if file.suffix in suffixes and not file.name.startswith(".")
+    )
     return sorted(filter(os.path.isfile, files))
 
 

@@ -12,21 +12,101 @@ from collections.abc import Iterable
 from pathlib import PurePath
 
 IMAGE_SUFFIXES = (
-    *(".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".apng", ".webp", ".gif", ".bmp", ".dib", ".tif", ".tiff", ".avif", ".avifs"),
+    *(
+        ".jpg",
+        ".jpeg",
+        ".jpe",
+        ".jfif",
+        ".mpo",
+        ".png",
+        ".apng",
+        ".webp",
+        ".gif",
+        ".bmp",
+        ".dib",
+        ".tif",
+        ".tiff",
+        ".avif",
+        ".avifs",
+    ),
     *(".ppm", ".pgm", ".pbm", ".pnm", ".pfm", ".jp2", ".j2k", ".j2c", ".jpc", ".jpf", ".jpx"),
 )
 """Images that Pillow decodes: the suffixes that it registers for ``supported_formats``."""
 VIDEO_SUFFIXES = (
-    *(".mp4", ".m4v", ".mov", ".qt", ".webm", ".mkv", ".avi", ".divx", ".mpg", ".mpeg", ".mpe", ".vob", ".ts", ".mts", ".m2ts", ".m2t"),
+    *(
+        ".mp4",
+        ".m4v",
+        ".mov",
+        ".qt",
+        ".webm",
+        ".mkv",
+        ".avi",
+        ".divx",
+        ".mpg",
+        ".mpeg",
+        ".mpe",
+        ".vob",
+        ".ts",
+        ".mts",
+        ".m2ts",
+        ".m2t",
+    ),
     *(".wmv", ".asf", ".flv", ".f4v", ".3gp", ".3g2", ".ogv", ".ogm"),
 )
 VISUAL_SUFFIXES = IMAGE_SUFFIXES + VIDEO_SUFFIXES
 UNSUPPORTED_SUFFIXES = (
-    *(".heic", ".heif", ".hif", ".jxl", ".jxr", ".3fr", ".arw", ".cr2", ".cr3", ".crw", ".dcr", ".dng", ".erf", ".fff", ".gpr", ".iiq"),
-    *(".kdc", ".mef", ".mos", ".mrw", ".nef", ".nrw", ".orf", ".pef", ".raf", ".raw", ".rw2", ".rwl", ".sr2", ".srf", ".srw", ".x3f"),
+    *(
+        ".heic",
+        ".heif",
+        ".hif",
+        ".jxl",
+        ".jxr",
+        ".3fr",
+        ".arw",
+        ".cr2",
+        ".cr3",
+        ".crw",
+        ".dcr",
+        ".dng",
+        ".erf",
+        ".fff",
+        ".gpr",
+        ".iiq",
+    ),
+    *(
+        ".kdc",
+        ".mef",
+        ".mos",
+        ".mrw",
+        ".nef",
+        ".nrw",
+        ".orf",
+        ".pef",
+        ".raf",
+        ".raw",
+        ".rw2",
+        ".rwl",
+        ".sr2",
+        ".srf",
+        ".srw",
+        ".x3f",
+    ),
 )
 """Photos of phones and cameras that cannot be decoded."""
-DATASET_SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".txt", ".token", ".parquet", ".arrow", ".npy", ".npz", ".pkl", ".md")
+DATASET_SUFFIXES = (
+    ".json",
+    ".jsonl",
+    ".csv",
+    ".tsv",
+    ".txt",
+    ".token",
+    ".parquet",
+    ".arrow",
+    ".npy",
+    ".npz",
+    ".pkl",
+    ".md",
+)
 """Lists, tables, features and notes of a data set."""
 # Suffixes in one line about other files.
 MAX_NAMED_SUFFIXES = 10

@@ -1,8 +1,9 @@
 """Decoding of video files to upright RGB frames at a fixed rate, with PyAV (FFmpeg).
 
-Frame k of a result is the last frame that is shown at ``k / rate`` seconds after the first one. With s seconds between its first and last
-frame, a video has ``floor(s * rate) + 1`` frames at any frame rate of its own. A last frame that is shown for longer than a second, as in a
-slideshow, is repeated until its end.
+Frame k of a result is the last frame that is shown at ``k / rate`` seconds after the first one.
+With s seconds between its first and last frame, a video has ``floor(s * rate) + 1`` frames at any
+frame rate of its own. A last frame that is shown for longer than a second, as in a slideshow, is
+repeated until its end.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ MAX_SECONDS = 7 * 24 * 3600
 _FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpeg,mpegts,asf,flv,ogg"
 # Seconds that may be missing at the end: the duration in a container is rarely exact.
 _SLACK_S = 2.0
-# A last frame that is shown for more seconds counts for its duration. With a shorter one, the number of frames of an ordinary video would
-# depend on its frame rate.
+# A last frame that is shown for more seconds counts for its duration. With a shorter one, the
+# number of frames of an ordinary video would depend on its frame rate.
 _SLIDE_S = 1.0
 # Codecs of covers and thumbnails, whose streams are not always marked as such.
 _IMAGE_CODECS = ("mjpeg", "png", "bmp", "gif", "webp", "tiff")
@@ -116,7 +117,10 @@ class _Timeline:
 
     def num_frames(self, rate: float) -> int:
         """Number of frames at a rate."""
-        return max(math.floor((self.last - self.first) * rate + 1e-6) + 1, math.ceil(self.seconds * rate - 1e-6))
+        return max(
+            math.floor((self.last - self.first) * rate + 1e-6) + 1,
+            math.ceil(self.seconds * rate - 1e-6),
+        )
 
 
 def count_frames(source: VideoSource, name: str, frames_per_second: float) -> int:
@@ -131,15 +135,20 @@ def count_frames(source: VideoSource, name: str, frames_per_second: float) -> in
         The number of frames.
 
     Raises:
-        VideoError: If the source is not a video, or has no frames or more than ``MAX_FRAMES_PER_VIDEO``.
+        VideoError: If the source is not a video, or has no frames or more than
+            ``MAX_FRAMES_PER_VIDEO``.
         MissingExtra: If PyAV is not installed.
     """
-    with open_frames(source, name, frames_per_second, max_frames=MAX_FRAMES_PER_VIDEO) as (count, _):
+    with open_frames(source, name, frames_per_second, max_frames=MAX_FRAMES_PER_VIDEO) as (
+        count,
+        _,
+    ):
         return count
 
 
 def video_duration(source: VideoSource, name: str) -> float:
-    """Return the time from the first to the last frame, or to the end of a last frame that is shown for longer than a second, without decoding.
+    """Return the time from the first to the last frame, or to the end of a last frame that is shown
+    for longer than a second, without decoding.
 
     Args:
         source: A path, its content, or an open file.
@@ -187,7 +196,8 @@ def open_frames(
         max_frames: Maximum number of frames. None: any number.
 
     Yields:
-        The number of frames, and the frames as upright RGB images. A frame that is shown for longer is the same image several times.
+        The number of frames, and the frames as upright RGB images. A frame that is shown for longer
+        is the same image several times.
 
     Raises:
         VideoError: If the source is not a video, has too many frames, or cannot be decoded.
@@ -198,14 +208,17 @@ def open_frames(
         count = timeline.num_frames(frames_per_second)
         if max_frames is not None and count > max_frames:
             raise VideoError(
-                f"has {count:,} frames in {timeline.seconds:,.0f} seconds at {frames_per_second:g} frames per second, expected at most "
+                f"has {count:,} frames in {timeline.seconds:,.0f} seconds at {frames_per_second:g} "
+                "frames per second, expected at most "
                 f"{max_frames:,}. Cut it, or train with a lower visual.frames_per_second",
                 name,
             )
         yield count, _decode(container, stream, name, timeline, count, frames_per_second)
 
 
-def _decode(container: Any, stream: Any, name: str, timeline: _Timeline, count: int, rate: float) -> Iterator[PILImage]:
+def _decode(
+    container: Any, stream: Any, name: str, timeline: _Timeline, count: int, rate: float
+) -> Iterator[PILImage]:
     container.seek(0, any_frame=False, backward=True)
     number, shown, image = 0, None, None
     for frame in container.decode(stream):
@@ -218,7 +231,11 @@ def _decode(container: Any, stream: Any, name: str, timeline: _Timeline, count: 
     if shown is None:
         raise VideoError(f"has no frame that can be decoded. {COPY_AGAIN}, {_CONVERT}", name)
     if (missing := timeline.last - (shown.time or 0)) > _SLACK_S:
-        raise VideoError(f"is damaged: the last {missing:.0f} seconds of its frames cannot be decoded. {COPY_AGAIN}", name)
+        raise VideoError(
+            f"is damaged: the last {missing:.0f} seconds of its frames cannot be decoded. "
+            f"{COPY_AGAIN}",
+            name,
+        )
     yield from [_to_image(shown)] * (count - number)
 
 
@@ -234,10 +251,14 @@ def iter_frames(source: VideoSource, name: str, frames_per_second: float) -> Ite
         Upright RGB images, as many as ``count_frames`` returns.
 
     Raises:
-        VideoError: If the source is not a video, has more than ``MAX_FRAMES_PER_VIDEO`` frames, or cannot be decoded.
+        VideoError: If the source is not a video, has more than ``MAX_FRAMES_PER_VIDEO`` frames, or
+            cannot be decoded.
         MissingExtra: If PyAV is not installed.
     """
-    with open_frames(source, name, frames_per_second, max_frames=MAX_FRAMES_PER_VIDEO) as (_, frames):
+    with open_frames(source, name, frames_per_second, max_frames=MAX_FRAMES_PER_VIDEO) as (
+        _,
+        frames,
+    ):
         yield from frames
 
 
@@ -307,7 +328,9 @@ def frame_at(source: VideoSource, name: str, seconds: float) -> PILImage:
 
 @contextmanager
 def _open_stream(source: VideoSource, name: str) -> Iterator[tuple[Any, Any]]:
-    """Open a container and the stream that a player shows. Formats that refer to other files, such as playlists, are not allowed."""
+    """Open a container and the stream that a player shows. Formats that refer to other files, such
+    as playlists, are not allowed.
+    """
     with requires_extra("video", f"reading the video {name}"):
         import av
     with _file(source) as file:
@@ -319,10 +342,15 @@ def _open_stream(source: VideoSource, name: str) -> Iterator[tuple[Any, Any]]:
                 stream = _shown_stream(container)
                 if stream is None:
                     raise VideoError(
-                        "has no frames: it contains only sound, or nothing. Replace it by a video with frames, or remove it", name
+                        "has no frames: it contains only sound, or nothing. Replace it by a video "
+                        "with frames, or remove it",
+                        name,
                     )
                 if stream.codec_context is None:
-                    raise VideoError("has a codec that this FFmpeg does not support. Convert it to mp4 (h264)", name)
+                    raise VideoError(
+                        "has a codec that this FFmpeg does not support. Convert it to mp4 (h264)",
+                        name,
+                    )
                 if stream.width * stream.height > MAX_PIXELS:
                     problem = f"has frames of {stream.width} x {stream.height} pixels, expected at most {MAX_PIXELS:,}"
                     raise VideoError(f"{problem}. Reduce its size", name)
@@ -344,7 +372,9 @@ def _file(source: VideoSource) -> Iterator[Any]:
 
 
 def _shown_stream(container: Any) -> Any:
-    """Return the stream that a player shows. None: there is none. FFmpeg alone would choose a cover or thumbnail that is the default stream."""
+    """Return the stream that a player shows. None: there is none. FFmpeg alone would choose a cover
+    or thumbnail that is the default stream.
+    """
     best, streams = container.streams.best("video"), container.streams.video
     moving = [stream for stream in streams if not _is_still(stream)]
     return best if best in moving or not moving else moving[0]
@@ -354,7 +384,9 @@ def _is_still(stream: Any) -> bool:
     from av.stream import Disposition
 
     codec = stream.codec_context.name if stream.codec_context else ""
-    return Disposition.attached_pic in stream.disposition or (codec in _IMAGE_CODECS and stream.frames <= 1)
+    return Disposition.attached_pic in stream.disposition or (
+        codec in _IMAGE_CODECS and stream.frames <= 1
+    )
 
 
 def _read_timeline(container: Any, stream: Any, name: str) -> _Timeline:
@@ -367,10 +399,14 @@ def _read_timeline(container: Any, stream: Any, name: str) -> _Timeline:
         stamp = packet.dts if packet.pts is None else packet.pts
         is_shown = packet.stream_index == stream.index and packet.size > 0
         num_packets += is_shown
-        # Players do not show the frames before the start of a video that was trimmed without encoding.
+        # Players do not show the frames before the start of a video that was trimmed without
+        # encoding.
         if stamp is None or packet.is_discard:
             continue
-        time, duration = float(stamp * packet.time_base), float((packet.duration or 0) * packet.time_base)
+        time, duration = (
+            float(stamp * packet.time_base),
+            float((packet.duration or 0) * packet.time_base),
+        )
         start, end = min(start, time), max(end, time + duration)
         if is_shown:
             first = time if first is None else min(first, time)
@@ -387,15 +423,32 @@ def _read_timeline(container: Any, stream: Any, name: str) -> _Timeline:
         declared = max(declared, float(stream.frames / stream.average_rate))
     total = declared or (container.duration or 0) / 1e6
     # Some containers do not store for how long the last frame is shown.
-    interval = interval or (float(1 / stream.average_rate) if stream.average_rate else (last - first) / max(1, num_packets - 1)) or total
+    interval = (
+        interval
+        or (
+            float(1 / stream.average_rate)
+            if stream.average_rate
+            else (last - first) / max(1, num_packets - 1)
+        )
+        or total
+    )
     # Without a number of frames, the duration may be of the longest stream.
-    available = last + interval - first if stream.frames else max(end, last + interval) - min(start, first)
+    available = (
+        last + interval - first if stream.frames else max(end, last + interval) - min(start, first)
+    )
     if total - available > _SLACK_S and not 0 < stream.frames <= num_packets:
-        raise VideoError(f"is truncated: {available:.0f} of its {total:.0f} seconds are available. {COPY_AGAIN}", name)
+        raise VideoError(
+            f"is truncated: {available:.0f} of its {total:.0f} seconds are available. {COPY_AGAIN}",
+            name,
+        )
     end = first + declared if declared else last + interval
     timeline = _Timeline(first, last, end if end - last > _SLIDE_S + 1e-6 else last)
     if timeline.seconds > MAX_SECONDS:
-        raise VideoError(f"has {timeline.seconds:,.0f} seconds, expected at most {MAX_SECONDS:,}. Cut it, {_CONVERT}", name)
+        raise VideoError(
+            f"has {timeline.seconds:,.0f} seconds, expected at most {MAX_SECONDS:,}. Cut it, "
+            f"{_CONVERT}",
+            name,
+        )
     return timeline
 
 

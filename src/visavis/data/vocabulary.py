@@ -29,35 +29,62 @@ PAD, START, END, UNKNOWN = "<pad>", "<start>", "<end>", "<unk>"
 # Captions whose words are in memory at once.
 _CAPTIONS_PER_COUNT = 2**17
 _DELETE_PUNCTUATION = str.maketrans("", "", string.punctuation)
-# Scripts that are written without spaces: Thai and Lao, Burmese, Khmer, Japanese syllables and Chinese characters.
+# Scripts that are written without spaces: Thai and Lao, Burmese, Khmer, Japanese syllables and
+# Chinese characters.
 _UNSPACED_RANGES = (
-    *(("\u0e00", "\u0eff"), ("\u1000", "\u109f"), ("\u1780", "\u17ff"), ("\u3005", "\u3007"), ("\u3040", "\u30ff"), ("\u31f0", "\u31ff")),
-    *(("\u3400", "\u4dbf"), ("\u4e00", "\u9fff"), ("\ua9e0", "\ua9ff"), ("\uaa60", "\uaa7f"), ("\uf900", "\ufaff"), ("\uff66", "\uff9f")),
+    *(
+        ("\u0e00", "\u0eff"),
+        ("\u1000", "\u109f"),
+        ("\u1780", "\u17ff"),
+        ("\u3005", "\u3007"),
+        ("\u3040", "\u30ff"),
+        ("\u31f0", "\u31ff"),
+    ),
+    *(
+        ("\u3400", "\u4dbf"),
+        ("\u4e00", "\u9fff"),
+        ("\ua9e0", "\ua9ff"),
+        ("\uaa60", "\uaa7f"),
+        ("\uf900", "\ufaff"),
+        ("\uff66", "\uff9f"),
+    ),
     ("\U00020000", "\U000323af"),
 )
 
 
 def _letters(first: str, last: str, categories: str) -> str:
     """The characters of a range whose Unicode category begins with one of some letters."""
-    return "".join(letter for letter in map(chr, range(ord(first), ord(last) + 1)) if unicodedata.category(letter)[0] in categories)
+    return "".join(
+        letter
+        for letter in map(chr, range(ord(first), ord(last) + 1))
+        if unicodedata.category(letter)[0] in categories
+    )
 
 
 _UNSPACED = "".join(f"{first}-{last}" for first, last in _UNSPACED_RANGES)
 _MARKS = "".join(_letters(*bounds, "M") for bounds in _UNSPACED_RANGES[:6])
 _UNSPACED_LETTER = re.compile(f"[{_UNSPACED}][{_MARKS}]*")
 _UNSPACED_PUNCTUATION = str.maketrans(
-    dict.fromkeys("".join(_letters(*bounds, "P") for bounds in (*_UNSPACED_RANGES[:6], ("\u3000", "\u303f"), ("\uff01", "\uff65"))), " ")
+    dict.fromkeys(
+        "".join(
+            _letters(*bounds, "P")
+            for bounds in (*_UNSPACED_RANGES[:6], ("\u3000", "\u303f"), ("\uff01", "\uff65"))
+        ),
+        " ",
+    )
 )
 
 
 MULTILINGUAL_ADVICE = (
     "A vocabulary reads scripts without spaces by characters. "
-    "A multilingual encoder knows their words: set text.encoder, for example to bert-base-multilingual-cased"
+    "A multilingual encoder knows their words: set text.encoder, for example to "
+    "bert-base-multilingual-cased"
 )
 
 
 def has_unspaced_script(caption: str) -> bool:
-    """Return whether a caption has letters of a script without spaces, such as Chinese, Japanese, Thai, Lao, Khmer or Burmese.
+    """Return whether a caption has letters of a script without spaces, such as Chinese, Japanese,
+    Thai, Lao, Khmer or Burmese.
 
     Args:
         caption: The caption.
@@ -69,13 +96,14 @@ def has_unspaced_script(caption: str) -> bool:
 
 
 def tokenize(caption: str) -> list[str]:
-    """Split a caption into lower-case words without ASCII punctuation, as in Karpathy's caption files.
+    """Split a caption into lower-case words without ASCII punctuation, as in Karpathy's caption
+    files.
 
-    Words are in NFC. Of scripts without spaces, such as Chinese, Japanese, Thai, Khmer, Lao and Burmese, each character with its marks is a
-    word.
+    Words are in NFC. Of scripts without spaces, such as Chinese, Japanese, Thai, Khmer, Lao and
+    Burmese, each character with its marks is a word.
 
-    Differs from the code of the VSE++ family: nltk's word_tokenize makes a token of each punctuation mark ("." ends most captions) and two
-    tokens of "man's".
+    Differs from the code of the VSE++ family: nltk's word_tokenize makes a token of each
+    punctuation mark ("." ends most captions) and two tokens of "man's".
 
     Args:
         caption: The caption.
@@ -112,8 +140,20 @@ class Vocabulary:
         Returns:
             The words in alphabetical order.
         """
-        counts = _count_words_of_column(captions) if isinstance(captions, TextColumn) else _count_words(captions)
-        return cls((PAD, START, END, UNKNOWN, *sorted(word for word, count in counts.items() if count >= min_count)))
+        counts = (
+            _count_words_of_column(captions)
+            if isinstance(captions, TextColumn)
+            else _count_words(captions)
+        )
+        return cls(
+            (
+                PAD,
+                START,
+                END,
+                UNKNOWN,
+                *sorted(word for word, count in counts.items() if count >= min_count),
+            )
+        )
 
     def __len__(self) -> int:
         return len(self.words)
@@ -121,7 +161,9 @@ class Vocabulary:
     @cached_property
     def _id_of(self) -> dict[str, int]:
         # Vocabularies of earlier versions may have words in other forms.
-        return {unicodedata.normalize("NFC", word): token_id for token_id, word in enumerate(self.words)}
+        return {
+            unicodedata.normalize("NFC", word): token_id for token_id, word in enumerate(self.words)
+        }
 
     def unknown_words(self, caption: str) -> list[str]:
         """Return the unknown words of a caption, in order.
@@ -144,7 +186,11 @@ class Vocabulary:
             The token ids.
         """
         unknown = self._id_of[UNKNOWN]
-        return [self._id_of[START], *(self._id_of.get(word, unknown) for word in tokenize(caption)), self._id_of[END]]
+        return [
+            self._id_of[START],
+            *(self._id_of.get(word, unknown) for word in tokenize(caption)),
+            self._id_of[END],
+        ]
 
     def encode(self, captions: Sequence[str]) -> Encoded:
         """Convert captions to padded token ids.
@@ -163,7 +209,9 @@ def _count_words(captions: Iterable[str]) -> Counter[str]:
 
 
 def _count_words_of_column(captions: TextColumn) -> Counter[str]:
-    """Count the words of ``tokenize`` in a memory-mapped column, without a Python object per caption."""
+    """Count the words of ``tokenize`` in a memory-mapped column, without a Python object per
+    caption.
+    """
     compute = import_pyarrow().compute
     counts: Counter[str] = Counter()
     for block in captions.blocks():
@@ -171,11 +219,15 @@ def _count_words_of_column(captions: TextColumn) -> Counter[str]:
             part = block.slice(start, _CAPTIONS_PER_COUNT)
             is_ascii = compute.string_is_ascii(part)
             counts.update(_count_words(part.filter(compute.invert(is_ascii)).to_pylist()))
-            texts = compute.replace_substring_regex(compute.ascii_lower(part.filter(is_ascii)), f"[{re.escape(string.punctuation)}]", "")
+            texts = compute.replace_substring_regex(
+                compute.ascii_lower(part.filter(is_ascii)), f"[{re.escape(string.punctuation)}]", ""
+            )
             # Python also splits at these four separators.
             texts = compute.replace_substring_regex(texts, "[\x1c-\x1f]", " ")
             words = compute.list_flatten(compute.ascii_split_whitespace(texts)).value_counts()
-            counts.update(dict(zip(words.field(0).to_pylist(), words.field(1).to_pylist(), strict=True)))
+            counts.update(
+                dict(zip(words.field(0).to_pylist(), words.field(1).to_pylist(), strict=True))
+            )
     del counts[""]
     return counts
 
@@ -197,7 +249,8 @@ def pad_token_ids(sequences: Sequence[Sequence[int]]) -> Encoded:
 
 
 class TokenizedCaptions:
-    """Captions as token ids of a vocabulary, tokenized once, or when they are read if they are lazy.
+    """Captions as token ids of a vocabulary, tokenized once, or when they are read if they are
+    lazy.
 
     Args:
         captions: The captions.
@@ -206,7 +259,11 @@ class TokenizedCaptions:
 
     def __init__(self, captions: Sequence[str], vocabulary: Vocabulary):
         self.captions, self.vocabulary = captions, vocabulary
-        self.token_ids = None if isinstance(captions, LazySequence) else [vocabulary.token_ids(caption) for caption in captions]
+        self.token_ids = (
+            None
+            if isinstance(captions, LazySequence)
+            else [vocabulary.token_ids(caption) for caption in captions]
+        )
 
     def read(self, index: np.ndarray, seeds: np.ndarray | None = None) -> Encoded:
         """Read items, as ``ItemSource.read``.

@@ -1,7 +1,9 @@
-"""Signals of the fork server of worker processes. Only this server imports the module, before it starts a worker.
+"""Signals of the fork server of worker processes. Only this server imports the module, before it
+starts a worker.
 
-Ctrl-C in a terminal and SIGTERM of a job scheduler reach all processes of a group. The training saves a checkpoint and then ends its workers.
-The server must outlive this: if it ends, the training takes all of its workers for dead. It ends with the training.
+Ctrl-C in a terminal and SIGTERM of a job scheduler reach all processes of a group. The training
+saves a checkpoint and then ends its workers. The server must outlive this: if it ends, the training
+takes all of its workers for dead. It ends with the training.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ IGNORED_SIGNALS = [number for number in STOP_SIGNALS if number != signal.SIGINT]
 
 
 def _restore_stop_signals() -> None:
-    """Give a process of the server the default handlers: programs end their own processes with SIGTERM."""
+    """Give a process of the server the default handlers: programs end their own processes with
+    SIGTERM.
+    """
     for number in IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
 

@@ -1,7 +1,9 @@
-"""Worker processes that read batches for a training or an encoder, with the ``DataLoader`` of torch.
+"""Worker processes that read batches for a training or an encoder, with the ``DataLoader`` of
+torch.
 
-Workers are started by a fork server, which never ran the training. A fork of the training itself would copy locks that its threads hold,
-for example in OpenMP, and the lock of the run folder, which would then outlive a killed training.
+Workers are started by a fork server, which never ran the training. A fork of the training itself
+would copy locks that its threads hold, for example in OpenMP, and the lock of the run folder, which
+would then outlive a killed training.
 """
 
 from __future__ import annotations
@@ -35,15 +37,23 @@ from visavis.errors import DataError, VisavisError
 from visavis.types import Encoded
 
 # Windows has no SIGHUP.
-STOP_SIGNALS = tuple(signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
-PRELOADED_MODULES = ["visavis.data.worker_server", "visavis.data.workers", "visavis.models.encoders.frozen_encoders"]
+STOP_SIGNALS = tuple(
+    signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+)
+PRELOADED_MODULES = [
+    "visavis.data.worker_server",
+    "visavis.data.workers",
+    "visavis.models.encoders.frozen_encoders",
+]
 """Modules that the fork server imports once, instead of each worker."""
 PREFETCH_FACTOR = 2
 """Batches that each worker reads ahead."""
 
 MAX_DEFAULT_WORKERS = 16
 MIN_CORES_FOR_WORKERS = 3
-"""Below this number of cores, a training on a CPU is faster if its threads read (``benchmarks/data_path.py --only workers``)."""
+"""Below this number of cores, a training on a CPU is faster if its threads read
+(``benchmarks/data_path.py --only workers``).
+"""
 MIN_IMAGES_FOR_WORKERS = 256
 """Below this number of images, workers take longer to start than they save."""
 MIN_SHARED_MEMORY = 2**30
@@ -59,20 +69,28 @@ def choose_workers(setting: int, num_images: int, *, has_gpu: bool) -> int:
         has_gpu: Whether a GPU trains.
 
     Returns:
-        The number of workers. By default 0 for few images, for few cores without a GPU, and for little shared memory, through which workers
-        send batches.
+        The number of workers. By default 0 for few images, for few cores without a GPU, and for
+        little shared memory, through which workers send batches.
     """
     shared_memory = "/dev/shm"
-    has_memory = not os.path.isdir(shared_memory) or shutil.disk_usage(shared_memory).free >= MIN_SHARED_MEMORY
+    has_memory = (
+        not os.path.isdir(shared_memory)
+        or shutil.disk_usage(shared_memory).free >= MIN_SHARED_MEMORY
+    )
     has_cores = cpu_cores() >= MIN_CORES_FOR_WORKERS or has_gpu
-    default = min(cpu_cores(), MAX_DEFAULT_WORKERS) if num_images >= MIN_IMAGES_FOR_WORKERS and has_memory and has_cores else 0
+    default = (
+        min(cpu_cores(), MAX_DEFAULT_WORKERS)
+        if num_images >= MIN_IMAGES_FOR_WORKERS and has_memory and has_cores
+        else 0
+    )
     return default if setting < 0 else setting
 
 
 def choose_readers(setting: int | None, device: torch.device, num_images: int) -> int:
     """Choose the number of workers that read images for an encoder.
 
-    Threads of one process read about 1,000 small images per second on 16 cores, which can be too few for a GPU.
+    Threads of one process read about 1,000 small images per second on 16 cores, which can be too
+    few for a GPU.
 
     Args:
         setting: The number, if the user sets it.
@@ -101,7 +119,9 @@ def validate_workers(setting: int | None) -> None:
         VisavisError: If it is negative.
     """
     if setting is not None and setting < 0:
-        raise VisavisError(f"workers: expected an integer >= 0, got {setting}. Set 0 to read with threads.")
+        raise VisavisError(
+            f"workers: expected an integer >= 0, got {setting}. Set 0 to read with threads."
+        )
 
 
 @dataclass(frozen=True)
@@ -123,7 +143,8 @@ class BatchRequest:
     seeds: np.ndarray | None
 
     def split(self, size: int) -> tuple[list[BatchRequest], np.ndarray]:
-        """Divide the images of this rank. Equal images stay together, because they are decoded once. All captions are in the first part.
+        """Divide the images of this rank. Equal images stay together, because they are decoded
+        once. All captions are in the first part.
 
         Args:
             size: Number of different images in a part.
@@ -135,7 +156,9 @@ class BatchRequest:
         _, first_positions, unique_index = np.unique(images, return_index=True, return_inverse=True)
         order_of_unique = np.argsort(np.argsort(first_positions))
         part_of_image = order_of_unique[unique_index] // size
-        positions = [np.flatnonzero(part_of_image == part) for part in range(part_of_image.max() + 1)]
+        positions = [
+            np.flatnonzero(part_of_image == part) for part in range(part_of_image.max() + 1)
+        ]
         parts = [
             replace(
                 self,
@@ -169,15 +192,19 @@ class BatchReader:
 
 
 class WorkerPool:
-    """Worker processes that read batches, of several splits if needed. They start with the first batch and stay until the pool is closed.
+    """Worker processes that read batches, of several splits if needed. They start with the first
+    batch and stay until the pool is closed.
 
     Args:
-        readers: Functions that read a batch. They are sent to each worker, so they must be picklable.
+        readers: Functions that read a batch. They are sent to each worker, so they must be
+            picklable.
         workers: Number of processes.
         setting: Name of the setting of ``workers``, for an error.
     """
 
-    def __init__(self, readers: Sequence[Callable[[Any], Any]], workers: int, setting: str = "workers"):
+    def __init__(
+        self, readers: Sequence[Callable[[Any], Any]], workers: int, setting: str = "workers"
+    ):
         self._readers, self._workers, self._setting = readers, workers, setting
         self._sampler, self._closes_at_exit = _RequestSampler(), False
 
@@ -217,7 +244,8 @@ class WorkerPool:
             with _without_main_module():
                 contents = iter(self._loader)
             if not self._closes_at_exit:
-                # After torch has registered its functions, and so before they run. They would wait for workers that ignore SIGTERM.
+                # After torch has registered its functions, and so before they run. They would wait
+                # for workers that ignore SIGTERM.
                 atexit.register(_close, weakref.ref(self))
                 self._closes_at_exit = True
             for content in contents:
@@ -226,10 +254,13 @@ class WorkerPool:
                 yield content
                 assert self._sampler.requests is numbered_requests, "a later epoch has begun"
         except (RuntimeError, OSError, EOFError) as error:
-            if isinstance(error, RuntimeError) and not str(error).startswith(("DataLoader worker", "Pin memory thread")):
+            if isinstance(error, RuntimeError) and not str(error).startswith(
+                ("DataLoader worker", "Pin memory thread")
+            ):
                 raise
             raise DataError(
-                f"{self._setting}: expected running processes that read batches, got one that ended ({storage.error_reason(error)}). "
+                f"{self._setting}: expected running processes that read batches, got one that "
+                f"ended ({storage.error_reason(error)}). "
                 f"Free memory, or set {self._setting} to 0."
             ) from None
         finally:
@@ -239,7 +270,11 @@ class WorkerPool:
     @property
     def is_idle(self) -> bool:
         """Whether workers are running, and no call of ``read`` is in progress."""
-        return "_loader" in self.__dict__ and self._loader._iterator is not None and self._sampler.requests == ()
+        return (
+            "_loader" in self.__dict__
+            and self._loader._iterator is not None
+            and self._sampler.requests == ()
+        )
 
     def close(self) -> None:
         """End the workers. A later call of ``read`` starts new ones."""
@@ -248,7 +283,9 @@ class WorkerPool:
             self._loader._iterator = None
 
 
-def read_in_workers(reader: Callable[[Any], Any], requests: Iterable[Any], workers: int) -> Iterator[Any]:
+def read_in_workers(
+    reader: Callable[[Any], Any], requests: Iterable[Any], workers: int
+) -> Iterator[Any]:
     """Read batches in worker processes, which end with the last batch.
 
     Args:
@@ -276,7 +313,9 @@ def _close(reference: weakref.ref[WorkerPool]) -> None:
 
 
 class _RequestDataset(Dataset[Any]):
-    """Reads in a worker. Errors of the data are returned, because torch would wrap them into a traceback."""
+    """Reads in a worker. Errors of the data are returned, because torch would wrap them into a
+    traceback.
+    """
 
     def __init__(self, readers: Sequence[Callable[[Any], Any]]):
         self._readers = readers
@@ -303,7 +342,9 @@ def _return_unchanged(content: Any) -> Any:
 
 
 def _start_worker(_: int) -> None:
-    """Leave signals to the training, and end with it. torch would notice the end of the fork server only, which waits for its workers."""
+    """Leave signals to the training, and end with it. torch would notice the end of the fork server
+    only, which waits for its workers.
+    """
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     # Pillow warns about odd metadata of a photo without its name.
@@ -319,10 +360,11 @@ def _end_with_training() -> None:
 
 
 def start_resource_tracker() -> None:
-    """Start the process with which Python removes the semaphores of killed processes, without its warning about them.
+    """Start the process with which Python removes the semaphores of killed processes, without its
+    warning about them.
 
-    It prints "leaked semaphore objects" each time that a program with workers is killed, while it removes them. A tracker that the program has
-    started before stays as it is.
+    It prints "leaked semaphore objects" each time that a program with workers is killed, while it
+    removes them. A tracker that the program has started before stays as it is.
     """
     if sys.platform == "win32":
         return
@@ -346,7 +388,9 @@ def _context() -> BaseContext:
 
 @contextmanager
 def _without_main_module() -> Iterator[None]:
-    """Start processes without importing the main script in them: a script that trains at its top level would train again."""
+    """Start processes without importing the main script in them: a script that trains at its top
+    level would train again.
+    """
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:

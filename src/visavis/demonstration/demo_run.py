@@ -1,7 +1,8 @@
-"""The demo: draw synthetic scenes, train three objectives, compare them, search, and write a report.
+"""The demo: draw synthetic scenes, train three objectives, compare them, search, and write a
+report.
 
-Its folder has ``report.html``, ``table.md``, ``table.json``, ``retrieval.png``, ``curves.png``, ``demo.json`` (runs and
-durations), ``scenes/`` (a data set) and a run folder for each training.
+Its folder has ``report.html``, ``table.md``, ``table.json``, ``retrieval.png``, ``curves.png``,
+``demo.json`` (runs and durations), ``scenes/`` (a data set) and a run folder for each training.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ from visavis.runs.run_folder import RunFolder
 from visavis.synthetic import CaptionFacts, write_synthetic_scenes
 from visavis.training.stop_signals import Stopped
 
-# The learning rates of the demo's recipes were selected by studies/demo_rates.py with the same budget for each objective.
+# The learning rates of the demo's recipes were selected by studies/demo_rates.py with the same
+# budget for each objective.
 LEARNING_RATES = (3.75e-4, 7.5e-4, 1.5e-3, 3e-3, 6e-3, 1.2e-2, 2.4e-2, 4.8e-2)
 TUNING_SEEDS = (1, 2, 3)
 TUNING_SCENE_SEED = 1
@@ -53,7 +55,8 @@ def describe_learning_rates(rates: Mapping[str, float]) -> str:
     """
     listed = ", ".join(f"{name} {lr:g}" for name, lr in rates.items())
     return (
-        f"Learning rates: {listed}. Each is the best of the same {len(LEARNING_RATES)} from {LEARNING_RATES[0]:g} to {LEARNING_RATES[-1]:g} by "
+        f"Learning rates: {listed}. Each is the best of the same {len(LEARNING_RATES)} from "
+        f"{LEARNING_RATES[0]:g} to {LEARNING_RATES[-1]:g} by "
         f"the mean validation RSUM of {len(TUNING_SEEDS)} seeds on other synthetic scenes"
     )
 
@@ -63,7 +66,9 @@ DEMO_QUERIES = (
     ("a checkered circle", CaptionFacts(({"pattern": "checkered", "shape": "circle"},))),
     ("a red shape on a wooden table", CaptionFacts(({"color": "red"},), background="table")),
 )
-"""Text queries of the demo with their content. Like the recipes, they were selected on other scenes than those of the demo."""
+"""Text queries of the demo with their content. Like the recipes, they were selected on other scenes
+than those of the demo.
+"""
 
 NUM_SHOWN_CAPTIONS = 5
 
@@ -91,7 +96,9 @@ class DemoSettings:
     overrides: dict[str, Any] = field(default_factory=dict)
 
 
-def run_demo(out: str | Path | None, progress: Progress, settings: DemoSettings | None = None) -> Path:
+def run_demo(
+    out: str | Path | None, progress: Progress, settings: DemoSettings | None = None
+) -> Path:
     """Run the demo.
 
     Args:
@@ -106,13 +113,18 @@ def run_demo(out: str | Path | None, progress: Progress, settings: DemoSettings 
         KeyboardInterrupt: After Ctrl-C.
         RefusedOverwrite: If the folder is not empty.
     """
-    folder = storage.create_numbered_folder("runs/demo") if out is None else storage.prepare_empty_folder(out)
+    folder = (
+        storage.create_numbered_folder("runs/demo")
+        if out is None
+        else storage.prepare_empty_folder(out)
+    )
     progress.message(f"All files of the demo are written to {folder}")
     try:
         _Demo(folder, progress, settings or DemoSettings()).run()
     except (Stopped, KeyboardInterrupt) as stopped:
         progress.message(
-            f"Stopped before the report was written. {folder} has the finished parts. visavis demo starts again in another folder."
+            f"Stopped before the report was written. {folder} has the finished parts. visavis demo "
+            "starts again in another folder."
         )
         if isinstance(stopped, Stopped):
             signal.raise_signal(stopped.signal)
@@ -131,13 +143,23 @@ class _Demo:
     def run(self) -> None:
         settings = self.settings
         num_scenes = settings.num_train + settings.num_val + settings.num_test
-        with self._stage("drawing", f"drawing {num_scenes:,} scenes and writing five captions for each"):
+        with self._stage(
+            "drawing", f"drawing {num_scenes:,} scenes and writing five captions for each"
+        ):
             self._draw()
-        with self._stage("features", "encoding the images with the shipped encoder, once for all runs"):
+        with self._stage(
+            "features", "encoding the images with the shipped encoder, once for all runs"
+        ):
             self._cache()
-        with self._stage("training", f"training {len(settings.recipes)} objectives with {len(settings.seeds)} seeds each"):
+        with self._stage(
+            "training",
+            f"training {len(settings.recipes)} objectives with {len(settings.seeds)} seeds each",
+        ):
             runs = self._train()
-        with self._stage("report", f"comparing on {settings.num_test:,} test scenes, searching, writing the report"):
+        with self._stage(
+            "report",
+            f"comparing on {settings.num_test:,} test scenes, searching, writing the report",
+        ):
             results = self._compare(runs)
             write_demo_report(results, self.folder)
         self._print_summary(results)
@@ -166,8 +188,16 @@ class _Demo:
         )
 
     def _cache(self) -> None:
-        encoder = EncoderSpec("visual", "scenes", read_recipe(self.settings.recipes[0], dict(self.settings.overrides)).visual.granularity)  # type: ignore[arg-type]
-        cache_features(open_dataset(self.scenes), encoder, on_progress=lambda *done: self.progress.update("images", *done))
+        encoder = EncoderSpec(
+            "visual",
+            "scenes",
+            read_recipe(self.settings.recipes[0], dict(self.settings.overrides)).visual.granularity,  # type: ignore[arg-type]
+        )
+        cache_features(
+            open_dataset(self.scenes),
+            encoder,
+            on_progress=lambda *done: self.progress.update("images", *done),
+        )
 
     def _train(self) -> dict[str, list[RunOutcome]]:
         """Train all runs in parallel processes, each exactly as ``visavis train RECIPE --data .../scenes seed=...``."""
@@ -175,7 +205,11 @@ class _Demo:
         for recipe in self.settings.recipes:
             name = _objective_name(recipe)
             for seed in self.settings.seeds:
-                overrides = {**self.settings.overrides, "data.path": os.path.realpath(self.scenes), "seed": seed}
+                overrides = {
+                    **self.settings.overrides,
+                    "data.path": os.path.realpath(self.scenes),
+                    "seed": seed,
+                }
                 values = with_absolute_paths(read_recipe(recipe, overrides)).to_dict()
                 jobs.append(Job(name, seed, values, self.folder / f"{name.lower()}-{seed}"))
             runs[name] = []
@@ -186,29 +220,57 @@ class _Demo:
                 runs[run.setting].append(run)
                 rsum, recall = (run.measured_metrics[metric] for metric in ("rsum", "t2i_r1"))
                 self.progress.message(
-                    f"        {run.setting}, seed {run.seed}: RSUM {rsum:.1f}, text to image R@1 {recall:.1f} %  ({run.seconds:.0f} s)"
+                    f"        {run.setting}, seed {run.seed}: RSUM {rsum:.1f}, text to image R@1 "
+                    f"{recall:.1f} %  ({run.seconds:.0f} s)"
                 )
                 self.progress.update("runs", number, len(jobs), 0.0)
         return {name: sorted(finished, key=lambda run: run.seed) for name, finished in runs.items()}
 
     def _compare(self, runs: dict[str, list[RunOutcome]]) -> DemoResults:
         """The table of results, and the searches of the run with the best validation RSUM."""
-        rates = {_objective_name(name): read_recipe(name).phases[-1].optimizer.lr for name in self.settings.recipes}
+        rates = {
+            _objective_name(name): read_recipe(name).phases[-1].optimizer.lr
+            for name in self.settings.recipes
+        }
         measured = {
-            name: [(run.measured_metrics, run.conditions) for run in group if run.conditions is not None] for name, group in runs.items()
+            name: [
+                (run.measured_metrics, run.conditions)
+                for run in group
+                if run.conditions is not None
+            ]
+            for name, group in runs.items()
         }
         table = ResultTable.from_runs(measured, describe_learning_rates(rates))
         self.progress.message(f"\n{table.text()}\n{table.caption()}\n")
-        best = max((run for group in runs.values() for run in group), key=lambda run: run.validation_rsum)
+        best = max(
+            (run for group in runs.values() for run in group), key=lambda run: run.validation_rsum
+        )
         scene_search = SceneSearch(best.folder, self.scenes)
         searches = [scene_search.search(query, facts) for query, facts in DEMO_QUERIES]
-        return DemoResults(self.scenes, runs, best, table, scene_search.captions(NUM_SHOWN_CAPTIONS), searches, self.seconds)
+        return DemoResults(
+            self.scenes,
+            runs,
+            best,
+            table,
+            scene_search.captions(NUM_SHOWN_CAPTIONS),
+            searches,
+            self.seconds,
+        )
 
     def _print_summary(self, results: DemoResults) -> None:
         for search in results.searches:
-            self.progress.message(f"        “{search.query}”: {search.num_relevant} of the top {len(search.scenes)} images are relevant")
-        self.progress.message(f"\nReport: {self.folder / 'report.html'}  ({sum(self.seconds.values()):.0f} s in total)")
-        self.progress.message(f"Search the images: {shell_command()} search {results.best.folder} 'two stars in the snow'")
+            self.progress.message(
+                f"        “{search.query}”: {search.num_relevant} of the top {len(search.scenes)} "
+                "images are relevant"
+            )
+        self.progress.message(
+            f"\nReport: {self.folder / 'report.html'}  ({sum(self.seconds.values()):.0f} s in "
+            "total)"
+        )
+        self.progress.message(
+            f"Search the images: {shell_command()} search {results.best.folder} 'two stars in the "
+            "snow'"
+        )
 
 
 def _objective_name(recipe: str) -> str:
@@ -217,7 +279,9 @@ def _objective_name(recipe: str) -> str:
 
 
 class _BarsOnly(NoProgress):
-    """Progress that forwards bars but not the messages of single runs: the demo prints one line for each run."""
+    """Progress that forwards bars but not the messages of single runs: the demo prints one line for
+    each run.
+    """
 
     def __init__(self, progress: Progress):
         self.progress = progress
@@ -277,8 +341,14 @@ def write_demo_report(results: DemoResults, folder: Path) -> None:
         "versions": package_versions(),
     }
     storage.write_json(folder / "demo.json", summary)
-    logs = [TrainingCurve(name, RunFolder(run.folder).read_log()) for name, runs in results.runs.items() for run in runs]
-    retrieval = ThemedImage.draw(partial(plot_retrievals, results.captions), folder / "retrieval.png")
+    logs = [
+        TrainingCurve(name, RunFolder(run.folder).read_log())
+        for name, runs in results.runs.items()
+        for run in runs
+    ]
+    retrieval = ThemedImage.draw(
+        partial(plot_retrievals, results.captions), folder / "retrieval.png"
+    )
     curves = ThemedImage.draw(partial(plot_training_curves, logs), folder / "curves.png")
     page = render_report(
         "demo",
@@ -287,7 +357,10 @@ def write_demo_report(results: DemoResults, folder: Path) -> None:
         num_seeds=len(next(iter(results.runs.values()))),
         threads=torch.get_num_threads(),
         objective_notes=OBJECTIVE_NOTES,
-        order=", then ".join(f"{row.name} {row.mean('rsum'):.1f}" for row in sorted(results.table.rows, key=lambda row: -row.mean("rsum"))),
+        order=", then ".join(
+            f"{row.name} {row.mean('rsum'):.1f}"
+            for row in sorted(results.table.rows, key=lambda row: -row.mean("rsum"))
+        ),
         spread=_spread(results.table),
         retrieval=retrieval,
         retrieval_alt=_retrieval_alt(results.captions),
@@ -315,5 +388,7 @@ def _retrieval_alt(results: Sequence[SceneSearchResult]) -> str:
     rows = []
     for result in results:
         rank = next((rank for rank, scene in enumerate(result.scenes, 1) if scene.is_source), None)
-        rows.append(f"“{result.query}”: its image {f'at rank {rank}' if rank else 'is not among them'}")
+        rows.append(
+            f"“{result.query}”: its image {f'at rank {rank}' if rank else 'is not among them'}"
+        )
     return f"Captions with the top {len(results[0].scenes)} images. {'; '.join(rows)}."

@@ -14,7 +14,13 @@ import torch
 from visavis.models.inference import score_all_pairs
 from visavis.models.retriever import Retriever
 from visavis.progress import NoProgress
-from visavis.reports.plotting import LIGHT_THEME, PlotTheme, figure_to_png, new_figure, quote_shortened
+from visavis.reports.plotting import (
+    LIGHT_THEME,
+    PlotTheme,
+    figure_to_png,
+    new_figure,
+    quote_shortened,
+)
 from visavis.runs.open_run import open_run, read_run_recipe
 from visavis.synthetic import CaptionFacts, Scene, SceneGraphs, fact_relevance, render_scene
 from visavis.synthetic import lexicon as words
@@ -50,7 +56,10 @@ class RetrievedScene:
 
     def describe(self) -> str:
         """Return the content of the scene as text."""
-        things = [words.with_article(f"{thing.size} {thing.color} {thing.pattern} {thing.shape}") for thing in self.scene.things]
+        things = [
+            words.with_article(f"{thing.size} {thing.color} {thing.pattern} {thing.shape}")
+            for thing in self.scene.things
+        ]
         return f"{words.join_phrases(things)} {words.BACKGROUND_PHRASES[self.scene.background][0]}"
 
 
@@ -82,12 +91,17 @@ class SceneSearch:
 
     def __init__(self, run: Path, scenes: Path):
         data_module, matcher = open_run(run, read_run_recipe(run), NoProgress())
-        self.model, self.test = Retriever(matcher, data_module.processor), data_module.data.split("test")
+        self.model, self.test = (
+            Retriever(matcher, data_module.processor),
+            data_module.data.split("test"),
+        )
         self.graphs = SceneGraphs.open(scenes)
         self.scenes = [self.graphs.scenes[i] for i in self.test.image_rows]
         self.images, _ = data_module.encode(matcher, self.test)
 
-    def search(self, query: str, facts: CaptionFacts, *, top: int = 5, source: int | None = None) -> SceneSearchResult:
+    def search(
+        self, query: str, facts: CaptionFacts, *, top: int = 5, source: int | None = None
+    ) -> SceneSearchResult:
         """Retrieve the top scenes for a text query.
 
         Args:
@@ -99,7 +113,9 @@ class SceneSearch:
         Returns:
             The scenes, best first.
         """
-        scores = score_all_pairs(self.model.matcher, self.images, self.model.encode_text([query]))[:, 0]
+        scores = score_all_pairs(self.model.matcher, self.images, self.model.encode_text([query]))[
+            :, 0
+        ]
         indices = torch.argsort(scores, descending=True, stable=True)[:top].tolist()
         relevance = fact_relevance([self.scenes[i] for i in indices], [facts])[:, 0]
         scenes = (
@@ -122,11 +138,17 @@ class SceneSearch:
         images = rng.choice(len(self.test.images), count, replace=False)
         chosen = [(int(rng.choice(self.test.captions_of[i])), int(i)) for i in images]
         facts = self.graphs.facts
-        return [self.search(self.test.captions[c], facts[self.test.caption_rows[c]], source=i) for c, i in chosen]
+        return [
+            self.search(self.test.captions[c], facts[self.test.caption_rows[c]], source=i)
+            for c, i in chosen
+        ]
 
 
-def plot_retrievals(retrievals: Sequence[SceneSearchResult], theme: PlotTheme = LIGHT_THEME) -> bytes:
-    """Plot each query above its top scenes, best on the left. Relevant scenes are framed and have a check mark.
+def plot_retrievals(
+    retrievals: Sequence[SceneSearchResult], theme: PlotTheme = LIGHT_THEME
+) -> bytes:
+    """Plot each query above its top scenes, best on the left. Relevant scenes are framed and have a
+    check mark.
 
     Args:
         retrievals: Queries with their scenes.
@@ -141,7 +163,14 @@ def plot_retrievals(retrievals: Sequence[SceneSearchResult], theme: PlotTheme = 
     figure = new_figure(width, height, theme)
     for row, retrieval in enumerate(retrievals):
         top = height - 0.08 - row * (head + side + 0.16)
-        figure.text(0.18 / width, (top - 0.27) / height, quote_shortened(retrieval.query), size=12.5, color=theme.foreground, va="baseline")
+        figure.text(
+            0.18 / width,
+            (top - 0.27) / height,
+            quote_shortened(retrieval.query),
+            size=12.5,
+            color=theme.foreground,
+            va="baseline",
+        )
         for column, scene in enumerate(retrieval.scenes):
             left, bottom = 0.18 + column * (side + gap), top - head - side
             axes = figure.add_axes((left / width, bottom / height, side / width, side / height))
@@ -149,7 +178,10 @@ def plot_retrievals(retrievals: Sequence[SceneSearchResult], theme: PlotTheme = 
             axes.set(xticks=[], yticks=[])
             color = theme.positive if scene.is_source or scene.relevant else theme.grid
             for spine in axes.spines.values():
-                spine.set(color=color, linewidth=4.0 if scene.is_source else 2.4 if scene.relevant else 1.0)
+                spine.set(
+                    color=color,
+                    linewidth=4.0 if scene.is_source else 2.4 if scene.relevant else 1.0,
+                )
             if scene.is_source or scene.relevant:
                 badge = {
                     "boxstyle": "circle,pad=0.22",
@@ -159,7 +191,16 @@ def plot_retrievals(retrievals: Sequence[SceneSearchResult], theme: PlotTheme = 
                 }
                 mark_color = theme.background if scene.is_source else color
                 axes.text(
-                    0.9, 0.1, "✓", transform=axes.transAxes, size=11, color=mark_color, bbox=badge, ha="center", va="center", weight="bold"
+                    0.9,
+                    0.1,
+                    "✓",
+                    transform=axes.transAxes,
+                    size=11,
+                    color=mark_color,
+                    bbox=badge,
+                    ha="center",
+                    va="center",
+                    weight="bold",
                 )
     key = "filled check mark: the image of the caption      open check mark: another image of which the whole caption is true"
     figure.text(0.18 / width, 0.16 / height, key, size=9.5, color=theme.foreground, alpha=0.75)

@@ -1,4 +1,5 @@
-"""Diagnostics of objectives and models: pair weights, contributing samples, objective profiles and attention maps.
+"""Diagnostics of objectives and models: pair weights, contributing samples, objective profiles and
+attention maps.
 
 Example:
     >>> import torch
@@ -15,4 +16,10 @@ Example:
 from visavis.diagnostics.contributing_samples import ContributingSamples, contributing_samples
 from visavis.diagnostics.pair_gradients import TangentNorms, pair_weights, tangent_norms
 
-__all__ = ["ContributingSamples", "TangentNorms", "contributing_samples", "pair_weights", "tangent_norms"]
+__all__ = [
+    "ContributingSamples",
+    "TangentNorms",
+    "contributing_samples",
+    "pair_weights",
+    "tangent_norms",
+]

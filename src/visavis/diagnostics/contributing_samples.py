@@ -1,9 +1,12 @@
-"""Contributing samples: how many negatives push a query, how strongly, and which queries are not moved.
+"""Contributing samples: how many negatives push a query, how strongly, and which queries are not
+moved.
 
-Source: Bleeker and de Rijke, "Do Lessons from Metric Learning Generalize to Image-Caption Retrieval?" (COCOS, 2022), section 4. Here for any
-objective, from the weights of its pairs. A count depends on the epsilon from which a weight counts. The effective number of negatives does not.
+Source: Bleeker and de Rijke, "Do Lessons from Metric Learning Generalize to Image-Caption
+Retrieval?" (COCOS, 2022), section 4. Here for any objective, from the weights of its pairs. A count
+depends on the epsilon from which a weight counts. The effective number of negatives does not.
 
-COCOS, or its released code, has special counting rules for Triplet and SmoothAP. For all other objectives, pair weights are counted.
+COCOS, or its released code, has special counting rules for Triplet and SmoothAP. For all other
+objectives, pair weights are counted.
 """
 
 from __future__ import annotations
@@ -21,14 +24,17 @@ from visavis.objectives.pairs import NEG_INF, find_positive_pairs
 from visavis.targets import Targets
 
 RELEASED_CAPTIONS_PER_IMAGE: dict[type[Objective], int] = {Triplet: 1, SmoothAP: 5}
-"""Captions per image in the released code of COCOS, where it is a constant, for the objectives with a special counting rule."""
+"""Captions per image in the released code of COCOS, where it is a constant, for the objectives with
+a special counting rule.
+"""
 
 Semantics = Literal["paper", "reference"]
 """Counts as defined in the COCOS paper, or as in its released code."""
 
 
 def released_targets(objective: Objective, images: int, texts: int) -> Targets | None:
-    """Build the targets of a batch as in the released code of COCOS, which identifies positives by position.
+    """Build the targets of a batch as in the released code of COCOS, which identifies positives by
+    position.
 
     Args:
         objective: The objective.
@@ -36,7 +42,8 @@ def released_targets(objective: Objective, images: int, texts: int) -> Targets |
         texts: Number of texts. Caption j belongs to image j // (captions per image).
 
     Returns:
-        The targets. None for an objective without a special counting rule in that code, or for a batch that the code cannot process.
+        The targets. None for an objective without a special counting rule in that code, or for a
+        batch that the code cannot process.
     """
     captions_per_image = RELEASED_CAPTIONS_PER_IMAGE.get(type(objective))
     if captions_per_image is None or texts != captions_per_image * images:
@@ -45,8 +52,12 @@ def released_targets(objective: Objective, images: int, texts: int) -> Targets |
     return Targets(query_ids=ids, candidate_ids=ids.repeat_interleave(captions_per_image))
 
 
-def _counts_by_rule(objective: Objective, scores: Tensor, targets: Targets, epsilon: float, *, semantics: Semantics) -> dict[str, Tensor]:
-    """Counts by direction of objectives with a special counting rule in COCOS or its released code. Empty for others, which count pair weights."""
+def _counts_by_rule(
+    objective: Objective, scores: Tensor, targets: Targets, epsilon: float, *, semantics: Semantics
+) -> dict[str, Tensor]:
+    """Counts by direction of objectives with a special counting rule in COCOS or its released code.
+    Empty for others, which count pair weights.
+    """
     if type(objective) is Triplet and semantics == "reference":
         return released_triplet_counts(scores, targets, margin=objective.margin)
     if type(objective) is not SmoothAP:
@@ -59,19 +70,28 @@ def _counts_by_rule(objective: Objective, scores: Tensor, targets: Targets, epsi
     return {"i2t": smooth_ap_counts(scores, targets, tau=tau, epsilon=epsilon), "t2i": t2i}
 
 
-def smooth_ap_counts(scores: Tensor, targets: Targets, *, tau: float = 0.01, epsilon: float = 0.01, with_slope: bool = False) -> Tensor:
+def smooth_ap_counts(
+    scores: Tensor,
+    targets: Targets,
+    *,
+    tau: float = 0.01,
+    epsilon: float = 0.01,
+    with_slope: bool = False,
+) -> Tensor:
     """Count the contributing samples of SmoothAP by the rule of COCOS.
 
     Formula:
-        ``(1 / |P|) sum_{i in P} #{j != i: sim(s_j - s_i) / R_i^2 > epsilon}`` with R_i = 1 + sum_j sigmoid((s_j - s_i) / tau) and
-        sim(d) = sigma (1 - sigma). It drops two factors of the gradient and counts triplets, so it is not a count of pair weights.
+        ``(1 / |P|) sum_{i in P} #{j != i: sim(s_j - s_i) / R_i^2 > epsilon}`` with R_i = 1 + sum_j
+        sigmoid((s_j - s_i) / tau) and sim(d) = sigma (1 - sigma). It drops two factors of the
+        gradient and counts triplets, so it is not a count of pair weights.
 
     Args:
         scores: Scores, shape ``[Q, C]``.
         targets: Targets of the direction.
         tau: Temperature of the sigmoid.
         epsilon: Value from which a triplet counts.
-        with_slope: Divide sim by tau, as in the derivation in the appendix. The released code, and so table 4 of the paper, does not.
+        with_slope: Divide sim by tau, as in the derivation in the appendix. The released code, and
+            so table 4 of the paper, does not.
 
     Returns:
         Mean count over the positives of each query, shape ``[Q]``.
@@ -81,16 +101,24 @@ def smooth_ap_counts(scores: Tensor, targets: Targets, *, tau: float = 0.01, eps
     """
     query, candidate = targets.positive.nonzero(as_tuple=True)
     is_labeled = targets.positive | targets.negative
-    counts = _count_triplets(scores[query].masked_fill(~is_labeled[query], NEG_INF), candidate, tau, epsilon * (tau if with_slope else 1))
+    counts = _count_triplets(
+        scores[query].masked_fill(~is_labeled[query], NEG_INF),
+        candidate,
+        tau,
+        epsilon * (tau if with_slope else 1),
+    )
     positives = targets.positive.sum(1).clamp(min=1)
     return scores.new_zeros(len(scores)).index_add_(0, query, counts.to(scores)) / positives
 
 
-def released_smooth_ap_counts(scores: Tensor, *, tau: float = 0.01, epsilon: float = 0.01) -> Tensor:
+def released_smooth_ap_counts(
+    scores: Tensor, *, tau: float = 0.01, epsilon: float = 0.01
+) -> Tensor:
     """Count text queries of SmoothAP as the released code of COCOS does.
 
-    For text q it uses images 5 q to 5 q + 4 as positives, as if texts were images, and adds their counts. The image of text q is q // 5. No text
-    from V / 5 on is ever counted, hence "without a gradient" in table 4 of the paper.
+    For text q it uses images 5 q to 5 q + 4 as positives, as if texts were images, and adds their
+    counts. The image of text q is q // 5. No text from V / 5 on is ever counted, hence "without a
+    gradient" in table 4 of the paper.
 
     Args:
         scores: Scores, shape ``[T, V]``.
@@ -108,10 +136,13 @@ def released_smooth_ap_counts(scores: Tensor, *, tau: float = 0.01, epsilon: flo
     return scores.new_zeros(texts).index_add_(0, query, counts.to(scores))
 
 
-def released_triplet_counts(scores: Tensor, targets: Targets, *, margin: float = 0.2) -> dict[str, Tensor]:
+def released_triplet_counts(
+    scores: Tensor, targets: Targets, *, margin: float = 0.2
+) -> dict[str, Tensor]:
     """Count the contributing samples of Triplet as the released code of COCOS does.
 
-    For text queries it adds the hinges along the wrong axis: those in the row of an image, not in the column of a text.
+    For text queries it adds the hinges along the wrong axis: those in the row of an image, not in
+    the column of a text.
 
     Args:
         scores: Scores, shape ``[V, T]``.
@@ -121,17 +152,25 @@ def released_triplet_counts(scores: Tensor, targets: Targets, *, margin: float =
     Returns:
         Counts "i2t", shape ``[V]``, and "t2i", shape ``[T]``.
     """
-    image_to_text, text_to_image = find_positive_pairs(scores, targets), find_positive_pairs(scores.T, targets.T)
+    image_to_text, text_to_image = (
+        find_positive_pairs(scores, targets),
+        find_positive_pairs(scores.T, targets.T),
+    )
     active = [
-        (margin + pairs.scores[pairs.query] - pairs.positive[:, None] > 0) & pairs.negative[pairs.query]
+        (margin + pairs.scores[pairs.query] - pairs.positive[:, None] > 0)
+        & pairs.negative[pairs.query]
         for pairs in (image_to_text, text_to_image)
     ]
-    by_query = scores.new_zeros(len(scores)).index_add_(0, image_to_text.query, active[0].sum(1).to(scores))
+    by_query = scores.new_zeros(len(scores)).index_add_(
+        0, image_to_text.query, active[0].sum(1).to(scores)
+    )
     return {"i2t": by_query, "t2i": active[1].sum(0).to(scores)}
 
 
 def _count_triplets(scores: Tensor, positive: Tensor, tau: float, epsilon: float) -> Tensor:
-    """How many entries j of each row have ``sim(s_j - s_i) / R_i^2`` above epsilon for its positive i: ``[N, C], [N] -> [N]``."""
+    """How many entries j of each row have ``sim(s_j - s_i) / R_i^2`` above epsilon for its positive
+    i: ``[N, C], [N] -> [N]``.
+    """
     gap = (scores - scores.gather(1, positive[:, None])).scatter(1, positive[:, None], NEG_INF)
     step = (gap / tau).sigmoid()
     rank = 1 + step.sum(1, keepdim=True)
@@ -140,7 +179,8 @@ def _count_triplets(scores: Tensor, positive: Tensor, tau: float, epsilon: float
 
 @dataclass(frozen=True)
 class ContributingSamples:
-    """Contributions to the gradients of the queries of one direction of a batch. All tensors have shape ``[Q]``. Weights are absolute values.
+    """Contributions to the gradients of the queries of one direction of a batch. All tensors have
+    shape ``[Q]``. Weights are absolute values.
 
     Attributes:
         count: Number of negatives with a weight above epsilon, C^q of the paper.
@@ -168,7 +208,9 @@ class ContributingSamples:
 
     @property
     def per_moved(self) -> float:
-        """Mean count of the queries that have one, as in tables 2 and 4 of the paper. NaN if there are none."""
+        """Mean count of the queries that have one, as in tables 2 and 4 of the paper. NaN if there
+        are none.
+        """
         return self.in_batch / moved if (moved := len(self.count) - self.idle) else float("nan")
 
     @property
@@ -178,7 +220,9 @@ class ContributingSamples:
 
     @property
     def effective_negatives(self) -> float:
-        """Mean effective number over the queries whose negatives have any weight. NaN if there are none."""
+        """Mean effective number over the queries whose negatives have any weight. NaN if there are
+        none.
+        """
         return self.effective[self.effective > 0].double().mean().item()
 
 
@@ -186,8 +230,8 @@ def effective_number(weights: Tensor) -> Tensor:
     """Compute the effective number of candidates that share the weight of a query.
 
     Formula:
-        ``(sum_j w_j)^2 / sum_j w_j^2``: 1 if one candidate has all the weight, n if n candidates share it equally. A factor on a row changes
-        nothing.
+        ``(sum_j w_j)^2 / sum_j w_j^2``: 1 if one candidate has all the weight, n if n candidates
+        share it equally. A factor on a row changes nothing.
 
     Args:
         weights: Weights of at least 0, shape ``[Q, C]``.
@@ -196,7 +240,8 @@ def effective_number(weights: Tensor) -> Tensor:
         Effective number of each query, shape ``[Q]``. 0 for a query without weight.
 
     Source:
-        Kish, Survey Sampling (1965), the effective sample size. For shares, the inverse participation ratio, or Hill number of order 2.
+        Kish, Survey Sampling (1965), the effective sample size. For shares, the inverse
+        participation ratio, or Hill number of order 2.
 
     Example:
         >>> effective_number(torch.tensor([[1.0, 0.0, 0.0], [0.2, 0.2, 0.0], [0.0, 0.0, 0.0]]))
@@ -207,7 +252,9 @@ def effective_number(weights: Tensor) -> Tensor:
     return torch.where(total > 0, 1 / concentration, 0.0)
 
 
-def contributing_samples(objective: Objective, scores: Tensor, targets: Targets, *, epsilon: float = 0.01) -> ContributingSamples:
+def contributing_samples(
+    objective: Objective, scores: Tensor, targets: Targets, *, epsilon: float = 0.01
+) -> ContributingSamples:
     """Count the contributing samples of one direction by pair weights.
 
     Args:
@@ -222,7 +269,9 @@ def contributing_samples(objective: Objective, scores: Tensor, targets: Targets,
     return count_contributing(pair_weights(objective, scores, targets), targets, epsilon=epsilon)
 
 
-def count_contributing(weights: Tensor, targets: Targets, *, epsilon: float = 0.01) -> ContributingSamples:
+def count_contributing(
+    weights: Tensor, targets: Targets, *, epsilon: float = 0.01
+) -> ContributingSamples:
     """Count the contributing samples of one direction from known weights.
 
     Args:
@@ -246,16 +295,23 @@ def count_contributing(weights: Tensor, targets: Targets, *, epsilon: float = 0.
 
 
 def contributing_by_direction(
-    objective: Objective, scores: Tensor, targets: Targets, *, epsilon: float = 0.01, semantics: Semantics = "paper"
+    objective: Objective,
+    scores: Tensor,
+    targets: Targets,
+    *,
+    epsilon: float = 0.01,
+    semantics: Semantics = "paper",
 ) -> dict[str, ContributingSamples]:
     """Count the contributing samples of both directions.
 
     Args:
-        objective: The objective. SmoothAP, and Triplet in the released code, are counted by a rule of their own.
+        objective: The objective. SmoothAP, and Triplet in the released code, are counted by a rule
+            of their own.
         scores: Scores, shape ``[V, T]``.
         targets: Targets of the image-to-text direction.
         epsilon: Weight from which a sample counts.
-        semantics: "reference" counts as the released code of COCOS, which differs for text queries of Triplet and SmoothAP.
+        semantics: "reference" counts as the released code of COCOS, which differs for text queries
+            of Triplet and SmoothAP.
 
     Returns:
         The counts "i2t" and "t2i".
@@ -265,9 +321,15 @@ def contributing_by_direction(
 
 
 def contributing_by_epsilon(
-    objective: Objective, scores: Tensor, targets: Targets, epsilons: Sequence[float], *, semantics: Semantics = "paper"
+    objective: Objective,
+    scores: Tensor,
+    targets: Targets,
+    epsilons: Sequence[float],
+    *,
+    semantics: Semantics = "paper",
 ) -> list[dict[str, ContributingSamples]]:
-    """Count the contributing samples of both directions for several epsilons, with one differentiation.
+    """Count the contributing samples of both directions for several epsilons, with one
+    differentiation.
 
     Args:
         objective: The objective.
@@ -280,12 +342,20 @@ def contributing_by_epsilon(
         The counts "i2t" and "t2i" for each epsilon.
     """
     directions = {"i2t": (scores, targets), "t2i": (scores.T, targets.T)}
-    weights = {direction: pair_weights(objective, *inputs) for direction, inputs in directions.items()}
+    weights = {
+        direction: pair_weights(objective, *inputs) for direction, inputs in directions.items()
+    }
     results = []
     for epsilon in epsilons:
         counts = _counts_by_rule(objective, scores, targets, epsilon, semantics=semantics)
         samples = {
-            direction: count_contributing(weights[direction], inputs[1], epsilon=epsilon) for direction, inputs in directions.items()
+            direction: count_contributing(weights[direction], inputs[1], epsilon=epsilon)
+            for direction, inputs in directions.items()
         }
-        results.append({direction: replace(each, count=counts.get(direction, each.count)) for direction, each in samples.items()})
+        results.append(
+            {
+                direction: replace(each, count=counts.get(direction, each.count))
+                for direction, each in samples.items()
+            }
+        )
     return results

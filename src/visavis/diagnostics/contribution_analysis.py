@@ -1,8 +1,10 @@
-"""Contribution analysis: which pairs move the queries of a run's training set, for several objectives at one checkpoint.
+"""Contribution analysis: which pairs move the queries of a run's training set, for several
+objectives at one checkpoint.
 
-As in section 5 of the COCOS paper: the weights of the best validation, or of another checkpoint, are frozen, without dropout. Random batches of 128
-are counted, and mean and population standard deviation over batches are reported. Only full batches count. A smaller last batch, which the released
-code includes, causes most of the standard deviations of table 4 of the paper.
+As in section 5 of the COCOS paper: the weights of the best validation, or of another checkpoint,
+are frozen, without dropout. Random batches of 128 are counted, and mean and population standard
+deviation over batches are reported. Only full batches count. A smaller last batch, which the
+released code includes, causes most of the standard deviations of table 4 of the paper.
 """
 
 from __future__ import annotations
@@ -19,7 +21,12 @@ from torch import Tensor
 
 from visavis import objectives, spec, supervision
 from visavis.data.loader import Loader
-from visavis.diagnostics.contributing_samples import ContributingSamples, Semantics, contributing_by_epsilon, released_targets
+from visavis.diagnostics.contributing_samples import (
+    ContributingSamples,
+    Semantics,
+    contributing_by_epsilon,
+    released_targets,
+)
 from visavis.errors import RunError, VisavisError
 from visavis.evaluation.published_row import PublishedRow
 from visavis.memory_budget import MemoryLimit
@@ -64,13 +71,16 @@ class RunCheckpoint:
     supervision: dict[str, Tensor]
 
 
-def load_checkpoint(run: Path, checkpoint: str, data_module: DataModule, matcher: Matcher, progress: Progress) -> RunCheckpoint:
+def load_checkpoint(
+    run: Path, checkpoint: str, data_module: DataModule, matcher: Matcher, progress: Progress
+) -> RunCheckpoint:
     """Load the weights of a checkpoint into the best model of a run.
 
     Args:
         run: Run folder.
-        checkpoint: "best" (no change), "last", "start" (before the first step), or the step of a saved checkpoint. The start is created again from
-            the recipe and compared with its recorded checksum.
+        checkpoint: "best" (no change), "last", "start" (before the first step), or the step of a
+            saved checkpoint. The start is created again from the recipe and compared with its
+            recorded checksum.
         data_module: Data of the run.
         matcher: Best model of the run. Its weights are replaced.
         progress: Receives messages.
@@ -86,13 +96,20 @@ def load_checkpoint(run: Path, checkpoint: str, data_module: DataModule, matcher
         phase, step = phase_of_best_model(run, recipe)
         last = Checkpoint.latest(files.checkpoints)
         # The state belongs to the phase of the checkpoint, which may be another one.
-        state = last.supervision if last is not None and recipe.phases[last.state.phase :][:1] == (phase,) else {}
+        state = (
+            last.supervision
+            if last is not None and recipe.phases[last.state.phase :][:1] == (phase,)
+            else {}
+        )
         return RunCheckpoint(phase, step, state)
     if checkpoint == "start":
         matcher.load_state_dict(initial_matcher(data_module, load_start_model(recipe)).state_dict())
         RunRecord.read(files.environment).check_initial_weights(matcher, run)
         return RunCheckpoint(recipe.phases[0], 0, {})
-    saved = {int(path.name[len("step-") :].partition("-")[0]): path for path in complete_checkpoints(files.checkpoints)}
+    saved = {
+        int(path.name[len("step-") :].partition("-")[0]): path
+        for path in complete_checkpoints(files.checkpoints)
+    }
     stored = None
     if checkpoint == "last":
         stored = Checkpoint.latest(files.checkpoints, progress, matcher.state_dict())
@@ -100,7 +117,10 @@ def load_checkpoint(run: Path, checkpoint: str, data_module: DataModule, matcher
         stored = Checkpoint.read(saved[int(checkpoint)], matcher.state_dict())
     if stored is None:
         steps = ", ".join(map(str, saved)) or "none"
-        raise RunError(f"{run}: checkpoint: expected best, last, start or a saved step ({steps}), got {checkpoint!r}.")
+        raise RunError(
+            f"{run}: checkpoint: expected best, last, start or a saved step ({steps}), got "
+            f"{checkpoint!r}."
+        )
     matcher.load_state_dict(stored.weights)
     phase = recipe.phases[stored.state.phase]
     return RunCheckpoint(phase, stored.state.step, stored.supervision)
@@ -124,7 +144,8 @@ def phase_of_best_model(run: Path, recipe: Recipe) -> tuple[Phase, int]:
     best = max(files.read_log(), key=lambda row: row["rsum"])
     if not 0 <= best["phase"] < len(recipe.phases):
         raise RunError(
-            f"{files.log}: expected a phase from 0 to {len(recipe.phases) - 1}, got {best['phase']} for the best validation. "
+            f"{files.log}: expected a phase from 0 to {len(recipe.phases) - 1}, got "
+            f"{best['phase']} for the best validation. "
             "The log belongs to another recipe."
         )
     return recipe.phases[best["phase"]], best["step"]
@@ -134,8 +155,9 @@ def phase_of_best_model(run: Path, recipe: Recipe) -> tuple[Phase, int]:
 class ContributionCount:
     """Contributing samples of one objective over all batches, at one epsilon.
 
-    Measures: ``per_moved`` and ``per_query`` (C^q, mean over queries that have one and over all), ``in_batch`` (C^B), ``idle`` (C^0), ``push`` and
-    ``pull`` (W^- and W^+, means over queries), and ``effective``, the effective number of negatives of the queries that any of them pushes.
+    Measures: ``per_moved`` and ``per_query`` (C^q, mean over queries that have one and over all),
+    ``in_batch`` (C^B), ``idle`` (C^0), ``push`` and ``pull`` (W^- and W^+, means over queries), and
+    ``effective``, the effective number of negatives of the queries that any of them pushes.
 
     Attributes:
         objective: Spec of the objective.
@@ -153,9 +175,16 @@ class ContributionCount:
 
     def to_json(self) -> dict[str, Any]:
         """Return a flat JSON object. NaN becomes null."""
-        values = {f"{key}_mean": value for key, value in self.mean.items()} | {f"{key}_std": value for key, value in self.std.items()}
+        values = {f"{key}_mean": value for key, value in self.mean.items()} | {
+            f"{key}_std": value for key, value in self.std.items()
+        }
         measures = {key: None if math.isnan(value) else value for key, value in values.items()}
-        return {"objective": self.objective, "semantics": self.semantics, "epsilon": self.epsilon, **measures}
+        return {
+            "objective": self.objective,
+            "semantics": self.semantics,
+            "epsilon": self.epsilon,
+            **measures,
+        }
 
 
 @dataclass(frozen=True)
@@ -202,7 +231,14 @@ class ContributionAnalysis(NotebookTable):
     def published_counts(self) -> PublishedRow | None:
         """The published counts for the objective of the run. None if there are none."""
         objective = self.counts[0].objective
-        return next((row for row in contributing_sample_rows(self.published) if row_objective(row.id) == objective), None)
+        return next(
+            (
+                row
+                for row in contributing_sample_rows(self.published)
+                if row_objective(row.id) == objective
+            ),
+            None,
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object."""
@@ -233,7 +269,8 @@ def diagnose_run(
         specs: Specs of other objectives.
         batches: Maximum number of batches. Default: all.
         progress: Receives the progress.
-        data: Another data set than that of the run. The supervision then starts without saved state.
+        data: Another data set than that of the run. The supervision then starts without saved
+            state.
         memory: Memory for blocks of scores.
         checkpoint: Name of the checkpoint. See `load_checkpoint`.
         epsilons: Weights from which a sample counts.
@@ -242,15 +279,21 @@ def diagnose_run(
         The counts.
 
     Raises:
-        MissingSupervision: If an objective needs annotations that the supervision of the run does not supply.
+        MissingSupervision: If an objective needs annotations that the supervision of the run does
+            not supply.
         RunError: If the folder has no model, or the checkpoint is not saved.
         SpecError: If an objective is unknown.
         VisavisError: If ``batches`` or an epsilon is out of range.
     """
     if batches is not None and batches < 1:
-        raise VisavisError(f"batches: expected an integer >= 1, got {batches}. Omit --batches for all batches.")
+        raise VisavisError(
+            f"batches: expected an integer >= 1, got {batches}. Omit --batches for all batches."
+        )
     if not epsilons or not all(0 < epsilon < 1 for epsilon in epsilons):
-        raise VisavisError(f"epsilon: expected weights between 0 and 1, got {', '.join(map(str, epsilons)) or 'none'}.")
+        raise VisavisError(
+            "epsilon: expected weights between 0 and 1, got "
+            f"{', '.join(map(str, epsilons)) or 'none'}."
+        )
     others, epsilons = [objectives.parse(text) for text in specs], list(dict.fromkeys(epsilons))
     recipe = read_run_recipe(run, data, memory)
     untrained = None if recipe.phases else _untrained_checkpoint(run, checkpoint, others)
@@ -258,10 +301,14 @@ def diagnose_run(
     loaded = untrained or load_checkpoint(run, checkpoint, data_module, matcher, progress)
     own_objective = at_learned_scale(objectives.parse(loaded.phase.objective), matcher)
     loader = diagnostic_loader(data_module)
-    teacher = _supervision_at(loaded if data is None else replace(loaded, supervision={}), data_module, matcher, loader)
+    teacher = _supervision_at(
+        loaded if data is None else replace(loaded, supervision={}), data_module, matcher, loader
+    )
     number = min(loader.num_batches, batches or loader.num_batches)
     measures: _Measures = {}
-    for done, (scores, targets) in enumerate(scored_batches(loader, matcher, teacher, number, recipe.memory or None), 1):
+    for done, (scores, targets) in enumerate(
+        scored_batches(loader, matcher, teacher, number, recipe.memory or None), 1
+    ):
         for objective in dict.fromkeys([own_objective, *others]):
             _count_batch(measures, objective, scores, targets, epsilons)
         progress.update("batches", done, number, 0.0)
@@ -282,14 +329,27 @@ def diagnose_run(
 _Measures = dict[tuple[Objective, Semantics, float], list[dict[str, float]]]
 
 
-def _count_batch(measures: _Measures, objective: Objective, scores: Tensor, targets: Targets, epsilons: Sequence[float]) -> None:
+def _count_batch(
+    measures: _Measures,
+    objective: Objective,
+    scores: Tensor,
+    targets: Targets,
+    epsilons: Sequence[float],
+) -> None:
     """Add the measures of one batch, also as the released code of COCOS counts it if that differs."""
-    targets_by_semantics: dict[Semantics, Targets | None] = {"paper": targets, "reference": released_targets(objective, *scores.shape)}
+    targets_by_semantics: dict[Semantics, Targets | None] = {
+        "paper": targets,
+        "reference": released_targets(objective, *scores.shape),
+    }
     for semantics, batch_targets in targets_by_semantics.items():
         if batch_targets is not None:
-            samples = contributing_by_epsilon(objective, scores, batch_targets, epsilons, semantics=semantics)
+            samples = contributing_by_epsilon(
+                objective, scores, batch_targets, epsilons, semantics=semantics
+            )
             for epsilon, by_direction in zip(epsilons, samples, strict=True):
-                measures.setdefault((objective, semantics, epsilon), []).append(batch_measures(by_direction))
+                measures.setdefault((objective, semantics, epsilon), []).append(
+                    batch_measures(by_direction)
+                )
 
 
 def at_learned_scale(objective: Objective, matcher: Matcher) -> Objective:
@@ -312,18 +372,27 @@ def at_learned_scale(objective: Objective, matcher: Matcher) -> Objective:
 def _untrained_checkpoint(run: Path, checkpoint: str, others: Sequence[Objective]) -> RunCheckpoint:
     """The only checkpoint of a pretrained model, in a phase with the first of the objectives."""
     if not others:
-        raise RunError(f"{run}: expected an objective, because a pretrained model has none. Name one with --objective.")
+        raise RunError(
+            f"{run}: expected an objective, because a pretrained model has none. Name one with "
+            "--objective."
+        )
     if checkpoint != "best":
-        raise RunError(f"{run}: a pretrained model has no checkpoint {checkpoint!r}. Omit --checkpoint.")
+        raise RunError(
+            f"{run}: a pretrained model has no checkpoint {checkpoint!r}. Omit --checkpoint."
+        )
     return RunCheckpoint(Phase(epochs=1, objective=repr(others[0])), 0, {})
 
 
-def _supervision_at(checkpoint: RunCheckpoint, data_module: DataModule, matcher: Matcher, train: Loader) -> Supervision:
+def _supervision_at(
+    checkpoint: RunCheckpoint, data_module: DataModule, matcher: Matcher, train: Loader
+) -> Supervision:
     """The supervision of a checkpoint, with its saved state."""
     phase, recipe = checkpoint.phase, data_module.recipe
     teacher = spec.parse(phase.supervision, supervision.CATALOG)
     validation = data_module.loader(data_module.validation)
-    context = training_context(recipe, phase, matcher, make_optimizer(matcher, phase), train, validation)
+    context = training_context(
+        recipe, phase, matcher, make_optimizer(matcher, phase), train, validation
+    )
     teacher.begin_phase(context, checkpoint.supervision)
     return teacher
 
@@ -338,16 +407,28 @@ def diagnostic_loader(data_module: DataModule) -> Loader:
         The batches.
     """
     loader = data_module.loader(data_module.data.split("train"))
-    items = loader.data.captions if loader.schedule.captions_per_image is None else loader.data.images
+    items = (
+        loader.data.captions if loader.schedule.captions_per_image is None else loader.data.images
+    )
     return replace(
         loader,
-        schedule=replace(loader.schedule, batch_size=BATCH_SIZE, length_buckets=0, drop_last=len(items) > BATCH_SIZE, batches_per_epoch=0),
+        schedule=replace(
+            loader.schedule,
+            batch_size=BATCH_SIZE,
+            length_buckets=0,
+            drop_last=len(items) > BATCH_SIZE,
+            batches_per_epoch=0,
+        ),
     )
 
 
 @torch.no_grad()
 def scored_batches(
-    loader: Loader, matcher: Matcher, supervision: Supervision, number: int, memory: MemoryLimit = None
+    loader: Loader,
+    matcher: Matcher,
+    supervision: Supervision,
+    number: int,
+    memory: MemoryLimit = None,
 ) -> Iterator[tuple[Tensor, Targets]]:
     """Score the first batches of a fixed schedule in evaluation mode.
 
@@ -380,16 +461,26 @@ def batch_measures(samples: dict[str, ContributingSamples]) -> dict[str, float]:
     """
     measures: dict[str, float] = {}
     for direction, each in samples.items():
-        measures |= {f"{direction}_{name}": float(getattr(each, name)) for name in ("per_moved", "per_query", "in_batch", "idle")}
-        measures |= {f"{direction}_push": each.push.mean().item(), f"{direction}_pull": each.pull.mean().item()}
+        measures |= {
+            f"{direction}_{name}": float(getattr(each, name))
+            for name in ("per_moved", "per_query", "in_batch", "idle")
+        }
+        measures |= {
+            f"{direction}_push": each.push.mean().item(),
+            f"{direction}_pull": each.pull.mean().item(),
+        }
         measures[f"{direction}_effective"] = each.effective_negatives
     return measures
 
 
-def _summarize(objective: Objective, semantics: Semantics, epsilon: float, rows: list[dict[str, float]]) -> ContributionCount:
+def _summarize(
+    objective: Objective, semantics: Semantics, epsilon: float, rows: list[dict[str, float]]
+) -> ContributionCount:
     """Mean and standard deviation over the batches that have a value."""
     columns = {key: np.array([row[key] for row in rows]) for key in rows[0]}
     columns = {key: values[~np.isnan(values)] for key, values in columns.items()}
-    mean = {key: float(values.mean()) if len(values) else math.nan for key, values in columns.items()}
+    mean = {
+        key: float(values.mean()) if len(values) else math.nan for key, values in columns.items()
+    }
     std = {key: float(values.std()) if len(values) else math.nan for key, values in columns.items()}
     return ContributionCount(repr(objective), semantics, epsilon, mean, std)

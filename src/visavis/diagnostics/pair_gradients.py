@@ -1,7 +1,9 @@
-"""Gradients of an objective with respect to the score of every pair, and the part of a gradient that rotates a unit vector.
+"""Gradients of an objective with respect to the score of every pair, and the part of a gradient
+that rotates a unit vector.
 
-A gradient component along a unit vector only changes the length of the vector, which normalization removes. An objective can therefore have large
-pair weights and still rotate nothing: where all embeddings are identical, every tangent norm is 0, for every objective.
+A gradient component along a unit vector only changes the length of the vector, which normalization
+removes. An objective can therefore have large pair weights and still rotate nothing: where all
+embeddings are identical, every tangent norm is 0, for every objective.
 
 Source: Unified loss, section 3.3.
 """
@@ -17,14 +19,17 @@ from visavis.objectives import Objective
 from visavis.targets import Targets
 
 BYTES_PER_PAIR = 64.0
-"""Bytes per pair while the weights of a block are computed. The objective of the catalog with the largest need takes about 50."""
+"""Bytes per pair while the weights of a block are computed. The objective of the catalog with the
+largest need takes about 50.
+"""
 
 
 def pair_weights(objective: Objective, scores: Tensor, targets: Targets) -> Tensor:
     """Compute the derivative of one direction's summed loss terms with respect to every score.
 
-    The derivative is that of the sum, for any reduction, so it has no factor 1 / B. It is divided by the ``gradient_scale`` of the objective
-    (1 / tau for NTXent, gamma for VLC), so 1 is the largest weight that one positive pair can cause: the weight of a candidate in the COCOS paper.
+    The derivative is that of the sum, for any reduction, so it has no factor 1 / B. It is divided
+    by the ``gradient_scale`` of the objective (1 / tau for NTXent, gamma for VLC), so 1 is the
+    largest weight that one positive pair can cause: the weight of a candidate in the COCOS paper.
     Multiply by ``objective.gradient_scale`` for the derivative itself.
 
     Args:
@@ -55,13 +60,17 @@ class TangentNorms:
     candidate: Tensor
 
 
-def tangent_norms(objective: Objective, queries: Tensor, candidates: Tensor, targets: Targets) -> TangentNorms:
+def tangent_norms(
+    objective: Objective, queries: Tensor, candidates: Tensor, targets: Targets
+) -> TangentNorms:
     """Compute the tangent norms of one direction for unit vectors with dot-product scores.
 
     Formula:
-        With g_ij = dL_i/ds_ij: ``||P_{v_i} sum_j g_ij t_j||`` on the anchor and ``|g_ij| ||P_{t_j} v_i||`` on a candidate, where
-        P_u x = x - (x . u) u. With the weights of Unified these are eqs. 11, 12 and 18, and the corrected eqs. 15 and 17: the denominator of 15
-        is one plus the sum over all negatives, and 17, a sum of norms, is only an upper bound of the norm of the sum.
+        With g_ij = dL_i/ds_ij: ``||P_{v_i} sum_j g_ij t_j||`` on the anchor and ``|g_ij| ||P_{t_j}
+        v_i||`` on a candidate, where P_u x = x - (x . u) u. With the weights of Unified these are
+        eqs. 11, 12 and 18, and the corrected eqs. 15 and 17: the denominator of 15 is one plus the
+        sum over all negatives, and 17, a sum of norms, is only an upper bound of the norm of the
+        sum.
 
     Memory is one ``[C, D]`` at a time.
 
@@ -77,7 +86,11 @@ def tangent_norms(objective: Objective, queries: Tensor, candidates: Tensor, tar
     Source:
         Unified loss, section 3.3.
     """
-    return tangent_norms_of_slopes(pair_weights(objective, queries @ candidates.T, targets) * objective.gradient_scale, queries, candidates)
+    return tangent_norms_of_slopes(
+        pair_weights(objective, queries @ candidates.T, targets) * objective.gradient_scale,
+        queries,
+        candidates,
+    )
 
 
 @torch.no_grad()
@@ -92,8 +105,12 @@ def tangent_norms_of_slopes(slopes: Tensor, queries: Tensor, candidates: Tensor)
     Returns:
         The norms.
     """
-    tangent_lengths = torch.stack([_tangent(query.expand_as(candidates), candidates).norm(dim=-1) for query in queries])
-    return TangentNorms(_tangent(slopes @ candidates, queries).norm(dim=-1), slopes.abs() * tangent_lengths)
+    tangent_lengths = torch.stack(
+        [_tangent(query.expand_as(candidates), candidates).norm(dim=-1) for query in queries]
+    )
+    return TangentNorms(
+        _tangent(slopes @ candidates, queries).norm(dim=-1), slopes.abs() * tangent_lengths
+    )
 
 
 def _tangent(vectors: Tensor, unit: Tensor) -> Tensor:

@@ -1,7 +1,9 @@
-"""Named protocols: the number of images and captions behind a published result, its folds and its ties.
+"""Named protocols: the number of images and captions behind a published result, its folds and its
+ties.
 
-ECCV Caption and Crisscrossed Captions list their positives in files. A caption then matches many images and an image many
-captions, far more than its own five. A pair that is not listed is negative.
+ECCV Caption and Crisscrossed Captions list their positives in files. A caption then matches many
+images and an image many captions, far more than its own five. A pair that is not listed is
+negative.
 """
 
 from __future__ import annotations
@@ -34,8 +36,10 @@ class Protocol:
         description: One sentence for the catalog.
         num_images: Required number of images. None: any.
         captions_per_image: Required number of captions per image. None: any.
-        folds: Consecutive blocks of images with their captions that are ranked separately. Each metric is the mean over folds.
-        positives_file: Prefix of the files that list the positives. None: an image and its captions belong together.
+        folds: Consecutive blocks of images with their captions that are ranked separately. Each
+            metric is the mean over folds.
+        positives_file: Prefix of the files that list the positives. None: an image and its captions
+            belong together.
         ties: Tie rule of the published results.
     """
 
@@ -60,18 +64,33 @@ class Protocol:
         Raises:
             SpecError: If a number of images, captions or folds differs.
         """
-        image_ids, text_ids = to_id_tensor(image_ids, "image_ids"), to_id_tensor(text_ids, "text_ids")
+        image_ids, text_ids = (
+            to_id_tensor(image_ids, "image_ids"),
+            to_id_tensor(text_ids, "text_ids"),
+        )
         fix = "Use the split of the protocol, or the protocol plain"
         if self.num_images is not None and len(image_ids) != self.num_images:
-            raise SpecError(f"protocol {self.name}: expected {self.num_images} images, got {len(image_ids)}. {fix}.")
+            raise SpecError(
+                f"protocol {self.name}: expected {self.num_images} images, got {len(image_ids)}. "
+                f"{fix}."
+            )
         if len(image_ids) % self.folds:
-            raise SpecError(f"protocol {self.name}: expected {self.folds} folds of equal size, got {len(image_ids)} images. {fix}.")
+            raise SpecError(
+                f"protocol {self.name}: expected {self.folds} folds of equal size, got "
+                f"{len(image_ids)} images. {fix}."
+            )
         if self.captions_per_image is not None:
             ascending = text_ids.sort().values
-            num_captions = torch.searchsorted(ascending, image_ids, right=True) - torch.searchsorted(ascending, image_ids)
+            num_captions = torch.searchsorted(
+                ascending, image_ids, right=True
+            ) - torch.searchsorted(ascending, image_ids)
             for image in (num_captions != self.captions_per_image).nonzero()[:1, 0].tolist():
-                expected = f"protocol {self.name}: expected {self.captions_per_image} captions per image"
-                raise SpecError(f"{expected}, got {int(num_captions[image])} for image {image}. {fix}.")
+                expected = (
+                    f"protocol {self.name}: expected {self.captions_per_image} captions per image"
+                )
+                raise SpecError(
+                    f"{expected}, got {int(num_captions[image])} for image {image}. {fix}."
+                )
 
     def split_folds(self, image_ids: Ids, text_ids: Ids) -> list[tuple[Tensor, Tensor]]:
         """Split images and their texts into folds.
@@ -83,7 +102,10 @@ class Protocol:
         Returns:
             Positions of the images and of their texts in each fold.
         """
-        image_ids, text_ids = to_id_tensor(image_ids, "image_ids"), to_id_tensor(text_ids, "text_ids")
+        image_ids, text_ids = (
+            to_id_tensor(image_ids, "image_ids"),
+            to_id_tensor(text_ids, "text_ids"),
+        )
         if self.folds == 1:
             return [(torch.arange(len(image_ids)), torch.arange(len(text_ids)))]
         images = torch.arange(len(image_ids)).chunk(self.folds)
@@ -92,8 +114,18 @@ class Protocol:
 
 CATALOG: tuple[Protocol, ...] = (
     Protocol(name="plain", description="all images of the split against all its captions"),
-    Protocol(name="flickr8k", description="the 1,000 test images of Flickr8k, 5 captions each", num_images=1000, captions_per_image=5),
-    Protocol(name="flickr30k", description="the 1,000 test images of Flickr30K, 5 captions each", num_images=1000, captions_per_image=5),
+    Protocol(
+        name="flickr8k",
+        description="the 1,000 test images of Flickr8k, 5 captions each",
+        num_images=1000,
+        captions_per_image=5,
+    ),
+    Protocol(
+        name="flickr30k",
+        description="the 1,000 test images of Flickr30K, 5 captions each",
+        num_images=1000,
+        captions_per_image=5,
+    ),
     Protocol(
         name="coco-1k-5fold",
         description="the 5,000 test images of MS-COCO in five consecutive folds of 1,000, the first 5 captions of each image, means over folds",
@@ -110,7 +142,8 @@ CATALOG: tuple[Protocol, ...] = (
     Protocol(
         name="eccv-caption",
         description="as coco-5k, with the positives that people confirmed for ECCV Caption (Chun et al., 2022). Queries are the "
-        "1,261 images and 1,332 captions that it lists. Two listed captions are not among the 25,000 and are left out",
+        "1,261 images and 1,332 captions that it lists. Two listed captions are not among the "
+        "25,000 and are left out",
         num_images=5000,
         captions_per_image=5,
         positives_file="coco_5k_test_text/eccv",
@@ -163,7 +196,8 @@ def get_protocol(protocol: str | Protocol) -> Protocol:
     by_name = {entry.name: entry for entry in CATALOG}
     if not isinstance(protocol, str) or protocol not in by_name:
         raise SpecError(
-            f"protocol: expected a known name, got {format_value(protocol)}: {suggest_name(protocol if isinstance(protocol, str) else '', by_name)}"
+            f"protocol: expected a known name, got {format_value(protocol)}: "
+            f"{suggest_name(protocol if isinstance(protocol, str) else '', by_name)}"
         )
     return by_name[protocol]
 
@@ -177,7 +211,10 @@ def get_protocols(protocols: str | Protocol | Sequence[str | Protocol]) -> list[
     Returns:
         The protocols.
     """
-    return [get_protocol(protocol) for protocol in ([protocols] if isinstance(protocols, str | Protocol) else protocols)]
+    return [
+        get_protocol(protocol)
+        for protocol in ([protocols] if isinstance(protocols, str | Protocol) else protocols)
+    ]
 
 
 def first_images(split: Dataset, max_images: int) -> Dataset:
@@ -194,7 +231,8 @@ def first_images(split: Dataset, max_images: int) -> Dataset:
 
 
 def select_captions(data: Dataset, protocols: Sequence[Protocol]) -> Dataset:
-    """Select the captions of a split that any of the protocols ranks: all images with the first captions of each.
+    """Select the captions of a split that any of the protocols ranks: all images with the first
+    captions of each.
 
     Args:
         data: A split.
@@ -203,7 +241,11 @@ def select_captions(data: Dataset, protocols: Sequence[Protocol]) -> Dataset:
     Returns:
         The split, with as many captions per image as the protocols need.
     """
-    limits = [protocol.captions_per_image for protocol in protocols if protocol.captions_per_image is not None]
+    limits = [
+        protocol.captions_per_image
+        for protocol in protocols
+        if protocol.captions_per_image is not None
+    ]
     return data.first_captions(max(limits)) if len(limits) == len(protocols) else data
 
 
@@ -224,7 +266,9 @@ class ListedPositives:
     targets: Targets
 
 
-def read_listed_positives(protocol: Protocol, data: Dataset) -> tuple[ListedPositives, ListedPositives]:
+def read_listed_positives(
+    protocol: Protocol, data: Dataset
+) -> tuple[ListedPositives, ListedPositives]:
     """Read the positives that a protocol lists.
 
     Args:
@@ -247,15 +291,21 @@ def _read(name: str, queries: dict[int, int], candidates: dict[int, int]) -> Lis
     if (unknown := next((query for query in content if query not in queries), None)) is not None:
         raise DataError(f"{name}: expected ids of {COCO_5K_FILE}, got {unknown}.")
     listed = {
-        queries[query]: [candidates[positive] for positive in positives if positive in candidates] for query, positives in content.items()
+        queries[query]: [candidates[positive] for positive in positives if positive in candidates]
+        for query, positives in content.items()
     }
     num_positives = torch.tensor([len(positives) for positives in listed.values()])
     query = torch.arange(len(listed)).repeat_interleave(num_positives)
     candidate = torch.tensor([position for positives in listed.values() for position in positives])
-    return ListedPositives(torch.tensor(list(listed)), Targets.from_pairs(query, candidate, len(listed), len(candidates)))
+    return ListedPositives(
+        torch.tensor(list(listed)),
+        Targets.from_pairs(query, candidate, len(listed), len(candidates)),
+    )
 
 
-def select_for_protocol(data: Dataset, text: Encoded, protocol: Protocol) -> tuple[Dataset, Encoded]:
+def select_for_protocol(
+    data: Dataset, text: Encoded, protocol: Protocol
+) -> tuple[Dataset, Encoded]:
     """Select the captions that a protocol ranks.
 
     Args:
@@ -267,4 +317,6 @@ def select_for_protocol(data: Dataset, text: Encoded, protocol: Protocol) -> tup
         The data set and the encoded texts with these captions.
     """
     selected = select_captions(data, [protocol])
-    return selected, select_items(text, torch.from_numpy(np.flatnonzero(np.isin(data.caption_rows, selected.caption_rows))))
+    return selected, select_items(
+        text, torch.from_numpy(np.flatnonzero(np.isin(data.caption_rows, selected.caption_rows)))
+    )

@@ -1,4 +1,6 @@
-"""Published rows: a row of a paper's table, its difference from a result, and the format of published and reached values."""
+"""Published rows: a row of a paper's table, its difference from a result, and the format of
+published and reached values.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ MEASURES = {
     "pull": "W+",
     "effective": "effective",
 }
-"""Measures of contributing samples, and their symbols in the COCOS paper, which has no effective number."""
+"""Measures of contributing samples, and their symbols in the COCOS paper, which has no effective
+number.
+"""
 
 
 @dataclass(frozen=True)
@@ -31,9 +35,11 @@ class PublishedRow:
         table: Number of the table.
         row: Key of the row.
         source: Citation of the paper.
-        protocol: Protocol of the measurement. Empty where the row counts a training (see ``visavis diagnose``).
+        protocol: Protocol of the measurement. Empty where the row counts a training (see ``visavis
+            diagnose``).
         values: Mean and, if published, standard deviation by metric key.
-        experiment_id: Number of the experiment in the paper, the same in all its tables, if it has one.
+        experiment_id: Number of the experiment in the paper, the same in all its tables, if it has
+            one.
         cited: Whether the paper took the row from another paper.
         unreported: Training settings that are not published.
         substitutes: Parts that are trained here in place of the published ones.
@@ -69,7 +75,11 @@ class PublishedRow:
         """
         means = {key: mean for key, (mean, _) in self.values.items()}
         stds = {f"{key}_std": std for key, (_, std) in self.values.items() if std is not None}
-        described = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "values"}
+        described = {
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if field.name != "values"
+        }
         return described | {"published": means | stds}
 
     def differences(self, reached: Mapping[str, float | None]) -> list[MetricDifference]:
@@ -81,7 +91,10 @@ class PublishedRow:
         Returns:
             One comparison for each published metric.
         """
-        return [MetricDifference(key, mean, std, reached.get(key)) for key, (mean, std) in self.values.items()]
+        return [
+            MetricDifference(key, mean, std, reached.get(key))
+            for key, (mean, std) in self.values.items()
+        ]
 
 
 @dataclass(frozen=True)
@@ -112,7 +125,12 @@ class MetricDifference:
             Published mean, standard deviation if published, reached value and difference.
         """
         std = {} if self.std is None else {"std": self.std}
-        return {"published": self.published, **std, "reached": self.reached, "difference": self.difference}
+        return {
+            "published": self.published,
+            **std,
+            "reached": self.reached,
+            "difference": self.difference,
+        }
 
 
 def find_metric(key: str) -> Metric:
@@ -167,11 +185,23 @@ def format_metric(key: str, value: float, std: float | None = None, *, sign: str
     Returns:
         A text such as ``61.2 ± 0.4``.
     """
-    digits = 2 if key.partition("_")[2] in MEASURES else 1 if find_metric(key).unit in ("percent", "rank") else 3
+    digits = (
+        2
+        if key.partition("_")[2] in MEASURES
+        else 1
+        if find_metric(key).unit in ("percent", "rank")
+        else 3
+    )
     return f"{value:{sign}.{digits}f}" + ("" if std is None else f" ± {std:.{digits}f}")
 
 
-def comparison_cells(key: str, published: float, std: float | None, reached: float | None, reached_std: float | None = None) -> list[str]:
+def comparison_cells(
+    key: str,
+    published: float,
+    std: float | None,
+    reached: float | None,
+    reached_std: float | None = None,
+) -> list[str]:
     """Format a published and a reached value as a line of a table.
 
     Args:
@@ -187,4 +217,8 @@ def comparison_cells(key: str, published: float, std: float | None, reached: flo
     start = [metric_title(key), format_metric(key, published, std)]
     if reached is None:
         return [*start, "-", "-"]
-    return [*start, format_metric(key, reached, reached_std), format_metric(key, reached - published, sign="+")]
+    return [
+        *start,
+        format_metric(key, reached, reached_std),
+        format_metric(key, reached - published, sign="+"),
+    ]

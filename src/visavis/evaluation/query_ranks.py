@@ -33,7 +33,8 @@ class QueryRanks:
         for ranks, ids in ((self.image_ranks, self.image_ids), (self.text_ranks, self.text_ids)):
             if ranks.ndim != 1 or ranks.shape != ids.shape or not len(ranks):
                 raise ShapeError(
-                    f"ranks: expected one id per query, got ranks of shape {list(ranks.shape)} and ids of shape {list(ids.shape)}."
+                    f"ranks: expected one id per query, got ranks of shape {list(ranks.shape)} and "
+                    f"ids of shape {list(ids.shape)}."
                 )
 
 
@@ -47,7 +48,9 @@ def write_query_ranks(path: str | Path, ranks: Mapping[str, QueryRanks]) -> None
     storage.write_tensors(
         path,
         {
-            f"{protocol}/{field.name}": torch.from_numpy(_to_int32(getattr(query_ranks, field.name)))
+            f"{protocol}/{field.name}": torch.from_numpy(
+                _to_int32(getattr(query_ranks, field.name))
+            )
             for protocol, query_ranks in ranks.items()
             for field in fields(QueryRanks)
         },
@@ -72,7 +75,10 @@ def read_query_ranks(path: str | Path) -> dict[str, QueryRanks]:
         by_protocol.setdefault(protocol, {})[field] = tensor.numpy()
     expected = {field.name for field in fields(QueryRanks)}
     if not by_protocol or any(tensors.keys() != expected for tensors in by_protocol.values()):
-        raise RunError(f"{path}: expected {', '.join(sorted(expected))} of each protocol, got other tensors. Evaluate the run again.")
+        raise RunError(
+            f"{path}: expected {', '.join(sorted(expected))} of each protocol, got other tensors. "
+            "Evaluate the run again."
+        )
     return {protocol: QueryRanks(**tensors) for protocol, tensors in by_protocol.items()}
 
 

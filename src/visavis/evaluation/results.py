@@ -14,14 +14,24 @@ from torch import Tensor
 from visavis.blocking import Score
 from visavis.data.dataset import Dataset
 from visavis.errors import ShapeError, SpecError, format_value
-from visavis.evaluation.protocols import Protocol, get_protocol, read_listed_positives, select_for_protocol
+from visavis.evaluation.protocols import (
+    Protocol,
+    get_protocol,
+    read_listed_positives,
+    select_for_protocol,
+)
 from visavis.evaluation.published_row import PublishedRow
 from visavis.evaluation.query_ranks import QueryRanks
 from visavis.evaluation.tiled_ranking import RankedQueries, rank_by_rows, rank_by_tiles
 from visavis.graded.ranking_coherence import RankingCoherence, ranking_coherence
 from visavis.memory_budget import MemoryLimit
 from visavis.metrics import ranking_metrics
-from visavis.metrics.argument_checks import Ties, validate_instance, validate_literal, validate_tensor
+from visavis.metrics.argument_checks import (
+    Ties,
+    validate_instance,
+    validate_literal,
+    validate_tensor,
+)
 from visavis.metrics.ranking import best_rank_column
 from visavis.notebook import NotebookTable, flat_row
 from visavis.process_group import ONE_PROCESS, ProcessGroup
@@ -41,20 +51,23 @@ class Evaluation(NotebookTable):
         captions_per_image: Ratio of texts to images.
         ties: Tie rule.
         metrics: Metrics by key, recalls in percent.
-        image_ranks: Rank of the best positive of each image query, starting at 1. The queries are all images in the order
-            given, shape ``[V]``, or those that the protocol lists, in its order.
+        image_ranks: Rank of the best positive of each image query, starting at 1. The queries are
+            all images in the order given, shape ``[V]``, or those that the protocol lists, in its
+            order.
         text_ranks: The same for text queries.
         coherence: How well the whole ranking follows graded relevance, if it was given.
         other_protocols: The same items under further protocols.
         extra_metrics: Metric keys to print next to the usual ones.
         published: Row of a paper to compare with.
         pretrained: The same result for the pretrained model from which training started.
-        image_ids: Id of each image query, as given, or its position in the data set if the protocol lists its queries.
+        image_ids: Id of each image query, as given, or its position in the data set if the protocol
+            lists its queries.
         text_ids: Id of the image of each text query.
         top_texts: Position of the best-scored text of each image query.
         top_images: Position of the best-scored image of each text query.
-        score_samples: Scores of all positives ("positive") and of the hardest negative of each query that has one
-            ("hardest_i2t", "hardest_t2i"). Empty if the protocol lists its positives.
+        score_samples: Scores of all positives ("positive") and of the hardest negative of each
+            query that has one ("hardest_i2t", "hardest_t2i"). Empty if the protocol lists its
+            positives.
     """
 
     protocol: str
@@ -111,16 +124,26 @@ class Evaluation(NotebookTable):
         """Convert to one flat JSON object: the rules, then all metrics of the first protocol.
 
         Returns:
-            The object. With several protocols, ``protocols`` holds one object per protocol. ``published`` holds the published values
-            with the reached ones, and ``pretrained`` the same object for the pretrained model.
+            The object. With several protocols, ``protocols`` holds one object per protocol.
+            ``published`` holds the published values with the reached ones, and ``pretrained`` the
+            same object for the pretrained model.
         """
         result = self._flat()
         if self.other_protocols:
-            result |= {"protocols": {name: evaluation._flat() for name, evaluation in self.by_protocol.items()}}
+            result |= {
+                "protocols": {
+                    name: evaluation._flat() for name, evaluation in self.by_protocol.items()
+                }
+            }
         if self.published is not None:
             reached = self.under_published_protocol
-            differences = {each.key: each.to_json() for each in self.published.differences(reached.all_metrics)}
-            result |= {"published": self.published.to_json() | {"published": differences, "reached_protocol": reached.protocol}}
+            differences = {
+                each.key: each.to_json() for each in self.published.differences(reached.all_metrics)
+            }
+            result |= {
+                "published": self.published.to_json()
+                | {"published": differences, "reached_protocol": reached.protocol}
+            }
         if self.pretrained is not None:
             result |= {"pretrained": self.pretrained.to_json()}
         return result
@@ -149,12 +172,14 @@ def evaluate(
     Args:
         visual: Encoded images.
         text: Encoded texts.
-        score: ``score(visual[rows], text[columns]) -> [rows, columns]``, such as the method ``score`` of a model.
+        score: ``score(visual[rows], text[columns]) -> [rows, columns]``, such as the method
+            ``score`` of a model.
         image_ids: One id per image, shape ``[V]``. Equal ids belong together.
         text_ids: One id per text, shape ``[T]``.
         protocol: Name of a protocol, or a protocol.
         ties: Tie rule. None: the protocol's.
-        memory: Memory of a tile, bytes or "2GiB". None: a share of the free memory. The result does not depend on it.
+        memory: Memory of a tile, bytes or "2GiB". None: a share of the free memory. The result does
+            not depend on it.
         group: Processes that share out the scores. Each holds all items and receives the result.
 
     Returns:
@@ -167,20 +192,42 @@ def evaluate(
     """
     protocol, ties = _validate_arguments(visual, text, score, protocol, ties)
     group = validate_instance(group, ProcessGroup, "a process group", "group")
-    image_ids, text_ids = to_id_tensor(image_ids, "image_ids").cpu(), to_id_tensor(text_ids, "text_ids").cpu()
+    image_ids, text_ids = (
+        to_id_tensor(image_ids, "image_ids").cpu(),
+        to_id_tensor(text_ids, "text_ids").cpu(),
+    )
     if protocol.positives_file:
-        raise SpecError(f"protocol {protocol.name}: expected listed positives, got ids. Use evaluate_listed, or visavis evaluate RUN.")
+        raise SpecError(
+            f"protocol {protocol.name}: expected listed positives, got ids. Use evaluate_listed, "
+            "or visavis evaluate RUN."
+        )
     protocol.validate(image_ids, text_ids)
     _check_ids(visual, text, image_ids, text_ids)
     image_folds, text_folds = zip(*protocol.split_folds(image_ids, text_ids), strict=True)
     rankings = []
     for images, texts in zip(image_folds, text_folds, strict=True):
         fold = select_items(visual, images), select_items(text, texts)
-        rankings.append(rank_by_tiles(*fold, score, image_ids[images], text_ids[texts], ties=ties, memory=memory, group=group))
+        rankings.append(
+            rank_by_tiles(
+                *fold,
+                score,
+                image_ids[images],
+                text_ids[texts],
+                ties=ties,
+                memory=memory,
+                group=group,
+            )
+        )
     image_queries, text_queries = zip(*rankings, strict=True)
-    image_ranks, top_texts = _merge_folds(len(image_ids), image_folds, text_folds, image_queries, ties)
-    text_ranks, top_images = _merge_folds(len(text_ids), text_folds, image_folds, text_queries, ties)
-    fold_metrics = [ranking_metrics(images.positive_ranks, texts.positive_ranks) for images, texts in rankings]
+    image_ranks, top_texts = _merge_folds(
+        len(image_ids), image_folds, text_folds, image_queries, ties
+    )
+    text_ranks, top_images = _merge_folds(
+        len(text_ids), text_folds, image_folds, text_queries, ties
+    )
+    fold_metrics = [
+        ranking_metrics(images.positive_ranks, texts.positive_ranks) for images, texts in rankings
+    ]
     return Evaluation(
         protocol=protocol.name,
         # All folds have the same size.
@@ -188,7 +235,10 @@ def evaluate(
         num_texts=len(text_folds[-1]),
         captions_per_image=len(text_ids) / len(image_ids),
         ties=ties,
-        metrics={name: float(np.mean([metrics[name] for metrics in fold_metrics])) for name in fold_metrics[0]},
+        metrics={
+            name: float(np.mean([metrics[name] for metrics in fold_metrics]))
+            for name in fold_metrics[0]
+        },
         image_ranks=image_ranks.numpy(),
         text_ranks=text_ranks.numpy(),
         image_ids=image_ids.numpy(),
@@ -200,9 +250,15 @@ def evaluate(
 
 
 def _merge_folds(
-    num_queries: int, queries: Sequence[Tensor], candidates: Sequence[Tensor], rankings: Sequence[RankedQueries], ties: Ties
+    num_queries: int,
+    queries: Sequence[Tensor],
+    candidates: Sequence[Tensor],
+    rankings: Sequence[RankedQueries],
+    ties: Ties,
 ) -> tuple[Tensor, Tensor]:
-    """Rank of the best positive, and the best-scored candidate, of each query: ``[Q]`` each. Queries and candidates are given by fold."""
+    """Rank of the best positive, and the best-scored candidate, of each query: ``[Q]`` each.
+    Queries and candidates are given by fold.
+    """
     ranks, top_candidates = (
         torch.empty(num_queries, dtype=torch.double if ties == "mean" else torch.long),
         torch.empty(num_queries, dtype=torch.long),
@@ -213,7 +269,9 @@ def _merge_folds(
     return ranks, top_candidates
 
 
-def _score_samples(image_queries: Sequence[RankedQueries], text_queries: Sequence[RankedQueries]) -> dict[str, Tensor]:
+def _score_samples(
+    image_queries: Sequence[RankedQueries], text_queries: Sequence[RankedQueries]
+) -> dict[str, Tensor]:
     """Scores of all positives and of the hardest negatives of all folds, without padding."""
     samples = {
         "positive": torch.cat([ranked.positive_scores.flatten() for ranked in image_queries]),
@@ -229,13 +287,23 @@ def _check_ids(visual: Encoded, text: Encoded, image_ids: Tensor, text_ids: Tens
         if len(encoded) != len(ids):
             raise ShapeError(f"ids: expected {len(encoded)}, one per encoded item, got {len(ids)}.")
         if not len(ids):
-            raise ShapeError("images, texts: expected at least one of each, got none. There is nothing to rank.")
-    for kind, other, ids, other_ids in (("image", "text", image_ids, text_ids), ("text", "image", text_ids, image_ids)):
+            raise ShapeError(
+                "images, texts: expected at least one of each, got none. There is nothing to rank."
+            )
+    for kind, other, ids, other_ids in (
+        ("image", "text", image_ids, text_ids),
+        ("text", "image", text_ids, image_ids),
+    ):
         for item in (~torch.isin(ids, other_ids)).nonzero()[:1, 0].tolist():
-            raise ShapeError(f"{kind} {item}: expected at least one {other} with its id, got none. Leave it out, it cannot be ranked.")
+            raise ShapeError(
+                f"{kind} {item}: expected at least one {other} with its id, got none. Leave it "
+                "out, it cannot be ranked."
+            )
 
 
-def _validate_arguments(visual: Encoded, text: Encoded, score: Score, protocol: str | Protocol, ties: Ties | None) -> tuple[Protocol, Ties]:
+def _validate_arguments(
+    visual: Encoded, text: Encoded, score: Score, protocol: str | Protocol, ties: Ties | None
+) -> tuple[Protocol, Ties]:
     """Check the items and the score function, and look up the protocol and its tie rule."""
     for name, items in (("visual", visual), ("text", text)):
         if not isinstance(items, EncodedBatches):
@@ -245,7 +313,8 @@ def _validate_arguments(visual: Encoded, text: Encoded, score: Score, protocol: 
         inspect.signature(None if isinstance(score, type) else score).bind(None, None)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         raise SpecError(
-            f"score: expected a function of visual and text items, such as the method score of a model, got {format_value(score)}."
+            "score: expected a function of visual and text items, such as the method score of a "
+            f"model, got {format_value(score)}."
         ) from None
     protocol = get_protocol(protocol)
     return protocol, protocol.ties if ties is None else validate_literal(ties, Ties, "ties")
@@ -255,10 +324,16 @@ def _validate_items(items: Any, name: str) -> None:
     parts = items.tensors if isinstance(items, Encoded) and items.vectors is not None else []
     require_values(name, *parts)
     if not parts or not all(isinstance(part, Tensor) and part.dim() for part in parts):
-        raise ShapeError(f"{name}: expected Encoded(vectors) of tensors with one row per item, got {format_value(items)}.")
+        raise ShapeError(
+            f"{name}: expected Encoded(vectors) of tensors with one row per item, got "
+            f"{format_value(items)}."
+        )
     if len({len(part) for part in parts}) > 1:
         lengths = ", ".join(str(len(part)) for part in parts)
-        raise ShapeError(f"{name}: expected one row of each part per item, got parts of different lengths: {lengths}.")
+        raise ShapeError(
+            f"{name}: expected one row of each part per item, got parts of different lengths: "
+            f"{lengths}."
+        )
 
 
 def evaluate_listed(
@@ -271,7 +346,8 @@ def evaluate_listed(
     ties: Ties | None = None,
     memory: MemoryLimit = None,
 ) -> Evaluation:
-    """Evaluate under a protocol that lists its positives. Only listed items are queries, all items are candidates.
+    """Evaluate under a protocol that lists its positives. Only listed items are queries, all items
+    are candidates.
 
     Args:
         visual: Encoded images of the data set, in its order.
@@ -293,16 +369,27 @@ def evaluate_listed(
     data = validate_instance(data, Dataset, "a data set of visavis.data.open_dataset", "data")
     if not protocol.positives_file:
         raise SpecError(
-            f"protocol {protocol.name}: expected a protocol with listed positives. Use evaluate with the ids of images and texts."
+            f"protocol {protocol.name}: expected a protocol with listed positives. Use evaluate "
+            "with the ids of images and texts."
         )
     for name, encoded, items in (("visual", visual, data.images), ("text", text, data.captions)):
         if len(encoded) != len(items):
-            raise ShapeError(f"{name}: expected {len(items)} items, one per image or caption of {data.name}, got {len(encoded)}.")
+            raise ShapeError(
+                f"{name}: expected {len(items)} items, one per image or caption of {data.name}, "
+                f"got {len(encoded)}."
+            )
     protocol.validate(torch.arange(len(visual)), torch.from_numpy(data.image_of))
     listed_images, listed_texts = read_listed_positives(protocol, data)
-    image_queries, text_queries = select_items(visual, listed_images.queries), select_items(text, listed_texts.queries)
-    images = rank_by_rows(image_queries, text, score, listed_images.targets, "i2t", ties=ties, memory=memory)
-    texts = rank_by_rows(visual, text_queries, score, listed_texts.targets, "t2i", ties=ties, memory=memory)
+    image_queries, text_queries = (
+        select_items(visual, listed_images.queries),
+        select_items(text, listed_texts.queries),
+    )
+    images = rank_by_rows(
+        image_queries, text, score, listed_images.targets, "i2t", ties=ties, memory=memory
+    )
+    texts = rank_by_rows(
+        visual, text_queries, score, listed_texts.targets, "t2i", ties=ties, memory=memory
+    )
     return Evaluation(
         protocol=protocol.name,
         num_images=len(visual),
@@ -320,7 +407,12 @@ def evaluate_listed(
 
 
 def rank_scores(
-    scores: Tensor, image_ids: Ids, text_ids: Ids, *, protocol: str | Protocol = "plain", ties: Ties | None = None
+    scores: Tensor,
+    image_ids: Ids,
+    text_ids: Ids,
+    *,
+    protocol: str | Protocol = "plain",
+    ties: Ties | None = None,
 ) -> Evaluation:
     """Evaluate a full score matrix, such as the mean of the matrices of two models. See `evaluate`.
 
@@ -341,7 +433,8 @@ def rank_scores(
     image_ids, text_ids = to_id_tensor(image_ids, "image_ids"), to_id_tensor(text_ids, "text_ids")
     if scores.shape != (len(image_ids), len(text_ids)):
         raise ShapeError(
-            f"scores: expected shape {[len(image_ids), len(text_ids)]}, as many images and texts as ids, got {list(scores.shape)}."
+            f"scores: expected shape {[len(image_ids), len(text_ids)]}, as many images and texts "
+            f"as ids, got {list(scores.shape)}."
         )
 
     def score(visual: Encoded, text: Encoded) -> Tensor:
@@ -363,7 +456,8 @@ def evaluate_dataset(
     memory: MemoryLimit = None,
     group: ProcessGroup = ONE_PROCESS,
 ) -> Evaluation:
-    """Evaluate encoded images and captions with `evaluate` or `evaluate_listed`, as each protocol requires.
+    """Evaluate encoded images and captions with `evaluate` or `evaluate_listed`, as each protocol
+    requires.
 
     Args:
         visual: Encoded images of the data set, in its order.
@@ -371,7 +465,8 @@ def evaluate_dataset(
         score: Score function.
         data: The data set.
         protocols: The first is the result, the others are its ``other_protocols``.
-        relevance: Relevance estimator, for the coherence of the ranking with graded relevance. Empty: none.
+        relevance: Relevance estimator, for the coherence of the ranking with graded relevance.
+            Empty: none.
         semantics: Semantics of CS@K.
         memory: Memory of a tile.
         group: Processes that share out the scores. Each holds all items and receives the result.
@@ -383,13 +478,24 @@ def evaluate_dataset(
     for protocol in protocols:
         selected, captions = select_for_protocol(data, text, protocol)
         if protocol.positives_file:
-            result = evaluate_listed(visual, captions, score, selected, protocol=protocol, memory=memory)
+            result = evaluate_listed(
+                visual, captions, score, selected, protocol=protocol, memory=memory
+            )
         else:
             ids = torch.arange(len(selected.images)), torch.from_numpy(selected.image_of)
-            result = evaluate(visual, captions, score, *ids, protocol=protocol, memory=memory, group=group)
+            result = evaluate(
+                visual, captions, score, *ids, protocol=protocol, memory=memory, group=group
+            )
         if relevance:
             coherence = ranking_coherence(
-                visual, captions, score, selected, relevance, semantics=semantics, folds=protocol.folds, memory=memory
+                visual,
+                captions,
+                score,
+                selected,
+                relevance,
+                semantics=semantics,
+                folds=protocol.folds,
+                memory=memory,
             )
             result = replace(result, coherence=coherence)
         results.append(result)

@@ -1,14 +1,18 @@
-"""Ranks of all images and texts in both directions, from tiles of the score matrix, which is never held as a whole.
+"""Ranks of all images and texts in both directions, from tiles of the score matrix, which is never
+held as a whole.
 
-A rank is a count: of the candidates that score at least as high as the positive of the query. Two details make it exact:
+A rank is a count: of the candidates that score at least as high as the positive of the query. Two
+details make it exact:
 
-- Positive scores come from the same product. A product of another shape, or an elementwise sum, rounds differently, so that
-  an item could outrank itself. The tiles that hold positive pairs are therefore scored first, by the same calls as in the main
-  pass (a small part of all tiles, because items are sorted by id). The main pass subtracts the positives from the counts by
-  the very values that were counted.
-- Equal items have equal scores. The same vector in two rows of one product can give two results, because the last rows and
-  columns of a matrix use other code. Items that are bit-identical are therefore scored once, and their score counts for each
-  of them: a duplicate image is a tie, and a collapsed model is all ties.
+- Positive scores come from the same product. A product of another shape, or an elementwise sum,
+  rounds differently, so that an item could outrank itself. The tiles that hold positive pairs are
+  therefore scored first, by the same calls as in the main pass (a small part of all tiles, because
+  items are sorted by id). The main pass subtracts the positives from the counts by the very values
+  that were counted.
+- Equal items have equal scores. The same vector in two rows of one product can give two results,
+  because the last rows and columns of a matrix use other code. Items that are bit-identical are
+  therefore scored once, and their score counts for each of them: a duplicate image is a tie, and a
+  collapsed model is all ties.
 """
 
 from __future__ import annotations
@@ -35,9 +39,13 @@ from visavis.targets import Targets
 from visavis.types import Direction, Encoded
 
 COUNTING_BYTES_PER_PAIR = 16.0
-"""Memory per pair while a tile is counted: its scores or those of the previous tile, and flags, at most in float64."""
+"""Memory per pair while a tile is counted: its scores or those of the previous tile, and flags, at
+most in float64.
+"""
 RANKING_BYTES_PER_PAIR = 48.0
-"""Memory per pair of `positive_ranks`: scores, masked scores and flags in float64, and the positive and negative masks."""
+"""Memory per pair of `positive_ranks`: scores, masked scores and flags in float64, and the positive
+and negative masks.
+"""
 
 
 @dataclass(frozen=True)
@@ -70,10 +78,12 @@ class RankedQueries:
     """Ranks and scores of the queries of one side.
 
     Attributes:
-        positive_ranks: Ranks of the positives, shape ``[Q, M]``. See `visavis.metrics.positive_ranks`.
+        positive_ranks: Ranks of the positives, shape ``[Q, M]``. See
+            `visavis.metrics.positive_ranks`.
         top_candidates: The candidate with the highest score, shape ``[Q]``.
         positive_scores: Scores of the positives, best first, shape ``[Q, M]``, padded with -inf.
-        hardest_negative_scores: Score of the hardest negative, shape ``[Q]``, -inf without negatives.
+        hardest_negative_scores: Score of the hardest negative, shape ``[Q]``, -inf without
+            negatives.
     """
 
     positive_ranks: Tensor
@@ -100,9 +110,11 @@ def rank_by_tiles(
     Args:
         visual: Encoded images.
         text: Encoded texts.
-        score: ``score(visual[rows], text[columns]) -> [rows, columns]``. A two-stage score orders the candidates of each direction
-            differently, so it is computed by rows, once per direction.
-        image_ids: One id per image, shape ``[V]``. Equal ids belong together. Each image has a text and each text an image.
+        score: ``score(visual[rows], text[columns]) -> [rows, columns]``. A two-stage score orders
+            the candidates of each direction differently, so it is computed by rows, once per
+            direction.
+        image_ids: One id per image, shape ``[V]``. Equal ids belong together. Each image has a text
+            and each text an image.
         text_ids: One id per text, shape ``[T]``.
         ties: How candidates with the score of a positive count.
         memory: Memory of a tile. It never changes the result.
@@ -118,23 +130,52 @@ def rank_by_tiles(
     targets = Targets(query_ids=image_ids, candidate_ids=text_ids)
     if isinstance(score, TwoStageScore):
         image_queries = rank_by_rows(visual, text, score, targets, "i2t", ties=ties, memory=memory)
-        return image_queries, rank_by_rows(visual, text, score, targets.T, "t2i", ties=ties, memory=memory)
-    max_tile = max_tile or tile_shape(score, visual, text, caller_bytes_per_pair=COUNTING_BYTES_PER_PAIR, memory=memory)
+        return image_queries, rank_by_rows(
+            visual, text, score, targets.T, "t2i", ties=ties, memory=memory
+        )
+    max_tile = max_tile or tile_shape(
+        score, visual, text, caller_bytes_per_pair=COUNTING_BYTES_PER_PAIR, memory=memory
+    )
     # Free memory differs between processes, but they must cut the same tiles.
     num_rows, num_columns = group.all_gather_stack(torch.tensor(max_tile)).amin(0).tolist()
     max_tile = num_rows, num_columns
-    images, texts = _split_side(visual, image_ids, max_tile[0]), _split_side(text, text_ids, max_tile[1])
+    images, texts = (
+        _split_side(visual, image_ids, max_tile[0]),
+        _split_side(text, text_ids, max_tile[1]),
+    )
     tiles = _ScoreTiles(images, texts, score, targets)
-    positive_scores = torch.cat([tile.positive_scores for tile in tiles.score(only_with_positives=True)])
-    image_counter = _RankCounter(pad_by_query(positive_scores, tiles.pair_image, len(image_ids)), images, texts, ties)
-    text_counter = _RankCounter(pad_by_query(positive_scores, tiles.pair_text, len(text_ids)), texts, images, ties)
+    positive_scores = torch.cat(
+        [tile.positive_scores for tile in tiles.score(only_with_positives=True)]
+    )
+    image_counter = _RankCounter(
+        pad_by_query(positive_scores, tiles.pair_image, len(image_ids)), images, texts, ties
+    )
+    text_counter = _RankCounter(
+        pad_by_query(positive_scores, tiles.pair_text, len(text_ids)), texts, images, ties
+    )
     for tile in tiles.score(group):
         values = tile.positive_scores
-        image_counter.add(tile.scores, tile.row_tile, tile.column_tile, tiles.pair_image[tile.pairs], tile.pair_columns, values)
-        text_counter.add(tile.scores.T, tile.column_tile, tile.row_tile, tiles.pair_text[tile.pairs], tile.pair_rows, values)
+        image_counter.add(
+            tile.scores,
+            tile.row_tile,
+            tile.column_tile,
+            tiles.pair_image[tile.pairs],
+            tile.pair_columns,
+            values,
+        )
+        text_counter.add(
+            tile.scores.T,
+            tile.column_tile,
+            tile.row_tile,
+            tiles.pair_text[tile.pairs],
+            tile.pair_rows,
+            values,
+        )
     for counter in (image_counter, text_counter):
         counter.merge(group)
-    return image_counter.result(torch.bincount(tiles.pair_image)), text_counter.result(torch.bincount(tiles.pair_text))
+    return image_counter.result(torch.bincount(tiles.pair_image)), text_counter.result(
+        torch.bincount(tiles.pair_text)
+    )
 
 
 @torch.no_grad()
@@ -171,7 +212,10 @@ def rank_by_rows(
         top_candidates.append(block.argmax(1))
         hardest.append(block.masked_fill(~block_targets.negative, -torch.inf).amax(1))
     return RankedQueries(
-        stack_rows(ranks, torch.inf), torch.cat(top_candidates), stack_rows(positive_scores, -torch.inf), torch.cat(hardest)
+        stack_rows(ranks, torch.inf),
+        torch.cat(top_candidates),
+        stack_rows(positive_scores, -torch.inf),
+        torch.cat(hardest),
     )
 
 
@@ -191,7 +235,12 @@ def stack_rows(blocks: list[Tensor], padding: float) -> Tensor:
 
 @torch.no_grad()
 def iter_score_rows(
-    visual: Encoded, text: Encoded, score: Score, direction: Direction, *, memory: MemoryLimit = None
+    visual: Encoded,
+    text: Encoded,
+    score: Score,
+    direction: Direction,
+    *,
+    memory: MemoryLimit = None,
 ) -> Iterator[tuple[slice, Tensor]]:
     """Score blocks of queries against all candidates. Equal candidates have equal scores.
 
@@ -205,12 +254,18 @@ def iter_score_rows(
     Yields:
         The queries of a block and their scores ``[R, C]``.
     """
-    (kind, queries), (_, candidates) = (("image", visual), ("text", text))[:: 1 if direction == "i2t" else -1]
+    (kind, queries), (_, candidates) = (("image", visual), ("text", text))[
+        :: 1 if direction == "i2t" else -1
+    ]
     side = _split_side(candidates, torch.arange(len(candidates)), len(candidates))
     distinct = select_items(candidates, side.items)
     both = (visual, distinct) if direction == "i2t" else (distinct, text)
-    for rows, block in score_query_rows(score, *both, direction, caller_bytes_per_pair=RANKING_BYTES_PER_PAIR, memory=memory):
-        message = f"scores of {kind} {{}}: expected numbers, got NaN. Check the model and its features."
+    for rows, block in score_query_rows(
+        score, *both, direction, caller_bytes_per_pair=RANKING_BYTES_PER_PAIR, memory=memory
+    ):
+        message = (
+            f"scores of {kind} {{}}: expected numbers, got NaN. Check the model and its features."
+        )
         raise_on_invalid_row(block.isnan(), message, range(len(queries))[rows])
         yield rows, block.cpu()[:, side.index]
 
@@ -232,33 +287,60 @@ class _RankCounter:
         # Queries sorted by their distinct item, so that those of a tile are consecutive.
         self.order = torch.argsort(queries.index, stable=True)
         self.position = torch.argsort(self.order)
-        self.cuts = torch.searchsorted(queries.index[self.order], torch.tensor(queries.cuts)).tolist()
+        self.cuts = torch.searchsorted(
+            queries.index[self.order], torch.tensor(queries.cuts)
+        ).tolist()
 
     def add(
-        self, block: Tensor, query_tile: int, candidate_tile: int, pair_query: Tensor, pair_candidate: Tensor, pair_score: Tensor
+        self,
+        block: Tensor,
+        query_tile: int,
+        candidate_tile: int,
+        pair_query: Tensor,
+        pair_candidate: Tensor,
+        pair_score: Tensor,
     ) -> None:
-        """Count a block of scores (queries x candidates), and subtract its positive pairs (queries, and columns of candidates)."""
+        """Count a block of scores (queries x candidates), and subtract its positive pairs (queries,
+        and columns of candidates).
+        """
         self._update_top_candidates(block, query_tile, candidate_tile)
         queries = self.order[self.cuts[query_tile] : self.cuts[query_tile + 1]]
-        copies = self.candidates.copies[self.candidates.cuts[candidate_tile] : self.candidates.cuts[candidate_tile + 1]].to(block)
-        pairs, count = torch.stack([self.position[pair_query] - self.cuts[query_tile], pair_candidate]).unique(dim=1, return_counts=True)
+        copies = self.candidates.copies[
+            self.candidates.cuts[candidate_tile] : self.candidates.cuts[candidate_tile + 1]
+        ].to(block)
+        pairs, count = torch.stack(
+            [self.position[pair_query] - self.cuts[query_tile], pair_candidate]
+        ).unique(dim=1, return_counts=True)
         # Of equal candidates that are not all positives, one is a negative.
         pairs = pairs[:, count == copies[pairs[1]].cpu()]
         # Equal queries share a row of the block, so there may be more queries than rows.
-        for start, query in zip(range(0, len(queries), len(block)), queries.split(len(block)), strict=True):
+        for start, query in zip(
+            range(0, len(queries), len(block)), queries.split(len(block)), strict=True
+        ):
             row = self.queries.index[query] - self.queries.cuts[query_tile]
             scores = block if len(queries) == len(block) else block[row]
-            within = pairs[:, (pairs[0] >= start) & (pairs[0] < start + len(query))].to(block.device)
-            negatives = scores.index_put((within[0] - start, within[1]), scores.new_tensor(-torch.inf)).amax(1)
-            self.hardest[query] = torch.maximum(self.hardest[query], negatives.cpu().to(self.hardest))
+            within = pairs[:, (pairs[0] >= start) & (pairs[0] < start + len(query))].to(
+                block.device
+            )
+            negatives = scores.index_put(
+                (within[0] - start, within[1]), scores.new_tensor(-torch.inf)
+            ).amax(1)
+            self.hardest[query] = torch.maximum(
+                self.hardest[query], negatives.cpu().to(self.hardest)
+            )
             slots = self.positive_scores[query].T.contiguous().to(block.device)
             # 0 and 1 in the dtype of the scores: several times faster than bool.
             flags = torch.empty_like(scores)
             for compare in self.comparisons:
-                before = torch.stack([compare(scores, positive[:, None], out=flags) @ copies for positive in slots], 1)
+                before = torch.stack(
+                    [compare(scores, positive[:, None], out=flags) @ copies for positive in slots],
+                    1,
+                )
                 self.num_before[query] += before.cpu().double() / len(self.comparisons)
         for compare in self.comparisons:
-            positives = compare(pair_score[:, None], self.positive_scores[pair_query]).double() / len(self.comparisons)
+            positives = compare(
+                pair_score[:, None], self.positive_scores[pair_query]
+            ).double() / len(self.comparisons)
             self.num_before.index_add_(0, pair_query, positives, alpha=-1)
 
     def _update_top_candidates(self, block: Tensor, query_tile: int, candidate_tile: int) -> None:
@@ -267,7 +349,9 @@ class _RankCounter:
         is_higher = highest > self.highest[distinct]
         self.highest[distinct] = torch.where(is_higher, highest, self.highest[distinct])
         candidate = column + self.candidates.cuts[candidate_tile]
-        self.top_candidates[distinct] = torch.where(is_higher, candidate, self.top_candidates[distinct])
+        self.top_candidates[distinct] = torch.where(
+            is_higher, candidate, self.top_candidates[distinct]
+        )
 
     def merge(self, group: ProcessGroup) -> None:
         """Add the counts of the tiles of all processes."""
@@ -285,7 +369,9 @@ class _RankCounter:
 
 
 class _ScoredTile(NamedTuple):
-    """A tile of scores, its position in the grid, its positive pairs among all, and their rows and columns in the tile."""
+    """A tile of scores, its position in the grid, its positive pairs among all, and their rows and
+    columns in the tile.
+    """
 
     scores: Tensor
     row_tile: int
@@ -300,20 +386,32 @@ class _ScoredTile(NamedTuple):
 
 
 class _ScoreTiles:
-    """The tiles of the score matrix, and the positive pairs sorted by tile: ``pair_image [P]``, ``pair_text [P]``."""
+    """The tiles of the score matrix, and the positive pairs sorted by tile: ``pair_image [P]``,
+    ``pair_text [P]``.
+    """
 
     def __init__(self, images: _Side, texts: _Side, score: Score, targets: Targets):
         self.images, self.texts, self.score_function = images, texts, score
         image, text = targets.positive_pairs([])
         self.num_rows, self.num_columns = len(images.cuts) - 1, len(texts.cuts) - 1
-        tile, order = (images.tile_of(image) * self.num_columns + texts.tile_of(text)).sort(stable=True)
+        tile, order = (images.tile_of(image) * self.num_columns + texts.tile_of(text)).sort(
+            stable=True
+        )
         self.pair_image, self.pair_text = image[order], text[order]
-        self.pair_bounds = torch.searchsorted(tile, torch.arange(self.num_rows * self.num_columns + 1)).tolist()
+        self.pair_bounds = torch.searchsorted(
+            tile, torch.arange(self.num_rows * self.num_columns + 1)
+        ).tolist()
 
-    def score(self, group: ProcessGroup = ONE_PROCESS, *, only_with_positives: bool = False) -> Iterator[_ScoredTile]:
-        """Score the tiles of this process, or only those with positive pairs, whose other scores are not checked."""
+    def score(
+        self, group: ProcessGroup = ONE_PROCESS, *, only_with_positives: bool = False
+    ) -> Iterator[_ScoredTile]:
+        """Score the tiles of this process, or only those with positive pairs, whose other scores
+        are not checked.
+        """
         images, texts = self.images, self.texts
-        for row_tile in torch.arange(self.num_rows).tensor_split(group.world_size)[group.rank].tolist():
+        for row_tile in (
+            torch.arange(self.num_rows).tensor_split(group.world_size)[group.rank].tolist()
+        ):
             visual = images.tile(row_tile)
             for column_tile in range(self.num_columns):
                 tile = row_tile * self.num_columns + column_tile
@@ -322,9 +420,14 @@ class _ScoreTiles:
                     continue
                 block = checked_scores(self.score_function, visual, texts.tile(column_tile))
                 block = block if block.dtype == torch.float64 else block.float()
-                # Without a NaN in the sum there is none among the scores, so that they need not be inspected one by one.
+                # Without a NaN in the sum there is none among the scores, so that they need not be
+                # inspected one by one.
                 if not only_with_positives and block.sum().isnan():
-                    _raise_on_nan(block, images.items[images.cuts[row_tile] :], texts.items[texts.cuts[column_tile] :])
+                    _raise_on_nan(
+                        block,
+                        images.items[images.cuts[row_tile] :],
+                        texts.items[texts.cuts[column_tile] :],
+                    )
                 rows = images.index[self.pair_image[pairs]] - images.cuts[row_tile]
                 columns = texts.index[self.pair_text[pairs]] - texts.cuts[column_tile]
                 yield _ScoredTile(block, row_tile, column_tile, pairs, rows, columns)
@@ -333,12 +436,15 @@ class _ScoreTiles:
 def _raise_on_nan(block: Tensor, images: Tensor, texts: Tensor) -> None:
     for row, column in block.isnan().nonzero()[:1].tolist():
         raise DataError(
-            f"score of image {int(images[row])} and text {int(texts[column])}: expected a number, got NaN. Check the model and its features."
+            f"score of image {int(images[row])} and text {int(texts[column])}: expected a number, "
+            "got NaN. Check the model and its features."
         )
 
 
 def _split_side(encoded: Encoded, ids: Tensor, max_items: int) -> _Side:
-    """Sort the items of a side by id, keep one of those with equal content, and split them into tiles of about equal size."""
+    """Sort the items of a side by id, keep one of those with equal content, and split them into
+    tiles of about equal size.
+    """
     keys = _content_keys(encoded)
     distinct_by_key: dict[bytes, int] = {}
     items: list[int] = []
@@ -358,7 +464,11 @@ def _content_keys(encoded: Encoded) -> list[bytes]:
     digests = [hashlib.blake2b(digest_size=16) for _ in range(len(encoded))]
 
     def update_digests(part: Tensor, items: Tensor) -> Tensor:
-        for item, row in zip(items.tolist(), part.cpu().contiguous().reshape(len(part), -1).view(torch.uint8).numpy(), strict=True):
+        for item, row in zip(
+            items.tolist(),
+            part.cpu().contiguous().reshape(len(part), -1).view(torch.uint8).numpy(),
+            strict=True,
+        ):
             content = row.tobytes().rstrip(b"\0")
             digests[item].update(len(content).to_bytes(8))
             digests[item].update(content)

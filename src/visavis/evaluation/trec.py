@@ -1,12 +1,16 @@
-"""Ranked lists and relevance judgments in TREC files, which ir_measures, ranx, trec_eval and others read.
+"""Ranked lists and relevance judgments in TREC files, which ir_measures, ranx, trec_eval and others
+read.
 
-A run file has a line ``query Q0 candidate rank score tag`` for each of the first ``MAX_CANDIDATES`` candidates of a query. A qrels file has a
-line ``query 0 candidate relevance`` for each relevant candidate. R@K of this field is Success@K there (ranx: hit_rate@K) if K is at most
-``MAX_CANDIDATES``. Metrics that need deeper ranks, such as the mean rank, cannot be computed from these files.
+A run file has a line ``query Q0 candidate rank score tag`` for each of the first ``MAX_CANDIDATES``
+candidates of a query. A qrels file has a line ``query 0 candidate relevance`` for each relevant
+candidate. R@K of this field is Success@K there (ranx: hit_rate@K) if K is at most
+``MAX_CANDIDATES``. Metrics that need deeper ranks, such as the mean rank, cannot be computed from
+these files.
 
-An image is named by its file, and the third caption of an image is ``name#2``, as in the lists of Flickr8k. Spaces are written ``%20``.
-Readers sort by score and break ties by name. Here the less relevant of two equal candidates comes first, as everywhere in visavis. A score
-that is not below the previous one is written as the next lower float32, so every reader restores this order.
+An image is named by its file, and the third caption of an image is ``name#2``, as in the lists of
+Flickr8k. Spaces are written ``%20``. Readers sort by score and break ties by name. Here the less
+relevant of two equal candidates comes first, as everywhere in visavis. A score that is not below
+the previous one is written as the next lower float32, so every reader restores this order.
 """
 
 from __future__ import annotations
@@ -46,7 +50,8 @@ class TrecRankings:
     Attributes:
         order: Candidates, best first, shape ``[Q, K]``. Padded with -1.
         scores: Strictly falling float32 scores, shape ``[Q, K]``.
-        relevant: Query, relevant candidate and relevance (an integer >= 1) of each pair, shape ``[P, 3]``.
+        relevant: Query, relevant candidate and relevance (an integer >= 1) of each pair, shape
+            ``[P, 3]``.
         queries: Names of the queries, without white space.
         candidates: Names of the candidates, without white space.
     """
@@ -67,7 +72,9 @@ class TrecRankings:
             One line per query and candidate.
         """
         (tag,) = escape_names([tag])
-        for query, candidates, scores in zip(self.queries, self.order.tolist(), self.scores.tolist(), strict=True):
+        for query, candidates, scores in zip(
+            self.queries, self.order.tolist(), self.scores.tolist(), strict=True
+        ):
             for rank, (candidate, score) in enumerate(zip(candidates, scores, strict=True), 1):
                 if candidate >= 0:
                     yield f"{query} Q0 {self.candidates[candidate]} {rank} {score:.9g} {tag}\n"
@@ -82,8 +89,11 @@ class TrecRankings:
             yield f"{self.queries[query]} 0 {self.candidates[candidate]} {relevance}\n"
 
 
-def top_candidates(scores: Tensor, relevance: Tensor, top: int = MAX_CANDIDATES) -> tuple[Tensor, Tensor]:
-    """Select the best candidates of each query. Of candidates with equal scores, the less relevant comes first.
+def top_candidates(
+    scores: Tensor, relevance: Tensor, top: int = MAX_CANDIDATES
+) -> tuple[Tensor, Tensor]:
+    """Select the best candidates of each query. Of candidates with equal scores, the less relevant
+    comes first.
 
     Args:
         scores: Scores, shape ``[Q, C]``.
@@ -110,8 +120,12 @@ def top_candidates(scores: Tensor, relevance: Tensor, top: int = MAX_CANDIDATES)
     return order, values
 
 
-def _sort_candidates(scores: Tensor, candidates: Tensor, relevance: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores and candidates ``[Q, C]`` in descending order. Of equal scores the less relevant, then the earlier candidate comes first."""
+def _sort_candidates(
+    scores: Tensor, candidates: Tensor, relevance: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Scores and candidates ``[Q, C]`` in descending order. Of equal scores the less relevant, then
+    the earlier candidate comes first.
+    """
     order = torch.from_numpy(np.lexsort((candidates.numpy(), relevance.numpy(), -scores.numpy())))
     return scores.gather(1, order), candidates.gather(1, order)
 
@@ -142,22 +156,37 @@ def trec_rankings(
     """
     captions = np.empty(len(data.captions), object)
     for image, captions_of_image in zip(data.images, data.captions_of, strict=True):
-        captions[captions_of_image] = [f"{image.name}#{number}" for number in range(len(captions_of_image))]
-    image_names, caption_names = escape_names([image.name for image in data.images]), escape_names(captions.tolist())
+        captions[captions_of_image] = [
+            f"{image.name}#{number}" for number in range(len(captions_of_image))
+        ]
+    image_names, caption_names = (
+        escape_names([image.name for image in data.images]),
+        escape_names(captions.tolist()),
+    )
     names = {"i2t": (image_names, caption_names), "t2i": (caption_names, image_names)}
     rankings: dict[Direction, TrecRankings] = {}
     for direction, parts in _ranked_parts(data, protocol).items():
         orders, values, relevant, ranked = [], [], [], list[int]()
         for queries, candidates, targets in parts:
             rows, columns = (queries, candidates) if direction == "i2t" else (candidates, queries)
-            blocks = iter_score_rows(select_items(visual, rows), select_items(text, columns), score, direction, memory=memory)
+            blocks = iter_score_rows(
+                select_items(visual, rows),
+                select_items(text, columns),
+                score,
+                direction,
+                memory=memory,
+            )
             for block_rows, block in blocks:
                 positive = targets[block_rows].positive
                 order, scores = top_candidates(block, positive.byte(), top)
                 query, candidate = positive.nonzero(as_tuple=True)
                 orders.append(candidates[order])
                 values.append(scores)
-                relevant.append(torch.stack([query + len(ranked), candidates[candidate], torch.ones_like(query)], 1))
+                relevant.append(
+                    torch.stack(
+                        [query + len(ranked), candidates[candidate], torch.ones_like(query)], 1
+                    )
+                )
                 ranked += queries[block_rows].tolist()
         rankings[direction] = TrecRankings(
             stack_rows(orders, -1).numpy(),
@@ -169,8 +198,12 @@ def trec_rankings(
     return rankings
 
 
-def _ranked_parts(data: Dataset, protocol: Protocol) -> dict[Direction, list[tuple[Tensor, Tensor, Targets]]]:
-    """Items that are ranked together: positions of queries and of candidates, and their targets. All, each fold, or the listed positives."""
+def _ranked_parts(
+    data: Dataset, protocol: Protocol
+) -> dict[Direction, list[tuple[Tensor, Tensor, Targets]]]:
+    """Items that are ranked together: positions of queries and of candidates, and their targets.
+    All, each fold, or the listed positives.
+    """
     image_ids, text_ids = torch.arange(len(data.images)), torch.from_numpy(data.image_of)
     protocol.validate(image_ids, text_ids)
     if protocol.positives_file:
@@ -187,7 +220,8 @@ def _ranked_parts(data: Dataset, protocol: Protocol) -> dict[Direction, list[tup
 
 
 def write_trec(folder: str | Path, tag: str, lists: dict[Direction, TrecRankings]) -> list[Path]:
-    """Write ``TAG.i2t.run`` and ``TAG.t2i.run``, and the ``i2t.qrels`` and ``t2i.qrels`` that all runs on the same queries share.
+    """Write ``TAG.i2t.run`` and ``TAG.t2i.run``, and the ``i2t.qrels`` and ``t2i.qrels`` that all
+    runs on the same queries share.
 
     Args:
         folder: Folder of the files.
@@ -202,11 +236,20 @@ def write_trec(folder: str | Path, tag: str, lists: dict[Direction, TrecRankings
     """
     folder = Path(folder)
     stem = re.sub(r"[^\w.+=-]+", "_", tag)
-    run_files = {direction: storage.require_new_file(folder / f"{stem}.{direction}.run") for direction in lists}
-    qrels = {folder / f"{direction}.qrels": "".join(rankings.qrels_lines()) for direction, rankings in lists.items()}
+    run_files = {
+        direction: storage.require_new_file(folder / f"{stem}.{direction}.run")
+        for direction in lists
+    }
+    qrels = {
+        folder / f"{direction}.qrels": "".join(rankings.qrels_lines())
+        for direction, rankings in lists.items()
+    }
     for path, content in qrels.items():
         if os.path.exists(path) and storage.read_text(path) != content:
-            raise RefusedOverwrite(f"{path} holds judgments of other queries. Nothing was changed. Choose another folder.")
+            raise RefusedOverwrite(
+                f"{path} holds judgments of other queries. Nothing was changed. Choose another "
+                "folder."
+            )
     for path, content in qrels.items():
         storage.write_text(path, content)
     for direction, rankings in lists.items():

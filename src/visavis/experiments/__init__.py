@@ -1,1 +1,3 @@
-"""Experiments: comparisons over seeds with statistics, reproductions of papers' tables, and exports of their results."""
+"""Experiments: comparisons over seeds with statistics, reproductions of papers' tables, and exports
+of their results.
+"""

@@ -1,12 +1,14 @@
 """Paired bootstrap over test images: an image is resampled together with all of its captions.
 
-The models stay fixed and the images are resampled with replacement, the same samples for all rows. This estimates how R@K and RSUM would
-vary on other test images. That variance does not shrink with more seeds, and the variance over seeds (``statistics``) does not shrink with
-more images. Both are reported, and they are not added.
+The models stay fixed and the images are resampled with replacement, the same samples for all rows.
+This estimates how R@K and RSUM would vary on other test images. That variance does not shrink with
+more seeds, and the variance over seeds (``statistics``) does not shrink with more images. Both are
+reported, and they are not added.
 
-The resampled units are queries, each with its rank among all candidates: the searched collection stays. Some hits depend on each other and
-are resampled together: hits of a query at 1, 5 and 10, of an image and its captions, and of all rows on one image. Judged text
-queries are resampled in the same way, each with its pairs (``bootstrap_queries``).
+The resampled units are queries, each with its rank among all candidates: the searched collection
+stays. Some hits depend on each other and are resampled together: hits of a query at 1, 5 and 10, of
+an image and its captions, and of all rows on one image. Judged text queries are resampled in the
+same way, each with its pairs (``bootstrap_queries``).
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ MIN_UNITS = 20
 
 @dataclass(frozen=True, kw_only=True)
 class BootstrapEstimate:
-    """A value, or a difference of two values, with its uncertainty over test images or judged queries.
+    """A value, or a difference of two values, with its uncertainty over test images or judged
+    queries.
 
     Attributes:
         value: Measured value, in percent.
@@ -54,7 +57,9 @@ class BootstrapEstimate:
     num_samples: int
 
     @classmethod
-    def from_samples(cls, value: float, samples: np.ndarray, unit: str, num_units: int) -> BootstrapEstimate:
+    def from_samples(
+        cls, value: float, samples: np.ndarray, unit: str, num_units: int
+    ) -> BootstrapEstimate:
         """Summarize bootstrap samples.
 
         Args:
@@ -89,7 +94,9 @@ class BootstrapEstimate:
         """
         difference = f"{format_number(self.value, signed=True)} {metric}"
         if self.interval is None:
-            return f"Every sample of the {self.num_units:,} {self.unit} gives the same: {difference}."
+            return (
+                f"Every sample of the {self.num_units:,} {self.unit} gives the same: {difference}."
+            )
         if self.num_units < MIN_UNITS:
             return f"{difference} over {self.num_units} {self.unit}. At least {MIN_UNITS} are needed for an interval."
         reverse = "could" if 0 in self.interval else "would not"
@@ -124,7 +131,9 @@ class BootstrapSamples:
         Returns:
             The estimate.
         """
-        return BootstrapEstimate.from_samples(*self._mean(row, self._seeds(row), metric), self.unit, self.num_units)
+        return BootstrapEstimate.from_samples(
+            *self._mean(row, self._seeds(row), metric), self.unit, self.num_units
+        )
 
     def difference(self, a: str, b: str, metric: str = "rsum") -> BootstrapEstimate:
         """Estimate the difference of two rows.
@@ -135,29 +144,38 @@ class BootstrapSamples:
             metric: Name of the metric.
 
         Returns:
-            Difference of the means over the common seeds, or over each row's own seeds if none are common.
+            Difference of the means over the common seeds, or over each row's own seeds if none are
+            common.
         """
         common = self._seeds(a) & self._seeds(b)
         value_a, samples_a = self._mean(a, common or self._seeds(a), metric)
         value_b, samples_b = self._mean(b, common or self._seeds(b), metric)
-        return BootstrapEstimate.from_samples(value_a - value_b, samples_a - samples_b, self.unit, self.num_units)
+        return BootstrapEstimate.from_samples(
+            value_a - value_b, samples_a - samples_b, self.unit, self.num_units
+        )
 
     def _seeds(self, row: str) -> set[int]:
         if row not in self.measured:
-            raise SpecError(f"{row} is not a row of the comparison: {suggest_name(row, self.measured)}")
+            raise SpecError(
+                f"{row} is not a row of the comparison: {suggest_name(row, self.measured)}"
+            )
         return set(self.measured[row])
 
     def _mean(self, row: str, seeds: set[int], metric: str) -> tuple[float, np.ndarray]:
         """Mean of a metric over seeds, as measured and on each sample ``[S]``."""
         if metric not in self.metrics:
-            raise SpecError(f"{metric} is not resampled over {self.unit}: {suggest_name(metric, self.metrics)}")
+            raise SpecError(
+                f"{metric} is not resampled over {self.unit}: {suggest_name(metric, self.metrics)}"
+            )
         column = self.metrics.index(metric)
         measured = [self.measured[row][seed][column] for seed in sorted(seeds)]
         samples = [self.samples[row][seed][:, column] for seed in sorted(seeds)]
         return float(np.mean(measured)), np.mean(samples, axis=0)
 
 
-def bootstrap_images(rows: Mapping[str, Mapping[int, QueryRanks]], *, num_samples: int = NUM_SAMPLES, seed: int = 0) -> BootstrapSamples:
+def bootstrap_images(
+    rows: Mapping[str, Mapping[int, QueryRanks]], *, num_samples: int = NUM_SAMPLES, seed: int = 0
+) -> BootstrapSamples:
     """Resample the test images, with the same samples for all rows.
 
     Args:
@@ -171,23 +189,42 @@ def bootstrap_images(rows: Mapping[str, Mapping[int, QueryRanks]], *, num_sample
     Raises:
         ShapeError: If there are no runs, or the runs ranked different queries.
     """
-    runs = {f"{name}, seed {run_seed}": ranks for name, by_seed in rows.items() for run_seed, ranks in by_seed.items()}
+    runs = {
+        f"{name}, seed {run_seed}": ranks
+        for name, by_seed in rows.items()
+        for run_seed, ranks in by_seed.items()
+    }
     if not runs:
         raise ShapeError("rows: expected at least one run, got none.")
     first_run, first = next(iter(runs.items()))
     for run, ranks in runs.items():
-        if not (np.array_equal(ranks.image_ids, first.image_ids) and np.array_equal(ranks.text_ids, first.text_ids)):
-            raise ShapeError(f"{run}: expected the queries of {first_run}, got others. Evaluate all runs on the same images and captions.")
+        if not (
+            np.array_equal(ranks.image_ids, first.image_ids)
+            and np.array_equal(ranks.text_ids, first.text_ids)
+        ):
+            raise ShapeError(
+                f"{run}: expected the queries of {first_run}, got others. Evaluate all runs on the "
+                "same images and captions."
+            )
     image_ids = np.unique(np.concatenate([first.image_ids, first.text_ids]))
     num_images = len(image_ids)
-    unit_of_image, unit_of_text = (np.searchsorted(image_ids, ids) for ids in (first.image_ids, first.text_ids))
+    unit_of_image, unit_of_text = (
+        np.searchsorted(image_ids, ids) for ids in (first.image_ids, first.text_ids)
+    )
 
     def count_hits(ranks: QueryRanks) -> list[np.ndarray]:
         queries = ((unit_of_image, ranks.image_ranks), (unit_of_text, ranks.text_ranks))
-        return [np.bincount(unit_of_query, query_ranks <= k, minlength=num_images) for unit_of_query, query_ranks in queries for k in KS]
+        return [
+            np.bincount(unit_of_query, query_ranks <= k, minlength=num_images)
+            for unit_of_query, query_ranks in queries
+            for k in KS
+        ]
 
     hits = np.stack([count_hits(ranks) for ranks in runs.values()])  # [runs, 6, N]
-    num_queries = [np.bincount(unit_of_query, minlength=num_images) for unit_of_query in (unit_of_image, unit_of_text)]
+    num_queries = [
+        np.bincount(unit_of_query, minlength=num_images)
+        for unit_of_query in (unit_of_image, unit_of_text)
+    ]
     trials = np.repeat(np.stack(num_queries, 1), len(KS), axis=1)  # [N, 6]
 
     def metrics(counts: np.ndarray) -> np.ndarray:
@@ -198,7 +235,10 @@ def bootstrap_images(rows: Mapping[str, Mapping[int, QueryRanks]], *, num_sample
 
 
 def bootstrap_queries(
-    rows: Mapping[str, Mapping[int, Sequence[JudgedQueryResult]]], *, num_samples: int = NUM_SAMPLES, seed: int = 0
+    rows: Mapping[str, Mapping[int, Sequence[JudgedQueryResult]]],
+    *,
+    num_samples: int = NUM_SAMPLES,
+    seed: int = 0,
 ) -> BootstrapSamples:
     """Resample the judged text queries, each with its pairs, with the same samples for all rows.
 
@@ -208,13 +248,28 @@ def bootstrap_queries(
         seed: Seed of the samples.
 
     Returns:
-        Metrics of all runs, as measured and on each sample. A sample without a pair has no pairwise accuracy.
+        Metrics of all runs, as measured and on each sample. A sample without a pair has no pairwise
+        accuracy.
     """
     runs = [queries for by_seed in rows.values() for queries in by_seed.values()]
     trials = np.array([[1.0, 1.0, 1.0, query.num_pairs] for query in runs[0]])  # [N, 4]
-    hits = np.array([[[query.rank <= k for query in queries] for k in KS] + [[query.num_ordered for query in queries]] for queries in runs])
+    hits = np.array(
+        [
+            [[query.rank <= k for query in queries] for k in KS]
+            + [[query.num_ordered for query in queries]]
+            for queries in runs
+        ]
+    )
     names = tuple(feedback_metrics(runs[0]))
-    return _resample(rows, lambda counts: _hit_percentages(counts, hits, trials), "judged queries", len(runs[0]), names, num_samples, seed)
+    return _resample(
+        rows,
+        lambda counts: _hit_percentages(counts, hits, trials),
+        "judged queries",
+        len(runs[0]),
+        names,
+        num_samples,
+        seed,
+    )
 
 
 def _resample(
@@ -228,29 +283,40 @@ def _resample(
 ) -> BootstrapSamples:
     """Sample units with replacement, in batches of samples, and compute the metrics of each sample.
 
-    ``metrics`` maps how often each sample contains each unit ``[B, N]`` to metrics ``[B, runs, M]``.
+    ``metrics`` maps how often each sample contains each unit ``[B, N]`` to metrics ``[B, runs,
+    M]``.
     """
     random, samples = np.random.default_rng(seed), []
     for start in range(0, num_samples, SAMPLES_PER_BATCH):
         size = min(SAMPLES_PER_BATCH, num_samples - start)
-        # Each sample has its own range of numbers, so that one bincount counts the units of all samples.
-        units = random.integers(0, num_units, (size, num_units)) + num_units * np.arange(size)[:, None]
+        # Each sample has its own range of numbers, so that one bincount counts the units of all
+        # samples.
+        units = (
+            random.integers(0, num_units, (size, num_units)) + num_units * np.arange(size)[:, None]
+        )
         counts = np.bincount(units.ravel(), minlength=size * num_units).reshape(size, num_units)
         samples.append(metrics(counts.astype(float)))
 
     def by_row(values: np.ndarray) -> dict[str, dict[int, np.ndarray]]:
         runs = iter(np.moveaxis(values, -2, 0))
-        return {name: {run_seed: next(runs) for run_seed in by_seed} for name, by_seed in rows.items()}
+        return {
+            name: {run_seed: next(runs) for run_seed in by_seed} for name, by_seed in rows.items()
+        }
 
     measured = metrics(np.ones((1, num_units)))[0]
-    return BootstrapSamples(by_row(measured), by_row(np.concatenate(samples)), unit, num_units, names)
+    return BootstrapSamples(
+        by_row(measured), by_row(np.concatenate(samples)), unit, num_units, names
+    )
 
 
 def _hit_percentages(counts: np.ndarray, hits: np.ndarray, trials: np.ndarray) -> np.ndarray:
-    """Hits in percent of the trials ``[B, runs, M]``, with unit n counted ``counts[b, n]`` times. NaN without trials.
+    """Hits in percent of the trials ``[B, runs, M]``, with unit n counted ``counts[b, n]`` times.
+    NaN without trials.
 
     Shapes: ``counts`` ``[B, N]``, ``hits`` ``[runs, M, N]``, ``trials`` ``[N, M]``.
     """
     num_hits = (counts @ hits.reshape(-1, hits.shape[-1]).T).reshape(len(counts), *hits.shape[:2])
     num_trials = np.broadcast_to((counts @ trials)[:, None], num_hits.shape)
-    return 100 * np.divide(num_hits, num_trials, out=np.full(num_hits.shape, np.nan), where=num_trials > 0)
+    return 100 * np.divide(
+        num_hits, num_trials, out=np.full(num_hits.shape, np.nan), where=num_trials > 0
+    )

@@ -1,4 +1,6 @@
-"""Result of a comparison: the setting that validation selects, its test results, their certainty, and the sweep of one number."""
+"""Result of a comparison: the setting that validation selects, its test results, their certainty,
+and the sweep of one number.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,19 @@ from visavis.evaluation.query_ranks import read_query_ranks
 from visavis.experiments.bootstrap import BootstrapSamples, bootstrap_images, bootstrap_queries
 from visavis.experiments.grid import Setting
 from visavis.experiments.jobs import RunOutcome
-from visavis.experiments.results_table import ResultTable, csv_table, indistinguishable_rows, latex_table
-from visavis.experiments.statistics import Interval, PairedTest, differences_from, paired_tests, t_interval
+from visavis.experiments.results_table import (
+    ResultTable,
+    csv_table,
+    indistinguishable_rows,
+    latex_table,
+)
+from visavis.experiments.statistics import (
+    Interval,
+    PairedTest,
+    differences_from,
+    paired_tests,
+    t_interval,
+)
 from visavis.experiments.tuning import TunedRate
 from visavis.feedback.evaluate_feedback import FeedbackTest
 from visavis.metrics.catalog import RSUM
@@ -76,13 +89,16 @@ class SweepPoint:
 class Sweep:
     """RSUM as a function of one number, as in figure 5 of the Unified paper.
 
-    The number is a recipe key, such as ``phases.0.optimizer.lr`` of a grid, or a parameter of the objective or model, such as ``margin`` of
-    ``Unified(margin=0.1)``, ``Unified(margin=0.2)``, ... With several objectives, each has its own curve.
+    The number is a recipe key, such as ``phases.0.optimizer.lr`` of a grid, or a parameter of the
+    objective or model, such as ``margin`` of ``Unified(margin=0.1)``, ``Unified(margin=0.2)``, ...
+    With several objectives, each has its own curve.
 
     Attributes:
         name: Name of the number.
-        curves: Points on validation and on test, by what else differs between settings. The key is "" if nothing does.
-        references: Validation and test of the settings that are on no curve of the comparison, by name.
+        curves: Points on validation and on test, by what else differs between settings. The key is
+            "" if nothing does.
+        references: Validation and test of the settings that are on no curve of the comparison, by
+            name.
     """
 
     name: str
@@ -104,7 +120,8 @@ class Sweep:
             for name, curve in self.curves.items()
         ]
         references = [
-            {"name": name} | {split: asdict(rsum) for split, rsum in zip(SPLITS, rsums, strict=True)}
+            {"name": name}
+            | {split: asdict(rsum) for split, rsum in zip(SPLITS, rsums, strict=True)}
             for name, rsums in self.references.items()
         ]
         return {"name": self.name, "curves": curves, "references": references}
@@ -172,15 +189,25 @@ class Comparison(NotebookTable):
 
     @property
     def table(self) -> ResultTable:
-        """Test results of every choice. Raises RunError if the runs were measured under different conditions."""
+        """Test results of every choice. Raises RunError if the runs were measured under different
+        conditions.
+        """
         runs = {
-            setting.name: [(run.measured_metrics, run.conditions) for run in self.runs(setting) if run.conditions is not None]
+            setting.name: [
+                (run.measured_metrics, run.conditions)
+                for run in self.runs(setting)
+                if run.conditions is not None
+            ]
             for setting in self.selected
         }
-        return replace(ResultTable.from_runs(runs, f"Selected on validation, measured on test. {self.tuning}"), feedback=self.feedback)
+        return replace(
+            ResultTable.from_runs(runs, f"Selected on validation, measured on test. {self.tuning}"),
+            feedback=self.feedback,
+        )
 
     def pairwise_tests(self, metric: str) -> list[PairedTest]:
-        """Test all pairs of choices by seed, corrected for all of them, so that you may pick any choice afterwards.
+        """Test all pairs of choices by seed, corrected for all of them, so that you may pick any
+        choice afterwards.
 
         Args:
             metric: Key of a test metric.
@@ -189,7 +216,10 @@ class Comparison(NotebookTable):
             The paired tests.
         """
         return paired_tests(
-            {setting.name: {run.seed: run.measured_metrics[metric] for run in self.runs(setting)} for setting in self.selected}
+            {
+                setting.name: {run.seed: run.measured_metrics[metric] for run in self.runs(setting)}
+                for setting in self.selected
+            }
         )
 
     @cached_property
@@ -200,7 +230,9 @@ class Comparison(NotebookTable):
     @property
     def differences_from_best(self) -> dict[str, PairedTest]:
         """The best minus every other choice, by name, smallest difference first."""
-        tests = [test.swapped() for test in differences_from(self.rsum_tests, self.best.name).values()]
+        tests = [
+            test.swapped() for test in differences_from(self.rsum_tests, self.best.name).values()
+        ]
         return {test.b: test for test in sorted(tests, key=lambda test: test.difference)}
 
     @cached_property
@@ -209,7 +241,10 @@ class Comparison(NotebookTable):
         protocol = self.table.conditions.protocol
         return bootstrap_images(
             {
-                setting.name: {run.seed: read_query_ranks(RunFolder(run.folder).ranks)[protocol] for run in self.runs(setting)}
+                setting.name: {
+                    run.seed: read_query_ranks(RunFolder(run.folder).ranks)[protocol]
+                    for run in self.runs(setting)
+                }
                 for setting in self.selected
             }
         )
@@ -218,7 +253,12 @@ class Comparison(NotebookTable):
     def query_bootstrap(self) -> BootstrapSamples:
         """Bootstrap over judged text queries of the runs of all choices. Only with feedback."""
         return bootstrap_queries(
-            {setting.name: {run.seed: run.feedback.answers for run in self.runs(setting) if run.feedback} for setting in self.selected}
+            {
+                setting.name: {
+                    run.seed: run.feedback.answers for run in self.runs(setting) if run.feedback
+                }
+                for setting in self.selected
+            }
         )
 
     def feedback_differences_from_best(self, metric: str) -> dict[str, PairedTest]:
@@ -247,17 +287,35 @@ class Comparison(NotebookTable):
         Returns:
             Its point of the grid and its tuned learning rate, as text.
         """
-        rates = [f"learning rate {rate.learning_rate:.3g}, the best of {rate.rates}" for rate in self.rates if rate.setting == setting.name]
+        rates = [
+            f"learning rate {rate.learning_rate:.3g}, the best of {rate.rates}"
+            for rate in self.rates
+            if rate.setting == setting.name
+        ]
         return ", ".join(filter(None, (setting.grid_point, *rates)))
 
     @property
     def tuning(self) -> str:
         """Learning rates of the selected settings and how they were selected, without a period."""
-        selected = [rate for rate in self.rates if any(rate.setting == setting.name for setting in self.selected)]
+        selected = [
+            rate
+            for rate in self.rates
+            if any(rate.setting == setting.name for setting in self.selected)
+        ]
         if selected:
             rates = ", ".join(f"{rate.setting} {rate.learning_rate:.3g}" for rate in selected)
             return f"Learning rates tuned on validation, {len(selected[0].tries)} tries for each setting, with other seeds: {rates}"
-        if len({point for setting in self.settings for point in setting.grid_point.split(", ") if "optimizer.lr" in point}) > 1:
+        if (
+            len(
+                {
+                    point
+                    for setting in self.settings
+                    for point in setting.grid_point.split(", ")
+                    if "optimizer.lr" in point
+                }
+            )
+            > 1
+        ):
             return "At the learning rates of the grid, selected on validation"
         return "At the recipe's learning rate, not tuned"
 
@@ -266,9 +324,15 @@ class Comparison(NotebookTable):
         """Findings in sentences."""
         best, seeds = self.best.name, len(self.runs(self.best))
         seeds_text = "one seed" if seeds == 1 else f"{seeds} seeds"
-        sentences = [f"{self.tuning}. Best on validation: {best}, mean RSUM {self.validation(self.best):.1f} over {seeds_text}."]
+        sentences = [
+            (
+                f"{self.tuning}. Best on validation: {best}, mean RSUM "
+                f"{self.validation(self.best):.1f} over {seeds_text}."
+            )
+        ]
         sentences += [
-            f"{rate.setting}: the selected learning rate {rate.learning_rate:.3g} is the {rate.edge} tried. A better one may be beyond it."
+            f"{rate.setting}: the selected learning rate {rate.learning_rate:.3g} is the "
+            f"{rate.edge} tried. A better one may be beyond it."
             for rate in self.rates
             if rate.edge
         ]
@@ -276,11 +340,21 @@ class Comparison(NotebookTable):
         if self.differences_from_best:
             nearest = next(iter(self.differences_from_best))
             pair = f"{best} minus {nearest}."
-            sentences.append(f"{pair} {self.image_bootstrap.difference(best, nearest).describe('test RSUM')}")
+            sentences.append(
+                f"{pair} {self.image_bootstrap.difference(best, nearest).describe('test RSUM')}"
+            )
             if self.feedback is not None:
-                sentences.append(self.feedback_differences_from_best(FEEDBACK_METRIC)[nearest].describe(FEEDBACK_LABEL))
-                sentences.append(f"{pair} {self.query_bootstrap.difference(best, nearest, FEEDBACK_METRIC).describe(FEEDBACK_LABEL)}")
-        return sentences + [f"{run.setting}, seed {run.seed} failed: {run.failure}" for run in self.failures]
+                sentences.append(
+                    self.feedback_differences_from_best(FEEDBACK_METRIC)[nearest].describe(
+                        FEEDBACK_LABEL
+                    )
+                )
+                sentences.append(
+                    f"{pair} {self.query_bootstrap.difference(best, nearest, FEEDBACK_METRIC).describe(FEEDBACK_LABEL)}"
+                )
+        return sentences + [
+            f"{run.setting}, seed {run.seed} failed: {run.failure}" for run in self.failures
+        ]
 
     def markdown(self) -> str:
         """Format the table of the test split and the findings.
@@ -288,7 +362,9 @@ class Comparison(NotebookTable):
         Returns:
             Markdown.
         """
-        return self.table.markdown() + "".join(f"\n- {sentence}" for sentence in self.findings) + "\n"
+        return (
+            self.table.markdown() + "".join(f"\n- {sentence}" for sentence in self.findings) + "\n"
+        )
 
     def csv(self) -> str:
         """Format a line for each choice and metric, compared with the best choice.
@@ -297,27 +373,42 @@ class Comparison(NotebookTable):
             CSV.
         """
         table = self.table
-        tests = {metric: differences_from(self.pairwise_tests(metric), self.best.name) for metric in table.metrics}
-        return csv_table(table, tests, [self.image_bootstrap, *([self.query_bootstrap] if self.feedback else [])])
+        tests = {
+            metric: differences_from(self.pairwise_tests(metric), self.best.name)
+            for metric in table.metrics
+        }
+        return csv_table(
+            table, tests, [self.image_bootstrap, *([self.query_bootstrap] if self.feedback else [])]
+        )
 
     def latex(self) -> str:
-        """Format the table, with a dagger for choices that are not distinguishable from the best of a column.
+        """Format the table, with a dagger for choices that are not distinguishable from the best of
+        a column.
 
         Returns:
             LaTeX.
         """
         table = self.table
         daggers = {
-            metric: indistinguishable_rows(differences_from(self.pairwise_tests(metric), table.best(metric).name))
+            metric: indistinguishable_rows(
+                differences_from(self.pairwise_tests(metric), table.best(metric).name)
+            )
             for metric in table.metrics
         }
         return latex_table(table, daggers)
 
     def table_rows(self) -> list[dict[str, Any]]:
         """Return a row for each choice: means over seeds, and their standard deviations."""
-        table, validation = self.table, {setting.name: self.validation(setting) for setting in self.selected}
+        table, validation = (
+            self.table,
+            {setting.name: self.validation(setting) for setting in self.selected},
+        )
         return [
-            {"setting": row.name, "seeds": len(row.metrics), "validation_rsum": validation[row.name]}
+            {
+                "setting": row.name,
+                "seeds": len(row.metrics),
+                "validation_rsum": validation[row.name],
+            }
             | {metric: row.mean(metric) for metric in table.metrics}
             | {f"{metric}_std": row.std(metric) for metric in table.metrics}
             for row in table.rows
@@ -326,8 +417,15 @@ class Comparison(NotebookTable):
     def html_rows(self) -> list[dict[str, Any]]:
         """Return a row for each choice: means with standard deviations."""
         table = self.table
-        titles = {metric: f"{group.title} {label}".lstrip() for group in table.columns for metric, label in group.labels.items()}
-        return [{"setting": row.name} | {title: row.cell(metric) for metric, title in titles.items()} for row in table.rows]
+        titles = {
+            metric: f"{group.title} {label}".lstrip()
+            for group in table.columns
+            for metric, label in group.labels.items()
+        }
+        return [
+            {"setting": row.name} | {title: row.cell(metric) for metric, title in titles.items()}
+            for row in table.rows
+        ]
 
     def table_notes(self) -> list[str]:
         """Return the findings."""
@@ -346,7 +444,8 @@ class Comparison(NotebookTable):
             "tuning": [asdict(rate) | {"edge": rate.edge} for rate in self.rates] or None,
             "table": self.table.to_json(),
             "differences_from_best": [
-                test.to_json() | {"image_bootstrap": asdict(self.image_bootstrap.difference(test.a, test.b))}
+                test.to_json()
+                | {"image_bootstrap": asdict(self.image_bootstrap.difference(test.a, test.b))}
                 for test in self.differences_from_best.values()
             ],
             "rsum_tests": [test.to_json() for test in self.rsum_tests],
@@ -376,7 +475,12 @@ class Comparison(NotebookTable):
             "skipped": dict(self.feedback.pairs.skipped),
             "differences_from_best": {
                 metric: [
-                    test.to_json() | {"query_bootstrap": asdict(self.query_bootstrap.difference(test.a, test.b, metric))}
+                    test.to_json()
+                    | {
+                        "query_bootstrap": asdict(
+                            self.query_bootstrap.difference(test.a, test.b, metric)
+                        )
+                    }
                     for test in self.feedback_differences_from_best(metric).values()
                 ]
                 for metric in self.feedback.labels
@@ -395,45 +499,79 @@ def find_sweeps(runs: Sequence[tuple[Setting, Sequence[RunOutcome]]]) -> tuple[S
         runs: Settings, each with its runs.
 
     Returns:
-        A sweep for each number with at least three values on a curve. Settings on no curve are references of every sweep.
+        A sweep for each number with at least three values on a curve. Settings on no curve are
+        references of every sweep.
     """
     values = [_flatten(setting.recipe_values) for setting, _ in runs]
-    columns = {key: tuple(row.get(key) for row in values) for key in sorted({key for row in values for key in row})}
+    columns = {
+        key: tuple(row.get(key) for row in values)
+        for key in sorted({key for row in values for key in row})
+    }
     # Keys that always vary together have equal columns and count as one.
     varying = {column: key for key, column in reversed(columns.items()) if len(set(column)) > 1}
     # A number can be absent from some settings, such as the margin from an objective without one.
-    numeric = sorted((key, column) for column, key in varying.items() if all(value is None or is_number(value) for value in column))
+    numeric = sorted(
+        (key, column)
+        for column, key in varying.items()
+        if all(value is None or is_number(value) for value in column)
+    )
     curves_by_key = {key: curves for key, column in numeric if (curves := _curves(column, varying))}
-    on_curve = {index for curves in curves_by_key.values() for points in curves.values() for _, index in points}
+    on_curve = {
+        index
+        for curves in curves_by_key.values()
+        for points in curves.values()
+        for _, index in points
+    }
     rsums = [_split_rsums(outcomes) for _, outcomes in runs]
-    references = {setting.name: rsums[index] for index, (setting, _) in enumerate(runs) if index not in on_curve}
+    references = {
+        setting.name: rsums[index]
+        for index, (setting, _) in enumerate(runs)
+        if index not in on_curve
+    }
     return tuple(
-        Sweep(key.partition(".objective.")[2] or key, {label: _points(points, rsums) for label, points in curves.items()}, references)
+        Sweep(
+            key.partition(".objective.")[2] or key,
+            {label: _points(points, rsums) for label, points in curves.items()},
+            references,
+        )
         for key, curves in curves_by_key.items()
     )
 
 
 def _curves(column: Column, varying: Mapping[Column, str]) -> dict[str, list[tuple[float, int]]]:
-    """Values in ascending order with the indices of their settings, by what else differs. Groups of too few values are left out."""
-    others = [(key.rpartition(".")[2], other) for other, key in reversed(list(varying.items())) if other != column]
+    """Values in ascending order with the indices of their settings, by what else differs. Groups of
+    too few values are left out.
+    """
+    others = [
+        (key.rpartition(".")[2], other)
+        for other, key in reversed(list(varying.items()))
+        if other != column
+    ]
     groups: dict[str, list[tuple[float, int]]] = {}
     for index, value in enumerate(column):
         if value is not None:
-            label = ", ".join(f"{key}={other[index]}" for key, other in others if other[index] is not None)
+            label = ", ".join(
+                f"{key}={other[index]}" for key, other in others if other[index] is not None
+            )
             groups.setdefault(label, []).append((value, index))
     return {label: sorted(points) for label, points in groups.items() if len(points) >= MIN_VALUES}
 
 
 def _split_rsums(runs: Sequence[RunOutcome]) -> tuple[MeanRsum, MeanRsum]:
     """RSUM on validation and on test."""
-    return MeanRsum.of([run.validation_rsum for run in runs]), MeanRsum.of([run.measured_metrics[RSUM.name] for run in runs])
+    return MeanRsum.of([run.validation_rsum for run in runs]), MeanRsum.of(
+        [run.measured_metrics[RSUM.name] for run in runs]
+    )
 
 
 def _points(
     indexed_values: Sequence[tuple[float, int]], rsums: Sequence[tuple[MeanRsum, MeanRsum]]
 ) -> tuple[tuple[SweepPoint, ...], tuple[SweepPoint, ...]]:
     """The points of a curve on validation and on test."""
-    validation, test = (tuple(SweepPoint(value, rsums[index][split]) for value, index in indexed_values) for split in range(2))
+    validation, test = (
+        tuple(SweepPoint(value, rsums[index][split]) for value, index in indexed_values)
+        for split in range(2)
+    )
     return validation, test
 
 
@@ -445,7 +583,10 @@ def _flatten(content: Any, name: str = "") -> dict[str, Any]:
         entries = enumerate(content)
     elif name.endswith(".objective"):
         objective = parse(content)
-        parameters = {f"{name}.{key}": value if is_number(value) else repr(value) for key, value in vars(objective).items()}
+        parameters = {
+            f"{name}.{key}": value if is_number(value) else repr(value)
+            for key, value in vars(objective).items()
+        }
         return {name: type(objective).__name__} | parameters
     else:
         return {name: content}

@@ -1,4 +1,6 @@
-"""Example queries of a comparison: test captions sampled at random, and those that are hardest in every seed."""
+"""Example queries of a comparison: test captions sampled at random, and those that are hardest in
+every seed.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,8 @@ class ExampleQueries:
         run: Name of the run.
         data: The split that was searched.
         random: Captions sampled at random.
-        hardest: Captions of different images whose image has the highest mean rank over the seeds of the setting.
+        hardest: Captions of different images whose image has the highest mean rank over the seeds
+            of the setting.
     """
 
     run: str
@@ -77,7 +80,10 @@ def example_queries(comparison: Comparison, num_queries: int = 4) -> ExampleQuer
     best = _best_run(comparison, comparison.best)
     recipe, test, (visual, text), matcher = _encode_test_split(best.folder)
     protocol = comparison.table.conditions.protocol
-    ranks_of_runs = [read_query_ranks(RunFolder(run.folder).ranks)[protocol].text_ranks for run in comparison.runs(comparison.best)]
+    ranks_of_runs = [
+        read_query_ranks(RunFolder(run.folder).ranks)[protocol].text_ranks
+        for run in comparison.runs(comparison.best)
+    ]
     if any(len(ranks) != len(test.captions) for ranks in ranks_of_runs):
         return None
     mean_ranks = np.mean(ranks_of_runs, axis=0)
@@ -88,12 +94,18 @@ def example_queries(comparison: Comparison, num_queries: int = 4) -> ExampleQuer
     hardest = worst_first[np.sort(positions)[:num_queries]]
     captions = torch.from_numpy(np.concatenate([sampled, hardest]))
     scores = score_all_pairs(matcher, visual, select_items(text, captions), recipe.memory or None)
-    queries = [_example_query(test, int(caption), column, mean_ranks) for caption, column in zip(captions, scores.T, strict=True)]
-    return ExampleQueries(best.folder.name, test, tuple(queries[: len(sampled)]), tuple(queries[len(sampled) :]))
+    queries = [
+        _example_query(test, int(caption), column, mean_ranks)
+        for caption, column in zip(captions, scores.T, strict=True)
+    ]
+    return ExampleQueries(
+        best.folder.name, test, tuple(queries[: len(sampled)]), tuple(queries[len(sampled) :])
+    )
 
 
 def write_trec_files(comparison: Comparison, progress: Progress) -> None:
-    """Write TREC files of the best run of each choice into ``trec/`` of the comparison, unless they exist.
+    """Write TREC files of the best run of each choice into ``trec/`` of the comparison, unless they
+    exist.
 
     Args:
         comparison: The comparison.
@@ -105,9 +117,15 @@ def write_trec_files(comparison: Comparison, progress: Progress) -> None:
         if os.path.exists(comparison.folder / "trec" / f"{run.folder.name}.i2t.run"):
             continue
         recipe, test, (visual, text), matcher = _encode_test_split(run.folder)
-        [protocol] = [rules for rules in get_protocols(recipe.evaluation.protocols) if rules.name == comparison.table.conditions.protocol]
+        [protocol] = [
+            rules
+            for rules in get_protocols(recipe.evaluation.protocols)
+            if rules.name == comparison.table.conditions.protocol
+        ]
         with evaluation_mode(matcher):
-            lists = trec_rankings(visual, text, device_score(matcher), test, protocol, memory=recipe.memory or None)
+            lists = trec_rankings(
+                visual, text, device_score(matcher), test, protocol, memory=recipe.memory or None
+            )
         write_trec(comparison.folder / "trec", run.folder.name, lists)
 
 
@@ -119,12 +137,18 @@ def _encode_test_split(run: Path) -> tuple[Recipe, Dataset, tuple[Encoded, Encod
     """The recipe of a run, its test split, the encoded split, and the model."""
     recipe = read_run_recipe(run)
     data_module, matcher = open_run(run, recipe, NoProgress())
-    test = select_captions(data_module.data.split(recipe.evaluation.test), get_protocols(recipe.evaluation.protocols))
+    test = select_captions(
+        data_module.data.split(recipe.evaluation.test), get_protocols(recipe.evaluation.protocols)
+    )
     return recipe, test, data_module.encode(matcher, test), matcher
 
 
-def _example_query(data: Dataset, caption: int, scores: torch.Tensor, ranks: Sequence[float]) -> ExampleQuery:
+def _example_query(
+    data: Dataset, caption: int, scores: torch.Tensor, ranks: Sequence[float]
+) -> ExampleQuery:
     """The query of a caption, from its scores with all images and the ranks of all captions."""
     top_images = scores.argsort(descending=True, stable=True)[:NUM_IMAGES]
     images = tuple((int(image), scores[image].item()) for image in top_images)
-    return ExampleQuery(data.captions[caption], int(data.image_of[caption]), float(ranks[caption]), images)
+    return ExampleQuery(
+        data.captions[caption], int(data.image_of[caption]), float(ranks[caption]), images
+    )

@@ -1,4 +1,5 @@
-"""Settings of a comparison: every choice of objective and model, at every point of a grid of other recipe keys.
+"""Settings of a comparison: every choice of objective and model, at every point of a grid of other
+recipe keys.
 
 >>> from visavis.recipes.files import read_recipe
 >>> recipe = read_recipe("heads-flickr8k")
@@ -19,7 +20,11 @@ from visavis.objectives import Goal, parse
 from visavis.recipes.recipe import Recipe, build_recipe, parse_override
 from visavis.spec import parse_call
 
-OBJECTIVE_FAMILIES = {"Goal.all()": tuple(f"Goal(triplet={goal.triplet!r}, pair={goal.pair!r})" for goal in Goal.all())}
+OBJECTIVE_FAMILIES = {
+    "Goal.all()": tuple(
+        f"Goal(triplet={goal.triplet!r}, pair={goal.pair!r})" for goal in Goal.all()
+    )
+}
 """Names of several objectives."""
 
 
@@ -34,7 +39,8 @@ class Setting:
 
     Attributes:
         choice: The compared parts, such as an objective and a model.
-        grid_point: Values of the other keys. Each choice is compared at its best point on validation.
+        grid_point: Values of the other keys. Each choice is compared at its best point on
+            validation.
         recipe_values: The resolved recipe, without the seed.
     """
 
@@ -53,7 +59,9 @@ class Setting:
         return re.sub(r"[^a-z0-9+]+", "-", self.choice.lower()).strip("-")[:40].rstrip("-")
 
 
-def build_settings(recipe: Recipe, objectives: Sequence[str], models: Sequence[str], grid: Sequence[str]) -> tuple[Setting, ...]:
+def build_settings(
+    recipe: Recipe, objectives: Sequence[str], models: Sequence[str], grid: Sequence[str]
+) -> tuple[Setting, ...]:
     """Build all settings of a comparison. Keys that are not named keep the value of the recipe.
 
     Args:
@@ -69,7 +77,11 @@ def build_settings(recipe: Recipe, objectives: Sequence[str], models: Sequence[s
         RecipeError: If a grid, or a setting, is invalid or occurs twice.
     """
     base = recipe.to_dict()
-    specs = [spec for text in objectives for spec in OBJECTIVE_FAMILIES.get(text.replace(" ", ""), (text,))]
+    specs = [
+        spec
+        for text in objectives
+        for spec in OBJECTIVE_FAMILIES.get(text.replace(" ", ""), (text,))
+    ]
     choices = itertools.product(
         [(spec, {"objective": spec}) for spec in specs if parse(spec)] or [("", {})],
         [(spec, {"model": spec}) for spec in models if parse_call(spec)] or [("", {})],
@@ -85,7 +97,9 @@ def build_settings(recipe: Recipe, objectives: Sequence[str], models: Sequence[s
     ]
     for number, setting in enumerate(settings):
         if any(setting.recipe_values == other.recipe_values for other in settings[:number]):
-            raise RecipeError(f"{setting.name}: expected different settings, got this one twice. Pass it once.")
+            raise RecipeError(
+                f"{setting.name}: expected different settings, got this one twice. Pass it once."
+            )
     return tuple(settings)
 
 
@@ -93,5 +107,8 @@ def _values(text: str) -> list[tuple[str, Any]]:
     """The values of one key of the grid."""
     key, values = parse_override(text)
     if not isinstance(values, list | tuple) or not values:
-        raise RecipeError(f"grid: expected a key with a list of values, got {text!r}. Write it as phases.0.optimizer.lr=[3e-4, 1e-3].")
+        raise RecipeError(
+            f"grid: expected a key with a list of values, got {text!r}. Write it as "
+            "phases.0.optimizer.lr=[3e-4, 1e-3]."
+        )
     return [(key, value) for value in values]

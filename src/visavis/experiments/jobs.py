@@ -1,7 +1,8 @@
-"""Runs of an experiment: each is trained in its own folder, resumed where it was stopped, and never trained twice.
+"""Runs of an experiment: each is trained in its own folder, resumed where it was stopped, and never
+trained twice.
 
-The runs are made by this process, by several processes, or by a Ray cluster. The results are the same, because each run uses
-the number of threads in its recipe.
+The runs are made by this process, by several processes, or by a Ray cluster. The results are the
+same, because each run uses the number of threads in its recipe.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ class Job:
         seed: Seed.
         recipe_values: Plain values of its recipe.
         folder: Folder of the run, two levels below the folder of the experiment.
-        keeps_model: Whether the run is kept. Otherwise only its validation RSUM is, and its recipe has no test split.
+        keeps_model: Whether the run is kept. Otherwise only its validation RSUM is, and its recipe
+            has no test split.
     """
 
     setting: str
@@ -111,22 +113,35 @@ class RunOutcome:
 
         Args:
             job: The job.
-            result: Result of its training. Of several protocols, the one of the published row is used, else the first.
+            result: Result of its training. Of several protocols, the one of the published row is
+                used, else the first.
 
         Returns:
             The outcome.
         """
         if not job.keeps_model:
-            return cls(job.setting, job.seed, job.folder, result.validation_rsum, seconds=result.seconds)
+            return cls(
+                job.setting, job.seed, job.folder, result.validation_rsum, seconds=result.seconds
+            )
         assert result.test is not None  # checked before the run
         test = result.test.under_published_protocol
         conditions = MeasurementConditions.from_evaluation(test)
-        return cls(job.setting, job.seed, job.folder, result.validation_rsum, test.all_metrics, conditions, result.seconds)
+        return cls(
+            job.setting,
+            job.seed,
+            job.folder,
+            result.validation_rsum,
+            test.all_metrics,
+            conditions,
+            result.seconds,
+        )
 
     @property
     def measured_metrics(self) -> dict[str, float]:
         """Metrics that have a value, on captions and on judged text queries."""
-        metrics = (self.metrics or {}) | (feedback_metrics(self.feedback.answers) if self.feedback else {})
+        metrics = (self.metrics or {}) | (
+            feedback_metrics(self.feedback.answers) if self.feedback else {}
+        )
         return {key: value for key, value in metrics.items() if value is not None}
 
     def has_answers_for(self, test: FeedbackTest) -> bool:
@@ -138,7 +153,9 @@ class RunOutcome:
         Returns:
             Whether the outcome has the results of these queries.
         """
-        return self.feedback is not None and self.feedback.test_fingerprint == test.pairs.fingerprint
+        return (
+            self.feedback is not None and self.feedback.test_fingerprint == test.pairs.fingerprint
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Convert to plain values.
@@ -158,7 +175,9 @@ def read_outcome(job: Job) -> RunOutcome | None:
     Returns:
         The outcome. None if the job is not finished, or its file is corrupted.
     """
-    outcome: RunOutcome | None = storage.read_checksummed_json(job.folder / OUTCOME_FILE, RunOutcome)
+    outcome: RunOutcome | None = storage.read_checksummed_json(
+        job.folder / OUTCOME_FILE, RunOutcome
+    )
     return outcome and replace(outcome, folder=job.folder)  # the folder may have moved
 
 
@@ -199,16 +218,20 @@ def check_models_exist(outcomes: Iterable[RunOutcome]) -> None:
         RunError: If a model was removed.
     """
     for outcome in outcomes:
-        if not outcome.failure and not os.path.exists(RunFolder(outcome.folder).model / "model.safetensors"):
+        if not outcome.failure and not os.path.exists(
+            RunFolder(outcome.folder).model / "model.safetensors"
+        ):
             raise RunError(
-                f"{outcome.folder}: expected the model, which feedback is evaluated with, got only its results. Restore the model, or remove "
+                f"{outcome.folder}: expected the model, which feedback is evaluated with, got only "
+                "its results. Restore the model, or remove "
                 "the folder to train the run again."
             )
 
 
 @torch.inference_mode()
 def evaluate_run_on_feedback(folder: Path, test: FeedbackTest) -> list[JudgedQueryResult]:
-    """Evaluate the best model of a run on judged text queries, or both networks if its recipe averages them.
+    """Evaluate the best model of a run on judged text queries, or both networks if its recipe
+    averages them.
 
     Args:
         folder: Folder of the run.
@@ -224,13 +247,23 @@ def evaluate_run_on_feedback(folder: Path, test: FeedbackTest) -> list[JudgedQue
     data_module, matcher = open_run(folder, recipe, NoProgress())
     split = data_module.data.split(recipe.evaluation.test).first_captions(1)
     if tuple(image.name for image in split.images) != test.images:
-        raise RunError(f"{folder}: expected the {len(test.images):,} test images of the feedback, got others. Compare on one data set.")
+        raise RunError(
+            f"{folder}: expected the {len(test.images):,} test images of the feedback, got others. "
+            "Compare on one data set."
+        )
     if recipe.evaluation.average_networks:
-        matcher = ScoreEnsemble([matcher, open_peer_network(folder, matcher)]).to(device_of(matcher))
+        matcher = ScoreEnsemble([matcher, open_peer_network(folder, matcher)]).to(
+            device_of(matcher)
+        )
     text = Retriever(matcher, data_module.processor).encode_text([*test.labeled_queries])
-    scores = score_all_pairs(matcher.eval(), data_module.encode(matcher, split)[0], text, recipe.memory or None).T
+    scores = score_all_pairs(
+        matcher.eval(), data_module.encode(matcher, split)[0], text, recipe.memory or None
+    ).T
     labels = test.labeled_queries.values()
-    return [JudgedQueryResult.from_scores(row.numpy(), *judgments) for row, judgments in zip(scores, labels, strict=True)]
+    return [
+        JudgedQueryResult.from_scores(row.numpy(), *judgments)
+        for row, judgments in zip(scores, labels, strict=True)
+    ]
 
 
 def with_feedback_answers(outcome: RunOutcome, test: FeedbackTest) -> RunOutcome:
@@ -249,7 +282,9 @@ def with_feedback_answers(outcome: RunOutcome, test: FeedbackTest) -> RunOutcome
     if outcome.failure or outcome.has_answers_for(test):
         return outcome
     check_models_exist([outcome])
-    answers = FeedbackAnswers(test.pairs.fingerprint, tuple(evaluate_run_on_feedback(outcome.folder, test)))
+    answers = FeedbackAnswers(
+        test.pairs.fingerprint, tuple(evaluate_run_on_feedback(outcome.folder, test))
+    )
     outcome = replace(outcome, feedback=answers)
     storage.write_checksummed_json(outcome.folder / OUTCOME_FILE, outcome.to_json())
     return outcome
@@ -304,12 +339,17 @@ class Workers:
 
 
 class _WorkerPool(ProcessPoolExecutor):
-    """Pool whose processes do not import the script of the user, which would run it again in each of them."""
+    """Pool whose processes do not import the script of the user, which would run it again in each
+    of them.
+    """
 
     def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
-        # A process is started by the call that submits its first job. It imports the script that these attributes name.
+        # A process is started by the call that submits its first job. It imports the script that
+        # these attributes name.
         main = vars(sys.modules["__main__"])
-        script: dict[str, Any] = {name: main.pop(name) for name in ("__file__", "__spec__") if name in main}
+        script: dict[str, Any] = {
+            name: main.pop(name) for name in ("__file__", "__spec__") if name in main
+        }
         main["__spec__"] = None
         try:
             return super().submit(*args, **kwargs)
@@ -319,7 +359,8 @@ class _WorkerPool(ProcessPoolExecutor):
 
 @contextmanager
 def process_pool(num_processes: int) -> Iterator[ProcessPoolExecutor]:
-    """Start processes that end with this one, after their training is saved. A script needs no ``if __name__ == "__main__"``.
+    """Start processes that end with this one, after their training is saved. A script needs no ``if
+    __name__ == "__main__"``.
 
     Args:
         num_processes: Number of processes.
@@ -329,7 +370,8 @@ def process_pool(num_processes: int) -> Iterator[ProcessPoolExecutor]:
     """
     start_resource_tracker()  # the runs use it, too
     context = get_context("spawn")
-    # A worker waits for the other end of a pipe to close, which also happens if this process is killed.
+    # A worker waits for the other end of a pipe to close, which also happens if this process is
+    # killed.
     receiver, sender = context.Pipe(duplex=False)
     with receiver, sender:
         pool = _WorkerPool(num_processes, context, _start_worker, (receiver,))
@@ -361,14 +403,18 @@ def _train(job: Job, progress: Progress) -> TrainingResult:
     return start_training(build_recipe(job.recipe_values, {}, job.setting), job.folder, progress)
 
 
-def _run_in_this_process(stop: StopRequest, progress: Progress, jobs: Sequence[Job]) -> Iterator[RunOutcome]:
+def _run_in_this_process(
+    stop: StopRequest, progress: Progress, jobs: Sequence[Job]
+) -> Iterator[RunOutcome]:
     for job in jobs:
         if stop.signal is not None:
             raise Stopped("", stop.signal)
         yield run_job(job, progress)
 
 
-def _run_in_processes(pool: ProcessPoolExecutor, stop: StopRequest, jobs: Sequence[Job]) -> Iterator[RunOutcome]:
+def _run_in_processes(
+    pool: ProcessPoolExecutor, stop: StopRequest, jobs: Sequence[Job]
+) -> Iterator[RunOutcome]:
     running: set[Future[RunOutcome]] = {pool.submit(_run_in_worker, job) for job in jobs}
     while running:
         finished, running = wait(running, POLL_SECONDS, FIRST_COMPLETED)
@@ -382,7 +428,9 @@ def _run_in_processes(pool: ProcessPoolExecutor, stop: StopRequest, jobs: Sequen
 
 
 def _lost_worker() -> RunError:
-    return RunError("workers: a process was killed, perhaps because memory ran out. Resume with fewer workers.")
+    return RunError(
+        "workers: a process was killed, perhaps because memory ran out. Resume with fewer workers."
+    )
 
 
 def _start_worker(receiver: connection.Connection) -> None:
@@ -394,7 +442,9 @@ def _start_worker(receiver: connection.Connection) -> None:
 
 
 def _terminate_with_parent(receiver: connection.Connection) -> None:
-    """Send SIGTERM to this process when the pipe is closed, so that a training saves everything and stops."""
+    """Send SIGTERM to this process when the pipe is closed, so that a training saves everything and
+    stops.
+    """
     connection.wait([receiver])
     _stopping.set()
     os.kill(os.getpid(), signal.SIGTERM)
@@ -426,7 +476,11 @@ def _run_on_ray(count: int, stop: StopRequest, jobs: Sequence[Job]) -> Iterator[
             raise Stopped("", stop.signal)
         try:
             outcomes = ray.get(finished)
-        except (ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError, ray.exceptions.NodeDiedError):
+        except (
+            ray.exceptions.WorkerCrashedError,
+            ray.exceptions.OutOfMemoryError,
+            ray.exceptions.NodeDiedError,
+        ):
             raise _lost_worker() from None
         yield from (outcome for outcome in outcomes if outcome is not None)
 

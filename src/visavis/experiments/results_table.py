@@ -1,4 +1,6 @@
-"""Result tables of runs that differ only in their seeds, under one protocol, as text, Markdown, CSV, LaTeX and JSON."""
+"""Result tables of runs that differ only in their seeds, under one protocol, as text, Markdown,
+CSV, LaTeX and JSON.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,10 @@ class ColumnGroup:
 
 
 CAPTION_COLUMNS = (
-    *(ColumnGroup(title, {metric.key(way): metric.label for metric in RECALLS}) for way, title in DIRECTIONS.items()),
+    *(
+        ColumnGroup(title, {metric.key(way): metric.label for metric in RECALLS})
+        for way, title in DIRECTIONS.items()
+    ),
     ColumnGroup("", {RSUM.name: RSUM.label}),
 )
 
@@ -68,7 +73,13 @@ class MeasurementConditions:
         Returns:
             The conditions.
         """
-        return cls(result.protocol, result.num_images, result.num_texts, result.captions_per_image, result.ties)
+        return cls(
+            result.protocol,
+            result.num_images,
+            result.num_texts,
+            result.captions_per_image,
+            result.ties,
+        )
 
     def __str__(self) -> str:
         candidates = f"{self.num_images:,} images, {self.num_texts:,} texts, {self.captions_per_image:g} captions per image"
@@ -86,7 +97,11 @@ class MeasurementConditions:
         if metric == "rsum":
             return sum(self.chance(name) for name in BOOTSTRAP_METRICS if name != "rsum")
         direction, k = metric.split("_r")
-        candidates, positives = (self.num_texts, round(self.captions_per_image)) if direction == "i2t" else (self.num_images, 1)
+        candidates, positives = (
+            (self.num_texts, round(self.captions_per_image))
+            if direction == "i2t"
+            else (self.num_images, 1)
+        )
         return 100 * random_recall(candidates, positives, int(k))
 
 
@@ -122,7 +137,9 @@ class ResultRow:
         Returns:
             The standard deviation. None for a single run.
         """
-        return statistics.stdev(run[metric] for run in self.metrics) if len(self.metrics) > 1 else None
+        return (
+            statistics.stdev(run[metric] for run in self.metrics) if len(self.metrics) > 1 else None
+        )
 
     def cell(self, metric: str) -> str:
         """Format mean and standard deviation.
@@ -146,7 +163,9 @@ class ResultRow:
             The cell, without decimals for a standard deviation of 10 or more.
         """
         std = self.std(metric)
-        return f"{self.mean(metric):.1f}" + ("" if std is None else f"±{std:.{1 if std < 9.95 else 0}f}")
+        return f"{self.mean(metric):.1f}" + (
+            "" if std is None else f"±{std:.{1 if std < 9.95 else 0}f}"
+        )
 
 
 @dataclass(frozen=True)
@@ -166,7 +185,11 @@ class ResultTable:
     feedback: FeedbackTest | None = None
 
     @classmethod
-    def from_runs(cls, runs: Mapping[str, Sequence[tuple[Mapping[str, float], MeasurementConditions]]], note: str = "") -> ResultTable:
+    def from_runs(
+        cls,
+        runs: Mapping[str, Sequence[tuple[Mapping[str, float], MeasurementConditions]]],
+        note: str = "",
+    ) -> ResultTable:
         """Build a table from the metrics of runs.
 
         Args:
@@ -179,16 +202,32 @@ class ResultTable:
         Raises:
             RunError: If the runs were measured under different conditions.
         """
-        conditions = list(dict.fromkeys(measured_under for group in runs.values() for _, measured_under in group))
+        conditions = list(
+            dict.fromkeys(measured_under for group in runs.values() for _, measured_under in group)
+        )
         if len(conditions) != 1:
             actual = " / ".join(map(str, conditions)) or "nothing"
-            raise RunError(f"table: expected results with one protocol and number of candidates, got {actual}. Evaluate all runs alike.")
-        return cls(tuple(ResultRow(name, tuple(metrics for metrics, _ in group)) for name, group in runs.items()), conditions[0], note)
+            raise RunError(
+                "table: expected results with one protocol and number of candidates, got "
+                f"{actual}. Evaluate all runs alike."
+            )
+        return cls(
+            tuple(
+                ResultRow(name, tuple(metrics for metrics, _ in group))
+                for name, group in runs.items()
+            ),
+            conditions[0],
+            note,
+        )
 
     @property
     def columns(self) -> tuple[ColumnGroup, ...]:
         """Columns in groups."""
-        return CAPTION_COLUMNS if self.feedback is None else (*CAPTION_COLUMNS, ColumnGroup("feedback", self.feedback.labels))
+        return (
+            CAPTION_COLUMNS
+            if self.feedback is None
+            else (*CAPTION_COLUMNS, ColumnGroup("feedback", self.feedback.labels))
+        )
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -238,8 +277,14 @@ class ResultTable:
             The caption of the table.
         """
         runs = sorted({len(row.metrics) for row in self.rows})
-        spread = f"mean ± standard deviation over {' to '.join(map(str, runs))} seeds" if runs[-1] > 1 else "one seed"
-        caption = f"Recalls in percent, {spread}, {self.conditions}." + (f" {self.note}." if self.note else "")
+        spread = (
+            f"mean ± standard deviation over {' to '.join(map(str, runs))} seeds"
+            if runs[-1] > 1
+            else "one seed"
+        )
+        caption = f"Recalls in percent, {spread}, {self.conditions}." + (
+            f" {self.note}." if self.note else ""
+        )
         return caption if self.feedback is None else f"{caption} Feedback: {self.feedback}"
 
     def text(self) -> str:
@@ -252,8 +297,17 @@ class ResultTable:
         lines += [[row.name, *map(row.short_cell, self.metrics)] for row in self.rows]
         lines += [["chance", *(f"{self.chance(metric):.1f}" for metric in self.metrics)]]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        gaps = ["", *(gap for group in self.columns for gap in ["   ", *[" "] * (len(group.labels) - 1)])]
-        body = ["".join(f"{gap}{cell:{'>' if gap else '<'}{w}}" for gap, cell, w in zip(gaps, line, widths, strict=True)) for line in lines]
+        gaps = [
+            "",
+            *(gap for group in self.columns for gap in ["   ", *[" "] * (len(group.labels) - 1)]),
+        ]
+        body = [
+            "".join(
+                f"{gap}{cell:{'>' if gap else '<'}{w}}"
+                for gap, cell, w in zip(gaps, line, widths, strict=True)
+            )
+            for line in lines
+        ]
         head, start = " " * widths[0], 1
         for group in self.columns:
             end = start + len(group.labels)
@@ -267,10 +321,20 @@ class ResultTable:
         Returns:
             Markdown.
         """
-        heads = [f"{group.title} {label}".lstrip() for group in self.columns for label in group.labels.values()]
+        heads = [
+            f"{group.title} {label}".lstrip()
+            for group in self.columns
+            for label in group.labels.values()
+        ]
         lines = [["setting", *heads], ["---", *["---:"] * len(heads)]]
         lines += [
-            [row.name, *(f"**{row.cell(metric)}**" if self.is_best(row, metric) else row.cell(metric) for metric in self.metrics)]
+            [
+                row.name,
+                *(
+                    f"**{row.cell(metric)}**" if self.is_best(row, metric) else row.cell(metric)
+                    for metric in self.metrics
+                ),
+            ]
             for row in self.rows
         ]
         lines += [["chance", *(f"{self.chance(metric):.1f}" for metric in self.metrics)]]
@@ -300,8 +364,8 @@ class ResultTable:
         }
 
 
-# low, high: the 95 % interval of the mean over seeds. images_low, images_high: the interval of the difference over test images, or over
-# judged text queries for feedback metrics.
+# low, high: the 95 % interval of the mean over seeds. images_low, images_high: the interval of the
+# difference over test images, or over judged text queries for feedback metrics.
 CSV_COLUMNS = (
     "row", "metric", "runs", "mean", "std", "low", "high",
     "reference", "difference", "difference_low", "difference_high", "p", "adjusted_p", "tests", "verdict", "more_seeds",
@@ -309,7 +373,13 @@ CSV_COLUMNS = (
 )  # fmt: skip
 _TEST_COLUMNS = ("difference", "p", "adjusted_p", "tests", "verdict", "more_seeds")
 
-_SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}"}
+_SPECIAL = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+}
 
 
 def indistinguishable_rows(against_best: Mapping[str, PairedTest]) -> list[str]:
@@ -321,10 +391,16 @@ def indistinguishable_rows(against_best: Mapping[str, PairedTest]) -> list[str]:
     Returns:
         The names of the rows.
     """
-    return [name for name, test in against_best.items() if test.verdict in ("not distinguishable", "not tested")]
+    return [
+        name
+        for name, test in against_best.items()
+        if test.verdict in ("not distinguishable", "not tested")
+    ]
 
 
-def latex_table(table: ResultTable, indistinguishable: Mapping[str, Collection[str]] | None = None) -> str:
+def latex_table(
+    table: ResultTable, indistinguishable: Mapping[str, Collection[str]] | None = None
+) -> str:
     r"""Format a LaTeX table with the best means of each column in bold. It needs ``\usepackage{booktabs}``.
 
     Args:
@@ -335,10 +411,15 @@ def latex_table(table: ResultTable, indistinguishable: Mapping[str, Collection[s
         LaTeX.
     """
     indistinguishable = indistinguishable or {}
-    heads = " & ".join(rf"\multicolumn{{{len(group.labels)}}}{{c}}{{{group.title}}}" if group.title else "" for group in table.columns)
+    heads = " & ".join(
+        rf"\multicolumn{{{len(group.labels)}}}{{c}}{{{group.title}}}" if group.title else ""
+        for group in table.columns
+    )
     ends = [*accumulate(len(group.labels) for group in table.columns)]
     rules = " ".join(
-        rf"\cmidrule(lr){{{end - len(group.labels) + 2}-{end + 1}}}" for group, end in zip(table.columns, ends, strict=True) if group.title
+        rf"\cmidrule(lr){{{end - len(group.labels) + 2}-{end + 1}}}"
+        for group, end in zip(table.columns, ends, strict=True)
+        if group.title
     )
     names = " & ".join(label for group in table.columns for label in group.labels.values())
     legend = ""
@@ -356,7 +437,8 @@ def latex_table(table: ResultTable, indistinguishable: Mapping[str, Collection[s
         rf"    & {names} \\",
         r"    \midrule",
         *(
-            rf"    {escape_latex(row.name)} & {' & '.join(_cell(table, row, metric, indistinguishable) for metric in table.metrics)} \\"
+            rf"    {escape_latex(row.name)} & "
+            rf"{' & '.join(_cell(table, row, metric, indistinguishable) for metric in table.metrics)} \\"
             for row in table.rows
         ),
         r"    \midrule",
@@ -369,9 +451,12 @@ def latex_table(table: ResultTable, indistinguishable: Mapping[str, Collection[s
 
 
 def csv_table(
-    table: ResultTable, pairs: Mapping[str, Mapping[str, PairedTest]] | None = None, bootstraps: Sequence[BootstrapSamples] = ()
+    table: ResultTable,
+    pairs: Mapping[str, Mapping[str, PairedTest]] | None = None,
+    bootstraps: Sequence[BootstrapSamples] = (),
 ) -> str:
-    """Format a line for each row and metric, with the columns ``CSV_COLUMNS``. Missing values are empty.
+    """Format a line for each row and metric, with the columns ``CSV_COLUMNS``. Missing values are
+    empty.
 
     Args:
         table: Table.
@@ -387,7 +472,13 @@ def csv_table(
     for row in table.rows:
         for metric in table.metrics:
             pair = pairs.get(metric, {}).get(row.name)
-            values = {"row": row.name, "metric": metric, "runs": len(row.metrics), "mean": row.mean(metric), "std": row.std(metric)}
+            values = {
+                "row": row.name,
+                "metric": metric,
+                "runs": len(row.metrics),
+                "mean": row.mean(metric),
+                "std": row.std(metric),
+            }
             values |= _bounds("", t_interval(run[metric] for run in row.metrics))
             if pair is not None:
                 values |= {
@@ -395,14 +486,20 @@ def csv_table(
                     **{name: getattr(pair, name) for name in _TEST_COLUMNS},
                     **_bounds("difference_", pair.interval),
                 }
-                if resampled := next((samples for samples in bootstraps if metric in samples.metrics), None):
-                    values |= _bounds("images_", resampled.difference(pair.a, pair.b, metric).interval)
+                if resampled := next(
+                    (samples for samples in bootstraps if metric in samples.metrics), None
+                ):
+                    values |= _bounds(
+                        "images_", resampled.difference(pair.a, pair.b, metric).interval
+                    )
             writer.writerow(values)
     return text.getvalue()
 
 
 def _bounds(prefix: str, interval: Interval | None) -> dict[str, float]:
-    return {} if interval is None else {f"{prefix}low": interval.low, f"{prefix}high": interval.high}
+    return (
+        {} if interval is None else {f"{prefix}low": interval.low, f"{prefix}high": interval.high}
+    )
 
 
 def escape_latex(text: str) -> str:
@@ -418,11 +515,25 @@ def escape_latex(text: str) -> str:
         >>> print(escape_latex('Goal(pair="sig_ms") & 50 %'))
         Goal(pair="sig\_ms") \& 50 \%
     """
-    text = re.sub(r"[\\~^<>]|([#$%&_{}])", lambda match: f"\\{match[0]}" if match[1] else _SPECIAL[match[0]], text)
-    return text.replace("±", r"$\pm$").replace("−", "$-$").replace("γ", r"$\gamma$").replace("τ", r"$\tau$")
+    text = re.sub(
+        r"[\\~^<>]|([#$%&_{}])",
+        lambda match: f"\\{match[0]}" if match[1] else _SPECIAL[match[0]],
+        text,
+    )
+    return (
+        text.replace("±", r"$\pm$")
+        .replace("−", "$-$")
+        .replace("γ", r"$\gamma$")
+        .replace("τ", r"$\tau$")
+    )
 
 
-def _cell(table: ResultTable, row: ResultRow, metric: str, indistinguishable: Mapping[str, Collection[str]]) -> str:
+def _cell(
+    table: ResultTable,
+    row: ResultRow,
+    metric: str,
+    indistinguishable: Mapping[str, Collection[str]],
+) -> str:
     """One LaTeX cell: mean, dagger and standard deviation."""
     mean, std = f"{row.mean(metric):.1f}", row.std(metric)
     best = table.is_best(row, metric)

@@ -1,8 +1,10 @@
-"""Comparison of settings over seeds, with a fixed number of seeds or with successive halving under a time budget.
+"""Comparison of settings over seeds, with a fixed number of seeds or with successive halving under
+a time budget.
 
-Files of a comparison: ``plan.json`` (recipe, settings and their learning rates), ``feedback.jsonl`` (a copy of the feedback, if any),
-``tuning/`` with a folder for each try of a learning rate, ``runs/`` with a folder for each run, and the results ``comparison.json``,
-``table.md``, ``table.csv`` and ``table.tex``.
+Files of a comparison: ``plan.json`` (recipe, settings and their learning rates), ``feedback.jsonl``
+(a copy of the feedback, if any), ``tuning/`` with a folder for each try of a learning rate,
+``runs/`` with a folder for each run, and the results ``comparison.json``, ``table.md``,
+``table.csv`` and ``table.tex``.
 """
 
 from __future__ import annotations
@@ -18,7 +20,16 @@ from visavis import storage
 from visavis.errors import RecipeError, RunError
 from visavis.experiments.comparison_result import Comparison
 from visavis.experiments.grid import Choices, Setting, build_settings
-from visavis.experiments.jobs import MAX_RUNS, Job, JobRunner, RunOutcome, Workers, check_models_exist, read_outcome, with_feedback_answers
+from visavis.experiments.jobs import (
+    MAX_RUNS,
+    Job,
+    JobRunner,
+    RunOutcome,
+    Workers,
+    check_models_exist,
+    read_outcome,
+    with_feedback_answers,
+)
 from visavis.experiments.schedule import Round, TimeBudget, all_runs, halving_rounds
 from visavis.experiments.tuning import TunedRate, tune_learning_rates, with_rate
 from visavis.feedback.evaluate_feedback import FeedbackTest
@@ -43,7 +54,8 @@ class ExperimentPlan:
         seeds: Seeds of each setting: 1, 2, ...
         successive_halving: Whether settings are dropped after each round.
         tune: Whether the learning rate of each setting is selected before its runs.
-        rates: The selected learning rates, which ``recipe`` uses. Empty before they are selected, and without tuning.
+        rates: The selected learning rates, which ``recipe`` uses. Empty before they are selected,
+            and without tuning.
     """
 
     name: str
@@ -65,12 +77,17 @@ class ExperimentPlan:
         """
         factor = next((rate.factor for rate in self.rates if rate.setting == setting.name), 1.0)
         setting = with_rate(setting, factor)
-        # One thread by default, so that results do not depend on the number of runs at the same time.
+        # One thread by default, so that results do not depend on the number of runs at the same
+        # time.
         threads = setting.recipe_values["training"]["threads"] or 1
-        return build_recipe(setting.recipe_values, {"seed": seed, "training.threads": threads}, setting.name)
+        return build_recipe(
+            setting.recipe_values, {"seed": seed, "training.threads": threads}, setting.name
+        )
 
 
-def plan_comparison(recipe: Recipe, choices: Choices, seeds: int, *, successive_halving: bool, tune: bool = False) -> ExperimentPlan:
+def plan_comparison(
+    recipe: Recipe, choices: Choices, seeds: int, *, successive_halving: bool, tune: bool = False
+) -> ExperimentPlan:
     """Plan a comparison.
 
     Args:
@@ -78,7 +95,8 @@ def plan_comparison(recipe: Recipe, choices: Choices, seeds: int, *, successive_
         choices: Objectives, models and grid, as texts.
         seeds: Number of seeds.
         successive_halving: Whether settings are dropped after each round.
-        tune: Whether to select the learning rate of each setting, if there are several and the grid has no learning rates.
+        tune: Whether to select the learning rate of each setting, if there are several and the grid
+            has no learning rates.
 
     Returns:
         The plan.
@@ -89,15 +107,28 @@ def plan_comparison(recipe: Recipe, choices: Choices, seeds: int, *, successive_
     """
     if recipe.members:
         raise RecipeError(
-            f"{recipe.name}: expected a recipe of one model, got an ensemble of {', '.join(recipe.members)}. Compare its members."
+            f"{recipe.name}: expected a recipe of one model, got an ensemble of "
+            f"{', '.join(recipe.members)}. Compare its members."
         )
     settings = build_settings(with_absolute_paths(recipe), *choices)
-    tune = tune and len(settings) > 1 and not any(parse_override(text)[0].endswith("optimizer.lr") for text in choices[2])
-    return ExperimentPlan(recipe.name, settings, validate_int(seeds, "seeds", 1, MAX_RUNS), successive_halving, tune)
+    tune = (
+        tune
+        and len(settings) > 1
+        and not any(parse_override(text)[0].endswith("optimizer.lr") for text in choices[2])
+    )
+    return ExperimentPlan(
+        recipe.name, settings, validate_int(seeds, "seeds", 1, MAX_RUNS), successive_halving, tune
+    )
 
 
 def start_comparison(
-    plan: ExperimentPlan, out: Path | None, workers: Workers, progress: Progress, *, feedback: Path | None, budget_s: float | None
+    plan: ExperimentPlan,
+    out: Path | None,
+    workers: Workers,
+    progress: Progress,
+    *,
+    feedback: Path | None,
+    budget_s: float | None,
 ) -> Comparison:
     """Run a comparison in a new folder.
 
@@ -125,7 +156,13 @@ def start_comparison(
 
 
 def resume_comparison(
-    folder: Path, seeds: int | None, workers: Workers, progress: Progress, *, feedback: Path | None, budget_s: float | None
+    folder: Path,
+    seeds: int | None,
+    workers: Workers,
+    progress: Progress,
+    *,
+    feedback: Path | None,
+    budget_s: float | None,
 ) -> Comparison:
     """Resume a comparison, with more seeds or other feedback if given.
 
@@ -150,13 +187,19 @@ def resume_comparison(
     if feedback is not None or os.path.exists(file):
         test = _read_feedback_test(plan, file, progress)
         finished = [read_outcome(job) for job in _jobs(folder, plan).values()]
-        check_models_exist(outcome for outcome in finished if outcome is not None and not outcome.has_answers_for(test))
+        check_models_exist(
+            outcome
+            for outcome in finished
+            if outcome is not None and not outcome.has_answers_for(test)
+        )
         _copy_feedback(folder, storage.read_bytes(file), progress)
     return _run(folder, plan, batches, workers, progress, test, budget_s)
 
 
 @contextmanager
-def new_experiment_folder(plan: ExperimentPlan, out: Path | None, stem: str, progress: Progress) -> Iterator[tuple[Path, dict[str, int]]]:
+def new_experiment_folder(
+    plan: ExperimentPlan, out: Path | None, stem: str, progress: Progress
+) -> Iterator[tuple[Path, dict[str, int]]]:
     """Create a folder, open the data of a plan, compute its features, and write the plan.
 
     Args:
@@ -174,7 +217,9 @@ def new_experiment_folder(plan: ExperimentPlan, out: Path | None, stem: str, pro
         yield folder, batches
 
 
-def read_plan(folder: Path, seeds: int | None, *, successive_halving: bool, command: str) -> ExperimentPlan:
+def read_plan(
+    folder: Path, seeds: int | None, *, successive_halving: bool, command: str
+) -> ExperimentPlan:
     """Read the plan of a folder, and save it with more seeds if given.
 
     Args:
@@ -190,10 +235,15 @@ def read_plan(folder: Path, seeds: int | None, *, successive_halving: bool, comm
         RunError: If there is no plan, or if it has more seeds.
     """
     if not os.path.exists(folder / PLAN_FILE):
-        raise RunError(f"{folder}: expected {PLAN_FILE} in it, found none. Pass a folder of visavis {command}.")
+        raise RunError(
+            f"{folder}: expected {PLAN_FILE} in it, found none. Pass a folder of visavis {command}."
+        )
     plan: ExperimentPlan = storage.read_json(folder / PLAN_FILE, ExperimentPlan, error=RunError)
     if seeds is not None and seeds < plan.seeds:
-        raise RunError(f"seeds: expected at least {plan.seeds}, the seeds of {folder}, got {seeds}. Pass --seeds {plan.seeds} or more.")
+        raise RunError(
+            f"seeds: expected at least {plan.seeds}, the seeds of {folder}, got {seeds}. Pass "
+            f"--seeds {plan.seeds} or more."
+        )
     updated = replace(
         plan,
         seeds=plan.seeds if seeds is None else validate_int(seeds, "seeds", 1, MAX_RUNS),
@@ -205,7 +255,9 @@ def read_plan(folder: Path, seeds: int | None, *, successive_halving: bool, comm
 
 
 @contextmanager
-def experiment_workers(folder: Path, plan: ExperimentPlan, workers: Workers, progress: Progress) -> Iterator[JobRunner]:
+def experiment_workers(
+    folder: Path, plan: ExperimentPlan, workers: Workers, progress: Progress
+) -> Iterator[JobRunner]:
     """Lock the folder of an experiment, and start its workers for this block.
 
     Args:
@@ -230,7 +282,11 @@ def experiment_workers(folder: Path, plan: ExperimentPlan, workers: Workers, pro
 
 
 def train_runs(
-    folder: Path, plan: ExperimentPlan, run_jobs: JobRunner, progress: Progress, budget_s: float | None = None
+    folder: Path,
+    plan: ExperimentPlan,
+    run_jobs: JobRunner,
+    progress: Progress,
+    budget_s: float | None = None,
 ) -> list[RunOutcome]:
     """Train the runs of a plan that are not finished.
 
@@ -249,22 +305,40 @@ def train_runs(
         Stopped: After a signal, when everything is saved.
     """
     jobs = _jobs(folder, plan)
-    finished = {key: outcome for key, job in jobs.items() if (outcome := read_outcome(job)) is not None}
+    finished = {
+        key: outcome for key, job in jobs.items() if (outcome := read_outcome(job)) is not None
+    }
     budget = TimeBudget(budget_s)
     rounds: Iterable[Round] = [all_runs(plan.settings, plan.seeds)]
     if plan.successive_halving:
         rounds = halving_rounds(plan.settings, plan.seeds, lambda: list(finished.values()))
     for runs in rounds:
-        missing = [(setting, seed) for setting, seed in runs if (setting.name, seed) not in finished]
+        missing = [
+            (setting, seed) for setting, seed in runs if (setting.name, seed) not in finished
+        ]
         affordable = budget.runs_within_budget(missing)
-        _run_jobs(run_jobs, [jobs[setting.name, seed] for setting, seed in affordable], finished, budget, len(jobs), progress)
+        _run_jobs(
+            run_jobs,
+            [jobs[setting.name, seed] for setting, seed in affordable],
+            finished,
+            budget,
+            len(jobs),
+            progress,
+        )
         if len(affordable) < len(missing):
             skipped = len(missing) - len(affordable)
-            progress.message(f"The time budget is used up after {budget.elapsed:.0f} s. Skipping {skipped} runs of this round.")
+            progress.message(
+                f"The time budget is used up after {budget.elapsed:.0f} s. Skipping {skipped} runs "
+                "of this round."
+            )
             break
     outcomes = list(finished.values())
     if all(run.failure for run in outcomes):
-        reason = f"got {len(outcomes)} failures. The first: {outcomes[0].failure}" if outcomes else "got no runs."
+        reason = (
+            f"got {len(outcomes)} failures. The first: {outcomes[0].failure}"
+            if outcomes
+            else "got no runs."
+        )
         raise RunError(f"{folder}: expected a successful run, {reason}")
     return outcomes
 
@@ -288,15 +362,20 @@ def cache_setting_features(plan: ExperimentPlan, progress: Progress) -> dict[str
         recipe = plan.recipe(setting, 1)
         training = recipe.training
         batching = [training.batch_size, training.captions_per_image, training.batches_per_epoch]
-        inputs = repr([recipe.data, recipe.visual, recipe.text, recipe.model, recipe.evaluation, batching])
+        inputs = repr(
+            [recipe.data, recipe.visual, recipe.text, recipe.model, recipe.evaluation, batching]
+        )
         if inputs in batches_of_inputs:
             batches[setting.name] = batches_of_inputs[inputs]
             continue
         data_module, _ = prepare_training(recipe, progress)
-        batches[setting.name] = batches_of_inputs[inputs] = data_module.loader(data_module.training_split).num_batches
+        batches[setting.name] = batches_of_inputs[inputs] = data_module.loader(
+            data_module.training_split
+        ).num_batches
         if (name := data_module.recipe.evaluation.test) not in data_module.data.splits:
             raise RecipeError(
-                f"evaluation.test: {data_module.data.name} has no split {name}, which a comparison measures on. Set evaluation.test=NAME."
+                f"evaluation.test: {data_module.data.name} has no split {name}, which a comparison "
+                "measures on. Set evaluation.test=NAME."
             )
     return batches
 
@@ -314,7 +393,9 @@ def _run(
     started = time.monotonic()
     with experiment_workers(folder, plan, workers, progress) as run_jobs:
         if plan.tune and not plan.rates:
-            rates = tune_learning_rates(plan.settings, batches, plan.seeds, folder / "tuning", run_jobs, progress)
+            rates = tune_learning_rates(
+                plan.settings, batches, plan.seeds, folder / "tuning", run_jobs, progress
+            )
             # More seeds later keep the rates of the first ones, also if these had too few steps.
             plan = replace(plan, tune=bool(rates), rates=rates)
             storage.write_json(folder / PLAN_FILE, asdict(plan))
@@ -324,7 +405,10 @@ def _run(
         for number, outcome in enumerate(outcomes):
             progress.update("judged text queries", number, len(outcomes), 0)
             outcomes[number] = with_feedback_answers(outcome, test)
-    succeeded, order = {run.setting for run in outcomes if not run.failure}, [setting.name for setting in plan.settings]
+    succeeded, order = (
+        {run.setting for run in outcomes if not run.failure},
+        [setting.name for setting in plan.settings],
+    )
     comparison = Comparison(
         folder,
         plan.name,
@@ -334,7 +418,11 @@ def _run(
         plan.rates,
     )
     storage.write_json(folder / "comparison.json", comparison.to_json())
-    for name, text in (("table.md", comparison.markdown()), ("table.csv", comparison.csv()), ("table.tex", comparison.latex())):
+    for name, text in (
+        ("table.md", comparison.markdown()),
+        ("table.csv", comparison.csv()),
+        ("table.tex", comparison.latex()),
+    ):
         storage.write_text(folder / name, text)
     return comparison
 
@@ -351,7 +439,10 @@ def _run_jobs(
     for outcome in run_jobs(jobs):
         finished[outcome.setting, outcome.seed] = outcome
         budget.runs += 1
-        result = outcome.failure or f"validation RSUM {outcome.validation_rsum:.1f}  ({outcome.seconds:.0f} s)"
+        result = (
+            outcome.failure
+            or f"validation RSUM {outcome.validation_rsum:.1f}  ({outcome.seconds:.0f} s)"
+        )
         progress.message(f"{outcome.setting}, seed {outcome.seed}: {result}")
         progress.update("runs", len(finished), total, budget.runs / budget.elapsed)
 
@@ -360,8 +451,12 @@ def _jobs(folder: Path, plan: ExperimentPlan) -> dict[tuple[str, int], Job]:
     """Jobs by setting and seed."""
     jobs = {}
     for setting, seed in all_runs(plan.settings, plan.seeds):
-        path = (folder / "runs" / f"{plan.settings.index(setting) + 1:02d}-{setting.slug}-seed-{seed}").absolute()
-        jobs[setting.name, seed] = Job(setting.name, seed, plan.recipe(setting, seed).to_dict(), path)
+        path = (
+            folder / "runs" / f"{plan.settings.index(setting) + 1:02d}-{setting.slug}-seed-{seed}"
+        ).absolute()
+        jobs[setting.name, seed] = Job(
+            setting.name, seed, plan.recipe(setting, seed).to_dict(), path
+        )
     return jobs
 
 
@@ -370,7 +465,8 @@ def _read_feedback_test(plan: ExperimentPlan, file: Path, progress: Progress) ->
     for setting in plan.settings:
         if setting.recipe_values["text"]["features"]:
             raise RecipeError(
-                f"{setting.name}: text.features: expected a text encoder, because feedback has text queries that are not captions, got stored "
+                f"{setting.name}: text.features: expected a text encoder, because feedback has "
+                "text queries that are not captions, got stored "
                 "features. Set text.encoder, or compare without --feedback."
             )
     recipe = plan.recipe(plan.settings[0], 1)

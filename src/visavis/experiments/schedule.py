@@ -1,8 +1,10 @@
-"""Schedule of the runs of a comparison: all seeds of all settings, successive halving, and a time budget.
+"""Schedule of the runs of a comparison: all seeds of all settings, successive halving, and a time
+budget.
 
-With successive halving (Karnin et al. 2013, Jamieson and Talwalkar 2016) all settings start with one seed. After each round
-the better half by mean validation RSUM continues with twice as many seeds, until two settings are left or the time is over.
-All remaining settings have the same seeds, so that they are compared in pairs. The test split decides nothing.
+With successive halving (Karnin et al. 2013, Jamieson and Talwalkar 2016) all settings start with
+one seed. After each round the better half by mean validation RSUM continues with twice as many
+seeds, until two settings are left or the time is over. All remaining settings have the same seeds,
+so that they are compared in pairs. The test split decides nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +42,10 @@ def parse_budget(text: str) -> float:
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smh])\s*", text)
     if match is None or float(match[1]) == 0:
-        raise VisavisError(f"budget: expected a time such as 90s, 30m or 1.5h, got {text!r}. Pass a number with a unit.")
+        raise VisavisError(
+            f"budget: expected a time such as 90s, 30m or 1.5h, got {text!r}. Pass a number with a "
+            "unit."
+        )
     return float(match[1]) * _UNITS[match[2]]
 
 
@@ -52,12 +57,15 @@ def all_runs(settings: Sequence[Setting], seeds: int) -> Round:
         seeds: Number of seeds, from 1.
 
     Returns:
-        The runs. The first seed of all settings comes first, so that an interrupted comparison is still a comparison.
+        The runs. The first seed of all settings comes first, so that an interrupted comparison is
+        still a comparison.
     """
     return [(setting, seed) for seed in range(1, seeds + 1) for setting in settings]
 
 
-def halving_rounds(settings: Sequence[Setting], seeds: int, outcomes: Callable[[], Sequence[RunOutcome]]) -> Iterator[Round]:
+def halving_rounds(
+    settings: Sequence[Setting], seeds: int, outcomes: Callable[[], Sequence[RunOutcome]]
+) -> Iterator[Round]:
     """Generate the rounds of successive halving.
 
     Args:
@@ -71,7 +79,11 @@ def halving_rounds(settings: Sequence[Setting], seeds: int, outcomes: Callable[[
     trained_seeds, remaining = 0, list(settings)
     while trained_seeds < seeds:
         next_seeds = min(max(2 * trained_seeds, 1), seeds) if len(remaining) > 2 else seeds
-        yield [(setting, seed) for seed in range(trained_seeds + 1, next_seeds + 1) for setting in remaining]
+        yield [
+            (setting, seed)
+            for seed in range(trained_seeds + 1, next_seeds + 1)
+            for setting in remaining
+        ]
         trained_seeds = next_seeds
         remaining = better_half(remaining, outcomes())
 
@@ -126,7 +138,8 @@ class TimeBudget:
             runs: Runs of the round.
 
         Returns:
-            Runs of the first seeds of the round, with all settings. Before the first run, all of them.
+            Runs of the first seeds of the round, with all settings. Before the first run, all of
+            them.
         """
         if self.seconds is None or not self.runs:
             return runs
@@ -134,4 +147,8 @@ class TimeBudget:
         affordable = (self.seconds - self.elapsed) / seconds_per_run
         seeds = sorted({seed for _, seed in runs})
         runs_per_seed = len(runs) / len(seeds)
-        return [(setting, seed) for setting, seed in runs if runs_per_seed * (1 + seeds.index(seed)) <= affordable]
+        return [
+            (setting, seed)
+            for setting, seed in runs
+            if runs_per_seed * (1 + seeds.index(seed)) <= affordable
+        ]

@@ -1,13 +1,17 @@
-"""Statistics over seeds: Student's t intervals, paired tests, Holm's correction and the number of further seeds.
+"""Statistics over seeds: Student's t intervals, paired tests, Holm's correction and the number of
+further seeds.
 
-Runs of one seed see the same data in the same order, so rows are compared seed by seed. The statements are about *other seeds on the same
-test images*. The variance over test images is another one (see ``bootstrap``).
+Runs of one seed see the same data in the same order, so rows are compared seed by seed. The
+statements are about *other seeds on the same test images*. The variance over test images is another
+one (see ``bootstrap``).
 
-A row that was chosen because it looks best leads partly by luck, and the luck of a seed is the same on validation and on test, because both
-measure the same trained model. A test against "the best on validation" alone therefore raises false alarms. With 8 equal rows of 5 seeds it
-does so in 9 % of all comparisons if validation and test share nine tenths of their variance over seeds, and in 10 % if they share all of it,
-instead of 5 %. Without a reference, ``paired_tests`` tests all pairs and corrects for all of them (4.4 %), so you can look at any row
-afterwards (``differences_from``). A reference is a row that was named before anything was measured, such as the baseline of a paper.
+A row that was chosen because it looks best leads partly by luck, and the luck of a seed is the same
+on validation and on test, because both measure the same trained model. A test against "the best on
+validation" alone therefore raises false alarms. With 8 equal rows of 5 seeds it does so in 9 % of
+all comparisons if validation and test share nine tenths of their variance over seeds, and in 10 %
+if they share all of it, instead of 5 %. Without a reference, ``paired_tests`` tests all pairs and
+corrects for all of them (4.4 %), so you can look at any row afterwards (``differences_from``). A
+reference is a row that was named before anything was measured, such as the baseline of a paper.
 
 >>> ours, theirs = {0: 493.0, 1: 491.5, 2: 494.1, 3: 492.2}, {0: 489.9, 1: 488.6, 2: 490.4, 3: 489.5}
 >>> [pair] = paired_tests({"Unified": ours, "TripletHN": theirs})
@@ -38,7 +42,9 @@ POWER = 0.8
 MAX_MORE_SEEDS = 100
 """Differences that need more further seeds are too small to matter."""
 ROUNDING_TOLERANCE = 1e-9
-"""Values that differ by less than this share of their size count as equal. Such differences are rounding errors."""
+"""Values that differ by less than this share of their size count as equal. Such differences are
+rounding errors.
+"""
 
 Verdict = Literal["higher", "lower", "not distinguishable", "not tested"]
 
@@ -69,8 +75,9 @@ class Interval:
 class PairedTest:
     """Paired t-test of row a minus row b over seeds.
 
-    With fewer than two seeds, ``std``, ``interval``, ``p`` and ``adjusted_p`` are None. If the difference is the same in every seed, p is that of
-    the sign test, 2^(1 - seeds), or 1 if the difference is 0.
+    With fewer than two seeds, ``std``, ``interval``, ``p`` and ``adjusted_p`` are None. If the
+    difference is the same in every seed, p is that of the sign test, 2^(1 - seeds), or 1 if the
+    difference is 0.
 
     Attributes:
         a: Name of the first row.
@@ -105,10 +112,18 @@ class PairedTest:
 
     @property
     def more_seeds(self) -> int | None:
-        """Number of further seeds that would settle the test, as ``more_seeds`` computes it. 0 if it is settled, None if unknown."""
+        """Number of further seeds that would settle the test, as ``more_seeds`` computes it. 0 if
+        it is settled, None if unknown.
+        """
         if self.verdict in ("higher", "lower"):
             return 0
-        return None if self.std is None else more_seeds(self.difference, self.std, len(self.seeds), level=SIGNIFICANCE_LEVEL / self.tests)
+        return (
+            None
+            if self.std is None
+            else more_seeds(
+                self.difference, self.std, len(self.seeds), level=SIGNIFICANCE_LEVEL / self.tests
+            )
+        )
 
     def swapped(self) -> PairedTest:
         """Return the test of row b minus row a.
@@ -116,7 +131,13 @@ class PairedTest:
         Returns:
             The test with names exchanged and signs reversed.
         """
-        return replace(self, a=self.b, b=self.a, difference=-self.difference, interval=None if self.interval is None else -self.interval)
+        return replace(
+            self,
+            a=self.b,
+            b=self.a,
+            difference=-self.difference,
+            interval=None if self.interval is None else -self.interval,
+        )
 
     def describe(self, metric: str) -> str:
         """Describe the test in a sentence.
@@ -127,19 +148,27 @@ class PairedTest:
         Returns:
             The sentence.
         """
-        names, difference, seeds = f"{self.a} and {self.b}", format_number(self.difference, signed=True), len(self.seeds)
+        names, difference, seeds = (
+            f"{self.a} and {self.b}",
+            format_number(self.difference, signed=True),
+            len(self.seeds),
+        )
         if self.adjusted_p is None:
             return f"{names} share {'one' if seeds else 'no'} seed: {difference} {metric}. No test is possible. Train more seeds of both."
-        p = "p < 0.001" if self.adjusted_p < 0.001 else f"p = {self.adjusted_p:.{3 if self.adjusted_p < 0.1 else 2}f}"
+        p = (
+            "p < 0.001"
+            if self.adjusted_p < 0.001
+            else f"p = {self.adjusted_p:.{3 if self.adjusted_p < 0.1 else 2}f}"
+        )
         if self.tests > 1:
             p += f" after Holm's correction for {self.tests} tests"
         if self.std == 0:
             if not self.difference:
                 return f"{names} have the same {metric} in each of {seeds} seeds."
-            settled = "" if self.verdict == "not distinguishable" else f": {self.a} is {self.verdict}"
-            return (
-                f"{self.a} against {self.b} is {difference} {metric} in each of {seeds} seeds, so only its sign is tested ({p}){settled}."
+            settled = (
+                "" if self.verdict == "not distinguishable" else f": {self.a} is {self.verdict}"
             )
+            return f"{self.a} against {self.b} is {difference} {metric} in each of {seeds} seeds, so only its sign is tested ({p}){settled}."
         numbers = f"{difference} (95 % interval {self.interval}, {p})."
         if self.verdict != "not distinguishable":
             return f"{self.a} is {self.verdict} than {self.b} in {metric} over {seeds} seeds: {numbers}"
@@ -177,12 +206,17 @@ def t_interval(values: Iterable[float], confidence: float = CONFIDENCE) -> Inter
     std = _sample_std(values)
     if not std:
         return None
-    mean, half_width = fmean(values), float(stdtrit(len(values) - 1, (1 + confidence) / 2)) * std / math.sqrt(len(values))
+    mean, half_width = (
+        fmean(values),
+        float(stdtrit(len(values) - 1, (1 + confidence) / 2)) * std / math.sqrt(len(values)),
+    )
     return Interval(mean - half_width, mean + half_width)
 
 
 @validate_arguments
-def paired_t_test(a: Mapping[int, float], b: Mapping[int, float], *, names: tuple[str, str] = ("a", "b")) -> PairedTest:
+def paired_t_test(
+    a: Mapping[int, float], b: Mapping[int, float], *, names: tuple[str, str] = ("a", "b")
+) -> PairedTest:
     """Test the difference of two rows over the seeds that both have.
 
     Args:
@@ -202,7 +236,10 @@ def paired_t_test(a: Mapping[int, float], b: Mapping[int, float], *, names: tupl
         _check_values(name, row)
     seeds = tuple(sorted(a.keys() & b.keys()))
     if not seeds:
-        raise DataError(f"{names[0]}, {names[1]}: expected a seed in common, got none. Run both with the same seeds.")
+        raise DataError(
+            f"{names[0]}, {names[1]}: expected a seed in common, got none. Run both with the same "
+            "seeds."
+        )
     differences = [a[seed] - b[seed] for seed in seeds]
     operands = [row[seed] for row in (a, b) for seed in seeds]
     mean, std = fmean(differences), _sample_std(differences, operands)
@@ -214,12 +251,22 @@ def paired_t_test(a: Mapping[int, float], b: Mapping[int, float], *, names: tupl
         mean = mean if abs(mean) > ROUNDING_TOLERANCE * max(map(abs, operands)) else 0.0
         p = 2.0 ** (1 - len(seeds)) if mean else 1.0
     interval = t_interval(differences) if std else None
-    return PairedTest(a=names[0], b=names[1], seeds=seeds, difference=mean, std=std, interval=interval, p=p, adjusted_p=p)
+    return PairedTest(
+        a=names[0],
+        b=names[1],
+        seeds=seeds,
+        difference=mean,
+        std=std,
+        interval=interval,
+        p=p,
+        adjusted_p=p,
+    )
 
 
 @validate_arguments
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Correct p-values for multiple tests, so that any false alarm is as rare as with one test, however the tests depend.
+    """Correct p-values for multiple tests, so that any false alarm is as rare as with one test,
+    however the tests depend.
 
     Formula: in ascending order, the running maximum of min(1, (m - j + 1) p_j).
 
@@ -237,15 +284,20 @@ def holm(p_values: Sequence[float]) -> list[float]:
         [0.03, 0.06, 0.06]
     """
     order, adjusted = np.argsort(p_values, kind="stable"), np.empty(len(p_values))
-    adjusted[order] = np.maximum.accumulate(np.sort(p_values) * np.arange(len(p_values), 0, -1)).clip(max=1)
+    adjusted[order] = np.maximum.accumulate(
+        np.sort(p_values) * np.arange(len(p_values), 0, -1)
+    ).clip(max=1)
     return adjusted.tolist()
 
 
 @validate_arguments
-def paired_tests(rows: Mapping[str, Mapping[int, float]], reference: str | None = None) -> list[PairedTest]:
+def paired_tests(
+    rows: Mapping[str, Mapping[int, float]], reference: str | None = None
+) -> list[PairedTest]:
     """Test every row against a reference, or all pairs of rows, corrected for the number of tests.
 
-    Pairs with fewer than two common seeds are not tested and not counted. Without a common seed, their difference is that of the means.
+    Pairs with fewer than two common seeds are not tested and not counted. Without a common seed,
+    their difference is that of the means.
 
     Args:
         rows: Value by seed, for each row.
@@ -259,13 +311,25 @@ def paired_tests(rows: Mapping[str, Mapping[int, float]], reference: str | None 
         SpecError: If the reference is not a row.
     """
     if reference is not None and reference not in rows:
-        raise SpecError(f"reference: {reference} is not a row of the comparison: {suggest_name(reference, rows)}")
-    pairs = combinations(rows, 2) if reference is None else ((name, reference) for name in rows if name != reference)
+        raise SpecError(
+            f"reference: {reference} is not a row of the comparison: "
+            f"{suggest_name(reference, rows)}"
+        )
+    pairs = (
+        combinations(rows, 2)
+        if reference is None
+        else ((name, reference) for name in rows if name != reference)
+    )
     tests = [_test_pair(a, b, rows[a], rows[b]) for a, b in pairs]
     p_values = [test.p for test in tests if test.p is not None]
     adjusted_p_values = iter(holm(p_values))
     num_tests = max(len(p_values), 1)
-    return [replace(test, adjusted_p=None if test.p is None else next(adjusted_p_values), tests=num_tests) for test in tests]
+    return [
+        replace(
+            test, adjusted_p=None if test.p is None else next(adjusted_p_values), tests=num_tests
+        )
+        for test in tests
+    ]
 
 
 @validate_arguments
@@ -279,18 +343,27 @@ def differences_from(pairs: Iterable[PairedTest], name: str) -> dict[str, Paired
     Returns:
         Tests by the name of the other row.
     """
-    tests = [pair if pair.b == name else pair.swapped() for pair in pairs if name in (pair.a, pair.b)]
+    tests = [
+        pair if pair.b == name else pair.swapped() for pair in pairs if name in (pair.a, pair.b)
+    ]
     return {test.a: test for test in tests}
 
 
 @validate_arguments
 def more_seeds(
-    difference: float, std: float, seeds: int, *, level: float = SIGNIFICANCE_LEVEL, power: float = POWER, max_seeds: int = MAX_MORE_SEEDS
+    difference: float,
+    std: float,
+    seeds: int,
+    *,
+    level: float = SIGNIFICANCE_LEVEL,
+    power: float = POWER,
+    max_seeds: int = MAX_MORE_SEEDS,
 ) -> int | None:
     """Estimate the number of further seeds after which a paired t-test finds a difference.
 
-    With few seeds the observed difference and standard deviation are rough, and so is the estimate. With several tests, pass the level of one
-    of them. That is enough for Holm, whatever the others show.
+    With few seeds the observed difference and standard deviation are rough, and so is the estimate.
+    With several tests, pass the level of one of them. That is enough for Holm, whatever the others
+    show.
 
     Args:
         difference: Observed mean difference over seeds.
@@ -308,16 +381,29 @@ def more_seeds(
     """
     from scipy.special import nctdtr, stdtrit
 
-    for name, value, limit in (("seeds", seeds, 10**6), ("max_seeds", max_seeds, 10**6), ("level", level, 1), ("power", power, 1)):
+    for name, value, limit in (
+        ("seeds", seeds, 10**6),
+        ("max_seeds", max_seeds, 10**6),
+        ("level", level, 1),
+        ("power", power, 1),
+    ):
         if not 0 <= value <= limit:
-            raise SpecError(f"{name}: expected a number from 0 to {limit:,}, got {value}. Pass a number in this range.")
+            raise SpecError(
+                f"{name}: expected a number from 0 to {limit:,}, got {value}. Pass a number in "
+                "this range."
+            )
     if not (difference and std):
         return None
     total_seeds = np.arange(max(seeds, 2), seeds + max_seeds + 1)
     critical_t = stdtrit(total_seeds - 1, 1 - level / 2)
     expected_t = min(abs(difference) / std, 1e150) * np.sqrt(total_seeds)
     # Power of the two-sided test: both tails of the noncentral t distribution.
-    has_power = 1 - nctdtr(total_seeds - 1, expected_t, critical_t) + nctdtr(total_seeds - 1, expected_t, -critical_t) >= power
+    has_power = (
+        1
+        - nctdtr(total_seeds - 1, expected_t, critical_t)
+        + nctdtr(total_seeds - 1, expected_t, -critical_t)
+        >= power
+    )
     return int(total_seeds[has_power.argmax()]) - seeds if has_power.any() else None
 
 
@@ -342,31 +428,41 @@ def format_number(value: float, *, signed: bool = False) -> str:
     return text.replace("-", "−")
 
 
-def _test_pair(a: str, b: str, values_a: Mapping[int, float], values_b: Mapping[int, float]) -> PairedTest:
+def _test_pair(
+    a: str, b: str, values_a: Mapping[int, float], values_b: Mapping[int, float]
+) -> PairedTest:
     """``paired_t_test``, also for rows without a common seed, such as after failed runs."""
     if values_a.keys() & values_b.keys():
         return paired_t_test(values_a, values_b, names=(a, b))
     for name, values in ((a, values_a), (b, values_b)):
         _check_values(name, values)
     difference = fmean(values_a.values()) - fmean(values_b.values())
-    return PairedTest(a=a, b=b, seeds=(), difference=difference, std=None, interval=None, p=None, adjusted_p=None)
+    return PairedTest(
+        a=a, b=b, seeds=(), difference=difference, std=None, interval=None, p=None, adjusted_p=None
+    )
 
 
 def _check_values(name: str, by_seed: Mapping[int, float]) -> None:
     if not by_seed:
-        raise DataError(f"{name}: expected a value to compare, got none. Remove this row or train it.")
+        raise DataError(
+            f"{name}: expected a value to compare, got none. Remove this row or train it."
+        )
     for seed, value in by_seed.items():
         _check_finite(value, f"{name}, seed {seed}")
 
 
 def _check_finite(value: float, name: str) -> float:
     if not math.isfinite(value):
-        raise DataError(f"{name}: expected a finite number, got {value}. Remove this run or train it again.")
+        raise DataError(
+            f"{name}: expected a finite number, got {value}. Remove this run or train it again."
+        )
     return value
 
 
 def _sample_std(values: Sequence[float], operands: Sequence[float] = ()) -> float | None:
-    """Sample standard deviation. None for one value, 0 if values differ by rounding only. ``operands``: values they were computed from."""
+    """Sample standard deviation. None for one value, 0 if values differ by rounding only.
+    ``operands``: values they were computed from.
+    """
     if len(values) < 2:
         return None
     if max(values) - min(values) <= ROUNDING_TOLERANCE * max(map(abs, [*values, *operands])):

@@ -1,11 +1,14 @@
-"""Learning rates of a comparison: each setting gets the same number of tries on validation before its runs.
+"""Learning rates of a comparison: each setting gets the same number of tries on validation before
+its runs.
 
-Objectives differ in the size of their gradients by orders of magnitude, so one learning rate suits some of them and not others. A try
-trains for a part of the steps, with its whole schedule, and a seed that no run of the comparison uses. The test split is not read.
+Objectives differ in the size of their gradients by orders of magnitude, so one learning rate suits
+some of them and not others. A try trains for a part of the steps, with its whole schedule, and a
+seed that no run of the comparison uses. The test split is not read.
 
-Five short tries, a factor of 4 apart, find the region. Short tries prefer smaller rates than whole trainings do, so five longer tries, a
-factor of 2 apart, climb from the best of them: it and its two neighbors, then twice the next rate on the better side. The best two
-train once more, for as many steps as a run of the comparison if it has five seeds or more.
+Five short tries, a factor of 4 apart, find the region. Short tries prefer smaller rates than whole
+trainings do, so five longer tries, a factor of 2 apart, climb from the best of them: it and its two
+neighbors, then twice the next rate on the better side. The best two train once more, for as many
+steps as a run of the comparison if it has five seeds or more.
 """
 
 from __future__ import annotations
@@ -28,9 +31,12 @@ CLIMBS = 2
 FINALISTS = 2
 """Rates that are tried again at the end."""
 COARSE_SHARE, LONGER_SHARE, FINAL_SHARE = 0.02, 0.12, 0.2
-"""Steps of a try as a share of the steps of the comparison's own runs of all seeds, and at most those of one run.
+"""Steps of a try as a share of the steps of the comparison's own runs of all seeds, and at most
+the steps of one run.
 
-The tries of five seeds take 1.1 times the steps of the runs, and less time, because they do not read the test split."""
+The tries of five seeds take 1.1 times the steps of the runs, and less time, because they do not
+read the test split.
+"""
 MIN_STEPS = 5
 """Minimum number of steps of a try. Validation after fewer steps does not rank learning rates."""
 
@@ -77,7 +83,13 @@ class TunedRate:
     def edge(self) -> str:
         """The end of the tried range at which the selected rate is: smallest, largest, or empty."""
         factors = [one.factor for one in self.tries]
-        return "smallest" if self.factor == min(factors) else "largest" if self.factor == max(factors) else ""
+        return (
+            "smallest"
+            if self.factor == min(factors)
+            else "largest"
+            if self.factor == max(factors)
+            else ""
+        )
 
 
 def with_rate(setting: Setting, factor: float) -> Setting:
@@ -123,34 +135,58 @@ def tune_learning_rates(
     Raises:
         Stopped: After a signal, when everything is saved.
     """
-    searches = [_RateSearch(number, setting, batches[setting.name], seeds, folder, threads) for number, setting in enumerate(settings)]
+    searches = [
+        _RateSearch(number, setting, batches[setting.name], seeds, folder, threads)
+        for number, setting in enumerate(settings)
+    ]
     if not all(search.has_enough_steps for search in searches):
-        progress.message("Learning rates are not tuned: the runs have too few steps. Add epochs or seeds, or compare rates with --grid.")
+        progress.message(
+            "Learning rates are not tuned: the runs have too few steps. Add epochs or seeds, or "
+            "compare rates with --grid."
+        )
         return ()
     num_tries = len(COARSE_FACTORS) + 3 + CLIMBS + FINALISTS
     total = len(searches) * num_tries
     progress.message(
-        f"Tuning the learning rate of {len(searches)} settings on validation, {num_tries} tries each. --no-tune keeps the recipe's rates."
+        f"Tuning the learning rate of {len(searches)} settings on validation, {num_tries} tries "
+        "each. --no-tune keeps the recipe's rates."
     )
     rounds = zip(*(search.rounds() for search in searches), strict=True)
     done = 0
     for jobs_of_searches in rounds:
-        search_of_folder = {job.folder: search for search, jobs in zip(searches, jobs_of_searches, strict=True) for job in jobs}
+        search_of_folder = {
+            job.folder: search
+            for search, jobs in zip(searches, jobs_of_searches, strict=True)
+            for job in jobs
+        }
         for outcome in run_jobs([job for jobs in jobs_of_searches for job in jobs]):
             failed = outcome.failure or math.isnan(outcome.validation_rsum)
-            search_of_folder[outcome.folder].results[outcome.folder] = None if failed else outcome.validation_rsum
+            search_of_folder[outcome.folder].results[outcome.folder] = (
+                None if failed else outcome.validation_rsum
+            )
             progress.update("learning rates", done := done + 1, total, 0)
     tuned = tuple(search.result() for search in searches)
     for rate in tuned:
-        progress.message(f"{rate.setting}: learning rate {rate.learning_rate:.3g}, {rate.factor:g} times the recipe's")
+        progress.message(
+            f"{rate.setting}: learning rate {rate.learning_rate:.3g}, {rate.factor:g} times the "
+            "recipe's"
+        )
     return tuned
 
 
 class _RateSearch:
     """Search of the learning rate of one setting, in rounds of jobs."""
 
-    def __init__(self, number: int, setting: Setting, batches: int, seeds: int, folder: Path, threads: int):
-        self.number, self.setting, self.batches, self.folder, self.threads = number, setting, batches, folder, threads
+    def __init__(
+        self, number: int, setting: Setting, batches: int, seeds: int, folder: Path, threads: int
+    ):
+        self.number, self.setting, self.batches, self.folder, self.threads = (
+            number,
+            setting,
+            batches,
+            folder,
+            threads,
+        )
         self.steps = batches * sum(phase["epochs"] for phase in setting.recipe_values["phases"])
         self.run_steps = seeds * self.steps
         self.tries = dict[Path, Try]()
@@ -173,28 +209,59 @@ class _RateSearch:
 
     def result(self) -> TunedRate:
         """The rate with the best validation in the last round."""
-        tries = tuple(replace(one, validation_rsum=self.results[path]) for path, one in self.tries.items())
+        tries = tuple(
+            replace(one, validation_rsum=self.results[path]) for path, one in self.tries.items()
+        )
         factor = self._best_factors()[0]
-        return TunedRate(self.setting.name, factor, self.setting.recipe_values["phases"][0]["optimizer"]["lr"] * factor, tries)
+        return TunedRate(
+            self.setting.name,
+            factor,
+            self.setting.recipe_values["phases"][0]["optimizer"]["lr"] * factor,
+            tries,
+        )
 
     def _best_factors(self) -> list[float]:
-        """Factors of the last seed from best to worst. Failed ones come last, and of equal ones those closer to the recipe first."""
+        """Factors of the last seed from best to worst. Failed ones come last, and of equal ones
+        those closer to the recipe first.
+        """
         last_seed = max(one.seed for one in self.tries.values())
-        rsum = {one.factor: self.results[path] for path, one in self.tries.items() if one.seed == last_seed}
+        rsum = {
+            one.factor: self.results[path]
+            for path, one in self.tries.items()
+            if one.seed == last_seed
+        }
         return sorted(
-            rsum, key=lambda factor: (-math.inf if (value := rsum[factor]) is None else value, -abs(math.log(factor))), reverse=True
+            rsum,
+            key=lambda factor: (
+                -math.inf if (value := rsum[factor]) is None else value,
+                -abs(math.log(factor)),
+            ),
+            reverse=True,
         )
 
     def _jobs(self, factors: Sequence[float], share: float, seed: int) -> list[Job]:
-        values = shortened(self.setting.recipe_values, self.batches, min(1.0, max(share * self.run_steps, MIN_STEPS) / self.steps))
+        values = shortened(
+            self.setting.recipe_values,
+            self.batches,
+            min(1.0, max(share * self.run_steps, MIN_STEPS) / self.steps),
+        )
         jobs, num_steps = list[Job](), _num_steps(values, self.batches)
         for factor in factors:
             # With more seeds, tries have more steps. A resumed tuning must not mix them.
-            path = self.folder / f"{self.number + 1:02d}-{self.setting.slug}-rate-{factor:g}-steps-{num_steps}-seed-{seed}"
-            recipe_values = with_rate(replace(self.setting, recipe_values=values), factor).recipe_values
+            path = (
+                self.folder
+                / f"{self.number + 1:02d}-{self.setting.slug}-rate-{factor:g}-steps-{num_steps}-seed-{seed}"
+            )
+            recipe_values = with_rate(
+                replace(self.setting, recipe_values=values), factor
+            ).recipe_values
             recipe_values |= {"seed": seed}
-            recipe_values["training"] |= {"threads": recipe_values["training"]["threads"] or self.threads}
-            jobs.append(Job(self.setting.name, seed, recipe_values, path.absolute(), keeps_model=False))
+            recipe_values["training"] |= {
+                "threads": recipe_values["training"]["threads"] or self.threads
+            }
+            jobs.append(
+                Job(self.setting.name, seed, recipe_values, path.absolute(), keeps_model=False)
+            )
             self.tries[path.absolute()] = Try(factor, num_steps, seed, None)
         return jobs
 
@@ -206,7 +273,8 @@ def next_factor(best_first: Sequence[float]) -> float:
         best_first: Tried factors from best to worst, neighbors a factor of 2 apart.
 
     Returns:
-        The factor beyond the end that is nearer to the best one. In the middle, the end on the side of its better neighbor.
+        The factor beyond the end that is nearer to the best one. In the middle, the end on the side
+        of its better neighbor.
 
     Example:
         >>> next_factor([4.0, 2.0, 1.0])
@@ -216,12 +284,17 @@ def next_factor(best_first: Sequence[float]) -> float:
     """
     smallest, largest = min(best_first), max(best_first)
     position = 2 * math.log2(best_first[0]) - math.log2(smallest) - math.log2(largest)
-    upward = best_first.index(2 * best_first[0]) < best_first.index(best_first[0] / 2) if position == 0 else position > 0
+    upward = (
+        best_first.index(2 * best_first[0]) < best_first.index(best_first[0] / 2)
+        if position == 0
+        else position > 0
+    )
     return largest * 2 if upward else smallest / 2
 
 
 def shortened(recipe_values: Mapping[str, Any], batches: int, share: float) -> dict[str, Any]:
-    """Shorten a training to a share of its steps. Each phase keeps its whole schedule, and the test split is not read.
+    """Shorten a training to a share of its steps. Each phase keeps its whole schedule, and the test
+    split is not read.
 
     Args:
         recipe_values: Plain values of a recipe.
@@ -236,10 +309,16 @@ def shortened(recipe_values: Mapping[str, Any], batches: int, share: float) -> d
     for phase in values["phases"]:
         epochs = max(1, round(phase["epochs"] * share))
         ratio, phase["epochs"] = epochs / phase["epochs"], epochs
-        phase["schedule"]["milestones"] = [max(1, round(epoch * ratio)) for epoch in phase["schedule"]["milestones"]]
+        phase["schedule"]["milestones"] = [
+            max(1, round(epoch * ratio)) for epoch in phase["schedule"]["milestones"]
+        ]
         phase["loss_warmup_epochs"] *= ratio
     per_epoch = max(1, round(steps / sum(phase["epochs"] for phase in values["phases"])))
-    values["training"] |= {"batches_per_epoch": min(batches, per_epoch), "evaluate_every": 0, "track": []}
+    values["training"] |= {
+        "batches_per_epoch": min(batches, per_epoch),
+        "evaluate_every": 0,
+        "track": [],
+    }
     values["evaluation"] |= {"test": "", "forgetting": "", "relevance": ""}
     return values
 

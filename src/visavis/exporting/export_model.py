@@ -1,4 +1,6 @@
-"""Export of a run to the formats of other libraries: a complete folder with preprocessing, tokenizer, weights and model card."""
+"""Export of a run to the formats of other libraries: a complete folder with preprocessing,
+tokenizer, weights and model card.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,12 @@ from visavis import storage
 from visavis.errors import RunError
 from visavis.exporting.graph_code import MODULE_FILE, module_source, template
 from visavis.exporting.model_card import write_model_card
-from visavis.exporting.traced_encoders import MAX_POOLED_ITEMS, check_exportable, example_tokens, trace_encoders
+from visavis.exporting.traced_encoders import (
+    MAX_POOLED_ITEMS,
+    check_exportable,
+    example_tokens,
+    trace_encoders,
+)
 from visavis.models.clip.model import CLIP, write_transformers_files
 from visavis.models.encoders.preprocessing import MAX_RESIZED_PIXELS, TEN_CROP_MARGIN
 from visavis.models.layers import GeneralizedPooling
@@ -94,7 +101,9 @@ def export_model(
         else:
             _write_graphs(model, format, part, embedding_dim)
         write_model_card(model, run, format, part, embedding_dim, formula, license)
-        files = tuple(sorted(str(file.relative_to(part)) for file in part.rglob("*") if os.path.isfile(file)))
+        files = tuple(
+            sorted(str(file.relative_to(part)) for file in part.rglob("*") if os.path.isfile(file))
+        )
     return ExportedModel(out, format, model.matcher.name, embedding_dim, files)
 
 
@@ -104,7 +113,10 @@ def _write_graphs(model: Retriever, format: Format, folder: Path, embedding_dim:
     settings = preprocessing_settings(model, embedding_dim)
     storage.write_json(folder / "preprocessing.json", settings)
     if model.processor.vocabulary is None:
-        storage.write_text(folder / "tokenizer.json", _tokenizer_json(model.processor, settings["text"]["max_tokens"]))
+        storage.write_text(
+            folder / "tokenizer.json",
+            _tokenizer_json(model.processor, settings["text"]["max_tokens"]),
+        )
     if format == "sentence-transformers":
         source, tensors = module_source(programs)
         storage.write_text(folder / MODULE_FILE, source)
@@ -132,7 +144,10 @@ def preprocessing_settings(model: Retriever, embedding_dim: int) -> dict[str, An
         The settings of images and texts.
     """
     processor, preprocessing = model.processor, model.processor.preprocess.preprocessing
-    image = {name: getattr(preprocessing, name) for name in ("resize", "crop", "resample", "scale", "mean", "std")}
+    image = {
+        name: getattr(preprocessing, name)
+        for name in ("resize", "crop", "resample", "scale", "mean", "std")
+    }
     image |= {"crops": processor.visual_spec.crops, "min_side": processor.min_side}
     image |= {"max_pixels": MAX_RESIZED_PIXELS, "ten_crop_margin": TEN_CROP_MARGIN}
     has_pooling = any(isinstance(module, GeneralizedPooling) for module in model.matcher.modules())
@@ -146,29 +161,42 @@ def preprocessing_settings(model: Retriever, embedding_dim: int) -> dict[str, An
 
 
 def _tokenizer_json(processor: Processor, max_tokens: int | None) -> str:
-    """Return the tokenizer with its padding and truncation, in the format of the library tokenizers."""
+    """Return the tokenizer with its padding and truncation, in the format of the library
+    tokenizers.
+    """
     pretrained = processor.pretrained_tokenizer
     tokenizer = pretrained.tokenizer if pretrained else processor.text_encoder.tokenizer
     max_length = pretrained.max_length if pretrained else processor.text_encoder.pooling.max_length
     fixed_length = pretrained.fixed_length if pretrained else processor.text_encoder.fixed_length
     if not hasattr(tokenizer, "backend_tokenizer"):
-        raise RunError(f"run: expected a model with a fast tokenizer, got {type(tokenizer).__name__}. Use another text encoder.")
+        raise RunError(
+            f"run: expected a model with a fast tokenizer, got {type(tokenizer).__name__}. Use "
+            "another text encoder."
+        )
     from tokenizers import Tokenizer
 
     backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     backend.enable_truncation(max_length=min(max_length, max_tokens or max_length))
     length = max_length if fixed_length else None
-    backend.enable_padding(pad_id=tokenizer.pad_token_id, pad_token=tokenizer.pad_token, length=length)
+    backend.enable_padding(
+        pad_id=tokenizer.pad_token_id, pad_token=tokenizer.pad_token, length=length
+    )
     return str(backend.to_str())
 
 
 def _write_preprocessor_config(model: Retriever, file: Path) -> None:
-    """Write every step of the preprocessing, because defaults of transformers differ between models and versions."""
+    """Write every step of the preprocessing, because defaults of transformers differ between models
+    and versions.
+    """
     preprocessing = model.processor.preprocess.preprocessing
     sizes: dict[str, Any] = {}
     for name, size in (("size", preprocessing.resize), ("crop_size", preprocessing.crop)):
         if size is not None:
-            sizes[name] = {"shortest_edge": size[0]} if len(size) == 1 else {"height": size[0], "width": size[1]}
+            sizes[name] = (
+                {"shortest_edge": size[0]}
+                if len(size) == 1
+                else {"height": size[0], "width": size[1]}
+            )
     steps = {
         "do_resize": preprocessing.resize is not None,
         "do_center_crop": preprocessing.crop is not None,
@@ -184,7 +212,9 @@ def _write_preprocessor_config(model: Retriever, file: Path) -> None:
 
 
 def _write_clip_modules(model: Retriever, folder: Path) -> None:
-    """Write the files by which sentence-transformers reads a CLIP or SigLIP folder with its own modules."""
+    """Write the files by which sentence-transformers reads a CLIP or SigLIP folder with its own
+    modules.
+    """
     tokenizer = model.processor.pretrained_tokenizer
     assert tokenizer is not None
     padding = "max_length" if tokenizer.fixed_length else "longest"
@@ -192,19 +222,33 @@ def _write_clip_modules(model: Retriever, folder: Path) -> None:
     methods = {"text": "get_text_features", "image": "get_image_features"}
     settings: dict[str, Any] = {
         "transformer_task": "feature-extraction",
-        "modality_config": {side: {"method": method, "method_output_name": "pooler_output"} for side, method in methods.items()},
+        "modality_config": {
+            side: {"method": method, "method_output_name": "pooler_output"}
+            for side, method in methods.items()
+        },
         "module_output_name": "sentence_embedding",
         # SigLIP was trained on padded texts without a mask.
-        "processing_kwargs": {"text": text | ({"return_attention_mask": False} if tokenizer.fixed_length else {})},
+        "processing_kwargs": {
+            "text": text | ({"return_attention_mask": False} if tokenizer.fixed_length else {})
+        },
     }
     storage.write_json(folder / "sentence_bert_config.json", settings)
     prefix = "sentence_transformers.sentence_transformer.modules"
-    _write_modules(folder, ["sentence_transformers.base.modules.transformer.Transformer", f"{prefix}.Normalize"])
+    _write_modules(
+        folder,
+        ["sentence_transformers.base.modules.transformer.Transformer", f"{prefix}.Normalize"],
+    )
 
 
 def _write_modules(folder: Path, types: list[str]) -> None:
-    paths = ["", *(f"{number}_{kind.rpartition('.')[2]}" for number, kind in enumerate(types[1:], 1))]
-    modules = [{"idx": i, "name": str(i), "path": path, "type": kind} for i, (path, kind) in enumerate(zip(paths, types, strict=True))]
+    paths = [
+        "",
+        *(f"{number}_{kind.rpartition('.')[2]}" for number, kind in enumerate(types[1:], 1)),
+    ]
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": kind}
+        for i, (path, kind) in enumerate(zip(paths, types, strict=True))
+    ]
     storage.write_json(folder / "modules.json", modules)
     settings: dict[str, Any] = {
         "model_type": "SentenceTransformer",

@@ -35,8 +35,14 @@ def module_source(programs: dict[str, Any]) -> tuple[str, dict[str, Tensor]]:
         parts.append(source)
         tensors |= {f"{side}.{name}": tensor for name, tensor in weights.items()}
     parts = [LOCAL_IMPORTS.sub("", part).strip() for part in parts]
-    # The first statement of a file is the import of annotations. The docstrings of the templates stay as comments of their parts.
-    return "from __future__ import annotations\n\ninf, nan = float('inf'), float('nan')\n\n" + "\n\n\n".join(parts) + "\n", tensors
+    # The first statement of a file is the import of annotations. The docstrings of the templates
+    # stay as comments of their parts.
+    return (
+        "from __future__ import annotations\n\ninf, nan = float('inf'), float('nan')\n\n"
+        + "\n\n\n".join(parts)
+        + "\n",
+        tensors,
+    )
 
 
 def template(name: str) -> str:
@@ -57,13 +63,20 @@ def _function_source(name: str, program: Any) -> tuple[str, dict[str, Tensor]]:
     graph = module.graph
     graph.set_codegen(CodeGen())
     for node in reversed(graph.nodes):
-        is_check = node.op == "call_module" or (node.op == "call_function" and _is_check(node.target))
+        is_check = node.op == "call_module" or (
+            node.op == "call_function" and _is_check(node.target)
+        )
         if is_check and not node.users:
             graph.erase_node(node)
     graph.eliminate_dead_code()
-    weights = {node.target: reduce(getattr, node.target.split("."), module) for node in graph.nodes if node.op == "get_attr"}
+    weights = {
+        node.target: reduce(getattr, node.target.split("."), module)
+        for node in graph.nodes
+        if node.op == "get_attr"
+    }
     code = graph.python_code("weights").src.replace("def forward(", f"def {name}(", 1)
-    # Names of the graph may end in a number, so the annotations of torch.fx are removed by their own pattern.
+    # Names of the graph may end in a number, so the annotations of torch.fx are removed by their
+    # own pattern.
     signature, _, body = code.strip().partition("\n")
     signature = re.sub(r"def (\w+)\(self, ?(.*?)\).*:", r"def \1(weights, \2):", signature)
     body = CPU_DEVICE.sub("device", body)

@@ -1,4 +1,6 @@
-"""Model card of an exported folder: data, protocol, metrics, objective and code that loads the model without visavis."""
+"""Model card of an exported folder: data, protocol, metrics, objective and code that loads the
+model without visavis.
+"""
 
 from __future__ import annotations
 
@@ -57,14 +59,28 @@ def write_model_card(
     files, processor, matcher = RunFolder(run), model.processor, model.matcher
     result = storage.read_json(files.result, dict[str, Any]) if os.path.isfile(files.result) else {}
     recipe = storage.read_toml(files.recipe) if os.path.isfile(files.recipe) else {}
-    is_clip, objective, intervals = isinstance(matcher, CLIP), result.get("objective"), _intervals(run)
-    text_encoder = processor.text.name if processor.text else processor.tokenizer or "word embeddings trained with the model"
+    is_clip, objective, intervals = (
+        isinstance(matcher, CLIP),
+        result.get("objective"),
+        _intervals(run),
+    )
+    text_encoder = (
+        processor.text.name
+        if processor.text
+        else processor.tokenizer or "word embeddings trained with the model"
+    )
     scale, bias = _training_scale_and_bias(matcher)
-    environment = Environment(keep_trailing_newline=True, lstrip_blocks=True, trim_blocks=True, undefined=StrictUndefined)
+    environment = Environment(
+        keep_trailing_newline=True, lstrip_blocks=True, trim_blocks=True, undefined=StrictUndefined
+    )
     card = environment.from_string(template("model_card.md.j2")).render(
         title=Path(run).name or matcher.name,
         format=format,
-        library="sentence-transformers" if format == "sentence-transformers" else "transformers" if is_clip and format == "hub" else "onnx",
+        library="sentence-transformers"
+        if format == "sentence-transformers"
+        else "transformers"
+        if is_clip and format == "hub"
+        else "onnx",
         license=license,
         yaml_license=_yaml_text(license or "unknown"),
         is_clip=is_clip,
@@ -76,7 +92,11 @@ def write_model_card(
         formula=formula(parse(objective)) if objective else "",
         architecture=json.dumps(dict(vars(matcher.config)), default=str),
         result=result,
-        metrics=[(label, result[key], intervals.get(key)) for key, label in METRIC_LABELS.items() if key in result],
+        metrics=[
+            (label, result[key], intervals.get(key))
+            for key, label in METRIC_LABELS.items()
+            if key in result
+        ],
         scale=scale,
         bias=bias,
         image_encoder=os.path.basename(processor.visual.name) if processor.visual else "none",
@@ -86,20 +106,35 @@ def write_model_card(
 
 
 def _yaml_text(line: str) -> str:
-    """Return a line of text as a YAML value: unchanged if it is a name as on the hub, else as JSON, which is also YAML."""
-    is_name = re.fullmatch("[a-z][a-z0-9.-]{2,}", line) and line not in ("yes", "off", "true", "false", "null")
+    """Return a line of text as a YAML value: unchanged if it is a name as on the hub, else as JSON,
+    which is also YAML.
+    """
+    is_name = re.fullmatch("[a-z][a-z0-9.-]{2,}", line) and line not in (
+        "yes",
+        "off",
+        "true",
+        "false",
+        "null",
+    )
     return line if is_name else json.dumps(line, ensure_ascii=False)
 
 
 def _intervals(run: Path) -> dict[str, str]:
-    """Return mean and interval of each metric over the seeds of the run's setting in its comparison."""
+    """Return mean and interval of each metric over the seeds of the run's setting in its
+    comparison.
+    """
     folder = os.path.realpath(run)
     candidates = (parent / "comparison.json" for parent in list(Path(folder).parents)[:3])
     file = next(filter(os.path.isfile, candidates), None)
     if file is None:
         return {}
-    compared = [entry for entry in storage.read_json(file, dict[str, Any])["runs"] if entry["metrics"]]
-    setting = next((entry["setting"] for entry in compared if os.path.realpath(entry["folder"]) == folder), None)
+    compared = [
+        entry for entry in storage.read_json(file, dict[str, Any])["runs"] if entry["metrics"]
+    ]
+    setting = next(
+        (entry["setting"] for entry in compared if os.path.realpath(entry["folder"]) == folder),
+        None,
+    )
     seeds = [entry["metrics"] for entry in compared if entry["setting"] == setting]
     intervals: dict[str, str] = {}
     if len(seeds) < 2:
@@ -107,7 +142,10 @@ def _intervals(run: Path) -> dict[str, str]:
     for key in METRIC_LABELS:
         values = [metrics[key] for metrics in seeds if metrics.get(key) is not None]
         if values and (interval := t_interval(values)) is not None:
-            intervals[key] = f"{statistics.fmean(values):.1f} ({interval.low:.1f} to {interval.high:.1f}, {len(values)} seeds)"
+            intervals[key] = (
+                f"{statistics.fmean(values):.1f} ({interval.low:.1f} to {interval.high:.1f}, "
+                f"{len(values)} seeds)"
+            )
     return intervals
 
 

@@ -44,7 +44,8 @@ class TracedImageEncoder(nn.Module):
         """Encode images.
 
         Args:
-            pixels: Preprocessed pixels, shape ``[N, 3, H, W]``, or ``[N, 10, 3, H, W]`` for ten crops.
+            pixels: Preprocessed pixels, shape ``[N, 3, H, W]``, or ``[N, 10, 3, H, W]`` for ten
+                crops.
 
         Returns:
             Unit vectors, shape ``[N, D]``.
@@ -95,18 +96,27 @@ def check_exportable(model: Retriever) -> None:
         VisavisError: If the model cannot be exported. The message names the models that can.
         RunError: If the model reads stored features only.
     """
-    kinds = [name for name, kind in CATALOG.items() if issubclass(kind, GlobalMatcher) and kind.score is GlobalMatcher.score]
+    kinds = [
+        name
+        for name, kind in CATALOG.items()
+        if issubclass(kind, GlobalMatcher) and kind.score is GlobalMatcher.score
+    ]
     if not model.matcher.score_is_cosine or model.matcher.rerank_top_k:
         raise VisavisError(
-            f"run: expected a model with one vector per item to export ({', '.join(kinds)}), got {model.matcher.name}, which scores pairs. "
+            f"run: expected a model with one vector per item to export ({', '.join(kinds)}), got "
+            f"{model.matcher.name}, which scores pairs. "
             "Export one of these models and re-rank its results with this one."
         )
     if model.processor.frames_per_second or model.matcher.config.visual_granularity == "experts":
         raise VisavisError(
-            f"run: expected a model of single images to export, got {model.matcher.name}, which reads clips. Export a model of images."
+            f"run: expected a model of single images to export, got {model.matcher.name}, which "
+            "reads clips. Export a model of images."
         )
     if model.processor.visual_spec.random_crops:
-        raise VisavisError("run: expected a model without random crops (visual.random_crops) to export, got one with them. Train without.")
+        raise VisavisError(
+            "run: expected a model without random crops (visual.random_crops) to export, got one "
+            "with them. Train without."
+        )
     if not _reads_tokens(model.processor):
         # Raises RunError for a processor of stored features.
         _ = model.processor.text_encoder
@@ -141,7 +151,11 @@ def example_tokens(model: Retriever) -> tuple[Tensor, ...]:
     tokenizer = processor.vocabulary or processor.pretrained_tokenizer
     if tokenizer is None:
         processor.text_encoder.require_tokenizer()
-    items = processor.text_encoder.preprocess(EXAMPLE_TEXTS) if tokenizer is None else tokenizer.encode(EXAMPLE_TEXTS)
+    items = (
+        processor.text_encoder.preprocess(EXAMPLE_TEXTS)
+        if tokenizer is None
+        else tokenizer.encode(EXAMPLE_TEXTS)
+    )
     return (get_vectors(items),) if items.mask is None else (get_vectors(items), items.mask)  # type: ignore[return-value]
 
 
@@ -152,7 +166,8 @@ def trace_encoders(model: Retriever) -> dict[str, Any]:
         model: The model, on the CPU.
 
     Returns:
-        The programs "image" and "text". Each holds an ONNX graph, and the same graph of ``torch.export`` as ``exported_program``.
+        The programs "image" and "text". Each holds an ONNX graph, and the same graph of
+        ``torch.export`` as ``exported_program``.
 
     Raises:
         MissingExtra: If the packages of the extra ``export`` are not installed.
@@ -169,13 +184,19 @@ def trace_encoders(model: Retriever) -> dict[str, Any]:
     # Models with a fixed length pad every text to it.
     text_shape = {0: "batch"} if len(tokens) == 1 else {0: "batch", 1: "tokens"}
     return {
-        "image": _trace(TracedImageEncoder(model), {"pixels": example_pixels(model)}, {"pixels": {0: "batch"}}),
-        "text": _trace(TracedTextEncoder(model), text_inputs, dict.fromkeys(text_inputs, text_shape)),
+        "image": _trace(
+            TracedImageEncoder(model), {"pixels": example_pixels(model)}, {"pixels": {0: "batch"}}
+        ),
+        "text": _trace(
+            TracedTextEncoder(model), text_inputs, dict.fromkeys(text_inputs, text_shape)
+        ),
     }
 
 
 def _trace(module: nn.Module, inputs: dict[str, Tensor], shapes: dict[str, dict[int, str]]) -> Any:
-    """Trace a module. Torch's exporter for ONNX also handles recurrent layers over a dynamic number of tokens, unlike ``torch.export``."""
+    """Trace a module. Torch's exporter for ONNX also handles recurrent layers over a dynamic number
+    of tokens, unlike ``torch.export``.
+    """
     # Loops of recurrent layers are compiled, with sizes that an earlier trace may have fixed.
     torch.compiler.reset()
     with _hide_exporter_messages():
@@ -192,7 +213,8 @@ def _trace(module: nn.Module, inputs: dict[str, Tensor], shapes: dict[str, dict[
         except torch.onnx.OnnxExporterError as error:
             reason = str(error.__cause__ or error).strip().splitlines()[0]
             raise VisavisError(
-                f"run: expected a {type(module).__name__} that torch can trace, got an error ({reason}). Export another model, or CLIP with the format hub."
+                f"run: expected a {type(module).__name__} that torch can trace, got an error "
+                f"({reason}). Export another model, or CLIP with the format hub."
             ) from error
 
 

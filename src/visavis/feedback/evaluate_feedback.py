@@ -31,7 +31,8 @@ class JudgedQueryResult:
     """Result of a model for one text query that has a relevant item.
 
     Attributes:
-        rank: Rank of the best relevant item among the items that are not judged relevant, starting at 1. Ties count against the model.
+        rank: Rank of the best relevant item among the items that are not judged relevant, starting
+            at 1. Ties count against the model.
         num_pairs: Number of pairs of a relevant and a not relevant item.
         num_ordered: Number of these pairs in which the relevant item has the higher score.
     """
@@ -41,7 +42,9 @@ class JudgedQueryResult:
     num_ordered: int
 
     @classmethod
-    def from_scores(cls, scores: np.ndarray, relevant: Sequence[int], not_relevant: Sequence[int]) -> JudgedQueryResult:
+    def from_scores(
+        cls, scores: np.ndarray, relevant: Sequence[int], not_relevant: Sequence[int]
+    ) -> JudgedQueryResult:
         """Evaluate the scores of one query.
 
         Args:
@@ -63,7 +66,8 @@ class JudgedQueryResult:
 
 
 def recall_by_k(results: Sequence[JudgedQueryResult]) -> dict[int, float]:
-    """Compute recall at 1, 5 and 10: the share of queries whose best relevant item has a rank of at most k.
+    """Compute recall at 1, 5 and 10: the share of queries whose best relevant item has a rank of at
+    most k.
 
     Args:
         results: Result of each query.
@@ -104,7 +108,9 @@ def feedback_metrics(results: Sequence[JudgedQueryResult]) -> dict[str, float | 
     Returns:
         Values in percent, by the keys of `FeedbackTest.labels`.
     """
-    return {f"judged_r{k}": value for k, value in recall_by_k(results).items()} | {PAIRWISE_ACCURACY_KEY: pairwise_accuracy(results)}
+    return {f"judged_r{k}": value for k, value in recall_by_k(results).items()} | {
+        PAIRWISE_ACCURACY_KEY: pairwise_accuracy(results)
+    }
 
 
 @dataclass(frozen=True)
@@ -133,21 +139,25 @@ class FeedbackTest:
             The judged queries, and the names of all images of the split.
 
         Raises:
-            DataError: If the file is not a feedback file, or has no text query with a relevant image of the split.
+            DataError: If the file is not a feedback file, or has no text query with a relevant
+                image of the split.
         """
         pairs = FeedbackPairs.from_records(read_feedback(file), data, split, progress)
         test = cls(pairs, tuple(image.name for image in data.images if image.split == split))
         if not test.labeled_queries:
             skipped = f" {pairs.skipped_summary}" if pairs.skipped else ""
             raise DataError(
-                f"{file}: expected a text query with a relevant image of split {split} of {data.name}, got none.{skipped} "
+                f"{file}: expected a text query with a relevant image of split {split} of "
+                f"{data.name}, got none.{skipped} "
                 "Judge some of these images in the web UI."
             )
         return test
 
     @cached_property
     def labeled_queries(self) -> dict[str, tuple[list[int], list[int]]]:
-        """Indices of the relevant and of the not relevant images of each text query that has a relevant image."""
+        """Indices of the relevant and of the not relevant images of each text query that has a
+        relevant image.
+        """
         relevant, not_relevant = (
             [pairs[pairs[:, 0] == query, 1].tolist() for query in range(len(self.pairs.queries))]
             for pairs in (self.pairs.relevant, self.pairs.not_relevant)
@@ -159,7 +169,9 @@ class FeedbackTest:
     def labels(self) -> dict[str, str]:
         """Column heading of each metric. Pairwise accuracy is included if there are pairs."""
         has_pairs = any(not_relevant for _, not_relevant in self.labeled_queries.values())
-        return {f"judged_r{k}": f"R@{k}" for k in KS} | ({PAIRWISE_ACCURACY_KEY: "in order"} if has_pairs else {})
+        return {f"judged_r{k}": f"R@{k}" for k in KS} | (
+            {PAIRWISE_ACCURACY_KEY: "in order"} if has_pairs else {}
+        )
 
     def random_baseline(self, metric: str) -> float:
         """Compute the expected value of a metric for a random order.
@@ -173,7 +185,14 @@ class FeedbackTest:
         if metric == PAIRWISE_ACCURACY_KEY:
             return 50.0
         k = int(metric.rpartition("_r")[2])
-        return 100 * float(np.mean([random_recall(len(self.images), len(relevant), k) for relevant, _ in self.labeled_queries.values()]))
+        return 100 * float(
+            np.mean(
+                [
+                    random_recall(len(self.images), len(relevant), k)
+                    for relevant, _ in self.labeled_queries.values()
+                ]
+            )
+        )
 
     def __str__(self) -> str:
         queries = self.labeled_queries.values()
@@ -185,9 +204,14 @@ class FeedbackTest:
             f"Each query ranks {len(self.images):,} images of split {self.pairs.split}.",
         ]
         if num_pairs:
-            sentences.append(f"In order: share of {num_pairs:,} pairs whose relevant image ranks above the one that is not relevant.")
+            sentences.append(
+                f"In order: share of {num_pairs:,} pairs whose relevant image ranks above the one "
+                "that is not relevant."
+            )
         if without_relevant:
-            sentences.append(f"Not evaluated: {without_relevant:,} queries without a relevant image.")
+            sentences.append(
+                f"Not evaluated: {without_relevant:,} queries without a relevant image."
+            )
         if self.pairs.skipped:
             sentences.append(self.pairs.skipped_summary)
         return " ".join(sentences)
@@ -200,10 +224,13 @@ class FeedbackEvaluation(NotebookTable):
     Attributes:
         queries: Number of judged text queries with a relevant item.
         candidates: Number of items that each query ranks.
-        recall: Recall by k, in percent: the share of queries with a relevant item among the top k. Ties count against the model.
+        recall: Recall by k, in percent: the share of queries with a relevant item among the top k.
+            Ties count against the model.
         pairs: Number of pairs of a relevant and a not relevant item of the same query.
-        pairwise_accuracy: Share of these pairs whose relevant item ranks higher, in percent. None without pairs.
-        skipped: Number of judgments that cannot be evaluated: image queries, queries with excluded words, items that are missing.
+        pairwise_accuracy: Share of these pairs whose relevant item ranks higher, in percent. None
+            without pairs.
+        skipped: Number of judgments that cannot be evaluated: image queries, queries with excluded
+            words, items that are missing.
     """
 
     queries: int
@@ -221,12 +248,15 @@ class FeedbackEvaluation(NotebookTable):
 
 @validate_arguments
 def evaluate_feedback(
-    file: Path, content_hashes: Mapping[str, str], rank: Callable[[str], Sequence[tuple[str, float]]], name: str
+    file: Path,
+    content_hashes: Mapping[str, str],
+    rank: Callable[[str], Sequence[tuple[str, float]]],
+    name: str,
 ) -> FeedbackEvaluation:
     """Rank all items of a collection for each judged text query.
 
-    Items that nobody judged count as not relevant, so recalls are a lower bound where judgments are few. An item that was moved is found by
-    its content.
+    Items that nobody judged count as not relevant, so recalls are a lower bound where judgments are
+    few. An item that was moved is found by its content.
 
     Args:
         file: The feedback file of ``visavis serve``.
@@ -250,7 +280,10 @@ def evaluate_feedback(
             labels[query.plain_text][key] = bool(judgment.relevant)
     answerable = {text: judgments for text, judgments in labels.items() if any(judgments.values())}
     if not answerable:
-        raise DataError(f"{file}: expected a text query with a relevant item in {name}, got none. Judge some results in the web UI first.")
+        raise DataError(
+            f"{file}: expected a text query with a relevant item in {name}, got none. Judge some "
+            "results in the web UI first."
+        )
     results = [_evaluate_ranking(rank(text), judgments) for text, judgments in answerable.items()]
     return FeedbackEvaluation(
         queries=len(answerable),
@@ -262,7 +295,13 @@ def evaluate_feedback(
     )
 
 
-def _evaluate_ranking(ranking: Sequence[tuple[str, float]], judgments: Mapping[str, bool]) -> JudgedQueryResult:
+def _evaluate_ranking(
+    ranking: Sequence[tuple[str, float]], judgments: Mapping[str, bool]
+) -> JudgedQueryResult:
     labels = [judgments.get(key) for key, _ in ranking]
-    relevant, not_relevant = ([index for index, label in enumerate(labels) if label is value] for value in (True, False))
-    return JudgedQueryResult.from_scores(np.array([score for _, score in ranking]), relevant, not_relevant)
+    relevant, not_relevant = (
+        [index for index, label in enumerate(labels) if label is value] for value in (True, False)
+    )
+    return JudgedQueryResult.from_scores(
+        np.array([score for _, score in ranking]), relevant, not_relevant
+    )

@@ -35,9 +35,15 @@ class QueryKey:
 
     @property
     def plain_text(self) -> str:
-        """The words of a query that consists of plain words only. Empty for a query with an image, an item or excluded words."""
+        """The words of a query that consists of plain words only. Empty for a query with an image,
+        an item or excluded words.
+        """
         words = self.text.split()
-        return "" if self.similar_to or self.image_hash or any(word.startswith("-") for word in words) else " ".join(words)
+        return (
+            ""
+            if self.similar_to or self.image_hash or any(word.startswith("-") for word in words)
+            else " ".join(words)
+        )
 
 
 @dataclass(frozen=True)
@@ -53,7 +59,8 @@ class Judgment:
         relevant: Whether the item is relevant. None withdraws an earlier judgment.
         kind: Kind of the record.
         vote: Name of the vote. Empty in files of earlier versions.
-        undoes: Name of the vote that this record undoes. ``relevant`` is then the judgment that applied without that vote.
+        undoes: Name of the vote that this record undoes. ``relevant`` is then the judgment that
+            applied without that vote.
     """
 
     timestamp: str
@@ -91,8 +98,9 @@ class Preference:
 FeedbackRecord: TypeAlias = Judgment | Preference
 """One line of a feedback file."""
 
-# Every record begins with these bytes, because `timestamp` is its first field. A last line that a crash cut short is a
-# prefix of a record, so a tail that does not begin like this shows that the file is of another kind.
+# Every record begins with these bytes, because `timestamp` is its first field. A last line that a
+# crash cut short is a prefix of a record, so a tail that does not begin like this shows that the
+# file is of another kind.
 _RECORD_PREFIX = b'{"timestamp": "'
 
 
@@ -144,7 +152,10 @@ def open_feedback(path: str | Path) -> Iterator[FeedbackFile]:
             records = read_feedback(path)
             if num_bytes := storage.remove_incomplete_line(path):
                 logging.getLogger(__name__).warning(
-                    "%s: an incomplete last line of %s bytes was removed. Its record was never confirmed.", path, f"{num_bytes:,}"
+                    "%s: an incomplete last line of %s bytes was removed. Its record was never "
+                    "confirmed.",
+                    path,
+                    f"{num_bytes:,}",
                 )
         else:
             records = []
@@ -155,7 +166,8 @@ def open_feedback(path: str | Path) -> Iterator[FeedbackFile]:
 
 @validate_arguments
 def read_feedback(path: str | Path) -> list[FeedbackRecord]:
-    """Read all records of a feedback file, oldest first. A last line that a crash cut short is skipped.
+    """Read all records of a feedback file, oldest first. A last line that a crash cut short is
+    skipped.
 
     Args:
         path: Path of the file.
@@ -169,7 +181,10 @@ def read_feedback(path: str | Path) -> list[FeedbackRecord]:
     records: list[FeedbackRecord] = storage.read_json_lines(path, FeedbackRecord)
     tail = storage.read_bytes(path).rpartition(b"\n")[2]
     if not tail.startswith(_RECORD_PREFIX[: len(tail)]):
-        raise DataError(f"{path}: expected a feedback file of visavis serve, got a last line {tail[:40]!r}. Pass another file.")
+        raise DataError(
+            f"{path}: expected a feedback file of visavis serve, got a last line {tail[:40]!r}. "
+            "Pass another file."
+        )
     return records
 
 
@@ -183,12 +198,16 @@ def latest_judgments(records: Iterable[FeedbackRecord]) -> dict[tuple[QueryKey, 
     Returns:
         The last judgment of each query and item key, without the withdrawn ones.
     """
-    last = {(record.query, record.item): record for record in records if isinstance(record, Judgment)}
+    last = {
+        (record.query, record.item): record for record in records if isinstance(record, Judgment)
+    }
     return {pair: judgment for pair, judgment in last.items() if judgment.relevant is not None}
 
 
 @validate_arguments
-def votes_not_undone(records: Iterable[FeedbackRecord]) -> dict[tuple[QueryKey, str], list[Judgment]]:
+def votes_not_undone(
+    records: Iterable[FeedbackRecord],
+) -> dict[tuple[QueryKey, str], list[Judgment]]:
     """Select the votes that were not undone. The last one of a pair applies.
 
     Args:

@@ -1,7 +1,8 @@
 """Relevance judgments as training data: judged pairs of text queries and images of a split.
 
-A text query with a relevant image becomes an additional caption of that image, so one text can describe several images. A text query
-and an image that are not relevant are a known negative: the batches bring the two together.
+A text query with a relevant image becomes an additional caption of that image, so one text can
+describe several images. A text query and an image that are not relevant are a known negative: the
+batches bring the two together.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from visavis.feedback.records import FeedbackRecord, Judgment, latest_judgments,
 from visavis.progress import NoProgress, Progress
 
 MAX_ADDED_NEGATIVES = 4
-"""Number of known negatives that one query or image adds to its batch. If there are more, they are sampled for each batch."""
+"""Number of known negatives that one query or image adds to its batch. If there are more, they are
+sampled for each batch.
+"""
 
 _MOMENT = re.compile(r"#t=[\d.]+,[\d.]+$")
 
@@ -37,7 +40,8 @@ class FeedbackPairs:
         relevant: Relevant pairs (query, image of the split), sorted, shape ``[P, 2]``.
         not_relevant: Pairs that are not relevant, sorted, shape ``[N, 2]``.
         skipped: Number of judgments that are not among the pairs, by reason.
-        fingerprint: Hash of the judged queries and image names. Does not depend on the order of the judgments.
+        fingerprint: Hash of the judged queries and image names. Does not depend on the order of the
+            judgments.
         split: Name of the split.
     """
 
@@ -50,12 +54,16 @@ class FeedbackPairs:
 
     @classmethod
     def from_records(
-        cls, records: Iterable[FeedbackRecord], data: Dataset, split: str = "train", progress: Progress | None = None
+        cls,
+        records: Iterable[FeedbackRecord],
+        data: Dataset,
+        split: str = "train",
+        progress: Progress | None = None,
     ) -> FeedbackPairs:
         """Match the judgments that are in force to the images of a data set.
 
-        An image is found by its path if its content is the judged one, else by its content. If a query and an image were judged under two
-        names, the later judgment counts.
+        An image is found by its path if its content is the judged one, else by its content. If a
+        query and an image were judged under two names, the later judgment counts.
 
         Args:
             records: Records of a feedback file, oldest first.
@@ -71,7 +79,10 @@ class FeedbackPairs:
         """
         matcher, skipped = _ImageMatcher(data, split, progress or NoProgress()), Counter[str]()
         by_pair: dict[tuple[str, int], Judgment] = {}
-        captions = {(" ".join(caption.split()), int(image)) for caption, image in zip(data.captions, data.image_of, strict=True)}
+        captions = {
+            (" ".join(caption.split()), int(image))
+            for caption, image in zip(data.captions, data.image_of, strict=True)
+        }
         for judgment in latest_judgments(records).values():
             query, image = judgment.query.plain_text, matcher.find(judgment)
             if not query or len(query) > MAX_CAPTION_CHARS:
@@ -99,7 +110,10 @@ class FeedbackPairs:
             )
             for value in (True, False)
         )
-        content = sorted((query, data.images[image].name, bool(judgment.relevant)) for (query, image), judgment in by_pair.items())
+        content = sorted(
+            (query, data.images[image].name, bool(judgment.relevant))
+            for (query, image), judgment in by_pair.items()
+        )
         fingerprint = hashlib.sha256(json.dumps(content).encode()).hexdigest()
         return cls(queries, relevant, not_relevant, dict(skipped), fingerprint, split)
 
@@ -108,7 +122,8 @@ class FeedbackPairs:
 
     def __str__(self) -> str:
         summary = (
-            f"{len(self.queries):,} text queries with {len(self.relevant):,} relevant and {len(self.not_relevant):,} not relevant images of "
+            f"{len(self.queries):,} text queries with {len(self.relevant):,} relevant and "
+            f"{len(self.not_relevant):,} not relevant images of "
             f"split {self.split}."
         )
         return f"{summary} {self.skipped_summary}" if self.skipped else summary
@@ -133,24 +148,31 @@ def read_feedback_pairs(file: str, data: Dataset, progress: Progress) -> Feedbac
         Pairs of text queries and training images, or None without a file.
 
     Raises:
-        DataError: If the file is not a feedback file, or holds no judgment of a text query and a training image.
+        DataError: If the file is not a feedback file, or holds no judgment of a text query and a
+            training image.
     """
     if not file:
         return None
     pairs = FeedbackPairs.from_records(read_feedback(file), data, "train", progress)
     if not pairs and pairs.skipped:
         raise DataError(
-            f"{file}: expected judgments of text queries and training images of {data.name}, got none. {pairs.skipped_summary} "
+            f"{file}: expected judgments of text queries and training images of {data.name}, got "
+            f"none. {pairs.skipped_summary} "
             "Pass the data set whose images were judged."
         )
     if not pairs:
-        raise DataError(f"{file}: expected relevance judgments, got none in force. Collect some with visavis serve, or remove the file.")
+        raise DataError(
+            f"{file}: expected relevance judgments, got none in force. Collect some with visavis "
+            "serve, or remove the file."
+        )
     progress.message(f"{file}: {pairs}")
     return pairs
 
 
 class _ImageMatcher:
-    """Finds judged items among the images of a data set. Reads file contents only if paths do not suffice."""
+    """Finds judged items among the images of a data set. Reads file contents only if paths do not
+    suffice.
+    """
 
     def __init__(self, data: Dataset, split: str, progress: Progress):
         self.data, self.progress = data, progress
@@ -160,9 +182,14 @@ class _ImageMatcher:
         self.row_in_split = {number: row for row, number in enumerate(in_split)}
 
     def find(self, judgment: Judgment) -> int | None:
-        """The number of the judged image. None if it is missing, or if the item is a moment of a clip."""
+        """The number of the judged image. None if it is missing, or if the item is a moment of a
+        clip.
+        """
         number = self._by_name.get(judgment.item)
-        if number is not None and self._content_hash(number) in ("", judgment.content_hash or self._content_hash(number)):
+        if number is not None and self._content_hash(number) in (
+            "",
+            judgment.content_hash or self._content_hash(number),
+        ):
             return number
         if _MOMENT.search(judgment.item) or not judgment.content_hash:
             return None
@@ -177,8 +204,12 @@ class _ImageMatcher:
 
     @cached_property
     def _by_content(self) -> dict[str, int]:
-        """The first image with each content, preferably one outside of the split, because that one is held out."""
-        order = sorted(range(len(self.data.images)), key=lambda number: (number in self.row_in_split, number))
+        """The first image with each content, preferably one outside of the split, because that one
+        is held out.
+        """
+        order = sorted(
+            range(len(self.data.images)), key=lambda number: (number in self.row_in_split, number)
+        )
         first: dict[str, int] = {}
         for done, number in enumerate(order, 1):
             if content_hash := self._content_hash(number):
@@ -200,14 +231,19 @@ def _sorted_array(pairs: Iterable[tuple[int, int]]) -> np.ndarray:
 class FeedbackSplit:
     """A training split together with its judged pairs.
 
-    Texts are numbered: captions of the split, then queries as additional captions of their relevant images, then unmatched queries.
+    Texts are numbered: captions of the split, then queries as additional captions of their relevant
+    images, then unmatched queries.
 
     Attributes:
-        data: The split, with each query as an additional caption of every image to which it is relevant.
+        data: The split, with each query as an additional caption of every image to which it is
+            relevant.
         unmatched_queries: Queries without a relevant image.
-        query_of: The query that each text is, or -1, shape ``[T]``. A caption of the split can also be a query.
-        image_of: The image of each text, shape ``[T]``. Each unmatched query has a negative number of its own.
-        relevant: Relevant pairs (query, image), including the captions of the split, shape ``[P, 2]``.
+        query_of: The query that each text is, or -1, shape ``[T]``. A caption of the split can also
+            be a query.
+        image_of: The image of each text, shape ``[T]``. Each unmatched query has a negative number
+            of its own.
+        relevant: Relevant pairs (query, image), including the captions of the split, shape ``[P,
+            2]``.
         not_relevant: Pairs (query, image) that are not relevant, shape ``[N, 2]``.
     """
 
@@ -230,9 +266,14 @@ class FeedbackSplit:
             The split with the judged pairs.
         """
         query_number = {query: number for number, query in enumerate(pairs.queries)}
-        query_of = np.array([query_number.get(" ".join(caption.split()), -1) for caption in split.captions], dtype=np.int64)
+        query_of = np.array(
+            [query_number.get(" ".join(caption.split()), -1) for caption in split.captions],
+            dtype=np.int64,
+        )
         captions = np.flatnonzero(query_of >= 0)
-        caption_pairs = _sorted_array({*zip(query_of[captions].tolist(), split.image_of[captions].tolist(), strict=True)})
+        caption_pairs = _sorted_array(
+            {*zip(query_of[captions].tolist(), split.image_of[captions].tolist(), strict=True)}
+        )
         added = pairs.relevant[~_contained(pairs.relevant, caption_pairs)]
         matched = np.unique(np.concatenate([caption_pairs, added])[:, 0])
         unmatched = np.setdiff1d(np.arange(len(pairs.queries)), matched)
@@ -251,7 +292,9 @@ class FeedbackSplit:
             not_relevant=pairs.not_relevant,
         )
 
-    def add_negatives(self, images: np.ndarray, captions: np.ndarray, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    def add_negatives(
+        self, images: np.ndarray, captions: np.ndarray, random: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Add known negatives to a batch.
 
         Args:
@@ -260,21 +303,33 @@ class FeedbackSplit:
             random: Samples negatives and captions.
 
         Returns:
-            Images and texts with images that are not relevant to a query of the batch, each with one of its captions, and with unmatched
-            queries that are not relevant to an image of the batch.
+            Images and texts with images that are not relevant to a query of the batch, each with
+            one of its captions, and with unmatched queries that are not relevant to an image of the
+            batch.
         """
         if not len(self.not_relevant):
             return images, captions
         queries = np.unique(self.query_of[captions])
         present = set(images.tolist())
         added = dict.fromkeys(
-            image for query in queries for image in _sample(self._negative_images.get(int(query)), random) if image not in present
+            image
+            for query in queries
+            for image in _sample(self._negative_images.get(int(query)), random)
+            if image not in present
         )
         captions_of_added = [self.data.captions_of[image] for image in added]
-        added_captions = [int(random.choice(numbers)) for numbers in captions_of_added if len(numbers)]
+        added_captions = [
+            int(random.choice(numbers)) for numbers in captions_of_added if len(numbers)
+        ]
         images = np.concatenate([images, np.array(list(added), dtype=np.int64)])
-        unmatched = dict.fromkeys(text for image in np.unique(images) for text in _sample(self._negative_texts.get(int(image)), random))
-        return images, np.concatenate([captions, np.array([*added_captions, *unmatched], dtype=np.int64)])
+        unmatched = dict.fromkeys(
+            text
+            for image in np.unique(images)
+            for text in _sample(self._negative_texts.get(int(image)), random)
+        )
+        return images, np.concatenate(
+            [captions, np.array([*added_captions, *unmatched], dtype=np.int64)]
+        )
 
     def batch_labels(self, images: np.ndarray, texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Look up the judgments of all pairs of a batch.
@@ -284,25 +339,40 @@ class FeedbackSplit:
             texts: Texts of the batch, shape ``[T]``.
 
         Returns:
-            Two boolean arrays of shape ``[V, T]``: which pairs are relevant, and which are not relevant. Unjudged pairs are in neither.
+            Two boolean arrays of shape ``[V, T]``: which pairs are relevant, and which are not
+            relevant. Unjudged pairs are in neither.
         """
         queries = np.broadcast_to(self.query_of[texts], (len(images), len(texts)))
-        keys = np.stack([queries, np.broadcast_to(images[:, None], queries.shape)], -1).reshape(-1, 2)
-        relevant, not_relevant = (_contained(keys, pairs).reshape(queries.shape) for pairs in (self.relevant, self.not_relevant))
+        keys = np.stack([queries, np.broadcast_to(images[:, None], queries.shape)], -1).reshape(
+            -1, 2
+        )
+        relevant, not_relevant = (
+            _contained(keys, pairs).reshape(queries.shape)
+            for pairs in (self.relevant, self.not_relevant)
+        )
         return relevant, not_relevant
 
     @cached_property
     def _negative_images(self) -> dict[int, list[int]]:
         """The images that are not relevant to each query that has a relevant one."""
         unmatched = set(self.query_of[len(self.data.captions) :].tolist())
-        return _grouped((query, image) for query, image in self.not_relevant.tolist() if query not in unmatched)
+        return _grouped(
+            (query, image) for query, image in self.not_relevant.tolist() if query not in unmatched
+        )
 
     @cached_property
     def _negative_texts(self) -> dict[int, list[int]]:
         """The unmatched queries, as texts, that are not relevant to each image."""
         first_text = len(self.data.captions)
-        text_of = {query: text for text, query in enumerate(self.query_of[first_text:].tolist(), first_text)}
-        return _grouped((image, text_of[query]) for query, image in self.not_relevant.tolist() if query in text_of)
+        text_of = {
+            query: text
+            for text, query in enumerate(self.query_of[first_text:].tolist(), first_text)
+        }
+        return _grouped(
+            (image, text_of[query])
+            for query, image in self.not_relevant.tolist()
+            if query in text_of
+        )
 
 
 def _grouped(pairs: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
@@ -321,5 +391,7 @@ def _sample(items: list[int] | None, random: np.random.Generator) -> list[int]:
 
 def _contained(pairs: np.ndarray, collection: np.ndarray) -> np.ndarray:
     """Which pairs ``[N, 2]`` are in a collection of pairs: bool ``[N]``."""
-    base = 1 + max((int(array[:, 1].max()) for array in (pairs, collection) if len(array)), default=0)
+    base = 1 + max(
+        (int(array[:, 1].max()) for array in (pairs, collection) if len(array)), default=0
+    )
     return np.isin(pairs[:, 0] * base + pairs[:, 1], collection[:, 0] * base + collection[:, 1])

@@ -36,7 +36,9 @@ class RatedCaptionPairs:
     ratings: np.ndarray
 
 
-def read_stsb(split: Literal["train", "dev", "test"], folder: str | Path = "stsb") -> RatedCaptionPairs:
+def read_stsb(
+    split: Literal["train", "dev", "test"], folder: str | Path = "stsb"
+) -> RatedCaptionPairs:
     """Read a split of the STS benchmark from ``sts-<split>.tsv``.
 
     Args:
@@ -54,11 +56,17 @@ def read_stsb(split: Literal["train", "dev", "test"], folder: str | Path = "stsb
     """
     path = resolve_path(Path(folder) / f"sts-{split}.tsv")
     rows, ratings = read_ratings(path, "score", ("sentence1", "sentence2"), has_quotes=False)
-    return RatedCaptionPairs(f"STS-B {split}", [row["sentence1"] for row in rows], [row["sentence2"] for row in rows], ratings)
+    return RatedCaptionPairs(
+        f"STS-B {split}",
+        [row["sentence1"] for row in rows],
+        [row["sentence2"] for row in rows],
+        ratings,
+    )
 
 
 def read_crisscrossed_captions(folder: str | Path = "coco_5k_test_text") -> RatedCaptionPairs:
-    """Read the caption pairs of Crisscrossed Captions from ``cxc_sts_test.csv`` and ``dataset_coco_5k_test.json``.
+    """Read the caption pairs of Crisscrossed Captions from ``cxc_sts_test.csv`` and
+    ``dataset_coco_5k_test.json``.
 
     Args:
         folder: Folder of the files, or its name under ``VISAVIS_DATA``.
@@ -67,20 +75,34 @@ def read_crisscrossed_captions(folder: str | Path = "coco_5k_test_text") -> Rate
         The rated pairs.
 
     Raises:
-        DataError: If a file is missing, a line is invalid, or a rated caption is not in the list of captions.
+        DataError: If a file is missing, a line is invalid, or a rated caption is not in the list of
+            captions.
 
     Source:
         Parekh et al., Crisscrossed Captions (2021).
     """
-    path, listed = resolve_path(Path(folder) / "cxc_sts_test.csv"), resolve_path(Path(folder) / "dataset_coco_5k_test.json")
+    path, listed = (
+        resolve_path(Path(folder) / "cxc_sts_test.csv"),
+        resolve_path(Path(folder) / "dataset_coco_5k_test.json"),
+    )
     rows, ratings = read_ratings(path, "agg_score", ("caption1", "caption2"))
     images = storage.read_json(listed, _Captions).images
-    captions = {str(sentence.sentid): sentence.raw for image in images for sentence in image.sentences}
-    first, second = ([row[name].rpartition(":")[2] for row in rows] for name in ("caption1", "caption2"))
+    captions = {
+        str(sentence.sentid): sentence.raw for image in images for sentence in image.sentences
+    }
+    first, second = (
+        [row[name].rpartition(":")[2] for row in rows] for name in ("caption1", "caption2")
+    )
     if unknown := next((number for number in (*first, *second) if number not in captions), None):
-        raise DataError(f"{path}: expected captions of {listed}, got the unknown caption {unknown}. Download both files again.")
+        raise DataError(
+            f"{path}: expected captions of {listed}, got the unknown caption {unknown}. Download "
+            "both files again."
+        )
     return RatedCaptionPairs(
-        "Crisscrossed Captions", [captions[number] for number in first], [captions[number] for number in second], ratings
+        "Crisscrossed Captions",
+        [captions[number] for number in first],
+        [captions[number] for number in second],
+        ratings,
     )
 
 
@@ -128,7 +150,8 @@ def read_ratings(
             ratings[i] = math.nan
         if not 0 <= ratings[i] <= MAX_RATING or any(name not in row for name in item_columns):
             raise DataError(
-                f"{path}, line {line}: expected {item_columns[0]}, {item_columns[1]} and a {column} from 0 to 5. Fix this line."
+                f"{path}, line {line}: expected {item_columns[0]}, {item_columns[1]} and a "
+                f"{column} from 0 to 5. Fix this line."
             )
     if not rows:
         raise DataError(f"{path}: expected rated pairs, got an empty table.")

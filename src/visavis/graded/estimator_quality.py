@@ -1,7 +1,8 @@
-"""Quality of relevance estimators: agreement with human ratings, speed, and the distribution of their values.
+"""Quality of relevance estimators: agreement with human ratings, speed, and the distribution of
+their values.
 
-Estimators differ in scale, so a threshold such as 0.63 means something else for each of them. The thresholds of Ladder's levels are therefore
-taken from the distribution of an estimator's values.
+Estimators differ in scale, so a threshold such as 0.63 means something else for each of them. The
+thresholds of Ladder's levels are therefore taken from the distribution of an estimator's values.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ SPEED_TEST_SECONDS = 1.0
 """Duration of the speed test of each estimator."""
 
 TAIL_SHARES = (0.01, 0.03, 0.1, 0.3)
-"""Share of a batch's other captions above the first threshold, the second, and so on. Each is about three times the previous one."""
+"""Share of a batch's other captions above the first threshold, the second, and so on. Each is about
+three times the previous one.
+"""
 
 MAX_PAIRS = 100_000_000
 """Maximum number of sampled pairs of a distribution."""
@@ -94,7 +97,8 @@ class EstimatorQuality(NotebookTable):
 
 
 def evaluate_estimators(specs: Sequence[str], progress: Progress) -> list[EstimatorQuality]:
-    """Compare estimators with the human ratings of STS-B (dev and test) and of Crisscrossed Captions.
+    """Compare estimators with the human ratings of STS-B (dev and test) and of Crisscrossed
+    Captions.
 
     Args:
         specs: Specs of estimators.
@@ -116,7 +120,9 @@ def evaluate_estimators(specs: Sequence[str], progress: Progress) -> list[Estima
         correlations = {rated.name: rating_correlations(estimator, rated) for rated in collections}
         random = estimator.for_captions(captions).pairs(*random_pairs(len(captions), RANDOM_PAIRS))
         with _empty_cache():
-            captions_per_s, million_pairs_s = measure_speed(estimator, captions[:: max(1, len(captions) // 2000)][:2000])
+            captions_per_s, million_pairs_s = measure_speed(
+                estimator, captions[:: max(1, len(captions) // 2000)][:2000]
+            )
         quality = EstimatorQuality(
             estimator=spec,
             pearson={name: pearson for name, (pearson, _, _) in correlations.items()},
@@ -125,13 +131,17 @@ def evaluate_estimators(specs: Sequence[str], progress: Progress) -> list[Estima
             share_above_threshold=float((random > FIRST_LADDER_THRESHOLD).float().mean()),
             captions_per_s=captions_per_s,
             million_pairs_s=million_pairs_s,
-            notes=tuple(f"{name}: {note}" for name, (_, _, notes) in correlations.items() for note in notes),
+            notes=tuple(
+                f"{name}: {note}" for name, (_, _, notes) in correlations.items() for note in notes
+            ),
         )
         qualities.append(quality)
     return qualities
 
 
-def rating_correlations(estimator: RelevanceEstimator, rated: RatedCaptionPairs) -> tuple[float | None, float | None, tuple[str, ...]]:
+def rating_correlations(
+    estimator: RelevanceEstimator, rated: RatedCaptionPairs
+) -> tuple[float | None, float | None, tuple[str, ...]]:
     """Correlate an estimator with human ratings.
 
     Args:
@@ -139,14 +149,29 @@ def rating_correlations(estimator: RelevanceEstimator, rated: RatedCaptionPairs)
         rated: Rated caption pairs.
 
     Returns:
-        Pearson and Spearman correlation, None if all values are equal, and notes about the captions.
+        Pearson and Spearman correlation, None if all values are equal, and notes about the
+        captions.
     """
     number = len(rated.ratings)
     prepared = estimator.for_captions([*rated.first, *rated.second])
-    relevance = prepared.pairs(torch.arange(number), number + torch.arange(number)).numpy().astype(np.float64)
+    relevance = (
+        prepared.pairs(torch.arange(number), number + torch.arange(number))
+        .numpy()
+        .astype(np.float64)
+    )
     if np.ptp(relevance) == 0:
-        return None, None, (*prepared.notes, f"no correlation, because every pair has relevance {relevance[0]:g}.")
-    pearson, spearman = pearsonr(relevance, rated.ratings).statistic, spearmanr(relevance, rated.ratings).statistic
+        return (
+            None,
+            None,
+            (
+                *prepared.notes,
+                f"no correlation, because every pair has relevance {relevance[0]:g}.",
+            ),
+        )
+    pearson, spearman = (
+        pearsonr(relevance, rated.ratings).statistic,
+        spearmanr(relevance, rated.ratings).statistic,
+    )
     return float(pearson), float(spearman), prepared.notes
 
 
@@ -197,7 +222,9 @@ def measure_speed(estimator: RelevanceEstimator, captions: Sequence[str]) -> tup
 
 @contextmanager
 def _empty_cache() -> Iterator[None]:
-    """An empty cache, so that everything is computed again. Only downloaded models remain available."""
+    """An empty cache, so that everything is computed again. Only downloaded models remain
+    available.
+    """
     before, backbones = os.environ.get("VISAVIS_CACHE"), storage.cache_folder() / "backbones"
     with tempfile.TemporaryDirectory() as folder:
         os.environ["VISAVIS_CACHE"] = folder
@@ -212,7 +239,8 @@ def _empty_cache() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class RelevanceDistribution(NotebookTable):
-    """Distribution of the relevance of random images and captions of other images, in batches of 128.
+    """Distribution of the relevance of random images and captions of other images, in batches of
+    128.
 
     Attributes:
         estimator: Spec of the estimator.
@@ -242,7 +270,11 @@ class RelevanceDistribution(NotebookTable):
 
 
 def relevance_distributions(
-    specs: Sequence[str], data: Dataset, caption_aggregation: CaptionAggregation, pairs: int, progress: Progress
+    specs: Sequence[str],
+    data: Dataset,
+    caption_aggregation: CaptionAggregation,
+    pairs: int,
+    progress: Progress,
 ) -> list[RelevanceDistribution]:
     """Sample the relevance values of estimators over the training pairs of a data set.
 
@@ -268,11 +300,17 @@ def relevance_distributions(
     for number, (spec, estimator) in enumerate(zip(specs, estimators, strict=True)):
         progress.update("estimators", number, len(specs), 0.0)
         relevance = estimator.for_dataset(train, caption_aggregation)
-        distributions.append(summarize_relevance(spec, sample_relevance(relevance, train, pairs), data.name, relevance.notes))
+        distributions.append(
+            summarize_relevance(
+                spec, sample_relevance(relevance, train, pairs), data.name, relevance.notes
+            )
+        )
     return distributions
 
 
-def sample_relevance(relevance: ImageRelevance, data: Dataset, pairs: int, seed: int = 0) -> np.ndarray:
+def sample_relevance(
+    relevance: ImageRelevance, data: Dataset, pairs: int, seed: int = 0
+) -> np.ndarray:
     """Sample the relevance of images to captions of other images, in random batches as in training.
 
     Args:
@@ -288,18 +326,25 @@ def sample_relevance(relevance: ImageRelevance, data: Dataset, pairs: int, seed:
         DataError: If there is only one image.
     """
     if len(data.images) < 2:
-        raise DataError(f"{data.name}: expected at least 2 training images, got {len(data.images)}. Use a data set with more images.")
+        raise DataError(
+            f"{data.name}: expected at least 2 training images, got {len(data.images)}. Use a data "
+            "set with more images."
+        )
     random = np.random.default_rng(seed)
     samples: list[np.ndarray] = []
     while sum(map(len, samples)) < pairs:
-        images = random.choice(len(data.images), min(SAMPLE_BATCH_SIZE, len(data.images)), replace=False)
+        images = random.choice(
+            len(data.images), min(SAMPLE_BATCH_SIZE, len(data.images)), replace=False
+        )
         captions = np.array([random.choice(data.captions_of[i]) for i in images])
         block = relevance(*map(torch.from_numpy, (images, captions, captions)))
         samples.append(block[~torch.eye(len(images), dtype=torch.bool)].numpy())
     return np.concatenate(samples)
 
 
-def summarize_relevance(spec: str, relevance: np.ndarray, data: str, notes: tuple[str, ...] = ()) -> RelevanceDistribution:
+def summarize_relevance(
+    spec: str, relevance: np.ndarray, data: str, notes: tuple[str, ...] = ()
+) -> RelevanceDistribution:
     """Summarize sampled relevance values.
 
     Args:
@@ -315,10 +360,15 @@ def summarize_relevance(spec: str, relevance: np.ndarray, data: str, notes: tupl
         DataError: If all values are equal.
     """
     if np.ptp(relevance) == 0:
-        raise DataError(f"{spec}: expected different relevance values, got {relevance[0]:g} for all sampled pairs of {data}.")
+        raise DataError(
+            f"{spec}: expected different relevance values, got {relevance[0]:g} for all sampled "
+            f"pairs of {data}."
+        )
     quantiles = np.quantile(relevance, [1 - share for share in TAIL_SHARES]).round(3).tolist()
     usable = [
-        quantiles[:number] for number in range(1, len(TAIL_SHARES) + 1) if all(a > b for a, b in pairwise((*quantiles[:number], 0.0)))
+        quantiles[:number]
+        for number in range(1, len(TAIL_SHARES) + 1)
+        if all(a > b for a, b in pairwise((*quantiles[:number], 0.0)))
     ]
     return RelevanceDistribution(
         spec,

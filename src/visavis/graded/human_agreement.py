@@ -1,11 +1,13 @@
 """Agreement of models with human judgments of image-caption pairs, as rank correlations.
 
-Judgments are read as published. Flickr8k (Hodosh et al., 2013): three experts per pair, from 1 (not related) to 4 (describes the image), and
-a crowd, three or more answers (yes or no) per pair. Crisscrossed Captions (Parekh et al., 2021): ratings from 0 to 5 of images and captions
-of the MS-COCO 5K test split.
+Judgments are read as published. Flickr8k (Hodosh et al., 2013): three experts per pair, from 1 (not
+related) to 4 (describes the image), and a crowd, three or more answers (yes or no) per pair.
+Crisscrossed Captions (Parekh et al., 2021): ratings from 0 to 5 of images and captions of the
+MS-COCO 5K test split.
 
-Correlations have bootstrap intervals over images. Pairs of one image are not independent, so images are resampled with all their pairs. All
-values of the same images use the same resamples, so differences between them are paired.
+Correlations have bootstrap intervals over images. Pairs of one image are not independent, so images
+are resampled with all their pairs. All values of the same images use the same resamples, so
+differences between them are paired.
 """
 
 from __future__ import annotations
@@ -55,10 +57,13 @@ class HumanJudgments:
         images: Index of the image of each pair in the split, shape ``[P]``.
         captions: Index of the caption of each pair, shape ``[P]``.
         is_own_caption: Whether the caption was written for the image, shape ``[P]``.
-        ratings: Mean of the experts, share of yes of the crowd, or the published rating, shape ``[P]``.
-        single_ratings: Ratings of single annotators, shape ``[R, P]``: every expert, or one answer of the crowd per pair, sampled at random.
-            ``R`` is 0 for Crisscrossed Captions, which publishes only means.
-        mean_other_ratings: Mean of the other annotators for each of ``single_ratings``, shape ``[R, P]``.
+        ratings: Mean of the experts, share of yes of the crowd, or the published rating, shape
+            ``[P]``.
+        single_ratings: Ratings of single annotators, shape ``[R, P]``: every expert, or one answer
+            of the crowd per pair, sampled at random. ``R`` is 0 for Crisscrossed Captions, which
+            publishes only means.
+        mean_other_ratings: Mean of the other annotators for each of ``single_ratings``, shape ``[R,
+            P]``.
     """
 
     kind: str
@@ -111,10 +116,19 @@ def read_crisscrossed_image_captions(path: Path, source: Path, data: Dataset) ->
         captions = np.array([caption_of[row["caption"].rpartition(":")[2]] for row in rows])
     except KeyError as unknown:
         raise DataError(
-            f"{path}: expected ratings of the {len(index_of):,} images of the split and their captions, got {unknown}. Pass the rated data set."
+            f"{path}: expected ratings of the {len(index_of):,} images of the split and their "
+            f"captions, got {unknown}. Pass the rated data set."
         ) from None
     no_annotators = np.empty((0, len(rows)))
-    return HumanJudgments("cxc", images, captions, data.image_of[captions] == images, ratings, no_annotators, no_annotators)
+    return HumanJudgments(
+        "cxc",
+        images,
+        captions,
+        data.image_of[captions] == images,
+        ratings,
+        no_annotators,
+        no_annotators,
+    )
 
 
 def read_flickr8k_judgments(kind: str, folder: Path, data: Dataset) -> HumanJudgments:
@@ -129,13 +143,16 @@ def read_flickr8k_judgments(kind: str, folder: Path, data: Dataset) -> HumanJudg
         The judgments.
 
     Raises:
-        DataError: If the file is missing, a line is damaged, or an image or caption is not in the split.
+        DataError: If the file is missing, a line is damaged, or an image or caption is not in the
+            split.
     """
     path = folder / FLICKR8K_FILES[kind]
     if not os.path.isfile(path):
         raise DataError(
-            f"{path}: expected human judgments, which are available for the test images of Flickr8k, and for MS-COCO images with "
-            f"{CRISSCROSSED_FILE} next to their list, got no such file. Pass the folder of one of these data sets with --data."
+            f"{path}: expected human judgments, which are available for the test images of "
+            "Flickr8k, and for MS-COCO images with "
+            f"{CRISSCROSSED_FILE} next to their list, got no such file. Pass the folder of one of "
+            "these data sets with --data."
         )
     index_of = {image.name: i for i, image in enumerate(data.images)}
     images, captions, answers = [], [], []
@@ -149,27 +166,42 @@ def read_flickr8k_judgments(kind: str, folder: Path, data: Dataset) -> HumanJudg
             described, k = index_of[file], int(caption_number)
             images.append(index_of[image])
         except KeyError as unknown:
-            raise DataError(f"{path}:{number}: expected one of the {len(index_of):,} images of the split, got {unknown}.") from None
+            raise DataError(
+                f"{path}:{number}: expected one of the {len(index_of):,} images of the split, got "
+                f"{unknown}."
+            ) from None
         except ValueError:
-            raise DataError(f"{path}:{number}: expected {_LINE_FORMATS[kind]}, separated by tabs, got {line[:80]!r}.") from None
+            raise DataError(
+                f"{path}:{number}: expected {_LINE_FORMATS[kind]}, separated by tabs, got "
+                f"{line[:80]!r}."
+            ) from None
         captions_of_image = data.captions_of[described]
         if not 0 <= k < len(captions_of_image):
-            raise DataError(f"{path}:{number}: expected a caption number from 0 to {len(captions_of_image) - 1} of image {file}, got {k}.")
+            raise DataError(
+                f"{path}:{number}: expected a caption number from 0 to "
+                f"{len(captions_of_image) - 1} of image {file}, got {k}."
+            )
         captions.append(captions_of_image[k])
     if not answers:
         raise DataError(f"{path}: expected lines of {_LINE_FORMATS[kind]}, got an empty file.")
     pairs = np.array(images), np.array(captions)
     is_own_caption, numbers = data.image_of[pairs[1]] == pairs[0], np.array(answers).T
     if kind == "expert":
-        return HumanJudgments(kind, *pairs, is_own_caption, numbers.mean(0), numbers, (numbers.sum(0) - numbers) / 2)
+        return HumanJudgments(
+            kind, *pairs, is_own_caption, numbers.mean(0), numbers, (numbers.sum(0) - numbers) / 2
+        )
     _, yes, no = numbers
     share = yes / (yes + no)
     one = (np.random.default_rng(SEED).random(len(share)) < share).astype(float)
-    return HumanJudgments(kind, *pairs, is_own_caption, share, one[None], ((yes - one) / (yes + no - 1))[None])
+    return HumanJudgments(
+        kind, *pairs, is_own_caption, share, one[None], ((yes - one) / (yes + no - 1))[None]
+    )
 
 
 def _parse_answers(kind: str, values: list[str]) -> tuple[float, float, float]:
-    """The three numbers of a line. Raises ValueError for invalid answers, or for a pair with only one annotator."""
+    """The three numbers of a line. Raises ValueError for invalid answers, or for a pair with only
+    one annotator.
+    """
     first, second, third = map(float, values)
     if kind == "expert":
         valid = {first, second, third} <= {1, 2, 3, 4}
@@ -221,8 +253,10 @@ class HumanAgreement(NotebookTable):
         includes_own_captions: Whether captions that were written for the image are among the pairs.
         pairs: Number of pairs.
         images: Number of images.
-        annotators: Mean agreement of single annotators with the others: ``kendall`` (tau-b) and ``spearman``. Empty if they are unknown.
-        runs: Agreement of each run: ``kendall`` and ``spearman``, for "cxc" also ``sampled_spearman`` by caption.
+        annotators: Mean agreement of single annotators with the others: ``kendall`` (tau-b) and
+            ``spearman``. Empty if they are unknown.
+        runs: Agreement of each run: ``kendall`` and ``spearman``, for "cxc" also
+            ``sampled_spearman`` by caption.
     """
 
     judgments: str
@@ -236,12 +270,17 @@ class HumanAgreement(NotebookTable):
     def differences(self) -> dict[str, dict[str, RankCorrelation]]:
         """Difference of every other run to the first, on the same resamples."""
         (_, first), *others = self.runs.items()
-        return {run: {name: correlations[name] - first[name] for name in correlations} for run, correlations in others}
+        return {
+            run: {name: correlations[name] - first[name] for name in correlations}
+            for run, correlations in others
+        }
 
     def table_rows(self) -> list[dict[str, Any]]:
         """Return a row for each run."""
         content = self.to_json()
-        shared = {key: content[key] for key in ("judgments", "includes_own_captions", "pairs", "images")}
+        shared = {
+            key: content[key] for key in ("judgments", "includes_own_captions", "pairs", "images")
+        }
         return [flat_row(shared | {"run": run} | values) for run, values in content["runs"].items()]
 
     def to_json(self) -> dict[str, Any]:
@@ -257,7 +296,9 @@ class HumanAgreement(NotebookTable):
             "images": self.images,
             "annotators": plain(self.annotators),
             "runs": {run: plain(correlations) for run, correlations in self.runs.items()},
-            "difference_to_first": {run: plain(correlations) for run, correlations in self.differences.items()},
+            "difference_to_first": {
+                run: plain(correlations) for run, correlations in self.differences.items()
+            },
         }
 
 
@@ -281,19 +322,31 @@ def measure_agreement(
     for run, values in scores.items():
         if np.isnan(values).any():
             raise DataError(
-                f"{run}: expected a finite score, got NaN for pair {int(np.isnan(values).argmax())}. Check the model and its features."
+                f"{run}: expected a finite score, got NaN for pair "
+                f"{int(np.isnan(values).argmax())}. Check the model and its features."
             )
     all_pairs = np.ones(len(judgments.is_own_caption), dtype=bool)
     for includes_own_captions, selected in ((True, all_pairs), (False, ~judgments.is_own_caption)):
-        images, captions, ratings = judgments.images[selected], judgments.captions[selected], judgments.ratings[selected]
+        images, captions, ratings = (
+            judgments.images[selected],
+            judgments.captions[selected],
+            judgments.ratings[selected],
+        )
         annotators = [
             rank_correlations(single_ratings[selected], other_ratings[selected], images, resamples)
-            for single_ratings, other_ratings in zip(judgments.single_ratings, judgments.mean_other_ratings, strict=True)
+            for single_ratings, other_ratings in zip(
+                judgments.single_ratings, judgments.mean_other_ratings, strict=True
+            )
         ]
-        runs = {run: rank_correlations(values[selected], ratings, images, resamples) for run, values in scores.items()}
+        runs = {
+            run: rank_correlations(values[selected], ratings, images, resamples)
+            for run, values in scores.items()
+        }
         if judgments.kind == "cxc":
             for run, values in scores.items():
-                runs[run]["sampled_spearman"] = sampled_spearman(values[selected], ratings, captions, resamples)
+                runs[run]["sampled_spearman"] = sampled_spearman(
+                    values[selected], ratings, captions, resamples
+                )
         yield HumanAgreement(
             judgments=judgments.kind,
             includes_own_captions=includes_own_captions,
@@ -305,7 +358,8 @@ def measure_agreement(
 
 
 def relevance_of_pairs(judgments: HumanJudgments, relevance: ImageRelevance) -> np.ndarray:
-    """Compute the estimated relevance of the judged pairs, to compare it like the scores of a model.
+    """Compute the estimated relevance of the judged pairs, to compare it like the scores of a
+    model.
 
     Args:
         judgments: The judged pairs.
@@ -317,7 +371,9 @@ def relevance_of_pairs(judgments: HumanJudgments, relevance: ImageRelevance) -> 
     values = np.empty(len(judgments.images))
     for image in np.unique(judgments.images):
         pairs = judgments.images == image
-        values[pairs] = relevance(torch.tensor([image]), torch.from_numpy(judgments.captions[pairs]))[0].numpy()
+        values[pairs] = relevance(
+            torch.tensor([image]), torch.from_numpy(judgments.captions[pairs])
+        )[0].numpy()
     return values
 
 
@@ -331,10 +387,13 @@ def _mean_correlations(annotators: list[dict[str, RankCorrelation]]) -> dict[str
     return means
 
 
-def rank_correlations(first: np.ndarray, second: np.ndarray, images: np.ndarray, resamples: int = RESAMPLES) -> dict[str, RankCorrelation]:
+def rank_correlations(
+    first: np.ndarray, second: np.ndarray, images: np.ndarray, resamples: int = RESAMPLES
+) -> dict[str, RankCorrelation]:
     """Compute Kendall's tau-b and Spearman's rho of two rows of values.
 
-    Memory grows with the square of the number of images, and with images times different values of ``second``.
+    Memory grows with the square of the number of images, and with images times different values of
+    ``second``.
 
     Args:
         first: Values of the pairs, shape ``[P]``.
@@ -361,8 +420,11 @@ def rank_correlations(first: np.ndarray, second: np.ndarray, images: np.ndarray,
     }
 
 
-def sampled_spearman(first: np.ndarray, second: np.ndarray, queries: np.ndarray, samples: int = RESAMPLES) -> RankCorrelation:
-    """Compute Spearman's correlation over samples of half of the queries, each with one of its pairs.
+def sampled_spearman(
+    first: np.ndarray, second: np.ndarray, queries: np.ndarray, samples: int = RESAMPLES
+) -> RankCorrelation:
+    """Compute Spearman's correlation over samples of half of the queries, each with one of its
+    pairs.
 
     Args:
         first: Values of the pairs, shape ``[P]``.
@@ -389,11 +451,14 @@ def sampled_spearman(first: np.ndarray, second: np.ndarray, queries: np.ndarray,
     return RankCorrelation(float(values.mean()), values)
 
 
-def _resampled(first: np.ndarray, second: np.ndarray, image: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Kendall's tau-b and Spearman's rho ``[R]`` of resamples that contain image i ``counts[r, i]`` times. ``first`` is ascending.
+def _resampled(
+    first: np.ndarray, second: np.ndarray, image: np.ndarray, counts: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Kendall's tau-b and Spearman's rho ``[R]`` of resamples that contain image i ``counts[r, i]``
+    times. ``first`` is ascending.
 
-    The pairs are ordered once. Each resample only counts: ``sum_ij t_i t_j c_ij`` concordant minus discordant pairs of pairs, where
-    ``c_ij`` is the number for images i and j.
+    The pairs are ordered once. Each resample only counts: ``sum_ij t_i t_j c_ij`` concordant minus
+    discordant pairs of pairs, where ``c_ij`` is the number for images i and j.
     """
     x, y = (np.unique(values, return_inverse=True)[1] for values in (first, second))
     concordant = np.einsum("ri,ri->r", counts @ _concordance(x, y, image), counts)
@@ -401,24 +466,33 @@ def _resampled(first: np.ndarray, second: np.ndarray, image: np.ndarray, counts:
     for resample, image_counts in enumerate(counts):
         weight = image_counts[image]
         (number_x, rank_x), (number_y, rank_y) = _ranks(x, weight), _ranks(y, weight)
-        untied_x, untied_y = (weight.sum() ** 2 - number @ number for number in (number_x, number_y))
+        untied_x, untied_y = (
+            weight.sum() ** 2 - number @ number for number in (number_x, number_y)
+        )
         with np.errstate(invalid="ignore"):
             kendall[resample] = 2 * concordant[resample] / np.sqrt(untied_x * untied_y)
-            spearman[resample] = (weight * rank_x[x]) @ rank_y[y] / np.sqrt((number_x @ rank_x**2) * (number_y @ rank_y**2))
+            spearman[resample] = (
+                (weight * rank_x[x])
+                @ rank_y[y]
+                / np.sqrt((number_x @ rank_x**2) * (number_y @ rank_y**2))
+            )
     return kendall, spearman
 
 
 def _concordance(x: np.ndarray, y: np.ndarray, image: np.ndarray) -> np.ndarray:
-    """Concordant minus discordant pairs of rows of images i and j, where the row of i has the larger ``x``: ``[I, I]``.
+    """Concordant minus discordant pairs of rows of images i and j, where the row of i has the
+    larger ``x``: ``[I, I]``.
 
     ``x`` is ascending. ``y`` holds level numbers.
     """
     levels = np.arange(y.max() + 1)
     concordance = np.zeros((image.max() + 1,) * 2)
-    # By level and image: the number of earlier rows with a lower y, minus the number with a higher y.
+    # By level and image: the number of earlier rows with a lower y, minus the number with a higher
+    # y.
     earlier = np.zeros((len(levels), len(concordance)))
     for tied in np.split(np.arange(len(x)), np.flatnonzero(np.diff(x)) + 1):
-        # Rows with equal x are neither concordant nor discordant: read all of them before any is added.
+        # Rows with equal x are neither concordant nor discordant: read all of them before any is
+        # added.
         for row in tied:
             concordance[image[row]] += earlier[y[row]]
         for row in tied:

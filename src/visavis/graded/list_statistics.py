@@ -1,7 +1,8 @@
 """Statistics of the ranked lists of models: irrelevant items among the top, and CS@K by K.
 
-The Ladder paper marks totally irrelevant items in its figure 2 but does not define them. Relevance values differ in scale between estimators and,
-with word vectors, between queries. An item is therefore compared with all candidates of its query.
+The Ladder paper marks totally irrelevant items in its figure 2 but does not define them. Relevance
+values differ in scale between estimators and, with word vectors, between queries. An item is
+therefore compared with all candidates of its query.
 """
 
 from __future__ import annotations
@@ -38,23 +39,30 @@ BAND_SHARES = (1.0, 0.5, 0.2, 0.02)
 
 COUNTING_BYTES_PER_PAIR = 48.0
 """Bytes per pair while irrelevant items are counted: scores, their order, relevance and bands."""
-MIXERS = tuple(number - 2**64 for number in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+MIXERS = tuple(
+    number - 2**64 for number in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+)
 """Odd multipliers of SplitMix64 (Steele et al., 2014), as signed integers of 64 bits."""
 
 
 @dataclass(frozen=True)
 class RelevanceBands:
-    """Relevance of an item among all candidates of its query, in bands 0 (irrelevant) to 4 (most relevant).
+    """Relevance of an item among all candidates of its query, in bands 0 (irrelevant) to 4 (most
+    relevant).
 
     Attributes:
-        irrelevant_share: Share of a query's candidates in band 0, which is its expected share in a random list.
+        irrelevant_share: Share of a query's candidates in band 0, which is its expected share in a
+            random list.
     """
 
     irrelevant_share: float = 0.5
 
     def __post_init__(self) -> None:
         if not 0 < self.irrelevant_share < 1:
-            raise VisavisError(f"irrelevant_share: expected a number between 0 and 1 such as 0.5, got {self.irrelevant_share:g}.")
+            raise VisavisError(
+                "irrelevant_share: expected a number between 0 and 1 such as 0.5, got "
+                f"{self.irrelevant_share:g}."
+            )
 
     @property
     def quantiles(self) -> tuple[float, ...]:
@@ -74,7 +82,8 @@ class RelevanceBands:
         return relevance.sort(dim=1).values[:, positions]
 
     def bands(self, relevance: Tensor) -> Tensor:
-        """Assign candidates to bands. Equal values share the lower band, but the highest relevance of a query is never in band 0.
+        """Assign candidates to bands. Equal values share the lower band, but the highest relevance
+        of a query is never in band 0.
 
         Args:
             relevance: Relevance of all candidates, shape ``[Q, C]``.
@@ -115,7 +124,11 @@ class ClusteredMean:
         defined = ~np.isnan(numbers)
         mean = float(numbers[defined].mean()) if defined.any() else float("nan")
         residuals = np.bincount(images[defined], numbers[defined] - mean)
-        return cls(mean, 1.96 * float(np.sqrt((residuals**2).sum())) / max(int(defined.sum()), 1), int((~defined).sum()))
+        return cls(
+            mean,
+            1.96 * float(np.sqrt((residuals**2).sum())) / max(int(defined.sum()), 1),
+            int((~defined).sum()),
+        )
 
     def to_json(self) -> dict[str, float | int | None]:
         """Return a JSON object."""
@@ -144,7 +157,8 @@ class Ranker:
     def random(cls, data: Dataset, seed: int) -> Ranker:
         """Create a ranker with a random order, as a baseline.
 
-        The score of a pair depends only on the seed and the pair, so block sizes do not change the order.
+        The score of a pair depends only on the seed and the pair, so block sizes do not change the
+        order.
 
         Args:
             data: The ranked split.
@@ -153,10 +167,14 @@ class Ranker:
         Returns:
             The ranker.
         """
-        images, texts = (Encoded(torch.arange(len(items))) for items in (data.images, data.captions))
+        images, texts = (
+            Encoded(torch.arange(len(items))) for items in (data.images, data.captions)
+        )
 
         def score(visual: Encoded, text: Encoded) -> Tensor:
-            bits = _hash(get_vectors(visual)[:, None] + _hash(get_vectors(text) + _hash(torch.tensor(seed))))
+            bits = _hash(
+                get_vectors(visual)[:, None] + _hash(get_vectors(text) + _hash(torch.tensor(seed)))
+            )
             return (bits >> 11) / 2**53 + 0.5
 
         return cls("random", "at random", images, texts, score)
@@ -172,8 +190,14 @@ class Ranker:
         Returns:
             Indices of candidates, best first, shape ``[Q, C]``.
         """
-        items = (self.images, select_items(self.texts, queries)) if direction == "t2i" else (select_items(self.images, queries), self.texts)
-        return score_direction(self.score, *items, direction, memory).argsort(dim=1, descending=True, stable=True)
+        items = (
+            (self.images, select_items(self.texts, queries))
+            if direction == "t2i"
+            else (select_items(self.images, queries), self.texts)
+        )
+        return score_direction(self.score, *items, direction, memory).argsort(
+            dim=1, descending=True, stable=True
+        )
 
 
 def _hash(numbers: Tensor) -> Tensor:
@@ -208,7 +232,9 @@ class ListStatistics:
         return {
             "irrelevant": self.irrelevant.to_json(),
             "irrelevant_difference": self.irrelevant_difference.to_json(),
-            "coherent_score": [{"k": k, **score.to_json()} for k, score in self.coherence_by_k.items()],
+            "coherent_score": [
+                {"k": k, **score.to_json()} for k, score in self.coherence_by_k.items()
+            ],
         }
 
 
@@ -242,19 +268,34 @@ def measure_lists(
     coherences = []
     for number, ranker in enumerate(rankers, 1):
         coherences.append(
-            ranking_coherence(ranker.images, ranker.texts, ranker.score, data, estimator, ks=COHERENCE_CUTOFFS, memory=memory)
+            ranking_coherence(
+                ranker.images,
+                ranker.texts,
+                ranker.score,
+                data,
+                estimator,
+                ks=COHERENCE_CUTOFFS,
+                memory=memory,
+            )
         )
         progress.update("coherent scores", number, len(rankers), 0.0)
 
     def measure(direction: Direction) -> list[ListStatistics]:
         images = np.arange(len(data.images))
         image_of = data.image_of if direction == "t2i" else images
-        counts = _count_irrelevant(rankers, direction, relevance, data, bands, top, progress, memory)
+        counts = _count_irrelevant(
+            rankers, direction, relevance, data, bands, top, progress, memory
+        )
         return [
             ListStatistics(
                 ClusteredMean.from_values(count, image_of),
                 ClusteredMean.from_values(count - counts[0], image_of),
-                {k: ClusteredMean.from_values(coherence.per_query[COHERENT_SCORE.key(direction, k)], images) for k in coherence.ks},
+                {
+                    k: ClusteredMean.from_values(
+                        coherence.per_query[COHERENT_SCORE.key(direction, k)], images
+                    )
+                    for k in coherence.ks
+                },
             )
             for count, coherence in zip(counts, coherences, strict=True)
         ]
@@ -273,17 +314,27 @@ def _count_irrelevant(
     memory: MemoryLimit,
 ) -> list[Tensor]:
     """Number of irrelevant items among the top of each query ``[Q]``, for each ranker."""
-    queries, candidates = (data.captions, data.images) if direction == "t2i" else (data.images, data.captions)
+    queries, candidates = (
+        (data.captions, data.images) if direction == "t2i" else (data.images, data.captions)
+    )
     counts: list[list[Tensor]] = [[] for _ in rankers]
-    for block in torch.arange(len(queries)).split(max_query_rows(len(candidates), COUNTING_BYTES_PER_PAIR, memory)):
+    for block in torch.arange(len(queries)).split(
+        max_query_rows(len(candidates), COUNTING_BYTES_PER_PAIR, memory)
+    ):
         irrelevant = bands.bands(candidate_relevance(relevance, direction, block, data)) == 0
         for ranker, numbers in zip(rankers, counts, strict=True):
-            numbers.append(irrelevant.gather(1, ranker.order(direction, block, memory)[:, :top]).sum(1).double())
+            numbers.append(
+                irrelevant.gather(1, ranker.order(direction, block, memory)[:, :top])
+                .sum(1)
+                .double()
+            )
         progress.update(f"lists, {DIRECTIONS[direction]}", int(block[-1]) + 1, len(queries), 0.0)
     return [torch.cat(numbers) for numbers in counts]
 
 
-def candidate_relevance(relevance: ImageRelevance, direction: Direction, queries: Tensor, data: Dataset) -> Tensor:
+def candidate_relevance(
+    relevance: ImageRelevance, direction: Direction, queries: Tensor, data: Dataset
+) -> Tensor:
     """Compute the relevance of all candidates to queries.
 
     Args:

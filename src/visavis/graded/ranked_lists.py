@@ -1,4 +1,6 @@
-"""Top items of the ranked lists of several models for the same queries, as in figure 2 of the Ladder paper."""
+"""Top items of the ranked lists of several models for the same queries, as in figure 2 of the
+Ladder paper.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,13 @@ from visavis.data.dataset import Dataset
 from visavis.data.vocabulary import tokenize
 from visavis.errors import VisavisError
 from visavis.graded.estimators.base import CaptionAggregation, ImageRelevance, RelevanceEstimator
-from visavis.graded.list_statistics import DIRECTION_ORDER, ListStatistics, Ranker, RelevanceBands, candidate_relevance
+from visavis.graded.list_statistics import (
+    DIRECTION_ORDER,
+    ListStatistics,
+    Ranker,
+    RelevanceBands,
+    candidate_relevance,
+)
 from visavis.memory_budget import MemoryLimit
 from visavis.notebook import NotebookTable
 from visavis.types import Direction
@@ -108,7 +116,12 @@ class QueryLists:
                 "irrelevant": top_list.num_irrelevant,
                 "best_positive_rank": top_list.best_positive_rank,
                 "items": [
-                    {"item": names[item.index], "relevance": item.relevance, "irrelevant": item.irrelevant, "is_positive": item.is_positive}
+                    {
+                        "item": names[item.index],
+                        "relevance": item.relevance,
+                        "irrelevant": item.irrelevant,
+                        "is_positive": item.is_positive,
+                    }
                     for item in top_list.items
                 ],
             }
@@ -150,21 +163,31 @@ def query_lists(
     query = torch.tensor([index])
     values = candidate_relevance(relevance, direction, query, data)
     in_bands, bound = bands.bands(values)[0], bands.bounds(values)[0, 0].item()
-    positive = torch.from_numpy(np.arange(len(data.images)) == data.image_of[index] if direction == "t2i" else data.image_of == index)
+    positive = torch.from_numpy(
+        np.arange(len(data.images)) == data.image_of[index]
+        if direction == "t2i"
+        else data.image_of == index
+    )
 
     def top_list(ranker: Ranker) -> TopList:
         order = ranker.order(direction, query, memory)[0]
-        items = (ListItem(i, values[0, i].item(), int(in_bands[i]), bool(positive[i])) for i in order[:top].tolist())
+        items = (
+            ListItem(i, values[0, i].item(), int(in_bands[i]), bool(positive[i]))
+            for i in order[:top].tolist()
+        )
         return TopList(ranker.name, tuple(items), int(positive[order].nonzero()[0]) + 1)
 
     return QueryLists(direction, index, bound, tuple(map(top_list, rankers)))
 
 
-def choose_queries(queries: int | Sequence[str], data: Dataset, seed: int) -> list[tuple[Direction, int]]:
+def choose_queries(
+    queries: int | Sequence[str], data: Dataset, seed: int
+) -> list[tuple[Direction, int]]:
     """Sample queries or find them by text.
 
     Args:
-        queries: Number of random images, each also with a random caption. Or captions (case and punctuation are ignored) and image names.
+        queries: Number of random images, each also with a random caption. Or captions (case and
+            punctuation are ignored) and image names.
         data: The ranked split.
         seed: Random seed.
 
@@ -177,10 +200,15 @@ def choose_queries(queries: int | Sequence[str], data: Dataset, seed: int) -> li
     if not isinstance(queries, int):
         return [_find_query(text, data) for text in queries]
     if not 1 <= queries <= len(data.images):
-        raise VisavisError(f"queries: expected 1 to {len(data.images):,}, the number of images of the split, got {queries}.")
+        raise VisavisError(
+            f"queries: expected 1 to {len(data.images):,}, the number of images of the split, got "
+            f"{queries}."
+        )
     rng = np.random.default_rng(seed)
     images = rng.choice(len(data.images), queries, replace=False).tolist()
-    return [("t2i", int(rng.choice(data.captions_of[i]))) for i in images] + [("i2t", i) for i in images]
+    return [("t2i", int(rng.choice(data.captions_of[i]))) for i in images] + [
+        ("i2t", i) for i in images
+    ]
 
 
 def _find_query(text: str, data: Dataset) -> tuple[Direction, int]:
@@ -191,9 +219,12 @@ def _find_query(text: str, data: Dataset) -> tuple[Direction, int]:
     for i, caption in enumerate(data.captions):
         if tokenize(caption) == words:
             return "t2i", i
-    (close,) = difflib.get_close_matches(text, [*data.captions, *(image.name for image in data.images)], n=1, cutoff=0)
+    (close,) = difflib.get_close_matches(
+        text, [*data.captions, *(image.name for image in data.images)], n=1, cutoff=0
+    )
     raise VisavisError(
-        f"queries: expected captions or image names of split {data.images[0].split} of {data.name}, got {text!r}. Did you mean {close!r}?"
+        f"queries: expected captions or image names of split {data.images[0].split} of "
+        f"{data.name}, got {text!r}. Did you mean {close!r}?"
     )
 
 
@@ -233,7 +264,9 @@ class RankedListComparison(NotebookTable):
         return self.data.images[0].split
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object with all statistics, and the lists of the chosen queries with names and captions."""
+        """Return a JSON object with all statistics, and the lists of the chosen queries with names
+        and captions.
+        """
         return {
             "folder": str(self.folder),
             "data": self.data.name,
@@ -249,7 +282,10 @@ class RankedListComparison(NotebookTable):
                     "name": ranker.name,
                     "objective": ranker.objective,
                     "trained_on_estimator": ranker.name in self.trained_on_estimator,
-                    **{direction: self.statistics[direction][number].to_json() for direction in DIRECTION_ORDER},
+                    **{
+                        direction: self.statistics[direction][number].to_json()
+                        for direction in DIRECTION_ORDER
+                    },
                 }
                 for number, ranker in enumerate(self.rankers)
             ],

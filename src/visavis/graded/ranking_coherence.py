@@ -1,7 +1,9 @@
-"""Ranking coherence: whether the order of all candidates follows their graded relevance, as CS@K and nDCG@K.
+"""Ranking coherence: whether the order of all candidates follows their graded relevance, as CS@K
+and nDCG@K.
 
-Queries are processed in blocks, so neither the full score matrix nor the full relevance matrix exists. Each metric is compared with that of
-random scores, sampled independently for every pair: their expected CS@K is 0, their nDCG@K is not.
+Queries are processed in blocks, so neither the full score matrix nor the full relevance matrix
+exists. Each metric is compared with that of random scores, sampled independently for every pair:
+their expected CS@K is 0, their nDCG@K is not.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ KS_FOR_5K_IMAGES = (500, 5000)
 SEED = 0
 """Seed of the random scores."""
 COHERENCE_BYTES_PER_PAIR = 96.0
-"""Bytes per pair of a block: scores, random scores and relevance in float64, sorted, with their order and sums."""
+"""Bytes per pair of a block: scores, random scores and relevance in float64, sorted, with their
+order and sums.
+"""
 
 _DIRECTIONS: tuple[Direction, ...] = ("i2t", "t2i")
 
@@ -70,7 +74,9 @@ class RankingCoherence:
         return {name: int(np.isnan(values).sum()) for name, values in self.per_query.items()}
 
     def to_json(self) -> dict[str, Any]:
-        """Return a flat JSON object. The suffix ``_undefined`` marks numbers of queries, ``_random`` the random baseline."""
+        """Return a flat JSON object. The suffix ``_undefined`` marks numbers of queries,
+        ``_random`` the random baseline.
+        """
         return (
             {"relevance": self.relevance, "coherence_semantics": self.semantics}
             | self.metrics
@@ -93,7 +99,8 @@ def ranking_coherence(
 ) -> RankingCoherence:
     """Compute CS@K and nDCG@K in both directions.
 
-    The relevance to an image is that to its first caption, or the ground truth if the estimator knows it.
+    The relevance to an image is that to its first caption, or the ground truth if the estimator
+    knows it.
 
     Args:
         visual: Encoded images, in the order of ``data``.
@@ -101,8 +108,9 @@ def ranking_coherence(
         score: Score function of the model.
         data: The evaluated split.
         relevance: The relevance estimator, or its spec.
-        semantics: Candidates and correlation of CS@K. "reference": the first caption of each image and tau-b, as in the released code of the
-            Ladder loss. "paper": all captions and tau-a, as in its text. The metric keys of "paper" end in ``_paper``.
+        semantics: Candidates and correlation of CS@K. "reference": the first caption of each image
+            and tau-b, as in the released code of the Ladder loss. "paper": all captions and tau-a,
+            as in its text. The metric keys of "paper" end in ``_paper``.
         ks: Values of K. Default: the values of the paper for this number of images.
         folds: Number of folds of the protocol. Queries of all folds are averaged.
         memory: Memory for a block of queries. Does not change the result.
@@ -111,33 +119,71 @@ def ranking_coherence(
         The metrics of each query.
 
     Raises:
-        DataError: If scores or relevance values are NaN, or if relevance values are negative or infinite.
+        DataError: If scores or relevance values are NaN, or if relevance values are negative or
+            infinite.
         SpecError: If the estimator or ``semantics`` is unknown.
     """
     estimator = parse(relevance, CATALOG) if isinstance(relevance, str) else relevance
     if not isinstance(estimator, RelevanceEstimator):
-        raise SpecError(f'relevance: expected an estimator such as "CBoW()", got {format_value(relevance)}.')
+        raise SpecError(
+            f'relevance: expected an estimator such as "CBoW()", got {format_value(relevance)}.'
+        )
     if semantics not in GRADED:
-        raise SpecError(f"semantics: expected {' or '.join(map(repr, GRADED))}, got {format_value(semantics)}.")
-    ks, num_folds = tuple(validate_int(k, "ks", minimum=1) for k in ks), validate_int(folds, "folds", minimum=1)
+        raise SpecError(
+            f"semantics: expected {' or '.join(map(repr, GRADED))}, got {format_value(semantics)}."
+        )
+    ks, num_folds = (
+        tuple(validate_int(k, "ks", minimum=1) for k in ks),
+        validate_int(folds, "folds", minimum=1),
+    )
     data.check_lengths(len(visual), len(text))
     image_relevance = estimator.for_dataset(data)
     image_of = torch.from_numpy(data.image_of)
-    ranked = torch.tensor([captions[0] for captions in data.captions_of]) if semantics == "reference" else torch.arange(len(text))
-    parts = [(images, ranked[torch.isin(image_of[ranked], images)]) for images in torch.arange(len(visual)).chunk(num_folds)]
+    ranked = (
+        torch.tensor([captions[0] for captions in data.captions_of])
+        if semantics == "reference"
+        else torch.arange(len(text))
+    )
+    parts = [
+        (images, ranked[torch.isin(image_of[ranked], images)])
+        for images in torch.arange(len(visual)).chunk(num_folds)
+    ]
     size = len(parts[0][0])
-    ks = tuple(sorted({min(k, size) for k in ks or (KS_FOR_1K_IMAGES if size < max(KS_FOR_5K_IMAGES) else KS_FOR_5K_IMAGES)}))
+    ks = tuple(
+        sorted(
+            {
+                min(k, size)
+                for k in ks
+                or (KS_FOR_1K_IMAGES if size < max(KS_FOR_5K_IMAGES) else KS_FOR_5K_IMAGES)
+            }
+        )
+    )
     per_query: dict[str, list[Tensor]] = defaultdict(list)
     random: dict[str, list[Tensor]] = defaultdict(list)
     for images, texts in parts:
         fold = select_items(visual, images), select_items(text, texts)
         for direction in _DIRECTIONS:
-            for rows, scores in score_query_rows(score, *fold, direction, caller_bytes_per_pair=COHERENCE_BYTES_PER_PAIR, memory=memory):
+            for rows, scores in score_query_rows(
+                score,
+                *fold,
+                direction,
+                caller_bytes_per_pair=COHERENCE_BYTES_PER_PAIR,
+                memory=memory,
+            ):
                 queries = (images if direction == "i2t" else texts)[rows]
-                gains = image_relevance(queries, texts) if direction == "i2t" else image_relevance(images, queries).T
+                gains = (
+                    image_relevance(queries, texts)
+                    if direction == "i2t"
+                    else image_relevance(images, queries).T
+                )
                 _check_values(scores, gains, "image" if direction == "i2t" else "text", queries)
-                for values_of, ranked_by in ((per_query, scores.cpu()), (random, _random_scores(queries, scores.shape[1], direction))):
-                    for key, values in _block_metrics(GRADED[semantics], direction, ranked_by, gains, ks):
+                for values_of, ranked_by in (
+                    (per_query, scores.cpu()),
+                    (random, _random_scores(queries, scores.shape[1], direction)),
+                ):
+                    for key, values in _block_metrics(
+                        GRADED[semantics], direction, ranked_by, gains, ks
+                    ):
                         values_of[key].append(values)
     return RankingCoherence(
         relevance=repr(estimator),
@@ -150,7 +196,11 @@ def ranking_coherence(
 
 
 def _block_metrics(
-    metrics: Sequence[Metric], direction: Direction, scores: Tensor, gains: Tensor, ks: tuple[int, ...]
+    metrics: Sequence[Metric],
+    direction: Direction,
+    scores: Tensor,
+    gains: Tensor,
+    ks: tuple[int, ...],
 ) -> Iterator[tuple[str, Tensor]]:
     """Key and values ``[R]`` of each metric and K for a block ``[R, C]``."""
     values = [metric.function(scores, gains, ks) for metric in metrics]
@@ -160,16 +210,28 @@ def _block_metrics(
 
 
 def _random_scores(queries: Tensor, candidates: int, direction: Direction) -> Tensor:
-    """Scores ``[R, C]`` that depend only on the index of the query, so that block sizes do not change the result."""
+    """Scores ``[R, C]`` that depend only on the index of the query, so that block sizes do not
+    change the result.
+    """
     seeds = ((SEED, direction == "t2i", query) for query in queries.tolist())
-    return torch.from_numpy(np.stack([np.random.default_rng(seed).random(candidates) for seed in seeds]))
+    return torch.from_numpy(
+        np.stack([np.random.default_rng(seed).random(candidates) for seed in seeds])
+    )
 
 
 def _check_values(scores: Tensor, gains: Tensor, kind: str, queries: Tensor) -> None:
     """Raise DataError with the first item whose scores or relevance values ``[R, C]`` are invalid."""
     item = f"{kind} {{}}"
-    raise_on_invalid_row(scores.isnan(), f"scores of {item}: expected finite numbers, got NaN. Check the model and its features.", queries)
-    raise_on_invalid_row(gains.isnan(), f"relevance of {item}: expected finite numbers, got NaN. Fix the relevance estimator.", queries)
+    raise_on_invalid_row(
+        scores.isnan(),
+        f"scores of {item}: expected finite numbers, got NaN. Check the model and its features.",
+        queries,
+    )
+    raise_on_invalid_row(
+        gains.isnan(),
+        f"relevance of {item}: expected finite numbers, got NaN. Fix the relevance estimator.",
+        queries,
+    )
     raise_on_invalid_row((gains < 0) | gains.isinf(), INVALID_GAINS.format(item), queries)
 
 

@@ -11,9 +11,11 @@ from visavis.pair_loss import PairLoss
 
 
 class PairLossSteps:
-    """Training and validation step of a LightningModule: ``class MyModule(PairLossSteps, LightningModule)``.
+    """Training and validation step of a LightningModule: ``class MyModule(PairLossSteps,
+    LightningModule)``.
 
-    The module sets ``self.loss`` to a PairLoss and implements ``embed``. The steps log ``train_loss`` and ``val_loss``.
+    The module sets ``self.loss`` to a PairLoss and implements ``embed``. The steps log
+    ``train_loss`` and ``val_loss``.
     """
 
     loss: PairLoss
@@ -26,7 +28,8 @@ class PairLossSteps:
             batch: A batch of the data loader.
 
         Returns:
-            Arguments of the loss: images, texts, and image_ids and text_ids unless the pairs are in order.
+            Arguments of the loss: images, texts, and image_ids and text_ids unless the pairs are in
+            order.
 
         Raises:
             NotImplementedError: If the module does not implement it.

@@ -1,6 +1,7 @@
 """MtebEncoder: a model in the benchmarks of mteb 2, such as MIEB.
 
-``mteb.evaluate(MtebEncoder(visavis.load("runs/mine"), "mine"), mteb.get_tasks(["Flickr30kT2IRetrieval"]))``
+``mteb.evaluate(MtebEncoder(visavis.load("runs/mine"), "mine"),
+mteb.get_tasks(["Flickr30kT2IRetrieval"]))``
 """
 
 from __future__ import annotations
@@ -48,19 +49,27 @@ class MtebReport(NotebookTable):
     def to_json(self) -> dict[str, Any]:
         """Return the content for JSON, with all metrics of all tasks."""
         tasks = {task.task_name: task.scores for task in self.result.task_results}
-        return {"model": self.model, "folder": str(self.folder), "metrics": self.metrics, "scores": self.scores, "tasks": tasks}
+        return {
+            "model": self.model,
+            "folder": str(self.folder),
+            "metrics": self.metrics,
+            "scores": self.scores,
+            "tasks": tasks,
+        }
 
 
 class MtebEncoder:
     """Encoder with the interface ``EncoderProtocol`` of mteb 2.
 
-    An item of a text and an image is the sum of both vectors, as in mteb's CLIP models. A model of frames reads videos at its own rate.
+    An item of a text and an image is the sum of both vectors, as in mteb's CLIP models. A model of
+    frames reads videos at its own rate.
 
     Args:
         model: A Retriever with one vector per item.
         name: Name of the model in mteb. ``visavis/`` is added if it has no organization.
-        num_frames: Number of frames of a video that a model of images encodes. The video is the mean of their vectors. The result is an
-            experiment with the settings of mteb's ``Video2ImagesWrapper``, which needs torchvision. 0: no videos.
+        num_frames: Number of frames of a video that a model of images encodes. The video is the
+            mean of their vectors. The result is an experiment with the settings of mteb's
+            ``Video2ImagesWrapper``, which needs torchvision. 0: no videos.
 
     Raises:
         MissingExtra: If mteb is not installed.
@@ -87,9 +96,13 @@ class MtebEncoder:
         if self.num_frames:
             from mteb.models.video_wrappers.video2images_wrapper import video2images_model_meta
 
-            self.mteb_model_meta = video2images_model_meta(self.mteb_model_meta, num_frames=self.num_frames)
+            self.mteb_model_meta = video2images_model_meta(
+                self.mteb_model_meta, num_frames=self.num_frames
+            )
 
-    def encode(self, inputs: Any, *, prompt_type: Any = None, batch_size: int | None = None, **_: Any) -> Tensor:
+    def encode(
+        self, inputs: Any, *, prompt_type: Any = None, batch_size: int | None = None, **_: Any
+    ) -> Tensor:
         """Encode the items of a data loader.
 
         Args:
@@ -104,11 +117,20 @@ class MtebEncoder:
         Raises:
             DataError: If a batch holds neither texts nor images nor videos that the model reads.
         """
-        if (self.frames_per_second or self.num_frames) and "video" in getattr(inputs.dataset, "features", ()):
+        if (self.frames_per_second or self.num_frames) and "video" in getattr(
+            inputs.dataset, "features", ()
+        ):
             from mteb.models.modality_collators import FramesCollator
 
-            inputs.collate_fn = FramesCollator(fps=self.frames_per_second or None, num_frames=self.num_frames or None)
-        return torch.cat([self._encode_items(items) for items in _group_items(inputs, batch_size or self.model.batch_size)])
+            inputs.collate_fn = FramesCollator(
+                fps=self.frames_per_second or None, num_frames=self.num_frames or None
+            )
+        return torch.cat(
+            [
+                self._encode_items(items)
+                for items in _group_items(inputs, batch_size or self.model.batch_size)
+            ]
+        )
 
     def _encode_items(self, items: dict[str, list[Any]]) -> Tensor:
         vectors = []
@@ -121,10 +143,15 @@ class MtebEncoder:
             vectors.append(self.model.to_unit_rows(self.model.encode_visual(clips)))
         elif "video" in items and self.num_frames:
             frames = self.model.encode_images([frame for clip in items["video"] for frame in clip])
-            vectors.append(torch.stack([clip.mean(0) for clip in frames.split([len(clip) for clip in items["video"]])]))
+            vectors.append(
+                torch.stack(
+                    [clip.mean(0) for clip in frames.split([len(clip) for clip in items["video"]])]
+                )
+            )
         if not vectors:
             raise DataError(
-                f"{self.mteb_model_meta.name}: expected texts or images, got {', '.join(items) or 'other columns'}. Choose another task."
+                f"{self.mteb_model_meta.name}: expected texts or images, got "
+                f"{', '.join(items) or 'other columns'}. Choose another task."
             )
         return torch.stack(vectors).sum(0)
 
@@ -138,7 +165,10 @@ class MtebEncoder:
         Returns:
             Cosines, shape ``[N, M]``.
         """
-        first, second = (unit_rows(torch.atleast_2d(torch.as_tensor(vectors))) for vectors in (embeddings1, embeddings2))
+        first, second = (
+            unit_rows(torch.atleast_2d(torch.as_tensor(vectors)))
+            for vectors in (embeddings1, embeddings2)
+        )
         return first @ second.T
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Tensor:
@@ -151,7 +181,9 @@ class MtebEncoder:
         Returns:
             Cosines, shape ``[N]``.
         """
-        return torch.cosine_similarity(torch.as_tensor(embeddings1), torch.as_tensor(embeddings2), dim=-1)
+        return torch.cosine_similarity(
+            torch.as_tensor(embeddings1), torch.as_tensor(embeddings2), dim=-1
+        )
 
 
 def _group_items(batches: Iterable[dict[str, Any]], size: int) -> Iterator[dict[str, list[Any]]]:
@@ -223,8 +255,13 @@ def check_output(folder: Path) -> None:
     Raises:
         RefusedOverwrite: If it has other content.
     """
-    if os.path.isdir(folder) and (other := [file.name for file in folder.iterdir() if file.name != RESULTS_FOLDER]):
-        raise RefusedOverwrite(f"{folder}: expected a new folder or one of mteb results, got {other[0]} in it. Name another folder.")
+    if os.path.isdir(folder) and (
+        other := [file.name for file in folder.iterdir() if file.name != RESULTS_FOLDER]
+    ):
+        raise RefusedOverwrite(
+            f"{folder}: expected a new folder or one of mteb results, got {other[0]} in it. Name "
+            "another folder."
+        )
 
 
 def run_tasks(model: Any, name: str, tasks: Sequence[Any], folder: Path) -> MtebReport:
@@ -249,9 +286,19 @@ def run_tasks(model: Any, name: str, tasks: Sequence[Any], folder: Path) -> Mteb
     cache = mteb.ResultCache(folder)
     task_results = []
     for task in selected:
-        task_encoder = MtebEncoder(model, name, num_frames=NUM_FRAMES) if "video" in task.metadata.modalities else encoder
+        task_encoder = (
+            MtebEncoder(model, name, num_frames=NUM_FRAMES)
+            if "video" in task.metadata.modalities
+            else encoder
+        )
         with _task_errors(task.metadata, task_encoder):
-            result = mteb.evaluate(task_encoder, task, cache=cache, encode_kwargs={"batch_size": model.batch_size}, show_progress_bar=False)
+            result = mteb.evaluate(
+                task_encoder,
+                task,
+                cache=cache,
+                encode_kwargs={"batch_size": model.batch_size},
+                show_progress_bar=False,
+            )
             task_results += result.task_results
     meta = encoder.mteb_model_meta
     return MtebReport(
@@ -259,7 +306,9 @@ def run_tasks(model: Any, name: str, tasks: Sequence[Any], folder: Path) -> Mteb
         folder / RESULTS_FOLDER / meta.model_name_as_path() / meta.revision,
         {task.metadata.name: task.metadata.main_score for task in selected},
         {task_result.task_name: task_result.get_score() for task_result in task_results},
-        mteb.results.ModelResult(model_name=meta.name, model_revision=meta.revision, task_results=task_results),
+        mteb.results.ModelResult(
+            model_name=meta.name, model_revision=meta.revision, task_results=task_results
+        ),
     )
 
 
@@ -272,7 +321,8 @@ def _task_errors(task: Any, encoder: MtebEncoder) -> Iterator[None]:
         yield
     except (ConnectionError, DatasetNotFoundError) as error:
         raise DataError(
-            f"{task.name}: expected its data on the Hugging Face hub or in its cache, got {type(error).__name__}. "
+            f"{task.name}: expected its data on the Hugging Face hub or in its cache, got "
+            f"{type(error).__name__}. "
             "Connect to the network once, or copy the cache."
         ) from error
     except ValueError as error:
@@ -280,10 +330,13 @@ def _task_errors(task: Any, encoder: MtebEncoder) -> Iterator[None]:
         if not str(error).startswith("Model "):
             raise
         raise VisavisError(
-            f"{task.name}: expected a task of {', '.join(encoder.mteb_model_meta.modalities)}, each alone in an item or as text "
-            f"with image, got one of {', '.join(task.modalities)} ({task.category}). Choose another task."
+            f"{task.name}: expected a task of {', '.join(encoder.mteb_model_meta.modalities)}, "
+            "each alone in an item or as text "
+            f"with image, got one of {', '.join(task.modalities)} ({task.category}). Choose "
+            "another task."
         ) from error
     except ImportError as error:
         raise VisavisError(
-            f"{task.name}: expected the packages that mteb needs for this task, got no {error.name or error}. Install this package."
+            f"{task.name}: expected the packages that mteb needs for this task, got no "
+            f"{error.name or error}. Install this package."
         ) from error

@@ -1,4 +1,5 @@
-"""MetricLoss, CrossBatchMemory and SelfSupervisedLoss: any objective with the interfaces of pytorch-metric-learning.
+"""MetricLoss, CrossBatchMemory and SelfSupervisedLoss: any objective with the interfaces of
+pytorch-metric-learning.
 
 >>> import torch
 >>> from visavis.objectives import TripletHN
@@ -22,10 +23,11 @@ from visavis.targets import Ids, Targets, to_id_tensor
 
 
 class MetricLoss(nn.Module):
-    """Loss called as ``loss(embeddings, labels)``, or with ``ref_emb`` and ``ref_labels`` for two kinds of items.
+    """Loss called as ``loss(embeddings, labels)``, or with ``ref_emb`` and ``ref_labels`` for two
+    kinds of items.
 
-    With ``reduction="half_mean"`` any objective has the magnitude of that library's losses, which are means. Sums, which
-    retrieval papers train, are hundreds to thousands of times larger.
+    With ``reduction="half_mean"`` any objective has the magnitude of that library's losses, which
+    are means. Sums, which retrieval papers train, are hundreds to thousands of times larger.
 
     Args:
         objective: An objective of the catalog.
@@ -33,11 +35,16 @@ class MetricLoss(nn.Module):
         gather: See `PairLoss`.
 
     Differs from:
-        pytorch-metric-learning, where references are never anchors: here both directions count. Tuples of a miner are not
-        supported, because an objective selects its pairs itself.
+        pytorch-metric-learning, where references are never anchors: here both directions count.
+        Tuples of a miner are not supported, because an objective selects its pairs itself.
     """
 
-    def __init__(self, objective: Objective, scale: float | Tensor | LearnedScale | None = None, gather: bool | None = None) -> None:
+    def __init__(
+        self,
+        objective: Objective,
+        scale: float | Tensor | LearnedScale | None = None,
+        gather: bool | None = None,
+    ) -> None:
         super().__init__()
         self.loss = PairLoss(objective, scale=scale, gather=gather)
 
@@ -55,8 +62,9 @@ class MetricLoss(nn.Module):
             embeddings: Embeddings of shape ``[N, D]``.
             labels: One label per item. Equal labels belong together.
             indices_tuple: Not supported.
-            ref_emb: References of shape ``[M, D]``. Every pair counts, even if both are the same tensors. None: the items are
-                compared with each other, and the pair of an item with itself is ignored.
+            ref_emb: References of shape ``[M, D]``. Every pair counts, even if both are the same
+                tensors. None: the items are compared with each other, and the pair of an item with
+                itself is ignored.
             ref_labels: One label per reference.
 
         Returns:
@@ -68,10 +76,14 @@ class MetricLoss(nn.Module):
         """
         if indices_tuple is not None:
             raise VisavisError(
-                "indices_tuple: expected None, got the tuples of a miner. Leave it out: the objective selects its pairs itself."
+                "indices_tuple: expected None, got the tuples of a miner. Leave it out: the "
+                "objective selects its pairs itself."
             )
         if (ref_emb is None) != (ref_labels is None):
-            raise ShapeError("ref_emb, ref_labels: expected both, got one. Pass both, or neither to compare items with each other.")
+            raise ShapeError(
+                "ref_emb, ref_labels: expected both, got one. Pass both, or neither to compare "
+                "items with each other."
+            )
         labels = to_id_tensor(labels, "labels")
         if ref_emb is None or ref_labels is None:
             return self_comparison_loss(self.loss, embeddings, labels)
@@ -82,7 +94,8 @@ class MetricLoss(nn.Module):
 
 
 class SelfSupervisedLoss(nn.Module):
-    """Loss of items and their augmented views, called as ``loss(embeddings, ref_emb)``. Row i of both belong together.
+    """Loss of items and their augmented views, called as ``loss(embeddings, ref_emb)``. Row i of
+    both belong together.
 
     Args:
         loss: The loss.
@@ -110,7 +123,11 @@ class SelfSupervisedLoss(nn.Module):
             ShapeError: If the lengths differ.
         """
         # Rows of two ranks must not have equal ids.
-        first_id = distributed.get_rank() << 32 if distributed.is_available() and distributed.is_initialized() else 0
+        first_id = (
+            distributed.get_rank() << 32
+            if distributed.is_available() and distributed.is_initialized()
+            else 0
+        )
         ids = first_id + torch.arange(len(embeddings))
         validate_labels(ids, ref_emb, "embeddings", "ref_emb")
         if self.symmetric:
@@ -121,8 +138,9 @@ class SelfSupervisedLoss(nn.Module):
 class CrossBatchMemory(nn.Module):
     """Loss of a batch as queries, with the latest items of all batches as candidates, detached.
 
-    The batch enters the memory first. The pair of an item with itself is ignored. Over several ranks, the memory of each rank
-    holds the items of all ranks, and the gradient is exact under the averaging of DistributedDataParallel.
+    The batch enters the memory first. The pair of an item with itself is ignored. Over several
+    ranks, the memory of each rank holds the items of all ranks, and the gradient is exact under the
+    averaging of DistributedDataParallel.
 
     Args:
         loss: The loss.
@@ -162,10 +180,15 @@ class CrossBatchMemory(nn.Module):
         embeddings, labels = self._gather(embeddings, labels.to(embeddings.device))
         size = len(self.embedding_memory)
         if len(embeddings) > size:
-            raise ShapeError(f"memory_size: expected at least the {len(embeddings)} items of a batch, got {size}. Set a larger memory.")
+            raise ShapeError(
+                f"memory_size: expected at least the {len(embeddings)} items of a batch, got "
+                f"{size}. Set a larger memory."
+            )
         num_seen = int(self.num_seen)
         slots = (num_seen + torch.arange(len(embeddings), device=embeddings.device)) % size
-        self.embedding_memory = self.embedding_memory.to(embeddings).index_copy(0, slots, embeddings.detach())
+        self.embedding_memory = self.embedding_memory.to(embeddings).index_copy(
+            0, slots, embeddings.detach()
+        )
         self.label_memory = self.label_memory.to(embeddings.device).index_copy(0, slots, labels)
         self.num_seen += len(embeddings)
         filled = slice(0, min(num_seen + len(embeddings), size))
@@ -177,12 +200,17 @@ class CrossBatchMemory(nn.Module):
         return pair_loss.objective.reduce(terms, terms)
 
     def _gather(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the batches of all ranks. The gradient of this rank's items is scaled for the mean over ranks."""
+        """Return the batches of all ranks. The gradient of this rank's items is scaled for the mean
+        over ranks.
+        """
         group = select_process_group(
             self.loss.loss.gather,
             embeddings.device,
             training=self.training,
-            describe_batch=lambda: f"CrossBatchMemory of {self.loss.loss.objective!r}, {embeddings.shape[1]} x {embeddings.dtype}",
+            describe_batch=lambda: (
+                f"CrossBatchMemory of {self.loss.loss.objective!r}, {embeddings.shape[1]} x "
+                f"{embeddings.dtype}"
+            ),
         )
         gathered: tuple[Any, slice] = group.all_gather_items(embeddings.detach())
         all_items, local_slice = gathered
@@ -190,11 +218,14 @@ class CrossBatchMemory(nn.Module):
             return embeddings, labels
         scaled = group.scale_for_ddp_mean(embeddings)
         exact = embeddings.detach() + (scaled - scaled.detach())
-        return torch.cat([all_items[: local_slice.start], exact, all_items[local_slice.stop :]]), group.all_gather_rows(labels)
+        return torch.cat(
+            [all_items[: local_slice.start], exact, all_items[local_slice.stop :]]
+        ), group.all_gather_rows(labels)
 
 
 def self_comparison_loss(loss: PairLoss, embeddings: Tensor, labels: Tensor) -> Tensor:
-    """Compute a loss with the items as queries and as candidates. The pair of an item with itself is ignored.
+    """Compute a loss with the items as queries and as candidates. The pair of an item with itself
+    is ignored.
 
     Args:
         loss: The loss.
@@ -205,10 +236,19 @@ def self_comparison_loss(loss: PairLoss, embeddings: Tensor, labels: Tensor) -> 
         The loss, a scalar.
     """
     validate_labels(labels, embeddings)
-    return loss(embeddings, embeddings, targets=Targets(query_ids=labels, candidate_ids=labels, ignore=_is_same_item))
+    return loss(
+        embeddings,
+        embeddings,
+        targets=Targets(query_ids=labels, candidate_ids=labels, ignore=_is_same_item),
+    )
 
 
-def validate_labels(labels: Tensor, embeddings: Tensor, labels_name: str = "labels", embeddings_name: str = "embeddings") -> None:
+def validate_labels(
+    labels: Tensor,
+    embeddings: Tensor,
+    labels_name: str = "labels",
+    embeddings_name: str = "embeddings",
+) -> None:
     """Check that there is one label per embedding.
 
     Args:
@@ -221,10 +261,14 @@ def validate_labels(labels: Tensor, embeddings: Tensor, labels_name: str = "labe
         ShapeError: If the embeddings are not a matrix or the lengths differ.
     """
     if not isinstance(embeddings, Tensor) or embeddings.dim() != 2:
-        raise ShapeError(f"{embeddings_name}: expected a tensor [N, D], got {format_value(embeddings)}. Pass one vector per item.")
+        raise ShapeError(
+            f"{embeddings_name}: expected a tensor [N, D], got {format_value(embeddings)}. Pass "
+            "one vector per item."
+        )
     if len(labels) != len(embeddings):
         raise ShapeError(
-            f"{labels_name}: expected {len(embeddings)}, one per row of {embeddings_name}, got {len(labels)}. Pass equal lengths."
+            f"{labels_name}: expected {len(embeddings)}, one per row of {embeddings_name}, got "
+            f"{len(labels)}. Pass equal lengths."
         )
 
 

@@ -1,6 +1,7 @@
 """VisavisLoss: any objective as a loss for SentenceTransformerTrainer.
 
-``SentenceTransformerTrainer(model, args, train_dataset=..., loss=VisavisLoss(model, Unified(reduction="half_mean")))``
+``SentenceTransformerTrainer(model, args, train_dataset=..., loss=VisavisLoss(model,
+Unified(reduction="half_mean")))``
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from visavis.targets import to_id_tensor
 
 # Id of negatives, which belong to no anchor.
 _UNMATCHED_ID = torch.iinfo(torch.int64).min
-# All live losses. They are made in the same order on every rank, so the numbers of a model's losses name them on other ranks too.
+# All live losses. They are made in the same order on every rank, so the numbers of a model's losses
+# name them on other ranks too.
 _LIVE_LOSSES: WeakSet[VisavisLoss] = WeakSet()
 # A number for each model, which its losses keep when the trainer has wrapped the model.
 _MODEL_NUMBERS: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
@@ -38,24 +40,27 @@ _NEXT_MODEL_NUMBER = count()
 
 
 class VisavisLoss(nn.Module):
-    """Loss for models of sentence-transformers, in both directions, for texts, images or other inputs. Scores are cosines.
+    """Loss for models of sentence-transformers, in both directions, for texts, images or other
+    inputs. Scores are cosines.
 
-    Columns of the dataset, in order: (anchor, positive), then any number of columns of negatives, which are candidates of every
-    anchor and never queries. Or one column with labels. A column ``label`` holds integer ids: rows of equal id belong together.
-    Without it, each anchor belongs to its own positive.
+    Columns of the dataset, in order: (anchor, positive), then any number of columns of negatives,
+    which are candidates of every anchor and never queries. Or one column with labels. A column
+    ``label`` holds integer ids: rows of equal id belong together. Without it, each anchor belongs
+    to its own positive.
 
-    Several data sets: pass a dict with one VisavisLoss per data set. Over several ranks a step gathers if all ranks hold the
-    same data set. If they hold different ones, or one loss serves several data sets, it warns and compares the items of each
-    rank only.
+    Several data sets: pass a dict with one VisavisLoss per data set. Over several ranks a step
+    gathers if all ranks hold the same data set. If they hold different ones, or one loss serves
+    several data sets, it warns and compares the items of each rank only.
 
     Args:
         model: The SentenceTransformer.
         objective: An objective of the catalog.
-        scale: 1 / temperature, see `PairLoss`. A `LearnedScale` is trained, and saved in the checkpoints of a trainer that is made
-            after the loss.
+        scale: 1 / temperature, see `PairLoss`. A `LearnedScale` is trained, and saved in the
+            checkpoints of a trainer that is made after the loss.
         gather: See `PairLoss`.
-        mini_batch_size: Number of inputs of a column that are embedded at once, and again in the backward pass. Value and
-            gradient stay those of the whole batch, with the memory of one mini-batch.
+        mini_batch_size: Number of inputs of a column that are embedded at once, and again in the
+            backward pass. Value and gradient stay those of the whole batch, with the memory of one
+            mini-batch.
 
     Raises:
         SpecError: If mini_batch_size is not an integer >= 1.
@@ -71,10 +76,13 @@ class VisavisLoss(nn.Module):
     ) -> None:
         super().__init__()
         if mini_batch_size is not None and (
-            isinstance(mini_batch_size, bool) or not isinstance(mini_batch_size, int) or mini_batch_size < 1
+            isinstance(mini_batch_size, bool)
+            or not isinstance(mini_batch_size, int)
+            or mini_batch_size < 1
         ):
             raise SpecError(
-                f"mini_batch_size: expected an integer >= 1, or None for all inputs at once, got {format_value(mini_batch_size)}. Set one of them."
+                "mini_batch_size: expected an integer >= 1, or None for all inputs at once, got "
+                f"{format_value(mini_batch_size)}. Set one of them."
             )
         self.model = model
         self.objective = objective
@@ -83,13 +91,20 @@ class VisavisLoss(nn.Module):
         # The trainer records its data sets here. A wrapper of the model does not have it.
         self.model_card_data = getattr(model, "model_card_data", None)
         self.model_number = _MODEL_NUMBERS.setdefault(model, next(_NEXT_MODEL_NUMBER))
-        self.number: int = 1 + max((loss.number for loss in _LIVE_LOSSES if loss.model_number == self.model_number), default=0)
+        self.number: int = 1 + max(
+            (loss.number for loss in _LIVE_LOSSES if loss.model_number == self.model_number),
+            default=0,
+        )
         _LIVE_LOSSES.add(self)
-        self.loss = PairLoss(objective, scale=scale, gather=gather, dataset=f"VisavisLoss {self.number} of its model")
+        self.loss = PairLoss(
+            objective, scale=scale, gather=gather, dataset=f"VisavisLoss {self.number} of its model"
+        )
         if isinstance(self.loss.scale, LearnedScale | nn.Parameter):
             _save_scales_with_trainer()
 
-    def forward(self, sentence_features: Iterable[dict[str, Any]], labels: Tensor | None = None) -> Tensor:
+    def forward(
+        self, sentence_features: Iterable[dict[str, Any]], labels: Tensor | None = None
+    ) -> Tensor:
         """Compute the loss of a batch.
 
         Args:
@@ -109,7 +124,10 @@ class VisavisLoss(nn.Module):
         ids = None if labels is None else to_id_tensor(labels, "labels")
         if not others:
             if ids is None:
-                raise ShapeError("labels: expected ids for a single column, got none. Add a column of positives, or a column label of ids.")
+                raise ShapeError(
+                    "labels: expected ids for a single column, got none. Add a column of "
+                    "positives, or a column label of ids."
+                )
             return self_comparison_loss(self.loss, anchors, ids)
         if ids is not None:
             validate_labels(ids, anchors)
@@ -117,18 +135,30 @@ class VisavisLoss(nn.Module):
         if not negatives:
             return self.loss(anchors, positives, ids)
         extra = torch.cat(negatives)
-        return self.loss(anchors, positives, ids, extra_texts=extra, extra_text_ids=[_UNMATCHED_ID] * len(extra))
+        return self.loss(
+            anchors, positives, ids, extra_texts=extra, extra_text_ids=[_UNMATCHED_ID] * len(extra)
+        )
 
     def _gather(self) -> bool | None:
-        """Return False where the data set of the other ranks is unknown, because one loss serves several."""
+        """Return False where the data set of the other ranks is unknown, because one loss serves
+        several.
+        """
         num_datasets = len(getattr(self.model_card_data, "train_datasets", ()))
         num_losses = sum(loss.model_number == self.model_number for loss in _LIVE_LOSSES)
         if self.gather is not None or num_datasets <= max(num_losses, 1):
             return self.gather
-        if self.loss.training and distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
-            shared = "one VisavisLoss serves" if num_losses == 1 else f"{num_losses} VisavisLoss serve"
+        if (
+            self.loss.training
+            and distributed.is_available()
+            and distributed.is_initialized()
+            and distributed.get_world_size() > 1
+        ):
+            shared = (
+                "one VisavisLoss serves" if num_losses == 1 else f"{num_losses} VisavisLoss serve"
+            )
             warn(
-                f"{shared} {num_datasets} data sets. The data sets of other ranks are unknown, so each rank compares its own items only. "
+                f"{shared} {num_datasets} data sets. The data sets of other ranks are unknown, so "
+                "each rank compares its own items only. "
                 "Pass a dict with one VisavisLoss per data set, or gather=False."
             )
         return False
@@ -136,26 +166,33 @@ class VisavisLoss(nn.Module):
     def _embed(self, features: dict[str, Any]) -> Tensor:
         if self.mini_batch_size is None:
             return self.model(features)["sentence_embedding"]
-        parts = [_MiniBatch(self.model, part) for part in _split_features(features, self.mini_batch_size)]
+        parts = [
+            _MiniBatch(self.model, part) for part in _split_features(features, self.mini_batch_size)
+        ]
         return embedding_matrix(encode_in_chunks(lambda part: part(), parts))
 
     @property
     def uses_gradient_cache(self) -> bool:
-        """Whether inputs are embedded again in the backward pass. Wrappers of sentence-transformers read it."""
+        """Whether inputs are embedded again in the backward pass. Wrappers of sentence-transformers
+        read it.
+        """
         return self.mini_batch_size is not None
 
     @property
     def calculate_loss(self) -> Callable[..., Tensor]:
         """The method that MatryoshkaLoss replaces in a loss of mini-batches. Not supported."""
         raise VisavisError(
-            "mini_batch_size: expected None inside MatryoshkaLoss, which truncates embeddings in the forward pass only. Leave it out."
+            "mini_batch_size: expected None inside MatryoshkaLoss, which truncates embeddings in "
+            "the forward pass only. Leave it out."
         )
 
     def get_config_dict(self) -> dict[str, Any]:
-        """Describe the loss for model cards, with the temperature in use. The trainer calls it before the first step.
+        """Describe the loss for model cards, with the temperature in use. The trainer calls it
+        before the first step.
 
         Returns:
-            The objective, the scale (the initial one of a learned scale) and the similarity function.
+            The objective, the scale (the initial one of a learned scale) and the similarity
+            function.
         """
         scale = self.loss.scale
         value = scale.item() if isinstance(scale, Tensor) else scale
@@ -173,8 +210,14 @@ class VisavisLoss(nn.Module):
     @property
     def citation(self) -> str:
         """A BibTeX entry for the source of the objective."""
-        source = re.search(r"^Source:\s+(.*?)(?=\n\n|\Z)", inspect.getdoc(type(self.objective)) or "", re.DOTALL | re.MULTILINE)
-        note = f"Objective {self.objective!r}" + (f"; source: {' '.join(source[1].split())}" if source else "")
+        source = re.search(
+            r"^Source:\s+(.*?)(?=\n\n|\Z)",
+            inspect.getdoc(type(self.objective)) or "",
+            re.DOTALL | re.MULTILINE,
+        )
+        note = f"Objective {self.objective!r}" + (
+            f"; source: {' '.join(source[1].split())}" if source else ""
+        )
         return f"\n@misc{{visavis,\n    title = {{visavis: vision-language retrieval}},\n    note = {{{escape_latex(note)}}},\n}}\n"
 
 
@@ -192,15 +235,24 @@ def escape_latex(text: str) -> str:
         Goal(pair='sig\_ms'), 50\%
     """
     escaped: dict[str, str | int | None] = {character: f"\\{character}" for character in "{}&%$#_"}
-    commands = {"\\": "textbackslash", "~": "textasciitilde", "^": "textasciicircum", "<": "textless", ">": "textgreater", "|": "textbar"}
+    commands = {
+        "\\": "textbackslash",
+        "~": "textasciitilde",
+        "^": "textasciicircum",
+        "<": "textless",
+        ">": "textgreater",
+        "|": "textbar",
+    }
     escaped |= {character: f"\\{command}{{}}" for character, command in commands.items()}
     return text.translate(str.maketrans(escaped))
 
 
 class _MiniBatch:
-    """A mini-batch that is embedded when called: by the wrapped model first, by the model itself in the backward pass.
+    """A mini-batch that is embedded when called: by the wrapped model first, by the model itself in
+    the backward pass.
 
-    DistributedDataParallel prepares for another backward pass at each call, so it must not be called again.
+    DistributedDataParallel prepares for another backward pass at each call, so it must not be
+    called again.
     """
 
     def __init__(self, model: nn.Module, features: dict[str, Any]) -> None:
@@ -215,22 +267,38 @@ class _MiniBatch:
 
 def _split_features(features: dict[str, Any], size: int) -> list[dict[str, Any]]:
     """Split features into mini-batches. Every tensor must have one row per input."""
-    tensors = {name: value for name, value in features.items() if isinstance(value, Tensor) and value.dim()}
+    tensors = {
+        name: value for name, value in features.items() if isinstance(value, Tensor) and value.dim()
+    }
     lengths = {len(value) for value in tensors.values()}
     if len(lengths) != 1:
-        shapes = ", ".join(f"{name} {list(value.shape)}" for name, value in tensors.items()) or "no tensors"
-        raise ShapeError(f"mini_batch_size: expected features with one row per input, got {shapes}. Leave mini_batch_size out.")
+        shapes = (
+            ", ".join(f"{name} {list(value.shape)}" for name, value in tensors.items())
+            or "no tensors"
+        )
+        raise ShapeError(
+            f"mini_batch_size: expected features with one row per input, got {shapes}. Leave "
+            "mini_batch_size out."
+        )
     starts = range(0, max(lengths.pop(), 1), size)
-    return [features | {name: value[start : start + size] for name, value in tensors.items()} for start in starts]
+    return [
+        features | {name: value[start : start + size] for name, value in tensors.items()}
+        for start in starts
+    ]
 
 
 class _ScaleCheckpoints:
-    """Callback that saves learned scales in the checkpoints of the trainer, which saves only the model, and restores them."""
+    """Callback that saves learned scales in the checkpoints of the trainer, which saves only the
+    model, and restores them.
+    """
 
     def on_save(self, args: Any, state: Any, *_: Any, model: nn.Module, **__: Any) -> None:
         """Save the scales of the losses of a model."""
         if state.is_world_process_zero and (scales := _learned_scales(model)):
-            storage.write_tensors(_scale_file(args, state), {name: scale.detach().cpu() for name, scale in scales.items()})
+            storage.write_tensors(
+                _scale_file(args, state),
+                {name: scale.detach().cpu() for name, scale in scales.items()},
+            )
 
     def on_train_begin(self, args: Any, state: Any, *_: Any, model: nn.Module, **__: Any) -> None:
         """Restore the scales when a training resumes."""
@@ -239,11 +307,15 @@ class _ScaleCheckpoints:
         file = _scale_file(args, state)
         if not os.path.isfile(file):
             raise RunError(
-                f"{file}: expected the learned scale, got no file. Resume with the loss that made this checkpoint, which has no learned scale."
+                f"{file}: expected the learned scale, got no file. Resume with the loss that made "
+                "this checkpoint, which has no learned scale."
             )
         saved = storage.read_tensors(file)
         if saved.keys() != scales.keys():
-            raise RunError(f"{file}: expected {len(scales)} learned scales, got {len(saved)}. Pass the losses that were trained.")
+            raise RunError(
+                f"{file}: expected {len(scales)} learned scales, got {len(saved)}. Pass the losses "
+                "that were trained."
+            )
         for name, scale in scales.items():
             scale.data.copy_(saved[name])
 
@@ -261,10 +333,17 @@ def _save_scales_with_trainer() -> None:
 
 
 def _learned_scales(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the learned scales of the losses of a model, in the order in which the losses were made."""
+    """Return the learned scales of the losses of a model, in the order in which the losses were
+    made.
+    """
     number = _MODEL_NUMBERS.get(model)
-    losses = sorted((loss for loss in _LIVE_LOSSES if loss.model_number == number), key=lambda loss: loss.number)
-    scales = [scale.log if isinstance(scale := loss.loss.scale, LearnedScale) else scale for loss in losses]
+    losses = sorted(
+        (loss for loss in _LIVE_LOSSES if loss.model_number == number), key=lambda loss: loss.number
+    )
+    scales = [
+        scale.log if isinstance(scale := loss.loss.scale, LearnedScale) else scale
+        for loss in losses
+    ]
     learned = [scale for scale in scales if isinstance(scale, nn.Parameter)]
     return {f"{index}.scale": scale for index, scale in enumerate(learned)}
 

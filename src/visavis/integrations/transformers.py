@@ -1,6 +1,8 @@
-"""TrainerLoss: any objective as the ``compute_loss_func`` of ``transformers.Trainer``, for dual encoders such as CLIP.
+"""TrainerLoss: any objective as the ``compute_loss_func`` of ``transformers.Trainer``, for dual
+encoders such as CLIP.
 
-``Trainer(model, TrainingArguments(..., label_names=["labels"]), compute_loss_func=TrainerLoss(Unified(reduction="half_mean")))``
+``Trainer(model, TrainingArguments(..., label_names=["labels"]),
+compute_loss_func=TrainerLoss(Unified(reduction="half_mean")))``
 """
 
 from __future__ import annotations
@@ -19,16 +21,18 @@ from visavis.targets import to_id_tensor
 
 
 class TrainerLoss:
-    """Loss called as ``loss(outputs, labels, num_items_in_batch)``, on the embeddings in the outputs of a model.
+    """Loss called as ``loss(outputs, labels, num_items_in_batch)``, on the embeddings in the
+    outputs of a model.
 
-    A batch needs a column ``labels`` of ids. Equal ids belong together: number the rows if each pair is unique. Name the column
-    in ``TrainingArguments(label_names=["labels"])``, otherwise Trainer drops it and evaluates without a loss. With
-    gradient accumulation, the loss of a step is the mean over its batches, weighted by their size.
+    A batch needs a column ``labels`` of ids. Equal ids belong together: number the rows if each
+    pair is unique. Name the column in ``TrainingArguments(label_names=["labels"])``, otherwise
+    Trainer drops it and evaluates without a loss. With gradient accumulation, the loss of a step is
+    the mean over its batches, weighted by their size.
 
     Args:
         objective: An objective of the catalog.
-        logit_scale: ``model.logit_scale``, the logarithm of a scale. An objective with a temperature then learns it. It is
-            saved and resumed with the model.
+        logit_scale: ``model.logit_scale``, the logarithm of a scale. An objective with a
+            temperature then learns it. It is saved and resumed with the model.
         gather: See `PairLoss`.
         image_embeds: Name of the image embeddings in the outputs, one row per pair.
         text_embeds: Name of the text embeddings.
@@ -47,16 +51,21 @@ class TrainerLoss:
         text_embeds: str = "text_embeds",
     ) -> None:
         if logit_scale is not None and not (
-            isinstance(logit_scale, Tensor) and logit_scale.numel() == 1 and logit_scale.is_floating_point()
+            isinstance(logit_scale, Tensor)
+            and logit_scale.numel() == 1
+            and logit_scale.is_floating_point()
         ):
             raise SpecError(
-                f"logit_scale: expected model.logit_scale, the logarithm of a scale, got {format_value(logit_scale)}. Pass this parameter."
+                "logit_scale: expected model.logit_scale, the logarithm of a scale, got "
+                f"{format_value(logit_scale)}. Pass this parameter."
             )
         self.loss = PairLoss(objective, scale=None if logit_scale is None else 1.0, gather=gather)
         self.logit_scale = logit_scale
         self.names = (image_embeds, text_embeds)
 
-    def __call__(self, outputs: Any, labels: Tensor | None, num_items_in_batch: Tensor | int | None = None) -> Tensor:
+    def __call__(
+        self, outputs: Any, labels: Tensor | None, num_items_in_batch: Tensor | int | None = None
+    ) -> Tensor:
         """Compute the loss of a batch.
 
         Args:
@@ -72,7 +81,8 @@ class TrainerLoss:
         """
         if labels is None:
             raise ShapeError(
-                "labels: expected one id per row, got none. Add a column labels and set TrainingArguments(label_names=['labels'])."
+                "labels: expected one id per row, got none. Add a column labels and set "
+                "TrainingArguments(label_names=['labels'])."
             )
         images, texts = (self._embeddings(outputs, name) for name in self.names)
         # Evaluation runs without gradient. It must not gather over ranks.
@@ -80,22 +90,33 @@ class TrainerLoss:
         ids = to_id_tensor(labels, "labels")
         for items, name in zip((images, texts), self.names, strict=True):
             validate_labels(ids, items, embeddings_name=name)
-        value = self.loss(images, texts, ids, scale=None if self.logit_scale is None else self.logit_scale.exp())
+        value = self.loss(
+            images, texts, ids, scale=None if self.logit_scale is None else self.logit_scale.exp()
+        )
         if distributed.is_available() and distributed.is_initialized():
             value = value + sum(zero.to(value) for zero in _zero_terms(outputs))
         return value if num_items_in_batch is None else value * len(labels) / num_items_in_batch
 
     def _embeddings(self, outputs: Any, name: str) -> Tensor:
-        if not isinstance(outputs, Mapping) or not isinstance(embeddings := outputs.get(name), Tensor):
-            available = ", ".join(outputs) if isinstance(outputs, Mapping) else f"a {type(outputs).__name__}"
+        if not isinstance(outputs, Mapping) or not isinstance(
+            embeddings := outputs.get(name), Tensor
+        ):
+            available = (
+                ", ".join(outputs)
+                if isinstance(outputs, Mapping)
+                else f"a {type(outputs).__name__}"
+            )
             raise ShapeError(
-                f"{name}: expected embeddings in the outputs of the model, got {available}. Set TrainerLoss(image_embeds=, text_embeds=)."
+                f"{name}: expected embeddings in the outputs of the model, got {available}. Set "
+                "TrainerLoss(image_embeds=, text_embeds=)."
             )
         return embeddings
 
 
 def _zero_terms(outputs: Any) -> Iterator[Tensor]:
-    """Yield a 0 on the graph of each output, because DistributedDataParallel waits for a gradient of every parameter behind one."""
+    """Yield a 0 on the graph of each output, because DistributedDataParallel waits for a gradient
+    of every parameter behind one.
+    """
     if isinstance(outputs, Tensor):
         if outputs.requires_grad:
             yield outputs[..., :0].sum() if outputs.dim() else 0 * outputs

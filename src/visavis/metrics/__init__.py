@@ -1,10 +1,19 @@
-"""Metrics: pure functions of scores, ranks and targets. Each is declared once, in ``catalog``. Metrics of user feedback are in ``visavis.feedback``.
+"""Metrics: pure functions of scores, ranks and targets. Each is declared once, in ``catalog``.
+Metrics of user feedback are in ``visavis.feedback``.
 
-A new metric is one entry in ``catalog``. Results, ``visavis catalog metrics`` and the reference then
-have it: in both directions, or once if it combines them.
+A new metric is one entry in ``catalog``. Results, ``visavis catalog metrics`` and the reference
+then have it: in both directions, or once if it combines them.
 """
 
-from visavis.metrics.catalog import CATALOG, COHERENT_SCORE, COMBINED, GRADED, RANKING, Metric, ranking_metrics
+from visavis.metrics.catalog import (
+    CATALOG,
+    COHERENT_SCORE,
+    COMBINED,
+    GRADED,
+    RANKING,
+    Metric,
+    ranking_metrics,
+)
 from visavis.metrics.graded_metrics import coherent_scores, ndcg, ndcg_at
 from visavis.metrics.ranking import (
     average_precision,

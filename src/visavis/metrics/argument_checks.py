@@ -21,7 +21,9 @@ Normalize = Literal["min_r_k", "hits"]
 Tau = Literal["a", "b"]
 Semantics = Literal["reference", "paper"]
 
-INVALID_GAINS = "relevance of {}: expected finite values >= 0 for nDCG, got a negative or infinite one."
+INVALID_GAINS = (
+    "relevance of {}: expected finite values >= 0 for nDCG, got a negative or infinite one."
+)
 
 
 def validate_tensor(value: Any, name: str, axes: str) -> Tensor:
@@ -41,7 +43,9 @@ def validate_tensor(value: Any, name: str, axes: str) -> Tensor:
     expected = f"{name}: expected a tensor of numbers, {axes}"
     require_values(name, value)
     if not isinstance(value, Tensor):
-        raise ShapeError(f"{expected}, got {format_value(value)}. torch.as_tensor converts an array or a list.")
+        raise ShapeError(
+            f"{expected}, got {format_value(value)}. torch.as_tensor converts an array or a list."
+        )
     if value.dim() != len(axes.split(" x ")):
         raise ShapeError(f"{expected}, got shape {list(value.shape)}.")
     if value.is_complex():
@@ -64,8 +68,13 @@ def validate_scores(value: Any) -> Tensor:
     """
     scores = validate_tensor(value, "scores", "queries x candidates")
     if not scores.shape[1]:
-        raise ShapeError(f"scores: expected at least one candidate, got shape {list(scores.shape)}.")
-    raise_on_invalid_row(scores.isnan(), "scores of query {}: expected numbers, got NaN. Check the model and its features.")
+        raise ShapeError(
+            f"scores: expected at least one candidate, got shape {list(scores.shape)}."
+        )
+    raise_on_invalid_row(
+        scores.isnan(),
+        "scores of query {}: expected numbers, got NaN. Check the model and its features.",
+    )
     return scores
 
 
@@ -84,15 +93,23 @@ def validate_relevance(value: Any, shape: torch.Size, *, as_gains: bool = False)
         ShapeError: If the shape differs from the shape of the scores.
     """
     relevance = validate_tensor(value, "relevance", "queries x candidates")
-    raise_on_invalid_row(relevance.isnan(), "relevance of query {}: expected numbers, got NaN. Check the relevance estimator.")
+    raise_on_invalid_row(
+        relevance.isnan(),
+        "relevance of query {}: expected numbers, got NaN. Check the relevance estimator.",
+    )
     if as_gains:
         raise_on_invalid_row((relevance < 0) | relevance.isinf(), INVALID_GAINS.format("query {}"))
     if relevance.shape != shape:
-        raise ShapeError(f"relevance: expected the shape of the scores, {list(shape)}, got {list(relevance.shape)}.")
+        raise ShapeError(
+            f"relevance: expected the shape of the scores, {list(shape)}, got "
+            f"{list(relevance.shape)}."
+        )
     return relevance
 
 
-def raise_on_invalid_row(is_invalid: Tensor, message: str, row_numbers: Sequence[int] | Tensor | None = None) -> None:
+def raise_on_invalid_row(
+    is_invalid: Tensor, message: str, row_numbers: Sequence[int] | Tensor | None = None
+) -> None:
     """Raise an error for the first row with an invalid element.
 
     Args:
@@ -108,7 +125,8 @@ def raise_on_invalid_row(is_invalid: Tensor, message: str, row_numbers: Sequence
 
 
 def validate_positive_ranks(value: Any, name: str = "positive_ranks") -> Tensor:
-    """Check ranks ``[Q, M]`` of the positives of at least one query: ascending from 1, padded with inf.
+    """Check ranks ``[Q, M]`` of the positives of at least one query: ascending from 1, padded with
+    inf.
 
     Args:
         value: The argument.
@@ -123,12 +141,19 @@ def validate_positive_ranks(value: Any, name: str = "positive_ranks") -> Tensor:
     """
     ranks = validate_tensor(value, name, "queries x positives")
     if not ranks.numel():
-        raise ShapeError(f"{name}: expected at least one query with a positive, got shape {list(ranks.shape)}.")
+        raise ShapeError(
+            f"{name}: expected at least one query with a positive, got shape {list(ranks.shape)}."
+        )
     slots = torch.arange(1, ranks.shape[1] + 1, device=ranks.device)
-    invalid = ~(ranks >= slots) | (ranks < ranks.roll(1, 1)) & (slots > 1) | ranks.isinf() & (slots == 1)
+    invalid = (
+        ~(ranks >= slots) | (ranks < ranks.roll(1, 1)) & (slots > 1) | ranks.isinf() & (slots == 1)
+    )
     for query in invalid.any(1).nonzero()[:1, 0].tolist():
         start = ", ".join(f"{rank:g}" for rank in ranks[query, :3].tolist())
-        raise DataError(f"{name} of query {query}: expected ascending ranks >= 1, then inf, got {start}. Compute them with positive_ranks.")
+        raise DataError(
+            f"{name} of query {query}: expected ascending ranks >= 1, then inf, got {start}. "
+            "Compute them with positive_ranks."
+        )
     return ranks
 
 
@@ -149,7 +174,10 @@ def validate_best_ranks(value: Any) -> Tensor:
     if not len(ranks):
         raise ShapeError("ranks: expected at least one query, got shape [0].")
     for query in (~((ranks >= 1) & ranks.isfinite())).nonzero()[:1, 0].tolist():
-        raise DataError(f"ranks of query {query}: expected a rank >= 1, got {ranks[query].item()}. Compute them with best_ranks.")
+        raise DataError(
+            f"ranks of query {query}: expected a rank >= 1, got {ranks[query].item()}. Compute "
+            "them with best_ranks."
+        )
     return ranks
 
 

@@ -1,4 +1,6 @@
-"""Catalog of metrics. A new metric is a `Metric` in ``RANKING``, in ``COMBINED``, or in ``_graded_metrics``."""
+"""Catalog of metrics. A new metric is a `Metric` in ``RANKING``, in ``COMBINED``, or in
+``_graded_metrics``.
+"""
 
 from __future__ import annotations
 
@@ -14,24 +16,30 @@ from visavis.metrics.graded_metrics import coherent_scores_at, ndcg
 from visavis.metrics.ranking import average_precision_at_r, map_at_k, map_at_k_hits, r_precision
 from visavis.metrics.recall import mean_rank, median_rank, recall_at, recall_at_mean_ties
 
-DIRECTION_ROLES = {"i2t": {"query": "image", "candidate": "text"}, "t2i": {"query": "text", "candidate": "image"}}
+DIRECTION_ROLES = {
+    "i2t": {"query": "image", "candidate": "text"},
+    "t2i": {"query": "text", "candidate": "image"},
+}
 """Query and candidate of each direction."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """One metric, declared once. Evaluation, results, the CLI and the reference follow from its entry in the catalog.
+    """One metric, declared once. Evaluation, results, the CLI and the reference follow from its
+    entry in the catalog.
 
     Attributes:
-        name: Key in results. A metric of one direction has a key for each direction: ``r1`` becomes ``i2t_r1`` and ``t2i_r1``. A
-            K in it is replaced by its value.
+        name: Key in results. A metric of one direction has a key for each direction: ``r1`` becomes
+            ``i2t_r1`` and ``t2i_r1``. A K in it is replaced by its value.
         label: Name in tables.
-        definition: The measured quantity. ``{query}`` and ``{candidate}`` become image and text, or text and image.
+        definition: The measured quantity. ``{query}`` and ``{candidate}`` become image and text, or
+            text and image.
         formula: Formula as text.
         unit: Unit of the value. It also selects the number of digits in tables.
-        input: What ``function`` takes. "ranks": positive ranks of one direction ``[Q, M]``, see `positive_ranks`. It returns a
-            number. "relevance": scores and relevance of one direction ``[Q, C]`` and the values of K, ascending. It returns
-            ``[Q, len(ks)]``, NaN where undefined. "metrics": all metrics of ranks by key. It returns one number for both
+        input: What ``function`` takes. "ranks": positive ranks of one direction ``[Q, M]``, see
+            `positive_ranks`. It returns a number. "relevance": scores and relevance of one
+            direction ``[Q, C]`` and the values of K, ascending. It returns ``[Q, len(ks)]``, NaN
+            where undefined. "metrics": all metrics of ranks by key. It returns one number for both
             directions.
         function: The computation.
         higher_is_better: Whether larger values are better.
@@ -67,7 +75,11 @@ class Metric:
         Returns:
             The metric.
         """
-        return replace(self, name=self.key(direction), definition=self.definition.format(**DIRECTION_ROLES[direction]))
+        return replace(
+            self,
+            name=self.key(direction),
+            definition=self.definition.format(**DIRECTION_ROLES[direction]),
+        )
 
 
 RECALLS = tuple(
@@ -192,7 +204,9 @@ COMBINED: tuple[Metric, ...] = (RSUM, AVERAGE_RECALL)
 """Metrics that combine both directions into one value."""
 
 
-def _graded_metrics(suffix: str, tau: Tau, semantics: Semantics, candidates: str) -> tuple[Metric, ...]:
+def _graded_metrics(
+    suffix: str, tau: Tau, semantics: Semantics, candidates: str
+) -> tuple[Metric, ...]:
     """CS@K and nDCG@K of one direction."""
     coherent_score = Metric(
         name=f"cs_at_K{suffix}",
@@ -212,22 +226,38 @@ def _graded_metrics(suffix: str, tau: Tau, semantics: Semantics, candidates: str
         formula="mean(sum_{j <= K} r_j/log2(j + 1) / the same in the order of the relevance)",
         unit="fraction",
         input="relevance",
-        function=lambda scores, relevance, ks: ndcg(scores, relevance)[:, [min(k, scores.shape[1]) - 1 for k in ks]],
+        function=lambda scores, relevance, ks: ndcg(scores, relevance)[
+            :, [min(k, scores.shape[1]) - 1 for k in ks]
+        ],
     )
     return coherent_score, discounted_gain
 
 
 GRADED: dict[str, tuple[Metric, ...]] = {
-    "reference": _graded_metrics("", "b", "reference", "the first caption of each image, as the released code of the Ladder loss"),
-    "paper": _graded_metrics("_paper", "a", "paper", "all captions, as the text of the Ladder loss"),
+    "reference": _graded_metrics(
+        "",
+        "b",
+        "reference",
+        "the first caption of each image, as the released code of the Ladder loss",
+    ),
+    "paper": _graded_metrics(
+        "_paper", "a", "paper", "all captions, as the text of the Ladder loss"
+    ),
 }
-"""Metrics of one direction that read graded relevance, as the released code of the Ladder loss and as its paper."""
+"""Metrics of one direction that read graded relevance, as the released code of the Ladder loss and
+as its paper.
+"""
 COHERENT_SCORE = GRADED["reference"][0]
 
 CATALOG: tuple[Metric, ...] = (
     *(metric.for_direction(direction) for direction in DIRECTION_ROLES for metric in RANKING),
     *COMBINED,
-    *(metric.for_direction(direction) for metrics in GRADED.values() for direction in DIRECTION_ROLES for metric in metrics),
+    *(
+        metric.for_direction(direction)
+        for metrics in GRADED.values()
+        for direction in DIRECTION_ROLES
+        for metric in metrics
+    ),
 )
 """All metrics by their keys in results. K stands for a number."""
 
@@ -242,6 +272,13 @@ def ranking_metrics(image_ranks: Tensor, text_ranks: Tensor) -> dict[str, float]
     Returns:
         Metrics by key.
     """
-    by_direction = {"i2t": validate_positive_ranks(image_ranks, "image_ranks"), "t2i": validate_positive_ranks(text_ranks, "text_ranks")}
-    metrics = {metric.key(direction): metric.function(ranks) for direction, ranks in by_direction.items() for metric in RANKING}
+    by_direction = {
+        "i2t": validate_positive_ranks(image_ranks, "image_ranks"),
+        "t2i": validate_positive_ranks(text_ranks, "text_ranks"),
+    }
+    metrics = {
+        metric.key(direction): metric.function(ranks)
+        for direction, ranks in by_direction.items()
+        for metric in RANKING
+    }
     return metrics | {metric.name: metric.function(metrics) for metric in COMBINED}

@@ -1,7 +1,8 @@
 """Recall at k, median and mean rank, and RSUM, from ranks that start at 1.
 
-R@K is the share of queries with a correct item in the top K, as the vision-language literature defines it. Information
-retrieval calls this success@K or hit@K. With several correct items it is not recall.
+R@K is the share of queries with a correct item in the top K, as the vision-language literature
+defines it. Information retrieval calls this success@K or hit@K. With several correct items it is
+not recall.
 
 >>> ranks = torch.tensor([1, 1, 2, 20])
 >>> recall_at(ranks, 1), recall_at(ranks, 5), median_rank(ranks), mean_rank(ranks)
@@ -46,11 +47,13 @@ def recall_at_mean_ties(ranks: Tensor, k: int) -> float:
         A fraction.
 
     Formula:
-        With ranks from 0, a hit is 0 at K = 1, and anything below K at K > 1. A mean rank of 4.5 is therefore a hit at K = 5,
-        whereas `recall_at` requires at most K - 1. For integer ranks both are equal.
+        With ranks from 0, a hit is 0 at K = 1, and anything below K at K > 1. A mean rank of 4.5 is
+        therefore a hit at K = 5, whereas `recall_at` requires at most K - 1. For integer ranks both
+        are equal.
 
     Source:
-        Liu et al., Use what you have (collaborative experts, 2019), its released code. Gabeur et al., Multi-modal Transformer (2020).
+        Liu et al., Use what you have (collaborative experts, 2019), its released code. Gabeur et
+        al., Multi-modal Transformer (2020).
     """
     ranks, k = validate_best_ranks(ranks), validate_int(k, "k", minimum=1)
     return float((ranks == 1 if k == 1 else ranks < k + 1).double().mean())
@@ -81,7 +84,8 @@ def mean_rank(ranks: Tensor) -> float:
 
 
 def random_recall(num_candidates: int, num_positives: int, k: int) -> float:
-    """Compute the probability that a random order has a positive in its top K: ``1 - C(n - c, K) / C(n, K)``.
+    """Compute the probability that a random order has a positive in its top K: ``1 - C(n - c, K) /
+    C(n, K)``.
 
     Args:
         num_candidates: Number of candidates n.
@@ -91,14 +95,19 @@ def random_recall(num_candidates: int, num_positives: int, k: int) -> float:
     Returns:
         The probability.
     """
-    return 1 - math.comb(num_candidates - num_positives, k) / math.comb(num_candidates, k) if k < num_candidates else 1.0
+    return (
+        1 - math.comb(num_candidates - num_positives, k) / math.comb(num_candidates, k)
+        if k < num_candidates
+        else 1.0
+    )
 
 
 def random_rsum(captions_per_image: Sequence[int]) -> tuple[float, float]:
     """Compute the RSUM of a random order.
 
-    A query counts 1 for each K of 1, 5, 10 with a hit in its top K. Queries of one direction are independent. The correlation
-    of the two directions is at most 1, so the sum of their standard deviations is an upper bound.
+    A query counts 1 for each K of 1, 5, 10 with a hit in its top K. Queries of one direction are
+    independent. The correlation of the two directions is at most 1, so the sum of their standard
+    deviations is an upper bound.
 
     Args:
         captions_per_image: Number of captions of each image.
@@ -108,7 +117,9 @@ def random_rsum(captions_per_image: Sequence[int]) -> tuple[float, float]:
     """
     images, captions = len(captions_per_image), sum(captions_per_image)
     # Number of candidates, of positives, and of the queries that have as many.
-    image_queries = [(captions, positives, count) for positives, count in Counter(captions_per_image).items()]
+    image_queries = [
+        (captions, positives, count) for positives, count in Counter(captions_per_image).items()
+    ]
     text_queries = [(images, 1, captions)]
     mean = std = 0.0
     for queries in (image_queries, text_queries):

@@ -13,7 +13,21 @@ from visavis.models.video_text.mmt import MMT
 from visavis.models.xvlm.model import XVLM
 
 CATALOG: dict[str, type[Matcher]] = {
-    kind.name: kind for kind in (Heads, VSEPlusPlus, VSEInfinity, VSRN, SCAN, BFAN, SGRAF, MaxSim, CLIP, XVLM, CE, MMT)
+    kind.name: kind
+    for kind in (
+        Heads,
+        VSEPlusPlus,
+        VSEInfinity,
+        VSRN,
+        SCAN,
+        BFAN,
+        SGRAF,
+        MaxSim,
+        CLIP,
+        XVLM,
+        CE,
+        MMT,
+    )
 }
 
 __all__ = ["CATALOG", "Matcher"]

@@ -26,13 +26,17 @@ from visavis.targets import Targets
 from visavis.types import AttentionWeights, Encoded, MaxSimDirection, unit_rows
 
 VisualGranularity = Literal["pooled", "regions", "pixels", "experts"]
-"""Input of images: "pooled" ``[N, D]``, "regions" ``[N, R, D]``, "pixels" ``[N, 3, H, W]``, "experts": named parts ``[N, L, D]``."""
+"""Input of images: "pooled" ``[N, D]``, "regions" ``[N, R, D]``, "pixels" ``[N, 3, H, W]``,
+"experts": named parts ``[N, L, D]``.
+"""
 TextGranularity = Literal["pooled", "words", "tokens"]
-"""Input of texts: "pooled" ``[N, D]``, "words" ``[N, L, D]``, "tokens" ``[N, L]`` of a vocabulary."""
+"""Input of texts: "pooled" ``[N, D]``, "words" ``[N, L, D]``, "tokens" ``[N, L]`` of a vocabulary.
+"""
 SCALE_PART = "scale"
 """Name of the part that holds a learned scale and bias."""
 INITIAL_BIAS = -10.0
-"""Start of a learned bias without a pretrained one, as in SigLIP's pretraining and ``Sigmoid()``."""
+"""Start of a learned bias without a pretrained one, as in SigLIP's pretraining and ``Sigmoid()``.
+"""
 CONFIG_HASH = "config_sha256"
 """Key in ``config.json`` of the hash of all other entries."""
 
@@ -63,10 +67,11 @@ class MatcherConfig:
 
 
 class Matcher(nn.Module, ABC):
-    """Model of both sides: ``encode_visual``, ``encode_text``, and ``score`` for any block of rows and columns.
+    """Model of both sides: ``encode_visual``, ``encode_text``, and ``score`` for any block of rows
+    and columns.
 
-    Objectives see only the score matrix. A learned temperature, attention over regions and words, and mixtures of experts
-    belong to the matcher.
+    Objectives see only the score matrix. A learned temperature, attention over regions and words,
+    and mixtures of experts belong to the matcher.
 
     Args:
         config: The architecture.
@@ -81,7 +86,9 @@ class Matcher(nn.Module, ABC):
     text_granularities: ClassVar[tuple[TextGranularity, ...]]
     config: MatcherConfig
     matryoshka_dims: tuple[int, ...] = ()
-    """Lengths of the vector prefixes that were trained to be used alone. The last is the whole vector. Empty: not trained so."""
+    """Lengths of the vector prefixes that were trained to be used alone. The last is the whole
+    vector. Empty: not trained so.
+    """
 
     def __init__(self, config: MatcherConfig):
         super().__init__()
@@ -91,7 +98,8 @@ class Matcher(nn.Module, ABC):
         ):
             if granularity not in supported:
                 raise ShapeError(
-                    f"{name}: expected {' or '.join(supported)} for {type(self).__name__}, got {granularity}. "
+                    f"{name}: expected {' or '.join(supported)} for {type(self).__name__}, got "
+                    f"{granularity}. "
                     "Set a supported granularity, or use another model."
                 )
         self.config = config
@@ -131,7 +139,8 @@ class Matcher(nn.Module, ABC):
         """
 
     def score_pairs(self, visual: Encoded, text: Encoded) -> Tensor:
-        """Score image i with text i only, for re-ranking, memory banks and positives without a matrix.
+        """Score image i with text i only, for re-ranking, memory banks and positives without a
+        matrix.
 
         Args:
             visual: Encoded images.
@@ -142,10 +151,13 @@ class Matcher(nn.Module, ABC):
         """
         if not len(visual):
             return self.score(visual, text).flatten()
-        return torch.cat([self.score(visual[i : i + 1], text[i : i + 1]).flatten() for i in range(len(visual))])
+        return torch.cat(
+            [self.score(visual[i : i + 1], text[i : i + 1]).flatten() for i in range(len(visual))]
+        )
 
     def attention(self, visual: Encoded, text: Encoded) -> AttentionWeights | None:
-        """Compute the attention of the words of one text over the regions of one image, in evaluation mode.
+        """Compute the attention of the words of one text over the regions of one image, in
+        evaluation mode.
 
         Args:
             visual: One image, not encoded.
@@ -157,9 +169,11 @@ class Matcher(nn.Module, ABC):
         return None
 
     def parts(self) -> Mapping[str, Sequence[nn.Module | nn.Parameter]]:
-        """Return the modules of the model by part. Recipes use these names for learning rates and trainable parts.
+        """Return the modules of the model by part. Recipes use these names for learning rates and
+        trainable parts.
 
-        Usual names are "visual", "text", and "backbone" for a trained image encoder. By default, each child module is a part of its own.
+        Usual names are "visual", "text", and "backbone" for a trained image encoder. By default,
+        each child module is a part of its own.
 
         Returns:
             Modules and parameters of each part. Every parameter belongs to one part.
@@ -177,18 +191,23 @@ class Matcher(nn.Module, ABC):
         """
         part_of: dict[nn.Parameter, str] = {}
         for part, members in self.parts().items():
-            parameters = [[member] if isinstance(member, nn.Parameter) else member.parameters() for member in members]
+            parameters = [
+                [member] if isinstance(member, nn.Parameter) else member.parameters()
+                for member in members
+            ]
             for parameter in chain.from_iterable(parameters):
                 if part_of.setdefault(parameter, part) != part:
                     raise VisavisError(
-                        f"{type(self).__name__}.parts(): expected each parameter in one part, got one in {part_of[parameter]} and in {part}. "
+                        f"{type(self).__name__}.parts(): expected each parameter in one part, got "
+                        f"one in {part_of[parameter]} and in {part}. "
                         "Remove it from one of them."
                     )
         by_part: dict[str, list[tuple[str, nn.Parameter]]] = {}
         for name, parameter in self.named_parameters():
             if parameter not in part_of:
                 raise VisavisError(
-                    f"{type(self).__name__}.parts(): expected all parameters, got none of the parts with {name}. "
+                    f"{type(self).__name__}.parts(): expected all parameters, got none of the "
+                    f"parts with {name}. "
                     "Add its module to one of the parts."
                 )
             by_part.setdefault(part_of[parameter], []).append((name, parameter))
@@ -196,15 +215,18 @@ class Matcher(nn.Module, ABC):
 
     @property
     def scale(self) -> LearnedScale | None:
-        """Factor of the scores in training that replaces an objective's temperature. None: the objective has its own.
+        """Factor of the scores in training that replaces an objective's temperature. None: the
+        objective has its own.
 
-        It is the part "scale". ``score`` does not include it, because it does not change the ranking.
+        It is the part "scale". ``score`` does not include it, because it does not change the
+        ranking.
         """
         return None
 
     @property
     def logit_bias(self) -> nn.Parameter | None:
-        """Number that is added after the scale in training and replaces an objective's bias. None: the objective has its own.
+        """Number that is added after the scale in training and replaces an objective's bias. None:
+        the objective has its own.
 
         It also belongs to the part "scale".
         """
@@ -212,7 +234,9 @@ class Matcher(nn.Module, ABC):
 
     @property
     def pretrained_logits(self) -> dict[str, float]:
-        """The "scale" and "bias" of the scores that the pretraining ended with, as far as there are any."""
+        """The "scale" and "bias" of the scores that the pretraining ended with, as far as there are
+        any.
+        """
         return {}
 
     def scale_part(self) -> dict[str, list[nn.Module | nn.Parameter]]:
@@ -221,12 +245,16 @@ class Matcher(nn.Module, ABC):
         Returns:
             The part by its name. Empty if neither is learned.
         """
-        members: list[nn.Module | nn.Parameter] = [member for member in (self.scale, self.logit_bias) if member is not None]
+        members: list[nn.Module | nn.Parameter] = [
+            member for member in (self.scale, self.logit_bias) if member is not None
+        ]
         return {SCALE_PART: members} if members else {}
 
     @property
     def late_interaction(self) -> MaxSimDirection | None:
-        """Which means the score contains, if it is MaxSim of unit vectors, so that an index can store them. None: another score."""
+        """Which means the score contains, if it is MaxSim of unit vectors, so that an index can
+        store them. None: another score.
+        """
         return None
 
     @property
@@ -272,7 +300,9 @@ class Matcher(nn.Module, ABC):
 
     @property
     def score_is_cosine(self) -> bool:
-        """Whether ``score`` is the dot product of the unit vectors of the first stage. Such scores need no matrix in memory."""
+        """Whether ``score`` is the dot product of the unit vectors of the first stage. Such scores
+        need no matrix in memory.
+        """
         return False
 
     def score_cost(self, visual: Encoded, text: Encoded) -> ScoreCost | None:
@@ -288,7 +318,8 @@ class Matcher(nn.Module, ABC):
         return None
 
     def save_pretrained(self, folder: str | Path, **extra: Any) -> None:
-        """Write ``config.json`` and ``model.safetensors``, and config files of pretrained encoders that were trained with the model.
+        """Write ``config.json`` and ``model.safetensors``, and config files of pretrained encoders
+        that were trained with the model.
 
         Args:
             folder: Folder of the model.
@@ -305,7 +336,8 @@ class Matcher(nn.Module, ABC):
 
 
 class GlobalMatcher(Matcher):
-    """Matcher with one unit vector per item. The score is the cosine, unless a subclass overrides it.
+    """Matcher with one unit vector per item. The score is the cosine, unless a subclass overrides
+    it.
 
     If items have several parts, the vector is the part "embedding".
     """
@@ -318,7 +350,10 @@ class GlobalMatcher(Matcher):
         return type(self).score is GlobalMatcher.score
 
     def score(self, visual: Encoded, text: Encoded) -> Tensor:
-        return get_vectors(self.first_stage_items(visual)) @ get_vectors(self.first_stage_items(text)).T
+        return (
+            get_vectors(self.first_stage_items(visual))
+            @ get_vectors(self.first_stage_items(text)).T
+        )
 
     def score_cost(self, visual: Encoded, text: Encoded) -> ScoreCost | None:
         """Declare the cost of the dot product. Training adds its gradient."""
@@ -328,7 +363,9 @@ class GlobalMatcher(Matcher):
     def score_pairs(self, visual: Encoded, text: Encoded) -> Tensor:
         if not self.score_is_cosine:
             return super().score_pairs(visual, text)
-        return (get_vectors(self.first_stage_items(visual)) * get_vectors(self.first_stage_items(text))).sum(-1)
+        return (
+            get_vectors(self.first_stage_items(visual)) * get_vectors(self.first_stage_items(text))
+        ).sum(-1)
 
 
 @contextmanager
@@ -362,7 +399,10 @@ def get_vectors(encoded: Encoded) -> Tensor:
         ShapeError: If the items have named parts.
     """
     if not isinstance(encoded.vectors, Tensor):
-        raise ShapeError(f"vectors: expected one tensor, got the named parts {', '.join(encoded.vectors)}. Select one of the parts.")
+        raise ShapeError(
+            f"vectors: expected one tensor, got the named parts {', '.join(encoded.vectors)}. "
+            "Select one of the parts."
+        )
     return encoded.vectors
 
 
@@ -389,7 +429,11 @@ def valid_mask(encoded: Encoded) -> Tensor:
         Mask, shape ``[N, L]``.
     """
     mask, vectors = get_mask(encoded), get_vectors(encoded)
-    return torch.ones(vectors.shape[:2], dtype=torch.bool, device=vectors.device) if mask is None else mask
+    return (
+        torch.ones(vectors.shape[:2], dtype=torch.bool, device=vectors.device)
+        if mask is None
+        else mask
+    )
 
 
 def get_part(encoded: Encoded, name: str) -> Encoded:
@@ -431,7 +475,8 @@ def verify_config_hash(file: Path) -> None:
     stored, actual = content.pop(CONFIG_HASH, None), _config_hash(content)
     if stored != actual:
         raise RunError(
-            f"{file} is damaged: expected {CONFIG_HASH} {actual}, got {stored}. Restore a complete copy. "
+            f"{file} is damaged: expected {CONFIG_HASH} {actual}, got {stored}. Restore a complete "
+            "copy. "
             f"If you changed the file yourself, set {CONFIG_HASH} to the expected value."
         )
 
@@ -454,7 +499,8 @@ def load_matcher(kind: type[Matcher], config: MatcherConfig, folder: Path) -> Ma
     Raises:
         RunError: If the model cannot be built, or naming the first tensor that does not match.
     """
-    # Parts with pretrained weights (PretrainedPart) read their config from `folder` while they are constructed in this block.
+    # Parts with pretrained weights (PretrainedPart) read their config from `folder` while they are
+    # constructed in this block.
     try:
         with weights_loaded_from(folder):
             matcher = kind(config)
@@ -462,8 +508,11 @@ def load_matcher(kind: type[Matcher], config: MatcherConfig, folder: Path) -> Ma
         raise
     except (ValueError, RuntimeError, ArithmeticError) as error:
         raise RunError(
-            f"{folder / 'config.json'}: expected the architecture of a {kind.name}, got one that cannot be built ({str(error).splitlines()[0]}). "
+            f"{folder / 'config.json'}: expected the architecture of a {kind.name}, got one that "
+            f"cannot be built ({str(error).splitlines()[0]}). "
             "Restore a complete copy."
         ) from None
-    matcher.load_state_dict(storage.read_tensors(folder / "model.safetensors", matcher.state_dict(), error=RunError))
+    matcher.load_state_dict(
+        storage.read_tensors(folder / "model.safetensors", matcher.state_dict(), error=RunError)
+    )
     return matcher

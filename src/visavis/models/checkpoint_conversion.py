@@ -25,7 +25,9 @@ IMAGE_PREPROCESSING = {
 }
 """Preprocessing of CLIP and X-VLM, without the image size."""
 WeightNames = tuple[str, tuple[str, ...]]
-"""Published name of a weight, and its new names: several for a tensor that is split into equal parts."""
+"""Published name of a weight, and its new names: several for a tensor that is split into equal
+parts.
+"""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,9 @@ class CheckpointConversion:
         return self.sections
 
 
-def weight_and_bias(names: Iterable[tuple[str, str]], source: str = "", target: str = "") -> Iterator[WeightNames]:
+def weight_and_bias(
+    names: Iterable[tuple[str, str]], source: str = "", target: str = ""
+) -> Iterator[WeightNames]:
     """Yield the names of the weight and the bias of modules.
 
     Args:
@@ -82,12 +86,24 @@ def matching_shapes(checkpoint: Path) -> Iterator[None]:
         yield
     except (VisavisError, UnicodeError):
         raise
-    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
         reason = " ".join(str(error).split())[:200].rstrip(". ")
-        raise DataError(f"{checkpoint}: expected weights whose shapes belong together, got others: {reason}. Download it again.") from None
+        raise DataError(
+            f"{checkpoint}: expected weights whose shapes belong together, got others: {reason}. "
+            "Download it again."
+        ) from None
 
 
-def rename_weights(tensors: Mapping[str, Tensor], names: Mapping[str, tuple[str, ...]]) -> dict[str, Tensor]:
+def rename_weights(
+    tensors: Mapping[str, Tensor], names: Mapping[str, tuple[str, ...]]
+) -> dict[str, Tensor]:
     """Rename weights, and convert them to float32.
 
     Args:
@@ -100,7 +116,9 @@ def rename_weights(tensors: Mapping[str, Tensor], names: Mapping[str, tuple[str,
     renamed: dict[str, Tensor] = {}
     for name, targets in names.items():
         tensor = tensors[name].float()
-        renamed |= zip(targets, tensor.chunk(len(targets)) if len(targets) > 1 else [tensor], strict=True)
+        renamed |= zip(
+            targets, tensor.chunk(len(targets)) if len(targets) > 1 else [tensor], strict=True
+        )
     return renamed
 
 
@@ -122,5 +140,8 @@ def open_text_source(name: str, checkpoint: Path, reason: str) -> tuple[Path, An
         folder = model_folder(name)
         tokenizer, _ = load_pretrained_tokenizer(folder, has_own_model=False)
     except DataError as error:
-        raise DataError(f"{checkpoint} {reason}, which it does not contain. Pass its folder or name as text. {error}") from None
+        raise DataError(
+            f"{checkpoint} {reason}, which it does not contain. Pass its folder or name as text. "
+            f"{error}"
+        ) from None
     return folder, tokenizer

@@ -1,4 +1,6 @@
-"""Default pretrained model of commands without a run: the user's setting, a model on this machine, or a download."""
+"""Default pretrained model of commands without a run: the user's setting, a model on this machine,
+or a download.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,11 @@ from visavis.environment import EnvironmentCheck, installed_version
 from visavis.errors import DataError, StorageError
 from visavis.models.clip.model import DUAL_ENCODER_TYPES
 from visavis.models.encoders.hub_download import HUB_NAME, cached_hub_folder, missing_bytes
-from visavis.models.encoders.pretrained_files import import_transformers, local_model_folder, model_folder
+from visavis.models.encoders.pretrained_files import (
+    import_transformers,
+    local_model_folder,
+    model_folder,
+)
 from visavis.progress import Progress
 
 SETTINGS_FILE = "settings.toml"
@@ -41,11 +47,14 @@ DEFAULT_MODELS = (
     PretrainedModel("openai/clip-vit-base-patch32", "not named on its hub page", 605),
     PretrainedModel("google/siglip-base-patch16-224", "Apache-2.0", 813),
 )
-"""Models for searching without training, in the order of preference. The first one is downloaded if none is on this machine."""
+"""Models for searching without training, in the order of preference. The first one is downloaded if
+none is on this machine.
+"""
 
 
 def settings_file() -> Path:
-    """Return the file of the user's settings: in ``VISAVIS_CONFIG``, else in ``visavis`` of the user's config folder.
+    """Return the file of the user's settings: in ``VISAVIS_CONFIG``, else in ``visavis`` of the
+    user's config folder.
 
     Returns:
         The path. The file may not exist.
@@ -73,18 +82,25 @@ def saved_model() -> str | None:
         return None
     name = storage.read_toml(file).get("model")
     if name is not None and not isinstance(name, str):
-        raise DataError(f"{file}: model: expected a folder or hub name, got {name!r}. Correct it, or delete the file.")
+        raise DataError(
+            f"{file}: model: expected a folder or hub name, got {name!r}. Correct it, or delete "
+            "the file."
+        )
     return name
 
 
 def available_model() -> str | None:
-    """Return a model on this machine: of the table, in the hub's cache or in the folder ``backbones``, else another CLIP in it.
+    """Return a model on this machine: of the table, in the hub's cache or in the folder
+    ``backbones``, else another CLIP in it.
 
     Returns:
         Folder name or hub name. None if no model is on this machine.
     """
     for candidate in DEFAULT_MODELS:
-        if local_model_folder(candidate.name) is not None or cached_hub_folder(candidate.name) is not None:
+        if (
+            local_model_folder(candidate.name) is not None
+            or cached_hub_folder(candidate.name) is not None
+        ):
             return candidate.name
     for config in sorted((storage.cache_folder() / "backbones").glob("*/config.json")):
         if storage.read_json(config, dict[str, Any]).get("model_type") in DUAL_ENCODER_TYPES:
@@ -103,21 +119,29 @@ def check_default_model() -> EnvironmentCheck:
     try:
         saved = saved_model()
     except DataError as error:
-        return EnvironmentCheck("default model", str(error), ok=False, fix=f"delete {settings_file()}")
+        return EnvironmentCheck(
+            "default model", str(error), ok=False, fix=f"delete {settings_file()}"
+        )
     if saved is not None:
         return EnvironmentCheck("default model", f"{saved} ({settings_file()})")
     with suppress(StorageError):  # without a home folder, which the line about the cache reports
         if (available := available_model()) is not None:
             return EnvironmentCheck("default model", f"{available} (on this machine)")
     first = DEFAULT_MODELS[0]
-    return EnvironmentCheck("default model", f"{first.name} ({first.download_mb} MB, license: {first.license}), downloaded when first used")
+    return EnvironmentCheck(
+        "default model",
+        f"{first.name} ({first.download_mb} MB, license: {first.license}), downloaded when first "
+        "used",
+    )
 
 
 @contextmanager
 def default_model(model: str | Path | None, progress: Progress) -> Iterator[str]:
-    """Choose a model for this block. A named or downloaded model becomes the user's setting if the block succeeds.
+    """Choose a model for this block. A named or downloaded model becomes the user's setting if the
+    block succeeds.
 
-    The first of these is chosen: the named model, the model of the settings, a model on this machine, the first of ``DEFAULT_MODELS``.
+    The first of these is chosen: the named model, the model of the settings, a model on this
+    machine, the first of ``DEFAULT_MODELS``.
 
     Args:
         model: Named model. None: not named.
@@ -136,7 +160,10 @@ def default_model(model: str | Path | None, progress: Progress) -> Iterator[str]
     if name is not None and os.path.exists(name):
         name = os.path.abspath(name)
     if name is None and saved is not None and os.path.isabs(saved) and not os.path.exists(saved):
-        raise DataError(f"{settings_file()}: model: expected an existing folder, got {saved}. Pass --model NAME, or delete the file.")
+        raise DataError(
+            f"{settings_file()}: model: expected an existing folder, got {saved}. Pass --model "
+            "NAME, or delete the file."
+        )
     local = name or saved or available_model()
     selected = local or DEFAULT_MODELS[0].name
     is_downloaded = _download(selected, progress, is_default=local is None)
@@ -147,32 +174,53 @@ def default_model(model: str | Path | None, progress: Progress) -> Iterator[str]
         except (StorageError, DataError) as error:
             progress.message(f"The model could not be saved as the default: {error}")
         else:
-            progress.message(f"Default model: {selected} (saved in {settings_file()}, change it with --model).")
+            progress.message(
+                f"Default model: {selected} (saved in {settings_file()}, change it with --model)."
+            )
 
 
 def _is_dual_encoder(name: str) -> bool:
     """Report whether a model that was loaded is a CLIP or SigLIP. A run is not."""
     folder = local_model_folder(name) or cached_hub_folder(name)
-    return folder is not None and storage.read_json(folder / "config.json", dict[str, Any]).get("model_type") in DUAL_ENCODER_TYPES
+    return (
+        folder is not None
+        and storage.read_json(folder / "config.json", dict[str, Any]).get("model_type")
+        in DUAL_ENCODER_TYPES
+    )
 
 
 def _download(name: str, progress: Progress, *, is_default: bool) -> bool:
-    """Download a model of the hub that is not on this machine, after a line with name, size and license."""
-    if os.path.exists(name) or local_model_folder(name) is not None or not HUB_NAME.fullmatch(name) or cached_hub_folder(name) is not None:
+    """Download a model of the hub that is not on this machine, after a line with name, size and
+    license.
+    """
+    if (
+        os.path.exists(name)
+        or local_model_folder(name) is not None
+        or not HUB_NAME.fullmatch(name)
+        or cached_hub_folder(name) is not None
+    ):
         return False
     listed = next((candidate for candidate in DEFAULT_MODELS if candidate.name == name), None)
     try:
         size = missing_bytes(name)
     except HubUnreachableError:
-        size_and_license = f" ({listed.download_mb} MB, license: {listed.license})" if listed else ""
+        size_and_license = (
+            f" ({listed.download_mb} MB, license: {listed.license})" if listed else ""
+        )
         argument = "model" if is_default else name
         raise HubUnreachableError(
-            f"{argument}: expected a CLIP or SigLIP model on this machine, or a connection to the Hugging Face hub, got neither. "
+            f"{argument}: expected a CLIP or SigLIP model on this machine, or a connection to the "
+            "Hugging Face hub, got neither. "
             f"Connect to the network once, so that {name}{size_and_license} is downloaded, "
             "or copy a model from another machine and pass --model FOLDER."
         ) from None
     with hub_errors(name, "a CLIP or SigLIP model of the Hugging Face hub"):
         license_name = listed.license if listed else hub_license(name, "model")
     progress.message(download_message(name, size, license_name))
-    model_folder(name, on_bytes=lambda done, total: progress.update("download (MB)", done // 10**6, max(total // 10**6, 1), 0.0))
+    model_folder(
+        name,
+        on_bytes=lambda done, total: progress.update(
+            "download (MB)", done // 10**6, max(total // 10**6, 1), 0.0
+        ),
+    )
     return True

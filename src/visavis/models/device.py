@@ -10,7 +10,9 @@ import torch
 from visavis.errors import RunError
 
 
-def choose_device(name: str | torch.device | None = None, setting_name: str = "device") -> torch.device:
+def choose_device(
+    name: str | torch.device | None = None, setting_name: str = "device"
+) -> torch.device:
     """Resolve the name of a device.
 
     Args:
@@ -29,35 +31,49 @@ def choose_device(name: str | torch.device | None = None, setting_name: str = "d
         with warnings.catch_warnings(action="ignore"):  # torch warns about names of former backends
             device = torch.device(name)
     except RuntimeError:
-        raise RunError(f"{setting_name}: expected auto, cpu or cuda, got {name!r}. Set one of these devices.") from None
+        raise RunError(
+            f"{setting_name}: expected auto, cpu or cuda, got {name!r}. Set one of these devices."
+        ) from None
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise RunError(f"{setting_name}: expected an available device, got {name}, and torch finds no CUDA device. Set it to auto or cpu.")
+        raise RunError(
+            f"{setting_name}: expected an available device, got {name}, and torch finds no CUDA "
+            "device. Set it to auto or cpu."
+        )
     try:
         torch.zeros(1, device=device).add(1).item()
     except Exception:  # noqa: BLE001 - each backend of torch has its own kind of error, and some are assertions or missing modules
         raise RunError(
-            f"{setting_name}: expected an available device, got {name}, on which torch cannot compute here. Set it to auto or cpu."
+            f"{setting_name}: expected an available device, got {name}, on which torch cannot "
+            "compute here. Set it to auto or cpu."
         ) from None
     return device
 
 
-def autocast_context(device: torch.device, setting: bool | Literal["auto", "float16"]) -> torch.autocast:
+def autocast_context(
+    device: torch.device, setting: bool | Literal["auto", "float16"]
+) -> torch.autocast:
     """Build the context in which a device multiplies matrices in half precision.
 
     Args:
         device: The device.
-        setting: Whether to use bfloat16. "auto": only if it is faster than float32. "float16": use float16.
+        setting: Whether to use bfloat16. "auto": only if it is faster than float32. "float16": use
+            float16.
 
     Returns:
         The autocast context.
     """
     if setting == "float16":
         return torch.autocast(device.type, torch.float16)
-    return torch.autocast(device.type, torch.bfloat16, enabled=has_native_bfloat16(device) if setting == "auto" else setting)
+    return torch.autocast(
+        device.type,
+        torch.bfloat16,
+        enabled=has_native_bfloat16(device) if setting == "auto" else setting,
+    )
 
 
 def has_native_bfloat16(device: torch.device) -> bool:
-    """Report whether a processor has instructions for bfloat16 products (AMX, AVX-512 bf16, ARM's bf16, CUDA from Ampere).
+    """Report whether a processor has instructions for bfloat16 products (AMX, AVX-512 bf16, ARM's
+    bf16, CUDA from Ampere).
 
     Without them torch emulates bfloat16, more slowly than float32.
 
@@ -69,6 +85,7 @@ def has_native_bfloat16(device: torch.device) -> bool:
     """
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    # torch before 2.10 does not report the capabilities of a CPU. It counts as a CPU without bfloat16.
+    # torch before 2.10 does not report the capabilities of a CPU. It counts as a CPU without
+    # bfloat16.
     capabilities = getattr(torch.cpu, "get_capabilities", dict[str, bool])()
     return any(capabilities.get(name, False) for name in ("amx_bf16", "avx512_bf16", "bf16"))

@@ -23,7 +23,10 @@ def validate_repo(repo: str, name: str = "repo") -> None:
         MissingExtra: If huggingface_hub is not installed.
     """
     if not REPO_NAME.fullmatch(repo):
-        raise SpecError(f"{name}: expected owner/name of a repository of the Hugging Face hub, got {format_value(repo)}. Pass such a name.")
+        raise SpecError(
+            f"{name}: expected owner/name of a repository of the Hugging Face hub, got "
+            f"{format_value(repo)}. Pass such a name."
+        )
     with requires_extra("hf", "an upload to the hub"):
         import huggingface_hub  # noqa: F401
 
@@ -47,9 +50,14 @@ def upload_folder(folder: Path, repo: str, *, private: bool = False) -> str:
     try:
         api = huggingface_hub.HfApi(library_name="visavis")
         api.create_repo(repo, private=private, exist_ok=True)
-        return str(api.upload_folder(repo_id=repo, folder_path=folder, commit_message="Upload a model of visavis").commit_url)
+        return str(
+            api.upload_folder(
+                repo_id=repo, folder_path=folder, commit_message="Upload a model of visavis"
+            ).commit_url
+        )
     except (OSError, ValueError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise StorageError(
-            f"{repo}: expected an upload to the Hugging Face hub, got {reason.rstrip('.')}. Log in with hf auth login, or check the network."
+            f"{repo}: expected an upload to the Hugging Face hub, got {reason.rstrip('.')}. Log in "
+            "with hf auth login, or check the network."
         ) from None

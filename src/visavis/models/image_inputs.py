@@ -16,11 +16,14 @@ from visavis.data.video import is_video
 from visavis.errors import DataError, format_value
 
 ImageInput: TypeAlias = "str | Path | Image | np.ndarray | Tensor | bytes"
-"""A path, a Pillow image, a uint8 array ``[H, W, 3]``, a tensor ``[3, H, W]`` of uint8 or of floats in 0..1, or an encoded file."""
+"""A path, a Pillow image, a uint8 array ``[H, W, 3]``, a tensor ``[3, H, W]`` of uint8 or of floats
+in 0..1, or an encoded file.
+"""
 
 
 def read_image(image: Any, name: str, min_side: int = 0) -> Image:
-    """Convert an image of any accepted kind to an upright RGB image. Of an animation, the first frame is used.
+    """Convert an image of any accepted kind to an upright RGB image. Of an animation, the first
+    frame is used.
 
     Args:
         image: The image.
@@ -31,20 +34,32 @@ def read_image(image: Any, name: str, min_side: int = 0) -> Image:
         An RGB image.
 
     Raises:
-        DataError: If the file is not an image, or if the array or tensor has another shape, type or range.
+        DataError: If the file is not an image, or if the array or tensor has another shape, type or
+            range.
     """
     if isinstance(image, str | Path):
         if is_video(str(image)):
-            raise DataError(f'{image}: expected an image, got a video. Use a model that was trained with visual.granularity = "frames".')
-        return decode_image(storage.read_bytes(image), str(image), min_side=min_side, allow_animated=True)
+            raise DataError(
+                f'{image}: expected an image, got a video. Use a model that was trained with visual.granularity = "frames".'
+            )
+        return decode_image(
+            storage.read_bytes(image), str(image), min_side=min_side, allow_animated=True
+        )
     if isinstance(image, bytes | bytearray):
         return decode_image(bytes(image), name, min_side=min_side, allow_animated=True)
     if isinstance(image, Image):
         return convert_image(image, name, min_side=min_side)
     pixels = _tensor_pixels(image, name) if isinstance(image, Tensor) else image
-    if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:
+    if (
+        not isinstance(pixels, np.ndarray)
+        or pixels.dtype != np.uint8
+        or pixels.ndim != 3
+        or pixels.shape[2] != 3
+        or not pixels.size
+    ):
         raise DataError(
-            f"{name}: expected a path, a Pillow image, bytes, a uint8 array [H, W, 3] or a tensor [3, H, W], got {_describe(image)}. "
+            f"{name}: expected a path, a Pillow image, bytes, a uint8 array [H, W, 3] or a tensor "
+            f"[3, H, W], got {_describe(image)}. "
             "Convert the image."
         )
     return fromarray(np.ascontiguousarray(pixels))
@@ -52,13 +67,22 @@ def read_image(image: Any, name: str, min_side: int = 0) -> Image:
 
 def _tensor_pixels(image: Tensor, name: str) -> np.ndarray | None:
     """Return the pixels ``[H, W, 3]`` of a tensor. None if it has another layout."""
-    if image.layout != torch.strided or image.is_meta or image.dim() != 3 or image.dtype == torch.bool or image.is_complex():
+    if (
+        image.layout != torch.strided
+        or image.is_meta
+        or image.dim() != 3
+        or image.dtype == torch.bool
+        or image.is_complex()
+    ):
         return None
     image = image.detach().cpu()
     if image.is_floating_point():
         image = image.float()
         if not bool(((image >= 0) & (image <= 1)).all()):
-            raise DataError(f"{name}: expected floats from 0 to 1 in a tensor [3, H, W], got others. Divide the pixels by 255.")
+            raise DataError(
+                f"{name}: expected floats from 0 to 1 in a tensor [3, H, W], got others. Divide "
+                "the pixels by 255."
+            )
         image = (image * 255).round().to(torch.uint8)
     return image.permute(1, 2, 0).numpy()
 

@@ -1,4 +1,6 @@
-"""Inference with a matcher: encode items in batches, and score items on the CPU within a memory setting."""
+"""Inference with a matcher: encode items in batches, and score items on the CPU within a memory
+setting.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,13 @@ from visavis.blocking import BlockCost, block_shape, chunk_slices
 from visavis.data.features.store import Modality
 from visavis.memory_budget import MemoryLimit, budget_bytes
 from visavis.models.base import Matcher, evaluation_mode
-from visavis.scoring import DeviceScore, TwoStageScore, inference_block_cost, item_bytes, score_direction
+from visavis.scoring import (
+    DeviceScore,
+    TwoStageScore,
+    inference_block_cost,
+    item_bytes,
+    score_direction,
+)
 from visavis.types import Direction, Encoded, collect_batches
 
 OnBatch = Callable[[int, int], None]
@@ -35,7 +43,8 @@ def encode_items(
         matcher: The matcher.
         side: "visual" or "text".
         read_items: Returns the items at some indices, as ``Source.read`` does.
-        batches: Indices in the order of encoding, each once. Batches of similar length need little padding.
+        batches: Indices in the order of encoding, each once. Batches of similar length need little
+            padding.
         output_device: Device of the result.
         on_batch: Called after each batch.
 
@@ -45,7 +54,10 @@ def encode_items(
     total = sum(map(len, batches))
     on_items = None if on_batch is None else lambda count: on_batch(count, total)
     items = map(read_items, batches)
-    return join_batches(encode_batches(matcher, side, items, output_device=output_device, on_items=on_items), batches)
+    return join_batches(
+        encode_batches(matcher, side, items, output_device=output_device, on_items=on_items),
+        batches,
+    )
 
 
 @torch.inference_mode()
@@ -117,7 +129,8 @@ def equal_batches(index: np.ndarray, size: int) -> list[np.ndarray]:
 
     Args:
         index: Indices.
-        size: Size of a batch. Batches are slightly larger if it does not divide the number of indices.
+        size: Size of a batch. Batches are slightly larger if it does not divide the number of
+            indices.
 
     Returns:
         Indices of each batch.
@@ -173,18 +186,32 @@ def device_score(matcher: Matcher) -> DeviceScore:
     """
     if not matcher.rerank_top_k:
         return DeviceScore(matcher.score, device_of(matcher))
-    return TwoStageScore(matcher.score, device_of(matcher), matcher.first_stage_items, matcher.second_stage_scores, matcher.rerank_top_k)
+    return TwoStageScore(
+        matcher.score,
+        device_of(matcher),
+        matcher.first_stage_items,
+        matcher.second_stage_scores,
+        matcher.rerank_top_k,
+    )
 
 
-def score_all_pairs(matcher: Matcher, visual: Encoded, text: Encoded, memory: MemoryLimit = None, direction: Direction = "t2i") -> Tensor:
+def score_all_pairs(
+    matcher: Matcher,
+    visual: Encoded,
+    text: Encoded,
+    memory: MemoryLimit = None,
+    direction: Direction = "t2i",
+) -> Tensor:
     """Score every visual item with every text, on the CPU, in one block if memory allows.
 
     Args:
         matcher: The matcher.
         visual: Encoded visual items.
         text: Encoded texts.
-        memory: Bytes, a text such as "2GiB", or None for a share of the free memory of the matcher's device.
-        direction: For a matcher with two stages, which side holds the queries whose first candidates are re-ranked.
+        memory: Bytes, a text such as "2GiB", or None for a share of the free memory of the
+            matcher's device.
+        direction: For a matcher with two stages, which side holds the queries whose first
+            candidates are re-ranked.
 
     Returns:
         Scores, shape ``[V, T]``.
@@ -195,7 +222,12 @@ def score_all_pairs(matcher: Matcher, visual: Encoded, text: Encoded, memory: Me
 
 @torch.no_grad()
 def score_indexed_pairs(
-    matcher: Matcher, visual: Encoded, text: Encoded, visual_index: Tensor, text_index: Tensor, memory: MemoryLimit = None
+    matcher: Matcher,
+    visual: Encoded,
+    text: Encoded,
+    visual_index: Tensor,
+    text_index: Tensor,
+    memory: MemoryLimit = None,
 ) -> Tensor:
     """Score the pairs (visual_index[p], text_index[p]) with ``matcher.score_pairs``, on the CPU.
 
@@ -216,5 +248,8 @@ def score_indexed_pairs(
     cost += (ITEM_COPIES_PER_PAIR - 1) * (item_bytes(visual) + item_bytes(text))
     chunk_size = block_shape(1, len(visual_index), BlockCost(cost), budget_bytes(memory, device))[1]
     score_pairs = DeviceScore(matcher.score_pairs, device)
-    blocks = [score_pairs(visual[visual_index[part]], text[text_index[part]]) for part in chunk_slices(len(visual_index), chunk_size)]
+    blocks = [
+        score_pairs(visual[visual_index[part]], text[text_index[part]])
+        for part in chunk_slices(len(visual_index), chunk_size)
+    ]
     return torch.cat(blocks) if blocks else torch.zeros(0)

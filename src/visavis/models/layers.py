@@ -16,7 +16,13 @@ MASKED_VALUE = -1e4
 
 
 def build_mlp(
-    input_dim: int, output_dim: int, *, hidden_layers: int, hidden_dim: int, dropout: float, input_dropout: float
+    input_dim: int,
+    output_dim: int,
+    *,
+    hidden_layers: int,
+    hidden_dim: int,
+    dropout: float,
+    input_dropout: float,
 ) -> nn.Sequential:
     """Build a multilayer perceptron with ReLU and a linear output.
 
@@ -41,12 +47,14 @@ def build_mlp(
 class Whitening(nn.Module):
     """Affine map after which features have mean 0 and nearly the identity as covariance (ZCA).
 
-    Formula: ``W (x - mean)`` with ``W = C^(-1/2)``, C the covariance plus ``shrinkage`` times its mean eigenvalue. The map has no parameters to
-    learn. It is saved with the weights, and is the identity until ``fit``.
+    Formula: ``W (x - mean)`` with ``W = C^(-1/2)``, C the covariance plus ``shrinkage`` times its
+    mean eigenvalue. The map has no parameters to learn. It is saved with the weights, and is the
+    identity until ``fit``.
 
     Args:
         input_dim: Dimensions of the features.
-        shrinkage: Part of the mean eigenvalue that is added, so that directions with little variance are not amplified.
+        shrinkage: Part of the mean eigenvalue that is added, so that directions with little
+            variance are not amplified.
 
     Source:
         A. Kessy, A. Lewin, K. Strimmer, "Optimal Whitening and Decorrelation" (2018).
@@ -71,7 +79,11 @@ class Whitening(nn.Module):
         values = features.double()
         mean = values.mean(0)
         eigenvalues, vectors = torch.linalg.eigh((values - mean).T @ (values - mean) / len(values))
-        scales = (eigenvalues.clamp(min=0) + self.shrinkage * eigenvalues.mean()).clamp(min=torch.finfo(torch.float32).tiny).rsqrt()
+        scales = (
+            (eigenvalues.clamp(min=0) + self.shrinkage * eigenvalues.mean())
+            .clamp(min=torch.finfo(torch.float32).tiny)
+            .rsqrt()
+        )
         self.mean.copy_(mean)
         self.matrix.copy_((vectors * scales) @ vectors.T)
 
@@ -88,8 +100,11 @@ class Whitening(nn.Module):
             return (features.float() - self.mean) @ self.matrix
 
 
-def xavier_linear(input_dim: int, output_dim: int, layer_type: type[nn.Linear] = nn.Linear) -> nn.Linear:
-    """Build a linear layer with the initialization of the VSE family: uniform within Glorot's bound, bias 0.
+def xavier_linear(
+    input_dim: int, output_dim: int, layer_type: type[nn.Linear] = nn.Linear
+) -> nn.Linear:
+    """Build a linear layer with the initialization of the VSE family: uniform within Glorot's
+    bound, bias 0.
 
     Args:
         input_dim: Dimensions of the input.
@@ -118,7 +133,8 @@ def at_least_float32(values: Tensor) -> Tensor:
 
 
 class ResidualMLP(nn.Module):
-    """``Linear(x) + MLP(x)`` on every region or word. The MLP has one hidden layer of half the dimensions, batch norm and ReLU.
+    """``Linear(x) + MLP(x)`` on every region or word. The MLP has one hidden layer of half the
+    dimensions, batch norm and ReLU.
 
     Args:
         input_dim: Dimensions of the input.
@@ -134,7 +150,11 @@ class ResidualMLP(nn.Module):
         self.linear = xavier_linear(input_dim, output_dim)
         hidden = max(1, output_dim // 2)
         self.mlp = nn.Sequential(
-            nn.Linear(input_dim, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Dropout(dropout), nn.Linear(hidden, output_dim)
+            nn.Linear(input_dim, hidden),
+            nn.BatchNorm1d(hidden),
+            nn.ReLU(),
+            nn.Dropout(dropout),
+            nn.Linear(hidden, output_dim),
         )
 
     def forward(self, items: Tensor) -> Tensor:
@@ -153,8 +173,8 @@ class ResidualMLP(nn.Module):
 class MaskedBatchNorm(nn.BatchNorm1d):
     """Batch norm over valid vectors.
 
-    In training, mean and variance are those of the valid vectors. With fewer than two valid vectors, the running statistics
-    are used.
+    In training, mean and variance are those of the valid vectors. With fewer than two valid
+    vectors, the running statistics are used.
     """
 
     def forward(self, items: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -169,7 +189,14 @@ class MaskedBatchNorm(nn.BatchNorm1d):
         """
         rows = items.flatten(0, -2) if mask is None else items[mask]
         if not self.training or len(rows) < 2:
-            normed = batch_norm(items.flatten(0, -2), self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+            normed = batch_norm(
+                items.flatten(0, -2),
+                self.running_mean,
+                self.running_var,
+                self.weight,
+                self.bias,
+                eps=self.eps,
+            )
             return normed.view_as(items)
         normed = super().forward(rows)
         if mask is None:
@@ -187,7 +214,11 @@ def max_pool(items: Tensor, mask: Tensor | None) -> Tensor:
     Returns:
         Vectors, shape ``[N, D]``.
     """
-    return items.max(1).values if mask is None else items.masked_fill(~mask[..., None], float("-inf")).max(1).values
+    return (
+        items.max(1).values
+        if mask is None
+        else items.masked_fill(~mask[..., None], float("-inf")).max(1).values
+    )
 
 
 def mean_pool(items: Tensor, mask: Tensor | None) -> Tensor:
@@ -222,7 +253,8 @@ def pool_grid(regions: Tensor, size: int) -> Tensor:
     side = math.isqrt(regions.shape[1])
     if side * side != regions.shape[1] or side < size:
         raise ShapeError(
-            f"regions: expected a square grid of at least {size} x {size} regions, got {regions.shape[1]} regions. Set model.region_grid=0."
+            f"regions: expected a square grid of at least {size} x {size} regions, got "
+            f"{regions.shape[1]} regions. Set model.region_grid=0."
         )
     grid = regions.transpose(1, 2).unflatten(2, (side, side))
     return adaptive_avg_pool2d(grid, size).flatten(2).transpose(1, 2)
@@ -237,14 +269,16 @@ class GeneralizedPooling(nn.Module):
         temperature: Temperature of the softmax.
 
     Formula:
-        ``v_d = sum_k w_k sort(x_.d)_k`` with ``w = softmax(f(positions 1..L) / temperature)`` over the L valid values. f is a
-        bidirectional GRU over sinusoidal positions, with averaged directions, and a linear layer. w depends on L alone.
+        ``v_d = sum_k w_k sort(x_.d)_k`` with ``w = softmax(f(positions 1..L) / temperature)`` over
+        the L valid values. f is a bidirectional GRU over sinusoidal positions, with averaged
+        directions, and a linear layer. w depends on L alone.
 
     Special cases:
         w = (1, 0, ...) is max pooling, w = 1/L is mean pooling.
 
     Source:
-        Chen et al., Learning the Best Pooling Strategy for Visual Semantic Embedding (2021), section 3.
+        Chen et al., Learning the Best Pooling Strategy for Visual Semantic Embedding (2021),
+        section 3.
     """
 
     def __init__(self, position_dim: int = 32, hidden_dim: int = 32, temperature: float = 0.1):
@@ -256,7 +290,8 @@ class GeneralizedPooling(nn.Module):
         self.register_buffer("weight_table", None, persistent=False)
 
     def tabulate_weights(self, max_length: int) -> None:
-        """Compute the weights of all sizes once. An exported graph reads them, because it cannot hold packed sequences.
+        """Compute the weights of all sizes once. An exported graph reads them, because it cannot
+        hold packed sequences.
 
         Args:
             max_length: Largest size of a set.
@@ -292,7 +327,8 @@ class GeneralizedPooling(nn.Module):
         return torch.einsum("ndl,nl->nd", _sort_ascending(by_dimension), weights.flip(-1))
 
     def contributions(self, items: Tensor) -> Tensor:
-        """Compute the contribution of each position to the pooled vector, for items without padding.
+        """Compute the contribution of each position to the pooled vector, for items without
+        padding.
 
         Args:
             items: Vectors, shape ``[N, L, D]``.
@@ -315,11 +351,18 @@ class GeneralizedPooling(nn.Module):
         Returns:
             Weights, shape ``[K, max_length]``. Rows sum to 1 and are 0 beyond the size of the set.
         """
-        positions = sinusoidal_positions(max_length, self.position_dim, lengths.device).to(self.linear.weight.dtype)
-        packed = nn.utils.rnn.pack_padded_sequence(
-            positions.expand(len(lengths), -1, -1), lengths.cpu(), batch_first=True, enforce_sorted=False
+        positions = sinusoidal_positions(max_length, self.position_dim, lengths.device).to(
+            self.linear.weight.dtype
         )
-        hidden, _ = nn.utils.rnn.pad_packed_sequence(self.gru(packed)[0], batch_first=True, total_length=max_length)
+        packed = nn.utils.rnn.pack_padded_sequence(
+            positions.expand(len(lengths), -1, -1),
+            lengths.cpu(),
+            batch_first=True,
+            enforce_sorted=False,
+        )
+        hidden, _ = nn.utils.rnn.pad_packed_sequence(
+            self.gru(packed)[0], batch_first=True, total_length=max_length
+        )
         forward, backward = hidden.chunk(2, -1)
         logits = self.linear((forward + backward) / 2).squeeze(-1)
         valid = torch.arange(max_length, device=lengths.device) < lengths[:, None]
@@ -350,7 +393,9 @@ def sinusoidal_positions(length: int, dim: int, device: torch.device | None = No
         Positions, shape ``[length, dim]``: sine in even, cosine in odd dimensions.
     """
     position = torch.arange(length, device=device, dtype=torch.float32)[:, None]
-    rate = torch.exp(torch.arange(0, dim, 2, device=device, dtype=torch.float32) * (-math.log(10000.0) / dim))
+    rate = torch.exp(
+        torch.arange(0, dim, 2, device=device, dtype=torch.float32) * (-math.log(10000.0) / dim)
+    )
     table = torch.zeros(length, dim, device=device)
     table[:, 0::2], table[:, 1::2] = torch.sin(position * rate), torch.cos(position * rate)
     return table

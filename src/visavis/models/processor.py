@@ -19,7 +19,12 @@ from visavis.data.vocabulary import Vocabulary, tokenize
 from visavis.errors import RunError, VisavisError, suggest_name
 from visavis.models.base import Matcher, load_matcher, verify_config_hash
 from visavis.models.encoders.encoder_spec import EncoderSpec, open_preprocessing
-from visavis.models.encoders.frozen_encoders import FrozenEncoder, TextEncoder, VisualEncoder, open_encoder
+from visavis.models.encoders.frozen_encoders import (
+    FrozenEncoder,
+    TextEncoder,
+    VisualEncoder,
+    open_encoder,
+)
 from visavis.models.encoders.preprocessing import ImageConverter
 from visavis.models.encoders.pretrained_files import model_folder
 from visavis.models.encoders.text_backbone import TEXT_BACKBONE_FOLDER, PretrainedTokenizer
@@ -61,18 +66,22 @@ class SavedModelConfig:
 class Processor:
     """Converts images and texts to the input of a matcher.
 
-    Texts are read by one of ``text``, ``vocabulary`` and ``tokenizer``, or by none with ``stored_text_features``.
+    Texts are read by one of ``text``, ``vocabulary`` and ``tokenizer``, or by none with
+    ``stored_text_features``.
 
     Attributes:
-        visual: Image encoder (only its preprocessing if the matcher reads pixels). None: stored features only.
+        visual: Image encoder (only its preprocessing if the matcher reads pixels). None: stored
+            features only.
         text: Frozen text encoder.
         vocabulary: Words learned from captions.
         tokenizer: Name of a pretrained model with the tokenizer.
-        standardization: Standardization of a frozen encoder's image features. None: features are unchanged.
-        tokenizer_folder: Folder with the tokenizer of a text encoder that was trained with the model. None: the pretrained model's.
+        standardization: Standardization of a frozen encoder's image features. None: features are
+            unchanged.
+        tokenizer_folder: Folder with the tokenizer of a text encoder that was trained with the
+            model. None: the pretrained model's.
         stored_text_features: The model reads stored features of captions.
-        visual_encoder_folder: Folder with the preprocessing of an image encoder that was trained with the model. None: the pretrained
-            encoder's.
+        visual_encoder_folder: Folder with the preprocessing of an image encoder that was trained
+            with the model. None: the pretrained encoder's.
     """
 
     visual: EncoderSpec | None
@@ -98,7 +107,11 @@ class Processor:
         words = Vocabulary(tuple(config.vocabulary)) if config.vocabulary else None
         backbone_folder = folder / VisualEncoder.part_name
         visual_folder = backbone_folder if os.path.isfile(backbone_folder / "config.json") else None
-        tokenizer_folder = folder / TEXT_BACKBONE_FOLDER if config.architecture.get("text_backbone") else visual_folder
+        tokenizer_folder = (
+            folder / TEXT_BACKBONE_FOLDER
+            if config.architecture.get("text_backbone")
+            else visual_folder
+        )
         return cls(
             visual=config.visual,
             text=config.text,
@@ -115,7 +128,8 @@ class Processor:
         """The image encoder. Raises RunError if the model reads only stored features."""
         if self.visual is None:
             raise RunError(
-                "visual encoder: expected one for new images or videos, got a model that was trained on stored features alone. Train with images."
+                "visual encoder: expected one for new images or videos, got a model that was "
+                "trained on stored features alone. Train with images."
             )
         return self.visual
 
@@ -123,10 +137,17 @@ class Processor:
     def to_config(self) -> dict[str, Any]:
         """Entries of ``config.json``: encoders, words and standardization, without folders."""
         words = None if self.vocabulary is None else list(self.vocabulary.words)
-        encoders = {side: None if spec is None else spec.to_config for side, spec in (("visual", self.visual), ("text", self.text))}
+        encoders = {
+            side: None if spec is None else spec.to_config
+            for side, spec in (("visual", self.visual), ("text", self.text))
+        }
         optional: dict[str, Any] = {} if self.tokenizer is None else {"tokenizer": self.tokenizer}
         optional |= {"stored_text_features": True} if self.stored_text_features else {}
-        optional |= {} if self.standardization is None else {"standardization": asdict(self.standardization)}
+        optional |= (
+            {}
+            if self.standardization is None
+            else {"standardization": asdict(self.standardization)}
+        )
         return encoders | {"vocabulary": words} | optional
 
     @cached_property
@@ -139,14 +160,19 @@ class Processor:
         """The opened text encoder. Raises RunError if the model reads only stored features."""
         if self.text is None:
             raise RunError(
-                "text encoder: expected one for new texts, got a model that was trained on stored caption features alone. Train with captions."
+                "text encoder: expected one for new texts, got a model that was trained on stored "
+                "caption features alone. Train with captions."
             )
         return open_encoder(self.text)  # type: ignore[return-value]
 
     @cached_property
     def pretrained_tokenizer(self) -> PretrainedTokenizer | None:
         """The opened tokenizer of a pretrained model."""
-        return None if self.tokenizer is None else PretrainedTokenizer.open(self.tokenizer_folder or model_folder(self.tokenizer))
+        return (
+            None
+            if self.tokenizer is None
+            else PretrainedTokenizer.open(self.tokenizer_folder or model_folder(self.tokenizer))
+        )
 
     @cached_property
     def preprocess(self) -> ImageConverter:
@@ -156,7 +182,9 @@ class Processor:
     @cached_property
     def preprocess_crops(self) -> ImageConverter:
         """Converts random crops of images to the encoder's pixels, without further cropping."""
-        return open_preprocessing(self.visual_spec, self.visual_encoder_folder, already_cropped=True)
+        return open_preprocessing(
+            self.visual_spec, self.visual_encoder_folder, already_cropped=True
+        )
 
     def open_images(self, images: Sequence[ListedImage], augment_crop: str = "") -> PixelSource:
         """Open listed images as pixels.
@@ -169,19 +197,35 @@ class Processor:
             The pixels. They are normalized batch by batch where this is possible.
         """
         converter = self.preprocess
-        # Crops are resized to the crop size, so they need no padding, but all pixels of a source are normalized together.
+        # Crops are resized to the crop size, so they need no padding, but all pixels of a source
+        # are normalized together.
         crop_converter = self.preprocess_crops if augment_crop else None
         if not converter.preprocessing.pads:
             crop_converter = crop_converter and crop_converter.to_bytes
-        return PixelSource(images, converter.to_bytes, crop_converter, augment_crop or "random_area", self.min_side, converter.normalize)
+        return PixelSource(
+            images,
+            converter.to_bytes,
+            crop_converter,
+            augment_crop or "random_area",
+            self.min_side,
+            converter.normalize,
+        )
 
     @property
     def min_side(self) -> int:
-        """Shorter side that the image encoder needs of a JPEG that is decoded at a reduced size. 0: images are decoded in full."""
+        """Shorter side that the image encoder needs of a JPEG that is decoded at a reduced size. 0:
+        images are decoded in full.
+        """
         return self.preprocess.min_side
 
-    def process_images(self, images: Sequence[Image | Sequence[Image]], granularity: str, device: torch.device | str = "cpu") -> Encoded:
-        """Convert images, or clips of a model with ``frames_per_second``, to the input of a matcher.
+    def process_images(
+        self,
+        images: Sequence[Image | Sequence[Image]],
+        granularity: str,
+        device: torch.device | str = "cpu",
+    ) -> Encoded:
+        """Convert images, or clips of a model with ``frames_per_second``, to the input of a
+        matcher.
 
         Args:
             images: The images, or the frames of each clip.
@@ -189,7 +233,8 @@ class Processor:
             device: Device of a frozen encoder.
 
         Returns:
-            Pixels or features. Clips have frames in the place of regions, ``[N, F, D]`` with a mask.
+            Pixels or features. Clips have frames in the place of regions, ``[N, F, D]`` with a
+            mask.
         """
         if granularity == "pixels":
             return Encoded(self.preprocess(images))  # type: ignore[arg-type]
@@ -197,15 +242,20 @@ class Processor:
 
     @property
     def converts_single_images(self) -> bool:
-        """Whether ``encode_pixels`` reads images, or frames of clips, that ``preprocess`` converted one by one."""
+        """Whether ``encode_pixels`` reads images, or frames of clips, that ``preprocess`` converted
+        one by one.
+        """
         return True
 
     @torch.no_grad()
-    def encode_pixels(self, pixels: Encoded, granularity: str, device: torch.device | str = "cpu") -> Encoded:
+    def encode_pixels(
+        self, pixels: Encoded, granularity: str, device: torch.device | str = "cpu"
+    ) -> Encoded:
         """Convert images or clips to the input of a matcher, as ``process_images``.
 
         Args:
-            pixels: The images, converted by ``preprocess``, or the padded frames of clips, on the device of the frozen encoder.
+            pixels: The images, converted by ``preprocess``, or the padded frames of clips, on the
+                device of the frozen encoder.
             granularity: Visual granularity of the matcher.
             device: Device of a frozen encoder.
 
@@ -218,7 +268,9 @@ class Processor:
 
     def _standardize(self, features: Encoded) -> Encoded:
         """Average the crops of frozen features, then standardize them as in training."""
-        features = features.map(lambda part: part.mean(1)) if self.visual_spec.crops > 1 else features
+        features = (
+            features.map(lambda part: part.mean(1)) if self.visual_spec.crops > 1 else features
+        )
         return features if self.standardization is None else self.standardization(features)
 
     @property
@@ -237,7 +289,11 @@ class Processor:
             Token ids or features.
         """
         tokenizer = self.vocabulary or self.pretrained_tokenizer
-        return self.text_encoder.to(device).encode(texts) if tokenizer is None else tokenizer.encode(texts)
+        return (
+            self.text_encoder.to(device).encode(texts)
+            if tokenizer is None
+            else tokenizer.encode(texts)
+        )
 
     def unknown_words(self, text: str) -> list[str]:
         """Find the words of a text that are not in the vocabulary.
@@ -256,7 +312,8 @@ class Processor:
         unknown = self.vocabulary.unknown_words(text)
         if len(unknown) == len(tokenize(text)):
             raise VisavisError(
-                f"{text!r}: expected at least one of the {len(self.vocabulary):,} words of the vocabulary, got unknown words only. Use other words."
+                f"{text!r}: expected at least one of the {len(self.vocabulary):,} words of the "
+                "vocabulary, got unknown words only. Use other words."
             )
         return unknown
 
@@ -276,10 +333,16 @@ class Processor:
         max_length = pretrained.max_length if pretrained else self.text_encoder.pooling.max_length
         token_ids = tokenizer(text, truncation=True, max_length=max_length)["input_ids"]
         special = tokenizer.get_special_tokens_mask(token_ids, already_has_special_tokens=True)
-        return [None if is_special else word for word, is_special in zip(tokenizer.convert_ids_to_tokens(token_ids), special, strict=True)]
+        return [
+            None if is_special else word
+            for word, is_special in zip(
+                tokenizer.convert_ids_to_tokens(token_ids), special, strict=True
+            )
+        ]
 
     def save(self, matcher: Matcher, folder: Path) -> None:
-        """Write a model folder: config and weights of the matcher, with this processor in the config.
+        """Write a model folder: config and weights of the matcher, with this processor in the
+        config.
 
         Args:
             matcher: The matcher.
@@ -301,7 +364,9 @@ def unsupported_content(folder: Path) -> str | None:
         return "a sentence-transformers model of other steps than a CLIP"
     if not os.path.exists(folder / "config.json"):
         return "none of them" if os.path.exists(folder) else "no such folder"
-    model_type = storage.read_json(folder / "config.json", dict[str, Any], error=RunError).get("model_type")
+    model_type = storage.read_json(folder / "config.json", dict[str, Any], error=RunError).get(
+        "model_type"
+    )
     return None if model_type is None else f"a model of type {model_type}"
 
 
@@ -322,18 +387,27 @@ def load_saved_model(folder: Path) -> tuple[Matcher, Processor]:
     file = folder / "config.json"
     if (content := unsupported_content(folder)) is not None:
         raise RunError(
-            f"{folder}: expected a run or model folder (config.json and model.safetensors in it, or in its folder model), or a CLIP, "
-            f"SigLIP or ColPali model of transformers, got {content}. Pass the folder of a run, or one of these models."
+            f"{folder}: expected a run or model folder (config.json and model.safetensors in it, "
+            "or in its folder model), or a CLIP, "
+            f"SigLIP or ColPali model of transformers, got {content}. Pass the folder of a run, or "
+            "one of these models."
         )
     config = storage.read_json(file, SavedModelConfig, error=RunError)
     if config.kind not in CATALOG:
-        raise RunError(f"{file}: expected a known kind of model, got {config.kind!r}: {suggest_name(config.kind, CATALOG)}")
+        raise RunError(
+            f"{file}: expected a known kind of model, got {config.kind!r}: "
+            f"{suggest_name(config.kind, CATALOG)}"
+        )
     kind = CATALOG[config.kind]
     try:
-        processor, architecture = Processor.from_saved_config(config, folder), build_object(kind.Config, config.architecture)
+        processor, architecture = (
+            Processor.from_saved_config(config, folder),
+            build_object(kind.Config, config.architecture),
+        )
     except VisavisError as error:
         raise RunError(
-            f"{file}: expected a model of this version, got another ({error}). Load it with the version that saved it."
+            f"{file}: expected a model of this version, got another ({error}). Load it with the "
+            "version that saved it."
         ) from None
     verify_config_hash(file)
     matcher = load_matcher(kind, architecture, folder)

@@ -1,4 +1,6 @@
-"""A trained matcher with its processor: images and texts in, vectors and scores out. ``visavis.load`` returns it."""
+"""A trained matcher with its processor: images and texts in, vectors and scores out.
+``visavis.load`` returns it.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,13 @@ from visavis.models.device import choose_device
 from visavis.models.encoders.frozen_encoders import pad_clips
 from visavis.models.encoders.pretrained_files import weights_checksum
 from visavis.models.image_inputs import ImageInput, read_image
-from visavis.models.inference import OnBatch, consecutive_batches, device_of, encode_items, score_all_pairs
+from visavis.models.inference import (
+    OnBatch,
+    consecutive_batches,
+    device_of,
+    encode_items,
+    score_all_pairs,
+)
 from visavis.models.processor import Processor, load_saved_model
 from visavis.spec import validate_arguments
 from visavis.types import Direction, Encoded, unit_rows
@@ -66,9 +74,19 @@ class Retriever:
     """Number of dimensions of returned vectors, a prefix of the whole. None: all."""
 
     @validate_arguments
-    def __init__(self, matcher: Matcher, processor: Processor, *, batch_size: int = DEFAULT_BATCH_SIZE, memory: MemoryLimit = None):
+    def __init__(
+        self,
+        matcher: Matcher,
+        processor: Processor,
+        *,
+        batch_size: int = DEFAULT_BATCH_SIZE,
+        memory: MemoryLimit = None,
+    ):
         if batch_size < 1:
-            raise ShapeError(f"batch_size: expected an integer >= 1, got {batch_size}. Set a positive batch size.")
+            raise ShapeError(
+                f"batch_size: expected an integer >= 1, got {batch_size}. Set a positive batch "
+                "size."
+            )
         parse_memory(memory)
         self.matcher, self.processor = matcher.eval(), processor
         self.batch_size, self.memory = batch_size, memory
@@ -80,13 +98,20 @@ class Retriever:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Short hash of the matcher's weights, its architecture, and the encoders and words of its processor."""
-        description = repr((type(self.matcher).__name__, self.matcher.config, self.processor.to_config))
-        return hashlib.sha256(f"{weights_checksum(self.matcher)} {description}".encode()).hexdigest()[:16]
+        """Short hash of the matcher's weights, its architecture, and the encoders and words of its
+        processor.
+        """
+        description = repr(
+            (type(self.matcher).__name__, self.matcher.config, self.processor.to_config)
+        )
+        return hashlib.sha256(
+            f"{weights_checksum(self.matcher)} {description}".encode()
+        ).hexdigest()[:16]
 
     @validate_arguments
     def with_embedding_dim(self, embedding_dim: int) -> Retriever:
-        """Return this model with shorter vectors: their first dimensions, as unit vectors. ``score`` continues to read all.
+        """Return this model with shorter vectors: their first dimensions, as unit vectors.
+        ``score`` continues to read all.
 
         Args:
             embedding_dim: Number of dimensions.
@@ -98,13 +123,21 @@ class Retriever:
             RunError: If the model was not trained for this number.
         """
         if embedding_dim not in self.matcher.matryoshka_dims:
-            trained = ", ".join(map(str, self.matcher.matryoshka_dims)) or "none, as the model was trained without matryoshka_dims"
+            trained = (
+                ", ".join(map(str, self.matcher.matryoshka_dims))
+                or "none, as the model was trained without matryoshka_dims"
+            )
             raise RunError(
-                f"embedding_dim: expected one of the trained dimensions ({trained}), got {embedding_dim}. "
+                f"embedding_dim: expected one of the trained dimensions ({trained}), got "
+                f"{embedding_dim}. "
                 f"Use one of them, or train a model with matryoshka_dims=[{embedding_dim}]."
             )
-        other = Retriever(self.matcher, self.processor, batch_size=self.batch_size, memory=self.memory)
-        other.embedding_dim = embedding_dim if embedding_dim < self.matcher.matryoshka_dims[-1] else None
+        other = Retriever(
+            self.matcher, self.processor, batch_size=self.batch_size, memory=self.memory
+        )
+        other.embedding_dim = (
+            embedding_dim if embedding_dim < self.matcher.matryoshka_dims[-1] else None
+        )
         return other
 
     def with_full_decoding(self) -> Retriever:
@@ -113,7 +146,9 @@ class Retriever:
         Returns:
             The model.
         """
-        processor = replace(self.processor, visual=replace(self.processor.visual_spec, full_decoding=True))
+        processor = replace(
+            self.processor, visual=replace(self.processor.visual_spec, full_decoding=True)
+        )
         other = Retriever(self.matcher, processor, batch_size=self.batch_size, memory=self.memory)
         other.embedding_dim = self.embedding_dim
         return other
@@ -131,7 +166,8 @@ class Retriever:
         """Load a model.
 
         Args:
-            folder: A run folder, a model folder, or the folder or hub name of an untrained CLIP, SigLIP or ColPali model.
+            folder: A run folder, a model folder, or the folder or hub name of an untrained CLIP,
+                SigLIP or ColPali model.
             device: Device of the model. None: CUDA if available, else the CPU.
             batch_size: Number of items per batch.
             memory: Memory of blocks of scores.
@@ -156,7 +192,8 @@ class Retriever:
 
     @validate_arguments
     def encode(self, items: Sequence[Any], on_progress: OnBatch | None = None) -> Tensor:
-        """Encode texts or images, chosen by their type. A ``str`` is a text: pass a ``Path`` for an image file.
+        """Encode texts or images, chosen by their type. A ``str`` is a text: pass a ``Path`` for an
+        image file.
 
         Args:
             items: Texts, or images of any kind that ``encode_images`` accepts.
@@ -174,9 +211,14 @@ class Retriever:
         are_texts = [isinstance(item, str) for item in items]
         if any(are_texts) != all(are_texts):
             raise SpecError(
-                f"items: expected texts only or images only, got {sum(are_texts)} texts among {len(items)} items. Call encode for each kind."
+                f"items: expected texts only or images only, got {sum(are_texts)} texts among "
+                f"{len(items)} items. Call encode for each kind."
             )
-        return self.encode_texts(items, on_progress) if all(are_texts) else self.encode_images(items, on_progress)
+        return (
+            self.encode_texts(items, on_progress)
+            if all(are_texts)
+            else self.encode_images(items, on_progress)
+        )
 
     @validate_arguments
     def similarity(self, first: Tensor, second: Tensor) -> Tensor:
@@ -193,13 +235,20 @@ class Retriever:
             ShapeError: If the vectors do not have the same number of dimensions.
         """
         for name, rows in (("first", first), ("second", second)):
-            if rows.layout != torch.strided or rows.is_meta or rows.dim() != 2 or not rows.is_floating_point():
+            if (
+                rows.layout != torch.strided
+                or rows.is_meta
+                or rows.dim() != 2
+                or not rows.is_floating_point()
+            ):
                 raise ShapeError(
-                    f"{name}: expected vectors of floats [N, D], got {rows.dtype} of shape {list(rows.shape)}. Pass the output of encode."
+                    f"{name}: expected vectors of floats [N, D], got {rows.dtype} of shape "
+                    f"{list(rows.shape)}. Pass the output of encode."
                 )
         if first.shape[1] != second.shape[1]:
             raise ShapeError(
-                f"first, second: expected vectors of equal length, got {first.shape[1]} and {second.shape[1]} dimensions. "
+                f"first, second: expected vectors of equal length, got {first.shape[1]} and "
+                f"{second.shape[1]} dimensions. "
                 "Encode both with one model."
             )
         return unit_rows(first) @ unit_rows(second.to(first)).T
@@ -224,10 +273,12 @@ class Retriever:
 
     @validate_arguments
     def push_to_hub(self, repo: str, *, private: bool = False) -> str:
-        """Upload the model folder to the Hugging Face hub. ``visavis.export(..., push=...)`` also uploads a model card.
+        """Upload the model folder to the Hugging Face hub. ``visavis.export(..., push=...)`` also
+        uploads a model card.
 
         Args:
-            repo: Name of the repository, such as ``owner/model``. It is created if it does not exist.
+            repo: Name of the repository, such as ``owner/model``. It is created if it does not
+                exist.
             private: Whether a new repository is private.
 
         Returns:
@@ -244,12 +295,14 @@ class Retriever:
             return upload_folder(self.save(Path(temporary) / "model"), repo, private=private)
 
     @validate_arguments
-    def encode_images(self, images: Sequence[ImageInput], on_progress: OnBatch | None = None) -> Tensor:
+    def encode_images(
+        self, images: Sequence[ImageInput], on_progress: OnBatch | None = None
+    ) -> Tensor:
         """Encode images.
 
         Args:
-            images: Paths, Pillow images, encoded files as bytes, uint8 arrays ``[H, W, 3]``, or tensors ``[3, H, W]`` of uint8 or of
-                floats from 0 to 1.
+            images: Paths, Pillow images, encoded files as bytes, uint8 arrays ``[H, W, 3]``, or
+                tensors ``[3, H, W]`` of uint8 or of floats from 0 to 1.
             on_progress: Called after each batch.
 
         Returns:
@@ -262,7 +315,9 @@ class Retriever:
         return self.to_unit_rows(self.encode_visual(images, on_progress))
 
     @validate_arguments
-    def encode_videos(self, videos: Sequence[str | Path], on_progress: OnBatch | None = None) -> Tensor:
+    def encode_videos(
+        self, videos: Sequence[str | Path], on_progress: OnBatch | None = None
+    ) -> Tensor:
         """Encode video files.
 
         Args:
@@ -295,26 +350,37 @@ class Retriever:
         return self.to_unit_rows(self.encode_text(texts, on_progress))
 
     @validate_arguments
-    def score(self, images: Sequence[ImageInput], texts: Sequence[str], *, direction: Direction = "t2i") -> Tensor:
+    def score(
+        self, images: Sequence[ImageInput], texts: Sequence[str], *, direction: Direction = "t2i"
+    ) -> Tensor:
         """Score every image with every text, on the CPU, in blocks that fit into memory.
 
         Args:
             images: Images of any kind that ``encode_images`` accepts, or paths of videos.
             texts: The texts.
-            direction: For a model with two stages, which side holds the queries whose first candidates are re-ranked.
+            direction: For a model with two stages, which side holds the queries whose first
+                candidates are re-ranked.
 
         Returns:
             Scores, shape ``[V, T]``.
         """
-        return score_all_pairs(self.matcher, self.encode_visual(images), self.encode_text(texts), self.memory, direction)
+        return score_all_pairs(
+            self.matcher,
+            self.encode_visual(images),
+            self.encode_text(texts),
+            self.memory,
+            direction,
+        )
 
     @validate_arguments
-    def encode_visual(self, images: Sequence[ImageInput | Sequence[Image]], on_progress: OnBatch | None = None) -> Encoded:
+    def encode_visual(
+        self, images: Sequence[ImageInput | Sequence[Image]], on_progress: OnBatch | None = None
+    ) -> Encoded:
         """Encode images or videos for ``matcher.score``: one vector each, regions, or named parts.
 
         Args:
-            images: Images of any kind that ``encode_images`` accepts. A model of clips also reads a list of frames per clip,
-                ``processor.frames_per_second`` of them.
+            images: Images of any kind that ``encode_images`` accepts. A model of clips also reads a
+                list of frames per clip, ``processor.frames_per_second`` of them.
             on_progress: Called after each batch.
 
         Returns:
@@ -335,20 +401,33 @@ class Retriever:
             convert = self.processor.preprocess.to_bytes
             # FFmpeg decodes a clip with threads of its own.
             threads, ahead = (1, 1) if frames_per_second else (0, self.batch_size)
-            pixels = map_in_order(lambda i: convert(read_item(i)), range(count), threads=threads, ahead=ahead)
+            pixels = map_in_order(
+                lambda i: convert(read_item(i)), range(count), threads=threads, ahead=ahead
+            )
             return self.encode_pixels(pixels, count, on_progress)
 
         def read_batch(index: np.ndarray) -> Encoded:
             opened = [image for item in map_in_order(read_item, index) for image in item]
-            return self.processor.process_images(opened, self.matcher.config.visual_granularity, self.device)
+            return self.processor.process_images(
+                opened, self.matcher.config.visual_granularity, self.device
+            )
 
-        return encode_items(self.matcher, "visual", read_batch, consecutive_batches(count, self.batch_size), on_batch=on_progress)
+        return encode_items(
+            self.matcher,
+            "visual",
+            read_batch,
+            consecutive_batches(count, self.batch_size),
+            on_batch=on_progress,
+        )
 
-    def encode_pixels(self, pixels: Iterable[Tensor], count: int, on_progress: OnBatch | None = None) -> Encoded:
+    def encode_pixels(
+        self, pixels: Iterable[Tensor], count: int, on_progress: OnBatch | None = None
+    ) -> Encoded:
         """Encode converted images or clips for ``matcher.score``.
 
         Args:
-            pixels: Result of ``processor.preprocess.to_bytes`` for each image, or for the frames of each clip of a model of clips.
+            pixels: Result of ``processor.preprocess.to_bytes`` for each image, or for the frames of
+                each clip of a model of clips.
             count: Number of images or clips.
             on_progress: Called after each batch.
 
@@ -360,11 +439,23 @@ class Retriever:
         def read_batch(index: np.ndarray) -> Encoded:
             batch = list(islice(remaining, len(index)))
             frames = self.processor.preprocess.normalize(torch.cat(batch).to(self.device))
-            items = pad_clips(frames.split([len(clip) for clip in batch])) if reads_clips else Encoded(frames)
-            return self.processor.encode_pixels(items, self.matcher.config.visual_granularity, self.device)
+            items = (
+                pad_clips(frames.split([len(clip) for clip in batch]))
+                if reads_clips
+                else Encoded(frames)
+            )
+            return self.processor.encode_pixels(
+                items, self.matcher.config.visual_granularity, self.device
+            )
 
         batch_size = min(VIDEO_BATCH_SIZE, self.batch_size) if reads_clips else self.batch_size
-        return encode_items(self.matcher, "visual", read_batch, consecutive_batches(count, batch_size), on_batch=on_progress)
+        return encode_items(
+            self.matcher,
+            "visual",
+            read_batch,
+            consecutive_batches(count, batch_size),
+            on_batch=on_progress,
+        )
 
     @validate_arguments
     def encode_text(self, texts: Sequence[str], on_progress: OnBatch | None = None) -> Encoded:
@@ -397,7 +488,8 @@ class Retriever:
             encoded: Encoded items.
 
         Returns:
-            Unit vectors of each item, float32: shape ``[D]``, or ``[n, D]`` for a late-interaction model.
+            Unit vectors of each item, float32: shape ``[D]``, or ``[n, D]`` for a late-interaction
+            model.
 
         Raises:
             ShapeError: If the model has several vectors per item, but its score is not MaxSim.
@@ -406,7 +498,9 @@ class Retriever:
             return list(self.to_unit_rows(encoded).float())
         vectors = dict[int, Tensor]()
         for positions, block in encoded.iter_blocks():
-            for position, rows, mask in zip(positions.tolist(), get_vectors(block).float(), valid_mask(block), strict=True):
+            for position, rows, mask in zip(
+                positions.tolist(), get_vectors(block).float(), valid_mask(block), strict=True
+            ):
                 vectors[position] = rows[mask]
         return [vectors[position] for position in range(len(encoded))]
 
@@ -425,7 +519,8 @@ class Retriever:
         rows = self.matcher.first_stage_items(encoded).vectors
         if not isinstance(rows, Tensor) or rows.dim() != 2:
             raise ShapeError(
-                f"{type(self.matcher).__name__} scores pairs: expected one vector per item, got several. Use score(images, texts), or index "
+                f"{type(self.matcher).__name__} scores pairs: expected one vector per item, got "
+                "several. Use score(images, texts), or index "
                 "another model and re-rank its results with this one (--rerank)."
             )
         return rows if self.embedding_dim is None else unit_rows(rows[:, : self.embedding_dim])
@@ -439,7 +534,9 @@ def _count_items(items: Sequence[Any], name: str) -> int:
 
 
 def _open_clip(item: Any, name: str, frames_per_second: float) -> Iterable[Image]:
-    """Return the frames of a video. An image is a clip of one frame, and a list of images is a clip."""
+    """Return the frames of a video. An image is a clip of one frame, and a list of images is a
+    clip.
+    """
     if isinstance(item, list | tuple):
         return [read_image(frame, f"{name}[{i}]") for i, frame in enumerate(item)]
     if isinstance(item, str | Path) and is_video(str(item)):

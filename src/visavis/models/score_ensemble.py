@@ -15,14 +15,16 @@ from visavis.types import Encoded, EncodedBatches
 class ScoreEnsemble(Matcher):
     """Matchers whose scores of a pair are averaged, for evaluation.
 
-    Items hold the encodings of every member, as tensors by ``<member>/<field>/<part>``. Members that read the same items encode them
-    here. Encodings of members with different features are joined by ``join_member_encodings``.
+    Items hold the encodings of every member, as tensors by ``<member>/<field>/<part>``. Members
+    that read the same items encode them here. Encodings of members with different features are
+    joined by ``join_member_encodings``.
 
     Args:
         members: The matchers.
 
     Source:
-        BFAN, SGRAF, VSE-infinity and NCR report two networks together in this way, in the starred rows of tables.
+        BFAN, SGRAF, VSE-infinity and NCR report two networks together in this way, in the starred
+        rows of tables.
     """
 
     name = "Average"
@@ -38,15 +40,21 @@ class ScoreEnsemble(Matcher):
         return join_member_encodings([member.encode_text(items) for member in self.members])  # type: ignore[operator]
 
     def score(self, visual: Encoded, text: Encoded) -> Tensor:
-        return torch.stack([member.score(*items) for member, *items in self._members(visual, text)]).mean(0)
+        return torch.stack(
+            [member.score(*items) for member, *items in self._members(visual, text)]
+        ).mean(0)
 
     @property
     def rerank_top_k(self) -> int:
-        """Largest number of candidates that a member re-ranks. A member with one stage then returns the same score again."""
+        """Largest number of candidates that a member re-ranks. A member with one stage then returns
+        the same score again.
+        """
         return max(member.rerank_top_k for member in self.members)  # type: ignore[type-var, return-value]
 
     def first_stage_items(self, items: Encoded) -> Encoded:
-        return join_member_encodings([member.first_stage_items(encoding) for member, encoding in self._members(items)])
+        return join_member_encodings(
+            [member.first_stage_items(encoding) for member, encoding in self._members(items)]
+        )
 
     def second_stage_scores(self, visual: Encoded, text: Encoded) -> Tensor:
         scores = [
@@ -57,7 +65,10 @@ class ScoreEnsemble(Matcher):
 
     def _members(self, *sides: Encoded) -> Iterator[tuple[Any, ...]]:
         """Yield each member with its own encodings."""
-        yield from ((member, *(_member_items(items, index) for items in sides)) for index, member in enumerate(self.members))
+        yield from (
+            (member, *(_member_items(items, index) for items in sides))
+            for index, member in enumerate(self.members)
+        )
 
     def parts(self) -> dict[str, list[nn.Module]]:
         return {str(index): [member] for index, member in enumerate(self.members)}
@@ -75,11 +86,19 @@ def join_member_encodings(encoded: Sequence[Encoded]) -> Encoded:
     batches = [items for items in encoded if isinstance(items, EncodedBatches)]
     if len(batches) == len(encoded) and all(items.has_same_layout(batches[0]) for items in batches):
         return EncodedBatches(
-            [join_member_encodings(blocks) for blocks in zip(*(items.blocks for items in batches), strict=True)],
+            [
+                join_member_encodings(blocks)
+                for blocks in zip(*(items.blocks for items in batches), strict=True)
+            ],
             batches[0].block_index,
             batches[0].row_index,
         )
-    return Encoded({str(index): (items.vectors, items.mask, items.weights) for index, items in enumerate(encoded)})  # type: ignore[misc]
+    return Encoded(
+        {
+            str(index): (items.vectors, items.mask, items.weights)  # type: ignore[misc]
+            for index, items in enumerate(encoded)
+        }
+    )
 
 
 def _member_items(items: Encoded, index: int) -> Encoded:

@@ -1,4 +1,6 @@
-"""Word encoders: learned embeddings with a GRU or with convolutions, or a text backbone that is trained with the matcher."""
+"""Word encoders: learned embeddings with a GRU or with convolutions, or a text backbone that is
+trained with the matcher.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ GRU_BATCH_SIZE = 128
 class GRUWordEncoder(nn.Module):
     """Learned word embeddings and a GRU over them.
 
-    Embeddings start uniform in +-0.1. Dropout and one GRU layer follow. Two directions are averaged.
+    Embeddings start uniform in +-0.1. Dropout and one GRU layer follow. Two directions are
+    averaged.
 
     Args:
         vocabulary_size: Number of words.
@@ -34,13 +37,23 @@ class GRUWordEncoder(nn.Module):
         VSE++ (Faghri et al., 2018). SCAN for two directions.
     """
 
-    def __init__(self, vocabulary_size: int, word_dim: int, hidden_dim: int, *, bidirectional: bool, dropout: float):
+    def __init__(
+        self,
+        vocabulary_size: int,
+        word_dim: int,
+        hidden_dim: int,
+        *,
+        bidirectional: bool,
+        dropout: float,
+    ):
         super().__init__()
         self.embedding = nn.Embedding(vocabulary_size, word_dim)
         nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
         self.dropout = nn.Dropout(dropout)
         self.forward_gru = nn.GRU(word_dim, hidden_dim, batch_first=True)
-        self.backward_gru = nn.GRU(word_dim, hidden_dim, batch_first=True) if bidirectional else None
+        self.backward_gru = (
+            nn.GRU(word_dim, hidden_dim, batch_first=True) if bidirectional else None
+        )
 
     def forward(self, items: Encoded) -> Tensor:
         """Encode token ids.
@@ -58,9 +71,12 @@ class GRUWordEncoder(nn.Module):
             return self._states(words, lengths)
         by_length = lengths.argsort(stable=True)
         states = [
-            self._states(words[group, : max(int(lengths[group].max()), 1)], lengths[group]) for group in by_length.split(GRU_BATCH_SIZE)
+            self._states(words[group, : max(int(lengths[group].max()), 1)], lengths[group])
+            for group in by_length.split(GRU_BATCH_SIZE)
         ]
-        padded = torch.cat([pad(part, (0, 0, 0, words.shape[1] - part.shape[1])) for part in states])
+        padded = torch.cat(
+            [pad(part, (0, 0, 0, words.shape[1] - part.shape[1])) for part in states]
+        )
         return padded[by_length.argsort()]
 
     def _states(self, words: Tensor, lengths: Tensor) -> Tensor:
@@ -68,7 +84,8 @@ class GRUWordEncoder(nn.Module):
         # Without packing, whose backward pass on a CPU takes L times as long.
         forward: Tensor = self.forward_gru(words)[0]
         if torch.compiler.is_compiling():
-            # Attaches the shape, because an exported graph does not know how many states a GRU returns.
+            # Attaches the shape, because an exported graph does not know how many states a GRU
+            # returns.
             position = torch.arange(words.shape[1], device=words.device)[None, :, None]
             forward = forward.gather(1, position.expand(words.shape[0], -1, forward.shape[2]))
         if self.backward_gru is None:
@@ -94,12 +111,15 @@ def pool_words(words: Tensor, mask: Tensor | None, pooling: str) -> Tensor:
     if pooling == "last":
         if mask is None:
             return words[:, -1]
-        return words.gather(1, (mask.sum(1) - 1)[:, None, None].expand(-1, 1, words.shape[-1])).squeeze(1)
+        return words.gather(
+            1, (mask.sum(1) - 1)[:, None, None].expand(-1, 1, words.shape[-1])
+        ).squeeze(1)
     return max_pool(words, mask) if pooling == "max" else mean_pool(words, mask)
 
 
 class TextCNN(nn.Module):
-    """Learned word embeddings, filters over one, two and three words, and the maximum of each filter.
+    """Learned word embeddings, filters over one, two and three words, and the maximum of each
+    filter.
 
     Embeddings start normal with standard deviation 0.1. Dropout follows.
 
@@ -116,8 +136,8 @@ class TextCNN(nn.Module):
         Kim, Convolutional Neural Networks for Sentence Classification (2014), section 2.
 
     Differs from:
-        The paper, where a filter covers complete windows of three to five words. Here also windows that start before a text or end
-        after it.
+        The paper, where a filter covers complete windows of three to five words. Here also windows
+        that start before a text or end after it.
     """
 
     kernel_sizes = (1, 2, 3)
@@ -127,7 +147,9 @@ class TextCNN(nn.Module):
         self.embedding = nn.Embedding(vocabulary_size, word_dim)
         nn.init.normal_(self.embedding.weight, std=0.1)
         self.dropout = nn.Dropout(dropout)
-        self.convolutions = nn.ModuleList(nn.Conv1d(word_dim, num_filters, size) for size in self.kernel_sizes)
+        self.convolutions = nn.ModuleList(
+            nn.Conv1d(word_dim, num_filters, size) for size in self.kernel_sizes
+        )
         self.output_dim = num_filters * len(self.kernel_sizes)
 
     def forward(self, items: Encoded) -> Tensor:
@@ -143,7 +165,13 @@ class TextCNN(nn.Module):
         words = self.dropout(self.embedding(get_vectors(items)))
         words = (words if mask is None else words * mask[..., None]).transpose(1, 2)
         windows = [pad(words, ((size - 1) // 2, size // 2)) for size in self.kernel_sizes]
-        outputs = torch.cat([convolution(window) for convolution, window in zip(self.convolutions, windows, strict=True)], 1)
+        outputs = torch.cat(
+            [
+                convolution(window)
+                for convolution, window in zip(self.convolutions, windows, strict=True)
+            ],
+            1,
+        )
         return max_pool(outputs.transpose(1, 2), mask).relu()
 
 
@@ -153,8 +181,8 @@ class WordMatcherConfig(MatcherConfig):
 
     Attributes:
         word_dim: Dimensions of a learned word embedding.
-        text_backbone: Folder or hub name of a pretrained text encoder that is trained as the part "text_backbone". A linear layer
-            projects its states. Empty: word embeddings are learned.
+        text_backbone: Folder or hub name of a pretrained text encoder that is trained as the part
+            "text_backbone". A linear layer projects its states. Empty: word embeddings are learned.
         word_mask_rate: Probability of masking a word in training (see ``WordNoise``).
         word_replace_rate: Probability of replacing a word in training.
         word_drop_rate: Probability of dropping a word in training.
@@ -168,7 +196,12 @@ class WordMatcherConfig(MatcherConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_field(self.word_noise.total <= 1, self, "word_mask_rate", "at most 1 together with word_replace_rate and word_drop_rate")
+        require_field(
+            self.word_noise.total <= 1,
+            self,
+            "word_mask_rate",
+            "at most 1 together with word_replace_rate and word_drop_rate",
+        )
 
     @property
     def word_noise(self) -> WordNoise:
@@ -191,7 +224,9 @@ class LinearWordEncoder(nn.Linear):
         return super().forward(get_vectors(items))
 
 
-def build_word_encoder(config: WordMatcherConfig, output_dim: int, *, bidirectional: bool, dropout: float) -> tuple[nn.Module, nn.Module]:
+def build_word_encoder(
+    config: WordMatcherConfig, output_dim: int, *, bidirectional: bool, dropout: float
+) -> tuple[nn.Module, nn.Module]:
     """Build the encoder of tokens, or a linear layer on word vectors.
 
     Args:
@@ -201,7 +236,8 @@ def build_word_encoder(config: WordMatcherConfig, output_dim: int, *, bidirectio
         dropout: Dropout of word embeddings.
 
     Returns:
-        The text backbone (an identity if there is none), and the module that maps its output to words ``[N, L, output_dim]``.
+        The text backbone (an identity if there is none), and the module that maps its output to
+        words ``[N, L, output_dim]``.
     """
     if config.text_granularity == "words":
         return nn.Identity(), xavier_linear(config.text_input_dim, output_dim, LinearWordEncoder)

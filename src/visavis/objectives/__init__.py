@@ -76,26 +76,29 @@ def parse(text: str) -> Objective:
     """Parse an objective. ``repr`` returns such a text.
 
     Args:
-        text: A spec such as "Unified(margin=0.2, gamma=60)". A name without parentheses takes all defaults.
+        text: A spec such as "Unified(margin=0.2, gamma=60)". A name without parentheses takes all
+            defaults.
 
     Returns:
         The objective.
 
     Raises:
-        SpecError: For an unknown name or field, with the nearest valid one, or a value out of range.
+        SpecError: For an unknown name or field, with the nearest valid one, or a value out of
+            range.
     """
     return spec.parse(text, CATALOG)
 
 
 def named_scale_and_bias(text: str) -> list[str]:
-    """Find out whether the text of an objective names its scale or bias, even if the value is its default.
+    """Find out whether the text of an objective names its scale or bias, even if the value is its
+    default.
 
     Args:
         text: A spec.
 
     Returns:
-        "scale", also for the temperature 1 / scale, and "bias", each only if the text names it. Empty for an objective with a fixed gamma or
-        margin.
+        "scale", also for the temperature 1 / scale, and "bias", each only if the text names it.
+        Empty for an objective with a fixed gamma or margin.
 
     Raises:
         SpecError: If the text is not an objective.
@@ -105,5 +108,10 @@ def named_scale_and_bias(text: str) -> list[str]:
         (['scale'], ['bias'], [])
     """
     objective, (_, named) = parse(text), spec.parse_call(text)
-    has_scale, has_bias = objective.without_scale() is not None, objective.without_bias() is not None
-    return ["scale"] * (has_scale and bool(named.keys() & {"scale", "tau"})) + ["bias"] * (has_bias and "bias" in named)
+    has_scale, has_bias = (
+        objective.without_scale() is not None,
+        objective.without_bias() is not None,
+    )
+    return ["scale"] * (has_scale and bool(named.keys() & {"scale", "tau"})) + ["bias"] * (
+        has_bias and "bias" in named
+    )

@@ -56,10 +56,15 @@ class AOQ(SummaryObjective):
     beta: float = 1.5
     reduction: Reduction = "sum"
 
-    def pair_terms(self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets) -> Tensor:
+    def pair_terms(
+        self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets
+    ) -> Tensor:
         if targets.query_offline_scores is None or not targets.query_offline_scores.shape[1]:
             raise missing_annotation("AOQ", "query_offline_scores")
         offline = targets.query_offline_scores[query]
         online = (anchor_margins(self.margin, query, targets, "AOQ") + negatives - positive).relu()
-        weight = self.beta - (offline[:, 0] - negatives.masked_fill(negatives == NEG_INF, 0.0)) / self.alpha
+        weight = (
+            self.beta
+            - (offline[:, 0] - negatives.masked_fill(negatives == NEG_INF, 0.0)) / self.alpha
+        )
         return weight * online + (self.offline_margin + offline - positive[:, None]).relu().sum(-1)

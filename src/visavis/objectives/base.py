@@ -1,7 +1,7 @@
 """Interface of objectives: pure functions of scores and targets, defined for one direction.
 
-An objective reads a score matrix and targets only: no model, device or configuration. Objectives are frozen keyword-only
-dataclasses. They are hashable, and ``visavis.parse`` reads their ``repr``.
+An objective reads a score matrix and targets only: no model, device or configuration. Objectives
+are frozen keyword-only dataclasses. They are hashable, and ``visavis.parse`` reads their ``repr``.
 """
 
 from __future__ import annotations
@@ -25,17 +25,20 @@ MAX_HALF_SCALE = 32752.0
 
 
 class Objective(ABC):
-    """An objective of cross-modal retrieval. ``objective(scores, targets)`` is a scalar over both directions.
+    """An objective of cross-modal retrieval. ``objective(scores, targets)`` is a scalar over both
+    directions.
 
-    ``scores [Q, C]`` has one row per query and one column per candidate, and ``targets`` has the same shape. ``one_way`` returns the
-    terms of one direction. Reductions: "sum" adds all terms of both directions. "mean" adds the means of the two directions.
-    "half_mean" is half of that. Each default is that of the paper.
+    ``scores [Q, C]`` has one row per query and one column per candidate, and ``targets`` has the
+    same shape. ``one_way`` returns the terms of one direction. Reductions: "sum" adds all terms of
+    both directions. "mean" adds the means of the two directions. "half_mean" is half of that. Each
+    default is that of the paper.
 
     Attributes:
         integrable: False where the gradient is prescribed and is not that of any loss.
-        needs_pair_matrix: Whether memory is ``[pairs x candidates]`` instead of ``[queries x candidates]``.
-        used_annotations: Fields of `Targets` next to the ids that change the value, by the names of queries (``query_margin``
-            stands for ``candidate_margin`` too).
+        needs_pair_matrix: Whether memory is ``[pairs x candidates]`` instead of ``[queries x
+            candidates]``.
+        used_annotations: Fields of `Targets` next to the ids that change the value, by the names of
+            queries (``query_margin`` stands for ``candidate_margin`` too).
         reduction: How terms become a scalar.
     """
 
@@ -50,7 +53,9 @@ class Objective(ABC):
         for field in fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
             entries = value if isinstance(value, tuple) else (value,)
-            is_valid = all(is_valid_parameter(entry) for entry in entries if isinstance(entry, float))
+            is_valid = all(
+                is_valid_parameter(entry) for entry in entries if isinstance(entry, float)
+            )
             require_field(is_valid, self, field.name, EXPECTED_PARAMETER)
 
     @property
@@ -60,7 +65,9 @@ class Objective(ABC):
 
     @property
     def gradient_scale(self) -> float:
-        """Scale of |dL/ds| (gamma, 1 / tau, else 1). Gradients divided by it can be compared between objectives."""
+        """Scale of |dL/ds| (gamma, 1 / tau, else 1). Gradients divided by it can be compared
+        between objectives.
+        """
         return 1.0
 
     def with_scale(self, scale: float) -> Objective | None:
@@ -70,12 +77,14 @@ class Objective(ABC):
             scale: 1 / temperature. It is rounded to six digits.
 
         Returns:
-            The objective, or None for a fixed gamma or margin, whose meaning the scale would change.
+            The objective, or None for a fixed gamma or margin, whose meaning the scale would
+            change.
         """
         return None
 
     def without_scale(self) -> Objective | None:
-        """Make the same objective with a scale of 1, for scores that were already multiplied by a learnable one.
+        """Make the same objective with a scale of 1, for scores that were already multiplied by a
+        learnable one.
 
         Returns:
             The objective, or None as in `with_scale`.
@@ -94,7 +103,8 @@ class Objective(ABC):
         return None
 
     def without_bias(self) -> Objective | None:
-        """Make the same objective without its bias, for scores to which one is added after the scale.
+        """Make the same objective without its bias, for scores to which one is added after the
+        scale.
 
         Returns:
             The objective, or None if it has no bias.
@@ -125,7 +135,8 @@ class Objective(ABC):
         """
 
     def __call__(self, scores: Tensor, targets: Targets) -> Tensor:
-        """Compute the loss over both directions. Half precision is promoted to float32 here and nowhere else.
+        """Compute the loss over both directions. Half precision is promoted to float32 here and
+        nowhere else.
 
         Args:
             scores: Scores of shape ``[Q, C]``.
@@ -145,14 +156,18 @@ class Objective(ABC):
             targets: Targets of the same shape.
 
         Returns:
-            Scores in float32 or wider, and targets on their device, with ``positive_scores`` if the objective reads them.
+            Scores in float32 or wider, and targets on their device, with ``positive_scores`` if the
+            objective reads them.
 
         Raises:
             ShapeError: If scores and targets do not match.
         """
         if not isinstance(scores, Tensor) or not scores.is_floating_point():
             given_type = scores.dtype if isinstance(scores, Tensor) else type(scores).__name__
-            raise ShapeError(f"scores: expected a tensor of floating-point numbers, queries x candidates, got {given_type}.")
+            raise ShapeError(
+                "scores: expected a tensor of floating-point numbers, queries x candidates, got "
+                f"{given_type}."
+            )
         require_values("scores", scores)
         validate_targets(targets, scores.shape)
         if scores.dtype == torch.float16:
@@ -181,7 +196,9 @@ class Objective(ABC):
         Returns:
             A scalar.
         """
-        return torch.stack([terms.sum() * self.term_weight(len(terms)) for terms in directions]).sum()
+        return torch.stack(
+            [terms.sum() * self.term_weight(len(terms)) for terms in directions]
+        ).sum()
 
     def term_weight(self, count: int) -> float:
         """Return the weight of one term in the loss.
@@ -192,21 +209,27 @@ class Objective(ABC):
         Returns:
             The weight.
         """
-        return {"sum": 1.0, "mean": 1 / max(count, 1), "half_mean": 0.5 / max(count, 1)}[self.reduction]
+        return {"sum": 1.0, "mean": 1 / max(count, 1), "half_mean": 0.5 / max(count, 1)}[
+            self.reduction
+        ]
 
 
 class SummaryObjective(Objective):
-    """An objective that needs a single number about the negatives of a query, at least with some targets.
+    """An objective that needs a single number about the negatives of a query, at least with some
+    targets.
 
-    ``summary`` returns this number, by default the hardest negative, and ``pair_terms`` computes the term of a positive pair from
-    it. If the number does not suffice, ``summary`` returns None and ``row_terms`` computes the terms from all scores.
+    ``summary`` returns this number, by default the hardest negative, and ``pair_terms`` computes
+    the term of a positive pair from it. If the number does not suffice, ``summary`` returns None
+    and ``row_terms`` computes the terms from all scores.
     """
 
     def summary(self, targets: Targets) -> NegativeSummary | None:
         return HardestNegative()
 
     @abstractmethod
-    def pair_terms(self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets) -> Tensor:
+    def pair_terms(
+        self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets
+    ) -> Tensor:
         """Compute the term of each positive pair.
 
         Args:
@@ -232,7 +255,9 @@ class SummaryObjective(Objective):
         Raises:
             NotImplementedError: If the objective always has a summary.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no summary with these targets and no row_terms.")
+        raise NotImplementedError(
+            f"{type(self).__name__} has no summary with these targets and no row_terms."
+        )
 
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
         summary = self.summary(targets)
@@ -253,7 +278,10 @@ def validate_half_scale(objective: Objective, scale: float) -> None:
         SpecError: If the scale is too large.
     """
     if scale > MAX_HALF_SCALE:
-        raise SpecError(f"{objective!r}: expected a scale <= {MAX_HALF_SCALE:g} for scores in float16, got {scale:g}. Use bfloat16.")
+        raise SpecError(
+            f"{objective!r}: expected a scale <= {MAX_HALF_SCALE:g} for scores in float16, got "
+            f"{scale:g}. Use bfloat16."
+        )
 
 
 def validate_targets(targets: Targets, shape: torch.Size) -> None:
@@ -267,9 +295,14 @@ def validate_targets(targets: Targets, shape: torch.Size) -> None:
         ShapeError: If they are not a Targets or have another shape.
     """
     if not isinstance(targets, Targets):
-        raise ShapeError(f"targets: expected a Targets, got {type(targets).__name__}. Use Targets.paired or Targets(query_ids=...).")
+        raise ShapeError(
+            f"targets: expected a Targets, got {type(targets).__name__}. Use Targets.paired or "
+            "Targets(query_ids=...)."
+        )
     if shape != targets.shape:
-        raise ShapeError(f"targets: expected the shape of the scores, {list(shape)}, got {list(targets.shape)}.")
+        raise ShapeError(
+            f"targets: expected the shape of the scores, {list(shape)}, got {list(targets.shape)}."
+        )
 
 
 def promote_half(scores: Tensor) -> Tensor:

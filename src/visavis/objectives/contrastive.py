@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 
 from visavis.objectives.base import Objective, Reduction, SummaryObjective
-from visavis.objectives.pairs import NEG_INF, NegativeLogSumExp, anchor_margins, find_positive_pairs, log1p_exp
+from visavis.objectives.pairs import (
+    NEG_INF,
+    NegativeLogSumExp,
+    anchor_margins,
+    find_positive_pairs,
+    log1p_exp,
+)
 from visavis.spec import PositiveFloat
 from visavis.targets import Targets
 
@@ -57,7 +63,9 @@ class NTXent(SummaryObjective):
     def summary(self, targets: Targets) -> NegativeLogSumExp | None:
         return NegativeLogSumExp(1 / self.tau)
 
-    def pair_terms(self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets) -> Tensor:
+    def pair_terms(
+        self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets
+    ) -> Tensor:
         log_odds = negatives - positive / self.tau
         if self.denominator == "all":
             return log1p_exp(log_odds)
@@ -105,7 +113,9 @@ class InfoNCE(Objective):
 
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
         positive = targets.positive
-        log_softmax = (scores / self.tau).masked_fill(~(positive | targets.negative), NEG_INF).log_softmax(-1)
+        log_softmax = (
+            (scores / self.tau).masked_fill(~(positive | targets.negative), NEG_INF).log_softmax(-1)
+        )
         num_positives = positive.sum(-1)
         terms = -log_softmax.masked_fill(~positive, 0.0).sum(-1) / num_positives.clamp(min=1)
         return terms[num_positives > 0]
@@ -148,7 +158,9 @@ class VLC(SummaryObjective):
     def summary(self, targets: Targets) -> NegativeLogSumExp | None:
         return NegativeLogSumExp(self.gamma)
 
-    def pair_terms(self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets) -> Tensor:
+    def pair_terms(
+        self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets
+    ) -> Tensor:
         return log1p_exp(negatives - self.gamma * positive)
 
 
@@ -203,7 +215,9 @@ class Sigmoid(Objective):
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
         positive, negative = targets.positive, targets.negative
         logits = self.scale * scores + self.bias
-        wrong_decision_logits = torch.where(positive, -logits, logits).masked_fill(~(positive | negative), NEG_INF)
+        wrong_decision_logits = torch.where(positive, -logits, logits).masked_fill(
+            ~(positive | negative), NEG_INF
+        )
         terms = log1p_exp(wrong_decision_logits).sum(-1).where(negative.any(-1), 0.0)
         return terms[positive.any(-1)]
 
@@ -247,10 +261,14 @@ class Unified(SummaryObjective):
     def summary(self, targets: Targets) -> NegativeLogSumExp | None:
         return NegativeLogSumExp(self.gamma) if targets.weight is None else None
 
-    def pair_terms(self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets) -> Tensor:
+    def pair_terms(
+        self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets
+    ) -> Tensor:
         margin = anchor_margins(self.margin, query, targets, "Unified")
         return log1p_exp(negatives + self.gamma * (margin - positive)) / self.gamma
 
     def row_terms(self, scores: Tensor, targets: Targets) -> Tensor:
         weighted = find_positive_pairs(targets.pairwise("weight") * scores, targets)
-        return self.pair_terms(weighted.log_sum_exp(self.gamma), weighted.positive, weighted.query, targets)
+        return self.pair_terms(
+            weighted.log_sum_exp(self.gamma), weighted.positive, weighted.query, targets
+        )

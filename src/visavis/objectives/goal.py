@@ -1,7 +1,7 @@
 """GOAL: a prescribed gradient, the product of a triplet weight and the weights of its two pairs.
 
-There are three triplet weights and five pair weights, each a small function of detached scores. Some of the fifteen
-products are the gradient of a known loss, the others of none.
+There are three triplet weights and five pair weights, each a small function of detached scores.
+Some of the fifteen products are the gradient of a known loss, the others of none.
 
 >>> import torch
 >>> scores = torch.tensor([[0.75, 0.5], [0.25, 0.75]], requires_grad=True)
@@ -108,7 +108,12 @@ class Goal(SummaryObjective):
         if self.pair == "sig_ms":
             limit = MAX_EXPONENT / (1 + abs(self.lam))
             for name in ("alpha", "beta"):
-                require_field(getattr(self, name) <= limit, self, name, f"at most {limit:.3g} with pair='sig_ms' and lam={self.lam:g}")
+                require_field(
+                    getattr(self, name) <= limit,
+                    self,
+                    name,
+                    f"at most {limit:.3g} with pair='sig_ms' and lam={self.lam:g}",
+                )
 
     @classmethod
     def all(cls, **fields: Any) -> tuple[Goal, ...]:
@@ -120,9 +125,15 @@ class Goal(SummaryObjective):
         Returns:
             The objectives.
         """
-        return tuple(cls(triplet=triplet, pair=pair, **fields) for triplet in TRIPLET_WEIGHTS for pair in PAIR_WEIGHTS)  # type: ignore[arg-type]
+        return tuple(
+            cls(triplet=triplet, pair=pair, **fields)  # type: ignore[arg-type]
+            for triplet in TRIPLET_WEIGHTS
+            for pair in PAIR_WEIGHTS
+        )
 
-    def pair_weights(self, positive: Tensor, negative: Tensor, mean: float = 0.1) -> tuple[Tensor, Tensor]:
+    def pair_weights(
+        self, positive: Tensor, negative: Tensor, mean: float = 0.1
+    ) -> tuple[Tensor, Tensor]:
         """Compute the pair weights without a batch.
 
         Args:
@@ -147,7 +158,9 @@ class Goal(SummaryObjective):
     def summary(self, targets: Targets) -> HardestNegative | None:
         return None if self.needs_positive_scores else HardestNegative()
 
-    def pair_terms(self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets) -> Tensor:
+    def pair_terms(
+        self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets
+    ) -> Tensor:
         return self._prescribed_terms(negatives, positive)
 
     def row_terms(self, scores: Tensor, targets: Targets) -> Tensor:
@@ -157,7 +170,9 @@ class Goal(SummaryObjective):
         batch = _BatchPairs(pairs._replace(scores=scores.detach()), all_positives)
         return self._prescribed_terms(pairs.hardest, pairs.positive, batch)
 
-    def _prescribed_terms(self, hardest: Tensor, positive: Tensor, batch: _BatchPairs | None = None) -> Tensor:
+    def _prescribed_terms(
+        self, hardest: Tensor, positive: Tensor, batch: _BatchPairs | None = None
+    ) -> Tensor:
         """``s_n - s_p`` of each positive pair, with the prescribed gradient: ``[P]``."""
         has_negative = hardest != NEG_INF
         hardest = torch.where(has_negative, hardest, positive)
@@ -173,7 +188,9 @@ def _prescribe(value: Tensor, surrogate: Tensor) -> Tensor:
 
 
 class _BatchPairs(NamedTuple):
-    """The positive pairs with detached scores, and the scores ``[M]`` of all positives of the batch, in any order."""
+    """The positive pairs with detached scores, and the scores ``[M]`` of all positives of the
+    batch, in any order.
+    """
 
     pairs: PositivePairs
     all_positives: Tensor
@@ -184,7 +201,8 @@ class _DetachedScores(NamedTuple):
 
     Attributes:
         positive: Score s_p of each positive pair, shape ``[P]``.
-        hardest: Score s_n of the hardest negative of its query, shape ``[P]``. s_p without negatives.
+        hardest: Score s_n of the hardest negative of its query, shape ``[P]``. s_p without
+            negatives.
         batch: Scores of the batch, for the weights "lin_ms" and "sig_ms" only.
     """
 
@@ -208,7 +226,9 @@ def _triplet_nca(goal: Goal, detached: _DetachedScores) -> Tensor:
 def _triplet_cir(goal: Goal, detached: _DetachedScores) -> Tensor:
     """Eq. 8."""
     shift = 0.5 if goal.semantics == "reference" else 0.0
-    return (goal.tau * (detached.hardest**2 + shift - detached.positive * (2 - detached.positive))).sigmoid()
+    return (
+        goal.tau * (detached.hardest**2 + shift - detached.positive * (2 - detached.positive))
+    ).sigmoid()
 
 
 def _pair_con(_goal: Goal, detached: _DetachedScores) -> tuple[Tensor, Tensor]:
@@ -223,7 +243,9 @@ def _pair_lin(_goal: Goal, detached: _DetachedScores) -> tuple[Tensor, Tensor]:
 
 def _pair_sig(goal: Goal, detached: _DetachedScores) -> tuple[Tensor, Tensor]:
     """Eq. 11."""
-    return (goal.alpha * (goal.lam - detached.positive)).sigmoid(), (goal.beta * (detached.hardest - goal.lam)).sigmoid()
+    return (goal.alpha * (goal.lam - detached.positive)).sigmoid(), (
+        goal.beta * (detached.hardest - goal.lam)
+    ).sigmoid()
 
 
 def _pair_lin_ms(goal: Goal, detached: _DetachedScores) -> tuple[Tensor, Tensor]:
@@ -234,7 +256,9 @@ def _pair_lin_ms(goal: Goal, detached: _DetachedScores) -> tuple[Tensor, Tensor]
     in_mean = distance.isfinite()
     if goal.semantics == "reference":
         # Differences of exactly 0 are not counted.
-        num_equal = torch.searchsorted(ascending, detached.positive, right=True) - torch.searchsorted(ascending, detached.positive)
+        num_equal = torch.searchsorted(
+            ascending, detached.positive, right=True
+        ) - torch.searchsorted(ascending, detached.positive)
         is_counted = is_counted * num_equal.clamp(min=1)
         in_mean &= distance > 0
     m_p = _mean_or_zero(sum_of_differences, count - is_counted)
@@ -246,38 +270,59 @@ def _pair_sig_ms(goal: Goal, detached: _DetachedScores) -> tuple[Tensor, Tensor]
     """Eq. 12."""
     ascending, count, is_counted = _other_positives(goal, detached)
     log_sums = pad((-goal.alpha * ascending).logcumsumexp(0), (1, 0), value=NEG_INF)
-    m_p = _mean_or_zero((goal.alpha * detached.positive + log_sums[count]).exp() - is_counted, count - is_counted).clamp(min=0)
+    m_p = _mean_or_zero(
+        (goal.alpha * detached.positive + log_sums[count]).exp() - is_counted, count - is_counted
+    ).clamp(min=0)
     distance, query = _distance_to_hardest(goal, detached)
     m_n = _mean_or_zero((-goal.beta * distance).exp().sum(-1), distance.isfinite().sum(-1))[query]
     return _sig_ms_weights(goal, detached.positive, detached.hardest, m_p, m_n)
 
 
-def _lin_ms_weights(_goal: Goal, positive: Tensor, negative: Tensor, m_p: Tensor | float, m_n: Tensor | float) -> tuple[Tensor, Tensor]:
+def _lin_ms_weights(
+    _goal: Goal, positive: Tensor, negative: Tensor, m_p: Tensor | float, m_n: Tensor | float
+) -> tuple[Tensor, Tensor]:
     return (1 - m_p) * (1 - positive), (1 + m_n) * negative
 
 
-def _sig_ms_weights(goal: Goal, positive: Tensor, negative: Tensor, m_p: Tensor | float, m_n: Tensor | float) -> tuple[Tensor, Tensor]:
-    return 1 / (m_p + (goal.alpha * (positive - goal.lam)).exp()), 1 / (m_n + (goal.beta * (goal.lam - negative)).exp())
+def _sig_ms_weights(
+    goal: Goal, positive: Tensor, negative: Tensor, m_p: Tensor | float, m_n: Tensor | float
+) -> tuple[Tensor, Tensor]:
+    return 1 / (m_p + (goal.alpha * (positive - goal.lam)).exp()), 1 / (
+        m_n + (goal.beta * (goal.lam - negative)).exp()
+    )
 
 
 def _other_positives(goal: Goal, detached: _DetachedScores) -> tuple[Tensor, Tensor, Tensor]:
-    """All positives in ascending order ``[M]``, the number of them that each pair averages over ``[P]``, and whether it is one of these.
+    """All positives in ascending order ``[M]``, the number of them that each pair averages over
+    ``[P]``, and whether it is one of these.
 
-    These positives are a prefix, so their sum is a prefix sum, from which the value of the pair itself is subtracted.
+    These positives are a prefix, so their sum is a prefix sum, from which the value of the pair
+    itself is subtracted.
     """
     assert detached.batch is not None
-    ascending, upper_bound = detached.batch.all_positives.sort().values, detached.hardest + goal.epsilon
-    return ascending, torch.searchsorted(ascending, upper_bound, right=True), (detached.positive <= upper_bound).long()
+    ascending, upper_bound = (
+        detached.batch.all_positives.sort().values,
+        detached.hardest + goal.epsilon,
+    )
+    return (
+        ascending,
+        torch.searchsorted(ascending, upper_bound, right=True),
+        (detached.positive <= upper_bound).long(),
+    )
 
 
 def _distance_to_hardest(goal: Goal, detached: _DetachedScores) -> tuple[Tensor, Tensor]:
-    """``s_n - s_ij`` for the other negatives of each query that m_n averages, inf elsewhere: ``[Q, C]``. Also the query of each pair."""
+    """``s_n - s_ij`` for the other negatives of each query that m_n averages, inf elsewhere: ``[Q,
+    C]``. Also the query of each pair.
+    """
     assert detached.batch is not None
     negatives = detached.batch.pairs.negatives()
     hardest, position = negatives.max(-1, keepdim=True)
     others = negatives.scatter(-1, position, NEG_INF)
     lower_bound = pad(detached.batch.all_positives, (0, 1), value=math.inf).min() - goal.epsilon
-    return torch.where(others >= lower_bound, hardest - others, math.inf), detached.batch.pairs.query
+    return torch.where(
+        others >= lower_bound, hardest - others, math.inf
+    ), detached.batch.pairs.query
 
 
 def _mean_or_zero(total: Tensor, count: Tensor) -> Tensor:
@@ -285,7 +330,11 @@ def _mean_or_zero(total: Tensor, count: Tensor) -> Tensor:
     return torch.where(count > 0, total / count.clamp(min=1), 0.0)
 
 
-TRIPLET_WEIGHTS: dict[str, Callable[[Goal, _DetachedScores], Tensor]] = {"con": _triplet_con, "nca": _triplet_nca, "cir": _triplet_cir}
+TRIPLET_WEIGHTS: dict[str, Callable[[Goal, _DetachedScores], Tensor]] = {
+    "con": _triplet_con,
+    "nca": _triplet_nca,
+    "cir": _triplet_cir,
+}
 PAIR_WEIGHTS: dict[str, Callable[[Goal, _DetachedScores], tuple[Tensor, Tensor]]] = {
     "con": _pair_con,
     "lin": _pair_lin,

@@ -1,4 +1,6 @@
-"""Objectives on graded relevance: the Ladder loss, and VLC with a divergence that orders the negatives."""
+"""Objectives on graded relevance: the Ladder loss, and VLC with a divergence that orders the
+negatives.
+"""
 
 from __future__ import annotations
 
@@ -75,11 +77,28 @@ class Ladder(Objective):
         levels = len(self.margins)
         require_field(levels > 0, self, "margins", "one for each level, at least one")
         require_field(len(self.betas) == levels, self, "betas", f"as many as margins, {levels}")
-        require_field(len(self.thresholds) == levels - 1, self, "thresholds", f"one fewer than margins, {levels - 1}")
-        require_field(all(a > b for a, b in pairwise(self.thresholds)), self, "thresholds", "each below the one before")
-        require_field(self.sampling == "hard" or self.pairs == 1, self, "pairs", "1 with sampling='sum', which takes all")
+        require_field(
+            len(self.thresholds) == levels - 1,
+            self,
+            "thresholds",
+            f"one fewer than margins, {levels - 1}",
+        )
+        require_field(
+            all(a > b for a, b in pairwise(self.thresholds)),
+            self,
+            "thresholds",
+            "each below the one before",
+        )
+        require_field(
+            self.sampling == "hard" or self.pairs == 1,
+            self,
+            "pairs",
+            "1 with sampling='sum', which takes all",
+        )
         if self.semantics == "reference":
-            require_field(self.sampling == "hard", self, "sampling", "'hard' with semantics='reference'")
+            require_field(
+                self.sampling == "hard", self, "sampling", "'hard' with semantics='reference'"
+            )
             require_field(self.pairs == 1, self, "pairs", "1 with semantics='reference'")
 
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
@@ -92,33 +111,57 @@ class Ladder(Objective):
         for level, (upper, lower) in enumerate(self._relevance_levels(targets), start=1):
             below = scores.masked_fill(~lower, NEG_INF if follows_paper else 0.0)
             if self.cumulative:
-                terms = terms + self.betas[level] * self._positive_hinges(sum(self.margins[: level + 1]), below, pairs, targets)
+                terms = terms + self.betas[level] * self._positive_hinges(
+                    sum(self.margins[: level + 1]), below, pairs, targets
+                )
             else:
-                level_sums = level_sums + self.betas[level] * self._level_hinges(self.margins[level], below, upper, scores)
+                level_sums = level_sums + self.betas[level] * self._level_hinges(
+                    self.margins[level], below, upper, scores
+                )
         if self.cumulative:
             return terms
         # The levels of a query are divided among its positive pairs.
         num_positives = targets.positive.sum(-1)
-        return torch.cat([terms + (level_sums / num_positives.clamp(min=1))[pairs.query], level_sums[num_positives == 0]])
+        return torch.cat(
+            [
+                terms + (level_sums / num_positives.clamp(min=1))[pairs.query],
+                level_sums[num_positives == 0],
+            ]
+        )
 
     def _relevance_levels(self, targets: Targets) -> Iterator[tuple[Tensor, Tensor]]:
-        """For each level from the second on, which candidates should score above which others: two bool ``[Q, C]``."""
+        """For each level from the second on, which candidates should score above which others: two
+        bool ``[Q, C]``.
+        """
         relevance = targets.pairwise("relevance", "Ladder")
         follows_paper = self.semantics == "paper"
         is_member = targets.negative if follows_paper else targets.negative | targets.positive
         upper_bound = -NEG_INF
         for threshold in self.thresholds:
-            yield is_member & (relevance >= threshold) & (relevance < upper_bound), is_member & (relevance < threshold)
+            yield (
+                is_member & (relevance >= threshold) & (relevance < upper_bound),
+                is_member & (relevance < threshold),
+            )
             upper_bound = threshold if follows_paper else upper_bound
 
-    def _positive_hinges(self, margin: float, below: Tensor, pairs: PositivePairs, targets: Targets) -> Tensor:
-        """For each positive pair, the sum of its hinges against the scores ``below [Q, C]``: ``[P]``."""
+    def _positive_hinges(
+        self, margin: float, below: Tensor, pairs: PositivePairs, targets: Targets
+    ) -> Tensor:
+        """For each positive pair, the sum of its hinges against the scores ``below [Q, C]``:
+        ``[P]``.
+        """
         if self.sampling == "sum":
             return _hinge_sums(margin + below, pairs.scores)[targets.positive]
-        return (margin + _top_values(below, self.pairs)[pairs.query] - pairs.positive[:, None]).relu().sum(-1)
+        return (
+            (margin + _top_values(below, self.pairs)[pairs.query] - pairs.positive[:, None])
+            .relu()
+            .sum(-1)
+        )
 
     def _level_hinges(self, margin: float, below: Tensor, upper: Tensor, scores: Tensor) -> Tensor:
-        """For each query, the sum of the hinges of the members of ``upper`` against the scores ``below [Q, C]``: ``[Q]``."""
+        """For each query, the sum of the hinges of the members of ``upper`` against the scores
+        ``below [Q, C]``: ``[Q]``.
+        """
         if self.sampling == "sum":
             return _hinge_sums(margin + below, scores).masked_fill(~upper, 0.0).sum(-1)
         above = scores.masked_fill(~upper, -NEG_INF if self.semantics == "paper" else 1.0)
@@ -126,12 +169,20 @@ class Ladder(Objective):
 
 
 def _top_values(values: Tensor, count: int) -> Tensor:
-    """The largest values of each row, in descending order: ``[Q, C] -> [Q, count]``, or all where there are fewer."""
-    return values.max(-1, keepdim=True).values if count == 1 else values.topk(min(count, values.shape[-1])).values
+    """The largest values of each row, in descending order: ``[Q, C] -> [Q, count]``, or all where
+    there are fewer.
+    """
+    return (
+        values.max(-1, keepdim=True).values
+        if count == 1
+        else values.topk(min(count, values.shape[-1])).values
+    )
 
 
 def _largest_gaps(below: Tensor, above: Tensor, count: int) -> Tensor:
-    """The largest ``below_j - above_i`` of each row ``[Q, count]``. Only ranks with i j <= count can be among them."""
+    """The largest ``below_j - above_i`` of each row ``[Q, count]``. Only ranks with i j <= count
+    can be among them.
+    """
     highest_below, lowest_above = _top_values(below, count), -_top_values(-above, count)
     rank = torch.arange(1, highest_below.shape[1] + 1, device=below.device)
     i, j = (rank[:, None] * rank <= count).nonzero(as_tuple=True)
@@ -139,10 +190,14 @@ def _largest_gaps(below: Tensor, above: Tensor, count: int) -> Tensor:
 
 
 def _hinge_sums(below: Tensor, above: Tensor) -> Tensor:
-    """``sum_j [below_j - above_i]_+`` for every i of a row, by prefix sums: ``[Q, C], [Q, C] -> [Q, C]``. -inf adds nothing."""
+    """``sum_j [below_j - above_i]_+`` for every i of a row, by prefix sums: ``[Q, C], [Q, C] -> [Q,
+    C]``. -inf adds nothing.
+    """
     descending = below.sort(-1, descending=True).values
     num_strictly_above = torch.searchsorted(-descending.detach(), -above.detach().contiguous())
-    prefix_sums = torch.nn.functional.pad(descending.masked_fill(descending == NEG_INF, 0.0).cumsum(-1), (1, 0))
+    prefix_sums = torch.nn.functional.pad(
+        descending.masked_fill(descending == NEG_INF, 0.0).cumsum(-1), (1, 0)
+    )
     return prefix_sums.gather(-1, num_strictly_above) - num_strictly_above * above
 
 
@@ -199,12 +254,17 @@ class GradedVLC(VLC):
         return terms + (weight_per_pair * self._divergence(scores, targets))[pairs.query]
 
     def _divergence(self, scores: Tensor, targets: Targets) -> Tensor:
-        """``sum_j p_ij log(p_ij / q_ij)`` over the negatives of each query, shape ``[Q]``, 0 without negatives."""
+        """``sum_j p_ij log(p_ij / q_ij)`` over the negatives of each query, shape ``[Q]``, 0
+        without negatives.
+        """
         negative = targets.negative
         # Without negatives nothing is masked, so that the sum is 0 and not NaN.
         is_masked = ~negative & negative.any(-1, keepdim=True)
         log_p, log_q = (
             logits.masked_fill(is_masked, NEG_INF).log_softmax(-1).masked_fill(~negative, 0.0)
-            for logits in (targets.pairwise("relevance", "GradedVLC") / self.tau, self.graded_gamma * scores)
+            for logits in (
+                targets.pairwise("relevance", "GradedVLC") / self.tau,
+                self.graded_gamma * scores,
+            )
         )
         return (log_p.exp() * (log_p - log_q)).masked_fill(~negative, 0.0).sum(-1)

@@ -54,7 +54,11 @@ class BinomialDeviance(Objective):
 
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
         pairs = find_positive_pairs(scores, targets)
-        pushed = pairs.negatives() if self.negatives == "all" else pairs.negatives().max(-1, keepdim=True).values
+        pushed = (
+            pairs.negatives()
+            if self.negatives == "all"
+            else pairs.negatives().max(-1, keepdim=True).values
+        )
         push = log1p_exp(self.beta * (pushed - self.lam)).sum(-1)[pairs.query] / self.beta
         pull = log1p_exp(self.alpha * (self.lam - pairs.positive)) / self.alpha
         return torch.where(pairs.has_negative, pull + push, 0.0)
@@ -94,7 +98,9 @@ class MultiSimilarity(Objective):
 
     alpha: PositiveFloat = 2.0
     beta: PositiveFloat = 50.0
-    lam: Annotated[float, Constraint(lambda number: abs(number) <= 1000, "a number from -1000 to 1000")] = 0.5
+    lam: Annotated[
+        float, Constraint(lambda number: abs(number) <= 1000, "a number from -1000 to 1000")
+    ] = 0.5
     epsilon: float = 0.1
     reduction: Reduction = "sum"
 
@@ -102,10 +108,16 @@ class MultiSimilarity(Objective):
         positive, negative = targets.positive, targets.negative
         highest_negative = scores.masked_fill(~negative, NEG_INF).amax(-1, keepdim=True)
         lowest_positive = scores.masked_fill(~positive, math.inf).amin(-1, keepdim=True)
-        easy_positive, easy_negative = scores >= highest_negative + self.epsilon, scores <= lowest_positive - self.epsilon
+        easy_positive, easy_negative = (
+            scores >= highest_negative + self.epsilon,
+            scores <= lowest_positive - self.epsilon,
+        )
         pulled = (self.alpha * (self.lam - scores)).masked_fill(~positive | easy_positive, NEG_INF)
         pushed = (self.beta * (scores - self.lam)).masked_fill(~negative | easy_negative, NEG_INF)
-        terms = log1p_exp(pulled.logsumexp(-1)) / self.alpha + log1p_exp(pushed.logsumexp(-1)) / self.beta
+        terms = (
+            log1p_exp(pulled.logsumexp(-1)) / self.alpha
+            + log1p_exp(pushed.logsumexp(-1)) / self.beta
+        )
         return terms[positive.any(-1)]
 
 

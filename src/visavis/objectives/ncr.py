@@ -58,10 +58,18 @@ class NCR(SummaryObjective):
     reduction: Reduction = "sum"
 
     def summary(self, targets: Targets) -> HardestNegative | None:
-        """Return the hardest negative if margins belong to anchors. A margin per pair may change which one is the hardest."""
-        return HardestNegative() if self.semantics == "paper" and not self.warmup and targets.query_margin is not None else None
+        """Return the hardest negative if margins belong to anchors. A margin per pair may change
+        which one is the hardest.
+        """
+        return (
+            HardestNegative()
+            if self.semantics == "paper" and not self.warmup and targets.query_margin is not None
+            else None
+        )
 
-    def pair_terms(self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets) -> Tensor:
+    def pair_terms(
+        self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets
+    ) -> Tensor:
         return (anchor_margins(self.margin, query, targets, "NCR") + negatives - positive).relu()
 
     def row_terms(self, scores: Tensor, targets: Targets) -> Tensor:
@@ -73,11 +81,18 @@ class NCR(SummaryObjective):
 
     def _margins(self, targets: Targets) -> Tensor | float:
         """Margin of each pair: ``[Q, C]``, ``[Q, 1]`` or one number."""
-        anchor = targets.query_margin_or(self.margin, "NCR") if self.semantics == "paper" else self.margin
+        anchor = (
+            targets.query_margin_or(self.margin, "NCR")
+            if self.semantics == "paper"
+            else self.margin
+        )
         if isinstance(anchor, Tensor):
             return anchor[:, None]
         if targets.pair_margin is not None:
             return targets.pairwise("pair_margin", "NCR")
         if self.warmup:
             return anchor
-        raise missing_annotation("NCR", *(("query_margin", "pair_margin") if self.semantics == "paper" else ("pair_margin",)))
+        raise missing_annotation(
+            "NCR",
+            *(("query_margin", "pair_margin") if self.semantics == "paper" else ("pair_margin",)),
+        )

@@ -1,10 +1,12 @@
 """Positive pairs and summaries of negatives, which objectives share.
 
-The negatives of a query are reduced once and then compared with each of its positive pairs. With k positives per query, a
-matrix [pairs x candidates] would cost k times as much. Only sums of hinges need this wider matrix: ``gap``.
+The negatives of a query are reduced once and then compared with each of its positive pairs. With k
+positives per query, a matrix [pairs x candidates] would cost k times as much. Only sums of hinges
+need this wider matrix: ``gap``.
 
-Rules: one term per positive pair. Other positives of a query are never its negatives. A pair whose query has no negative
-counts with term 0. Masked scores are set to -inf last, which also stops their gradients.
+Rules: one term per positive pair. Other positives of a query are never its negatives. A pair whose
+query has no negative counts with term 0. Masked scores are set to -inf last, which also stops their
+gradients.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ class PositivePairs(NamedTuple):
 
     @property
     def hardest(self) -> Tensor:
-        """``max_j s_ij`` over the negatives of the query of each pair, shape ``[P]``, -inf without negatives."""
+        """``max_j s_ij`` over the negatives of the query of each pair, shape ``[P]``, -inf without
+        negatives.
+        """
         return self.negatives().max(-1).values[self.query]
 
     def log_sum_exp(self, scale: float) -> Tensor:
@@ -93,8 +97,11 @@ def find_positive_pairs(scores: Tensor, targets: Targets) -> PositivePairs:
     return PositivePairs(query, scores[query, candidate], scores, targets.negative)
 
 
-def anchor_margins(margin: float, query: Tensor, targets: Targets, objective: str) -> Tensor | float:
-    """Return the margin of the anchor of each positive pair: the adaptive margin of its query, or the margin of the objective.
+def anchor_margins(
+    margin: float, query: Tensor, targets: Targets, objective: str
+) -> Tensor | float:
+    """Return the margin of the anchor of each positive pair: the adaptive margin of its query, or
+    the margin of the objective.
 
     Args:
         margin: Margin of the objective, for targets without adaptive margins.

@@ -1,4 +1,6 @@
-"""Polynomial losses: the weight of a pair is a polynomial of its score, or of its difference from the positive."""
+"""Polynomial losses: the weight of a pair is a polynomial of its score, or of its difference from
+the positive.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,13 @@ from typing import ClassVar
 from torch import Tensor
 
 from visavis.objectives.base import Reduction, SummaryObjective
-from visavis.objectives.pairs import NEG_INF, HardestNegative, anchor_margins, find_positive_pairs, log1p_exp
+from visavis.objectives.pairs import (
+    NEG_INF,
+    HardestNegative,
+    anchor_margins,
+    find_positive_pairs,
+    log1p_exp,
+)
 from visavis.spec import PositiveFloat
 from visavis.targets import Targets
 
@@ -63,12 +71,16 @@ class SSP(SummaryObjective):
     negative: tuple[float, ...] = (0.03, -0.4, 0.9)
     reduction: Reduction = "mean"
 
-    def pair_terms(self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets) -> Tensor:
+    def pair_terms(
+        self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets
+    ) -> Tensor:
         margin = anchor_margins(self.margin, query, targets, "SSP")
         is_inactive = (negatives + margin <= positive) | (positive >= SATURATED_SCORE)
         # A polynomial of -inf, the hardest of no negatives, has a NaN as its gradient.
         hardest = negatives.masked_fill(is_inactive, 0.0)
-        return (_polynomial(self.positive, positive).relu() + _polynomial(self.negative, hardest).relu()).masked_fill(is_inactive, 0.0)
+        return (
+            _polynomial(self.positive, positive).relu() + _polynomial(self.negative, hardest).relu()
+        ).masked_fill(is_inactive, 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +129,9 @@ class RSP(SummaryObjective):
     def summary(self, targets: Targets) -> HardestNegative | None:
         return HardestNegative() if self.gamma is None else None
 
-    def pair_terms(self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets) -> Tensor:
+    def pair_terms(
+        self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets
+    ) -> Tensor:
         margin = anchor_margins(self.margin, query, targets, "RSP")
         return (margin + self._penalty(negatives - positive)).relu()
 
@@ -125,9 +139,14 @@ class RSP(SummaryObjective):
         assert self.gamma is not None
         pairs = find_positive_pairs(scores, targets)
         margin = anchor_margins(self.margin, pairs.query, targets, "RSP")
-        return log1p_exp((self.gamma * self._penalty(pairs.gap)).logsumexp(-1) + self.gamma * margin) / self.gamma
+        return (
+            log1p_exp((self.gamma * self._penalty(pairs.gap)).logsumexp(-1) + self.gamma * margin)
+            / self.gamma
+        )
 
     def _penalty(self, gap: Tensor) -> Tensor:
         """G of a gap, -inf without negatives."""
         no_negative = gap == NEG_INF
-        return _polynomial(self.coefficients, gap.masked_fill(no_negative, 0.0)).masked_fill(no_negative, NEG_INF)
+        return _polynomial(self.coefficients, gap.masked_fill(no_negative, 0.0)).masked_fill(
+            no_negative, NEG_INF
+        )

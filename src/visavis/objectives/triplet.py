@@ -88,7 +88,9 @@ class TripletHN(SummaryObjective):
     margin: float = 0.2
     reduction: Reduction = "sum"
 
-    def pair_terms(self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets) -> Tensor:
+    def pair_terms(
+        self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets
+    ) -> Tensor:
         margin = anchor_margins(self.margin, query, targets, "TripletHN")
         return (margin + negatives - positive).relu()
 

@@ -1,4 +1,6 @@
-"""PairLoss: any objective on embeddings of two encoders. The only package that handles memory and ranks of a loss."""
+"""PairLoss: any objective on embeddings of two encoders. The only package that handles memory and
+ranks of a loss.
+"""
 
 from visavis.pair_loss.cosine_scores import cosine
 from visavis.pair_loss.encoded_items import encode_in_chunks

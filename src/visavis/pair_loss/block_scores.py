@@ -1,7 +1,9 @@
-"""Interface of block-wise scores: blocks off the graph, and accumulation of their gradients into the inputs.
+"""Interface of block-wise scores: blocks off the graph, and accumulation of their gradients into
+the inputs.
 
-``accumulate_grad`` of a block takes dL/d(block) while its scores are in memory and adds the gradients of the inputs.
-``gradients`` returns the sums. Cosines and arbitrary score functions share this interface.
+``accumulate_grad`` of a block takes dL/d(block) while its scores are in memory and adds the
+gradients of the inputs. ``gradients`` returns the sums. Cosines and arbitrary score functions share
+this interface.
 """
 
 from __future__ import annotations
@@ -45,15 +47,17 @@ class InputGradients(NamedTuple):
 
 
 class Scores(ABC):
-    """Scores of queries against candidates in blocks of queries. Images are the queries unless transposed.
+    """Scores of queries against candidates in blocks of queries. Images are the queries unless
+    transposed.
 
-    ``T``, ``window`` and ``scaled_by`` return views that add to the same gradients. ``fork`` returns a copy with its own
-    gradients, and ``merge`` adds the weighted gradients of both.
+    ``T``, ``window`` and ``scaled_by`` return views that add to the same gradients. ``fork``
+    returns a copy with its own gradients, and ``merge`` adds the weighted gradients of both.
 
     Attributes:
         dtype: Dtype of sums of scores.
         parameters: Tensors that the scores read next to the items.
-        is_cheap: Whether a block costs only the memory of its scores, so that many blocks can be cached.
+        is_cheap: Whether a block costs only the memory of its scores, so that many blocks can be
+            cached.
         factor: Factor of every score.
         is_transposed: Whether texts are the queries.
         query_window: Items of the query side that are queries. None: all.
@@ -98,9 +102,14 @@ class Scores(ABC):
             The sums.
         """
 
-        def add_weighted(totals: list[Tensor | None], others: list[Tensor | None]) -> list[Tensor | None]:
+        def add_weighted(
+            totals: list[Tensor | None], others: list[Tensor | None]
+        ) -> list[Tensor | None]:
             pairs = zip(totals, others, strict=True)
-            return [None if a is None or b is None else a.mul_(weights[0]).add_(b, alpha=weights[1]) for a, b in pairs]
+            return [
+                None if a is None or b is None else a.mul_(weights[0]).add_(b, alpha=weights[1])
+                for a, b in pairs
+            ]
 
         return InputGradients(*map(add_weighted, self.gradients(), other.gradients()))
 
@@ -111,7 +120,8 @@ class Scores(ABC):
         Args:
             rows: Items of the query side.
             columns: Items of the candidate side.
-            with_grad: Whether ``accumulate_grad`` of the block will be called. It must not be called otherwise.
+            with_grad: Whether ``accumulate_grad`` of the block will be called. It must not be
+                called otherwise.
 
         Returns:
             The block.
@@ -153,7 +163,9 @@ class Scores(ABC):
         """
         return self._changed(factor=self.factor * factor)
 
-    def block(self, rows: slice, columns: slice | None = None, *, with_grad: bool = True) -> ScoreBlock:
+    def block(
+        self, rows: slice, columns: slice | None = None, *, with_grad: bool = True
+    ) -> ScoreBlock:
         """Score some queries against all or some candidates.
 
         Args:
@@ -165,7 +177,9 @@ class Scores(ABC):
             The block.
         """
         rows = slice(rows.start + self.query_offset, rows.stop + self.query_offset)
-        return self.score_block(rows, slice(0, self.shape[1]) if columns is None else columns, with_grad=with_grad)
+        return self.score_block(
+            rows, slice(0, self.shape[1]) if columns is None else columns, with_grad=with_grad
+        )
 
     @property
     def query_offset(self) -> int:
@@ -184,12 +198,16 @@ class Scores(ABC):
             Scores of shape ``[P]``.
         """
         by_block = [
-            self.block(rows, with_grad=False).scores.detach()[query[pairs] - rows.start, candidate[pairs]]
+            self.block(rows, with_grad=False).scores.detach()[
+                query[pairs] - rows.start, candidate[pairs]
+            ]
             for rows, pairs in _pairs_by_block(query, blocks)
         ]
         return torch.cat(by_block) if by_block else query.new_zeros(0, dtype=self.dtype)
 
-    def accumulate_pair_grads(self, query: Tensor, candidate: Tensor, pair_grads: Tensor, blocks: Sequence[slice]) -> None:
+    def accumulate_pair_grads(
+        self, query: Tensor, candidate: Tensor, pair_grads: Tensor, blocks: Sequence[slice]
+    ) -> None:
         """Accumulate the gradient of single pairs. The gradient of all other pairs is 0.
 
         Args:
@@ -202,7 +220,11 @@ class Scores(ABC):
             if len(pairs):
                 block = self.block(rows)
                 positions = (query[pairs] - rows.start, candidate[pairs])
-                block.accumulate_grad(torch.zeros_like(block.scores).index_put_(positions, pair_grads[pairs], accumulate=True))
+                block.accumulate_grad(
+                    torch.zeros_like(block.scores).index_put_(
+                        positions, pair_grads[pairs], accumulate=True
+                    )
+                )
                 # Free the block before the next one is scored.
                 del block
 
@@ -222,7 +244,11 @@ def trainable(scalar: Tensor | float | None) -> list[Tensor]:
     Returns:
         The tensor in a list, or an empty list.
     """
-    return [scalar] if isinstance(scalar, Tensor) and scalar.requires_grad and torch.is_grad_enabled() else []
+    return (
+        [scalar]
+        if isinstance(scalar, Tensor) and scalar.requires_grad and torch.is_grad_enabled()
+        else []
+    )
 
 
 def _pairs_by_block(query: Tensor, blocks: Sequence[slice]) -> Iterator[tuple[slice, Tensor]]:

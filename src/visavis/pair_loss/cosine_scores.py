@@ -1,7 +1,8 @@
 """Cosine scores, recomputed block by block or cached as one matrix.
 
-Recomputed cosines need the memory of the embeddings and one block. Cached cosines need one product for both directions and
-one for each gradient, and the blocks in between stay in the processor's cache.
+Recomputed cosines need the memory of the embeddings and one block. Cached cosines need one product
+for both directions and one for each gradient, and the blocks in between stay in the processor's
+cache.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ class UnitVectors:
         needs_grad: Whether the embeddings need a gradient.
     """
 
-    def __init__(self, embeddings: Tensor, dtype: torch.dtype, matmul_dtype: torch.dtype, *, needs_grad: bool):
+    def __init__(
+        self, embeddings: Tensor, dtype: torch.dtype, matmul_dtype: torch.dtype, *, needs_grad: bool
+    ):
         self.needs_grad = needs_grad
         rows, self.norm, self.factors = scaled_norms(embeddings.detach().to(dtype))
         self.unit_rows = rows / self.norm
@@ -64,15 +67,24 @@ class UnitVectors:
         """Convert the gradient of the normalized vectors to that of the embeddings, in place.
 
         Returns:
-            The component orthogonal to the normalized vectors, divided by the norms. None if no gradient is needed.
+            The component orthogonal to the normalized vectors, divided by the norms. None if no
+            gradient is needed.
         """
         if not self.needs_grad:
             return None
         for gradient, rows, norm in zip(
-            *(part.split(ROWS_PER_CHUNK) for part in (self.gradient_buffer(), self.unit_rows, self.norm)), strict=True
+            *(
+                part.split(ROWS_PER_CHUNK)
+                for part in (self.gradient_buffer(), self.unit_rows, self.norm)
+            ),
+            strict=True,
         ):
             gradient.sub_(torch.linalg.vecdot(gradient, rows)[:, None] * rows).div_(norm)
-        return self.gradient_buffer() if self.factors is None else self.gradient_buffer().mul_(self.factors)
+        return (
+            self.gradient_buffer()
+            if self.factors is None
+            else self.gradient_buffer().mul_(self.factors)
+        )
 
 
 def _embedding_pair(images: Items, texts: Items) -> tuple[Tensor, Tensor, torch.dtype]:
@@ -80,9 +92,14 @@ def _embedding_pair(images: Items, texts: Items) -> tuple[Tensor, Tensor, torch.
     visual, textual = embedding_matrix(images), embedding_matrix(texts)
     if visual.shape[1] != textual.shape[1]:
         raise ShapeError(
-            f"cosine scores: expected embeddings of one dimension, got {visual.shape[1]} for images and {textual.shape[1]} for texts."
+            f"cosine scores: expected embeddings of one dimension, got {visual.shape[1]} for "
+            f"images and {textual.shape[1]} for texts."
         )
-    return visual, textual, torch.promote_types(torch.promote_types(visual.dtype, textual.dtype), torch.float32)
+    return (
+        visual,
+        textual,
+        torch.promote_types(torch.promote_types(visual.dtype, textual.dtype), torch.float32),
+    )
 
 
 def cosine(images: Items, texts: Items) -> Tensor:
@@ -103,7 +120,8 @@ def cosine(images: Items, texts: Items) -> Tensor:
 
 
 class CosineScores(Scores):
-    """Base class of cosine scores. Products run in the dtype of autocast where it is enabled, sums in float32 or better.
+    """Base class of cosine scores. Products run in the dtype of autocast where it is enabled, sums
+    in float32 or better.
 
     Args:
         images: All images.
@@ -114,7 +132,9 @@ class CosineScores(Scores):
 
     is_cheap = True
 
-    def __init__(self, images: Items, texts: Items, scale: Tensor | float | None, needs_grad: NeedsGrad):
+    def __init__(
+        self, images: Items, texts: Items, scale: Tensor | float | None, needs_grad: NeedsGrad
+    ):
         visual, textual, self.dtype = _embedding_pair(images, texts)
         device = visual.device.type
         mixed = torch.is_autocast_enabled(device) and self.dtype == torch.float32
@@ -124,11 +144,16 @@ class CosineScores(Scores):
             for side, parts in zip((visual, textual), needs_grad, strict=True)
         ]
         self.parameters = trainable(scale)
-        self.scale = None if scale is None else float(scale.detach() if isinstance(scale, Tensor) else scale)
-        self.scale_gradient = torch.zeros((), dtype=self.dtype, device=visual.device) if self.parameters else None
+        self.scale = (
+            None if scale is None else float(scale.detach() if isinstance(scale, Tensor) else scale)
+        )
+        self.scale_gradient = (
+            torch.zeros((), dtype=self.dtype, device=visual.device) if self.parameters else None
+        )
 
     def scaled_by(self, factor: float) -> Self:
-        """Multiply all scores by a factor. Products that may not fit into float16 run in the dtype of sums.
+        """Multiply all scores by a factor. Products that may not fit into float16 run in the dtype
+        of sums.
 
         Args:
             factor: The factor.
@@ -170,7 +195,8 @@ class CosineScores(Scores):
 
 
 class RecomputedCosines(CosineScores):
-    """Cosines with one product per block. Each gradient is propagated to the vectors while its block is in memory.
+    """Cosines with one product per block. Each gradient is propagated to the vectors while its
+    block is in memory.
 
     Args:
         images: All images.
@@ -179,13 +205,19 @@ class RecomputedCosines(CosineScores):
         needs_grad: Which tensors need a gradient.
     """
 
-    def __init__(self, images: Items, texts: Items, scale: Tensor | float | None, needs_grad: NeedsGrad):
+    def __init__(
+        self, images: Items, texts: Items, scale: Tensor | float | None, needs_grad: NeedsGrad
+    ):
         super().__init__(images, texts, scale, needs_grad)
         self.buffer_by_dtype: dict[torch.dtype, Tensor] = {}
 
     def fork(self) -> Self:
-        scale_gradient = None if self.scale_gradient is None else torch.zeros_like(self.scale_gradient)
-        return self._changed(unit_vectors=[side.fork() for side in self.unit_vectors], scale_gradient=scale_gradient)
+        scale_gradient = (
+            None if self.scale_gradient is None else torch.zeros_like(self.scale_gradient)
+        )
+        return self._changed(
+            unit_vectors=[side.fork() for side in self.unit_vectors], scale_gradient=scale_gradient
+        )
 
     def score_block(self, rows: slice, columns: slice, *, with_grad: bool) -> ScoreBlock:
         query_side, candidate_side = self._query_and_candidate_side()
@@ -202,19 +234,31 @@ class RecomputedCosines(CosineScores):
         query_side, candidate_side = self._query_and_candidate_side()
         scores = torch.empty(len(query), dtype=self.dtype, device=query_side.unit_rows.device)
         for pairs, i, j in self._chunk_pairs(query, candidate):
-            scores[pairs] = torch.linalg.vecdot(self.apply_scale(query_side.matmul_rows[i]), candidate_side.matmul_rows[j]).to(self.dtype)
+            scores[pairs] = torch.linalg.vecdot(
+                self.apply_scale(query_side.matmul_rows[i]), candidate_side.matmul_rows[j]
+            ).to(self.dtype)
         return scores
 
-    def accumulate_pair_grads(self, query: Tensor, candidate: Tensor, pair_grads: Tensor, blocks: Sequence[slice]) -> None:
+    def accumulate_pair_grads(
+        self, query: Tensor, candidate: Tensor, pair_grads: Tensor, blocks: Sequence[slice]
+    ) -> None:
         query_side, candidate_side = self._query_and_candidate_side()
         for pairs, i, j in self._chunk_pairs(query, candidate):
-            weight, queries, candidates = pair_grads[pairs, None], query_side.unit_rows[i], candidate_side.unit_rows[j]
+            weight, queries, candidates = (
+                pair_grads[pairs, None],
+                query_side.unit_rows[i],
+                candidate_side.unit_rows[j],
+            )
             if self.scale_gradient is not None:
                 self.scale_gradient += (weight * queries * candidates).sum() * self.factor
             if query_side.needs_grad:
-                query_side.gradient_buffer().index_add_(0, i, candidates.mul_(self.apply_scale(weight)))
+                query_side.gradient_buffer().index_add_(
+                    0, i, candidates.mul_(self.apply_scale(weight))
+                )
             if candidate_side.needs_grad:
-                candidate_side.gradient_buffer().index_add_(0, j, queries.mul_(self.apply_scale(weight)))
+                candidate_side.gradient_buffer().index_add_(
+                    0, j, queries.mul_(self.apply_scale(weight))
+                )
 
     def _query_and_candidate_side(self) -> tuple[UnitVectors, UnitVectors]:
         images, texts = self.unit_vectors
@@ -228,7 +272,9 @@ class RecomputedCosines(CosineScores):
             gradient = self._buffer(len(queries), len(candidates), queries.dtype).copy_(gradient)
         if self.scale_gradient is not None:
             query_grad = torch.mm(gradient, candidates).to(self.dtype)
-            self.scale_gradient += torch.linalg.vecdot(query_grad, query_side.unit_rows[rows]).sum() * self.factor
+            self.scale_gradient += (
+                torch.linalg.vecdot(query_grad, query_side.unit_rows[rows]).sum() * self.factor
+            )
             if query_side.needs_grad:
                 query_side.gradient_buffer()[rows].add_(query_grad, alpha=self.total_factor)
         elif query_side.needs_grad:
@@ -243,20 +289,28 @@ class RecomputedCosines(CosineScores):
         else:
             total.add_(torch.mm(gradient, vectors), alpha=self.total_factor)
 
-    def _chunk_pairs(self, query: Tensor, candidate: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    def _chunk_pairs(
+        self, query: Tensor, candidate: Tensor
+    ) -> Iterator[tuple[slice, Tensor, Tensor]]:
         for start in range(0, len(query), ROWS_PER_CHUNK):
             pairs = slice(start, start + ROWS_PER_CHUNK)
             yield pairs, query[pairs] + self.query_offset, candidate[pairs]
 
     def _buffer(self, height: int, width: int, dtype: torch.dtype) -> Tensor:
         """Memory that all blocks share. Fresh memory pages would cost as much time as a product."""
-        if dtype not in self.buffer_by_dtype or self.buffer_by_dtype[dtype].numel() < height * width:
-            self.buffer_by_dtype[dtype] = self.unit_vectors[0].unit_rows.new_empty(height * width, dtype=dtype)
+        if (
+            dtype not in self.buffer_by_dtype
+            or self.buffer_by_dtype[dtype].numel() < height * width
+        ):
+            self.buffer_by_dtype[dtype] = self.unit_vectors[0].unit_rows.new_empty(
+                height * width, dtype=dtype
+            )
         return self.buffer_by_dtype[dtype].detach()[: height * width].view(height, width)
 
 
 class CachedCosines(CosineScores):
-    """Cosines as one cached matrix, with a matrix of gradients that is propagated to the vectors at the end.
+    """Cosines as one cached matrix, with a matrix of gradients that is propagated to the vectors at
+    the end.
 
     Args:
         images: All images.
@@ -265,7 +319,9 @@ class CachedCosines(CosineScores):
         needs_grad: Which tensors need a gradient.
     """
 
-    def __init__(self, images: Items, texts: Items, scale: Tensor | float | None, needs_grad: NeedsGrad):
+    def __init__(
+        self, images: Items, texts: Items, scale: Tensor | float | None, needs_grad: NeedsGrad
+    ):
         super().__init__(images, texts, scale, needs_grad)
         visual, textual = (side.matmul_rows for side in self.unit_vectors)
         self.matrix = torch.mm(self.apply_scale(visual), textual.T).to(self.dtype)
@@ -281,7 +337,9 @@ class CachedCosines(CosineScores):
                 self.scale_gradient += torch.linalg.vecdot(visual.gradient, visual.unit_rows).sum()
             visual.gradient = self.apply_scale(visual.gradient)
         if textual.needs_grad:
-            textual.gradient = torch.mm(total.T, self.apply_scale(visual.matmul_rows)).to(self.dtype)
+            textual.gradient = torch.mm(total.T, self.apply_scale(visual.matmul_rows)).to(
+                self.dtype
+            )
         return super().gradients()
 
     def fork(self) -> Self:
@@ -297,7 +355,12 @@ class CachedCosines(CosineScores):
         def accumulate(gradient: Tensor) -> None:
             total.add_(gradient)
 
-        return ScoreBlock((self.matrix.T if self.is_transposed else self.matrix)[rows, columns].contiguous(), accumulate)
+        return ScoreBlock(
+            (self.matrix.T if self.is_transposed else self.matrix)[rows, columns].contiguous(),
+            accumulate,
+        )
 
     def score_pairs(self, query: Tensor, candidate: Tensor, blocks: Sequence[slice]) -> Tensor:
-        return (self.matrix.T if self.is_transposed else self.matrix)[query + self.query_offset, candidate]
+        return (self.matrix.T if self.is_transposed else self.matrix)[
+            query + self.query_offset, candidate
+        ]

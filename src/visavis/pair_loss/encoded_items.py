@@ -51,7 +51,8 @@ def embedding_matrix(items: Items) -> Tensor:
     rows = items.vectors if isinstance(items, Encoded) else items
     if not isinstance(rows, Tensor) or rows.dim() != 2 or not rows.is_floating_point():
         raise ShapeError(
-            "cosine scores: expected one floating-point vector per item, [N, D]. Pass PairLoss(score=...) for regions, words or named parts."
+            "cosine scores: expected one floating-point vector per item, [N, D]. Pass "
+            "PairLoss(score=...) for regions, words or named parts."
         )
     return rows
 
@@ -72,8 +73,15 @@ def concatenate_items(items: Items, extra_items: Items, name: str) -> Items:
     """
     if isinstance(items, Encoded) and isinstance(extra_items, Encoded):
         return concatenate([items, extra_items])
-    if isinstance(items, Encoded) or isinstance(extra_items, Encoded) or items.shape[1:] != extra_items.shape[1:]:
-        raise ShapeError(f"{name}: expected the kind and dimension of the batch, both tensors [N, D] or both Encoded.")
+    if (
+        isinstance(items, Encoded)
+        or isinstance(extra_items, Encoded)
+        or items.shape[1:] != extra_items.shape[1:]
+    ):
+        raise ShapeError(
+            f"{name}: expected the kind and dimension of the batch, both tensors [N, D] or both "
+            "Encoded."
+        )
     return torch.cat([items, extra_items])
 
 
@@ -90,15 +98,21 @@ def validate_matryoshka_dims(dims: Sequence[int]) -> tuple[int, ...]:
         SpecError: If they are not integers >= 1.
 
     Source:
-        Kusupati et al., Matryoshka Representation Learning (2022): the sum of the losses at all dimensions, each of weight 1.
+        Kusupati et al., Matryoshka Representation Learning (2022): the sum of the losses at all
+        dimensions, each of weight 1.
 
     Example:
         >>> validate_matryoshka_dims([256, 64, 256])
         (64, 256)
     """
     values: list[Any] = list(dims) if isinstance(dims, list | tuple) else [dims]
-    if not all(isinstance(value, int) and not isinstance(value, bool) and value > 0 for value in values):
-        raise SpecError(f"matryoshka_dims: expected a list of integers >= 1, such as [64, 256], got {format_value(dims)}.")
+    if not all(
+        isinstance(value, int) and not isinstance(value, bool) and value > 0 for value in values
+    ):
+        raise SpecError(
+            "matryoshka_dims: expected a list of integers >= 1, such as [64, 256], got "
+            f"{format_value(dims)}."
+        )
     return tuple(sorted(set(values)))
 
 
@@ -120,7 +134,8 @@ def smaller_dims(dims: Sequence[int], items: Items) -> tuple[int, ...]:
     embedding_dim = embedding_matrix(items).shape[1]
     if max(dims) > embedding_dim:
         raise ShapeError(
-            f"matryoshka_dims: expected at most {embedding_dim}, the dimension of the embeddings, got {', '.join(map(str, dims))}."
+            f"matryoshka_dims: expected at most {embedding_dim}, the dimension of the embeddings, "
+            f"got {', '.join(map(str, dims))}."
         )
     return tuple(dim for dim in dims if dim < embedding_dim)
 
@@ -143,14 +158,19 @@ def truncate_embeddings(items: SomeItems, embedding_dim: int) -> SomeItems:
     rows = embedding_matrix(items)
     if rows.shape[1] == embedding_dim:
         return items
-    return rows[:, :embedding_dim] if isinstance(items, Tensor) else replace(items, vectors=rows[:, :embedding_dim])
+    return (
+        rows[:, :embedding_dim]
+        if isinstance(items, Tensor)
+        else replace(items, vectors=rows[:, :embedding_dim])
+    )
 
 
 def encode_in_chunks(encode: Callable[[Any], Items], chunks: Iterable[Any]) -> Items:
     """Encode items chunk by chunk, with the activations of one chunk in memory.
 
-    Activations are recomputed in the backward pass. Gradients are exact, including dropout, because a chunk gets the same
-    random numbers again. BatchNorm statistics are those of the chunks and are updated twice.
+    Activations are recomputed in the backward pass. Gradients are exact, including dropout, because
+    a chunk gets the same random numbers again. BatchNorm statistics are those of the chunks and are
+    updated twice.
 
     Args:
         encode: Encodes one chunk.
@@ -162,7 +182,8 @@ def encode_in_chunks(encode: Callable[[Any], Items], chunks: Iterable[Any]) -> I
     Raises:
         ShapeError: If ``chunks`` is empty.
     """
-    # Otherwise the heap grows to several times the activations of a chunk, because chunks are freed and allocated in turns.
+    # Otherwise the heap grows to several times the activations of a chunk, because chunks are freed
+    # and allocated in turns.
     return_freed_memory()
     encoded = [checkpoint(encode, chunk, use_reentrant=False) for chunk in chunks]
     if not encoded:

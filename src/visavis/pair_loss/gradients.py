@@ -1,4 +1,6 @@
-"""Gradients of a PairLoss: annotations that need a gradient, and a value with gradients that are already computed."""
+"""Gradients of a PairLoss: annotations that need a gradient, and a value with gradients that are
+already computed.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +34,21 @@ def annotations_needing_grad(targets: Targets) -> dict[str, Tensor]:
     for name in ANNOTATION_NAMES:
         value = getattr(targets, name)
         if isinstance(value, Factors):
-            tensors |= {f"{name}.query_vectors": value.query_vectors, f"{name}.candidate_vectors": value.candidate_vectors}
+            tensors |= {
+                f"{name}.query_vectors": value.query_vectors,
+                f"{name}.candidate_vectors": value.candidate_vectors,
+            }
         elif isinstance(value, Tensor):
             tensors[name] = value
-        elif value is not None and len(targets.query_ids) and targets[:1].pairwise(name).requires_grad:
-            raise VisavisError(f"{name}: expected a function without gradient, got values with a gradient. Pass a tensor instead.")
+        elif (
+            value is not None
+            and len(targets.query_ids)
+            and targets[:1].pairwise(name).requires_grad
+        ):
+            raise VisavisError(
+                f"{name}: expected a function without gradient, got values with a gradient. Pass a "
+                "tensor instead."
+            )
     return {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}
 
 
@@ -49,7 +61,9 @@ def has_annotations(targets: Targets) -> bool:
     Returns:
         Whether there is a relation or an annotation.
     """
-    return targets.relation is not None or any(getattr(targets, name) is not None for name in ANNOTATION_NAMES)
+    return targets.relation is not None or any(
+        getattr(targets, name) is not None for name in ANNOTATION_NAMES
+    )
 
 
 def get_annotation_tensor(targets: Targets, name: str) -> Tensor:
@@ -80,7 +94,10 @@ def replace_annotation_tensors(targets: Targets, new: dict[str, Tensor]) -> Targ
     """
     for name, tensor in new.items():
         field, _, part = name.partition(".")
-        targets = replace(targets, **{field: replace(getattr(targets, field), **{part: tensor}) if part else tensor})
+        targets = replace(
+            targets,
+            **{field: replace(getattr(targets, field), **{part: tensor}) if part else tensor},
+        )
     return targets
 
 
@@ -94,7 +111,9 @@ def with_annotation_leaves(targets: Targets, names: list[str]) -> tuple[Targets,
     Returns:
         The targets with the leaves, and the leaves.
     """
-    leaves = {name: get_annotation_tensor(targets, name).detach().requires_grad_() for name in names}
+    leaves = {
+        name: get_annotation_tensor(targets, name).detach().requires_grad_() for name in names
+    }
     return replace_annotation_tensors(targets, leaves), list(leaves.values())
 
 
@@ -124,8 +143,14 @@ def attach_gradients(value: Tensor, gradients: Sequence[tuple[Tensor, Tensor]]) 
     Returns:
         The value. Its backward pass multiplies the known gradients by the upstream gradient.
     """
-    needed = [(tensor, gradient.reshape(tensor.shape).to(tensor.dtype)) for tensor, gradient in gradients if tensor.requires_grad]
-    return _KnownGradients.apply(value, [gradient for _, gradient in needed], *(tensor for tensor, _ in needed))
+    needed = [
+        (tensor, gradient.reshape(tensor.shape).to(tensor.dtype))
+        for tensor, gradient in gradients
+        if tensor.requires_grad
+    ]
+    return _KnownGradients.apply(
+        value, [gradient for _, gradient in needed], *(tensor for tensor, _ in needed)
+    )
 
 
 class _KnownGradients(torch.autograd.Function):
@@ -138,7 +163,8 @@ class _KnownGradients(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             raise VisavisError(
-                "PairLoss cannot be differentiated twice, because its gradient is computed in the forward pass. "
+                "PairLoss cannot be differentiated twice, because its gradient is computed in the "
+                "forward pass. "
                 "Call the objective on the score matrix instead: objective(scores, targets)."
             )
         return None, None, *(gradient * upstream[0] for gradient in ctx.gradients)

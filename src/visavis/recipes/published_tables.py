@@ -12,12 +12,24 @@ from pydantic import TypeAdapter
 from visavis.errors import RecipeError
 from visavis.evaluation import Evaluation
 from visavis.evaluation.published_row import PublishedRow
-from visavis.recipes.files import ROW_ANNOTATIONS, RecipeFile, paper_tables, read_recipe, read_recipe_file, suggest_row
+from visavis.recipes.files import (
+    ROW_ANNOTATIONS,
+    RecipeFile,
+    paper_tables,
+    read_recipe,
+    read_recipe_file,
+    suggest_row,
+)
 from visavis.recipes.recipe import Recipe
 
-_COPIED_ANNOTATIONS = ("source", *(key for key in ROW_ANNOTATIONS if key not in ("published", "protocol")))
+_COPIED_ANNOTATIONS = (
+    "source",
+    *(key for key in ROW_ANNOTATIONS if key not in ("published", "protocol")),
+)
 # A mean, or a mean and its standard deviation.
-_VALUES: TypeAdapter[dict[str, float | tuple[float, float]]] = TypeAdapter(dict[str, float | tuple[float, float]])
+_VALUES: TypeAdapter[dict[str, float | tuple[float, float]]] = TypeAdapter(
+    dict[str, float | tuple[float, float]]
+)
 
 
 @cache
@@ -31,7 +43,11 @@ def published_results() -> dict[str, PublishedRow]:
         >>> published_results()["goal/3/r152-cir-sig-ms"].values["i2t_r1"]
         (35.3, 0.4)
     """
-    return {row.id: row for table in paper_tables() for row in _read_rows(table, read_recipe_file(table))}
+    return {
+        row.id: row
+        for table in paper_tables()
+        for row in _read_rows(table, read_recipe_file(table))
+    }
 
 
 def check_published_id(row_id: str) -> None:
@@ -44,7 +60,9 @@ def check_published_id(row_id: str) -> None:
         RecipeError: If the row does not exist.
     """
     if row_id and row_id not in published_results() and not contributing_sample_rows(row_id):
-        raise RecipeError(f"published: {row_id!r} is not a row of a paper's table: {suggest_row(row_id)}")
+        raise RecipeError(
+            f"published: {row_id!r} is not a row of a paper's table: {suggest_row(row_id)}"
+        )
 
 
 def with_published(result: Evaluation, recipe: Recipe) -> Evaluation:
@@ -59,7 +77,11 @@ def with_published(result: Evaluation, recipe: Recipe) -> Evaluation:
     """
     # Reading all tables takes half a second, which most recipes do not need.
     row = published_results().get(recipe.published) if recipe.published else None
-    return replace(result, extra_metrics=recipe.evaluation.extra_metrics, published=row if row and row.protocol else None)
+    return replace(
+        result,
+        extra_metrics=recipe.evaluation.extra_metrics,
+        published=row if row and row.protocol else None,
+    )
 
 
 def measured_result(row_id: str) -> PublishedRow:
@@ -78,7 +100,8 @@ def measured_result(row_id: str) -> PublishedRow:
     row = published_results().get(row_id)
     if row is None or not row.protocol:
         raise RecipeError(
-            f"{row_id!r}: expected a row that measures a model, got one that counts samples of a training. Compare it with visavis diagnose."
+            f"{row_id!r}: expected a row that measures a model, got one that counts samples of a "
+            "training. Compare it with visavis diagnose."
         )
     return row
 
@@ -95,11 +118,20 @@ def contributing_sample_rows(row_id: str) -> list[PublishedRow]:
     rows = published_results()
     if experiment := re.fullmatch(r"COCOS/(.+)/(?:MS-)?(.+)", row_id):
         prefix = f"{'-'.join(experiment.groups()).lower()}-"
-        return [row for row in rows.values() if not row.protocol and row.paper == "cocos" and row.row.startswith(prefix)]
+        return [
+            row
+            for row in rows.values()
+            if not row.protocol and row.paper == "cocos" and row.row.startswith(prefix)
+        ]
     row = rows.get(row_id)
     if row is None or not row.experiment_id:
         return []
-    return [other for other in rows.values() if not other.protocol and (other.paper, other.experiment_id) == (row.paper, row.experiment_id)]
+    return [
+        other
+        for other in rows.values()
+        if not other.protocol
+        and (other.paper, other.experiment_id) == (row.paper, row.experiment_id)
+    ]
 
 
 @cache
@@ -127,17 +159,26 @@ def _read_rows(table: str, file: RecipeFile) -> list[PublishedRow]:
                 key: (value, None) if isinstance(value, float) else value
                 for key, value in _VALUES.validate_python(annotations["published"]).items()
             },
-            **{key: value for key, value in (file.table | annotations).items() if key in _COPIED_ANNOTATIONS},
+            **{
+                key: value
+                for key, value in (file.table | annotations).items()
+                if key in _COPIED_ANNOTATIONS
+            },
         )
         for row, annotations in file.annotations.items()
     ]
 
 
 def _protocol(file: RecipeFile, row: str) -> str:
-    """The protocol of a row: its own, else that of the table if the recipe uses it, else the first of the recipe."""
+    """The protocol of a row: its own, else that of the table if the recipe uses it, else the first
+    of the recipe.
+    """
     table_protocol = file.table.get("protocol")
     if table_protocol == "":
         return ""
     setting: Any = file.variant_content(row).get("evaluation", {}).get("protocol", "")
     protocols = setting if isinstance(setting, list) else [setting]
-    return str(file.annotations[row].get("protocol") or (table_protocol if table_protocol in protocols else protocols[0]))
+    return str(
+        file.annotations[row].get("protocol")
+        or (table_protocol if table_protocol in protocols else protocols[0])
+    )

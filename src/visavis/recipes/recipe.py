@@ -1,7 +1,8 @@
 """Recipe: the complete description of a training, from plain values with ``key=value`` overrides.
 
-A recipe is a list of phases, so that two-step training, warm-up with another objective and second rounds are data and not
-branches of the trainer. Every key is checked. An unknown key is an error with the nearest valid key.
+A recipe is a list of phases, so that two-step training, warm-up with another objective and second
+rounds are data and not branches of the trainer. Every key is checked. An unknown key is an error
+with the nearest valid key.
 """
 
 from __future__ import annotations
@@ -70,9 +71,11 @@ class Recipe(RecipeSection):
         published: Id of the row of a paper's table that the run is compared with, such as
             "cocos/2/vse++-flickr30k-triplet".
         seed: Seed of weights, batches and dropout.
-        memory: Memory limit of score blocks in training and evaluation, such as "2GiB". "": a quarter of the free memory.
+        memory: Memory limit of score blocks in training and evaluation, such as "2GiB". "": a
+            quarter of the free memory.
         matryoshka_dims: Matryoshka dimensions that the loss also trains.
-        start_from: Run folder whose best weights, vocabulary and standardization the training starts from. "": new weights.
+        start_from: Run folder whose best weights, vocabulary and standardization the training
+            starts from. "": new weights.
         members: Changes of each member of an ensemble, by name.
         data: Data set.
         visual: Input of the visual side.
@@ -112,9 +115,18 @@ class Recipe(RecipeSection):
                 )
             return self
         if text.encoder == "vocabulary" and text.granularity != "tokens":
-            raise ValueError(f"text.granularity: expected \"tokens\" for text.encoder = 'vocabulary', got {text.granularity!r}. Remove it.")
-        is_dual_encoder = text.encoder == visual.encoder and visual.granularity == "pixels"  # it has its own tokens
-        if text.encoder != "vocabulary" and "granularity" not in text.model_fields_set and not is_dual_encoder:
+            raise ValueError(
+                "text.granularity: expected \"tokens\" for text.encoder = 'vocabulary', got "
+                f"{text.granularity!r}. Remove it."
+            )
+        is_dual_encoder = (
+            text.encoder == visual.encoder and visual.granularity == "pixels"
+        )  # it has its own tokens
+        if (
+            text.encoder != "vocabulary"
+            and "granularity" not in text.model_fields_set
+            and not is_dual_encoder
+        ):
             raise ValueError(
                 f'text.granularity: expected "pooled" or "words" to freeze text.encoder = {text.encoder!r}, or "tokens" to train it, got '
                 "nothing. Set one of them."
@@ -123,7 +135,9 @@ class Recipe(RecipeSection):
 
     @model_validator(mode="after")
     def _check_average_networks(self) -> Self:
-        if self.evaluation.average_networks and not all(phase.supervision.startswith("NoisySupervision(") for phase in self.phases):
+        if self.evaluation.average_networks and not all(
+            phase.supervision.startswith("NoisySupervision(") for phase in self.phases
+        ):
             raise ValueError(
                 "evaluation.average_networks: expected two networks in every phase. "
                 'Set supervision = "NoisySupervision()" in every phase, or remove average_networks.'
@@ -134,14 +148,19 @@ class Recipe(RecipeSection):
     @classmethod
     def _check_members(cls, members: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         if len(members) == 1 or not all(re.fullmatch(r"\w[\w+-]*", name) for name in members):
-            raise ValueError(f"members: expected two or more, with names of letters, digits, _, + and -, got {', '.join(members)!r}.")
+            raise ValueError(
+                "members: expected two or more, with names of letters, digits, _, + and -, got "
+                f"{', '.join(members)!r}."
+            )
         return members
 
     @field_validator("memory", mode="before")
     @classmethod
     def _check_memory(cls, setting: int | str) -> str:
         if setting is None:
-            raise ValueError('memory: expected a size such as "2GiB", got None. Remove the key to use its default.')
+            raise ValueError(
+                'memory: expected a size such as "2GiB", got None. Remove the key to use its default.'
+            )
         return setting if setting == "" else str(parse_memory(setting) and setting)
 
     def to_dict(self) -> dict[str, Any]:
@@ -165,7 +184,8 @@ def build_recipe(content: dict[str, Any], overrides: dict[str, Any], source: str
         The recipe.
 
     Raises:
-        RecipeError: If a key is unknown or a value is invalid. The message names the first such key.
+        RecipeError: If a key is unknown or a value is invalid. The message names the first such
+            key.
     """
     content = normalize_values(deepcopy(content))
     apply_overrides(content, overrides, source)
@@ -187,7 +207,9 @@ def normalize_values(content: dict[str, Any]) -> dict[str, Any]:
     Returns:
         The values with a table as ``model``.
     """
-    return content | {"model": parse_model_table(content["model"])} if "model" in content else content
+    return (
+        content | {"model": parse_model_table(content["model"])} if "model" in content else content
+    )
 
 
 def with_feedback(recipe: Recipe) -> Recipe:
@@ -197,7 +219,8 @@ def with_feedback(recipe: Recipe) -> Recipe:
         recipe: Recipe.
 
     Returns:
-        The recipe with ``FeedbackSupervision`` in every phase, or unchanged without a feedback file.
+        The recipe with ``FeedbackSupervision`` in every phase, or unchanged without a feedback
+        file.
 
     Raises:
         RecipeError: If a phase has a supervision that does not support feedback.
@@ -213,14 +236,16 @@ def with_feedback(recipe: Recipe) -> Recipe:
             phases.append(phase.model_copy(update={"supervision": repr(FeedbackSupervision())}))
         else:
             raise RecipeError(
-                f"phases.{number}.supervision: {phase.supervision} does not support relevance judgments. "
+                f"phases.{number}.supervision: {phase.supervision} does not support relevance "
+                "judgments. "
                 f'Set phases.{number}.supervision="FeedbackSupervision()", or remove data.feedback.'
             )
     return recipe.model_copy(update={"phases": tuple(phases)})
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """Parse ``key=value``. A value that is neither a Python literal nor a table or list of TOML is text.
+    """Parse ``key=value``. A value that is neither a Python literal nor a table or list of TOML is
+    text.
 
     Args:
         text: Override, such as ``"phases.0.epochs=3"``.
@@ -237,7 +262,9 @@ def parse_override(text: str) -> tuple[str, Any]:
     """
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise RecipeError(f"override: expected key=value, got {text!r}. Write it as training.batch_size=64.")
+        raise RecipeError(
+            f"override: expected key=value, got {text!r}. Write it as training.batch_size=64."
+        )
     with suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return key.strip(), ast.literal_eval(value)
     if value.lstrip().startswith(("{", "[")):
@@ -285,7 +312,10 @@ def phase_at(phases: list[Any], number: str, key: str, source: str) -> Any:
         RecipeError: If the phase does not exist.
     """
     if not number.isdecimal() or int(number) >= len(phases):
-        raise RecipeError(f"{source}: {key}: expected a phase from 0 to {len(phases) - 1}, got {number}. Name an existing phase.")
+        raise RecipeError(
+            f"{source}: {key}: expected a phase from 0 to {len(phases) - 1}, got {number}. Name an "
+            "existing phase."
+        )
     return phases[int(number)]
 
 
@@ -295,30 +325,53 @@ def _full_keys(key: str, content: dict[str, Any]) -> list[str]:
     if key not in PHASE_SHORTCUTS or not isinstance(phases, list):
         return [key]
     if key == "epochs" and len(phases) != 1:
-        raise RecipeError(f"epochs: expected a recipe of one phase, got {len(phases)} phases. Set phases.0.epochs.")
+        raise RecipeError(
+            f"epochs: expected a recipe of one phase, got {len(phases)} phases. Set "
+            "phases.0.epochs."
+        )
     return [f"phases.{i}.{key}" for i in range(len(phases))]
 
 
 def _read_learned_starts(content: dict[str, Any]) -> None:
-    """Keep which scale and bias the objectives name, in place, before validation replaces each objective by its text with every field."""
+    """Keep which scale and bias the objectives name, in place, before validation replaces each
+    objective by its text with every field.
+    """
     model, phases = content.get("model"), content.get("phases")
-    if not isinstance(model, dict) or model.get("scale") != "learned" or not isinstance(phases, list):
+    if (
+        not isinstance(model, dict)
+        or model.get("scale") != "learned"
+        or not isinstance(phases, list)
+    ):
         return
     for phase in phases:
         with suppress(SpecError):  # validation reports an invalid objective
             if isinstance(phase, dict) and "learned_start" not in phase:
-                phase["learned_start"] = objectives.named_scale_and_bias(phase["objective"]) if "objective" in phase else []
+                phase["learned_start"] = (
+                    objectives.named_scale_and_bias(phase["objective"])
+                    if "objective" in phase
+                    else []
+                )
 
 
 def _set(content: dict[str, Any], path: str, value: Any, source: str) -> None:
     *parents, last = path.split(".")
     target: Any = content
     for step in parents:
-        target = phase_at(target, step, path, source) if isinstance(target, list) else target.setdefault(step, {})
+        target = (
+            phase_at(target, step, path, source)
+            if isinstance(target, list)
+            else target.setdefault(step, {})
+        )
         if not isinstance(target, dict | list):
-            raise RecipeError(f"{source}: {path}: expected {step} to be a table, got a plain value. Set {step} itself.")
+            raise RecipeError(
+                f"{source}: {path}: expected {step} to be a table, got a plain value. Set {step} "
+                "itself."
+            )
     if isinstance(target, list):
-        raise RecipeError(f"{source}: {path}: expected one entry of a list, got the whole list. Set an entry, such as phases.0.epochs.")
+        raise RecipeError(
+            f"{source}: {path}: expected one entry of a list, got the whole list. Set an entry, "
+            "such as phases.0.epochs."
+        )
     target[last] = value
     if last == "objective":
         target.pop("learned_start", None)  # belongs to the former objective
@@ -341,7 +394,9 @@ def _first_error(errors: ValidationError, content: dict[str, Any]) -> str:
 
 
 def _suggest_key(steps: list[str], value: Any, content: dict[str, Any]) -> str:
-    """The end of an error message about an unknown key: a similar key of its section, or a valid key of another section with the value."""
+    """The end of an error message about an unknown key: a similar key of its section, or a valid
+    key of another section with the value.
+    """
     word, keys = steps[-1], _keys_at(steps[:-1])
     phases = content.get("phases")
     num_phases = len(phases) if isinstance(phases, list) else 1
@@ -349,13 +404,19 @@ def _suggest_key(steps: list[str], value: Any, content: dict[str, Any]) -> str:
     redundant = {f"phases.0.{key}" for key in shortcuts} | {*PHASE_SHORTCUTS} - {*shortcuts}
     all_keys = _all_keys()
     others = [key for key in all_keys if key not in redundant]
-    nearest = difflib.get_close_matches(word, {key.rpartition(".")[2] for key in others}, n=1, cutoff=0.8)
+    nearest = difflib.get_close_matches(
+        word, {key.rpartition(".")[2] for key in others}, n=1, cutoff=0.8
+    )
     elsewhere = [key for key in others if key.rpartition(".")[2] in (nearest or [word])]
     suggestion = suggest_name(word, keys)
     if not elsewhere or (suggestion.startswith("did you mean") and word not in nearest):
         return suggestion
     is_table = any(key.startswith(f"{elsewhere[0]}.") for key in all_keys)
-    text = f"={format_value(value)}" if isinstance(value, bool | int | float | str) and not is_table else ""
+    text = (
+        f"={format_value(value)}"
+        if isinstance(value, bool | int | float | str) and not is_table
+        else ""
+    )
     return f"did you mean {' or '.join(f'{key}{text}' for key in elsewhere)}?"
 
 
@@ -369,7 +430,9 @@ def _keys_at(steps: list[str]) -> list[str]:
 
 
 def _all_keys(section: type[RecipeSection] = Recipe, prefix: str = "") -> list[str]:
-    """The dotted keys of a section and of the sections in it, with short keys and keys of the first phase."""
+    """The dotted keys of a section and of the sections in it, with short keys and keys of the first
+    phase.
+    """
     keys = list[str]()
     for name, field in section.model_fields.items():
         keys.append(prefix + name)

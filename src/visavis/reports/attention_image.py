@@ -1,4 +1,6 @@
-"""Image of attention maps: for each word of a text the image, bright in the regions that the word attends to."""
+"""Image of attention maps: for each word of a text the image, bright in the regions that the word
+attends to.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,10 @@ def image_format(file: Path) -> str:
     """
     if file.suffix.lower() not in IMAGE_FORMATS:
         expected = ", ".join(IMAGE_FORMATS)
-        raise VisavisError(f"{file}: expected a file name with one of the endings {expected}, got {file.suffix or 'none'}.")
+        raise VisavisError(
+            f"{file}: expected a file name with one of the endings {expected}, got "
+            f"{file.suffix or 'none'}."
+        )
     return IMAGE_FORMATS[file.suffix.lower()]
 
 
@@ -53,7 +58,8 @@ def draw_attention(explanation: AttentionMap, image_format: str = "png") -> byte
     """Draw an image and its text, then a panel for each word with its score.
 
     Args:
-        explanation: Attention of each word. Without positions of the regions, panels are bar charts.
+        explanation: Attention of each word. Without positions of the regions, panels are bar
+            charts.
         image_format: png, pdf or jpeg.
 
     Returns:
@@ -66,7 +72,9 @@ def draw_attention(explanation: AttentionMap, image_format: str = "png") -> byte
     note = f"{explanation.model}, score {explanation.score:.3f}: bright regions have high attention, the frame marks the maximum"
     if number < len(explanation.words):
         note = f"the first {number} of {len(explanation.words):,} words. {note}"
-    figure.suptitle(f"{quote_shortened(explanation.text)}\n{note}", size=8, color=LIGHT_THEME.foreground)
+    figure.suptitle(
+        f"{quote_shortened(explanation.text)}\n{note}", size=8, color=LIGHT_THEME.foreground
+    )
     panels = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
     for axes in panels:
         axes.set_axis_off()
@@ -82,10 +90,16 @@ def draw_attention(explanation: AttentionMap, image_format: str = "png") -> byte
 
 
 def _draw_word(axes: Axes, explanation: AttentionMap, row: int) -> None:
-    """The word with its score, and the image: in color where the word attends, gray and dark elsewhere."""
+    """The word with its score, and the image: in color where the word attends, gray and dark
+    elsewhere.
+    """
     from matplotlib.patches import Rectangle
 
-    weights, best, word = explanation.weights[row], int(explanation.best_regions[row]), explanation.words[row]
+    weights, best, word = (
+        explanation.weights[row],
+        int(explanation.best_regions[row]),
+        explanation.words[row],
+    )
     word = word if len(word) <= MAX_TITLE_LENGTH else f"{word[: MAX_TITLE_LENGTH - 1]}…"
     score = f"{explanation.scores[row]:+.2f}".replace("-", "−")
     title = f"{word}  {score}\nbest region {100 * weights[best]:.0f} %"
@@ -97,14 +111,25 @@ def _draw_word(axes: Axes, explanation: AttentionMap, row: int) -> None:
     rows, columns = explanation.grid
     image = explanation.visible_image.convert("RGB")
     uniform = 1 / len(weights)
-    attention = np.clip((weights - uniform) / (max(weights[best], 2 * uniform) - uniform), 0, 1).reshape(rows, columns).astype(np.float32)
-    # Bicubic interpolation would spread a single region, such as that of MaxSim, over its neighbors.
-    resampling = Image.Resampling.BICUBIC if np.count_nonzero(attention) > 1 else Image.Resampling.NEAREST
-    brightness = np.clip(np.asarray(Image.fromarray(attention).resize(image.size, resampling)), 0, 1)[..., None]
+    attention = (
+        np.clip((weights - uniform) / (max(weights[best], 2 * uniform) - uniform), 0, 1)
+        .reshape(rows, columns)
+        .astype(np.float32)
+    )
+    # Bicubic interpolation would spread a single region, such as that of MaxSim, over its
+    # neighbors.
+    resampling = (
+        Image.Resampling.BICUBIC if np.count_nonzero(attention) > 1 else Image.Resampling.NEAREST
+    )
+    brightness = np.clip(
+        np.asarray(Image.fromarray(attention).resize(image.size, resampling)), 0, 1
+    )[..., None]
     pixels = np.asarray(image) / 255
     gray = MIN_BRIGHTNESS * pixels.mean(-1, keepdims=True)
     axes.imshow(np.clip(gray + brightness * (pixels - gray), 0, 1))
     region_row, region_column = divmod(best, columns)
     width, height = image.width / columns, image.height / rows
     corner = region_column * width, region_row * height
-    axes.add_patch(Rectangle(corner, width, height, fill=False, edgecolor=LIGHT_THEME.lines[0], linewidth=2))
+    axes.add_patch(
+        Rectangle(corner, width, height, fill=False, edgecolor=LIGHT_THEME.lines[0], linewidth=2)
+    )

@@ -13,7 +13,15 @@ from visavis.data.dataset import Dataset
 from visavis.graded.list_statistics import DIRECTION_ORDER, ClusteredMean, ListStatistics, Ranker
 from visavis.graded.ranked_lists import ListItem, QueryLists, RankedListComparison, TopList
 from visavis.reports.html_report import ThemedImage, Thumbnails, render_report
-from visavis.reports.plotting import LIGHT_THEME, PlotTheme, figure_to_png, legend_style, new_figure, quote_shortened, style_axes
+from visavis.reports.plotting import (
+    LIGHT_THEME,
+    PlotTheme,
+    figure_to_png,
+    legend_style,
+    new_figure,
+    quote_shortened,
+    style_axes,
+)
 from visavis.types import DIRECTIONS, Direction
 
 if TYPE_CHECKING:
@@ -23,7 +31,9 @@ RELEVANCE_COLORS = {
     "light": ("#c22f20", "#b5d2f0", "#6fa8e0", "#2b6cd1", "#123a80"),
     "dark": ("#ff8a78", "#34527d", "#4679bd", "#6fabf7", "#cfe4ff"),
 }
-"""Color of each band of relevance, for light and dark pages. The first is that of totally irrelevant items."""
+"""Color of each band of relevance, for light and dark pages. The first is that of totally
+irrelevant items.
+"""
 TABLE_CUTOFFS = (100, 1000)
 """Values of K for which the table has CS@K, besides the whole list."""
 EXPANDED_CAPTIONS = 10
@@ -39,21 +49,28 @@ AGGREGATIONS = {
 
 
 def write_coherence_report(comparison: RankedListComparison) -> None:
-    """Write ``report.html``, ``coherence.json``, ``scores.png`` and, for caption queries, ``lists.png`` to the folder.
+    """Write ``report.html``, ``coherence.json``, ``scores.png`` and, for caption queries,
+    ``lists.png`` to the folder.
 
     Args:
         comparison: Ranked lists and their statistics.
     """
     folder, thumbnails = comparison.folder, Thumbnails(comparison.data)
     names = [ranker.name for ranker in comparison.rankers]
-    scores = ThemedImage.draw(partial(plot_coherence_scores, names, comparison.statistics), folder / "scores.png")
+    scores = ThemedImage.draw(
+        partial(plot_coherence_scores, names, comparison.statistics), folder / "scores.png"
+    )
     storage.write_json(folder / "coherence.json", comparison.to_json())
     if caption_queries := [query for query in comparison.queries if query.direction == "t2i"]:
-        storage.write_bytes(folder / "lists.png", plot_ranked_lists(caption_queries, comparison.data, thumbnails))
+        storage.write_bytes(
+            folder / "lists.png", plot_ranked_lists(caption_queries, comparison.data, thumbnails)
+        )
     storage.write_text(folder / "report.html", render_coherence(comparison, scores, thumbnails))
 
 
-def render_coherence(comparison: RankedListComparison, scores: ThemedImage, thumbnails: Thumbnails) -> str:
+def render_coherence(
+    comparison: RankedListComparison, scores: ThemedImage, thumbnails: Thumbnails
+) -> str:
     """Render the report.
 
     Args:
@@ -66,7 +83,11 @@ def render_coherence(comparison: RankedListComparison, scores: ThemedImage, thum
     """
     statistics, top = comparison.statistics, comparison.top
     shares = [f"{100 * share:.4g}" for share in comparison.bands.quantiles]
-    cutoffs = [k for k in statistics["t2i"][0].coherence_by_k if k in TABLE_CUTOFFS or k == len(comparison.data.images)]
+    cutoffs = [
+        k
+        for k in statistics["t2i"][0].coherence_by_k
+        if k in TABLE_CUTOFFS or k == len(comparison.data.images)
+    ]
     return render_report(
         "coherence",
         comparison=comparison,
@@ -77,13 +98,24 @@ def render_coherence(comparison: RankedListComparison, scores: ThemedImage, thum
         estimator=repr(comparison.estimator),
         aggregation=AGGREGATIONS[comparison.caption_aggregation],
         irrelevant_percent=f"{100 * comparison.bands.irrelevant_share:.4g} %",
-        band_labels=[*(f"{low} to {high} %" for low, high in pairwise(shares)), f"over {shares[-1]} %"],
+        band_labels=[
+            *(f"{low} to {high} %" for low, high in pairwise(shares)),
+            f"over {shares[-1]} %",
+        ],
         facts=[
-            (f"{result.irrelevant.mean:.1f}", f"{ranker.name}: totally irrelevant items in the top {top} images of a caption")
+            (
+                f"{result.irrelevant.mean:.1f}",
+                f"{ranker.name}: totally irrelevant items in the top {top} images of a caption",
+            )
             for ranker, result in zip(comparison.rankers, statistics["t2i"], strict=True)
         ],
-        irrelevant_rows=_rows(comparison, lambda result: [result.irrelevant, result.irrelevant_difference], 2),
-        queries={direction: [query for query in comparison.queries if query.direction == direction] for direction in DIRECTION_ORDER},
+        irrelevant_rows=_rows(
+            comparison, lambda result: [result.irrelevant, result.irrelevant_difference], 2
+        ),
+        queries={
+            direction: [query for query in comparison.queries if query.direction == direction]
+            for direction in DIRECTION_ORDER
+        },
         expanded_captions=EXPANDED_CAPTIONS,
         scores=scores,
         scores_alt=_scores_alt(comparison),
@@ -94,9 +126,13 @@ def render_coherence(comparison: RankedListComparison, scores: ThemedImage, thum
 
 
 def _rows(
-    comparison: RankedListComparison, select: Callable[[ListStatistics], list[ClusteredMean]], digits: int
+    comparison: RankedListComparison,
+    select: Callable[[ListStatistics], list[ClusteredMean]],
+    digits: int,
 ) -> list[tuple[Ranker, list[tuple[str, str]]]]:
-    """For each ranker, means and half widths of both directions. A difference of the first ranker to itself is a dash."""
+    """For each ranker, means and half widths of both directions. A difference of the first ranker
+    to itself is a dash.
+    """
     rows = []
     for index, ranker in enumerate(comparison.rankers):
         cells = []
@@ -104,7 +140,11 @@ def _rows(
             result = comparison.statistics[direction][index]
             for mean in select(result):
                 is_first = index == 0 and mean is result.irrelevant_difference
-                cells.append(("–", "") if is_first else (_format(mean.mean, digits), f"{mean.half_width:.{digits}f}"))
+                cells.append(
+                    ("–", "")
+                    if is_first
+                    else (_format(mean.mean, digits), f"{mean.half_width:.{digits}f}")
+                )
         rows.append((ranker, cells))
     return rows
 
@@ -115,7 +155,10 @@ def _format(value: float, digits: int) -> str:
 
 def _undefined_note(comparison: RankedListComparison) -> str:
     undefined = max(
-        score.undefined for results in comparison.statistics.values() for result in results for score in result.coherence_by_k.values()
+        score.undefined
+        for results in comparison.statistics.values()
+        for result in results
+        for score in result.coherence_by_k.values()
     )
     if not undefined:
         return "CS@K is defined for all queries."
@@ -126,13 +169,17 @@ def _scores_alt(comparison: RankedListComparison) -> str:
     charts = []
     for direction in DIRECTION_ORDER:
         results = zip(comparison.rankers, comparison.statistics[direction], strict=True)
-        scores = (f"{ranker.name} {result.full_list_coherence.mean:.2f}" for ranker, result in results)
+        scores = (
+            f"{ranker.name} {result.full_list_coherence.mean:.2f}" for ranker, result in results
+        )
         charts.append(f"{DIRECTIONS[direction]}: {', '.join(scores)}")
     return f"Two charts of CS@K against K. Over the whole list, {'; '.join(charts)}."
 
 
 def plot_coherence_scores(
-    names: Sequence[str], statistics: Mapping[Direction, Sequence[ListStatistics]], theme: PlotTheme = LIGHT_THEME
+    names: Sequence[str],
+    statistics: Mapping[Direction, Sequence[ListStatistics]],
+    theme: PlotTheme = LIGHT_THEME,
 ) -> bytes:
     """Plot CS@K against K in both directions with 95 % intervals.
 
@@ -155,17 +202,34 @@ def plot_coherence_scores(
             style, marker = (":", "") if is_random else ("-", "os^Dv"[index % 5])
             cutoffs, scores = list(result.coherence_by_k), list(result.coherence_by_k.values())
             means = [score.mean for score in scores]
-            axes.plot(cutoffs, means, color=color, linestyle=style, marker=marker, markersize=4, linewidth=1.8, label=name)
-            low, high = ([score.mean + sign * score.half_width for score in scores] for sign in (-1, 1))
-            axes.fill_between(cutoffs, low, high, color=color, alpha=0.1 if is_random else 0.2, linewidth=0)
-        axes.set_xticks(cutoffs, [f"{k:,}" if k in cutoffs[::2] else "" for k in cutoffs], minor=False)
+            axes.plot(
+                cutoffs,
+                means,
+                color=color,
+                linestyle=style,
+                marker=marker,
+                markersize=4,
+                linewidth=1.8,
+                label=name,
+            )
+            low, high = (
+                [score.mean + sign * score.half_width for score in scores] for sign in (-1, 1)
+            )
+            axes.fill_between(
+                cutoffs, low, high, color=color, alpha=0.1 if is_random else 0.2, linewidth=0
+            )
+        axes.set_xticks(
+            cutoffs, [f"{k:,}" if k in cutoffs[::2] else "" for k in cutoffs], minor=False
+        )
         axes.set_xticks([], minor=True)
         if number == 0:
             axes.legend(loc="best", **legend_style(theme, 2.0))
     return figure_to_png(figure)
 
 
-def plot_ranked_lists(queries: Sequence[QueryLists], data: Dataset, thumbnails: Thumbnails) -> bytes:
+def plot_ranked_lists(
+    queries: Sequence[QueryLists], data: Dataset, thumbnails: Thumbnails
+) -> bytes:
     """Plot each caption with its image and the top images of every run.
 
     Args:
@@ -174,12 +238,17 @@ def plot_ranked_lists(queries: Sequence[QueryLists], data: Dataset, thumbnails: 
         thumbnails: Images of the data set.
 
     Returns:
-        A PNG. Bars show the relevance, the positive is framed, totally irrelevant images are hatched.
+        A PNG. Bars show the relevance, the positive is framed, totally irrelevant images are
+        hatched.
     """
     side = (FIGURE_WIDTH - QUERY_IMAGE_SIDE - 0.5) / TILES_PER_ROW
-    rows = -(-max(len(top_list.items) for query in queries for top_list in query.lists) // TILES_PER_ROW)
+    rows = -(
+        -max(len(top_list.items) for query in queries for top_list in query.lists) // TILES_PER_ROW
+    )
     list_height = 0.3 + rows * (side + 0.1)
-    heights = [0.5 + max(len(query.lists) * list_height, QUERY_IMAGE_SIDE + 0.1) for query in queries]
+    heights = [
+        0.5 + max(len(query.lists) * list_height, QUERY_IMAGE_SIDE + 0.1) for query in queries
+    ]
     height = sum(heights) + 0.35
     figure = new_figure(FIGURE_WIDTH, height, LIGHT_THEME)
     axes = figure.add_axes((0, 0, 1, 1), xlim=(0, FIGURE_WIDTH), ylim=(0, height), aspect="auto")
@@ -188,9 +257,20 @@ def plot_ranked_lists(queries: Sequence[QueryLists], data: Dataset, thumbnails: 
     for query, query_height in zip(queries, heights, strict=True):
         caption = quote_shortened(data.captions[query.index], 130)
         axes.text(0.15, top - 0.33, caption, size=13, color=LIGHT_THEME.foreground, weight="bold")
-        _draw_tile(axes, query.image(data), (0.15, top - 0.5 - QUERY_IMAGE_SIDE, QUERY_IMAGE_SIDE - 0.1), thumbnails)
+        _draw_tile(
+            axes,
+            query.image(data),
+            (0.15, top - 0.5 - QUERY_IMAGE_SIDE, QUERY_IMAGE_SIDE - 0.1),
+            thumbnails,
+        )
         for index, top_list in enumerate(query.lists):
-            _draw_list(axes, top_list, (QUERY_IMAGE_SIDE + 0.3, top - 0.5 - index * list_height), side, thumbnails)
+            _draw_list(
+                axes,
+                top_list,
+                (QUERY_IMAGE_SIDE + 0.3, top - 0.5 - index * list_height),
+                side,
+                thumbnails,
+            )
         top -= query_height
     key = "bar: relevance      green frame: the caption's image      red and hatched: totally irrelevant"
     axes.text(0.15, 0.14, key, size=10, color=LIGHT_THEME.foreground, alpha=0.75)
@@ -198,7 +278,9 @@ def plot_ranked_lists(queries: Sequence[QueryLists], data: Dataset, thumbnails: 
     return figure_to_png(figure)
 
 
-def _draw_list(axes: Axes, top_list: TopList, corner: tuple[float, float], side: float, thumbnails: Thumbnails) -> None:
+def _draw_list(
+    axes: Axes, top_list: TopList, corner: tuple[float, float], side: float, thumbnails: Thumbnails
+) -> None:
     left, top = corner
     rank = f"image at rank {top_list.best_positive_rank:,}"
     heading = f"{top_list.run}: {top_list.num_irrelevant} of {len(top_list.items)} totally irrelevant, {rank}"
@@ -210,16 +292,25 @@ def _draw_list(axes: Axes, top_list: TopList, corner: tuple[float, float], side:
         _draw_marks(axes, item, tile)
 
 
-def _draw_tile(axes: Axes, image: int, tile: tuple[float, float, float], thumbnails: Thumbnails) -> None:
+def _draw_tile(
+    axes: Axes, image: int, tile: tuple[float, float, float], thumbnails: Thumbnails
+) -> None:
     """An image in a square, or its first caption if the data set has no pixels."""
     left, bottom, side = tile
     thumbnail = thumbnails.image(image)
     if thumbnail is not None:
-        axes.imshow(thumbnail, extent=(left, left + side, bottom, bottom + side), interpolation="lanczos", aspect="auto")
+        axes.imshow(
+            thumbnail,
+            extent=(left, left + side, bottom, bottom + side),
+            interpolation="lanczos",
+            aspect="auto",
+        )
         return
     caption = thumbnails.data.captions[thumbnails.data.captions_of[image][0]]
     text = textwrap.fill(caption, 14, max_lines=6, placeholder=" …").replace("$", r"\$")
-    axes.text(left + 0.02, bottom + side - 0.02, text, size=4.5, color=LIGHT_THEME.foreground, va="top")
+    axes.text(
+        left + 0.02, bottom + side - 0.02, text, size=4.5, color=LIGHT_THEME.foreground, va="top"
+    )
 
 
 def _draw_marks(axes: Axes, item: ListItem, tile: tuple[float, float, float]) -> None:
@@ -228,9 +319,44 @@ def _draw_marks(axes: Axes, item: ListItem, tile: tuple[float, float, float]) ->
     left, bottom, side = tile
     color = RELEVANCE_COLORS["light"][item.band]
     if item.irrelevant:
-        axes.add_patch(Rectangle((left, bottom), side, side, fill=False, edgecolor=color, linewidth=0, hatch="////", alpha=0.6, zorder=2))
-        axes.add_patch(Rectangle((left, bottom), side, side, fill=False, edgecolor=color, linewidth=2, zorder=3))
+        axes.add_patch(
+            Rectangle(
+                (left, bottom),
+                side,
+                side,
+                fill=False,
+                edgecolor=color,
+                linewidth=0,
+                hatch="////",
+                alpha=0.6,
+                zorder=2,
+            )
+        )
+        axes.add_patch(
+            Rectangle(
+                (left, bottom), side, side, fill=False, edgecolor=color, linewidth=2, zorder=3
+            )
+        )
     else:
-        axes.add_patch(Rectangle((left, bottom - 0.075), side * item.band / 4, 0.055, facecolor=color, linewidth=0, zorder=3))
+        axes.add_patch(
+            Rectangle(
+                (left, bottom - 0.075),
+                side * item.band / 4,
+                0.055,
+                facecolor=color,
+                linewidth=0,
+                zorder=3,
+            )
+        )
     if item.is_positive:
-        axes.add_patch(Rectangle((left, bottom), side, side, fill=False, edgecolor=LIGHT_THEME.positive, linewidth=3.5, zorder=4))
+        axes.add_patch(
+            Rectangle(
+                (left, bottom),
+                side,
+                side,
+                fill=False,
+                edgecolor=LIGHT_THEME.positive,
+                linewidth=3.5,
+                zorder=4,
+            )
+        )

@@ -1,4 +1,6 @@
-"""Report of a comparison: results, significance, contributing samples, capability tests and example queries."""
+"""Report of a comparison: results, significance, contributing samples, capability tests and example
+queries.
+"""
 
 from __future__ import annotations
 
@@ -66,38 +68,62 @@ def write_comparison_report(comparison: Comparison, progress: Progress) -> None:
 
     Args:
         comparison: Finished comparison.
-        progress: Receives the progress, and a message for each setting without diagnosis or capability tests.
+        progress: Receives the progress, and a message for each setting without diagnosis or
+            capability tests.
     """
     folder, examples, sweeps = comparison.folder, example_queries(comparison), comparison.sweeps
     logs = [
-        TrainingCurve(setting.name, RunFolder(run.folder).read_log()) for setting in comparison.selected for run in comparison.runs(setting)
+        TrainingCurve(setting.name, RunFolder(run.folder).read_log())
+        for setting in comparison.selected
+        for run in comparison.runs(setting)
     ]
     tests = comparison.differences_from_best.values()
     differences = [(test, comparison.image_bootstrap.difference(test.a, test.b)) for test in tests]
     curves = ThemedImage.draw(partial(plot_training_curves, logs), folder / "curves.png")
-    differences_image = ThemedImage.draw(partial(plot_differences, differences), folder / "differences.png") if differences else None
-    sweep_image = ThemedImage.draw(partial(plot_sweeps, sweeps), folder / "sweep.png") if sweeps else None
+    differences_image = (
+        ThemedImage.draw(partial(plot_differences, differences), folder / "differences.png")
+        if differences
+        else None
+    )
+    sweep_image = (
+        ThemedImage.draw(partial(plot_sweeps, sweeps), folder / "sweep.png") if sweeps else None
+    )
     diagnoses = _measure_settings(
-        comparison, "gradients", "diagnosed", progress, lambda run: diagnose_run(run, [], DIAGNOSED_BATCHES, NoProgress())
+        comparison,
+        "gradients",
+        "diagnosed",
+        progress,
+        lambda run: diagnose_run(run, [], DIAGNOSED_BATCHES, NoProgress()),
     )
     probes = _measure_settings(
-        comparison, "capability tests", "probed", progress, lambda run: probe_run(run, PROBED_IMAGES, NoProgress(), with_edits=False)
+        comparison,
+        "capability tests",
+        "probed",
+        progress,
+        lambda run: probe_run(run, PROBED_IMAGES, NoProgress(), with_edits=False),
     )
     page = render_report(
         "comparison",
         comparison=comparison,
         facts=_facts(comparison),
         captions_table=replace(comparison.table, feedback=None),
-        notes={setting.name: comparison.selected_values(setting) for setting in comparison.selected},
+        notes={
+            setting.name: comparison.selected_values(setting) for setting in comparison.selected
+        },
         curves=curves,
         differences=differences_image,
-        differences_alt="; ".join(f"{test.b}: {format_number(test.difference, signed=True)}, {test.verdict}" for test in tests),
+        differences_alt="; ".join(
+            f"{test.b}: {format_number(test.difference, signed=True)}, {test.verdict}"
+            for test in tests
+        ),
         pairs=[_pair_row(test.b, test, estimate) for test, estimate in differences],
         feedback_pairs=_feedback_rows(comparison),
         sweep_image=sweep_image,
         sweep_alt=_sweeps_alt(sweeps) if sweeps else "",
         diagnoses=diagnoses,
-        count_rows=[[name, *_count_cells(diagnosis.counts[0])] for name, diagnosis in diagnoses.items()],
+        count_rows=[
+            [name, *_count_cells(diagnosis.counts[0])] for name, diagnosis in diagnoses.items()
+        ],
         measures=list(REPORTED_MEASURES.values()),
         probes=probes,
         probe_rows=_probe_rows(probes),
@@ -109,9 +135,15 @@ def write_comparison_report(comparison: Comparison, progress: Progress) -> None:
 
 
 def _measure_settings(
-    comparison: Comparison, task: str, participle: str, progress: Progress, measure: Callable[[Path], Result]
+    comparison: Comparison,
+    task: str,
+    participle: str,
+    progress: Progress,
+    measure: Callable[[Path], Result],
 ) -> dict[str, Result]:
-    """Measurements of the first run of each setting. Settings whose model cannot be measured are left out with a message."""
+    """Measurements of the first run of each setting. Settings whose model cannot be measured are
+    left out with a message.
+    """
     results = {}
     for number, setting in enumerate(comparison.selected):
         progress.update(task, number, len(comparison.selected), 0)
@@ -129,11 +161,16 @@ def _facts(comparison: Comparison) -> list[tuple[str, str]]:
     facts = [
         (row.cell(RSUM.name), f"test RSUM of {best.name}, the best on validation"),
         (row.cell("t2i_r1"), "% of captions with their image at rank 1"),
-        (str(len(runs)), f"seed{'s' if len(runs) > 1 else ''}, {minutes:.0f} minutes of training in total"),
+        (
+            str(len(runs)),
+            f"seed{'s' if len(runs) > 1 else ''}, {minutes:.0f} minutes of training in total",
+        ),
     ]
     if nearest := next(iter(comparison.differences_from_best.values()), None):
         difference = format_number(nearest.difference, signed=True)
-        facts.append((difference, f"RSUM compared with the second best, {nearest.b}: {nearest.verdict}"))
+        facts.append(
+            (difference, f"RSUM compared with the second best, {nearest.b}: {nearest.verdict}")
+        )
     return facts
 
 
@@ -141,14 +178,24 @@ def _feedback_rows(comparison: Comparison) -> list[list[str]]:
     if comparison.feedback is None:
         return []
     return [
-        _pair_row(f"{test.b}: {label}", test, comparison.query_bootstrap.difference(test.a, test.b, metric))
+        _pair_row(
+            f"{test.b}: {label}",
+            test,
+            comparison.query_bootstrap.difference(test.a, test.b, metric),
+        )
         for metric, label in comparison.feedback.labels.items()
         for test in comparison.feedback_differences_from_best(metric).values()
     ]
 
 
 def _pair_row(name: str, test: PairedTest, estimate: BootstrapEstimate) -> list[str]:
-    more_seeds = "" if test.more_seeds == 0 else "-" if test.more_seeds is None else f"about {test.more_seeds} more"
+    more_seeds = (
+        ""
+        if test.more_seeds == 0
+        else "-"
+        if test.more_seeds is None
+        else f"about {test.more_seeds} more"
+    )
     return [
         name,
         format_number(test.difference, signed=True),
@@ -161,7 +208,10 @@ def _pair_row(name: str, test: PairedTest, estimate: BootstrapEstimate) -> list[
 
 
 def _count_cells(count: ContributionCount) -> list[str]:
-    return [f"{(count.mean[f'i2t_{name}'] + count.mean[f't2i_{name}']) / 2:.2f}" for name in REPORTED_MEASURES]
+    return [
+        f"{(count.mean[f'i2t_{name}'] + count.mean[f't2i_{name}']) / 2:.2f}"
+        for name in REPORTED_MEASURES
+    ]
 
 
 def _probe_rows(probes: Mapping[str, ProbeReport]) -> list[list[str]]:
@@ -171,7 +221,10 @@ def _probe_rows(probes: Mapping[str, ProbeReport]) -> list[list[str]]:
         for accuracy in report.results:
             cell = f"{accuracy.percent:.0f} % ({accuracy.low:.0f} to {accuracy.high:.0f})"
             cells.setdefault(f"{accuracy.title}, {accuracy.num_pairs} cases", {})[name] = cell
-    return [[kind, *(by_setting.get(name, "-") for name in probes)] for kind, by_setting in cells.items()]
+    return [
+        [kind, *(by_setting.get(name, "-") for name in probes)]
+        for kind, by_setting in cells.items()
+    ]
 
 
 def _sweeps_alt(sweeps: Sequence[Sweep]) -> str:
@@ -180,25 +233,44 @@ def _sweeps_alt(sweeps: Sequence[Sweep]) -> str:
     for sweep in sweeps:
         for name, (validation, test) in sweep.curves.items():
             points = (
-                f"{point.value:g}: {point.rsum.mean:.1f}, {other.rsum.mean:.1f}" for point, other in zip(validation, test, strict=True)
+                f"{point.value:g}: {point.rsum.mean:.1f}, {other.rsum.mean:.1f}"
+                for point, other in zip(validation, test, strict=True)
             )
             lines.append(f"{', '.join(filter(None, (sweep.name, name)))}: {'; '.join(points)}")
-    lines += [f"{name}: {validation.mean:.1f}, {test.mean:.1f}" for name, (validation, test) in sweeps[0].references.items()]
+    lines += [
+        f"{name}: {validation.mean:.1f}, {test.mean:.1f}"
+        for name, (validation, test) in sweeps[0].references.items()
+    ]
     return f"RSUM on validation and on test. {'. '.join(lines)}."
 
 
 def _commands(comparison: Comparison) -> list[tuple[str, str]]:
-    folder, best = shlex.quote(str(comparison.folder)), max(comparison.runs(comparison.best), key=lambda run: run.validation_rsum)
-    run, seeds, visavis = shlex.quote(str(best.folder)), max(run.seed for run in comparison.outcomes), shell_command()
+    folder, best = (
+        shlex.quote(str(comparison.folder)),
+        max(comparison.runs(comparison.best), key=lambda run: run.validation_rsum),
+    )
+    run, seeds, visavis = (
+        shlex.quote(str(best.folder)),
+        max(run.seed for run in comparison.outcomes),
+        shell_command(),
+    )
     return [
-        ("Add seeds. Finished runs are not trained again.", f"{visavis} compare --resume {folder} --seeds {2 * seeds}"),
-        ("Train the best run again from its recipe.", f"{visavis} train {shlex.quote(str(best.folder / 'run.toml'))}"),
+        (
+            "Add seeds. Finished runs are not trained again.",
+            f"{visavis} compare --resume {folder} --seeds {2 * seeds}",
+        ),
+        (
+            "Train the best run again from its recipe.",
+            f"{visavis} train {shlex.quote(str(best.folder / 'run.toml'))}",
+        ),
         ("Count the contributing samples of the best model.", f"{visavis} diagnose {run}"),
         ("Search with the best model.", f"{visavis} search {run} 'a text query'"),
     ]
 
 
-def plot_differences(pairs: Sequence[tuple[PairedTest, BootstrapEstimate]], theme: PlotTheme = LIGHT_THEME) -> bytes:
+def plot_differences(
+    pairs: Sequence[tuple[PairedTest, BootstrapEstimate]], theme: PlotTheme = LIGHT_THEME
+) -> bytes:
     """Plot the difference of the best setting to each other one, with two 95 % intervals.
 
     Args:
@@ -218,14 +290,27 @@ def plot_differences(pairs: Sequence[tuple[PairedTest, BootstrapEstimate]], them
     axes.axvline(0, color=theme.foreground, linewidth=0.9, linestyle=DASH_PATTERN)
     axes.set_yticks(range(len(pairs)), [test.b.replace("$", r"\$") for test, _ in reversed(pairs)])
     axes.set_ylim(-0.6, len(pairs) - 0.4)
-    style_axes(axes, "test RSUM of the best minus that of each other", theme, "95 % intervals: thick over seeds, thin over test images")
+    style_axes(
+        axes,
+        "test RSUM of the best minus that of each other",
+        theme,
+        "95 % intervals: thick over seeds, thin over test images",
+    )
     figure.tight_layout()
     return figure_to_png(figure)
 
 
-def _plot_interval(axes: Axes, interval: Interval | None, y: float, color: str, width: float) -> None:
+def _plot_interval(
+    axes: Axes, interval: Interval | None, y: float, color: str, width: float
+) -> None:
     if interval is not None:
-        axes.plot([interval.low, interval.high], [y, y], color=color, linewidth=width, solid_capstyle="round")
+        axes.plot(
+            [interval.low, interval.high],
+            [y, y],
+            color=color,
+            linewidth=width,
+            solid_capstyle="round",
+        )
 
 
 def plot_sweeps(sweeps: Sequence[Sweep], theme: PlotTheme = LIGHT_THEME) -> bytes:
@@ -236,13 +321,17 @@ def plot_sweeps(sweeps: Sequence[Sweep], theme: PlotTheme = LIGHT_THEME) -> byte
         theme: Colors.
 
     Returns:
-        A PNG with a panel for each sweep. Validation is solid, test is dashed. References are horizontal lines.
+        A PNG with a panel for each sweep. Validation is solid, test is dashed. References are
+        horizontal lines.
 
     Source:
         Unified loss, figure 5.
     """
     references, columns = sweeps[0].references, min(2, len(sweeps))
-    rows, legend = math.ceil(len(sweeps) / columns), 0.1 + 0.2 * math.ceil((len(references) + 2) / 2)
+    rows, legend = (
+        math.ceil(len(sweeps) / columns),
+        0.1 + 0.2 * math.ceil((len(references) + 2) / 2),
+    )
     panel = 3.0 + 0.2 * max(len(sweep.curves) for sweep in sweeps)
     figure = new_figure(8.6, legend + rows * panel, theme)
     from matplotlib.lines import Line2D
@@ -253,15 +342,23 @@ def plot_sweeps(sweeps: Sequence[Sweep], theme: PlotTheme = LIGHT_THEME) -> byte
             axes.set_visible(False)
         else:
             _plot_sweep(axes, figure, sweep, theme)
-    handles = [Line2D([], [], color=theme.foreground, linestyle=style, label=split) for split, style in SPLIT_STYLES]
-    handles += [Line2D([], [], color=_reference_color(number, theme), linewidth=2.4, label=name) for number, name in enumerate(references)]
+    handles = [
+        Line2D([], [], color=theme.foreground, linestyle=style, label=split)
+        for split, style in SPLIT_STYLES
+    ]
+    handles += [
+        Line2D([], [], color=_reference_color(number, theme), linewidth=2.4, label=name)
+        for number, name in enumerate(references)
+    ]
     figure.tight_layout(rect=(0, legend / figure.get_figheight(), 1, 1))
     figure.legend(handles=handles, loc="lower left", ncols=2, **legend_style(theme, 2.6))
     return figure_to_png(figure)
 
 
 def _plot_sweep(axes: Axes, figure: Figure, sweep: Sweep, theme: PlotTheme) -> None:
-    """Curves and horizontal reference lines. Lines are colored by setting, so that one name has one color in all panels."""
+    """Curves and horizontal reference lines. Lines are colored by setting, so that one name has one
+    color in all panels.
+    """
     from matplotlib.transforms import offset_copy
 
     step = 5 * min(1, 3 / len(sweep.curves))
@@ -269,7 +366,9 @@ def _plot_sweep(axes: Axes, figure: Figure, sweep: Sweep, theme: PlotTheme) -> N
         for second, (points, (_, style)) in enumerate(zip(curve, SPLIT_STYLES, strict=True)):
             color = theme.lines[number % len(theme.lines)]
             # bars at the same value are drawn next to each other
-            shifted = offset_copy(axes.transData, figure, x=step * (number + second / 2), units="points")
+            shifted = offset_copy(
+                axes.transData, figure, x=step * (number + second / 2), units="points"
+            )
             values, means = [point.value for point in points], [point.rsum.mean for point in points]
             lines = axes.plot(values, means, "o", linestyle=style, color=color, markersize=4)
             if name and not second:
@@ -277,13 +376,18 @@ def _plot_sweep(axes: Axes, figure: Figure, sweep: Sweep, theme: PlotTheme) -> N
             for point in points:
                 if point.rsum.interval is not None:
                     ends = point.rsum.interval.low, point.rsum.interval.high
-                    lines += axes.plot([point.value] * 2, ends, color=color, linewidth=1.2, alpha=0.7)
+                    lines += axes.plot(
+                        [point.value] * 2, ends, color=color, linewidth=1.2, alpha=0.7
+                    )
             for line in lines:
                 line.set_transform(shifted)
     for number, splits in enumerate(sweep.references.values()):
         for rsum, (_, style) in zip(splits, SPLIT_STYLES, strict=True):
             _plot_reference(axes, rsum, _reference_color(number, theme), style)
-    _set_value_axis(axes, sorted({point.value for validation, _ in sweep.curves.values() for point in validation}))
+    _set_value_axis(
+        axes,
+        sorted({point.value for validation, _ in sweep.curves.values() for point in validation}),
+    )
     style_axes(axes, "RSUM", theme, sweep.name)
     axes.tick_params(labelleft=True)
     if any(sweep.curves):

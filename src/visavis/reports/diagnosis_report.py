@@ -39,7 +39,9 @@ def render_diagnosis(diagnosis: ContributionAnalysis) -> str:
     curves = None
     if os.path.exists(files.log):
         name = diagnosis.counts[0].objective.partition("(")[0]
-        curves = ThemedImage.draw(partial(plot_training_curves, [TrainingCurve(name, files.read_log())]))
+        curves = ThemedImage.draw(
+            partial(plot_training_curves, [TrainingCurve(name, files.read_log())])
+        )
     epsilons = " ".join(f"--epsilon {epsilon:g}" for epsilon in diagnosis.epsilons)
     return render_report(
         "diagnosis",
@@ -47,7 +49,9 @@ def render_diagnosis(diagnosis: ContributionAnalysis) -> str:
         objectives=list(dict.fromkeys(count.objective for count in diagnosis.counts)),
         measures=list(MEASURES.values()),
         rows=list(_table_rows(diagnosis)),
-        sweep=ThemedImage.draw(partial(plot_epsilon, diagnosis)) if len(diagnosis.epsilons) > 1 else None,
+        sweep=ThemedImage.draw(partial(plot_epsilon, diagnosis))
+        if len(diagnosis.epsilons) > 1
+        else None,
         curves=curves,
         command=f"{shell_command()} diagnose {shlex.quote(str(diagnosis.run))} --checkpoint {diagnosis.checkpoint} {epsilons}",
     )
@@ -58,8 +62,14 @@ def _table_rows(diagnosis: ContributionAnalysis) -> Iterator[list[str]]:
         released = ", as in the released code" if count.semantics == "reference" else ""
         name = f"{count.objective.partition('(')[0]}{released}, epsilon {count.epsilon:g}"
         for direction, title in DIRECTIONS.items():
-            values = ((count.mean[f"{direction}_{measure}"], count.std[f"{direction}_{measure}"]) for measure in MEASURES)
-            yield [f"{name}, {title}", *("-" if math.isnan(mean) else f"{mean:.2f} ± {std:.2f}" for mean, std in values)]
+            values = (
+                (count.mean[f"{direction}_{measure}"], count.std[f"{direction}_{measure}"])
+                for measure in MEASURES
+            )
+            yield [
+                f"{name}, {title}",
+                *("-" if math.isnan(mean) else f"{mean:.2f} ± {std:.2f}" for mean, std in values),
+            ]
 
 
 def plot_epsilon(diagnosis: ContributionAnalysis, theme: PlotTheme = LIGHT_THEME) -> bytes:
@@ -74,15 +84,32 @@ def plot_epsilon(diagnosis: ContributionAnalysis, theme: PlotTheme = LIGHT_THEME
     """
     figure = new_figure(8.6, 3.1, theme)
     counts = [count for count in diagnosis.counts if count.semantics == "paper"]
-    for panel, (measure, title) in enumerate((("per_query", "C^q, all queries"), ("in_batch", "C^B"), ("idle", "C^0"))):
+    for panel, (measure, title) in enumerate(
+        (("per_query", "C^q, all queries"), ("in_batch", "C^B"), ("idle", "C^0"))
+    ):
         axes = figure.add_axes((0.07 + 0.325 * panel, 0.17, 0.262, 0.64))
         for number, objective in enumerate(dict.fromkeys(count.objective for count in counts)):
-            curve = sorted((count for count in counts if count.objective == objective), key=lambda count: count.epsilon)
+            curve = sorted(
+                (count for count in counts if count.objective == objective),
+                key=lambda count: count.epsilon,
+            )
             color, name = theme.lines[number % len(theme.lines)], objective.partition("(")[0]
             means = [_mean_of_directions(count, measure) for count in curve]
-            axes.plot([count.epsilon for count in curve], means, "o-", color=color, markersize=4, label=name)
+            axes.plot(
+                [count.epsilon for count in curve],
+                means,
+                "o-",
+                color=color,
+                markersize=4,
+                label=name,
+            )
             if measure == "per_query":
-                axes.axhline(_mean_of_directions(curve[0], "effective"), color=color, linestyle=":", linewidth=1.4)
+                axes.axhline(
+                    _mean_of_directions(curve[0], "effective"),
+                    color=color,
+                    linestyle=":",
+                    linewidth=1.4,
+                )
         style_axes(axes, title, theme, "epsilon")
         axes.set_xscale("log")
         axes.minorticks_off()

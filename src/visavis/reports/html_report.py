@@ -1,4 +1,6 @@
-"""HTML reports from Jinja2 templates: single files without network access, with light and dark mode."""
+"""HTML reports from Jinja2 templates: single files without network access, with light and dark
+mode.
+"""
 
 from __future__ import annotations
 
@@ -53,11 +55,17 @@ class ThemedImage:
 
 @cache
 def template_environment() -> Environment:
-    """Return the environment of all templates. Values are escaped, and an undefined variable is an error."""
+    """Return the environment of all templates. Values are escaped, and an undefined variable is an
+    error.
+    """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
-        loader=PackageLoader("visavis.reports"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=PackageLoader("visavis.reports"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.globals["visavis"] = shell_command
     environment.filters["data_uri"] = data_uri
@@ -75,7 +83,11 @@ def render_report(template: str, **values: Any) -> str:
         The HTML page. Images and styles are inside.
     """
     versions = ", ".join(f"{name} {version}" for name, version in package_versions().items())
-    return template_environment().get_template(f"{template}.html.j2").render(versions=versions, **values)
+    return (
+        template_environment()
+        .get_template(f"{template}.html.j2")
+        .render(versions=versions, **values)
+    )
 
 
 def data_uri(content: bytes, image_format: str = "png") -> str:
@@ -124,11 +136,14 @@ class Thumbnails:
         if self.data.images[index].location is None:
             return None
         if index not in self._thumbnails:
-            self._thumbnails[index] = ImageOps.fit(self.data.images[index].preview(), (THUMBNAIL_SIDE, THUMBNAIL_SIDE))
+            self._thumbnails[index] = ImageOps.fit(
+                self.data.images[index].preview(), (THUMBNAIL_SIDE, THUMBNAIL_SIDE)
+            )
         return self._thumbnails[index]
 
     def uri(self, index: int) -> str | None:
-        """Return the thumbnail as a data URI of a JPEG, or None if the data set has features instead of pixels.
+        """Return the thumbnail as a data URI of a JPEG, or None if the data set has features
+        instead of pixels.
 
         Args:
             index: Index of the image.

@@ -41,8 +41,20 @@ DASH_PATTERN = (0, (2, 1.4))
 """Style of dashed lines."""
 LEGEND_CHARS = 120
 """Characters that fit into one line of a legend."""
-LIGHT_THEME = PlotTheme("#ffffff", "#1d2330", "#c9cfd9", "#158a4e", ("#d1662b", "#2b6cd1", "#0f8f7f", "#9a4fc4", "#8a6d1a"))
-DARK_THEME = PlotTheme("#171b24", "#e4e8f0", "#475062", "#3fc380", ("#f0955f", "#77aaff", "#4fd0be", "#cf9bf2", "#d9bd6a"))
+LIGHT_THEME = PlotTheme(
+    "#ffffff",
+    "#1d2330",
+    "#c9cfd9",
+    "#158a4e",
+    ("#d1662b", "#2b6cd1", "#0f8f7f", "#9a4fc4", "#8a6d1a"),
+)
+DARK_THEME = PlotTheme(
+    "#171b24",
+    "#e4e8f0",
+    "#475062",
+    "#3fc380",
+    ("#f0955f", "#77aaff", "#4fd0be", "#cf9bf2", "#d9bd6a"),
+)
 
 
 @dataclass(frozen=True)
@@ -76,32 +88,53 @@ def plot_training_curves(curves: Sequence[TrainingCurve], theme: PlotTheme = LIG
     legend_height = 0.53 + 0.2 * math.ceil(len(names) / columns)
     figure = new_figure(8.6, legend_height + 2.37, theme)
     bottom, height = legend_height / figure.get_figheight(), 1.98 / figure.get_figheight()
-    loss, rsum, similarity = panels = [figure.add_axes((left, bottom, 0.262, height)) for left in (0.06, 0.392, 0.724)]
+    loss, rsum, similarity = panels = [
+        figure.add_axes((left, bottom, 0.262, height)) for left in (0.06, 0.392, 0.724)
+    ]
     for panel, title in zip(panels, ("loss, untrained = 1", "RSUM", "similarity"), strict=True):
         style_axes(panel, title, theme)
     for name, color in zip(names, cycle(theme.lines), strict=False):
         runs = [curve.records for curve in curves if curve.name == name]
-        _lines(loss, runs, lambda row, first: row["val"]["loss"] / first["val"]["loss"], color, "-", name)
+        _lines(
+            loss,
+            runs,
+            lambda row, first: row["val"]["loss"] / first["val"]["loss"],
+            color,
+            "-",
+            name,
+        )
         _lines(rsum, runs, lambda row, _: row["rsum"], color, "-", name)
         _lines(similarity, runs, lambda row, _: row["similarity"]["positive_mean"], color, "-")
         _lines(
             similarity,
             runs,
-            lambda row, _: (row["similarity"]["hardest_i2t_mean"] + row["similarity"]["hardest_t2i_mean"]) / 2,
+            lambda row, _: (
+                (row["similarity"]["hardest_i2t_mean"] + row["similarity"]["hardest_t2i_mean"]) / 2
+            ),
             color,
             DASH_PATTERN,
         )
     loss.set_ylim(bottom=0)
     similarity.plot([], [], color=theme.foreground, label="positive pairs")
-    similarity.plot([], [], color=theme.foreground, linestyle=DASH_PATTERN, label="hardest negatives")
+    similarity.plot(
+        [], [], color=theme.foreground, linestyle=DASH_PATTERN, label="hardest negatives"
+    )
     lowest, highest = similarity.get_ylim()
     similarity.set_ylim(lowest, highest + 0.28 * (highest - lowest))
     similarity.legend(loc="upper left", **legend_style(theme))
-    figure.legend(*rsum.get_legend_handles_labels(), loc="lower left", bbox_to_anchor=(0.05, 0), ncols=columns, **legend_style(theme))
+    figure.legend(
+        *rsum.get_legend_handles_labels(),
+        loc="lower left",
+        bbox_to_anchor=(0.05, 0),
+        ncols=columns,
+        **legend_style(theme),
+    )
     return figure_to_png(figure)
 
 
-def plot_relevance_distributions(rows: Sequence[RelevanceDistribution], theme: PlotTheme = LIGHT_THEME) -> bytes:
+def plot_relevance_distributions(
+    rows: Sequence[RelevanceDistribution], theme: PlotTheme = LIGHT_THEME
+) -> bytes:
     """Plot the distribution of relevance for each estimator.
 
     Args:
@@ -112,30 +145,64 @@ def plot_relevance_distributions(rows: Sequence[RelevanceDistribution], theme: P
         A PNG. Suggested thresholds are lines, the Ladder paper's 0.63 is dashed.
     """
     figure = new_figure(8.6, 0.35 + 1.25 * len(rows), theme)
-    for number, (row, axes) in enumerate(zip(rows, figure.subplots(len(rows), sharex=True, squeeze=False)[:, 0], strict=True)):
+    for number, (row, axes) in enumerate(
+        zip(rows, figure.subplots(len(rows), sharex=True, squeeze=False)[:, 0], strict=True)
+    ):
         bins, first_share = len(row.histogram), row.histogram[0] / row.pairs
-        axes.bar([(i + 0.5) / bins for i in range(bins)], row.histogram, 1 / bins, color=theme.lines[number % len(theme.lines)])
+        axes.bar(
+            [(i + 0.5) / bins for i in range(bins)],
+            row.histogram,
+            1 / bins,
+            color=theme.lines[number % len(theme.lines)],
+        )
         for value in row.quantiles:
             axes.axvline(value, color=theme.foreground, linewidth=0.9)
         axes.axvline(0.63, color=theme.foreground, linewidth=0.9, linestyle=DASH_PATTERN)
-        style_axes(axes, row.estimator if first_share < 0.1 else f"{row.estimator}   (axis cut: {first_share:.0%} are below 0.01)", theme)
+        style_axes(
+            axes,
+            row.estimator
+            if first_share < 0.1
+            else f"{row.estimator}   (axis cut: {first_share:.0%} are below 0.01)",
+            theme,
+        )
         top = 1.1 * max(row.histogram if first_share < 0.1 else row.histogram[1:])
-        axes.set(xlim=(0, 1), ylim=(0, top or 1), yticks=[], xlabel="relevance of a random pair" if number == len(rows) - 1 else "")
+        axes.set(
+            xlim=(0, 1),
+            ylim=(0, top or 1),
+            yticks=[],
+            xlabel="relevance of a random pair" if number == len(rows) - 1 else "",
+        )
     figure.tight_layout()
     return figure_to_png(figure)
 
 
-def _lines(axes: Any, runs: Sequence[Sequence[Mapping[str, Any]]], value: Any, color: str, style: Any, label: str | None = None) -> None:
+def _lines(
+    axes: Any,
+    runs: Sequence[Sequence[Mapping[str, Any]]],
+    value: Any,
+    color: str,
+    style: Any,
+    label: str | None = None,
+) -> None:
     """Draw a thin line for each run, and the mean over the steps that all runs have."""
     series = [{row["step"]: value(row, rows[0]) for row in rows} for rows in runs]
     for curve in series:
-        axes.plot(list(curve), list(curve.values()), color=color, linestyle=style, linewidth=0.8, alpha=0.45)
+        axes.plot(
+            list(curve),
+            list(curve.values()),
+            color=color,
+            linestyle=style,
+            linewidth=0.8,
+            alpha=0.45,
+        )
     common = [step for step in series[0] if all(step in curve for curve in series)]
     mean = [sum(curve[step] for curve in series) / len(series) for step in common]
     axes.plot(common, mean, color=color, linestyle=style, linewidth=2.0, label=label)
 
 
-def legend_style(theme: PlotTheme, handle_length: float = 1.8, font_size: float = 8.5) -> dict[str, Any]:
+def legend_style(
+    theme: PlotTheme, handle_length: float = 1.8, font_size: float = 8.5
+) -> dict[str, Any]:
     """Return the style of legends.
 
     Args:
@@ -143,7 +210,12 @@ def legend_style(theme: PlotTheme, handle_length: float = 1.8, font_size: float 
         handle_length: Length of the line next to a label, in units of the font size.
         font_size: Size in points.
     """
-    return {"fontsize": font_size, "frameon": False, "labelcolor": theme.foreground, "handlelength": handle_length}
+    return {
+        "fontsize": font_size,
+        "frameon": False,
+        "labelcolor": theme.foreground,
+        "handlelength": handle_length,
+    }
 
 
 def style_axes(axes: Any, title: str, theme: PlotTheme, x_label: str = "step") -> None:
@@ -166,7 +238,8 @@ def style_axes(axes: Any, title: str, theme: PlotTheme, x_label: str = "step") -
 
 
 def quote_shortened(query: str, max_chars: int = 84) -> str:
-    """Quote a text, shortened between words. Dollar signs are escaped, because matplotlib would read them as math.
+    """Quote a text, shortened between words. Dollar signs are escaped, because matplotlib would
+    read them as math.
 
     Args:
         query: Text.
@@ -199,7 +272,8 @@ def figure_to_png(figure: Figure, colors: int | None = None) -> bytes:
 
     Args:
         figure: Figure of matplotlib.
-        colors: Size of the palette. It reduces plots of many colors to a third of the bytes. Default: no palette.
+        colors: Size of the palette. It reduces plots of many colors to a third of the bytes.
+            Default: no palette.
 
     Returns:
         Bytes of the file.
@@ -209,5 +283,7 @@ def figure_to_png(figure: Figure, colors: int | None = None) -> bytes:
     if colors is None:
         return raw.getvalue()
     small = io.BytesIO()
-    Image.open(raw).convert("RGB").quantize(colors, dither=Image.Dither.FLOYDSTEINBERG).save(small, "png", optimize=True)
+    Image.open(raw).convert("RGB").quantize(colors, dither=Image.Dither.FLOYDSTEINBERG).save(
+        small, "png", optimize=True
+    )
     return small.getvalue()

@@ -1,4 +1,6 @@
-"""Match probability: the probability that a search result with a given score is relevant, learned from validation captions."""
+"""Match probability: the probability that a search result with a given score is relevant, learned
+from validation captions.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +23,18 @@ FALSE_ALARM_RATE = 0.05
 
 @dataclass(frozen=True)
 class Calibration:
-    """Increasing step function from scores to match probabilities, and a threshold for queries without a relevant item.
+    """Increasing step function from scores to match probabilities, and a threshold for queries
+    without a relevant item.
 
     Attributes:
         scores: Knots of the function.
         probabilities: Match probability at each knot.
         num_candidates: Number of items in the calibration collection.
         num_queries: Number of calibration queries.
-        min_score: 5th percentile of the best scores of queries that have a relevant item. A lower best score means "no match".
-        detection_rate: Share of queries whose best score is below ``min_score`` once their relevant items are removed.
+        min_score: 5th percentile of the best scores of queries that have a relevant item. A lower
+            best score means "no match".
+        detection_rate: Share of queries whose best score is below ``min_score`` once their relevant
+            items are removed.
     """
 
     scores: tuple[float, ...]
@@ -84,10 +89,14 @@ def fit_calibration(scores: Tensor, relevant: Tensor) -> Calibration:
     top_relevant = relevant.gather(1, top_results)
     if not top_relevant.any() or top_relevant.all():
         raise DataError(
-            f"Calibration: expected relevant and irrelevant items among the first {top_scores.shape[1]} results of {len(scores):,} "
-            f"queries, got only {'relevant' if top_relevant.all() else 'irrelevant'} ones. Use a larger validation split."
+            "Calibration: expected relevant and irrelevant items among the first "
+            f"{top_scores.shape[1]} results of {len(scores):,} "
+            f"queries, got only {'relevant' if top_relevant.all() else 'irrelevant'} ones. Use a "
+            "larger validation split."
         )
-    knots, knot_of, counts = np.unique(top_scores.flatten().double().numpy(), return_inverse=True, return_counts=True)
+    knots, knot_of, counts = np.unique(
+        top_scores.flatten().double().numpy(), return_inverse=True, return_counts=True
+    )
     precisions = np.bincount(knot_of, weights=top_relevant.flatten().double().numpy()) / counts
     probabilities = isotonic_regression(precisions, weights=counts).x
     # Of knots with the same probability, the first and the last define the function.

@@ -1,7 +1,9 @@
-"""Vector encodings of an index: size, search time and recall, compared with the exact scores of whole float32 vectors.
+"""Vector encodings of an index: size, search time and recall, compared with the exact scores of
+whole float32 vectors.
 
-The searches that an index can have are measured: whole vectors in float32 or int8 (exact), the first dimensions of Matryoshka vectors, and for
-late interaction the search that selects candidates by pooled vectors.
+The searches that an index can have are measured: whole vectors in float32 or int8 (exact), the
+first dimensions of Matryoshka vectors, and for late interaction the search that selects candidates
+by pooled vectors.
 """
 
 from __future__ import annotations
@@ -18,8 +20,20 @@ from visavis.blocking import chunk_slices
 from visavis.memory_budget import MemoryLimit
 from visavis.retrieval.index_folder import Index
 from visavis.retrieval.stores.arrow_tables import items_from_table
-from visavis.retrieval.stores.exact_search import MIN_DIM, ExactSearch, Int8Pass, exact_scores, supports_int8_matmul
-from visavis.retrieval.stores.maxsim_search import MIN_CANDIDATES, MIN_ITEMS, POOLED_VECTORS, MaxSimSearch, pool_vectors
+from visavis.retrieval.stores.exact_search import (
+    MIN_DIM,
+    ExactSearch,
+    Int8Pass,
+    exact_scores,
+    supports_int8_matmul,
+)
+from visavis.retrieval.stores.maxsim_search import (
+    MIN_CANDIDATES,
+    MIN_ITEMS,
+    POOLED_VECTORS,
+    MaxSimSearch,
+    pool_vectors,
+)
 from visavis.retrieval.stores.vector_sets import MaxSimQuery, VectorSets
 from visavis.types import MaxSimDirection
 
@@ -35,7 +49,9 @@ TIMED_QUERIES, WARMUP_QUERIES = 50, 3
 """Queries whose median time is measured, and queries before them that are not counted."""
 
 NearestFunction = Callable[[Any, int], np.ndarray]
-"""Returns the rows nearest to a query (``[D]``, or of late interaction), best first: ``(query, count) -> rows``."""
+"""Returns the rows nearest to a query (``[D]``, or of late interaction), best first: ``(query,
+count) -> rows``.
+"""
 
 
 @dataclass(frozen=True)
@@ -49,7 +65,8 @@ class VectorEncoding:
         stored_bytes: Bytes per item that are stored in total.
         rescored: Candidates per query that are scored again with all vectors. 0: there is one pass.
         recall_at_10: Recall of the true top 10 in percent.
-        caption_recall_at_10: Share of caption queries whose item is in the top 10, in percent. None if queries are not captions.
+        caption_recall_at_10: Share of caption queries whose item is in the top 10, in percent. None
+            if queries are not captions.
         milliseconds: Median time of one query in ms.
     """
 
@@ -85,7 +102,8 @@ class CompressionReport:
 def measure_compression(index: Index, memory: MemoryLimit = None) -> CompressionReport:
     """Measure encodings of the vectors of an index.
 
-    Queries are the captions of sampled items if all of them have one, else sampled vectors with noise.
+    Queries are the captions of sampled items if all of them have one, else sampled vectors with
+    noise.
 
     Args:
         index: The index.
@@ -96,22 +114,36 @@ def measure_compression(index: Index, memory: MemoryLimit = None) -> Compression
     """
     vectors, table = index.store.all_vectors(), index.store.table()
     if not len(table):
-        return CompressionReport(0, 0, "none", (), "Nothing was measured, because the index has no items.")
+        return CompressionReport(
+            0, 0, "none", (), "Nothing was measured, because the index has no items."
+        )
     count = min(MEASURED_SETS if isinstance(vectors, VectorSets) else MEASURED_QUERIES, len(table))
     rows = np.sort(np.random.default_rng(0).choice(len(table), count, replace=False))
     captions = [item.metadata.get("caption", "") for item in items_from_table(table.take(rows))]
-    options: dict[str, Any] = {"query_source": f"vectors of the items with noise of length {NOISE_NORM:g}", "memory": memory}
+    options: dict[str, Any] = {
+        "query_source": f"vectors of the items with noise of length {NOISE_NORM:g}",
+        "memory": memory,
+    }
     has_captions = all(map(str.strip, captions))
     if has_captions:
         options |= {"positives": rows.tolist(), "query_source": "captions of the items"}
     if isinstance(vectors, VectorSets):
         assert index.manifest.late_interaction is not None
         if has_captions:
-            set_queries = [MaxSimQuery.from_vectors((1.0, words.numpy())) for words in index.encode_texts(captions)]
+            set_queries = [
+                MaxSimQuery.from_vectors((1.0, words.numpy()))
+                for words in index.encode_texts(captions)
+            ]
         else:
             set_queries = noisy_set_queries(vectors[rows])
-        return compare_set_encodings(vectors, set_queries, index.manifest.late_interaction, **options)
-    queries = index.model.encode_texts(captions).float().numpy() if has_captions else noisy_queries(vectors[rows])
+        return compare_set_encodings(
+            vectors, set_queries, index.manifest.late_interaction, **options
+        )
+    queries = (
+        index.model.encode_texts(captions).float().numpy()
+        if has_captions
+        else noisy_queries(vectors[rows])
+    )
     dims = () if index.model.embedding_dim else index.model.matcher.matryoshka_dims[:-1]
     return compare_encodings(vectors, queries, dims, **options)
 
@@ -141,21 +173,34 @@ def compare_encodings(
     queries, dim = np.ascontiguousarray(queries, np.float32), rows.shape[1]
     min_scores = ExactSearch(rows, memory=memory).search(queries, MEASURED_TOP)[0][:, -1]
     benchmark = EncodingBenchmark(
-        queries, min(MEASURED_TOP, len(rows)), min_scores, lambda selected, query: exact_scores(rows[selected], query), positives
+        queries,
+        min(MEASURED_TOP, len(rows)),
+        min_scores,
+        lambda selected, query: exact_scores(rows[selected], query),
+        positives,
     )
-    encodings = [benchmark.measure("float32", _search_rows(rows, memory, int8=False), dim, 4 * dim, 4 * dim)]
+    encodings = [
+        benchmark.measure("float32", _search_rows(rows, memory, int8=False), dim, 4 * dim, 4 * dim)
+    ]
     if supports_int8_matmul():
-        encodings.append(benchmark.measure("int8", _search_rows(rows, memory, int8=True), dim, dim, 5 * dim))
+        encodings.append(
+            benchmark.measure("int8", _search_rows(rows, memory, int8=True), dim, dim, 5 * dim)
+        )
     for short_dim in matryoshka_dims:
         int8 = supports_int8_matmul() and short_dim >= MIN_DIM
         nearest = _search_rows(_normalize(rows[:, :short_dim]), memory, int8=int8)
         scanned, stored = (short_dim, 5 * short_dim) if int8 else (4 * short_dim, 4 * short_dim)
-        encodings.append(benchmark.measure(f"first {short_dim} only", nearest, short_dim, scanned, stored))
-    return CompressionReport(len(rows), len(queries), query_source, tuple(encodings), recommend_encoding(encodings))
+        encodings.append(
+            benchmark.measure(f"first {short_dim} only", nearest, short_dim, scanned, stored)
+        )
+    return CompressionReport(
+        len(rows), len(queries), query_source, tuple(encodings), recommend_encoding(encodings)
+    )
 
 
 def recommend_encoding(encodings: Sequence[VectorEncoding]) -> str:
-    """Recommend the smallest encoding that an index can have and that reaches the target recall, else the default.
+    """Recommend the smallest encoding that an index can have and that reaches the target recall,
+    else the default.
 
     Args:
         encodings: Measured encodings, float32 first.
@@ -173,8 +218,10 @@ def recommend_encoding(encodings: Sequence[VectorEncoding]) -> str:
             measure = f"of captions with their item among the first {MEASURED_TOP}"
         if recall >= TARGET_RECALL * full_recall:
             return (
-                f"Use --embedding-dim {encoding.embedding_dim}: {recall:.1f} % {measure} (all dimensions: {full_recall:.1f} %), "
-                f"{encoding.stored_bytes:,.0f} instead of {plain.stored_bytes:,.0f} bytes per vector, {encoding.milliseconds:.2g} ms per query."
+                f"Use --embedding-dim {encoding.embedding_dim}: {recall:.1f} % {measure} (all "
+                f"dimensions: {full_recall:.1f} %), "
+                f"{encoding.stored_bytes:,.0f} instead of {plain.stored_bytes:,.0f} bytes per "
+                f"vector, {encoding.milliseconds:.2g} ms per query."
             )
     exact = [encoding for encoding in encodings if encoding.embedding_dim == plain.embedding_dim]
     default = min(exact, key=lambda encoding: encoding.milliseconds)
@@ -218,7 +265,8 @@ def compare_set_encodings(
     query_source: str = "queries",
     memory: MemoryLimit = None,
 ) -> CompressionReport:
-    """Measure the exact search of items with several vectors, and that of a large index, which selects candidates by pooled vectors.
+    """Measure the exact search of items with several vectors, and that of a large index, which
+    selects candidates by pooled vectors.
 
     Args:
         sets: Unit vectors of the items, at least one item.
@@ -234,17 +282,23 @@ def compare_set_encodings(
     exact, dim = MaxSimSearch(sets, direction, memory=memory), sets.rows.shape[1]
     full_bytes = 4 * dim * len(sets.rows) / len(sets)
     min_scores = exact.search(queries, MEASURED_TOP)[0][:, -1]
-    benchmark = EncodingBenchmark(queries, min(MEASURED_TOP, len(sets)), min_scores, exact.exact_scores, positives)
+    benchmark = EncodingBenchmark(
+        queries, min(MEASURED_TOP, len(sets)), min_scores, exact.exact_scores, positives
+    )
     encodings = [benchmark.measure("float32", _search_sets(exact), dim, full_bytes, full_bytes)]
     description = f"Search: exact, {encodings[0].milliseconds:.2g} ms per query."
     if len(sets) >= MIN_ITEMS:
         pooled = pool_vectors(sets, POOLED_VECTORS)
         pooled_bytes = 4 * dim * len(pooled.rows) / len(sets)
         search = _search_sets(MaxSimSearch(sets, direction, pooled=pooled, memory=memory))
-        pooled_search = benchmark.measure("search", search, dim, pooled_bytes, pooled_bytes + full_bytes, MIN_CANDIDATES)
+        pooled_search = benchmark.measure(
+            "search", search, dim, pooled_bytes, pooled_bytes + full_bytes, MIN_CANDIDATES
+        )
         description = (
-            f"Search: {POOLED_VECTORS} pooled vectors per item, then exact scores of {pooled_search.rescored:,} candidates. It finds "
-            f"{pooled_search.recall_at_10:.1f} % of the true top {MEASURED_TOP} in {pooled_search.milliseconds:.2g} ms. "
+            f"Search: {POOLED_VECTORS} pooled vectors per item, then exact scores of "
+            f"{pooled_search.rescored:,} candidates. It finds "
+            f"{pooled_search.recall_at_10:.1f} % of the true top {MEASURED_TOP} in "
+            f"{pooled_search.milliseconds:.2g} ms. "
             f"Exact search takes {encodings[0].milliseconds:.2g} ms."
         )
         encodings.append(pooled_search)
@@ -270,7 +324,13 @@ class EncodingBenchmark:
     positives: Sequence[int] | None
 
     def measure(
-        self, name: str, nearest: NearestFunction, dim: int, scanned_bytes: float, stored_bytes: float, rescored: int = 0
+        self,
+        name: str,
+        nearest: NearestFunction,
+        dim: int,
+        scanned_bytes: float,
+        stored_bytes: float,
+        rescored: int = 0,
     ) -> VectorEncoding:
         """Measure a search.
 
@@ -288,13 +348,24 @@ class EncodingBenchmark:
         results = [nearest(query, self.top) for query in self.queries]
         caption_recall = None
         if self.positives is not None:
-            caption_recall = 100 * float(np.mean([row in rows for row, rows in zip(self.positives, results, strict=True)]))
+            caption_recall = 100 * float(
+                np.mean([row in rows for row, rows in zip(self.positives, results, strict=True)])
+            )
         recalls = [
             (self.exact(rows, query) >= min_score).sum() / self.top
             for rows, query, min_score in zip(results, self.queries, self.min_scores, strict=True)
         ]
         recall = 100 * float(np.mean(recalls))
-        return VectorEncoding(name, dim, scanned_bytes, stored_bytes, rescored, recall, caption_recall, self._milliseconds(nearest))
+        return VectorEncoding(
+            name,
+            dim,
+            scanned_bytes,
+            stored_bytes,
+            rescored,
+            recall,
+            caption_recall,
+            self._milliseconds(nearest),
+        )
 
     def _milliseconds(self, nearest: NearestFunction) -> float:
         queries = [*self.queries[:WARMUP_QUERIES], *self.queries[:TIMED_QUERIES]]
@@ -303,8 +374,13 @@ class EncodingBenchmark:
 
 
 def _search_rows(rows: np.ndarray, memory: MemoryLimit, *, int8: bool) -> NearestFunction:
-    """Search by the first dimensions of a query. They are not normalized, which does not change the order."""
-    dim, search = rows.shape[1], ExactSearch(rows, coarse=Int8Pass.from_vectors(rows) if int8 else None, memory=memory)
+    """Search by the first dimensions of a query. They are not normalized, which does not change the
+    order.
+    """
+    dim, search = (
+        rows.shape[1],
+        ExactSearch(rows, coarse=Int8Pass.from_vectors(rows) if int8 else None, memory=memory),
+    )
     return lambda query, top: search.search(query[None, :dim], top)[1][0]
 
 

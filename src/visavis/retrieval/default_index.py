@@ -1,4 +1,6 @@
-"""Index of a folder at its default place, ``indexes/NAME`` in the current folder, with the default model."""
+"""Index of a folder at its default place, ``indexes/NAME`` in the current folder, with the default
+model.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ INDEXES_FOLDER = Path("indexes")
 
 
 def default_index_folder(source: str | Path, model: str | Path | None = None) -> Path:
-    """Return the folder of the index of a source: the first of ``indexes/NAME``, ``indexes/NAME-2``, ... that is its index or new.
+    """Return the folder of the index of a source: the first of ``indexes/NAME``,
+    ``indexes/NAME-2``, ... that is its index or new.
 
     Args:
         source: Folder of images and videos, or a data set.
@@ -27,18 +30,30 @@ def default_index_folder(source: str | Path, model: str | Path | None = None) ->
     Returns:
         The folder. It may not exist yet.
     """
-    root, name = source_root(source), Path(os.path.realpath(os.path.expanduser(source))).name or "root"
-    numbered = (INDEXES_FOLDER / (name if number == 1 else f"{name}-{number}") for number in count(1))
+    root, name = (
+        source_root(source),
+        Path(os.path.realpath(os.path.expanduser(source))).name or "root",
+    )
+    numbered = (
+        INDEXES_FOLDER / (name if number == 1 else f"{name}-{number}") for number in count(1)
+    )
     return next(folder for folder in numbered if _is_free_or_of(folder, str(root), model))
 
 
-def index_source(source: str | Path, out: str | Path | None, model: str | Path | None, progress: Progress, **options: Any) -> IndexReport:
+def index_source(
+    source: str | Path,
+    out: str | Path | None,
+    model: str | Path | None,
+    progress: Progress,
+    **options: Any,
+) -> IndexReport:
     """Index a source without a run, or update its index. An existing index keeps its model.
 
     Args:
         source: Folder of images and videos, or a data set.
         out: Folder of the index. None: ``default_index_folder``.
-        model: Run, or folder or hub name of a dual encoder. None: the model of the index, else the default model.
+        model: Run, or folder or hub name of a dual encoder. None: the model of the index, else the
+            default model.
         progress: Receives progress and messages.
         **options: Further arguments of ``build_index``.
 
@@ -51,7 +66,9 @@ def index_source(source: str | Path, out: str | Path | None, model: str | Path |
     """
     folder = default_index_folder(source, model) if out is None else Path(out)
     if model is None and is_index(folder):
-        return build_index(read_manifest(folder).model, source, folder, progress=progress, **options)
+        return build_index(
+            read_manifest(folder).model, source, folder, progress=progress, **options
+        )
     if not is_index(folder):
         # A wrong folder is reported before a model is downloaded.
         list_source_files(source, options.get("exclude", ()))
@@ -60,12 +77,16 @@ def index_source(source: str | Path, out: str | Path | None, model: str | Path |
         return build_index(name, source, folder, progress=progress, **options)
 
 
-def update_default_index(source: str | Path, model: str | Path | None, progress: Progress, **options: Any) -> Path:
-    """Index a source at its default place before a search, or update its index. Files that are left out are reported.
+def update_default_index(
+    source: str | Path, model: str | Path | None, progress: Progress, **options: Any
+) -> Path:
+    """Index a source at its default place before a search, or update its index. Files that are left
+    out are reported.
 
     Args:
         source: Folder of images and videos, or a data set.
-        model: Folder or hub name of a dual encoder. None: the model of the index, else the default model.
+        model: Folder or hub name of a dual encoder. None: the model of the index, else the default
+            model.
         progress: Receives progress and messages.
         **options: Further arguments of ``build_index``.
 
@@ -77,14 +98,18 @@ def update_default_index(source: str | Path, model: str | Path | None, progress:
     """
     report = index_source(source, None, model, progress, **options)
     if report.skipped:
-        progress.message(f"Left out, {len(report.skipped):,}: {report.skipped[0]} List all with visavis index {source}.")
+        progress.message(
+            f"Left out, {len(report.skipped):,}: {report.skipped[0]} List all with visavis index "
+            f"{source}."
+        )
     if report.other_files is not None:
         progress.message(f"{report.other_files}.")
     return Path(report.folder)
 
 
 def index_if_images(folder: str | Path, model: str | Path | None, progress: Progress) -> Path:
-    """Index a folder of images without a run. An index, a run, a model and a folder without images are returned as they are.
+    """Index a folder of images without a run. An index, a run, a model and a folder without images
+    are returned as they are.
 
     Args:
         folder: Any folder, or the missing source of an index at its default place.
@@ -94,7 +119,9 @@ def index_if_images(folder: str | Path, model: str | Path | None, progress: Prog
     Returns:
         Folder of the index, or the folder itself.
     """
-    if is_index(folder) or any(os.path.exists(Path(folder) / name) for name in ("run.toml", "config.json")):
+    if is_index(folder) or any(
+        os.path.exists(Path(folder) / name) for name in ("run.toml", "config.json")
+    ):
         return Path(folder)
     if not is_index(default_index_folder(folder, model)):
         if not os.path.isdir(folder):
@@ -110,6 +137,12 @@ def _is_free_or_of(folder: Path, root: str, model: str | Path | None) -> bool:
     """Whether a folder is new or empty, or an index of this source and model."""
     if is_index(folder):
         manifest = read_manifest(folder)
-        recorded = None if model is None else os.path.abspath(model) if os.path.exists(model) else str(model)
+        recorded = (
+            None
+            if model is None
+            else os.path.abspath(model)
+            if os.path.exists(model)
+            else str(model)
+        )
         return manifest.source == root and recorded in (None, manifest.model)
     return is_free_folder(folder)

@@ -46,7 +46,8 @@ class UnreadableFile:
 
     Attributes:
         problem: A sentence.
-        is_damaged: Whether its content is at fault, and not its permissions, its drive, a missing package or a lack of memory.
+        is_damaged: Whether its content is at fault, and not its permissions, its drive, a missing
+            package or a lack of memory.
     """
 
     problem: str
@@ -80,7 +81,9 @@ class _DecodedFile:
 
 @dataclass(frozen=True)
 class _DecodedBatch:
-    """Files that a worker has read, with one tensor of all pixels, which needs one open file in transit."""
+    """Files that a worker has read, with one tensor of all pixels, which needs one open file in
+    transit.
+    """
 
     files: list[_DecodedFile | UnreadableFile]
     pixels: Tensor
@@ -106,7 +109,9 @@ class _FileReader:
 
     @classmethod
     def of_model(cls, model: Retriever) -> _FileReader:
-        """Read what a model encodes. A missing encoder is an error here, and not a problem of each file."""
+        """Read what a model encodes. A missing encoder is an error here, and not a problem of each
+        file.
+        """
         processor = model.processor
         converter = processor.preprocess.to_bytes if processor.converts_single_images else None
         batch_size = max(1, READ_AHEAD // processor.visual_spec.crops)
@@ -120,16 +125,29 @@ class _FileReader:
         if not workers or self.converter is None:
             yield from map_in_order(self, files, ahead=READ_AHEAD)
             return
-        batches = (files[start : start + self.batch_size] for start in range(0, len(files), self.batch_size))
+        batches = (
+            files[start : start + self.batch_size]
+            for start in range(0, len(files), self.batch_size)
+        )
         for batch in read_in_workers(self._read_batch, batches, workers):
             rows = iter(batch.pixels.split(1))
-            yield from (replace(each, pixels=next(rows)) if isinstance(each, _DecodedFile) else each for each in batch.files)
+            yield from (
+                replace(each, pixels=next(rows)) if isinstance(each, _DecodedFile) else each
+                for each in batch.files
+            )
 
     def _read_batch(self, files: Sequence[SourceFile]) -> _DecodedBatch:
         """Read files in a worker."""
         decoded_files = list(map(self, files))
-        pixels = [each.pixels for each in decoded_files if isinstance(each, _DecodedFile) and each.pixels is not None]
-        without_pixels = [replace(each, pixels=None) if isinstance(each, _DecodedFile) else each for each in decoded_files]
+        pixels = [
+            each.pixels
+            for each in decoded_files
+            if isinstance(each, _DecodedFile) and each.pixels is not None
+        ]
+        without_pixels = [
+            replace(each, pixels=None) if isinstance(each, _DecodedFile) else each
+            for each in decoded_files
+        ]
         return _DecodedBatch(without_pixels, torch.cat(pixels) if pixels else torch.empty(0))
 
     def __call__(self, file: SourceFile) -> _DecodedFile | UnreadableFile:
@@ -140,7 +158,11 @@ class _FileReader:
         except (DataError, MissingExtra) as error:
             return _unreadable(error)
         hashes = hashlib.sha256(content).hexdigest()[:32], dhash(image)
-        return _DecodedFile(*hashes, image) if self.converter is None else _DecodedFile(*hashes, pixels=self.converter([image]))
+        return (
+            _DecodedFile(*hashes, image)
+            if self.converter is None
+            else _DecodedFile(*hashes, pixels=self.converter([image]))
+        )
 
 
 def _unreadable(error: DataError | MissingExtra) -> UnreadableFile:
@@ -153,11 +175,13 @@ def encode_shard(
     moment_seconds: float,
     decoded_images: Iterator[_DecodedFile | UnreadableFile] | None = None,
 ) -> EncodedShard:
-    """Encode each image as an item, and each clip as an item for the whole and one for each of its moments.
+    """Encode each image as an item, and each clip as an item for the whole and one for each of its
+    moments.
 
-    An image model encodes one frame per second. The vector of a clip or moment is the mean of its frames, for each region of a
-    late-interaction model. A video model encodes the frames of a clip or moment together, at most ``MAX_FRAMES_PER_VIDEO`` of them. The vector
-    of a longer one is the mean of its parts. A clip that is not longer than a moment has no moments.
+    An image model encodes one frame per second. The vector of a clip or moment is the mean of its
+    frames, for each region of a late-interaction model. A video model encodes the frames of a clip
+    or moment together, at most ``MAX_FRAMES_PER_VIDEO`` of them. The vector of a longer one is the
+    mean of its parts. A clip that is not longer than a moment has no moments.
 
     Args:
         model: Model with one vector per item, or a late-interaction model.
@@ -174,8 +198,14 @@ def encode_shard(
     for start in range(0, len(image_files), READ_AHEAD):
         batch = image_files[start : start + READ_AHEAD]
         decoded_batch = list(zip(batch, islice(decoded_images, len(batch)), strict=True))
-        unreadable |= {file.path: decoded for file, decoded in decoded_batch if isinstance(decoded, UnreadableFile)}
-        if images := [(file, decoded) for file, decoded in decoded_batch if isinstance(decoded, _DecodedFile)]:
+        unreadable |= {
+            file.path: decoded
+            for file, decoded in decoded_batch
+            if isinstance(decoded, UnreadableFile)
+        }
+        if images := [
+            (file, decoded) for file, decoded in decoded_batch if isinstance(decoded, _DecodedFile)
+        ]:
             vectors = model.item_vectors(_encode_images(model, [decoded for _, decoded in images]))
             rows += [
                 (_item(file, decoded.content_hash, "image", decoded.image_hash), vector)
@@ -188,7 +218,11 @@ def encode_shard(
             unreadable[file.path] = _unreadable(error)
     rows.sort(key=lambda row: row[0].key)
     arrays = [vector.numpy() for _, vector in rows]
-    joined = VectorSets.from_arrays(arrays) if arrays and arrays[0].ndim > 1 else np.array(arrays, np.float32)
+    joined = (
+        VectorSets.from_arrays(arrays)
+        if arrays and arrays[0].ndim > 1
+        else np.array(arrays, np.float32)
+    )
     return EncodedShard(tuple(item for item, _ in rows), joined, unreadable)
 
 
@@ -199,11 +233,19 @@ def _separate_clips(files: Sequence[SourceFile]) -> tuple[list[SourceFile], list
 
 def _encode_images(model: Retriever, images: Sequence[_DecodedFile]) -> Encoded:
     pixels = [image.pixels for image in images if image.pixels is not None]
-    return model.encode_pixels(pixels, len(pixels)) if pixels else model.encode_visual([image.image for image in images if image.image])
+    return (
+        model.encode_pixels(pixels, len(pixels))
+        if pixels
+        else model.encode_visual([image.image for image in images if image.image])
+    )
 
 
-def _encode_clip(model: Retriever, file: SourceFile, moment_seconds: float) -> list[tuple[IndexItem, Tensor]]:
-    """The whole clip, then its moments, each from its start to just before its end. Memory holds the pixels of one section."""
+def _encode_clip(
+    model: Retriever, file: SourceFile, moment_seconds: float
+) -> list[tuple[IndexItem, Tensor]]:
+    """The whole clip, then its moments, each from its start to just before its end. Memory holds
+    the pixels of one section.
+    """
     rate = model.processor.frames_per_second or FRAMES_PER_SECOND
     per_moment = max(1, round(moment_seconds * rate))
     content_hash, hashes = file.location.content_hash, dict[int, str]()
@@ -215,15 +257,32 @@ def _encode_clip(model: Retriever, file: SourceFile, moment_seconds: float) -> l
         hashed = {_middle(span) for span in (whole, *moments)}
         frames = _hash_frames(frames, hashed, hashes)
         for section in _sections(whole, per_moment):
-            spans = [whole, *moments[section.start // per_moment : math.ceil(section.stop / per_moment)]]
-            pieces = [range(max(span.start, section.start), min(span.stop, section.stop)) for span in spans]
-            offsets = [slice(piece.start - section.start, piece.stop - section.start) for piece in pieces]
+            spans = [
+                whole,
+                *moments[section.start // per_moment : math.ceil(section.stop / per_moment)],
+            ]
+            pieces = [
+                range(max(span.start, section.start), min(span.stop, section.stop))
+                for span in spans
+            ]
+            offsets = [
+                slice(piece.start - section.start, piece.stop - section.start) for piece in pieces
+            ]
             vectors = _encode_section(model, islice(frames, len(section)), len(section), offsets)
             for span, piece, vector in zip(spans, pieces, vectors, strict=True):
                 parts[span].append((vector, len(piece)))
-    rows = [(_item(file, content_hash, "video", hashes[_middle(whole)]), _join(model, parts[whole]))]
+    rows = [
+        (_item(file, content_hash, "video", hashes[_middle(whole)]), _join(model, parts[whole]))
+    ]
     for span in moments:
-        item = _item(file, content_hash, "moment", hashes[_middle(span)], span.start / rate, float(math.ceil(span.stop / rate)))
+        item = _item(
+            file,
+            content_hash,
+            "moment",
+            hashes[_middle(span)],
+            span.start / rate,
+            float(math.ceil(span.stop / rate)),
+        )
         rows.append((item, _join(model, parts[span])))
     return rows
 
@@ -237,14 +296,22 @@ def _middle(span: range) -> int:
 
 
 def _sections(whole: range, per_moment: int) -> list[range]:
-    """Divide a clip into parts of at most ``MAX_FRAMES_PER_VIDEO`` frames, which end where moments end, or are a part of one."""
+    """Divide a clip into parts of at most ``MAX_FRAMES_PER_VIDEO`` frames, which end where moments
+    end, or are a part of one.
+    """
     if len(whole) <= MAX_FRAMES_PER_VIDEO:
         return [whole]
     several_moments = MAX_FRAMES_PER_VIDEO // per_moment * per_moment
-    return [section for block in _split(whole, several_moments or per_moment) for section in _split(block, MAX_FRAMES_PER_VIDEO)]
+    return [
+        section
+        for block in _split(whole, several_moments or per_moment)
+        for section in _split(block, MAX_FRAMES_PER_VIDEO)
+    ]
 
 
-def _hash_frames(frames: Iterable[PILImage], hashed: set[int], hashes: dict[int, str]) -> Iterator[PILImage]:
+def _hash_frames(
+    frames: Iterable[PILImage], hashed: set[int], hashes: dict[int, str]
+) -> Iterator[PILImage]:
     """Yield frames, and store the hashes of some of them."""
     for number, frame in enumerate(frames):
         if number in hashed:
@@ -252,7 +319,9 @@ def _hash_frames(frames: Iterable[PILImage], hashed: set[int], hashes: dict[int,
         yield frame
 
 
-def _encode_section(model: Retriever, frames: Iterator[PILImage], count: int, pieces: Sequence[slice]) -> list[Tensor]:
+def _encode_section(
+    model: Retriever, frames: Iterator[PILImage], count: int, pieces: Sequence[slice]
+) -> list[Tensor]:
     """Encode pieces of a section. An image model returns the mean of their frames."""
     processor = model.processor
     if processor.converts_single_images:
@@ -261,12 +330,16 @@ def _encode_section(model: Retriever, frames: Iterator[PILImage], count: int, pi
             clip = torch.cat(list(pixels))
             # The longest piece is encoded alone, so that shorter ones are not padded to its length.
             first, *others = (clip[piece] for piece in pieces)
-            encoded = [model.encode_pixels(clips, len(clips)) for clips in ([first], others) if clips]
+            encoded = [
+                model.encode_pixels(clips, len(clips)) for clips in ([first], others) if clips
+            ]
             return [vector for batch in encoded for vector in model.item_vectors(batch)]
         vectors = model.item_vectors(model.encode_pixels(pixels, count))
     else:
         batches = iter(lambda: list(islice(frames, model.batch_size)), [])
-        vectors = [vector for batch in batches for vector in model.item_vectors(model.encode_visual(batch))]
+        vectors = [
+            vector for batch in batches for vector in model.item_vectors(model.encode_visual(batch))
+        ]
     return [torch.stack(vectors[piece]).mean(0) for piece in pieces]
 
 
@@ -279,7 +352,12 @@ def _join(model: Retriever, parts: Sequence[tuple[Tensor, int]]) -> Tensor:
 
 
 def _item(
-    file: SourceFile, content_hash: str, kind: ItemKind, frame_hash: str, start: float | None = None, end: float | None = None
+    file: SourceFile,
+    content_hash: str,
+    kind: ItemKind,
+    frame_hash: str,
+    start: float | None = None,
+    end: float | None = None,
 ) -> IndexItem:
     return IndexItem(
         key=file.path if start is None else f"{file.path}#t={start:g},{end:g}",
@@ -296,20 +374,27 @@ def _item(
 
 
 def encode_in_shards(
-    engine: Engine, workers: int | None, model_name: str, model: Retriever, files: Sequence[SourceFile], moment_seconds: float
+    engine: Engine,
+    workers: int | None,
+    model_name: str,
+    model: Retriever,
+    files: Sequence[SourceFile],
+    moment_seconds: float,
 ) -> Iterator[tuple[Sequence[SourceFile], EncodedShard]]:
     """Encode files in shards of ``SHARD_SIZE``.
 
     Args:
         engine: ``"local"``, or ``"ray"`` for the processes of a Ray cluster.
-        workers: Number of Ray processes, or of processes that read images. Default: 2 Ray processes, else as ``choose_readers``.
+        workers: Number of Ray processes, or of processes that read images. Default: 2 Ray
+            processes, else as ``choose_readers``.
         model_name: Location of the model, for Ray processes.
         model: The model.
         files: Files to encode.
         moment_seconds: Length of a moment in seconds.
 
     Yields:
-        The files of a shard and their items. Ray yields shards in the order in which they are finished.
+        The files of a shard and their items. Ray yields shards in the order in which they are
+        finished.
 
     Raises:
         VisavisError: If ``workers`` is invalid.
@@ -318,20 +403,30 @@ def encode_in_shards(
     shards = _divide_into_shards(files)
     if engine == "local":
         # One reader for all shards reads the next shard while this one is encoded.
-        decoded_images = _FileReader.of_model(model).read_images(_separate_clips(files)[0], model.device, workers)
-        yield from ((shard, encode_shard(model, shard, moment_seconds, decoded_images)) for shard in shards)
+        decoded_images = _FileReader.of_model(model).read_images(
+            _separate_clips(files)[0], model.device, workers
+        )
+        yield from (
+            (shard, encode_shard(model, shard, moment_seconds, decoded_images)) for shard in shards
+        )
     else:
         full_decoding = model.processor.visual_spec.full_decoding
         arguments = (model_name, model.embedding_dim, full_decoding, moment_seconds)
         jobs = list(enumerate(map(_with_absolute_paths, shards)))
-        for number, shard in map_on_ray(RayEncoder, arguments, jobs, workers=workers, action="indexing", ordered=False):
+        for number, shard in map_on_ray(
+            RayEncoder, arguments, jobs, workers=workers, action="indexing", ordered=False
+        ):
             yield shards[number], shard
 
 
 def _divide_into_shards(files: Sequence[SourceFile]) -> list[list[SourceFile]]:
     shards, num_clips = list[list[SourceFile]](), 0
     for file in files:
-        if not shards or len(shards[-1]) == SHARD_SIZE or (file.is_video and num_clips == CLIPS_PER_SHARD):
+        if (
+            not shards
+            or len(shards[-1]) == SHARD_SIZE
+            or (file.is_video and num_clips == CLIPS_PER_SHARD)
+        ):
             shards.append([])
             num_clips = 0
         shards[-1].append(file)
@@ -341,7 +436,10 @@ def _divide_into_shards(files: Sequence[SourceFile]) -> list[list[SourceFile]]:
 
 def _with_absolute_paths(files: Sequence[SourceFile]) -> list[SourceFile]:
     """The files with paths that hold in every working directory."""
-    return [replace(file, location=replace(file.location, path=file.location.path.absolute())) for file in files]
+    return [
+        replace(file, location=replace(file.location, path=file.location.path.absolute()))
+        for file in files
+    ]
 
 
 class RayEncoder:
@@ -354,10 +452,14 @@ class RayEncoder:
         moment_seconds: Length of a moment in seconds.
     """
 
-    def __init__(self, model: str, embedding_dim: int | None, full_decoding: bool, moment_seconds: float):
+    def __init__(
+        self, model: str, embedding_dim: int | None, full_decoding: bool, moment_seconds: float
+    ):
         retriever = Retriever.load(model)
         retriever = retriever.with_full_decoding() if full_decoding else retriever
-        self.model = retriever if embedding_dim is None else retriever.with_embedding_dim(embedding_dim)
+        self.model = (
+            retriever if embedding_dim is None else retriever.with_embedding_dim(embedding_dim)
+        )
         self.moment_seconds = moment_seconds
 
     def encode(self, number: int, files: Sequence[SourceFile]) -> tuple[int, EncodedShard]:

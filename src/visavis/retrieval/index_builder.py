@@ -1,7 +1,9 @@
-"""Build or update an index: encode new and changed files, keep the vectors of moved ones, and delete missing ones.
+"""Build or update an index: encode new and changed files, keep the vectors of moved ones, and
+delete missing ones.
 
-A file is gone if its folder was read and does not contain it. Items of files that may still exist are kept, with a warning: in a folder that
-cannot be read, in a folder that is empty as if its drive were not mounted, and all of them if more than half of the files are missing.
+A file is gone if its folder was read and does not contain it. Items of files that may still exist
+are kept, with a warning: in a folder that cannot be read, in a folder that is empty as if its drive
+were not mounted, and all of them if more than half of the files are missing.
 """
 
 from __future__ import annotations
@@ -50,7 +52,13 @@ from visavis.retrieval.index_folder import (
     write_manifest,
 )
 from visavis.retrieval.items import IndexItem
-from visavis.retrieval.source_files import FileCollection, SourceFile, list_readable_files, list_source_files, source_root
+from visavis.retrieval.source_files import (
+    FileCollection,
+    SourceFile,
+    list_readable_files,
+    list_source_files,
+    source_root,
+)
 from visavis.retrieval.stores import refuse_milvus
 from visavis.retrieval.stores.base import VectorStore
 from visavis.runs.open_run import open_run, read_run_recipe
@@ -76,16 +84,19 @@ class IndexReport(NotebookTable):
         num_items: Number of images, clips and moments in the index.
         num_encoded: Number of files that were encoded.
         num_unchanged: Number of files that did not change.
-        num_moved: Number of files with known content, such as moved, copied or touched files, which kept their vectors.
+        num_moved: Number of files with known content, such as moved, copied or touched files, which
+            kept their vectors.
         num_removed: Number of paths that were removed, including the old paths of moved files.
-        num_kept: Number of files that cannot be read or are missing, and whose items are kept because they may still exist.
+        num_kept: Number of files that cannot be read or are missing, and whose items are kept
+            because they may still exist.
         removed: The removed paths.
         warnings: One sentence for each reason to keep items.
         skipped: One sentence for each file that is skipped.
         excluded: Excluded folders and files.
         seconds: Duration of the update in seconds.
         compression: Measured vector encodings, if requested.
-        other_files: Number and suffixes of the files that are neither images nor videos. None: there are none.
+        other_files: Number and suffixes of the files that are neither images nor videos. None:
+            there are none.
     """
 
     folder: str
@@ -107,7 +118,8 @@ class IndexReport(NotebookTable):
         """Convert to plain values.
 
         Returns:
-            A JSON object, without ``compression`` if it was not measured, and without ``other_files`` if there are none.
+            A JSON object, without ``compression`` if it was not measured, and without
+            ``other_files`` if there are none.
         """
         return {name: value for name, value in asdict(self).items() if value is not None}
 
@@ -133,22 +145,29 @@ def build_index(
 ) -> IndexReport:
     """Build an index of a folder or data set, or update an existing index.
 
-    A killed process loses the shards in progress: one, or more on a Ray cluster. The next call continues.
+    A killed process loses the shards in progress: one, or more on a Ray cluster. The next call
+    continues.
 
     Args:
-        model: Run folder of a model with one vector per item or of a MaxSim model, or the folder or hub name of a dual encoder.
+        model: Run folder of a model with one vector per item or of a MaxSim model, or the folder or
+            hub name of a dual encoder.
         source: Folder or data set.
         out: Folder of the index.
         store: URI or path of a LanceDB or Milvus store. Default: LanceDB in ``out``.
-        moment_seconds: Length of a moment of a clip in seconds. Default: 4, or that of the existing index.
-        embedding_dim: Matryoshka dimension of the vectors. Default: all dimensions, or those of the existing index.
+        moment_seconds: Length of a moment of a clip in seconds. Default: 4, or that of the existing
+            index.
+        embedding_dim: Matryoshka dimension of the vectors. Default: all dimensions, or those of the
+            existing index.
         full_decoding: Whether to decode JPEG files in full. An existing index keeps its setting.
-        exclude: Patterns of names and paths that are not indexed. Default: the recorded patterns of an existing index.
-        remove_missing: Whether to remove items of missing files also if more than half are missing, or their folder is empty.
+        exclude: Patterns of names and paths that are not indexed. Default: the recorded patterns of
+            an existing index.
+        remove_missing: Whether to remove items of missing files also if more than half are missing,
+            or their folder is empty.
         moved: Whether ``source`` is the new place of the source of an existing index.
         compression: Whether to measure other encodings of the vectors.
         engine: ``"local"`` or ``"ray"``.
-        workers: Number of Ray processes, or of processes that read images. Default: 2 Ray processes, else as ``choose_readers``.
+        workers: Number of Ray processes, or of processes that read images. Default: 2 Ray
+            processes, else as ``choose_readers``.
         device: Device of the model. Default: CUDA if available, else the CPU.
         memory: Memory limit of searches.
         progress: Receives progress and messages.
@@ -169,23 +188,35 @@ def build_index(
     is_known = previous is not None and previous.source == str(source_root(source))
     collection = (list_readable_files if is_known else list_source_files)(source, exclude)
     with storage.folder_lock(folder / "index", wait=False, subject=folder):
-        manifest = _open_or_create_manifest(folder, model, retriever, collection, store, moment_seconds, embedding_dim, moved)
+        manifest = _open_or_create_manifest(
+            folder, model, retriever, collection, store, moment_seconds, embedding_dim, moved
+        )
         encoder = truncate_model(retriever, manifest.embedding_dim)
-        with closing(open_index_store(folder, manifest, memory, confirmed=store, create=True)) as vectors:
+        with closing(
+            open_index_store(folder, manifest, memory, confirmed=store, create=True)
+        ) as vectors:
             if manifest.digest and manifest.digest.num_items and not vectors.count():
-                progress.message(f"{folder}: the items of the store are lost. All files are encoded again.")
+                progress.message(
+                    f"{folder}: the items of the store are lost. All files are encoded again."
+                )
             changes = _compare_files(vectors, collection, manifest, remove_missing, progress)
             if moved and _MISSING in changes.kept.values():
                 raise RunError(
-                    f"{collection.root}: expected the files of {manifest.source}, got {len(changes.kept):,} missing ones. "
-                    "Pass the folder to which they were moved, or --remove-missing if they were deleted."
+                    f"{collection.root}: expected the files of {manifest.source}, got "
+                    f"{len(changes.kept):,} missing ones. "
+                    "Pass the folder to which they were moved, or --remove-missing if they were "
+                    "deleted."
                 )
             is_dataset = collection.is_dataset or (manifest.is_dataset and not collection.files)
-            manifest = replace(manifest, source=str(collection.root), is_dataset=is_dataset, exclude=exclude)
+            manifest = replace(
+                manifest, source=str(collection.root), is_dataset=is_dataset, exclude=exclude
+            )
             if changes.new_files or changes.reused or changes.missing_paths:
                 # Without a digest, the index is marked as unfinished.
                 write_manifest(folder, replace(manifest, digest=None))
-            shards = encode_in_shards(engine, workers, str(model), encoder, changes.new_files, manifest.moment_seconds)
+            shards = encode_in_shards(
+                engine, workers, str(model), encoder, changes.new_files, manifest.moment_seconds
+            )
             unreadable = _apply_changes(vectors, changes, shards, progress)
             damaged = {
                 file.path: (file.size, file.modified_ns, unreadable[file.path].problem)
@@ -193,12 +224,29 @@ def build_index(
                 if file.path in unreadable and unreadable[file.path].is_damaged
             }
             skipped, digest = changes.skipped | damaged, vectors.digest()
-            calibration = manifest.calibration or calibrate_index(Path(model), manifest.embedding_dim, progress)
-            manifest = replace(manifest, skipped=skipped, decoders=decoder_versions(), digest=digest, calibration=calibration)
+            calibration = manifest.calibration or calibrate_index(
+                Path(model), manifest.embedding_dim, progress
+            )
+            manifest = replace(
+                manifest,
+                skipped=skipped,
+                decoders=decoder_versions(),
+                digest=digest,
+                calibration=calibration,
+            )
             write_manifest(folder, manifest)
-            kept_files = [path for path in unreadable if path not in damaged and path in changes.stored]
-            kept_places = {collection.problem_of(place) for place in changes.kept.values() if place in collection.unreadable}
-            removed = (*changes.missing_paths, *(path for path in damaged if path in changes.stored))
+            kept_files = [
+                path for path in unreadable if path not in damaged and path in changes.stored
+            ]
+            kept_places = {
+                collection.problem_of(place)
+                for place in changes.kept.values()
+                if place in collection.unreadable
+            }
+            removed = (
+                *changes.missing_paths,
+                *(path for path in damaged if path in changes.stored),
+            )
             report = IndexReport(
                 folder=str(folder),
                 num_items=digest.num_items,
@@ -208,7 +256,10 @@ def build_index(
                 num_removed=len(removed),
                 num_kept=len(changes.kept) + len(kept_files),
                 removed=removed,
-                warnings=(*_warnings(changes, collection), *(f"{unreadable[path].problem} {_KEPT_FILE}" for path in kept_files)),
+                warnings=(
+                    *_warnings(changes, collection),
+                    *(f"{unreadable[path].problem} {_KEPT_FILE}" for path in kept_files),
+                ),
                 skipped=(
                     *(problem for problem in collection.skipped if problem not in kept_places),
                     *(problem for _, _, problem in changes.skipped.values()),
@@ -216,7 +267,9 @@ def build_index(
                 ),
                 excluded=collection.excluded,
                 seconds=time.perf_counter() - started,
-                compression=measure_compression(Index(folder, manifest, encoder, vectors), memory) if compression else None,
+                compression=measure_compression(Index(folder, manifest, encoder, vectors), memory)
+                if compression
+                else None,
                 other_files=collection.other_files,
             )
     for warning in report.warnings[:MAX_WARNINGS]:
@@ -241,13 +294,24 @@ def _warnings(changes: _IndexChanges, source: FileCollection) -> Iterator[str]:
 def _validate_arguments(folder: Path, moment_seconds: float | None, workers: int | None) -> None:
     validate_workers(workers)
     if moment_seconds is not None and not 0 < moment_seconds < math.inf:
-        raise VisavisError(f"moment_seconds: expected a number > 0, got {moment_seconds:g}. Pass a length such as {MOMENT_SECONDS:g}.")
+        raise VisavisError(
+            f"moment_seconds: expected a number > 0, got {moment_seconds:g}. Pass a length such as "
+            f"{MOMENT_SECONDS:g}."
+        )
     if not is_index(folder) and not is_free_folder(folder):
-        raise RefusedOverwrite(f"{folder}: expected a new folder or an index, got other files. Pass another folder with --out.")
+        raise RefusedOverwrite(
+            f"{folder}: expected a new folder or an index, got other files. Pass another folder "
+            "with --out."
+        )
 
 
 def _load_model(
-    folder: Path, model: str | Path, embedding_dim: int | None, full_decoding: bool, device: str | None, memory: MemoryLimit
+    folder: Path,
+    model: str | Path,
+    embedding_dim: int | None,
+    full_decoding: bool,
+    device: str | None,
+    memory: MemoryLimit,
 ) -> Retriever:
     """The model with the requested dimension, and with the decoding of the index in the folder."""
     retriever = Retriever.load(model, device=device, memory=memory)
@@ -271,8 +335,13 @@ def _open_or_create_manifest(
     store = relative_store(folder, store) if store else None
     if not is_index(folder):
         if moved:
-            raise RunError(f"{folder}: expected the index of the moved folder, got none. Pass the folder of the index with --out.")
-        manifest = _new_manifest(model_name, retriever, source, store or STORE_FOLDER, moment_seconds or MOMENT_SECONDS)
+            raise RunError(
+                f"{folder}: expected the index of the moved folder, got none. Pass the folder of "
+                "the index with --out."
+            )
+        manifest = _new_manifest(
+            model_name, retriever, source, store or STORE_FOLDER, moment_seconds or MOMENT_SECONDS
+        )
         write_manifest(folder, manifest)
         return manifest
     manifest = read_manifest(folder)
@@ -291,13 +360,16 @@ def _open_or_create_manifest(
         if value not in (None, expected):
             fix = " If the folder was moved, pass --moved." if name == "source" else ""
             raise RunError(
-                f"{folder}: {name}: expected {expected}, the value of this index, got {value}. Make another index with --out.{fix}"
+                f"{folder}: {name}: expected {expected}, the value of this index, got {value}. "
+                f"Make another index with --out.{fix}"
             )
     check_model(folder, manifest, str(model), retriever)
     return replace(manifest, model=model_name)
 
 
-def _new_manifest(model: str, retriever: Retriever, source: FileCollection, store: str, moment_seconds: float) -> IndexManifest:
+def _new_manifest(
+    model: str, retriever: Retriever, source: FileCollection, store: str, moment_seconds: float
+) -> IndexManifest:
     late_interaction = retriever.matcher.late_interaction
     if late_interaction is not None:
         refuse_milvus(store)
@@ -322,8 +394,9 @@ def _new_manifest(model: str, retriever: Retriever, source: FileCollection, stor
 class _IndexChanges:
     """Differences between the files and the stored items.
 
-    ``reused``: items of new or touched files whose content is in the index, with the keys of the vectors of that path.
-    ``kept``: the place because of which items of an absent file are kept, by the path of the file.
+    ``reused``: items of new or touched files whose content is in the index, with the keys of the
+    vectors of that path. ``kept``: the place because of which items of an absent file are kept, by
+    the path of the file.
     """
 
     new_files: tuple[SourceFile, ...]
@@ -336,25 +409,46 @@ class _IndexChanges:
 
 
 def _compare_files(
-    store: VectorStore, source: FileCollection, manifest: IndexManifest, remove_missing: bool, progress: Progress
+    store: VectorStore,
+    source: FileCollection,
+    manifest: IndexManifest,
+    remove_missing: bool,
+    progress: Progress,
 ) -> _IndexChanges:
-    stored, path_by_content = defaultdict[str, list[IndexItem]](list), defaultdict[tuple[int, bool], dict[str, str]](dict)
+    stored, path_by_content = (
+        defaultdict[str, list[IndexItem]](list),
+        defaultdict[tuple[int, bool], dict[str, str]](dict),
+    )
     for item in store.items():
         stored[item.path].append(item)
         path_by_content[item.size, item.kind != "image"].setdefault(item.content, item.path)
-    new_files, reused, skipped = list[SourceFile](), list[tuple[IndexItem, str]](), dict[str, SkippedFile]()
+    new_files, reused, skipped = (
+        list[SourceFile](),
+        list[tuple[IndexItem, str]](),
+        dict[str, SkippedFile](),
+    )
     num_unchanged, moved_contents = 0, set[str]()
     known_problems = manifest.skipped if manifest.decoders == decoder_versions() else {}
     for number, file in enumerate(source.files):
         items, stat = stored.get(file.path), (file.size, file.modified_ns)
-        known_problem, known_paths = known_problems.get(file.path), path_by_content.get((file.size, file.is_video), {})
-        if items and all(stat == (item.size, item.modified_ns) and item.metadata == file.metadata for item in items):
+        known_problem, known_paths = (
+            known_problems.get(file.path),
+            path_by_content.get((file.size, file.is_video), {}),
+        )
+        if items and all(
+            stat == (item.size, item.modified_ns) and item.metadata == file.metadata
+            for item in items
+        ):
             num_unchanged += 1
         elif known_problem is not None and tuple(known_problem[:2]) == stat:
             skipped[file.path] = tuple(known_problem)  # type: ignore[assignment]
         # Hash the content only if a stored file has the same size.
         elif known_paths and (content := _content_hash(file)) in known_paths:
-            reused += [(_at_path(item, file), item.key) for item in stored[known_paths[content]] if item.content == content]
+            reused += [
+                (_at_path(item, file), item.key)
+                for item in stored[known_paths[content]]
+                if item.content == content
+            ]
             if content not in {item.content for item in items or ()}:
                 moved_contents.add(content)
         else:
@@ -363,21 +457,35 @@ def _compare_files(
             progress.update("files", number + 1, len(source.files), 0.0)
     present = {file.path for file in source.files} - set(skipped)
     absent = [path for path in stored if path not in present]
-    moved_paths = {path for path in absent if {item.content for item in stored[path]} <= moved_contents}
+    moved_paths = {
+        path for path in absent if {item.content for item in stored[path]} <= moved_contents
+    }
     kept = _kept_paths(set(absent) - set(skipped), moved_paths, len(stored), source, remove_missing)
     missing_paths = tuple(path for path in absent if path not in kept)
-    return _IndexChanges(tuple(new_files), tuple(reused), missing_paths, kept, num_unchanged, skipped, stored)
+    return _IndexChanges(
+        tuple(new_files), tuple(reused), missing_paths, kept, num_unchanged, skipped, stored
+    )
 
 
-def _kept_paths(absent: set[str], moved: set[str], num_stored: int, source: FileCollection, remove_missing: bool) -> dict[str, str]:
+def _kept_paths(
+    absent: set[str], moved: set[str], num_stored: int, source: FileCollection, remove_missing: bool
+) -> dict[str, str]:
     """Absent files that may still exist, each with the place because of which this is unknown."""
     absent = {path for path in absent if not source.exclusion.covers(path)}
-    kept = {path: place for path in sorted(absent) if (place := source.unreadable_place(path)) is not None}
+    kept = {
+        path: place
+        for path in sorted(absent)
+        if (place := source.unreadable_place(path)) is not None
+    }
     missing = sorted(absent - kept.keys() - moved)
     if remove_missing:
         return kept
     for path in missing:
-        if (empty := next((place for place in path_and_parents(path) if place in source.empty), None)) is not None:
+        if (
+            empty := next(
+                (place for place in path_and_parents(path) if place in source.empty), None
+            )
+        ) is not None:
             kept[path] = empty
         elif 2 * len(missing) > num_stored:
             kept[path] = _MISSING
@@ -395,11 +503,16 @@ def _content_hash(file: SourceFile) -> str:
 def _at_path(item: IndexItem, file: SourceFile) -> IndexItem:
     """The item at the path of another file with the same content."""
     key = file.path + item.key[len(item.path) :]
-    return replace(item, key=key, path=file.path, modified_ns=file.modified_ns, metadata=file.metadata)
+    return replace(
+        item, key=key, path=file.path, modified_ns=file.modified_ns, metadata=file.metadata
+    )
 
 
 def _apply_changes(
-    store: VectorStore, changes: _IndexChanges, shards: Iterable[tuple[Sequence[SourceFile], EncodedShard]], progress: Progress
+    store: VectorStore,
+    changes: _IndexChanges,
+    shards: Iterable[tuple[Sequence[SourceFile], EncodedShard]],
+    progress: Progress,
 ) -> dict[str, UnreadableFile]:
     """Update the store, and return the new files that cannot be read."""
     _reuse_vectors(store, changes)
@@ -417,7 +530,10 @@ def _reuse_vectors(store: VectorStore, changes: _IndexChanges) -> None:
 
 
 def _store_new_files(
-    store: VectorStore, changes: _IndexChanges, shards: Iterable[tuple[Sequence[SourceFile], EncodedShard]], progress: Progress
+    store: VectorStore,
+    changes: _IndexChanges,
+    shards: Iterable[tuple[Sequence[SourceFile], EncodedShard]],
+    progress: Progress,
 ) -> dict[str, UnreadableFile]:
     """Store encoded shards as they are finished, and return the files that cannot be read."""
     unreadable = dict[str, UnreadableFile]()
@@ -426,14 +542,20 @@ def _store_new_files(
         if shard.items:
             store.add(shard.items, shard.vectors)
         kept = {path for path, problem in shard.unreadable.items() if not problem.is_damaged}
-        _delete_old_items(store, changes, [file.path for file in files if file.path not in kept], shard.items)
+        _delete_old_items(
+            store, changes, [file.path for file in files if file.path not in kept], shard.items
+        )
         unreadable |= shard.unreadable
         num_done += len(files)
-        progress.update("files", num_done, len(changes.new_files), num_done / (time.perf_counter() - started))
+        progress.update(
+            "files", num_done, len(changes.new_files), num_done / (time.perf_counter() - started)
+        )
     return unreadable
 
 
-def _delete_old_items(store: VectorStore, changes: _IndexChanges, paths: Iterable[str], new_items: Sequence[IndexItem]) -> None:
+def _delete_old_items(
+    store: VectorStore, changes: _IndexChanges, paths: Iterable[str], new_items: Sequence[IndexItem]
+) -> None:
     """Delete the stored items of some paths, except those that new items have overwritten."""
     overwritten = {item.key for item in new_items}
     old_keys = [item.key for path in paths for item in changes.stored.get(path, [])]
@@ -453,7 +575,9 @@ def calibrate_index(run: Path, embedding_dim: int, progress: Progress) -> Calibr
         The calibration. None if it is not available.
     """
     if not os.path.isfile(run / "run.toml"):
-        progress.message("Match probabilities are not available: they need the validation data of a trained run.")
+        progress.message(
+            "Match probabilities are not available: they need the validation data of a trained run."
+        )
         return None
     try:
         validation = read_run_recipe(run).evaluation.validation
@@ -463,7 +587,9 @@ def calibrate_index(run: Path, embedding_dim: int, progress: Progress) -> Calibr
         return None
 
 
-def validation_scores(run: Path, split: str, embedding_dim: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+def validation_scores(
+    run: Path, split: str, embedding_dim: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute the scores of all captions of a split with all of its images.
 
     Args:
@@ -472,7 +598,8 @@ def validation_scores(run: Path, split: str, embedding_dim: int = 0) -> tuple[to
         embedding_dim: Matryoshka dimension of the vectors. 0: all dimensions.
 
     Returns:
-        Scores as an index computes them, and whether caption and image belong together, both of shape ``[texts, images]``.
+        Scores as an index computes them, and whether caption and image belong together, both of
+        shape ``[texts, images]``.
     """
     data_module, matcher = open_run(run, read_run_recipe(run), NoProgress())
     data = data_module.data.split(split)
@@ -482,4 +609,6 @@ def validation_scores(run: Path, split: str, embedding_dim: int = 0) -> tuple[to
         scores = model.to_unit_rows(text) @ model.to_unit_rows(visual).T
     else:
         scores = score_all_pairs(matcher, visual, text).T
-    return scores, torch.from_numpy(data.image_of)[:, None] == torch.from_numpy(np.arange(len(data.images)))
+    return scores, torch.from_numpy(data.image_of)[:, None] == torch.from_numpy(
+        np.arange(len(data.images))
+    )

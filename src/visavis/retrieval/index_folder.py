@@ -1,4 +1,6 @@
-"""Index: a folder with a manifest (model, source, settings), and a store with one or several vectors per item."""
+"""Index: a folder with a manifest (model, source, settings), and a store with one or several
+vectors per item.
+"""
 
 from __future__ import annotations
 
@@ -49,10 +51,12 @@ class IndexManifest:
         format: Version of the file.
         exclude: Patterns of names and paths that are not indexed.
         skipped: Files that cannot be decoded, by path.
-        decoders: Versions of the decoders that could not decode them. Files are decoded again with other versions.
+        decoders: Versions of the decoders that could not decode them. Files are decoded again with
+            other versions.
         digest: Content of the store. None while the index is built.
         calibration: Calibration of scores. None if there is none for this model.
-        late_interaction: Which means of MaxSim the score contains. None for a model with one vector per item.
+        late_interaction: Which means of MaxSim the score contains. None for a model with one vector
+            per item.
         full_decoding: Whether JPEG files are decoded in full.
     """
 
@@ -108,7 +112,8 @@ class Index:
         Args:
             folder: Folder of the index.
             model: Location of the model, if it was moved since the index was made.
-            store: Confirmed location of the store of this index, or of the stores of several indexes.
+            store: Confirmed location of the store of this index, or of the stores of several
+                indexes.
             device: Device of the model. Default: CUDA if available, else the CPU.
             memory: Memory limit of a search.
 
@@ -116,8 +121,8 @@ class Index:
             The index.
 
         Raises:
-            RunError: If there is no index, the model is missing or a different one, or the store is damaged, not confirmed, or not the
-                confirmed one.
+            RunError: If there is no index, the model is missing or a different one, or the store is
+                damaged, not confirmed, or not the confirmed one.
         """
         folder = Path(folder)
         manifest = read_manifest(folder)
@@ -125,7 +130,10 @@ class Index:
         try:
             retriever = Retriever.load(name, device=device, memory=memory)
         except RunError as error:
-            raise RunError(f"{folder}: the model of the index cannot be opened: {error} Pass its location with --model.") from None
+            raise RunError(
+                f"{folder}: the model of the index cannot be opened: {error} Pass its location "
+                "with --model."
+            ) from None
         retriever = retriever.with_full_decoding() if manifest.full_decoding else retriever
         check_model(folder, manifest, name, retriever)
         try:
@@ -139,7 +147,8 @@ class Index:
         index = cls(folder, manifest, truncate_model(retriever, manifest.embedding_dim), vectors)
         if index.is_unfinished:
             logging.getLogger(__name__).warning(
-                "%s: the index is unfinished, so items are missing. Its update was interrupted or is still running. "
+                "%s: the index is unfinished, so items are missing. Its update was interrupted or "
+                "is still running. "
                 "Run visavis index again to complete it.",
                 folder,
             )
@@ -171,14 +180,22 @@ class Index:
 
     @cached_property
     def items(self) -> dict[str, IndexItem]:
-        """All items by key, as of the first access. Read the items of results from ``store`` instead, with ``get``."""
+        """All items by key, as of the first access. Read the items of results from ``store``
+        instead, with ``get``.
+        """
         return {item.key: item for item in self.store.items()}
 
     @cached_property
     def calibration(self) -> Calibration | None:
-        """Calibration of scores. None if there is none for this model, or it does not hold for this number of items."""
+        """Calibration of scores. None if there is none for this model, or it does not hold for this
+        number of items.
+        """
         calibration = self.manifest.calibration
-        return calibration if calibration is not None and calibration.is_valid_for(self.store.count()) else None
+        return (
+            calibration
+            if calibration is not None and calibration.is_valid_for(self.store.count())
+            else None
+        )
 
     @validate_arguments
     def locate(self, item: IndexItem) -> ByteRange:
@@ -191,9 +208,13 @@ class Index:
             Location of the bytes.
 
         Raises:
-            DataError: If the file is missing. A link that points outside the source is refused when the bytes are read.
+            DataError: If the file is missing. A link that points outside the source is refused when
+                the bytes are read.
         """
-        missing = DataError(f"{item.path}: expected this file in {self.root}, got none. Update the index with visavis index.")
+        missing = DataError(
+            f"{item.path}: expected this file in {self.root}, got none. Update the index with "
+            "visavis index."
+        )
         if self._dataset_files is not None:
             if item.path not in self._dataset_files:
                 raise missing
@@ -208,7 +229,9 @@ class Index:
         """The files of a data set by name. None for a folder."""
         if not self.manifest.is_dataset:
             return None
-        return {file.path: file for file in list_readable_files(self.root, self.manifest.exclude).files}
+        return {
+            file.path: file for file in list_readable_files(self.root, self.manifest.exclude).files
+        }
 
 
 def read_manifest(folder: Path) -> IndexManifest:
@@ -223,17 +246,28 @@ def read_manifest(folder: Path) -> IndexManifest:
     Raises:
         RunError: If there is no index, or its manifest is missing, damaged or of another format.
     """
-    file, remedy = folder / MANIFEST, f"Delete {folder} and make the index again with: visavis index RUN SOURCE --out {folder}"
+    file, remedy = (
+        folder / MANIFEST,
+        f"Delete {folder} and make the index again with: visavis index RUN SOURCE --out {folder}",
+    )
     if not is_index(folder):
-        raise RunError(f"{folder}: expected an index ({MANIFEST}), got none. Make one with: visavis index RUN SOURCE --out {folder}")
+        raise RunError(
+            f"{folder}: expected an index ({MANIFEST}), got none. Make one with: visavis index RUN "
+            f"SOURCE --out {folder}"
+        )
     try:
-        manifest: IndexManifest | None = storage.read_checksummed_json(file, IndexManifest, error=RunError)
+        manifest: IndexManifest | None = storage.read_checksummed_json(
+            file, IndexManifest, error=RunError
+        )
     except RunError as error:
         raise RunError(f"{error} It may also be of another version of visavis. {remedy}") from None
     if manifest is None:
         raise RunError(f"{folder}: expected {MANIFEST}, got a store without it. {remedy}")
     if manifest.format != FORMAT:
-        raise RunError(f"{file}: expected format {FORMAT}, got {manifest.format}. The version of visavis differs. {remedy}")
+        raise RunError(
+            f"{file}: expected format {FORMAT}, got {manifest.format}. The version of visavis "
+            f"differs. {remedy}"
+        )
     return manifest
 
 
@@ -284,7 +318,11 @@ def truncate_model(model: Retriever, embedding_dim: int) -> Retriever:
     Returns:
         The truncated model, or the model itself if its vectors have this dimension.
     """
-    return model.with_embedding_dim(embedding_dim) if embedding_dim in model.matcher.matryoshka_dims[:-1] else model
+    return (
+        model.with_embedding_dim(embedding_dim)
+        if embedding_dim in model.matcher.matryoshka_dims[:-1]
+        else model
+    )
 
 
 def store_location(store: str | Path) -> str:
@@ -300,7 +338,8 @@ def store_location(store: str | Path) -> str:
 
 
 def relative_store(folder: Path, store: str | Path) -> str:
-    """Make the location of a store relative to its index if it lies inside, so that the folder can be moved.
+    """Make the location of a store relative to its index if it lies inside, so that the folder can
+    be moved.
 
     Args:
         folder: Folder of the index.
@@ -311,7 +350,11 @@ def relative_store(folder: Path, store: str | Path) -> str:
     """
     location = store_location(store)
     path, root = os.path.realpath(location), os.path.realpath(folder)
-    return os.path.relpath(path, root) if "://" not in location and Path(path).is_relative_to(root) else location
+    return (
+        os.path.relpath(path, root)
+        if "://" not in location and Path(path).is_relative_to(root)
+        else location
+    )
 
 
 def check_confirmed_stores(folders: Sequence[Path], stores: Sequence[str | Path]) -> None:
@@ -326,9 +369,14 @@ def check_confirmed_stores(folders: Sequence[Path], stores: Sequence[str | Path]
     """
     uris = {folder: _store_uri(folder, read_manifest(folder)) for folder in folders}
     for store in stores:
-        if not any(relative_store(folder, store) == relative_store(folder, uri) for folder, uri in uris.items()):
+        if not any(
+            relative_store(folder, store) == relative_store(folder, uri)
+            for folder, uri in uris.items()
+        ):
             expected = " or ".join(f"{uri}, the store of {folder}" for folder, uri in uris.items())
-            raise RunError(f"--store: expected {expected}, got {store}. Remove --store, or correct it.")
+            raise RunError(
+                f"--store: expected {expected}, got {store}. Remove --store, or correct it."
+            )
 
 
 def _store_uri(folder: Path, manifest: IndexManifest) -> str:
@@ -350,8 +398,10 @@ def open_index_store(
         folder: Folder of the index.
         manifest: Its manifest.
         memory: Memory limit of a search.
-        confirmed: Location of the store, or of the stores of several indexes. Only these may be outside the folder.
-        create: Whether to create a missing store, and to accept an empty one, which the caller then fills.
+        confirmed: Location of the store, or of the stores of several indexes. Only these may be
+            outside the folder.
+        create: Whether to create a missing store, and to accept an empty one, which the caller then
+            fills.
 
     Returns:
         The store of the vectors.
@@ -363,7 +413,8 @@ def open_index_store(
     uri = _store_uri(folder, manifest)
     if relative_store(folder, uri) == uri and uri not in map(store_location, stores):
         raise RunError(
-            f"{folder}: expected a store inside this folder, got {uri}. If you trust the index, confirm its store with --store {uri}."
+            f"{folder}: expected a store inside this folder, got {uri}. If you trust the index, "
+            f"confirm its store with --store {uri}."
         )
     if isinstance(confirmed, str | Path):
         check_confirmed_stores([folder], stores)
@@ -373,18 +424,36 @@ def open_index_store(
         raise RunError(f"{folder}: the store of the index cannot be used: {error}") from None
 
 
-def _open_verified_store(uri: str, manifest: IndexManifest, memory: MemoryLimit, create: bool) -> VectorStore:
+def _open_verified_store(
+    uri: str, manifest: IndexManifest, memory: MemoryLimit, create: bool
+) -> VectorStore:
     with ExitStack() as stack:
-        dim, late_interaction = manifest.embedding_dim if create else None, manifest.late_interaction
+        dim, late_interaction = (
+            manifest.embedding_dim if create else None,
+            manifest.late_interaction,
+        )
         # Without a digest, the last update was interrupted.
         is_unfinished = manifest.digest is None
-        vectors = open_store(uri, dim, memory, index_id=manifest.index_id, late_interaction=late_interaction, verify_files=is_unfinished)
+        vectors = open_store(
+            uri,
+            dim,
+            memory,
+            index_id=manifest.index_id,
+            late_interaction=late_interaction,
+            verify_files=is_unfinished,
+        )
         stack.callback(vectors.close)
         if vectors.embedding_dim != manifest.embedding_dim:
-            raise ShapeError(f"{uri}: expected vectors of dimension {manifest.embedding_dim}, got {vectors.embedding_dim}. {REMEDY}")
+            raise ShapeError(
+                f"{uri}: expected vectors of dimension {manifest.embedding_dim}, got "
+                f"{vectors.embedding_dim}. {REMEDY}"
+            )
         digest, expected = vectors.digest(), manifest.digest
         if expected not in (None, digest) and not (create and digest.num_items == 0):
-            raise StorageError(f"{uri}: expected the {expected.num_items:,} items of this index, got {digest.num_items:,} others. {REMEDY}")
+            raise StorageError(
+                f"{uri}: expected the {expected.num_items:,} items of this index, got "
+                f"{digest.num_items:,} others. {REMEDY}"
+            )
         stack.pop_all()
         return vectors
 
@@ -408,7 +477,12 @@ def check_index(folder: Path, stores: Sequence[str | Path] = ()) -> EnvironmentC
     except VisavisError as error:
         return EnvironmentCheck(name, str(error), ok=False)
     if index.is_unfinished:
-        return EnvironmentCheck(name, f"{value}, unfinished", ok=False, fix=f"visavis index RUN {index.root} --out {folder}")
+        return EnvironmentCheck(
+            name,
+            f"{value}, unfinished",
+            ok=False,
+            fix=f"visavis index RUN {index.root} --out {folder}",
+        )
     return EnvironmentCheck(name, value)
 
 
@@ -426,6 +500,8 @@ def check_model(folder: Path, manifest: IndexManifest, name: str, model: Retriev
     """
     if model.fingerprint != manifest.fingerprint:
         raise RunError(
-            f"{folder}: expected a model with fingerprint {manifest.fingerprint}, got {name} with {model.fingerprint}. Scores of different "
-            "models are not comparable. Pass the model that made the index, or make another index with --out."
+            f"{folder}: expected a model with fingerprint {manifest.fingerprint}, got {name} with "
+            f"{model.fingerprint}. Scores of different "
+            "models are not comparable. Pass the model that made the index, or make another index "
+            "with --out."
         )

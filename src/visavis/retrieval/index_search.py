@@ -1,4 +1,6 @@
-"""Search an index: queries of texts, images and items with weights, near-duplicate grouping, re-ranking and match probabilities."""
+"""Search an index: queries of texts, images and items with weights, near-duplicate grouping,
+re-ranking and match probabilities.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ MIN_DUPLICATE_COSINE = 0.95
 """Smallest cosine of near-duplicates, which also have similar perceptual hashes."""
 RERANK_DEPTH = 50
 """Number of results that another model scores again."""
-# Vectors of texts have much in common. With a full weight of -1 an excluded text would also cancel what all texts share.
+# Vectors of texts have much in common. With a full weight of -1 an excluded text would also cancel
+# what all texts share.
 EXCLUDED_WEIGHT = -0.5
 """Weight of a text that a query excludes."""
 # Below this length the direction of a weighted sum is rounding noise.
@@ -39,7 +42,8 @@ _EXCLUDED = re.compile(r"""(?:^|(?<=\s))-(?:"([^"]*)"|([^\s"-]\S*))""")
 
 
 def parse_query(text: str) -> tuple[tuple[float, str], ...]:
-    """Split a text query into what to search for and each excluded ``-word`` or ``-"several words"``.
+    """Split a text query into what to search for and each excluded ``-word`` or ``-"several
+    words"``.
 
     A dash within a word, before a space or before another dash does not exclude.
 
@@ -57,13 +61,17 @@ def parse_query(text: str) -> tuple[tuple[float, str], ...]:
     """
     excluded = [(quoted or word).strip() for quoted, word in _EXCLUDED.findall(text)]
     included = " ".join(_EXCLUDED.sub(" ", text).split())
-    return tuple(([(1.0, included)] if included else []) + [(EXCLUDED_WEIGHT, words) for words in excluded if words])
+    return tuple(
+        ([(1.0, included)] if included else [])
+        + [(EXCLUDED_WEIGHT, words) for words in excluded if words]
+    )
 
 
 @validate_arguments
 @dataclass(frozen=True)
 class SearchQuery:
-    """Texts, images and items of the index to search for, each with a weight. A negative weight excludes.
+    """Texts, images and items of the index to search for, each with a weight. A negative weight
+    excludes.
 
     The vector of a query is the weighted sum of the unit vectors of its parts, normalized to length 1. The scores of a query
     with one part are cosine similarities. With a late-interaction model, the score is the mean of the MaxSim scores of the parts,
@@ -105,7 +113,8 @@ class SearchResult:
     Attributes:
         item: The item.
         score: Score of the item.
-        match_probability: Probability that the item is relevant, 0 to 1. None if the scores are not calibrated.
+        match_probability: Probability that the item is relevant, 0 to 1. None if the scores are not
+            calibrated.
         duplicates: Keys of lower-ranked near-duplicates and of other moments of the same clip.
         image: The image or clip. None if it was not requested or no longer exists.
     """
@@ -136,7 +145,9 @@ class SearchResult:
         return {
             "key": self.key,
             "name": self.name,
-            "path": None if self.image is None or self.image.location is None else str(self.image.location.path),
+            "path": None
+            if self.image is None or self.image.location is None
+            else str(self.image.location.path),
             "kind": self.item.kind,
             **moment,
             "score": self.score,
@@ -152,7 +163,8 @@ class SearchResults(Sequence[SearchResult], NotebookTable):
 
     Attributes:
         hits: The results.
-        no_match: Whether even the best result is probably irrelevant. None if the scores are not calibrated.
+        no_match: Whether even the best result is probably irrelevant. None if the scores are not
+            calibrated.
         message: Why nothing was found. Empty with results.
     """
 
@@ -174,12 +186,20 @@ class SearchResults(Sequence[SearchResult], NotebookTable):
 
     def table_notes(self) -> list[str]:
         """Return why nothing was found."""
-        return ["Probably no match. These are the nearest results."] if self.no_match else [self.message] if self.message else []
+        return (
+            ["Probably no match. These are the nearest results."]
+            if self.no_match
+            else [self.message]
+            if self.message
+            else []
+        )
 
     def table_images(self) -> list[PILImage | None]:
         """Return the image of each result, or nothing without images."""
         images = [hit.image for hit in self.hits]
-        return [None if image is None else image.preview() for image in images] if any(images) else []
+        return (
+            [None if image is None else image.preview() for image in images] if any(images) else []
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Convert to plain values.
@@ -210,19 +230,24 @@ def search_index(
         top: Maximum number of results.
         item_filter: Conditions on the items.
         group_duplicates: Whether to return near-duplicates, and moments of one clip, as one result.
-        rerank: A model of any kind that scores the first ``RERANK_DEPTH`` results again for the texts of the query.
-        encode_texts: Returns the unit vectors of texts, see ``Index.encode_texts``. None: the model of the index encodes them.
+        rerank: A model of any kind that scores the first ``RERANK_DEPTH`` results again for the
+            texts of the query.
+        encode_texts: Returns the unit vectors of texts, see ``Index.encode_texts``. None: the model
+            of the index encodes them.
 
     Returns:
         Results, best first.
 
     Raises:
         VisavisError: If the query is empty or ``top`` is below 1.
-        DataError: If an item or image of the query does not exist, or no item has a metadata name of the filter.
+        DataError: If an item or image of the query does not exist, or no item has a metadata name
+            of the filter.
     """
     validate_int(top, "top", 1)
     queries = store_queries(index, query, encode_texts)
-    results = _find_results(index, queries, max(top, RERANK_DEPTH) if rerank else top, item_filter, group_duplicates)
+    results = _find_results(
+        index, queries, max(top, RERANK_DEPTH) if rerank else top, item_filter, group_duplicates
+    )
     if not results:
         check_filter_names(index, item_filter)
         return SearchResults((), message=_explain_no_results(index, item_filter))
@@ -231,7 +256,10 @@ def search_index(
     calibration = index.calibration
     if calibration is None or not query.is_single_text:
         return SearchResults(tuple(results))
-    hits = tuple(replace(result, match_probability=calibration.match_probability(result.score)) for result in results)
+    hits = tuple(
+        replace(result, match_probability=calibration.match_probability(result.score))
+        for result in results
+    )
     return SearchResults(hits, results[0].score < calibration.min_score)
 
 
@@ -251,7 +279,11 @@ def check_filter_names(index: Index, item_filter: ItemFilter) -> None:
     names = metadata_names(index.store.table())
     unknown = next((name for name in item_filter.metadata if name not in names), None)
     if unknown is not None:
-        known = f"one of the names {', '.join(sorted(names))}" if names else "no filter, because the items have no metadata"
+        known = (
+            f"one of the names {', '.join(sorted(names))}"
+            if names
+            else "no filter, because the items have no metadata"
+        )
         raise DataError(f"metadata: expected {known}, got {unknown!r}. Correct the filter.")
 
 
@@ -259,20 +291,25 @@ def _explain_no_results(index: Index, item_filter: ItemFilter) -> str:
     if item_filter and index.store.count():
         return f"No item of the index passes the filters.{' The index is unfinished, so items are missing.' if index.is_unfinished else ''}"
     if index.is_unfinished:
-        return "The index is unfinished and has no items yet. Run visavis index again to complete it."
+        return (
+            "The index is unfinished and has no items yet. Run visavis index again to complete it."
+        )
     return "The index has no items. Add images to its source, and run visavis index again."
 
 
 @validate_arguments
 def store_queries(
-    index: Index, query: SearchQuery, encode_texts: Callable[[Sequence[str]], Sequence[Tensor]] | None = None
+    index: Index,
+    query: SearchQuery,
+    encode_texts: Callable[[Sequence[str]], Sequence[Tensor]] | None = None,
 ) -> np.ndarray | list[MaxSimQuery]:
     """Encode a query for the store of an index.
 
     Args:
         index: The index.
         query: The query.
-        encode_texts: Returns the unit vectors of texts, see ``Index.encode_texts``. None: the model of the index encodes them.
+        encode_texts: Returns the unit vectors of texts, see ``Index.encode_texts``. None: the model
+            of the index encodes them.
 
     Returns:
         Unit vector, shape ``[1, D]``, or one query of late interaction.
@@ -286,26 +323,39 @@ def store_queries(
         vectors = (encode_texts or index.encode_texts)([text for _, text in texts])
         parts += zip((weight for weight, _ in texts), vectors, strict=True)
     if query.images:
-        images = index.model.item_vectors(index.model.encode_visual([image for _, image in query.images]))
+        images = index.model.item_vectors(
+            index.model.encode_visual([image for _, image in query.images])
+        )
         parts += zip((weight for weight, _ in query.images), images, strict=True)
     for weight, key in query.like:
         if not index.store.get([key]):
-            raise DataError(f"like: expected the key of an item of {index.folder}, got {key!r}. Copy a key from search results.")
+            raise DataError(
+                f"like: expected the key of an item of {index.folder}, got {key!r}. Copy a key "
+                "from search results."
+            )
         parts.append((weight, torch.from_numpy(next(iter(index.store.vectors([key]))))))
     if not any(weight > 0 for weight, _ in parts):
-        raise VisavisError("query: expected a text, image or item to search for, got only exclusions. Add one, such as 'beach -people'.")
+        raise VisavisError(
+            "query: expected a text, image or item to search for, got only exclusions. Add one, "
+            "such as 'beach -people'."
+        )
     if index.manifest.late_interaction is not None:
         return [MaxSimQuery.from_vectors(*((weight, rows.numpy()) for weight, rows in parts))]
     total = torch.stack([weight * row for weight, row in parts]).sum(0)
     norm = total.norm()
     if not norm.isfinite() or norm < MIN_QUERY_NORM:
-        raise VisavisError("query: expected parts that do not cancel out, got opposite vectors. Remove one, or change a weight.")
+        raise VisavisError(
+            "query: expected parts that do not cancel out, got opposite vectors. Remove one, or "
+            "change a weight."
+        )
     vector: np.ndarray = (total / norm).numpy()
     return vector[None]
 
 
 def _known_texts(model: Retriever, query: SearchQuery) -> list[tuple[float, str]]:
-    """The texts of a query. An excluded text of unknown words only is left out, as an unknown word of another text has no effect."""
+    """The texts of a query. An excluded text of unknown words only is left out, as an unknown word
+    of another text has no effect.
+    """
     texts = list[tuple[float, str]]()
     for weight, text in query.texts:
         validate_text_query(text)
@@ -329,10 +379,15 @@ def validate_text_query(text: str) -> None:
         VisavisError: If the query is empty.
     """
     if not text.strip():
-        raise VisavisError("query: expected text, got an empty query. Describe the image, such as 'a dog runs on the beach'.")
+        raise VisavisError(
+            "query: expected text, got an empty query. Describe the image, such as 'a dog runs on "
+            "the beach'."
+        )
 
 
-def _find_results(index: Index, queries: Queries, count: int, item_filter: ItemFilter, group_duplicates: bool) -> list[SearchResult]:
+def _find_results(
+    index: Index, queries: Queries, count: int, item_filter: ItemFilter, group_duplicates: bool
+) -> list[SearchResult]:
     """At most ``count`` results. The depth grows until grouping leaves enough."""
     depth = 2 * count + 10 if group_duplicates else count
     while True:
@@ -357,11 +412,16 @@ def _group_duplicates(index: Index, results: Sequence[SearchResult]) -> list[Sea
         vectors = vectors.mean_vectors()
     paths, contents = (
         np.unique(values, return_inverse=True)[1]
-        for values in ([item.path for item in items], [f"{item.content} {item.start}" for item in items])
+        for values in (
+            [item.path for item in items],
+            [f"{item.content} {item.start}" for item in items],
+        )
     )
     is_copy = (paths[:, None] == paths) | (contents[:, None] == contents)
     later, earlier = np.nonzero(np.tril(vectors @ vectors.T >= MIN_DUPLICATE_COSINE, -1))
-    is_copy[later, earlier] |= hamming_distances([item.dhash for item in items], later, earlier) <= MAX_HAMMING_DISTANCE
+    is_copy[later, earlier] |= (
+        hamming_distances([item.dhash for item in items], later, earlier) <= MAX_HAMMING_DISTANCE
+    )
     is_first, duplicates = np.zeros(len(items), bool), dict[int, list[str]]()
     for row, item in enumerate(items):
         copied = np.flatnonzero(is_copy[row] & is_first)
@@ -369,13 +429,23 @@ def _group_duplicates(index: Index, results: Sequence[SearchResult]) -> list[Sea
             duplicates[int(copied[0])].append(item.key)
         else:
             is_first[row], duplicates[row] = True, []
-    return [replace(results[row], duplicates=tuple(keys)) if keys else results[row] for row, keys in duplicates.items()]
+    return [
+        replace(results[row], duplicates=tuple(keys)) if keys else results[row]
+        for row, keys in duplicates.items()
+    ]
 
 
-def _rerank(index: Index, model: Retriever, query: SearchQuery, results: Sequence[SearchResult]) -> list[SearchResult]:
-    """Images in the order of another model's scores, then clips and images that cannot be read any more."""
+def _rerank(
+    index: Index, model: Retriever, query: SearchQuery, results: Sequence[SearchResult]
+) -> list[SearchResult]:
+    """Images in the order of another model's scores, then clips and images that cannot be read any
+    more.
+    """
     if query.images or query.like or not query.texts:
-        raise VisavisError("rerank: expected a query of texts, got images or items. Remove them, or remove --rerank.")
+        raise VisavisError(
+            "rerank: expected a query of texts, got images or items. Remove them, or remove "
+            "--rerank."
+        )
     decoded = [(result, _decode(index, result.item)) for result in results]
     readable = [result for result, image in decoded if image is not None]
     unreadable = [result for result, image in decoded if image is None]
@@ -392,7 +462,11 @@ def _rerank(index: Index, model: Retriever, query: SearchQuery, results: Sequenc
 def _decode(index: Index, item: IndexItem) -> PILImage | None:
     """The image of an item. None for a clip and for an image that cannot be read any more."""
     try:
-        return decode_image(index.locate(item).read(), item.path, allow_animated=True) if item.kind == "image" else None
+        return (
+            decode_image(index.locate(item).read(), item.path, allow_animated=True)
+            if item.kind == "image"
+            else None
+        )
     except DataError:
         return None
 
@@ -408,7 +482,9 @@ def attach_images(index: Index, results: SearchResults) -> SearchResults:
     Returns:
         Results with ``image`` set.
     """
-    return replace(results, hits=tuple(replace(result, image=_image(index, result.item)) for result in results))
+    return replace(
+        results, hits=tuple(replace(result, image=_image(index, result.item)) for result in results)
+    )
 
 
 def _image(index: Index, item: IndexItem) -> Image | None:
@@ -419,7 +495,9 @@ def _image(index: Index, item: IndexItem) -> Image | None:
 
 
 @validate_arguments
-def rank_texts(model: Retriever, image: str | Path | PILImage, texts: Sequence[str]) -> list[tuple[str, float]]:
+def rank_texts(
+    model: Retriever, image: str | Path | PILImage, texts: Sequence[str]
+) -> list[tuple[str, float]]:
     """Rank captions or labels for an image.
 
     Args:
@@ -434,6 +512,10 @@ def rank_texts(model: Retriever, image: str | Path | PILImage, texts: Sequence[s
         ShapeError: If ``texts`` is empty.
     """
     if not texts:
-        raise ShapeError("labels: expected at least one text, got none. Pass the texts to choose from.")
+        raise ShapeError(
+            "labels: expected at least one text, got none. Pass the texts to choose from."
+        )
     scores = model.score([image], list(texts), direction="i2t")[0]
-    return [(texts[i], scores[i].item()) for i in scores.argsort(descending=True, stable=True).tolist()]
+    return [
+        (texts[i], scores[i].item()) for i in scores.argsort(descending=True, stable=True).tolist()
+    ]

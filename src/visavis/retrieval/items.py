@@ -10,7 +10,18 @@ from typing import Any, Literal
 from visavis.spec import validate_arguments
 
 ItemKind = Literal["image", "video", "moment"]
-ITEM_FIELDS = ("key", "path", "kind", "content", "size", "modified_ns", "start", "end", "dhash", "metadata")
+ITEM_FIELDS = (
+    "key",
+    "path",
+    "kind",
+    "content",
+    "size",
+    "modified_ns",
+    "start",
+    "end",
+    "dhash",
+    "metadata",
+)
 """Fields of an item, which are the columns of every store."""
 
 
@@ -48,7 +59,9 @@ class IndexItem:
         Returns:
             Values of ``ITEM_FIELDS``. The tags are sorted by name.
         """
-        return vars(self) | {"metadata": [metadata_tag(name, value) for name, value in sorted(self.metadata.items())]}
+        return vars(self) | {
+            "metadata": [metadata_tag(name, value) for name, value in sorted(self.metadata.items())]
+        }
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> IndexItem:
@@ -60,7 +73,10 @@ class IndexItem:
         Returns:
             The item.
         """
-        return cls(**{name: row[name] for name in ITEM_FIELDS} | {"metadata": tags_to_metadata(row["metadata"])})
+        return cls(
+            **{name: row[name] for name in ITEM_FIELDS}
+            | {"metadata": tags_to_metadata(row["metadata"])}
+        )
 
 
 @validate_arguments

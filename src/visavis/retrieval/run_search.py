@@ -1,4 +1,6 @@
-"""Search a run: encode the images of its data or of another collection, cached by content, and rank them for a text query."""
+"""Search a run: encode the images of its data or of another collection, cached by content, and rank
+them for a text query.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,12 @@ BATCH_SIZE = 256
 
 
 def search_images(
-    runs: Sequence[Path], query: str, collection: Path | None, top: int, progress: Progress, memory: MemoryLimit = None
+    runs: Sequence[Path],
+    query: str,
+    collection: Path | None,
+    top: int,
+    progress: Progress,
+    memory: MemoryLimit = None,
 ) -> SearchResults:
     """Find the images of a collection with the highest mean score over the models of some runs.
 
@@ -63,11 +70,19 @@ def search_images(
         dataset = open_image_collection(collection, max(rates) if all(rates) else 0.0)
         if dataset.other_files is not None:
             progress.message(f"Skipped: {dataset.other_files}.")
-        return _top_images([_query_scores(model, dataset, query, progress) for model in models.values()], dataset, top, progress)
+        return _top_images(
+            [_query_scores(model, dataset, query, progress) for model in models.values()],
+            dataset,
+            top,
+            progress,
+        )
     scores, datasets = [], dict[Path, Dataset]()
     for run, recipe in read_run_recipes(runs, memory=memory).items():
         if not recipe.data.path:
-            raise RunError(f"{run}: expected a run with data, got a pretrained model. Pass images with --collection.")
+            raise RunError(
+                f"{run}: expected a run with data, got a pretrained model. Pass images with "
+                "--collection."
+            )
         models[run].memory = recipe.memory or None
         datasets[run] = open_data(recipe, progress, skip_bad=True)
         check_same_captions(datasets)
@@ -77,8 +92,16 @@ def search_images(
     return _top_images(scores, datasets[runs[0]], top, progress)
 
 
-def _query_scores(model: Retriever, dataset: Dataset, query: str, progress: Progress, features: AnyFeatures | None = None) -> Tensor:
-    """Scores of all images for one text query, shape ``[V]``. ``features``: cached features of the images."""
+def _query_scores(
+    model: Retriever,
+    dataset: Dataset,
+    query: str,
+    progress: Progress,
+    features: AnyFeatures | None = None,
+) -> Tensor:
+    """Scores of all images for one text query, shape ``[V]``. ``features``: cached features of the
+    images.
+    """
     matcher, processor = model.matcher, model.processor
     warn_unknown_words(model, query, progress)
     source: ItemSource
@@ -86,11 +109,22 @@ def _query_scores(model: Retriever, dataset: Dataset, query: str, progress: Prog
         source = processor.open_images(dataset.images)
     else:
         features = features or cache_features(
-            dataset, processor.visual_spec, on_progress=lambda done, total, per_second: progress.update("images", done, total, per_second)
+            dataset,
+            processor.visual_spec,
+            on_progress=lambda done, total, per_second: progress.update(
+                "images", done, total, per_second
+            ),
         )
         rows = features.rows(image.name for image in dataset.images)
-        source = StoredFeatures(features, rows, processor.visual.crops if processor.visual else 1, processor.standardization)
-    visual = encode_items(matcher, "visual", source.read, consecutive_batches(len(dataset.images), BATCH_SIZE))
+        source = StoredFeatures(
+            features,
+            rows,
+            processor.visual.crops if processor.visual else 1,
+            processor.standardization,
+        )
+    visual = encode_items(
+        matcher, "visual", source.read, consecutive_batches(len(dataset.images), BATCH_SIZE)
+    )
     return score_all_pairs(matcher, visual, model.encode_text([query]), model.memory)[:, 0]
 
 
@@ -106,10 +140,14 @@ def warn_unknown_words(model: Retriever, text: str, progress: Progress) -> None:
         VisavisError: If the vocabulary contains no word of the query.
     """
     if unknown := model.processor.unknown_words(text):
-        progress.message(f"Words that are not in the vocabulary of this model: {', '.join(unknown)}")
+        progress.message(
+            f"Words that are not in the vocabulary of this model: {', '.join(unknown)}"
+        )
 
 
-def _top_images(scores: Sequence[Tensor], dataset: Dataset, top: int, progress: Progress) -> SearchResults:
+def _top_images(
+    scores: Sequence[Tensor], dataset: Dataset, top: int, progress: Progress
+) -> SearchResults:
     for problem in dataset.skipped:
         progress.message(f"Skipped: {problem}")
     mean = torch.stack(list(scores)).mean(0)
@@ -118,12 +156,20 @@ def _top_images(scores: Sequence[Tensor], dataset: Dataset, top: int, progress: 
 
 
 def _result(image: Image, score: float) -> SearchResult:
-    item = IndexItem(image.name, image.name, "video" if image.is_video else "image", content="", size=0, modified_ns=0)
+    item = IndexItem(
+        image.name,
+        image.name,
+        "video" if image.is_video else "image",
+        content="",
+        size=0,
+        modified_ns=0,
+    )
     return SearchResult(item, score, image=image)
 
 
 def open_image_collection(path: Path, frames_per_second: float = 0.0) -> Dataset:
-    """Open a data set, or any folder of images and clips. Files that are left out are listed in ``Dataset.skipped``.
+    """Open a data set, or any folder of images and clips. Files that are left out are listed in
+    ``Dataset.skipped``.
 
     Of a folder, all files are read, also those that its list of captions leaves out.
 
@@ -132,15 +178,21 @@ def open_image_collection(path: Path, frames_per_second: float = 0.0) -> Dataset
         frames_per_second: Frame rate at which the models read clips. 0: they do not read clips.
 
     Returns:
-        The images. The name of a folder's data set contains a hash of the sizes and times of its files, so that cached
-        features of a changed folder are not reused.
+        The images. The name of a folder's data set contains a hash of the sizes and times of its
+        files, so that cached features of a changed folder are not reused.
 
     Raises:
         DataError: If there are no images.
     """
     read_clips = frames_per_second > 0
     try:
-        dataset = open_dataset(path, skip_bad=True, decode_images=True, frames_per_second=frames_per_second, decode_all_frames=read_clips)
+        dataset = open_dataset(
+            path,
+            skip_bad=True,
+            decode_images=True,
+            frames_per_second=frames_per_second,
+            decode_all_frames=read_clips,
+        )
     except DataError:
         if not os.path.isdir(path):
             raise
@@ -151,13 +203,24 @@ def open_image_collection(path: Path, frames_per_second: float = 0.0) -> Dataset
     files = [file for file in collection.files if read_clips or not file.is_video]
     if not files:
         first = f" {collection.skipped[0]}" if collection.skipped else ""
-        raise DataError(f"{path}: expected a data set or a folder of images, got no images. Pass a folder that contains some.{first}")
-    listing = Listing(path, "images", [ListedImage(file.path, "all", location=file.location) for file in files])
+        raise DataError(
+            f"{path}: expected a data set or a folder of images, got no images. Pass a folder that "
+            f"contains some.{first}"
+        )
+    listing = Listing(
+        path, "images", [ListedImage(file.path, "all", location=file.location) for file in files]
+    )
     validate_images(listing, frames_per_second=frames_per_second, decode_all_frames=read_clips)
     dataset = listing.dataset()
     num_videos = len(collection.files) - len(files)
-    videos = (f"{num_videos:,} videos: expected images, as the model reads no videos.",) if num_videos else ()
-    digest = hashlib.sha256(json.dumps([(file.path, file.size, file.modified_ns) for file in files]).encode())
+    videos = (
+        (f"{num_videos:,} videos: expected images, as the model reads no videos.",)
+        if num_videos
+        else ()
+    )
+    digest = hashlib.sha256(
+        json.dumps([(file.path, file.size, file.modified_ns) for file in files]).encode()
+    )
     return replace(
         dataset,
         name=f"{os.path.basename(os.path.realpath(path))}-{digest.hexdigest()[:8]}",

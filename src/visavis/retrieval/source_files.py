@@ -13,10 +13,22 @@ from visavis.data.dataset import ByteRange
 from visavis.data.dataset_reader import path_exists, resolve_path
 from visavis.data.formats.caption_table import ALL_FILE_NAMES
 from visavis.data.formats.delimited_text import parse_table
-from visavis.data.formats.image_files import NO_EXCLUSION, Exclusion, FolderScan, path_and_parents, path_key, scan_folder
+from visavis.data.formats.image_files import (
+    NO_EXCLUSION,
+    Exclusion,
+    FolderScan,
+    path_and_parents,
+    path_key,
+    scan_folder,
+)
 from visavis.data.formats.listing import clean_name, is_valid_unicode
 from visavis.data.formats.table_columns import find_file_column
-from visavis.data.suffixes import UNSUPPORTED_SUFFIXES, VISUAL_SUFFIXES, describe_other_files, unsupported_problem
+from visavis.data.suffixes import (
+    UNSUPPORTED_SUFFIXES,
+    VISUAL_SUFFIXES,
+    describe_other_files,
+    unsupported_problem,
+)
 from visavis.data.video import is_video
 from visavis.errors import DataError, NoDataset
 
@@ -34,7 +46,8 @@ class SourceFile:
         path: Path below the root with forward slashes, or the name in a data set.
         location: Where the bytes are.
         size: Size in bytes.
-        modified_ns: Modification time in ns since the epoch, of the file or of the archive that contains it.
+        modified_ns: Modification time in ns since the epoch, of the file or of the archive that
+            contains it.
         metadata: Values for filters, such as the split and the first caption.
     """
 
@@ -47,7 +60,9 @@ class SourceFile:
     @property
     def is_video(self) -> bool:
         """Whether the file is a clip, by its suffix."""
-        return is_video(self.path) or (self.location.size is None and is_video(self.location.path.name))
+        return is_video(self.path) or (
+            self.location.size is None and is_video(self.location.path.name)
+        )
 
 
 @dataclass(frozen=True)
@@ -57,13 +72,16 @@ class FileCollection:
     Attributes:
         root: Absolute path of the folder or data set.
         files: Files in the order of their paths.
-        unreadable: Problem of each file or folder that cannot be read now, by its path below the root or its name in a data set.
+        unreadable: Problem of each file or folder that cannot be read now, by its path below the
+            root or its name in a data set.
         empty: Folders without content.
-        skipped: One sentence for each file, link or folder that is skipped, unreadable ones included.
+        skipped: One sentence for each file, link or folder that is skipped, unreadable ones
+            included.
         excluded: Excluded folders and files.
         exclusion: The names that are excluded.
         is_dataset: Whether the list of a data set is needed to find the files.
-        other_files: Number and suffixes of the files that are neither images nor videos. None: there are none.
+        other_files: Number and suffixes of the files that are neither images nor videos. None:
+            there are none.
     """
 
     root: Path
@@ -83,7 +101,8 @@ class FileCollection:
             path: Path of a file that is not among ``files``.
 
         Returns:
-            A key of ``unreadable``: the file or a folder above it. None: the folder of the file was read, so that the file is gone.
+            A key of ``unreadable``: the file or a folder above it. None: the folder of the file was
+            read, so that the file is gone.
         """
         return next((place for place in path_and_parents(path) if place in self.unreadable), None)
 
@@ -102,9 +121,11 @@ class FileCollection:
 def list_source_files(path: str | Path, exclude: Sequence[str] = ()) -> FileCollection:
     """List the files of a data set or of any folder.
 
-    Of a folder, all images and clips are listed. If it is also a data set, the listed ones have their split and first caption as metadata.
-    A data set that is given by its list or its name contains only the listed files. The columns of ``attributes.csv`` are added.
-    Links to a location outside are not listed, because the server must not serve it, unless ``VISAVIS_IMAGE_ROOTS`` lists it.
+    Of a folder, all images and clips are listed. If it is also a data set, the listed ones have
+    their split and first caption as metadata. A data set that is given by its list or its name
+    contains only the listed files. The columns of ``attributes.csv`` are added. Links to a location
+    outside are not listed, because the server must not serve it, unless ``VISAVIS_IMAGE_ROOTS``
+    lists it.
 
     Args:
         path: A data set, or a folder with images and clips.
@@ -114,26 +135,34 @@ def list_source_files(path: str | Path, exclude: Sequence[str] = ()) -> FileColl
         The files, and all that is left out.
 
     Raises:
-        DataError: If the source contains neither images nor clips, or the table of attributes is invalid.
+        DataError: If the source contains neither images nor clips, or the table of attributes is
+            invalid.
     """
     collection = _list_source(path, Exclusion(tuple(exclude)))
     if not collection.files:
-        first = f" The first of {len(collection.skipped):,} problems: {collection.skipped[0]}" if collection.skipped else ""
+        first = (
+            f" The first of {len(collection.skipped):,} problems: {collection.skipped[0]}"
+            if collection.skipped
+            else ""
+        )
         raise DataError(
-            f"{path}: expected images or videos, got none that can be read. Pass a folder that contains some, or a data set.{first}"
+            f"{path}: expected images or videos, got none that can be read. Pass a folder that "
+            f"contains some, or a data set.{first}"
         )
     return collection
 
 
 def list_readable_files(path: str | Path, exclude: Sequence[str] = ()) -> FileCollection:
-    """List the files of a source that can be read now, as ``list_source_files`` does. The source may be missing or empty.
+    """List the files of a source that can be read now, as ``list_source_files`` does. The source
+    may be missing or empty.
 
     Args:
         path: A data set, or a folder with images and clips.
         exclude: Patterns of names or paths to leave out.
 
     Returns:
-        The files, and all that is left out. The whole source is unreadable if it is missing, or its list cannot be read.
+        The files, and all that is left out. The whole source is unreadable if it is missing, or its
+        list cannot be read.
 
     Raises:
         DataError: If a list or table is invalid.
@@ -144,14 +173,19 @@ def list_readable_files(path: str | Path, exclude: Sequence[str] = ()) -> FileCo
     except DataError as error:
         root, problem = source_root(path), str(error).removesuffix(".")
         if not os.path.exists(root):
-            problem = "the folder does not exist. Mount its drive, or pass its new place with --moved"
+            problem = (
+                "the folder does not exist. Mount its drive, or pass its new place with --moved"
+            )
         elif not storage.is_transient_error(error):
             raise
-        return FileCollection(root, unreadable={".": problem}, skipped=(f"{root}: {problem}.",), exclusion=exclusion)
+        return FileCollection(
+            root, unreadable={".": problem}, skipped=(f"{root}: {problem}.",), exclusion=exclusion
+        )
 
 
 def source_root(path: str | Path) -> Path:
-    """Return the absolute path of a source, which may be given by its name under ``VISAVIS_DATA`` or on the Hugging Face Hub.
+    """Return the absolute path of a source, which may be given by its name under ``VISAVIS_DATA``
+    or on the Hugging Face Hub.
 
     Args:
         path: A data set, or a folder with images and clips.
@@ -177,7 +211,9 @@ class _Listed:
         except FileNotFoundError:
             self.skipped.append(f"{name!r}: the file does not exist.")
         except OSError as error:
-            self.unreadable[name] = f"it cannot be read: {error.strerror}. Check its permissions and its drive"
+            self.unreadable[name] = (
+                f"it cannot be read: {error.strerror}. Check its permissions and its drive"
+            )
         else:
             size = status.st_size if location.size is None else location.size
             modified_ns = min(max(status.st_mtime_ns, -MAX_TIME_NS), MAX_TIME_NS)
@@ -188,7 +224,10 @@ class _Listed:
         self.skipped += dataset.skipped[1:]  # the first sentence counts the others
         for name in dataset.unreadable_files:
             if not any(place in self.unreadable for place in path_and_parents(name)):
-                self.unreadable[name] = "it is listed, but its folder or archive cannot be read. Check its permissions and its drive"
+                self.unreadable[name] = (
+                    "it is listed, but its folder or archive cannot be read. Check its permissions "
+                    "and its drive"
+                )
         for image, captions in zip(dataset.images, dataset.captions_of, strict=True):
             if image.location is not None and not exclusion.covers(image.name):
                 caption = {"caption": dataset.captions[captions[0]]} if len(captions) else {}
@@ -201,13 +240,20 @@ class _Listed:
             {file.location.path for file in self.files.values() if file.location.size is None},
         )
         for name in scan.files:
-            if not name.lower().endswith(VISUAL_SUFFIXES + UNSUPPORTED_SUFFIXES) or scan.folder / name in listed:
+            if (
+                not name.lower().endswith(VISUAL_SUFFIXES + UNSUPPORTED_SUFFIXES)
+                or scan.folder / name in listed
+            ):
                 continue
             if problem := self._naming_problem(name):
                 self.skipped.append(f"{name!r}: {problem}.")
             else:
                 self.add(name, ByteRange(scan.folder / name, root=root), {})
-        self.skipped += [f"{name!r}: {problem}." for name, problem in scan.skipped.items() if name.lower().endswith(VISUAL_SUFFIXES)]
+        self.skipped += [
+            f"{name!r}: {problem}."
+            for name, problem in scan.skipped.items()
+            if name.lower().endswith(VISUAL_SUFFIXES)
+        ]
 
     def _naming_problem(self, name: str) -> str | None:
         """Why a file cannot be indexed under its name."""
@@ -222,7 +268,9 @@ class _Listed:
 
 def _list_source(path: str | Path, exclusion: Exclusion) -> FileCollection:
     if not path_exists(path):
-        resolve_path(path)  # its error does not list the formats of data sets, because any folder can be indexed
+        resolve_path(
+            path
+        )  # its error does not list the formats of data sets, because any folder can be indexed
     root, takes_all = source_root(path), os.path.isdir(os.path.expanduser(path))
     scan = scan_folder(root if os.path.isdir(root) else root.parent, exclusion)
     listed, other_files = _Listed(unreadable=dict(scan.unreadable)), None
@@ -232,29 +280,46 @@ def _list_source(path: str | Path, exclusion: Exclusion) -> FileCollection:
         if not takes_all:
             raise
         if storage.is_transient_error(error):
-            # Images in an archive, and images with other names, may exist. Only the list contains them.
+            # Images in an archive, and images with other names, may exist. Only the list contains
+            # them.
             listed.unreadable["."] = f"the captions cannot be read: {str(error).removesuffix('.')}"
         elif not isinstance(error, NoDataset):
             listed.skipped.append(f"The folder is indexed without its captions. {error}")
     else:
         listed.add_dataset(dataset, exclusion)
         if not takes_all and not (listed.files or listed.unreadable):
-            raise DataError(f"{path}: expected a data set with images, got captions or features only. Add the images of this data set.")
+            raise DataError(
+                f"{path}: expected a data set with images, got captions or features only. Add the "
+                "images of this data set."
+            )
         if not takes_all:
-            unlisted = "expected it in the list of the data set, got no entry. Add it with a caption."
+            unlisted = (
+                "expected it in the list of the data set, got no entry. Add it with a caption."
+            )
             listed.skipped += [f"{name!r}: {unlisted}" for name in dataset.unlisted_files]
         other_files = dataset.other_files
     if takes_all:
         listed.add_folder(scan)
         others = (
-            name for name in scan.files if not name.lower().endswith(VISUAL_SUFFIXES + UNSUPPORTED_SUFFIXES) and name != ATTRIBUTES_FILE
+            name
+            for name in scan.files
+            if not name.lower().endswith(VISUAL_SUFFIXES + UNSUPPORTED_SUFFIXES)
+            and name != ATTRIBUTES_FILE
         )
         other_files = other_files or describe_other_files(others)
     files = tuple(sorted(listed.files.values(), key=lambda file: file.path))
-    is_dataset = any(file.location.size is not None or file.location.path != root / file.path for file in files)
+    is_dataset = any(
+        file.location.size is not None or file.location.path != root / file.path for file in files
+    )
     empty, excluded = frozenset(scan.empty), tuple(scan.excluded)
-    collection = FileCollection(root, files, listed.unreadable, empty, (), excluded, exclusion, is_dataset, other_files)
-    return _with_attributes(replace(collection, skipped=(*map(collection.problem_of, listed.unreadable), *listed.skipped)))
+    collection = FileCollection(
+        root, files, listed.unreadable, empty, (), excluded, exclusion, is_dataset, other_files
+    )
+    return _with_attributes(
+        replace(
+            collection, skipped=(*map(collection.problem_of, listed.unreadable), *listed.skipped)
+        )
+    )
 
 
 def _with_attributes(collection: FileCollection) -> FileCollection:
@@ -268,9 +333,20 @@ def _with_attributes(collection: FileCollection) -> FileCollection:
     for line, row in parsed.require_rows(table):
         name = clean_name(row.pop(file_column))
         if (first := names.setdefault(path_key(name), name)) in attributes:
-            raise DataError(f"{table}: line {line}: expected one row for each file, got a second one of {first!r}. Remove one.")
+            raise DataError(
+                f"{table}: line {line}: expected one row for each file, got a second one of "
+                f"{first!r}. Remove one."
+            )
         attributes[name] = {key: value for key, value in row.items() if value}
-    listed = {file.path: names.pop(path_key(clean_name(file.path)), "") for file in collection.files}
-    files = tuple(replace(file, metadata={**attributes.get(listed[file.path], {}), **file.metadata}) for file in collection.files)
-    unknown = tuple(f"{name!r}: listed in {ATTRIBUTES_FILE}, but not among the images." for name in names.values())
+    listed = {
+        file.path: names.pop(path_key(clean_name(file.path)), "") for file in collection.files
+    }
+    files = tuple(
+        replace(file, metadata={**attributes.get(listed[file.path], {}), **file.metadata})
+        for file in collection.files
+    )
+    unknown = tuple(
+        f"{name!r}: listed in {ATTRIBUTES_FILE}, but not among the images."
+        for name in names.values()
+    )
     return replace(collection, files=files, skipped=(*collection.skipped, *unknown))

@@ -1,4 +1,6 @@
-"""Robustness probes: minimal pairs of captions, and edits of captions and images that should not change the results."""
+"""Robustness probes: minimal pairs of captions, and edits of captions and images that should not
+change the results.
+"""
 
 from visavis.robustness.probes import ProbeReport, ProbeResult, RecallChange, probe_run
 

@@ -1,8 +1,10 @@
-"""Minimal pairs of captions: a true caption, and the same caption with one edit that makes it false.
+"""Minimal pairs of captions: a true caption, and the same caption with one edit that makes it
+false.
 
-Minimal pairs of synthetic scenes are written from the ground truth (``synthetic.minimal_pairs``). Here, captions of the user are edited with short word
-lists, only where the words leave little doubt, and never into another caption of the image. It is not guaranteed that the edited caption is false,
-because nobody checks the image.
+Minimal pairs of synthetic scenes are written from the ground truth (``synthetic.minimal_pairs``).
+Here, captions of the user are edited with short word lists, only where the words leave little
+doubt, and never into another caption of the image. It is not guaranteed that the edited caption is
+false, because nobody checks the image.
 """
 
 from __future__ import annotations
@@ -16,7 +18,19 @@ import numpy as np
 from visavis.data.dataset import Dataset
 from visavis.data.vocabulary import tokenize
 
-COLORS = ("red", "blue", "green", "yellow", "black", "white", "brown", "orange", "purple", "pink", "gray")
+COLORS = (
+    "red",
+    "blue",
+    "green",
+    "yellow",
+    "black",
+    "white",
+    "brown",
+    "orange",
+    "purple",
+    "pink",
+    "gray",
+)
 """Color words."""
 NUMBERS = ("two", "three", "four", "five", "six")
 """Number words."""
@@ -34,14 +48,57 @@ OPPOSITES = {
     "underneath": "on top of",
 }
 """Each relation with its opposite."""
-ACTORS = ("man", "woman", "boy", "girl", "dog", "cat", "horse", "child", "baby", "person", "lady", "bird", "bike", "ball")
+ACTORS = (
+    "man",
+    "woman",
+    "boy",
+    "girl",
+    "dog",
+    "cat",
+    "horse",
+    "child",
+    "baby",
+    "person",
+    "lady",
+    "bird",
+    "bike",
+    "ball",
+)
 """People, animals and things that can exchange roles."""
 ASYMMETRIC_WORDS = (
-    *("behind", "in front of", "on top of", "under", "above", "below", "chases", "chasing", "carries", "carrying", "holds", "holding"),
-    *("rides", "riding", "follows", "following", "throws", "throwing", "pulls", "pulling", "pushes", "pushing", "feeds", "feeding"),
+    *(
+        "behind",
+        "in front of",
+        "on top of",
+        "under",
+        "above",
+        "below",
+        "chases",
+        "chasing",
+        "carries",
+        "carrying",
+        "holds",
+        "holding",
+    ),
+    *(
+        "rides",
+        "riding",
+        "follows",
+        "following",
+        "throws",
+        "throwing",
+        "pulls",
+        "pulling",
+        "pushes",
+        "pushing",
+        "feeds",
+        "feeding",
+    ),
 )
 """Relations that hold between two actors in one direction only."""
-SYMMETRIC_WORDS = frozenset({"and", "with", "while", "other", "together", "near", "beside", "as"})  # language: quoted
+SYMMETRIC_WORDS = frozenset(
+    {"and", "with", "while", "other", "together", "near", "beside", "as"}
+)  # language: quoted
 """Words that suggest a symmetric relation, in which an exchange of roles changes nothing."""
 
 
@@ -82,12 +139,21 @@ def make_minimal_pairs(data: Dataset, seed: int = 0) -> list[MinimalPair]:
             for caption in captions:
                 edited = edit(caption[:1].lower() + caption[1:], words, rng)
                 if edited and " ".join(tokenize(edited)) not in existing:
-                    pairs.append(MinimalPair(kind, image, caption, edited if caption[0].islower() else edited[0].upper() + edited[1:]))
+                    pairs.append(
+                        MinimalPair(
+                            kind,
+                            image,
+                            caption,
+                            edited if caption[0].islower() else edited[0].upper() + edited[1:],
+                        )
+                    )
                     break
     return pairs
 
 
-def replace_word(caption: str, words: tuple[str, ...], excluded: set[str], rng: np.random.Generator) -> str:
+def replace_word(
+    caption: str, words: tuple[str, ...], excluded: set[str], rng: np.random.Generator
+) -> str:
     """Replace the only listed word of a caption by another one.
 
     Args:
@@ -104,8 +170,16 @@ def replace_word(caption: str, words: tuple[str, ...], excluded: set[str], rng: 
         'a blue ball'
     """
     match = _find_single(caption, words)
-    candidates = [word for word in words if match and word not in excluded and _article(word) == _article(match[0])]
-    return _replace(match, candidates[int(rng.integers(len(candidates)))]) if match and candidates else ""
+    candidates = [
+        word
+        for word in words
+        if match and word not in excluded and _article(word) == _article(match[0])
+    ]
+    return (
+        _replace(match, candidates[int(rng.integers(len(candidates)))])
+        if match and candidates
+        else ""
+    )
 
 
 def swap_colors(caption: str) -> str:
@@ -122,11 +196,15 @@ def swap_colors(caption: str) -> str:
         'a blue ball on a red box'
     """
     matches = _find_words(caption, COLORS)
-    followers = {word[1] for color in matches if (word := re.match(r" ([a-z]+)", caption[color.end() :]))}
+    followers = {
+        word[1] for color in matches if (word := re.match(r" ([a-z]+)", caption[color.end() :]))
+    }
     if len(matches) != 2 or len(followers) != 2 or followers & {*COLORS, "and", "or"}:
         return ""
     first, second = (match[0] for match in matches)
-    return _swap(caption, *matches) if first != second and _article(first) == _article(second) else ""
+    return (
+        _swap(caption, *matches) if first != second and _article(first) == _article(second) else ""
+    )
 
 
 def swap_roles(caption: str) -> str:
@@ -182,11 +260,16 @@ def negate(caption: str) -> str:
         'a dog is not running'
     """
     match = _find_single(caption, ("is", "are"))
-    return _replace(match, f"{match[0]} not") if match and {"not", "no"}.isdisjoint(tokenize(caption)) else ""
+    return (
+        _replace(match, f"{match[0]} not")
+        if match and {"not", "no"}.isdisjoint(tokenize(caption))
+        else ""
+    )
 
 
 def add_typo(caption: str, rng: np.random.Generator) -> str:
-    """Exchange two neighboring letters inside the longest word. The caption remains true and readable.
+    """Exchange two neighboring letters inside the longest word. The caption remains true and
+    readable.
 
     Args:
         caption: The caption.

@@ -1,4 +1,6 @@
-"""Robustness probes of a run: minimal pairs scored by its best model, and recall on edited captions and images."""
+"""Robustness probes of a run: minimal pairs scored by its best model, and recall on edited captions
+and images.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,8 @@ class ProbeResult:
         num_pairs: Number of minimal pairs.
         num_correct: Number of pairs whose true caption scores higher. A tie is not correct.
         num_ties: Number of pairs with equal scores.
-        same_words: Whether both captions always have the same words in another order, which a bag of words cannot distinguish.
+        same_words: Whether both captions always have the same words in another order, which a bag
+            of words cannot distinguish.
         low: Lower bound of the 95 % interval of the accuracy (Wilson), in percent.
         high: Upper bound of the interval, in percent.
     """
@@ -111,7 +114,9 @@ class ProbeResult:
         return f"{self.kind} *" if self.same_words else self.kind
 
     @classmethod
-    def from_scores(cls, kind: str, true: np.ndarray, edited: np.ndarray, *, same_words: bool) -> ProbeResult:
+    def from_scores(
+        cls, kind: str, true: np.ndarray, edited: np.ndarray, *, same_words: bool
+    ) -> ProbeResult:
         """Count correct pairs.
 
         Args:
@@ -125,10 +130,20 @@ class ProbeResult:
         """
         from scipy.stats import binomtest
 
-        tie = np.abs(true - edited) <= TIE_TOLERANCE * np.maximum(1, np.maximum(np.abs(true), np.abs(edited)))
+        tie = np.abs(true - edited) <= TIE_TOLERANCE * np.maximum(
+            1, np.maximum(np.abs(true), np.abs(edited))
+        )
         num_correct = int(((true > edited) & ~tie).sum())
         interval = binomtest(num_correct, len(true)).proportion_ci(method="wilson")
-        return cls(kind, len(true), num_correct, int(tie.sum()), same_words, 100 * interval.low, 100 * interval.high)
+        return cls(
+            kind,
+            len(true),
+            num_correct,
+            int(tie.sum()),
+            same_words,
+            100 * interval.low,
+            100 * interval.high,
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object."""
@@ -145,7 +160,8 @@ class RecallChange:
         k: Cutoff of recall.
         before: Recall without the edit, in percent.
         after: Recall with the edit, in percent.
-        low: Lower bound of the 95 % interval of the difference, paired over images (t-distribution).
+        low: Lower bound of the 95 % interval of the difference, paired over images
+            (t-distribution).
         high: Upper bound of the interval.
     """
 
@@ -163,7 +179,15 @@ class RecallChange:
         return self.after - self.before
 
     @classmethod
-    def from_ranks(cls, edit: str, direction: str, k: int, before: np.ndarray, after: np.ndarray, images: np.ndarray) -> RecallChange:
+    def from_ranks(
+        cls,
+        edit: str,
+        direction: str,
+        k: int,
+        before: np.ndarray,
+        after: np.ndarray,
+        images: np.ndarray,
+    ) -> RecallChange:
         """Compare the ranks of the same queries.
 
         Args:
@@ -182,10 +206,18 @@ class RecallChange:
         hits_before, hits_after = before <= k, after <= k
         number = np.bincount(images)
         change = 100 * np.bincount(images, hits_after.astype(float) - hits_before) / number
-        mean, error = float(change @ number / number.sum()), float(change.std(ddof=1) / np.sqrt(len(change))) if len(change) > 1 else np.inf
+        mean, error = (
+            float(change @ number / number.sum()),
+            float(change.std(ddof=1) / np.sqrt(len(change))) if len(change) > 1 else np.inf,
+        )
         half_width = float(t.ppf(0.975, max(len(change) - 1, 1))) * error
-        recall_before, recall_after = float(100 * hits_before.mean()), float(100 * hits_after.mean())
-        return cls(edit, direction, k, recall_before, recall_after, mean - half_width, mean + half_width)
+        recall_before, recall_after = (
+            float(100 * hits_before.mean()),
+            float(100 * hits_after.mean()),
+        )
+        return cls(
+            edit, direction, k, recall_before, recall_after, mean - half_width, mean + half_width
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object."""
@@ -220,11 +252,15 @@ class ProbeReport(NotebookTable):
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object."""
-        results, changes = ([part.to_json() for part in parts] for parts in (self.results, self.recall_changes))
+        results, changes = (
+            [part.to_json() for part in parts] for parts in (self.results, self.recall_changes)
+        )
         return vars(self) | {"run": str(self.run), "results": results, "recall_changes": changes}
 
 
-def results_by_kind(pairs: Sequence[MinimalPair], true: np.ndarray, edited: np.ndarray) -> tuple[ProbeResult, ...]:
+def results_by_kind(
+    pairs: Sequence[MinimalPair], true: np.ndarray, edited: np.ndarray
+) -> tuple[ProbeResult, ...]:
     """Compute the accuracy for each kind of edit.
 
     Args:
@@ -238,8 +274,12 @@ def results_by_kind(pairs: Sequence[MinimalPair], true: np.ndarray, edited: np.n
     results = []
     for kind in dict.fromkeys(pair.kind for pair in pairs):
         index = [number for number, pair in enumerate(pairs) if pair.kind == kind]
-        same_words = all(sorted(tokenize(pairs[i].true)) == sorted(tokenize(pairs[i].edited)) for i in index)
-        results.append(ProbeResult.from_scores(kind, true[index], edited[index], same_words=same_words))
+        same_words = all(
+            sorted(tokenize(pairs[i].true)) == sorted(tokenize(pairs[i].edited)) for i in index
+        )
+        results.append(
+            ProbeResult.from_scores(kind, true[index], edited[index], same_words=same_words)
+        )
     return tuple(results)
 
 
@@ -259,7 +299,11 @@ def recall_changes(edit: str, before: Evaluation, after: Evaluation) -> tuple[Re
         "i2t": (ranks.image_ranks, ranks_after.image_ranks, ranks.image_ids),
         "t2i": (ranks.text_ranks, ranks_after.text_ranks, ranks.text_ids),
     }
-    return tuple(RecallChange.from_ranks(edit, direction, k, *queries) for direction, queries in directions.items() for k in KS)
+    return tuple(
+        RecallChange.from_ranks(edit, direction, k, *queries)
+        for direction, queries in directions.items()
+        for k in KS
+    )
 
 
 def probe_run(
@@ -292,18 +336,30 @@ def probe_run(
     recipe = read_run_recipe(run, data, memory)
     data_module, matcher = open_run(run, recipe, progress)
     if data_module.processor.stored_text_features:
-        raise RunError(f"{run}: expected a model that encodes captions, got one that reads stored text features. Probe another run.")
-    probed = first_images(data_module.data.split(split or recipe.evaluation.test), validate_int(images, "images", 0))
+        raise RunError(
+            f"{run}: expected a model that encodes captions, got one that reads stored text "
+            "features. Probe another run."
+        )
+    probed = first_images(
+        data_module.data.split(split or recipe.evaluation.test), validate_int(images, "images", 0)
+    )
     model = Retriever(matcher, data_module.processor, memory=recipe.memory or None)
     inputs = _ProbeInputs(model, probed, *data_module.encode(matcher, probed), progress)
     source, results = _probe_captions(inputs, resolve_path(recipe.data.path))
     if not results:
         raise RunError(
-            f"{probed.name}: expected a caption that can be edited, got none in {len(probed.images):,} images. Probe more images."
+            f"{probed.name}: expected a caption that can be edited, got none in "
+            f"{len(probed.images):,} images. Probe more images."
         )
-    changes, skipped = _probe_edits(inputs, stored_features=bool(recipe.visual.features)) if with_edits else ((), ())
+    changes, skipped = (
+        _probe_edits(inputs, stored_features=bool(recipe.visual.features))
+        if with_edits
+        else ((), ())
+    )
     kind = f"{recipe.model['kind']} on {recipe.visual.encoder or recipe.visual.features}"
-    return ProbeReport(run, kind, probed.name, len(probed.images), source, results, changes, skipped)
+    return ProbeReport(
+        run, kind, probed.name, len(probed.images), source, results, changes, skipped
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -317,12 +373,18 @@ class _ProbeInputs:
     progress: Progress
 
     def encode_texts(self, texts: list[str]) -> Encoded:
-        """Encode texts. Those that are captions of the data set are encoded already, and half of the texts of a probe are."""
+        """Encode texts. Those that are captions of the data set are encoded already, and half of
+        the texts of a probe are.
+        """
         row_of = {caption: row for row, caption in enumerate(self.data.captions)}
         encoded = [self.text]
         if new := [text for text in dict.fromkeys(texts) if text not in row_of]:
             row_of |= {text: row for row, text in enumerate(new, len(self.text))}
-            encoded.append(self.model.encode_text(new, lambda done, total: self.progress.update("captions", done, total, 0.0)))
+            encoded.append(
+                self.model.encode_text(
+                    new, lambda done, total: self.progress.update("captions", done, total, 0.0)
+                )
+            )
         return collect_batches(encoded)[torch.tensor([row_of[text] for text in texts])]
 
     def encode_images(self, edit: Callable[[Image], Image], name: str) -> Encoded:
@@ -335,22 +397,32 @@ class _ProbeInputs:
 
     def score_pairs(self, images: Tensor, text: Encoded, texts: Tensor) -> np.ndarray:
         with evaluation_mode(self.model.matcher):
-            scores = score_indexed_pairs(self.model.matcher, self.visual, text, images, texts, self.model.memory)
+            scores = score_indexed_pairs(
+                self.model.matcher, self.visual, text, images, texts, self.model.memory
+            )
         return scores.double().numpy()
 
     def evaluate(self, visual: Encoded, text: Encoded, data: Dataset) -> Evaluation:
         ids = torch.arange(len(data.images)), torch.from_numpy(data.image_of)
         with evaluation_mode(self.model.matcher):
-            return evaluate(visual, text, device_score(self.model.matcher), *ids, memory=self.model.memory)
+            return evaluate(
+                visual, text, device_score(self.model.matcher), *ids, memory=self.model.memory
+            )
 
 
 def _probe_captions(inputs: _ProbeInputs, folder: Path) -> tuple[str, tuple[ProbeResult, ...]]:
     """By what edited captions are false, and the accuracies."""
     if os.path.isfile(folder / "clips.jsonl"):
-        return "the ground truth of the synthetic clips", _probe_clip_partners(inputs, ClipAnnotations.open(folder))
+        return "the ground truth of the synthetic clips", _probe_clip_partners(
+            inputs, ClipAnnotations.open(folder)
+        )
     if os.path.isfile(folder / "scenes.jsonl"):
-        return "the ground truth of the synthetic scenes", _probe_pairs(inputs, _scene_pairs(SceneGraphs.open(folder), inputs.data))
-    return "word lists, not checked by people", _probe_pairs(inputs, make_minimal_pairs(inputs.data))
+        return "the ground truth of the synthetic scenes", _probe_pairs(
+            inputs, _scene_pairs(SceneGraphs.open(folder), inputs.data)
+        )
+    return "word lists, not checked by people", _probe_pairs(
+        inputs, make_minimal_pairs(inputs.data)
+    )
 
 
 def _probe_pairs(inputs: _ProbeInputs, pairs: list[MinimalPair]) -> tuple[ProbeResult, ...]:
@@ -368,11 +440,18 @@ def _probe_pairs(inputs: _ProbeInputs, pairs: list[MinimalPair]) -> tuple[ProbeR
 
 
 def _probe_clip_partners(inputs: _ProbeInputs, truth: ClipAnnotations) -> tuple[ProbeResult, ...]:
-    """Score each caption against its clip and the partner clip, which shows the same frames in another order."""
+    """Score each caption against its clip and the partner clip, which shows the same frames in
+    another order.
+    """
     data = inputs.data
     probed = {image.name: i for i, image in enumerate(data.images)}
     annotated = {name: i for i, name in enumerate(truth.names)}
-    partner = np.array([probed.get(truth.names[truth.partner_of[annotated[image.name]]], -1) for image in data.images])
+    partner = np.array(
+        [
+            probed.get(truth.names[truth.partner_of[annotated[image.name]]], -1)
+            for image in data.images
+        ]
+    )
     subsets = np.array([truth.subset[annotated[image.name]] for image in data.images])
     image_of = data.image_of
     results = []
@@ -387,20 +466,31 @@ def _probe_clip_partners(inputs: _ProbeInputs, truth: ClipAnnotations) -> tuple[
     return tuple(results)
 
 
-def _probe_edits(inputs: _ProbeInputs, *, stored_features: bool) -> tuple[tuple[RecallChange, ...], tuple[str, ...]]:
+def _probe_edits(
+    inputs: _ProbeInputs, *, stored_features: bool
+) -> tuple[tuple[RecallChange, ...], tuple[str, ...]]:
     """Recall changes by typos and image edits, and a sentence if images cannot be edited."""
     rng, first = np.random.default_rng(0), inputs.data.first_captions(1)
-    texts = inputs.encode_texts([*first.captions, *(add_typo(caption, rng) for caption in first.captions)])
+    texts = inputs.encode_texts(
+        [*first.captions, *(add_typo(caption, rng) for caption in first.captions)]
+    )
     correct, with_typos = (
-        inputs.evaluate(inputs.visual, part, first) for part in (texts[: len(first.captions)], texts[len(first.captions) :])
+        inputs.evaluate(inputs.visual, part, first)
+        for part in (texts[: len(first.captions)], texts[len(first.captions) :])
     )
     changes = recall_changes("typos in captions", correct, with_typos)
     if stored_features or inputs.model.processor.visual is None:
-        return changes, ("Images were not edited: the model reads stored image features (visual.features).",)
+        return changes, (
+            "Images were not edited: the model reads stored image features (visual.features).",
+        )
     if any(image.location is None or image.is_video for image in inputs.data.images):
-        return changes, (f"Images were not edited: {inputs.data.name} has no image files, or clips.",)
+        return changes, (
+            f"Images were not edited: {inputs.data.name} has no image files, or clips.",
+        )
     # Both evaluations encode pixels: stored features can differ from those of the encoder.
-    before = inputs.evaluate(inputs.encode_images(lambda image: image, "unchanged"), inputs.text, inputs.data)
+    before = inputs.evaluate(
+        inputs.encode_images(lambda image: image, "unchanged"), inputs.text, inputs.data
+    )
     for name, edit in IMAGE_EDITS.items():
         after = inputs.evaluate(inputs.encode_images(edit, name), inputs.text, inputs.data)
         changes += recall_changes(f"{name} images", before, after)
@@ -408,9 +498,16 @@ def _probe_edits(inputs: _ProbeInputs, *, stored_features: bool) -> tuple[tuple[
 
 
 def _scene_pairs(graphs: SceneGraphs, data: Dataset) -> list[MinimalPair]:
-    """Minimal pairs of each scene, in the style whose shape names are the most frequent in the captions of the data set."""
+    """Minimal pairs of each scene, in the style whose shape names are the most frequent in the
+    captions of the data set.
+    """
     captions = " ".join(data.captions).lower()
-    style = max(STYLES.values(), key=lambda style: sum(captions.count(name) for names in style.shapes.values() for name in set(names)))
+    style = max(
+        STYLES.values(),
+        key=lambda style: sum(
+            captions.count(name) for names in style.shapes.values() for name in set(names)
+        ),
+    )
     return [
         MinimalPair(pair.kind, image, pair.true.text, pair.edited.text)
         for image, row in enumerate(data.image_rows)

@@ -37,9 +37,13 @@ def _is_encoder_path(name: str) -> bool:
 
 # Keys of recipes that may hold a path, and the check that distinguishes a path from a name.
 PATH_KEYS: dict[str, Callable[[str], bool]] = {
-    **dict.fromkeys(("start_from", "data.path", "data.feedback", "evaluation.forgetting"), os.path.exists),
+    **dict.fromkeys(
+        ("start_from", "data.path", "data.feedback", "evaluation.forgetting"), os.path.exists
+    ),
     **dict.fromkeys(("visual.encoder", "text.encoder"), _is_encoder_path),
-    "data.stream": lambda name: "://" not in name and os.path.exists(os.path.dirname(re.split(r"[{*?[]", name)[0]) or name),
+    "data.stream": lambda name: (
+        "://" not in name and os.path.exists(os.path.dirname(re.split(r"[{*?[]", name)[0]) or name)
+    ),
     "visual.features": lambda name: name != PRECOMP and os.path.exists(name),
     "text.features": os.path.exists,
     "model.pretrained": os.path.isfile,
@@ -58,21 +62,31 @@ def read_run_recipe(folder: Path, data: str | None = None, memory: MemoryLimit =
         The recipe.
 
     Raises:
-        RunError: If the run or model does not exist, or if a run of stored features cannot read other data.
+        RunError: If the run or model does not exist, or if a run of stored features cannot read
+            other data.
     """
     check_single_run(folder)
     file = RunFolder(folder).recipe
-    recipe = build_recipe(storage.read_toml(file), {}, str(file)) if os.path.exists(file) else pretrained_recipe(folder)
+    recipe = (
+        build_recipe(storage.read_toml(file), {}, str(file))
+        if os.path.exists(file)
+        else pretrained_recipe(folder)
+    )
     if recipe is None:
         raise RunError(
-            f"{folder}: expected a run folder with {file.name}, or a CLIP or SigLIP model, got {unsupported_content(folder) or 'neither'}. "
+            f"{folder}: expected a run folder with {file.name}, or a CLIP or SigLIP model, got "
+            f"{unsupported_content(folder) or 'neither'}. "
             "Pass a folder that visavis train wrote."
         )
     if memory is not None:
         recipe = recipe.model_copy(update={"memory": str(parse_memory(memory))})
     if data is None:
         return recipe
-    return build_recipe(recipe.to_dict(), {"data.path": data, "visual.features": _features_on(data, recipe, folder)}, str(folder))
+    return build_recipe(
+        recipe.to_dict(),
+        {"data.path": data, "visual.features": _features_on(data, recipe, folder)},
+        str(folder),
+    )
 
 
 def read_ensemble_recipe(folder: Path) -> Recipe | None:
@@ -98,7 +112,11 @@ def expand_ensembles(folders: Sequence[Path]) -> list[Path]:
         Folders of runs.
     """
     recipes = {folder: read_ensemble_recipe(folder) for folder in folders}
-    return [run for folder, recipe in recipes.items() for run in ([folder / name for name in recipe.members] if recipe else [folder])]
+    return [
+        run
+        for folder, recipe in recipes.items()
+        for run in ([folder / name for name in recipe.members] if recipe else [folder])
+    ]
 
 
 def check_single_run(folder: Path) -> None:
@@ -111,7 +129,9 @@ def check_single_run(folder: Path) -> None:
         RunError: If the folder is an ensemble.
     """
     if os.path.exists(RunFolder(folder).ensemble):
-        names = sorted(child.name for child in folder.iterdir() if os.path.exists(RunFolder(child).recipe))
+        names = sorted(
+            child.name for child in folder.iterdir() if os.path.exists(RunFolder(child).recipe)
+        )
         raise RunError(
             f"{folder}: expected one run, got an ensemble of {' and '.join(names)}. "
             f"Name one of these runs, such as {folder / names[0] if names else folder}."
@@ -128,7 +148,10 @@ def pretrained_recipe(name: str | Path) -> Recipe | None:
         The recipe. None if the model does not exist.
     """
     if os.path.isfile(file := Path(name) / "model" / "config.json"):
-        return _recipe_of_saved_model(os.path.basename(os.path.realpath(name)), storage.read_json(file, SavedModelConfig, error=RunError))
+        return _recipe_of_saved_model(
+            os.path.basename(os.path.realpath(name)),
+            storage.read_json(file, SavedModelConfig, error=RunError),
+        )
     backbone = find_dual_encoder(name)
     if backbone is None:
         return None
@@ -154,7 +177,11 @@ def pretrained_dual_encoder(recipe: Recipe) -> str | None:
         DataError: If the model no longer exists.
     """
     encoder = recipe.visual.encoder
-    return encoder if encoder and recipe.text.encoder == encoder and find_dual_encoder(model_folder(encoder)) else None
+    return (
+        encoder
+        if encoder and recipe.text.encoder == encoder and find_dual_encoder(model_folder(encoder))
+        else None
+    )
 
 
 def open_run(folder: Path, recipe: Recipe, progress: Progress) -> tuple[DataModule, Matcher]:
@@ -174,11 +201,15 @@ def open_run(folder: Path, recipe: Recipe, progress: Progress) -> tuple[DataModu
         RunError: If the model or the data are missing, or if an encoder changed since the training.
     """
     if not recipe.data.path:
-        raise RunError(f"{folder}: expected a data set, but the model was not trained here and has none. Name one with --data.")
+        raise RunError(
+            f"{folder}: expected a data set, but the model was not trained here and has none. Name "
+            "one with --data."
+        )
     set_threads(recipe)
     if recipe.phases and not os.path.exists(RunFolder(folder).model / "model.safetensors"):
         raise RunError(
-            f"{folder}: expected a model, but the training has not reached its first validation. Resume it with --resume {folder}."
+            f"{folder}: expected a model, but the training has not reached its first validation. "
+            f"Resume it with --resume {folder}."
         )
     device = recipe.training.device
     if device == "cuda" and not torch.cuda.is_available():
@@ -207,12 +238,16 @@ def open_peer_network(folder: Path, first: Matcher) -> Matcher:
     """
     peer = RunFolder(folder).peer
     if not os.path.exists(peer / "model.safetensors"):
-        raise RunError(f"{folder}: expected a second network in {peer.name}, found none. Evaluate this run without averaging two networks.")
+        raise RunError(
+            f"{folder}: expected a second network in {peer.name}, found none. Evaluate this run "
+            "without averaging two networks."
+        )
     return Retriever.load(peer, device=device_of(first)).matcher
 
 
 def with_absolute_paths(recipe: Recipe) -> Recipe:
-    """Make the existing relative paths of a recipe absolute, so that its run can be used from any folder.
+    """Make the existing relative paths of a recipe absolute, so that its run can be used from any
+    folder.
 
     Args:
         recipe: Recipe.
@@ -221,11 +256,17 @@ def with_absolute_paths(recipe: Recipe) -> Recipe:
         The recipe with absolute paths. Names of models and of data sets stay as they are.
     """
     values = flatten_recipe(recipe.to_dict())
-    paths = {key: os.path.realpath(values[key]) for key, is_path in PATH_KEYS.items() if values.get(key) and is_path(values[key])}
+    paths = {
+        key: os.path.realpath(values[key])
+        for key, is_path in PATH_KEYS.items()
+        if values.get(key) and is_path(values[key])
+    }
     for number, phase in enumerate(recipe.phases):
         source = spec.parse(phase.supervision, supervision.CATALOG)
         if isinstance(source, supervision.MinedNegativeSupervision) and source.file:
-            paths[f"phases.{number}.supervision"] = repr(replace(source, file=os.path.realpath(source.file)))
+            paths[f"phases.{number}.supervision"] = repr(
+                replace(source, file=os.path.realpath(source.file))
+            )
     return build_recipe(recipe.to_dict(), paths, recipe.name)
 
 
@@ -240,14 +281,22 @@ def set_threads(recipe: Recipe) -> None:
 
 
 def _recipe_of_saved_model(name: str, config: SavedModelConfig) -> Recipe | None:
-    """Build a recipe from the config of a model folder. None if the model reads stored features only."""
+    """Build a recipe from the config of a model folder. None if the model reads stored features
+    only.
+    """
     if config.visual is None or config.stored_text_features:
         return None
     architecture, visual = config.architecture, config.visual
     shared = ("crops", "image_size", "random_crops", "full_decoding", "frames_per_second")
     values: dict[str, Any] = {key: getattr(visual, key) for key in shared}
-    values |= {"granularity": "pixels" if architecture["visual_granularity"] == "pixels" else visual.granularity}
-    values |= {"standardize": "zscore"} if config.standardization else {}  # any value: the model brings its own standardization
+    values |= {
+        "granularity": "pixels"
+        if architecture["visual_granularity"] == "pixels"
+        else visual.granularity
+    }
+    values |= (
+        {"standardize": "zscore"} if config.standardization else {}
+    )  # any value: the model brings its own standardization
     text = config.text.name if config.text else config.tokenizer or "vocabulary"
     return Recipe(
         name=name,
@@ -261,16 +310,21 @@ def _recipe_of_saved_model(name: str, config: SavedModelConfig) -> Recipe | None
 def _features_on(data: str, recipe: Recipe, folder: Path) -> str:
     """Return ``visual.features`` of a run for a data set. "" if the encoder reads the images."""
     visual, trained_on = recipe.visual, recipe.data.path
-    if visual.granularity == "experts" or not visual.features:  # a store of experts has its items by name
+    if (
+        visual.granularity == "experts" or not visual.features
+    ):  # a store of experts has its items by name
         return visual.features
     source = find_source(data)
     if visual.features == PRECOMP:
         return PRECOMP if find_precomp_files(source) or not visual.encoder else ""
-    if path_exists(trained_on) and os.path.realpath(source) == os.path.realpath(find_source(trained_on)):
+    if path_exists(trained_on) and os.path.realpath(source) == os.path.realpath(
+        find_source(trained_on)
+    ):
         return visual.features
     if visual.encoder:
         return ""
     raise RunError(
-        f"{folder}: expected the data set {trained_on}, whose stored features the run reads ({visual.features}), got {data}. Use the data "
+        f"{folder}: expected the data set {trained_on}, whose stored features the run reads "
+        f"({visual.features}), got {data}. Use the data "
         'of the run (data.path of run.toml), or train with visual.encoder or visual.features = "precomp".'
     )

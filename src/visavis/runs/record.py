@@ -1,4 +1,6 @@
-"""Run records: fingerprints of everything that a run depends on, so that it resumes with the same inputs or not at all."""
+"""Run records: fingerprints of everything that a run depends on, so that it resumes with the same
+inputs or not at all.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ from visavis.runs.run_folder import RunFolder
 
 ENCODER_INPUTS = ("image_encoder", "text_encoder")
 
-# Keys of a run's recipe that may change: they do not affect a step, or their content has a fingerprint.
+# Keys of a run's recipe that may change: they do not affect a step, or their content has a
+# fingerprint.
 CHANGEABLE_KEYS = (
     "name", "about", "published", "memory", "start_from",
     "data.path", "data.stream", "data.requires", "data.feedback",
@@ -42,7 +45,9 @@ CHANGEABLE_KEYS = (
 )  # fmt: skip
 
 
-def fingerprint_inputs(data_module: DataModule, progress: Progress, only: Container[str] | None = None) -> dict[str, ContentFingerprint]:
+def fingerprint_inputs(
+    data_module: DataModule, progress: Progress, only: Container[str] | None = None
+) -> dict[str, ContentFingerprint]:
     """Compute a fingerprint of each input of a training.
 
     Args:
@@ -51,10 +56,14 @@ def fingerprint_inputs(data_module: DataModule, progress: Progress, only: Contai
         only: Inputs to fingerprint. None: all.
 
     Returns:
-        Fingerprints by input: images, stored_features, feedback, image_encoder, text_encoder, vocabulary, start_model and
-        phases.N.supervision, as far as the training reads them.
+        Fingerprints by input: images, stored_features, feedback, image_encoder, text_encoder,
+        vocabulary, start_model and phases.N.supervision, as far as the training reads them.
     """
-    recipe, data, vocabulary = data_module.recipe, data_module.data, data_module.processor.vocabulary
+    recipe, data, vocabulary = (
+        data_module.recipe,
+        data_module.data,
+        data_module.processor.vocabulary,
+    )
     files: dict[str, dict[str, ByteRange]] = {}
     hashes: dict[str, str] = {}
     if data_module.feedback is not None:
@@ -67,7 +76,9 @@ def fingerprint_inputs(data_module: DataModule, progress: Progress, only: Contai
         # Millions of files are not read before a training. The list has a hash.
         hashes["images"] = data.fingerprint
     else:
-        files["images"] = {image.name: image.location for image in data.images if image.location is not None}
+        files["images"] = {
+            image.name: image.location for image in data.images if image.location is not None
+        }
     if data_module.stream is not None:
         hashes["stream"] = data_module.stream.fingerprint
     if isinstance(data_module.text, ArrayFeatures):
@@ -79,18 +90,30 @@ def fingerprint_inputs(data_module: DataModule, progress: Progress, only: Contai
         elif features is None and (only is None or name in only):
             files[name] = _numbered(model_files(encoder))
     if vocabulary is not None:
-        hashes["vocabulary"] = hashlib.sha256(json.dumps(vocabulary.words).encode()).hexdigest()[:32]
+        hashes["vocabulary"] = hashlib.sha256(json.dumps(vocabulary.words).encode()).hexdigest()[
+            :32
+        ]
     if only is None:
         files["start_model"] = _numbered(start_model_files(recipe))
     for number, phase in enumerate(recipe.phases):
-        files[f"phases.{number}.supervision"] = _numbered(spec.parse(phase.supervision, supervision.CATALOG).files(data))
+        files[f"phases.{number}.supervision"] = _numbered(
+            spec.parse(phase.supervision, supervision.CATALOG).files(data)
+        )
 
     def read(name: str, locations: Mapping[str, ByteRange]) -> ContentFingerprint:
-        return ContentFingerprint.compute(locations, lambda done, total: progress.update(f"reading {name}", done, total, 0.0))
+        return ContentFingerprint.compute(
+            locations, lambda done, total: progress.update(f"reading {name}", done, total, 0.0)
+        )
 
     selected = [*files, *hashes] if only is None else only
-    return {name: read(name, locations) for name, locations in files.items() if locations and name in selected} | {
-        name: ContentFingerprint(1, content, content) for name, content in hashes.items() if name in selected
+    return {
+        name: read(name, locations)
+        for name, locations in files.items()
+        if locations and name in selected
+    } | {
+        name: ContentFingerprint(1, content, content)
+        for name, content in hashes.items()
+        if name in selected
     }
 
 
@@ -108,7 +131,11 @@ def flatten_recipe(value: Any, key: str = "") -> dict[str, Any]:
         value = {str(number): item for number, item in enumerate(value)}
     if not isinstance(value, dict) or not value:
         return {key: value}
-    return {path: leaf for name, item in value.items() for path, leaf in flatten_recipe(item, f"{key}.{name}" if key else name).items()}
+    return {
+        path: leaf
+        for name, item in value.items()
+        for path, leaf in flatten_recipe(item, f"{key}.{name}" if key else name).items()
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +175,9 @@ class RunRecord:
     initial_weights_checksum: str
 
     @classmethod
-    def from_training(cls, data_module: DataModule, matcher: Matcher, progress: Progress) -> RunRecord:
+    def from_training(
+        cls, data_module: DataModule, matcher: Matcher, progress: Progress
+    ) -> RunRecord:
         """Record a training before its first step.
 
         Args:
@@ -206,7 +235,8 @@ class RunRecord:
         for key in dict.fromkeys((*recorded, *current)):
             if recorded.get(key) != current.get(key) and key not in CHANGEABLE_KEYS:
                 raise RunError(
-                    f"{folder.recipe}: {key}: expected {_describe(recorded.get(key))} as at the start of the run, got "
+                    f"{folder.recipe}: {key}: expected {_describe(recorded.get(key))} as at the "
+                    "start of the run, got "
                     f"{_describe(current.get(key))}. Restore the value, or start a new run."
                 )
 
@@ -223,7 +253,8 @@ class RunRecord:
         if weights_checksum(matcher) != self.initial_weights_checksum:
             versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
             raise RunError(
-                f"{path}: initial weights could not be reproduced (checksum mismatch). Install {versions}, restore the run or encoder that "
+                f"{path}: initial weights could not be reproduced (checksum mismatch). Install "
+                f"{versions}, restore the run or encoder that "
                 "it starts from, and retry."
             )
 
@@ -240,12 +271,21 @@ class RunRecord:
         """
         source = data_module.recipe.data.path
         if self.data_fingerprint != data_module.data.fingerprint:
-            raise RunError(f"{path}: the data at {source} changed since the run began. Restore the data, or start a new run.")
+            raise RunError(
+                f"{path}: the data at {source} changed since the run began. Restore the data, or "
+                "start a new run."
+            )
         current = fingerprint_inputs(data_module, progress)
         for name in (*self.inputs, *current):
-            before, now = (inputs[name].content_hash if name in inputs else None for inputs in (self.inputs, current))
+            before, now = (
+                inputs[name].content_hash if name in inputs else None
+                for inputs in (self.inputs, current)
+            )
             if before != now:
-                raise RunError(f"{path}: {name} changed since the run began (data: {source}). Restore it, or start a new run.")
+                raise RunError(
+                    f"{path}: {name} changed since the run began (data: {source}). Restore it, or "
+                    "start a new run."
+                )
 
     def check_encoders(self, data_module: DataModule, path: Path, progress: Progress) -> None:
         """Check that the encoders that are not part of the saved model are those of the training.
@@ -264,10 +304,14 @@ class RunRecord:
         external = [name for name, saved in zip(ENCODER_INPUTS, is_saved, strict=True) if not saved]
         for name, now in fingerprint_inputs(data_module, progress, external).items():
             if name in self.inputs and now.content_hash != self.inputs[name].content_hash:
-                raise RunError(f"{path}: {name} changed since the training. Restore its weights, or train again.")
+                raise RunError(
+                    f"{path}: {name} changed since the training. Restore its weights, or train "
+                    "again."
+                )
 
     def warn_about_environment(self, progress: Progress) -> None:
-        """Warn about versions, devices and threads that changed, because they affect the last digits of results.
+        """Warn about versions, devices and threads that changed, because they affect the last
+        digits of results.
 
         Args:
             progress: Receives the warnings.
@@ -278,14 +322,22 @@ class RunRecord:
             if self.versions.get(name, version) != version
         ]
         if changed:
-            progress.message(f"This run began with {', '.join(changed)}. The result may differ from that of one version.")
+            progress.message(
+                f"This run began with {', '.join(changed)}. The result may differ from that of one "
+                "version."
+            )
         before, now = (name or "the CPU" for name in (self.cuda, _cuda_device()))
         if self.device != "cpu" and before != now:
-            progress.message(f"This run began on {before} and resumes on {now}. The last digits of the result will differ.")
+            progress.message(
+                f"This run began on {before} and resumes on {now}. The last digits of the result "
+                "will differ."
+            )
         if self.threads != torch.get_num_threads():
             progress.message(
-                f"This run began with {self.threads} threads and resumes with {torch.get_num_threads()}. The last digits of the result will "
-                f"differ. Set training.threads or OMP_NUM_THREADS={self.threads} for an identical result."
+                f"This run began with {self.threads} threads and resumes with "
+                f"{torch.get_num_threads()}. The last digits of the result will "
+                f"differ. Set training.threads or OMP_NUM_THREADS={self.threads} for an identical "
+                "result."
             )
 
 

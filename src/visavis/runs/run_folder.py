@@ -20,7 +20,8 @@ class LogTimes(TypedDict):
         training_s: Seconds of training so far.
         validation_s: Seconds of the validation.
         pairs_per_s: Training pairs per second.
-        data_wait_s: Seconds of training since the validation before that were spent waiting for batches.
+        data_wait_s: Seconds of training since the validation before that were spent waiting for
+            batches.
         data_wait_share: Their share of the training time since the validation before.
     """
 
@@ -46,7 +47,8 @@ class LogRow(TypedDict):
         time: Times.
         health: Health metrics and alerts.
         lr: Learning rate of each part of the model, in the last step. Absent before the first step.
-        similarity: Similarities on the whole validation split. Absent for models that rank in two stages.
+        similarity: Similarities on the whole validation split. Absent for models that rank in two
+            stages.
     """
 
     __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
@@ -75,7 +77,8 @@ class RunFolder:
         path: Folder of the run.
         lock: Path whose lock a training process holds.
         recipe: Resolved recipe, as TOML. It makes the folder a run.
-        ensemble: Recipe of an ensemble, as TOML. It makes the folder an ensemble, with a run in a subfolder for each member.
+        ensemble: Recipe of an ensemble, as TOML. It makes the folder an ensemble, with a run in a
+            subfolder for each member.
         environment: Record of the inputs and of the environment.
         log: Log, one line of JSON per validation.
         model: Folder of the best model so far.
@@ -111,7 +114,14 @@ class RunFolder:
 
     def remove(self) -> None:
         """Remove everything that a training writes, and nothing else."""
-        for file in (self.recipe, self.environment, self.log, self.ranks, self.result, self.trackers):
+        for file in (
+            self.recipe,
+            self.environment,
+            self.log,
+            self.ranks,
+            self.result,
+            self.trackers,
+        ):
             file.unlink(missing_ok=True)
         for folder in (self.model, self.peer, self.checkpoints, self.tensorboard, self.wandb):
             storage.remove_folder(folder)
@@ -126,9 +136,14 @@ class RunFolder:
         Raises:
             RunError: If the log is empty, or a row is invalid.
         """
-        rows = storage.read_json_lines(self.log, LogRow, error=RunError) if os.path.exists(self.log) else []
+        rows = (
+            storage.read_json_lines(self.log, LogRow, error=RunError)
+            if os.path.exists(self.log)
+            else []
+        )
         if not rows:
             raise RunError(
-                f"{self.path}: expected a validation in {self.log.name}, found none. Resume the training with --resume {self.path}."
+                f"{self.path}: expected a validation in {self.log.name}, found none. Resume the "
+                f"training with --resume {self.path}."
             )
         return rows

@@ -44,7 +44,14 @@ from visavis.server.schemas import (
     error_response,
 )
 from visavis.server.search_service import SearchService, ServedIndex
-from visavis.server.security import TOKEN_COOKIE, RateLimiter, SecurityMiddleware, TokenAuth, validate_host_name, validate_root_path
+from visavis.server.security import (
+    TOKEN_COOKIE,
+    RateLimiter,
+    SecurityMiddleware,
+    TokenAuth,
+    validate_host_name,
+    validate_root_path,
+)
 
 WEB_UI_TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -54,7 +61,12 @@ WEB_UI_TYPES = {
 }
 COOKIE_SECONDS = 30 * 86400
 VERSION = installed_version("visavis") or "0"
-IMAGE_BODY = {"requestBody": {"required": True, "content": {"image/*": {"schema": {"type": "string", "format": "binary"}}}}}
+IMAGE_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {"image/*": {"schema": {"type": "string", "format": "binary"}}},
+    }
+}
 ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorResponse, "description": description}
     for status, description in {
@@ -69,7 +81,9 @@ ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
         429: "Too many requests.",
     }.items()
 }
-JPEG_RESPONSE: dict[int | str, dict[str, Any]] = {200: {"content": {"image/jpeg": {"schema": {"type": "string", "format": "binary"}}}}}
+JPEG_RESPONSE: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"image/jpeg": {"schema": {"type": "string", "format": "binary"}}}}
+}
 IndexNumber = Annotated[int, Query(ge=0, le=1)]
 ItemKey = Annotated[str, Query(max_length=4096)]
 ContentVersion = Annotated[str, Query(max_length=64)]
@@ -91,7 +105,8 @@ def create_app(
     Args:
         indexes: One index, or two to compare.
         feedback: Feedback file. None: votes are not saved.
-        bound_to: Host of a loopback server, whose Host header is checked. None: no check, unless there are ``host_names``.
+        bound_to: Host of a loopback server, whose Host header is checked. None: no check, unless
+            there are ``host_names``.
         host_names: Names by which a proxy requests this server.
         root_path: Path below which a proxy serves this server.
         token: Access token required from clients. None: no token.
@@ -105,8 +120,15 @@ def create_app(
         VisavisError: If two indexes have the same name, or a host name or path is invalid.
     """
     if len({index.name for index in indexes}) < len(indexes):
-        raise VisavisError(f"index: expected two different names, got {indexes[0].name!r} twice. Pass two different indexes.")
-    limits, metrics, auth = limits or ServerLimits(), ServerMetrics(), None if token is None else TokenAuth(token)
+        raise VisavisError(
+            f"index: expected two different names, got {indexes[0].name!r} twice. Pass two "
+            "different indexes."
+        )
+    limits, metrics, auth = (
+        limits or ServerLimits(),
+        ServerMetrics(),
+        None if token is None else TokenAuth(token),
+    )
     service = SearchService(indexes, feedback, limits, metrics)
 
     @asynccontextmanager
@@ -115,10 +137,18 @@ def create_app(
         service.close()
 
     root_path = validate_root_path(root_path)
-    allowed = {name.lower() for name in (bound_to,) if name} | {validate_host_name(name) for name in host_names}
+    allowed = {name.lower() for name in (bound_to,) if name} | {
+        validate_host_name(name) for name in host_names
+    }
     servers = [{"url": root_path}] if root_path else None
     app = FastAPI(
-        title="visavis", version=VERSION, docs_url=None, redoc_url=None, lifespan=lifespan, servers=servers, redirect_slashes=False
+        title="visavis",
+        version=VERSION,
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,
+        servers=servers,
+        redirect_slashes=False,
     )
     app.include_router(api_routes(service))
     app.include_router(service_routes(service, auth, f"{root_path}/"))
@@ -146,10 +176,17 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid_request(_: Request, error: RequestValidationError) -> Response:
-        first, expected = error.errors()[0], "expected a JSON object with the header Content-Type: application/json"
+        first, expected = (
+            error.errors()[0],
+            "expected a JSON object with the header Content-Type: application/json",
+        )
         if first["type"] == "json_invalid":
             reason, position = first["ctx"]["error"], first["loc"][-1]
-            return error_response(422, f"body: expected JSON, got an error at character {position} ({reason}). Correct the request.")
+            return error_response(
+                422,
+                f"body: expected JSON, got an error at character {position} ({reason}). Correct "
+                "the request.",
+            )
         if first["loc"] == ("body",):
             return error_response(422, f"body: {expected}, got other data. Correct the request.")
         location = ".".join(str(part) for part in first["loc"][1:]) or "request"
@@ -164,7 +201,9 @@ def _add_error_handlers(app: FastAPI) -> None:
             "Method Not Allowed": "Method not allowed. See /openapi.json for the routes.",
             "There was an error parsing the body": "body: expected JSON in UTF-8, got other data. Correct the request.",
         }
-        return error_response(error.status_code, messages.get(error.detail, error.detail), error.headers)
+        return error_response(
+            error.status_code, messages.get(error.detail, error.detail), error.headers
+        )
 
 
 @cache
@@ -179,7 +218,11 @@ def web_ui_files() -> dict[str, tuple[bytes, str, str]]:
         suffix = "." + file.name.rpartition(".")[2]
         if suffix in WEB_UI_TYPES:
             content = file.read_bytes()
-            contents[file.name] = (content, WEB_UI_TYPES[suffix], f'"{hashlib.sha256(content).hexdigest()[:16]}"')
+            contents[file.name] = (
+                content,
+                WEB_UI_TYPES[suffix],
+                f'"{hashlib.sha256(content).hexdigest()[:16]}"',
+            )
     return contents
 
 
@@ -231,16 +274,27 @@ def api_routes(service: SearchService) -> APIRouter:
 def _add_search_routes(router: APIRouter, service: SearchService) -> None:
     @router.get("/search")
     async def search(query: Annotated[SearchRequest, Query()]) -> SearchResponse:
-        """Search for a text, an uploaded image or similar items. An empty query returns the newest items."""
+        """Search for a text, an uploaded image or similar items. An empty query returns the newest
+        items.
+        """
         return await _search_sides(service, query)
 
     @router.post("/search", openapi_extra=IMAGE_BODY)
-    async def search_by_image(request: Request, query: Annotated[SearchRequest, Query()]) -> SearchResponse:
-        """Search for the image in the body. ``query.image`` of the response identifies it in later requests."""
+    async def search_by_image(
+        request: Request, query: Annotated[SearchRequest, Query()]
+    ) -> SearchResponse:
+        """Search for the image in the body. ``query.image`` of the response identifies it in later
+        requests.
+        """
         content = await request.body()
         if not content:
-            raise HTTPException(400, "body: expected an image, got an empty body. Send the content of an image file.")
-        return await _search_sides(service, query.model_copy(update={"image": await service.images.upload(content)}))
+            raise HTTPException(
+                400,
+                "body: expected an image, got an empty body. Send the content of an image file.",
+            )
+        return await _search_sides(
+            service, query.model_copy(update={"image": await service.images.upload(content)})
+        )
 
 
 async def _search_sides(service: SearchService, request: SearchRequest) -> SearchResponse:
@@ -275,13 +329,21 @@ def _add_image_routes(router: APIRouter, service: SearchService) -> None:
         return Response(content, media_type="image/jpeg", headers={"Cache-Control": caching})
 
     @router.get("/thumbnail", responses=JPEG_RESPONSE, response_class=Response)
-    async def thumbnail(key: ItemKey, index: IndexNumber = 0, content_version: ContentVersion = "") -> Response:
-        """JPEG of an item of at most 480 pixels per side, without metadata. With ``content_version``, it can be cached forever."""
+    async def thumbnail(
+        key: ItemKey, index: IndexNumber = 0, content_version: ContentVersion = ""
+    ) -> Response:
+        """JPEG of an item of at most 480 pixels per side, without metadata. With
+        ``content_version``, it can be cached forever.
+        """
         return await jpeg(index, key, "thumbnail", content_version)
 
     @router.get("/image", responses=JPEG_RESPONSE, response_class=Response)
-    async def image(key: ItemKey, index: IndexNumber = 0, content_version: ContentVersion = "") -> Response:
-        """JPEG of an item of at most 1600 pixels per side, without metadata. With ``content_version``, it can be cached forever."""
+    async def image(
+        key: ItemKey, index: IndexNumber = 0, content_version: ContentVersion = ""
+    ) -> Response:
+        """JPEG of an item of at most 1600 pixels per side, without metadata. With
+        ``content_version``, it can be cached forever.
+        """
         return await jpeg(index, key, "image", content_version)
 
 
@@ -292,7 +354,12 @@ def _add_index_routes(router: APIRouter, service: SearchService) -> None:
         return ServerInfo(
             # In the order of their names, which does not reveal the sides of a comparison.
             indexes=[
-                IndexInfo(name=index.name, model=index.index.manifest.model, count=index.count, unfinished=index.index.is_unfinished)
+                IndexInfo(
+                    name=index.name,
+                    model=index.index.manifest.model,
+                    count=index.count,
+                    unfinished=index.index.is_unfinished,
+                )
                 for index in sorted(service.indexes, key=lambda index: index.name)
             ],
             blind=service.is_comparison,
@@ -312,8 +379,12 @@ def _add_vote_routes(router: APIRouter, service: SearchService) -> None:
         """Save whether an item is relevant to a query. Null withdraws the vote."""
         key = vote.query.to_key()
         if not key:
-            raise HTTPException(422, "query: expected a query, got an empty query. Search for something first.")
-        saved = service.votes.record_vote(service.index(vote.index).name, key, service.item(vote.index, vote.key), vote.relevant)
+            raise HTTPException(
+                422, "query: expected a query, got an empty query. Search for something first."
+            )
+        saved = service.votes.record_vote(
+            service.index(vote.index).name, key, service.item(vote.index, vote.key), vote.relevant
+        )
         return VoteResponse(relevant=saved.relevant, vote=saved.vote)
 
     @router.post("/votes/undo")
@@ -331,13 +402,19 @@ def _add_vote_routes(router: APIRouter, service: SearchService) -> None:
     async def uncertain(count: Annotated[int, Query(ge=1, le=50)] = 6) -> UncertainPairsResponse:
         """Pairs of a recent query and an item whose votes would be most informative."""
         pairs = [
-            UncertainPairModel(query=QueryModel.from_key(pair.query), index=pair.index, hit=service.to_hit(pair.query, pair.result))
+            UncertainPairModel(
+                query=QueryModel.from_key(pair.query),
+                index=pair.index,
+                hit=service.to_hit(pair.query, pair.result),
+            )
             for pair in service.uncertain_pairs(count)
         ]
         return UncertainPairsResponse(pairs=pairs)
 
 
-def service_routes(service: SearchService, auth: TokenAuth | None, cookie_path: str = "/") -> APIRouter:
+def service_routes(
+    service: SearchService, auth: TokenAuth | None, cookie_path: str = "/"
+) -> APIRouter:
     """Create the routes for health, metrics and login.
 
     Args:
@@ -355,7 +432,9 @@ def service_routes(service: SearchService, auth: TokenAuth | None, cookie_path: 
         """Health check."""
         return HealthResponse(status="ok", items=sum(index.count for index in service.indexes))
 
-    @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+    @router.get(
+        "/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}}
+    )
     async def metrics() -> Response:
         """Metrics for Prometheus."""
         return Response(service.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
@@ -383,11 +462,19 @@ def _log_in(request: Request, auth: TokenAuth, token: str, cookie_path: str) -> 
     if not auth.is_valid_token(token):
         content, content_type, _ = web_ui_files()["login.html"]
         return Response(
-            content.replace(b"<!--wrong-->", b"The token is not correct. Check it and try again."), 401, media_type=content_type
+            content.replace(b"<!--wrong-->", b"The token is not correct. Check it and try again."),
+            401,
+            media_type=content_type,
         )
     response = RedirectResponse("./", 303)
     secure = request.url.scheme == "https"
     response.set_cookie(
-        TOKEN_COOKIE, auth.cookie, max_age=COOKIE_SECONDS, path=cookie_path, httponly=True, samesite="strict", secure=secure
+        TOKEN_COOKIE,
+        auth.cookie,
+        max_age=COOKIE_SECONDS,
+        path=cookie_path,
+        httponly=True,
+        samesite="strict",
+        secure=secure,
     )
     return response

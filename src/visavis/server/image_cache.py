@@ -57,7 +57,9 @@ def render_jpeg(location: ByteRange, item: IndexItem, size: ImageSize) -> bytes:
         image.thumbnail((side, side))
         image.info.clear()
     file = io.BytesIO()
-    image.convert("RGB").save(file, "JPEG", quality=JPEG_QUALITY[size], optimize=True, progressive=True)
+    image.convert("RGB").save(
+        file, "JPEG", quality=JPEG_QUALITY[size], optimize=True, progressive=True
+    )
     return file.getvalue()
 
 
@@ -115,7 +117,11 @@ class ImageCache:
         """
         digest = hashlib.sha256(content).hexdigest()
         if self._uploads.get(digest) is None:
-            image = await self._run(lambda: make_thumbnail(content, "of the query", MAX_UPLOAD_SIDE, max_pixels=self.limits.max_pixels))
+            image = await self._run(
+                lambda: make_thumbnail(
+                    content, "of the query", MAX_UPLOAD_SIDE, max_pixels=self.limits.max_pixels
+                )
+            )
             self._uploads.put(digest, image)
         return digest
 
@@ -138,9 +144,15 @@ class ImageCache:
 
     async def _run(self, work: Callable[[], T]) -> T:
         try:
-            return await asyncio.wait_for(asyncio.get_running_loop().run_in_executor(self._pool, work), self.limits.decode_timeout_s)
+            return await asyncio.wait_for(
+                asyncio.get_running_loop().run_in_executor(self._pool, work),
+                self.limits.decode_timeout_s,
+            )
         except TimeoutError:
-            raise DataError(f"Decoding the image takes longer than {self.limits.decode_timeout_s:.0f} s. Send a smaller image.") from None
+            raise DataError(
+                f"Decoding the image takes longer than {self.limits.decode_timeout_s:.0f} s. Send "
+                "a smaller image."
+            ) from None
 
     def close(self) -> None:
         """Stop the threads."""

@@ -9,7 +9,9 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 REQUEST_COSTS = {"/login": 40.0, "/api/search": 8.0, "/api/uncertain": 8.0, "/api/image": 4.0}
-"""Costs of requests other than 1, by path. A thumbnail is cheap, a search is not, and guessing tokens is expensive."""
+"""Costs of requests other than 1, by path. A thumbnail is cheap, a search is not, and guessing
+tokens is expensive.
+"""
 IMAGE_SEARCH_COST = 20.0
 
 
@@ -75,7 +77,11 @@ def request_cost(method: str, path: str) -> float:
         >>> request_cost("GET", "/api/search") > request_cost("GET", "/api/thumbnail")
         True
     """
-    return IMAGE_SEARCH_COST if (method, path) == ("POST", "/api/search") else REQUEST_COSTS.get(path, 1.0)
+    return (
+        IMAGE_SEARCH_COST
+        if (method, path) == ("POST", "/api/search")
+        else REQUEST_COSTS.get(path, 1.0)
+    )
 
 
 class LRUCache(Generic[T]):

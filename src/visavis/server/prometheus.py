@@ -26,15 +26,34 @@ class ServerMetrics:
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
-        self.requests = Counter("visavis_requests", "Responses.", ["route", "method", "status"], registry=registry)
-        self.seconds = Histogram(
-            "visavis_request_seconds", "Time until a response is sent.", ["route"], buckets=_SECONDS, registry=registry
+        self.requests = Counter(
+            "visavis_requests", "Responses.", ["route", "method", "status"], registry=registry
         )
-        self.search_seconds = Histogram("visavis_search_seconds", "Time of a search in one index.", buckets=_SECONDS, registry=registry)
-        self.searches_waiting = Gauge("visavis_searches_waiting", "Searches that wait for the model or run.", registry=registry)
-        self.images = Counter("visavis_images", "Thumbnails and images.", ["cached"], registry=registry)
+        self.seconds = Histogram(
+            "visavis_request_seconds",
+            "Time until a response is sent.",
+            ["route"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.search_seconds = Histogram(
+            "visavis_search_seconds",
+            "Time of a search in one index.",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.searches_waiting = Gauge(
+            "visavis_searches_waiting",
+            "Searches that wait for the model or run.",
+            registry=registry,
+        )
+        self.images = Counter(
+            "visavis_images", "Thumbnails and images.", ["cached"], registry=registry
+        )
         self.votes = Counter("visavis_votes", "Saved votes.", ["kind"], registry=registry)
-        self.rejected = Counter("visavis_rejected_requests", "Rejected requests.", ["reason"], registry=registry)
+        self.rejected = Counter(
+            "visavis_rejected_requests", "Rejected requests.", ["reason"], registry=registry
+        )
         self.items = Gauge("visavis_items", "Items of an index.", ["index"], registry=registry)
 
     def text(self) -> bytes:

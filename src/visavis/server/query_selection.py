@@ -40,11 +40,14 @@ class UncertainPair:
 class RecentQueries:
     """The most recent text queries with their results, for the thread of the requests.
 
-    A query that continues an earlier one replaces it: the intermediate states of typing ("be", "beac") are not queries.
+    A query that continues an earlier one replaces it: the intermediate states of typing ("be",
+    "beac") are not queries.
     """
 
     def __init__(self) -> None:
-        self._entries: deque[tuple[QueryKey, int, Sequence[SearchResult]]] = deque(maxlen=MAX_QUERIES)
+        self._entries: deque[tuple[QueryKey, int, Sequence[SearchResult]]] = deque(
+            maxlen=MAX_QUERIES
+        )
 
     def add(self, query: QueryKey, index: int, results: Sequence[SearchResult]) -> None:
         """Store the results of a query. Queries with images or items are ignored.
@@ -56,12 +59,18 @@ class RecentQueries:
         """
         if not query.text or query.similar_to or query.image_hash:
             return
-        continued = [entry for entry in self._entries if entry[1] == index and query.text.startswith(entry[0].text)]
+        continued = [
+            entry
+            for entry in self._entries
+            if entry[1] == index and query.text.startswith(entry[0].text)
+        ]
         for entry in continued:
             self._entries.remove(entry)
         self._entries.append((query, index, results[:RESULTS_PER_QUERY]))
 
-    def most_uncertain(self, count: int, is_labeled: Callable[[QueryKey, str], bool]) -> list[UncertainPair]:
+    def most_uncertain(
+        self, count: int, is_labeled: Callable[[QueryKey, str], bool]
+    ) -> list[UncertainPair]:
         """Select the most uncertain pairs that are not judged yet.
 
         Args:
@@ -86,8 +95,9 @@ def uncertainties(results: Sequence[SearchResult]) -> list[float]:
     """Estimate how uncertain the relevance of each search result is.
 
     Formula:
-        With a match probability p: ``1 - 2 |p - 0.5|``. Without: ``exp(-|score - edge| / std)``, where ``edge`` is the mean of the
-        10th and the 11th score, the end of the first page, and ``std`` the standard deviation of the scores.
+        With a match probability p: ``1 - 2 |p - 0.5|``. Without: ``exp(-|score - edge| / std)``,
+        where ``edge`` is the mean of the 10th and the 11th score, the end of the first page, and
+        ``std`` the standard deviation of the scores.
 
     Args:
         results: Results of one query, best first.
@@ -97,10 +107,14 @@ def uncertainties(results: Sequence[SearchResult]) -> list[float]:
     """
     scores = [result.score for result in results]
     around_page_end = scores[FIRST_PAGE_SIZE - 1 : FIRST_PAGE_SIZE + 1]
-    edge = sum(around_page_end) / len(around_page_end) if around_page_end else min(scores, default=0.0)
+    edge = (
+        sum(around_page_end) / len(around_page_end) if around_page_end else min(scores, default=0.0)
+    )
     mean = sum(scores) / max(len(scores), 1)
     std = math.sqrt(sum((score - mean) ** 2 for score in scores) / max(len(scores), 1)) or 1.0
     return [
-        math.exp(-abs(result.score - edge) / std) if result.match_probability is None else 1 - 2 * abs(result.match_probability - 0.5)
+        math.exp(-abs(result.score - edge) / std)
+        if result.match_probability is None
+        else 1 - 2 * abs(result.match_probability - 0.5)
         for result in results
     ]

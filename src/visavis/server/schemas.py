@@ -44,7 +44,11 @@ class QueryModel(RequestModel):
         image: SHA-256 of an uploaded image.
     """
 
-    text: str = Field("", max_length=LIMITS.max_query_chars, description='A text query. -word or -"several words" excludes.')
+    text: str = Field(
+        "",
+        max_length=LIMITS.max_query_chars,
+        description='A text query. -word or -"several words" excludes.',
+    )
     like: Key = Field("", description="Key of an item to find similar items.")
     image: Digest = Field("", description="SHA-256 of an image that was uploaded before.")
 
@@ -87,13 +91,17 @@ class FilterModel(BaseModel):
         tag: Metadata values.
     """
 
-    path: str = Field("", max_length=500, description="Part of the path, or a pattern of the whole path with * and ?.")
+    path: str = Field(
+        "",
+        max_length=500,
+        description="Part of the path, or a pattern of the whole path with * and ?.",
+    )
     kind: ItemKind | None = None
     since: date | None = Field(None, description="First day of the modification time.")
     until: date | None = Field(None, description="Last day of the modification time.")
-    tag: list[Annotated[str, StringConstraints(pattern="^[^=\\x00]+=[^\\x00]*$", max_length=500)]] = Field(
-        [], max_length=8, description="NAME=VALUE of the metadata."
-    )
+    tag: list[
+        Annotated[str, StringConstraints(pattern="^[^=\\x00]+=[^\\x00]*$", max_length=500)]
+    ] = Field([], max_length=8, description="NAME=VALUE of the metadata.")
 
     def to_item_filter(self) -> ItemFilter:
         """Convert to a filter of the index.
@@ -101,9 +109,13 @@ class FilterModel(BaseModel):
         Returns:
             The filter.
         """
-        pattern = self.path if not self.path or "*" in self.path or "?" in self.path else f"*{self.path}*"
+        pattern = (
+            self.path if not self.path or "*" in self.path or "?" in self.path else f"*{self.path}*"
+        )
         tags = dict(tag.split("=", 1) for tag in self.tag)
-        return ItemFilter(pattern, self.kind, _day_start_ns(self.since, 0), _day_start_ns(self.until, 1), tags)
+        return ItemFilter(
+            pattern, self.kind, _day_start_ns(self.since, 0), _day_start_ns(self.until, 1), tags
+        )
 
 
 class SearchRequest(QueryModel, FilterModel):
@@ -130,7 +142,8 @@ class HitResponse(BaseModel):
         start: Start of a moment in seconds.
         end: End of a moment in seconds.
         score: Score. Null for an empty query.
-        match_probability: Probability that the item is relevant, 0 to 1. Null if scores are not calibrated.
+        match_probability: Probability that the item is relevant, 0 to 1. Null if scores are not
+            calibrated.
         vote: Vote on the item for this query. Null: no vote.
         duplicates: Keys of near-duplicates and of other moments of the clip.
         metadata: Other values of the item.
@@ -161,7 +174,8 @@ class SideResponse(BaseModel):
         hits: Results, best first.
         has_more: Whether there are more results, which later pages return.
         is_cut: Whether there are more results than the server returns for one query.
-        no_match: Whether even the best result is probably irrelevant. Null if scores are not calibrated.
+        no_match: Whether even the best result is probably irrelevant. Null if scores are not
+            calibrated.
     """
 
     side: SideName
@@ -193,7 +207,8 @@ class IndexInfo(BaseModel):
         name: Name of the index.
         model: Location of its model.
         count: Number of items.
-        unfinished: Whether items are missing, because an update was interrupted or was running when the server started.
+        unfinished: Whether items are missing, because an update was interrupted or was running when
+            the server started.
     """
 
     name: str
@@ -345,7 +360,9 @@ class HealthResponse(BaseModel):
 
 
 def _day_start_ns(day: date | None, days_later: int) -> int | None:
-    """Start of a day, or of a later one, in ns by the local clock. None if the time is out of range."""
+    """Start of a day, or of a later one, in ns by the local clock. None if the time is out of
+    range.
+    """
     if day is None:
         return None
     try:
@@ -354,7 +371,9 @@ def _day_start_ns(day: date | None, days_later: int) -> int | None:
         return None if days_later else -(2**63)
 
 
-def error_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+def error_response(
+    status: int, message: str, headers: Mapping[str, str] | None = None
+) -> JSONResponse:
     """Make the response to a request that cannot be answered.
 
     Args:

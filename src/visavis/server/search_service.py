@@ -1,4 +1,6 @@
-"""Search service: served indexes, searches, votes and preferences behind the HTTP API. Searches run on a thread of their own."""
+"""Search service: served indexes, searches, votes and preferences behind the HTTP API. Searches run
+on a thread of their own.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,14 @@ from torch import Tensor
 from visavis.errors import VisavisError
 from visavis.feedback.records import FeedbackFile, Judgment, Preference, QueryKey, votes_not_undone
 from visavis.retrieval.index_folder import Index
-from visavis.retrieval.index_search import SearchQuery, SearchResult, SearchResults, check_filter_names, parse_query, search_index
+from visavis.retrieval.index_search import (
+    SearchQuery,
+    SearchResult,
+    SearchResults,
+    check_filter_names,
+    parse_query,
+    search_index,
+)
 from visavis.retrieval.items import NO_FILTER, IndexItem, ItemFilter, tags_to_metadata
 from visavis.retrieval.stores.arrow_tables import items_from_table, newest_rows
 from visavis.server.image_cache import ImageCache
@@ -37,7 +46,9 @@ if TYPE_CHECKING:
     from PIL.Image import Image as PILImage
 
 RESULT_BLOCK, CACHED_QUERIES, CACHE_SECONDS = 120, 512, 300.0
-"""Results of one search, so that the next page is cached, number of cached queries, and their lifetime in seconds."""
+"""Results of one search, so that the next page is cached, number of cached queries, and their
+lifetime in seconds.
+"""
 CACHED_TEXTS = 1024
 """Number of texts whose vectors are cached."""
 
@@ -63,7 +74,9 @@ class ServedIndex:
         self.name = name or index.folder.name
         self._text_vectors = LRUCache[Tensor](CACHED_TEXTS)
 
-    def search(self, key: QueryKey, image: PILImage | None, top: int, item_filter: ItemFilter) -> SearchResults:
+    def search(
+        self, key: QueryKey, image: PILImage | None, top: int, item_filter: ItemFilter
+    ) -> SearchResults:
         """Find the best items, or the newest ones for an empty query.
 
         Args:
@@ -76,7 +89,8 @@ class ServedIndex:
             Results, best first.
 
         Raises:
-            VisavisError: If the query has only exclusions, or no item has a metadata name of the filter.
+            VisavisError: If the query has only exclusions, or no item has a metadata name of the
+                filter.
         """
         if not key:
             newest = items_from_table(self._table.take(newest_rows(self._table, top, item_filter)))
@@ -99,7 +113,9 @@ class ServedIndex:
         Returns:
             Unit vectors of each text: shape ``[D]``, or ``[n, D]`` for a late-interaction model.
         """
-        vectors = {text: vector for text in texts if (vector := self._text_vectors.get(text)) is not None}
+        vectors = {
+            text: vector for text in texts if (vector := self._text_vectors.get(text)) is not None
+        }
         if missing := list(dict.fromkeys(text for text in texts if text not in vectors)):
             vectors |= zip(missing, self.index.encode_texts(missing), strict=True)
         for text, vector in vectors.items():
@@ -107,7 +123,8 @@ class ServedIndex:
         return [vectors[text] for text in texts]
 
     def encode_queries(self, keys: Sequence[QueryKey]) -> None:
-        """Encode the texts of several queries at once. A search reports texts that cannot be encoded.
+        """Encode the texts of several queries at once. A search reports texts that cannot be
+        encoded.
 
         Args:
             keys: The queries.
@@ -122,7 +139,9 @@ class ServedIndex:
 
     def warm_up(self) -> None:
         """Run a first search, which is slower than later ones."""
-        for key in [QueryKey(similar_to=key) for key in self._table["key"][:1].to_pylist()] + [QueryKey("an image")]:
+        for key in [QueryKey(similar_to=key) for key in self._table["key"][:1].to_pylist()] + [
+            QueryKey("an image")
+        ]:
             with suppress(VisavisError):  # a vocabulary may contain no word of the text
                 self.search(key, None, 1, NO_FILTER)
 
@@ -149,11 +168,25 @@ def count_facets(table: pa.Table) -> FacetsResponse:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    paths, seconds = table["path"], (table["modified_ns"].to_numpy() / 1e9).clip(0.0, _MAX_TIMESTAMP)
-    folders = _count(pc.replace_substring_regex(paths.filter(pc.match_substring(paths, "/")), "/[^/]*$", ""))
+    paths, seconds = (
+        table["path"],
+        (table["modified_ns"].to_numpy() / 1e9).clip(0.0, _MAX_TIMESTAMP),
+    )
+    folders = _count(
+        pc.replace_substring_regex(paths.filter(pc.match_substring(paths, "/")), "/[^/]*$", "")
+    )
     folders.pop("", None)
     # The years of numpy count from 1970.
-    years = _count(pa.array((seconds * 1e6).round().astype("datetime64[us]").astype("datetime64[Y]").astype(np.int64) + 1970))
+    years = _count(
+        pa.array(
+            (seconds * 1e6)
+            .round()
+            .astype("datetime64[us]")
+            .astype("datetime64[Y]")
+            .astype(np.int64)
+            + 1970
+        )
+    )
     tags = pc.value_counts(pc.list_flatten(table["metadata"]))
     names = pc.replace_substring_regex(tags.field("values"), "(?s)=.*", "")
     few = [name for name, count in _count(names).items() if 1 < count <= MAX_METADATA_VALUES]
@@ -173,7 +206,9 @@ def _count(values: Any) -> Counter[Any]:
     """How often each value of a column or array occurs."""
     import pyarrow.compute as pc
 
-    return Counter({count["values"]: count["counts"] for count in pc.value_counts(values).to_pylist()})
+    return Counter(
+        {count["values"]: count["counts"] for count in pc.value_counts(values).to_pylist()}
+    )
 
 
 def modified_at(item: IndexItem) -> datetime:
@@ -213,7 +248,9 @@ class VoteStore:
         votes = self._votes.get((key, item))
         return votes[-1].relevant if votes else None
 
-    def record_vote(self, index: str, key: QueryKey, item: IndexItem, relevant: bool | None) -> Judgment:
+    def record_vote(
+        self, index: str, key: QueryKey, item: IndexItem, relevant: bool | None
+    ) -> Judgment:
         """Save a vote.
 
         Args:
@@ -229,7 +266,9 @@ class VoteStore:
             HTTPException: If votes are not saved.
             StorageError: If the file cannot be written.
         """
-        judgment = Judgment(_now(), index, key, item.key, item.content, relevant, vote=secrets.token_hex(8))
+        judgment = Judgment(
+            _now(), index, key, item.key, item.content, relevant, vote=secrets.token_hex(8)
+        )
         self._append(judgment)
         self._votes.setdefault((key, item.key), []).append(judgment)
         return judgment
@@ -247,9 +286,21 @@ class VoteStore:
             HTTPException: If there is no such vote, or votes are not saved.
             StorageError: If the file cannot be written.
         """
-        undone = next((judgment for votes in self._votes.values() for judgment in votes if judgment.vote == vote), None)
+        undone = next(
+            (
+                judgment
+                for votes in self._votes.values()
+                for judgment in votes
+                if judgment.vote == vote
+            ),
+            None,
+        )
         if undone is None or not vote:
-            raise HTTPException(404, f"vote: expected the name of a vote that was not undone, got {vote[:80]!r}. Reload the page.")
+            raise HTTPException(
+                404,
+                f"vote: expected the name of a vote that was not undone, got {vote[:80]!r}. Reload "
+                "the page.",
+            )
         pair = undone.query, undone.item
         remaining = [judgment for judgment in self._votes[pair] if judgment is not undone]
         relevant = remaining[-1].relevant if remaining else None
@@ -294,7 +345,13 @@ class SearchService:
         metrics: Metrics of the server.
     """
 
-    def __init__(self, indexes: Sequence[ServedIndex], feedback: FeedbackFile | None, limits: ServerLimits, metrics: ServerMetrics):
+    def __init__(
+        self,
+        indexes: Sequence[ServedIndex],
+        feedback: FeedbackFile | None,
+        limits: ServerLimits,
+        metrics: ServerMetrics,
+    ):
         self.indexes, self.limits, self.metrics = list(indexes), limits, metrics
         # The numbers of the indexes must not reveal their order on the command line.
         if len(self.indexes) > 1 and secrets.randbelow(2):
@@ -316,7 +373,8 @@ class SearchService:
         return len(self.indexes) == 2
 
     def side_order(self, key: QueryKey) -> list[int]:
-        """Order the indexes from left to right, at random but fixed for a query while the server runs.
+        """Order the indexes from left to right, at random but fixed for a query while the server
+        runs.
 
         Args:
             key: The query.
@@ -341,7 +399,11 @@ class SearchService:
             HTTPException: If the number is invalid.
         """
         if number >= len(self.indexes):
-            raise HTTPException(404, f"index: expected 0{' or 1' * self.is_comparison}, got {number}. Pass the number of a served index.")
+            raise HTTPException(
+                404,
+                f"index: expected 0{' or 1' * self.is_comparison}, got {number}. Pass the number "
+                "of a served index.",
+            )
         return self.indexes[number]
 
     def item(self, number: int, key: str) -> IndexItem:
@@ -359,10 +421,16 @@ class SearchService:
         """
         item = self.index(number).index.store.get([key]).get(key)
         if item is None:
-            raise HTTPException(404, f"key: expected the key of an item of this index, got {key[:80]!r}. Copy a key from search results.")
+            raise HTTPException(
+                404,
+                f"key: expected the key of an item of this index, got {key[:80]!r}. Copy a key "
+                "from search results.",
+            )
         return item
 
-    async def search(self, number: int, key: QueryKey, item_filter: ItemFilter, top: int) -> SearchResults:
+    async def search(
+        self, number: int, key: QueryKey, item_filter: ItemFilter, top: int
+    ) -> SearchResults:
         """Search one index.
 
         Args:
@@ -375,7 +443,8 @@ class SearchService:
             At least ``top`` results, or all.
 
         Raises:
-            HTTPException: If too many searches are waiting, or the image of the query is no longer cached.
+            HTTPException: If too many searches are waiting, or the image of the query is no longer
+                cached.
             VisavisError: If the query is invalid.
         """
         result_key = (number, key, repr(item_filter))
@@ -384,7 +453,9 @@ class SearchService:
             return cached
         image = self.images.uploaded(key.image_hash)
         if self._num_waiting >= self.limits.max_waiting_searches:
-            raise HTTPException(429, "Too many searches are waiting. Try again later.", {"Retry-After": "1"})
+            raise HTTPException(
+                429, "Too many searches are waiting. Try again later.", {"Retry-After": "1"}
+            )
         fetched = -(-top // RESULT_BLOCK) * RESULT_BLOCK
 
         search = PendingSearch(number, key, image, fetched, item_filter, Future())
@@ -419,7 +490,9 @@ class SearchService:
             try:
                 if request not in by_request:
                     with self.metrics.search_seconds.time():
-                        by_request[request] = self.indexes[search.number].search(search.key, search.image, search.top, search.item_filter)
+                        by_request[request] = self.indexes[search.number].search(
+                            search.key, search.image, search.top, search.item_filter
+                        )
                 search.future.set_result(by_request[request])
             except Exception as error:  # noqa: BLE001 - the client that waits for the results gets it
                 search.future.set_exception(error)
@@ -442,7 +515,9 @@ class SearchService:
             raise HTTPException(409, "Preferences need two indexes. Start the server with two.")
         left, right = (self.indexes[number].name for number in self.side_order(key))
         if self.votes.file is not None:
-            self.votes.file.append(Preference(_now(), key, left, right, {"left": left, "right": right}.get(side)))
+            self.votes.file.append(
+                Preference(_now(), key, left, right, {"left": left, "right": right}.get(side))
+            )
             self.metrics.votes.labels("preference").inc()
         return left, right
 
@@ -455,7 +530,9 @@ class SearchService:
         Returns:
             Pairs without a vote, the most uncertain first.
         """
-        return self._recent.most_uncertain(count, lambda key, item: self.votes.vote(key, item) is not None)
+        return self._recent.most_uncertain(
+            count, lambda key, item: self.votes.vote(key, item) is not None
+        )
 
     def to_hit(self, key: QueryKey, result: SearchResult) -> HitResponse:
         """Convert a result to the form of the API.
@@ -477,7 +554,9 @@ class SearchService:
             start=item.start,
             end=item.end,
             score=result.score if key and math.isfinite(result.score) else None,
-            match_probability=None if probability is None or not math.isfinite(probability) else min(max(probability, 0.0), 1.0),
+            match_probability=None
+            if probability is None or not math.isfinite(probability)
+            else min(max(probability, 0.0), 1.0),
             vote=self.votes.vote(key, item.key),
             duplicates=list(result.duplicates),
             metadata=dict(item.metadata),

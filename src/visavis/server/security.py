@@ -1,4 +1,6 @@
-"""Security of the server: host and origin checks, access token, rate and size limits, and response headers."""
+"""Security of the server: host and origin checks, access token, rate and size limits, and response
+headers.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ SECURITY_HEADERS = {
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
-    # Browsers send "Origin: null" with the form of the login page under "no-referrer", which the check of the origin rejects.
+    # Browsers send "Origin: null" with the form of the login page under "no-referrer", which the
+    # check of the origin rejects.
     "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -90,7 +93,8 @@ def host_name(header: str) -> str:
 def is_allowed_host(header: str, names: Collection[str]) -> bool:
     """Check the Host header of a request to a loopback server, as protection against DNS rebinding.
 
-    In DNS rebinding, a foreign name resolves to the loopback address, so that a foreign page can read the responses.
+    In DNS rebinding, a foreign name resolves to the loopback address, so that a foreign page can
+    read the responses.
 
     Args:
         header: Value of the header.
@@ -120,7 +124,10 @@ def validate_host_name(name: str) -> str:
     except UnicodeError:
         ascii_name = ""
     if not re.fullmatch(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*", ascii_name):
-        raise VisavisError(f"host_name: expected a name such as photos.example, got {name!r}. Pass it without scheme, port and wildcard.")
+        raise VisavisError(
+            f"host_name: expected a name such as photos.example, got {name!r}. Pass it without "
+            "scheme, port and wildcard."
+        )
     return ascii_name
 
 
@@ -137,7 +144,10 @@ def validate_root_path(path: str) -> str:
         VisavisError: If it is not a path.
     """
     if not re.fullmatch(r"(/[\w.~-]+)*/?", path, re.ASCII) or re.search(r"/\.\.?(/|$)", path):
-        raise VisavisError(f"root_path: expected a path such as /photos, got {path!r}. Start it with a slash, and use letters and digits.")
+        raise VisavisError(
+            f"root_path: expected a path such as /photos, got {path!r}. Start it with a slash, and "
+            "use letters and digits."
+        )
     return path.rstrip("/")
 
 
@@ -171,9 +181,15 @@ def validate_token(token: str) -> None:
         VisavisError: If the token is too short, or contains characters that a header cannot carry.
     """
     if len(token) < MIN_TOKEN_LENGTH:
-        raise VisavisError(f"token: expected at least {MIN_TOKEN_LENGTH} characters, got {len(token)}. Make one with: openssl rand -hex 16")
+        raise VisavisError(
+            f"token: expected at least {MIN_TOKEN_LENGTH} characters, got {len(token)}. Make one "
+            "with: openssl rand -hex 16"
+        )
     if not token.isascii() or not token.isprintable() or " " in token:
-        raise VisavisError("token: expected printable ASCII characters, got spaces or others. Use letters, digits and dashes.")
+        raise VisavisError(
+            "token: expected printable ASCII characters, got spaces or others. Use letters, digits "
+            "and dashes."
+        )
 
 
 class TokenAuth:
@@ -222,7 +238,8 @@ def _digest(text: str) -> bytes:
 
 
 class RateLimiter:
-    """Token bucket per client. The `limits` library has neither costs per route nor /64 networks as clients.
+    """Token bucket per client. The `limits` library has neither costs per route nor /64 networks as
+    clients.
 
     Args:
         rates: Burst and refill rate.
@@ -258,17 +275,22 @@ def _client_network(client: str) -> str:
         address = ipaddress.ip_address(client)
     except ValueError:
         return client
-    return str(ipaddress.ip_network((address, 64), strict=False)) if address.version == 6 else client
+    return (
+        str(ipaddress.ip_network((address, 64), strict=False)) if address.version == 6 else client
+    )
 
 
 @dataclass(frozen=True)
 class SecurityMiddleware:
-    """Checks host, origin, rate, token and size of each request, adds response headers, and counts responses.
+    """Checks host, origin, rate, token and size of each request, adds response headers, and counts
+    responses.
 
     Attributes:
         app: The application.
-        host_names: Names that the Host header may have in addition to loopback ones. None: no check.
-        root_path: Path below which a proxy serves the application. Requests with and without it are answered.
+        host_names: Names that the Host header may have in addition to loopback ones. None: no
+            check.
+        root_path: Path below which a proxy serves the application. Requests with and without it are
+            answered.
         auth: Access token. None: no token is needed.
         rate_limiter: Limits the request rate of a client. None: no limit.
         limits: Sizes and timeouts.
@@ -288,7 +310,8 @@ class SecurityMiddleware:
             await self.app(scope, receive, send)
             return
         started, status = time.perf_counter(), 0
-        # Every check and every route sees the path without the prefix, which some proxies remove and others keep.
+        # Every check and every route sees the path without the prefix, which some proxies remove
+        # and others keep.
         if self.root_path and f"{scope['path']}/".startswith(f"{self.root_path}/"):
             scope = {**scope, "path": scope["path"].removeprefix(self.root_path)}
 
@@ -303,15 +326,21 @@ class SecurityMiddleware:
 
         try:
             rejection = self._rejection(scope)
-            await (rejection[0] if rejection else self.app)(scope, self._limited_receive(receive), send_checked)
+            await (rejection[0] if rejection else self.app)(
+                scope, self._limited_receive(receive), send_checked
+            )
             if rejection:
                 self.metrics.rejected.labels(rejection[1]).inc()
         except TimeoutError:
             self.metrics.rejected.labels("send_timeout").inc()
         except Exception as error:  # noqa: BLE001 - an unexpected error must not stop the server
-            logging.getLogger(__name__).warning("%s %s: %s: %s", scope["method"], scope["path"], type(error).__name__, error)
+            logging.getLogger(__name__).warning(
+                "%s %s: %s: %s", scope["method"], scope["path"], type(error).__name__, error
+            )
             if not status:
-                await error_response(500, "An internal error occurred. See the log of the server.")(scope, receive, send_checked)
+                await error_response(500, "An internal error occurred. See the log of the server.")(
+                    scope, receive, send_checked
+                )
         finally:
             route = getattr(scope.get("route"), "path", "other")
             method = scope["method"] if scope["method"] in (*_SAFE_METHODS, "POST") else "other"
@@ -321,27 +350,50 @@ class SecurityMiddleware:
     def _rejection(self, scope: Scope) -> tuple[Response, str] | None:
         """The response to a request that is rejected, and the reason for the metrics."""
         headers, path, method = Headers(scope=scope), scope["path"], scope["method"]
-        if self.host_names is not None and not is_allowed_host(headers.get("host", ""), self.host_names):
+        if self.host_names is not None and not is_allowed_host(
+            headers.get("host", ""), self.host_names
+        ):
             return error_response(
                 403,
-                "Host: expected this machine, got another host. Open the address that visavis serve printed, or start visavis serve with "
+                "Host: expected this machine, got another host. Open the address that visavis "
+                "serve printed, or start visavis serve with "
                 "--host-name NAME for a name of your own.",
             ), "host"
         if method not in _SAFE_METHODS and is_cross_origin(headers):
-            return error_response(403, "Origin: expected this server, got another site. Use the web UI of this server."), "origin"
+            return error_response(
+                403,
+                "Origin: expected this server, got another site. Use the web UI of this server.",
+            ), "origin"
         if self.rate_limiter is not None:
             client = scope["client"][0] if scope.get("client") else "unknown"
             if wait_s := self.rate_limiter.spend(client, request_cost(method, path)):
                 seconds = max(1, math.ceil(wait_s))
-                return error_response(429, f"Too many requests. Try again in {seconds} s.", {"Retry-After": str(seconds)}), "rate"
-        if not path:  # the prefix without the slash, from which relative URLs would leave the prefix
+                return error_response(
+                    429,
+                    f"Too many requests. Try again in {seconds} s.",
+                    {"Retry-After": str(seconds)},
+                ), "rate"
+        if (
+            not path
+        ):  # the prefix without the slash, from which relative URLs would leave the prefix
             return RedirectResponse(f"{self.root_path}/", 307), "path"
-        if self.auth is not None and path not in PUBLIC_PATHS and not self.auth.is_authorized(headers):
+        if (
+            self.auth is not None
+            and path not in PUBLIC_PATHS
+            and not self.auth.is_authorized(headers)
+        ):
             if path == "/" and method == "GET":
                 query = scope["query_string"].decode("latin-1")
-                # Relative, because only the browser knows the path below which a proxy serves this page.
-                return RedirectResponse(f"login?{quote(query, safe='=&%+-._~')}" if query else "login", 303), "token"
-            return error_response(401, "An access token is required. Send it as 'Authorization: Bearer TOKEN', or open /login."), "token"
+                # Relative, because only the browser knows the path below which a proxy serves this
+                # page.
+                return RedirectResponse(
+                    f"login?{quote(query, safe='=&%+-._~')}" if query else "login", 303
+                ), "token"
+            return error_response(
+                401,
+                "An access token is required. Send it as 'Authorization: Bearer TOKEN', or open "
+                "/login.",
+            ), "token"
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > self.limits.max_body_bytes:
             return error_response(413, self._too_large()), "size"
@@ -359,7 +411,9 @@ class SecurityMiddleware:
                 message = await asyncio.wait_for(receive(), max(deadline - time.monotonic(), 0.001))
             except TimeoutError:
                 raise HTTPException(
-                    408, f"The request was not complete within {self.limits.body_timeout_s:.0f} s. Send it again."
+                    408,
+                    f"The request was not complete within {self.limits.body_timeout_s:.0f} s. Send "
+                    "it again.",
                 ) from None
             num_bytes += len(message.get("body", b""))
             is_complete = not message.get("more_body", False)

@@ -50,7 +50,8 @@ def run_service(
         progress: Receives the address.
 
     Raises:
-        VisavisError: If the port is in use, the token is missing or weak, or a host name or path is invalid.
+        VisavisError: If the port is in use, the token is missing or weak, or a host name or path is
+            invalid.
         RunError: If a folder is not an index.
         DataError: If the feedback file is invalid.
         MissingExtra: If FastAPI, uvicorn or prometheus_client is not installed.
@@ -63,21 +64,37 @@ def run_service(
     from visavis.retrieval.index_folder import Index, check_confirmed_stores
     from visavis.server.application import create_app
     from visavis.server.search_service import ServedIndex
-    from visavis.server.security import is_loopback, validate_host_name, validate_root_path, validate_token
+    from visavis.server.security import (
+        is_loopback,
+        validate_host_name,
+        validate_root_path,
+        validate_token,
+    )
 
     if len(indexes) not in (1, 2):
-        raise VisavisError(f"index: expected one index, or two to compare, got {len(indexes)}. Pass one or two.")
-    root_path, host_names = validate_root_path(root_path), [validate_host_name(name) for name in host_names]
+        raise VisavisError(
+            f"index: expected one index, or two to compare, got {len(indexes)}. Pass one or two."
+        )
+    root_path, host_names = (
+        validate_root_path(root_path),
+        [validate_host_name(name) for name in host_names],
+    )
     with ExitStack() as stack:
         listener = stack.enter_context(listening_socket(host, port))
         loopback = is_loopback(listener.getsockname()[0])
         if token is not None:
             validate_token(token)
         elif not loopback:
-            raise VisavisError(f"{host}: expected a token, because other machines can reach this address. Pass --token, or omit --host.")
+            raise VisavisError(
+                f"{host}: expected a token, because other machines can reach this address. Pass "
+                "--token, or omit --host."
+            )
         indexes = [index_if_images(path, model, progress) for path in indexes]
         stores = [store] if isinstance(store, str | Path) else list(store)
-        served = [ServedIndex(Index.open(path, store=stores), name) for path, name in zip(indexes, _index_names(indexes), strict=True)]
+        served = [
+            ServedIndex(Index.open(path, store=stores), name)
+            for path, name in zip(indexes, _index_names(indexes), strict=True)
+        ]
         check_confirmed_stores([Path(path) for path in indexes], stores)
         file = None if feedback is None else stack.enter_context(open_feedback(feedback))
         for index in served:
@@ -93,7 +110,9 @@ def run_service(
             limits=limits,
             rates=rates,
         )
-        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # SecurityMiddleware logs errors in one line
+        logging.getLogger("uvicorn.error").setLevel(
+            logging.CRITICAL
+        )  # SecurityMiddleware logs errors in one line
         url = _url(host, listener)
         items = " and ".join(f"{index.count:,} items of {index.name}" for index in served)
         with suppress(KeyboardInterrupt):
@@ -101,7 +120,9 @@ def run_service(
             progress.message(f"Serving {items} at {url} (press Ctrl-C to stop)")
             if open_browser:
                 webbrowser.open(url if token is None else f"{url}/login?token={quote(token)}")
-            uvicorn.Server(server_config(app, limits, behind_proxy=bool(host_names))).run(sockets=[listener])
+            uvicorn.Server(server_config(app, limits, behind_proxy=bool(host_names))).run(
+                sockets=[listener]
+            )
         progress.message("Stopped.")
 
 
@@ -121,21 +142,31 @@ def listening_socket(host: str, port: int) -> socket.socket:
     if not 0 <= port <= 65535:
         raise VisavisError(f"port: expected 0 to 65535, got {port}. Pass 0 for any free port.")
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        family, _, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
     except (OSError, UnicodeError):
         raise VisavisError(
-            f"host: expected an address of this machine, got {host!r}. Use 127.0.0.1, or 0.0.0.0 for all of its addresses."
+            f"host: expected an address of this machine, got {host!r}. Use 127.0.0.1, or 0.0.0.0 "
+            "for all of its addresses."
         ) from None
     dual_stack = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
     try:
         return socket.create_server(address, family=family, backlog=2048, dualstack_ipv6=dual_stack)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise VisavisError(f"{host}: port {port} is in use. Stop the program that uses it, or pass another port with --port.") from None
+            raise VisavisError(
+                f"{host}: port {port} is in use. Stop the program that uses it, or pass another "
+                "port with --port."
+            ) from None
         if error.errno == errno.EACCES:
-            raise VisavisError(f"{host}: port {port} is not permitted for this user. Pass a port above 1023 with --port.") from None
+            raise VisavisError(
+                f"{host}: port {port} is not permitted for this user. Pass a port above 1023 with "
+                "--port."
+            ) from None
         raise VisavisError(
-            f"{host}:{port}: cannot listen: {os.strerror(error.errno or 0)}. Use 127.0.0.1, or an address of this machine."
+            f"{host}:{port}: cannot listen: {os.strerror(error.errno or 0)}. Use 127.0.0.1, or an "
+            "address of this machine."
         ) from None
 
 
@@ -145,7 +176,8 @@ def server_config(app: Any, limits: ServerLimits, *, behind_proxy: bool = False)
     Args:
         app: The application.
         limits: Sizes and timeouts.
-        behind_proxy: Whether a proxy on this machine names client and scheme in the headers X-Forwarded-For and X-Forwarded-Proto.
+        behind_proxy: Whether a proxy on this machine names client and scheme in the headers
+            X-Forwarded-For and X-Forwarded-Proto.
 
     Returns:
         The ``uvicorn.Config``.
@@ -168,11 +200,14 @@ def server_config(app: Any, limits: ServerLimits, *, behind_proxy: bool = False)
 
 
 def _request_timeout_protocol(limits: ServerLimits) -> type[Any]:
-    """A uvicorn protocol that disconnects clients that do not send complete headers, or a complete body, in time."""
+    """A uvicorn protocol that disconnects clients that do not send complete headers, or a complete
+    body, in time.
+    """
     import h11
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
-    # SecurityMiddleware answers a slow body that a route reads. This ends the connection, also if nothing reads the body.
+    # SecurityMiddleware answers a slow body that a route reads. This ends the connection, also if
+    # nothing reads the body.
     timeouts = {h11.IDLE: limits.header_timeout_s, h11.SEND_BODY: limits.body_timeout_s + 1}
 
     class RequestTimeoutProtocol(H11Protocol):
@@ -192,20 +227,28 @@ def _request_timeout_protocol(limits: ServerLimits) -> type[Any]:
             super().connection_lost(exc)
 
         def _limit_state(self) -> None:
-            """Start the timer of a new state. Further data of the same part of a request do not extend it."""
+            """Start the timer of a new state. Further data of the same part of a request do not
+            extend it.
+            """
             if self.conn.their_state is not self._state:
                 if self._timer is not None:
                     self._timer.cancel()
                 self._state = self.conn.their_state
                 timeout_s = timeouts.get(self._state)
-                self._timer = None if timeout_s is None else self.loop.call_later(timeout_s, self.transport.close)
+                self._timer = (
+                    None
+                    if timeout_s is None
+                    else self.loop.call_later(timeout_s, self.transport.close)
+                )
 
     return RequestTimeoutProtocol
 
 
 def _url(host: str, listener: socket.socket) -> str:
     port = listener.getsockname()[1]
-    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(host, f"[{host}]" if ":" in host else host)
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(
+        host, f"[{host}]" if ":" in host else host
+    )
     return f"http://{shown}:{port}"
 
 

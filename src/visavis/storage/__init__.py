@@ -1,4 +1,6 @@
-"""Reading and writing of files: atomic, checked against a schema, and never over a file of the user."""
+"""Reading and writing of files: atomic, checked against a schema, and never over a file of the
+user.
+"""
 
 # An import of a name as itself exports it.
 from visavis.storage.cache import DamagedCacheError as DamagedCacheError

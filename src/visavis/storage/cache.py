@@ -1,4 +1,6 @@
-"""Cached results: their folder, keys that change with files, and JSON with a checksum. A damaged file is reported and computed again."""
+"""Cached results: their folder, keys that change with files, and JSON with a checksum. A damaged
+file is reported and computed again.
+"""
 
 from __future__ import annotations
 
@@ -43,15 +45,16 @@ def user_folder(variable: str, xdg_variable: str, home_name: str) -> Path:
 
     Args:
         variable: Environment variable of visavis with the folder itself.
-        xdg_variable: Environment variable with the parent folder. As the XDG Base Directory Specification requires, a relative or
-            empty value is ignored.
+        xdg_variable: Environment variable with the parent folder. As the XDG Base Directory
+            Specification requires, a relative or empty value is ignored.
         home_name: Name of the parent folder in the home folder, if neither variable is set.
 
     Returns:
         The path. The folder may not exist yet.
 
     Raises:
-        StorageError: If neither variable is set and the user has no home folder, as in a container or a system service.
+        StorageError: If neither variable is set and the user has no home folder, as in a container
+            or a system service.
     """
     if folder := os.environ.get(variable):
         return Path(folder)
@@ -60,7 +63,10 @@ def user_folder(variable: str, xdg_variable: str, home_name: str) -> Path:
         # The path stays as it is for a user id that is not in the list of users.
         parent = os.path.join(os.path.expanduser("~"), home_name)
     if not os.path.isabs(parent):
-        raise StorageError(f"{variable}: expected a folder, got none, and this user has no home folder. Set {variable}=FOLDER or HOME.")
+        raise StorageError(
+            f"{variable}: expected a folder, got none, and this user has no home folder. Set "
+            f"{variable}=FOLDER or HOME."
+        )
     return Path(parent) / "visavis"
 
 
@@ -71,7 +77,8 @@ def file_stats(paths: Iterable[Path]) -> dict[Path, list[str | int]]:
         paths: The files.
 
     Returns:
-        Full path, size in bytes and time of change in ns of each file. Size and time are -1 if the file does not exist.
+        Full path, size in bytes and time of change in ns of each file. Size and time are -1 if the
+        file does not exist.
     """
     return {path: _stat(os.path.realpath(path)) for path in sorted(paths)}
 
@@ -86,7 +93,9 @@ def stat_hash(paths: Iterable[Path], *extra: Any) -> str:
     Returns:
         32 hexadecimal digits.
     """
-    return hashlib.sha256(json.dumps([list(file_stats(paths).values()), *extra]).encode()).hexdigest()[:32]
+    return hashlib.sha256(
+        json.dumps([list(file_stats(paths).values()), *extra]).encode()
+    ).hexdigest()[:32]
 
 
 def _stat(path: str) -> list[str | int]:
@@ -110,7 +119,9 @@ def write_checksummed_json(path: str | Path, content: Any) -> None:
     write_json(path, {"sha256": _checksum(content), "content": content})
 
 
-def read_checksummed_json(path: str | Path, schema: Any, *, error: type[VisavisError] | None = None) -> Any | None:
+def read_checksummed_json(
+    path: str | Path, schema: Any, *, error: type[VisavisError] | None = None
+) -> Any | None:
     """Read a JSON value that ``write_checksummed_json`` wrote.
 
     A damaged file is reported and removed, or raises an error.
@@ -153,7 +164,9 @@ def remove_damaged(path: Path, files: Iterable[Path], reason: str) -> None:
     Raises:
         StorageError: If a file cannot be removed.
     """
-    logging.getLogger(__name__).warning("%s is damaged and is computed again: %s.", path, _without_fix(reason))
+    logging.getLogger(__name__).warning(
+        "%s is damaged and is computed again: %s.", path, _without_fix(reason)
+    )
     for file in files:
         with storage_errors(file):
             file.unlink(missing_ok=True)

@@ -21,7 +21,8 @@ def prepare_empty_folder(path: str | Path, *, will_be_replaced: bool = False) ->
 
     Args:
         path: Folder to create.
-        will_be_replaced: Whether ``atomic_folder`` will replace it later, which is impossible for a link or a mount point.
+        will_be_replaced: Whether ``atomic_folder`` will replace it later, which is impossible for a
+            link or a mount point.
 
     Returns:
         The path.
@@ -35,10 +36,16 @@ def prepare_empty_folder(path: str | Path, *, will_be_replaced: bool = False) ->
         raise StorageError(f"{str(path)!r} cannot be a file name. Choose another folder.")
     try:
         if os.path.lexists(path) and (not os.path.isdir(path) or any(path.iterdir())):
-            raise RefusedOverwrite(f"{path} already exists and is not an empty folder. Nothing was changed. Choose another folder.")
+            raise RefusedOverwrite(
+                f"{path} already exists and is not an empty folder. Nothing was changed. Choose "
+                "another folder."
+            )
         if will_be_replaced and (os.path.islink(path) or os.path.ismount(path)):
             kind = "link" if os.path.islink(path) else "mount point"
-            raise RefusedOverwrite(f"{path} is a {kind} and cannot be replaced. Nothing was changed. Choose a folder in it.")
+            raise RefusedOverwrite(
+                f"{path} is a {kind} and cannot be replaced. Nothing was changed. Choose a folder "
+                "in it."
+            )
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
             return path
@@ -50,7 +57,8 @@ def prepare_empty_folder(path: str | Path, *, will_be_replaced: bool = False) ->
 def create_output_folder(path: str | Path | None, stem: str | Path) -> Iterator[Path]:
     """Create the folder for the results of this block before any work is done.
 
-    If the block fails, the folders that were created for it are removed again, unless they hold something.
+    If the block fails, the folders that were created for it are removed again, unless they hold
+    something.
 
     Args:
         path: Folder to create, or None for a numbered one.
@@ -65,7 +73,11 @@ def create_output_folder(path: str | Path | None, stem: str | Path) -> Iterator[
     """
     chosen = Path(stem if path is None else path)
     missing = [folder for folder in (chosen, *chosen.parents) if not os.path.lexists(folder)]
-    folder = prepare_empty_folder(create_numbered_folder(chosen)) if path is None else prepare_empty_folder(chosen)
+    folder = (
+        prepare_empty_folder(create_numbered_folder(chosen))
+        if path is None
+        else prepare_empty_folder(chosen)
+    )
     try:
         yield folder
     except BaseException:
@@ -95,7 +107,8 @@ def require_new_file(path: str | Path) -> Path:
 
 @contextmanager
 def create_output_file(path: str | Path | None, stem: str | Path) -> Iterator[Path]:
-    """Create the file for the result of this block, which replaces its empty content. If the block fails, the file is removed again.
+    """Create the file for the result of this block, which replaces its empty content. If the block
+    fails, the file is removed again.
 
     Args:
         path: File to create, or None for a numbered one.
@@ -136,7 +149,11 @@ def create_numbered_file(path: str | Path) -> Path:
         The new, empty file.
     """
     path = Path(path)
-    return _create_first(path, (path.with_stem(f"{path.stem}-{number}") for number in count(1)), partial(Path.touch, exist_ok=False))
+    return _create_first(
+        path,
+        (path.with_stem(f"{path.stem}-{number}") for number in count(1)),
+        partial(Path.touch, exist_ok=False),
+    )
 
 
 def create_numbered_folder(stem: str | Path) -> Path:
@@ -149,7 +166,9 @@ def create_numbered_folder(stem: str | Path) -> Path:
         The new folder.
     """
     stem = Path(stem)
-    return _create_first(stem, (stem.with_name(f"{stem.name}-{number}") for number in count(1)), Path.mkdir)
+    return _create_first(
+        stem, (stem.with_name(f"{stem.name}-{number}") for number in count(1)), Path.mkdir
+    )
 
 
 def _create_first(path: Path, candidates: Iterator[Path], create: Callable[[Path], None]) -> Path:
@@ -164,8 +183,11 @@ def _create_first(path: Path, candidates: Iterator[Path], create: Callable[[Path
 
 
 @contextmanager
-def folder_lock(path: str | Path, *, wait: bool, subject: str | Path | None = None) -> Iterator[None]:
-    """Hold the lock of a path, so that one process at a time works on it. A crash releases the lock.
+def folder_lock(
+    path: str | Path, *, wait: bool, subject: str | Path | None = None
+) -> Iterator[None]:
+    """Hold the lock of a path, so that one process at a time works on it. A crash releases the
+    lock.
 
     Args:
         path: File or folder that is protected.
@@ -188,7 +210,9 @@ def folder_lock(path: str | Path, *, wait: bool, subject: str | Path | None = No
         try:
             lock.acquire()
         except Timeout:
-            raise RunError(f"{subject} is locked by another process. Wait until it ends, or stop it first.") from None
+            raise RunError(
+                f"{subject} is locked by another process. Wait until it ends, or stop it first."
+            ) from None
     try:
         yield
     finally:
@@ -201,7 +225,9 @@ def remove_lock(path: str | Path) -> None:
     Args:
         path: File or folder that was protected.
     """
-    with suppress(OSError):  # a lock that is held and cannot be removed now is removed by its release
+    with suppress(
+        OSError
+    ):  # a lock that is held and cannot be removed now is removed by its release
         _lock_file(Path(path)).unlink()
 
 

@@ -6,7 +6,9 @@ import os
 from pathlib import Path
 
 IMAGE_ROOTS = "VISAVIS_IMAGE_ROOTS"
-"""Environment variable with folders, separated as in PATH. Files of data sets may be links to files in them."""
+"""Environment variable with folders, separated as in PATH. Files of data sets may be links to files
+in them.
+"""
 
 
 def image_roots() -> list[str]:
@@ -19,7 +21,8 @@ def image_roots() -> list[str]:
 
 
 def is_inside(path: str | Path, root: str | Path) -> bool:
-    """Return whether a path leads into a folder, or into one of ``VISAVIS_IMAGE_ROOTS``, after all links are followed.
+    """Return whether a path leads into a folder, or into one of ``VISAVIS_IMAGE_ROOTS``, after all
+    links are followed.
 
     Args:
         path: The path.
@@ -31,4 +34,8 @@ def is_inside(path: str | Path, root: str | Path) -> bool:
     target = os.path.join(os.path.realpath(path), "")
     folders = (root, *image_roots())
     # Try the folders as they are first, because resolving them is slow.
-    return any(target.startswith(os.path.join(resolve(folder), "")) for resolve in (str, os.path.realpath) for folder in folders)
+    return any(
+        target.startswith(os.path.join(resolve(folder), ""))
+        for resolve in (str, os.path.realpath)
+        for folder in folders
+    )

@@ -1,7 +1,8 @@
 """Reading of files, each checked once against a declared schema.
 
-JSON and TOML are read into a type: a dataclass, a pydantic model, ``dict[str, float]``, ``list[str]``. Arrays and tensors are checked
-against their dimensions, names, shapes and dtypes. An error names the file, the position in it, the expected and the given value.
+JSON and TOML are read into a type: a dataclass, a pydantic model, ``dict[str, float]``,
+``list[str]``. Arrays and tensors are checked against their dimensions, names, shapes and dtypes. An
+error names the file, the position in it, the expected and the given value.
 """
 
 from __future__ import annotations
@@ -34,20 +35,29 @@ T = TypeVar("T")
 MAX_DEPTH = 100
 """Maximum nesting of tables and lists."""
 MAX_BYTES = 2**30
-"""Maximum size of a file that is read as a whole. Larger files are sparse files, devices or mistakes."""
+"""Maximum size of a file that is read as a whole. Larger files are sparse files, devices or
+mistakes.
+"""
 
 MAX_CHECKED_KEYS_BYTES = 2**20
-"""Maximum size of a JSON file whose keys are checked. The check doubles the time: 0.2 s for 40,000 captions (3 MB, two slow cores)."""
+"""Maximum size of a JSON file whose keys are checked. The check doubles the time: 0.2 s for 40,000
+captions (3 MB, two slow cores).
+"""
 
 TENSORS_HASH = "tensors_sha256"
 """Key of the hash in the metadata of a safetensors file."""
 RESTORE_COPY = " Correct it, or restore a copy of it."
-"""Fix at the end of an error about unreadable content. The warning about a damaged cache leaves it out."""
+"""Fix at the end of an error about unreadable content. The warning about a damaged cache leaves it
+out.
+"""
 
 
 @contextmanager
-def reading_regular_file(path: str | Path, *, limit: int | None = None, error: type[VisavisError] = DataError) -> Iterator[None]:
-    """Check that a path is a regular file, and convert errors of reading it in this block. A pipe or a device would never end.
+def reading_regular_file(
+    path: str | Path, *, limit: int | None = None, error: type[VisavisError] = DataError
+) -> Iterator[None]:
+    """Check that a path is a regular file, and convert errors of reading it in this block. A pipe
+    or a device would never end.
 
     Args:
         path: File to read.
@@ -63,12 +73,20 @@ def reading_regular_file(path: str | Path, *, limit: int | None = None, error: t
     try:
         status = _status(path)
         if not stat.S_ISREG(status.st_mode):
-            raise error(f"{path}: expected a regular file, got {file_kind(status.st_mode)}. Pass a file.")
+            raise error(
+                f"{path}: expected a regular file, got {file_kind(status.st_mode)}. Pass a file."
+            )
         if limit is not None and status.st_size > limit:
-            raise error(f"{path}: expected at most {limit:,} bytes, got {status.st_size:,}. Pass a smaller file.")
+            raise error(
+                f"{path}: expected at most {limit:,} bytes, got {status.st_size:,}. Pass a smaller "
+                "file."
+            )
         yield
     except OSError as reason:
-        raise error(f"{path} cannot be read: {reason.strerror or reason}. Check the path and its permissions.") from None
+        raise error(
+            f"{path} cannot be read: {reason.strerror or reason}. Check the path and its "
+            "permissions."
+        ) from None
 
 
 def _status(path: str | Path) -> os.stat_result:
@@ -80,13 +98,18 @@ def _status(path: str | Path) -> os.stat_result:
 
 @contextmanager
 def open_file(
-    path: str | Path, root: Path | None = None, *, limit: int | None = None, error: type[VisavisError] = DataError
+    path: str | Path,
+    root: Path | None = None,
+    *,
+    limit: int | None = None,
+    error: type[VisavisError] = DataError,
 ) -> Iterator[BufferedReader]:
     """Open a regular file, and convert errors of reading it in this block.
 
     Args:
         path: File to read.
-        root: Folder that must contain the file after all links are followed, unless ``VISAVIS_IMAGE_ROOTS`` does. None: any place.
+        root: Folder that must contain the file after all links are followed, unless
+            ``VISAVIS_IMAGE_ROOTS`` does. None: any place.
         limit: Maximum size in bytes, or None.
         error: Class of the errors.
 
@@ -94,16 +117,22 @@ def open_file(
         The open file.
 
     Raises:
-        VisavisError: ``error`` if the file cannot be read, is not regular, is too large, or lies outside ``root``.
+        VisavisError: ``error`` if the file cannot be read, is not regular, is too large, or lies
+            outside ``root``.
     """
     with reading_regular_file(path, limit=limit, error=error), open(path, "rb") as file:
         if root is not None and not is_inside(_opened_path(path, file), root):
-            raise error(f"{path}: expected a file inside {root}, got one that points outside. Add its folder to {IMAGE_ROOTS}.")
+            raise error(
+                f"{path}: expected a file inside {root}, got one that points outside. Add its "
+                f"folder to {IMAGE_ROOTS}."
+            )
         yield file
 
 
 def _opened_path(path: str | Path, file: BufferedReader) -> str:
-    """Path of an open file without links. Links that are replaced while it is opened have no effect."""
+    """Path of an open file without links. Links that are replaced while it is opened have no
+    effect.
+    """
     try:
         return os.readlink(f"/proc/self/fd/{file.fileno()}")
     except OSError:  # not on Linux
@@ -113,7 +142,9 @@ def _opened_path(path: str | Path, file: BufferedReader) -> str:
     return target
 
 
-def read_bytes(path: str | Path, root: Path | None = None, *, error: type[VisavisError] = DataError) -> bytes:
+def read_bytes(
+    path: str | Path, root: Path | None = None, *, error: type[VisavisError] = DataError
+) -> bytes:
     """Read a regular file of at most ``MAX_BYTES``.
 
     Args:
@@ -129,7 +160,8 @@ def read_bytes(path: str | Path, root: Path | None = None, *, error: type[Visavi
 
 
 def text_encoding(content: bytes) -> str:
-    """Detect the encoding of a text: UTF-8, or UTF-16 as spreadsheets and PowerShell write it, with or without a byte order mark.
+    """Detect the encoding of a text: UTF-8, or UTF-16 as spreadsheets and PowerShell write it, with
+    or without a byte order mark.
 
     Args:
         content: The text, or its first bytes.
@@ -167,7 +199,8 @@ def decode_text(content: bytes, source: object, errors: str = "strict") -> str:
     except UnicodeDecodeError as error:
         name = encoding.removesuffix("-sig").upper()
         raise DataError(
-            f"{source} is not {name}: byte {error.start} is {error.object[error.start]:#04x}. Save it as UTF-8 (Excel: CSV UTF-8)."
+            f"{source} is not {name}: byte {error.start} is {error.object[error.start]:#04x}. Save "
+            "it as UTF-8 (Excel: CSV UTF-8)."
         ) from None
 
 
@@ -208,8 +241,11 @@ def read_json(path: str | Path, schema: Any = Any, *, error: type[VisavisError] 
     return parse_json(read_bytes(path, error=error), schema, str(path), error=error)
 
 
-def read_json_lines(path: str | Path, schema: Any = Any, *, error: type[VisavisError] = DataError) -> list[Any]:
-    """Read all complete lines of a log. A last line without a newline was cut short by a crash and is dropped.
+def read_json_lines(
+    path: str | Path, schema: Any = Any, *, error: type[VisavisError] = DataError
+) -> list[Any]:
+    """Read all complete lines of a log. A last line without a newline was cut short by a crash and
+    is dropped.
 
     Args:
         path: File to read.
@@ -220,7 +256,10 @@ def read_json_lines(path: str | Path, schema: Any = Any, *, error: type[VisavisE
         The values, in order.
     """
     lines = read_bytes(path, error=error).split(b"\n")[:-1]
-    return [parse_json(line, schema, f"{path}:{number}", error=error) for number, line in enumerate(lines, 1)]
+    return [
+        parse_json(line, schema, f"{path}:{number}", error=error)
+        for number, line in enumerate(lines, 1)
+    ]
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
@@ -240,17 +279,29 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise DataError(f"{path} is not TOML: {error}. Correct the file.") from None
-    except (RecursionError, ValueError):  # ValueError: integers of thousands of digits, impossible dates
+    except (
+        RecursionError,
+        ValueError,
+    ):  # ValueError: integers of thousands of digits, impossible dates
         raise DataError(
-            f"{path} is not readable TOML: it is nested too deeply, or holds an impossible number or date. Correct the file."
+            f"{path} is not readable TOML: it is nested too deeply, or holds an impossible number "
+            "or date. Correct the file."
         ) from None
     if _is_deeper(tables, MAX_DEPTH):
-        raise DataError(f"{path} is nested too deeply: expected at most {MAX_DEPTH} levels of tables and lists. Flatten it.")
+        raise DataError(
+            f"{path} is nested too deeply: expected at most {MAX_DEPTH} levels of tables and "
+            "lists. Flatten it."
+        )
     return tables
 
 
 def read_array(
-    path: str | Path, root: Path | None = None, *, dimensions: int | None = None, kinds: str = "f", memory_map: bool = False
+    path: str | Path,
+    root: Path | None = None,
+    *,
+    dimensions: int | None = None,
+    kinds: str = "f",
+    memory_map: bool = False,
 ) -> np.ndarray:
     """Read the array of a ``.npy`` file of numbers.
 
@@ -259,7 +310,8 @@ def read_array(
         root: Folder that must contain the file. See ``open_file``.
         dimensions: Expected number of dimensions, or None.
         kinds: Expected kinds of numpy dtypes, such as "f" or "iu".
-        memory_map: Whether to read on demand, for arrays larger than memory. The array is read-only.
+        memory_map: Whether to read on demand, for arrays larger than memory. The array is
+            read-only.
 
     Returns:
         The array.
@@ -274,20 +326,36 @@ def read_array(
         try:
             array: np.ndarray = np.lib.format.open_memmap(path, mode="r")
         except Exception as error:  # noqa: BLE001 - numpy's reader of headers raises errors of every kind on damaged bytes
-            raise DataError(f"{path} is not a readable .npy of numbers: {error_reason(error)}.{RESTORE_COPY}") from None
+            raise DataError(
+                f"{path} is not a readable .npy of numbers: {error_reason(error)}.{RESTORE_COPY}"
+            ) from None
     has_kind = array.dtype.kind in kinds and array.dtype.isnative and array.dtype.itemsize <= 8
     if not has_kind or not array.ndim or (dimensions is not None and array.ndim != dimensions):
         kind_names = " or ".join(_KINDS[kind] for kind in kinds)
-        expected = f"{kind_names} of {dimensions} dimensions" if dimensions else f"{kind_names} of one dimension or more"
-        raise DataError(f"{path}: expected {expected}, got {array.dtype} of shape {array.shape}.{RESTORE_COPY}")
+        expected = (
+            f"{kind_names} of {dimensions} dimensions"
+            if dimensions
+            else f"{kind_names} of one dimension or more"
+        )
+        raise DataError(
+            f"{path}: expected {expected}, got {array.dtype} of shape {array.shape}.{RESTORE_COPY}"
+        )
     return array if memory_map else np.array(array)
 
 
-_KINDS = {"f": "floating-point numbers", "i": "integers", "u": "unsigned integers", "b": "truth values"}
+_KINDS = {
+    "f": "floating-point numbers",
+    "i": "integers",
+    "u": "unsigned integers",
+    "b": "truth values",
+}
 
 
 def read_tensors(
-    path: str | Path, expected: Mapping[str, Tensor] | None = None, *, error: type[VisavisError] = DataError
+    path: str | Path,
+    expected: Mapping[str, Tensor] | None = None,
+    *,
+    error: type[VisavisError] = DataError,
 ) -> dict[str, Tensor]:
     """Read the tensors of a safetensors file.
 
@@ -300,7 +368,8 @@ def read_tensors(
         Tensors by name.
 
     Raises:
-        VisavisError: ``error`` if the file cannot be read, differs from ``expected``, or is damaged.
+        VisavisError: ``error`` if the file cannot be read, differs from ``expected``, or is
+            damaged.
     """
     with _open_tensors(path, "pt", error) as file:
         written = (file.metadata() or {}).get(TENSORS_HASH)
@@ -308,7 +377,9 @@ def read_tensors(
     if expected is not None:
         _check_shapes(tensors, expected, path, error)
     if written not in (None, tensors_hash(tensors)):
-        raise error(f"{path} is damaged: its tensors differ from those that were written. Restore a copy.")
+        raise error(
+            f"{path} is damaged: its tensors differ from those that were written. Restore a copy."
+        )
     return tensors
 
 
@@ -338,11 +409,14 @@ def _open_tensors(path: str | Path, framework: str, error: type[VisavisError]) -
             with safe_open(path, framework) as file:
                 yield file
         except (SafetensorError, ValueError, KeyError, OverflowError) as reason:
-            raise error(f"{path} is not a readable safetensors file: {error_reason(reason)}.{RESTORE_COPY}") from None
+            raise error(
+                f"{path} is not a readable safetensors file: {error_reason(reason)}.{RESTORE_COPY}"
+            ) from None
 
 
 def is_transient_error(error: VisavisError) -> bool:
-    """Return whether a file could not be read for a reason that may pass. Such a result is not cached.
+    """Return whether a file could not be read for a reason that may pass. Such a result is not
+    cached.
 
     Args:
         error: The error.
@@ -353,7 +427,9 @@ def is_transient_error(error: VisavisError) -> bool:
     return isinstance(error.__context__, OSError | MemoryError)
 
 
-def content_hash(path: str | Path, *, limit: int | None = None, error: type[VisavisError] = DataError) -> str:
+def content_hash(
+    path: str | Path, *, limit: int | None = None, error: type[VisavisError] = DataError
+) -> str:
     """Compute the SHA-256 of a regular file.
 
     Args:
@@ -386,8 +462,11 @@ def tensors_hash(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def parse_json(content: bytes, schema: Any, source: str, *, error: type[VisavisError] = DataError) -> Any:
-    """Parse JSON as a value of a type. Keys must be unique, which is checked up to ``MAX_CHECKED_KEYS_BYTES``.
+def parse_json(
+    content: bytes, schema: Any, source: str, *, error: type[VisavisError] = DataError
+) -> Any:
+    """Parse JSON as a value of a type. Keys must be unique, which is checked up to
+    ``MAX_CHECKED_KEYS_BYTES``.
 
     Args:
         content: JSON in UTF-8.
@@ -399,13 +478,16 @@ def parse_json(content: bytes, schema: Any, source: str, *, error: type[VisavisE
         The value.
 
     Raises:
-        VisavisError: ``error`` if the content is not JSON, not of this type, or has a duplicate key.
+        VisavisError: ``error`` if the content is not JSON, not of this type, or has a duplicate
+            key.
     """
 
     def check_keys(pairs: list[tuple[str, Any]]) -> None:
         keys = Counter(key for key, _ in pairs)
         if len(keys) < len(pairs):
-            raise error(f"{source}: duplicate key {keys.most_common(1)[0][0]!r}. Remove one of them.")
+            raise error(
+                f"{source}: duplicate key {keys.most_common(1)[0][0]!r}. Remove one of them."
+            )
 
     try:
         value = _adapter(schema).validate_json(content.removeprefix(codecs.BOM_UTF8), strict=True)
@@ -449,12 +531,18 @@ def _first_error(reason: ValidationError) -> str:
 
 
 def _check_shapes(
-    tensors: Mapping[str, Tensor], expected_tensors: Mapping[str, Tensor], path: str | Path, error: type[VisavisError]
+    tensors: Mapping[str, Tensor],
+    expected_tensors: Mapping[str, Tensor],
+    path: str | Path,
+    error: type[VisavisError],
 ) -> None:
     for name in sorted(expected_tensors.keys() | tensors.keys()):
         actual, expected = _describe(tensors.get(name)), _describe(expected_tensors.get(name))
         if actual != expected:
-            raise error(f"{path}: {name}: expected {expected}, got {actual}. The file is incomplete or of another version.")
+            raise error(
+                f"{path}: {name}: expected {expected}, got {actual}. The file is incomplete or of "
+                "another version."
+            )
 
 
 def file_kind(mode: int) -> str:

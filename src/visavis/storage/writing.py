@@ -1,7 +1,7 @@
 """Writing of files: completely or not at all, and never over a file of the user.
 
-A file is written under a temporary name, flushed to disk and then renamed. A process that is killed at any time leaves the old or the new
-file, never a part. A full disk raises a StorageError.
+A file is written under a temporary name, flushed to disk and then renamed. A process that is killed
+at any time leaves the old or the new file, never a part. A full disk raises a StorageError.
 """
 
 from __future__ import annotations
@@ -29,7 +29,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-_DISK_FULL_CODES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None)  # None: errors of numpy, which reports only the number of bytes
+_DISK_FULL_CODES = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    None,
+)  # None: errors of numpy, which reports only the number of bytes
 _RESUMED: ContextVar[Path | None] = ContextVar("folder to resume", default=None)
 CHANGE_FOLDER = "Choose another folder, or change its permissions"
 """Fix of a file that cannot be written, without its period."""
@@ -64,7 +69,8 @@ def disk_full(path: str | Path) -> StorageError:
 
 @contextmanager
 def resumable(folder: Path) -> Iterator[None]:
-    """Within this block, a full disk leaves a folder that the command resumes. An outer block has precedence.
+    """Within this block, a full disk leaves a folder that the command resumes. An outer block has
+    precedence.
 
     Args:
         folder: Folder to resume.
@@ -102,14 +108,19 @@ def storage_errors(path: str | Path) -> Iterator[None]:
             raise disk_full(path) from None
         failed = path if error.filename is None else Path(os.fsdecode(error.filename))
         # A folder above the path can fail only because it was to be created for it.
-        if failed == path or failed in path.parents or failed.parent in (path, path.parent, path.parent.parent):
+        if (
+            failed == path
+            or failed in path.parents
+            or failed.parent in (path, path.parent, path.parent.parent)
+        ):
             raise cannot_write(path, f"{error.strerror or error}. {CHANGE_FOLDER}") from None
         raise
 
 
 @contextmanager
 def atomic_file(path: str | Path) -> Iterator[Path]:
-    """Write a file under a temporary name. On success it replaces ``path`` in one step, on failure it is removed.
+    """Write a file under a temporary name. On success it replaces ``path`` in one step, on failure
+    it is removed.
 
     Args:
         path: File to write.
@@ -284,7 +295,8 @@ def write_toml(path: str | Path, content: dict[str, Any]) -> None:
 
 
 def set_toml_value(path: str | Path, key: str, value: Any) -> None:
-    """Set a key of a TOML file of the user, above its tables. All other keys and all comments are kept.
+    """Set a key of a TOML file of the user, above its tables. All other keys and all comments are
+    kept.
 
     Args:
         path: File to change, or to create.
@@ -292,30 +304,42 @@ def set_toml_value(path: str | Path, key: str, value: Any) -> None:
         value: The value.
 
     Raises:
-        DataError: If the file is not TOML, or writes the key in another way than ``key = ...`` in one line.
+        DataError: If the file is not TOML, or writes the key in another way than ``key = ...`` in
+            one line.
         StorageError: If the file cannot be written.
     """
     import tomli_w
 
     exists, line = os.path.exists(path), tomli_w.dumps({key: value})
     before, text = (read_toml(path), read_text(path)) if exists else ({}, "")
-    text = re.sub(rf"^{key}[ \t]*=.*\n?", lambda _: line, text, count=1, flags=re.MULTILINE) if key in before else line + text
+    text = (
+        re.sub(rf"^{key}[ \t]*=.*\n?", lambda _: line, text, count=1, flags=re.MULTILINE)
+        if key in before
+        else line + text
+    )
     try:
         is_changed = tomllib.loads(text) == {**before, key: value}
     except tomllib.TOMLDecodeError:
         is_changed = False
     if not is_changed:
-        raise DataError(f"{path}: {key}: expected a line {key} = VALUE above all tables, got another form. Write {line.strip()} yourself.")
+        raise DataError(
+            f"{path}: {key}: expected a line {key} = VALUE above all tables, got another form. "
+            f"Write {line.strip()} yourself."
+        )
     write_text(path, text)
 
 
-def write_tensors(path: str | Path, tensors: dict[str, Tensor], *, for_transformers: bool = False) -> None:
-    """Write tensors with their hash, by which ``read_tensors`` detects damage. Equal tensors give equal files.
+def write_tensors(
+    path: str | Path, tensors: dict[str, Tensor], *, for_transformers: bool = False
+) -> None:
+    """Write tensors with their hash, by which ``read_tensors`` detects damage. Equal tensors give
+    equal files.
 
     Args:
         path: File to write.
         tensors: Tensors by name.
-        for_transformers: Whether to write the metadata that transformers requires instead of the hash. Two entries have no fixed order.
+        for_transformers: Whether to write the metadata that transformers requires instead of the
+            hash. Two entries have no fixed order.
 
     Raises:
         StorageError: If the file cannot be written.
@@ -325,8 +349,14 @@ def write_tensors(path: str | Path, tensors: dict[str, Tensor], *, for_transform
 
     with atomic_file(path) as part:
         try:
-            metadata = {"format": "pt"} if for_transformers else {TENSORS_HASH: tensors_hash(tensors)}
-            save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, part, metadata)
+            metadata = (
+                {"format": "pt"} if for_transformers else {TENSORS_HASH: tensors_hash(tensors)}
+            )
+            save_file(
+                {name: tensor.detach().contiguous() for name, tensor in tensors.items()},
+                part,
+                metadata,
+            )
         except SafetensorError:
             raise disk_full(path) from None
 
@@ -345,7 +375,8 @@ def write_array(path: str | Path, array: np.ndarray) -> None:
 
 
 def create_array(path: str | Path, *, shape: tuple[int, ...], dtype: str) -> None:
-    """Create a ``.npy`` file of zeros that is filled in parts. Its disk space is reserved now, so that filling cannot fail.
+    """Create a ``.npy`` file of zeros that is filled in parts. Its disk space is reserved now, so
+    that filling cannot fail.
 
     Args:
         path: File to create.
@@ -368,7 +399,8 @@ def create_array(path: str | Path, *, shape: tuple[int, ...], dtype: str) -> Non
 
 @contextmanager
 def sqlite_database(path: str | Path) -> Iterator[sqlite3.Connection]:
-    """Open an SQLite database of a cache for several processes. The block is one transaction, undone on failure.
+    """Open an SQLite database of a cache for several processes. The block is one transaction,
+    undone on failure.
 
     Args:
         path: File of the database.

@@ -1,4 +1,6 @@
-"""Supervision: builds the targets of each batch, from pairs, feedback, graded relevance, mined or offline negatives, or learned weights."""
+"""Supervision: builds the targets of each batch, from pairs, feedback, graded relevance, mined or
+offline negatives, or learned weights.
+"""
 
 from visavis.supervision.base import PairSupervision, Supervision, TrainingContext
 from visavis.supervision.graded_relevance import GradedSupervision

@@ -1,7 +1,8 @@
 """Base class of supervision, and supervision by pairs.
 
-A Supervision builds the targets of every batch, receives the loss of each training batch, and is notified when an epoch begins. It can own a
-second network, lists of negatives or an optimizer. Everything it needs for an exact resume is part of its state.
+A Supervision builds the targets of every batch, receives the loss of each training batch, and is
+notified when an epoch begins. It can own a second network, lists of negatives or an optimizer.
+Everything it needs for an exact resume is part of its state.
 """
 
 from __future__ import annotations
@@ -36,12 +37,15 @@ class PeerModel(Protocol):
 
     matcher: Matcher
 
-    def step(self, batch: Batch, compute_targets: Callable[[Encoded, Encoded, Batch], Targets]) -> None:
+    def step(
+        self, batch: Batch, compute_targets: Callable[[Encoded, Encoded, Batch], Targets]
+    ) -> None:
         """Accumulate the gradient of a batch, and take a step whenever the first network does.
 
         Args:
             batch: The batch.
-            compute_targets: Builds the targets of this network, as ``Supervision.targets`` does those of the first.
+            compute_targets: Builds the targets of this network, as ``Supervision.targets`` does
+                those of the first.
         """
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -85,7 +89,8 @@ class TrainingContext:
     group: ProcessGroup = ONE_PROCESS
 
     def is_training_batch(self, batch: Batch) -> bool:
-        """Check whether a batch comes from ``train`` and not from ``validation``, which can have the same split.
+        """Check whether a batch comes from ``train`` and not from ``validation``, which can have
+        the same split.
 
         Args:
             batch: The batch.
@@ -100,9 +105,12 @@ class Supervision(ABC):
     """Source of the targets of each batch (base class).
 
     Attributes:
-        pairs_only: Whether the targets hold only positive and negative pairs, without further annotations.
-        reads_model: Whether the targets depend on the model, which must then be whole in each process.
-        one_process_only: Why the supervision needs the whole batch in one process. "": it works with any number.
+        pairs_only: Whether the targets hold only positive and negative pairs, without further
+            annotations.
+        reads_model: Whether the targets depend on the model, which must then be whole in each
+            process.
+        one_process_only: Why the supervision needs the whole batch in one process. "": it works
+            with any number.
     """
 
     pairs_only: ClassVar[bool] = False
@@ -139,7 +147,9 @@ class Supervision(ABC):
         """
         if self._supplied or self.pairs_only:
             shapes = {
-                annotation.name: [2] * (2 if annotation.shape == "pairwise" else 1 + len(annotation.axes)) for annotation in self._supplied
+                annotation.name: [2]
+                * (2 if annotation.shape == "pairwise" else 1 + len(annotation.axes))
+                for annotation in self._supplied
             }
             annotations = {name: torch.zeros(shape) for name, shape in shapes.items()}
             objective(torch.zeros(2, 2), Targets.paired(2, **annotations))
@@ -147,7 +157,9 @@ class Supervision(ABC):
     @property
     def _supplied(self) -> tuple[Annotation, ...]:
         """The annotations that `targets.ANNOTATIONS` declares for this class."""
-        return tuple(annotation for annotation in ANNOTATIONS if annotation.supplier == type(self).__name__)
+        return tuple(
+            annotation for annotation in ANNOTATIONS if annotation.supplier == type(self).__name__
+        )
 
     def check(self, train: Loader, validation: Loader) -> None:  # noqa: B027 - most work with any batches
         """Check the batches. Called for every phase before the training begins.
@@ -161,7 +173,8 @@ class Supervision(ABC):
         """
 
     def files(self, data: Dataset) -> list[Path]:
-        """List the files that are read in addition to the data set, so that a resumed run can check them.
+        """List the files that are read in addition to the data set, so that a resumed run can check
+        them.
 
         Args:
             data: The data set.
@@ -187,12 +200,13 @@ class Supervision(ABC):
 
         Args:
             context: Parts of the training.
-            state: Result of ``state_dict`` if a run is resumed, or of ``carried_over`` if the previous phase had the same supervision. Else
-                empty.
+            state: Result of ``state_dict`` if a run is resumed, or of ``carried_over`` if the
+                previous phase had the same supervision. Else empty.
         """
 
     def begin_epoch(self, epoch: int) -> None:  # noqa: B027 - optional
-        """Prepare an epoch. Called before its first batch, but not when a run resumes in its middle.
+        """Prepare an epoch. Called before its first batch, but not when a run resumes in its
+        middle.
 
         Args:
             epoch: Number of the epoch.
@@ -224,7 +238,9 @@ class Supervision(ABC):
         return {}
 
     def carried_over(self) -> dict[str, Tensor]:
-        """Return the part of the state that is carried over to the next phase with the same supervision."""
+        """Return the part of the state that is carried over to the next phase with the same
+        supervision.
+        """
         return self.state_dict()
 
 
@@ -233,8 +249,9 @@ class PairSupervision(Supervision):
     """Supervision by pairs of images and captions only.
 
     Attributes:
-        by: "ids": all captions of an image are positives. "position": only caption i is a positive of image i, as in the code of the papers.
-            Other captions of the same image in the batch are then negatives.
+        by: "ids": all captions of an image are positives. "position": only caption i is a positive
+            of image i, as in the code of the papers. Other captions of the same image in the batch
+            are then negatives.
     """
 
     pairs_only: ClassVar[bool] = True

@@ -25,14 +25,17 @@ QUANTILE_SAMPLE_SIZE = 256
 
 @dataclass(kw_only=True, eq=False)
 class GradedSupervision(Supervision):
-    """Pairs, and the relevance of every caption of a batch to every image. Relevance is computed for requested blocks only.
+    """Pairs, and the relevance of every caption of a batch to every image. Relevance is computed
+    for requested blocks only.
 
     Attributes:
         relevance: Spec of the relevance estimator, such as "CBoW()" or "SceneRelevance()".
-        caption_aggregation: How the relevance to an image follows from that to its captions. "paired": its caption in the batch, as in the
-            paper (with several captions per image: its first one). "max" or "mean": over all its captions.
-        scale: "relevance" passes the values as they are. "quantile" passes the share of random negative training pairs with a lower value, so
-            ``thresholds=(0.9, 0.7)`` are the top 10 % and the next 20 % for any estimator. The random pairs are those of 256 training images
+        caption_aggregation: How the relevance to an image follows from that to its captions.
+            "paired": its caption in the batch, as in the paper (with several captions per image:
+            its first one). "max" or "mean": over all its captions.
+        scale: "relevance" passes the values as they are. "quantile" passes the share of random
+            negative training pairs with a lower value, so ``thresholds=(0.9, 0.7)`` are the top 10
+            % and the next 20 % for any estimator. The random pairs are those of 256 training images
             with 256 captions, sampled with the seed of the run.
         by: "ids" or "position". See `PairSupervision`.
     """
@@ -54,7 +57,8 @@ class GradedSupervision(Supervision):
         """Prepare the estimator for both splits. See `Supervision.begin_phase`."""
         self._context = context
         self._train, self._validation = (
-            self._estimator.for_dataset(loader.data, self.caption_aggregation) for loader in (context.train, context.validation)
+            self._estimator.for_dataset(loader.data, self.caption_aggregation)
+            for loader in (context.train, context.validation)
         )
         self._negative_relevance = torch.empty(0)
         if self.scale == "quantile":
@@ -66,11 +70,20 @@ class GradedSupervision(Supervision):
 
     def targets(self, visual: Encoded, text: Encoded, batch: Batch) -> Targets:
         """Build targets with graded relevance. See `Supervision.targets`."""
-        image_relevance = self._train if self._context.is_training_batch(batch) else self._validation
-        image_of, captions = torch.from_numpy(batch.loader.data.image_of), torch.from_numpy(batch.captions)
+        image_relevance = (
+            self._train if self._context.is_training_batch(batch) else self._validation
+        )
+        image_of, captions = (
+            torch.from_numpy(batch.loader.data.image_of),
+            torch.from_numpy(batch.captions),
+        )
         paired = batch.loader.schedule.captions_per_image is None
-        # Rows and columns are positions in the data set, so they are valid in all processes. A paired image has the position of its caption.
-        positions = {"rows": captions if paired else torch.from_numpy(batch.images), "columns": captions}
+        # Rows and columns are positions in the data set, so they are valid in all processes. A
+        # paired image has the position of its caption.
+        positions = {
+            "rows": captions if paired else torch.from_numpy(batch.images),
+            "columns": captions,
+        }
 
         def relevance(rows: Tensor, columns: Tensor) -> Tensor:
             row_positions, caption_positions = rows.cpu(), columns.cpu()
@@ -79,16 +92,24 @@ class GradedSupervision(Supervision):
             else:
                 block = image_relevance(row_positions, caption_positions)
             if self.scale == "quantile":
-                block = torch.searchsorted(self._negative_relevance, block) / len(self._negative_relevance)
+                block = torch.searchsorted(self._negative_relevance, block) / len(
+                    self._negative_relevance
+                )
             return block.to(rows.device)
 
-        return replace(PairSupervision(by=self.by).targets(visual, text, batch), relevance=relevance, **positions)
+        return replace(
+            PairSupervision(by=self.by).targets(visual, text, batch),
+            relevance=relevance,
+            **positions,
+        )
 
     def _sample_negatives(self) -> Tensor:
         """The relevance of random negative training pairs, in ascending order."""
         data = self._context.train.data
         random = np.random.default_rng(self._context.seed)
-        paired, others = (random.permutation(len(data.captions))[:QUANTILE_SAMPLE_SIZE] for _ in range(2))
+        paired, others = (
+            random.permutation(len(data.captions))[:QUANTILE_SAMPLE_SIZE] for _ in range(2)
+        )
         images = data.image_of[paired]
         block = self._train(*(torch.from_numpy(index) for index in (images, others, paired)))
         return block[torch.from_numpy(images[:, None] != data.image_of[others])].sort().values

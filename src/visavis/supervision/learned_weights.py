@@ -25,18 +25,24 @@ MIN_GRADIENT_NORM = 1e-12
 
 @dataclass(kw_only=True, eq=False)
 class LearnedWeights(Supervision):
-    """A weight for every positive pair, as ``Unified`` uses it (eq. 24), learned from the validation loss after a virtual step.
+    """A weight for every positive pair, as ``Unified`` uses it (eq. 24), learned from the
+    validation loss after a virtual step.
 
-    A network with one hidden layer receives the score of a pair, and its distance to the hardest negative of its image and of its text. It returns
-    a weight, which is 1 for all pairs at the start and always 1 on average over a batch. Negatives have weight 1. Every ``every`` batches:
+    A network with one hidden layer receives the score of a pair, and its distance to the hardest
+    negative of its image and of its text. It returns a weight, which is 1 for all pairs at the
+    start and always 1 on average over a batch. Negatives have weight 1. Every ``every`` batches:
 
-    1. Take one virtual step of the model along the gradient of the weighted loss, with ``virtual_lr``.
+    1. Take one virtual step of the model along the gradient of the weighted loss, with
+       ``virtual_lr``.
     2. Compute the unweighted loss of a validation batch after this step.
-    3. Take one step of the network along the gradient of that loss, of length ``lr`` for any gradient norm.
+    3. Take one step of the network along the gradient of that loss, of length ``lr`` for any
+       gradient norm.
 
-    Negatives keep their weight because eq. 24 multiplies scores. Different weights on the two sides of a hinge pull all scores below 0, and the model
-    learns less. The virtual step holds the graph of the scores of a batch and of their gradient, so a costly score needs small batches. The
-    validation pairs train the weights, so the validation RSUM is too high. Compare models on the test split.
+    Negatives keep their weight because eq. 24 multiplies scores. Different weights on the two sides
+    of a hinge pull all scores below 0, and the model learns less. The virtual step holds the graph
+    of the scores of a batch and of their gradient, so a costly score needs small batches. The
+    validation pairs train the weights, so the validation RSUM is too high. Compare models on the
+    test split.
 
     Attributes:
         hidden_dim: Number of hidden units of the network.
@@ -45,10 +51,13 @@ class LearnedWeights(Supervision):
         every: Number of batches between updates of the network.
 
     Source:
-        The idea of Meta-SPN (Wei et al., 2021), whose sizes and code are not published. This is not a reproduction.
+        The idea of Meta-SPN (Wei et al., 2021), whose sizes and code are not published. This is not
+        a reproduction.
     """
 
-    one_process_only: ClassVar[str] = "its virtual step needs second derivatives of the loss of the whole batch"
+    one_process_only: ClassVar[str] = (
+        "its virtual step needs second derivatives of the loss of the whole batch"
+    )
     # How positives are defined, for the report of a training.
     by: ClassVar[str] = "ids"
 
@@ -74,8 +83,12 @@ class LearnedWeights(Supervision):
         """Build targets with the current weights. See `Supervision.targets`."""
         targets = self._pairs.targets(visual, text, batch)
         with torch.no_grad():
-            scores = score_matrix(self._context.matcher.score, visual, text, self._context.memory).float()
-            return replace(targets, weight=self._network(scores, targets.to(scores.device).positive))
+            scores = score_matrix(
+                self._context.matcher.score, visual, text, self._context.memory
+            ).float()
+            return replace(
+                targets, weight=self._network(scores, targets.to(scores.device).positive)
+            )
 
     def observe(self, batch: Batch, loss: float) -> None:
         """Update the weight network after every ``every`` batches. See `Supervision.observe`."""
@@ -84,21 +97,41 @@ class LearnedWeights(Supervision):
         matcher, validation = self._context.matcher, self._context.validation
         batch_number = batch.index // self.every % validation.num_batches
         validation_batch = next(
-            validation.epoch(batch.epoch, start=batch_number, stop=batch_number + 1, training=False, device=self._context.device)
+            validation.epoch(
+                batch.epoch,
+                start=batch_number,
+                stop=batch_number + 1,
+                training=False,
+                device=self._context.device,
+            )
         )
-        trained = {name: parameter for name, parameter in matcher.named_parameters() if parameter.requires_grad}
-        parameters = {name: parameter.detach().requires_grad_() for name, parameter in trained.items()}
+        trained = {
+            name: parameter
+            for name, parameter in matcher.named_parameters()
+            if parameter.requires_grad
+        }
+        parameters = {
+            name: parameter.detach().requires_grad_() for name, parameter in trained.items()
+        }
         # The fastest attention and recurrent layers have no second derivatives.
-        with evaluation_mode(matcher), sdpa_kernel(SDPBackend.MATH), torch.backends.cudnn.flags(enabled=False):
+        with (
+            evaluation_mode(matcher),
+            sdpa_kernel(SDPBackend.MATH),
+            torch.backends.cudnn.flags(enabled=False),
+        ):
             weighted_loss = self._loss(batch, parameters, weighted=True)
-            gradients = torch.autograd.grad(weighted_loss, list(parameters.values()), create_graph=True, materialize_grads=True)
+            gradients = torch.autograd.grad(
+                weighted_loss, list(parameters.values()), create_graph=True, materialize_grads=True
+            )
             virtual_parameters = {
                 name: parameter - self.virtual_lr * gradient
                 for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True)
             }
             validation_loss = self._loss(validation_batch, virtual_parameters, weighted=False)
             network_parameters = list(self._network.parameters())
-            network_gradients = torch.autograd.grad(validation_loss, network_parameters, materialize_grads=True)
+            network_gradients = torch.autograd.grad(
+                validation_loss, network_parameters, materialize_grads=True
+            )
         norm = torch.cat([gradient.flatten() for gradient in network_gradients]).norm()
         with torch.no_grad():
             for parameter, gradient in zip(network_parameters, network_gradients, strict=True):
@@ -106,7 +139,10 @@ class LearnedWeights(Supervision):
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the weights of the network."""
-        return {name: tensor.detach().cpu().clone() for name, tensor in self._network.state_dict().items()}
+        return {
+            name: tensor.detach().cpu().clone()
+            for name, tensor in self._network.state_dict().items()
+        }
 
     def _loss(self, batch: Batch, parameters: Mapping[str, Tensor], *, weighted: bool) -> Tensor:
         """The mean loss of a batch with other parameters of the model."""
@@ -145,7 +181,10 @@ class WeightNetwork(nn.Module):
             Weights, shape ``[V, T]``: on average 1 over positives, 1 for negatives.
         """
         others = scores.masked_fill(positive, -1.0)
-        features = torch.stack([scores, scores - others.amax(1, keepdim=True), scores - others.amax(0, keepdim=True)], -1)
+        features = torch.stack(
+            [scores, scores - others.amax(1, keepdim=True), scores - others.amax(0, keepdim=True)],
+            -1,
+        )
         weights = torch.sigmoid(self.layers(features)).squeeze(-1) * positive
         return torch.where(positive, weights * positive.sum() / weights.sum(), 1.0)
 

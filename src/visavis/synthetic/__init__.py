@@ -1,7 +1,8 @@
-"""Synthetic scenes and clips with captions and ground truth, for the offline demo, tests and studies.
+"""Synthetic scenes and clips with captions and ground truth, for the offline demo, tests and
+studies.
 
-Scenes are images with the true relevance of each pair. Clips are short videos in which order and direction decide, with features of three
-experts.
+Scenes are images with the true relevance of each pair. Clips are short videos in which order and
+direction decide, with features of three experts.
 
 Example:
     >>> folder = write_synthetic_scenes("data/scenes", num_train=2000, seed=0)   # doctest: +SKIP
@@ -12,11 +13,24 @@ Example:
 
 from __future__ import annotations
 
-from visavis.synthetic.captions import CaptionFacts, SceneCaption, fact_relevance, write_caption, write_captions
+from visavis.synthetic.captions import (
+    CaptionFacts,
+    SceneCaption,
+    fact_relevance,
+    write_caption,
+    write_captions,
+)
 from visavis.synthetic.clip_dataset import ClipAnnotations, write_synthetic_clips
 from visavis.synthetic.clips import ClipEvent, SyntheticClip, sample_clip
 from visavis.synthetic.rendering import render_scene
-from visavis.synthetic.scene import HELD_OUT_COLORS, HELD_OUT_RELATIONS, Scene, SceneObject, resample_layout, sample_scene
+from visavis.synthetic.scene import (
+    HELD_OUT_COLORS,
+    HELD_OUT_RELATIONS,
+    Scene,
+    SceneObject,
+    resample_layout,
+    sample_scene,
+)
 from visavis.synthetic.scene_dataset import SceneGraphs, write_synthetic_scenes
 
 __all__ = [

@@ -1,7 +1,8 @@
 """Captions of a scene, each with the facts that it states, and how many of them hold for any scene.
 
-A caption is planned first (which things it mentions, which of their attributes, which relations). Then it is written with synonyms and in one
-of several word orders. Idioms that contain colors or shapes ("once in a blue moon") state no facts and are distractors.
+A caption is planned first (which things it mentions, which of their attributes, which relations).
+Then it is written with synonyms and in one of several word orders. Idioms that contain colors or
+shapes ("once in a blue moon") state no facts and are distractors.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ class CaptionFacts:
     """Facts that a caption states.
 
     Attributes:
-        mentions: Stated attributes of each mentioned thing, such as ``{"shape": "star", "color": "red"}``. "Two red stars" are two mentions.
+        mentions: Stated attributes of each mentioned thing, such as ``{"shape": "star", "color":
+            "red"}``. "Two red stars" are two mentions.
         relations: Index of a mention, relation, and index of another mention.
         background: The background. None: not stated.
         total: Number of things in the scene. None: not stated.
@@ -41,15 +43,26 @@ class CaptionFacts:
         for mention in self.mentions:
             for name, value in mention.items():
                 if value not in ATTRIBUTES.get(name, ()):
-                    raise DataError(f"a caption states {name}={value!r}, which is not an attribute of synthetic things.")
-        if self.background not in (None, *BACKGROUNDS) or self.total not in (None, *range(1, MAX_OBJECTS + 1)):
+                    raise DataError(
+                        f"a caption states {name}={value!r}, which is not an attribute of "
+                        "synthetic things."
+                    )
+        if self.background not in (None, *BACKGROUNDS) or self.total not in (
+            None,
+            *range(1, MAX_OBJECTS + 1),
+        ):
             raise DataError(
-                f"a caption: expected 1 to {MAX_OBJECTS} things on a known background, got {self.total!r} on {self.background!r}."
+                f"a caption: expected 1 to {MAX_OBJECTS} things on a known background, got "
+                f"{self.total!r} on {self.background!r}."
             )
         for i, name, j in self.relations:
-            if name not in RELATIONS or not 0 <= min(i, j) <= max(i, j) < len(self.mentions) <= MAX_OBJECTS:
+            if (
+                name not in RELATIONS
+                or not 0 <= min(i, j) <= max(i, j) < len(self.mentions) <= MAX_OBJECTS
+            ):
                 raise DataError(
-                    f"a caption: expected {', '.join(RELATIONS)} of {len(self.mentions)} mentions, got {name!r} of {i} and {j}."
+                    f"a caption: expected {', '.join(RELATIONS)} of {len(self.mentions)} mentions, "
+                    f"got {name!r} of {i} and {j}."
                 )
 
 
@@ -66,7 +79,9 @@ class SceneCaption:
     facts: CaptionFacts
 
 
-def write_caption(scene: Scene, rng: np.random.Generator, style: Style = DEFAULT_STYLE) -> SceneCaption:
+def write_caption(
+    scene: Scene, rng: np.random.Generator, style: Style = DEFAULT_STYLE
+) -> SceneCaption:
     """Write a random true caption of a scene.
 
     Args:
@@ -80,7 +95,9 @@ def write_caption(scene: Scene, rng: np.random.Generator, style: Style = DEFAULT
     return _Writer(scene, rng, style).write()
 
 
-def write_captions(scene: Scene, count: int, rng: np.random.Generator, style: Style = DEFAULT_STYLE) -> list[SceneCaption]:
+def write_captions(
+    scene: Scene, count: int, rng: np.random.Generator, style: Style = DEFAULT_STYLE
+) -> list[SceneCaption]:
     """Write different true captions of a scene.
 
     Args:
@@ -120,7 +137,10 @@ class _Writer:
         chances = np.array([chance for _, chance in kinds])
         kind, _ = kinds[int(self.rng.choice(len(kinds), p=chances / chances.sum()))]
         text = self._decorate(kind())
-        return SceneCaption(text, CaptionFacts(tuple(self.mentions), tuple(self.relations), self.background, self.total))
+        return SceneCaption(
+            text,
+            CaptionFacts(tuple(self.mentions), tuple(self.relations), self.background, self.total),
+        )
 
     # Kinds of captions
 
@@ -130,7 +150,9 @@ class _Writer:
         return lexicon.join_phrases([self._mention(i) for i in things])
 
     def _related(self) -> str:
-        """Write a relation of two things, sometimes with a third that is related to the second or only mentioned."""
+        """Write a relation of two things, sometimes with a third that is related to the second or
+        only mentioned.
+        """
         i, name, j = self._pick(self._evident_relations())
         if self._happens(0.5):
             text = f"{self._mention(i)} {self._pick(lexicon.RELATIONS[name])} {self._mention(j)}"
@@ -143,12 +165,18 @@ class _Writer:
         others = [k for k in range(len(self.scene.things)) if k not in (i, j)]
         if not others or self._happens(0.45):
             return text
-        onward = [(name, k) for start, name, k in self._evident_relations() if start == last and k in others]
+        onward = [
+            (name, k)
+            for start, name, k in self._evident_relations()
+            if start == last and k in others
+        ]
         if onward and self._happens(0.6):
             name, k = self._pick(onward)
             self.relations.append((1, name, 2))
             return f"{text}, which is {self._pick(lexicon.RELATIONS[name])} {self._mention(k)}"
-        form = self._pick(("{text}, and {other}", "{text}, with {other} too", "{other}, and {text}"))
+        form = self._pick(
+            ("{text}, and {other}", "{text}, with {other} too", "{other}, and {text}")
+        )
         return form.format(text=text, other=self._mention(self._pick(others)))
 
     def _counted(self) -> str:
@@ -174,7 +202,9 @@ class _Writer:
         if len(things) == self.total:
             return f"{number} things: {named}"
         if len(things) == 1:
-            return self._pick((f"{number} things, one of them {named}", f"{number} shapes, and one is {named}"))
+            return self._pick(
+                (f"{number} things, one of them {named}", f"{number} shapes, and one is {named}")
+            )
         return f"{number} things, among them {named}"
 
     # Wording
@@ -188,7 +218,11 @@ class _Writer:
         if not location:
             text = self._pick(lexicon.OPENINGS) + body
         elif self._happens(0.3):
-            text = f"{location}, {body}" if self._happens(0.5) else f"{location} {'are' if self._plural(body) else 'is'} {body}"
+            text = (
+                f"{location}, {body}"
+                if self._happens(0.5)
+                else f"{location} {'are' if self._plural(body) else 'is'} {body}"
+            )
         elif "," in body or self._happens(0.15):
             text = f"{self._pick(lexicon.OPENINGS)}{body}, {'all' if len(self.mentions) > 2 else 'seen'} {location}"
         else:
@@ -199,7 +233,9 @@ class _Writer:
         return text + "." if self._happens(0.7) else text
 
     def _plural(self, body: str) -> bool:
-        return body.split(maxsplit=1)[0] in lexicon.NUMBER_WORDS.values() or (not self.relations and len(self.mentions) > 1)
+        return body.split(maxsplit=1)[0] in lexicon.NUMBER_WORDS.values() or (
+            not self.relations and len(self.mentions) > 1
+        )
 
     def _mention(self, index: int) -> str:
         """Write a noun phrase for one thing. Its stated attributes are sampled each time."""
@@ -220,20 +256,33 @@ class _Writer:
     def _noun(self, attributes: dict[str, str], *, plural: bool = False) -> str:
         adjectives = [self._pick(lexicon.SIZES[attributes["size"]])] if "size" in attributes else []
         tail = ""
-        middle = [self._pick(self.style.colors[attributes["color"]])] if "color" in attributes else []
+        middle = (
+            [self._pick(self.style.colors[attributes["color"]])] if "color" in attributes else []
+        )
         if "pattern" in attributes:
             if attributes["pattern"] in lexicon.PATTERN_SUFFIXES and self._happens(0.3):
                 tail = f" {self._pick(lexicon.PATTERN_SUFFIXES[attributes['pattern']])}"
             else:
-                middle.insert(len(middle) if self._happens(0.2) else 0, self._pick(lexicon.PATTERNS[attributes["pattern"]]))
-        noun = self._pick(self.style.shapes[attributes["shape"]]) if "shape" in attributes else self._pick(lexicon.GENERIC_NOUNS)
-        phrase = " ".join([*adjectives, *middle, lexicon.pluralize(noun) if plural else noun]) + tail
+                middle.insert(
+                    len(middle) if self._happens(0.2) else 0,
+                    self._pick(lexicon.PATTERNS[attributes["pattern"]]),
+                )
+        noun = (
+            self._pick(self.style.shapes[attributes["shape"]])
+            if "shape" in attributes
+            else self._pick(lexicon.GENERIC_NOUNS)
+        )
+        phrase = (
+            " ".join([*adjectives, *middle, lexicon.pluralize(noun) if plural else noun]) + tail
+        )
         return phrase if plural else lexicon.with_article(phrase)
 
     # Content of the scene
 
     def _evident_relations(self) -> list[tuple[int, str, int]]:
-        """Return the relations that a person would name: of two directions the more evident one, and all contacts."""
+        """Return the relations that a person would name: of two directions the more evident one,
+        and all contacts.
+        """
 
         def evident(i: int, name: str, j: int) -> bool:
             a, b = self.scene.things[i], self.scene.things[j]
@@ -247,7 +296,9 @@ class _Writer:
         groups: dict[tuple[tuple[str, ...], tuple[str, ...]], list[int]] = {}
         for shared in (("shape", "color"), ("shape",), ("color",)):
             for i, thing in enumerate(self.scene.things):
-                groups.setdefault((shared, tuple(getattr(thing, name) for name in shared)), []).append(i)
+                groups.setdefault(
+                    (shared, tuple(getattr(thing, name) for name in shared)), []
+                ).append(i)
         return [(shared, tuple(group)) for (shared, _), group in groups.items() if len(group) > 1]
 
     def _happens(self, share: float) -> bool:
@@ -261,21 +312,40 @@ class _Writer:
 
 
 # Integers, so that a true caption has a relevance of exactly 1.
-FACT_WEIGHTS = {"shape": 2, "color": 2, "pattern": 2, "size": 1, "relation": 2, "background": 2, "total": 1}
+FACT_WEIGHTS = {
+    "shape": 2,
+    "color": 2,
+    "pattern": 2,
+    "size": 1,
+    "relation": 2,
+    "background": 2,
+    "total": 1,
+}
 
-_COLUMN = {key: i for i, key in enumerate((name, value) for name, values in ATTRIBUTES.items() for value in values)}
+_COLUMN = {
+    key: i
+    for i, key in enumerate(
+        (name, value) for name, values in ATTRIBUTES.items() for value in values
+    )
+}
 
 
-def fact_relevance(scenes: Sequence[Scene], facts: Sequence[CaptionFacts], *, block_size: int = 64) -> np.ndarray:
-    """Compute graded relevance of captions for scenes: the weighted share of the stated facts that hold.
+def fact_relevance(
+    scenes: Sequence[Scene], facts: Sequence[CaptionFacts], *, block_size: int = 64
+) -> np.ndarray:
+    """Compute graded relevance of captions for scenes: the weighted share of the stated facts that
+    hold.
 
-    Each mention of a caption is matched with a different thing of the scene, in the way that makes most facts hold. A stated attribute holds if
-    the matched thing has it. A relation holds if it is between the two matched things. All facts of a mention fail if there are more mentions
-    than things. So "two red stars" is true for three red stars, and a relevance of 1 means that everything in the caption is true.
+    Each mention of a caption is matched with a different thing of the scene, in the way that makes
+    most facts hold. A stated attribute holds if the matched thing has it. A relation holds if it is
+    between the two matched things. All facts of a mention fail if there are more mentions than
+    things. So "two red stars" is true for three red stars, and a relevance of 1 means that
+    everything in the caption is true.
 
     Formula:
-        ``relevance = max over matchings (sum of the weights of stated facts that hold) / (sum of the weights of stated facts)``. Computed as
-        one matrix product of the scenes, with their things in each of 24 orders, and the captions.
+        ``relevance = max over matchings (sum of the weights of stated facts that hold) / (sum of
+        the weights of stated facts)``. Computed as one matrix product of the scenes, with their
+        things in each of 24 orders, and the captions.
 
     Args:
         scenes: The scenes.
@@ -289,7 +359,9 @@ def fact_relevance(scenes: Sequence[Scene], facts: Sequence[CaptionFacts], *, bl
     totals = weights.sum(1)
     relevance = np.empty((len(scenes), len(facts)), np.float32)
     for start in range(0, len(scenes), block_size):
-        true_facts = np.concatenate([_true_facts(scene) for scene in scenes[start : start + block_size]])
+        true_facts = np.concatenate(
+            [_true_facts(scene) for scene in scenes[start : start + block_size]]
+        )
         points = (true_facts @ weights.T).reshape(-1, len(_ORDERS), len(facts)).max(1)
         relevance[start : start + block_size] = points / totals
     return relevance
@@ -299,7 +371,9 @@ _ORDERS = list(permutations(range(MAX_OBJECTS)))
 
 
 def _true_facts(scene: Scene) -> np.ndarray:
-    """Return what is true for a scene ``[24, F]``: a row for each order of its things in the slots of a caption."""
+    """Return what is true for a scene ``[24, F]``: a row for each order of its things in the slots
+    of a caption.
+    """
     attributes = np.zeros((MAX_OBJECTS, len(_COLUMN)), np.float32)
     relations = np.zeros((len(RELATIONS), MAX_OBJECTS, MAX_OBJECTS), np.float32)
     for i, thing in enumerate(scene.things):
@@ -309,13 +383,27 @@ def _true_facts(scene: Scene) -> np.ndarray:
         relations[RELATIONS.index(name), i, j] = 1
     orders = np.array(_ORDERS)
     related = relations[:, orders[:, :, None], orders[:, None, :]].swapaxes(0, 1)
-    scene_facts = np.concatenate([_one_hot(BACKGROUNDS, scene.background), _one_hot(range(1, MAX_OBJECTS + 1), len(scene.things))])
+    scene_facts = np.concatenate(
+        [
+            _one_hot(BACKGROUNDS, scene.background),
+            _one_hot(range(1, MAX_OBJECTS + 1), len(scene.things)),
+        ]
+    )
     rows = len(orders)
-    return np.concatenate([attributes[orders].reshape(rows, -1), related.reshape(rows, -1), np.tile(scene_facts, (rows, 1))], 1)
+    return np.concatenate(
+        [
+            attributes[orders].reshape(rows, -1),
+            related.reshape(rows, -1),
+            np.tile(scene_facts, (rows, 1)),
+        ],
+        1,
+    )
 
 
 def _stated_weights(facts: CaptionFacts) -> np.ndarray:
-    """Return the weights of the stated facts of a caption ``[F]``, in the layout of ``_true_facts``."""
+    """Return the weights of the stated facts of a caption ``[F]``, in the layout of
+    ``_true_facts``.
+    """
     attributes = np.zeros((MAX_OBJECTS, len(_COLUMN)), np.float32)
     relations = np.zeros((len(RELATIONS), MAX_OBJECTS, MAX_OBJECTS), np.float32)
     for i, mention in enumerate(facts.mentions):

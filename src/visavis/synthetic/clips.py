@@ -1,8 +1,10 @@
-"""Synthetic clips: two things, and what they do one after another, with captions about order or direction.
+"""Synthetic clips: two things, and what they do one after another, with captions about order or
+direction.
 
-An event moves or changes a thing and then restores it. So events can be exchanged: the clip then has the same frames
-in another order. In a crossing, a thing moves from one side to the other. Played backwards it is the opposite crossing. Each caption
-is false for the clip with the other order, its partner.
+An event moves or changes a thing and then restores it. So events can be exchanged: the clip then
+has the same frames in another order. In a crossing, a thing moves from one side to the other.
+Played backwards it is the opposite crossing. Each caption is false for the clip with the other
+order, its partner.
 """
 
 from __future__ import annotations
@@ -47,7 +49,10 @@ class ClipEvent:
 
     def __post_init__(self) -> None:
         if self.action not in ACTIONS or self.sound not in ("", *SOUNDS):
-            raise DataError(f"an event: expected one of {', '.join(ACTIONS)}, got {self.action!r} with sound {self.sound!r}.")
+            raise DataError(
+                f"an event: expected one of {', '.join(ACTIONS)}, got {self.action!r} with sound "
+                f"{self.sound!r}."
+            )
 
 
 @dataclass(frozen=True)
@@ -72,15 +77,27 @@ class SyntheticClip:
     def frames(self) -> tuple[Scene, ...]:
         """The scene of each frame."""
         if self.is_crossing:
-            return tuple(self._crossing(step / (CROSSING_FRAMES - 1)) for step in range(CROSSING_FRAMES))
-        return (*(self._event_frame(event, amount) for event in self.events for amount in EVENT_PROGRESS), self._scene(self.things))
+            return tuple(
+                self._crossing(step / (CROSSING_FRAMES - 1)) for step in range(CROSSING_FRAMES)
+            )
+        return (
+            *(
+                self._event_frame(event, amount)
+                for event in self.events
+                for amount in EVENT_PROGRESS
+            ),
+            self._scene(self.things),
+        )
 
     @cached_property
     def sounds(self) -> tuple[tuple[str, float], ...]:
         """The sound of each frame, and its volume."""
         if self.is_crossing:
             return ((self.events[0].sound, 1.0),) * CROSSING_FRAMES
-        return (*((event.sound, amount) for event in self.events for amount in EVENT_PROGRESS), ("", 0.0))
+        return (
+            *((event.sound, amount) for event in self.events for amount in EVENT_PROGRESS),
+            ("", 0.0),
+        )
 
     @property
     def partner(self) -> SyntheticClip:
@@ -113,20 +130,33 @@ class SyntheticClip:
         thing = self.things[event.thing]
         if event.action in DIRECTIONS:
             x, y = DIRECTIONS[event.action]
-            return _move_to(thing, thing.x + progress * MOVE_DISTANCE * x, thing.y + progress * MOVE_DISTANCE * y)
+            return _move_to(
+                thing,
+                thing.x + progress * MOVE_DISTANCE * x,
+                thing.y + progress * MOVE_DISTANCE * y,
+            )
         if event.action == "meet":
             other = self.things[1 - event.thing]
-            share = progress * max(0.0, 1 - 2 * RADIUS / float(np.hypot(other.x - thing.x, other.y - thing.y)))
-            return _move_to(thing, thing.x + share * (other.x - thing.x), thing.y + share * (other.y - thing.y))
+            share = progress * max(
+                0.0, 1 - 2 * RADIUS / float(np.hypot(other.x - thing.x, other.y - thing.y))
+            )
+            return _move_to(
+                thing, thing.x + share * (other.x - thing.x), thing.y + share * (other.y - thing.y)
+            )
         if event.action == "grow":
-            return replace(thing, radius=round(thing.radius * (1 + progress * (GROWTH_FACTOR - 1)), 4))
+            return replace(
+                thing, radius=round(thing.radius * (1 + progress * (GROWTH_FACTOR - 1)), 4)
+            )
         return replace(thing, color=CHANGED_COLOR if progress else thing.color)
 
     def _crossing(self, share: float) -> Scene:
         (event,) = self.events
         x, y = DIRECTIONS[event.action]
         thing, offset = self.things[event.thing], round(0.8 * (share - 0.5), 6)
-        return self._replace_thing(event.thing, _move_to(thing, 0.5 + offset * x if x else thing.x, 0.5 + offset * y if y else thing.y))
+        return self._replace_thing(
+            event.thing,
+            _move_to(thing, 0.5 + offset * x if x else thing.x, 0.5 + offset * y if y else thing.y),
+        )
 
 
 def sample_clip(rng: np.random.Generator, *, crossing: bool) -> SyntheticClip:
@@ -139,15 +169,24 @@ def sample_clip(rng: np.random.Generator, *, crossing: bool) -> SyntheticClip:
     Returns:
         The clip.
     """
-    positions = [HOME_POSITIONS[index] for index in rng.choice(len(HOME_POSITIONS), 2, replace=False)]
+    positions = [
+        HOME_POSITIONS[index] for index in rng.choice(len(HOME_POSITIONS), 2, replace=False)
+    ]
     colors, shapes = rng.choice(len(COLORS), 2, replace=False), rng.integers(len(SHAPES), size=2)
     things = tuple(
         SceneObject(SHAPES[shape], COLORS[color], "plain", "small", x, y, RADIUS)
         for shape, color, (x, y) in zip(shapes, colors, positions, strict=True)
     )
-    candidates = [(thing, action) for thing in range(2) for action in (DIRECTIONS if crossing else ACTIONS)]
-    sampled = [candidates[i] for i in rng.choice(len(candidates), 1 if crossing else 2, replace=False)]
-    events = tuple(ClipEvent(thing, action, pick(rng, SOUNDS) if rng.random() < 0.7 else "") for thing, action in sampled)
+    candidates = [
+        (thing, action) for thing in range(2) for action in (DIRECTIONS if crossing else ACTIONS)
+    ]
+    sampled = [
+        candidates[i] for i in rng.choice(len(candidates), 1 if crossing else 2, replace=False)
+    ]
+    events = tuple(
+        ClipEvent(thing, action, pick(rng, SOUNDS) if rng.random() < 0.7 else "")
+        for thing, action in sampled
+    )
     return SyntheticClip(pick(rng, BACKGROUNDS), things, events, crossing, int(rng.integers(2**31)))
 
 
@@ -173,10 +212,18 @@ CROSSING_PHRASES = {
 }
 SOUND_PHRASES = ("with a {sound}", "to the sound of a {sound}")
 # In the last phrase, the later event comes first.
-ORDER_PHRASES = ("{0}, then {1}", "first {0}, then {1}", "{0} before {1}", "after {0}, {1}", "{1} after {0}")
+ORDER_PHRASES = (
+    "{0}, then {1}",
+    "first {0}, then {1}",
+    "{0} before {1}",
+    "after {0}, {1}",
+    "{1} after {0}",
+)
 
 
-def write_clip_captions(clip: SyntheticClip, count: int, rng: np.random.Generator, *, mention_sound: bool) -> list[str]:
+def write_clip_captions(
+    clip: SyntheticClip, count: int, rng: np.random.Generator, *, mention_sound: bool
+) -> list[str]:
     """Write different true captions of a clip.
 
     Args:
@@ -195,17 +242,25 @@ def write_clip_captions(clip: SyntheticClip, count: int, rng: np.random.Generato
 
 
 def _caption(clip: SyntheticClip, rng: np.random.Generator, *, mention_sound: bool) -> str:
-    phrases = [_event_phrase(clip, event, rng, mention_sound=mention_sound) for event in clip.events]
+    phrases = [
+        _event_phrase(clip, event, rng, mention_sound=mention_sound) for event in clip.events
+    ]
     if len(phrases) == 1:
         return pick(rng, ("{0}", "{0} slowly", "we see how {0}")).format(*phrases)
     return pick(rng, ORDER_PHRASES).format(*phrases)
 
 
-def _event_phrase(clip: SyntheticClip, event: ClipEvent, rng: np.random.Generator, *, mention_sound: bool) -> str:
-    verb_phrase = pick(rng, (CROSSING_PHRASES if clip.is_crossing else ACTION_PHRASES)[event.action]).format(
-        other=_thing_phrase(clip, 1 - event.thing, rng)
+def _event_phrase(
+    clip: SyntheticClip, event: ClipEvent, rng: np.random.Generator, *, mention_sound: bool
+) -> str:
+    verb_phrase = pick(
+        rng, (CROSSING_PHRASES if clip.is_crossing else ACTION_PHRASES)[event.action]
+    ).format(other=_thing_phrase(clip, 1 - event.thing, rng))
+    sound = (
+        f" {pick(rng, SOUND_PHRASES).format(sound=event.sound)}"
+        if mention_sound and event.sound and rng.random() < 0.5
+        else ""
     )
-    sound = f" {pick(rng, SOUND_PHRASES).format(sound=event.sound)}" if mention_sound and event.sound and rng.random() < 0.5 else ""
     return f"{_thing_phrase(clip, event.thing, rng)} {verb_phrase}{sound}"
 
 

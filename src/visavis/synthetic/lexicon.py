@@ -1,4 +1,6 @@
-"""Words of synthetic captions, a little English grammar, and styles: the same things in other colors and with other names."""
+"""Words of synthetic captions, a little English grammar, and styles: the same things in other
+colors and with other names.
+"""
 
 from __future__ import annotations
 
@@ -23,17 +25,44 @@ _SHAPES = {
 GENERIC_NOUNS = ("thing", "shape", "object")
 # Red, green and blue from 0 to 1, and words of each color, in the styles "paper" and "glass".
 _COLORS = {
-    "red": (((0.88, 0.16, 0.18), ("red", "red", "crimson", "scarlet")), ((0.93, 0.38, 0.24), ("vermilion",))),
-    "blue": (((0.15, 0.36, 0.85), ("blue", "blue", "cobalt blue")), ((0.32, 0.70, 0.95), ("azure",))),
-    "yellow": (((0.99, 0.82, 0.16), ("yellow", "yellow", "golden", "lemon yellow")), ((0.93, 0.70, 0.10), ("saffron",))),
-    "green": (((0.18, 0.64, 0.28), ("green", "green", "emerald")), ((0.44, 0.52, 0.20), ("olive",))),
-    "orange": (((0.98, 0.52, 0.10), ("orange", "orange", "tangerine")), ((0.98, 0.74, 0.52), ("apricot",))),
+    "red": (
+        ((0.88, 0.16, 0.18), ("red", "red", "crimson", "scarlet")),
+        ((0.93, 0.38, 0.24), ("vermilion",)),
+    ),
+    "blue": (
+        ((0.15, 0.36, 0.85), ("blue", "blue", "cobalt blue")),
+        ((0.32, 0.70, 0.95), ("azure",)),
+    ),
+    "yellow": (
+        ((0.99, 0.82, 0.16), ("yellow", "yellow", "golden", "lemon yellow")),
+        ((0.93, 0.70, 0.10), ("saffron",)),
+    ),
+    "green": (
+        ((0.18, 0.64, 0.28), ("green", "green", "emerald")),
+        ((0.44, 0.52, 0.20), ("olive",)),
+    ),
+    "orange": (
+        ((0.98, 0.52, 0.10), ("orange", "orange", "tangerine")),
+        ((0.98, 0.74, 0.52), ("apricot",)),
+    ),
     "purple": (((0.52, 0.24, 0.72), ("purple", "violet")), ((0.68, 0.52, 0.70), ("mauve",))),
-    "white": (((0.97, 0.97, 0.98), ("white", "white", "ivory")), ((0.88, 0.85, 0.76), ("chalk-colored",))),
-    "pink": (((0.98, 0.56, 0.74), ("pink", "pink", "rose-colored")), ((0.93, 0.42, 0.50), ("salmon",))),
+    "white": (
+        ((0.97, 0.97, 0.98), ("white", "white", "ivory")),
+        ((0.88, 0.85, 0.76), ("chalk-colored",)),
+    ),
+    "pink": (
+        ((0.98, 0.56, 0.74), ("pink", "pink", "rose-colored")),
+        ((0.93, 0.42, 0.50), ("salmon",)),
+    ),
     "teal": (((0.10, 0.70, 0.70), ("teal", "turquoise")), ((0.04, 0.44, 0.52), ("petrol",))),
-    "black": (((0.13, 0.13, 0.16), ("black", "black", "jet-black")), ((0.32, 0.32, 0.36), ("charcoal",))),
-    "brown": (((0.50, 0.30, 0.16), ("brown", "brown", "chestnut")), ((0.72, 0.48, 0.34), ("umber",))),
+    "black": (
+        ((0.13, 0.13, 0.16), ("black", "black", "jet-black")),
+        ((0.32, 0.32, 0.36), ("charcoal",)),
+    ),
+    "brown": (
+        ((0.50, 0.30, 0.16), ("brown", "brown", "chestnut")),
+        ((0.72, 0.48, 0.34), ("umber",)),
+    ),
 }
 PATTERNS = {
     "plain": ("plain", "unpatterned"),
@@ -43,7 +72,11 @@ PATTERNS = {
     "checkered": ("checkered", "chequered"),
     "glowing": ("glowing", "luminous"),
 }
-PATTERN_SUFFIXES = {"striped": ("with stripes",), "dotted": ("with dots", "full of spots"), "checkered": ("with a checkered pattern",)}
+PATTERN_SUFFIXES = {
+    "striped": ("with stripes",),
+    "dotted": ("with dots", "full of spots"),
+    "checkered": ("with a checkered pattern",),
+}
 SIZES = {"large": ("large", "big", "huge"), "small": ("small", "little", "tiny")}
 RELATIONS = {
     "left": ("to the left of", "left of", "on the left side of"),
@@ -69,7 +102,16 @@ BACKGROUND_PHRASES = {
     "sunset": ("at sunset", "in the evening light", "as the sun goes down"),
     "forest": ("in a forest", "in the woods", "among the trees"),
 }
-OPENINGS = ("", "", "", "a picture of ", "there you see ", "we can see ", "look, ", "an image with ")  # language: quoted
+OPENINGS = (
+    "",
+    "",
+    "",
+    "a picture of ",  # language: quoted
+    "there you see ",
+    "we can see ",
+    "look, ",
+    "an image with ",
+)
 IDIOMS = (
     "as you find it once in a blue moon",
     "worth five gold stars",
@@ -144,7 +186,8 @@ class Style:
     colors: Words
 
 
-# Styles by name. "glass" has the positions, sizes, patterns and relations of "paper", but no common word for a color or shape.
+# Styles by name. "glass" has the positions, sizes, patterns and relations of "paper", but no common
+# word for a color or shape.
 STYLES = {
     name: Style(
         {color: styles[number][0] for color, styles in _COLORS.items()},

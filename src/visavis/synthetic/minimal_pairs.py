@@ -1,4 +1,5 @@
-"""Minimal pairs of synthetic scenes: a true and a false caption that are written from facts which differ in one edit.
+"""Minimal pairs of synthetic scenes: a true and a false caption that are written from facts which
+differ in one edit.
 
 The edited caption is checked against the scene. If it happens to be true, another edit is sampled.
 """
@@ -13,7 +14,15 @@ import numpy as np
 from visavis.synthetic import lexicon
 from visavis.synthetic.captions import CaptionFacts, SceneCaption, fact_relevance
 from visavis.synthetic.lexicon import DEFAULT_STYLE, Style
-from visavis.synthetic.scene import ATTRIBUTES, BACKGROUNDS, MAX_OBJECTS, Scene, SceneObject, T, pick
+from visavis.synthetic.scene import (
+    ATTRIBUTES,
+    BACKGROUNDS,
+    MAX_OBJECTS,
+    Scene,
+    SceneObject,
+    T,
+    pick,
+)
 
 # Edits of a kind that are sampled for a scene before the kind is skipped.
 MAX_TRIES = 12
@@ -34,7 +43,9 @@ class ScenePair:
     edited: SceneCaption
 
 
-def make_scene_pairs(scene: Scene, rng: np.random.Generator, style: Style = DEFAULT_STYLE) -> list[ScenePair]:
+def make_scene_pairs(
+    scene: Scene, rng: np.random.Generator, style: Style = DEFAULT_STYLE
+) -> list[ScenePair]:
     """Make at most one pair of each kind.
 
     Args:
@@ -52,11 +63,19 @@ def make_scene_pairs(scene: Scene, rng: np.random.Generator, style: Style = DEFA
                 break
             true, edited = fact_relevance([scene], fact_pair)[0]
             if true == 1 and edited < 1:
-                pairs.append(ScenePair(kind, *(_plain_caption(facts, style) for facts in fact_pair)))
+                pairs.append(
+                    ScenePair(kind, *(_plain_caption(facts, style) for facts in fact_pair))
+                )
                 break
     mention = _mention(pick(rng, scene.things))
     negated = SceneCaption(f"There is no {_noun(mention, style, bare=True)}", CaptionFacts())
-    pairs.append(ScenePair("negated", SceneCaption(f"There is {_noun(mention, style)}", CaptionFacts((mention,))), negated))
+    pairs.append(
+        ScenePair(
+            "negated",
+            SceneCaption(f"There is {_noun(mention, style)}", CaptionFacts((mention,))),
+            negated,
+        )
+    )
     return pairs
 
 
@@ -67,7 +86,9 @@ def _replaced(name: str) -> Callable[[Scene, np.random.Generator], FactPair | No
     def sample(scene: Scene, rng: np.random.Generator) -> FactPair:
         thing = pick(rng, scene.things)
         stated = _mention(thing) | {name: getattr(thing, name)}
-        return CaptionFacts((stated,)), CaptionFacts((stated | {name: _pick_other(rng, ATTRIBUTES[name], stated[name])},))
+        return CaptionFacts((stated,)), CaptionFacts(
+            (stated | {name: _pick_other(rng, ATTRIBUTES[name], stated[name])},)
+        )
 
     return sample
 
@@ -76,7 +97,9 @@ def _swapped_colors(scene: Scene, rng: np.random.Generator) -> FactPair | None:
     if len(scene.things) < 2:
         return None
     a, b = (_mention(scene.things[i]) for i in rng.permutation(len(scene.things))[:2])
-    return CaptionFacts((a, b)), CaptionFacts((a | {"color": b["color"]}, b | {"color": a["color"]}))
+    return CaptionFacts((a, b)), CaptionFacts(
+        (a | {"color": b["color"]}, b | {"color": a["color"]})
+    )
 
 
 def _related(scene: Scene, rng: np.random.Generator) -> CaptionFacts | None:
@@ -99,7 +122,11 @@ def _replaced_relation(scene: Scene, rng: np.random.Generator) -> FactPair | Non
 def _replaced_number(scene: Scene, rng: np.random.Generator) -> FactPair | None:
     mention = _mention(pick(rng, scene.things))
     number = sum(_mention(thing) == mention for thing in scene.things)
-    return (CaptionFacts((mention,) * number), CaptionFacts((mention,) * (number + 1))) if 1 < number < MAX_OBJECTS else None
+    return (
+        (CaptionFacts((mention,) * number), CaptionFacts((mention,) * (number + 1)))
+        if 1 < number < MAX_OBJECTS
+        else None
+    )
 
 
 def _replaced_total(scene: Scene, rng: np.random.Generator) -> FactPair | None:
@@ -141,7 +168,9 @@ def _plain_caption(facts: CaptionFacts, style: Style) -> SceneCaption:
         first, name, _ = facts.relations[0]
         relation = (lexicon.INVERSE_RELATIONS if first else lexicon.RELATIONS)[name][0]
         body = f" {relation} ".join(_noun(mention, style) for mention in facts.mentions)
-    elif len(facts.mentions) > 1 and all(mention == facts.mentions[0] for mention in facts.mentions):
+    elif len(facts.mentions) > 1 and all(
+        mention == facts.mentions[0] for mention in facts.mentions
+    ):
         attributes = facts.mentions[0]
         body = f"{lexicon.NUMBER_WORDS[len(facts.mentions)]} {lexicon.pluralize(_noun(attributes, style, bare=True))}"
     else:
@@ -159,5 +188,7 @@ def _noun(attributes: dict[str, str], style: Style, *, bare: bool = False) -> st
         for name, vocabulary in (("size", lexicon.SIZES), ("pattern", lexicon.PATTERNS))
         if name in attributes
     ]
-    phrase = " ".join([*adjectives, style.colors[attributes["color"]][0], style.shapes[attributes["shape"]][0]])
+    phrase = " ".join(
+        [*adjectives, style.colors[attributes["color"]][0], style.shapes[attributes["shape"]][0]]
+    )
     return phrase if bare else lexicon.with_article(phrase)

@@ -1,7 +1,9 @@
-"""Synthetic scenes: their content, how they are sampled, and which combinations are held out of training.
+"""Synthetic scenes: their content, how they are sampled, and which combinations are held out of
+training.
 
-A scene is a background and one to four things, each with a shape, color, pattern, size and position. Shapes and colors follow Zipf's law in
-the order of the lists below. Combinations in ``HELD_OUT_COLORS`` and ``HELD_OUT_RELATIONS`` never occur in a training scene: they test
+A scene is a background and one to four things, each with a shape, color, pattern, size and
+position. Shapes and colors follow Zipf's law in the order of the lists below. Combinations in
+``HELD_OUT_COLORS`` and ``HELD_OUT_RELATIONS`` never occur in a training scene: they test
 generalization to a long tail.
 """
 
@@ -19,13 +21,50 @@ from visavis.errors import DataError
 
 T = TypeVar("T")
 
-BACKGROUNDS = ("meadow", "beach", "night", "snow", "table", "sea", "desert", "paper", "sunset", "forest")
-SHAPES = ("circle", "star", "square", "heart", "triangle", "ring", "flower", "diamond", "crescent", "hexagon", "drop", "cross")
-COLORS = ("red", "blue", "yellow", "green", "orange", "purple", "white", "pink", "teal", "black", "brown")
+BACKGROUNDS = (
+    "meadow",
+    "beach",
+    "night",
+    "snow",
+    "table",
+    "sea",
+    "desert",
+    "paper",
+    "sunset",
+    "forest",
+)
+SHAPES = (
+    "circle",
+    "star",
+    "square",
+    "heart",
+    "triangle",
+    "ring",
+    "flower",
+    "diamond",
+    "crescent",
+    "hexagon",
+    "drop",
+    "cross",
+)
+COLORS = (
+    "red",
+    "blue",
+    "yellow",
+    "green",
+    "orange",
+    "purple",
+    "white",
+    "pink",
+    "teal",
+    "black",
+    "brown",
+)
 PATTERNS = ("plain", "striped", "dotted", "shiny", "checkered", "glowing")
 SIZES = ("large", "small")
 ATTRIBUTES = {"shape": SHAPES, "color": COLORS, "pattern": PATTERNS, "size": SIZES}
-# left: a is left of b. above: a is above b. front: a covers a part of b. inside: a is within the outline of b.
+# left: a is left of b. above: a is above b. front: a covers a part of b. inside: a is within the
+# outline of b.
 RELATIONS = ("left", "above", "front", "inside")
 
 MAX_OBJECTS = 4
@@ -74,7 +113,9 @@ class SceneObject:
     def __post_init__(self) -> None:
         for name, values in ATTRIBUTES.items():
             if (value := getattr(self, name)) not in values:
-                raise DataError(f"{name} of a thing: expected one of {', '.join(values)}, got {value!r}.")
+                raise DataError(
+                    f"{name} of a thing: expected one of {', '.join(values)}, got {value!r}."
+                )
 
 
 @dataclass(frozen=True)
@@ -94,7 +135,8 @@ class Scene:
     def __post_init__(self) -> None:
         if self.background not in BACKGROUNDS or len(self.things) > MAX_OBJECTS:
             raise DataError(
-                f"a scene: expected at most {MAX_OBJECTS} things on a known background, got {len(self.things)} on {self.background!r}."
+                f"a scene: expected at most {MAX_OBJECTS} things on a known background, got "
+                f"{len(self.things)} on {self.background!r}."
             )
 
     @cached_property
@@ -118,12 +160,15 @@ class Scene:
     def has_held_out_combination(self) -> bool:
         """Whether a combination in it never occurs in training."""
         return any((thing.shape, thing.color) in HELD_OUT_COLORS for thing in self.things) or any(
-            (self.things[i].shape, name, self.things[j].shape) in HELD_OUT_RELATIONS for i, name, j in self.relations
+            (self.things[i].shape, name, self.things[j].shape) in HELD_OUT_RELATIONS
+            for i, name, j in self.relations
         )
 
 
 # Shape and color: one color of each shape, such as a green circle.
-HELD_OUT_COLORS = frozenset((shape, COLORS[(5 * i + 3) % len(COLORS)]) for i, shape in enumerate(SHAPES))
+HELD_OUT_COLORS = frozenset(
+    (shape, COLORS[(5 * i + 3) % len(COLORS)]) for i, shape in enumerate(SHAPES)
+)
 
 # Shape, relation, shape: six ordered pairs of shapes for each relation.
 HELD_OUT_RELATIONS = frozenset(
@@ -148,7 +193,9 @@ def zipf_frequencies(count: int) -> np.ndarray:
     return weights / weights.sum()
 
 
-def pick(rng: np.random.Generator, choices: Sequence[T], frequencies: np.ndarray | None = None) -> T:
+def pick(
+    rng: np.random.Generator, choices: Sequence[T], frequencies: np.ndarray | None = None
+) -> T:
     """Sample one of several values.
 
     Args:
@@ -167,7 +214,8 @@ def sample_scene(rng: np.random.Generator, *, training: bool) -> Scene:
 
     Args:
         rng: Random generator.
-        training: Whether to avoid held-out combinations. Otherwise a third of the scenes is sampled to have one.
+        training: Whether to avoid held-out combinations. Otherwise a third of the scenes is sampled
+            to have one.
 
     Returns:
         The scene.
@@ -180,7 +228,8 @@ def sample_scene(rng: np.random.Generator, *, training: bool) -> Scene:
 
 
 def resample_layout(scene: Scene, rng: np.random.Generator) -> Scene:
-    """Make a near-duplicate: slightly different positions, sizes and angles, and another texture of the background.
+    """Make a near-duplicate: slightly different positions, sizes and angles, and another texture of
+    the background.
 
     Args:
         scene: The scene.
@@ -213,11 +262,23 @@ def _sample_content(rng: np.random.Generator) -> Scene:
     things: list[SceneObject] = []
     for _ in range(int(rng.choice(MAX_OBJECTS, p=(0.14, 0.34, 0.32, 0.2))) + 1):
         color = pick(rng, colors, frequencies)
-        thing = SceneObject(pick(rng, SHAPES, zipf_frequencies(len(SHAPES))), color, _pattern(rng, background), pick(rng, SIZES))
+        thing = SceneObject(
+            pick(rng, SHAPES, zipf_frequencies(len(SHAPES))),
+            color,
+            _pattern(rng, background),
+            pick(rng, SIZES),
+        )
         if things and rng.random() < 0.2:
-            thing = replace(thing, shape=things[-1].shape, color=things[-1].color, pattern=things[-1].pattern)
+            thing = replace(
+                thing, shape=things[-1].shape, color=things[-1].color, pattern=things[-1].pattern
+            )
         things.append(thing)
-    if len(things) > 1 and things[0].shape in CONTAINERS and things[0].color != things[1].color and rng.random() < 0.7:
+    if (
+        len(things) > 1
+        and things[0].shape in CONTAINERS
+        and things[0].color != things[1].color
+        and rng.random() < 0.7
+    ):
         things[:2] = replace(things[0], size="large"), replace(things[1], size="small")
     return Scene(background, _arrange(things, rng), int(rng.integers(2**31)))
 
@@ -229,12 +290,16 @@ def _pattern(rng: np.random.Generator, background: str) -> str:
 
 
 def _arrange(things: Sequence[SceneObject], rng: np.random.Generator) -> tuple[SceneObject, ...]:
-    """Place the things so that none touches another, except one that is in front of, or inside, the previous one."""
+    """Place the things so that none touches another, except one that is in front of, or inside, the
+    previous one.
+    """
     placed: list[SceneObject] = []
     while len(placed) < len(things):
         placed, touching = [], rng.random() < 0.6
         for thing in things:
-            radius = rng.uniform(0.165, 0.205) if thing.size == "large" else rng.uniform(0.085, 0.105)
+            radius = (
+                rng.uniform(0.165, 0.205) if thing.size == "large" else rng.uniform(0.085, 0.105)
+            )
             angle = rng.normal(0.0, 0.18)
             free = placed
             for _ in range(30):
@@ -243,22 +308,50 @@ def _arrange(things: Sequence[SceneObject], rng: np.random.Generator) -> tuple[S
                     x, y, radius = _touch(placed[0], thing, radius, rng)
                     free = []
                 outside = min(x, y) < radius or max(x, y) > 1 - radius
-                if not outside and all(math.hypot(x - neighbor.x, y - neighbor.y) > radius + neighbor.radius + 0.01 for neighbor in free):
-                    placed.append(replace(thing, x=_clip(x), y=_clip(y), radius=round(radius, 4), angle=round(angle, 4)))
+                if not outside and all(
+                    math.hypot(x - neighbor.x, y - neighbor.y) > radius + neighbor.radius + 0.01
+                    for neighbor in free
+                ):
+                    placed.append(
+                        replace(
+                            thing,
+                            x=_clip(x),
+                            y=_clip(y),
+                            radius=round(radius, 4),
+                            angle=round(angle, 4),
+                        )
+                    )
                     break
             else:
                 break
     return tuple(placed)
 
 
-def _touch(under: SceneObject, thing: SceneObject, radius: float, rng: np.random.Generator) -> tuple[float, float, float]:
-    """Return a position and radius inside ``under`` if it can contain the thing, else across its edge."""
-    can_contain = under.size == "large" and thing.size == "small" and under.shape in CONTAINERS and under.color != thing.color
+def _touch(
+    under: SceneObject, thing: SceneObject, radius: float, rng: np.random.Generator
+) -> tuple[float, float, float]:
+    """Return a position and radius inside ``under`` if it can contain the thing, else across its
+    edge.
+    """
+    can_contain = (
+        under.size == "large"
+        and thing.size == "small"
+        and under.shape in CONTAINERS
+        and under.color != thing.color
+    )
     if can_contain and rng.random() < 0.8:
-        return under.x, under.y, 0.5 * under.radius if under.shape == "ring" else min(radius, 0.52 * under.radius)
+        return (
+            under.x,
+            under.y,
+            0.5 * under.radius if under.shape == "ring" else min(radius, 0.52 * under.radius),
+        )
     distance = 0.75 * max(radius, under.radius) + 0.6 * min(radius, under.radius)
     direction = rng.uniform(0, 2 * math.pi)
-    return under.x + distance * math.cos(direction), under.y + distance * math.sin(direction), radius
+    return (
+        under.x + distance * math.cos(direction),
+        under.y + distance * math.sin(direction),
+        radius,
+    )
 
 
 def _clip(position: float) -> float:

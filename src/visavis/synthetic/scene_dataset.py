@@ -4,8 +4,8 @@ Files of the folder:
 
 - ``images/000000.png``: the images.
 - ``captions.jsonl``: for each image its file name, split and captions.
-- ``scenes.jsonl``: for each image its scene, the facts of each caption, which captions were swapped and with which image, and of which image
-  it is a near-duplicate.
+- ``scenes.jsonl``: for each image its scene, the facts of each caption, which captions were swapped
+  and with which image, and of which image it is a near-duplicate.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def write_synthetic_scenes(
     style: str = "paper",
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Path:
-    """Write a data set of synthetic scenes into a new folder. The same arguments give the same bytes.
+    """Write a data set of synthetic scenes into a new folder. The same arguments give the same
+    bytes.
 
     Args:
         folder: The new folder.
@@ -50,8 +51,10 @@ def write_synthetic_scenes(
         size: Width and height of the images in pixels, 32 to 1024.
         seed: Random seed.
         noise_ratio: Share of the training captions that are moved to a wrong image.
-        near_duplicates: Share of the images of each split that are near-duplicates of an earlier one.
-        style: Colors and words: "paper", or "glass" with other colors and with other names of colors and shapes.
+        near_duplicates: Share of the images of each split that are near-duplicates of an earlier
+            one.
+        style: Colors and words: "paper", or "glass" with other colors and with other names of
+            colors and shapes.
         on_progress: Called with the number of rendered images and of all images.
 
     Returns:
@@ -71,19 +74,34 @@ def write_synthetic_scenes(
     )
     if noise_ratio and (num_train < 3 or round(noise_ratio * num_train * captions_per_image) < 2):
         raise RecipeError(
-            f"noise_ratio: expected at least two wrong captions, got {noise_ratio} with {num_train} training images. Increase num_train."
+            f"noise_ratio: expected at least two wrong captions, got {noise_ratio} with "
+            f"{num_train} training images. Increase num_train."
         )
     if style not in STYLES:
         raise RecipeError(f"style: unknown style {style!r}: {suggest_name(style, STYLES)}")
     folder = storage.prepare_empty_folder(folder, will_be_replaced=True)
     rows: list[_SceneRow] = []
     for number, (split, count) in enumerate(counts.items()):
-        rows += _sample_split(split, count, captions_per_image, [seed, number], near_duplicates, STYLES[style], first=len(rows))
-    _swap_captions([row for row in rows if row.split == "train"], noise_ratio, np.random.default_rng([seed, len(counts)]))
+        rows += _sample_split(
+            split,
+            count,
+            captions_per_image,
+            [seed, number],
+            near_duplicates,
+            STYLES[style],
+            first=len(rows),
+        )
+    _swap_captions(
+        [row for row in rows if row.split == "train"],
+        noise_ratio,
+        np.random.default_rng([seed, len(counts)]),
+    )
     with storage.atomic_folder(folder) as part:
         (part / "images").mkdir()
         for number, row in enumerate(rows):
-            render_scene(row.scene, size, STYLES[style].palette).save(part / row.filename, compress_level=1)
+            render_scene(row.scene, size, STYLES[style].palette).save(
+                part / row.filename, compress_level=1
+            )
             if on_progress:
                 on_progress(number + 1, len(rows))
         storage.write_json_lines(part / "captions.jsonl", (row.captions_line() for row in rows))
@@ -134,7 +152,9 @@ class SceneGraphs:
             np.array([index_of.get(line.duplicate_of or "", -1) for line in lines]),
         )
 
-    def relevance(self, images: np.ndarray | None = None, captions: np.ndarray | None = None) -> np.ndarray:
+    def relevance(
+        self, images: np.ndarray | None = None, captions: np.ndarray | None = None
+    ) -> np.ndarray:
         """Compute the true graded relevance of images and captions.
 
         Args:
@@ -160,10 +180,14 @@ class _SceneLine:
     duplicate_of: str | None
 
     def __post_init__(self) -> None:
-        has_facts = [any(facts.mentions) or facts.background is not None or facts.total is not None for facts in self.facts]
+        has_facts = [
+            any(facts.mentions) or facts.background is not None or facts.total is not None
+            for facts in self.facts
+        ]
         if not all(has_facts) or not has_facts or len(has_facts) != len(self.swapped_from):
             raise DataError(
-                f"{self.filename}: expected captions with facts and one origin each, got {len(has_facts)} captions, {sum(has_facts)} with "
+                f"{self.filename}: expected captions with facts and one origin each, got "
+                f"{len(has_facts)} captions, {sum(has_facts)} with "
                 f"facts, and {len(self.swapped_from)} origins."
             )
 
@@ -180,7 +204,11 @@ class _SceneRow:
     duplicate_of: str | None
 
     def captions_line(self) -> dict[str, object]:
-        return {"filename": self.filename, "split": self.split, "captions": [caption.text for caption in self.captions]}
+        return {
+            "filename": self.filename,
+            "split": self.split,
+            "captions": [caption.text for caption in self.captions],
+        }
 
     def scene_line(self) -> dict[str, object]:
         return {
@@ -194,11 +222,20 @@ class _SceneRow:
 
 
 def _sample_split(
-    split: str, count: int, per_image: int, seed: list[int], near_duplicates: float, style: Style, *, first: int
+    split: str,
+    count: int,
+    per_image: int,
+    seed: list[int],
+    near_duplicates: float,
+    style: Style,
+    *,
+    first: int,
 ) -> list[_SceneRow]:
     """Return the scenes and captions of one split. Each image has its own random generator."""
     plan = np.random.default_rng([*seed, 0])
-    copies = set((1 + plan.permutation(max(count - 1, 0))[: round(near_duplicates * count)]).tolist())
+    copies = set(
+        (1 + plan.permutation(max(count - 1, 0))[: round(near_duplicates * count)]).tolist()
+    )
     origins = list(range(count))
     rows: list[_SceneRow] = []
     for i in range(count):
@@ -206,10 +243,21 @@ def _sample_split(
         if i in copies:
             origins[i] = origins[int(plan.integers(i))]
         origin = rows[origins[i]] if i in copies else None
-        scene = resample_layout(origin.scene, rng) if origin else sample_scene(rng, training=split == "train")
+        scene = (
+            resample_layout(origin.scene, rng)
+            if origin
+            else sample_scene(rng, training=split == "train")
+        )
         captions = write_captions(scene, per_image, rng, style)
         rows.append(
-            _SceneRow(f"images/{first + i:06d}.png", split, scene, captions, [None] * per_image, origin.filename if origin else None)
+            _SceneRow(
+                f"images/{first + i:06d}.png",
+                split,
+                scene,
+                captions,
+                [None] * per_image,
+                origin.filename if origin else None,
+            )
         )
     return rows
 
@@ -220,7 +268,9 @@ def _swap_captions(rows: list[_SceneRow], noise: float, rng: np.random.Generator
     count = step = round(noise * len(captions))
     while 2 * step > count:
         order = rng.permutation(len(rows))
-        swapped = [captions[position] for position in rng.choice(len(captions), count, replace=False)]
+        swapped = [
+            captions[position] for position in rng.choice(len(captions), count, replace=False)
+        ]
         swapped.sort(key=lambda caption: (order[caption[0]], caption[1]))
         step = int(np.bincount([i for i, _ in swapped]).max())
     if count:

@@ -1,7 +1,9 @@
-"""A small image encoder for synthetic scenes with 0.9 million parameters. Its weights, trained by tools/train_scene_encoder.py, are included.
+"""A small image encoder for synthetic scenes with 0.9 million parameters. Its weights, trained by
+tools/train_scene_encoder.py, are included.
 
-Convolutions over the pixels and two channels with their coordinates yield a grid of 6 x 6 regions. One attention layer
-relates the regions, so that relations are encoded, too. No network access is needed.
+Convolutions over the pixels and two channels with their coordinates yield a grid of 6 x 6 regions.
+One attention layer relates the regions, so that relations are encoded, too. No network access is
+needed.
 """
 
 from __future__ import annotations
@@ -39,10 +41,16 @@ class SceneEncoder(nn.Module):
             _Residual(_convolution(128, 128)),
             _convolution(128, self.embedding_dim, stride=2),
         )
-        self.attention = nn.TransformerEncoderLayer(self.embedding_dim, 6, 288, 0.0, "gelu", batch_first=True, norm_first=True)
+        self.attention = nn.TransformerEncoderLayer(
+            self.embedding_dim, 6, 288, 0.0, "gelu", batch_first=True, norm_first=True
+        )
         self.norm = nn.LayerNorm(self.embedding_dim)
         axis = torch.linspace(-1, 1, self.image_size)
-        self.register_buffer("coordinates", torch.stack(torch.meshgrid(axis, axis, indexing="xy"))[None], persistent=False)
+        self.register_buffer(
+            "coordinates",
+            torch.stack(torch.meshgrid(axis, axis, indexing="xy"))[None],
+            persistent=False,
+        )
 
     @classmethod
     def load(cls) -> SceneEncoder:
@@ -54,7 +62,12 @@ class SceneEncoder(nn.Module):
         encoder = cls()
         with as_file(files("visavis.synthetic") / "weights" / "scene_encoder.safetensors") as path:
             weights = storage.read_tensors(path)
-        encoder.load_state_dict({name: weight.float() if weight.is_floating_point() else weight for name, weight in weights.items()})
+        encoder.load_state_dict(
+            {
+                name: weight.float() if weight.is_floating_point() else weight
+                for name, weight in weights.items()
+            }
+        )
         return encoder.eval()
 
     @classmethod
@@ -69,7 +82,12 @@ class SceneEncoder(nn.Module):
         """
         shape = (cls.image_size, cls.image_size)
         rgb_images = (image.convert("RGB") for image in images)
-        pixels = np.stack([np.asarray(image if image.size == shape else image.resize(shape)) for image in rgb_images])
+        pixels = np.stack(
+            [
+                np.asarray(image if image.size == shape else image.resize(shape))
+                for image in rgb_images
+            ]
+        )
         return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
 
     def forward(self, pixels: Tensor) -> Tensor:
@@ -83,9 +101,9 @@ class SceneEncoder(nn.Module):
         """
         colors = pixels.to(self.coordinates.dtype) / 127.5 - 1
         # A shape, not ``len``, so that an exported graph accepts any number of images.
-        channels = torch.cat([colors, self.coordinates.expand(colors.shape[0], -1, -1, -1)], 1).contiguous(
-            memory_format=torch.channels_last
-        )
+        channels = torch.cat(
+            [colors, self.coordinates.expand(colors.shape[0], -1, -1, -1)], 1
+        ).contiguous(memory_format=torch.channels_last)
         grid = self.convolutions(channels).flatten(2).transpose(1, 2)
         return self.norm(self.attention(grid))
 
@@ -124,4 +142,6 @@ class _Residual(nn.Module):
 
 
 def _convolution(inputs: int, outputs: int, *, stride: int = 1) -> nn.Sequential:
-    return nn.Sequential(nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU())
+    return nn.Sequential(
+        nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()
+    )

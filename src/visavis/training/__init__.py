@@ -1,1 +1,3 @@
-"""Training by a recipe: the trainer, checkpoints, monitoring, ensembles, interpolation and forgetting."""
+"""Training by a recipe: the trainer, checkpoints, monitoring, ensembles, interpolation and
+forgetting.
+"""

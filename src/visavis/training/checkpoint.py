@@ -1,8 +1,10 @@
-"""Checkpoints: everything that a run needs to resume exactly, in one folder that is written atomically.
+"""Checkpoints: everything that a run needs to resume exactly, in one folder that is written
+atomically.
 
-A checkpoint holds the position in the run, the weights, the best weights so far, the states of the optimizer and of the
-supervision, and the log, each with a hash. The last two are kept: if one is corrupted, the run resumes from the one before.
-Random states are not stored, because every step draws from a seed of (run, step).
+A checkpoint holds the position in the run, the weights, the best weights so far, the states of the
+optimizer and of the supervision, and the log, each with a hash. The last two are kept: if one is
+corrupted, the run resumes from the one before. Random states are not stored, because every step
+draws from a seed of (run, step).
 """
 
 from __future__ import annotations
@@ -100,8 +102,12 @@ class Checkpoint:
                 storage.write_tensors(part / f"{name}.safetensors", getattr(self, name))
             storage.write_json_lines(part / LOG, self.log)
             storage.write_json(part / STATE, asdict(self.state))
-            storage.write_json(part / HASHES, {name: storage.content_hash(part / name) for name in (LOG, STATE)})
-        for older in set(folder.glob("step-*")) - set(complete_checkpoints(folder)[-NUM_KEPT_CHECKPOINTS:]):
+            storage.write_json(
+                part / HASHES, {name: storage.content_hash(part / name) for name in (LOG, STATE)}
+            )
+        for older in set(folder.glob("step-*")) - set(
+            complete_checkpoints(folder)[-NUM_KEPT_CHECKPOINTS:]
+        ):
             storage.remove_folder(older)
 
     @classmethod
@@ -118,13 +124,31 @@ class Checkpoint:
         Raises:
             RunError: If a file is missing, corrupted or does not match.
         """
-        for name, expected_hash in storage.read_json(folder / HASHES, dict[str, str], error=RunError).items():
-            if storage.content_hash(folder / name, limit=storage.MAX_BYTES, error=RunError) != expected_hash:
-                raise RunError(f"{folder / name}: expected the recorded content, got a corrupted file (hash mismatch).")
+        for name, expected_hash in storage.read_json(
+            folder / HASHES, dict[str, str], error=RunError
+        ).items():
+            if (
+                storage.content_hash(folder / name, limit=storage.MAX_BYTES, error=RunError)
+                != expected_hash
+            ):
+                raise RunError(
+                    f"{folder / name}: expected the recorded content, got a corrupted file (hash "
+                    "mismatch)."
+                )
         reference = {"weights": expected, "best_weights": expected}
-        tensors = {name: storage.read_tensors(folder / f"{name}.safetensors", reference.get(name), error=RunError) for name in TENSOR_FILES}
+        tensors = {
+            name: storage.read_tensors(
+                folder / f"{name}.safetensors", reference.get(name), error=RunError
+            )
+            for name in TENSOR_FILES
+        }
         state = storage.read_json(folder / STATE, TrainerState, error=RunError)
-        return cls(state, **tensors, log=storage.read_json_lines(folder / LOG, LogRow, error=RunError), folder=folder)
+        return cls(
+            state,
+            **tensors,
+            log=storage.read_json_lines(folder / LOG, LogRow, error=RunError),
+            folder=folder,
+        )
 
     @classmethod
     def latest(
@@ -158,16 +182,23 @@ class Checkpoint:
                 errors.append(error)
             else:
                 for reason in errors:
-                    (progress or NoProgress()).message(f"{reason} Falling back to checkpoint {path.name}.")
+                    (progress or NoProgress()).message(
+                        f"{reason} Falling back to checkpoint {path.name}."
+                    )
                 return checkpoint
         if errors:
-            raise RunError(f"{errors[0]} No checkpoint of {folder} is usable. Restore one from a backup, or train again in a new folder.")
+            raise RunError(
+                f"{errors[0]} No checkpoint of {folder} is usable. Restore one from a backup, or "
+                "train again in a new folder."
+            )
         return None
 
     @property
     def name_matches_step(self) -> bool:
         """Whether the name of the folder has the step of the state."""
-        return self.folder is not None and self.folder.name.startswith(f"step-{self.state.step:08d}")
+        return self.folder is not None and self.folder.name.startswith(
+            f"step-{self.state.step:08d}"
+        )
 
     def remove_newer(self) -> None:
         """Remove the newer checkpoints that were skipped for this one."""
@@ -190,8 +221,12 @@ def complete_checkpoints(folder: Path) -> list[Path]:
 
 
 def _unused_name(target: Path) -> Path:
-    """Return ``target``, or ``target-b``, ``target-c``, ... for further checkpoints of the same step."""
+    """Return ``target``, or ``target-b``, ``target-c``, ... for further checkpoints of the same
+    step.
+    """
     last = max((path.name for path in target.parent.glob(f"{target.name}*")), default="")
     if not last:
         return target
-    return target.with_name(f"{target.name}-{'b' if last == target.name else chr(ord(last[-1]) + 1)}")
+    return target.with_name(
+        f"{target.name}-{'b' if last == target.name else chr(ord(last[-1]) + 1)}"
+    )

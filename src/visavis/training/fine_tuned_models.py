@@ -1,4 +1,6 @@
-"""Checks of fine-tuned models: weight interpolation (WiSE-FT), and what a pretrained CLIP or SigLIP model loses on other data."""
+"""Checks of fine-tuned models: weight interpolation (WiSE-FT), and what a pretrained CLIP or SigLIP
+model loses on other data.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ class Interpolation:
     def __str__(self) -> str:
         largest = max(self.rsum)
         return (
-            f"Interpolated weights with alpha {self.alpha:g}: validation RSUM {self.rsum[self.alpha]:.1f} "
+            f"Interpolated weights with alpha {self.alpha:g}: validation RSUM "
+            f"{self.rsum[self.alpha]:.1f} "
             f"(initial weights {self.start_rsum:.1f}, alpha {largest:g} {self.rsum[largest]:.1f})."
         )
 
@@ -50,11 +53,19 @@ class Interpolation:
         Returns:
             The fields, with alphas as text keys.
         """
-        return {"alpha": self.alpha, "start_rsum": self.start_rsum, "rsum": {f"{alpha:g}": rsum for alpha, rsum in self.rsum.items()}}
+        return {
+            "alpha": self.alpha,
+            "start_rsum": self.start_rsum,
+            "rsum": {f"{alpha:g}": rsum for alpha, rsum in self.rsum.items()},
+        }
 
 
 def choose_interpolation(
-    data_module: DataModule, matcher: Matcher, start_weights: Weights, trained_weights: Weights, start_rsum: float
+    data_module: DataModule,
+    matcher: Matcher,
+    start_weights: Weights,
+    trained_weights: Weights,
+    start_rsum: float,
 ) -> Interpolation:
     """Evaluate each alpha of a recipe and load the interpolated weights of the chosen one.
 
@@ -90,11 +101,13 @@ def interpolate_weights(start: Weights, end: Weights, alpha: float) -> dict[str,
         alpha: Share of ``end``.
 
     Returns:
-        Interpolated weights. Of a LoRA adapter only the factor that starts at 0 is interpolated, so that the product of
-        both factors is interpolated linearly.
+        Interpolated weights. Of a LoRA adapter only the factor that starts at 0 is interpolated, so
+        that the product of both factors is interpolated linearly.
     """
     return {
-        name: torch.lerp(start[name], weight, alpha) if weight.is_floating_point() and LORA_A_MARK not in name else weight
+        name: torch.lerp(start[name], weight, alpha)
+        if weight.is_floating_point() and LORA_A_MARK not in name
+        else weight
         for name, weight in end.items()
     }
 
@@ -134,8 +147,15 @@ class Forgetting:
     after: Evaluation
 
     def __str__(self) -> str:
-        metrics = (("RSUM", "rsum"), ("image-to-text R@10", "i2t_r10"), ("text-to-image R@10", "t2i_r10"))
-        changes = [f"{label} {self.before.metrics[key]:.1f} -> {self.after.metrics[key]:.1f}" for label, key in metrics]
+        metrics = (
+            ("RSUM", "rsum"),
+            ("image-to-text R@10", "i2t_r10"),
+            ("text-to-image R@10", "t2i_r10"),
+        )
+        changes = [
+            f"{label} {self.before.metrics[key]:.1f} -> {self.after.metrics[key]:.1f}"
+            for label, key in metrics
+        ]
         return f"{self.data}, pretrained -> fine-tuned: {', '.join(changes)}."
 
     def to_json(self) -> dict[str, Any]:
@@ -162,15 +182,18 @@ def check_forgetting(recipe: Recipe, progress: Progress) -> None:
         return
     if pretrained_dual_encoder(recipe) is None:
         raise RecipeError(
-            "evaluation.forgetting: expected the same pretrained CLIP or SigLIP model as visual.encoder and text.encoder, got "
-            f"{recipe.visual.encoder or 'none'} and {recipe.text.encoder}. Set both to one dual encoder, or remove evaluation.forgetting."
+            "evaluation.forgetting: expected the same pretrained CLIP or SigLIP model as "
+            "visual.encoder and text.encoder, got "
+            f"{recipe.visual.encoder or 'none'} and {recipe.text.encoder}. Set both to one dual "
+            "encoder, or remove evaluation.forgetting."
         )
     other = _recipe_on_other_data(recipe)
     open_data(other, progress).split(other.evaluation.test)
 
 
 def measure_forgetting(data_module: DataModule, matcher: Matcher, progress: Progress) -> Forgetting:
-    """Evaluate the pretrained and the fine-tuned model on the data set of ``evaluation.forgetting``.
+    """Evaluate the pretrained and the fine-tuned model on the data set of
+    ``evaluation.forgetting``.
 
     Args:
         data_module: Data of the training.
@@ -183,11 +206,21 @@ def measure_forgetting(data_module: DataModule, matcher: Matcher, progress: Prog
     recipe = _recipe_on_other_data(data_module.recipe)
     other = open_data_module(recipe, progress, data_module.processor)
     encoder, test = Path(recipe.visual.encoder), recipe.evaluation.test
-    pretrained = read_run_recipe(encoder, recipe.data.path, recipe.memory or None).model_copy(update={"data": recipe.data})
+    pretrained = read_run_recipe(encoder, recipe.data.path, recipe.memory or None).model_copy(
+        update={"data": recipe.data}
+    )
     pretrained_data, pretrained_matcher = open_run(encoder, pretrained, progress)
-    return Forgetting(other.data.name, pretrained_data.evaluate(pretrained_matcher, test), other.evaluate(matcher, test))
+    return Forgetting(
+        other.data.name,
+        pretrained_data.evaluate(pretrained_matcher, test),
+        other.evaluate(matcher, test),
+    )
 
 
 def _recipe_on_other_data(recipe: Recipe) -> Recipe:
-    changes = {"data.path": recipe.evaluation.forgetting, "data.noise_ratio": 0.0, "visual.features": ""}
+    changes = {
+        "data.path": recipe.evaluation.forgetting,
+        "data.noise_ratio": 0.0,
+        "visual.features": "",
+    }
     return build_recipe(recipe.to_dict(), changes, "evaluation.forgetting")

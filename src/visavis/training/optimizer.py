@@ -1,4 +1,6 @@
-"""Optimizers: parameter groups and learning rates of a phase, and optimizer states as named tensors."""
+"""Optimizers: parameter groups and learning rates of a phase, and optimizer states as named
+tensors.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +32,16 @@ class Ranger(RAdam):
         eps: Added to the root of the mean square.
 
     Formula:
-        Every k steps ``slow += alpha (parameter - slow)``, then ``parameter = slow``. The slow copy starts as the initial parameter.
+        Every k steps ``slow += alpha (parameter - slow)``, then ``parameter = slow``. The slow copy
+        starts as the initial parameter.
 
     Special cases:
         ``k=1, alpha=1`` is RAdam.
 
     Source:
-        Zhang et al., Lookahead Optimizer: k steps forward, 1 step back (2019), and Liu et al., On the Variance of the Adaptive Learning
-        Rate and Beyond (2020). Defaults of the Ranger in the released code of CE.
+        Zhang et al., Lookahead Optimizer: k steps forward, 1 step back (2019), and Liu et al., On
+        the Variance of the Adaptive Learning Rate and Beyond (2020). Defaults of the Ranger in the
+        released code of CE.
     """
 
     def __init__(
@@ -63,9 +67,16 @@ class Ranger(RAdam):
         Returns:
             The loss of the closure.
         """
-        parameters = [parameter for group in self.param_groups for parameter in group["params"] if parameter.grad is not None]
+        parameters = [
+            parameter
+            for group in self.param_groups
+            for parameter in group["params"]
+            if parameter.grad is not None
+        ]
         # RAdam fills only an empty state, so the slow copies are stored after its first step.
-        initial = {parameter: parameter.clone() for parameter in parameters if not self.state[parameter]}
+        initial = {
+            parameter: parameter.clone() for parameter in parameters if not self.state[parameter]
+        }
         loss = super().step(closure)
         for parameter in parameters:
             state = self.state[parameter]
@@ -75,7 +86,8 @@ class Ranger(RAdam):
         return loss
 
 
-# What each optimizer stores for a parameter that it has updated. "step" is a scalar, the others have the shape of the parameter.
+# What each optimizer stores for a parameter that it has updated. "step" is a scalar, the others
+# have the shape of the parameter.
 STATE_NAMES: dict[type[Optimizer], tuple[str, ...]] = {
     Adam: ("exp_avg", "exp_avg_sq", "step"),
     AdamW: ("exp_avg", "exp_avg_sq", "step"),
@@ -119,8 +131,8 @@ def full_tensor(tensor: Tensor) -> Tensor:
 def restore_optimizer(optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
     """Load an optimizer state that ``optimizer_tensors`` returned.
 
-    The state may come from an optimizer of other parts of the model or of another class: each parameter receives what
-    its optimizer uses.
+    The state may come from an optimizer of other parts of the model or of another class: each
+    parameter receives what its optimizer uses.
 
     Args:
         optimizer: Optimizer that receives the state.
@@ -132,17 +144,24 @@ def restore_optimizer(optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
     for key, value in tensors.items():
         parameter, name = key.rsplit(".", 1)
         if parameter in indices and name in STATE_NAMES[type(optimizer)]:
-            # A fused step reads parameter and state in memory order, so the state needs the memory layout of the parameter.
+            # A fused step reads parameter and state in memory order, so the state needs the memory
+            # layout of the parameter.
             like: Any = parameters[parameter]
             if name != "step" and hasattr(like, "full_tensor"):
                 from torch.distributed.tensor import distribute_tensor
 
                 value = distribute_tensor(value.to(like.device), like.device_mesh, like.placements)
-            state.setdefault(indices[parameter], {})[name] = value if name == "step" else torch.empty_like(like).copy_(value)
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+            state.setdefault(indices[parameter], {})[name] = (
+                value if name == "step" else torch.empty_like(like).copy_(value)
+            )
+    optimizer.load_state_dict(
+        {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
+    )
 
 
-def check_optimizer_state(optimizer: Optimizer, tensors: dict[str, Tensor], steps: int, source: str) -> None:
+def check_optimizer_state(
+    optimizer: Optimizer, tensors: dict[str, Tensor], steps: int, source: str
+) -> None:
     """Check that tensors are a state of an optimizer after a number of steps.
 
     A parameter that no gradient has reached has no state.
@@ -156,16 +175,31 @@ def check_optimizer_state(optimizer: Optimizer, tensors: dict[str, Tensor], step
     Raises:
         RunError: If a tensor is unknown, missing or of another shape.
     """
-    names, parameters, kind = STATE_NAMES[type(optimizer)], _named_parameters(optimizer), type(optimizer).__name__
-    expected = {f"{parameter}.{name}": parameters[parameter] for parameter in parameters for name in names}
-    for key in sorted(tensors.keys() | {f"{key.rsplit('.', 1)[0]}.{name}" for key in tensors for name in names}):
+    names, parameters, kind = (
+        STATE_NAMES[type(optimizer)],
+        _named_parameters(optimizer),
+        type(optimizer).__name__,
+    )
+    expected = {
+        f"{parameter}.{name}": parameters[parameter] for parameter in parameters for name in names
+    }
+    for key in sorted(
+        tensors.keys() | {f"{key.rsplit('.', 1)[0]}.{name}" for key in tensors for name in names}
+    ):
         if key not in expected or key not in tensors:
-            raise RunError(f"{source}: expected the state of {kind}, but {key} is {'unknown' if key in tensors else 'missing'}.")
+            raise RunError(
+                f"{source}: expected the state of {kind}, but {key} is "
+                f"{'unknown' if key in tensors else 'missing'}."
+            )
         shape = [] if key.endswith(".step") else list(expected[key].shape)
         if list(tensors[key].shape) != shape:
-            raise RunError(f"{source}: {key}: expected shape {shape}, got {list(tensors[key].shape)}.")
+            raise RunError(
+                f"{source}: {key}: expected shape {shape}, got {list(tensors[key].shape)}."
+            )
     if steps and expected and not tensors:
-        raise RunError(f"{source}: expected the state of {kind} after {steps:,} steps, got an empty file.")
+        raise RunError(
+            f"{source}: expected the state of {kind} after {steps:,} steps, got an empty file."
+        )
 
 
 def lr_factor(schedule: ScheduleSettings, step: int, steps_per_epoch: int, epochs: int) -> float:
@@ -191,7 +225,9 @@ def lr_factor(schedule: ScheduleSettings, step: int, steps_per_epoch: int, epoch
     if step < warmup:
         return (step + 1) / warmup
     if schedule.kind == "step":
-        return schedule.factor ** sum(step >= milestone * steps_per_epoch for milestone in schedule.milestones)
+        return schedule.factor ** sum(
+            step >= milestone * steps_per_epoch for milestone in schedule.milestones
+        )
     if schedule.kind == "exponential":
         return schedule.factor ** (step // steps_per_epoch)
     if schedule.kind == "cosine":
@@ -220,8 +256,8 @@ def loss_warmup_factor(epochs: float, step: int, steps_per_epoch: int) -> float:
 def make_optimizer(matcher: Matcher, phase: Phase) -> Optimizer:
     """Build the optimizer of a phase, and freeze the parts that the phase does not train.
 
-    There is one parameter group for each part of the model, or for each layer of a part if ``layer_decay`` is below 1.
-    Each group has its own learning rate, ``base_lr``.
+    There is one parameter group for each part of the model, or for each layer of a part if
+    ``layer_decay`` is below 1. Each group has its own learning rate, ``base_lr``.
 
     Args:
         matcher: Model.
@@ -236,7 +272,10 @@ def make_optimizer(matcher: Matcher, phase: Phase) -> Optimizer:
     by_part, settings = matcher.parameters_by_part(), phase.optimizer
     for part in (*phase.trainable, *settings.lr_multipliers):
         if part not in by_part:
-            raise RecipeError(f"trainable, lr_multipliers: {part} is not a part of {type(matcher).__name__}: {suggest_name(part, by_part)}")
+            raise RecipeError(
+                f"trainable, lr_multipliers: {part} is not a part of {type(matcher).__name__}: "
+                f"{suggest_name(part, by_part)}"
+            )
     groups = []
     for part, parameters in by_part.items():
         trainable = not phase.trainable or part in phase.trainable
@@ -246,22 +285,32 @@ def make_optimizer(matcher: Matcher, phase: Phase) -> Optimizer:
             continue
         lr = settings.lr * settings.lr_multipliers.get(part, 1.0)
         weight_decay = 0.0 if part == SCALE_PART else settings.weight_decay
-        depths = layers_below_top([name for name, _ in parameters]) if settings.layer_decay < 1 else [0] * len(parameters)
-        for depth, members in groupby(zip(depths, parameters, strict=True), key=lambda member: member[0]):
+        depths = (
+            layers_below_top([name for name, _ in parameters])
+            if settings.layer_decay < 1
+            else [0] * len(parameters)
+        )
+        for depth, members in groupby(
+            zip(depths, parameters, strict=True), key=lambda member: member[0]
+        ):
             params = [parameter for _, parameter in members]
             base_lr = lr * settings.layer_decay**depth
-            groups.append({"params": params, "part": part, "base_lr": base_lr, "weight_decay": weight_decay})
+            groups.append(
+                {"params": params, "part": part, "base_lr": base_lr, "weight_decay": weight_decay}
+            )
     if settings.name == "Ranger":
         return Ranger(groups, settings.lr, settings.weight_decay)
-    optimizer: Optimizer = getattr(torch.optim, settings.name)(groups, lr=settings.lr, weight_decay=settings.weight_decay, fused=True)
+    optimizer: Optimizer = getattr(torch.optim, settings.name)(
+        groups, lr=settings.lr, weight_decay=settings.weight_decay, fused=True
+    )
     return optimizer
 
 
 def layers_below_top(names: Sequence[str]) -> list[int]:
     """Compute the depth of each parameter of a part below its top layer.
 
-    A layer is an entry of a numbered list. Parameters before all lists, such as embeddings, form the lowest layer.
-    Parameters after the last list, such as a projection, belong to the top.
+    A layer is an entry of a numbered list. Parameters before all lists, such as embeddings, form
+    the lowest layer. Parameters after the last list, such as a projection, belong to the top.
 
     Args:
         names: Parameter names in the order of the model.
@@ -276,12 +325,15 @@ def layers_below_top(names: Sequence[str]) -> list[int]:
     layers = [match[0] if (match := re.match(r".*?\.\d+\.", name)) else "" for name in names]
     order = {layer: number for number, layer in enumerate(dict.fromkeys(filter(None, layers)), 1)}
     end = max((position for position, layer in enumerate(layers) if layer), default=-1) + 1
-    heights = list(accumulate([order.get(layer, 0) for layer in layers[:end]], max)) + [len(order) + 1] * (len(layers) - end)
+    heights = list(accumulate([order.get(layer, 0) for layer in layers[:end]], max)) + [
+        len(order) + 1
+    ] * (len(layers) - end)
     return [max(heights, default=0) - height for height in heights]
 
 
 def train_mode(matcher: Matcher) -> None:
-    """Set training mode. Frozen parts stay in evaluation mode, so that their batch statistics do not change.
+    """Set training mode. Frozen parts stay in evaluation mode, so that their batch statistics do
+    not change.
 
     Args:
         matcher: Model.
@@ -307,5 +359,7 @@ def set_lr(optimizer: Optimizer, factor: float) -> None:
 def _named_parameters(optimizer: Optimizer) -> dict[str, Tensor]:
     """Parameters by name, in the order in which the optimizer numbers them."""
     return {
-        name: parameter for group in optimizer.param_groups for name, parameter in zip(group["param_names"], group["params"], strict=True)
+        name: parameter
+        for group in optimizer.param_groups
+        for name, parameter in zip(group["param_names"], group["params"], strict=True)
     }

@@ -1,4 +1,6 @@
-"""Processes of one training: joining the group that torchrun started, checking the recipe, and one message for a failure."""
+"""Processes of one training: joining the group that torchrun started, checking the recipe, and one
+message for a failure.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,13 @@ from torch.distributed.rendezvous import rendezvous
 from visavis import spec, supervision
 from visavis.errors import RecipeError, ReportedByOtherProcess, RunError, warn
 from visavis.models.device import choose_device
-from visavis.process_group import FAILURES, ONE_PROCESS, POLL_INTERVAL_S, ProcessGroup, default_store
+from visavis.process_group import (
+    FAILURES,
+    ONE_PROCESS,
+    POLL_INTERVAL_S,
+    ProcessGroup,
+    default_store,
+)
 from visavis.recipes.recipe import Recipe
 from visavis.training.stop_signals import Stopped
 
@@ -38,18 +46,21 @@ FREE_TIMEOUT_S = 1.0
 """Longest time that a process waits at its end until gloo has freed a tensor."""
 _ENDED, _REPORTED = b"e", b"r"
 _GROUPS: list[distributed.ProcessGroup | None] = []
-"""Groups that were joined. ``DistributedDataParallel`` must not be the last to hold one: torch frees it with the interpreter locked, and then
-waits for a thread of gloo, which waits for the interpreter."""
+"""Groups that were joined. ``DistributedDataParallel`` must not be the last to hold one: torch
+frees it with the interpreter locked, and then waits for a thread of gloo, which waits for the
+interpreter.
+"""
 
 
 @contextmanager
 def join_processes(
     after_kill: str = "The last checkpoint is intact. Continue with --resume RUN, with any number of processes.",
 ) -> Iterator[ProcessGroup]:
-    """Join the other processes of a command, if ``torchrun``, or another launcher that sets the same variables, started this one.
+    """Join the other processes of a command, if ``torchrun``, or another launcher that sets the
+    same variables, started this one.
 
-    The first process that fails reports its error. The others, which lose their connection to it, raise
-    ``ReportedByOtherProcess``, which the command line does not print.
+    The first process that fails reports its error. The others, which lose their connection to it,
+    raise ``ReportedByOtherProcess``, which the command line does not print.
 
     Args:
         after_kill: Advice to the user if another process was killed.
@@ -59,12 +70,17 @@ def join_processes(
 
     Raises:
         RunError: If another process was killed, so that nobody else can report it.
-        ReportedByOtherProcess: If another process has failed, or reports that the training was stopped.
+        ReportedByOtherProcess: If another process has failed, or reports that the training was
+            stopped.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 and not distributed.is_initialized():
-        if "WORLD_SIZE" not in os.environ and (tasks := int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))) > 1:
+        if (
+            "WORLD_SIZE" not in os.environ
+            and (tasks := int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))) > 1
+        ):
             warn(
-                f"srun: expected one task of torchrun on each machine, got {tasks} tasks without torchrun. Each of them does the whole work. "
+                f"srun: expected one task of torchrun on each machine, got {tasks} tasks without "
+                "torchrun. Each of them does the whole work. "
                 "Start torchrun to share it."
             )
         yield ONE_PROCESS
@@ -85,11 +101,14 @@ def join_processes(
             _last_barrier()
     except Stopped as stopped:
         if not group.is_first:
-            raise ReportedByOtherProcess("The first process reports that the training was stopped.", 128 + stopped.signal) from None
+            raise ReportedByOtherProcess(
+                "The first process reports that the training was stopped.", 128 + stopped.signal
+            ) from None
         raise
     except BaseException as error:
         is_first = _is_first_failure(store)
-        # Without torchrun, rank 0 holds the store. The others need it to learn that this process has failed.
+        # Without torchrun, rank 0 holds the store. The others need it to learn that this process
+        # has failed.
         if is_own_group and group.is_first and "TORCHELASTIC_USE_AGENT_STORE" not in os.environ:
             distributed.destroy_process_group()
             _wait_for_other_ranks(store, group)
@@ -105,7 +124,8 @@ def join_processes(
 def _last_barrier() -> None:
     """Wait for the other ranks, and until gloo has freed the tensor of this barrier.
 
-    A thread of gloo frees it, and needs the interpreter for that. If the interpreter ends first, the process is aborted: one of about 15 runs.
+    A thread of gloo frees it, and needs the interpreter for that. If the interpreter ends first,
+    the process is aborted: one of about 15 runs.
     """
     tensor = torch.zeros(1)
     distributed.all_reduce(tensor)
@@ -134,8 +154,9 @@ def _connect(after_kill: str) -> None:
 def _store_of_start(store: Store, rank: int, world_size: int) -> Store:
     """Agree on a part of the store for this start.
 
-    ``torchrun`` starts processes again with the same store, which still has the addresses of those that were killed. Each process sends its
-    request with a new random key, so that no reply is older than the request.
+    ``torchrun`` starts processes again with the same store, which still has the addresses of those
+    that were killed. Each process sends its request with a new random key, so that no reply is
+    older than the request.
     """
     if rank > 0:
         request = uuid4().hex
@@ -161,15 +182,17 @@ def _store_of_start(store: Store, rank: int, world_size: int) -> Store:
 def _end_with_lost_process(store: Store, group: ProcessGroup, after_kill: str) -> Iterator[None]:
     """End this process after another one was lost, also if no collective raises an error.
 
-    When a process is killed, gloo sometimes does not wake a send, and waits until its timeout of 30 minutes. So each process holds a connection
-    to rank 0, which the operating system closes with the process.
+    When a process is killed, gloo sometimes does not wake a send, and waits until its timeout of 30
+    minutes. So each process holds a connection to rank 0, which the operating system closes with
+    the process.
     """
     has_ended = Event()
     try:
         connections = _connect_to_first_rank(store, group)
     except OSError as error:
         raise RunError(
-            f"MASTER_ADDR: expected that each process can connect to {os.environ['MASTER_ADDR']}, got: {error}. "
+            f"MASTER_ADDR: expected that each process can connect to {os.environ['MASTER_ADDR']}, "
+            f"got: {error}. "
             "Allow connections between the machines."
         ) from None
 
@@ -187,7 +210,9 @@ def _end_with_lost_process(store: Store, group: ProcessGroup, after_kill: str) -
                 return
             if message != _REPORTED and _is_first_failure(store):
                 # The main thread waits in gloo, so that no exception reaches the command line.
-                logging.getLogger(__name__).error("%s", _killed_process(group.world_size, after_kill))
+                logging.getLogger(__name__).error(
+                    "%s", _killed_process(group.world_size, after_kill)
+                )
             _send(connections, _REPORTED)
             os._exit(1)
 
@@ -210,11 +235,15 @@ def _connect_to_first_rank(store: Store, group: ProcessGroup) -> list[socket.soc
     """Connect each rank with rank 0, which receives all connections."""
     if not group.is_first:
         port, token = store.get("visavis/watch").decode().split()
-        connection = socket.create_connection((os.environ["MASTER_ADDR"], int(port)), CONNECTION_TIMEOUT_S)
+        connection = socket.create_connection(
+            (os.environ["MASTER_ADDR"], int(port)), CONNECTION_TIMEOUT_S
+        )
         connection.sendall(token.encode())
         return [connection]
     has_ipv6, token, connections = socket.has_dualstack_ipv6(), uuid4().hex, list[socket.socket]()
-    with socket.create_server(("", 0), family=socket.AF_INET6 if has_ipv6 else socket.AF_INET, dualstack_ipv6=has_ipv6) as server:
+    with socket.create_server(
+        ("", 0), family=socket.AF_INET6 if has_ipv6 else socket.AF_INET, dualstack_ipv6=has_ipv6
+    ) as server:
         server.settimeout(CONNECTION_TIMEOUT_S)
         store.set("visavis/watch", f"{server.getsockname()[1]} {token}")
         while len(connections) < group.world_size - 1:
@@ -237,12 +266,18 @@ def _wait_for_processes(have_joined: Callable[[], bool], world_size: int) -> Non
     end = time.monotonic() + JOIN_TIMEOUT_S
     while not have_joined():
         if time.monotonic() > end:
-            raise RunError(f"WORLD_SIZE: expected {world_size} processes within {JOIN_TIMEOUT_S:.0f} s, got fewer. Start all of them.")
+            raise RunError(
+                f"WORLD_SIZE: expected {world_size} processes within {JOIN_TIMEOUT_S:.0f} s, got "
+                "fewer. Start all of them."
+            )
         time.sleep(POLL_INTERVAL_S)
 
 
 def _killed_process(world_size: int, after_kill: str) -> RunError:
-    return RunError(f"A process was killed: {world_size} processes were expected, and their connection was lost. {after_kill}")
+    return RunError(
+        f"A process was killed: {world_size} processes were expected, and their connection was "
+        f"lost. {after_kill}"
+    )
 
 
 def check_processes(recipe: Recipe, group: ProcessGroup) -> None:
@@ -253,25 +288,35 @@ def check_processes(recipe: Recipe, group: ProcessGroup) -> None:
         group: Processes that train together.
 
     Raises:
-        RecipeError: If a supervision, the size of a batch or the number of CUDA devices needs fewer processes.
+        RecipeError: If a supervision, the size of a batch or the number of CUDA devices needs fewer
+            processes.
     """
     if group.world_size == 1:
         return
     if recipe.training.batch_size < group.world_size:
         raise RecipeError(
-            f"training.batch_size: expected at least one item for each of {group.world_size} processes, got {recipe.training.batch_size}. "
+            f"training.batch_size: expected at least one item for each of {group.world_size} "
+            f"processes, got {recipe.training.batch_size}. "
             "Set a larger batch, or start fewer processes."
         )
-    local_processes, devices = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
-    if local_processes > devices and choose_device(recipe.training.device, "training.device").type == "cuda":
+    local_processes, devices = (
+        int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+        torch.cuda.device_count(),
+    )
+    if (
+        local_processes > devices
+        and choose_device(recipe.training.device, "training.device").type == "cuda"
+    ):
         raise RecipeError(
-            f"training.device: expected a CUDA device for each process of this machine, got {devices} for {local_processes} processes. "
+            "training.device: expected a CUDA device for each process of this machine, got "
+            f"{devices} for {local_processes} processes. "
             f'Set torchrun --nproc-per-node {devices}, or training.device = "cpu".'
         )
     for source in (spec.parse(phase.supervision, supervision.CATALOG) for phase in recipe.phases):
         if source.one_process_only:
             raise RecipeError(
-                f"phases.supervision: expected one process with {type(source).__name__}, because {source.one_process_only}, "
+                f"phases.supervision: expected one process with {type(source).__name__}, because "
+                f"{source.one_process_only}, "
                 f"got {group.world_size}. Start it without torchrun."
             )
         if source.reads_model and recipe.training.strategy == "fsdp":
@@ -292,7 +337,9 @@ def can_restart() -> bool:
 
 
 def _is_first_failure(store: Store) -> bool:
-    """Whether no other process has failed before. Also true if the store is gone with the process that held it."""
+    """Whether no other process has failed before. Also true if the store is gone with the process
+    that held it.
+    """
     with suppress(RuntimeError):
         return store.add(FAILURES, 1) == 1
     return True
@@ -307,4 +354,6 @@ def _wait_for_other_ranks(store: Store, group: ProcessGroup) -> None:
 
 def _is_lost_connection(error: BaseException) -> bool:
     """Whether a collective has failed because another process is gone."""
-    return isinstance(error, distributed.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error).lower())
+    return isinstance(error, distributed.DistError) or (
+        isinstance(error, RuntimeError) and "gloo" in str(error).lower()
+    )

@@ -1,4 +1,6 @@
-"""Entry points of training: start or resume one run, or an ensemble of members that are evaluated by the mean of their scores."""
+"""Entry points of training: start or resume one run, or an ensemble of members that are evaluated
+by the mean of their scores.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,18 @@ from visavis.runs.evaluate_runs import evaluate_runs
 from visavis.runs.open_run import read_ensemble_recipe, with_absolute_paths
 from visavis.runs.run_folder import RunFolder
 from visavis.training.stop_signals import Stopped
-from visavis.training.training_run import TrainingResult, check_supervisions, create_run_folder, resume_run, start_run
+from visavis.training.training_run import (
+    TrainingResult,
+    check_supervisions,
+    create_run_folder,
+    resume_run,
+    start_run,
+)
 
 
-def start_training(recipe: Recipe, out: str | Path | None, progress: Progress, group: ProcessGroup = ONE_PROCESS) -> TrainingResult:
+def start_training(
+    recipe: Recipe, out: str | Path | None, progress: Progress, group: ProcessGroup = ONE_PROCESS
+) -> TrainingResult:
     """Train a recipe in a new folder: one run, or one run for each member of an ensemble.
 
     Args:
@@ -41,7 +51,9 @@ def start_training(recipe: Recipe, out: str | Path | None, progress: Progress, g
     return (_start_ensemble if recipe.members else start_run)(recipe, out, progress, group)
 
 
-def resume_training(folder: Path, progress: Progress, group: ProcessGroup = ONE_PROCESS) -> TrainingResult:
+def resume_training(
+    folder: Path, progress: Progress, group: ProcessGroup = ONE_PROCESS
+) -> TrainingResult:
     """Resume a stopped run, or the members of an ensemble that are not finished.
 
     Args:
@@ -57,7 +69,11 @@ def resume_training(folder: Path, progress: Progress, group: ProcessGroup = ONE_
         Stopped: After a signal, when everything is saved.
     """
     recipe = read_ensemble_recipe(folder)
-    return resume_run(folder, progress, group) if recipe is None else _train_members(recipe, folder, progress, group)
+    return (
+        resume_run(folder, progress, group)
+        if recipe is None
+        else _train_members(recipe, folder, progress, group)
+    )
 
 
 def member_recipes(recipe: Recipe) -> dict[str, Recipe]:
@@ -72,16 +88,22 @@ def member_recipes(recipe: Recipe) -> dict[str, Recipe]:
     Raises:
         RecipeError: If the changes of a member do not make a valid recipe.
     """
-    shared = {key: value for key, value in recipe.to_dict().items() if key not in ("members", "published")}
+    shared = {
+        key: value for key, value in recipe.to_dict().items() if key not in ("members", "published")
+    }
     recipes = {}
     for name, changes in recipe.members.items():
         source = f"{recipe.published or recipe.name}, member {name}"
-        content = merge_values(shared, normalize_values(changes), source) | {"name": f"{recipe.name}-{name}"}
+        content = merge_values(shared, normalize_values(changes), source) | {
+            "name": f"{recipe.name}-{name}"
+        }
         recipes[name] = build_recipe(content, {}, source)
     return recipes
 
 
-def _start_ensemble(recipe: Recipe, out: str | Path | None, progress: Progress, group: ProcessGroup) -> TrainingResult:
+def _start_ensemble(
+    recipe: Recipe, out: str | Path | None, progress: Progress, group: ProcessGroup
+) -> TrainingResult:
     """Train the members one after the other, in subfolders of a new folder."""
     check_published_id(recipe.published)
     for member in member_recipes(recipe).values():
@@ -94,11 +116,15 @@ def _start_ensemble(recipe: Recipe, out: str | Path | None, progress: Progress, 
         try:
             return _train_members(recipe, folder, progress, group)
         finally:
-            if group.is_first and not any(os.path.exists(RunFolder(folder / name).recipe) for name in recipe.members):
+            if group.is_first and not any(
+                os.path.exists(RunFolder(folder / name).recipe) for name in recipe.members
+            ):
                 RunFolder(folder).ensemble.unlink()
 
 
-def _train_members(recipe: Recipe, folder: Path, progress: Progress, group: ProcessGroup) -> TrainingResult:
+def _train_members(
+    recipe: Recipe, folder: Path, progress: Progress, group: ProcessGroup
+) -> TrainingResult:
     """Train or resume each member in its subfolder, then evaluate their ensemble."""
     members: list[TrainingResult] = []
     for name, member in member_recipes(recipe).items():
@@ -107,12 +133,21 @@ def _train_members(recipe: Recipe, folder: Path, progress: Progress, group: Proc
             if group.broadcast_text("run" if RunFolder(folder / name).is_run else ""):
                 members.append(resume_run(folder / name, progress, group))
             else:
-                members.append(start_run(with_absolute_paths(member), folder / name, progress, group))
+                members.append(
+                    start_run(with_absolute_paths(member), folder / name, progress, group)
+                )
         except Stopped as stopped:
             raise Stopped(str(folder), stopped.signal) from None
     settings, has_test = recipe.evaluation, all(member.test is not None for member in members)
     group.barrier()  # until rank 0 has written the models
-    validation = evaluate_runs([folder], "plain", settings.validation, None, progress, max_images=settings.validation_images)
+    validation = evaluate_runs(
+        [folder],
+        "plain",
+        settings.validation,
+        None,
+        progress,
+        max_images=settings.validation_images,
+    )
     result = TrainingResult(
         run=folder,
         objective=" and ".join(dict.fromkeys(member.objective for member in members)),

@@ -1,7 +1,9 @@
-"""Stop signals: the first one ends a training after the current step, the second one ends the process at once.
+"""Stop signals: the first one ends a training after the current step, the second one ends the
+process at once.
 
-``torchrun`` passes each signal on to its processes. A scheduler such as SLURM sends it to these processes as well. So there, a repetition of
-the same signal does not end the process before the training is saved.
+``torchrun`` passes each signal on to its processes. A scheduler such as SLURM sends it to these
+processes as well. So there, a repetition of the same signal does not end the process before the
+training is saved.
 """
 
 from __future__ import annotations
@@ -48,7 +50,11 @@ class StopRequest:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        previous = {number: handler for number in STOP_SIGNALS if (handler := signal.getsignal(number)) not in (signal.SIG_IGN, None)}
+        previous = {
+            number: handler
+            for number in STOP_SIGNALS
+            if (handler := signal.getsignal(number)) not in (signal.SIG_IGN, None)
+        }
 
         def record_signal(number: int, _: FrameType | None) -> None:
             if self.signal is None:

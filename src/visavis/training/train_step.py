@@ -1,4 +1,6 @@
-"""Training step: loss of a phase, its forward and backward pass, the context of its supervision, and the second network."""
+"""Training step: loss of a phase, its forward and backward pass, the context of its supervision,
+and the second network.
+"""
 
 from __future__ import annotations
 
@@ -30,24 +32,36 @@ from visavis.recipes.start_model import start_scale_and_bias
 from visavis.supervision import TrainingContext
 from visavis.targets import Targets
 from visavis.training.encoder_blocks import encoder_blocks, prepare_encoders
-from visavis.training.optimizer import full_tensor, make_optimizer, optimizer_tensors, restore_optimizer, set_lr, train_mode
+from visavis.training.optimizer import (
+    full_tensor,
+    make_optimizer,
+    optimizer_tensors,
+    restore_optimizer,
+    set_lr,
+    train_mode,
+)
 from visavis.types import Encoded
 
 INITIAL_LOSS_SCALE = 512.0
-"""First factor of the loss in float16. With torch's 65,536, sums over a batch overflow in the first steps, which are then skipped: 7 of 117
-steps of VLC, and 7 points of RSUM (``studies/precision.py``)."""
+"""First factor of the loss in float16. With torch's 65,536, sums over a batch overflow in the first
+steps, which are then skipped: 7 of 117 steps of VLC, and 7 points of RSUM
+(``studies/precision.py``).
+"""
 
 ComputeTargets = Callable[[Encoded, Encoded, Batch], Targets]
 
 
-def phase_loss(matcher: Matcher, phase: Phase, memory: MemoryLimit = None, group: ProcessGroup = ONE_PROCESS) -> PairLoss:
+def phase_loss(
+    matcher: Matcher, phase: Phase, memory: MemoryLimit = None, group: ProcessGroup = ONE_PROCESS
+) -> PairLoss:
     """Build the loss of a phase: its objective on the scores of a model.
 
     Args:
         matcher: Model, whose learned scale and bias and Matryoshka dimensions the loss uses.
         phase: Phase of a recipe.
         memory: Memory limit of score blocks.
-        group: Processes that train together. Queries of one process are compared with the candidates of all.
+        group: Processes that train together. Queries of one process are compared with the
+            candidates of all.
 
     Returns:
         The loss.
@@ -58,13 +72,22 @@ def phase_loss(matcher: Matcher, phase: Phase, memory: MemoryLimit = None, group
     objective = objectives.parse(phase.objective)
     if matcher.scale is not None and objective.without_scale() is None:
         raise RecipeError(
-            f"phases.objective: expected an objective without a fixed gamma or margin, because {type(matcher).__name__} learns a scale, "
+            "phases.objective: expected an objective without a fixed gamma or margin, because "
+            f"{type(matcher).__name__} learns a scale, "
             f'got {objective!r}. Use NTXent, InfoNCE or Sigmoid, or set model.scale="fixed".'
         )
     score = None if matcher.score_is_cosine else matcher.score
     bias = None if objective.without_bias() is None else matcher.logit_bias
     gather, dims = group.world_size > 1, matcher.matryoshka_dims
-    return PairLoss(objective, score=score, scale=matcher.scale, bias=bias, gather=gather, memory=memory, matryoshka_dims=dims)
+    return PairLoss(
+        objective,
+        score=score,
+        scale=matcher.scale,
+        bias=bias,
+        gather=gather,
+        memory=memory,
+        matryoshka_dims=dims,
+    )
 
 
 def _encode(encode: Callable[[Encoded], Encoded], items: Encoded, chunk_size: int) -> Encoded:
@@ -80,7 +103,8 @@ class BatchLoss(nn.Module):
     Args:
         matcher: Model.
         loss: Loss of the phase.
-        chunk_size: Items whose activations are in memory. The loss compares all items of the batch. 0: all.
+        chunk_size: Items whose activations are in memory. The loss compares all items of the batch.
+            0: all.
     """
 
     def __init__(self, matcher: Matcher, loss: PairLoss, chunk_size: int):
@@ -92,7 +116,8 @@ class BatchLoss(nn.Module):
 
         Args:
             batch: Batch on the device of the model.
-            compute_targets: Builds the targets of the encoded batch, such as ``Supervision.targets``.
+            compute_targets: Builds the targets of the encoded batch, such as
+                ``Supervision.targets``.
 
         Returns:
             The loss, a scalar, with the auxiliary loss of the model if it has one.
@@ -101,13 +126,16 @@ class BatchLoss(nn.Module):
         visual = _encode(matcher.encode_visual, batch.visual, self.chunk_size)
         text = _encode(matcher.encode_text, batch.text, self.chunk_size)
         targets = compute_targets(visual, text, batch)
-        value = self.loss(matcher.first_stage_items(visual), matcher.first_stage_items(text), targets=targets)
+        value = self.loss(
+            matcher.first_stage_items(visual), matcher.first_stage_items(text), targets=targets
+        )
         auxiliary = matcher.auxiliary_loss(visual, text, targets)
         return value if auxiliary is None else value + auxiliary
 
 
 class TrainStep:
-    """Training step of one network in one phase: forward and backward pass, gradient scaling, clipping and optimizer.
+    """Training step of one network in one phase: forward and backward pass, gradient scaling,
+    clipping and optimizer.
 
     Args:
         matcher: Network on its device.
@@ -122,14 +150,24 @@ class TrainStep:
         scaler: Scale of the gradients of float16. Without float16 it does nothing.
     """
 
-    def __init__(self, matcher: Matcher, phase: Phase, recipe: Recipe, group: ProcessGroup = ONE_PROCESS):
+    def __init__(
+        self, matcher: Matcher, phase: Phase, recipe: Recipe, group: ProcessGroup = ONE_PROCESS
+    ):
         self.matcher, self.settings, self.device = matcher, recipe.training, device_of(matcher)
-        log_debug(__name__, "training on %s, autocast %s, %d processes", self.device, self.settings.autocast, group.world_size)
+        log_debug(
+            __name__,
+            "training on %s, autocast %s, %d processes",
+            self.device,
+            self.settings.autocast,
+            group.world_size,
+        )
         self.is_sharded = self.settings.strategy == "fsdp" and group.world_size > 1
         self.trained_matcher = matcher
         self.loss = loss = phase_loss(matcher, phase, recipe.memory or None, group)
         self.optimizer = make_optimizer(matcher, phase)
-        self.scaler = torch.GradScaler(self.device.type, INITIAL_LOSS_SCALE, enabled=self.settings.autocast == "float16")
+        self.scaler = torch.GradScaler(
+            self.device.type, INITIAL_LOSS_SCALE, enabled=self.settings.autocast == "float16"
+        )
         if self.is_sharded:
             # A shard cannot encode alone, but validations need the whole network.
             self.trained_matcher = deepcopy(matcher)
@@ -140,13 +178,20 @@ class TrainStep:
 
             for part in (*encoder_blocks(self.trained_matcher), self.module):
                 fully_shard(part, ignored_params=scalar_parameters(part))
-            self.optimizer = make_optimizer(self.trained_matcher, phase)  # again, because sharding has replaced the parameters
+            self.optimizer = make_optimizer(
+                self.trained_matcher, phase
+            )  # again, because sharding has replaced the parameters
         elif group.world_size > 1:
-            # A static graph may leave parameters unused, such as the pooling layer of a pretrained encoder. It excludes ``no_sync``, so
-            # gradients are averaged after each accumulated batch. That costs time and changes nothing, because the mean is linear.
-            self.module = DistributedDataParallel(self.module, static_graph=True, gradient_as_bucket_view=True)
+            # A static graph may leave parameters unused, such as the pooling layer of a pretrained
+            # encoder. It excludes ``no_sync``, so gradients are averaged after each accumulated
+            # batch. That costs time and changes nothing, because the mean is linear.
+            self.module = DistributedDataParallel(
+                self.module, static_graph=True, gradient_as_bucket_view=True
+            )
 
-    def backward(self, batch: Batch, compute_targets: ComputeTargets, loss_scale: float = 1.0) -> float:
+    def backward(
+        self, batch: Batch, compute_targets: ComputeTargets, loss_scale: float = 1.0
+    ) -> float:
         """Compute the loss of a batch, and add its gradient to the gradients of previous batches.
 
         Args:
@@ -164,7 +209,8 @@ class TrainStep:
         return loss.item()
 
     def step(self, lr_factor: float) -> None:
-        """Clip the gradient, step, and clear the gradient. float16 skips a step whose gradient overflows, and scales the next ones less.
+        """Clip the gradient, step, and clear the gradient. float16 skips a step whose gradient
+        overflows, and scales the next ones less.
 
         Args:
             lr_factor: Factor of all learning rates.
@@ -180,9 +226,16 @@ class TrainStep:
         self.optimizer.zero_grad(set_to_none=True)
 
     def copy_weights(self) -> None:
-        """Copy sharded weights into ``matcher``. All processes must call it. Without shards it does nothing."""
+        """Copy sharded weights into ``matcher``. All processes must call it. Without shards it does
+        nothing.
+        """
         if self.is_sharded:
-            self.matcher.load_state_dict({name: full_tensor(part) for name, part in self.trained_matcher.state_dict().items()})
+            self.matcher.load_state_dict(
+                {
+                    name: full_tensor(part)
+                    for name, part in self.trained_matcher.state_dict().items()
+                }
+            )
 
 
 def _mixed_tensors() -> AbstractContextManager[None]:
@@ -240,7 +293,8 @@ def training_context(
         optimizer: Optimizer of the model in this phase.
         train: Batches of the training split.
         validation: Batches of the validation split.
-        step_control: Control that the trainer sets for each batch. None: one optimizer step per batch.
+        step_control: Control that the trainer sets for each batch. None: one optimizer step per
+            batch.
         group: Processes that train together.
 
     Returns:
@@ -250,7 +304,9 @@ def training_context(
         matcher=matcher,
         objective=objectives.parse(phase.objective),
         optimizer=optimizer,
-        make_peer=partial(PeerNetwork, matcher, phase, recipe, step_control or StepControl(), group),
+        make_peer=partial(
+            PeerNetwork, matcher, phase, recipe, step_control or StepControl(), group
+        ),
         train=train,
         validation=validation,
         seed=recipe.seed,
@@ -261,7 +317,8 @@ def training_context(
 
 
 class PeerNetwork:
-    """Second network of co-teaching: same architecture as the first, other weights, trained by the same phase.
+    """Second network of co-teaching: same architecture as the first, other weights, trained by the
+    same phase.
 
     Args:
         first: The first network.
@@ -276,7 +333,15 @@ class PeerNetwork:
         train_step: Its training step.
     """
 
-    def __init__(self, first: Matcher, phase: Phase, recipe: Recipe, step_control: StepControl, group: ProcessGroup, seed: int):
+    def __init__(
+        self,
+        first: Matcher,
+        phase: Phase,
+        recipe: Recipe,
+        step_control: StepControl,
+        group: ProcessGroup,
+        seed: int,
+    ):
         torch.manual_seed(seed)
         self.matcher = type(first)(first.config).to(device_of(first))
         # Whitening is fitted to the data, not learned.
@@ -286,10 +351,14 @@ class PeerNetwork:
         start_scale_and_bias(self.matcher, phase)
         prepare_encoders(self.matcher, recipe.training, group)
         self.matcher.matryoshka_dims = first.matryoshka_dims
-        self.train_step, self.step_control = TrainStep(self.matcher, phase, recipe, group), step_control
+        self.train_step, self.step_control = (
+            TrainStep(self.matcher, phase, recipe, group),
+            step_control,
+        )
 
     def step(self, batch: Batch, compute_targets: ComputeTargets) -> None:
-        """Backpropagate a batch, and step if the first network steps, at its current learning rates.
+        """Backpropagate a batch, and step if the first network steps, at its current learning
+        rates.
 
         Args:
             batch: Batch on the device of the networks.
@@ -305,9 +374,18 @@ class PeerNetwork:
         Returns:
             Tensors by ``weights.<name>``, ``optimizer.<name>`` and ``scaler.<name>``.
         """
-        weights = {f"weights.{name}": tensor.detach().cpu().clone() for name, tensor in self.matcher.state_dict().items()}
-        optimizer = {f"optimizer.{name}": tensor for name, tensor in optimizer_tensors(self.train_step.optimizer).items()}
-        scaler = {f"scaler.{name}": torch.tensor(value, dtype=torch.float64) for name, value in self.train_step.scaler.state_dict().items()}
+        weights = {
+            f"weights.{name}": tensor.detach().cpu().clone()
+            for name, tensor in self.matcher.state_dict().items()
+        }
+        optimizer = {
+            f"optimizer.{name}": tensor
+            for name, tensor in optimizer_tensors(self.train_step.optimizer).items()
+        }
+        scaler = {
+            f"scaler.{name}": torch.tensor(value, dtype=torch.float64)
+            for name, value in self.train_step.scaler.state_dict().items()
+        }
         return weights | optimizer | scaler
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
@@ -318,11 +396,18 @@ class PeerNetwork:
         """
 
         def select(prefix: str) -> dict[str, Tensor]:
-            return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+            return {
+                name.removeprefix(prefix): tensor
+                for name, tensor in state.items()
+                if name.startswith(prefix)
+            }
 
         self.matcher.load_state_dict(select("weights."))
         restore_optimizer(self.train_step.optimizer, select("optimizer."))
-        restore_scaler(self.train_step.scaler, {name: tensor.item() for name, tensor in select("scaler.").items()})
+        restore_scaler(
+            self.train_step.scaler,
+            {name: tensor.item() for name, tensor in select("scaler.").items()},
+        )
 
 
 def restore_scaler(scaler: torch.GradScaler, state: dict[str, float]) -> None:
@@ -334,4 +419,6 @@ def restore_scaler(scaler: torch.GradScaler, state: dict[str, float]) -> None:
     """
     if state and scaler.is_enabled():
         integers = ("growth_interval", "_growth_tracker")
-        scaler.load_state_dict({name: int(value) if name in integers else value for name, value in state.items()})
+        scaler.load_state_dict(
+            {name: int(value) if name in integers else value for name, value in state.items()}
+        )

@@ -1,7 +1,8 @@
 """Training loop over the phases of a recipe, which can stop after any step and resume exactly.
 
-Batches, dropout and all other random choices depend on (seed, step) alone. So a checkpoint holds no random state, and a
-run that is stopped and resumed on the same kind of machine with the same number of threads ends with bit-identical weights.
+Batches, dropout and all other random choices depend on (seed, step) alone. So a checkpoint holds no
+random state, and a run that is stopped and resumed on the same kind of machine with the same number
+of threads ends with bit-identical weights.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ from visavis.types import Encoded
 class Trainer:
     """Trains a model by a recipe into a run folder: call ``start`` or ``resume``, then ``run``.
 
-    Each of several processes has a trainer of its own, on its part of every batch. Their weights stay equal.
+    Each of several processes has a trainer of its own, on its part of every batch. Their weights
+    stay equal.
 
     Args:
         data_module: Data of the run, with the processes that train together.
@@ -68,9 +70,16 @@ class Trainer:
         best: Weights of the best validation so far, by name, on the CPU.
     """
 
-    def __init__(self, data_module: DataModule, matcher: Matcher, folder: RunFolder, progress: Progress):
+    def __init__(
+        self, data_module: DataModule, matcher: Matcher, folder: RunFolder, progress: Progress
+    ):
         recipe = data_module.recipe
-        self.recipe, self.data_module, self.folder, self.progress = recipe, data_module, folder, progress
+        self.recipe, self.data_module, self.folder, self.progress = (
+            recipe,
+            data_module,
+            folder,
+            progress,
+        )
         self.group = data_module.group
         self.device = choose_device(recipe.training.device, "training.device")
         self.matcher = matcher.to(self.device)
@@ -78,9 +87,19 @@ class Trainer:
         self.train_loader, self.val_loader = data_module.loaders
         self.recipe_batches = self.train_loader
         for phase in recipe.phases:
-            spec.parse(phase.supervision, supervision.CATALOG).check(self.train_loader, self.val_loader)
-        self.state, self.step_control, self.log = TrainerState(), StepControl(), list[dict[str, Any]]()
-        self.best, self.last_checkpoint, self.stop = self._weights(), time.monotonic(), StopRequest()
+            spec.parse(phase.supervision, supervision.CATALOG).check(
+                self.train_loader, self.val_loader
+            )
+        self.state, self.step_control, self.log = (
+            TrainerState(),
+            StepControl(),
+            list[dict[str, Any]](),
+        )
+        self.best, self.last_checkpoint, self.stop = (
+            self._weights(),
+            time.monotonic(),
+            StopRequest(),
+        )
         self.data_wait_s = self.validated_at_s = 0.0
         check_trackers(recipe)  # again: a run may be resumed on another machine
         self.tracking = Tracking(recipe, folder, progress)
@@ -92,7 +111,8 @@ class Trainer:
             storage.write_json_lines(self.folder.log, [])
 
     def resume(self) -> bool:
-        """Resume from the newest usable checkpoint, and restore the log and the best model of that step.
+        """Resume from the newest usable checkpoint, and restore the log and the best model of that
+        step.
 
         Returns:
             Whether there was a checkpoint.
@@ -100,7 +120,9 @@ class Trainer:
         Raises:
             RunError: If there are checkpoints and none is usable.
         """
-        checkpoint = Checkpoint.latest(self.folder.checkpoints, self.progress, self.matcher.state_dict(), self._check)
+        checkpoint = Checkpoint.latest(
+            self.folder.checkpoints, self.progress, self.matcher.state_dict(), self._check
+        )
         if checkpoint is None:
             return False
         self.state, self.log, self.best = checkpoint.state, checkpoint.log, checkpoint.best_weights
@@ -118,7 +140,8 @@ class Trainer:
         return True
 
     def run(self) -> TrainerState:
-        """Validate the untrained model, then train to the end. A resumed run continues where it stopped.
+        """Validate the untrained model, then train to the end. A resumed run continues where it
+        stopped.
 
         Returns:
             The final state.
@@ -145,12 +168,19 @@ class Trainer:
         stop = self._next_validation(steps)
         if state.batch == 0:
             self.supervision.begin_epoch(self._epoch_number)
-        started = time.perf_counter()  # before the loop: waiting for a batch counts as training time
+        started = (
+            time.perf_counter()
+        )  # before the loop: waiting for a batch counts as training time
         # No batches after the validation are read ahead, so that idle workers read its images.
-        batches = self.train_loader.epoch(self._epoch_number, start=state.batch, stop=stop, device=self.device)
+        batches = self.train_loader.epoch(
+            self._epoch_number, start=state.batch, stop=stop, device=self.device
+        )
         for batch in self._measure_waiting(batches):
             self._step(batch, steps)
-            state.batch, state.seconds = batch.index + 1, state.seconds + time.perf_counter() - started
+            state.batch, state.seconds = (
+                batch.index + 1,
+                state.seconds + time.perf_counter() - started,
+            )
             self._report_step(steps)
             # A resumed run repeats the validation at the end of an epoch, but not one within it.
             if state.batch < stop or stop == steps:
@@ -179,26 +209,41 @@ class Trainer:
             started = time.perf_counter()
 
     def _step(self, batch: Batch, steps: int) -> None:
-        """Forward and backward of one batch, and an optimizer step at the end of an accumulation group."""
+        """Forward and backward of one batch, and an optimizer step at the end of an accumulation
+        group.
+        """
         state, training = self.state, self.recipe.training
         group_start = batch.index // training.accumulation_steps * training.accumulation_steps
-        group_end = min(group_start + training.accumulation_steps, steps)  # the last group of an epoch may be smaller
+        group_end = min(
+            group_start + training.accumulation_steps, steps
+        )  # the last group of an epoch may be smaller
         control = self.step_control
-        control.loss_scale = loss_warmup_factor(self.phase.loss_warmup_epochs, state.phase_step, steps) / (group_end - group_start)
+        control.loss_scale = loss_warmup_factor(
+            self.phase.loss_warmup_epochs, state.phase_step, steps
+        ) / (group_end - group_start)
         control.is_optimizer_step = batch.index + 1 == group_end
-        control.lr_factor = lr_factor(self.phase.schedule, state.phase_step, steps, self.phase.epochs)
+        control.lr_factor = lr_factor(
+            self.phase.schedule, state.phase_step, steps, self.phase.epochs
+        )
         torch.manual_seed(derive_seed(self.recipe.seed, state.step, *self.group.seed_numbers))
         # Processes differ by the auxiliary loss of the model, whose gradients are averaged, too.
-        value = self.group.mean(self.train_step.backward(batch, self.supervision.targets, control.loss_scale))
+        value = self.group.mean(
+            self.train_step.backward(batch, self.supervision.targets, control.loss_scale)
+        )
         if not math.isfinite(value):
             raise RunError(
-                f"{self.folder.path}: expected a finite loss, got {value} at step {state.step}. Lower the learning rate, or check the "
+                f"{self.folder.path}: expected a finite loss, got {value} at step {state.step}. "
+                "Lower the learning rate, or check the "
                 "features for NaN. The last checkpoint is intact."
             )
         if control.is_optimizer_step:
             self.train_step.step(control.lr_factor)
         self.supervision.observe(batch, value)
-        state.step, state.phase_step, state.pairs = state.step + 1, state.phase_step + 1, state.pairs + len(batch.global_captions)
+        state.step, state.phase_step, state.pairs = (
+            state.step + 1,
+            state.phase_step + 1,
+            state.pairs + len(batch.global_captions),
+        )
         state.loss_sum, state.loss_steps = state.loss_sum + value, state.loss_steps + 1
 
     def _validate(self) -> bool:
@@ -214,14 +259,24 @@ class Trainer:
                 self.progress.message(message)
             row["health"]["alerts"] = list(alerts)
             storage.append_json_line(self.folder.log, row)
-            examples = partial(retrieved_images, self.matcher, *encoded, self.val_loader.data, self.recipe.memory or None)
+            examples = partial(
+                retrieved_images,
+                self.matcher,
+                *encoded,
+                self.val_loader.data,
+                self.recipe.memory or None,
+            )
             self.tracking.log(row, messages, examples)
         self.log.append(row)
         state = self.state
         state.loss_sum, state.loss_steps = 0.0, 0
         self.data_wait_s, self.validated_at_s = 0.0, state.seconds
         if row["rsum"] > state.best_rsum:
-            state.best_rsum, state.best_step, state.validations_without_improvement = row["rsum"], state.step, 0
+            state.best_rsum, state.best_step, state.validations_without_improvement = (
+                row["rsum"],
+                state.step,
+                0,
+            )
             self._save_best()
         else:
             state.validations_without_improvement += 1
@@ -234,13 +289,25 @@ class Trainer:
         data_wait_s = self.group.all_gather_stack(torch.tensor([self.data_wait_s])).max().item()
         result = self.data_module.evaluate(self.matcher, self.val_loader.data, encoded=encoded)
         if not self.group.is_first:
-            return {"rsum": result.metrics["rsum"], "time": {"validation_s": time.perf_counter() - started}}
+            return {
+                "rsum": result.metrics["rsum"],
+                "time": {"validation_s": time.perf_counter() - started},
+            }
         train, health = validation_metrics(
-            self.matcher, self.train_step.loss, self.supervision, self.train_loader.for_all_ranks(), self.recipe
+            self.matcher,
+            self.train_step.loss,
+            self.supervision,
+            self.train_loader.for_all_ranks(),
+            self.recipe,
         )
-        val, _ = validation_metrics(self.matcher, self.train_step.loss, self.supervision, self.val_loader, self.recipe)
-        # The second stage of a two-stage model scores in another unit, so its similarities are not logged.
-        similarity = {} if self.matcher.rerank_top_k else {"similarity": summarize([result.score_samples])}
+        val, _ = validation_metrics(
+            self.matcher, self.train_step.loss, self.supervision, self.val_loader, self.recipe
+        )
+        # The second stage of a two-stage model scores in another unit, so its similarities are not
+        # logged.
+        similarity = (
+            {} if self.matcher.rerank_top_k else {"similarity": summarize([result.score_samples])}
+        )
         return {
             "phase": state.phase,
             "epoch": state.epoch,
@@ -263,14 +330,18 @@ class Trainer:
         }
 
     def _learning_rates(self) -> dict[str, float]:
-        """Learning rate of each part in the last step. If a part has several, the rate of its top layer."""
+        """Learning rate of each part in the last step. If a part has several, the rate of its top
+        layer.
+        """
         steps = self.train_loader.num_batches
         factor = lr_factor(self.phase.schedule, self.state.phase_step - 1, steps, self.phase.epochs)
         groups = sorted(self.train_step.optimizer.param_groups, key=lambda group: group["base_lr"])
         return {group["part"]: group["base_lr"] * factor for group in groups}
 
     def _save_best(self) -> None:
-        """Keep the current weights as the best ones, and write the model, with the second network if there is one."""
+        """Keep the current weights as the best ones, and write the model, with the second network
+        if there is one.
+        """
         self.best = self._weights()
         if not self.group.is_first:
             return
@@ -281,7 +352,9 @@ class Trainer:
             storage.remove_folder(self.folder.peer)  # an earlier phase may have written it
 
     def _begin_phase(self, state: dict[str, Tensor], previous: Optimizer | None = None) -> None:
-        """Build loss, supervision and optimizer of the current phase. ``state`` belongs to the supervision."""
+        """Build loss, supervision and optimizer of the current phase. ``state`` belongs to the
+        supervision.
+        """
         self.phase = self.recipe.phases[self.state.phase]
         self.supervision = spec.parse(self.phase.supervision, supervision.CATALOG)
         self.train_loader = self.supervision.extend_batches(self.recipe_batches)
@@ -291,7 +364,14 @@ class Trainer:
             restore_optimizer(self.train_step.optimizer, optimizer_tensors(previous))
         optimizer = self.train_step.optimizer
         context = training_context(
-            self.recipe, self.phase, self.matcher, optimizer, self.train_loader, self.val_loader, self.step_control, self.group
+            self.recipe,
+            self.phase,
+            self.matcher,
+            optimizer,
+            self.train_loader,
+            self.val_loader,
+            self.step_control,
+            self.group,
         )
         self.supervision.begin_phase(context, state)
 
@@ -301,21 +381,40 @@ class Trainer:
         if state.phase + 1 == len(self.recipe.phases):
             state.done = True
         else:
-            self.state = replace(state, phase=state.phase + 1, epoch=0, batch=0, phase_step=0, validations_without_improvement=0)
+            self.state = replace(
+                state,
+                phase=state.phase + 1,
+                epoch=0,
+                batch=0,
+                phase_step=0,
+                validations_without_improvement=0,
+            )
             next_phase = self.recipe.phases[self.state.phase]
             if next_phase.initial_weights == "best":
                 self.matcher.load_state_dict(self.best)
             start_scale_and_bias(self.matcher, next_phase, self.phase)
             if next_phase.learned_start:
-                self.progress.message(f"{next_phase.objective}{describe_scale_and_bias(self.matcher, next_phase)}")
-            carried_over = self.supervision.carried_over() if next_phase.supervision == self.phase.supervision else {}
+                self.progress.message(
+                    f"{next_phase.objective}{describe_scale_and_bias(self.matcher, next_phase)}"
+                )
+            carried_over = (
+                self.supervision.carried_over()
+                if next_phase.supervision == self.phase.supervision
+                else {}
+            )
             self._begin_phase(carried_over, self.train_step.optimizer)
         self._checkpoint()
 
     @property
     def _epoch_number(self) -> int:
-        """Epoch of the run over all phases, from 1. Epoch 0 of the batch schedule is reserved for validation metrics."""
-        return 1 + sum(earlier.epochs for earlier in self.recipe.phases[: self.state.phase]) + self.state.epoch
+        """Epoch of the run over all phases, from 1. Epoch 0 of the batch schedule is reserved for
+        validation metrics.
+        """
+        return (
+            1
+            + sum(earlier.epochs for earlier in self.recipe.phases[: self.state.phase])
+            + self.state.epoch
+        )
 
     def _check(self, checkpoint: Checkpoint) -> None:
         """Raise RunError for a checkpoint that no training by this recipe can have written."""
@@ -323,20 +422,34 @@ class Trainer:
         if state.phase >= len(phases):
             raise RunError(f"{folder}: phase: expected 0 to {len(phases) - 1}, got {state.phase}.")
         phase, steps = phases[state.phase], self.train_loader.num_batches
-        if state.epoch > phase.epochs or (state.epoch == phase.epochs and not state.done) or state.batch > steps:
+        if (
+            state.epoch > phase.epochs
+            or (state.epoch == phase.epochs and not state.done)
+            or state.batch > steps
+        ):
             raise RunError(
-                f"{folder}: epoch, batch: expected below {phase.epochs} and at most {steps}, got epoch {state.epoch} and batch {state.batch}."
+                f"{folder}: epoch, batch: expected below {phase.epochs} and at most {steps}, got "
+                f"epoch {state.epoch} and batch {state.batch}."
             )
-        if state.phase_step != state.epoch * steps + state.batch or not checkpoint.name_matches_step:
+        if (
+            state.phase_step != state.epoch * steps + state.batch
+            or not checkpoint.name_matches_step
+        ):
             raise RunError(
-                f"{folder}: step {state.step}, phase step {state.phase_step}: expected the step of the folder name, of epoch {state.epoch} "
+                f"{folder}: step {state.step}, phase step {state.phase_step}: expected the step of "
+                f"the folder name, of epoch {state.epoch} "
                 f"and of batch {state.batch}."
             )
         optimizer = make_optimizer(self.matcher, phase)
-        check_optimizer_state(optimizer, checkpoint.optimizer, state.phase_step, f"{folder}/optimizer.safetensors")
+        check_optimizer_state(
+            optimizer, checkpoint.optimizer, state.phase_step, f"{folder}/optimizer.safetensors"
+        )
 
     def _weights(self) -> dict[str, Tensor]:
-        return {name: tensor.detach().cpu().clone() for name, tensor in self.matcher.state_dict().items()}
+        return {
+            name: tensor.detach().cpu().clone()
+            for name, tensor in self.matcher.state_dict().items()
+        }
 
     def _agreed_signal(self) -> Signals | None:
         """The stop signal of this process, or of another one."""
@@ -357,14 +470,21 @@ class Trainer:
 
     def _checkpoint_if_due(self) -> None:
         is_due = time.monotonic() - self.last_checkpoint >= self.recipe.training.checkpoint_s
-        if self.group.any_rank(self.group.is_first and is_due):  # the clock of the first process counts
+        if self.group.any_rank(
+            self.group.is_first and is_due
+        ):  # the clock of the first process counts
             self._checkpoint()
 
     def _checkpoint(self) -> None:
         self.train_step.copy_weights()
         self.state.scaler = self.train_step.scaler.state_dict()
-        optimizer, supervision_state = optimizer_tensors(self.train_step.optimizer), self.supervision.state_dict()
-        checkpoint = Checkpoint(self.state, self._weights(), self.best, optimizer, supervision_state, self.log)
+        optimizer, supervision_state = (
+            optimizer_tensors(self.train_step.optimizer),
+            self.supervision.state_dict(),
+        )
+        checkpoint = Checkpoint(
+            self.state, self._weights(), self.best, optimizer, supervision_state, self.log
+        )
         if self.group.is_first:
             checkpoint.write(self.folder.checkpoints)
         self.last_checkpoint = time.monotonic()
@@ -375,7 +495,10 @@ class Trainer:
 
     def _report_step(self, steps: int) -> None:
         state, phases, seconds = self.state, self.recipe.phases, max(self.state.seconds, 1e-9)
-        steps_left = steps * (sum(phase.epochs for phase in phases[state.phase :]) - state.epoch) - state.batch
+        steps_left = (
+            steps * (sum(phase.epochs for phase in phases[state.phase :]) - state.epoch)
+            - state.batch
+        )
         self.progress.training_step(
             TrainingStep(
                 phase=state.phase,

@@ -3,7 +3,8 @@
 ``start_run`` and ``resume_run`` go through the same stages:
 
 1. Check the recipe (``check_recipe``). A resumed run compares it with its record.
-2. Open the data, compute features and build the model (``prepare_training``). A new run also checks every phase.
+2. Open the data, compute features and build the model (``prepare_training``). A new run also checks
+   every phase.
 3. Record the inputs and the environment. A resumed run compares them with its record.
 4. Train (``Trainer``), from the last checkpoint if there is one.
 5. Interpolate the weights, if the recipe asks for it.
@@ -42,7 +43,13 @@ from visavis.runs.open_run import open_peer_network, read_run_recipe, set_thread
 from visavis.runs.record import RunRecord
 from visavis.runs.run_folder import RunFolder
 from visavis.training.checkpoint import complete_checkpoints
-from visavis.training.fine_tuned_models import Forgetting, Interpolation, check_forgetting, choose_interpolation, measure_forgetting
+from visavis.training.fine_tuned_models import (
+    Forgetting,
+    Interpolation,
+    check_forgetting,
+    choose_interpolation,
+    measure_forgetting,
+)
 from visavis.training.monitoring.tracking import check_trackers
 from visavis.training.optimizer import make_optimizer
 from visavis.training.processes import check_processes
@@ -57,10 +64,11 @@ class TrainingResult(NotebookTable):
     Attributes:
         run: Folder of the run.
         objective: Objective of the last phase.
-        positives_by: Definition of positives in each phase: "ids", "position", "ids and feedback" of FeedbackSupervision, or
-            "its own rule" of a supervision that does not name it. Different phases are joined by "then", members by "and".
-        supervision: Supervision of each phase with all its settings and files, such as MinedNegativeSupervision(file='FILE', per_query=1).
-            Joined as ``positives_by``.
+        positives_by: Definition of positives in each phase: "ids", "position", "ids and feedback"
+            of FeedbackSupervision, or "its own rule" of a supervision that does not name it.
+            Different phases are joined by "then", members by "and".
+        supervision: Supervision of each phase with all its settings and files, such as
+            MinedNegativeSupervision(file='FILE', per_query=1). Joined as ``positives_by``.
         best_step: Step with the best validation RSUM.
         validation_rsum: Validation RSUM of the final model, in percent.
         validation_images: Images that each validation ranks, with all their captions.
@@ -68,8 +76,10 @@ class TrainingResult(NotebookTable):
         seconds: Time of training steps and validations.
         cache_seconds: Time to open the data and to compute features.
         interpolation: Chosen interpolation, if the recipe asks for one.
-        forgetting: Result on another data set before and after the training, if the recipe asks for it.
-        members: Results of the members of an ensemble, whose other fields are those of the mean of their scores.
+        forgetting: Result on another data set before and after the training, if the recipe asks for
+            it.
+        members: Results of the members of an ensemble, whose other fields are those of the mean of
+            their scores.
     """
 
     run: Path
@@ -90,26 +100,50 @@ class TrainingResult(NotebookTable):
         """Convert to plain values.
 
         Returns:
-            One flat object with the test metrics by their keys. Interpolation, forgetting and members are nested.
+            One flat object with the test metrics by their keys. Interpolation, forgetting and
+            members are nested.
         """
-        keys = ("objective", "positives_by", "supervision", "best_step", "validation_rsum", "validation_images", "seconds", "cache_seconds")
+        keys = (
+            "objective",
+            "positives_by",
+            "supervision",
+            "best_step",
+            "validation_rsum",
+            "validation_images",
+            "seconds",
+            "cache_seconds",
+        )
         values = {key: getattr(self, key) for key in keys}
-        nested = {key: part.to_json() for key in ("interpolation", "forgetting") if (part := getattr(self, key)) is not None}
+        nested = {
+            key: part.to_json()
+            for key in ("interpolation", "forgetting")
+            if (part := getattr(self, key)) is not None
+        }
         members = {"members": [member.to_json() for member in self.members]} if self.members else {}
-        return {"run": str(self.run), **values, **({} if self.test is None else self.test.to_json()), **nested, **members}
+        return {
+            "run": str(self.run),
+            **values,
+            **({} if self.test is None else self.test.to_json()),
+            **nested,
+            **members,
+        }
 
     def write(self) -> None:
         """Write the ranks of the test queries and the result into the folder."""
         if self.test is not None:
             write_query_ranks(RunFolder(self.run).ranks, self.test.query_ranks_by_protocol)
-        storage.write_json(RunFolder(self.run).result, self.to_json())  # last: it marks a finished run
+        storage.write_json(
+            RunFolder(self.run).result, self.to_json()
+        )  # last: it marks a finished run
 
 
-def start_run(recipe: Recipe, out: str | Path | None, progress: Progress, group: ProcessGroup = ONE_PROCESS) -> TrainingResult:
+def start_run(
+    recipe: Recipe, out: str | Path | None, progress: Progress, group: ProcessGroup = ONE_PROCESS
+) -> TrainingResult:
     """Train a recipe of one model in a new folder.
 
-    A run that fails before its first checkpoint leaves nothing behind. Only after a full disk the folder stays, so that
-    you can resume the run when there is space.
+    A run that fails before its first checkpoint leaves nothing behind. Only after a full disk the
+    folder stays, so that you can resume the run when there is space.
 
     Args:
         recipe: Recipe with absolute paths and without ``members``.
@@ -141,17 +175,23 @@ def start_run(recipe: Recipe, out: str | Path | None, progress: Progress, group:
             _check_no_run(path)  # again: another process may have been faster
             try:
                 storage.write_json(folder.environment, asdict(record))
-                storage.write_toml(folder.recipe, recipe.to_dict())  # last: it makes the folder a run
+                storage.write_toml(
+                    folder.recipe, recipe.to_dict()
+                )  # last: it makes the folder a run
                 return train_and_evaluate(data_module, matcher, folder, cache_seconds, progress)
             except VisavisError as error:
-                can_resume = complete_checkpoints(folder.checkpoints) or (isinstance(error, StorageError) and os.path.exists(folder.recipe))
+                can_resume = complete_checkpoints(folder.checkpoints) or (
+                    isinstance(error, StorageError) and os.path.exists(folder.recipe)
+                )
                 if not can_resume:
                     folder.remove()
                 raise
 
 
 @contextmanager
-def create_run_folder(recipe: Recipe, out: str | Path | None, group: ProcessGroup) -> Iterator[Path]:
+def create_run_folder(
+    recipe: Recipe, out: str | Path | None, group: ProcessGroup
+) -> Iterator[Path]:
     """Create the folder of a run on rank 0.
 
     Args:
@@ -193,7 +233,11 @@ def resume_run(path: Path, progress: Progress, group: ProcessGroup = ONE_PROCESS
     """
     recipe, folder = read_run_recipe(path), RunFolder(path)
     check_processes(recipe, group)
-    with storage.folder_lock(folder.lock, wait=False, subject=path) if group.is_first else nullcontext():
+    with (
+        storage.folder_lock(folder.lock, wait=False, subject=path)
+        if group.is_first
+        else nullcontext()
+    ):
         record = RunRecord.read(folder.environment)
         if group.is_first:
             storage.remove_partial_files(path)
@@ -206,13 +250,20 @@ def resume_run(path: Path, progress: Progress, group: ProcessGroup = ONE_PROCESS
             record.check_data(data_module, path, progress)
         if recipe.interpolation.alphas:
             record.check_initial_weights(matcher, path)
-        return train_and_evaluate(data_module, matcher, folder, time.perf_counter() - started, progress)
+        return train_and_evaluate(
+            data_module, matcher, folder, time.perf_counter() - started, progress
+        )
 
 
 def train_and_evaluate(
-    data_module: DataModule, matcher: Matcher, folder: RunFolder, cache_seconds: float, progress: Progress
+    data_module: DataModule,
+    matcher: Matcher,
+    folder: RunFolder,
+    cache_seconds: float,
+    progress: Progress,
 ) -> TrainingResult:
-    """Train from the last checkpoint or from the start, then evaluate the best weights and write the result.
+    """Train from the last checkpoint or from the start, then evaluate the best weights and write
+    the result.
 
     Args:
         data_module: Data of the recipe.
@@ -229,27 +280,41 @@ def train_and_evaluate(
 
 
 def _train_and_evaluate(
-    data_module: DataModule, matcher: Matcher, folder: RunFolder, cache_seconds: float, progress: Progress
+    data_module: DataModule,
+    matcher: Matcher,
+    folder: RunFolder,
+    cache_seconds: float,
+    progress: Progress,
 ) -> TrainingResult:
     recipe = data_module.recipe
     trainer = Trainer(data_module, matcher, folder, progress)
     initial_weights = trainer.best  # a resumed trainer replaces it: read it first
     objective = f"{recipe.phases[0].objective}{describe_scale_and_bias(matcher, recipe.phases[0])}"
     progress.message(
-        f"{folder.path}: {objective}, positives by {_positives_by(recipe)}, {_describe_supervision(recipe)}, "
-        f"{len(trainer.train_loader.data.captions):,} training captions, epochs: {sum(phase.epochs for phase in recipe.phases)}"
+        f"{folder.path}: {objective}, positives by {_positives_by(recipe)}, "
+        f"{_describe_supervision(recipe)}, "
+        f"{len(trainer.train_loader.data.captions):,} training captions, epochs: "
+        f"{sum(phase.epochs for phase in recipe.phases)}"
     )
     if not trainer.resume():
         trainer.start()
     state = trainer.run()
     data_module.group.barrier()  # until the first process has written the best model
     matcher.load_state_dict(trainer.best)
-    interpolation = _interpolate(trainer, initial_weights, progress) if recipe.interpolation.alphas else None
-    validation_rsum = state.best_rsum if interpolation is None else interpolation.rsum[interpolation.alpha]
-    if warning := chance_warning(validation_rsum, np.bincount(trainer.val_loader.data.image_of).tolist()):
+    interpolation = (
+        _interpolate(trainer, initial_weights, progress) if recipe.interpolation.alphas else None
+    )
+    validation_rsum = (
+        state.best_rsum if interpolation is None else interpolation.rsum[interpolation.alpha]
+    )
+    if warning := chance_warning(
+        validation_rsum, np.bincount(trainer.val_loader.data.image_of).tolist()
+    ):
         progress.message(warning)
     test = evaluate_test(data_module, matcher, folder)
-    forgetting = measure_forgetting(data_module, matcher, progress) if recipe.evaluation.forgetting else None
+    forgetting = (
+        measure_forgetting(data_module, matcher, progress) if recipe.evaluation.forgetting else None
+    )
     if forgetting is not None:
         progress.message(str(forgetting))
     result = TrainingResult(
@@ -287,7 +352,8 @@ def check_recipe(recipe: Recipe) -> Recipe:
     """
     if recipe.members:
         raise RecipeError(
-            f"{recipe.name}: expected a recipe of one model, got an ensemble of {', '.join(recipe.members)}. "
+            f"{recipe.name}: expected a recipe of one model, got an ensemble of "
+            f"{', '.join(recipe.members)}. "
             "Pass a recipe without members. Only visavis train trains an ensemble."
         )
     check_published_id(recipe.published)
@@ -308,13 +374,16 @@ def check_supervisions(recipe: Recipe) -> None:
     """
     for number, phase in enumerate(recipe.phases):
         try:
-            spec.parse(phase.supervision, supervision.CATALOG).check_objective(objectives.parse(phase.objective))
+            spec.parse(phase.supervision, supervision.CATALOG).check_objective(
+                objectives.parse(phase.objective)
+            )
         except MissingSupervision as error:
             raise MissingSupervision(f"phases.{number}: {error}") from None
 
 
 def unused_supervisions(recipe: Recipe) -> list[str]:
-    """Find phases whose objective uses nothing that the supervision supplies. In a comparison that is a baseline.
+    """Find phases whose objective uses nothing that the supervision supplies. In a comparison that
+    is a baseline.
 
     Args:
         recipe: Recipe to check.
@@ -324,15 +393,21 @@ def unused_supervisions(recipe: Recipe) -> list[str]:
     """
     sentences = []
     for number, phase in enumerate(recipe.phases):
-        source, objective = spec.parse(phase.supervision, supervision.CATALOG), objectives.parse(phase.objective)
+        source, objective = (
+            spec.parse(phase.supervision, supervision.CATALOG),
+            objectives.parse(phase.objective),
+        )
         if unused := source.unused_annotations(objective):
             names = f"{type(objective).__name__} does not use the annotations of {type(source).__name__}"
             sentences.append(f"phases.{number}: {names} ({', '.join(unused)}).")
     return sentences
 
 
-def prepare_and_check_phases(recipe: Recipe, progress: Progress, group: ProcessGroup = ONE_PROCESS) -> tuple[DataModule, Matcher]:
-    """Open the data, compute features, build the model, and check every phase before the first step.
+def prepare_and_check_phases(
+    recipe: Recipe, progress: Progress, group: ProcessGroup = ONE_PROCESS
+) -> tuple[DataModule, Matcher]:
+    """Open the data, compute features, build the model, and check every phase before the first
+    step.
 
     Args:
         recipe: Checked recipe.
@@ -343,7 +418,8 @@ def prepare_and_check_phases(recipe: Recipe, progress: Progress, group: ProcessG
         The data and the model with its initial weights.
 
     Raises:
-        RecipeError: If a phase trains an unknown part, or an objective does not fit the learned scale of the model.
+        RecipeError: If a phase trains an unknown part, or an objective does not fit the learned
+            scale of the model.
         DataError: If the data set cannot be read.
     """
     check_forgetting(recipe, progress)
@@ -357,7 +433,9 @@ def prepare_and_check_phases(recipe: Recipe, progress: Progress, group: ProcessG
     return data_module, matcher
 
 
-def evaluate_test(data_module: DataModule, matcher: Matcher, folder: RunFolder) -> Evaluation | None:
+def evaluate_test(
+    data_module: DataModule, matcher: Matcher, folder: RunFolder
+) -> Evaluation | None:
     """Evaluate the best model on the test split.
 
     Args:
@@ -371,12 +449,20 @@ def evaluate_test(data_module: DataModule, matcher: Matcher, folder: RunFolder) 
     settings = data_module.recipe.evaluation
     if settings.test not in data_module.data.splits:
         return None
-    tested = ScoreEnsemble([matcher, open_peer_network(folder.path, matcher)]) if settings.average_networks else matcher
-    return with_published(data_module.evaluate(tested, settings.test, settings.protocols, settings.relevance), data_module.recipe)
+    tested = (
+        ScoreEnsemble([matcher, open_peer_network(folder.path, matcher)])
+        if settings.average_networks
+        else matcher
+    )
+    return with_published(
+        data_module.evaluate(tested, settings.test, settings.protocols, settings.relevance),
+        data_module.recipe,
+    )
 
 
 def chance_warning(rsum: float, captions_per_image: Sequence[int]) -> str:
-    """Warn about a validation RSUM that is not above a random ranking by more than two standard deviations.
+    """Warn about a validation RSUM that is not above a random ranking by more than two standard
+    deviations.
 
     Args:
         rsum: Validation RSUM, in percent.
@@ -389,15 +475,21 @@ def chance_warning(rsum: float, captions_per_image: Sequence[int]) -> str:
     if rsum > mean + 2 * std:
         return ""
     return (
-        f"Validation is not above chance: RSUM {rsum:.1f}, a random ranking of {len(captions_per_image):,} images reaches "
-        f"{mean:.1f} ± {std:.1f}. The model has not learned anything measurable. Use more images or a pretrained encoder."
+        f"Validation is not above chance: RSUM {rsum:.1f}, a random ranking of "
+        f"{len(captions_per_image):,} images reaches "
+        f"{mean:.1f} ± {std:.1f}. The model has not learned anything measurable. Use more images "
+        "or a pretrained encoder."
     )
 
 
-def _interpolate(trainer: Trainer, initial_weights: dict[str, Tensor], progress: Progress) -> Interpolation:
+def _interpolate(
+    trainer: Trainer, initial_weights: dict[str, Tensor], progress: Progress
+) -> Interpolation:
     """Interpolate the best weights with the initial ones, and save the model."""
     data_module = trainer.data_module
-    interpolation = choose_interpolation(data_module, trainer.matcher, initial_weights, trainer.best, trainer.log[0]["rsum"])
+    interpolation = choose_interpolation(
+        data_module, trainer.matcher, initial_weights, trainer.best, trainer.log[0]["rsum"]
+    )
     if data_module.group.is_first:
         data_module.processor.save(trainer.matcher, trainer.folder.model)
     progress.message(str(interpolation))
@@ -405,9 +497,13 @@ def _interpolate(trainer: Trainer, initial_weights: dict[str, Tensor], progress:
 
 
 def _check_no_run(path: Path) -> None:
-    # os.path.exists is also False for a name that is too long. The error then comes from creating the folder.
+    # os.path.exists is also False for a name that is too long. The error then comes from creating
+    # the folder.
     if os.path.exists(RunFolder(path).recipe):
-        raise RunError(f"{path}: expected a new folder, got an existing run. Resume it with --resume {path}, or name another folder.")
+        raise RunError(
+            f"{path}: expected a new folder, got an existing run. Resume it with --resume {path}, "
+            "or name another folder."
+        )
 
 
 def _positives_by(recipe: Recipe) -> str:
@@ -417,9 +513,13 @@ def _positives_by(recipe: Recipe) -> str:
 
 
 def _describe_supervision(recipe: Recipe) -> str:
-    """The supervisions of the phases with their settings, one after the other, and the file of judgments that is a key of the data."""
+    """The supervisions of the phases with their settings, one after the other, and the file of
+    judgments that is a key of the data.
+    """
     judgments = f" of {recipe.data.feedback}" if recipe.data.feedback else ""
-    return " then ".join(dict.fromkeys(f"{source!r}{judgments}" for source in _supervisions(recipe)))
+    return " then ".join(
+        dict.fromkeys(f"{source!r}{judgments}" for source in _supervisions(recipe))
+    )
 
 
 def _supervisions(recipe: Recipe) -> list[supervision.Supervision]:

@@ -1,11 +1,15 @@
-"""Conversion of published video features (pickles, or one ``.h5`` per video) to stores and lists that training reads.
+"""Conversion of published video features (pickles, or one ``.h5`` per video) to stores and lists
+that training reads.
 
-The output folder has ``experts/`` (a store of experts), ``caption_features/NAME/`` (stores of features of captions) and ``dataset_NAME.json``
-(lists in Karpathy's format, one for each way to split the videos), as far as the sources have this content.
+The output folder has ``experts/`` (a store of experts), ``caption_features/NAME/`` (stores of
+features of captions) and ``dataset_NAME.json`` (lists in Karpathy's format, one for each way to
+split the videos), as far as the sources have this content.
 
-Published splits are texts with one video per line: ``train_list.txt``, ``val_list.txt`` and ``test_list.txt``. Other suffixes, such as
-``train_list_full.txt``, split the same videos in another way. Without a test list, as for 1k-A of MSR-VTT (``_jsfusion``), papers test
-on the val list. Then the list ``-all`` trains on all other videos, and the list without it holds out some of them for validation.
+Published splits are texts with one video per line: ``train_list.txt``, ``val_list.txt`` and
+``test_list.txt``. Other suffixes, such as ``train_list_full.txt``, split the same videos in another
+way. Without a test list, as for 1k-A of MSR-VTT (``_jsfusion``), papers test on the val list. Then
+the list ``-all`` trains on all other videos, and the list without it holds out some of them for
+validation.
 """
 
 from __future__ import annotations
@@ -23,7 +27,12 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from visavis import storage
-from visavis.data.conversion.published_features import HDF5_SUFFIXES, HDF5Videos, PublishedFeatures, is_missing
+from visavis.data.conversion.published_features import (
+    HDF5_SUFFIXES,
+    HDF5Videos,
+    PublishedFeatures,
+    is_missing,
+)
 from visavis.data.conversion.safe_pickle import read_plain_pickle
 from visavis.data.dataset_reader import resolve_path
 from visavis.data.features.expert_store import EXPERT_NAME, create_expert_store
@@ -54,7 +63,9 @@ class VideoSplits:
     split_of: Mapping[str, str] | None
     single_test_caption: bool = False
 
-    def to_karpathy(self, captions: Mapping[str, list[str]], test_caption_index: Mapping[str, int]) -> dict[str, Any]:
+    def to_karpathy(
+        self, captions: Mapping[str, list[str]], test_caption_index: Mapping[str, int]
+    ) -> dict[str, Any]:
         """Convert to a list in Karpathy's format.
 
         Args:
@@ -65,26 +76,42 @@ class VideoSplits:
             The list as JSON data.
 
         Raises:
-            DataError: If a video has no captions, or the index of the tested caption is unknown or out of range.
+            DataError: If a video has no captions, or the index of the tested caption is unknown or
+                out of range.
         """
         images = []
         for video in captions if self.split_of is None else self.split_of:
             if not captions.get(video):
-                raise DataError(f"video {video} of a list has no captions. Add the captions of all videos.")
+                raise DataError(
+                    f"video {video} of a list has no captions. Add the captions of all videos."
+                )
             texts, split = captions[video], self.split_of and self.split_of[video]
             if self.single_test_caption and split == "test" and video in test_caption_index:
                 if test_caption_index[video] >= len(texts):
                     raise DataError(
-                        f"the tested caption of {video} is {test_caption_index[video]}, expected an index below {len(texts)}. "
+                        f"the tested caption of {video} is {test_caption_index[video]}, expected "
+                        f"an index below {len(texts)}. "
                         "Use files that belong together."
                     )
                 texts = [texts[test_caption_index[video]]]
-            elif self.single_test_caption and split == "test" and len(texts) > 1 and (test_caption_index or self.suffix.startswith("-1ka")):
+            elif (
+                self.single_test_caption
+                and split == "test"
+                and len(texts) > 1
+                and (test_caption_index or self.suffix.startswith("-1ka"))
+            ):
                 raise DataError(
-                    f"one of {len(texts)} captions of {video} is tested, and its index is unknown. Add the file of indices, such as "
+                    f"one of {len(texts)} captions of {video} is tested, and its index is unknown. "
+                    "Add the file of indices, such as "
                     "jsfusion_val_caption_idx.pkl, for all test videos."
                 )
-            images.append({"filename": video, **({"split": split} if split else {}), "sentences": [{"raw": caption} for caption in texts]})
+            images.append(
+                {
+                    "filename": video,
+                    **({"split": split} if split else {}),
+                    "sentences": [{"raw": caption} for caption in texts],
+                }
+            )
         return {"images": images}
 
 
@@ -97,11 +124,20 @@ def _read_split_list(path: Path, lists: SplitLists) -> None:
     matched = _LIST.fullmatch(path.name)
     assert matched is not None
     split, split_name = matched.groups(default="")
-    videos = [video_id(name) for line in storage.read_text(path).splitlines() if (name := line.strip())]
+    videos = [
+        video_id(name) for line in storage.read_text(path).splitlines() if (name := line.strip())
+    ]
     if not videos or len(set(videos)) < len(videos):
         problem = "has a duplicate video" if videos else "is empty"
-        raise DataError(f"{path} {problem}: expected the name of a video per line, each once. Correct the list.")
-    if lists.setdefault(_SPLIT_NAME_ALIASES.get(split_name, split_name), {}).setdefault(split, videos) is not videos:
+        raise DataError(
+            f"{path} {problem}: expected the name of a video per line, each once. Correct the list."
+        )
+    if (
+        lists.setdefault(_SPLIT_NAME_ALIASES.get(split_name, split_name), {}).setdefault(
+            split, videos
+        )
+        is not videos
+    ):
         raise DataError(f"{path}: duplicate {split} list of the same split. Pass only one of them.")
 
 
@@ -110,7 +146,10 @@ def _make_splits(split_name: str, lists: dict[str, list[str]]) -> list[VideoSpli
     if "train" not in lists or len(lists) < 2:
         missing = "the train list" if "train" not in lists else "a val or test list"
         available = " and ".join(f"the {split} list" for split in sorted(lists))
-        raise DataError(f"lists {split_name or 'without a name'}: got {available} without {missing}. Add it, or remove the others.")
+        raise DataError(
+            f"lists {split_name or 'without a name'}: got {available} without {missing}. Add it, "
+            "or remove the others."
+        )
     if "test" in lists:
         return [VideoSplits(suffix, _split_of(lists, split_name))]
     all_videos = _split_of({"train": lists["train"], "test": lists["val"]}, split_name)
@@ -128,7 +167,8 @@ def _split_of(lists: Mapping[str, list[str]], list_name: str) -> dict[str, str]:
         for video in lists[split]:
             if split_of.setdefault(video, split) != split:
                 raise DataError(
-                    f"lists {list_name or 'without a name'}: {video} is in {split_of[video]} and in {split}, expected one split per video. "
+                    f"lists {list_name or 'without a name'}: {video} is in {split_of[video]} and "
+                    f"in {split}, expected one split per video. "
                     "Correct the lists."
                 )
     return split_of
@@ -164,16 +204,22 @@ class ConversionReport:
         Returns:
             All fields by name.
         """
-        experts = {name: {"embedding_dim": embedding_dim, "videos": videos} for name, (embedding_dim, videos) in self.experts.items()}
+        experts = {
+            name: {"embedding_dim": embedding_dim, "videos": videos}
+            for name, (embedding_dim, videos) in self.experts.items()
+        }
         return {**asdict(self), "folder": str(self.folder), "experts": experts}
 
 
-def convert_features(sources: Sequence[str | Path], out: str | Path, progress: Progress | None = None) -> ConversionReport:
+def convert_features(
+    sources: Sequence[str | Path], out: str | Path, progress: Progress | None = None
+) -> ConversionReport:
     """Convert all sources to one folder. A failed conversion leaves no output.
 
     Args:
-        sources: Each ``PATH``, or ``NAME=PATH`` to rename an expert: pickles, ``.npy`` of objects, an ``.h5`` per video or a folder of them, a
-            ``.json`` of MSR-VTT, and split lists such as ``train_list.txt``. No code in them is executed.
+        sources: Each ``PATH``, or ``NAME=PATH`` to rename an expert: pickles, ``.npy`` of objects,
+            an ``.h5`` per video or a folder of them, a ``.json`` of MSR-VTT, and split lists such
+            as ``train_list.txt``. No code in them is executed.
         out: The new folder.
         progress: Receives the progress.
 
@@ -185,7 +231,8 @@ def convert_features(sources: Sequence[str | Path], out: str | Path, progress: P
     """
     if not sources:
         raise DataError(
-            "sources: expected pickles, .npy of objects, .h5 files or a folder of them, and lists of videos, got nothing. Pass at least one."
+            "sources: expected pickles, .npy of objects, .h5 files or a folder of them, and lists "
+            "of videos, got nothing. Pass at least one."
         )
     out, progress, content = Path(out), progress or NoProgress(), _SourceContent()
     if os.path.exists(out):
@@ -200,10 +247,15 @@ def convert_features(sources: Sequence[str | Path], out: str | Path, progress: P
             _write_caption_features(part / "caption_features" / name, name, content, progress)
         split_files = _write_split_files(part, os.path.basename(os.path.realpath(out)), content)
         if not (experts or caption_features or split_files):
-            raise DataError("the sources have only indices of tested captions. Add the features, captions or lists they belong to.")
+            raise DataError(
+                "the sources have only indices of tested captions. Add the features, captions or "
+                "lists they belong to."
+            )
     captions = content.published.captions
     num_videos = len(content.videos_with_experts | dict.fromkeys(captions))
-    return ConversionReport(out, num_videos, sum(map(len, captions.values())), experts, caption_features, split_files)
+    return ConversionReport(
+        out, num_videos, sum(map(len, captions.values())), experts, caption_features, split_files
+    )
 
 
 @dataclass
@@ -226,7 +278,9 @@ class _SourceContent:
         """Read a source."""
         name, path = _parse_source(source)
         if os.path.isdir(path) or path.name.endswith(HDF5_SUFFIXES):
-            videos = HDF5Videos.open(path, lambda done, total: progress.update("files of videos", done, total, 0.0))
+            videos = HDF5Videos.open(
+                path, lambda done, total: progress.update("files of videos", done, total, 0.0)
+            )
             self.hdf5_videos.append(videos)
             self.published.add_captions(videos.captions, path)
         elif _LIST.fullmatch(path.name):
@@ -240,7 +294,10 @@ class _SourceContent:
             self.checksums[name] = storage.content_hash(path)
         else:
             formats = ", ".join((*_PICKLES, *HDF5_SUFFIXES, "a .json of MSR-VTT"))
-            raise DataError(f"{path} cannot be converted: expected {formats}, or a list of videos such as train_list.txt. Leave it out.")
+            raise DataError(
+                f"{path} cannot be converted: expected {formats}, or a list of videos such as "
+                "train_list.txt. Leave it out."
+            )
 
     @property
     def videos_with_experts(self) -> dict[str, None]:
@@ -259,18 +316,24 @@ def _parse_source(source: str | Path) -> tuple[str, Path]:
     name = name if has_name else re.sub(r"[^A-Za-z0-9._-]", "_", path.stem)
     if not EXPERT_NAME.fullmatch(name):
         raise DataError(
-            f"{text}: expected NAME=PATH with a name of letters, digits, . _ - that begins with a letter or digit, got {name!r}."
+            f"{text}: expected NAME=PATH with a name of letters, digits, . _ - that begins with a "
+            f"letter or digit, got {name!r}."
         )
     return name, path
 
 
-def _write_experts(folder: Path, content: _SourceContent, progress: Progress) -> dict[str, tuple[int, int]]:
+def _write_experts(
+    folder: Path, content: _SourceContent, progress: Progress
+) -> dict[str, tuple[int, int]]:
     """Write the store of all experts. Return the dimension of each, and how many videos have it."""
     tables, captions = content.published.experts, content.published.captions
     embedding_dims = {name: _embedding_dim(table) for name, table in tables.items()}
     for files in content.hdf5_videos:
         if duplicates := embedding_dims.keys() & files.embedding_dims.keys():
-            raise DataError(f"duplicate expert {min(duplicates)} in two sources. Give one of them another name with NAME=PATH.")
+            raise DataError(
+                f"duplicate expert {min(duplicates)} in two sources. Give one of them another name "
+                "with NAME=PATH."
+            )
         embedding_dims |= files.embedding_dims
     if not embedding_dims:
         return {}
@@ -279,9 +342,13 @@ def _write_experts(folder: Path, content: _SourceContent, progress: Progress) ->
     if without_experts := names[len(with_experts) :]:
         if not with_experts.keys() & captions.keys():
             raise DataError(
-                f"no expert has any of the videos with captions, such as {without_experts[0]}. Use the same video names in all files."
+                f"no expert has any of the videos with captions, such as {without_experts[0]}. Use "
+                "the same video names in all files."
             )
-        progress.message(f"{len(without_experts):,} videos with captions, such as {without_experts[0]}, are missing in all experts")
+        progress.message(
+            f"{len(without_experts):,} videos with captions, such as {without_experts[0]}, are "
+            "missing in all experts"
+        )
     num_videos_with = dict.fromkeys(embedding_dims, 0)
     with create_expert_store(folder, embedding_dims) as store:
         for number, video in enumerate(names, 1):
@@ -289,41 +356,66 @@ def _write_experts(folder: Path, content: _SourceContent, progress: Progress) ->
             seconds: dict[str, np.ndarray] = {}
             for files in content.hdf5_videos:
                 features, times = files.read(video)
-                parts |= {name: None if is_missing(part) else part for name, part in features.items()}
+                parts |= {
+                    name: None if is_missing(part) else part for name, part in features.items()
+                }
                 seconds |= {name: times[name] for name in times if parts[name] is not None}
             store.append(video, parts, seconds)
             for name, part in parts.items():
                 num_videos_with[name] += part is not None
             progress.update("videos", number, len(names), 0.0)
-    return {name: (embedding_dim, num_videos_with[name]) for name, embedding_dim in embedding_dims.items()}
+    return {
+        name: (embedding_dim, num_videos_with[name])
+        for name, embedding_dim in embedding_dims.items()
+    }
 
 
 def _embedding_dim(table: dict[str, np.ndarray | None]) -> int:
     return next((int(array.shape[-1]) for array in table.values() if array is not None), 1)
 
 
-def _write_caption_features(folder: Path, name: str, content: _SourceContent, progress: Progress) -> None:
+def _write_caption_features(
+    folder: Path, name: str, content: _SourceContent, progress: Progress
+) -> None:
     """Write a store of word features of captions, each caption once."""
     features: dict[str, np.ndarray] = {}
     for video, arrays in content.published.caption_features[name].items():
         captions = content.published.captions.get(video, [])
         if len(captions) != len(arrays):
             raise DataError(
-                f"features {name}: got {len(arrays)} arrays for {len(captions)} captions of {video}. Add the captions they belong to."
+                f"features {name}: got {len(arrays)} arrays for {len(captions)} captions of "
+                f"{video}. Add the captions they belong to."
             )
         for caption, array in zip(captions, arrays, strict=True):
             features.setdefault(caption, array)
     embedding_dim = next(iter(features.values())).shape[-1]
     for caption, array in features.items():
-        if array.ndim != 2 or array.shape[1] != embedding_dim or not len(array) or array.dtype.kind != "f":
+        if (
+            array.ndim != 2
+            or array.shape[1] != embedding_dim
+            or not len(array)
+            or array.dtype.kind != "f"
+        ):
             raise DataError(
-                f"features {name} of the caption {caption[:60]!r}: expected floats of shape [words, {embedding_dim}], "
+                f"features {name} of the caption {caption[:60]!r}: expected floats of shape "
+                f"[words, {embedding_dim}], "
                 f"got {array.dtype} of shape {list(array.shape)}. Correct the features."
             )
         if not np.abs(array).max() < np.finfo(np.float16).max:
-            raise DataError(f"features {name} of the caption {caption[:60]!r}: expected values that are finite in float16. Scale them.")
+            raise DataError(
+                f"features {name} of the caption {caption[:60]!r}: expected values that are finite "
+                "in float16. Scale them."
+            )
     lengths = np.array([len(array) for array in features.values()])
-    description = StoreDescription("text", "words", name, content.checksums[name], (embedding_dim,), len(features), fingerprint="")
+    description = StoreDescription(
+        "text",
+        "words",
+        name,
+        content.checksums[name],
+        (embedding_dim,),
+        len(features),
+        fingerprint="",
+    )
     writer = FeatureWriter.open(folder, description, list(features), lengths)
     for block in _blocks(list(features.values())):
         writer.append(block)
@@ -333,21 +425,35 @@ def _write_caption_features(folder: Path, name: str, content: _SourceContent, pr
 
 def _blocks(arrays: list[np.ndarray]) -> Iterator[Encoded]:
     for start in range(0, len(arrays), _CAPTIONS_PER_BLOCK):
-        words = [torch.from_numpy(array.astype(np.float32)) for array in arrays[start : start + _CAPTIONS_PER_BLOCK]]
+        words = [
+            torch.from_numpy(array.astype(np.float32))
+            for array in arrays[start : start + _CAPTIONS_PER_BLOCK]
+        ]
         yield Encoded(
             pad_sequence(words, batch_first=True),
-            pad_sequence([torch.ones(len(word_vectors), dtype=torch.bool) for word_vectors in words], batch_first=True),
+            pad_sequence(
+                [torch.ones(len(word_vectors), dtype=torch.bool) for word_vectors in words],
+                batch_first=True,
+            ),
         )
 
 
 def _write_split_files(folder: Path, name: str, content: _SourceContent) -> tuple[str, ...]:
-    """Write a list for each way to split the videos: from split lists, else from a file of captions, else without splits."""
+    """Write a list for each way to split the videos: from split lists, else from a file of
+    captions, else without splits.
+    """
     published = content.published
-    all_splits = [splits for split_name, lists in content.lists.items() for splits in _make_splits(split_name, lists)]
+    all_splits = [
+        splits
+        for split_name, lists in content.lists.items()
+        for splits in _make_splits(split_name, lists)
+    ]
     if not all_splits and published.captions:
         has_splits = len(set(published.splits.values())) > 1
         all_splits = [VideoSplits("", published.splits if has_splits else None)]
     files = {f"dataset_{name}{splits.suffix}.json": splits for splits in all_splits}
     for file, splits in files.items():
-        storage.write_json(folder / file, splits.to_karpathy(published.captions, published.test_caption_index))
+        storage.write_json(
+            folder / file, splits.to_karpathy(published.captions, published.test_caption_index)
+        )
     return tuple(files)

@@ -1,12 +1,14 @@
-"""A safe reader of pickles with plain values: numbers, texts, containers and numpy arrays. Nothing in the file is executed.
+"""A safe reader of pickles with plain values: numbers, texts, containers and numpy arrays. Nothing
+in the file is executed.
 
-A pickle is a program. The standard library's unpickler in Python runs its instructions, except those that import a name, call it, make an
-object or set its state. The few names that a plain pickle may use (``numpy.dtype``, ``collections.OrderedDict``, ...) stand for functions of
-this file. Any other name is refused as code. The usual restriction of ``pickle.Unpickler``, by ``find_class``, is not enough: it calls methods
-of arrays, hashes nested keys, and copies without limit.
+A pickle is a program. The standard library's unpickler in Python runs its instructions, except
+those that import a name, call it, make an object or set its state. The few names that a plain
+pickle may use (``numpy.dtype``, ``collections.OrderedDict``, ...) stand for functions of this file.
+Any other name is refused as code. The usual restriction of ``pickle.Unpickler``, by ``find_class``,
+is not enough: it calls methods of arrays, hashes nested keys, and copies without limit.
 
-Large bytes are not copied: arrays stay in the memory-mapped file. Protocols 0 to 5 are supported, and strings of Python 2 (decoded as UTF-8 if
-possible, else bytes).
+Large bytes are not copied: arrays stay in the memory-mapped file. Protocols 0 to 5 are supported,
+and strings of Python 2 (decoded as UTF-8 if possible, else bytes).
 """
 
 from __future__ import annotations
@@ -42,7 +44,10 @@ _MODULE_ALIASES = {
     "numpy._core.numeric": "numpy.core.numeric",
     "__builtin__": "builtins",
 }
-_TYPES = ("numpy.ndarray", *(f"builtins.{name}" for name in ("int", "float", "str", "unicode", "long", "bool", "tuple")))
+_TYPES = (
+    "numpy.ndarray",
+    *(f"builtins.{name}" for name in ("int", "float", "str", "unicode", "long", "bool", "tuple")),
+)
 
 
 class UnsafePickle(Exception):
@@ -79,7 +84,8 @@ class UnfinishedArray:
 
 
 def check_key(key: Any) -> Any:
-    """Check a key of a dict or set. Nested values are refused, because their hash could take unlimited time.
+    """Check a key of a dict or set. Nested values are refused, because their hash could take
+    unlimited time.
 
     Args:
         key: The key.
@@ -90,14 +96,22 @@ def check_key(key: Any) -> Any:
     Raises:
         UnsafePickle: If the key is not a text or a small number.
     """
-    if isinstance(key, str | bytes) or key is None or (isinstance(key, int) and abs(key) < _LARGEST_KEY):
+    if (
+        isinstance(key, str | bytes)
+        or key is None
+        or (isinstance(key, int) and abs(key) < _LARGEST_KEY)
+    ):
         return key
-    raise UnsafePickle(f"has a {type(key).__name__} for a key, expected a text or a whole number below 2^32")
+    raise UnsafePickle(
+        f"has a {type(key).__name__} for a key, expected a text or a whole number below 2^32"
+    )
 
 
 def _dtype(code: Any, *_: Any) -> UnfinishedArray:
     if not isinstance(code, str) or not _DTYPE.fullmatch(code):
-        raise UnsafePickle(f"has an array of {str(code)[:40]!r}, expected numbers, texts or plain objects")
+        raise UnsafePickle(
+            f"has an array of {str(code)[:40]!r}, expected numbers, texts or plain objects"
+        )
 
     def with_order(state: Any) -> np.dtype[Any]:
         order, fields = state[1], state[2:5]
@@ -111,7 +125,9 @@ def _dtype(code: Any, *_: Any) -> UnfinishedArray:
 
 def _reconstruct(kind: Any, *_: Any) -> UnfinishedArray:
     if not isinstance(kind, GlobalName) or kind.name != "numpy.ndarray":
-        raise UnsafePickle("is a pickle with code in it: it makes an array that is not one of numpy's own")
+        raise UnsafePickle(
+            "is a pickle with code in it: it makes an array that is not one of numpy's own"
+        )
 
     def with_state(state: Any) -> Any:
         shape, dtype, fortran, data = state[-4:]
@@ -129,7 +145,9 @@ def _array(data: Any, dtype: Any, shape: Any, order: str) -> Any:
     count = math.prod(shape)
     if dtype.hasobject:
         if type(data) is not list or len(data) != count or len(shape) > 1:
-            raise UnsafePickle("has an array of objects of several dimensions, expected a list of them")
+            raise UnsafePickle(
+                "has an array of objects of several dimensions, expected a list of them"
+            )
         return data[0] if not shape else data
     data = data.encode() if isinstance(data, str) else data
     if len(data) != count * dtype.itemsize:
@@ -153,7 +171,9 @@ def _encode(text: str, encoding: str) -> bytes:
 
 
 def _to_dict(items: Any = ()) -> dict[Any, Any]:
-    return {check_key(key): value for key, value in (items.items() if type(items) is dict else items)}
+    return {
+        check_key(key): value for key, value in (items.items() if type(items) is dict else items)
+    }
 
 
 _CALLS: dict[str, Callable[..., Any]] = {
@@ -170,13 +190,16 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "builtins.list": lambda items=(): list(items),
     "builtins.dict": _to_dict,
     "builtins.bytes": lambda items=b"": b"".join([items]),
-    "builtins.bytearray": lambda items=b"", encoding="latin1": items.encode(encoding) if isinstance(items, str) else b"".join([items]),
+    "builtins.bytearray": lambda items=b"", encoding="latin1": (
+        items.encode(encoding) if isinstance(items, str) else b"".join([items])
+    ),
 }
 
 
 # Larger strings of bytes are not copied out of the file.
 _MAX_COPIED_BYTES = 2**16
-# 350,000 tokenized captions (VATEX) are 11 million instructions. The limit bounds time and memory: 4 s and 2 GB on one core.
+# 350,000 tokenized captions (VATEX) are 11 million instructions. The limit bounds time and memory:
+# 4 s and 2 GB on one core.
 _MAX_INSTRUCTIONS = 12_000_000
 
 
@@ -187,11 +210,13 @@ def read_plain_pickle(path: str | Path) -> Any:
         path: The file.
 
     Returns:
-        None, bool, int, float, str, bytes, list, tuple, dict, set, or an array of numbers. An array of objects becomes a list, or the object if
-        there is only one. A numpy scalar becomes a Python number.
+        None, bool, int, float, str, bytes, list, tuple, dict, set, or an array of numbers. An array
+        of objects becomes a list, or the object if there is only one. A numpy scalar becomes a
+        Python number.
 
     Raises:
-        DataError: If the file would execute code (the message has the first name), is damaged, or is not a pickle.
+        DataError: If the file would execute code (the message has the first name), is damaged, or
+            is not a pickle.
     """
     path = Path(path)
     with storage.reading_regular_file(path), open(path, "rb") as file:
@@ -207,10 +232,24 @@ def read_plain_pickle(path: str | Path) -> Any:
     except DataError:
         raise
     except UnsafePickle as reason:
-        raise DataError(f"{path} {reason}. Save plain containers and arrays instead, in several files if it is large.") from None
-    except (pickle.UnpicklingError, IndexError, KeyError, ValueError, TypeError, OverflowError, AttributeError, struct.error):
+        raise DataError(
+            f"{path} {reason}. Save plain containers and arrays instead, in several files if it is "
+            "large."
+        ) from None
+    except (
+        pickle.UnpicklingError,
+        IndexError,
+        KeyError,
+        ValueError,
+        TypeError,
+        OverflowError,
+        AttributeError,
+        struct.error,
+    ):
         problem = "it is damaged, truncated, or another kind of file"
-        raise DataError(f"{path} is not a readable pickle: {problem}. Download or save it again.") from None
+        raise DataError(
+            f"{path} is not a readable pickle: {problem}. Download or save it again."
+        ) from None
     finally:
         if collects_garbage:
             gc.enable()
@@ -221,9 +260,16 @@ def _skip_npy_header(path: Path, content: mmap.mmap) -> None:
     if content[:6] != b"\x93NUMPY":
         return
     version = np.lib.format.read_magic(content)
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    read = (
+        np.lib.format.read_array_header_1_0
+        if version == (1, 0)
+        else np.lib.format.read_array_header_2_0
+    )
     if read(content)[2] != np.dtype(object):
-        raise DataError(f"{path} is a .npy of numbers, expected one of objects, or a pickle. Its rows have no names.")
+        raise DataError(
+            f"{path} is a .npy of numbers, expected one of objects, or a pickle. Its rows have no "
+            "names."
+        )
 
 
 class _MappedFile:
@@ -279,7 +325,8 @@ class _PlainUnpickler(pickle._Unpickler):
     def __init__(self, file: _MappedFile):
         super().__init__(file)  # type: ignore[arg-type]
         self.memo = _Memo()
-        # Items that may still be copied. Without a limit, a small file could request the same copy many times.
+        # Items that may still be copied. Without a limit, a small file could request the same copy
+        # many times.
         self.copy_budget = 16 * len(file.content) + 2**16
 
     def find_class(self, module: str, name: str) -> GlobalName:
@@ -299,14 +346,20 @@ class _PlainUnpickler(pickle._Unpickler):
     def load_reduce(self) -> None:
         arguments, name = self.stack.pop(), self.stack.pop()
         if not isinstance(name, GlobalName) or name.call is None:
-            raise UnsafePickle(CODE_IN_PICKLE.format(f"it calls {name if isinstance(name, GlobalName) else type(name).__name__}"))
+            raise UnsafePickle(
+                CODE_IN_PICKLE.format(
+                    f"it calls {name if isinstance(name, GlobalName) else type(name).__name__}"
+                )
+            )
         self._spend(arguments)
         self.append(name.call(*arguments))
 
     def load_build(self) -> None:
         state, pending = self.stack.pop(), self.stack.pop()
         if not isinstance(pending, UnfinishedArray):
-            raise UnsafePickle(CODE_IN_PICKLE.format(f"it sets the state of a {type(pending).__name__}"))
+            raise UnsafePickle(
+                CODE_IN_PICKLE.format(f"it sets the state of a {type(pending).__name__}")
+            )
         self._spend(state)
         self.append(pending.build(state))
         for slot in pending.memo_slots:
@@ -314,9 +367,13 @@ class _PlainUnpickler(pickle._Unpickler):
 
     def _spend(self, arguments: tuple[Any, ...]) -> None:
         """Subtract the items that a call may copy from the budget."""
-        if type(arguments) is not tuple or any(isinstance(argument, np.ndarray) for argument in arguments):
+        if type(arguments) is not tuple or any(
+            isinstance(argument, np.ndarray) for argument in arguments
+        ):
             raise TypeError("no arguments")
-        self.copy_budget -= sum(len(argument) for argument in arguments if isinstance(argument, Sized))
+        self.copy_budget -= sum(
+            len(argument) for argument in arguments if isinstance(argument, Sized)
+        )
         if self.copy_budget < 0:
             raise UnsafePickle("copies the same values too often")
 
@@ -348,9 +405,14 @@ class _PlainUnpickler(pickle._Unpickler):
             raise TypeError("no set")
         self.stack[-1].update(map(check_key, items))
 
-    # The opcodes of protocols 0 to 5, which will never be more. These methods and refusals replace the unsafe ones.
+    # The opcodes of protocols 0 to 5, which will never be more. These methods and refusals replace
+    # the unsafe ones.
     dispatch: ClassVar[dict[int, Any]] = {
-        **{ord(opcode.code): pickle._Unpickler.dispatch[ord(opcode.code)] for opcode in pickletools.opcodes if opcode.proto <= 5},
+        **{
+            ord(opcode.code): pickle._Unpickler.dispatch[ord(opcode.code)]
+            for opcode in pickletools.opcodes
+            if opcode.proto <= 5
+        },
         pickle.REDUCE[0]: load_reduce,
         pickle.BUILD[0]: load_build,
         pickle.DICT[0]: load_dict,
@@ -362,7 +424,18 @@ class _PlainUnpickler(pickle._Unpickler):
         pickle.FRAME[0]: lambda reader: reader.read(8),
         pickle.BYTEARRAY8[0]: pickle._Unpickler.dispatch[pickle.BINBYTES8[0]],
         **dict.fromkeys(
-            map(ord, (pickle.INST, pickle.OBJ, pickle.NEWOBJ, pickle.NEWOBJ_EX, pickle.EXT1, pickle.EXT2, pickle.EXT4)),
+            map(
+                ord,
+                (
+                    pickle.INST,
+                    pickle.OBJ,
+                    pickle.NEWOBJ,
+                    pickle.NEWOBJ_EX,
+                    pickle.EXT1,
+                    pickle.EXT2,
+                    pickle.EXT4,
+                ),
+            ),
             _refuse(CODE_IN_PICKLE.format("it makes objects of a class")),
         ),
         **dict.fromkeys(
@@ -372,12 +445,14 @@ class _PlainUnpickler(pickle._Unpickler):
     }
 
 
-# 3,000 tensors with the state of their optimizer take 0.5 MB. The limit bounds the time of reading it.
+# 3,000 tensors with the state of their optimizer take 0.5 MB. The limit bounds the time of reading
+# it.
 _MAX_CHECKPOINT_PICKLE = 2**20
 
 
 def check_torch_pickles(path: Path) -> None:
-    """Check the pickles of a file of ``torch.save``, so that ``torch.load`` reads them in a time that their size determines.
+    """Check the pickles of a file of ``torch.save``, so that ``torch.load`` reads them in a time
+    that their size determines.
 
     Args:
         path: The file.
@@ -398,7 +473,8 @@ def check_torch_pickles(path: Path) -> None:
                 _check_pickles(file.read(_MAX_CHECKPOINT_PICKLE), 5)
     except UnsafePickle as reason:
         raise DataError(
-            f"{path}: expected a checkpoint of tensors and plain values, got one that {reason}. Save the weights alone."
+            f"{path}: expected a checkpoint of tensors and plain values, got one that {reason}. "
+            "Save the weights alone."
         ) from None
 
 
@@ -406,7 +482,10 @@ def _check_member(member: zipfile.ZipInfo) -> None:
     if member.compress_type != zipfile.ZIP_STORED:
         raise UnsafePickle("is compressed, as torch.save never does")
     if member.filename.endswith("data.pkl") and member.file_size > _MAX_CHECKPOINT_PICKLE:
-        raise UnsafePickle(f"has a pickle of {member.file_size:,} bytes, more than the {_MAX_CHECKPOINT_PICKLE:,} allowed")
+        raise UnsafePickle(
+            f"has a pickle of {member.file_size:,} bytes, more than the {_MAX_CHECKPOINT_PICKLE:,} "
+            "allowed"
+        )
 
 
 def _check_pickles(content: bytes, number: int) -> None:
@@ -419,7 +498,9 @@ def _check_pickles(content: bytes, number: int) -> None:
 
 
 class _CheckpointScanner(_PlainUnpickler):
-    """Checks the keys of a checkpoint. Its objects are empty dicts here, and ``torch.load`` decides which of them may be made."""
+    """Checks the keys of a checkpoint. Its objects are empty dicts here, and ``torch.load`` decides
+    which of them may be made.
+    """
 
     def find_class(self, module: str, name: str) -> GlobalName:
         full = f"{_MODULE_ALIASES.get(module, module)}.{name}"
@@ -443,5 +524,8 @@ class _CheckpointScanner(_PlainUnpickler):
         **_PlainUnpickler.dispatch,
         pickle.BUILD[0]: load_build,
         pickle.NEWOBJ[0]: load_newobj,
-        **{code[0]: pickle._Unpickler.dispatch[code[0]] for code in (pickle.PERSID, pickle.BINPERSID)},
+        **{
+            code[0]: pickle._Unpickler.dispatch[code[0]]
+            for code in (pickle.PERSID, pickle.BINPERSID)
+        },
     }

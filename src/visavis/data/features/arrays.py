@@ -1,4 +1,6 @@
-"""Rows of feature arrays, and features that you computed: a ``.npy`` array with one row per image or caption, or a data set of the VSE++ family."""
+"""Rows of feature arrays, and features that you computed: a ``.npy`` array with one row per image
+or caption, or a data set of the VSE++ family.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def look_up_rows(row_of: dict[str, int], keys: Iterable[str], folder: Path) -> n
     try:
         return np.array([row_of[key] for key in keys], dtype=np.int64)
     except KeyError as missing:
-        raise DataError(f"{folder} has no features of {missing.args[0]!r}. Compute features for this data set.") from None
+        raise DataError(
+            f"{folder} has no features of {missing.args[0]!r}. Compute features for this data set."
+        ) from None
 
 
 def are_offsets(offsets: np.ndarray, num_items: int) -> bool:
@@ -56,15 +60,22 @@ def are_offsets(offsets: np.ndarray, num_items: int) -> bool:
 
 
 def read_padded(
-    vectors: np.ndarray, offsets: np.ndarray, rows: np.ndarray, *, max_length: int = 0, min_length: int = 0
+    vectors: np.ndarray,
+    offsets: np.ndarray,
+    rows: np.ndarray,
+    *,
+    max_length: int = 0,
+    min_length: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Read sequences of different lengths as one padded tensor.
 
     Args:
-        vectors: All vectors, shape ``[total, D]``. Sequence i is ``vectors[offsets[i] : offsets[i + 1]]``.
+        vectors: All vectors, shape ``[total, D]``. Sequence i is ``vectors[offsets[i] : offsets[i +
+            1]]``.
         offsets: Start of each sequence, shape ``[N + 1]``.
         rows: The sequences to read, shape ``[n]``.
-        max_length: Number of vectors that are read of a longer sequence, evenly spaced from its first one. 0: all.
+        max_length: Number of vectors that are read of a longer sequence, evenly spaced from its
+            first one. 0: all.
         min_length: Smallest padded length.
 
     Returns:
@@ -81,12 +92,15 @@ def read_padded(
     mask = positions < read_lengths[:, None]
     spaced = positions * lengths[:, None] // np.maximum(read_lengths, 1)[:, None]
     padded = torch.zeros(*mask.shape, vectors.shape[-1])
-    padded[torch.from_numpy(mask)] = torch.from_numpy(vectors[(starts[:, None] + spaced)[mask]]).float()
+    padded[torch.from_numpy(mask)] = torch.from_numpy(
+        vectors[(starts[:, None] + spaced)[mask]]
+    ).float()
     return padded, torch.from_numpy(mask)
 
 
-# Size from which rows are read without the memory map. Linux maps up to 900 kB around a random row (measured), so that an
-# epoch would keep the whole array in the resident memory. A read of 1,024 rows takes 6 ms instead of 2 ms.
+# Size from which rows are read without the memory map. Linux maps up to 900 kB around a random row
+# (measured), so that an epoch would keep the whole array in the resident memory. A read of 1,024
+# rows takes 6 ms instead of 2 ms.
 MAX_MAPPED_BYTES = 2**28
 
 
@@ -96,17 +110,29 @@ class ArrayFeatures:
     Args:
         path: The file or folder.
         files: Files that are read.
-        arrays: The arrays, memory-mapped, by what they are for errors. Rows are counted through all arrays.
-        names: Name of the image of each row, or a data set whose items have their number in the whole data set as their row.
+        arrays: The arrays, memory-mapped, by what they are for errors. Rows are counted through all
+            arrays.
+        names: Name of the image of each row, or a data set whose items have their number in the
+            whole data set as their row.
     """
 
-    def __init__(self, path: Path, files: list[Path], arrays: dict[str, np.ndarray], names: Sequence[str] | Dataset):
+    def __init__(
+        self,
+        path: Path,
+        files: list[Path],
+        arrays: dict[str, np.ndarray],
+        names: Sequence[str] | Dataset,
+    ):
         self.path, self.files, self._arrays, self._names = path, files, arrays, names
-        self._first_row = dict(zip(arrays, np.cumsum([0, *map(len, arrays.values())]).tolist(), strict=False))
+        self._first_row = dict(
+            zip(arrays, np.cumsum([0, *map(len, arrays.values())]).tolist(), strict=False)
+        )
         self.shape = next(iter(arrays.values())).shape[1:]
 
     @classmethod
-    def open(cls, path: str | Path, dataset: Dataset, items: Literal["image", "caption"] = "image") -> ArrayFeatures:
+    def open(
+        cls, path: str | Path, dataset: Dataset, items: Literal["image", "caption"] = "image"
+    ) -> ArrayFeatures:
         """Open a ``.npy`` array in the order of a whole data set.
 
         Args:
@@ -122,12 +148,19 @@ class ArrayFeatures:
         """
         path = Path(path)
         vectors = storage.read_array(path, kinds="fiu", memory_map=True)
-        rows, origin = (dataset.image_rows, dataset.image_origin) if items == "image" else (dataset.caption_rows, dataset.caption_origin)
-        has_all_rows = len(vectors) == len(rows) if origin is None else rows.max(initial=-1) < len(vectors)
+        rows, origin = (
+            (dataset.image_rows, dataset.image_origin)
+            if items == "image"
+            else (dataset.caption_rows, dataset.caption_origin)
+        )
+        has_all_rows = (
+            len(vectors) == len(rows) if origin is None else rows.max(initial=-1) < len(vectors)
+        )
         if vectors.ndim < 2 or 0 in vectors.shape or not has_all_rows:
             expected = f"{len(rows)} rows" if origin is None else f"at least {rows.max() + 1} rows"
             raise DataError(
-                f"{path}: expected {expected} of features, one for each {items} of {dataset.name} in its order, got shape {vectors.shape}. "
+                f"{path}: expected {expected} of features, one for each {items} of {dataset.name} "
+                f"in its order, got shape {vectors.shape}. "
                 "Compute the features of all of them."
             )
         return cls(path, [path], {str(path): vectors}, dataset)
@@ -146,9 +179,13 @@ class ArrayFeatures:
             DataError: If the folder has no such features.
         """
         if not (files := find_precomp_files(path)):
-            raise DataError(f'{path}: features = "precomp" expects {PRECOMP.description}. Add these files or name other features.')
+            raise DataError(
+                f'{path}: features = "precomp" expects {PRECOMP.description}. Add these files or name other features.'
+            )
         arrays = load_precomp_features(path)
-        names = [f"{split}-{index}" for split, array in arrays.items() for index in range(len(array))]
+        names = [
+            f"{split}-{index}" for split, array in arrays.items() for index in range(len(array))
+        ]
         parts = {f"split {split} in {path}": array for split, array in arrays.items()}
         return cls(Path(path), files, parts, names)
 
@@ -167,7 +204,9 @@ class ArrayFeatures:
 
     @property
     def has_rows_of_dataset(self) -> bool:
-        """Whether the row of an item is its number in the whole data set, so that no name is looked up."""
+        """Whether the row of an item is its number in the whole data set, so that no name is looked
+        up.
+        """
         return isinstance(self._names, Dataset)
 
     def rows(self, keys: Iterable[str]) -> np.ndarray:
@@ -184,7 +223,12 @@ class ArrayFeatures:
     @cached_property
     def _row_of(self) -> dict[str, int]:
         if isinstance(self._names, Dataset):
-            return {image.name: row for image, row in zip(self._names.images, self._names.image_rows.tolist(), strict=True)}
+            return {
+                image.name: row
+                for image, row in zip(
+                    self._names.images, self._names.image_rows.tolist(), strict=True
+                )
+            }
         return {name: row for row, name in enumerate(self._names)}
 
     def describe_row(self, row: int) -> str:
@@ -250,8 +294,13 @@ def _scan(features: ArrayFeatures) -> int | None:
     for array in features.arrays:
         for start in range(0, len(array), rows_per_read):
             # A copy, because torch warns about arrays that cannot be written.
-            block = torch.from_numpy(np.array(_read_rows(array, np.arange(start, min(start + rows_per_read, len(array))))))
-            # NaN is both the smallest and the largest value. This is much faster than a comparison of each value.
+            block = torch.from_numpy(
+                np.array(
+                    _read_rows(array, np.arange(start, min(start + rows_per_read, len(array))))
+                )
+            )
+            # NaN is both the smallest and the largest value. This is much faster than a comparison
+            # of each value.
             if not all(bound.float().isfinite() for bound in block.aminmax()):
                 (row,) = (~block.float().flatten(1).isfinite().all(1)).nonzero()[:1, 0].tolist()
                 return first + start + row
@@ -262,14 +311,26 @@ def _scan(features: ArrayFeatures) -> int | None:
 def _read_rows(array: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Read rows of a memory-mapped array, of a large one without its map."""
     base: Any = array.base
-    if array.nbytes <= MAX_MAPPED_BYTES or not isinstance(array, np.memmap) or not isinstance(base, mmap.mmap):
+    if (
+        array.nbytes <= MAX_MAPPED_BYTES
+        or not isinstance(array, np.memmap)
+        or not isinstance(base, mmap.mmap)
+    ):
         return array[rows]
     row_bytes = array.nbytes // len(array)
     with storage.open_file(Path(str(array.filename))) as file:
         if len(rows) and rows[-1] - rows[0] + 1 == len(rows) and (np.diff(rows) == 1).all():
-            content = os.pread(file.fileno(), len(rows) * row_bytes, array.offset + int(rows[0]) * row_bytes)
+            content = os.pread(
+                file.fileno(), len(rows) * row_bytes, array.offset + int(rows[0]) * row_bytes
+            )
         else:
-            content = b"".join(os.pread(file.fileno(), row_bytes, array.offset + row * row_bytes) for row in rows.tolist())
+            content = b"".join(
+                os.pread(file.fileno(), row_bytes, array.offset + row * row_bytes)
+                for row in rows.tolist()
+            )
     if len(content) < len(rows) * row_bytes:
-        raise DataError(f"{array.filename}: expected {len(array):,} rows, got fewer. The file was changed while it was read. Start again.")
+        raise DataError(
+            f"{array.filename}: expected {len(array):,} rows, got fewer. The file was changed "
+            "while it was read. Start again."
+        )
     return np.frombuffer(content, array.dtype).reshape(len(rows), *array.shape[1:])

@@ -1,8 +1,11 @@
-"""Store of several kinds of features ("experts") per item, of different dimensions and lengths, some of them missing.
+"""Store of several kinds of features ("experts") per item, of different dimensions and lengths,
+some of them missing.
 
-A store is a folder: ``experts.json`` (names and dimensions of experts, the items in order, a checksum), and for each expert a flat
-array ``NAME.npy`` ``[total, D]``, memory-mapped, with ``NAME.offsets.npy`` ``[N + 1]``. Item i has the vectors from ``offsets[i]`` to
-``offsets[i + 1]``, and none if the expert is missing. An expert with known times has them in ``NAME.seconds.npy`` ``[total]``, -1 where unknown.
+A store is a folder: ``experts.json`` (names and dimensions of experts, the items in order, a
+checksum), and for each expert a flat array ``NAME.npy`` ``[total, D]``, memory-mapped, with
+``NAME.offsets.npy`` ``[N + 1]``. Item i has the vectors from ``offsets[i]`` to ``offsets[i + 1]``,
+and none if the expert is missing. An expert with known times has them in ``NAME.seconds.npy``
+``[total]``, -1 where unknown.
 
 Example:
     >>> with create_expert_store(folder, {"appearance": 2048, "sound": 128}) as store:    # doctest: +SKIP
@@ -42,7 +45,9 @@ _HASH_BLOCK_ROWS = 2**20
 
 @dataclass(frozen=True)
 class _Contents:
-    """Content of ``experts.json``. The checksum covers items, dimensions, offsets, vectors and times."""
+    """Content of ``experts.json``. The checksum covers items, dimensions, offsets, vectors and
+    times.
+    """
 
     embedding_dims: dict[str, int]
     items: list[str]
@@ -69,8 +74,8 @@ class _Expert:
 class ExpertStore:
     """A store of experts.
 
-    Of a sequence longer than ``max_length``, evenly spaced vectors are read. Differs from CE, whose code reads the first ones, and from MMT, whose
-    code samples them at random.
+    Of a sequence longer than ``max_length``, evenly spaced vectors are read. Differs from CE, whose
+    code reads the first ones, and from MMT, whose code samples them at random.
 
     Args:
         folder: The folder.
@@ -84,13 +89,22 @@ class ExpertStore:
         torch.Size([2, 30, 2048])
     """
 
-    def __init__(self, folder: Path, contents: _Contents, experts: dict[str, _Expert], max_length: int):
-        self.folder, self.items, self.sha256, self.max_length = folder, contents.items, contents.sha256, max_length
+    def __init__(
+        self, folder: Path, contents: _Contents, experts: dict[str, _Expert], max_length: int
+    ):
+        self.folder, self.items, self.sha256, self.max_length = (
+            folder,
+            contents.items,
+            contents.sha256,
+            max_length,
+        )
         self._experts = experts
         self._row = {item: row for row, item in enumerate(self.items)}
 
     @classmethod
-    def open(cls, folder: str | Path, names: Sequence[str] = (), *, max_length: int = 0) -> ExpertStore:
+    def open(
+        cls, folder: str | Path, names: Sequence[str] = (), *, max_length: int = 0
+    ) -> ExpertStore:
         """Open a store.
 
         Args:
@@ -107,15 +121,28 @@ class ExpertStore:
         """
         folder = Path(folder)
         if not os.path.exists(folder / EXPERTS_FILE):
-            raise DataError(f"{folder} is not a store of experts: expected a file {EXPERTS_FILE}. Create one with visavis data convert.")
+            raise DataError(
+                f"{folder} is not a store of experts: expected a file {EXPERTS_FILE}. Create one "
+                "with visavis data convert."
+            )
         with raise_as_damaged():
             contents = storage.read_json(folder / EXPERTS_FILE, _Contents)
-            if invalid_name := next((name for name in contents.embedding_dims if not EXPERT_NAME.fullmatch(name)), None):
-                raise _damaged(f"{folder / EXPERTS_FILE} has the expert {invalid_name!r}, which is not allowed as a file name")
-            experts = {name: _open_expert(folder, name, embedding_dim, contents) for name, embedding_dim in contents.embedding_dims.items()}
+            if invalid_name := next(
+                (name for name in contents.embedding_dims if not EXPERT_NAME.fullmatch(name)), None
+            ):
+                raise _damaged(
+                    f"{folder / EXPERTS_FILE} has the expert {invalid_name!r}, which is not "
+                    "allowed as a file name"
+                )
+            experts = {
+                name: _open_expert(folder, name, embedding_dim, contents)
+                for name, embedding_dim in contents.embedding_dims.items()
+            }
         _verify(folder, contents, experts)
         if unknown := [name for name in names if name not in experts]:
-            raise DataError(f"{folder} has no expert {unknown[0]!r}: {suggest_name(unknown[0], experts)}")
+            raise DataError(
+                f"{folder} has no expert {unknown[0]!r}: {suggest_name(unknown[0], experts)}"
+            )
         return cls(folder, contents, {name: experts[name] for name in names or experts}, max_length)
 
     def __len__(self) -> int:
@@ -148,7 +175,8 @@ class ExpertStore:
         return np.diff(self._experts[name].offsets)
 
     def rows(self, items: Iterable[str]) -> np.ndarray:
-        """Look up items by their name, by their name without a video suffix, or without folder and suffix.
+        """Look up items by their name, by their name without a video suffix, or without folder and
+        suffix.
 
         Args:
             items: Names of items.
@@ -172,12 +200,15 @@ class ExpertStore:
             key = self._key(item)
             if (first := item_of.setdefault(key, item)) != item:
                 raise DataError(
-                    f"{first} and {item} would both read the features {key!r} of {self.folder}. Store features of each by its full name, with "
+                    f"{first} and {item} would both read the features {key!r} of {self.folder}. "
+                    "Store features of each by its full name, with "
                     "its folder, or remove one of them from the data."
                 )
 
     def _key(self, item: str) -> str:
-        return next((key for key in (item, video_id(item), PurePath(item).stem) if key in self._row), item)
+        return next(
+            (key for key in (item, video_id(item), PurePath(item).stem) if key in self._row), item
+        )
 
     def read(self, rows: Sequence[int] | np.ndarray | Tensor) -> Encoded:
         """Read rows.
@@ -186,16 +217,23 @@ class ExpertStore:
             rows: Row numbers.
 
         Returns:
-            For each expert float32 vectors ``[n, L, D]`` with a mask ``[n, L]``, which is false for a missing expert. L is at least 1. Experts
-            with known times have the part ``seconds_part(name)``, ``[n, L, 1]``.
+            For each expert float32 vectors ``[n, L, D]`` with a mask ``[n, L]``, which is false for
+            a missing expert. L is at least 1. Experts with known times have the part
+            ``seconds_part(name)``, ``[n, L, 1]``.
         """
         index = np.asarray(rows)
         arrays = {name: (expert.vectors, expert.offsets) for name, expert in self._experts.items()}
         for name, expert in self._experts.items():
             if expert.seconds is not None:
                 arrays[seconds_part(name)] = expert.seconds[:, None], expert.offsets
-        parts = {name: read_padded(*stored, index, max_length=self.max_length, min_length=1) for name, stored in arrays.items()}
-        return Encoded({name: part for name, (part, _) in parts.items()}, {name: mask for name, (_, mask) in parts.items()})
+        parts = {
+            name: read_padded(*stored, index, max_length=self.max_length, min_length=1)
+            for name, stored in arrays.items()
+        }
+        return Encoded(
+            {name: part for name, (part, _) in parts.items()},
+            {name: mask for name, (_, mask) in parts.items()},
+        )
 
 
 class ExpertWriter:
@@ -207,31 +245,51 @@ class ExpertWriter:
         files: Open file of each expert.
     """
 
-    def __init__(self, folder: Path, embedding_dims: Mapping[str, int], files: Mapping[str, BinaryIO]):
+    def __init__(
+        self, folder: Path, embedding_dims: Mapping[str, int], files: Mapping[str, BinaryIO]
+    ):
         self._folder, self._embedding_dims, self._files = folder, dict(embedding_dims), files
         self._lengths: dict[str, list[int]] = {name: [] for name in embedding_dims}
         self._seconds: dict[str, list[np.ndarray]] = {name: [] for name in embedding_dims}
         self._digests: dict[str, Any] = {name: hashlib.sha256() for name in embedding_dims}
         self._items: dict[str, None] = {}
 
-    def append(self, item: str, experts: Mapping[str, np.ndarray | None], seconds: Mapping[str, np.ndarray] | None = None) -> None:
+    def append(
+        self,
+        item: str,
+        experts: Mapping[str, np.ndarray | None],
+        seconds: Mapping[str, np.ndarray] | None = None,
+    ) -> None:
         """Write the next item.
 
         Args:
             item: Name of the item.
-            experts: Vectors ``[L, D]``, or ``[D]`` for one vector. None or no entry: the expert is missing.
+            experts: Vectors ``[L, D]``, or ``[D]`` for one vector. None or no entry: the expert is
+                missing.
             seconds: Time of each vector in its video, ``[L]``. No entry: unknown.
 
         Raises:
-            DataError: If the item is a duplicate, or an expert is unknown, has another dimension or values that are not finite.
+            DataError: If the item is a duplicate, or an expert is unknown, has another dimension or
+                values that are not finite.
         """
         seconds = seconds or {}
         if item in self._items:
-            raise DataError(f"duplicate item {item!r}: expected the experts of each item once. Remove the copy.")
+            raise DataError(
+                f"duplicate item {item!r}: expected the experts of each item once. Remove the copy."
+            )
         if unknown := [name for name in experts if name not in self._embedding_dims]:
-            raise DataError(f"{item}: unknown expert {unknown[0]!r}: {suggest_name(unknown[0], self._embedding_dims)}")
-        checked = {name: _to_rows(experts.get(name), item, name, embedding_dim) for name, embedding_dim in self._embedding_dims.items()}
-        times = {name: _to_seconds(seconds.get(name), item, name, len(vectors)) for name, vectors in checked.items()}
+            raise DataError(
+                f"{item}: unknown expert {unknown[0]!r}: "
+                f"{suggest_name(unknown[0], self._embedding_dims)}"
+            )
+        checked = {
+            name: _to_rows(experts.get(name), item, name, embedding_dim)
+            for name, embedding_dim in self._embedding_dims.items()
+        }
+        times = {
+            name: _to_seconds(seconds.get(name), item, name, len(vectors))
+            for name, vectors in checked.items()
+        }
         for name, vectors in checked.items():
             self._seconds[name].append(times[name])
             self._files[name].write(vectors.data)
@@ -248,18 +306,25 @@ class ExpertWriter:
             _write_header(self._files[name], int(offsets[-1]), embedding_dim)
             storage.write_array(self._folder / f"{name}.offsets.npy", offsets)
             self._digests[name].update(offsets.tobytes())
-            if self._seconds[name] and ((all_seconds := np.concatenate(self._seconds[name])) >= 0).any():
+            if (
+                self._seconds[name]
+                and ((all_seconds := np.concatenate(self._seconds[name])) >= 0).any()
+            ):
                 timed.append(name)
                 storage.write_array(self._folder / f"{name}.seconds.npy", all_seconds)
                 self._digests[name].update(all_seconds.tobytes())
             digests[name] = self._digests[name].hexdigest()
         items = list(self._items)
-        contents = _Contents(self._embedding_dims, items, _checksum(items, self._embedding_dims, digests), timed)
+        contents = _Contents(
+            self._embedding_dims, items, _checksum(items, self._embedding_dims, digests), timed
+        )
         storage.write_json(self._folder / EXPERTS_FILE, asdict(contents))
 
 
 @contextmanager
-def create_expert_store(folder: str | Path, embedding_dims: Mapping[str, int]) -> Iterator[ExpertWriter]:
+def create_expert_store(
+    folder: str | Path, embedding_dims: Mapping[str, int]
+) -> Iterator[ExpertWriter]:
     """Create a store. The folder appears as a whole at the end of the block, or not at all.
 
     Args:
@@ -274,15 +339,22 @@ def create_expert_store(folder: str | Path, embedding_dims: Mapping[str, int]) -
     """
     folder = Path(folder)
     for name, embedding_dim in embedding_dims.items():
-        if not EXPERT_NAME.fullmatch(name) or name.endswith((".offsets", ".seconds")) or embedding_dim < 1:
+        if (
+            not EXPERT_NAME.fullmatch(name)
+            or name.endswith((".offsets", ".seconds"))
+            or embedding_dim < 1
+        ):
             raise DataError(
-                f"expert {name!r}: expected a name of letters, digits, . _ - and a dimension >= 1, got dimension {embedding_dim}. "
+                f"expert {name!r}: expected a name of letters, digits, . _ - and a dimension >= 1, "
+                f"got dimension {embedding_dim}. "
                 "Rename it, or correct its dimension."
             )
     if os.path.exists(folder):
         storage.prepare_empty_folder(folder, will_be_replaced=True)
     with storage.atomic_folder(folder) as part, ExitStack() as opened:
-        files = {name: opened.enter_context(open(part / f"{name}.npy", "w+b")) for name in embedding_dims}
+        files = {
+            name: opened.enter_context(open(part / f"{name}.npy", "w+b")) for name in embedding_dims
+        }
         for name, file in files.items():
             _write_header(file, 0, embedding_dims[name])
         writer = ExpertWriter(part, embedding_dims, files)
@@ -291,31 +363,48 @@ def create_expert_store(folder: str | Path, embedding_dims: Mapping[str, int]) -
 
 
 def _write_header(file: BinaryIO, rows: int, embedding_dim: int) -> None:
-    """Write a ``.npy`` header. numpy reserves space for any number of rows, so that it can be overwritten."""
-    np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (rows, embedding_dim)})
+    """Write a ``.npy`` header. numpy reserves space for any number of rows, so that it can be
+    overwritten.
+    """
+    np.lib.format.write_array_header_1_0(
+        file, {"descr": "<f4", "fortran_order": False, "shape": (rows, embedding_dim)}
+    )
 
 
 def _to_rows(vectors: np.ndarray | None, item: str, name: str, embedding_dim: int) -> np.ndarray:
     if vectors is None:
         return np.empty((0, embedding_dim), np.float32)
-    if vectors.ndim not in (1, 2) or vectors.shape[-1] != embedding_dim or vectors.dtype.kind not in "fiu":
+    if (
+        vectors.ndim not in (1, 2)
+        or vectors.shape[-1] != embedding_dim
+        or vectors.dtype.kind not in "fiu"
+    ):
         raise DataError(
-            f"{item}: expert {name}: expected numbers of shape [length, {embedding_dim}], got {vectors.dtype} of shape "
+            f"{item}: expert {name}: expected numbers of shape [length, {embedding_dim}], got "
+            f"{vectors.dtype} of shape "
             f"{list(vectors.shape)}. Correct its vectors."
         )
     with np.errstate(over="ignore"):
         single = np.ascontiguousarray(vectors.reshape(-1, embedding_dim), np.float32)
     if not np.isfinite(single).all():
-        raise DataError(f"{item}: expert {name}: expected finite values, got NaN or infinity. Pass None if the expert is missing.")
+        raise DataError(
+            f"{item}: expert {name}: expected finite values, got NaN or infinity. Pass None if the "
+            "expert is missing."
+        )
     return single
 
 
 def _to_seconds(seconds: np.ndarray | None, item: str, name: str, length: int) -> np.ndarray:
     if seconds is None:
         return np.full(length, -1, np.float32)
-    if seconds.shape != (length,) or seconds.dtype.kind not in "fiu" or not (np.abs(seconds) < np.finfo(np.float32).max).all():
+    if (
+        seconds.shape != (length,)
+        or seconds.dtype.kind not in "fiu"
+        or not (np.abs(seconds) < np.finfo(np.float32).max).all()
+    ):
         raise DataError(
-            f"{item}: seconds of expert {name}: expected a finite number for each of {length} vectors, got {seconds.dtype} of shape "
+            f"{item}: seconds of expert {name}: expected a finite number for each of {length} "
+            f"vectors, got {seconds.dtype} of shape "
             f"{list(seconds.shape)}. Correct its times."
         )
     return seconds.astype(np.float32)
@@ -330,10 +419,20 @@ def _open_expert(folder: Path, name: str, embedding_dim: int, contents: _Content
             raise _damaged(f"{folder} lacks {file.name} of the expert {name}")
     vectors = storage.read_array(folder / f"{name}.npy", dimensions=2, memory_map=True)
     offsets = storage.read_array(folder / f"{name}.offsets.npy", dimensions=1, kinds="i")
-    if not are_offsets(offsets, len(contents.items)) or vectors.shape != (offsets[-1], embedding_dim) or vectors.dtype != np.float32:
+    if (
+        not are_offsets(offsets, len(contents.items))
+        or vectors.shape != (offsets[-1], embedding_dim)
+        or vectors.dtype != np.float32
+    ):
         actual = f"{vectors.dtype} of shape {list(vectors.shape)}"
-        raise _damaged(f"{folder / name}.npy has {actual}, which does not match {EXPERTS_FILE} and its offsets")
-    seconds = storage.read_array(folder / f"{name}.seconds.npy", dimensions=1, kinds="f") if is_timed else None
+        raise _damaged(
+            f"{folder / name}.npy has {actual}, which does not match {EXPERTS_FILE} and its offsets"
+        )
+    seconds = (
+        storage.read_array(folder / f"{name}.seconds.npy", dimensions=1, kinds="f")
+        if is_timed
+        else None
+    )
     if seconds is not None and (seconds.shape != vectors.shape[:1] or seconds.dtype != np.float32):
         actual = f"{seconds.dtype} of shape {list(seconds.shape)}"
         raise _damaged(f"{folder / name}.seconds.npy has {actual}, which does not match {name}.npy")
@@ -344,19 +443,37 @@ def _damaged(problem: str) -> storage.DamagedCacheError:
     return storage.DamagedCacheError(f"{problem}.{RESTORE_STORE}")
 
 
-def _checksum(items: list[str], embedding_dims: Mapping[str, int], digests: Mapping[str, str]) -> str:
-    return hashlib.sha256(json.dumps([items, dict(embedding_dims), dict(digests)]).encode()).hexdigest()
+def _checksum(
+    items: list[str], embedding_dims: Mapping[str, int], digests: Mapping[str, str]
+) -> str:
+    return hashlib.sha256(
+        json.dumps([items, dict(embedding_dims), dict(digests)]).encode()
+    ).hexdigest()
 
 
 def _verify(folder: Path, contents: _Contents, experts: dict[str, _Expert]) -> None:
     """Verify the checksum, if the store is small or the result is not cached."""
-    endings = {name: (".npy", ".offsets.npy", ".seconds.npy")[: 3 if name in contents.timed_experts else 2] for name in experts}
+    endings = {
+        name: (".npy", ".offsets.npy", ".seconds.npy")[: 3 if name in contents.timed_experts else 2]
+        for name in experts
+    }
     files = (folder / f"{name}{ending}" for name in experts for ending in endings[name])
-    record = storage.cache_folder() / "checks" / f"experts-{storage.stat_hash(files, contents.sha256)}.json"
+    record = (
+        storage.cache_folder()
+        / "checks"
+        / f"experts-{storage.stat_hash(files, contents.sha256)}.json"
+    )
     is_small = sum(expert.vectors.nbytes for expert in experts.values()) <= MAX_BYTES_HASHED_AT_OPEN
     if not is_small and storage.read_checksummed_json(record, str) == contents.sha256:
         return
-    if _checksum(contents.items, contents.embedding_dims, {name: expert.digest() for name, expert in experts.items()}) != contents.sha256:
+    if (
+        _checksum(
+            contents.items,
+            contents.embedding_dims,
+            {name: expert.digest() for name, expert in experts.items()},
+        )
+        != contents.sha256
+    ):
         raise _damaged(f"checksum mismatch of the experts in {folder}")
     if not is_small:
         storage.write_checksummed_json(record, contents.sha256)

@@ -1,4 +1,5 @@
-"""Features of regions by image id, any number per image: ``.tsv`` of bottom-up-attention, or a folder with a ``.npy`` or ``.npz`` per image.
+"""Features of regions by image id, any number per image: ``.tsv`` of bottom-up-attention, or a
+folder with a ``.npy`` or ``.npz`` per image.
 
 They are converted once into a memory-mapped store in the cache.
 """
@@ -48,11 +49,14 @@ def find_region_files(path: Path) -> list[Path]:
         if files := sorted(file for pattern in patterns for file in path.glob(pattern)):
             return files
     raise DataError(
-        f"{path} has no region features: expected .tsv of bottom-up-attention, or ID.npy or ID.npz for each image. Add these files."
+        f"{path} has no region features: expected .tsv of bottom-up-attention, or ID.npy or ID.npz "
+        "for each image. Add these files."
     )
 
 
-def read_regions(files: list[Path], on_progress: ProgressCallback) -> Iterator[tuple[str, str, np.ndarray]]:
+def read_regions(
+    files: list[Path], on_progress: ProgressCallback
+) -> Iterator[tuple[str, str, np.ndarray]]:
     """Read the region features of all images.
 
     Args:
@@ -66,21 +70,35 @@ def read_regions(files: list[Path], on_progress: ProgressCallback) -> Iterator[t
         DataError: If features are malformed. The message has their location.
     """
     embedding_dim = 0
-    for item, location, features in _read_tsv(files, on_progress) if ".tsv" in files[0].name else _read_arrays(files, on_progress):
+    for item, location, features in (
+        _read_tsv(files, on_progress)
+        if ".tsv" in files[0].name
+        else _read_arrays(files, on_progress)
+    ):
         embedding_dim = embedding_dim or (features.shape[-1] if features.ndim else 0)
-        if features.ndim != 2 or features.shape[1] != embedding_dim or not len(features) or features.dtype.kind not in "fiu":
+        if (
+            features.ndim != 2
+            or features.shape[1] != embedding_dim
+            or not len(features)
+            or features.dtype.kind not in "fiu"
+        ):
             actual = f"{features.dtype} of shape {list(features.shape)}"
             raise DataError(
-                f"{location}: expected numbers of shape [regions, {embedding_dim}], got {actual}. Correct the features of this image."
+                f"{location}: expected numbers of shape [regions, {embedding_dim}], got {actual}. "
+                "Correct the features of this image."
             )
         with np.errstate(over="ignore"):
             single = features.astype(np.float32, copy=False)
         if not np.isfinite(single).all():
-            raise DataError(f"{location}: the features contain NaN or infinity. Compute them again.")
+            raise DataError(
+                f"{location}: the features contain NaN or infinity. Compute them again."
+            )
         yield item, location, single
 
 
-def _read_tsv(files: list[Path], on_progress: ProgressCallback) -> Iterator[tuple[str, str, np.ndarray]]:
+def _read_tsv(
+    files: list[Path], on_progress: ProgressCallback
+) -> Iterator[tuple[str, str, np.ndarray]]:
     total, done = sum(file.stat().st_size for file in files), 0
     for path in files:
         with storage.reading_regular_file(path), open(path, "rb") as file:
@@ -92,11 +110,14 @@ def _read_tsv(files: list[Path], on_progress: ProgressCallback) -> Iterator[tupl
 
 
 def _parse_tsv_line(line: bytes, location: str) -> tuple[str, str, np.ndarray]:
-    """Parse the columns of bottom-up-attention: the id is first, and the number of boxes, boxes and features are last, in base64."""
+    """Parse the columns of bottom-up-attention: the id is first, and the number of boxes, boxes and
+    features are last, in base64.
+    """
     columns = line.rstrip(b"\r\n").split(b"\t")
     if len(columns) < 6:
         raise DataError(
-            f"{location}: expected the tab-separated columns id, width, height, number of boxes, boxes and features, "
+            f"{location}: expected the tab-separated columns id, width, height, number of boxes, "
+            "boxes and features, "
             f"got {len(columns)} columns. Use a file of bottom-up-attention."
         )
     item, boxes, encoded = columns[0].decode(errors="replace"), columns[-3], columns[-1]
@@ -104,19 +125,27 @@ def _parse_tsv_line(line: bytes, location: str) -> tuple[str, str, np.ndarray]:
         numbers = base64.b64decode(encoded, validate=True)
     except binascii.Error:
         raise DataError(
-            f"{location}: expected the features of image {item} as base64 in the last column. The line may be truncated."
+            f"{location}: expected the features of image {item} as base64 in the last column. The "
+            "line may be truncated."
         ) from None
     regions = int(boxes) if boxes.isdigit() else 0
     if not regions or not numbers or len(numbers) % (BYTES_PER_VALUE * regions):
         raise DataError(
-            f"{location}: {len(numbers):,} bytes of features do not match {boxes.decode(errors='replace')!r} boxes. The line may be truncated."
+            f"{location}: {len(numbers):,} bytes of features do not match "
+            f"{boxes.decode(errors='replace')!r} boxes. The line may be truncated."
         )
     return item, location, np.frombuffer(numbers, "<f4").reshape(regions, -1)
 
 
-def _read_arrays(files: list[Path], on_progress: ProgressCallback) -> Iterator[tuple[str, str, np.ndarray]]:
+def _read_arrays(
+    files: list[Path], on_progress: ProgressCallback
+) -> Iterator[tuple[str, str, np.ndarray]]:
     for number, path in enumerate(files, 1):
-        yield path.stem, str(path), storage.read_array(path, kinds="fiu") if path.suffix == ".npy" else _read_npz(path)
+        yield (
+            path.stem,
+            str(path),
+            storage.read_array(path, kinds="fiu") if path.suffix == ".npy" else _read_npz(path),
+        )
         on_progress(number, len(files))
 
 
@@ -127,10 +156,14 @@ def _read_npz(path: Path) -> np.ndarray:
                 arrays = {name: archive[name] for name in NPZ_KEYS if name in archive}
         except (ValueError, EOFError, KeyError, AttributeError, zipfile.BadZipFile) as error:
             raise DataError(
-                f"{path} is not a readable .npz of numbers: {storage.error_reason(error)}. Save the array again with numpy.savez."
+                f"{path} is not a readable .npz of numbers: {storage.error_reason(error)}. Save "
+                "the array again with numpy.savez."
             ) from None
     if not arrays:
-        raise DataError(f"{path} has no features: expected an array named {' or '.join(NPZ_KEYS)}. Rename its array.")
+        raise DataError(
+            f"{path} has no features: expected an array named {' or '.join(NPZ_KEYS)}. Rename its "
+            "array."
+        )
     array: np.ndarray = next(iter(arrays.values()))
     return array
 
@@ -140,9 +173,11 @@ COCO_FILE_NAME = re.compile(r"COCO_[a-z]+\d{4}_(\d{12})")
 
 
 class RegionFeatures:
-    """Features ``[R, D]`` of each image. They are found by its name, its name without folder and suffix, or its number.
+    """Features ``[R, D]`` of each image. They are found by its name, its name without folder and
+    suffix, or its number.
 
-    The number is that of an MS-COCO file name (``COCO_val2014_000000000042.jpg`` is 42), or a name that consists of digits.
+    The number is that of an MS-COCO file name (``COCO_val2014_000000000042.jpg`` is 42), or a name
+    that consists of digits.
 
     Args:
         path: The file or folder of the features.
@@ -157,11 +192,13 @@ class RegionFeatures:
 
     @classmethod
     def open(cls, path: str | Path, on_progress: ProgressCallback) -> RegionFeatures:
-        """Open the features of a file or folder. They are converted at the first call and when a file has changed.
+        """Open the features of a file or folder. They are converted at the first call and when a
+        file has changed.
 
         Args:
             path: The file or folder.
-            on_progress: Called with what is converted and the total, in megabytes of ``.tsv`` or files.
+            on_progress: Called with what is converted and the total, in megabytes of ``.tsv`` or
+                files.
 
         Returns:
             The features.
@@ -176,7 +213,9 @@ class RegionFeatures:
                 return cls(path, ExpertStore.open(folder))
             except storage.DamagedCacheError as reason:
                 storage.remove_damaged(
-                    folder, [file for file in folder.iterdir() if os.path.isfile(file)], str(reason).removesuffix(RESTORE_STORE)
+                    folder,
+                    [file for file in folder.iterdir() if os.path.isfile(file)],
+                    str(reason).removesuffix(RESTORE_STORE),
                 )
                 _convert(files, folder, on_progress)
                 return cls(path, ExpertStore.open(folder))
@@ -207,11 +246,14 @@ class RegionFeatures:
             DataError: If an image has no features.
         """
         names = list(keys)
-        rows = [next((self._row[key] for key in _keys(name) if key in self._row), -1) for name in names]
+        rows = [
+            next((self._row[key] for key in _keys(name) if key in self._row), -1) for name in names
+        ]
         if missing := [name for name, row in zip(names, rows, strict=True) if row < 0]:
             tried = " or ".join(dict.fromkeys(_keys(missing[0])))
             raise DataError(
-                f"{self.path} has no features of {len(missing):,} of {len(names):,} images, such as {missing[0]} (searched for {tried}). "
+                f"{self.path} has no features of {len(missing):,} of {len(names):,} images, such "
+                f"as {missing[0]} (searched for {tried}). "
                 f"Its ids look like {self.store.items[0]}. Add the missing features."
             )
         return np.array(rows, dtype=np.int64)
@@ -228,7 +270,10 @@ class RegionFeatures:
         stored = self.store.read(rows)
         assert isinstance(stored.vectors, dict)
         assert isinstance(stored.mask, dict)
-        return Encoded(stored.vectors[REGIONS_EXPERT], stored.mask[REGIONS_EXPERT] if self.has_variable_length else None)
+        return Encoded(
+            stored.vectors[REGIONS_EXPERT],
+            stored.mask[REGIONS_EXPERT] if self.has_variable_length else None,
+        )
 
 
 def _keys(name: str) -> Iterable[str]:
@@ -243,11 +288,16 @@ def _convert(files: list[Path], folder: Path, on_progress: ProgressCallback) -> 
     images = read_regions(files, on_progress)
     first = next(images, None)
     if first is None:
-        raise DataError(f"{files[0]} is empty: expected region features, one image per line. Download it again.")
+        raise DataError(
+            f"{files[0]} is empty: expected region features, one image per line. Download it again."
+        )
     with create_expert_store(folder, {REGIONS_EXPERT: first[2].shape[1]}) as store:
         seen = set[str]()
         for item, location, features in chain([first], images):
             if item in seen:
-                raise DataError(f"{location}: duplicate image {item}: expected the features of each image once. Remove the copy.")
+                raise DataError(
+                    f"{location}: duplicate image {item}: expected the features of each image "
+                    "once. Remove the copy."
+                )
             seen.add(item)
             store.append(item, {REGIONS_EXPERT: features})

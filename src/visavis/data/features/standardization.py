@@ -1,4 +1,6 @@
-"""Standardization of features to mean 0 and standard deviation 1 in each dimension, with the statistics of the training split."""
+"""Standardization of features to mean 0 and standard deviation 1 in each dimension, with the
+statistics of the training split.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,9 @@ MIN_STD = 1e-6
 class Standardization:
     """Statistics that features are standardized by. They are saved with the model, for new images.
 
-    Formula: ``(r(x) - mean) / std`` in each dimension, with ``r(x) = sign(x) sqrt(|x|)`` if ``signed_sqrt``, else ``r(x) = x``. The square
-    root reduces the skew of features that are rarely large, such as those after a ReLU.
+    Formula: ``(r(x) - mean) / std`` in each dimension, with ``r(x) = sign(x) sqrt(|x|)`` if
+    ``signed_sqrt``, else ``r(x) = x``. The square root reduces the skew of features that are rarely
+    large, such as those after a ReLU.
 
     Attributes:
         mean: Mean of r(x) over the training images and their regions, in each dimension.
@@ -49,7 +52,11 @@ class Standardization:
         """
         count, total, squares = 0, torch.zeros(0), torch.zeros(0)
         for block in blocks:
-            values = _signed_sqrt(block.double().flatten(0, -2)) if signed_sqrt else block.double().flatten(0, -2)
+            values = (
+                _signed_sqrt(block.double().flatten(0, -2))
+                if signed_sqrt
+                else block.double().flatten(0, -2)
+            )
             first = count == 0
             count += len(values)
             total = values.sum(0) if first else total + values.sum(0)
@@ -74,7 +81,9 @@ class Standardization:
 
     @cached_property
     def _tensors(self) -> tuple[Tensor, Tensor]:
-        return torch.tensor(self.mean, dtype=torch.float32), torch.tensor(self.std, dtype=torch.float32)
+        return torch.tensor(self.mean, dtype=torch.float32), torch.tensor(
+            self.std, dtype=torch.float32
+        )
 
 
 def _signed_sqrt(values: Tensor) -> Tensor:

@@ -5,8 +5,10 @@ A store is a folder:
 - ``features.json``: description of the features and of their computation.
 - ``keys.json``: image names or caption texts, one per row. Equal captions share a row.
 - ``progress.json``: number of written rows and their checksum. An unfinished store is continued.
-- ``vectors.npy``: float16 ``[N, D]``, or ``[N, R, D]`` for regions, with a crop axis after ``N`` if there are several crops.
-- For words and frames instead ``words.npy`` or ``frames.npy`` ``[total, D]``, and ``offsets.npy`` ``[N + 1]``.
+- ``vectors.npy``: float16 ``[N, D]``, or ``[N, R, D]`` for regions, with a crop axis after ``N`` if
+  there are several crops.
+- For words and frames instead ``words.npy`` or ``frames.npy`` ``[total, D]``, and ``offsets.npy``
+  ``[N + 1]``.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ class StoreDescription:
         granularity: Part of an item that one vector describes.
         encoder: Name of the encoder.
         weights_checksum: Checksum of the encoder's parameters.
-        shape: Shape of one item: ``(D,)``, ``(R, D)``, or ``(D,)`` per word or frame. With several crops their number comes first.
+        shape: Shape of one item: ``(D,)``, ``(R, D)``, or ``(D,)`` per word or frame. With several
+            crops their number comes first.
         num_items: Number of rows.
         fingerprint: Fingerprint of the data set.
         crops: Number of crops per image.
@@ -88,7 +91,9 @@ class StoreDescription:
             A text such as ``encoder is "a", not "b"``. None if they agree.
         """
         for name in asdict(self):
-            own_value, other_value = (json.dumps(getattr(description, name)) for description in (self, other))
+            own_value, other_value = (
+                json.dumps(getattr(description, name)) for description in (self, other)
+            )
             if own_value != other_value and name not in ("versions", "complete"):
                 return f"{name} is {own_value}, not {other_value}"
         return None
@@ -97,7 +102,8 @@ class StoreDescription:
 # Files whose sizes and times are recorded, and all files that a store may have.
 _CONTENT_FILES = ("keys.json", "offsets.npy", *VARIABLE_LENGTH_FILES.values(), "vectors.npy")
 _STORE_FILES = ("features.json", "progress.json", *_CONTENT_FILES)
-# A smaller store is hashed each time it is opened, a larger one only if the size or time of a file has changed.
+# A smaller store is hashed each time it is opened, a larger one only if the size or time of a file
+# has changed.
 MAX_BYTES_HASHED_AT_OPEN = 64 * 2**20
 # Bytes that are hashed at once.
 _HASH_BLOCK_BYTES = 2**24
@@ -110,7 +116,8 @@ class WriteProgress:
     Attributes:
         rows_written: Number of written rows.
         sha256: Checksum of keys, offsets and these rows. Empty before the first row.
-        file_stats: Sizes and times of the files of a finished store when the checksum was last verified.
+        file_stats: Sizes and times of the files of a finished store when the checksum was last
+            verified.
     """
 
     rows_written: int
@@ -131,7 +138,9 @@ def raise_as_damaged() -> Iterator[None]:
     try:
         yield
     except DataError as error:
-        if storage.is_transient_error(error) and not isinstance(error.__context__, FileNotFoundError):
+        if storage.is_transient_error(error) and not isinstance(
+            error.__context__, FileNotFoundError
+        ):
             raise
         raise storage.DamagedCacheError(str(error)) from None
 
@@ -150,19 +159,26 @@ def read_description(folder: Path) -> StoreDescription:
         DamagedCacheError: If the description is not of this version.
     """
     if not os.path.exists(folder / "features.json"):
-        raise DataError(f"{folder} is not a feature store: expected a file features.json. Create one with visavis features.")
+        raise DataError(
+            f"{folder} is not a feature store: expected a file features.json. Create one with "
+            "visavis features."
+        )
     try:
         with raise_as_damaged():
             return storage.read_json(folder / "features.json", StoreDescription)
     except storage.DamagedCacheError as reason:
         raise storage.DamagedCacheError(
-            f"{folder / 'features.json'} does not describe a feature store of this version ({str(reason).removesuffix('.')}). "
+            f"{folder / 'features.json'} does not describe a feature store of this version "
+            f"({str(reason).removesuffix('.')}). "
             "Create the store again with visavis features."
         ) from None
 
 
-def create_store(folder: Path, description: StoreDescription, keys: Sequence[str], lengths: np.ndarray | None) -> None:
-    """Create all files of an empty store in one step, so that a killed process leaves none or all of them.
+def create_store(
+    folder: Path, description: StoreDescription, keys: Sequence[str], lengths: np.ndarray | None
+) -> None:
+    """Create all files of an empty store in one step, so that a killed process leaves none or all
+    of them.
 
     Args:
         folder: The folder.
@@ -182,7 +198,9 @@ def create_store(folder: Path, description: StoreDescription, keys: Sequence[str
             offsets = np.concatenate([[0], np.cumsum(lengths)])
             storage.write_array(part / "offsets.npy", offsets)
             rows = int(offsets[-1])
-        storage.create_array(part / description.vectors_file, shape=(rows, *description.shape), dtype="float16")
+        storage.create_array(
+            part / description.vectors_file, shape=(rows, *description.shape), dtype="float16"
+        )
 
 
 def discard_store(folder: Path, reason: storage.DamagedCacheError) -> None:
@@ -223,7 +241,8 @@ class FeatureStore:
 
     @classmethod
     def open(cls, folder: str | Path) -> FeatureStore:
-        """Open a finished store. Its checksum is verified if the store is small or a file has changed.
+        """Open a finished store. Its checksum is verified if the store is small or a file has
+        changed.
 
         Args:
             folder: The folder.
@@ -240,12 +259,17 @@ class FeatureStore:
         store = cls._open_files(folder, description)
         if not description.complete:
             done, count = store.progress.rows_written, description.num_items
-            raise DataError(f"{folder} is unfinished: expected {count:,} rows, got {done:,}. Run visavis features again to continue.")
+            raise DataError(
+                f"{folder} is unfinished: expected {count:,} rows, got {done:,}. Run visavis "
+                "features again to continue."
+            )
         is_unchanged = store._file_stats() == store.progress.file_stats
         if is_unchanged and store.vectors.nbytes > MAX_BYTES_HASHED_AT_OPEN:
             return store
         if store.checksum(store.progress.rows_written).hexdigest() != store.progress.sha256:
-            raise storage.DamagedCacheError(f"{folder}: checksum mismatch of the features.{storage.RESTORE_COPY}")
+            raise storage.DamagedCacheError(
+                f"{folder}: checksum mismatch of the features.{storage.RESTORE_COPY}"
+            )
         if not is_unchanged:
             with suppress(StorageError):  # a read-only store is hashed each time
                 store._record_file_stats(store.progress)
@@ -253,11 +277,17 @@ class FeatureStore:
 
     @classmethod
     def _open_files(cls, folder: Path, description: StoreDescription) -> FeatureStore:
-        """Open the files of a store, which may be unfinished, and check that they match the description."""
+        """Open the files of a store, which may be unfinished, and check that they match the
+        description.
+        """
         with raise_as_damaged():
             keys = storage.read_json(folder / "keys.json", list[str])
             written = storage.read_json(folder / "progress.json", WriteProgress)
-            offsets = storage.read_array(folder / "offsets.npy", dimensions=1, kinds="i") if description.has_variable_length else None
+            offsets = (
+                storage.read_array(folder / "offsets.npy", dimensions=1, kinds="i")
+                if description.has_variable_length
+                else None
+            )
             vectors = storage.read_array(folder / description.vectors_file, memory_map=True)
         rows = len(keys) if offsets is None else int(offsets[-1]) if len(offsets) else 0
         is_valid = {
@@ -270,7 +300,9 @@ class FeatureStore:
             and vectors.flags.c_contiguous,
         }
         if invalid_file := next((name for name, valid in is_valid.items() if not valid), None):
-            raise storage.DamagedCacheError(f"{folder / invalid_file} does not match features.json.{storage.RESTORE_COPY}")
+            raise storage.DamagedCacheError(
+                f"{folder / invalid_file} does not match features.json.{storage.RESTORE_COPY}"
+            )
         return cls(folder, description, keys, offsets, vectors, written)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -297,12 +329,18 @@ class FeatureStore:
 
     def _file_stats(self) -> tuple[tuple[int, int], ...]:
         """Return the size in bytes and the time of change in ns of each file with keys or features."""
-        paths = [self.folder / name for name in _CONTENT_FILES if os.path.exists(self.folder / name)]
-        return tuple((status.st_size, status.st_mtime_ns) for path in paths for status in [path.stat()])
+        paths = [
+            self.folder / name for name in _CONTENT_FILES if os.path.exists(self.folder / name)
+        ]
+        return tuple(
+            (status.st_size, status.st_mtime_ns) for path in paths for status in [path.stat()]
+        )
 
     def _record_file_stats(self, written: WriteProgress) -> None:
         """Record the sizes and times of files whose checksum was verified."""
-        storage.write_json(self.folder / "progress.json", asdict(replace(written, file_stats=self._file_stats())))
+        storage.write_json(
+            self.folder / "progress.json", asdict(replace(written, file_stats=self._file_stats()))
+        )
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -334,7 +372,8 @@ class FeatureStore:
             rows: Row numbers.
 
         Returns:
-            Float32 features in the given order. Words and frames are padded to ``[n, L, D]`` with a mask.
+            Float32 features in the given order. Words and frames are padded to ``[n, L, D]`` with a
+            mask.
         """
         rows = np.asarray(rows)
         if self.offsets is None:
@@ -355,15 +394,26 @@ class FeatureWriter:
         self.rows_written = self.store.progress.rows_written
         self._checksum = self.store.checksum(self.rows_written)
         if self.store.progress.sha256 not in ("", self._checksum.hexdigest()):
-            raise storage.DamagedCacheError(f"checksum mismatch of the first {self.rows_written:,} rows")
-        self._offsets = np.arange(description.num_items + 1) if self.store.offsets is None else self.store.offsets
+            raise storage.DamagedCacheError(
+                f"checksum mismatch of the first {self.rows_written:,} rows"
+            )
+        self._offsets = (
+            np.arange(description.num_items + 1)
+            if self.store.offsets is None
+            else self.store.offsets
+        )
         self._vectors_path = folder / description.vectors_file
 
     @classmethod
     def open(
-        cls, folder: str | Path, description: StoreDescription, keys: Sequence[str], lengths: np.ndarray | None = None
+        cls,
+        folder: str | Path,
+        description: StoreDescription,
+        keys: Sequence[str],
+        lengths: np.ndarray | None = None,
     ) -> FeatureWriter:
-        """Create a store, or continue an unfinished one with the same description and keys. A damaged one is replaced.
+        """Create a store, or continue an unfinished one with the same description and keys. A
+        damaged one is replaced.
 
         Args:
             folder: The folder.
@@ -383,7 +433,10 @@ class FeatureWriter:
             return cls(folder, description)
         stored_description = read_description(folder)
         if difference := stored_description.difference(description):
-            raise RefusedOverwrite(f"{folder} contains other features: its {difference}. Remove it or name another folder.")
+            raise RefusedOverwrite(
+                f"{folder} contains other features: its {difference}. Remove it or name another "
+                "folder."
+            )
         try:
             writer = cls(folder, stored_description)
         except storage.DamagedCacheError as reason:
@@ -391,7 +444,10 @@ class FeatureWriter:
             create_store(folder, description, keys, lengths)
             return cls(folder, description)
         if writer.store.keys != list(keys):
-            raise RefusedOverwrite(f"{folder} contains features of other images or captions. Remove it or name another folder.")
+            raise RefusedOverwrite(
+                f"{folder} contains features of other images or captions. Remove it or name "
+                "another folder."
+            )
         return writer
 
     def append(self, items: Encoded) -> None:
@@ -409,12 +465,15 @@ class FeatureWriter:
             values = values[items.mask]  # type: ignore[index]
         if not values.abs().max() < torch.finfo(torch.float16).max:
             raise DataError(
-                f"{self.description.encoder}: features near row {self.rows_written} of {self.store.folder} are not finite in float16. "
+                f"{self.description.encoder}: features near row {self.rows_written} of "
+                f"{self.store.folder} are not finite in float16. "
                 "Check the item of this row and the encoder."
             )
         path, array = self._vectors_path, self.store.vectors
         start, end = self._offsets[self.rows_written], self._offsets[self.rows_written + len(items)]
-        content = values.cpu().numpy().astype(np.float16).reshape(end - start, *array.shape[1:]).tobytes()
+        content = (
+            values.cpu().numpy().astype(np.float16).reshape(end - start, *array.shape[1:]).tobytes()
+        )
         # Write instead of using a memory map, because a map kills the process if the disk is full.
         with storage.storage_errors(path), open(path, "r+b") as file:
             file.seek(path.stat().st_size - array.nbytes + start * array[:1].nbytes)

@@ -1,10 +1,13 @@
-"""Your own images with a table ``captions.jsonl``, ``captions.csv`` or ``captions.tsv`` that describes them.
+"""Your own images with a table ``captions.jsonl``, ``captions.csv`` or ``captions.tsv`` that
+describes them.
 
-A JSON line is ``{"filename": ..., "captions": [...]}`` or ``{"filename": ..., "caption": ...}``, repeated for more captions.
-A table has a header: ``filename,caption`` with a row per caption, or ``filename,caption,caption_2,...``. Both may have
-``split``. Without it, images are assigned 80/10/10 to train, val and test by a hash of their names, so that new images never
-change the split of others. ``file_name``, ``image`` (file) and ``text``, ``title``, ``sentence`` (caption) are accepted, too.
-Tables of spreadsheets, pandas and R, and the published tables of Flickr8k and Flickr30k are read by ``delimited_text``.
+A JSON line is ``{"filename": ..., "captions": [...]}`` or ``{"filename": ..., "caption": ...}``,
+repeated for more captions. A table has a header: ``filename,caption`` with a row per caption, or
+``filename,caption,caption_2,...``. Both may have ``split``. Without it, images are assigned
+80/10/10 to train, val and test by a hash of their names, so that new images never change the split
+of others. ``file_name``, ``image`` (file) and ``text``, ``title``, ``sentence`` (caption) are
+accepted, too. Tables of spreadsheets, pandas and R, and the published tables of Flickr8k and
+Flickr30k are read by ``delimited_text``.
 """
 
 from __future__ import annotations
@@ -38,7 +41,9 @@ EXPECTED_HEADER = "filename and caption"
 CaptionRow = tuple[int, str | None, list[str], str | None]
 
 
-def list_captions(path: Path, read_rows: Callable[[str, Path, Listing], Iterator[CaptionRow]]) -> Listing:
+def list_captions(
+    path: Path, read_rows: Callable[[str, Path, Listing], Iterator[CaptionRow]]
+) -> Listing:
     """List the images and captions of a table, images in order of first mention.
 
     Args:
@@ -54,7 +59,8 @@ def list_captions(path: Path, read_rows: Callable[[str, Path, Listing], Iterator
 
 
 def list_split_tables(folder: Path) -> Listing:
-    """List the images and captions of ``train.csv``, ``val.csv`` and ``test.csv``, or of ``train/metadata.csv`` and so on.
+    """List the images and captions of ``train.csv``, ``val.csv`` and ``test.csv``, or of
+    ``train/metadata.csv`` and so on.
 
     Args:
         folder: The folder.
@@ -62,9 +68,17 @@ def list_split_tables(folder: Path) -> Listing:
     Returns:
         The listing.
     """
-    listing, readers = Listing(folder), {".csv": _table_rows, ".tsv": _table_rows, ".jsonl": _json_rows}
+    listing, readers = (
+        Listing(folder),
+        {".csv": _table_rows, ".tsv": _table_rows, ".jsonl": _json_rows},
+    )
     patterns = [pattern for suffix in readers for pattern in (f"*{suffix}", f"*/metadata{suffix}")]
-    tables = [path for pattern in patterns for path in sorted(folder.glob(pattern)) if os.path.isfile(path)]
+    tables = [
+        path
+        for pattern in patterns
+        for path in sorted(folder.glob(pattern))
+        if os.path.isfile(path)
+    ]
     files = [path for path in tables if split_in_name(path.relative_to(folder))]
     for path, split in splits_of_files(files, folder).items():
         _add_rows(listing, path, split, readers[path.suffix])
@@ -72,11 +86,19 @@ def list_split_tables(folder: Path) -> Listing:
 
 
 def _add_rows(
-    listing: Listing, path: Path, file_split: str | None, read_rows: Callable[[str, Path, Listing], Iterator[CaptionRow]]
+    listing: Listing,
+    path: Path,
+    file_split: str | None,
+    read_rows: Callable[[str, Path, Listing], Iterator[CaptionRow]],
 ) -> None:
-    folder, table_name = listing.source if os.path.isdir(listing.source) else path.parent, _table_name(listing, path)
+    folder, table_name = (
+        listing.source if os.path.isdir(listing.source) else path.parent,
+        _table_name(listing, path),
+    )
     for line, file, captions, split in read_rows(
-        storage.decode_text(storage.read_bytes(path, folder), path, "surrogateescape"), path, listing
+        storage.decode_text(storage.read_bytes(path, folder), path, "surrogateescape"),
+        path,
+        listing,
     ):
         # As in the folders of images of Hugging Face `datasets`, files are relative to their table.
         if file and path.parent != folder:
@@ -86,7 +108,9 @@ def _add_rows(
 
 def _table_name(listing: Listing, path: Path) -> str:
     """Name of a table in findings. Tables of several folders may have the same name."""
-    return path.relative_to(listing.source).as_posix() if os.path.isdir(listing.source) else path.name
+    return (
+        path.relative_to(listing.source).as_posix() if os.path.isdir(listing.source) else path.name
+    )
 
 
 def _json_rows(text: str, path: Path, listing: Listing) -> Iterator[CaptionRow]:
@@ -101,35 +125,63 @@ def _json_rows(text: str, path: Path, listing: Listing) -> Iterator[CaptionRow]:
             listing.add_loss("malformed line", location, f"the line is not JSON: {error}")
             continue
         if not isinstance(row, dict) or isinstance(row, DuplicateKeyObject):
-            expected = "an object with filename and captions" + ", each once" * isinstance(row, dict)
+            expected = "an object with filename and captions" + ", each once" * isinstance(
+                row, dict
+            )
             listing.add_loss("malformed line", location, f"expected {expected}, got {line:.60}")
             continue
         file = next((row[name] for name in named_columns(row, FILE_NAMES, OTHER_FILE_NAMES)), None)
-        captions: Any = next((row[name] for name in named_columns(row, CAPTION_NAMES, OTHER_CAPTION_NAMES)), [])
+        captions: Any = next(
+            (row[name] for name in named_columns(row, CAPTION_NAMES, OTHER_CAPTION_NAMES)), []
+        )
         captions = split_caption_list(captions) if isinstance(captions, str) else captions
-        if not isinstance(captions, list) or not all(isinstance(caption, str) for caption in captions):
-            listing.add_loss("malformed line", location, "the captions are neither a text nor a list of texts")
+        if not isinstance(captions, list) or not all(
+            isinstance(caption, str) for caption in captions
+        ):
+            listing.add_loss(
+                "malformed line", location, "the captions are neither a text nor a list of texts"
+            )
         elif not isinstance(row.get("split", ""), str | None):
-            listing.add_loss("malformed line", location, f"split: expected a text, got {shorten(row['split'])}")
+            listing.add_loss(
+                "malformed line", location, f"split: expected a text, got {shorten(row['split'])}"
+            )
         else:
-            yield number, file if isinstance(file, str) else None, captions, normalize_split_name(row.get("split"))
+            yield (
+                number,
+                file if isinstance(file, str) else None,
+                captions,
+                normalize_split_name(row.get("split")),
+            )
 
 
 def _table_rows(text: str, path: Path, listing: Listing) -> Iterator[CaptionRow]:
     table_name = _table_name(listing, path)
     table = parse_table(text, path, ALL_FILE_NAMES, EXPECTED_HEADER)
     header = table.layout.header
-    file_column, caption_names = header.index(find_file_column(header, path)), find_caption_columns(header, path)
+    file_column, caption_names = (
+        header.index(find_file_column(header, path)),
+        find_caption_columns(header, path),
+    )
     caption_columns = [index for index, name in enumerate(header) if name in caption_names]
     split_column = header.index("split") if "split" in header else None
     used = (file_column, split_column, *caption_columns)
     # A column without a name holds the row names of pandas or R.
-    if unread := [name for i, name in enumerate(table.layout.columns) if i not in used and name not in ("", "Unnamed: 0")]:
-        listing.add_note("column not read", f"{table_name}:{table.layout.num_lines}", f"the columns {', '.join(unread)} are not read")
+    if unread := [
+        name
+        for i, name in enumerate(table.layout.columns)
+        if i not in used and name not in ("", "Unnamed: 0")
+    ]:
+        listing.add_note(
+            "column not read",
+            f"{table_name}:{table.layout.num_lines}",
+            f"the columns {', '.join(unread)} are not read",
+        )
     for line, kind, problem in table.malformed:
         listing.add_loss(kind, f"{table_name}:{line}", problem)
     for line, row in table.rows:
-        captions = [caption for column in caption_columns for caption in split_caption_list(row[column])]
+        captions = [
+            caption for column in caption_columns for caption in split_caption_list(row[column])
+        ]
         while len(captions) > 1 and (not captions[-1] or captions[-1] in MISSING_TEXTS):
             captions.pop()
         name = clean_name(row[file_column])
@@ -137,11 +189,18 @@ def _table_rows(text: str, path: Path, listing: Listing) -> Iterator[CaptionRow]
             name = NAME_NUMBER.sub("", name)
         if not name and not any(map(str.strip, captions)):
             continue
-        yield line, name, captions, normalize_split_name(row[split_column]) if split_column is not None else None
+        yield (
+            line,
+            name,
+            captions,
+            normalize_split_name(row[split_column]) if split_column is not None else None,
+        )
 
 
 def _is_caption_table(path: Path) -> bool:
-    """Whether a file has the columns of a table of captions. Names such as ``results.csv`` are common."""
+    """Whether a file has the columns of a table of captions. Names such as ``results.csv`` are
+    common.
+    """
     try:
         header = read_layout(path, ALL_FILE_NAMES, EXPECTED_HEADER)[0].header
         find_file_column(header, path)
@@ -180,7 +239,13 @@ CAPTION_LINES = DatasetFormat(
 SPLIT_TABLES = DatasetFormat(
     name="train.csv",
     description="train.csv, val.csv and test.csv (or .tsv, .jsonl, train/metadata.csv) next to the images, with the columns of captions.csv",
-    patterns=("train*.csv", "train*.tsv", "train*.jsonl", "train/metadata.csv", "train/metadata.jsonl"),
+    patterns=(
+        "train*.csv",
+        "train*.tsv",
+        "train*.jsonl",
+        "train/metadata.csv",
+        "train/metadata.jsonl",
+    ),
     suffixes=(),
     read=list_split_tables,
     image_files="required",

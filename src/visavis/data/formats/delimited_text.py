@@ -1,7 +1,9 @@
-"""Tables as delimiter-separated text: the only reader of captions, attributes, ratings and judgments in such files.
+"""Tables as delimiter-separated text: the only reader of captions, attributes, ratings and
+judgments in such files.
 
-It reads what spreadsheets, pandas, R and published data sets write: UTF-8 and UTF-16, comma, semicolon, tab, ``|`` and R's space, a first line
-``sep=;``, quotes that are doubled or escaped by a backslash, spaces after delimiters, empty rows, row names without a header, and
+It reads what spreadsheets, pandas, R and published data sets write: UTF-8 and UTF-16, comma,
+semicolon, tab, ``|`` and R's space, a first line ``sep=;``, quotes that are doubled or escaped by a
+backslash, spaces after delimiters, empty rows, row names without a header, and
 ``name.jpg#0<TAB>caption`` without a header.
 """
 
@@ -26,7 +28,8 @@ _DELIMITERS = (",", "\t", ";", "|")
 # R's write.table separates quoted names by spaces.
 _R_HEADER = re.compile(r'"[^"]*"(?: "[^"]*")+\s*')
 _SEPARATOR_LINE = re.compile(r'"?sep=(.)"?[\r\n]*', re.IGNORECASE)
-# A line of results_20130124.token or Flickr8k.token.txt. The number counts the captions of an image.
+# A line of results_20130124.token or Flickr8k.token.txt. The number counts the captions of an
+# image.
 _NUMBERED_LINE = re.compile(r"[^\t]+#\d+\t.*", re.DOTALL)
 NAME_NUMBER = re.compile(r"#\d+$")
 _BACKSLASHES_BEFORE_QUOTE = re.compile(r'(\\+)"')
@@ -43,7 +46,8 @@ class TableLayout:
         has_quotes: Whether cells may be in double quotes.
         has_spaces: Whether spaces follow the delimiters.
         has_escapes: Whether quotes in cells are escaped by a backslash, and not doubled.
-        has_numbered_names: Whether names of images end with the number of their caption, such as ``#0``.
+        has_numbered_names: Whether names of images end with the number of their caption, such as
+            ``#0``.
     """
 
     delimiter: str
@@ -88,13 +92,33 @@ class TableLayout:
             columns = tuple(name.strip().strip("\"'").strip() for name in first.split(delimiter))
             if len(columns) > 1 and {normalize_column(name) for name in columns} & set(names):
                 rows = stream.read(_MAX_HEADER_BYTES)
-                quote_after_space = re.compile(rf'[^"{re.escape(delimiter)}]*{re.escape(delimiter)} +"')
-                has_spaces = delimiter != " " and (f"{delimiter} " in first.strip() or quote_after_space.match(rows) is not None)
+                quote_after_space = re.compile(
+                    rf'[^"{re.escape(delimiter)}]*{re.escape(delimiter)} +"'
+                )
+                has_spaces = delimiter != " " and (
+                    f"{delimiter} " in first.strip() or quote_after_space.match(rows) is not None
+                )
                 # As in results.csv of Flickr30k.
-                layout = cls(delimiter, columns, num_lines, has_quotes=not (has_spaces and delimiter == "|"), has_spaces=has_spaces)
-                return replace(layout, columns=("", *columns)) if layout._has_row_names(rows) else layout
+                layout = cls(
+                    delimiter,
+                    columns,
+                    num_lines,
+                    has_quotes=not (has_spaces and delimiter == "|"),
+                    has_spaces=has_spaces,
+                )
+                return (
+                    replace(layout, columns=("", *columns))
+                    if layout._has_row_names(rows)
+                    else layout
+                )
         if _NUMBERED_LINE.fullmatch(first) and "filename" in names:
-            return cls("\t", ("filename", "caption"), num_lines - 1, has_quotes=False, has_numbered_names=True)
+            return cls(
+                "\t",
+                ("filename", "caption"),
+                num_lines - 1,
+                has_quotes=False,
+                has_numbered_names=True,
+            )
         raise DataError(
             f"{path}: expected a header with {expected}, got {escape_surrogates(first)!r:.80}. "
             f"Add a header line, or rename a column to {expected.split(maxsplit=1)[0]}."
@@ -102,12 +126,18 @@ class TableLayout:
 
     def _has_row_names(self, text: str) -> bool:
         """Whether the first rows begin with numbers that have no column, as R writes them."""
-        rows = csv.reader(io.StringIO(text, newline=""), delimiter=self.delimiter, skipinitialspace=self.has_spaces)
+        rows = csv.reader(
+            io.StringIO(text, newline=""),
+            delimiter=self.delimiter,
+            skipinitialspace=self.has_spaces,
+        )
         try:
             first_rows = [row for row, _ in zip(rows, range(2), strict=False)]
         except csv.Error:
             return False
-        expected = [(str(number), len(self.columns) + 1) for number in range(1, len(first_rows) + 1)]
+        expected = [
+            (str(number), len(self.columns) + 1) for number in range(1, len(first_rows) + 1)
+        ]
         return bool(first_rows) and [(row[0], len(row)) for row in first_rows if row] == expected
 
 
@@ -139,13 +169,22 @@ class Table:
         """
         for line, _, problem in self.malformed:
             raise DataError(f"{path}: line {line}: {problem}.")
-        return [(line, {name: cell for name, cell in zip(self.layout.columns, row, strict=True) if name}) for line, row in self.rows]
+        return [
+            (
+                line,
+                {name: cell for name, cell in zip(self.layout.columns, row, strict=True) if name},
+            )
+            for line, row in self.rows
+        ]
 
 
-def parse_table(text: str, path: object, names: Collection[str], expected: str, *, has_quotes: bool = True) -> Table:
+def parse_table(
+    text: str, path: object, names: Collection[str], expected: str, *, has_quotes: bool = True
+) -> Table:
     """Parse a table.
 
-    If rows are malformed, the quoting that other programs write is tried. The reading with the fewest malformed rows is used.
+    If rows are malformed, the quoting that other programs write is tried. The reading with the
+    fewest malformed rows is used.
 
     Args:
         text: The whole table.
@@ -186,7 +225,8 @@ def read_layout(path: Path, names: Collection[str], expected: str) -> tuple[Tabl
         The layout, and the codec of the encoding.
 
     Raises:
-        DataError: If the file cannot be read, its first line has no end, or there is no such header.
+        DataError: If the file cannot be read, its first line has no end, or there is no such
+            header.
     """
     with storage.open_file(path) as file:
         content = file.read(_MAX_HEADER_BYTES)
@@ -194,7 +234,8 @@ def read_layout(path: Path, names: Collection[str], expected: str) -> tuple[Tabl
     text = content.decode(encoding, "replace")
     if not re.search(r"[\r\n]", text):
         raise DataError(
-            f"{path}: expected a first line with the names of columns, got {len(content):,} bytes without an end. Add a header line."
+            f"{path}: expected a first line with the names of columns, got {len(content):,} bytes "
+            "without an end. Add a header line."
         )
     if len(content) == _MAX_HEADER_BYTES:
         text = text[: max(text.rfind("\n"), text.rfind("\r")) + 1]
@@ -202,8 +243,12 @@ def read_layout(path: Path, names: Collection[str], expected: str) -> tuple[Tabl
 
 
 def _unescape_quotes(text: str) -> str:
-    """A text with doubled quotes instead of quotes after a backslash. Other backslashes, as in paths of Windows, stay."""
-    return _BACKSLASHES_BEFORE_QUOTE.sub(lambda match: "\\" * (len(match[1]) // 2) + '"' * (1 + len(match[1]) % 2), text)
+    """A text with doubled quotes instead of quotes after a backslash. Other backslashes, as in
+    paths of Windows, stay.
+    """
+    return _BACKSLASHES_BEFORE_QUOTE.sub(
+        lambda match: "\\" * (len(match[1]) // 2) + '"' * (1 + len(match[1]) % 2), text
+    )
 
 
 def _readings(text: str, layout: TableLayout) -> Iterator[TableLayout]:
@@ -220,7 +265,9 @@ def _readings(text: str, layout: TableLayout) -> Iterator[TableLayout]:
 
 
 def _has_quoted_cells(table: Table) -> bool:
-    return any(len(cell) > 1 and cell[0] == cell[-1] == '"' for _, row in table.rows for cell in row)
+    return any(
+        len(cell) > 1 and cell[0] == cell[-1] == '"' for _, row in table.rows for cell in row
+    )
 
 
 def _read_rows(text: str, layout: TableLayout) -> Table:
@@ -229,7 +276,13 @@ def _read_rows(text: str, layout: TableLayout) -> Table:
     for _ in range(layout.num_lines):
         stream.readline()
     quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if layout.has_quotes else csv.QUOTE_NONE
-    reader = csv.reader(stream, delimiter=layout.delimiter, skipinitialspace=layout.has_spaces, quoting=quoting, strict=True)
+    reader = csv.reader(
+        stream,
+        delimiter=layout.delimiter,
+        skipinitialspace=layout.has_spaces,
+        quoting=quoting,
+        strict=True,
+    )
     while True:
         line = reader.line_num + layout.num_lines + 1
         try:
@@ -248,6 +301,8 @@ def _read_rows(text: str, layout: TableLayout) -> Table:
         if len(row) != width:
             quotes = f"Put texts that contain {layout.delimiter!r} in double quotes"
             fix = quotes if len(row) > width else f"Add the missing {layout.delimiter!r}"
-            table.malformed.append((line, "wrong column count", f"expected {width} columns, got {len(row)}. {fix}"))
+            table.malformed.append(
+                (line, "wrong column count", f"expected {width} columns, got {len(row)}. {fix}")
+            )
             continue
         table.rows.append((line, row))

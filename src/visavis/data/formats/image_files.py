@@ -1,4 +1,6 @@
-"""Search for the files of listed images: in a folder and its subfolders, and in plain tar archives, which are read in place."""
+"""Search for the files of listed images: in a folder and its subfolders, and in plain tar archives,
+which are read in place.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,13 @@ from visavis import storage
 from visavis.data.dataset import ByteRange
 from visavis.data.formats.listing import Listing, clean_name
 from visavis.data.hub_files import hub_repository
-from visavis.data.suffixes import DATASET_SUFFIXES, UNSUPPORTED_SUFFIXES, VIDEO_SUFFIXES, VISUAL_SUFFIXES, describe_other_files
+from visavis.data.suffixes import (
+    DATASET_SUFFIXES,
+    UNSUPPORTED_SUFFIXES,
+    VIDEO_SUFFIXES,
+    VISUAL_SUFFIXES,
+    describe_other_files,
+)
 from visavis.errors import DataError
 
 EXCLUDED_NAMES = (
@@ -35,15 +43,19 @@ EXCLUDED_NAMES = (
     "__MACOSX",
     "lost+found",
 )
-"""Patterns of hidden names, and of the thumbnails, recycle bins, snapshots and resource forks of storage devices and operating systems."""
+"""Patterns of hidden names, and of the thumbnails, recycle bins, snapshots and resource forks of
+storage devices and operating systems.
+"""
 
 
 @dataclass(frozen=True)
 class Exclusion:
-    """Names that are not searched: ``EXCLUDED_NAMES``, and a user's patterns. Upper and lower case are equal.
+    """Names that are not searched: ``EXCLUDED_NAMES``, and a user's patterns. Upper and lower case
+    are equal.
 
     Attributes:
-        patterns: A pattern without a slash matches the name of a file or folder, any other its path below the searched folder.
+        patterns: A pattern without a slash matches the name of a file or folder, any other its path
+            below the searched folder.
     """
 
     patterns: tuple[str, ...] = ()
@@ -51,10 +63,16 @@ class Exclusion:
     @cached_property
     def _expressions(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
         """Expressions of names and of paths."""
-        names = [*EXCLUDED_NAMES, *(pattern for pattern in self.patterns if "/" not in pattern.rstrip("/"))]
+        names = [
+            *EXCLUDED_NAMES,
+            *(pattern for pattern in self.patterns if "/" not in pattern.rstrip("/")),
+        ]
         paths = [pattern.lstrip("/") for pattern in self.patterns if "/" in pattern.rstrip("/")]
         names_expression, paths_expression = (
-            re.compile("|".join(fnmatch.translate(pattern.rstrip("/")) for pattern in patterns), re.IGNORECASE)
+            re.compile(
+                "|".join(fnmatch.translate(pattern.rstrip("/")) for pattern in patterns),
+                re.IGNORECASE,
+            )
             for patterns in (names, paths)
         )
         return names_expression, paths_expression
@@ -107,12 +125,14 @@ NO_EXCLUSION = Exclusion()
 
 @dataclass(frozen=True)
 class FolderScan:
-    """Content of a folder and its subfolders. Paths are below it, with forward slashes. ``"."`` is the folder itself.
+    """Content of a folder and its subfolders. Paths are below it, with forward slashes. ``"."`` is
+    the folder itself.
 
     Attributes:
         folder: The folder.
         files: Regular files.
-        unreadable: Problem of each file or folder that cannot be read now. All below it may still exist.
+        unreadable: Problem of each file or folder that cannot be read now. All below it may still
+            exist.
         skipped: Problem of each name that is neither a file nor a folder.
         excluded: Excluded folders, and excluded images and videos.
         empty: Folders without content, such as the place of a drive that is not mounted.
@@ -132,9 +152,11 @@ class FolderScan:
 
 
 def scan_folder(folder: Path, exclusion: Exclusion = NO_EXCLUSION) -> FolderScan:
-    """Find all files under a folder, following links inside it and into ``VISAVIS_IMAGE_ROOTS``. A folder is not entered twice.
+    """Find all files under a folder, following links inside it and into ``VISAVIS_IMAGE_ROOTS``. A
+    folder is not entered twice.
 
-    Folders are visited in alphabetical order. Other links and other kinds of files, such as sockets, are never opened.
+    Folders are visited in alphabetical order. Other links and other kinds of files, such as
+    sockets, are never opened.
 
     Args:
         folder: The folder.
@@ -151,14 +173,18 @@ def scan_folder(folder: Path, exclusion: Exclusion = NO_EXCLUSION) -> FolderScan
                 entries = sorted(listed, key=lambda entry: entry.name)
             seen.add(_identity(os.stat(folder / parent)))
         except OSError as error:
-            scan.unreadable[parent or "."] = f"the folder cannot be read: {error.strerror}. Check its permissions and its drive"
+            scan.unreadable[parent or "."] = (
+                f"the folder cannot be read: {error.strerror}. Check its permissions and its drive"
+            )
             continue
         subfolders, is_empty = list[str](), True
         for entry in entries:
             path = f"{parent}/{entry.name}" if parent else entry.name
             try:
                 if exclusion.matches(path):
-                    if entry.is_dir(follow_symlinks=False) or path.lower().endswith(VISUAL_SUFFIXES):
+                    if entry.is_dir(follow_symlinks=False) or path.lower().endswith(
+                        VISUAL_SUFFIXES
+                    ):
                         scan.excluded.append(path)
                     continue
                 is_empty = False
@@ -168,7 +194,9 @@ def scan_folder(folder: Path, exclusion: Exclusion = NO_EXCLUSION) -> FolderScan
             except OSError as error:
                 broken = "it is a broken link: {}. Restore its target, or remove it"
                 unreadable = "it cannot be read: {}. Check its permissions and its drive"
-                scan.unreadable[path] = (broken if entry.is_symlink() else unreadable).format(error.strerror)
+                scan.unreadable[path] = (broken if entry.is_symlink() else unreadable).format(
+                    error.strerror
+                )
         if is_empty:
             scan.empty.append(parent or ".")
         pending += reversed(subfolders)
@@ -183,11 +211,15 @@ def _add_entry(scan: FolderScan, entry: os.DirEntry[str], path: str) -> tuple[in
     status = os.stat(scan.folder / path)
     is_folder = stat.S_ISDIR(status.st_mode)
     if not is_folder and not stat.S_ISREG(status.st_mode):
-        scan.skipped[path] = f"it is {storage.file_kind(status.st_mode)}, expected a regular file. Replace or remove it"
+        scan.skipped[path] = (
+            f"it is {storage.file_kind(status.st_mode)}, expected a regular file. Replace or "
+            "remove it"
+        )
     elif entry.is_symlink() and not storage.is_inside(scan.folder / path, scan.folder):
         # Its target may be readable again when VISAVIS_IMAGE_ROOTS is set.
         scan.unreadable[path] = (
-            f"it is a link to a location outside {scan.folder}. Add this location to {storage.IMAGE_ROOTS} to include it"
+            f"it is a link to a location outside {scan.folder}. Add this location to "
+            f"{storage.IMAGE_ROOTS} to include it"
         )
     elif is_folder:
         return _identity(status)
@@ -260,9 +292,11 @@ class ImageFiles:
         self.unreadable_names.setdefault(path.rpartition("/")[2], reason)
 
     def find(self, file: str) -> str | None:
-        """Find a listed file: by its path, or else by its base name if it is unique, or else in ``VISAVIS_IMAGE_ROOTS``.
+        """Find a listed file: by its path, or else by its base name if it is unique, or else in
+        ``VISAVIS_IMAGE_ROOTS``.
 
-        Paths of Windows and surrounding spaces are cleaned if no file has the exact path. A name without a suffix may also name a video.
+        Paths of Windows and surrounding spaces are cleaned if no file has the exact path. A name
+        without a suffix may also name a video.
 
         Args:
             file: The path as listed.
@@ -274,7 +308,15 @@ class ImageFiles:
             DataError: If the file cannot be read, or several files match.
         """
         # Files of folders that are not searched have the form of accents that their disk stores.
-        spellings = dict.fromkeys((file, *(unicodedata.normalize(form, clean_name(path_key(file))) for form in ("NFC", "NFD"))))
+        spellings = dict.fromkeys(
+            (
+                file,
+                *(
+                    unicodedata.normalize(form, clean_name(path_key(file)))
+                    for form in ("NFC", "NFD")
+                ),
+            )
+        )
         file = path_key(file)
         if file in self.by_path:
             return file
@@ -288,12 +330,18 @@ class ImageFiles:
             raise DataError(f"the image could be {' or '.join(matches[:3])}. List its folder, too")
         if matches:
             return matches[0]
-        videos = [] if "." in file else [path for suffix in VIDEO_SUFFIXES for path in self.by_name.get(file + suffix, [])]
+        videos = (
+            []
+            if "." in file
+            else [path for suffix in VIDEO_SUFFIXES for path in self.by_name.get(file + suffix, [])]
+        )
         if len(videos) > 1:
             raise DataError(f"the video could be {' or '.join(videos[:3])}. List its suffix, too")
         if videos:
             return videos[0]
-        listed_path = next((path for name in spellings if os.path.isfile(path := self.folder / name)), None)
+        listed_path = next(
+            (path for name in spellings if os.path.isfile(path := self.folder / name)), None
+        )
         if listed_path is None:
             names = [part for name in spellings for part in (name, name.rpartition("/")[2])]
             for path in (Path(root) / name for root in storage.image_roots() for name in names):
@@ -301,10 +349,15 @@ class ImageFiles:
                     self.by_path[file] = ByteRange(path, root=Path(os.path.realpath(self.folder)))
                     return file
             if self.unsearched:
-                raise DataError(f"the image is missing, and a folder is not searched: {self.unsearched[0]}")
+                raise DataError(
+                    f"the image is missing, and a folder is not searched: {self.unsearched[0]}"
+                )
             return None
         if not storage.is_inside(listed_path, self.folder):
-            raise DataError(f"the image is outside {self.folder}. Move it there, or add its folder to {storage.IMAGE_ROOTS}")
+            raise DataError(
+                f"the image is outside {self.folder}. Move it there, or add its folder to "
+                f"{storage.IMAGE_ROOTS}"
+            )
         # An excluded file, such as a hidden one. find_files leaves them out.
         self.by_path[file] = ByteRange(listed_path, root=Path(os.path.realpath(self.folder)))
         return file
@@ -319,15 +372,24 @@ class ImageFiles:
             Whether the file itself, a folder or an archive cannot be read.
         """
         is_unreadable = path_key(file).rpartition("/")[2] in self.unreadable_names
-        return is_unreadable or bool(self.unsearched) or any(kind == "broken archive" for kind, _, _ in self.problems)
+        return (
+            is_unreadable
+            or bool(self.unsearched)
+            or any(kind == "broken archive" for kind, _, _ in self.problems)
+        )
 
     @property
     def images(self) -> list[str]:
         """Paths of images and videos, also of photos that cannot be decoded."""
-        return [path for path in self.by_path if path.lower().endswith(VISUAL_SUFFIXES + UNSUPPORTED_SUFFIXES)]
+        return [
+            path
+            for path in self.by_path
+            if path.lower().endswith(VISUAL_SUFFIXES + UNSUPPORTED_SUFFIXES)
+        ]
 
     def has_no_images(self, listed: Iterable[str]) -> bool:
-        """Return whether the folder lacks images: no listed file exists, and neither does an image or archive.
+        """Return whether the folder lacks images: no listed file exists, and neither does an image
+        or archive.
 
         Args:
             listed: Listed files.
@@ -335,7 +397,11 @@ class ImageFiles:
         Returns:
             Whether images are lacking.
         """
-        if self.images or self.problems or any(path.lower().endswith(VISUAL_SUFFIXES) for path in self.unreadable):
+        if (
+            self.images
+            or self.problems
+            or any(path.lower().endswith(VISUAL_SUFFIXES) for path in self.unreadable)
+        ):
             return False
         try:
             return not any(file in self.unreadable_names or self.find(file) for file in listed)
@@ -369,10 +435,17 @@ def find_files(folder: Path) -> ImageFiles:
     Returns:
         The files.
     """
-    files, archives, root, scan = ImageFiles(folder), [], Path(os.path.realpath(folder)), scan_folder(folder)
+    files, archives, root, scan = (
+        ImageFiles(folder),
+        [],
+        Path(os.path.realpath(folder)),
+        scan_folder(folder),
+    )
     for name, problem in scan.problems.items():
         files.add_unreadable(name, problem)
-        if name in scan.unreadable and (os.path.isdir(folder / name) or os.path.splitext(name)[1] in ("", ".tar")):
+        if name in scan.unreadable and (
+            os.path.isdir(folder / name) or os.path.splitext(name)[1] in ("", ".tar")
+        ):
             files.unsearched.append(f"{name}: {problem}")
     for name in scan.files:
         if name.endswith((".tar", *_COMPRESSED_SUFFIXES)):
@@ -385,11 +458,15 @@ def find_files(folder: Path) -> ImageFiles:
                 for member, location in archive_members(file, archive, root):
                     files.add(member, location)
         except DataError as error:
-            files.problems.append(("broken archive", archive.relative_to(folder).as_posix(), str(error)))
+            files.problems.append(
+                ("broken archive", archive.relative_to(folder).as_posix(), str(error))
+            )
     return files
 
 
-def archive_members(file: BinaryIO, archive: Path, root: Path | None = None) -> Iterator[tuple[str, ByteRange]]:
+def archive_members(
+    file: BinaryIO, archive: Path, root: Path | None = None
+) -> Iterator[tuple[str, ByteRange]]:
     """Read the headers of a tar archive.
 
     Args:
@@ -408,18 +485,25 @@ def archive_members(file: BinaryIO, archive: Path, root: Path | None = None) -> 
     except DataError:
         raise
     except Exception as error:  # noqa: BLE001 - absurd numbers in headers are errors of every kind
-        raise DataError(f"the archive is truncated or not a tar archive: {storage.error_reason(error)}") from None
+        raise DataError(
+            f"the archive is truncated or not a tar archive: {storage.error_reason(error)}"
+        ) from None
 
 
 @dataclass(frozen=True)
 class _HeaderFile:
-    """A tar file of which headers are read. A long name is read at once, whatever size its header declares."""
+    """A tar file of which headers are read. A long name is read at once, whatever size its header
+    declares.
+    """
 
     file: BinaryIO
 
     def read(self, size: int) -> bytes:
         if size > _MAX_HEADER_BYTES:
-            raise DataError(f"the archive is damaged: expected a header of at most {_MAX_HEADER_BYTES:,} bytes, got {size:,}")
+            raise DataError(
+                f"the archive is damaged: expected a header of at most {_MAX_HEADER_BYTES:,} "
+                f"bytes, got {size:,}"
+            )
         return self.file.read(size)
 
     def __getattr__(self, name: str) -> Any:
@@ -435,17 +519,31 @@ def _headers(file: BinaryIO, archive: Path, root: Path | None) -> Iterator[tuple
         previous = -1
         for member in tar:
             if tar.offset <= previous or member.size < 0:
-                raise DataError(f"the archive is damaged: the header of {member.name} declares a size of {member.size:,}")
+                raise DataError(
+                    f"the archive is damaged: the header of {member.name} declares a size of "
+                    f"{member.size:,}"
+                )
             previous = tar.offset
-            if member.isreg() and not member.issparse() and member.offset_data + member.size <= size:
-                yield member.name.removeprefix("./"), ByteRange(archive, member.offset_data, member.size, root)
+            if (
+                member.isreg()
+                and not member.issparse()
+                and member.offset_data + member.size <= size
+            ):
+                yield (
+                    member.name.removeprefix("./"),
+                    ByteRange(archive, member.offset_data, member.size, root),
+                )
         file.seek(tar.offset)
         if any(file.read(tarfile.BLOCKSIZE)):
-            raise DataError(f"the archive is damaged: expected a header at byte {tar.offset}, the remaining content cannot be read")
+            raise DataError(
+                f"the archive is damaged: expected a header at byte {tar.offset}, the remaining "
+                "content cannot be read"
+            )
 
 
 def containing_folder(folder: Path) -> Path:
-    """Return the folder that must contain the files of a data set: the folder, or its repository in the cache of the Hugging Face Hub.
+    """Return the folder that must contain the files of a data set: the folder, or its repository in
+    the cache of the Hugging Face Hub.
 
     Args:
         folder: Folder of the data set.
@@ -457,7 +555,8 @@ def containing_folder(folder: Path) -> Path:
 
 
 def attach_files(listing: Listing, folder: Path, *, may_lack_pixels: bool) -> None:
-    """Set the location of each listed image, and record missing images, captions without a file, and files that are not listed.
+    """Set the location of each listed image, and record missing images, captions without a file,
+    and files that are not listed.
 
     Args:
         listing: The listing.
@@ -467,9 +566,17 @@ def attach_files(listing: Listing, folder: Path, *, may_lack_pixels: bool) -> No
     files = find_files(folder)
     if may_lack_pixels and files.has_no_images(entry.file or "" for entry in listing.images):
         if listing.images:
-            listing.add_note("no pixels", listing.source.name, f"found no image file under {folder}, so the data set has only captions")
+            listing.add_note(
+                "no pixels",
+                listing.source.name,
+                f"found no image file under {folder}, so the data set has only captions",
+            )
         return
-    used, has_missing, listed = dict[str, str](), False, {path_key(entry.file) for entry in listing.images if entry.file}
+    used, has_missing, listed = (
+        dict[str, str](),
+        False,
+        {path_key(entry.file) for entry in listing.images if entry.file},
+    )
     files_of_unusable = set[str | None]()
     for entry in listing.images:
         if not entry.usable and entry.file is not None:
@@ -478,7 +585,9 @@ def attach_files(listing: Listing, folder: Path, *, may_lack_pixels: bool) -> No
         if not entry.usable or entry.location is not None:
             continue
         if entry.file is None:
-            listing.add_loss("caption without image", entry.name, "the captions name no image file", entry)
+            listing.add_loss(
+                "caption without image", entry.name, "the captions name no image file", entry
+            )
             continue
         try:
             key = _find_distinct_file(files, entry.file, listed, used)
@@ -495,20 +604,34 @@ def attach_files(listing: Listing, folder: Path, *, may_lack_pixels: bool) -> No
             entry.location = files.by_path[key]
             used[key] = path_key(entry.file)
     for kind, location, message in files.problems:
-        (listing.add_loss if has_missing and kind == "broken archive" else listing.add_note)(kind, location, message)
+        (listing.add_loss if has_missing and kind == "broken archive" else listing.add_note)(
+            kind, location, message
+        )
     for path, message in files.unreadable.items():
         listing.add_note("unreadable file", path, message)
     for path in files.images:
         if path not in used and path not in files_of_unusable:
-            listing.add_note("image without caption", path, f"the file is in the folder, but {listing.source.name} does not list it")
+            listing.add_note(
+                "image without caption",
+                path,
+                f"the file is in the folder, but {listing.source.name} does not list it",
+            )
     known = {*used, *files.images}
-    others = (path for path in files.by_path if path not in known and not path.lower().endswith(DATASET_SUFFIXES))
+    others = (
+        path
+        for path in files.by_path
+        if path not in known and not path.lower().endswith(DATASET_SUFFIXES)
+    )
     if other_files := describe_other_files(others):
         listing.add_note("other files", listing.source.name, other_files)
 
 
-def _find_distinct_file(files: ImageFiles, file: str, listed: set[str], used: dict[str, str]) -> str:
-    """Find the file of a listed image. A file of the same name in another folder may belong to another listed image."""
+def _find_distinct_file(
+    files: ImageFiles, file: str, listed: set[str], used: dict[str, str]
+) -> str:
+    """Find the file of a listed image. A file of the same name in another folder may belong to
+    another listed image.
+    """
     key, path = files.find(file), path_key(file)
     problem = f"the image is missing: {file} is neither a file under {files.folder} nor in a tar archive there"
     fix = "Add the file, or remove the image from the list"
@@ -516,5 +639,7 @@ def _find_distinct_file(files: ImageFiles, file: str, listed: set[str], used: di
         raise DataError(f"{problem}. {fix}")
     is_shared = key != path and (key in listed or used.get(key, path) != path)
     if is_shared and not _is_same_file(files.folder / path, files.by_path[key].path):
-        raise DataError(f"{problem}. The only file of this name, {key}, belongs to another listed image. {fix}")
+        raise DataError(
+            f"{problem}. The only file of this name, {key}, belongs to another listed image. {fix}"
+        )
     return key

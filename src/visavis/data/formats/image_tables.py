@@ -1,8 +1,10 @@
-"""Parquet and Arrow tables with the images in them, as Hugging Face ``datasets`` writes them, in one file or several.
+"""Parquet and Arrow tables with the images in them, as Hugging Face ``datasets`` writes them, in
+one file or several.
 
-``data/train-00000-of-00004.parquet``, ``validation-00000-of-00001.parquet`` and so on, or a folder of ``save_to_disk``. The image is a column
-of bytes or of ``{"bytes", "path"}``. Images are read in place: from an uncompressed Arrow file by their byte range, and from a Parquet file by
-their row group. Tables in several files may also name image files.
+``data/train-00000-of-00004.parquet``, ``validation-00000-of-00001.parquet`` and so on, or a folder
+of ``save_to_disk``. The image is a column of bytes or of ``{"bytes", "path"}``. Images are read in
+place: from an uncompressed Arrow file by their byte range, and from a Parquet file by their row
+group. Tables in several files may also name image files.
 """
 
 from __future__ import annotations
@@ -36,13 +38,15 @@ SUFFIXES = (".parquet", ".arrow")
 CACHED_BYTES = 2**28
 # Larger row groups make random access slow, because each image reads its whole group.
 _LARGE_GROUP_BYTES = 2**25
-# Repeated paths of which the bytes are compared, to see whether rows of the same path are the same image.
+# Repeated paths of which the bytes are compared, to see whether rows of the same path are the same
+# image.
 _MAX_COMPARED_PATHS = 20
 
 
 @dataclass(frozen=True)
 class EmbeddedImage(ByteRange):
-    """An image in a row of a table. ``offset`` is its row in the file, and ``size`` the mean size of the images of its row group.
+    """An image in a row of a table. ``offset`` is its row in the file, and ``size`` the mean size
+    of the images of its row group.
 
     Attributes:
         column: Column of the image.
@@ -73,7 +77,8 @@ class EmbeddedImage(ByteRange):
             content = None
         if content is None:
             raise DataError(
-                f"{self.path}, row {self.offset + 1}: expected the bytes of an image, got none. The file has changed: start again."
+                f"{self.path}, row {self.offset + 1}: expected the bytes of an image, got none. "
+                "The file has changed: start again."
             )
         yield io.BytesIO(content)
 
@@ -82,17 +87,32 @@ class _GroupCache:
     """Image columns of the row groups that were used last."""
 
     def __init__(self) -> None:
-        self.columns, self.lock, self.num_bytes = OrderedDict[tuple[Any, ...], Any](), threading.Lock(), 0
+        self.columns, self.lock, self.num_bytes = (
+            OrderedDict[tuple[Any, ...], Any](),
+            threading.Lock(),
+            0,
+        )
 
     def read(self, image: EmbeddedImage) -> pa.ChunkedArray:
         """Return the bytes of all images of a row group."""
         with storage.open_file(image.path, image.root) as file:
             status = os.fstat(file.fileno())
-            key = (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size, image.column, image.group)
+            key = (
+                status.st_dev,
+                status.st_ino,
+                status.st_mtime_ns,
+                status.st_size,
+                image.column,
+                image.group,
+            )
             with self.lock:
                 column = self.columns.pop(key, None)
                 if column is None:
-                    column = _image_bytes(_TableFile(image.path, file).read_group(image.group, [image.column]).column(image.column))
+                    column = _image_bytes(
+                        _TableFile(image.path, file)
+                        .read_group(image.group, [image.column])
+                        .column(image.column)
+                    )
                     self.num_bytes += column.nbytes
                 self.columns[key] = column
                 while len(self.columns) > 1 and self.num_bytes > CACHED_BYTES:
@@ -121,14 +141,19 @@ class _TableFile:
         with self._errors():
             if path.suffix == ".parquet":
                 self.parquet = self.pa.parquet.ParquetFile(file)
-                self.schema, self.num_groups = self.parquet.schema_arrow, self.parquet.num_row_groups
+                self.schema, self.num_groups = (
+                    self.parquet.schema_arrow,
+                    self.parquet.num_row_groups,
+                )
             else:
                 self._open_arrow(file)
-            # PyArrow decodes names when they are read. Names that are not UTF-8 raise the error here.
+            # PyArrow decodes names when they are read. Names that are not UTF-8 raise the error
+            # here.
             _field_names(self.schema)
 
     def _open_arrow(self, file: Any) -> None:
-        # The opened file is mapped and not its path, which may have been replaced by a link to another place.
+        # The opened file is mapped and not its path, which may have been replaced by a link to
+        # another place.
         self.buffer = self.pa.memory_map(f"/dev/fd/{file.fileno()}").read_buffer()
         try:
             reader = self.pa.ipc.open_file(self.buffer)
@@ -146,7 +171,10 @@ class _TableFile:
         try:
             yield
         except (self.pa.ArrowException, OSError, ValueError) as error:
-            raise DataError(f"{self.path} cannot be read as a table: {storage.error_reason(error)}. Copy the file again.") from None
+            raise DataError(
+                f"{self.path} cannot be read as a table: {storage.error_reason(error)}. Copy the "
+                "file again."
+            ) from None
 
     def read_group(self, number: int, columns: list[str]) -> pa.Table:
         """Read columns of a row group. A column may be ``COLUMN.FIELD``."""
@@ -156,13 +184,20 @@ class _TableFile:
                 table = self.parquet.read_row_group(number, columns=columns, use_threads=False)
                 table.validate(full=True)
                 return table
-            names = dict.fromkeys(column if column in self.schema.names else column.rpartition(".")[0] for column in columns)
-            table = self.pa.Table.from_batches([self._read_batch(number)], schema=self.schema).select(list(names))
+            names = dict.fromkeys(
+                column if column in self.schema.names else column.rpartition(".")[0]
+                for column in columns
+            )
+            table = self.pa.Table.from_batches(
+                [self._read_batch(number)], schema=self.schema
+            ).select(list(names))
             # Damaged offsets would be read outside the file.
             table.validate(full=True)
             return table
 
-    def locations(self, number: int, column: str, first_row: int, root: Path) -> list[ByteRange | None]:
+    def locations(
+        self, number: int, column: str, first_row: int, root: Path
+    ) -> list[ByteRange | None]:
         """Locations of the images of a row group. None: a row has no bytes."""
         with self._errors():
             if self.parquet is None:
@@ -174,37 +209,64 @@ class _TableFile:
             else:
                 group = self.parquet.metadata.row_group(number)
                 chunks = (group.column(position) for position in range(group.num_columns))
-                chunk = next((chunk for chunk in chunks if chunk.path_in_schema in (column, f"{column}.bytes")), None)
+                chunk = next(
+                    (
+                        chunk
+                        for chunk in chunks
+                        if chunk.path_in_schema in (column, f"{column}.bytes")
+                    ),
+                    None,
+                )
                 if chunk is None:
                     raise ValueError(f"row group {number} has no column {column}")
                 size, has_bytes = chunk.total_uncompressed_size, [True] * group.num_rows
                 statistics = chunk.statistics
                 if statistics is None or not statistics.has_null_count or statistics.null_count:
-                    has_bytes = _image_bytes(self.read_group(number, [column]).column(column)).is_valid().to_pylist()
+                    has_bytes = (
+                        _image_bytes(self.read_group(number, [column]).column(column))
+                        .is_valid()
+                        .to_pylist()
+                    )
         mean_size = size // max(1, len(has_bytes))
         return [
-            EmbeddedImage(self.path, first_row + row, mean_size, root, column, number, row) if valid else None
+            EmbeddedImage(self.path, first_row + row, mean_size, root, column, number, row)
+            if valid
+            else None
             for row, valid in enumerate(has_bytes)
         ]
 
     def _byte_ranges(self, content: pa.Array, root: Path) -> list[ByteRange | None] | None:
         """Byte ranges in the file of an array of bytes. None if the array is compressed."""
         _, offsets_buffer, bytes_buffer = content.buffers()
-        if bytes_buffer is None or not self.buffer.address <= bytes_buffer.address < self.buffer.address + self.buffer.size:
+        if (
+            bytes_buffer is None
+            or not self.buffer.address
+            <= bytes_buffer.address
+            < self.buffer.address + self.buffer.size
+        ):
             return None
         kind = np.int64 if self.pa.types.is_large_binary(content.type) else np.int32
-        offsets = np.frombuffer(offsets_buffer, kind, len(content) + 1, content.offset * np.dtype(kind).itemsize).astype(np.int64)
+        offsets = np.frombuffer(
+            offsets_buffer, kind, len(content) + 1, content.offset * np.dtype(kind).itemsize
+        ).astype(np.int64)
         start = bytes_buffer.address - self.buffer.address
         return [
             ByteRange(self.path, start + first, last - first, root) if valid else None
-            for first, last, valid in zip(offsets[:-1].tolist(), offsets[1:].tolist(), content.is_valid().to_pylist(), strict=True)
+            for first, last, valid in zip(
+                offsets[:-1].tolist(),
+                offsets[1:].tolist(),
+                content.is_valid().to_pylist(),
+                strict=True,
+            )
         ]
 
 
 def _field_names(fields: Iterable[Any]) -> list[str]:
     """The names of fields and of their fields."""
     fields = list(fields)
-    nested = [field.type.field(number) for field in fields for number in range(field.type.num_fields)]
+    nested = [
+        field.type.field(number) for field in fields for number in range(field.type.num_fields)
+    ]
     return [*(field.name for field in fields), *_field_names(nested)] if fields else []
 
 
@@ -234,7 +296,8 @@ def list_image_tables(source: Path) -> Listing:
     """List the images and captions of a table, or of all tables of a folder.
 
     Args:
-        source: The file, or a folder with tables, with a folder ``data`` of tables, or of ``save_to_disk``.
+        source: The file, or a folder with tables, with a folder ``data`` of tables, or of
+            ``save_to_disk``.
 
     Returns:
         The listing. Rows of the same name are captions of one image.
@@ -244,11 +307,17 @@ def list_image_tables(source: Path) -> Listing:
     """
     folder = source if os.path.isdir(source) else source.parent
     # Tables that `datasets` has cached are not a part of the data set.
-    files = [path for path in find_split_files(folder, SUFFIXES) if not path.name.startswith("cache-")] if folder == source else [source]
+    files = (
+        [path for path in find_split_files(folder, SUFFIXES) if not path.name.startswith("cache-")]
+        if folder == source
+        else [source]
+    )
     listing = Listing(source, folder=folder)
     rows = list[_Row]()
     for file, split in splits_of_files(files, folder).items():
-        rows += _read_rows(listing, file, split, containing_folder(folder), file.relative_to(folder).as_posix())
+        rows += _read_rows(
+            listing, file, split, containing_folder(folder), file.relative_to(folder).as_posix()
+        )
     _check_paths(listing, rows)
     for row in rows:
         _add_row(listing, row)
@@ -271,7 +340,9 @@ class _Row:
     has_bytes: bool
 
 
-def _read_rows(listing: Listing, path: Path, file_split: str | None, root: Path, file: str) -> Iterator[_Row]:
+def _read_rows(
+    listing: Listing, path: Path, file_split: str | None, root: Path, file: str
+) -> Iterator[_Row]:
     """Yield the rows of a file, without the bytes of its images."""
     with storage.open_file(path, root) as opened:
         table, first_row, num_large_groups = _TableFile(path, opened), 0, 0
@@ -279,28 +350,66 @@ def _read_rows(listing: Listing, path: Path, file_split: str | None, root: Path,
         image = columns.image
         is_struct = image is not None and table.pa.types.is_struct(table.schema.field(image).type)
         has_path = is_struct and table.schema.field(image).type.get_field_index("path") >= 0
-        names = [name for name in (*columns.captions, columns.file, columns.split, f"{image}.path" if has_path else None) if name]
+        names = [
+            name
+            for name in (
+                *columns.captions,
+                columns.file,
+                columns.split,
+                f"{image}.path" if has_path else None,
+            )
+            if name
+        ]
         for number in range(table.num_groups):
             group = table.read_group(number, list(dict.fromkeys(names)))
-            locations = [None] * len(group) if image is None else table.locations(number, image, first_row, root)
+            locations = (
+                [None] * len(group)
+                if image is None
+                else table.locations(number, image, first_row, root)
+            )
             if len(locations) != len(group):
                 raise DataError(
-                    f"{path} cannot be read as a table: row group {number} has columns of different lengths. Copy the file again."
+                    f"{path} cannot be read as a table: row group {number} has columns of "
+                    "different lengths. Copy the file again."
                 )
-            struct_paths = table.pa.compute.struct_field(group.column(image), "path").to_pylist() if has_path else [None] * len(group)
-            values = {name: group.column(name).to_pylist() for name in names if name in group.column_names}
-            num_bytes = sum(location.size or 0 for location in locations if isinstance(location, EmbeddedImage))
+            struct_paths = (
+                table.pa.compute.struct_field(group.column(image), "path").to_pylist()
+                if has_path
+                else [None] * len(group)
+            )
+            values = {
+                name: group.column(name).to_pylist() for name in names if name in group.column_names
+            }
+            num_bytes = sum(
+                location.size or 0 for location in locations if isinstance(location, EmbeddedImage)
+            )
             num_large_groups += num_bytes > _LARGE_GROUP_BYTES
-            for row, (location, struct_path) in enumerate(zip(locations, struct_paths, strict=True)):
+            for row, (location, struct_path) in enumerate(
+                zip(locations, struct_paths, strict=True)
+            ):
                 row_number = first_row + row + 1
-                row_location, row_name = f"{file}, row {row_number}", f"{os.path.splitext(file)[0]}/{row_number}"
+                row_location, row_name = (
+                    f"{file}, row {row_number}",
+                    f"{os.path.splitext(file)[0]}/{row_number}",
+                )
                 try:
-                    name, captions, split = _parse_cells({name: column[row] for name, column in values.items()}, columns)
+                    name, captions, split = _parse_cells(
+                        {name: column[row] for name, column in values.items()}, columns
+                    )
                 except DataError as error:
                     listing.add_loss("malformed line", row_location, str(error))
                     continue
                 struct_path = struct_path if isinstance(struct_path, str) else None
-                yield _Row(row_location, row_name, name, struct_path, captions, split or file_split, location, image is not None)
+                yield _Row(
+                    row_location,
+                    row_name,
+                    name,
+                    struct_path,
+                    captions,
+                    split or file_split,
+                    location,
+                    image is not None,
+                )
             first_row += len(group)
         if num_large_groups:
             size = f"more than {_LARGE_GROUP_BYTES >> 20} MiB"
@@ -308,7 +417,9 @@ def _read_rows(listing: Listing, path: Path, file_split: str | None, root: Path,
             listing.add_note("large row group", file, message)
 
 
-def _parse_cells(cells: dict[str, Any], columns: TableColumns) -> tuple[str | None, list[str], str | None]:
+def _parse_cells(
+    cells: dict[str, Any], columns: TableColumns
+) -> tuple[str | None, list[str], str | None]:
     """Return the name, the captions and the split of a row."""
     name = cells[columns.file] if columns.file else None
     if name is not None and not isinstance(name, str | int):
@@ -324,7 +435,9 @@ def _parse_cells(cells: dict[str, Any], columns: TableColumns) -> tuple[str | No
 
 
 def _check_paths(listing: Listing, rows: list[_Row]) -> None:
-    """Name images without a name by the path of their struct, unless different images have the same path, such as ``image.jpg``."""
+    """Name images without a name by the path of their struct, unless different images have the same
+    path, such as ``image.jpg``.
+    """
     unnamed = [row for row in rows if row.name is None and row.has_bytes]
     first_row_of: dict[str, _Row] = {}
     repeated: dict[str, tuple[_Row, _Row]] = {}
@@ -333,7 +446,14 @@ def _check_paths(listing: Listing, rows: list[_Row]) -> None:
             continue
         if len(repeated) < _MAX_COMPARED_PATHS:
             repeated.setdefault(row.path, (first, row))
-    differs = next(((a, b) for a, b in repeated.values() if a.image and b.image and a.image.read() != b.image.read()), None)
+    differs = next(
+        (
+            (a, b)
+            for a, b in repeated.values()
+            if a.image and b.image and a.image.read() != b.image.read()
+        ),
+        None,
+    )
     if differs is not None:
         message = f"{differs[0].path} is the path of different images, so each row is an image of its own. Add a column filename"
         listing.add_note("repeated path", differs[1].location, message)
@@ -350,14 +470,20 @@ def _add_row(listing: Listing, row: _Row) -> None:
     if row.has_bytes and row.image is None:
         image.file = row.path
         if not row.path:
-            listing.add_loss("missing image", row.location, "the row has no bytes of an image", image)
+            listing.add_loss(
+                "missing image", row.location, "the row has no bytes of an image", image
+            )
 
 
 IMAGE_TABLES = DatasetFormat(
     name="image tables",
     description="Parquet or Arrow tables with images in them (Hugging Face datasets), with the split in the file name or in a column",
     patterns=(
-        *(f"{folder}*{suffix}" for suffix in SUFFIXES for folder in ("", "data/", "train/", "test/", "data/train/")),
+        *(
+            f"{folder}*{suffix}"
+            for suffix in SUFFIXES
+            for folder in ("", "data/", "train/", "test/", "data/train/")
+        ),
         "dataset_dict.json",
     ),
     suffixes=SUFFIXES,

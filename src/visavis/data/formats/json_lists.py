@@ -50,7 +50,9 @@ def parse_json_file(content: bytes, path: Path) -> Any:
     try:
         return parse_json(storage.decode_text(content, path, "surrogateescape"))
     except ValueError as error:
-        raise DataError(f"{path} is not JSON: {error}. Correct the file, or download it again.") from None
+        raise DataError(
+            f"{path} is not JSON: {error}. Correct the file, or download it again."
+        ) from None
 
 
 def require_lists(content: Any, path: Path, *keys: str) -> list[list[Any]]:
@@ -65,13 +67,21 @@ def require_lists(content: Any, path: Path, *keys: str) -> list[list[Any]]:
         The list of each key.
 
     Raises:
-        DataError: If the file is not an object, or a key is missing or duplicate, or its value is not a list.
+        DataError: If the file is not an object, or a key is missing or duplicate, or its value is
+            not a list.
     """
     lists = read_fields(content, *keys)
     if not all(isinstance(value, list) for value in lists):
         expected = ", ".join(f"'{key}': [...]" for key in keys)
-        actual = f"the keys {escape_surrogates(', '.join(content)):.80}" if isinstance(content, dict) else f"a {type(content).__name__}"
-        raise DataError(f"{path}: expected {{{expected}}}, each key once, got {actual}. Download the file again.")
+        actual = (
+            f"the keys {escape_surrogates(', '.join(content)):.80}"
+            if isinstance(content, dict)
+            else f"a {type(content).__name__}"
+        )
+        raise DataError(
+            f"{path}: expected {{{expected}}}, each key once, got {actual}. Download the file "
+            "again."
+        )
     return lists
 
 
@@ -83,14 +93,18 @@ def read_fields(entry: Any, *keys: str) -> list[Any]:
         *keys: Their keys.
 
     Returns:
-        The value of each key. None: the key is missing, or the entry is not an object with each key once.
+        The value of each key. None: the key is missing, or the entry is not an object with each key
+        once.
     """
     is_object = isinstance(entry, dict) and not isinstance(entry, DuplicateKeyObject)
     return [entry.get(key) if is_object else None for key in keys]
 
 
-def add_malformed_image(listing: Listing, entry: Any, expected: str, location: str, split: str | None = None) -> None:
-    """Add an unusable image for an entry that cannot be read, so that the positions of other images do not change.
+def add_malformed_image(
+    listing: Listing, entry: Any, expected: str, location: str, split: str | None = None
+) -> None:
+    """Add an unusable image for an entry that cannot be read, so that the positions of other images
+    do not change.
 
     Args:
         listing: The listing.
@@ -100,10 +114,17 @@ def add_malformed_image(listing: Listing, entry: Any, expected: str, location: s
         split: Split of the file.
     """
     listing.images.append(ListedImage(location, split))
-    listing.add_loss("malformed entry", location, f"expected {expected}, each once, got {shorten(entry)}", listing.images[-1])
+    listing.add_loss(
+        "malformed entry",
+        location,
+        f"expected {expected}, each once, got {shorten(entry)}",
+        listing.images[-1],
+    )
 
 
-def add_caption_entry(listing: Listing, entry: Any, id_key: str, images: Mapping[Any, ListedImage], location: str) -> None:
+def add_caption_entry(
+    listing: Listing, entry: Any, id_key: str, images: Mapping[Any, ListedImage], location: str
+) -> None:
     """Add the caption of an entry ``{id_key: ..., "caption": ...}``.
 
     Args:
@@ -120,7 +141,12 @@ def add_caption_entry(listing: Listing, entry: Any, id_key: str, images: Mapping
         message = f"expected an object with {id_key} and caption, each once, got {shorten(entry)}"
         listing.add_loss("malformed entry", location, message, caption)
     elif image is None:
-        listing.add_loss("caption without image", location, f"its {id_key} {shorten(image_id)} is not listed", caption)
+        listing.add_loss(
+            "caption without image",
+            location,
+            f"its {id_key} {shorten(image_id)} is not listed",
+            caption,
+        )
 
 
 def _detect_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -1,7 +1,9 @@
-"""Karpathy's JSON: ``{"images": [{"filename", "split", "sentences": [{"raw", "tokens"}], "imgid", "filepath"}]}``.
+"""Karpathy's JSON: ``{"images": [{"filename", "split", "sentences": [{"raw", "tokens"}], "imgid",
+"filepath"}]}``.
 
-Image files are in folders next to the JSON file, in ``.tar`` archives, or absent. Without files, ``filename`` is optional and ``cocoid`` or
-``imgid`` is the name. The split ``restval`` counts as train.
+Image files are in folders next to the JSON file, in ``.tar`` archives, or absent. Without files,
+``filename`` is optional and ``cocoid`` or ``imgid`` is the name. The split ``restval`` counts as
+train.
 """
 
 from __future__ import annotations
@@ -13,7 +15,12 @@ from typing import Any
 from visavis import storage
 from visavis.data.dataset import Dataset
 from visavis.data.formats.coco import COCO, list_coco
-from visavis.data.formats.json_lists import DuplicateKeyObject, add_malformed_image, parse_json_file, require_lists
+from visavis.data.formats.json_lists import (
+    DuplicateKeyObject,
+    add_malformed_image,
+    parse_json_file,
+    require_lists,
+)
 from visavis.data.formats.listing import DatasetFormat, ListedImage, Listing, shorten
 from visavis.data.splits import normalize_split_name, split_priority
 from visavis.data.vocabulary import tokenize
@@ -21,7 +28,8 @@ from visavis.errors import DataError
 
 
 def list_karpathy(path: Path) -> Listing:
-    """List the images and captions of a Karpathy file, in its order. A file of COCO captions with any name is listed, too.
+    """List the images and captions of a Karpathy file, in its order. A file of COCO captions with
+    any name is listed, too.
 
     Args:
         path: The JSON file.
@@ -48,30 +56,68 @@ def list_karpathy(path: Path) -> Listing:
 def _read_image(listing: Listing, record: Any, ids: dict[str, str]) -> None:
     location = f"{listing.source.name}, image {len(listing.images)}"
     if not isinstance(record, dict):
-        add_malformed_image(listing, record, "an object with filename, split and sentences", location)
+        add_malformed_image(
+            listing, record, "an object with filename, split and sentences", location
+        )
         return
     file, number = record.get("filename"), record.get("cocoid", record.get("imgid"))
     file = file if isinstance(file, str) and file else None
-    name = file or (location if number is None else shorten(number) if isinstance(number, list | dict) else str(number))
+    name = file or (
+        location
+        if number is None
+        else shorten(number)
+        if isinstance(number, list | dict)
+        else str(number)
+    )
     folder, split = record.get("filepath"), record.get("split")
-    image = ListedImage(name, normalize_split_name(split), f"{folder}/{file}" if folder and file and isinstance(folder, str) else file)
+    image = ListedImage(
+        name,
+        normalize_split_name(split),
+        f"{folder}/{file}" if folder and file and isinstance(folder, str) else file,
+    )
     listing.images.append(image)
-    for key, value, kind in (("split", split, str), ("filepath", folder, str), ("cocoid or imgid", number, str | int | float)):
+    for key, value, kind in (
+        ("split", split, str),
+        ("filepath", folder, str),
+        ("cocoid or imgid", number, str | int | float),
+    ):
         if value is not None and not isinstance(value, kind):
-            listing.add_loss("malformed entry", name, f"its {key} is {shorten(value)}, expected another kind of value", image)
+            listing.add_loss(
+                "malformed entry",
+                name,
+                f"its {key} is {shorten(value)}, expected another kind of value",
+                image,
+            )
     if isinstance(record, DuplicateKeyObject):
         listing.add_loss("malformed entry", name, "a key is duplicated", image)
     if file is None and number is None:
-        listing.add_loss("caption without image", location, "the captions name no image: no filename, cocoid or imgid", image)
+        listing.add_loss(
+            "caption without image",
+            location,
+            "the captions name no image: no filename, cocoid or imgid",
+            image,
+        )
     for key in ("imgid", "cocoid"):
         if earlier := _earlier(ids, key, record, name):
-            listing.add_loss("duplicate id", name, f"its {key} {record[key]} is already the id of {earlier}", image)
+            listing.add_loss(
+                "duplicate id",
+                name,
+                f"its {key} {record[key]} is already the id of {earlier}",
+                image,
+            )
     _read_sentences(listing, record.get("sentences", []), image, ids)
 
 
-def _read_sentences(listing: Listing, sentences: Any, image: ListedImage, ids: dict[str, str]) -> None:
+def _read_sentences(
+    listing: Listing, sentences: Any, image: ListedImage, ids: dict[str, str]
+) -> None:
     if not isinstance(sentences, list):
-        listing.add_loss("malformed entry", image.name, f"sentences is {shorten(sentences)}, expected a list", image)
+        listing.add_loss(
+            "malformed entry",
+            image.name,
+            f"sentences is {shorten(sentences)}, expected a list",
+            image,
+        )
         return
     for number, sentence in enumerate(sentences, 1):
         location = f"{image.name}, caption {number}"
@@ -82,30 +128,49 @@ def _read_sentences(listing: Listing, sentences: Any, image: ListedImage, ids: d
         caption = listing.add_caption(text if isinstance(text, str) else "", image, location)
         if not isinstance(text, str) or isinstance(sentence, DuplicateKeyObject):
             once = ", each once" * isinstance(sentence, DuplicateKeyObject)
-            listing.add_loss("malformed entry", location, f"expected raw or tokens{once}, got {shorten(sentence)}", caption)
+            listing.add_loss(
+                "malformed entry",
+                location,
+                f"expected raw or tokens{once}, got {shorten(sentence)}",
+                caption,
+            )
         elif earlier := _earlier(ids, "sentid", sentence, location):
-            listing.add_loss("duplicate id", location, f"its sentid {sentence['sentid']} is already the id of {earlier}", caption)
+            listing.add_loss(
+                "duplicate id",
+                location,
+                f"its sentid {sentence['sentid']} is already the id of {earlier}",
+                caption,
+            )
 
 
 def _earlier(ids: dict[str, str], key: str, record: dict[str, Any], owner: str) -> str | None:
     """Return the earlier owner of a record's id, or None if the id is new."""
     if record.get(key) is None:
         return None
-    first = ids.setdefault(f"{key} {record[key] if isinstance(record[key], str | int | float) else shorten(record[key])}", owner)
+    first = ids.setdefault(
+        f"{key} {record[key] if isinstance(record[key], str | int | float) else shorten(record[key])}",
+        owner,
+    )
     return None if first == owner else first
 
 
 def _find_duplicate_names(listing: Listing) -> None:
-    """Mark images of the same name as unusable. The first is kept, or the one in an evaluation split."""
+    """Mark images of the same name as unusable. The first is kept, or the one in an evaluation
+    split.
+    """
     image_of: dict[str, ListedImage] = {}
     for image in listing.images:
         earlier = image_of.setdefault(image.name, image)
         if earlier is image or not image.usable:
             continue
         if earlier.split == image.split:
-            listing.add_loss("duplicate name", image.name, "the name is listed twice, the first is used", image)
+            listing.add_loss(
+                "duplicate name", image.name, "the name is listed twice, the first is used", image
+            )
             continue
-        image_of[image.name], removed = sorted((earlier, image), key=lambda copy: split_priority(copy.split))
+        image_of[image.name], removed = sorted(
+            (earlier, image), key=lambda copy: split_priority(copy.split)
+        )
         message = f"the image is listed in splits {earlier.split} and {image.split}, the one in {removed.split} is skipped"
         listing.add_loss("image in two splits", image.name, message, removed)
 
@@ -165,14 +230,21 @@ def match_coco_ids(data: Dataset, path: Path) -> tuple[dict[int, int], dict[int,
     listed = {image.filename: image for image in storage.read_json(path, _CocoList).images}
     images: dict[int, int] = {}
     captions: dict[int, int] = {}
-    for position, (image, own_captions) in enumerate(zip(data.images, data.captions_of, strict=True)):
+    for position, (image, own_captions) in enumerate(
+        zip(data.images, data.captions_of, strict=True)
+    ):
         if image.name not in listed:
-            raise DataError(f"image {image.name} is not in {path}. Use the images that this list describes.")
+            raise DataError(
+                f"image {image.name} is not in {path}. Use the images that this list describes."
+            )
         entry = listed[image.name]
-        same_texts = [tokenize(data.captions[i]) for i in own_captions] == [tokenize(sentence.raw) for sentence in entry.sentences]
+        same_texts = [tokenize(data.captions[i]) for i in own_captions] == [
+            tokenize(sentence.raw) for sentence in entry.sentences
+        ]
         if not same_texts or len(entry.sentids) != len(own_captions):
             raise DataError(
-                f"image {image.name} has other captions than in {path}, or another order of them. Use the captions of this list."
+                f"image {image.name} has other captions than in {path}, or another order of them. "
+                "Use the captions of this list."
             )
         images[entry.cocoid] = position
         captions |= dict(zip(entry.sentids, own_captions.tolist(), strict=True))

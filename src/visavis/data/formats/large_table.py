@@ -1,16 +1,19 @@
 """Tables of millions of captions, as Parquet or Arrow files, or as a large CSV file.
 
-It has the columns of ``captions.csv``: the image file, one or several columns of captions (texts or lists of texts) and, if you have splits,
-``split``.
+It has the columns of ``captions.csv``: the image file, one or several columns of captions (texts or
+lists of texts) and, if you have splits, ``split``.
 
-The first time that a table is opened, it is checked and converted to memory-mapped columns under ``tables/`` in ``VISAVIS_CACHE``:
+The first time that a table is opened, it is checked and converted to memory-mapped columns under
+``tables/`` in ``VISAVIS_CACHE``:
 
 - ``names.arrow``, ``splits.npy``: name and split of each image, in order of first mention.
 - ``captions.arrow``, ``image_of.npy``: each caption, and the index of its image.
-- ``image_rows.npy``, ``caption_rows.npy``: if something was skipped, the number of each item in the whole table, its row in stored features.
+- ``image_rows.npy``, ``caption_rows.npy``: if something was skipped, the number of each item in the
+  whole table, its row in stored features.
 - ``table.json``: counts, problems and a hash of the content.
 
-Afterwards it opens without reading the captions. Image files are not opened before they are used: a missing one stops the training there.
+Afterwards it opens without reading the captions. Image files are not opened before they are used: a
+missing one stops the training there.
 """
 
 from __future__ import annotations
@@ -26,12 +29,31 @@ from typing import Any
 import numpy as np
 
 from visavis import storage
-from visavis.data.columns import ROWS_PER_CHUNK, ImageColumn, TextColumn, import_pyarrow, unique_texts
+from visavis.data.columns import (
+    ROWS_PER_CHUNK,
+    ImageColumn,
+    TextColumn,
+    import_pyarrow,
+    unique_texts,
+)
 from visavis.data.dataset import Dataset
 from visavis.data.formats.caption_table import ALL_FILE_NAMES, EXPECTED_HEADER
 from visavis.data.formats.delimited_text import NAME_NUMBER, TableLayout, read_layout
-from visavis.data.formats.listing import MAX_CAPTION_CHARS, NAME_PADDING, SHOW_PROBLEMS, DatasetFormat, Finding, Listing
-from visavis.data.formats.table_columns import find_caption_columns, find_file_column, is_list_text, named_columns, split_caption_list
+from visavis.data.formats.listing import (
+    MAX_CAPTION_CHARS,
+    NAME_PADDING,
+    SHOW_PROBLEMS,
+    DatasetFormat,
+    Finding,
+    Listing,
+)
+from visavis.data.formats.table_columns import (
+    find_caption_columns,
+    find_file_column,
+    is_list_text,
+    named_columns,
+    split_caption_list,
+)
 from visavis.data.splits import MISSING_TEXTS, normalize_split_name, split_by_hash
 from visavis.errors import DataError
 
@@ -100,16 +122,26 @@ def open_table(path: Path) -> Dataset:
     folder, summary = _convert(path)
     if not summary.usable_images:
         example = next(iter(summary.examples), "no image is listed")
-        raise DataError(f"{path} has no usable image ({_count(summary.problems)}): {example}. {SHOW_PROBLEMS}")
+        raise DataError(
+            f"{path} has no usable image ({_count(summary.problems)}): {example}. {SHOW_PROBLEMS}"
+        )
 
     def load(name: str) -> np.ndarray:
         return storage.read_array(folder / name, kinds="iu")
 
     names = TextColumn(folder / "names.arrow", f"{summary.sha256} names")
-    has_all_items = (summary.usable_images, summary.usable_captions) == (summary.images, summary.captions)
+    has_all_items = (summary.usable_images, summary.usable_captions) == (
+        summary.images,
+        summary.captions,
+    )
     return Dataset(
         name=Path(os.path.realpath(path)).parent.name,
-        images=ImageColumn(names, summary.splits, load("splits.npy"), _image_folder(names, Path(os.path.realpath(path.parent)))),
+        images=ImageColumn(
+            names,
+            summary.splits,
+            load("splits.npy"),
+            _image_folder(names, Path(os.path.realpath(path.parent))),
+        ),
         captions=TextColumn(folder / "captions.arrow", f"{summary.sha256} captions"),
         image_of=load("image_of.npy"),
         image_origin=None if has_all_items else load("image_rows.npy"),
@@ -128,8 +160,18 @@ def table_problems(path: Path) -> list[Finding]:
         The first problems of each kind, then the number of the others.
     """
     _, summary = _convert(path)
-    more_rows = {kind: number - _MAX_EXAMPLES for kind, number in summary.problems.items() if number > _MAX_EXAMPLES}
-    return [*summary.examples, *(Finding(kind, path.name, f"{number:,} more rows: {_KINDS[kind]}") for kind, number in more_rows.items())]
+    more_rows = {
+        kind: number - _MAX_EXAMPLES
+        for kind, number in summary.problems.items()
+        if number > _MAX_EXAMPLES
+    }
+    return [
+        *summary.examples,
+        *(
+            Finding(kind, path.name, f"{number:,} more rows: {_KINDS[kind]}")
+            for kind, number in more_rows.items()
+        ),
+    ]
 
 
 def list_table(path: Path) -> Listing:
@@ -186,7 +228,9 @@ def _convert(path: Path) -> tuple[Path, TableSummary]:
 
 
 class _Conversion:
-    """Checks a table and writes its columns. Names and splits are read first, then captions, which are never in memory at once."""
+    """Checks a table and writes its columns. Names and splits are read first, then captions, which
+    are never in memory at once.
+    """
 
     def __init__(self, path: Path):
         self.path, self.pa, self.problems = path, import_pyarrow(), _Problems()
@@ -195,11 +239,17 @@ class _Conversion:
         try:
             names = file_format.inspect(str(path), self.pa.fs.LocalFileSystem()).names
             if repeated := next((name for name in names if names.count(name) > 1), None):
-                raise DataError(f"{path}: expected one column {repeated}, got {names.count(repeated)}. Rename the others.")
+                raise DataError(
+                    f"{path}: expected one column {repeated}, got {names.count(repeated)}. Rename "
+                    "the others."
+                )
             self.table = self.pa.dataset.dataset(path, format=file_format)
         except (self.pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
             raise self._unreadable(error) from None
-        self.file_column, self.caption_columns = find_file_column(names, path), find_caption_columns(names, path)
+        self.file_column, self.caption_columns = (
+            find_file_column(names, path),
+            find_caption_columns(names, path),
+        )
         self.split_columns = named_columns(names, ("split",))
 
     def write(self, folder: Path) -> TableSummary:
@@ -222,12 +272,26 @@ class _Conversion:
         usable, caption_images = np.concatenate(blocks_usable), np.concatenate(blocks_images)
         has_caption = np.zeros(len(names), bool)
         has_caption[caption_images] = True
-        image_problem[~has_caption & (image_problem == 0)] = _KIND_NAMES.index("image without caption")
+        image_problem[~has_caption & (image_problem == 0)] = _KIND_NAMES.index(
+            "image without caption"
+        )
         for code in np.unique(image_problem[image_problem > 0]).tolist():
-            self.problems.add(_KIND_NAMES[code], np.flatnonzero(image_problem == code), lambda image: str(names[image]))
-        image_rows, new_index = np.flatnonzero(image_problem == 0), np.cumsum(image_problem == 0) - 1
-        rows_of_chunks = (image_rows[start : start + ROWS_PER_CHUNK] for start in range(0, len(image_rows), ROWS_PER_CHUNK))
-        self._write_column(folder / "names.arrow", (names.take(self.pa.array(rows)) for rows in rows_of_chunks))
+            self.problems.add(
+                _KIND_NAMES[code],
+                np.flatnonzero(image_problem == code),
+                lambda image: str(names[image]),
+            )
+        image_rows, new_index = (
+            np.flatnonzero(image_problem == 0),
+            np.cumsum(image_problem == 0) - 1,
+        )
+        rows_of_chunks = (
+            image_rows[start : start + ROWS_PER_CHUNK]
+            for start in range(0, len(image_rows), ROWS_PER_CHUNK)
+        )
+        self._write_column(
+            folder / "names.arrow", (names.take(self.pa.array(rows)) for rows in rows_of_chunks)
+        )
         arrays = {"splits": splits[image_rows], "image_of": new_index[caption_images]}
         counts = (len(names), len(usable), len(image_rows), len(caption_images))
         if counts[:2] != counts[2:]:
@@ -238,13 +302,21 @@ class _Conversion:
             digest.update(array.data)
         for column in ("names", "captions"):
             self._hash_column(folder / f"{column}.arrow", digest)
-        return TableSummary(digest.hexdigest()[:32], split_names, *counts, self.problems.counts, tuple(self.problems.examples))
+        return TableSummary(
+            digest.hexdigest()[:32],
+            split_names,
+            *counts,
+            self.problems.counts,
+            tuple(self.problems.examples),
+        )
 
     def _batches(self, columns: list[str]) -> Iterator[tuple[int, Any]]:
         """Yield columns of the table in blocks of rows, with the number of rows before each."""
         first_row = 0
         try:
-            for batch in self.table.to_batches(columns=columns, batch_size=ROWS_PER_CHUNK // 8, use_threads=True):
+            for batch in self.table.to_batches(
+                columns=columns, batch_size=ROWS_PER_CHUNK // 8, use_threads=True
+            ):
                 yield first_row, batch
                 first_row += len(batch)
         except (self.pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
@@ -256,10 +328,14 @@ class _Conversion:
             fix = "Save it as UTF-8."
         elif self.layout is not None:
             fix = f"Correct this row. Texts that contain {self.layout.delimiter!r} or line breaks need double quotes."
-        return DataError(f"{self.path} cannot be read as a table: {storage.error_reason(error)}. {fix}")
+        return DataError(
+            f"{self.path} cannot be read as a table: {storage.error_reason(error)}. {fix}"
+        )
 
     def _read_names(self) -> tuple[np.ndarray, list[Any], Any]:
-        """Return the image of each row (-1: none), the texts of the splits, and the name of each image."""
+        """Return the image of each row (-1: none), the texts of the splits, and the name of each
+        image.
+        """
         splits = list[Any]()
 
         def read_blocks() -> Iterator[Any]:
@@ -269,21 +345,31 @@ class _Conversion:
                 is_empty = self._to_numpy(self.compute.equal(names, ""), False)
                 if is_empty.any():
                     names = names.take(self.pa.array(np.arange(len(names)), mask=is_empty))
-                splits.extend(self._texts(batch.column(1), name).dictionary_encode() for name in self.split_columns)
+                splits.extend(
+                    self._texts(batch.column(1), name).dictionary_encode()
+                    for name in self.split_columns
+                )
                 yield names
 
         row_images, names = unique_texts(read_blocks())
         if (cleaned := self._clean_names(names)) is not names:
             is_empty = self._to_numpy(self.compute.equal(cleaned, ""), False)
-            merged, names = unique_texts([cleaned.take(self.pa.array(np.arange(len(cleaned)), mask=is_empty))])
+            merged, names = unique_texts(
+                [cleaned.take(self.pa.array(np.arange(len(cleaned)), mask=is_empty))]
+            )
             row_images = np.where(row_images >= 0, merged[row_images], -1)
         if not len(names):
             reason = "no row names an image file" if len(row_images) else "the table has no rows"
-            raise DataError(f"{self.path} has no usable image: {reason}. Add rows with an image file and a caption.")
+            raise DataError(
+                f"{self.path} has no usable image: {reason}. Add rows with an image file and a "
+                "caption."
+            )
         return row_images, splits, names
 
     def _clean_names(self, names: Any) -> Any:
-        """Names with forward slashes, and without surrounding spaces and numbers of captions. The same array if nothing changes."""
+        """Names with forward slashes, and without surrounding spaces and numbers of captions. The
+        same array if nothing changes.
+        """
         if self.layout is None:
             return names
         cleaned = names
@@ -296,16 +382,30 @@ class _Conversion:
             cleaned = self.compute.utf8_trim(cleaned, characters=NAME_PADDING)
         return cleaned
 
-    def _splits(self, row_images: np.ndarray, row_splits: list[Any], names: Any) -> tuple[np.ndarray, tuple[str, ...], np.ndarray]:
-        """Return the split of each image as a code, the names of the splits, and the problem of each image as a code (0: none)."""
+    def _splits(
+        self, row_images: np.ndarray, row_splits: list[Any], names: Any
+    ) -> tuple[np.ndarray, tuple[str, ...], np.ndarray]:
+        """Return the split of each image as a code, the names of the splits, and the problem of
+        each image as a code (0: none).
+        """
         problem = np.zeros(len(names), np.int8)
         codes = dict[str, int]()
-        row_codes = np.concatenate([self._split_codes(block, codes) for block in row_splits] or [np.full(len(row_images), -1)])
+        row_codes = np.concatenate(
+            [self._split_codes(block, codes) for block in row_splits]
+            or [np.full(len(row_images), -1)]
+        )
         rows = np.flatnonzero((row_images >= 0) & (row_codes >= 0))
         if not len(rows):
             codes.clear()
-            blocks = (names.slice(start, ROWS_PER_CHUNK // 8).to_pylist() for start in range(0, len(names), ROWS_PER_CHUNK // 8))
-            assigned = (codes.setdefault(split_by_hash(name), len(codes)) for block in blocks for name in block)
+            blocks = (
+                names.slice(start, ROWS_PER_CHUNK // 8).to_pylist()
+                for start in range(0, len(names), ROWS_PER_CHUNK // 8)
+            )
+            assigned = (
+                codes.setdefault(split_by_hash(name), len(codes))
+                for block in blocks
+                for name in block
+            )
             return np.fromiter(assigned, np.int8, len(names)), tuple(codes), problem
         images, row_codes = row_images[rows], row_codes[rows]
         image_codes = np.full(len(names), -1, np.int32)
@@ -313,16 +413,24 @@ class _Conversion:
         image_codes[images[::-1]] = row_codes[::-1]
         problem[image_codes < 0] = _KIND_NAMES.index("image without split")
         problem[images[row_codes != image_codes[images]]] = _KIND_NAMES.index("image in two splits")
-        return np.maximum(image_codes, 0).astype(np.int8 if len(codes) <= 128 else np.int32), tuple(codes), problem
+        return (
+            np.maximum(image_codes, 0).astype(np.int8 if len(codes) <= 128 else np.int32),
+            tuple(codes),
+            problem,
+        )
 
     def _split_codes(self, block: Any, codes: dict[str, int]) -> np.ndarray:
         """The split of each row of a block as a code (-1: none). New splits are added to the codes."""
         splits = map(normalize_split_name, block.dictionary.to_pylist())
-        text_codes = [-1 if split is None else codes.setdefault(split, len(codes)) for split in splits]
+        text_codes = [
+            -1 if split is None else codes.setdefault(split, len(codes)) for split in splits
+        ]
         # A row without a text has the index -1 and takes the last entry.
         return np.array([*text_codes, -1], np.int32)[self._to_numpy(block.indices, -1)]
 
-    def _read_captions(self, row_images: np.ndarray) -> Iterator[tuple[Any, np.ndarray, np.ndarray]]:
+    def _read_captions(
+        self, row_images: np.ndarray
+    ) -> Iterator[tuple[Any, np.ndarray, np.ndarray]]:
         """Yield blocks of captions, the row of each, and whether its text is usable."""
         for first_row, batch in self._batches(self.caption_columns):
             captions, rows = self._captions(batch)
@@ -333,28 +441,45 @@ class _Conversion:
                 # Spreadsheets write rows of empty cells.
                 is_blank = unnamed & ~np.isin(rows, rows[~empty])
                 captions = captions.filter(self.pa.array(~is_blank))
-                rows, num_bytes, empty, unnamed = (values[~is_blank] for values in (rows, num_bytes, empty, unnamed))
+                rows, num_bytes, empty, unnamed = (
+                    values[~is_blank] for values in (rows, num_bytes, empty, unnamed)
+                )
                 self._add_problem("caption without image", first_row, np.unique(rows[unnamed]))
             too_long = num_bytes > MAX_CAPTION_CHARS
             if too_long.any():
                 too_long = self._to_numpy(self.compute.utf8_length(captions), 0) > MAX_CAPTION_CHARS
             self._add_problem("empty caption", first_row, rows[empty])
             self._add_problem("caption too long", first_row, rows[too_long])
-            missing, malformed = self._is_missing(captions), self._matches(captions, _have_byte(captions, b"[({"), is_list_text)
+            missing, malformed = (
+                self._is_missing(captions),
+                self._matches(captions, _have_byte(captions, b"[({"), is_list_text),
+            )
             self._add_problem("missing caption", first_row, rows[missing])
             self._add_problem("malformed list", first_row, rows[malformed])
             yield captions, first_row + rows, ~(empty | too_long | missing | malformed)
 
     def _captions(self, batch: Any) -> tuple[Any, np.ndarray]:
         """The captions of a block as one array, row by row, and the row of each."""
-        parts = [self._flatten(batch.column(number), name) for number, name in enumerate(self.caption_columns)]
-        if len(parts) == 1 and (self.layout is None or np.array_equal(parts[0][1], np.arange(len(batch)))):
+        parts = [
+            self._flatten(batch.column(number), name)
+            for number, name in enumerate(self.caption_columns)
+        ]
+        if len(parts) == 1 and (
+            self.layout is None or np.array_equal(parts[0][1], np.arange(len(batch)))
+        ):
             return parts[0]
         rows = np.concatenate([rows for _, rows in parts])
         order = np.argsort(rows, kind="stable")
-        captions, rows = self.pa.concat_arrays([texts for texts, _ in parts]).take(self.pa.array(order)), rows[order]
-        # As in a small CSV file, empty cells at the end of a row are not captions, except the first.
-        filled = np.flatnonzero((self._to_numpy(self.compute.binary_length(captions), 0) > 0) & ~self._is_missing(captions))
+        captions, rows = (
+            self.pa.concat_arrays([texts for texts, _ in parts]).take(self.pa.array(order)),
+            rows[order],
+        )
+        # As in a small CSV file, empty cells at the end of a row are not captions, except the
+        # first.
+        filled = np.flatnonzero(
+            (self._to_numpy(self.compute.binary_length(captions), 0) > 0)
+            & ~self._is_missing(captions)
+        )
         last_filled = np.zeros(len(batch), np.int64)
         last_filled[rows[filled]] = filled
         is_first = np.diff(rows, prepend=-1) > 0
@@ -367,7 +492,9 @@ class _Conversion:
             texts, rows = self._texts(column, name), np.arange(len(column))
             if not self._matches(texts, _have_byte(texts, b"[({"), is_list_text).any():
                 return self._to_nfc(texts), rows
-            cells = [[cell] if cell is None else split_caption_list(cell) for cell in texts.to_pylist()]
+            cells = [
+                [cell] if cell is None else split_caption_list(cell) for cell in texts.to_pylist()
+            ]
             column = self.pa.array(cells, self.pa.large_list(self.pa.large_string()))
         rows = self.compute.list_parent_indices(column).to_numpy(zero_copy_only=False)
         return self._to_nfc(self._texts(self.compute.list_flatten(column), name)), rows
@@ -376,18 +503,30 @@ class _Conversion:
         offsets, content = _offsets_and_bytes(texts)
         if content[offsets[0] : offsets[-1]].max(initial=0) < 128:
             return texts
-        mask = self.pa.array(self._to_numpy(self.compute.invert(self.compute.string_is_ascii(texts)), False))
-        return self.compute.replace_with_mask(texts, mask, self.compute.utf8_normalize(texts.filter(mask), "NFC"))
+        mask = self.pa.array(
+            self._to_numpy(self.compute.invert(self.compute.string_is_ascii(texts)), False)
+        )
+        return self.compute.replace_with_mask(
+            texts, mask, self.compute.utf8_normalize(texts.filter(mask), "NFC")
+        )
 
     def _is_missing(self, captions: Any) -> np.ndarray:
         """Whether each caption is the text of a missing value."""
         num_bytes = self._to_numpy(self.compute.binary_length(captions), 0)
-        return self._matches(captions, (num_bytes > 0) & (num_bytes <= max(map(len, MISSING_TEXTS))), MISSING_TEXTS.__contains__)
+        return self._matches(
+            captions,
+            (num_bytes > 0) & (num_bytes <= max(map(len, MISSING_TEXTS))),
+            MISSING_TEXTS.__contains__,
+        )
 
-    def _matches(self, captions: Any, candidates: np.ndarray, predicate: Callable[[str], bool]) -> np.ndarray:
+    def _matches(
+        self, captions: Any, candidates: np.ndarray, predicate: Callable[[str], bool]
+    ) -> np.ndarray:
         """Whether each caption is a candidate that satisfies a predicate."""
         found, rows = np.zeros(len(captions), bool), np.flatnonzero(candidates)
-        found[rows] = [predicate(caption) for caption in captions.take(self.pa.array(rows)).to_pylist()]
+        found[rows] = [
+            predicate(caption) for caption in captions.take(self.pa.array(rows)).to_pylist()
+        ]
         return found
 
     def _texts(self, column: Any, name: str) -> Any:
@@ -395,7 +534,9 @@ class _Conversion:
         types, kind = self.pa.types, column.type
         kind = kind.value_type if types.is_dictionary(kind) else kind
         if not (types.is_string(kind) or types.is_large_string(kind) or types.is_null(kind)):
-            raise DataError(f"{self.path}: column {name}: expected texts, got {column.type}. Store texts in it.")
+            raise DataError(
+                f"{self.path}: column {name}: expected texts, got {column.type}. Store texts in it."
+            )
         texts = column.cast(self.pa.large_string())
         if self.layout is not None and self.layout.has_spaces:
             texts = self.compute.utf8_ltrim(texts, characters=" ")
@@ -403,7 +544,8 @@ class _Conversion:
             texts.validate(full=True)
         except self.pa.ArrowInvalid as error:
             raise DataError(
-                f"{self.path}: column {name}: expected UTF-8 texts: {storage.error_reason(error)}. Save it again as UTF-8."
+                f"{self.path}: column {name}: expected UTF-8 texts: {storage.error_reason(error)}. "
+                "Save it again as UTF-8."
             ) from None
         return texts
 
@@ -425,13 +567,19 @@ class _Conversion:
                 count += len(block)
                 while count >= ROWS_PER_CHUNK:
                     joined = self.pa.concat_arrays(waiting)
-                    writer.write_batch(self.pa.record_batch([joined.slice(0, ROWS_PER_CHUNK)], schema=schema))
+                    writer.write_batch(
+                        self.pa.record_batch([joined.slice(0, ROWS_PER_CHUNK)], schema=schema)
+                    )
                     waiting, count = [joined.slice(ROWS_PER_CHUNK)], count - ROWS_PER_CHUNK
             if count:
-                writer.write_batch(self.pa.record_batch([self.pa.concat_arrays(waiting)], schema=schema))
+                writer.write_batch(
+                    self.pa.record_batch([self.pa.concat_arrays(waiting)], schema=schema)
+                )
 
     def _hash_column(self, path: Path, digest: Any) -> None:
-        """Add a written column to a hash. The file is not mapped, so that its pages do not stay in memory."""
+        """Add a written column to a hash. The file is not mapped, so that its pages do not stay in
+        memory.
+        """
         with storage.storage_errors(path), self.pa.OSFile(str(path)) as file:
             reader = self.pa.ipc.open_file(file)
             for number in range(reader.num_record_batches):
@@ -453,7 +601,10 @@ class _Problems:
             return
         before = self.counts.get(kind, 0)
         self.counts[kind] = before + len(items)
-        self.examples += [Finding(kind, location(item), _KINDS[kind]) for item in items[: max(0, _MAX_EXAMPLES - before)].tolist()]
+        self.examples += [
+            Finding(kind, location(item), _KINDS[kind])
+            for item in items[: max(0, _MAX_EXAMPLES - before)].tolist()
+        ]
 
 
 def _offsets_and_bytes(texts: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -476,9 +627,16 @@ def _have_byte(texts: Any, values: bytes, *, last: bool = False) -> np.ndarray:
 
 
 def _file_format(path: Path, pa: Any) -> tuple[TableLayout | None, Any]:
-    """The layout of a text file, and the format of a file for ``pyarrow.dataset``. A caption in a text file is never null."""
+    """The layout of a text file, and the format of a file for ``pyarrow.dataset``. A caption in a
+    text file is never null.
+    """
     if path.suffix not in _TEXT_SUFFIXES:
-        return None, pa.dataset.ParquetFileFormat() if path.suffix == ".parquet" else pa.dataset.IpcFileFormat()
+        return (
+            None,
+            pa.dataset.ParquetFileFormat()
+            if path.suffix == ".parquet"
+            else pa.dataset.IpcFileFormat(),
+        )
     layout, encoding = read_layout(path, ALL_FILE_NAMES, EXPECTED_HEADER)
     _check_quotes(path, layout, encoding)
     # Arrow removes a byte order mark of UTF-8.
@@ -487,10 +645,16 @@ def _file_format(path: Path, pa: Any) -> tuple[TableLayout | None, Any]:
     names = [name or f"unnamed {number}" for number, name in enumerate(layout.header)]
     return layout, pa.dataset.CsvFileFormat(
         parse_options=pa.csv.ParseOptions(
-            delimiter=layout.delimiter, quote_char='"' if layout.has_quotes else False, newlines_in_values=layout.has_quotes
+            delimiter=layout.delimiter,
+            quote_char='"' if layout.has_quotes else False,
+            newlines_in_values=layout.has_quotes,
         ),
-        read_options=pa.csv.ReadOptions(column_names=names, skip_rows=layout.num_lines, encoding=encoding),
-        convert_options=pa.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False),
+        read_options=pa.csv.ReadOptions(
+            column_names=names, skip_rows=layout.num_lines, encoding=encoding
+        ),
+        convert_options=pa.csv.ConvertOptions(
+            column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False
+        ),
     )
 
 
@@ -504,21 +668,31 @@ def _check_quotes(path: Path, layout: TableLayout, encoding: str) -> None:
     signs = {'\\"': (f'"{layout.delimiter}\r\n', "quotes that are escaped by a backslash")}
     if layout.has_spaces:
         signs[f'{layout.delimiter} "'] = ("", "quotes after a space")
-    codec = {"utf-8-sig": "utf-8", "utf-16": "utf-16-le", "utf-32": "utf-32-le"}.get(encoding, encoding)
+    codec = {"utf-8-sig": "utf-8", "utf-16": "utf-16-le", "utf-32": "utf-32-le"}.get(
+        encoding, encoding
+    )
     width, num_lines, content = len("x".encode(codec)), 0, b""
     with storage.open_file(path) as file:
         while block := file.read(_SEARCHED_BYTES):
             # A sign with the letter after it may be in two blocks.
-            num_lines, content = num_lines + content[: -4 * width].count(b"\n"), content[-4 * width :] + block
+            num_lines, content = (
+                num_lines + content[: -4 * width].count(b"\n"),
+                content[-4 * width :] + block,
+            )
             for sign, (allowed, problem) in signs.items():
                 if sign.encode(codec) not in content:
                     continue
                 ends = b"|".join(re.escape(letter.encode(codec)) for letter in allowed)
-                expression = re.escape(sign.encode(codec)) + (b"(?!" + ends + b")" if ends else b"") + b"." * width
+                expression = (
+                    re.escape(sign.encode(codec))
+                    + (b"(?!" + ends + b")" if ends else b"")
+                    + b"." * width
+                )
                 if found := re.search(expression, content, re.DOTALL):
                     line = num_lines + content[: found.start()].count(b"\n") + 1
                     raise DataError(
-                        f"{path}, line {line:,}: expected doubled quotes, got {problem}, which a table of this size cannot have. "
+                        f"{path}, line {line:,}: expected doubled quotes, got {problem}, which a "
+                        "table of this size cannot have. "
                         "Write it with doubled quotes, or as captions.parquet."
                     )
 

@@ -1,7 +1,8 @@
-"""The images, captions and problems that a reader finds in a source, and the declaration of a data set format.
+"""The images, captions and problems that a reader finds in a source, and the declaration of a data
+set format.
 
-A ``Listing`` keeps unusable images and captions at their position in the source, so that rows of stored features still match.
-``Listing.dataset`` returns the usable ones.
+A ``Listing`` keeps unusable images and captions at their position in the source, so that rows of
+stored features still match. ``Listing.dataset`` returns the usable ones.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from visavis.data.splits import MISSING_TEXTS, SPLITS, split_by_hash
 from visavis.data.vocabulary import MULTILINGUAL_ADVICE, has_unspaced_script
 from visavis.errors import DataError
 
-# Files that `datasets` writes next to its tables. A pattern such as "dataset*.json" does not match them.
+# Files that `datasets` writes next to its tables. A pattern such as "dataset*.json" does not match
+# them.
 _METADATA_FILES = ("dataset_dict.json", "dataset_info.json", "dataset_infos.json")
 # A batch of captions is as long as its longest caption.
 MAX_CAPTION_CHARS = 20_000
@@ -94,7 +96,8 @@ class ListedCaption:
 class Listing:
     """Images and captions of a source, with findings.
 
-    A reader adds images, captions and findings. ``list_dataset`` then finds their files and calls ``finalize``.
+    A reader adds images, captions and findings. ``list_dataset`` then finds their files and calls
+    ``finalize``.
 
     Attributes:
         source: The file or folder.
@@ -104,8 +107,10 @@ class Listing:
         findings: Problems and oddities.
         folder: Folder of the image files. None: the source, or the folder of the source.
         feature_files: Files of stored features, if the format has features instead of pixels.
-        find_nonfinite_features: Reads all features and returns the names of images with NaN or infinity.
-        unreadable_files: Names of images without a file that may have one in a folder or archive that cannot be read now.
+        find_nonfinite_features: Reads all features and returns the names of images with NaN or
+            infinity.
+        unreadable_files: Names of images without a file that may have one in a folder or archive
+            that cannot be read now.
         by_name: First image of each name that was added by ``add_image``.
     """
 
@@ -134,10 +139,17 @@ class Listing:
         self.images.append(image)
         if (first := self.by_name.setdefault(name, image)) is not image:
             kind = "duplicate name" if first.split == split else "image in two splits"
-            self.add_loss(kind, name, f"already listed in {first.split or 'the same file'}, the first is used", image)
+            self.add_loss(
+                kind,
+                name,
+                f"already listed in {first.split or 'the same file'}, the first is used",
+                image,
+            )
         return image
 
-    def add_row(self, name: str | None, captions: Sequence[str], split: str | None, location: str) -> ListedImage | None:
+    def add_row(
+        self, name: str | None, captions: Sequence[str], split: str | None, location: str
+    ) -> ListedImage | None:
         """Add the captions of a row of a table, and its image if it is new.
 
         Args:
@@ -185,9 +197,17 @@ class Listing:
             location: Where it is.
             message: The observation.
         """
-        self.findings.append(Finding(kind, escape_surrogates(location), escape_surrogates(message), loses_data=False))
+        self.findings.append(
+            Finding(kind, escape_surrogates(location), escape_surrogates(message), loses_data=False)
+        )
 
-    def add_loss(self, kind: str, location: str, message: str, lost: ListedImage | ListedCaption | None = None) -> None:
+    def add_loss(
+        self,
+        kind: str,
+        location: str,
+        message: str,
+        lost: ListedImage | ListedCaption | None = None,
+    ) -> None:
         """Record a problem because of which an image, a caption or a line is skipped.
 
         Args:
@@ -201,32 +221,52 @@ class Listing:
             lost.usable = False
 
     def finalize(self) -> None:
-        """Assign missing splits, and find problems that any format can have: broken texts, images without captions, empty splits."""
+        """Assign missing splits, and find problems that any format can have: broken texts, images
+        without captions, empty splits.
+        """
         no_splits = all(image.split is None for image in self.images)
         for image in self.images:
             if image.split is None and not no_splits and image.usable:
-                self.add_loss("image without split", image.name, "the image has no split, although others have one", image)
+                self.add_loss(
+                    "image without split",
+                    image.name,
+                    "the image has no split, although others have one",
+                    image,
+                )
             image.split = image.split or split_by_hash(image.name)
         self.check_texts()
         captioned = {caption.image for caption in self.captions}
         well_captioned = {caption.image for caption in self.captions if caption.usable}
         for image in self.images:
             if image.usable and image not in well_captioned:
-                problem = "the image has no usable caption" if image in captioned else "the image is listed without a caption"
-                self.add_loss("image without caption", image.name, f"{problem}. Add one, or remove the image", image)
+                problem = (
+                    "the image has no usable caption"
+                    if image in captioned
+                    else "the image is listed without a caption"
+                )
+                self.add_loss(
+                    "image without caption",
+                    image.name,
+                    f"{problem}. Add one, or remove the image",
+                    image,
+                )
         if not self.images:
             self.add_loss("no images", self.source.name, "no image is listed")
             return
         nonempty = {image.split for image in self.images if image.usable}
         if empty := [split for split in SPLITS if split not in nonempty]:
-            self.add_note("empty split", self.source.name, f"no image in split {' or '.join(empty)}")
+            self.add_note(
+                "empty split", self.source.name, f"no image in split {' or '.join(empty)}"
+            )
 
     def check_texts(self) -> None:
         """Find names and splits that are not UTF-8, and captions that are unusable or repeated."""
         for image in self.images:
             for attribute, text in (("name", image.name), ("split", image.split or "")):
                 if image.usable and not is_valid_unicode(text):
-                    self.add_loss("broken UTF-8", image.name, f"the image's {attribute} is not UTF-8", image)
+                    self.add_loss(
+                        "broken UTF-8", image.name, f"the image's {attribute} is not UTF-8", image
+                    )
         seen: set[tuple[ListedImage | None, str]] = set()
         for caption in self.captions:
             if not caption.usable:
@@ -235,7 +275,9 @@ class Listing:
             if (problem := caption_problem(text)) is not None:
                 self.add_loss(problem[0], location, problem[1], caption)
             elif (caption.image, text) in seen:
-                self.add_note("duplicate caption", location, f"the image already has the caption {text!r}")
+                self.add_note(
+                    "duplicate caption", location, f"the image already has the caption {text!r}"
+                )
             seen.add((caption.image, text))
         if unspaced := sum(has_unspaced_script(caption.text) for caption in self.captions):
             message = f"{unspaced:,} of {len(self.captions):,} captions have a script without spaces. {MULTILINGUAL_ADVICE}"
@@ -251,13 +293,27 @@ class Listing:
             DataError: If no image is usable.
         """
         image_rows = [row for row, image in enumerate(self.images) if image.usable]
-        index_of: dict[ListedImage | None, int] = {self.images[row]: index for index, row in enumerate(image_rows)}
-        caption_rows = [row for row, caption in enumerate(self.captions) if caption.usable and caption.image in index_of]
+        index_of: dict[ListedImage | None, int] = {
+            self.images[row]: index for index, row in enumerate(image_rows)
+        }
+        caption_rows = [
+            row
+            for row, caption in enumerate(self.captions)
+            if caption.usable and caption.image in index_of
+        ]
         if not image_rows:
             kinds = summarize_kinds(self.losses)
-            raise DataError(f"{self.source} has no usable image ({kinds}): {self.losses[0]}. {SHOW_PROBLEMS}")
-        has_all_items = (len(image_rows), len(caption_rows)) == (len(self.images), len(self.captions))
-        images, captions = [self.images[row] for row in image_rows], [self.captions[row] for row in caption_rows]
+            raise DataError(
+                f"{self.source} has no usable image ({kinds}): {self.losses[0]}. {SHOW_PROBLEMS}"
+            )
+        has_all_items = (len(image_rows), len(caption_rows)) == (
+            len(self.images),
+            len(self.captions),
+        )
+        images, captions = (
+            [self.images[row] for row in image_rows],
+            [self.captions[row] for row in caption_rows],
+        )
         return Dataset(
             name=self.name,
             images=tuple(Image(image.name, image.split or "", image.location) for image in images),
@@ -266,14 +322,22 @@ class Listing:
             image_origin=None if has_all_items else np.array(image_rows),
             caption_origin=None if has_all_items else np.array(caption_rows, dtype=np.int64),
             skipped=self._skipped(len(images), len(captions)),
-            unlisted_files=tuple(note.location for note in self.findings if note.kind == "image without caption" and not note.loses_data),
+            unlisted_files=tuple(
+                note.location
+                for note in self.findings
+                if note.kind == "image without caption" and not note.loses_data
+            ),
             unreadable_files=tuple(self.unreadable_files),
-            other_files=next((note.message for note in self.findings if note.kind == "other files"), None),
+            other_files=next(
+                (note.message for note in self.findings if note.kind == "other files"), None
+            ),
         )
 
     @property
     def name(self) -> str:
-        """Name of the data set: the name of its folder, or of its repository in the cache of the Hugging Face Hub."""
+        """Name of the data set: the name of its folder, or of its repository in the cache of the
+        Hugging Face Hub.
+        """
         folder = self.folder or self.source
         if (repository := hub_repository(folder)) is not None:
             return repository.name.rpartition("--")[2]
@@ -287,7 +351,10 @@ class Listing:
     def _skipped(self, images: int, captions: int) -> tuple[str, ...]:
         if not self.losses:
             return ()
-        lost = [f"{len(all_items) - n} of {len(all_items)}" for all_items, n in ((self.images, images), (self.captions, captions))]
+        lost = [
+            f"{len(all_items) - n} of {len(all_items)}"
+            for all_items, n in ((self.images, images), (self.captions, captions))
+        ]
         total = f"{lost[0]} images and {lost[1]} captions of {self.source.name} ({summarize_kinds(self.losses)})"
         return (total, *map(str, self.losses))
 
@@ -301,25 +368,35 @@ def summarize_kinds(findings: list[Finding]) -> str:
     Returns:
         A text such as ``"2 x missing image, 1 x empty caption"``.
     """
-    return ", ".join(f"{number} x {kind}" for kind, number in Counter(finding.kind for finding in findings).items())
+    return ", ".join(
+        f"{number} x {kind}"
+        for kind, number in Counter(finding.kind for finding in findings).items()
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetFormat:
-    """A format of data sets. The reader, ``visavis doctor``, the catalog and the reference are derived from it.
+    """A format of data sets. The reader, ``visavis doctor``, the catalog and the reference are
+    derived from it.
 
     Attributes:
         name: Name in ``visavis data check``.
         description: Content of a folder of this format.
         patterns: Patterns of the files by which a folder is recognized.
-        suffixes: Suffixes of files that may be given instead of a folder, or patterns of their names.
+        suffixes: Suffixes of files that may be given instead of a folder, or patterns of their
+            names.
         read: Lists the content of a source. Raises DataError if the source cannot be parsed at all.
-        image_files: Whether image files must be next to the list, may be absent as a whole, or are not a part of the format.
+        image_files: Whether image files must be next to the list, may be absent as a whole, or are
+            not a part of the format.
         reads_whole_folder: Whether the source is the folder and not one list in it.
-        reads_several_files: Whether the source is the folder if the folder is given, and one file if a file is given.
-        fallback_level: A folder is of this format only if it has no list of a format of a lower level.
-        recognizes: Whether a file that matches a pattern has the content of the format. None: the name is sufficient.
-        open: Opens the usable items of a source lazily, for millions of captions. None: through ``read``.
+        reads_several_files: Whether the source is the folder if the folder is given, and one file
+            if a file is given.
+        fallback_level: A folder is of this format only if it has no list of a format of a lower
+            level.
+        recognizes: Whether a file that matches a pattern has the content of the format. None: the
+            name is sufficient.
+        open: Opens the usable items of a source lazily, for millions of captions. None: through
+            ``read``.
     """
 
     name: str
@@ -347,9 +424,12 @@ class DatasetFormat:
             path
             for pattern in self.patterns
             for path in sorted(filter(os.path.isfile, folder.glob(pattern)))
-            if (path.name not in _METADATA_FILES or path.name == pattern) and (self.recognizes is None or self.recognizes(path))
+            if (path.name not in _METADATA_FILES or path.name == pattern)
+            and (self.recognizes is None or self.recognizes(path))
         ]
-        return [folder] if (self.reads_whole_folder or self.reads_several_files) and lists else lists
+        return (
+            [folder] if (self.reads_whole_folder or self.reads_several_files) and lists else lists
+        )
 
     def source_for_file(self, file: Path) -> Path | None:
         """Return the source to which a file belongs.
@@ -361,7 +441,11 @@ class DatasetFormat:
             The file or its folder. None if it is not of this format.
         """
         source = file.parent if self.reads_whole_folder else file
-        return source if any(fnmatch.fnmatchcase(file.name, f"*{suffix}") for suffix in self.suffixes) else None
+        return (
+            source
+            if any(fnmatch.fnmatchcase(file.name, f"*{suffix}") for suffix in self.suffixes)
+            else None
+        )
 
 
 def require_captions(captions: Sequence[str], location: str) -> list[str]:
@@ -408,14 +492,26 @@ def caption_problem(text: str) -> tuple[str, str] | None:
     if not text.strip():
         return "empty caption", "the caption is empty"
     if text in MISSING_TEXTS:
-        return "missing caption", f"the caption is {text!r}, the text of a missing value. Write a caption, or remove it"
+        return (
+            "missing caption",
+            f"the caption is {text!r}, the text of a missing value. Write a caption, or remove it",
+        )
     if len(text) > MAX_CAPTION_CHARS:
-        return "caption too long", f"the caption has {len(text):,} characters, expected at most {MAX_CAPTION_CHARS:,}"
+        return (
+            "caption too long",
+            f"the caption has {len(text):,} characters, expected at most {MAX_CAPTION_CHARS:,}",
+        )
     if is_list_text(text):
         fix = "Write it as ['first caption', 'second caption'], or one caption per row"
-        return "malformed list", f"the caption is a list that cannot be read: {escape_surrogates(text):.60}. {fix}"
+        return (
+            "malformed list",
+            f"the caption is a list that cannot be read: {escape_surrogates(text):.60}. {fix}",
+        )
     if not is_valid_unicode(text):
-        return "broken UTF-8", f"the caption {text!r} is not UTF-8. Save it as UTF-8 (Excel: CSV UTF-8)"
+        return (
+            "broken UTF-8",
+            f"the caption {text!r} is not UTF-8. Save it as UTF-8 (Excel: CSV UTF-8)",
+        )
     return None
 
 

@@ -1,7 +1,9 @@
-"""Stored features of the VSE++ family: ``train_ims.npy`` and ``train_caps.txt``, and the same for dev (val) and test.
+"""Stored features of the VSE++ family: ``train_ims.npy`` and ``train_caps.txt``, and the same for
+dev (val) and test.
 
-The captions file has one caption per line. The features have one row per image with 1 or 5 captions each, or one row per caption
-with each image five times in succession. Such a data set has no pixels. Image ``train-7`` is the eighth image of ``train_ims.npy``.
+The captions file has one caption per line. The features have one row per image with 1 or 5 captions
+each, or one row per caption with each image five times in succession. Such a data set has no
+pixels. Image ``train-7`` is the eighth image of ``train_ims.npy``.
 
 Example:
     >>> features = load_precomp_features("f30k_precomp")["train"]    # doctest: +SKIP
@@ -35,7 +37,9 @@ def list_precomp(folder: Path) -> Listing:
         DataError: If features have no captions, or their shapes differ between splits.
     """
     listing = Listing(folder)
-    features = {split: _read_split(listing, folder, split, stem) for split, stem in _stems(folder).items()}
+    features = {
+        split: _read_split(listing, folder, split, stem) for split, stem in _stems(folder).items()
+    }
     _check_shapes(folder, features)
     listing.feature_files = tuple(find_precomp_files(folder))
     listing.find_nonfinite_features = lambda: _nonfinite_images(features)
@@ -59,7 +63,9 @@ def load_precomp_features(path: str | Path) -> dict[str, np.ndarray]:
         rows, captions = _open_split(folder, stem)
         per_image = _rows_per_image(rows, len(captions))
         if per_image is None:
-            raise DataError(f"{folder}: {_wrong_row_count(stem, rows, captions)}. Store one caption per line.")
+            raise DataError(
+                f"{folder}: {_wrong_row_count(stem, rows, captions)}. Store one caption per line."
+            )
         features[split] = rows[::per_image]
     _check_shapes(folder, features)
     return features
@@ -82,12 +88,16 @@ def _read_split(listing: Listing, folder: Path, split: str, stem: str) -> np.nda
     rows, captions = _open_split(folder, stem)
     per_image = _rows_per_image(rows, len(captions))
     if per_image is None:
-        listing.add_loss("wrong row count", f"{stem}_caps.txt", _wrong_row_count(stem, rows, captions))
+        listing.add_loss(
+            "wrong row count", f"{stem}_caps.txt", _wrong_row_count(stem, rows, captions)
+        )
         return rows[:0]
     images = [ListedImage(f"{split}-{index}", split) for index in range(len(rows) // per_image)]
     listing.images += images
     for line, caption in enumerate(captions):
-        listing.add_caption(caption, images[line * len(images) // len(captions)], f"{stem}_caps.txt:{line + 1}")
+        listing.add_caption(
+            caption, images[line * len(images) // len(captions)], f"{stem}_caps.txt:{line + 1}"
+        )
     return rows[::per_image]
 
 
@@ -96,7 +106,8 @@ def _check_shapes(folder: Path, features: dict[str, np.ndarray]) -> None:
     first = next(iter(shapes), "")
     if other := next((split for split, shape in shapes.items() if shape != shapes[first]), None):
         raise DataError(
-            f"{folder}: expected features of one shape, got {shapes[first]} per image in {first} and {shapes[other]} in {other}. "
+            f"{folder}: expected features of one shape, got {shapes[first]} per image in {first} "
+            f"and {shapes[other]} in {other}. "
             "Extract the features of all splits with one encoder."
         )
 
@@ -118,7 +129,10 @@ def _stems(folder: Path) -> dict[str, str]:
     for path in find_precomp_files(folder):
         stem = path.name.removesuffix("_ims.npy")
         if (other := stems.setdefault(normalize_split_name(stem) or stem, stem)) != stem:
-            raise DataError(f"{folder} has both {other}_ims.npy and {path.name}, which are names of the same split. Remove one of them.")
+            raise DataError(
+                f"{folder} has both {other}_ims.npy and {path.name}, which are names of the same "
+                "split. Remove one of them."
+            )
     order = [*(split for split in SPLITS if split in stems), *sorted(stems.keys() - set(SPLITS))]
     return {split: stems[split] for split in order}
 
@@ -128,16 +142,24 @@ def _open_split(folder: Path, stem: str) -> tuple[np.ndarray, list[str]]:
     rows = storage.read_array(features, folder, kinds="fiu", memory_map=True)
     if rows.ndim < 2 or 0 in rows.shape:
         raise DataError(
-            f"{features}: expected numbers with one row per image, got {rows.dtype} of shape {rows.shape}. Save them as an array."
+            f"{features}: expected numbers with one row per image, got {rows.dtype} of shape "
+            f"{rows.shape}. Save them as an array."
         )
     if not os.path.exists(texts):
-        raise DataError(f"{texts} is missing: expected the captions of {features.name}. Write one caption per line.")
-    lines = storage.decode_text(storage.read_bytes(texts, folder), texts, "surrogateescape").split("\n")
+        raise DataError(
+            f"{texts} is missing: expected the captions of {features.name}. Write one caption per "
+            "line."
+        )
+    lines = storage.decode_text(storage.read_bytes(texts, folder), texts, "surrogateescape").split(
+        "\n"
+    )
     return rows, [line.rstrip("\r") for line in (lines[:-1] if not lines[-1] else lines)]
 
 
 def _rows_per_image(rows: np.ndarray, num_captions: int) -> int | None:
-    """Return 1, or 5 if each image is stored five times in succession. None: rows and captions do not match."""
+    """Return 1, or 5 if each image is stored five times in succession. None: rows and captions do
+    not match.
+    """
     if num_captions == len(rows) * CAPTIONS_PER_IMAGE:
         return 1
     if num_captions != len(rows):
@@ -152,7 +174,11 @@ def _stored_five_times(rows: np.ndarray) -> bool:
         return False
     for start in np.unique(np.linspace(0, num_groups - 1, 200).astype(int)) * CAPTIONS_PER_IMAGE:
         copies = np.asarray(rows[start : start + CAPTIONS_PER_IMAGE])
-        if not np.array_equal(copies, np.broadcast_to(copies[:1], copies.shape), equal_nan=np.issubdtype(copies.dtype, np.floating)):
+        if not np.array_equal(
+            copies,
+            np.broadcast_to(copies[:1], copies.shape),
+            equal_nan=np.issubdtype(copies.dtype, np.floating),
+        ):
             return False
     return True
 

@@ -1,4 +1,6 @@
-"""Columns of tables with images and captions: which of them hold the image, the captions, the name and the split."""
+"""Columns of tables with images and captions: which of them hold the image, the captions, the name
+and the split.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,16 @@ if TYPE_CHECKING:
 
 FILE_NAMES = ("filename", "file_name", "image", "image_name", "file", "path")
 # Names of the same content that are read only if none of the above exists.
-OTHER_FILE_NAMES = ("image_path", "image_file", "image_filename", "img_path", "img_name", "img_file", "filepath", "file_path")
+OTHER_FILE_NAMES = (
+    "image_path",
+    "image_file",
+    "image_filename",
+    "img_path",
+    "img_name",
+    "img_file",
+    "filepath",
+    "file_path",
+)
 ID_NAMES = ("image_id", "img_id", "imgid", "cocoid", "__key__")
 CAPTION_NAMES = ("captions", "caption", "text", "title", "sentence", "sentences", "texts", "raw")
 # Names that are read only if none of the above exists.
@@ -33,12 +44,15 @@ MAX_TEXT_BYTES = 2**22
 _TEXT_KEYS = ("raw", "caption", "text", "sentence")
 # A list of texts as JSON, Python and NumPy write it. NumPy separates texts by white space only.
 _LITERAL = r"""u?(?:'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+")"""
-_LITERALS = re.compile(rf"""[\[({{]\s*(?:{_LITERAL}(?:\s*,\s*|\s+|(?=[\])}}])))*+[\])}}]\s*""", re.DOTALL)
+_LITERALS = re.compile(
+    rf"""[\[({{]\s*(?:{_LITERAL}(?:\s*,\s*|\s+|(?=[\])}}])))*+[\])}}]\s*""", re.DOTALL
+)
 _LIST_TEXT = re.compile(r"""[\[({]\s*(?:u?['"].*)?[\])}]\s*""", re.DOTALL)
 
 
 def normalize_column(name: str) -> str:
-    """Return the name of a column in lower case, with underscores for spaces: ``Image File`` is ``image_file``.
+    """Return the name of a column in lower case, with underscores for spaces: ``Image File`` is
+    ``image_file``.
 
     Args:
         name: The name.
@@ -68,7 +82,8 @@ def split_caption_list(text: str) -> list[str]:
         text: The text.
 
     Returns:
-        Its captions. A list that cannot be read, and any other text, is one caption. ``is_list_text`` finds the former.
+        Its captions. A list that cannot be read, and any other text, is one caption.
+        ``is_list_text`` finds the former.
     """
     if not is_list_text(text):
         return [text]
@@ -117,18 +132,22 @@ def find_file_column(names: Sequence[str], location: object) -> str:
     Raises:
         DataError: If there is none, or if there are several.
     """
-    file_names = {normalize_column(name) for name in named_columns(names, FILE_NAMES, OTHER_FILE_NAMES)}
+    file_names = {
+        normalize_column(name) for name in named_columns(names, FILE_NAMES, OTHER_FILE_NAMES)
+    }
     # Names may differ in case only.
     columns = [name for name in names if normalize_column(name) in file_names]
     if len(columns) != 1:
         raise DataError(
-            f"{location}: expected one column with the image file, got {len(columns)} ({', '.join(names):.80}). Name one of them filename."
+            f"{location}: expected one column with the image file, got {len(columns)} "
+            f"({', '.join(names):.80}). Name one of them filename."
         )
     return columns[0]
 
 
 def find_caption_columns(names: Sequence[str], location: object) -> list[str]:
-    """Find the columns with the captions of a table of captions: ``caption``, ``caption_2`` and so on.
+    """Find the columns with the captions of a table of captions: ``caption``, ``caption_2`` and so
+    on.
 
     Args:
         names: Names of all columns.
@@ -145,7 +164,8 @@ def find_caption_columns(names: Sequence[str], location: object) -> list[str]:
     columns = kinds.get("caption") or kinds.get("captions") or only_kind
     if columns is None:
         raise DataError(
-            f"{location}: expected one column with the caption, got {len(kinds)} ({', '.join(names):.80}). Name one of them caption."
+            f"{location}: expected one column with the caption, got {len(kinds)} "
+            f"({', '.join(names):.80}). Name one of them caption."
         )
     return columns
 
@@ -156,7 +176,8 @@ class TableColumns:
 
     Attributes:
         image: Column with the bytes of the image. None: images are files.
-        file: Column with the file, or with the name of an image whose bytes are in the table. None: images have no names.
+        file: Column with the file, or with the name of an image whose bytes are in the table. None:
+            images have no names.
         captions: Columns with captions.
         split: Column with the split. None: no column.
     """
@@ -183,24 +204,46 @@ class TableColumns:
         embedded = [field.name for field in schema if _holds_bytes(field.type)]
         images = named_columns(embedded, IMAGE_NAMES)[:1] or embedded
         kinds = _caption_kinds(schema.names)
-        captions = next((kinds[name] for name in (*CAPTION_NAMES, *OTHER_CAPTION_NAMES) if name in kinds), [])
+        captions = next(
+            (kinds[name] for name in (*CAPTION_NAMES, *OTHER_CAPTION_NAMES) if name in kinds), []
+        )
         others = [name for name in schema.names if name not in (*embedded, *captions)]
         files = named_columns(others, FILE_NAMES, OTHER_FILE_NAMES, ID_NAMES if images else ())
         columns = ", ".join(f"{field.name} ({field.type!s:.40})" for field in schema)
         if len(images) > 1 or not (images or files):
-            expected = f"{', '.join(IMAGE_NAMES)} with bytes, or {', '.join(FILE_NAMES)} with a file"
-            raise DataError(f"{location}: expected a column with the image ({expected}), got {columns}. Rename the column.")
+            expected = (
+                f"{', '.join(IMAGE_NAMES)} with bytes, or {', '.join(FILE_NAMES)} with a file"
+            )
+            raise DataError(
+                f"{location}: expected a column with the image ({expected}), got {columns}. Rename "
+                "the column."
+            )
         if not captions:
             raise DataError(
-                f"{location}: expected a column with the caption ({', '.join(CAPTION_NAMES)}), got {columns}. Rename the column."
+                f"{location}: expected a column with the caption ({', '.join(CAPTION_NAMES)}), got "
+                f"{columns}. Rename the column."
             )
         split = named_columns(schema.names, ("split",))
-        if repeated := [name for name in (*images, *files[:1], *captions, *split) if schema.names.count(name) > 1]:
-            raise DataError(f"{location}: expected one column {repeated[0]}, got {schema.names.count(repeated[0])}. Rename the others.")
-        return cls(images[0] if images else None, files[0] if files else None, tuple(captions), split[0] if split else None)
+        if repeated := [
+            name
+            for name in (*images, *files[:1], *captions, *split)
+            if schema.names.count(name) > 1
+        ]:
+            raise DataError(
+                f"{location}: expected one column {repeated[0]}, got "
+                f"{schema.names.count(repeated[0])}. Rename the others."
+            )
+        return cls(
+            images[0] if images else None,
+            files[0] if files else None,
+            tuple(captions),
+            split[0] if split else None,
+        )
 
 
-def read_cell(column: pa.ChunkedArray, row: int, location: str, max_bytes: int = MAX_TEXT_BYTES) -> Any:
+def read_cell(
+    column: pa.ChunkedArray, row: int, location: str, max_bytes: int = MAX_TEXT_BYTES
+) -> Any:
     """Read a value of a column.
 
     Args:
@@ -219,15 +262,22 @@ def read_cell(column: pa.ChunkedArray, row: int, location: str, max_bytes: int =
     if import_pyarrow().types.is_dictionary(cell.type):
         cell = cell.cast(cell.type.value_type)
     if cell.nbytes > max_bytes:
-        raise DataError(f"{location}: expected at most {max_bytes:,} bytes, got {cell.nbytes:,}. Shorten the text or image.")
+        raise DataError(
+            f"{location}: expected at most {max_bytes:,} bytes, got {cell.nbytes:,}. Shorten the "
+            "text or image."
+        )
     try:
         return cell[0].as_py()
     except ValueError as error:
-        raise DataError(f"{location}: expected text in UTF-8 and fields with different names, got {error}. Write the row again.") from None
+        raise DataError(
+            f"{location}: expected text in UTF-8 and fields with different names, got {error}. "
+            "Write the row again."
+        ) from None
 
 
 def parse_captions(value: Any) -> list[str] | None:
-    """Read the captions of one row: a text, a list that is written as a text, an object with the text, or a list of these.
+    """Read the captions of one row: a text, a list that is written as a text, an object with the
+    text, or a list of these.
 
     Missing values and their texts, such as ``nan``, are left out. Texts are normalized to NFC.
 
@@ -243,7 +293,11 @@ def parse_captions(value: Any) -> list[str] | None:
     for entry in value if isinstance(value, list) else [value]:
         if entry is None:
             continue
-        text = next((entry[key] for key in _TEXT_KEYS if key in entry), None) if isinstance(entry, dict) else entry
+        text = (
+            next((entry[key] for key in _TEXT_KEYS if key in entry), None)
+            if isinstance(entry, dict)
+            else entry
+        )
         if not isinstance(text, str) or is_list_text(text):
             return None
         captions.append(unicodedata.normalize("NFC", text))
@@ -255,7 +309,9 @@ def _caption_kinds(names: Sequence[str]) -> dict[str, list[str]]:
     kinds: dict[str, list[str]] = {}
     for caption_names in (CAPTION_NAMES, OTHER_CAPTION_NAMES):
         for column in names:
-            if match := re.fullmatch(rf"({'|'.join(caption_names)})[_-]?\d*", normalize_column(column)):
+            if match := re.fullmatch(
+                rf"({'|'.join(caption_names)})[_-]?\d*", normalize_column(column)
+            ):
                 kinds.setdefault(match[1], []).append(column)
         if kinds:
             break
@@ -267,5 +323,7 @@ def _holds_bytes(kind: pa.DataType) -> bool:
     types = import_pyarrow().types
     if types.is_struct(kind):
         position = kind.get_field_index("bytes")
-        return position >= 0 and (types.is_null(kind.field(position).type) or _holds_bytes(kind.field(position).type))
+        return position >= 0 and (
+            types.is_null(kind.field(position).type) or _holds_bytes(kind.field(position).type)
+        )
     return bool(types.is_binary(kind) or types.is_large_binary(kind))

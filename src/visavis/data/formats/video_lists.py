@@ -1,11 +1,13 @@
 """Lists of videos and captions, as MSR-VTT and MSVD publish them.
 
-MSR-VTT has ``{"videos": [{"video_id", "split"}], "sentences": [{"video_id", "caption"}]}``, in one file or two. The official split has 6,513
-training, 497 validation and 2,990 test videos with about 20 captions each. The split 1k-A is written by ``visavis data convert``.
+MSR-VTT has ``{"videos": [{"video_id", "split"}], "sentences": [{"video_id", "caption"}]}``, in one
+file or two. The official split has 6,513 training, 497 validation and 2,990 test videos with about
+20 captions each. The split 1k-A is written by ``visavis data convert``.
 
-MSVD has ``AllVideoDescriptions.txt`` with one caption per line, which begins with the name of its video. ``train_list.txt``, ``val_list.txt`` and
-``test_list.txt`` name 1,200, 100 and 670 videos with about 40 captions each. Lines that begin with ``#`` are comments. Captions of videos that
-are not in a list are skipped.
+MSVD has ``AllVideoDescriptions.txt`` with one caption per line, which begins with the name of its
+video. ``train_list.txt``, ``val_list.txt`` and ``test_list.txt`` name 1,200, 100 and 670 videos
+with about 40 captions each. Lines that begin with ``#`` are comments. Captions of videos that are
+not in a list are skipped.
 
 Source: Xu et al. (2016) for MSR-VTT. Chen and Dolan (2011) and Venugopalan et al. (2015) for MSVD.
 """
@@ -17,7 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from visavis import storage
-from visavis.data.formats.json_lists import add_caption_entry, add_malformed_image, parse_json_file, read_fields, require_lists
+from visavis.data.formats.json_lists import (
+    add_caption_entry,
+    add_malformed_image,
+    parse_json_file,
+    read_fields,
+    require_lists,
+)
 from visavis.data.formats.listing import DatasetFormat, Listing, is_valid_unicode, shorten
 from visavis.data.splits import normalize_split_name
 from visavis.errors import DataError
@@ -44,7 +52,8 @@ def read_captions_and_splits(path: Path) -> tuple[dict[str, list[str]], dict[str
         path: The JSON file.
 
     Returns:
-        The captions of each video in order, and the split of each video. None: the file gives no split.
+        The captions of each video in order, and the split of each video. None: the file gives no
+        split.
 
     Raises:
         DataError: If the file is malformed, or has a caption of an unknown video.
@@ -52,12 +61,16 @@ def read_captions_and_splits(path: Path) -> tuple[dict[str, list[str]], dict[str
     listing = _list_files(path, [path])
     for image in listing.images:
         if not is_valid_unicode(f"{image.name} {image.split}"):
-            raise DataError(f"{path}: expected a name and split in UTF-8, got {image.name!r} in split {image.split!r}. Correct it.")
+            raise DataError(
+                f"{path}: expected a name and split in UTF-8, got {image.name!r} in split "
+                f"{image.split!r}. Correct it."
+            )
     captions: dict[str, list[str]] = {image.name: [] for image in listing.images if image.usable}
     for caption in listing.captions:
         if not caption.usable or caption.image is None or not is_valid_unicode(caption.text):
             raise DataError(
-                f"{path.with_name(caption.location)}: expected the caption of a listed video, got {shorten(caption.text)}. Correct it."
+                f"{path.with_name(caption.location)}: expected the caption of a listed video, got "
+                f"{shorten(caption.text)}. Correct it."
             )
         captions[caption.image.name].append(caption.text)
     return captions, {image.name: image.split for image in listing.images if image.usable}
@@ -73,10 +86,17 @@ def _list_files(source: Path, files: list[Path]) -> Listing:
             if isinstance(name, str) and name and isinstance(split, str | None):
                 listing.add_image(name, normalize_split_name(split))
             else:
-                add_malformed_image(listing, video, "an object with video_id and split", f"{file.name}, video {number}")
+                add_malformed_image(
+                    listing,
+                    video,
+                    "an object with video_id and split",
+                    f"{file.name}, video {number}",
+                )
     for file_name, entries in sentences.items():
         for number, entry in enumerate(entries):
-            add_caption_entry(listing, entry, "video_id", listing.by_name, f"{file_name}, sentence {number}")
+            add_caption_entry(
+                listing, entry, "video_id", listing.by_name, f"{file_name}, sentence {number}"
+            )
     return listing
 
 
@@ -110,7 +130,9 @@ def list_msvd(folder: Path) -> Listing:
     listing = Listing(folder)
     for split, file in SPLIT_FILES.items():
         if not os.path.exists(folder / file):
-            raise DataError(f"{folder / file} is missing: expected {MSVD.description}. Add this list.")
+            raise DataError(
+                f"{folder / file} is missing: expected {MSVD.description}. Add this list."
+            )
         for name in _read_text(folder, file).split():
             listing.add_image(name, split)
     unlisted = set()
@@ -127,7 +149,9 @@ def list_msvd(folder: Path) -> Listing:
 
 
 def _read_text(folder: Path, file: str) -> str:
-    return storage.decode_text(storage.read_bytes(folder / file, folder), folder / file, "surrogateescape")
+    return storage.decode_text(
+        storage.read_bytes(folder / file, folder), folder / file, "surrogateescape"
+    )
 
 
 MSVD = DatasetFormat(

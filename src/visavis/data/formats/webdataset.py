@@ -1,7 +1,9 @@
-"""Shards of WebDataset as an ordinary data set: tar files with ``KEY.jpg`` and ``KEY.txt`` or ``KEY.json``, which are read in place.
+"""Shards of WebDataset as an ordinary data set: tar files with ``KEY.jpg`` and ``KEY.txt`` or
+``KEY.json``, which are read in place.
 
-The source is a folder of shards, one shard, or a pattern such as ``train-{000..003}.tar``. Members of the same key are a sample. ``KEY.json`` is
-a text, a list of texts, or an object with the columns of ``captions.csv``. The split is in the name of the shard or in ``KEY.json``.
+The source is a folder of shards, one shard, or a pattern such as ``train-{000..003}.tar``. Members
+of the same key are a sample. ``KEY.json`` is a text, a list of texts, or an object with the columns
+of ``captions.csv``. The split is in the name of the shard or in ``KEY.json``.
 """
 
 from __future__ import annotations
@@ -81,7 +83,8 @@ class TarSamples:
                     return extension
         found = escape_surrogates(", ".join(self.samples[key]))
         raise DataError(
-            f"{self.location(key)}: expected one {content} ({', '.join(suffixes[:4])}), got {found:.200}. Add it to the sample."
+            f"{self.location(key)}: expected one {content} ({', '.join(suffixes[:4])}), got "
+            f"{found:.200}. Add it to the sample."
         )
 
     def location(self, key: str) -> str:
@@ -109,7 +112,9 @@ class TarSamples:
         """
         return self._find(key, IMAGE_SUFFIXES, "image")
 
-    def read_member(self, file: BinaryIO, key: str, extension: str, max_bytes: int = MAX_IMAGE_BYTES) -> bytes:
+    def read_member(
+        self, file: BinaryIO, key: str, extension: str, max_bytes: int = MAX_IMAGE_BYTES
+    ) -> bytes:
         """Read a member of a sample.
 
         Args:
@@ -127,7 +132,8 @@ class TarSamples:
         offset, size = self.samples[key][extension]
         if size > max_bytes:
             raise DataError(
-                f"{self.location(key)}.{extension:.20}: expected at most {max_bytes:,} bytes, got {size:,}. Shorten the member."
+                f"{self.location(key)}.{extension:.20}: expected at most {max_bytes:,} bytes, got "
+                f"{size:,}. Shorten the member."
             )
         return os.pread(file.fileno(), size, offset)
 
@@ -138,7 +144,10 @@ class TarSamples:
             text = content.decode()
             return json.loads(text) if extension.endswith("json") else text
         except (ValueError, RecursionError) as error:
-            raise DataError(f"{self.location(key)}.{extension:.20} is not readable: {error}. Write the member again.") from None
+            raise DataError(
+                f"{self.location(key)}.{extension:.20} is not readable: {error}. Write the member "
+                "again."
+            ) from None
 
     def read_captions(self, file: BinaryIO, key: str) -> list[str]:
         """Read the captions of a sample.
@@ -158,7 +167,10 @@ class TarSamples:
             value = next((value[name] for name in CAPTION_NAMES if name in value), None)
         captions = [text for text in parse_captions(value) or () if text.strip()]
         if not captions:
-            raise DataError(f"{self.location(key)}: expected a caption, got {value!r:.40}. Add it to the sample.")
+            raise DataError(
+                f"{self.location(key)}: expected a caption, got {value!r:.40}. Add it to the "
+                "sample."
+            )
         return captions
 
     def read_split(self, file: BinaryIO, key: str) -> str | None:
@@ -197,7 +209,10 @@ def expand_braces(pattern: str) -> list[str]:
         return list(braceexpand(pattern))
     # Its UnbalancedBracesError.
     except ValueError:
-        raise DataError(f"{pattern}: expected balanced braces, got unbalanced ones. Correct the pattern of the shards.") from None
+        raise DataError(
+            f"{pattern}: expected balanced braces, got unbalanced ones. Correct the pattern of the "
+            "shards."
+        ) from None
 
 
 def is_shard_pattern(name: str) -> bool:
@@ -231,10 +246,15 @@ def find_shards(source: Path) -> list[Path]:
     shards = list[Path]()
     for name in expand_braces(source.name) if "{" in source.name else [source.name]:
         is_pattern = any(sign in name for sign in "*?[")
-        matches = sorted(filter(os.path.isfile, source.parent.glob(name) if is_pattern else [source.parent / name]))
+        matches = sorted(
+            filter(
+                os.path.isfile, source.parent.glob(name) if is_pattern else [source.parent / name]
+            )
+        )
         if not matches:
             raise DataError(
-                f"{source.parent / name}: expected an existing shard, got none. Check the pattern of the shards, {source.name}."
+                f"{source.parent / name}: expected an existing shard, got none. Check the pattern "
+                f"of the shards, {source.name}."
             )
         shards += matches
     return shards
@@ -247,7 +267,8 @@ def list_webdataset(source: Path) -> Listing:
         source: A folder, a shard, or a pattern in the name of a file.
 
     Returns:
-        The listing. Samples of the same key are captions of one image, unless each shard numbers its samples from the same key.
+        The listing. Samples of the same key are captions of one image, unless each shard numbers
+        its samples from the same key.
     """
     folder = source if os.path.isdir(source) else source.parent
     listing, root = Listing(source, folder=folder), containing_folder(folder)
@@ -261,10 +282,17 @@ def list_webdataset(source: Path) -> Listing:
     for shard, (path, split) in zip(shards, splits.items(), strict=True):
         if shard.damage:
             listing.add_loss(
-                "broken archive", shard.name, f"{shard.damage.removesuffix('.')}. Copy the shard again. The samples before are used"
+                "broken archive",
+                shard.name,
+                f"{shard.damage.removesuffix('.')}. Copy the shard again. The samples before are "
+                "used",
             )
         for key in shard.repeated:
-            listing.add_loss("duplicate name", f"{shard.name}: {key}", "the shard has a member of this sample twice, the last is used")
+            listing.add_loss(
+                "duplicate name",
+                f"{shard.name}: {key}",
+                "the shard has a member of this sample twice, the last is used",
+            )
         prefix = f"{shard.name.removesuffix(TAR_SUFFIX)}/" if has_local_keys else ""
         with storage.open_file(path, root) as file:
             for key in shard.samples:
@@ -273,7 +301,13 @@ def list_webdataset(source: Path) -> Listing:
 
 
 def _add_sample(
-    listing: Listing, shard: TarSamples, file: BinaryIO, key: str, split: str | None, prefix: str, shard_file: ByteRange
+    listing: Listing,
+    shard: TarSamples,
+    file: BinaryIO,
+    key: str,
+    split: str | None,
+    prefix: str,
+    shard_file: ByteRange,
 ) -> None:
     location = f"{shard.name}: {key}"
     try:

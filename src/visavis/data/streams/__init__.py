@@ -1,1 +1,3 @@
-"""Training data that is read from shards: tar files of WebDataset and Parquet files of Hugging Face data sets."""
+"""Training data that is read from shards: tar files of WebDataset and Parquet files of Hugging Face
+data sets.
+"""

@@ -1,4 +1,6 @@
-"""Files of shards, local or on object storage: patterns, file systems and local copies of remote files."""
+"""Files of shards, local or on object storage: patterns, file systems and local copies of remote
+files.
+"""
 
 from __future__ import annotations
 
@@ -55,8 +57,9 @@ def list_shards(pattern: str) -> list[ShardFile]:
     """List the shards that a pattern names.
 
     Args:
-        pattern: ``train-{000..039}.tar``, ``train-*.tar``, one file, a folder with shards of one kind, or an index file (``.json``) as
-            ``widsindex`` of WebDataset writes. Local (also under ``VISAVIS_DATA``), or at ``s3://``, ``gs://`` or ``hf://``.
+        pattern: ``train-{000..039}.tar``, ``train-*.tar``, one file, a folder with shards of one
+            kind, or an index file (``.json``) as ``widsindex`` of WebDataset writes. Local (also
+            under ``VISAVIS_DATA``), or at ``s3://``, ``gs://`` or ``hf://``.
 
     Returns:
         The shards, sorted by their path, or in the order of the index or of the braces.
@@ -74,15 +77,24 @@ def list_shards(pattern: str) -> list[ShardFile]:
         urls = [pattern]
     files = [file for url in urls for file in _list_url(url)]
     if not files:
-        raise DataError(f"{pattern}: expected shards ({TAR_SUFFIX} or {PARQUET_SUFFIX} files), found none. Check the pattern.")
+        raise DataError(
+            f"{pattern}: expected shards ({TAR_SUFFIX} or {PARQUET_SUFFIX} files), found none. "
+            "Check the pattern."
+        )
     if len({os.path.splitext(file.url)[1] for file in files}) > 1:
         raise DataError(
-            f"{pattern}: expected shards of one kind, got {TAR_SUFFIX} and {PARQUET_SUFFIX} files. Name one kind, such as *.tar."
+            f"{pattern}: expected shards of one kind, got {TAR_SUFFIX} and {PARQUET_SUFFIX} files. "
+            "Name one kind, such as *.tar."
         )
     if len({file.name for file in files}) < len(files):
-        raise DataError(f"{pattern}: expected shards with different names, got {len(files)} shards with equal ones. Rename them.")
+        raise DataError(
+            f"{pattern}: expected shards with different names, got {len(files)} shards with equal "
+            "ones. Rename them."
+        )
     by_name = {url.rpartition("/")[2]: count for url, count in counts.items()}
-    return [ShardFile(file.url, file.size, file.changed_ns, by_name.get(file.name)) for file in files]
+    return [
+        ShardFile(file.url, file.size, file.changed_ns, by_name.get(file.name)) for file in files
+    ]
 
 
 def open_filesystem(url: str) -> tuple[Any, str]:
@@ -105,7 +117,9 @@ def open_filesystem(url: str) -> tuple[Any, str]:
         if url.startswith("hf://"):
             with requires_extra("hf", "data of the Hugging Face Hub"):
                 from huggingface_hub import HfFileSystem
-            return pa.fs.PyFileSystem(pa.fs.FSSpecHandler(HfFileSystem())), url.removeprefix("hf://")
+            return pa.fs.PyFileSystem(pa.fs.FSSpecHandler(HfFileSystem())), url.removeprefix(
+                "hf://"
+            )
         filesystem, path = pa.fs.FileSystem.from_uri(url)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise DataError(f"{url} cannot be opened: {error}. Check the URL.") from None
@@ -113,7 +127,8 @@ def open_filesystem(url: str) -> tuple[Any, str]:
 
 
 def local_copy(file: ShardFile) -> Path:
-    """Return a local file with the content of a shard. A remote one is downloaded once, for all processes of this machine.
+    """Return a local file with the content of a shard. A remote one is downloaded once, for all
+    processes of this machine.
 
     The oldest copies are removed when all together are larger than ``VISAVIS_SHARD_CACHE_GB``.
 
@@ -128,7 +143,9 @@ def local_copy(file: ShardFile) -> Path:
     """
     if not file.is_remote:
         return Path(file.url)
-    key = hashlib.sha256(json.dumps([file.url, file.size, file.changed_ns]).encode()).hexdigest()[:32]
+    key = hashlib.sha256(json.dumps([file.url, file.size, file.changed_ns]).encode()).hexdigest()[
+        :32
+    ]
     folder = storage.cache_folder() / "shards"
     path = folder / f"{key}{os.path.splitext(file.url)[1]}"
     with storage.folder_lock(path, wait=True):
@@ -136,23 +153,35 @@ def local_copy(file: ShardFile) -> Path:
             _remove_old_copies(folder, file.size)
             filesystem, source = open_filesystem(file.url)
             try:
-                with storage.atomic_file(path) as part, filesystem.open_input_stream(source) as stream, open(part, "wb") as target:
+                with (
+                    storage.atomic_file(path) as part,
+                    filesystem.open_input_stream(source) as stream,
+                    open(part, "wb") as target,
+                ):
                     while block := stream.read(2**22):
                         target.write(block)
             except OSError as error:
-                raise DataError(f"{file.url} cannot be read: {error}. Check the connection and the free disk space.") from None
+                raise DataError(
+                    f"{file.url} cannot be read: {error}. Check the connection and the free disk "
+                    "space."
+                ) from None
         os.utime(path)
     return path
 
 
 def _remove_old_copies(folder: Path, size: int) -> None:
-    """Remove the copies that were used least recently, so that one more fits. A process that reads one of them can finish."""
+    """Remove the copies that were used least recently, so that one more fits. A process that reads
+    one of them can finish.
+    """
     value, copies = os.environ.get(CACHE_SIZE, DEFAULT_CACHE_GB), list[tuple[int, int, Path]]()
     limit = -1.0
     with suppress(ValueError):
         limit = float(value) * 1e9
     if not limit >= 0:
-        raise DataError(f"{CACHE_SIZE}: expected a number of GB >= 0, got {value!r}. Correct or remove this variable.")
+        raise DataError(
+            f"{CACHE_SIZE}: expected a number of GB >= 0, got {value!r}. Correct or remove this "
+            "variable."
+        )
     for path in folder.glob(f"*{TAR_SUFFIX}"):
         # Another process may remove it now.
         with suppress(FileNotFoundError):
@@ -177,16 +206,31 @@ def _list_url(url: str) -> list[ShardFile]:
         infos = [filesystem.get_file_info(path)]
         if is_pattern or infos[0].type == pa.fs.FileType.Directory:
             infos = filesystem.get_file_info(pa.fs.FileSelector(path))
-            infos = [info for info in infos if fnmatch.fnmatch(info.base_name, name if is_pattern else "*")]
+            infos = [
+                info
+                for info in infos
+                if fnmatch.fnmatch(info.base_name, name if is_pattern else "*")
+            ]
             folder = folder if is_pattern else url.rstrip("/")
         elif infos[0].type == pa.fs.FileType.NotFound:
-            raise DataError(f"{url}: expected an existing shard, got none. Check the pattern of the shards.")
+            raise DataError(
+                f"{url}: expected an existing shard, got none. Check the pattern of the shards."
+            )
     except OSError as error:
-        raise DataError(f"{url} cannot be listed: {error}. Check the URL and the credentials.") from None
+        raise DataError(
+            f"{url} cannot be listed: {error}. Check the URL and the credentials."
+        ) from None
     shards = sorted(
-        (info for info in infos if info.type == pa.fs.FileType.File and info.extension in ("tar", "parquet")), key=lambda info: info.path
+        (
+            info
+            for info in infos
+            if info.type == pa.fs.FileType.File and info.extension in ("tar", "parquet")
+        ),
+        key=lambda info: info.path,
     )
-    return [ShardFile(f"{folder}/{info.base_name}", info.size, info.mtime_ns or 0) for info in shards]
+    return [
+        ShardFile(f"{folder}/{info.base_name}", info.size, info.mtime_ns or 0) for info in shards
+    ]
 
 
 @dataclass(frozen=True)
@@ -209,10 +253,14 @@ def _read_index(url: str) -> dict[str, int]:
         with filesystem.open_input_stream(path) as file:
             content = file.read()
     except OSError as error:
-        raise DataError(f"{url} cannot be read: {error}. Check the URL and the credentials.") from None
+        raise DataError(
+            f"{url} cannot be read: {error}. Check the URL and the credentials."
+        ) from None
     index = storage.parse_json(content, _Index, url)
     folder = url.rpartition("/")[0]
     return {
-        shard.url if "://" in shard.url or os.path.isabs(shard.url) else f"{folder}/{shard.url}": shard.nsamples
+        shard.url
+        if "://" in shard.url or os.path.isabs(shard.url)
+        else f"{folder}/{shard.url}": shard.nsamples
         for shard in index.shardlist
     }

@@ -1,4 +1,6 @@
-"""Samples of one shard: members of a tar file with the same key, or rows of a part of a Parquet file."""
+"""Samples of one shard: members of a tar file with the same key, or rows of a part of a Parquet
+file.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,18 @@ import numpy as np
 from visavis import storage
 from visavis.data.columns import import_pyarrow
 from visavis.data.dataset import ByteRange
-from visavis.data.formats.listing import MAX_CAPTION_CHARS, escape_surrogates, is_valid_unicode, require_captions
-from visavis.data.formats.table_columns import MAX_TEXT_BYTES, TableColumns, parse_captions, read_cell
+from visavis.data.formats.listing import (
+    MAX_CAPTION_CHARS,
+    escape_surrogates,
+    is_valid_unicode,
+    require_captions,
+)
+from visavis.data.formats.table_columns import (
+    MAX_TEXT_BYTES,
+    TableColumns,
+    parse_captions,
+    read_cell,
+)
 from visavis.data.formats.webdataset import TarSamples
 from visavis.data.images import MAX_IMAGE_BYTES
 from visavis.data.streams.shard_files import PARQUET_SUFFIX, ShardFile, local_copy, open_filesystem
@@ -70,11 +82,16 @@ class Shard:
     @property
     def name(self) -> str:
         """Name for errors."""
-        return f"{self.file.name}, row group {self.row_group}" if self.file.url.endswith(PARQUET_SUFFIX) else self.file.name
+        return (
+            f"{self.file.name}, row group {self.row_group}"
+            if self.file.url.endswith(PARQUET_SUFFIX)
+            else self.file.name
+        )
 
 
 class TarReader:
-    """Samples of a tar file, whose keys are names without extension. Members stay in the file until they are read.
+    """Samples of a tar file, whose keys are names without extension. Members stay in the file until
+    they are read.
 
     Args:
         path: The file.
@@ -111,7 +128,10 @@ class TarReader:
         """
         key = self.keys[row]
         if not is_valid_unicode(key):
-            raise DataError(f"{self.tar.location(key)}: expected a name in UTF-8, got other bytes. Rename the members of this sample.")
+            raise DataError(
+                f"{self.tar.location(key)}: expected a name in UTF-8, got other bytes. Rename the "
+                "members of this sample."
+            )
         return key
 
     def image(self, row: int) -> bytes:
@@ -159,7 +179,11 @@ class ParquetReader:
         with _open_parquet(shard.file.url) as file:
             self.columns = columns = TableColumns.find(file.schema_arrow, shard.file.url)
             self.image_column = columns.image or columns.file
-            names = [name for name in (self.image_column, columns.file, *columns.captions) if name is not None]
+            names = [
+                name
+                for name in (self.image_column, columns.file, *columns.captions)
+                if name is not None
+            ]
             self._check_size(file.metadata.row_group(shard.row_group))
             self.table = file.read_row_group(shard.row_group, columns=list(dict.fromkeys(names)))
 
@@ -170,10 +194,17 @@ class ParquetReader:
             column, size = chunk.path_in_schema.partition(".")[0], chunk.total_uncompressed_size
             is_text = column in self.columns.captions
             # Reading takes three times the size of a column.
-            per_row, minimum = (4 * MAX_CAPTION_CHARS, 2**26) if is_text else (MAX_IMAGE_BYTES // 8, MAX_IMAGE_BYTES)
+            per_row, minimum = (
+                (4 * MAX_CAPTION_CHARS, 2**26)
+                if is_text
+                else (MAX_IMAGE_BYTES // 8, MAX_IMAGE_BYTES)
+            )
             limit = max(minimum, per_row * group.num_rows)
             if (is_text or column == self.image_column) and size > limit:
-                raise DataError(f"{self.name}: {column}: expected at most {limit:,} bytes, got {size:,}. Remove the huge values.")
+                raise DataError(
+                    f"{self.name}: {column}: expected at most {limit:,} bytes, got {size:,}. "
+                    "Remove the huge values."
+                )
 
     def _read_cell(self, column: str | None, row: int, max_bytes: int = MAX_TEXT_BYTES) -> Any:
         return read_cell(self.table[column], row, f"{self.name}, row {row}, {column}", max_bytes)
@@ -212,7 +243,8 @@ class ParquetReader:
         content = value.get("bytes") if isinstance(value, dict) else value
         if not isinstance(content, bytes):
             raise DataError(
-                f"{self.name}, row {row}: expected the bytes of an image in column {self.image_column}, got {type(content).__name__}. "
+                f"{self.name}, row {row}: expected the bytes of an image in column "
+                f"{self.image_column}, got {type(content).__name__}. "
                 "Store the bytes of the images in the table."
             )
         return content
@@ -230,9 +262,14 @@ class ParquetReader:
             DataError: If the sample has none, or one that cannot be used.
         """
         values = [self._read_cell(column, row) for column in self.columns.captions]
-        captions = [text for value in values for text in parse_captions(value) or () if text.strip()]
+        captions = [
+            text for value in values for text in parse_captions(value) or () if text.strip()
+        ]
         if not captions:
-            raise DataError(f"{self.name}, row {row}: expected a caption, got {values[0]!r:.40}. Add it to the row.")
+            raise DataError(
+                f"{self.name}, row {row}: expected a caption, got {values[0]!r:.40}. Add it to the "
+                "row."
+            )
         return require_captions(captions, f"{self.name}, row {row}")
 
 
@@ -244,7 +281,9 @@ def _open_parquet(url: str) -> Iterator[Any]:
     try:
         yield pa.parquet.ParquetFile(path, filesystem=filesystem)
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{url} cannot be read: {storage.error_reason(error)}. Copy the shard again.") from None
+        raise DataError(
+            f"{url} cannot be read: {storage.error_reason(error)}. Copy the shard again."
+        ) from None
 
 
 ShardReader: TypeAlias = TarReader | ParquetReader
@@ -285,14 +324,19 @@ def count_samples(file: ShardFile, *, skip_bad: bool, read_key: bool) -> list[Sh
     if file.url.endswith(PARQUET_SUFFIX):
         with _open_parquet(file.url) as parquet:
             metadata = parquet.metadata
-        return [Shard(file, metadata.row_group(group).num_rows, group) for group in range(metadata.num_row_groups)]
+        return [
+            Shard(file, metadata.row_group(group).num_rows, group)
+            for group in range(metadata.num_row_groups)
+        ]
     if file.num_samples is not None and not read_key:
         return [Shard(file, file.num_samples)]
     reader = TarReader(local_copy(file), file.name)
     if reader.damage and not skip_bad:
         raise damaged_shard(file.url, reader.damage)
     count = len(reader) if file.num_samples is None else file.num_samples
-    return [Shard(file, count, first_key=escape_surrogates(reader.keys[0]) if reader.keys else None)]
+    return [
+        Shard(file, count, first_key=escape_surrogates(reader.keys[0]) if reader.keys else None)
+    ]
 
 
 def damaged_shard(url: str, damage: str) -> DataError:
@@ -305,7 +349,10 @@ def damaged_shard(url: str, damage: str) -> DataError:
     Returns:
         The error.
     """
-    return DataError(f"{url}: {damage.removesuffix('.')}. Copy the shard again, or train with --skip-bad to use the samples before.")
+    return DataError(
+        f"{url}: {damage.removesuffix('.')}. Copy the shard again, or train with --skip-bad to use "
+        "the samples before."
+    )
 
 
 def sample_ids(keys: list[str | None], items: np.ndarray) -> np.ndarray:
@@ -318,5 +365,13 @@ def sample_ids(keys: list[str | None], items: np.ndarray) -> np.ndarray:
     Returns:
         Ids from 0 to 2^63.
     """
-    texts = [f"\0{item}" if key is None else key for key, item in zip(keys, items.tolist(), strict=True)]
-    return np.array([int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1 for text in texts], dtype=np.int64)
+    texts = [
+        f"\0{item}" if key is None else key for key, item in zip(keys, items.tolist(), strict=True)
+    ]
+    return np.array(
+        [
+            int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
+            for text in texts
+        ],
+        dtype=np.int64,
+    )

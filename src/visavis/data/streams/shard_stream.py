@@ -1,6 +1,8 @@
-"""Training data in shards, as a lazy data set: an item is read from its shard when a batch needs it.
+"""Training data in shards, as a lazy data set: an item is read from its shard when a batch needs
+it.
 
-Items are numbered through all shards. A process keeps a few shards open. Shards of object storage are copied to ``VISAVIS_CACHE`` first.
+Items are numbered through all shards. A process keeps a few shards open. Shards of object storage
+are copied to ``VISAVIS_CACHE`` first.
 """
 
 from __future__ import annotations
@@ -21,7 +23,15 @@ from visavis.data.dataset import Dataset, Image, LazyImages, ProgressCallback
 from visavis.data.parallel import map_in_order
 from visavis.data.sequences import LazySequence
 from visavis.data.streams.shard_files import ShardFile, list_shards
-from visavis.data.streams.shard_readers import EmbeddedBytes, Shard, ShardReader, count_samples, damaged_shard, open_shard, sample_ids
+from visavis.data.streams.shard_readers import (
+    EmbeddedBytes,
+    Shard,
+    ShardReader,
+    count_samples,
+    damaged_shard,
+    open_shard,
+    sample_ids,
+)
 from visavis.errors import DataError
 
 T = TypeVar("T")
@@ -44,7 +54,12 @@ class ShardStream:
     """
 
     def __init__(self, pattern: str, shards: list[Shard], max_open: int, *, skip_bad: bool = False):
-        self.pattern, self.shards, self.max_open, self.skip_bad = pattern, shards, max_open, skip_bad
+        self.pattern, self.shards, self.max_open, self.skip_bad = (
+            pattern,
+            shards,
+            max_open,
+            skip_bad,
+        )
         self.starts = np.concatenate([[0], np.cumsum([shard.count for shard in shards])])
         first_keys = [shard.first_key for shard in shards if shard.first_key is not None]
         # Some tools number the samples of each shard from 0. Such keys are names within a shard.
@@ -53,7 +68,14 @@ class ShardStream:
         self._lock = threading.Lock()  # images are decoded in several threads
 
     @classmethod
-    def open(cls, pattern: str, *, max_open: int, skip_bad: bool = False, on_progress: ProgressCallback | None = None) -> ShardStream:
+    def open(
+        cls,
+        pattern: str,
+        *,
+        max_open: int,
+        skip_bad: bool = False,
+        on_progress: ProgressCallback | None = None,
+    ) -> ShardStream:
         """List shards and their number of samples, which is counted once and cached.
 
         Args:
@@ -71,11 +93,17 @@ class ShardStream:
         files = list_shards(pattern)
         shards = [shard for shard in _count(pattern, files, skip_bad, on_progress) if shard.count]
         if not shards:
-            raise DataError(f"{pattern}: expected samples, got {len(files)} empty shards. Check the pattern.")
+            raise DataError(
+                f"{pattern}: expected samples, got {len(files)} empty shards. Check the pattern."
+            )
         return cls(pattern, shards, max_open, skip_bad=skip_bad)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(ShardStream, skip_bad=self.skip_bad), (self.pattern, self.shards, self.max_open)
+        return partial(ShardStream, skip_bad=self.skip_bad), (
+            self.pattern,
+            self.shards,
+            self.max_open,
+        )
 
     def __len__(self) -> int:
         return int(self.starts[-1])
@@ -83,14 +111,19 @@ class ShardStream:
     @cached_property
     def fingerprint(self) -> str:
         """Short hash of names, sizes and counts of all shards. Their content is not read."""
-        parts = [[shard.file.name, shard.file.size, shard.row_group, shard.count] for shard in self.shards]
+        parts = [
+            [shard.file.name, shard.file.size, shard.row_group, shard.count]
+            for shard in self.shards
+        ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
     @cached_property
     def dataset(self) -> Dataset:
         """The items as a data set of one split, with the first caption of each."""
         count = len(self)
-        return Dataset(Path(self.pattern).stem, StreamImages(self), StreamCaptions(self), np.arange(count))
+        return Dataset(
+            Path(self.pattern).stem, StreamImages(self), StreamCaptions(self), np.arange(count)
+        )
 
     def locate(self, item: int) -> tuple[ShardReader, int]:
         """Open the shard of an item.
@@ -109,7 +142,9 @@ class ShardStream:
         reader = self._reader(number)
         if row >= len(reader):
             reason = f" ({reader.damage.removesuffix('.')})" if reader.damage else ""
-            raise damaged_shard(shard.file.url, f"expected {shard.count:,} samples, got {len(reader):,}{reason}")
+            raise damaged_shard(
+                shard.file.url, f"expected {shard.count:,} samples, got {len(reader):,}{reason}"
+            )
         return reader, row
 
     def ids(self, items: np.ndarray) -> np.ndarray:
@@ -164,7 +199,9 @@ class ShardStream:
         with self._lock:
             reader = self._readers.pop(number, None)
             # A damaged shard may have no readable sample, and is not opened again for each item.
-            self._readers[number] = reader = open_shard(self.shards[number]) if reader is None else reader
+            self._readers[number] = reader = (
+                open_shard(self.shards[number]) if reader is None else reader
+            )
             if len(self._readers) > self.max_open:
                 self._readers.popitem(last=False)
             return reader
@@ -209,7 +246,8 @@ class StreamImages(_StreamItems[Image], LazyImages):
 
 
 class StreamCaptions(_StreamItems[str]):
-    """Captions of a stream. Index ``i + k * len(stream)`` is caption k of item i, counted around its captions.
+    """Captions of a stream. Index ``i + k * len(stream)`` is caption k of item i, counted around
+    its captions.
 
     Args:
         stream: The stream.
@@ -219,19 +257,32 @@ class StreamCaptions(_StreamItems[str]):
     def read(self, indices: np.ndarray) -> list[str]:
         choices, items = np.divmod(indices, len(self))
         captions = [self.stream.captions(item) for item in self.numbers(items).tolist()]
-        return [texts[choice % len(texts)] for texts, choice in zip(captions, choices.tolist(), strict=True)]
+        return [
+            texts[choice % len(texts)]
+            for texts, choice in zip(captions, choices.tolist(), strict=True)
+        ]
 
 
-def _count(pattern: str, files: list[ShardFile], skip_bad: bool, on_progress: ProgressCallback | None) -> list[Shard]:
-    """Count the samples of all files in threads. The counts of unchanged files are read from one cached record."""
+def _count(
+    pattern: str, files: list[ShardFile], skip_bad: bool, on_progress: ProgressCallback | None
+) -> list[Shard]:
+    """Count the samples of all files in threads. The counts of unchanged files are read from one
+    cached record.
+    """
     record = storage.cache_folder() / "checks" / f"shards-{storage.stat_hash([], 3, pattern)}.json"
-    counts: dict[str, list[Shard]] = storage.read_checksummed_json(record, dict[str, list[Shard]]) or {}
+    counts: dict[str, list[Shard]] = (
+        storage.read_checksummed_json(record, dict[str, list[Shard]]) or {}
+    )
     # The first keys of two shards show whether each shard numbers its samples from the same key.
     keys = [storage.stat_hash([], asdict(file), number < 2) for number, file in enumerate(files)]
     missing = [number for number, key in enumerate(keys) if key not in counts]
-    counted = map_in_order(lambda number: count_samples(files[number], skip_bad=skip_bad, read_key=number < 2), missing)
+    counted = map_in_order(
+        lambda number: count_samples(files[number], skip_bad=skip_bad, read_key=number < 2), missing
+    )
     try:
-        for done, (number, shards) in enumerate(zip(missing, counted, strict=True), len(files) - len(missing) + 1):
+        for done, (number, shards) in enumerate(
+            zip(missing, counted, strict=True), len(files) - len(missing) + 1
+        ):
             counts[keys[number]] = shards
             if on_progress is not None:
                 on_progress(done, len(files))

@@ -2,13 +2,18 @@
 
 How an epoch is divided into batches:
 
-1. The shards are shuffled, and the items of each shard are shuffled. Concatenated, they are one sequence of all items.
-2. The sequence is cut into ``interleave`` parts of equal length (a difference of one item). A part is read shard by shard.
-3. Batch k has every item number k of the parts in turn, so that it holds items of ``interleave`` shards. Within a batch, items are sorted by
-   part. So each process, which reads a contiguous section of the batch, reads from its own shards, apart from those at a border.
-4. The items are divided over the smallest number of batches that are not larger than ``batch_size``. Sizes differ by one item. None is left out.
+1. The shards are shuffled, and the items of each shard are shuffled. Concatenated, they are one
+   sequence of all items.
+2. The sequence is cut into ``interleave`` parts of equal length (a difference of one item). A part
+   is read shard by shard.
+3. Batch k has every item number k of the parts in turn, so that it holds items of ``interleave``
+   shards. Within a batch, items are sorted by part. So each process, which reads a contiguous
+   section of the batch, reads from its own shards, apart from those at a border.
+4. The items are divided over the smallest number of batches that are not larger than
+   ``batch_size``. Sizes differ by one item. None is left out.
 
-An item is located without reading the items before it. So a training resumes at any batch, with any number of processes and workers.
+An item is located without reading the items before it. So a training resumes at any batch, with any
+number of processes and workers.
 """
 
 from __future__ import annotations
@@ -67,7 +72,9 @@ class StreamPlan(Sequence[PlannedBatch]):
 
     def _shuffle(self, shard: int) -> np.ndarray:
         first, end = self.starts[shard : shard + 2].tolist()
-        return first + np.random.default_rng((self.seed, self.epoch, shard)).permutation(end - first)
+        return first + np.random.default_rng((self.seed, self.epoch, shard)).permutation(
+            end - first
+        )
 
     def __len__(self) -> int:
         return self.num_batches
@@ -80,7 +87,10 @@ class StreamPlan(Sequence[PlannedBatch]):
         if isinstance(index, slice):
             return [self[number] for number in range(len(self))[index]]
         index = range(len(self))[index]
-        first, end = (self._items_before(number * self.num_items // self.num_batches) for number in (index, index + 1))
+        first, end = (
+            self._items_before(number * self.num_items // self.num_batches)
+            for number in (index, index + 1)
+        )
         counts = end - first
         offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         positions = np.repeat(self.part_starts + first, counts) + offsets
@@ -119,7 +129,9 @@ class StreamSchedule(BatchSchedule):
         return plan[: self.batches_per_epoch] if self.batches_per_epoch else plan
 
     def num_batches(self, data: Dataset) -> int:
-        """Count the batches of an epoch, as ``BatchSchedule.num_batches``. The last one is as large as the others."""
+        """Count the batches of an epoch, as ``BatchSchedule.num_batches``. The last one is as large
+        as the others.
+        """
         count = -(-len(data.images) // self.batch_size)
         return min(count, self.batches_per_epoch or count)
 
@@ -137,7 +149,8 @@ class StreamBatch(Batch):
 
 @dataclass(frozen=True)
 class StreamLoader(Loader):
-    """The batches of a stream. An item has one of its captions, sampled by the seed, the epoch and its position.
+    """The batches of a stream. An item has one of its captions, sampled by the seed, the epoch and
+    its position.
 
     Attributes:
         data: The split.
@@ -146,7 +159,8 @@ class StreamLoader(Loader):
         schedule: How an epoch is divided into batches.
         seed: Random seed.
         extension: Adds negatives to each batch. Not used by shards.
-        rank: Rank of this process. It reads the part ``rank`` of ``world_size`` of each batch, images and captions separately.
+        rank: Rank of this process. It reads the part ``rank`` of ``world_size`` of each batch,
+            images and captions separately.
         world_size: Number of ranks.
         pool: Worker processes that read the batches of a training. None: this process reads them.
         reader_number: Number of ``batch_reader`` among the readers of the pool.
@@ -159,7 +173,13 @@ class StreamLoader(Loader):
         return self.data.images.stream
 
     def epoch(
-        self, epoch: int, *, start: int = 0, stop: int | None = None, training: bool = True, device: torch.device | str = "cpu"
+        self,
+        epoch: int,
+        *,
+        start: int = 0,
+        stop: int | None = None,
+        training: bool = True,
+        device: torch.device | str = "cpu",
     ) -> Iterator[Batch]:
         """Yield the batches of an epoch, as ``Loader.epoch``, and log the number of skipped items.
 
@@ -182,20 +202,44 @@ class StreamLoader(Loader):
             yield batch
         if skipped and training:
             items = f"{skipped:,} unusable items of {self.stream.pattern}"
-            log.warning("Skipped in batches %d to %d of epoch %d: %s.", start + 1, end, epoch, items)
+            log.warning(
+                "Skipped in batches %d to %d of epoch %d: %s.", start + 1, end, epoch, items
+            )
 
-    def _read_in_workers(self, pool: WorkerPool, requests: Iterable[BatchRequest], device: torch.device | str) -> Iterator[StreamContents]:
+    def _read_in_workers(
+        self, pool: WorkerPool, requests: Iterable[BatchRequest], device: torch.device | str
+    ) -> Iterator[StreamContents]:
         return pool.read(requests, self.reader_number)
 
     @property
     def batch_reader(self) -> StreamReader:
         return StreamReader(self.stream, self.visual, self.text)
 
-    def _batch(self, request: BatchRequest, contents: StreamContents, epoch: int, number: int) -> StreamBatch:  # type: ignore[override]
-        items, ids, start = request.images[request.own_images][contents.usable], torch.from_numpy(contents.ids), request.own_images.start
+    def _batch(
+        self,
+        request: BatchRequest,
+        contents: StreamContents,  # type: ignore[override]
+        epoch: int,
+        number: int,
+    ) -> StreamBatch:
+        items, ids, start = (
+            request.images[request.own_images][contents.usable],
+            torch.from_numpy(contents.ids),
+            request.own_images.start,
+        )
         global_batch = request.images, request.images, start, start
         return StreamBatch(
-            items, items, ids, ids, contents.visual, contents.text, epoch, number, self, *global_batch, skipped=tuple(contents.skipped)
+            items,
+            items,
+            ids,
+            ids,
+            contents.visual,
+            contents.text,
+            epoch,
+            number,
+            self,
+            *global_batch,
+            skipped=tuple(contents.skipped),
         )
 
 
@@ -241,7 +285,8 @@ class StreamReader:
             Its contents.
 
         Raises:
-            DataError: If an item cannot be read and the stream does not skip it, or if no item can be read.
+            DataError: If an item cannot be read and the stream does not skip it, or if no item can
+                be read.
         """
         usable, skipped = np.ones(len(request.images[request.own_images]), bool), list[str]()
         try:
@@ -256,13 +301,23 @@ class StreamReader:
                 usable[index] = False
                 skipped.append(str(error))
         if not usable.any():
-            raise DataError(f"{self.stream.pattern}: expected a usable item in a batch, got none: {skipped[0]}")
+            raise DataError(
+                f"{self.stream.pattern}: expected a usable item in a batch, got none: {skipped[0]}"
+            )
         return StreamContents(*self._read(request, usable), usable, skipped)
 
-    def _read(self, request: BatchRequest, selected: np.ndarray) -> tuple[Encoded, Encoded, np.ndarray]:
-        """Read some of the items, with a caption sampled by the seed of each, or with their first captions."""
+    def _read(
+        self, request: BatchRequest, selected: np.ndarray
+    ) -> tuple[Encoded, Encoded, np.ndarray]:
+        """Read some of the items, with a caption sampled by the seed of each, or with their first
+        captions.
+        """
         items = request.images[request.own_images][selected]
         seeds = None if request.seeds is None else request.seeds[selected]
-        choices = np.zeros(len(items), np.int64) if seeds is None else seeds.astype(np.int64) % MAX_CAPTIONS
+        choices = (
+            np.zeros(len(items), np.int64)
+            if seeds is None
+            else seeds.astype(np.int64) % MAX_CAPTIONS
+        )
         text = self.text.read(items + choices * len(self.stream))
         return read_unnormalized(self.visual, items, seeds), text, self.stream.ids(items)

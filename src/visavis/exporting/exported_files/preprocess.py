@@ -1,4 +1,6 @@
-"""Preprocessing of an exported model: images to pixels and texts to token ids. Needs Pillow, NumPy and, for word pieces, tokenizers."""
+"""Preprocessing of an exported model: images to pixels and texts to token ids. Needs Pillow, NumPy
+and, for word pieces, tokenizers.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ class Preprocessor:
         folder = Path(folder)
         settings = json.loads((folder / "preprocessing.json").read_text(encoding="utf-8"))
         self.image, self.text = settings["image"], settings["text"]
-        self.word_ids = {word: number for number, word in enumerate(self.text.get("vocabulary") or ())}
+        self.word_ids = {
+            word: number for number, word in enumerate(self.text.get("vocabulary") or ())
+        }
         if not self.word_ids:
             from tokenizers import Tokenizer
 
@@ -48,7 +52,8 @@ class Preprocessor:
             texts: The texts.
 
         Returns:
-            Token ids, int64 ``[N, L]``, and their mask, bool ``[N, L]``, unless the model reads the padding.
+            Token ids, int64 ``[N, L]``, and their mask, bool ``[N, L]``, unless the model reads the
+            padding.
         """
         if not self.word_ids:
             encoded = self.tokenizer.encode_batch(list(texts))
@@ -57,8 +62,16 @@ class Preprocessor:
                 return (ids,)
             return ids, np.array([encoding.attention_mask for encoding in encoded], dtype=bool)
         start, end, unknown = 1, 2, 3
-        words = [text.lower().translate(str.maketrans("", "", string.punctuation)).split() for text in texts]
-        rows = [[start, *(self.word_ids.get(word, unknown) for word in row), end][: self.text["max_tokens"]] for row in words]
+        words = [
+            text.lower().translate(str.maketrans("", "", string.punctuation)).split()
+            for text in texts
+        ]
+        rows = [
+            [start, *(self.word_ids.get(word, unknown) for word in row), end][
+                : self.text["max_tokens"]
+            ]
+            for row in words
+        ]
         ids = np.zeros((len(rows), max(map(len, rows))), dtype=np.int64)
         for target, row in zip(ids, rows, strict=True):
             target[: len(row)] = row
@@ -66,13 +79,21 @@ class Preprocessor:
 
     def _open(self, image: Any) -> Image.Image:
         """Open an image in RGB, upright, and on white where it is transparent."""
-        file = image if isinstance(image, Image.Image) else Image.open(io.BytesIO(image) if isinstance(image, bytes) else image)
+        file = (
+            image
+            if isinstance(image, Image.Image)
+            else Image.open(io.BytesIO(image) if isinstance(image, bytes) else image)
+        )
         if self.image["min_side"] and file is not image:
             file.draft("RGB", (self.image["min_side"],) * 2)
         opened: Image.Image = ImageOps.exif_transpose(file)
         if opened.mode.startswith(("I", "F")):
             values = np.nan_to_num(np.asarray(opened), posinf=0, neginf=0)
-            scaled = values * (255 if values.max() <= 1 else 1) if opened.mode == "F" else np.clip(values, 0, 65535) // 257
+            scaled = (
+                values * (255 if values.max() <= 1 else 1)
+                if opened.mode == "F"
+                else np.clip(values, 0, 65535) // 257
+            )
             opened = Image.fromarray(np.clip(scaled, 0, 255).astype(np.uint8))
         if opened.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in opened.info:
             rgba = (opened.convert("LA") if opened.mode == "La" else opened).convert("RGBA")
@@ -87,7 +108,9 @@ class Preprocessor:
             resize = [max(round(self.image["ten_crop_margin"] * max(crop)), min(resize or [0]))]
         if resize is not None:
             size, box = self._limit_size(image.size, resize)
-            image = image if size == image.size else image.resize(size, self.image["resample"], box=box)
+            image = (
+                image if size == image.size else image.resize(size, self.image["resample"], box=box)
+            )
         if self.image["crops"] == 1:
             return self._pixels(image) if crop is None else self._window(image, crop, 0.5, 0.5)
         positions = ((0.5, 0.5), (0, 0), (0, 1), (1, 0), (1, 1))
@@ -97,7 +120,11 @@ class Preprocessor:
     def _limit_size(self, size: tuple[int, int], resize: list[int]) -> tuple[tuple[int, int], Any]:
         """Return the size after resizing, and the box of a very long image that is read."""
         width, height, edge = *size, resize[0]
-        shorter = (edge, int(edge * height / width)) if width <= height else (int(edge * width / height), edge)
+        shorter = (
+            (edge, int(edge * height / width))
+            if width <= height
+            else (int(edge * width / height), edge)
+        )
         target = shorter if len(resize) == 1 else (resize[1], resize[0])
         limit = self.image["max_pixels"]
         if target[0] * target[1] <= limit:
@@ -107,15 +134,24 @@ class Preprocessor:
         left, top = (width - box[0]) / 2, (height - box[1]) / 2
         return (bounded[0], bounded[1]), (left, top, left + box[0], top + box[1])
 
-    def _window(self, image: Image.Image, crop: list[int], vertical: float, horizontal: float) -> np.ndarray:
-        """Return the pixels of a window at a position from 0 (top, left) to 1. A smaller image is padded with zeros around it."""
+    def _window(
+        self, image: Image.Image, crop: list[int], vertical: float, horizontal: float
+    ) -> np.ndarray:
+        """Return the pixels of a window at a position from 0 (top, left) to 1. A smaller image is
+        padded with zeros around it.
+        """
         height, width = min(crop[0], image.height), min(crop[1], image.width)
         top, left = int(vertical * (image.height - height)), int(horizontal * (image.width - width))
         pixels = self._pixels(image.crop((left, top, left + width, top + height)))
-        padding = [(missing // 2, missing - missing // 2) for missing in (crop[0] - height, crop[1] - width)]
+        padding = [
+            (missing // 2, missing - missing // 2)
+            for missing in (crop[0] - height, crop[1] - width)
+        ]
         return np.pad(pixels, ((0, 0), *padding))
 
     def _pixels(self, image: Image.Image) -> np.ndarray:
         values = np.asarray(image.convert("RGB"), dtype=np.float32)
         mean, std = (np.array(self.image[name], dtype=np.float32) for name in ("mean", "std"))
-        return np.ascontiguousarray(((values * np.float32(self.image["scale"]) - mean) / std).transpose(2, 0, 1))
+        return np.ascontiguousarray(
+            ((values * np.float32(self.image["scale"]) - mean) / std).transpose(2, 0, 1)
+        )

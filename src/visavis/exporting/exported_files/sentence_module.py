@@ -1,4 +1,6 @@
-"""Module of sentence-transformers for an exported model: its graphs are the functions at the end of this file."""
+"""Module of sentence-transformers for an exported model: its graphs are the functions at the end of
+this file.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from torch import nn
 
 
 class ImageTextEncoder(InputModule):
-    """Encodes texts and images to unit vectors. A ``str`` that is the path of a file is an image, any other ``str`` is a text.
+    """Encodes texts and images to unit vectors. A ``str`` that is the path of a file is an image,
+    any other ``str`` is a text.
 
     Args:
         folder: Folder of the exported model.
@@ -50,7 +53,9 @@ class ImageTextEncoder(InputModule):
         """Return the number of dimensions of a vector."""
         return int(self.preprocessor.text["embedding_dim"])
 
-    def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, **_: Any) -> dict[str, Any]:
+    def preprocess(
+        self, inputs: Sequence[Any], prompt: str | None = None, **_: Any
+    ) -> dict[str, Any]:
         """Convert texts and images, also mixed, to tensors.
 
         Args:
@@ -63,13 +68,23 @@ class ImageTextEncoder(InputModule):
         """
         is_image = [not isinstance(item, str) or os.path.isfile(item) for item in inputs]
         images = [item for item, image in zip(inputs, is_image, strict=True) if image]
-        texts = [(prompt or "") + item for item, image in zip(inputs, is_image, strict=True) if not image]
+        texts = [
+            (prompt or "") + item for item, image in zip(inputs, is_image, strict=True) if not image
+        ]
         features: dict[str, Any] = {"is_image": torch.tensor(is_image)}
         if images:
-            opened = [item if isinstance(item, Image.Image | bytes) else Path(item) for item in images]
+            opened = [
+                item if isinstance(item, Image.Image | bytes) else Path(item) for item in images
+            ]
             features["pixel_values"] = torch.from_numpy(self.preprocessor.images(opened))
         if texts:
-            features |= dict(zip(("input_ids", "attention_mask"), map(torch.from_numpy, self.preprocessor.texts(texts)), strict=False))
+            features |= dict(
+                zip(
+                    ("input_ids", "attention_mask"),
+                    map(torch.from_numpy, self.preprocessor.texts(texts)),
+                    strict=False,
+                )
+            )
         return features
 
     def forward(self, features: dict[str, Any], **_: Any) -> dict[str, Any]:
@@ -86,7 +101,10 @@ class ImageTextEncoder(InputModule):
         if "pixel_values" in features:
             parts[True] = encode_image(self.image, features["pixel_values"])
         if "input_ids" in features:
-            parts[False] = encode_text(self.text, *(features[name] for name in ("input_ids", "attention_mask") if name in features))
+            parts[False] = encode_text(
+                self.text,
+                *(features[name] for name in ("input_ids", "attention_mask") if name in features),
+            )
         first = next(iter(parts.values()))
         rows = first.new_zeros(len(is_image), first.shape[1])
         for kind, vectors in parts.items():
@@ -117,7 +135,11 @@ class ImageTextEncoder(InputModule):
         Returns:
             The module.
         """
-        hub_options = {key: options[key] for key in ("token", "cache_folder", "revision", "local_files_only") if key in options}
+        hub_options = {
+            key: options[key]
+            for key in ("token", "cache_folder", "revision", "local_files_only")
+            if key in options
+        }
         files = ("model.safetensors", "tokenizer.json", "visavis_encoder.py", "preprocessing.json")
         paths = [cls.load_file_path(model_name_or_path, name, **hub_options) for name in files]
         return cls(os.path.dirname(str(paths[-1])))

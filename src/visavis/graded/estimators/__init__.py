@@ -1,1 +1,3 @@
-"""Relevance estimators: word vectors, sentence models, cross-encoders, synthetic scenes, matrices and functions."""
+"""Relevance estimators: word vectors, sentence models, cross-encoders, synthetic scenes, matrices
+and functions.
+"""

@@ -1,7 +1,9 @@
-"""Base classes of relevance estimators: how well a caption describes an image for which it was not written, in [0, 1].
+"""Base classes of relevance estimators: how well a caption describes an image for which it was not
+written, in [0, 1].
 
-An estimator receives a list of captions once and then computes any block of their relevance matrix, so the full ``[N, N]`` matrix never
-exists. The relevance of a caption to an image is computed from the image's own captions, or from known ground truth.
+An estimator receives a list of captions once and then computes any block of their relevance matrix,
+so the full ``[N, N]`` matrix never exists. The relevance of a caption to an image is computed from
+the image's own captions, or from known ground truth.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from visavis.spec import validate_fields
 from visavis.types import unit_rows
 
 CaptionAggregation = Literal["paired", "max", "mean"]
-"""How the relevance to an image follows from the relevance to its captions: of its paired caption, their maximum, or their mean."""
+"""How the relevance to an image follows from the relevance to its captions: of its paired caption,
+their maximum, or their mean.
+"""
 
 
 class CaptionRelevance(ABC):
@@ -83,13 +87,16 @@ class ImageRelevance:
     function: Callable[[Tensor, Tensor, Tensor | None], Tensor]
     notes: tuple[str, ...] = ()
 
-    def __call__(self, images: Tensor, captions: Tensor, paired_captions: Tensor | None = None) -> Tensor:
+    def __call__(
+        self, images: Tensor, captions: Tensor, paired_captions: Tensor | None = None
+    ) -> Tensor:
         """Compute a block of the relevance matrix.
 
         Args:
             images: Indices of images, shape ``[V]``.
             captions: Indices of captions, shape ``[T]``.
-            paired_captions: The caption that represents each image, shape ``[V]``. Default: its first caption.
+            paired_captions: The caption that represents each image, shape ``[V]``. Default: its
+                first caption.
 
         Returns:
             Relevance in [0, 1], shape ``[V, T]``.
@@ -97,7 +104,9 @@ class ImageRelevance:
         return self.function(images, captions, paired_captions)
 
     @classmethod
-    def from_captions(cls, relevance: CaptionRelevance, data: Dataset, caption_aggregation: CaptionAggregation) -> ImageRelevance:
+    def from_captions(
+        cls, relevance: CaptionRelevance, data: Dataset, caption_aggregation: CaptionAggregation
+    ) -> ImageRelevance:
         """Combine the relevance to the captions of each image.
 
         Args:
@@ -126,7 +135,8 @@ class ImageRelevance:
 class RelevanceEstimator(ABC):
     """Estimator of graded relevance (base class).
 
-    ``estimator(captions_a, captions_b)`` is the relevance of every pair, shape ``[A, B]``, in [0, 1].
+    ``estimator(captions_a, captions_b)`` is the relevance of every pair, shape ``[A, B]``, in [0,
+    1].
     """
 
     def __post_init__(self) -> None:
@@ -165,20 +175,26 @@ class RelevanceEstimator(ABC):
             Relevance in [0, 1], shape ``[A, B]``.
         """
         first = torch.arange(len(captions_a))
-        return self.for_captions([*captions_a, *captions_b])(first, len(captions_a) + torch.arange(len(captions_b)))
+        return self.for_captions([*captions_a, *captions_b])(
+            first, len(captions_a) + torch.arange(len(captions_b))
+        )
 
-    def for_dataset(self, data: Dataset, caption_aggregation: CaptionAggregation = "paired") -> ImageRelevance:
+    def for_dataset(
+        self, data: Dataset, caption_aggregation: CaptionAggregation = "paired"
+    ) -> ImageRelevance:
         """Prepare the relevance of the captions of a data set to its images.
 
         Args:
             data: The data set.
-            caption_aggregation: "paired": relevance to the caption that represents the image, as in the Ladder paper. "max" and "mean": over
-                all captions of the image.
+            caption_aggregation: "paired": relevance to the caption that represents the image, as in
+                the Ladder paper. "max" and "mean": over all captions of the image.
 
         Returns:
             The relevance, computed block by block.
         """
-        return ImageRelevance.from_captions(self.for_captions(data.captions), data, caption_aggregation)
+        return ImageRelevance.from_captions(
+            self.for_captions(data.captions), data, caption_aggregation
+        )
 
 
 def treatment_note(captions: Sequence[str], special: Tensor, treatment: str) -> tuple[str, ...]:
@@ -190,10 +206,20 @@ def treatment_note(captions: Sequence[str], special: Tensor, treatment: str) -> 
         treatment: The special case, and its treatment.
 
     Returns:
-        One sentence with the number of special captions and the first of them. Empty if there are none.
+        One sentence with the number of special captions and the first of them. Empty if there are
+        none.
     """
     indices = special.nonzero().flatten().tolist()
-    return (f"{len(indices):,} of {len(captions):,} captions are {treatment} (first: {captions[indices[0]]!r}).",) if indices else ()
+    return (
+        (
+            (
+                f"{len(indices):,} of {len(captions):,} captions are {treatment} (first: "
+                f"{captions[indices[0]]!r})."
+            ),
+        )
+        if indices
+        else ()
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,7 +256,9 @@ class CosineRelevance(CaptionRelevance):
     def pairs(self, first: Tensor, second: Tensor) -> Tensor:
         """Compute the relevance of single pairs. See `CaptionRelevance`."""
         chunks = zip(first.split(_PAIRS_PER_CHUNK), second.split(_PAIRS_PER_CHUNK), strict=True)
-        return torch.cat([(self.vectors[left] * self.vectors[right]).sum(-1) for left, right in chunks]).clamp(0, 1)
+        return torch.cat(
+            [(self.vectors[left] * self.vectors[right]).sum(-1) for left, right in chunks]
+        ).clamp(0, 1)
 
 
 # The vectors of this many pairs take tens of megabytes.

@@ -31,11 +31,13 @@ class CoarseToFine(RelevanceEstimator):
         coarse: Spec of the fast estimator: CBoW, SentenceModel or CrossEncoder.
         fine: Spec of the accurate estimator.
         threshold: Pairs with a coarse relevance above this value are refined.
-        semantics: "paper" keeps the coarse relevance of the other pairs. "reference" sets it to 0, as the released code.
+        semantics: "paper" keeps the coarse relevance of the other pairs. "reference" sets it to 0,
+            as the released code.
 
     Source:
-        Zhou et al., Ladder loss (2020), section 4, with CBoW, BERT fine-tuned on STS-B, and threshold 0.8. Differs from the hybrid matrix of
-        the released code (``semantics="reference"``), which is 0 below the threshold and 1 for a caption with itself.
+        Zhou et al., Ladder loss (2020), section 4, with CBoW, BERT fine-tuned on STS-B, and
+        threshold 0.8. Differs from the hybrid matrix of the released code
+        (``semantics="reference"``), which is 0 below the threshold and 1 for a caption with itself.
     """
 
     coarse: str = "CBoW()"
@@ -60,7 +62,9 @@ class CoarseToFine(RelevanceEstimator):
         coarse, fine = (estimator.for_captions(captions) for estimator in self._estimators())
         number = {caption: i for i, caption in enumerate(captions)}
         text_ids = torch.tensor([number[caption] for caption in captions])
-        return _RefinedRelevance(coarse, fine, self, text_ids, tuple(dict.fromkeys((*coarse.notes, *fine.notes))))
+        return _RefinedRelevance(
+            coarse, fine, self, text_ids, tuple(dict.fromkeys((*coarse.notes, *fine.notes)))
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +87,10 @@ class _RefinedRelevance(CaptionRelevance):
         coarse = self.coarse.pairs(first, second)
         refined = coarse > self.config.threshold
         return self._combine(
-            coarse, refined, self.fine.pairs(first[refined], second[refined]), self.text_ids[first] == self.text_ids[second]
+            coarse,
+            refined,
+            self.fine.pairs(first[refined], second[refined]),
+            self.text_ids[first] == self.text_ids[second],
         )
 
     def _combine(self, coarse: Tensor, refined: Tensor, fine: Tensor, equal: Tensor) -> Tensor:
@@ -92,5 +99,10 @@ class _RefinedRelevance(CaptionRelevance):
         return torch.zeros_like(coarse).masked_scatter(refined, fine).masked_fill(equal, 1.0)
 
 
-CATALOG: tuple[type[RelevanceEstimator], ...] = (*CAPTION_ESTIMATORS, CoarseToFine, SceneRelevance, MatrixRelevance)
+CATALOG: tuple[type[RelevanceEstimator], ...] = (
+    *CAPTION_ESTIMATORS,
+    CoarseToFine,
+    SceneRelevance,
+    MatrixRelevance,
+)
 """All relevance estimators that a spec can name."""

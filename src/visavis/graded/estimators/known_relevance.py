@@ -1,4 +1,6 @@
-"""Relevance that is known: a matrix on the disk, a function, or the ground truth of synthetic scenes."""
+"""Relevance that is known: a matrix on the disk, a function, or the ground truth of synthetic
+scenes.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,12 @@ from visavis import storage
 from visavis.data.dataset import Dataset
 from visavis.data.dataset_reader import resolve_path
 from visavis.errors import DataError, ShapeError
-from visavis.graded.estimators.base import CaptionAggregation, CaptionRelevance, ImageRelevance, RelevanceEstimator
+from visavis.graded.estimators.base import (
+    CaptionAggregation,
+    CaptionRelevance,
+    ImageRelevance,
+    RelevanceEstimator,
+)
 from visavis.synthetic import SceneGraphs
 
 
@@ -23,8 +30,9 @@ from visavis.synthetic import SceneGraphs
 class MatrixRelevance(RelevanceEstimator):
     """A relevance matrix in a ``.npy`` file, read block by block.
 
-    The matrix has shape ``[captions, captions]`` or ``[images, captions]``, in the order of the whole data set with all splits. A square matrix
-    is one of captions. For a list of captions without images, the matrix must have its size.
+    The matrix has shape ``[captions, captions]`` or ``[images, captions]``, in the order of the
+    whole data set with all splits. A square matrix is one of captions. For a list of captions
+    without images, the matrix must have its size.
 
     Attributes:
         path: Path of the file, or its name under ``VISAVIS_DATA``. Values are in [0, 1].
@@ -50,15 +58,23 @@ class MatrixRelevance(RelevanceEstimator):
         """
         matrix, expected = self._matrix(), (len(captions),) * 2
         if matrix.shape != expected:
-            raise ShapeError(f"{self.path}: expected shape {expected}, a row and a column for each caption, got {matrix.shape}.")
-        return _MatrixCaptionRelevance(self.path, matrix, np.arange(len(captions)), np.arange(len(captions)))
+            raise ShapeError(
+                f"{self.path}: expected shape {expected}, a row and a column for each caption, got "
+                f"{matrix.shape}."
+            )
+        return _MatrixCaptionRelevance(
+            self.path, matrix, np.arange(len(captions)), np.arange(len(captions))
+        )
 
-    def for_dataset(self, data: Dataset, caption_aggregation: CaptionAggregation = "paired") -> ImageRelevance:
+    def for_dataset(
+        self, data: Dataset, caption_aggregation: CaptionAggregation = "paired"
+    ) -> ImageRelevance:
         """Open the matrix for a data set or one of its splits.
 
         Args:
             data: The data set.
-            caption_aggregation: How the captions of an image are combined. Not used for a matrix of images.
+            caption_aggregation: How the captions of an image are combined. Not used for a matrix of
+                images.
 
         Returns:
             Blocks of the matrix.
@@ -71,9 +87,14 @@ class MatrixRelevance(RelevanceEstimator):
         rows = captions if is_square else images
         expected = (int(rows.max()) + 1, int(captions.max()) + 1)
         is_split = data.image_origin is not None
-        if not (matrix.shape[0] >= expected[0] and matrix.shape[1] >= expected[1] if is_split else matrix.shape == expected):
+        if not (
+            matrix.shape[0] >= expected[0] and matrix.shape[1] >= expected[1]
+            if is_split
+            else matrix.shape == expected
+        ):
             raise ShapeError(
-                f"{self.path}: expected shape {'at least ' if is_split else ''}{expected}, the {'captions' if is_square else 'images'} and the "
+                f"{self.path}: expected shape {'at least ' if is_split else ''}{expected}, the "
+                f"{'captions' if is_square else 'images'} and the "
                 f"captions of {data.name} in its order, got {matrix.shape}."
             )
         relevance = _MatrixCaptionRelevance(self.path, matrix, rows, captions)
@@ -86,7 +107,8 @@ class MatrixRelevance(RelevanceEstimator):
         matrix = storage.read_array(path, kinds="fiub", memory_map=True)
         if matrix.ndim != 2:
             raise ShapeError(
-                f"{path}: expected a matrix [captions, captions] or [images, captions], got {matrix.dtype} of shape {matrix.shape}."
+                f"{path}: expected a matrix [captions, captions] or [images, captions], got "
+                f"{matrix.dtype} of shape {matrix.shape}."
             )
         return matrix
 
@@ -102,11 +124,18 @@ class _MatrixCaptionRelevance(CaptionRelevance):
 
     def __call__(self, rows: Tensor, columns: Tensor) -> Tensor:
         matrix_rows, matrix_columns = self.rows[rows.numpy()], self.columns[columns.numpy()]
-        return _checked(self.matrix[np.ix_(matrix_rows, matrix_columns)], self.name, matrix_rows[:, None], matrix_columns)
+        return _checked(
+            self.matrix[np.ix_(matrix_rows, matrix_columns)],
+            self.name,
+            matrix_rows[:, None],
+            matrix_columns,
+        )
 
     def pairs(self, first: Tensor, second: Tensor) -> Tensor:
         matrix_rows, matrix_columns = self.rows[first.numpy()], self.columns[second.numpy()]
-        return _checked(self.matrix[matrix_rows, matrix_columns], self.name, matrix_rows, matrix_columns)
+        return _checked(
+            self.matrix[matrix_rows, matrix_columns], self.name, matrix_rows, matrix_columns
+        )
 
 
 @dataclass(frozen=True)
@@ -114,7 +143,8 @@ class FunctionRelevance(RelevanceEstimator):
     """Relevance from a function, which is called for each block.
 
     Attributes:
-        function: Takes two lists of captions and returns their relevance in [0, 1], shape ``[A, B]``.
+        function: Takes two lists of captions and returns their relevance in [0, 1], shape ``[A,
+            B]``.
 
     Example:
         >>> same_length = FunctionRelevance(lambda a, b: np.array([[float(len(x) == len(y)) for y in b] for x in a]))
@@ -135,15 +165,28 @@ class _FunctionCaptionRelevance(CaptionRelevance):
     captions: tuple[str, ...]
 
     def __call__(self, rows: Tensor, columns: Tensor) -> Tensor:
-        first, second = ([self.captions[i] for i in indices.tolist()] for indices in (rows, columns))
-        block, name = np.asarray(self.function(first, second)), getattr(self.function, "__name__", "the function")
+        first, second = (
+            [self.captions[i] for i in indices.tolist()] for indices in (rows, columns)
+        )
+        block, name = (
+            np.asarray(self.function(first, second)),
+            getattr(self.function, "__name__", "the function"),
+        )
         expected = (len(first), len(second))
         if block.shape != expected:
-            raise ShapeError(f"{name}: expected relevance of shape {expected}, one row per caption of the first list, got {block.shape}.")
+            raise ShapeError(
+                f"{name}: expected relevance of shape {expected}, one row per caption of the first "
+                f"list, got {block.shape}."
+            )
         return _checked(block, name, rows.numpy()[:, None], columns.numpy())
 
     def pairs(self, first: Tensor, second: Tensor) -> Tensor:
-        return torch.cat([self(row, column)[:, 0] for row, column in zip(first.split(1), second.split(1), strict=True)])
+        return torch.cat(
+            [
+                self(row, column)[:, 0]
+                for row, column in zip(first.split(1), second.split(1), strict=True)
+            ]
+        )
 
 
 def _checked(relevance: np.ndarray, name: str, rows: np.ndarray, columns: np.ndarray) -> Tensor:
@@ -152,7 +195,10 @@ def _checked(relevance: np.ndarray, name: str, rows: np.ndarray, columns: np.nda
     if invalid.any():
         position = tuple(np.argwhere(invalid)[0])
         row, column = (np.broadcast_to(axis, invalid.shape)[position] for axis in (rows, columns))
-        raise DataError(f"{name}: row {row}, column {column}: expected a relevance from 0 to 1, got {relevance[position]}.")
+        raise DataError(
+            f"{name}: row {row}, column {column}: expected a relevance from 0 to 1, got "
+            f"{relevance[position]}."
+        )
     return torch.from_numpy(np.asarray(relevance, np.float32))
 
 
@@ -176,9 +222,14 @@ class SceneRelevance(RelevanceEstimator):
         Raises:
             DataError: Always, because the ground truth is about images.
         """
-        raise DataError("SceneRelevance: expected images with captions, got captions only. Use CBoW or SentenceModel.")
+        raise DataError(
+            "SceneRelevance: expected images with captions, got captions only. Use CBoW or "
+            "SentenceModel."
+        )
 
-    def for_dataset(self, data: Dataset, caption_aggregation: CaptionAggregation = "paired") -> ImageRelevance:
+    def for_dataset(
+        self, data: Dataset, caption_aggregation: CaptionAggregation = "paired"
+    ) -> ImageRelevance:
         """Read the scene descriptions of a data set.
 
         Args:
@@ -195,12 +246,15 @@ class SceneRelevance(RelevanceEstimator):
         needed = int(data.image_rows.max()) + 1, int(data.caption_rows.max()) + 1
         if len(graphs.scenes) < needed[0] or len(graphs.facts) < needed[1]:
             raise DataError(
-                f"{_folder(data) / 'scenes.jsonl'}: expected at least {needed[0]:,} images and {needed[1]:,} captions for {data.name}, "
+                f"{_folder(data) / 'scenes.jsonl'}: expected at least {needed[0]:,} images and "
+                f"{needed[1]:,} captions for {data.name}, "
                 f"got {len(graphs.scenes):,} and {len(graphs.facts):,}. Write the data set again."
             )
         return ImageRelevance(
             lambda images, captions, _: torch.from_numpy(
-                graphs.relevance(data.image_rows[images.numpy()], data.caption_rows[captions.numpy()])
+                graphs.relevance(
+                    data.image_rows[images.numpy()], data.caption_rows[captions.numpy()]
+                )
             )
         )
 
@@ -209,6 +263,7 @@ def _folder(data: Dataset) -> Path:
     location = data.images[0].location
     if location is None:
         raise DataError(
-            f"SceneRelevance: expected the image files of the synthetic scenes {data.name}, got none. Pass the original folder."
+            f"SceneRelevance: expected the image files of the synthetic scenes {data.name}, got "
+            "none. Pass the original folder."
         )
     return location.path.parent.parent

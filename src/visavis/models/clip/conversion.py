@@ -68,7 +68,15 @@ ENCODER_NAMES = {"": "text_model", "visual.": "vision_model"}
 """Prefixes of the text and the image encoder in open_clip, with their names in transformers."""
 SUPPORTED_CONFIG_KEYS = {
     "": {"embed_dim", "vision_cfg", "text_cfg", "quick_gelu", "custom_text", "init_logit_scale"},
-    "vision_cfg": {"image_size", "layers", "width", "head_width", "mlp_ratio", "patch_size", "patch_dropout"},
+    "vision_cfg": {
+        "image_size",
+        "layers",
+        "width",
+        "head_width",
+        "mlp_ratio",
+        "patch_size",
+        "patch_dropout",
+    },
     "text_cfg": {"context_length", "vocab_size", "width", "heads", "layers", "mlp_ratio"},
 }
 """Supported options of a configuration. Other options would define another model."""
@@ -92,7 +100,9 @@ class _TextConfig:
 
 @dataclass(frozen=True)
 class _ModelConfig:
-    """Part of open_clip's configuration that the weights do not define or must agree with, with open_clip's defaults."""
+    """Part of open_clip's configuration that the weights do not define or must agree with, with
+    open_clip's defaults.
+    """
 
     embed_dim: PositiveInt
     vision_cfg: _VisionConfig
@@ -110,59 +120,80 @@ def is_open_clip(tensors: Iterable[str]) -> bool:
         Whether they are.
     """
     return any(
-        name.removeprefix("text.") == "token_embedding.weight" or name.startswith(("visual.conv1.", "visual.trunk.")) for name in tensors
+        name.removeprefix("text.") == "token_embedding.weight"
+        or name.startswith(("visual.conv1.", "visual.trunk."))
+        for name in tensors
     )
 
 
 def convert_open_clip(
-    tensors: Mapping[str, Tensor], checkpoint: Path, out: str | Path, *, config: str = "", text: str = ""
+    tensors: Mapping[str, Tensor],
+    checkpoint: Path,
+    out: str | Path,
+    *,
+    config: str = "",
+    text: str = "",
 ) -> CheckpointConversion:
-    """Write the weights of a CLIP with transformer encoders into a new folder of ``transformers``, to be used like any CLIP model.
+    """Write the weights of a CLIP with transformer encoders into a new folder of ``transformers``,
+    to be used like any CLIP model.
 
     Args:
         tensors: Weights by name.
         checkpoint: File of the checkpoint.
         out: New folder.
-        config: Configuration of open_clip: a file, or a name such as ViT-B-32 if open_clip is installed. Empty: open_clip_config.json next
-            to the checkpoint.
-        text: Folder or hub name of a CLIP of transformers, for its tokenizer. Empty: ``DEFAULT_TOKENIZER``.
+        config: Configuration of open_clip: a file, or a name such as ViT-B-32 if open_clip is
+            installed. Empty: open_clip_config.json next to the checkpoint.
+        text: Folder or hub name of a CLIP of transformers, for its tokenizer. Empty:
+            ``DEFAULT_TOKENIZER``.
 
     Returns:
         The conversion.
 
     Raises:
-        DataError: For another architecture, and naming weights that are unknown, missing or of wrong shapes.
+        DataError: For another architecture, and naming weights that are unknown, missing or of
+            wrong shapes.
     """
     tensors = {name.removeprefix("text."): tensor for name, tensor in tensors.items()}
     model, preprocessing = _read_config(config, checkpoint)
     if (layers := model.text_cfg.layers + model.vision_cfg.layers) > len(tensors):
         raise DataError(
-            f"{checkpoint}: expected weights of {layers:,} layers, got {len(tensors):,} tensors. Pass the configuration of the model."
+            f"{checkpoint}: expected weights of {layers:,} layers, got {len(tensors):,} tensors. "
+            "Pass the configuration of the model."
         )
     names = dict(_weight_names(model))
     expected = "a CLIP of open_clip with the vision transformer of its configuration"
     check_weight_names(tensors, names, IGNORED_WEIGHTS, checkpoint, expected)
-    text_folder, tokenizer = open_text_source(text or DEFAULT_TOKENIZER, checkpoint, "needs the tokenizer of CLIP")
+    text_folder, tokenizer = open_text_source(
+        text or DEFAULT_TOKENIZER, checkpoint, "needs the tokenizer of CLIP"
+    )
     _check_sizes(tensors, model, len(tokenizer), checkpoint)
-    converted = rename_weights(tensors | {name: tensors[name].T for name in TRANSPOSED_WEIGHTS}, names)
+    converted = rename_weights(
+        tensors | {name: tensors[name].T for name in TRANSPOSED_WEIGHTS}, names
+    )
     with storage.atomic_folder(out) as folder:
         # Copies the tokenizer. Its config and preprocessing are replaced by the following files.
         copy_config_files(text_folder, folder)
         storage.write_json(folder / "config.json", _build_config(model, converted, tokenizer))
-        storage.write_json(folder / "preprocessor_config.json", _preprocessor_config(preprocessing, model.vision_cfg.image_size))
+        storage.write_json(
+            folder / "preprocessor_config.json",
+            _preprocessor_config(preprocessing, model.vision_cfg.image_size),
+        )
         storage.write_tensors(folder / "model.safetensors", converted, for_transformers=True)
         open_dual_encoder(str(folder))
     return _conversion_result(Path(out))
 
 
 KEPT_POSITIONS = 20
-"""Positions that stay as they are when a text encoder is extended. CLIP was trained mostly on texts of this length."""
+"""Positions that stay as they are when a text encoder is extended. CLIP was trained mostly on texts
+of this length.
+"""
 MAX_TEXT_LENGTH = 100_000
 """Maximum length of an extended text encoder, in tokens."""
 
 
 def extend_positions(name: str, max_length: int, out: str | Path) -> CheckpointConversion:
-    """Write a CLIP or SigLIP model that reads longer texts. The positions after the 20th are interpolated.
+    """Write a CLIP or SigLIP model that reads longer texts. The positions after the 20th are
+    interpolated.
 
     Args:
         name: Folder or hub name of the model.
@@ -173,27 +204,40 @@ def extend_positions(name: str, max_length: int, out: str | Path) -> CheckpointC
         The folder of the longer model.
 
     Raises:
-        DataError: If the model is not a CLIP or SigLIP, reads texts of this length already, or has no position after the 20th.
+        DataError: If the model is not a CLIP or SigLIP, reads texts of this length already, or has
+            no position after the 20th.
 
     Source:
-        Zhang et al., Long-CLIP: Unlocking the Long-Text Capability of CLIP (2024), which interpolates 77 positions to 248.
+        Zhang et al., Long-CLIP: Unlocking the Long-Text Capability of CLIP (2024), which
+        interpolates 77 positions to 248.
     """
     folder = model_folder(name)
     config = storage.read_json(folder / "config.json", dict[str, Any])
     if config.get("model_type") not in DUAL_ENCODER_TYPES:
-        raise DataError(f"{name}: expected a CLIP or SigLIP model, got a model of kind {config.get('model_type')}. Extend a dual encoder.")
+        raise DataError(
+            f"{name}: expected a CLIP or SigLIP model, got a model of kind "
+            f"{config.get('model_type')}. Extend a dual encoder."
+        )
     model = load_pretrained_model(folder, dtype=torch.float32)
     positions = model.text_model.embeddings.position_embedding.weight.data
     if max_length <= len(positions):
         raise DataError(
-            f"max_length: expected more than the {len(positions)} tokens that {name} reads, got {max_length}. Set a larger number."
+            f"max_length: expected more than the {len(positions)} tokens that {name} reads, got "
+            f"{max_length}. Set a larger number."
         )
     if len(positions) <= KEPT_POSITIONS:
-        raise DataError(f"{name}: expected a model that reads more than {KEPT_POSITIONS} tokens, got {len(positions)}. Use another model.")
+        raise DataError(
+            f"{name}: expected a model that reads more than {KEPT_POSITIONS} tokens, got "
+            f"{len(positions)}. Use another model."
+        )
     weights = {key: value.data for key, value in model.state_dict(keep_vars=True).items()}
-    (position_name,) = (key for key in weights if key.endswith("text_model.embeddings.position_embedding.weight"))
+    (position_name,) = (
+        key for key in weights if key.endswith("text_model.embeddings.position_embedding.weight")
+    )
     size = max_length - KEPT_POSITIONS
-    interpolated = interpolate(positions[KEPT_POSITIONS:].T[None], size=size, mode="linear", align_corners=True)[0].T
+    interpolated = interpolate(
+        positions[KEPT_POSITIONS:].T[None], size=size, mode="linear", align_corners=True
+    )[0].T
     weights[position_name] = torch.cat([positions[:KEPT_POSITIONS], interpolated])
     config["text_config"] = {**config.get("text_config", {}), "max_position_embeddings": max_length}
     with storage.atomic_folder(storage.prepare_empty_folder(out, will_be_replaced=True)) as part:
@@ -201,7 +245,9 @@ def extend_positions(name: str, max_length: int, out: str | Path) -> CheckpointC
         storage.write_json(part / "config.json", config)
         file = part / "tokenizer_config.json"
         if os.path.exists(file):
-            storage.write_json(file, storage.read_json(file, dict[str, Any]) | {"model_max_length": max_length})
+            storage.write_json(
+                file, storage.read_json(file, dict[str, Any]) | {"model_max_length": max_length}
+            )
         storage.write_tensors(part / "model.safetensors", weights, for_transformers=True)
         open_dual_encoder(str(part))
     return _conversion_result(Path(out))
@@ -209,7 +255,10 @@ def extend_positions(name: str, max_length: int, out: str | Path) -> CheckpointC
 
 def _conversion_result(folder: Path) -> CheckpointConversion:
     encoder = {"encoder": str(folder)}
-    return CheckpointConversion(folder, {"name": folder.name, "extends": "clip/small-data", "visual": encoder, "text": encoder})
+    return CheckpointConversion(
+        folder,
+        {"name": folder.name, "extends": "clip/small-data", "visual": encoder, "text": encoder},
+    )
 
 
 def _read_config(name: str, checkpoint: Path) -> tuple[_ModelConfig, dict[str, Any]]:
@@ -220,10 +269,16 @@ def _read_config(name: str, checkpoint: Path) -> tuple[_ModelConfig, dict[str, A
     for part, supported in SUPPORTED_CONFIG_KEYS.items():
         section = model.get(part) if part else model
         if not isinstance(section, dict):
-            raise DataError(f"{file}: expected a configuration of open_clip with {part}, got none. Pass the configuration of the model.")
-        if unsupported := sorted(name for name, value in section.items() if name not in supported and value):
             raise DataError(
-                f"{file}: expected options of a CLIP of transformers, got {part or 'model'}.{unsupported[0]}. Convert a model without this option."
+                f"{file}: expected a configuration of open_clip with {part}, got none. Pass the "
+                "configuration of the model."
+            )
+        if unsupported := sorted(
+            name for name, value in section.items() if name not in supported and value
+        ):
+            raise DataError(
+                f"{file}: expected options of a CLIP of transformers, got "
+                f"{part or 'model'}.{unsupported[0]}. Convert a model without this option."
             )
     return storage.parse_json(json.dumps(model).encode(), _ModelConfig, str(file)), preprocessing
 
@@ -235,44 +290,73 @@ def _find_config_file(config: str, checkpoint: Path) -> Path:
         candidates.append(Path(installed.origin).parent / "model_configs" / f"{config}.json")
     if (file := next(filter(os.path.isfile, candidates), None)) is not None:
         return file
-    actual = f"got {config!r}, which is not a file" if config else f"got none, and no {OPEN_CLIP_CONFIG} next to {checkpoint}"
+    actual = (
+        f"got {config!r}, which is not a file"
+        if config
+        else f"got none, and no {OPEN_CLIP_CONFIG} next to {checkpoint}"
+    )
     raise DataError(
-        f"config: expected a configuration file of open_clip, {actual}. Weights alone do not define the number of attention heads. "
-        f"Pass a file, or a name such as ViT-B-32 if open_clip is installed{'' if installed else ' (it is not installed)'}."
+        f"config: expected a configuration file of open_clip, {actual}. Weights alone do not "
+        "define the number of attention heads. "
+        "Pass a file, or a name such as ViT-B-32 if open_clip is "
+        f"installed{'' if installed else ' (it is not installed)'}."
     )
 
 
 def _weight_names(model: _ModelConfig) -> Iterator[WeightNames]:
-    """Yield every weight of a complete checkpoint by its name in open_clip, with its names in transformers (three for a split weight)."""
+    """Yield every weight of a complete checkpoint by its name in open_clip, with its names in
+    transformers (three for a split weight).
+    """
     yield from ((name, (target,)) for name, target in EMBEDDING_NAMES.items())
     yield from weight_and_bias(NORM_NAMES.items())
-    for (side, encoder), depth in zip(ENCODER_NAMES.items(), (model.text_cfg.layers, model.vision_cfg.layers), strict=True):
+    for (side, encoder), depth in zip(
+        ENCODER_NAMES.items(), (model.text_cfg.layers, model.vision_cfg.layers), strict=True
+    ):
         for layer in range(depth):
-            source, target = f"{side}transformer.resblocks.{layer}.", f"{encoder}.encoder.layers.{layer}."
+            source, target = (
+                f"{side}transformer.resblocks.{layer}.",
+                f"{encoder}.encoder.layers.{layer}.",
+            )
             yield from weight_and_bias(BLOCK_NAMES.items(), source, target)
             for end in ("weight", "bias"):
-                yield f"{source}attn.in_proj_{end}", tuple(f"{target}self_attn.{name}_proj.{end}" for name in "qkv")
+                yield (
+                    f"{source}attn.in_proj_{end}",
+                    tuple(f"{target}self_attn.{name}_proj.{end}" for name in "qkv"),
+                )
 
 
-def _check_sizes(tensors: Mapping[str, Tensor], model: _ModelConfig, vocabulary_size: int, checkpoint: Path) -> None:
+def _check_sizes(
+    tensors: Mapping[str, Tensor], model: _ModelConfig, vocabulary_size: int, checkpoint: Path
+) -> None:
     """Raise DataError if weights have other sizes than the configuration and the tokenizer define."""
     vision, text = model.vision_cfg, model.text_cfg
     expected = {
         "visual.conv1.weight": (vision.width, 3, vision.patch_size, vision.patch_size),
-        "visual.positional_embedding": ((vision.image_size // vision.patch_size) ** 2 + 1, vision.width),
+        "visual.positional_embedding": (
+            (vision.image_size // vision.patch_size) ** 2 + 1,
+            vision.width,
+        ),
         "visual.proj": (vision.width, model.embed_dim),
         "text_projection": (text.width, model.embed_dim),
         "token_embedding.weight": (vocabulary_size, text.width),
     }
-    check_weight_shapes(tensors, expected, checkpoint, "Pass the configuration and tokenizer that it was trained with.")
+    check_weight_shapes(
+        tensors,
+        expected,
+        checkpoint,
+        "Pass the configuration and tokenizer that it was trained with.",
+    )
     for part, heads in ((vision, vision.width / vision.head_width), (text, text.heads)):
         if heads != int(heads) or part.width % heads:
             raise DataError(
-                f"{checkpoint}: expected a width that is divisible by {heads:g} heads, got {part.width}. Pass the configuration of this model."
+                f"{checkpoint}: expected a width that is divisible by {heads:g} heads, got "
+                f"{part.width}. Pass the configuration of this model."
             )
 
 
-def _build_config(model: _ModelConfig, converted: Mapping[str, Tensor], tokenizer: Any) -> dict[str, Any]:
+def _build_config(
+    model: _ModelConfig, converted: Mapping[str, Tensor], tokenizer: Any
+) -> dict[str, Any]:
     def encoder_config(side: str, part: _TextConfig | _VisionConfig, heads: int) -> dict[str, Any]:
         return {
             "hidden_act": "quick_gelu" if model.quick_gelu else "gelu",
@@ -284,8 +368,13 @@ def _build_config(model: _ModelConfig, converted: Mapping[str, Tensor], tokenize
         }
 
     vision = model.vision_cfg
-    vocabulary_size, max_length = (len(converted[f"text_model.embeddings.{name}_embedding.weight"]) for name in ("token", "position"))
-    tokens = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
+    vocabulary_size, max_length = (
+        len(converted[f"text_model.embeddings.{name}_embedding.weight"])
+        for name in ("token", "position")
+    )
+    tokens = {
+        f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")
+    }
     return {
         "model_type": "clip",
         "architectures": ["CLIPModel"],
@@ -299,12 +388,21 @@ def _build_config(model: _ModelConfig, converted: Mapping[str, Tensor], tokenize
 
 
 def _preprocessor_config(preprocessing: Mapping[str, Any], side: int) -> dict[str, Any]:
-    """Build the preprocessing of transformers. Raises DataError for a resize mode that it does not have."""
+    """Build the preprocessing of transformers. Raises DataError for a resize mode that it does not
+    have.
+    """
     mode = preprocessing.get("resize_mode") or "shortest"
     if mode not in ("shortest", "squash"):
-        raise DataError(f"resize_mode: expected shortest or squash, got {mode!r}. Convert a model with one of these modes.")
+        raise DataError(
+            f"resize_mode: expected shortest or squash, got {mode!r}. Convert a model with one of "
+            "these modes."
+        )
     square = {"height": side, "width": side}
-    statistics = {f"image_{name}": list(preprocessing[name]) for name in ("mean", "std") if preprocessing.get(name)}
+    statistics = {
+        f"image_{name}": list(preprocessing[name])
+        for name in ("mean", "std")
+        if preprocessing.get(name)
+    }
     return IMAGE_PREPROCESSING | {
         "image_processor_type": "CLIPImageProcessor",
         "size": {"shortest_edge": side} if mode == "shortest" else square,

@@ -1,4 +1,6 @@
-"""CLIP and SigLIP, dual encoders of ``transformers``, pretrained or fine-tuned, also with low-rank adapters (LoRA) of ``peft``."""
+"""CLIP and SigLIP, dual encoders of ``transformers``, pretrained or fine-tuned, also with low-rank
+adapters (LoRA) of ``peft``.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,22 @@ import torch
 from torch import Tensor, nn
 
 from visavis import storage
-from visavis.errors import DataError, RunError, SpecError, VisavisError, requires_extra, suggest_name
-from visavis.models.base import INITIAL_BIAS, GlobalMatcher, Matcher, MatcherConfig, encode_unit_rows, get_vectors
+from visavis.errors import (
+    DataError,
+    RunError,
+    SpecError,
+    VisavisError,
+    requires_extra,
+    suggest_name,
+)
+from visavis.models.base import (
+    INITIAL_BIAS,
+    GlobalMatcher,
+    Matcher,
+    MatcherConfig,
+    encode_unit_rows,
+    get_vectors,
+)
 from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.models.encoders.frozen_encoders import VisualEncoder
 from visavis.models.encoders.hub_download import HUB_NAME
@@ -44,17 +60,22 @@ from visavis.types import Encoded
 DUAL_ENCODER_TYPES = ("clip", "siglip")
 """Supported values of ``model_type`` in ``config.json``."""
 SCALE_BOUNDS = {"clip": (1.0, 100.0), "siglip": (1.0, 1000.0)}
-"""Default minimum and maximum of the learned scale by ``model_type``. CLIP was trained with this maximum, SigLIP without one."""
+"""Default minimum and maximum of the learned scale by ``model_type``. CLIP was trained with this
+maximum, SigLIP without one.
+"""
 LORA_A_MARK = ".lora_A."
 """Part of the name of every matrix A of an update B A. A starts at random, B at 0."""
 _POSITIONS = "vision_model.embeddings.position_embedding.weight"
 
 TEMPERATURE_FILE = "temperature.safetensors"
-"""File with the temperature (and bias) of the pretraining, next to config, preprocessing and tokenizer."""
+"""File with the temperature (and bias) of the pretraining, next to config, preprocessing and
+tokenizer.
+"""
 
 
 class CLIP(GlobalMatcher):
-    """CLIP or SigLIP: two transformers that were trained on pairs. The score is the cosine of their projected vectors.
+    """CLIP or SigLIP: two transformers that were trained on pairs. The score is the cosine of their
+    projected vectors.
 
     Args:
         config: The architecture.
@@ -63,10 +84,12 @@ class CLIP(GlobalMatcher):
         DataError: If the model is not a CLIP or SigLIP.
 
     Source:
-        Radford et al. (2021). Zhai et al., Sigmoid Loss for Language Image Pre-Training (2023). Hu et al., LoRA (2022).
+        Radford et al. (2021). Zhai et al., Sigmoid Loss for Language Image Pre-Training (2023). Hu
+        et al., LoRA (2022).
 
     Differs from:
-        The papers include the learned temperature (and bias) in the score. Here they are not part of it, because they change no ranking.
+        The papers include the learned temperature (and bias) in the score. Here they are not part
+        of it, because they change no ranking.
     """
 
     name = "CLIP"
@@ -78,18 +101,21 @@ class CLIP(GlobalMatcher):
         Attributes:
             visual_granularity: Always "pixels".
             text_granularity: Always "tokens".
-            backbone: Folder or hub name of a CLIP or SigLIP model, which provides preprocessing and tokenizer.
-            scale: "learned" multiplies the scores in training instead of the temperature of NTXent, InfoNCE or Sigmoid. It starts at the
-                temperature of the pretraining.
-            scale_bounds: Minimum and maximum of the learned scale. Empty: 1 to 100 for CLIP, 1 to 1,000 for SigLIP, and the pretrained scale
-                if it is outside.
-            logit_bias: "learned" adds a number after the learned scale, instead of the bias of Sigmoid. It starts at the bias of the
-                pretraining, or at -10 for CLIP, which has none. Set automatically by the objective.
+            backbone: Folder or hub name of a CLIP or SigLIP model, which provides preprocessing and
+                tokenizer.
+            scale: "learned" multiplies the scores in training instead of the temperature of NTXent,
+                InfoNCE or Sigmoid. It starts at the temperature of the pretraining.
+            scale_bounds: Minimum and maximum of the learned scale. Empty: 1 to 100 for CLIP, 1 to
+                1,000 for SigLIP, and the pretrained scale if it is outside.
+            logit_bias: "learned" adds a number after the learned scale, instead of the bias of
+                Sigmoid. It starts at the bias of the pretraining, or at -10 for CLIP, which has
+                none. Set automatically by the objective.
             lora_rank: Above 0, only low-rank adapters are trained and saved.
             lora_alpha: Updates have the factor ``lora_alpha / lora_rank``.
             lora_dropout: Dropout of the adapters.
             lora_layers: Endings of the names of linear layers with an adapter.
-            base_weights_checksum: Hash of the pretrained weights that adapters belong to. Set automatically.
+            base_weights_checksum: Hash of the pretrained weights that adapters belong to. Set
+                automatically.
         """
 
         visual_granularity: Literal["pixels"] = "pixels"
@@ -107,7 +133,9 @@ class CLIP(GlobalMatcher):
         def __post_init__(self) -> None:
             super().__post_init__()
             bounds = self.scale_bounds
-            require_field(bool(self.lora_layers), self, "lora_layers", "endings of the names of linear layers")
+            require_field(
+                bool(self.lora_layers), self, "lora_layers", "endings of the names of linear layers"
+            )
             require_field(
                 not bounds or (len(bounds) == 2 and 0 < bounds[0] <= bounds[1]),
                 self,
@@ -123,24 +151,47 @@ class CLIP(GlobalMatcher):
         super().__init__(config)
         saved = saved_part_folder(VisualEncoder.part_name, required=False)
         self.folder = saved or _pretrained_folder(config)
-        self.model = load_pretrained_model(self.folder, dtype=torch.float32) if saved is None else build_empty_model(saved)
+        self.model = (
+            load_pretrained_model(self.folder, dtype=torch.float32)
+            if saved is None
+            else build_empty_model(saved)
+        )
         kind = self.model.config.model_type
         if kind not in DUAL_ENCODER_TYPES:
             raise DataError(
-                f"{config.backbone}: expected a model of kind {' or '.join(DUAL_ENCODER_TYPES)}, got {kind}. Use a dual encoder."
+                f"{config.backbone}: expected a model of kind {' or '.join(DUAL_ENCODER_TYPES)}, "
+                f"got {kind}. Use a dual encoder."
             )
-        temperature = {name: parameter.data for name, parameter in self.model.named_parameters(recurse=False)}
-        self.temperature = temperature if saved is None else storage.read_tensors(saved / TEMPERATURE_FILE, temperature, error=RunError)
+        temperature = {
+            name: parameter.data for name, parameter in self.model.named_parameters(recurse=False)
+        }
+        self.temperature = (
+            temperature
+            if saved is None
+            else storage.read_tensors(saved / TEMPERATURE_FILE, temperature, error=RunError)
+        )
         for name in temperature:
             delattr(self.model, name)
         if config.lora_rank:
-            self.config = replace(config, base_weights_checksum=_verify_base_weights(config, self.model))
-            add_adapters(self.model, config.lora_rank, config.lora_alpha, config.lora_dropout, config.lora_layers)
+            self.config = replace(
+                config, base_weights_checksum=_verify_base_weights(config, self.model)
+            )
+            add_adapters(
+                self.model,
+                config.lora_rank,
+                config.lora_alpha,
+                config.lora_dropout,
+                config.lora_layers,
+            )
         pretrained = self.pretrained_logits
         initial_scale = pretrained["scale"]
         if bounds := config.scale_bounds:
             initial_scale = min(max(initial_scale, bounds[0]), bounds[1])
-        self.learned_scale = LearnedScale.containing(initial_scale, bounds or SCALE_BOUNDS[kind]) if config.scale == "learned" else None
+        self.learned_scale = (
+            LearnedScale.containing(initial_scale, bounds or SCALE_BOUNDS[kind])
+            if config.scale == "learned"
+            else None
+        )
         initial_bias = torch.tensor(pretrained.get("bias", INITIAL_BIAS))
         self.learned_bias = nn.Parameter(initial_bias) if config.logit_bias == "learned" else None
 
@@ -154,7 +205,11 @@ class CLIP(GlobalMatcher):
 
     @property
     def pretrained_logits(self) -> dict[str, float]:
-        bias = {"bias": self.temperature["logit_bias"].item()} if "logit_bias" in self.temperature else {}
+        bias = (
+            {"bias": self.temperature["logit_bias"].item()}
+            if "logit_bias" in self.temperature
+            else {}
+        )
         return {"scale": self.temperature["logit_scale"].exp().item()} | bias
 
     def parts(self) -> dict[str, list[nn.Module | nn.Parameter]]:
@@ -167,7 +222,8 @@ class CLIP(GlobalMatcher):
         return parts | self.scale_part()
 
     def save_pretrained(self, folder: str | Path, **extra: Any) -> None:
-        """Write the model folder. If all weights are trained, it also holds config, preprocessing and tokenizer of the pretrained model.
+        """Write the model folder. If all weights are trained, it also holds config, preprocessing
+        and tokenizer of the pretrained model.
 
         Args:
             folder: Folder of the model.
@@ -184,11 +240,16 @@ class CLIP(GlobalMatcher):
 
     def encode_text(self, items: Encoded) -> Encoded:
         mask = None if items.mask is None else items.mask.long()  # type: ignore[union-attr]
-        return encode_unit_rows(self.model.get_text_features(input_ids=get_vectors(items), attention_mask=mask).pooler_output)
+        return encode_unit_rows(
+            self.model.get_text_features(
+                input_ids=get_vectors(items), attention_mask=mask
+            ).pooler_output
+        )
 
 
 def export_to_transformers(matcher: Matcher, folder: str | Path) -> Path:
-    """Write a trained model as a folder of ``transformers``, with merged adapters and the tokenizer and preprocessing of its backbone.
+    """Write a trained model as a folder of ``transformers``, with merged adapters and the tokenizer
+    and preprocessing of its backbone.
 
     Args:
         matcher: A CLIP or SigLIP model.
@@ -202,7 +263,10 @@ def export_to_transformers(matcher: Matcher, folder: str | Path) -> Path:
         RefusedOverwrite: If the folder is not empty.
     """
     if not isinstance(matcher, CLIP):
-        raise VisavisError(f"export: expected a CLIP or SigLIP model, got {matcher.name}. Export only these models to transformers.")
+        raise VisavisError(
+            f"export: expected a CLIP or SigLIP model, got {matcher.name}. Export only these "
+            "models to transformers."
+        )
     folder = storage.prepare_empty_folder(folder, will_be_replaced=True)
     with storage.atomic_folder(folder) as part:
         write_transformers_files(matcher, part)
@@ -215,8 +279,8 @@ def write_transformers_files(matcher: CLIP, folder: Path, image_size: int = 0) -
     Args:
         matcher: A CLIP or SigLIP model.
         folder: Existing folder.
-        image_size: Edge of the images that the model reads, in pixels. The position embeddings are interpolated to it. 0: the size of
-            the pretrained model.
+        image_size: Edge of the images that the model reads, in pixels. The position embeddings are
+            interpolated to it. 0: the size of the pretrained model.
     """
     weights = matcher.model.state_dict() | matcher.temperature
     if matcher.config.lora_rank:
@@ -233,13 +297,19 @@ def write_transformers_files(matcher: CLIP, folder: Path, image_size: int = 0) -
         weights[_POSITIONS] = _interpolated_positions(matcher, image_size)
         config = storage.read_json(folder / "config.json", dict[str, Any])
         # Configs before version 4.28 of transformers have both.
-        parts = {part: config[part] for part in ("vision_config", "vision_config_dict") if config.get(part)} or {"vision_config": {}}
+        parts = {
+            part: config[part]
+            for part in ("vision_config", "vision_config_dict")
+            if config.get(part)
+        } or {"vision_config": {}}
         resized = {part: values | {"image_size": image_size} for part, values in parts.items()}
         storage.write_json(folder / "config.json", config | resized)
     file = folder / "tokenizer_config.json"
     if os.path.isfile(file) and matcher.model.config.model_type == "clip":
         # Another side would change the vectors of padded texts, see load_pretrained_tokenizer.
-        storage.write_json(file, storage.read_json(file, dict[str, Any]) | {"padding_side": "right"})
+        storage.write_json(
+            file, storage.read_json(file, dict[str, Any]) | {"padding_side": "right"}
+        )
     storage.write_tensors(folder / "model.safetensors", weights, for_transformers=True)
 
 
@@ -249,7 +319,12 @@ def _interpolated_positions(matcher: CLIP, image_size: int) -> Tensor:
     embeddings = matcher.model.vision_model.embeddings
     size = embeddings.config.image_size // embeddings.patch_size
     num_special = len(embeddings.position_embedding.weight) - size**2
-    tokens = torch.empty(1, (image_size // embeddings.patch_size) ** 2 + num_special, embeddings.embed_dim, device="meta")
+    tokens = torch.empty(
+        1,
+        (image_size // embeddings.patch_size) ** 2 + num_special,
+        embeddings.embed_dim,
+        device="meta",
+    )
     return embeddings.interpolate_pos_encoding(tokens, image_size, image_size)[0].contiguous()
 
 
@@ -259,7 +334,9 @@ def _pretrained_folder(config: CLIP.Config) -> Path:
         return model_folder(config.backbone)
     except DataError as error:
         raise DataError(
-            f"These adapters need their pretrained model {config.backbone}. {error}" if config.base_weights_checksum else str(error)
+            f"These adapters need their pretrained model {config.backbone}. {error}"
+            if config.base_weights_checksum
+            else str(error)
         ) from None
 
 
@@ -268,7 +345,8 @@ def _verify_base_weights(config: CLIP.Config, model: nn.Module) -> str:
     checksum = weights_checksum(model)
     if config.base_weights_checksum not in ("", checksum):
         raise DataError(
-            f"{config.backbone}: expected weights {config.base_weights_checksum}, which these adapters belong to, got {checksum}. "
+            f"{config.backbone}: expected weights {config.base_weights_checksum}, which these "
+            f"adapters belong to, got {checksum}. "
             "Restore the model that they were trained on."
         )
     return checksum
@@ -277,8 +355,8 @@ def _verify_base_weights(config: CLIP.Config, model: nn.Module) -> str:
 def find_dual_encoder(name: str | Path, kinds: Sequence[str] = DUAL_ENCODER_TYPES) -> str | None:
     """Find a CLIP or SigLIP model, or another kind of model of transformers.
 
-    The folder itself, the backbones in the cache, and the hub are searched. The hub is used for ``owner/model`` without a local folder
-    ``owner``.
+    The folder itself, the backbones in the cache, and the hub are searched. The hub is used for
+    ``owner/model`` without a local folder ``owner``.
 
     Args:
         name: Folder or name.
@@ -297,18 +375,30 @@ def find_dual_encoder(name: str | Path, kinds: Sequence[str] = DUAL_ENCODER_TYPE
         kind = storage.read_json(folder / "config.json", dict[str, Any]).get("model_type")
         return os.path.realpath(folder) if kind in kinds else None
     refuse_adapter(Path(name))
-    if os.path.exists(name) or not HUB_NAME.fullmatch(str(name)) or os.path.exists(Path(name).parent):
+    if (
+        os.path.exists(name)
+        or not HUB_NAME.fullmatch(str(name))
+        or os.path.exists(Path(name).parent)
+    ):
         return None
     return str(name) if find_dual_encoder(model_folder(str(name)), kinds) else None
 
 
 def _clip_step(folder: Path) -> Path | None:
-    """The folder of the CLIP in a sentence-transformers model that only normalizes its vectors. None for other models."""
-    if os.path.exists(folder / "config.json") or not os.path.exists(file := folder / "modules.json"):
+    """The folder of the CLIP in a sentence-transformers model that only normalizes its vectors.
+    None for other models.
+    """
+    if os.path.exists(folder / "config.json") or not os.path.exists(
+        file := folder / "modules.json"
+    ):
         return None
     first, *others = storage.read_json(file, list[dict[str, Any]])
     kinds = [str(step.get("type", "")).rpartition(".")[2] for step in (first, *others)]
-    return folder / str(first.get("path", "")) if kinds in (["CLIPModel"], ["CLIPModel", "Normalize"]) else None
+    return (
+        folder / str(first.get("path", ""))
+        if kinds in (["CLIPModel"], ["CLIPModel", "Normalize"])
+        else None
+    )
 
 
 def open_dual_encoder(name: str) -> tuple[CLIP, Processor]:
@@ -328,20 +418,34 @@ def open_dual_encoder(name: str) -> tuple[CLIP, Processor]:
     folder = model_folder(name)
     config = load_pretrained_config(folder)
     embedding_dim = getattr(config, "projection_dim", config.vision_config.hidden_size)
-    matcher = CLIP(CLIP.Config(backbone=name, visual_input_dim=embedding_dim, text_input_dim=len(processor.pretrained_tokenizer))).eval()
+    matcher = CLIP(
+        CLIP.Config(
+            backbone=name,
+            visual_input_dim=embedding_dim,
+            text_input_dim=len(processor.pretrained_tokenizer),
+        )
+    ).eval()
     pixels = processor.process_images([blank_image()], "pixels")
     check_default_size(config, get_vectors(pixels).shape[-2:], folder)
     check_encoding(lambda: get_vectors(matcher.encode_visual(pixels)), folder, "an image")
     tokenizer = processor.pretrained_tokenizer.tokenizer
-    check_text_encoding(lambda texts: get_vectors(matcher.encode_text(processor.process_texts(texts))), folder, tokenizer)
+    check_text_encoding(
+        lambda texts: get_vectors(matcher.encode_text(processor.process_texts(texts))),
+        folder,
+        tokenizer,
+    )
     return matcher, processor
 
 
-def add_adapters(model: nn.Module, rank: int, alpha: float, dropout: float, layers: Sequence[str]) -> None:
-    """Add a trainable update ``(alpha / rank) B A``, initially 0, to the weight of every linear layer whose name ends in one of ``layers``.
+def add_adapters(
+    model: nn.Module, rank: int, alpha: float, dropout: float, layers: Sequence[str]
+) -> None:
+    """Add a trainable update ``(alpha / rank) B A``, initially 0, to the weight of every linear
+    layer whose name ends in one of ``layers``.
 
-    A is ``[rank, inputs]`` and starts uniform. B is ``[outputs, rank]`` and starts at 0. All other weights of the model become buffers that are
-    not saved, so that nothing can train them and a state dict holds the adapters alone.
+    A is ``[rank, inputs]`` and starts uniform. B is ``[outputs, rank]`` and starts at 0. All other
+    weights of the model become buffers that are not saved, so that nothing can train them and a
+    state dict holds the adapters alone.
 
     Args:
         model: The model, changed in place.
@@ -359,18 +463,31 @@ def add_adapters(model: nn.Module, rank: int, alpha: float, dropout: float, laye
     """
     with requires_extra("lora", "a model with low-rank adapters"):
         import peft
-    # torch's own attention reads the weights of its layers itself, so that adapters on them would have no effect.
-    attention_layers = [module for module in model.modules() if isinstance(module, nn.MultiheadAttention)]
+    # torch's own attention reads the weights of its layers itself, so that adapters on them would
+    # have no effect.
+    attention_layers = [
+        module for module in model.modules() if isinstance(module, nn.MultiheadAttention)
+    ]
     excluded = {id(part) for attention in attention_layers for part in attention.modules()}
-    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and id(module) not in excluded]
+    linear = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and id(module) not in excluded
+    ]
     endings = {name.rpartition(".")[2] for name in linear}
     for layer in layers:
         if layer not in endings:
             raise SpecError(
-                f"lora_layers: expected endings of linear layers of {type(model).__name__}, got {layer!r}: {suggest_name(layer, endings)}"
+                f"lora_layers: expected endings of linear layers of {type(model).__name__}, got "
+                f"{layer!r}: {suggest_name(layer, endings)}"
             )
     targets = [name for name in linear if name.rpartition(".")[2] in layers]
-    settings: dict[str, Any] = {"r": rank, "lora_alpha": alpha, "lora_dropout": dropout, "target_modules": targets}
+    settings: dict[str, Any] = {
+        "r": rank,
+        "lora_alpha": alpha,
+        "lora_dropout": dropout,
+        "target_modules": targets,
+    }
     peft.inject_adapter_in_model(peft.LoraConfig(**settings), model)
     for module in model.modules():
         _freeze(module)

@@ -16,7 +16,11 @@ from visavis.models.base import Matcher, MatcherConfig, get_vectors
 from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.models.encoders.preprocessing import blank_image
 from visavis.models.encoders.pretrained_files import model_folder
-from visavis.models.encoders.pretrained_loading import check_encoding, load_pretrained_model, load_pretrained_processor
+from visavis.models.encoders.pretrained_loading import (
+    check_encoding,
+    load_pretrained_model,
+    load_pretrained_processor,
+)
 from visavis.models.image_text.cross_attention import RegionWordSimilarity
 from visavis.models.image_text.region_word_matchers import mean_best_region
 from visavis.models.layers import at_least_float32
@@ -32,19 +36,23 @@ ATTENTION_MASK = "attention_mask"
 
 
 class ColPali(Matcher):
-    """ColPali, ColQwen2 or ColModernVBert: one vector per token of a page and of a query. The score is the mean over query tokens.
+    """ColPali, ColQwen2 or ColModernVBert: one vector per token of a page and of a query. The score
+    is the mean over query tokens.
 
     Formula:
-        ``S = mean_w max_r s_rw`` with cosines s of the tokens w of the query and the tokens r of the page.
+        ``S = mean_w max_r s_rw`` with cosines s of the tokens w of the query and the tokens r of
+        the page.
 
     Args:
         config: The architecture.
 
     Source:
-        Faysse et al., ColPali: Efficient Document Retrieval with Vision Language Models (2024), section 4.
+        Faysse et al., ColPali: Efficient Document Retrieval with Vision Language Models (2024),
+        section 4.
 
     Differs from:
-        The paper, which sums over query tokens. The mean ranks the pages in the same order, with scores from -1 to 1.
+        The paper, which sums over query tokens. The mean ranks the pages in the same order, with
+        scores from -1 to 1.
     """
 
     name = "ColPali"
@@ -69,7 +77,9 @@ class ColPali(Matcher):
 
     def __init__(self, config: Config):
         super().__init__(config)
-        self.model = load_pretrained_model(model_folder(config.backbone), "AutoModelForPreTraining", dtype="auto")
+        self.model = load_pretrained_model(
+            model_folder(config.backbone), "AutoModelForPreTraining", dtype="auto"
+        )
 
     @property
     def late_interaction(self) -> Literal["t2i"]:
@@ -96,12 +106,15 @@ class ColPali(Matcher):
     def save_pretrained(self, folder: str | Path, **extra: Any) -> None:
         """Refuse to save: the model is not trained here, so its own folder is complete."""
         raise VisavisError(
-            f"{self.config.backbone}: expected a model that was trained here, got a pretrained {self.name}. Copy its folder."
+            f"{self.config.backbone}: expected a model that was trained here, got a pretrained "
+            f"{self.name}. Copy its folder."
         )
 
 
 class ColPaliProcessor(Processor):
-    """Converts images and texts with the processor of the model, which adds its prompts. It has the attributes of ``Processor``."""
+    """Converts images and texts with the processor of the model, which adds its prompts. It has the
+    attributes of ``Processor``.
+    """
 
     @cached_property
     def pretrained(self) -> Any:
@@ -118,7 +131,12 @@ class ColPaliProcessor(Processor):
         """Always False: the processor of the model converts a batch as a whole."""
         return False
 
-    def process_images(self, images: Sequence[Image | Sequence[Image]], granularity: str, device: torch.device | str = "cpu") -> Encoded:
+    def process_images(
+        self,
+        images: Sequence[Image | Sequence[Image]],
+        granularity: str,
+        device: torch.device | str = "cpu",
+    ) -> Encoded:
         """Convert images, see ``Processor.process_images``."""
         return _named_parts(self.pretrained.process_images(images=list(images)))
 
@@ -148,6 +166,16 @@ def open_colpali(name: str) -> tuple[ColPali, ColPaliProcessor]:
     processor = ColPaliProcessor(EncoderSpec("visual", name, "regions"), None, None, name)
     matcher = ColPali(ColPali.Config(backbone=name, visual_input_dim=1, text_input_dim=1)).eval()
     with torch.inference_mode():
-        check_encoding(lambda: get_vectors(matcher.encode_visual(processor.process_images([blank_image()], "pixels"))), folder, "an image")
-        check_encoding(lambda: get_vectors(matcher.encode_text(processor.process_texts(["a dog"]))), folder, "a text")
+        check_encoding(
+            lambda: get_vectors(
+                matcher.encode_visual(processor.process_images([blank_image()], "pixels"))
+            ),
+            folder,
+            "an image",
+        )
+        check_encoding(
+            lambda: get_vectors(matcher.encode_text(processor.process_texts(["a dog"]))),
+            folder,
+            "a text",
+        )
     return matcher, processor

@@ -1,4 +1,6 @@
-"""Reading of checkpoints of others as tensors only, and checks of the names and shapes of their weights."""
+"""Reading of checkpoints of others as tensors only, and checks of the names and shapes of their
+weights.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,13 @@ from visavis.errors import DataError
 _WRAPPER_PREFIXES = re.compile(
     r"^(?:(?:module|model|_orig_mod|_forward_module|_fsdp_wrapped_module)\.)+|(?<=\.)(?:_orig_mod|_fsdp_wrapped_module)\."
 )
-"""Prefixes of DistributedDataParallel, Lightning, Fabric, and of torch.compile and FSDP, which also wrap inner modules."""
+"""Prefixes of DistributedDataParallel, Lightning, Fabric, and of torch.compile and FSDP, which also
+wrap inner modules.
+"""
 _SIZES = frozenset({"input_resolution", "context_length", "vocab_size"})
-"""Numbers that OpenAI's checkpoints store next to the weights. The shapes of the weights define them."""
+"""Numbers that OpenAI's checkpoints store next to the weights. The shapes of the weights define
+them.
+"""
 _FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _INTEGER_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
 
@@ -41,8 +47,10 @@ def read_torch_tensors(file: Path) -> Any:
     with storage.reading_regular_file(file):
         if _is_torchscript(file):
             raise DataError(
-                f"{file}: expected the weights of a model, got a TorchScript archive, which holds code. If you trust it, open it with "
-                "torch.jit.load(file, map_location='cpu') in Python, save its state_dict() with torch.save, and pass that file."
+                f"{file}: expected the weights of a model, got a TorchScript archive, which holds "
+                "code. If you trust it, open it with "
+                "torch.jit.load(file, map_location='cpu') in Python, save its state_dict() with "
+                "torch.save, and pass that file."
             )
         try:
             check_torch_pickles(file)
@@ -57,7 +65,9 @@ def read_torch_tensors(file: Path) -> Any:
                 fix = "If you trust it, open it in Python, save its state_dict alone with torch.save, and pass that file"
             else:
                 reason, fix = "a damaged file", "Download a complete copy of the published file"
-            raise DataError(f"{file}: expected a checkpoint of tensors and plain values, got {reason}. {fix}.") from None
+            raise DataError(
+                f"{file}: expected a checkpoint of tensors and plain values, got {reason}. {fix}."
+            ) from None
 
 
 def _is_torchscript(file: Path) -> bool:
@@ -68,7 +78,9 @@ def _is_torchscript(file: Path) -> bool:
 
 
 def _objects_with_code(file: Path) -> list[str]:
-    """Names of the classes and functions in a checkpoint that ``weights_only`` refuses. Empty if the file is damaged."""
+    """Names of the classes and functions in a checkpoint that ``weights_only`` refuses. Empty if
+    the file is damaged.
+    """
     try:
         return sorted(torch.serialization.get_unsafe_globals_in_checkpoint(file))
     except Exception:  # noqa: BLE001 - torch raises errors of every kind on damaged files
@@ -80,7 +92,8 @@ def read_checkpoint(file: Path, key: str = "") -> dict[str, Tensor]:
 
     Args:
         file: A safetensors file, or a file of ``torch.save``.
-        key: Key of the weights in a dict that holds several models, such as state_dict_ema. Empty: the only one.
+        key: Key of the weights in a dict that holds several models, such as state_dict_ema. Empty:
+            the only one.
 
     Returns:
         Weights by their published names, without prefixes of wrappers.
@@ -88,9 +101,15 @@ def read_checkpoint(file: Path, key: str = "") -> dict[str, Tensor]:
     Raises:
         DataError: If the file does not hold weights by name, or those of several models and no key.
     """
-    content: Any = storage.read_tensors(file) if file.suffix == ".safetensors" else read_torch_tensors(file)
+    content: Any = (
+        storage.read_tensors(file) if file.suffix == ".safetensors" else read_torch_tensors(file)
+    )
     content = content if isinstance(content, Mapping) else {}
-    models = {name: value for name, value in content.items() if isinstance(value, Mapping) and _is_state_dict(value)}
+    models = {
+        name: value
+        for name, value in content.items()
+        if isinstance(value, Mapping) and _is_state_dict(value)
+    }
     if _is_state_dict(content) and not key:
         tensors = content
     elif key in models or (len(models) == 1 and not key):
@@ -98,16 +117,21 @@ def read_checkpoint(file: Path, key: str = "") -> dict[str, Tensor]:
     elif models:
         names = ", ".join(map(str, models))
         raise DataError(
-            f"{file}: expected the key of one model, got {key or 'no key'} for the weights {names}. Pass --key {next(iter(models))}, or another one."
+            f"{file}: expected the key of one model, got {key or 'no key'} for the weights "
+            f"{names}. Pass --key {next(iter(models))}, or another one."
         )
     else:
         raise DataError(
-            f"{file}: expected the state_dict of a model, or a dict that holds one, got other content. Pass a checkpoint of weights."
+            f"{file}: expected the state_dict of a model, or a dict that holds one, got other "
+            "content. Pass a checkpoint of weights."
         )
     tensors = {name: tensor for name, tensor in tensors.items() if name not in _SIZES}
-    if unsupported := next((name for name, tensor in tensors.items() if not _is_plain(tensor)), None):
+    if unsupported := next(
+        (name for name, tensor in tensors.items() if not _is_plain(tensor)), None
+    ):
         raise DataError(
-            f"{file}: expected dense weights of real numbers, got {unsupported!r} of another kind. Convert it before it is saved."
+            f"{file}: expected dense weights of real numbers, got {unsupported!r} of another kind. "
+            "Convert it before it is saved."
         )
     unwrapped = {_WRAPPER_PREFIXES.sub("", name): tensor for name, tensor in tensors.items()}
     return unwrapped if len(unwrapped) == len(tensors) else tensors
@@ -128,11 +152,15 @@ def wrapper_of(names: Iterable[str]) -> str:
 
 def _is_state_dict(tensors: Mapping[Any, Any]) -> bool:
     weights = [(name, value) for name, value in tensors.items() if name not in _SIZES]
-    return bool(weights) and all(isinstance(name, str) and isinstance(value, Tensor) for name, value in weights)
+    return bool(weights) and all(
+        isinstance(name, str) and isinstance(value, Tensor) for name, value in weights
+    )
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Report whether a tensor is dense and real, and all of its elements are in the file. An expanded tensor repeats a few elements."""
+    """Report whether a tensor is dense and real, and all of its elements are in the file. An
+    expanded tensor repeats a few elements.
+    """
     if (
         tensor.layout != torch.strided
         or tensor.is_nested
@@ -144,7 +172,11 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def check_weight_names(
-    tensors: Mapping[str, Tensor], names: Collection[str], ignored: re.Pattern[str], checkpoint: Path, expected: str
+    tensors: Mapping[str, Tensor],
+    names: Collection[str],
+    ignored: re.Pattern[str],
+    checkpoint: Path,
+    expected: str,
 ) -> None:
     """Check the names of weights, and that the weights are finite.
 
@@ -164,13 +196,22 @@ def check_weight_names(
         if weights:
             more = f" and {len(weights) - 3:,} more" if len(weights) > 3 else ""
             raise DataError(
-                f"{checkpoint}: expected {expected}, got {problem} weights {', '.join(weights[:3])}{more}. Pass a checkpoint of this model."
+                f"{checkpoint}: expected {expected}, got {problem} weights "
+                f"{', '.join(weights[:3])}{more}. Pass a checkpoint of this model."
             )
     if invalid := next((name for name in names if not tensors[name].isfinite().all()), None):
-        raise DataError(f"{checkpoint} is damaged: expected finite weights, got others in {invalid}. Download it again.")
+        raise DataError(
+            f"{checkpoint} is damaged: expected finite weights, got others in {invalid}. Download "
+            "it again."
+        )
 
 
-def check_weight_shapes(tensors: Mapping[str, Tensor], shapes: Mapping[str, Sequence[int]], checkpoint: Path, advice: str) -> None:
+def check_weight_shapes(
+    tensors: Mapping[str, Tensor],
+    shapes: Mapping[str, Sequence[int]],
+    checkpoint: Path,
+    advice: str,
+) -> None:
     """Check the shapes of weights.
 
     Args:
@@ -184,4 +225,6 @@ def check_weight_shapes(tensors: Mapping[str, Tensor], shapes: Mapping[str, Sequ
     """
     for name, shape in shapes.items():
         if (actual := list(tensors[name].shape)) != list(shape):
-            raise DataError(f"{checkpoint}: expected {name} of shape {list(shape)}, got {actual}. {advice}")
+            raise DataError(
+                f"{checkpoint}: expected {name} of shape {list(shape)}, got {actual}. {advice}"
+            )

@@ -1,4 +1,6 @@
-"""Convolutional image encoders: ResNet, VGG19 and a small network, and the published files of their weights."""
+"""Convolutional image encoders: ResNet, VGG19 and a small network, and the published files of their
+weights.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ EXPANSION = 4
 
 
 class ResNet(nn.Module):
-    """ResNet with bottleneck blocks, or ResNeXt, without the classification layer. Parameter names are torchvision's.
+    """ResNet with bottleneck blocks, or ResNeXt, without the classification layer. Parameter names
+    are torchvision's.
 
     Args:
         blocks: Blocks in each of the four stages.
@@ -29,20 +32,32 @@ class ResNet(nn.Module):
         width_per_group: Channels per group in the first stage, 64 for a ResNet.
 
     Source:
-        He et al., Deep Residual Learning for Image Recognition (2016). Xie et al., Aggregated Residual Transformations (2017).
+        He et al., Deep Residual Learning for Image Recognition (2016). Xie et al., Aggregated
+        Residual Transformations (2017).
 
     Differs from:
-        He et al. put the stride of a block in the first convolution. Here it is in the 3 x 3 convolution, as in the published weights.
+        He et al. put the stride of a block in the first convolution. Here it is in the 3 x 3
+        convolution, as in the published weights.
     """
 
-    def __init__(self, blocks: tuple[int, int, int, int], groups: int = 1, width_per_group: int = 64):
+    def __init__(
+        self, blocks: tuple[int, int, int, int], groups: int = 1, width_per_group: int = 64
+    ):
         super().__init__()
         self.conv1, self.bn1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64)
         self.maxpool = nn.MaxPool2d(3, 2, 1)
         widths = [64 * 2**stage for stage in range(4)]
         inputs = (64, *(EXPANSION * width for width in widths[:-1]))
         self.layer1, self.layer2, self.layer3, self.layer4 = (
-            _stage(inputs[stage], widths[stage], blocks[stage], 1 if stage == 0 else 2, groups, width_per_group) for stage in range(4)
+            _stage(
+                inputs[stage],
+                widths[stage],
+                blocks[stage],
+                1 if stage == 0 else 2,
+                groups,
+                width_per_group,
+            )
+            for stage in range(4)
         )
 
     def forward(self, pixel_values: Tensor) -> SimpleNamespace:
@@ -52,7 +67,8 @@ class ResNet(nn.Module):
             pixel_values: Pixels, shape ``[N, 3, H, W]``.
 
         Returns:
-            ``last_hidden_state`` ``[N, 2048, H / 32, W / 32]`` and ``pooler_output`` ``[N, 2048]``, as in transformers.
+            ``last_hidden_state`` ``[N, 2048, H / 32, W / 32]`` and ``pooler_output`` ``[N, 2048]``,
+            as in transformers.
         """
         states = self.maxpool(torch.relu(self.bn1(self.conv1(pixel_values))))
         grid = self.layer4(self.layer3(self.layer2(self.layer1(states))))
@@ -70,15 +86,22 @@ class Bottleneck(nn.Module):
         width_per_group: Channels per group at base width 64.
     """
 
-    def __init__(self, in_channels: int, width: int, stride: int, groups: int, width_per_group: int):
+    def __init__(
+        self, in_channels: int, width: int, stride: int, groups: int, width_per_group: int
+    ):
         super().__init__()
         inner, outputs = width * width_per_group // 64 * groups, EXPANSION * width
         self.conv1, self.bn1 = nn.Conv2d(in_channels, inner, 1, bias=False), nn.BatchNorm2d(inner)
-        self.conv2, self.bn2 = nn.Conv2d(inner, inner, 3, stride, 1, groups=groups, bias=False), nn.BatchNorm2d(inner)
+        self.conv2, self.bn2 = (
+            nn.Conv2d(inner, inner, 3, stride, 1, groups=groups, bias=False),
+            nn.BatchNorm2d(inner),
+        )
         self.conv3, self.bn3 = nn.Conv2d(inner, outputs, 1, bias=False), nn.BatchNorm2d(outputs)
         self.downsample: nn.Module = nn.Identity()
         if stride != 1 or in_channels != outputs:
-            self.downsample = nn.Sequential(nn.Conv2d(in_channels, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+            self.downsample = nn.Sequential(
+                nn.Conv2d(in_channels, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
+            )
 
     def forward(self, states: Tensor) -> Tensor:
         """Apply the block.
@@ -94,12 +117,39 @@ class Bottleneck(nn.Module):
         return torch.relu(self.bn3(self.conv3(inner)) + self.downsample(states))
 
 
-def _stage(inputs: int, width: int, blocks: int, stride: int, groups: int, group_width: int) -> nn.Sequential:
+def _stage(
+    inputs: int, width: int, blocks: int, stride: int, groups: int, group_width: int
+) -> nn.Sequential:
     first = Bottleneck(inputs, width, stride, groups, group_width)
-    return nn.Sequential(first, *(Bottleneck(EXPANSION * width, width, 1, groups, group_width) for _ in range(blocks - 1)))
+    return nn.Sequential(
+        first,
+        *(Bottleneck(EXPANSION * width, width, 1, groups, group_width) for _ in range(blocks - 1)),
+    )
 
 
-CHANNELS = (64, 64, 0, 128, 128, 0, 256, 256, 256, 256, 0, 512, 512, 512, 512, 0, 512, 512, 512, 512, 0)
+CHANNELS = (
+    64,
+    64,
+    0,
+    128,
+    128,
+    0,
+    256,
+    256,
+    256,
+    256,
+    0,
+    512,
+    512,
+    512,
+    512,
+    0,
+    512,
+    512,
+    512,
+    512,
+    0,
+)
 """Channels of each 3 x 3 convolution. 0: max pooling that halves the map."""
 
 
@@ -115,11 +165,20 @@ class VGG19(nn.Module):
         layers: list[nn.Module] = []
         inputs = 3
         for channels in CHANNELS:
-            layers += [nn.Conv2d(inputs, channels, 3, 1, 1), nn.ReLU()] if channels else [nn.MaxPool2d(2, 2)]
+            layers += (
+                [nn.Conv2d(inputs, channels, 3, 1, 1), nn.ReLU()]
+                if channels
+                else [nn.MaxPool2d(2, 2)]
+            )
             inputs = channels or inputs
         self.features, self.avgpool = nn.Sequential(*layers), nn.AdaptiveAvgPool2d(7)
         self.classifier = nn.Sequential(
-            nn.Linear(512 * 7 * 7, 4096), nn.ReLU(), nn.Dropout(), nn.Linear(4096, 4096), nn.ReLU(), nn.Dropout()
+            nn.Linear(512 * 7 * 7, 4096),
+            nn.ReLU(),
+            nn.Dropout(),
+            nn.Linear(4096, 4096),
+            nn.ReLU(),
+            nn.Dropout(),
         )
 
     def forward(self, pixel_values: Tensor) -> SimpleNamespace:
@@ -129,10 +188,13 @@ class VGG19(nn.Module):
             pixel_values: Pixels, shape ``[N, 3, 224, 224]``.
 
         Returns:
-            ``last_hidden_state`` ``[N, 512, 7, 7]`` and ``pooler_output`` ``[N, 4096]``, as in transformers.
+            ``last_hidden_state`` ``[N, 512, 7, 7]`` and ``pooler_output`` ``[N, 4096]``, as in
+            transformers.
         """
         grid = self.features(pixel_values)
-        return SimpleNamespace(last_hidden_state=grid, pooler_output=self.classifier(self.avgpool(grid).flatten(1)))
+        return SimpleNamespace(
+            last_hidden_state=grid, pooler_output=self.classifier(self.avgpool(grid).flatten(1))
+        )
 
 
 SMALL_CNN = "small-cnn"
@@ -140,9 +202,13 @@ SMALL_CNN = "small-cnn"
 
 
 class SmallCNN(nn.Module):
-    """Four 3 x 3 convolutions of stride 2 with batch norm and ReLU: 0.4 million parameters that start at random."""
+    """Four 3 x 3 convolutions of stride 2 with batch norm and ReLU: 0.4 million parameters that
+    start at random.
+    """
 
-    preprocessing = Preprocessing(resize=(64, 64), crop=None, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+    preprocessing = Preprocessing(
+        resize=(64, 64), crop=None, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)
+    )
 
     def __init__(self) -> None:
         super().__init__()
@@ -156,14 +222,17 @@ class SmallCNN(nn.Module):
             pixel_values: Pixels, shape ``[N, 3, 64, 64]``.
 
         Returns:
-            ``last_hidden_state`` ``[N, 256, 4, 4]`` and ``pooler_output`` ``[N, 256]``, as in transformers.
+            ``last_hidden_state`` ``[N, 256, 4, 4]`` and ``pooler_output`` ``[N, 256]``, as in
+            transformers.
         """
         grid = self.convolutions(pixel_values)
         return SimpleNamespace(last_hidden_state=grid, pooler_output=grid.mean((2, 3)))
 
 
 def _convolution(inputs: int, outputs: int) -> nn.Sequential:
-    return nn.Sequential(nn.Conv2d(inputs, outputs, 3, 2, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU())
+    return nn.Sequential(
+        nn.Conv2d(inputs, outputs, 3, 2, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()
+    )
 
 
 @dataclass(frozen=True)
@@ -184,14 +253,21 @@ class PublishedBackbone:
 WEIGHTS_URL = "https://download.pytorch.org/models"
 """Address of the published files."""
 PUBLISHED_BACKBONES = {
-    "resnet50": PublishedBackbone(lambda: ResNet((3, 4, 6, 3)), ("resnet50-0676ba61.pth", "resnet50-19c8e357.pth")),
-    "resnet152": PublishedBackbone(lambda: ResNet((3, 8, 36, 3)), ("resnet152-394f9c45.pth", "resnet152-b121ed2d.pth")),
+    "resnet50": PublishedBackbone(
+        lambda: ResNet((3, 4, 6, 3)), ("resnet50-0676ba61.pth", "resnet50-19c8e357.pth")
+    ),
+    "resnet152": PublishedBackbone(
+        lambda: ResNet((3, 8, 36, 3)), ("resnet152-394f9c45.pth", "resnet152-b121ed2d.pth")
+    ),
     "vgg19": PublishedBackbone(VGG19, ("vgg19-dcbb9e9d.pth",), "classifier.6."),
     "resnext101-32x8d-wsl": PublishedBackbone(
-        lambda: ResNet((3, 4, 23, 3), groups=32, width_per_group=8), ("ig_resnext101_32x8-c38310e5.pth",)
+        lambda: ResNet((3, 4, 23, 3), groups=32, width_per_group=8),
+        ("ig_resnext101_32x8-c38310e5.pth",),
     ),
 }
-"""Published encoders by their names in recipes: torchvision's first weights (V1) of ImageNet, and weights learned from hashtags (WSL)."""
+"""Published encoders by their names in recipes: torchvision's first weights (V1) of ImageNet, and
+weights learned from hashtags (WSL).
+"""
 
 
 def published_backbone_name(name: str) -> str | None:
@@ -210,16 +286,22 @@ def published_backbone_name(name: str) -> str | None:
         return name
     if not name.endswith(".pth"):
         return None
-    entry_of_file = {file: entry for entry, backbone in PUBLISHED_BACKBONES.items() for file in (*backbone.files, f"{entry}.pth")}
+    entry_of_file = {
+        file: entry
+        for entry, backbone in PUBLISHED_BACKBONES.items()
+        for file in (*backbone.files, f"{entry}.pth")
+    }
     if (file := Path(name).name) not in entry_of_file:
         raise DataError(
-            f"{name}: expected one of the published files {', '.join(entry_of_file)}, got another. Rename the file, or use a folder of transformers."
+            f"{name}: expected one of the published files {', '.join(entry_of_file)}, got another. "
+            "Rename the file, or use a folder of transformers."
         )
     return entry_of_file[file]
 
 
 def published_weights_file(name: str) -> Path:
-    """Find the weights of a published encoder: a path, or a file in the folder ``backbones`` of the cache.
+    """Find the weights of a published encoder: a path, or a file in the folder ``backbones`` of the
+    cache.
 
     Args:
         name: Name in the catalog, or path of a published file.
@@ -235,7 +317,10 @@ def published_weights_file(name: str) -> Path:
         return existing
     entry = published_backbone_name(name) or name
     url = f"{WEIGHTS_URL}/{PUBLISHED_BACKBONES[entry].files[0]}"
-    raise DataError(f"{candidates[0]}: expected the weights of {entry}, got no file. Download {url} to this path.")
+    raise DataError(
+        f"{candidates[0]}: expected the weights of {entry}, got no file. Download {url} to this "
+        "path."
+    )
 
 
 def is_downloaded(name: str) -> bool:

@@ -35,11 +35,13 @@ class EncoderSpec:
     Attributes:
         side: "visual" or "text".
         name: Name of the encoder.
-        granularity: ``pooled`` ``[N, D]``, ``regions`` ``[N, R, D]`` (visual), ``words`` ``[N, L, D]`` with a mask (text), or ``frames``
-            ``[N, F, D]`` with a mask (clips).
-        crops: 1, or 10 for the corners and the center of a larger image and their mirror images, ``[N, 10, ...]``.
+        granularity: ``pooled`` ``[N, D]``, ``regions`` ``[N, R, D]`` (visual), ``words`` ``[N, L,
+            D]`` with a mask (text), or ``frames`` ``[N, F, D]`` with a mask (clips).
+        crops: 1, or 10 for the corners and the center of a larger image and their mirror images,
+            ``[N, 10, ...]``.
         frames_per_second: Frames per second of clips.
-        image_size: Edge of the squares to which images are scaled, in pixels. 0: as in the encoder's preprocessing.
+        image_size: Edge of the squares to which images are scaled, in pixels. 0: as in the
+            encoder's preprocessing.
         random_crops: Sample the ten crops at random positions.
         full_decoding: Decode JPEG files in full, instead of at a reduced size.
 
@@ -57,33 +59,55 @@ class EncoderSpec:
     full_decoding: bool = False
 
     def __post_init__(self) -> None:
-        if not self.name.isprintable() or len(self.name) > 1000 or max(map(len, self.name.split("/"))) > MAX_NAME_LENGTH:
-            raise SpecError(f"encoder: expected a folder or a name of the Hugging Face hub, got {self.name[:60]!r}. Set a valid name.")
+        if (
+            not self.name.isprintable()
+            or len(self.name) > 1000
+            or max(map(len, self.name.split("/"))) > MAX_NAME_LENGTH
+        ):
+            raise SpecError(
+                "encoder: expected a folder or a name of the Hugging Face hub, got "
+                f"{self.name[:60]!r}. Set a valid name."
+            )
         self._check_side()
-        granularities = ("pooled", "regions", "frames") if self.side == "visual" else ("pooled", "words")
+        granularities = (
+            ("pooled", "regions", "frames") if self.side == "visual" else ("pooled", "words")
+        )
         if self.granularity not in granularities:
             raise SpecError(
-                f"granularity of a {self.side} encoder: expected {' or '.join(granularities)}, got {self.granularity!r}. Set one of them."
+                f"granularity of a {self.side} encoder: expected {' or '.join(granularities)}, got "
+                f"{self.granularity!r}. Set one of them."
             )
         if (self.granularity == "frames") != (self.frames_per_second > 0):
             raise SpecError(
-                "frames_per_second: expected a rate above 0, such as 1, for granularity frames, and 0 for others, "
+                "frames_per_second: expected a rate above 0, such as 1, for granularity frames, "
+                "and 0 for others, "
                 f"got {self.frames_per_second:g} for {self.granularity}. Change one of them."
             )
         if self.crops != 1 and self.granularity == "frames":
-            raise SpecError(f"crops: expected 1 for granularity frames, which reads whole frames, got {self.crops}. Set crops to 1.")
+            raise SpecError(
+                "crops: expected 1 for granularity frames, which reads whole frames, got "
+                f"{self.crops}. Set crops to 1."
+            )
         if self.crops != 1 and (self.side, self.crops) != ("visual", 10):
-            raise SpecError(f"crops: expected 1, or 10 for images, got {self.crops} for a {self.side} encoder. Set crops to 1.")
+            raise SpecError(
+                f"crops: expected 1, or 10 for images, got {self.crops} for a {self.side} encoder. "
+                "Set crops to 1."
+            )
         if (self.crops != 1 or self.image_size) and self.name == "scenes":
             raise SpecError(
-                "crops, image_size: expected 1 and 0 for the encoder scenes, which reads whole images of its own size, "
+                "crops, image_size: expected 1 and 0 for the encoder scenes, which reads whole "
+                "images of its own size, "
                 f"got {self.crops} and {self.image_size}. Remove both settings."
             )
 
     @property
     def to_config(self) -> dict[str, Any]:
-        """Entries of ``config.json``. The fingerprint of a model contains them, so that a later field is left out at its default."""
-        return {name: value for name, value in asdict(self).items() if value or name != "full_decoding"}
+        """Entries of ``config.json``. The fingerprint of a model contains them, so that a later
+        field is left out at its default.
+        """
+        return {
+            name: value for name, value in asdict(self).items() if value or name != "full_decoding"
+        }
 
     def _check_side(self) -> None:
         """Check that an encoder that visavis names is used on its own side."""
@@ -92,14 +116,19 @@ class EncoderSpec:
             is_wrong = self.name in (MINILM, "vocabulary")
         else:
             expected, actual = "texts", "images"
-            is_wrong = self.name in ("scenes", SMALL_CNN) or published_backbone_name(self.name) is not None
+            is_wrong = (
+                self.name in ("scenes", SMALL_CNN) or published_backbone_name(self.name) is not None
+            )
         if is_wrong:
             raise SpecError(
-                f"{self.side}.encoder: expected a model that reads {expected}, got {self.name}, which reads {actual} only. Name another model."
+                f"{self.side}.encoder: expected a model that reads {expected}, got {self.name}, "
+                f"which reads {actual} only. Name another model."
             )
 
 
-def open_preprocessing(spec: EncoderSpec, folder: Path | None = None, *, already_cropped: bool = False) -> ImageConverter:
+def open_preprocessing(
+    spec: EncoderSpec, folder: Path | None = None, *, already_cropped: bool = False
+) -> ImageConverter:
     """Open the preprocessing of an image encoder, without the encoder.
 
     Args:
@@ -143,7 +172,11 @@ def spec_preprocessing_config(preprocessing: Preprocessing, spec: EncoderSpec) -
     """
     config = {"custom": spec.name} if spec.name == "scenes" else asdict(preprocessing)
     config |= {name: True for name in ("random_crops", "full_decoding") if getattr(spec, name)}
-    return config | {"frames_per_second": spec.frames_per_second} if spec.granularity == "frames" else config
+    return (
+        config | {"frames_per_second": spec.frames_per_second}
+        if spec.granularity == "frames"
+        else config
+    )
 
 
 def image_converter(preprocessing: Preprocessing, spec: EncoderSpec) -> ImageConverter:
@@ -172,11 +205,17 @@ def visible_part(spec: EncoderSpec, image: Image) -> Image:
     Raises:
         DataError: If no such model is found.
     """
-    return image.resize((384, 384)) if spec.name == "scenes" else spec_preprocessing(spec).visible_part(image, 2)
+    return (
+        image.resize((384, 384))
+        if spec.name == "scenes"
+        else spec_preprocessing(spec).visible_part(image, 2)
+    )
 
 
 OWN_PREPROCESSING = {
-    "scenes": Preprocessing(resize=(SceneEncoder.image_size,) * 2, crop=None, resample=3, scale=1.0),
+    "scenes": Preprocessing(
+        resize=(SceneEncoder.image_size,) * 2, crop=None, resample=3, scale=1.0
+    ),
     SMALL_CNN: SmallCNN.preprocessing,
 }
 """Preprocessing of the encoders that visavis defines."""
@@ -202,7 +241,11 @@ def spec_preprocessing(spec: EncoderSpec, folder: Path | None = None) -> Preproc
         preprocessing = Preprocessing.read(folder) if folder else IMAGENET_PREPROCESSING
         if folder and spec.image_size:
             check_image_size(load_pretrained_config(folder), spec.image_size, spec.name)
-    return replace(preprocessing, resize=(spec.image_size, spec.image_size), crop=None) if spec.image_size else preprocessing
+    return (
+        replace(preprocessing, resize=(spec.image_size, spec.image_size), crop=None)
+        if spec.image_size
+        else preprocessing
+    )
 
 
 def image_size_note(spec: EncoderSpec) -> str | None:

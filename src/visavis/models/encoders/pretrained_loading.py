@@ -1,4 +1,6 @@
-"""Loading of pretrained models from files of others: every file is checked, and code in a folder is never run."""
+"""Loading of pretrained models from files of others: every file is checked, and code in a folder is
+never run.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,12 @@ from torch import Tensor, nn
 
 from visavis import storage
 from visavis.errors import DataError, MissingExtra, SpecError, VisavisError
-from visavis.models.encoders.checkpoint_files import check_weight_names, check_weight_shapes, read_checkpoint, wrapper_of
+from visavis.models.encoders.checkpoint_files import (
+    check_weight_names,
+    check_weight_shapes,
+    read_checkpoint,
+    wrapper_of,
+)
 from visavis.models.encoders.cnn_backbones import (
     PUBLISHED_BACKBONES,
     PublishedBackbone,
@@ -27,7 +34,11 @@ from visavis.models.encoders.cnn_backbones import (
 )
 from visavis.models.encoders.hub_download import BIN_WEIGHTS_PATTERN
 from visavis.models.encoders.preprocessing import Preprocessing
-from visavis.models.encoders.pretrained_files import import_transformers, quiet_transformers, weights_are_loaded_later
+from visavis.models.encoders.pretrained_files import (
+    import_transformers,
+    quiet_transformers,
+    weights_are_loaded_later,
+)
 
 _LOCAL = {"trust_remote_code": False, "local_files_only": True}
 _INCOMPLETE_ADVICE = "Download a complete copy"
@@ -40,7 +51,9 @@ _SAMPLE_SIZE = 100
 
 @dataclass(frozen=True)
 class _ModelType:
-    """Required part of a ``config.json``. A timm model has ``architecture`` instead of ``model_type``."""
+    """Required part of a ``config.json``. A timm model has ``architecture`` instead of
+    ``model_type``.
+    """
 
     model_type: str
 
@@ -74,11 +87,17 @@ def load_pretrained_config(folder: Path) -> Any:
 
 
 def load_pretrained_model(
-    folder: Path, auto_class: str = "AutoModel", *, new_head: bool = False, advice: str = _INCOMPLETE_ADVICE, **options: Any
+    folder: Path,
+    auto_class: str = "AutoModel",
+    *,
+    new_head: bool = False,
+    advice: str = _INCOMPLETE_ADVICE,
+    **options: Any,
 ) -> Any:
     """Load the model of a folder in evaluation mode. All weights must be in the folder and finite.
 
-    Weights come from safetensors, or from ``.bin`` files read as tensors only. A pooler without weights is removed.
+    Weights come from safetensors, or from ``.bin`` files read as tensors only. A pooler without
+    weights is removed.
 
     Args:
         folder: Folder of the model.
@@ -93,15 +112,28 @@ def load_pretrained_model(
     Raises:
         DataError: If the model cannot be read, or if weights are missing or not finite.
     """
-    only_bin_weights = any(folder.glob(BIN_WEIGHTS_PATTERN)) and not any(folder.glob("*.safetensors"))
-    options |= {"use_safetensors": None if only_bin_weights else True, "weights_only": True, "output_loading_info": True}
+    only_bin_weights = any(folder.glob(BIN_WEIGHTS_PATTERN)) and not any(
+        folder.glob("*.safetensors")
+    )
+    options |= {
+        "use_safetensors": None if only_bin_weights else True,
+        "weights_only": True,
+        "output_loading_info": True,
+    }
     config = load_pretrained_config(folder)
     with loading_from(folder, "a model that transformers can read") as transformers:
         options |= {"config": config} if config.model_type == "timm_wrapper" else {}
-        model, loading = getattr(transformers, auto_class).from_pretrained(folder, **_LOCAL, **options)
+        model, loading = getattr(transformers, auto_class).from_pretrained(
+            folder, **_LOCAL, **options
+        )
     _check_loaded_names(folder, model, loading, new_head, advice)
-    if invalid := next((name for name, weight in model.named_parameters() if not _is_finite(weight)), None):
-        raise DataError(f"{folder} is damaged: expected finite weights, got others in {invalid}. Download it again.")
+    if invalid := next(
+        (name for name, weight in model.named_parameters() if not _is_finite(weight)), None
+    ):
+        raise DataError(
+            f"{folder} is damaged: expected finite weights, got others in {invalid}. Download it "
+            "again."
+        )
     return model.eval()
 
 
@@ -110,7 +142,8 @@ def build_empty_model(folder: Path, *, with_pooler: bool = False) -> Any:
 
     Args:
         folder: Folder with the config.
-        with_pooler: Whether these weights include a pooler. Otherwise a pooler with weights is removed.
+        with_pooler: Whether these weights include a pooler. Otherwise a pooler with weights is
+            removed.
 
     Returns:
         The model.
@@ -119,7 +152,9 @@ def build_empty_model(folder: Path, *, with_pooler: bool = False) -> Any:
         DataError: If the config cannot be read.
     """
     with loading_from(folder, "a config that transformers can read") as transformers:
-        model = transformers.AutoModel.from_config(load_pretrained_config(folder), dtype=torch.float32, trust_remote_code=False).eval()
+        model = transformers.AutoModel.from_config(
+            load_pretrained_config(folder), dtype=torch.float32, trust_remote_code=False
+        ).eval()
     pooler = getattr(model, "pooler", None)
     if pooler is not None and list(pooler.parameters()) and not with_pooler:
         model.pooler = None
@@ -131,7 +166,8 @@ def load_pretrained_tokenizer(folder: Path, *, has_own_model: bool = True) -> tu
 
     Args:
         folder: Folder of the model.
-        has_own_model: Whether the config of the folder also describes the model that will read the tokens.
+        has_own_model: Whether the config of the folder also describes the model that will read the
+            tokens.
 
     Returns:
         The tokenizer, and the number of tokens after which a text is cut.
@@ -143,31 +179,45 @@ def load_pretrained_tokenizer(folder: Path, *, has_own_model: bool = True) -> tu
     config = getattr(config, "text_config", config)
     if not isinstance(getattr(config, "vocab_size", None), int):
         raise DataError(
-            f"text.encoder: expected a model that reads texts, got {folder}, which reads images only ({config.model_type}). "
+            f"text.encoder: expected a model that reads texts, got {folder}, which reads images "
+            f"only ({config.model_type}). "
             "Use it as visual.encoder, or name another model."
         )
     with loading_from(folder, "a tokenizer that transformers can read") as transformers:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **_LOCAL)
-        max_length = min(getattr(config, "max_position_embeddings", tokenizer.model_max_length), tokenizer.model_max_length)
+        max_length = min(
+            getattr(config, "max_position_embeddings", tokenizer.model_max_length),
+            tokenizer.model_max_length,
+        )
         words = sample_vocabulary(tokenizer)
         max_words = max_length - tokenizer.num_special_tokens_to_add()
-        token_ids = [tokenizer(word, truncation=True, max_length=max_length)["input_ids"] for word in words] if max_words > 0 else []
+        token_ids = (
+            [tokenizer(word, truncation=True, max_length=max_length)["input_ids"] for word in words]
+            if max_words > 0
+            else []
+        )
     if max_words < 1:
-        raise DataError(f"{folder} is damaged: expected room for words in a text, got a maximum of {max_length} tokens. Download it again.")
+        raise DataError(
+            f"{folder} is damaged: expected room for words in a text, got a maximum of "
+            f"{max_length} tokens. Download it again."
+        )
     if len(words) < 2 or len(set(map(tuple, token_ids))) <= len(words) // 2:
         raise DataError(
-            f"{folder}: expected a working tokenizer, got one that maps different words to the same tokens. Add the tokenizer.json, "
+            f"{folder}: expected a working tokenizer, got one that maps different words to the "
+            "same tokens. Add the tokenizer.json, "
             "vocab.txt or .model with which its model was trained."
         )
     if (largest := max(map(max, token_ids))) >= config.vocab_size:
         raise DataError(
-            f"{folder}: expected the model's own tokenizer, with ids below {config.vocab_size:,}, got ids up to {largest:,}. "
+            f"{folder}: expected the model's own tokenizer, with ids below {config.vocab_size:,}, "
+            f"got ids up to {largest:,}. "
             "Use the tokenizer with which the model was trained."
         )
     if has_own_model:
         _check_end_token(folder, config, tokenizer, token_ids)
     if config.model_type not in ("siglip", "siglip_text_model"):
-        # Positions and poolings count from the first token. SigLIP pads every text to one length, on the side of its training.
+        # Positions and poolings count from the first token. SigLIP pads every text to one length,
+        # on the side of its training.
         tokenizer.padding_side = "right"
     return tokenizer, max_length
 
@@ -177,14 +227,21 @@ def _check_end_token(folder: Path, config: Any, tokenizer: Any, token_ids: list[
     if config.model_type != "clip_text_model":
         return
     for ids in token_ids:
-        # As transformers pools: configs before its version 4.31 have the wrong id 2, which means the highest id of the padded text.
+        # As transformers pools: configs before its version 4.31 have the wrong id 2, which means
+        # the highest id of the padded text.
         is_highest = config.eos_token_id == 2
         end = max([*ids, tokenizer.pad_token_id or 0]) if is_highest else config.eos_token_id
         if ids[-1] != end:
-            rule = f"{end} (the highest id, because text_config.eos_token_id is 2)" if is_highest else f"text_config.eos_token_id = {end}"
+            rule = (
+                f"{end} (the highest id, because text_config.eos_token_id is 2)"
+                if is_highest
+                else f"text_config.eos_token_id = {end}"
+            )
             raise DataError(
-                f"{folder}: expected texts that end with the token {rule}, at which the model reads their vectors, got the end token {ids[-1]} "
-                f"of the tokenizer. Set text_config.eos_token_id in config.json, or use the tokenizer with which the model was trained."
+                f"{folder}: expected texts that end with the token {rule}, at which the model "
+                f"reads their vectors, got the end token {ids[-1]} "
+                "of the tokenizer. Set text_config.eos_token_id in config.json, or use the "
+                "tokenizer with which the model was trained."
             )
 
 
@@ -200,9 +257,12 @@ def check_reads_images(name: str, folder: Path) -> None:
     """
     config = load_pretrained_config(folder)
     reads_texts = isinstance(getattr(config, "vocab_size", None), int)
-    if reads_texts and not any(hasattr(config, part) for part in ("vision_config", "image_size", "num_channels")):
+    if reads_texts and not any(
+        hasattr(config, part) for part in ("vision_config", "image_size", "num_channels")
+    ):
         raise DataError(
-            f"visual.encoder: expected a model that reads images, got {name}, which reads texts only ({config.model_type}). "
+            f"visual.encoder: expected a model that reads images, got {name}, which reads texts "
+            f"only ({config.model_type}). "
             "Use it as text.encoder, or name another model."
         )
 
@@ -223,7 +283,8 @@ def native_image_size(config: Any) -> tuple[int, int] | None:
 
 
 def is_vision_transformer(config: Any) -> bool:
-    """Report whether an image model reads patches of one size at one resolution. Models with several resolutions pad images.
+    """Report whether an image model reads patches of one size at one resolution. Models with
+    several resolutions pad images.
 
     Args:
         config: Config of the model.
@@ -232,11 +293,14 @@ def is_vision_transformer(config: Any) -> bool:
         Whether it does.
     """
     vision = getattr(config, "vision_config", config)
-    return all(isinstance(getattr(vision, name, None), int) for name in ("patch_size", "hidden_size")) and not hasattr(vision, "depths")
+    return all(
+        isinstance(getattr(vision, name, None), int) for name in ("patch_size", "hidden_size")
+    ) and not hasattr(vision, "depths")
 
 
 def check_image_size(config: Any, size: int, name: str) -> None:
-    """Check that patches of a vision transformer cover images of another size than its own completely.
+    """Check that patches of a vision transformer cover images of another size than its own
+    completely.
 
     Args:
         config: Config of the model.
@@ -254,12 +318,14 @@ def check_image_size(config: Any, size: int, name: str) -> None:
     lower = size // patch * patch
     nearest = f"{lower} or {lower + patch}" if lower else str(patch)
     raise SpecError(
-        f"visual.image_size: expected a multiple of {patch}, the patch size of {name}, got {size}. Set the nearest size, {nearest}."
+        f"visual.image_size: expected a multiple of {patch}, the patch size of {name}, got {size}. "
+        f"Set the nearest size, {nearest}."
     )
 
 
 def check_default_size(config: Any, size: Sequence[int], folder: Path) -> None:
-    """Check that the preprocessing of a folder gives images of the size in its config. No size was set, so that none is interpolated.
+    """Check that the preprocessing of a folder gives images of the size in its config. No size was
+    set, so that none is interpolated.
 
     Args:
         config: Config of the model.
@@ -275,13 +341,15 @@ def check_default_size(config: Any, size: Sequence[int], folder: Path) -> None:
         return
     sizes = [" x ".join(map(str, pair)) for pair in (native, size)]
     raise DataError(
-        f"{folder / 'preprocessor_config.json'}: expected images of {sizes[0]} pixels, the image_size of config.json, got {sizes[1]}. "
+        f"{folder / 'preprocessor_config.json'}: expected images of {sizes[0]} pixels, the "
+        f"image_size of config.json, got {sizes[1]}. "
         "Correct the file."
     )
 
 
 def image_features(model: Any, pixels: Tensor) -> Any:
-    """Encode images. Position embeddings are interpolated for another image size than the model's, as ``interpolate_pos_encoding`` does.
+    """Encode images. Position embeddings are interpolated for another image size than the model's,
+    as ``interpolate_pos_encoding`` does.
 
     Args:
         model: Image model, or dual encoder, which projects its pooled output.
@@ -299,7 +367,10 @@ def image_features(model: Any, pixels: Tensor) -> Any:
     )
     if native is None or tuple(native) == tuple(pixels.shape[-2:]):
         return encode(pixel_values=pixels)
-    if "interpolate_pos_encoding" in inspect.signature(getattr(encode, "forward", encode)).parameters:
+    if (
+        "interpolate_pos_encoding"
+        in inspect.signature(getattr(encode, "forward", encode)).parameters
+    ):
         return encode(pixel_values=pixels, interpolate_pos_encoding=True)
     try:
         return encode(pixel_values=pixels)
@@ -307,7 +378,8 @@ def image_features(model: Any, pixels: Tensor) -> Any:
     except (AssertionError, ValueError):
         sizes = [" x ".join(map(str, size)) for size in (native, pixels.shape[-2:])]
         raise SpecError(
-            f"visual.image_size: expected the size of the encoder, {sizes[0]} pixels, because it cannot interpolate its position embeddings, "
+            f"visual.image_size: expected the size of the encoder, {sizes[0]} pixels, because it "
+            "cannot interpolate its position embeddings, "
             f"got {sizes[1]}. Remove visual.image_size, or name another encoder."
         ) from None
 
@@ -338,21 +410,28 @@ def sample_vocabulary(tokenizer: Any) -> list[str]:
         The words.
     """
     special = set(tokenizer.all_special_tokens)
-    tokens = [token for token, _ in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]) if token not in special]
+    tokens = [
+        token
+        for token, _ in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+        if token not in special
+    ]
     sampled = [*tokens[:: len(tokens) // _SAMPLE_SIZE + 1], *tokens[-1:]]
     words = [tokenizer.convert_tokens_to_string([token]).strip() for token in sampled]
     return list(dict.fromkeys(word for word in words if word))
 
 
 @torch.no_grad()
-def check_encoding(encode: Callable[[], Any], folder: Path, input_name: str, *, image_size: int = 0) -> Tensor:
+def check_encoding(
+    encode: Callable[[], Any], folder: Path, input_name: str, *, image_size: int = 0
+) -> Tensor:
     """Encode an item once, so that inconsistent files of a folder are found when it is opened.
 
     Args:
         encode: Returns features of the item.
         folder: Folder of the model.
         input_name: Name of the item in error messages.
-        image_size: Edge of the images in pixels, if it was set. It is then mentioned as the likely cause.
+        image_size: Edge of the images in pixels, if it was set. It is then mentioned as the likely
+            cause.
 
     Returns:
         The features.
@@ -360,16 +439,23 @@ def check_encoding(encode: Callable[[], Any], folder: Path, input_name: str, *, 
     Raises:
         DataError: If the item cannot be encoded, or if features are not finite.
     """
-    advice = "Set another visual.image_size for this model" if image_size else "Download the model again"
+    advice = (
+        "Set another visual.image_size for this model" if image_size else "Download the model again"
+    )
     size = f" of {image_size} x {image_size} pixels" if image_size else ""
     with loading_from(folder, f"a model that can encode {input_name}{size}", advice):
         vectors = encode()
     if not vectors.isfinite().all():
-        raise DataError(f"{folder} is damaged: expected finite features of {input_name}, got others. Download it again.")
+        raise DataError(
+            f"{folder} is damaged: expected finite features of {input_name}, got others. Download "
+            "it again."
+        )
     return vectors
 
 
-def check_text_encoding(encode: Callable[[list[str]], Tensor], folder: Path, tokenizer: Any) -> None:
+def check_text_encoding(
+    encode: Callable[[list[str]], Tensor], folder: Path, tokenizer: Any
+) -> None:
     """Encode two words once, as ``check_encoding``. Their vectors must differ.
 
     Args:
@@ -385,11 +471,16 @@ def check_text_encoding(encode: Callable[[list[str]], Tensor], folder: Path, tok
     second = next(word for word in others if tokenizer(word)["input_ids"] != ids)
     vectors = check_encoding(lambda: encode([first, second]), folder, "a text")
     if vectors[0].allclose(vectors[1], rtol=1e-5, atol=1e-7):
-        raise DataError(f"{folder}: expected different vectors of the texts {first!r} and {second!r}, got equal ones. Download it again.")
+        raise DataError(
+            f"{folder}: expected different vectors of the texts {first!r} and {second!r}, got "
+            "equal ones. Download it again."
+        )
 
 
 @contextmanager
-def loading_from(folder: Path, expected: str, advice: str = "Download the model again") -> Iterator[Any]:
+def loading_from(
+    folder: Path, expected: str, advice: str = "Download the model again"
+) -> Iterator[Any]:
     """Convert the errors of libraries that read a folder.
 
     Args:
@@ -414,7 +505,10 @@ def loading_from(folder: Path, expected: str, advice: str = "Download the model 
     except (VisavisError, MemoryError):
         raise
     except Exception as error:  # noqa: BLE001 - transformers and tokenizers raise errors of every kind on damaged files
-        raise DataError(f"{folder}: expected {expected}, got an error ({_error_reason(error)}). {advice}, or use another one.") from None
+        raise DataError(
+            f"{folder}: expected {expected}, got an error ({_error_reason(error)}). {advice}, or "
+            "use another one."
+        ) from None
 
 
 def _refuse_code(folder: Path) -> None:
@@ -430,27 +524,46 @@ def _refuse_code(folder: Path) -> None:
     kind = storage.read_json(folder / "config.json", _ModelType).model_type
     if config.get("auto_map") and kind not in transformers.CONFIG_MAPPING:
         raise DataError(
-            f"{folder}: expected a model type of transformers, got {kind} with code of its own (auto_map in config.json). {_CODE_ADVICE}."
+            f"{folder}: expected a model type of transformers, got {kind} with code of its own "
+            f"(auto_map in config.json). {_CODE_ADVICE}."
         )
-    settings = storage.read_json(file, _TokenizerCode) if os.path.exists(file := folder / "tokenizer_config.json") else _TokenizerCode()
+    settings = (
+        storage.read_json(file, _TokenizerCode)
+        if os.path.exists(file := folder / "tokenizer_config.json")
+        else _TokenizerCode()
+    )
     if settings.auto_map and not hasattr(transformers, settings.tokenizer_class or ""):
         raise DataError(
-            f"{folder}: expected a tokenizer of transformers, got one with code of its own (auto_map in tokenizer_config.json). {_CODE_ADVICE}."
+            f"{folder}: expected a tokenizer of transformers, got one with code of its own "
+            f"(auto_map in tokenizer_config.json). {_CODE_ADVICE}."
         )
     if kernel := next(_external_kernels(config), None):
-        raise DataError(f"{folder}: expected no external code in config.json, got {kernel!r}. Such code is never run. Remove this entry.")
+        raise DataError(
+            f"{folder}: expected no external code in config.json, got {kernel!r}. Such code is "
+            "never run. Remove this entry."
+        )
     refuse_adapter(folder)
 
 
 def _check_timm(config: dict[str, Any], folder: Path) -> None:
-    """Check that timm is installed, and that a config names an architecture of timm and no other files."""
+    """Check that timm is installed, and that a config names an architecture of timm and no other
+    files.
+    """
     if importlib.util.find_spec("timm") is None:
         raise MissingExtra("timm", "timm", f"the image encoder {folder}")
     architecture, arguments = config.get("architecture"), config.get("model_args") or {}
     if not isinstance(architecture, str) or not re.fullmatch(r"\w+", architecture):
-        raise DataError(f"{folder}: architecture: expected the name of a timm model, got {architecture!r}. Use another model.")
-    if unknown := sorted(name for name in arguments if name.startswith(("checkpoint", "pretrained", "features"))):
-        raise DataError(f"{folder}: model_args: expected settings of the architecture, got {unknown[0]}. Remove this entry.")
+        raise DataError(
+            f"{folder}: architecture: expected the name of a timm model, got {architecture!r}. Use "
+            "another model."
+        )
+    if unknown := sorted(
+        name for name in arguments if name.startswith(("checkpoint", "pretrained", "features"))
+    ):
+        raise DataError(
+            f"{folder}: model_args: expected settings of the architecture, got {unknown[0]}. "
+            "Remove this entry."
+        )
 
 
 def refuse_adapter(folder: Path) -> None:
@@ -464,7 +577,8 @@ def refuse_adapter(folder: Path) -> None:
     """
     if os.path.exists(folder / "adapter_config.json"):
         raise DataError(
-            f"{folder}: expected a model, got an adapter of another model (adapter_config.json). Merge both and use the folder of the result."
+            f"{folder}: expected a model, got an adapter of another model (adapter_config.json). "
+            "Merge both and use the folder of the result."
         )
 
 
@@ -476,18 +590,27 @@ def _external_kernels(config: Any) -> Iterator[str]:
         yield from _external_kernels(value)
 
 
-def _check_loaded_names(folder: Path, model: Any, loading: dict[str, Any], new_head: bool, advice: str) -> None:
+def _check_loaded_names(
+    folder: Path, model: Any, loading: dict[str, Any], new_head: bool, advice: str
+) -> None:
     """Raise DataError for missing or additional weights, and remove a pooler without weights."""
     base = f"{model.base_model_prefix}." if new_head else ""
-    missing = sorted(key for key in loading["missing_keys"] if key.startswith(base) and not key.startswith(f"{base}pooler."))
+    missing = sorted(
+        key
+        for key in loading["missing_keys"]
+        if key.startswith(base) and not key.startswith(f"{base}pooler.")
+    )
     if missing:
         if wrapper := wrapper_of(loading["unexpected_keys"]):
             raise DataError(
-                f"{folder}: expected names of weights as in transformers, got names that start with {wrapper} as a training wrapper saves them. "
-                "Remove this prefix from the names, or save the model inside the wrapper with save_pretrained."
+                f"{folder}: expected names of weights as in transformers, got names that start "
+                f"with {wrapper} as a training wrapper saves them. "
+                "Remove this prefix from the names, or save the model inside the wrapper with "
+                "save_pretrained."
             )
         raise DataError(
-            f"{folder}: expected all weights of its config.json, got none for {missing[0]} and {len(missing) - 1} others. {advice}."
+            f"{folder}: expected all weights of its config.json, got none for {missing[0]} and "
+            f"{len(missing) - 1} others. {advice}."
         )
     if loading["missing_keys"] and not new_head:
         model.pooler = None
@@ -495,7 +618,8 @@ def _check_loaded_names(folder: Path, model: Any, loading: dict[str, Any], new_h
     extra = sorted(key for key in loading["unexpected_keys"] if _without_numbers(key) in names)
     if extra:
         raise DataError(
-            f"{folder}: expected only weights of its config.json, got also {extra[0]} and {len(extra) - 1} others. Use the config.json of this model."
+            f"{folder}: expected only weights of its config.json, got also {extra[0]} and "
+            f"{len(extra) - 1} others. Use the config.json of this model."
         )
 
 
@@ -512,17 +636,28 @@ def _error_reason(error: Exception) -> str:
     if "ignore_mismatched_sizes" in str(error):
         return "its weights have other shapes than in its config.json"
     if any(mark in str(error) for mark in ("weights_only", "PytorchStreamReader")):
-        return "its weights are damaged, or contain objects that could run code and are never opened"
+        return (
+            "its weights are damaged, or contain objects that could run code and are never opened"
+        )
     message = textwrap.shorten(str(error), 200, placeholder=" ...").rstrip(".: ")
-    return f"{type(error).__name__} {message}" if isinstance(error, KeyError) else message or type(error).__name__
+    return (
+        f"{type(error).__name__} {message}"
+        if isinstance(error, KeyError)
+        else message or type(error).__name__
+    )
 
 
-IMAGENET_PREPROCESSING = Preprocessing(resize=(256,), crop=(224, 224), mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
-"""Preprocessing of all published encoders: the middle 224 pixels of an image with a shorter edge of 256."""
+IMAGENET_PREPROCESSING = Preprocessing(
+    resize=(256,), crop=(224, 224), mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)
+)
+"""Preprocessing of all published encoders: the middle 224 pixels of an image with a shorter edge of
+256.
+"""
 
 
 def open_published_backbone(name: str) -> nn.Module:
-    """Open a published image encoder in evaluation mode. Its weights are random where others are loaded later.
+    """Open a published image encoder in evaluation mode. Its weights are random where others are
+    loaded later.
 
     Args:
         name: Name in the catalog, or path of the file.
@@ -534,7 +669,11 @@ def open_published_backbone(name: str) -> nn.Module:
         DataError: If the file does not hold the weights of this encoder.
     """
     backbone = PUBLISHED_BACKBONES[published_backbone_name(name) or name]
-    model = backbone.build() if weights_are_loaded_later() else _load_published_weights(backbone, published_weights_file(name))
+    model = (
+        backbone.build()
+        if weights_are_loaded_later()
+        else _load_published_weights(backbone, published_weights_file(name))
+    )
     return model.eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
@@ -543,11 +682,23 @@ def _load_published_weights(backbone: PublishedBackbone, file: Path) -> nn.Modul
         model = backbone.build()
     expected = model.state_dict()
     # Older files lack the counters of batch norms, which are not needed.
-    counters = {name: torch.zeros((), dtype=torch.long) for name in expected if name.endswith("num_batches_tracked")}
+    counters = {
+        name: torch.zeros((), dtype=torch.long)
+        for name in expected
+        if name.endswith("num_batches_tracked")
+    }
     tensors = counters | read_checkpoint(file)
     ignored = re.compile(f"{re.escape(backbone.classifier_prefix)}.*")
     check_weight_names(tensors, expected, ignored, file, f"the weights of {backbone.files[0]}")
-    check_weight_shapes(tensors, {name: part.shape for name, part in expected.items()}, file, f"Download {backbone.files[0]}.")
-    weights = {name: tensors[name].float() if tensors[name].is_floating_point() else tensors[name] for name in expected}
+    check_weight_shapes(
+        tensors,
+        {name: part.shape for name, part in expected.items()},
+        file,
+        f"Download {backbone.files[0]}.",
+    )
+    weights = {
+        name: tensors[name].float() if tensors[name].is_floating_point() else tensors[name]
+        for name in expected
+    }
     model.load_state_dict(weights, assign=True)
     return model.requires_grad_()

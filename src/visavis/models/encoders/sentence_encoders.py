@@ -15,7 +15,12 @@ from torch import Tensor, nn
 from visavis import storage
 from visavis.errors import DataError, requires_extra
 from visavis.models.encoders.pretrained_files import model_folder
-from visavis.models.encoders.pretrained_loading import check_encoding, load_pretrained_model, load_pretrained_tokenizer, loading_from
+from visavis.models.encoders.pretrained_loading import (
+    check_encoding,
+    load_pretrained_model,
+    load_pretrained_tokenizer,
+    loading_from,
+)
 from visavis.models.layers import mean_pool
 from visavis.types import unit_rows
 
@@ -52,7 +57,10 @@ def read_sentence_transformers_modules(folder: Path) -> list[SentenceTransformer
     """
     modules = storage.read_json(folder / "modules.json", list[SentenceTransformersModule])
     if not modules:
-        raise DataError(f"{folder / 'modules.json'}: expected the steps of a sentence model, got none. Download it again.")
+        raise DataError(
+            f"{folder / 'modules.json'}: expected the steps of a sentence model, got none. "
+            "Download it again."
+        )
     return modules
 
 
@@ -89,12 +97,20 @@ class SentencePooling:
         modules, modes = _module_folders(folder), _pooling_modes(folder)
         if not _is_simple_pooling(modules, modes):
             raise DataError(
-                f"{folder}: expected pooling by the mean or the first token, normalized or not, got {', '.join(modes) or 'none'} through "
-                f"{', '.join(modules) or 'no modules'}. Use another sentence model, or granularity pooled of a frozen encoder."
+                f"{folder}: expected pooling by the mean or the first token, normalized or not, "
+                f"got {', '.join(modes) or 'none'} through "
+                f"{', '.join(modules) or 'no modules'}. Use another sentence model, or granularity "
+                "pooled of a frozen encoder."
             )
         file = folder / "sentence_bert_config.json"
-        limit = storage.read_json(file, _SentenceBertConfig).max_seq_length if os.path.exists(file) else None
-        return cls(_POOLING_NAMES[modes[0]], "Normalize" in modules, min(limit or max_length, max_length))
+        limit = (
+            storage.read_json(file, _SentenceBertConfig).max_seq_length
+            if os.path.exists(file)
+            else None
+        )
+        return cls(
+            _POOLING_NAMES[modes[0]], "Normalize" in modules, min(limit or max_length, max_length)
+        )
 
     def __call__(self, words: Tensor, mask: Tensor) -> Tensor:
         pooled = words[:, 0] if self.mode == "first" else mean_pool(words, mask)
@@ -106,7 +122,10 @@ _POOLING_NAMES = {"mean_tokens": "mean", "mean": "mean", "cls_token": "first", "
 
 def _module_folders(folder: Path) -> dict[str, Path]:
     """Return the folders of the steps of a model, by the names of their classes."""
-    return {module.type.rsplit(".", 1)[-1]: folder / module.path for module in read_sentence_transformers_modules(folder)}
+    return {
+        module.type.rsplit(".", 1)[-1]: folder / module.path
+        for module in read_sentence_transformers_modules(folder)
+    }
 
 
 def _pooling_modes(folder: Path) -> list[str]:
@@ -116,12 +135,18 @@ def _pooling_modes(folder: Path) -> list[str]:
         return []
     pooling = storage.read_json(modules["Pooling"] / "config.json", dict[str, Any])
     enabled = [name for name, value in pooling.items() if value is True]
-    modes = [name.removeprefix("pooling_mode_") for name in enabled if name.startswith("pooling_mode_")]
+    modes = [
+        name.removeprefix("pooling_mode_") for name in enabled if name.startswith("pooling_mode_")
+    ]
     return modes or [str(pooling.get("pooling_mode"))]
 
 
 def _is_simple_pooling(modules: dict[str, Path], modes: list[str]) -> bool:
-    return len(modes) == 1 and modes[0] in _POOLING_NAMES and not set(modules) - {"Transformer", "Pooling", "Normalize"}
+    return (
+        len(modes) == 1
+        and modes[0] in _POOLING_NAMES
+        and not set(modules) - {"Transformer", "Pooling", "Normalize"}
+    )
 
 
 def needs_sentence_transformers(folder: Path) -> bool:
@@ -131,7 +156,8 @@ def needs_sentence_transformers(folder: Path) -> bool:
         folder: Folder of the model.
 
     Returns:
-        True for other steps than a transformer with a pooling by the mean or the first token, and for prompts.
+        True for other steps than a transformer with a pooling by the mean or the first token, and
+        for prompts.
 
     Raises:
         DataError: If a file is invalid.
@@ -139,8 +165,14 @@ def needs_sentence_transformers(folder: Path) -> bool:
     if not os.path.exists(folder / "modules.json"):
         return False
     file = folder / "config_sentence_transformers.json"
-    prompt = storage.read_json(file, dict[str, Any]).get("default_prompt_name") if os.path.exists(file) else None
-    return prompt is not None or not _is_simple_pooling(_module_folders(folder), _pooling_modes(folder))
+    prompt = (
+        storage.read_json(file, dict[str, Any]).get("default_prompt_name")
+        if os.path.exists(file)
+        else None
+    )
+    return prompt is not None or not _is_simple_pooling(
+        _module_folders(folder), _pooling_modes(folder)
+    )
 
 
 def load_sentence_transformers_model(folder: Path) -> Any:
@@ -159,15 +191,20 @@ def load_sentence_transformers_model(folder: Path) -> Any:
     for module in read_sentence_transformers_modules(folder):
         if not module.type.startswith("sentence_transformers."):
             raise DataError(
-                f"{folder / 'modules.json'}: expected steps of sentence-transformers, got {module.type}. Such code is never run. Use another model."
+                f"{folder / 'modules.json'}: expected steps of sentence-transformers, got "
+                f"{module.type}. Such code is never run. Use another model."
             )
     with requires_extra("sentence-transformers", f"the text encoder {folder}"):
         from sentence_transformers import SentenceTransformer
     with loading_from(folder, "a model that sentence-transformers can read"):
-        return SentenceTransformer(str(folder), device="cpu", trust_remote_code=False, local_files_only=True).eval()
+        return SentenceTransformer(
+            str(folder), device="cpu", trust_remote_code=False, local_files_only=True
+        ).eval()
 
 
-CROSS_ENCODER_ADVICE = "Use a cross-encoder with one output, such as one of visavis relevance fit --kind cross"
+CROSS_ENCODER_ADVICE = (
+    "Use a cross-encoder with one output, such as one of visavis relevance fit --kind cross"
+)
 """End of error messages about models with another number of outputs."""
 
 
@@ -194,7 +231,14 @@ class TextPairEncoder(nn.Module):
         Returns:
             Tokens.
         """
-        return self.tokenizer(list(first), list(second), truncation=True, max_length=self.max_length, padding=True, return_tensors="pt")
+        return self.tokenizer(
+            list(first),
+            list(second),
+            truncation=True,
+            max_length=self.max_length,
+            padding=True,
+            return_tensors="pt",
+        )
 
     def forward(self, tokens: Any) -> Tensor:
         """Score pairs.
@@ -236,9 +280,19 @@ def open_text_pair_encoder(name: str, *, new_head: bool = False) -> TextPairEnco
     """
     folder = model_folder(name)
     options = {"num_labels": 1} if new_head else {}
-    model = load_pretrained_model(folder, "AutoModelForSequenceClassification", new_head=new_head, advice=CROSS_ENCODER_ADVICE, **options)
+    model = load_pretrained_model(
+        folder,
+        "AutoModelForSequenceClassification",
+        new_head=new_head,
+        advice=CROSS_ENCODER_ADVICE,
+        **options,
+    )
     if model.config.num_labels != 1:
-        raise DataError(f"{folder}: expected one output, got {model.config.num_labels}. {CROSS_ENCODER_ADVICE}.")
+        raise DataError(
+            f"{folder}: expected one output, got {model.config.num_labels}. {CROSS_ENCODER_ADVICE}."
+        )
     encoder = TextPairEncoder(model, *load_pretrained_tokenizer(folder)).eval()
-    check_encoding(lambda: encoder(encoder.preprocess(["a dog"], ["a cat"])), folder, "a pair of texts")
+    check_encoding(
+        lambda: encoder(encoder.preprocess(["a dog"], ["a cat"])), folder, "a pair of texts"
+    )
     return encoder

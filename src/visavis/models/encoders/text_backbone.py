@@ -1,4 +1,6 @@
-"""Text backbone: a pretrained text encoder such as BERT that is trained as part of a matcher, with its tokenizer."""
+"""Text backbone: a pretrained text encoder such as BERT that is trained as part of a matcher, with
+its tokenizer.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,8 @@ class PretrainedTokenizer:
     Attributes:
         tokenizer: Tokenizer of transformers.
         max_length: Tokens after which a text is cut.
-        fixed_length: Whether every text is padded to ``max_length`` and has no mask, as SigLIP was trained. Otherwise texts are padded to
-            the longest of their batch.
+        fixed_length: Whether every text is padded to ``max_length`` and has no mask, as SigLIP was
+            trained. Otherwise texts are padded to the longest of their batch.
     """
 
     tokenizer: Any
@@ -55,7 +57,10 @@ class PretrainedTokenizer:
         Raises:
             DataError: If the model has none.
         """
-        return cls(*load_pretrained_tokenizer(folder), load_pretrained_config(folder).model_type in FIXED_LENGTH_MODEL_TYPES)
+        return cls(
+            *load_pretrained_tokenizer(folder),
+            load_pretrained_config(folder).model_type in FIXED_LENGTH_MODEL_TYPES,
+        )
 
     def __len__(self) -> int:
         return len(self.tokenizer)
@@ -69,7 +74,10 @@ class PretrainedTokenizer:
         Returns:
             Counts, shape ``[N]``.
         """
-        return np.array([len(ids) for ids in self.tokenizer(list(texts), verbose=False)["input_ids"]], dtype=np.int64)
+        return np.array(
+            [len(ids) for ids in self.tokenizer(list(texts), verbose=False)["input_ids"]],
+            dtype=np.int64,
+        )
 
     def encode(self, texts: Sequence[str]) -> Encoded:
         """Tokenize texts.
@@ -81,8 +89,16 @@ class PretrainedTokenizer:
             Token ids, shape ``[N, L]``, with their mask or None.
         """
         padding = "max_length" if self.fixed_length else "longest"
-        tokens = self.tokenizer(list(texts), padding=padding, truncation=True, max_length=self.max_length, return_tensors="pt")
-        return Encoded(tokens["input_ids"], None if self.fixed_length else tokens["attention_mask"].bool())
+        tokens = self.tokenizer(
+            list(texts),
+            padding=padding,
+            truncation=True,
+            max_length=self.max_length,
+            return_tensors="pt",
+        )
+        return Encoded(
+            tokens["input_ids"], None if self.fixed_length else tokens["attention_mask"].bool()
+        )
 
 
 class EncoderTokens:
@@ -110,12 +126,14 @@ class EncoderTokens:
 
 
 TEXT_BACKBONE_FOLDER = "text_backbone"
-"""Folder of the config and tokenizer in a model folder. The weights are among those of the matcher."""
+"""Folder of the config and tokenizer in a model folder. The weights are among those of the matcher.
+"""
 
 
 @dataclass(frozen=True)
 class WordNoise:
-    """Probabilities of changing a word in training. All pieces of a word change together. Special tokens never change.
+    """Probabilities of changing a word in training. All pieces of a word change together. Special
+    tokens never change.
 
     Attributes:
         masked: Probability of masking a word.
@@ -123,8 +141,8 @@ class WordNoise:
         dropped: Probability of dropping a word.
 
     Source:
-        The released code of VSE-infinity (Chen et al., 2021) selects 20 % of the words: half of them are masked, a tenth is replaced,
-        the others are dropped.
+        The released code of VSE-infinity (Chen et al., 2021) selects 20 % of the words: half of
+        them are masked, a tenth is replaced, the others are dropped.
     """
 
     masked: float = 0.0
@@ -138,11 +156,13 @@ class WordNoise:
 
 
 class TextBackbone(PretrainedPart):
-    """Pretrained text encoder with the states of all tokens, including the first and last token of a text.
+    """Pretrained text encoder with the states of all tokens, including the first and last token of
+    a text.
 
     Args:
         name: A folder of transformers, one in the cache, or a name of the hub.
-        noise: Noise of words in training, sampled from torch's generator, which the trainer seeds in each step.
+        noise: Noise of words in training, sampled from torch's generator, which the trainer seeds
+            in each step.
 
     Raises:
         DataError: If the model is not a text encoder, or lacks a mask token that the noise needs.
@@ -157,21 +177,29 @@ class TextBackbone(PretrainedPart):
         super().__init__()
         saved = saved_part_folder(TEXT_BACKBONE_FOLDER)
         self.folder = saved or model_folder(name)
-        self.noise, self.model = noise or WordNoise(), _load_text_model(self.folder, without_weights=saved is not None)
+        self.noise, self.model = (
+            noise or WordNoise(),
+            _load_text_model(self.folder, without_weights=saved is not None),
+        )
         tokenizer, max_length = load_pretrained_tokenizer(self.folder)
         if self.noise.masked and tokenizer.mask_token_id is None:
             raise DataError(
-                f"{self.folder}: expected a mask token for model.word_mask_rate, got a tokenizer without one. Set model.word_mask_rate to 0."
+                f"{self.folder}: expected a mask token for model.word_mask_rate, got a tokenizer "
+                "without one. Set model.word_mask_rate to 0."
             )
         self.mask_token = tokenizer.mask_token_id
         self.register_buffer("is_continuation", _is_continuation(tokenizer), persistent=False)
         # Tokens that start, end or pad a text.
         special = {*tokenizer("")["input_ids"], tokenizer.pad_token_id}
-        is_special = torch.tensor([index in special for index in range(len(tokenizer))], device="cpu")
+        is_special = torch.tensor(
+            [index in special for index in range(len(tokenizer))], device="cpu"
+        )
         self.register_buffer("is_special", is_special, persistent=False)
         if saved is None:
             sample = PretrainedTokenizer(tokenizer, max_length, fixed_length=False)
-            check_text_encoding(lambda texts: self.eval()(sample.encode(texts)).vectors, self.folder, tokenizer)
+            check_text_encoding(
+                lambda texts: self.eval()(sample.encode(texts)).vectors, self.folder, tokenizer
+            )
 
     @property
     def hidden_dim(self) -> int:
@@ -191,34 +219,54 @@ class TextBackbone(PretrainedPart):
         ids, mask = tokens.vectors, tokens.mask
         if self.training and self.noise.total:
             ids, mask = self._add_noise(ids, mask)
-        return Encoded(self.model(input_ids=ids, attention_mask=mask.long()).last_hidden_state, mask)
+        return Encoded(
+            self.model(input_ids=ids, attention_mask=mask.long()).last_hidden_state, mask
+        )
 
     def _add_noise(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Return token ids and their mask with words masked, replaced and dropped at random."""
         word_index = (~self.is_continuation[ids]).cumsum(1) - 1
         noise = torch.rand(ids.shape, device=ids.device).gather(1, word_index.clamp(min=0))
         noise = noise.masked_fill(self.is_special[ids] | ~mask, 1.0)
-        masked, replaced = noise < self.noise.masked, noise < self.noise.masked + self.noise.replaced
+        masked, replaced = (
+            noise < self.noise.masked,
+            noise < self.noise.masked + self.noise.replaced,
+        )
         dropped = (noise < self.noise.total) & ~replaced
         kept = mask & ~dropped
-        ids = torch.where(replaced, torch.randint(len(self.is_continuation), ids.shape, device=ids.device), ids)
+        ids = torch.where(
+            replaced, torch.randint(len(self.is_continuation), ids.shape, device=ids.device), ids
+        )
         ids = torch.where(masked, self.mask_token, ids) if self.noise.masked else ids
-        order = kept.long().argsort(dim=1, descending=True, stable=True)[:, : int(kept.sum(1).max())]
+        order = kept.long().argsort(dim=1, descending=True, stable=True)[
+            :, : int(kept.sum(1).max())
+        ]
         return ids.gather(1, order), kept.gather(1, order)
 
 
 def _load_text_model(folder: Path, *, without_weights: bool) -> Any:
     """Return the encoder of a folder without its pooler, which reads only the first state."""
     config = load_pretrained_config(folder)
-    if not isinstance(getattr(config, "vocab_size", None), int) or not hasattr(config, "hidden_size"):
-        raise DataError(f"{folder}: expected a text encoder such as BERT, got a model of kind {config.model_type}. Use another model.")
-    model = build_empty_model(folder) if without_weights else load_pretrained_model(folder, dtype=torch.float32)
+    if not isinstance(getattr(config, "vocab_size", None), int) or not hasattr(
+        config, "hidden_size"
+    ):
+        raise DataError(
+            f"{folder}: expected a text encoder such as BERT, got a model of kind "
+            f"{config.model_type}. Use another model."
+        )
+    model = (
+        build_empty_model(folder)
+        if without_weights
+        else load_pretrained_model(folder, dtype=torch.float32)
+    )
     model.pooler = None
     return model
 
 
 def _is_continuation(tokenizer: Any) -> Tensor:
-    """Return whether each token continues the word before it, ``[V]``, by the marks of WordPiece, byte pairs or SentencePiece."""
+    """Return whether each token continues the word before it, ``[V]``, by the marks of WordPiece,
+    byte pairs or SentencePiece.
+    """
     tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
     if any(token.startswith("##") for token in tokens):
         flags = [token.startswith("##") for token in tokens]

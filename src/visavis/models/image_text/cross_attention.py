@@ -1,10 +1,12 @@
 """Similarities and attention of regions and words, without attended vectors.
 
-An attended vector ``c = sum_i a_i x_i`` is only needed in its cosine with the fragment ``q`` that attends. The cosine follows from
-``c q = sum_i a_i (x_i q)``, the products of regions with words, and ``|c|^2 = a G a``, the Gram matrix ``G = X X^T`` of one item's
-fragments. Texts of similar length are scored together, so that a long text does not pad all others.
+An attended vector ``c = sum_i a_i x_i`` is only needed in its cosine with the fragment ``q`` that
+attends. The cosine follows from ``c q = sum_i a_i (x_i q)``, the products of regions with words,
+and ``|c|^2 = a G a``, the Gram matrix ``G = X X^T`` of one item's fragments. Texts of similar
+length are scored together, so that a long text does not pad all others.
 
-Axes: A items whose C fragments are attended to (the context), B items whose Q fragments attend (the query).
+Axes: A items whose C fragments are attended to (the context), B items whose Q fragments attend (the
+query).
 """
 
 from __future__ import annotations
@@ -19,7 +21,14 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from visavis.models.base import Matcher, get_mask, get_vectors, valid_mask
-from visavis.models.layers import Whitening, at_least_float32, build_mlp, mean_pool, pool_grid, xavier_linear
+from visavis.models.layers import (
+    Whitening,
+    at_least_float32,
+    build_mlp,
+    mean_pool,
+    pool_grid,
+    xavier_linear,
+)
 from visavis.models.word_encoders import WordMatcherConfig, build_word_encoder
 from visavis.spec import DropoutRate, NonNegativeInt, PositiveInt, require_field
 from visavis.types import AttentionWeights, Encoded, Parts, unit_rows
@@ -50,7 +59,9 @@ class RegionWordSimilarity:
     transposed: bool = False
 
     @classmethod
-    def compute(cls, visual: Encoded, text: Encoded, *, paired: bool = False) -> RegionWordSimilarity:
+    def compute(
+        cls, visual: Encoded, text: Encoded, *, paired: bool = False
+    ) -> RegionWordSimilarity:
         """Compute the products of regions with words. Words attend over regions.
 
         Args:
@@ -71,7 +82,9 @@ class RegionWordSimilarity:
     def T(self) -> RegionWordSimilarity:
         """The same products with context and query exchanged."""
         values = self.values.transpose(1, 3) if self.paired else self.values.permute(2, 3, 0, 1)
-        return RegionWordSimilarity(values.contiguous(), self.query, self.context, self.paired, not self.transposed)
+        return RegionWordSimilarity(
+            values.contiguous(), self.query, self.context, self.paired, not self.transposed
+        )
 
     @property
     def context_mask(self) -> Tensor:
@@ -95,7 +108,9 @@ class RegionWordSimilarity:
         fragments = get_vectors(self.context)
         gram = fragments @ fragments.transpose(1, 2)
         squared_norms = ((gram @ weights.flatten(2)).view_as(weights) * weights).sum(1)
-        norms = squared_norms.clamp(min=EPSILON**2).sqrt() * self._broadcast_query(get_vectors(self.query).norm(dim=-1))
+        norms = squared_norms.clamp(min=EPSILON**2).sqrt() * self._broadcast_query(
+            get_vectors(self.query).norm(dim=-1)
+        )
         return (weights * self.values).sum(1) / norms.clamp(min=EPSILON)
 
     def mean(self, fragments: Tensor) -> Tensor:
@@ -120,7 +135,9 @@ class RegionWordSimilarity:
         Returns:
             Pooled values, shape ``[V, T]``.
         """
-        scaled = (inverse_temperature * fragments).masked_fill(~self.query_mask[:, 0], float("-inf"))
+        scaled = (inverse_temperature * fragments).masked_fill(
+            ~self.query_mask[:, 0], float("-inf")
+        )
         return self._images_first(scaled.logsumexp(-1) / inverse_temperature)
 
     def _broadcast_query(self, values: Tensor) -> Tensor:
@@ -132,15 +149,17 @@ class RegionWordSimilarity:
 
 
 def attention_weights(
-    similarity: RegionWordSimilarity, inverse_temperature: float, normalization: Normalization = "clipped_l2norm"
+    similarity: RegionWordSimilarity,
+    inverse_temperature: float,
+    normalization: Normalization = "clipped_l2norm",
 ) -> Tensor:
     """Compute the attention of each fragment of the query over the fragments of the context.
 
     Args:
         similarity: Products of fragments.
         inverse_temperature: Factor of similarities in the softmax.
-        normalization: "clipped_l2norm": leaky ReLU (0.1), then each fragment of the context at length 1 over the query. "softmax":
-            softmax over the query. "none": unchanged.
+        normalization: "clipped_l2norm": leaky ReLU (0.1), then each fragment of the context at
+            length 1 over the query. "softmax": softmax over the query. "none": unchanged.
 
     Returns:
         Weights, shape ``[A, C, B, Q]``, with sum 1 over the context.
@@ -153,15 +172,22 @@ def attention_weights(
     """
     values = similarity.values
     if normalization == "clipped_l2norm":
-        values = torch.nn.functional.leaky_relu(values, 0.1).masked_fill(~similarity.query_mask, 0.0)
+        values = torch.nn.functional.leaky_relu(values, 0.1).masked_fill(
+            ~similarity.query_mask, 0.0
+        )
         values = l2_normalize(values)
     elif normalization == "softmax":
         values = values.masked_fill(~similarity.query_mask, float("-inf")).softmax(-1)
-    return (inverse_temperature * values).masked_fill(~similarity.context_mask, float("-inf")).softmax(1)
+    return (
+        (inverse_temperature * values)
+        .masked_fill(~similarity.context_mask, float("-inf"))
+        .softmax(1)
+    )
 
 
 def l2_normalize(values: Tensor) -> Tensor:
-    """Divide each vector of the last axis by its length plus ``EPSILON``, as the code of SCAN and its successors does.
+    """Divide each vector of the last axis by its length plus ``EPSILON``, as the code of SCAN and
+    its successors does.
 
     Args:
         values: Vectors, shape ``[..., D]``.
@@ -177,7 +203,9 @@ MAX_LENGTH_RATIO = 4 / 3
 MIN_GROUP_LENGTH = 6
 """Texts up to this length belong to one group."""
 MIN_TEXTS = 16
-"""Fewer texts are scored without groups. The cost of a block is measured on that few, and must be the cost of the longest text."""
+"""Fewer texts are scored without groups. The cost of a block is measured on that few, and must be
+the cost of the longest text.
+"""
 
 
 def length_groups(lengths: Sequence[int]) -> list[slice]:
@@ -217,14 +245,17 @@ def truncate_items(items: Encoded, length: int) -> Encoded:
         masks = items.mask if isinstance(items.mask, dict) else {}
         return {name: part[:, :length] if name in masks else part for name, part in parts.items()}
 
-    return Encoded(cut(items.vectors), None if items.mask is None else cut(items.mask), items.weights)
+    return Encoded(
+        cut(items.vectors), None if items.mask is None else cut(items.mask), items.weights
+    )
 
 
 class RegionWordMatcher(Matcher):
     """Base class of matchers that keep every region and every word as a unit vector.
 
-    Regions go through a linear layer. Token ids go through a bidirectional GRU whose directions are averaged. Word vectors of a
-    frozen encoder, or of a trained text backbone, go through a linear layer.
+    Regions go through a linear layer. Token ids go through a bidirectional GRU whose directions are
+    averaged. Word vectors of a frozen encoder, or of a trained text backbone, go through a linear
+    layer.
 
     Args:
         config: The architecture.
@@ -241,11 +272,14 @@ class RegionWordMatcher(Matcher):
             visual_granularity: Always "regions".
             embedding_dim: Dimensions of a region or word.
             dropout: Dropout of word embeddings, and of the hidden units of the context.
-            context_dim: Hidden units of a network on the mean of the vectors of an item. Its output is added to each region or word, so
-                that they also describe the whole item. For word vectors of a frozen encoder. 0: no context.
+            context_dim: Hidden units of a network on the mean of the vectors of an item. Its output
+                is added to each region or word, so that they also describe the whole item. For word
+                vectors of a frozen encoder. 0: no context.
             input_dropout: Dropout of region features, word vectors and their means.
-            region_grid: The regions of a square grid are averaged to a grid of this many rows. 0: unchanged.
-            whiten_text: Whether to whiten word vectors of a frozen encoder with the mean and covariance of the means of the training captions.
+            region_grid: The regions of a square grid are averaged to a grid of this many rows. 0:
+                unchanged.
+            whiten_text: Whether to whiten word vectors of a frozen encoder with the mean and
+                covariance of the means of the training captions.
         """
 
         visual_granularity: Literal["regions"] = "regions"
@@ -260,7 +294,12 @@ class RegionWordMatcher(Matcher):
             super().__post_init__()
             for name in ("context_dim", "whiten_text"):
                 is_used = bool(getattr(self, name)) and self.text_granularity != "words"
-                require_field(not is_used, self, name, f'{0 if name == "context_dim" else False} unless texts are "words"')
+                require_field(
+                    not is_used,
+                    self,
+                    name,
+                    f'{0 if name == "context_dim" else False} unless texts are "words"',
+                )
 
     visual_granularities = ("regions",)
     text_granularities = ("words", "tokens")
@@ -273,7 +312,9 @@ class RegionWordMatcher(Matcher):
         self.whitening = Whitening(config.text_input_dim) if config.whiten_text else nn.Identity()
         self.visual_context = self._context_network(config.visual_input_dim)
         self.text_context = self._context_network(config.text_input_dim)
-        self.text_backbone, self.text = build_word_encoder(config, config.embedding_dim, bidirectional=True, dropout=config.dropout)
+        self.text_backbone, self.text = build_word_encoder(
+            config, config.embedding_dim, bidirectional=True, dropout=config.dropout
+        )
 
     def parts(self) -> dict[str, list[nn.Module]]:
         return {
@@ -298,7 +339,9 @@ class RegionWordMatcher(Matcher):
         weights = self.attention_weights(products)
         return AttentionWeights(weights[0, :, 0].T, products.attended_cosines(weights)[0, 0])
 
-    def similarity(self, visual: Encoded, text: Encoded, *, paired: bool = False) -> RegionWordSimilarity:
+    def similarity(
+        self, visual: Encoded, text: Encoded, *, paired: bool = False
+    ) -> RegionWordSimilarity:
         """Compute the products of regions with words.
 
         Args:
@@ -336,14 +379,19 @@ class RegionWordMatcher(Matcher):
         return self.score_from_similarity(self.similarity(visual, text, paired=paired))
 
     def score(self, visual: Encoded, text: Encoded) -> Tensor:
-        """Score texts in groups of similar length, each no longer than its longest text. All parts with a mask have the same mask."""
+        """Score texts in groups of similar length, each no longer than its longest text. All parts
+        with a mask have the same mask.
+        """
         mask = tree_leaves(text.mask)[0]
         if mask is None or len(text) < MIN_TEXTS:
             return self.score_block(visual, text)
         positions = torch.arange(1, mask.shape[1] + 1, device=mask.device)
         lengths, order = (mask * positions).amax(1).clamp(min=1).sort()
         ends = lengths.tolist()
-        blocks = [self.score_block(visual, truncate_items(text[order[group]], ends[group.stop - 1])) for group in length_groups(ends)]
+        blocks = [
+            self.score_block(visual, truncate_items(text[order[group]], ends[group.stop - 1]))
+            for group in length_groups(ends)
+        ]
         return torch.cat(blocks, 1)[:, order.argsort()]
 
     def score_pairs(self, visual: Encoded, text: Encoded) -> Tensor:
@@ -355,14 +403,22 @@ class RegionWordMatcher(Matcher):
         if not config.context_dim:
             return None
         layers = {"hidden_layers": 1, "hidden_dim": config.context_dim}
-        return build_mlp(input_dim, config.embedding_dim, **layers, dropout=config.dropout, input_dropout=config.input_dropout)
+        return build_mlp(
+            input_dim,
+            config.embedding_dim,
+            **layers,
+            dropout=config.dropout,
+            input_dropout=config.input_dropout,
+        )
 
     def encode_visual(self, items: Encoded) -> Encoded:
         if self.config.region_grid:
             items = Encoded(pool_grid(get_vectors(items), self.config.region_grid))
         regions = self.visual(self.input_dropout(get_vectors(items)))
         if self.visual_context is not None:
-            regions = _add_context(regions, self.visual_context(mean_pool(get_vectors(items), get_mask(items))))
+            regions = _add_context(
+                regions, self.visual_context(mean_pool(get_vectors(items), get_mask(items)))
+            )
         return _unit_fragments(regions, items)
 
     def encode_text(self, items: Encoded) -> Encoded:
@@ -377,7 +433,9 @@ class RegionWordMatcher(Matcher):
 
 
 def _add_context(fragments: Tensor, context: Tensor) -> Tensor:
-    """Add the context of each item ``[N, D]`` to its fragments ``[N, L, D]``, both at length 1. Otherwise word vectors dominate at first."""
+    """Add the context of each item ``[N, D]`` to its fragments ``[N, L, D]``, both at length 1.
+    Otherwise word vectors dominate at first.
+    """
     return unit_rows(at_least_float32(fragments)) + unit_rows(at_least_float32(context))[:, None]
 
 

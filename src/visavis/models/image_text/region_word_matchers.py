@@ -8,23 +8,32 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from visavis.models.image_text.cross_attention import EPSILON, Normalization, RegionWordMatcher, RegionWordSimilarity, attention_weights
+from visavis.models.image_text.cross_attention import (
+    EPSILON,
+    Normalization,
+    RegionWordMatcher,
+    RegionWordSimilarity,
+    attention_weights,
+)
 from visavis.spec import PositiveFloat
 from visavis.types import MaxSimDirection
 
 
 class SCAN(RegionWordMatcher):
-    """SCAN: stacked cross attention. Words attend over the regions of an image ("t2i"), or regions over the words ("i2t").
+    """SCAN: stacked cross attention. Words attend over the regions of an image ("t2i"), or regions
+    over the words ("i2t").
 
     Formula:
-        ``a_cq = softmax_c(inverse_temperature n(s_cq))`` and ``r_q = cos(q, sum_c a_cq c)``. The score is the mean of r over the fragments
-        that attend ("mean"), or ``log sum_q exp(k r_q) / k`` with k = ``pool_inverse_temperature`` ("lse"). n: see ``attention_weights``.
+        ``a_cq = softmax_c(inverse_temperature n(s_cq))`` and ``r_q = cos(q, sum_c a_cq c)``. The
+        score is the mean of r over the fragments that attend ("mean"), or ``log sum_q exp(k r_q) /
+        k`` with k = ``pool_inverse_temperature`` ("lse"). n: see ``attention_weights``.
 
     Source:
         Lee et al., Stacked Cross Attention for Image-Text Matching (2018), equations 1 to 8.
 
     Differs from:
-        The released code, which forms every attended vector and loops over captions. The scores are the same.
+        The released code, which forms every attended vector and loops over captions. The scores are
+        the same.
     """
 
     name = "SCAN"
@@ -36,8 +45,10 @@ class SCAN(RegionWordMatcher):
         Attributes:
             direction: Which side attends: words over regions ("t2i") or regions over words ("i2t").
             pool: Pooling of the cosines.
-            inverse_temperature: Factor of similarities in the softmax, 9 for t2i and 4 for i2t in the paper.
-            pool_inverse_temperature: Factor of the log-sum-exp, 6 for t2i, 5 (Flickr30K) or 20 (COCO) for i2t in the paper.
+            inverse_temperature: Factor of similarities in the softmax, 9 for t2i and 4 for i2t in
+                the paper.
+            pool_inverse_temperature: Factor of the log-sum-exp, 6 for t2i, 5 (Flickr30K) or 20
+                (COCO) for i2t in the paper.
             normalization: Normalization n of similarities before the softmax.
         """
 
@@ -50,7 +61,9 @@ class SCAN(RegionWordMatcher):
     config: Config
 
     def attention_weights(self, products: RegionWordSimilarity) -> Tensor:
-        """Return attention over regions. If regions attend over words, it is their attention divided by its sum over the regions."""
+        """Return attention over regions. If regions attend over words, it is their attention
+        divided by its sum over the regions.
+        """
         if self.config.direction == "t2i":
             return self._weights(products)
         weights = self._weights(products.T).permute(2, 3, 0, 1) * products.query_mask
@@ -64,18 +77,22 @@ class SCAN(RegionWordMatcher):
         return products.log_sum_exp(cosines, self.config.pool_inverse_temperature)
 
     def _weights(self, products: RegionWordSimilarity) -> Tensor:
-        return attention_weights(products, self.config.inverse_temperature, self.config.normalization)
+        return attention_weights(
+            products, self.config.inverse_temperature, self.config.normalization
+        )
 
 
 class BFAN(RegionWordMatcher):
     """BFAN: bidirectional focal attention of words over regions and of regions over words.
 
     Formula:
-        Attention a as in SCAN is kept where ``a_i C - sum_j a_j > 0`` ("equal") or ``sum_j (a_i - a_j) sqrt(a_j) > 0`` ("prob"), and
-        divided by its sum. The score is the mean cosine of words plus the mean cosine of regions, in [-2, 2].
+        Attention a as in SCAN is kept where ``a_i C - sum_j a_j > 0`` ("equal") or ``sum_j (a_i -
+        a_j) sqrt(a_j) > 0`` ("prob"), and divided by its sum. The score is the mean cosine of words
+        plus the mean cosine of regions, in [-2, 2].
 
     Source:
-        Liu et al., Focus Your Attention (2019), equations 3 to 9. BFAN* in tables is the mean of both variants.
+        Liu et al., Focus Your Attention (2019), equations 3 to 9. BFAN* in tables is the mean of
+        both variants.
     """
 
     name = "BFAN"
@@ -97,7 +114,9 @@ class BFAN(RegionWordMatcher):
     def attention_weights(self, products: RegionWordSimilarity) -> Tensor:
         weights = attention_weights(products, self.config.inverse_temperature)
         if self.config.focus == "equal":
-            kept = weights * products.context_mask.sum(1, keepdim=True) > weights.sum(1, keepdim=True)
+            kept = weights * products.context_mask.sum(1, keepdim=True) > weights.sum(
+                1, keepdim=True
+            )
         else:
             roots = weights.sqrt()
             kept = weights * roots.sum(1, keepdim=True) > (weights * roots).sum(1, keepdim=True)
@@ -112,18 +131,22 @@ class BFAN(RegionWordMatcher):
 
 
 class MaxSim(RegionWordMatcher):
-    """MaxSim: late interaction. Half the mean over words of the best region, plus half the mean over regions of the best word.
+    """MaxSim: late interaction. Half the mean over words of the best region, plus half the mean
+    over regions of the best word.
 
     A pair costs only its products, because no attended vector is needed.
 
     Formula:
-        ``S = (mean_w max_r s_rw + mean_r max_w s_rw) / 2`` with cosines s. Direction "t2i" is the first mean alone, "i2t" the second.
+        ``S = (mean_w max_r s_rw + mean_r max_w s_rw) / 2`` with cosines s. Direction "t2i" is the
+        first mean alone, "i2t" the second.
 
     Source:
-        Khattab and Zaharia, ColBERT (2020), for texts. Yao et al., FILIP (2022), section 3.1, for images and texts.
+        Khattab and Zaharia, ColBERT (2020), for texts. Yao et al., FILIP (2022), section 3.1, for
+        images and texts.
 
     Differs from:
-        FILIP, whose two directions are two scores with a loss each. "t2i" and "i2t" give each of them.
+        FILIP, whose two directions are two scores with a loss each. "t2i" and "i2t" give each of
+        them.
     """
 
     name = "MaxSim"
@@ -146,7 +169,9 @@ class MaxSim(RegionWordMatcher):
 
     def attention_weights(self, products: RegionWordSimilarity) -> Tensor:
         """Return weight 1 for the best region, the first of equal ones."""
-        best = products.values.masked_fill(~products.context_mask, float("-inf")).argmax(1, keepdim=True)
+        best = products.values.masked_fill(~products.context_mask, float("-inf")).argmax(
+            1, keepdim=True
+        )
         return torch.zeros_like(products.values).scatter_(1, best, 1.0)
 
     def score_from_similarity(self, products: RegionWordSimilarity) -> Tensor:

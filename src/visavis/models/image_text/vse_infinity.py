@@ -11,7 +11,13 @@ from torch import Tensor, nn
 from visavis.models.base import GlobalMatcher, encode_unit_rows, get_mask, get_vectors, valid_mask
 from visavis.models.encoders.frozen_encoders import open_visual_encoder
 from visavis.models.image_text.cross_attention import EPSILON
-from visavis.models.layers import GeneralizedPooling, ResidualMLP, build_mlp, mean_pool, xavier_linear
+from visavis.models.layers import (
+    GeneralizedPooling,
+    ResidualMLP,
+    build_mlp,
+    mean_pool,
+    xavier_linear,
+)
 from visavis.models.word_encoders import WordMatcherConfig, build_word_encoder
 from visavis.spec import DropoutRate, NonNegativeInt, PositiveFloat, PositiveInt, UnitFloat
 from visavis.types import AttentionWeights, Encoded
@@ -20,9 +26,10 @@ from visavis.types import AttentionWeights, Encoded
 class VSEInfinity(GlobalMatcher):
     """VSE-infinity: generalized pooling over regions and over words.
 
-    Images are regions through a ``ResidualMLP``, or pixels through a trainable image encoder, whose batch norms keep their
-    statistics, and a linear layer on its regions. A pooling operator follows. Texts are token ids through a bidirectional GRU,
-    token ids through a trained text backbone and a linear layer, or word vectors of a frozen encoder through a ``ResidualMLP``. They
+    Images are regions through a ``ResidualMLP``, or pixels through a trainable image encoder, whose
+    batch norms keep their statistics, and a linear layer on its regions. A pooling operator
+    follows. Texts are token ids through a bidirectional GRU, token ids through a trained text
+    backbone and a linear layer, or word vectors of a frozen encoder through a ``ResidualMLP``. They
     have a pooling operator of their own.
 
     Args:
@@ -32,8 +39,9 @@ class VSEInfinity(GlobalMatcher):
         Chen et al. (2021). VSE-infinity with Bi-GRU as in the Unified paper's tables.
 
     Differs from:
-        The released code has no GRU, no frozen words, no dropout except BERT's own, temperature 0.1 and no layer after the pooling
-        (``hidden_dim`` = 0). Here at least one region, or word of a GRU, is always kept.
+        The released code has no GRU, no frozen words, no dropout except BERT's own, temperature 0.1
+        and no layer after the pooling (``hidden_dim`` = 0). Here at least one region, or word of a
+        GRU, is always kept.
     """
 
     name = "VSEInfinity"
@@ -52,11 +60,13 @@ class VSEInfinity(GlobalMatcher):
             region_dropout: Dropout of region features.
             word_dropout: Dropout of word vectors and word states.
             pooled_dropout: Dropout of pooled vectors.
-            size_augmentation: Probability in training of dropping a region, or a word. The words of a text backbone are masked, replaced
-                and dropped before it reads them instead.
-            temperature: Temperature of the pooling operators. A larger value starts and stays closer to the mean.
-            hidden_dim: 0 projects regions and word vectors before they are pooled. n pools them first, and projects the result with one
-                hidden layer of n units. States of the GRU or of a text backbone are pooled in both cases.
+            size_augmentation: Probability in training of dropping a region, or a word. The words of
+                a text backbone are masked, replaced and dropped before it reads them instead.
+            temperature: Temperature of the pooling operators. A larger value starts and stays
+                closer to the mean.
+            hidden_dim: 0 projects regions and word vectors before they are pooled. n pools them
+                first, and projects the result with one hidden layer of n units. States of the GRU
+                or of a text backbone are pooled in both cases.
             region_pool: "mean" is the control, which learns no pooling of regions.
             backbone: Image encoder for pixels, which a recipe may train.
         """
@@ -82,15 +92,26 @@ class VSEInfinity(GlobalMatcher):
 
     def __init__(self, config: Config):
         super().__init__(config)
-        self.region_dropout, self.word_dropout = nn.Dropout(config.region_dropout), nn.Dropout(config.word_dropout)
+        self.region_dropout, self.word_dropout = (
+            nn.Dropout(config.region_dropout),
+            nn.Dropout(config.word_dropout),
+        )
         pixels = config.visual_granularity == "pixels"
-        self.backbone = open_visual_encoder(config.backbone, config.backbone_granularity) if pixels else nn.Identity()
+        self.backbone = (
+            open_visual_encoder(config.backbone, config.backbone_granularity)
+            if pixels
+            else nn.Identity()
+        )
         self.visual: nn.Module
         if pixels and not config.hidden_dim:
             self.visual = xavier_linear(config.visual_input_dim, config.embedding_dim)
         else:
             self.visual = self._projection(config.visual_input_dim)
-        self.visual_pool = mean_pool if config.region_pool == "mean" else GeneralizedPooling(temperature=config.temperature)
+        self.visual_pool = (
+            mean_pool
+            if config.region_pool == "mean"
+            else GeneralizedPooling(temperature=config.temperature)
+        )
         self.visual_head = self._head(config.visual_input_dim)
         if config.text_granularity == "tokens":
             self.text_backbone, self.text = build_word_encoder(
@@ -99,11 +120,19 @@ class VSEInfinity(GlobalMatcher):
         else:
             self.text_backbone, self.text = nn.Identity(), self._projection(config.text_input_dim)
         self.text_pool = GeneralizedPooling(temperature=config.temperature)
-        self.text_head = nn.Dropout(config.pooled_dropout) if config.text_granularity == "tokens" else self._head(config.text_input_dim)
+        self.text_head = (
+            nn.Dropout(config.pooled_dropout)
+            if config.text_granularity == "tokens"
+            else self._head(config.text_input_dim)
+        )
 
     def _projection(self, input_dim: int) -> nn.Module:
         """Build the projection of regions or word vectors before pooling."""
-        return nn.Identity() if self.config.hidden_dim else ResidualMLP(input_dim, self.config.embedding_dim, self.config.dropout)
+        return (
+            nn.Identity()
+            if self.config.hidden_dim
+            else ResidualMLP(input_dim, self.config.embedding_dim, self.config.dropout)
+        )
 
     def _head(self, input_dim: int) -> nn.Module:
         """Build the layers after pooling."""
@@ -111,10 +140,13 @@ class VSEInfinity(GlobalMatcher):
         if not config.hidden_dim:
             return nn.Dropout(config.pooled_dropout)
         rates = {"dropout": config.dropout, "input_dropout": config.pooled_dropout}
-        return build_mlp(input_dim, config.embedding_dim, hidden_layers=1, hidden_dim=config.hidden_dim, **rates)
+        return build_mlp(
+            input_dim, config.embedding_dim, hidden_layers=1, hidden_dim=config.hidden_dim, **rates
+        )
 
     def train(self, mode: bool = True) -> VSEInfinity:
-        """Set the mode of the modules. The batch norms of the image encoder stay in evaluation mode.
+        """Set the mode of the modules. The batch norms of the image encoder stay in evaluation
+        mode.
 
         Args:
             mode: Whether to train.
@@ -129,17 +161,32 @@ class VSEInfinity(GlobalMatcher):
         return self
 
     def parts(self) -> dict[str, list[nn.Module]]:
-        visual = [self.visual, *([self.visual_pool] if isinstance(self.visual_pool, nn.Module) else []), self.visual_head]
+        visual = [
+            self.visual,
+            *([self.visual_pool] if isinstance(self.visual_pool, nn.Module) else []),
+            self.visual_head,
+        ]
         text = [self.text, self.text_pool, self.text_head]
-        return {"backbone": [self.backbone], "visual": visual, "text_backbone": [self.text_backbone], "text": text}
+        return {
+            "backbone": [self.backbone],
+            "visual": visual,
+            "text_backbone": [self.text_backbone],
+            "text": text,
+        }
 
     def attention(self, visual: Encoded, text: Encoded) -> AttentionWeights | None:
-        """Compute the contribution of each pair of region and word to the score. With layers after the pooling, it is not a sum over pairs: None."""
+        """Compute the contribution of each pair of region and word to the score. With layers after
+        the pooling, it is not a sum over pairs: None.
+        """
         if self.config.hidden_dim:
             return None
         regions = self.visual(get_vectors(self.backbone(visual)))
         text = self.text_backbone(text)
-        words = self.text(text) if self.config.text_granularity == "tokens" else self.text(get_vectors(text))
+        words = (
+            self.text(text)
+            if self.config.text_granularity == "tokens"
+            else self.text(get_vectors(text))
+        )
         if isinstance(self.visual_pool, GeneralizedPooling):
             region_parts = self.visual_pool.contributions(regions)
         else:
@@ -148,7 +195,9 @@ class VSEInfinity(GlobalMatcher):
         norms = region_parts.sum(1).norm() * word_parts.sum(1).norm()
         contributions = word_parts[0] @ region_parts[0].T / norms
         positive = contributions.clamp(min=0)
-        return AttentionWeights(positive / positive.sum(1, keepdim=True).clamp(min=EPSILON), contributions.sum(1))
+        return AttentionWeights(
+            positive / positive.sum(1, keepdim=True).clamp(min=EPSILON), contributions.sum(1)
+        )
 
     def encode_visual(self, items: Encoded) -> Encoded:
         items = self.backbone(items)
@@ -158,12 +207,18 @@ class VSEInfinity(GlobalMatcher):
 
     def encode_text(self, items: Encoded) -> Encoded:
         items = self.text_backbone(items)
-        words = self.text(items) if self.config.text_granularity == "tokens" else self.text(self.word_dropout(get_vectors(items)))
+        words = (
+            self.text(items)
+            if self.config.text_granularity == "tokens"
+            else self.text(self.word_dropout(get_vectors(items)))
+        )
         kept = items.mask if self.config.text_backbone else self._keep_mask(items)
         return encode_unit_rows(self.text_head(self.text_pool(self.word_dropout(words), kept)))
 
     def _keep_mask(self, items: Encoded, *, from_image: bool = False) -> Tensor | None:
-        """Return the mask of positions that are kept. In training, positions are dropped at random, but never all of an item."""
+        """Return the mask of positions that are kept. In training, positions are dropped at random,
+        but never all of an item.
+        """
         if not self.training or not self.config.size_augmentation:
             return get_mask(items)
         valid = valid_mask(items)
@@ -171,7 +226,8 @@ class VSEInfinity(GlobalMatcher):
         noise = torch.rand(valid.shape, device=valid.device).masked_fill(~valid, 0.0)
         drop_rate: float | Tensor = self.config.size_augmentation
         if from_image:
-            # Images have a drop rate of their own: uniform in [0, 1] times the rate, or 0 if the number is below the rate.
+            # Images have a drop rate of their own: uniform in [0, 1] times the rate, or 0 if the
+            # number is below the rate.
             factor = torch.rand(len(valid), 1, device=valid.device)
             drop_rate = drop_rate * factor * (factor > drop_rate)
         return (noise > drop_rate) | (valid & (noise == noise.amax(1, keepdim=True)))

@@ -18,7 +18,8 @@ from visavis.types import Encoded
 class VSEPlusPlus(GlobalMatcher):
     """VSE++: one linear layer on the image, the last state of a GRU over the words.
 
-    Images are pooled features, regions that are projected and then pooled, or pixels through a trainable image encoder.
+    Images are pooled features, regions that are projected and then pooled, or pixels through a
+    trainable image encoder.
 
     Args:
         config: The architecture.
@@ -27,7 +28,8 @@ class VSEPlusPlus(GlobalMatcher):
         Faghri et al., VSE++ (2018).
 
     Differs from:
-        The released code, which normalizes features of a trained CNN before the linear layer. Here they are never normalized.
+        The released code, which normalizes features of a trained CNN before the linear layer. Here
+        they are never normalized.
     """
 
     name = "VSE++"
@@ -40,8 +42,9 @@ class VSEPlusPlus(GlobalMatcher):
             embedding_dim: Dimensions of the embeddings.
             bidirectional: Whether the GRU has two directions, which are averaged.
             word_pool: Pooling of word states.
-            region_pool: Pooling of projected regions, "max" in the Unified paper's VSE++ on regions. "encoder": the pooled output of the image
-                encoder (layer fc7 of VGG19, the class token or pooler of a ViT), for pixels only.
+            region_pool: Pooling of projected regions, "max" in the Unified paper's VSE++ on
+                regions. "encoder": the pooled output of the image encoder (layer fc7 of VGG19, the
+                class token or pooler of a ViT), for pixels only.
             dropout: Dropout of word embeddings.
             backbone: Image encoder for pixels, which a recipe may train.
         """
@@ -73,7 +76,11 @@ class VSEPlusPlus(GlobalMatcher):
     def __init__(self, config: Config):
         super().__init__(config)
         pixels = config.visual_granularity == "pixels"
-        self.backbone = open_visual_encoder(config.backbone, config.backbone_granularity) if pixels else nn.Identity()
+        self.backbone = (
+            open_visual_encoder(config.backbone, config.backbone_granularity)
+            if pixels
+            else nn.Identity()
+        )
         self.visual = xavier_linear(config.visual_input_dim, config.embedding_dim)
         self.text_backbone, self.text = build_word_encoder(
             config, config.embedding_dim, bidirectional=config.bidirectional, dropout=config.dropout
@@ -89,4 +96,6 @@ class VSEPlusPlus(GlobalMatcher):
 
     def encode_text(self, items: Encoded) -> Encoded:
         items = self.text_backbone(items)
-        return encode_unit_rows(pool_words(self.text(items), get_mask(items), self.config.word_pool))
+        return encode_unit_rows(
+            pool_words(self.text(items), get_mask(items), self.config.word_pool)
+        )

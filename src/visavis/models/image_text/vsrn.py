@@ -1,4 +1,6 @@
-"""VSRN: graph convolutions among regions, and an optional decoder that generates captions from them."""
+"""VSRN: graph convolutions among regions, and an optional decoder that generates captions from
+them.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from visavis.models.base import GlobalMatcher, encode_unit_rows, get_mask, get_part, get_vectors, valid_mask
+from visavis.models.base import (
+    GlobalMatcher,
+    encode_unit_rows,
+    get_mask,
+    get_part,
+    get_vectors,
+    valid_mask,
+)
 from visavis.models.layers import xavier_linear
 from visavis.models.word_encoders import WordMatcherConfig, build_word_encoder, pool_words
 from visavis.spec import DropoutRate, NonNegativeFloat, OptionalLayerCount, PositiveInt
@@ -18,11 +27,13 @@ from visavis.types import Encoded, unit_rows
 
 
 class CaptionDecoder(nn.Module):
-    """Caption generation loss: the negative log-likelihood of a caption, summed over its words and averaged over captions.
+    """Caption generation loss: the negative log-likelihood of a caption, summed over its words and
+    averaged over captions.
 
-    A GRU reads the regions, projected to ``hidden_dim``. A second GRU starts with its last state. It reads each word next to
-    ``sum_r a_r h_r`` with ``a = softmax_r(v tanh(W [h_r, s] + b))`` of the first GRU's states ``h_r`` and its own state ``s``. Its new
-    state predicts the next word. Training uses teacher forcing. The end of a caption is a word.
+    A GRU reads the regions, projected to ``hidden_dim``. A second GRU starts with its last state.
+    It reads each word next to ``sum_r a_r h_r`` with ``a = softmax_r(v tanh(W [h_r, s] + b))`` of
+    the first GRU's states ``h_r`` and its own state ``s``. Its new state predicts the next word.
+    Training uses teacher forcing. The end of a caption is a word.
 
     Args:
         region_dim: Dimensions of a region.
@@ -32,13 +43,22 @@ class CaptionDecoder(nn.Module):
         dropout: Dropout of the inputs of both GRUs.
 
     Source:
-        Li et al., Visual Semantic Reasoning for Image-Text Matching (2019), section 3.4, and its code.
+        Li et al., Visual Semantic Reasoning for Image-Text Matching (2019), section 3.4, and its
+        code.
 
     Differs from:
-        The released code also predicts one padding word after the end, and cuts captions at 60 words (Flickr30K: 40).
+        The released code also predicts one padding word after the end, and cuts captions at 60
+        words (Flickr30K: 40).
     """
 
-    def __init__(self, region_dim: int, vocabulary_size: int, word_dim: int, hidden_dim: int, dropout: float = 0.2):
+    def __init__(
+        self,
+        region_dim: int,
+        vocabulary_size: int,
+        word_dim: int,
+        hidden_dim: int,
+        dropout: float = 0.2,
+    ):
         super().__init__()
         self.dropout = nn.Dropout(dropout)
         self.input_projection = nn.Linear(region_dim, hidden_dim)
@@ -62,7 +82,9 @@ class CaptionDecoder(nn.Module):
             The loss, a scalar.
         """
         valid, words = valid_mask(regions), get_vectors(captions)
-        region_states = self.region_gru(self.dropout(self.input_projection(get_vectors(regions))))[0]
+        region_states = self.region_gru(self.dropout(self.input_projection(get_vectors(regions))))[
+            0
+        ]
         keys = self.region_attention(region_states)
         state = pool_words(region_states, valid, "last")
         word_states = []
@@ -82,10 +104,11 @@ DECODER_PART = "decoder"
 
 
 class VSRN(GlobalMatcher):
-    """VSRN: visual semantic reasoning. Graph convolutions among regions, then a GRU over them whose last state is the image.
+    """VSRN: visual semantic reasoning. Graph convolutions among regions, then a GRU over them whose
+    last state is the image.
 
-    Regions go through a linear layer, graph convolutions, a normalization, and a GRU in the order of the regions. Texts are the last
-    state of a GRU.
+    Regions go through a linear layer, graph convolutions, a normalization, and a GRU in the order
+    of the regions. Texts are the last state of a GRU.
 
     Args:
         config: The architecture.
@@ -105,13 +128,14 @@ class VSRN(GlobalMatcher):
             text_granularity: Always "tokens".
             embedding_dim: Dimensions of the embeddings.
             reasoning_steps: Number of graph convolutions.
-            normalize_over: Axis along which vectors are normalized: "regions" as in the released code, "features" as in the paper.
-            normalize_projected: Also normalize projected regions before the graph convolutions, over the regions. The released code does so
-                for all data except Flickr30K.
+            normalize_over: Axis along which vectors are normalized: "regions" as in the released
+                code, "features" as in the paper.
+            normalize_projected: Also normalize projected regions before the graph convolutions,
+                over the regions. The released code does so for all data except Flickr30K.
             batch_norm: Batch norm of the image vector, as in the released code for Flickr30K.
             dropout: Dropout of word embeddings.
-            caption_loss_weight: Weight of the loss of a ``CaptionDecoder``, 1 in the paper. 0: no decoder. It is used in training only, as the
-                part "decoder".
+            caption_loss_weight: Weight of the loss of a ``CaptionDecoder``, 1 in the paper. 0: no
+                decoder. It is used in training only, as the part "decoder".
             decoder_dim: Dimensions of the decoder's GRUs.
         """
 
@@ -133,10 +157,16 @@ class VSRN(GlobalMatcher):
     def __init__(self, config: Config):
         super().__init__(config)
         self.visual = xavier_linear(config.visual_input_dim, config.embedding_dim)
-        self.reasoning = nn.ModuleList(GraphConvolution(config.embedding_dim) for _ in range(config.reasoning_steps))
+        self.reasoning = nn.ModuleList(
+            GraphConvolution(config.embedding_dim) for _ in range(config.reasoning_steps)
+        )
         self.region_gru = nn.GRU(config.embedding_dim, config.embedding_dim, batch_first=True)
-        self.norm: nn.Module = nn.BatchNorm1d(config.embedding_dim) if config.batch_norm else nn.Identity()
-        self.text_backbone, self.text = build_word_encoder(config, config.embedding_dim, bidirectional=False, dropout=config.dropout)
+        self.norm: nn.Module = (
+            nn.BatchNorm1d(config.embedding_dim) if config.batch_norm else nn.Identity()
+        )
+        self.text_backbone, self.text = build_word_encoder(
+            config, config.embedding_dim, bidirectional=False, dropout=config.dropout
+        )
         sizes = config.embedding_dim, config.text_input_dim, config.word_dim, config.decoder_dim
         self.decoder = CaptionDecoder(*sizes) if config.caption_loss_weight else None
 
@@ -161,21 +191,30 @@ class VSRN(GlobalMatcher):
 
     def encode_text(self, items: Encoded) -> Encoded:
         words = self.text_backbone(items)
-        return self._add_decoder_input(encode_unit_rows(pool_words(self.text(words), get_mask(words), "last")), items)
+        return self._add_decoder_input(
+            encode_unit_rows(pool_words(self.text(words), get_mask(words), "last")), items
+        )
 
     def auxiliary_loss(self, visual: Encoded, text: Encoded, targets: Targets) -> Tensor | None:
-        """Compute the weighted loss of the decoder. A text is generated from the first image that it belongs to."""
+        """Compute the weighted loss of the decoder. A text is generated from the first image that
+        it belongs to.
+        """
         if self.decoder is None:
             return None
         image_of_text = targets.positive.long().argmax(0)
-        loss: Tensor = self.decoder(get_part(visual[image_of_text], DECODER_PART), get_part(text, DECODER_PART))
+        loss: Tensor = self.decoder(
+            get_part(visual[image_of_text], DECODER_PART), get_part(text, DECODER_PART)
+        )
         return self.config.caption_loss_weight * loss
 
     def _add_decoder_input(self, embedding: Encoded, decoded: Encoded) -> Encoded:
         """Add the input of the decoder to the embedding, in training."""
         if self.decoder is None or not self.training:
             return embedding
-        return Encoded({"embedding": get_vectors(embedding), DECODER_PART: get_vectors(decoded)}, {DECODER_PART: valid_mask(decoded)})
+        return Encoded(
+            {"embedding": get_vectors(embedding), DECODER_PART: get_vectors(decoded)},
+            {DECODER_PART: valid_mask(decoded)},
+        )
 
 
 class GraphConvolution(nn.Module):
@@ -212,7 +251,9 @@ class GraphConvolution(nn.Module):
         valid = valid_mask(Encoded(regions, mask))
         present = valid[..., None].to(regions.dtype)
         regions = regions * present
-        affinity = self.theta(regions) @ self.phi(regions).transpose(1, 2) / present.sum(1, keepdim=True)
+        affinity = (
+            self.theta(regions) @ self.phi(regions).transpose(1, 2) / present.sum(1, keepdim=True)
+        )
         update = torch.zeros_like(regions)
         update[valid] = self.norm(self.W(affinity @ (self.g(regions) * present))[valid])
         return regions + update

@@ -10,25 +10,33 @@ import torch
 from torch import Tensor, nn
 
 from visavis.models.layers import mean_pool
-from visavis.models.video_text.expert_matcher import CollaborativeGating, ExpertFeatures, ExpertMatcher, NetVLAD
+from visavis.models.video_text.expert_matcher import (
+    CollaborativeGating,
+    ExpertFeatures,
+    ExpertMatcher,
+    NetVLAD,
+)
 from visavis.spec import PositiveInt, require_field
 from visavis.types import unit_rows
 
 
 class CE(ExpertMatcher):
-    """CE: collaborative experts. Features are averaged over time, or pooled by NetVLAD, and gated by the other experts.
+    """CE: collaborative experts. Features are averaged over time, or pooled by NetVLAD, and gated
+    by the other experts.
 
-    Each expert goes through a linear layer to length 1, then through ``CollaborativeGating``. The order of frames has no effect. Texts and
-    score are those of every ``ExpertMatcher``.
+    Each expert goes through a linear layer to length 1, then through ``CollaborativeGating``. The
+    order of frames has no effect. Texts and score are those of every ``ExpertMatcher``.
 
     Args:
         config: The architecture.
 
     Source:
-        Liu et al., Use What You Have: Video Retrieval Using Representations From Collaborative Experts (2019).
+        Liu et al., Use What You Have: Video Retrieval Using Representations From Collaborative
+        Experts (2019).
 
     Differs from:
-        The released code averages the scores of a training video's captions before the loss, where it samples several captions.
+        The released code averages the scores of a training video's captions before the loss, where
+        it samples several captions.
     """
 
     name = "CE"
@@ -39,7 +47,8 @@ class CE(ExpertMatcher):
 
         Attributes:
             word_pool: Pooling of words.
-            netvlad_clusters: Number of NetVLAD clusters, by the name of an expert. Other experts are averaged over time.
+            netvlad_clusters: Number of NetVLAD clusters, by the name of an expert. Other experts
+                are averaged over time.
         """
 
         word_pool: Literal["vlad", "first", "last", "max", "mean"] = "vlad"
@@ -48,7 +57,10 @@ class CE(ExpertMatcher):
         def __post_init__(self) -> None:
             super().__post_init__()
             require_field(
-                set(self.netvlad_clusters) <= set(self.experts), self, "netvlad_clusters", f"names among {', '.join(self.experts)}"
+                set(self.netvlad_clusters) <= set(self.experts),
+                self,
+                "netvlad_clusters",
+                f"names among {', '.join(self.experts)}",
             )
 
     config: Config
@@ -69,10 +81,16 @@ class CollaborativeExpertEncoder(nn.Module):
         super().__init__()
         clusters = config.netvlad_clusters
         self.netvlads = nn.ModuleDict(
-            {str(i): NetVLAD(dim, clusters[name]) for i, (name, dim) in enumerate(config.experts.items()) if name in clusters}
+            {
+                str(i): NetVLAD(dim, clusters[name])
+                for i, (name, dim) in enumerate(config.experts.items())
+                if name in clusters
+            }
         )
         pooled_dims = [dim * clusters.get(name, 1) for name, dim in config.experts.items()]
-        self.projections = nn.ModuleList(nn.Linear(dim, config.embedding_dim) for dim in pooled_dims)
+        self.projections = nn.ModuleList(
+            nn.Linear(dim, config.embedding_dim) for dim in pooled_dims
+        )
         self.gating = CollaborativeGating(len(pooled_dims), config.embedding_dim)
 
     def forward(self, experts: Sequence[ExpertFeatures]) -> Tensor:
@@ -85,9 +103,16 @@ class CollaborativeExpertEncoder(nn.Module):
             Unit vectors, shape ``[N, E, embedding_dim]``, 0 where an expert is missing.
         """
         pooled = [
-            self.netvlads[str(i)](expert.features, expert.mask) if str(i) in self.netvlads else expert.pool(mean_pool)
+            self.netvlads[str(i)](expert.features, expert.mask)
+            if str(i) in self.netvlads
+            else expert.pool(mean_pool)
             for i, expert in enumerate(experts)
         ]
-        projected = [unit_rows(project(vectors)) for project, vectors in zip(self.projections, pooled, strict=True)]
-        gated: Tensor = self.gating(torch.stack(projected, 1), torch.stack([expert.present for expert in experts], 1))
+        projected = [
+            unit_rows(project(vectors))
+            for project, vectors in zip(self.projections, pooled, strict=True)
+        ]
+        gated: Tensor = self.gating(
+            torch.stack(projected, 1), torch.stack([expert.present for expert in experts], 1)
+        )
         return gated

@@ -30,12 +30,17 @@ class GatedEmbedding(nn.Module):
         ``unit(y * sigmoid(BN(W2 y + b2)))`` with ``y = W1 x + b1``.
 
     Source:
-        Miech et al., Learning a Text-Video Embedding from Incomplete and Heterogeneous Data (2018), section 3.1.
+        Miech et al., Learning a Text-Video Embedding from Incomplete and Heterogeneous Data (2018),
+        section 3.1.
     """
 
     def __init__(self, input_dim: int, output_dim: int):
         super().__init__()
-        self.linear, self.gate, self.norm = nn.Linear(input_dim, output_dim), nn.Linear(output_dim, output_dim), MaskedBatchNorm(output_dim)
+        self.linear, self.gate, self.norm = (
+            nn.Linear(input_dim, output_dim),
+            nn.Linear(output_dim, output_dim),
+            MaskedBatchNorm(output_dim),
+        )
 
     def forward(self, items: Tensor) -> Tensor:
         """Map vectors.
@@ -51,22 +56,26 @@ class GatedEmbedding(nn.Module):
 
 
 class CollaborativeGating(nn.Module):
-    """Gates of each expert of a video, from the expert itself and its relation to every other expert that is present.
+    """Gates of each expert of a video, from the expert itself and its relation to every other
+    expert that is present.
 
     Args:
         num_experts: Number of experts.
         embedding_dim: Dimensions of an expert.
 
     Formula:
-        ``unit(x_i * sigmoid(BN(h(mean_j g(x_i, x_j))) + BN(W_i x_i)))`` over the other experts j that are present. g and h have one hidden
-        layer with ReLU and are shared by all experts. Without another expert the mean is 0.
+        ``unit(x_i * sigmoid(BN(h(mean_j g(x_i, x_j))) + BN(W_i x_i)))`` over the other experts j
+        that are present. g and h have one hidden layer with ReLU and are shared by all experts.
+        Without another expert the mean is 0.
 
     Source:
-        Liu et al., Use What You Have: Video Retrieval Using Representations From Collaborative Experts (2019), section 3.2.
+        Liu et al., Use What You Have: Video Retrieval Using Representations From Collaborative
+        Experts (2019), section 3.2.
 
     Differs from:
-        The paper sums over the others. The released code takes the mean, as here, but an expert meets itself, and those before it in the
-        list after their own gating. Its g has three layers with Mish and batch norm. It has no h.
+        The paper sums over the others. The released code takes the mean, as here, but an expert
+        meets itself, and those before it in the list after their own gating. Its g has three layers
+        with Mish and batch norm. It has no h.
     """
 
     def __init__(self, num_experts: int, embedding_dim: int):
@@ -74,10 +83,18 @@ class CollaborativeGating(nn.Module):
         self.self_projection = nn.Linear(embedding_dim, embedding_dim)
         self.other_projection = nn.Linear(embedding_dim, embedding_dim, bias=False)
         self.relation_output = nn.Linear(embedding_dim, embedding_dim)
-        self.attention = nn.Sequential(nn.Linear(embedding_dim, embedding_dim), nn.ReLU(), nn.Linear(embedding_dim, embedding_dim))
-        self.gates = nn.ModuleList(nn.Linear(embedding_dim, embedding_dim) for _ in range(num_experts))
+        self.attention = nn.Sequential(
+            nn.Linear(embedding_dim, embedding_dim),
+            nn.ReLU(),
+            nn.Linear(embedding_dim, embedding_dim),
+        )
+        self.gates = nn.ModuleList(
+            nn.Linear(embedding_dim, embedding_dim) for _ in range(num_experts)
+        )
         self.gate_norms = nn.ModuleList(MaskedBatchNorm(embedding_dim) for _ in range(num_experts))
-        self.attention_norms = nn.ModuleList(MaskedBatchNorm(embedding_dim) for _ in range(num_experts))
+        self.attention_norms = nn.ModuleList(
+            MaskedBatchNorm(embedding_dim) for _ in range(num_experts)
+        )
 
     def forward(self, experts: Tensor, present: Tensor) -> Tensor:
         """Gate the experts.
@@ -91,37 +108,51 @@ class CollaborativeGating(nn.Module):
         """
         attention = self.attention(self._relations(experts, present))
         gated = [
-            experts[:, i] * (attention_norm(attention[:, i], present[:, i]) + gate_norm(gate(experts[:, i]), present[:, i])).sigmoid()
-            for i, (gate, gate_norm, attention_norm) in enumerate(zip(self.gates, self.gate_norms, self.attention_norms, strict=True))
+            experts[:, i]
+            * (
+                attention_norm(attention[:, i], present[:, i])
+                + gate_norm(gate(experts[:, i]), present[:, i])
+            ).sigmoid()
+            for i, (gate, gate_norm, attention_norm) in enumerate(
+                zip(self.gates, self.gate_norms, self.attention_norms, strict=True)
+            )
         ]
         return unit_rows(torch.stack(gated, 1)) * present[..., None]
 
     def _relations(self, experts: Tensor, present: Tensor) -> Tensor:
         """Return ``mean_j g(x_i, x_j)``, ``[N, E, D]``."""
-        # g and h are linear around a ReLU: the map of a concatenation is the sum of two maps, the mean of maps the map of the mean.
+        # g and h are linear around a ReLU: the map of a concatenation is the sum of two maps, the
+        # mean of maps the map of the mean.
         same_expert = torch.eye(experts.shape[1], dtype=torch.bool, device=experts.device)
         others = (present[:, None, :] & ~same_expert)[..., None]
-        hidden = (self.self_projection(experts)[:, :, None] + self.other_projection(experts)[:, None]).relu()
+        hidden = (
+            self.self_projection(experts)[:, :, None] + self.other_projection(experts)[:, None]
+        ).relu()
         count = others.sum(2)
         return self.relation_output((hidden * others).sum(2) / count.clamp_min(1)) * (count > 0)
 
 
 class NetVLAD(nn.Module):
-    """Sums of residuals of vectors to learned centers, with soft assignment. The order of the vectors has no effect.
+    """Sums of residuals of vectors to learned centers, with soft assignment. The order of the
+    vectors has no effect.
 
     Args:
         input_dim: Dimensions of a vector.
         num_clusters: Number of centers.
-        ghost_clusters: Number of further clusters that take a share of each vector and are left out of the sums.
+        ghost_clusters: Number of further clusters that take a share of each vector and are left out
+            of the sums.
 
     Formula:
-        ``V_k = unit(sum_l a_lk (x_l - c_k))`` with ``a_l. = softmax(BN(x_l W))``. All V_k are concatenated and normalized to length 1.
+        ``V_k = unit(sum_l a_lk (x_l - c_k))`` with ``a_l. = softmax(BN(x_l W))``. All V_k are
+        concatenated and normalized to length 1.
 
     Source:
-        Arandjelović et al. (2016). With batch norm: Miech et al., Learnable pooling with context gating (2017).
+        Arandjelović et al. (2016). With batch norm: Miech et al., Learnable pooling with context
+        gating (2017).
 
     Differs from:
-        In released codes, padding is assigned to clusters and enters the batch statistics. Here it does neither.
+        In released codes, padding is assigned to clusters and enters the batch statistics. Here it
+        does neither.
     """
 
     def __init__(self, input_dim: int, num_clusters: int, ghost_clusters: int = 0):
@@ -144,7 +175,10 @@ class NetVLAD(nn.Module):
             Vectors, shape ``[N, num_clusters D]``, 0 without valid vectors.
         """
         present = valid_mask(Encoded(items, mask))
-        assignment = self.norm(self.assign(items), present).softmax(-1)[..., : len(self.centers)] * present[..., None]
+        assignment = (
+            self.norm(self.assign(items), present).softmax(-1)[..., : len(self.centers)]
+            * present[..., None]
+        )
         sums = assignment.transpose(1, 2) @ items.masked_fill(~present[..., None], 0.0)
         residuals = sums - assignment.sum(1)[..., None] * self.centers
         return unit_rows(unit_rows(residuals).flatten(1))
@@ -183,20 +217,24 @@ class ExpertFeatures:
 
 
 class ExpertMatcher(Matcher):
-    """Base class of matchers with named experts of a video, and one text embedding per expert, weighted by the text.
+    """Base class of matchers with named experts of a video, and one text embedding per expert,
+    weighted by the text.
 
-    Texts are a vector of a frozen encoder ("pooled"), or words that ``word_pool`` pools: of a frozen encoder ("words"), learned through a
-    GRU, or the states of a trained text backbone ("tokens"), whose first state is BERT's own of the whole text.
+    Texts are a vector of a frozen encoder ("pooled"), or words that ``word_pool`` pools: of a
+    frozen encoder ("words"), learned through a GRU, or the states of a trained text backbone
+    ("tokens"), whose first state is BERT's own of the whole text.
 
     Args:
         config: The architecture.
 
     Formula:
-        ``S = sum_e p_e w_e <v_e, t_e> / sum_e p_e w_e`` with p_e = 1 if the video has expert e, else 0, and ``w = softmax(M h)`` of the
-        text's vector h. ``t_e`` is a gated embedding of h. A video without experts scores 0.
+        ``S = sum_e p_e w_e <v_e, t_e> / sum_e p_e w_e`` with p_e = 1 if the video has expert e,
+        else 0, and ``w = softmax(M h)`` of the text's vector h. ``t_e`` is a gated embedding of h.
+        A video without experts scores 0.
 
     Source:
-        Miech et al., Learning a Text-Video Embedding from Incomplete and Heterogeneous Data (2018), equations 3 to 5.
+        Miech et al., Learning a Text-Video Embedding from Incomplete and Heterogeneous Data (2018),
+        equations 3 to 5.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -227,16 +265,26 @@ class ExpertMatcher(Matcher):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            require_field(bool(self.experts), self, "experts", "the name and dimensions of at least one expert")
             require_field(
-                self.visual_input_dim == sum(self.experts.values()), self, "visual_input_dim", "the sum of the experts' dimensions"
+                bool(self.experts),
+                self,
+                "experts",
+                "the name and dimensions of at least one expert",
+            )
+            require_field(
+                self.visual_input_dim == sum(self.experts.values()),
+                self,
+                "visual_input_dim",
+                "the sum of the experts' dimensions",
             )
 
     visual_granularities = ("experts",)
     text_granularities = ("pooled", "words", "tokens")
     config: Config
     visual: nn.Module
-    """Maps the experts, in the order of the config, to unit vectors ``[N, E, embedding_dim]``, 0 where an expert is missing."""
+    """Maps the experts, in the order of the config, to unit vectors ``[N, E, embedding_dim]``, 0
+    where an expert is missing.
+    """
 
     def __init__(self, config: Config):
         super().__init__(config)
@@ -248,24 +296,39 @@ class ExpertMatcher(Matcher):
             input_dim = backbone.hidden_dim
         elif config.text_granularity == "tokens":
             sizes = input_dim, config.word_dim, config.hidden_dim
-            self.word_encoder = GRUWordEncoder(*sizes, bidirectional=config.bidirectional, dropout=config.dropout)
+            self.word_encoder = GRUWordEncoder(
+                *sizes, bidirectional=config.bidirectional, dropout=config.dropout
+            )
             input_dim = config.hidden_dim
         self.word_netvlad = None
         if config.word_pool == "vlad" and config.text_granularity != "pooled":
             self.word_netvlad = NetVLAD(input_dim, config.text_clusters, config.text_ghost_clusters)
             input_dim = self.word_netvlad.output_dim
-        self.text_embeddings = nn.ModuleList(GatedEmbedding(input_dim, config.embedding_dim) for _ in config.experts)
+        self.text_embeddings = nn.ModuleList(
+            GatedEmbedding(input_dim, config.embedding_dim) for _ in config.experts
+        )
         self.mixture = nn.Linear(input_dim, len(config.experts))
 
     def parts(self) -> dict[str, list[nn.Module]]:
-        word_modules = [module for module in (self.word_encoder, self.word_netvlad) if module is not None]
-        return {"visual": [self.visual], "text": [*word_modules, self.text_embeddings, self.mixture], "text_backbone": [self.text_backbone]}
+        word_modules = [
+            module for module in (self.word_encoder, self.word_netvlad) if module is not None
+        ]
+        return {
+            "visual": [self.visual],
+            "text": [*word_modules, self.text_embeddings, self.mixture],
+            "text_backbone": [self.text_backbone],
+        }
 
     def encode_visual(self, items: Encoded) -> Encoded:
-        """Encode videos as ``v_e`` ``[V, E, embedding_dim]``, 0 where the expert is missing, with the weights ``p_e``."""
+        """Encode videos as ``v_e`` ``[V, E, embedding_dim]``, 0 where the expert is missing, with
+        the weights ``p_e``.
+        """
         experts = [self._expert_features(items, name) for name in self.config.experts]
         embeddings = at_least_float32(self.visual(experts))
-        return Encoded(embeddings, weights=torch.stack([expert.present for expert in experts], 1).to(embeddings.dtype))
+        return Encoded(
+            embeddings,
+            weights=torch.stack([expert.present for expert in experts], 1).to(embeddings.dtype),
+        )
 
     def _expert_features(self, items: Encoded, name: str) -> ExpertFeatures:
         assert isinstance(items.vectors, dict)
@@ -278,7 +341,9 @@ class ExpertMatcher(Matcher):
         """Encode texts as ``w_e t_e`` ``[T, E, embedding_dim]``, with the weights ``w_e``."""
         text = self._text_vectors(items)
         weights = at_least_float32(self.mixture(text)).softmax(-1)
-        embeddings = torch.stack([at_least_float32(embedding(text)) for embedding in self.text_embeddings], 1)
+        embeddings = torch.stack(
+            [at_least_float32(embedding(text)) for embedding in self.text_embeddings], 1
+        )
         return Encoded(embeddings * weights[..., None], weights=weights)
 
     def _text_vectors(self, items: Encoded) -> Tensor:
@@ -293,14 +358,22 @@ class ExpertMatcher(Matcher):
 
     def score(self, visual: Encoded, text: Encoded) -> Tensor:
         (experts, present), (weighted, weights) = _with_weights(visual), _with_weights(text)
-        return experts.flatten(1) @ weighted.flatten(1).T / (present @ weights.T).add_(_without_experts(present))
+        return (
+            experts.flatten(1)
+            @ weighted.flatten(1).T
+            / (present @ weights.T).add_(_without_experts(present))
+        )
 
     def score_pairs(self, visual: Encoded, text: Encoded) -> Tensor:
         (experts, present), (weighted, weights) = _with_weights(visual), _with_weights(text)
-        return (experts * weighted).sum((-2, -1)) / ((present * weights).sum(-1) + _without_experts(present)[:, 0])
+        return (experts * weighted).sum((-2, -1)) / (
+            (present * weights).sum(-1) + _without_experts(present)[:, 0]
+        )
 
     def score_cost(self, visual: Encoded, text: Encoded) -> ScoreCost | None:
-        """Declare the cost of products, sums of weights and quotients. Training holds each of them and a gradient of each."""
+        """Declare the cost of products, sums of weights and quotients. Training holds each of them
+        and a gradient of each.
+        """
         itemsize = get_vectors(visual).dtype.itemsize
         return ScoreCost(inference_bytes=3 * itemsize, training_bytes=9 * itemsize)
 

@@ -19,9 +19,10 @@ from visavis.types import unit_rows
 class MMT(ExpertMatcher):
     """MMT: multi-modal transformer. The features of all experts at all times attend to one another.
 
-    Each expert's features go through a linear layer to length 1, plus an embedding of the expert and one of the time. The sequence
-    starts with a video token and one aggregate token per expert, the projection of its maximum over time. The encoder's state of this
-    token is the vector of the expert. Texts and score are those of every ``ExpertMatcher``.
+    Each expert's features go through a linear layer to length 1, plus an embedding of the expert
+    and one of the time. The sequence starts with a video token and one aggregate token per expert,
+    the projection of its maximum over time. The encoder's state of this token is the vector of the
+    expert. Texts and score are those of every ``ExpertMatcher``.
 
     Args:
         config: The architecture.
@@ -30,9 +31,10 @@ class MMT(ExpertMatcher):
         Gabeur et al., Multi-modal Transformer for Video Retrieval (2020), section 3.
 
     Differs from:
-        In the released code, missing experts count in the score of MSR-VTT, and all weights start at a standard deviation of 0.02, at
-        which a narrow model does not start to use the order. The paper has further embeddings for aggregates and unknown times. In the
-        code, and with ``time_unit="second"`` here, both have the embedding of the first second.
+        In the released code, missing experts count in the score of MSR-VTT, and all weights start
+        at a standard deviation of 0.02, at which a narrow model does not start to use the order.
+        The paper has further embeddings for aggregates and unknown times. In the code, and with
+        ``time_unit="second"`` here, both have the embedding of the first second.
     """
 
     name = "MMT"
@@ -46,7 +48,8 @@ class MMT(ExpertMatcher):
             heads: Attention heads.
             feedforward_dim: Hidden dimensions of the feed-forward layers.
             attention_dropout: Dropout of the transformer.
-            max_length: Maximum number of features per expert. ``visual.max_length`` samples longer ones.
+            max_length: Maximum number of features per expert. ``visual.max_length`` samples longer
+                ones.
             time_unit: Time of a feature: its position in the sequence, or its second in the video.
             max_seconds: Number of embeddings of seconds. Later features share the last one.
         """
@@ -61,7 +64,12 @@ class MMT(ExpertMatcher):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            require_field(self.embedding_dim % self.heads == 0, self, "heads", f"a divisor of embedding_dim, {self.embedding_dim}")
+            require_field(
+                self.embedding_dim % self.heads == 0,
+                self,
+                "heads",
+                f"a divisor of embedding_dim, {self.embedding_dim}",
+            )
 
     config: Config
 
@@ -79,15 +87,29 @@ class ExpertTransformer(nn.Module):
 
     def __init__(self, config: MMT.Config):
         super().__init__()
-        dim, self.max_length, self.reads_seconds = config.embedding_dim, config.max_length, config.time_unit == "second"
-        self.projections = nn.ModuleList(nn.Linear(inputs, dim) for inputs in config.experts.values())
+        dim, self.max_length, self.reads_seconds = (
+            config.embedding_dim,
+            config.max_length,
+            config.time_unit == "second",
+        )
+        self.projections = nn.ModuleList(
+            nn.Linear(inputs, dim) for inputs in config.experts.values()
+        )
         self.video_token = nn.Parameter(torch.zeros(dim))
         self.expert_embeddings = nn.Embedding(len(config.experts), dim)
         # 0: the aggregate token
-        self.time_embeddings = nn.Embedding(config.max_seconds if self.reads_seconds else 1 + config.max_length, dim)
+        self.time_embeddings = nn.Embedding(
+            config.max_seconds if self.reads_seconds else 1 + config.max_length, dim
+        )
         self.norm, self.dropout = nn.LayerNorm(dim, eps=1e-12), nn.Dropout(config.attention_dropout)
         layer = nn.TransformerEncoderLayer(
-            dim, config.heads, config.feedforward_dim, config.attention_dropout, "gelu", layer_norm_eps=1e-12, batch_first=True
+            dim,
+            config.heads,
+            config.feedforward_dim,
+            config.attention_dropout,
+            "gelu",
+            layer_norm_eps=1e-12,
+            batch_first=True,
         )
         self.encoder = nn.TransformerEncoder(layer, config.layers, enable_nested_tensor=False)
         # Length 1 on average, as the features.
@@ -104,11 +126,13 @@ class ExpertTransformer(nn.Module):
             Unit vectors, shape ``[N, E, embedding_dim]``, 0 where an expert is missing.
 
         Raises:
-            ShapeError: If an expert has more than ``max_length`` features, or seconds are needed and no expert has them.
+            ShapeError: If an expert has more than ``max_length`` features, or seconds are needed
+                and no expert has them.
         """
         if self.reads_seconds and all(expert.seconds is None for expert in experts):
             raise ShapeError(
-                "MMT: expected features with seconds for time_unit='second', got none. Convert published features with times, or set "
+                "MMT: expected features with seconds for time_unit='second', got none. Convert "
+                "published features with times, or set "
                 "model.time_unit=position."
             )
         present = torch.stack([expert.present for expert in experts], 1)
@@ -117,15 +141,26 @@ class ExpertTransformer(nn.Module):
             features = expert.features
             if features.shape[1] > self.max_length:
                 raise ShapeError(
-                    f"MMT: expected at most {self.max_length} features per expert, got {features.shape[1]}. Set visual.max_length to "
+                    f"MMT: expected at most {self.max_length} features per expert, got "
+                    f"{features.shape[1]}. Set visual.max_length to "
                     "sample them at equal intervals, or a larger model.max_length."
                 )
             embedding = self.expert_embeddings.weight[index]
-            aggregates.append(unit_rows(project(expert.pool(max_pool))) + embedding + self.time_embeddings.weight[0])
-            tokens.append(unit_rows(project(features)) + embedding + self.time_embeddings(self._time_ids(expert)))
+            aggregates.append(
+                unit_rows(project(expert.pool(max_pool)))
+                + embedding
+                + self.time_embeddings.weight[0]
+            )
+            tokens.append(
+                unit_rows(project(features))
+                + embedding
+                + self.time_embeddings(self._time_ids(expert))
+            )
             masks.append(expert.mask)
         video_token = self.video_token.expand(len(present), 1, -1)
-        states = self.dropout(self.norm(torch.cat([video_token, torch.stack(aggregates, 1), *tokens], 1)))
+        states = self.dropout(
+            self.norm(torch.cat([video_token, torch.stack(aggregates, 1), *tokens], 1))
+        )
         present_tokens = torch.cat([torch.ones_like(present[:, :1]), present, *masks], 1)
         encoded = self.encoder(states, src_key_padding_mask=~present_tokens)
         return unit_rows(encoded[:, 1 : 1 + len(experts)]) * present[..., None]

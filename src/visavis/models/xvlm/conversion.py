@@ -1,4 +1,6 @@
-"""Conversion of X-VLM checkpoints to an image encoder and a BERT of ``transformers``, and a file with all other weights."""
+"""Conversion of X-VLM checkpoints to an image encoder and a BERT of ``transformers``, and a file
+with all other weights.
+"""
 
 from __future__ import annotations
 
@@ -31,19 +33,42 @@ from visavis.models.encoders.text_backbone import PretrainedTokenizer
 from visavis.models.processor import Processor
 from visavis.models.xvlm.model import XVLM
 
-VISUAL_FOLDER, TEXT_FOLDER, FUSION_FILE, MODEL_FOLDER = "visual", "text", "fusion.safetensors", "model"
-"""Parts of a converted checkpoint: two folders of transformers, a file of initial weights of ``XVLM``, and the complete model."""
+VISUAL_FOLDER, TEXT_FOLDER, FUSION_FILE, MODEL_FOLDER = (
+    "visual",
+    "text",
+    "fusion.safetensors",
+    "model",
+)
+"""Parts of a converted checkpoint: two folders of transformers, a file of initial weights of
+``XVLM``, and the complete model.
+"""
 _TEXT_LAYER = re.compile(r"text_encoder\.encoder\.layer\.(\d{1,2})\.")
 _SWIN_BLOCK = re.compile(r"vision_encoder\.layers\.(\d{1,2})\.blocks\.(\d{1,2})\.")
 MAX_IMAGE_SIZE = 2048
-"""Largest edge of images in pixels. The interpolated position biases of a hostile checkpoint still fit in memory."""
+"""Largest edge of images in pixels. The interpolated position biases of a hostile checkpoint still
+fit in memory.
+"""
 POSITION_BIAS_TABLE = "relative_position_bias_table"
 """Name of the position biases of a Swin block."""
-IGNORED_WEIGHTS = re.compile(r".*\.(relative_position_index|attn_mask|position_ids)|text_encoder\.cls\..*|bbox_head\..*|temp")
-"""Buffers, the pretraining heads for masked words and boxes, and the temperature of the pretraining loss."""
-PROJECTION_NAMES = {"vision_proj": "visual", "text_proj": "text", "itm_head.0": "match.0", "itm_head.1": "match.1", "itm_head.3": "match.3"}
+IGNORED_WEIGHTS = re.compile(
+    r".*\.(relative_position_index|attn_mask|position_ids)|text_encoder\.cls\..*|bbox_head\..*|temp"
+)
+"""Buffers, the pretraining heads for masked words and boxes, and the temperature of the pretraining
+loss.
+"""
+PROJECTION_NAMES = {
+    "vision_proj": "visual",
+    "text_proj": "text",
+    "itm_head.0": "match.0",
+    "itm_head.1": "match.1",
+    "itm_head.3": "match.3",
+}
 """Names of projections and of the matching head, published and here."""
-SWIN_NAMES = {"patch_embed.proj": "embeddings.patch_embeddings.projection", "patch_embed.norm": "embeddings.norm", "norm": "layernorm"}
+SWIN_NAMES = {
+    "patch_embed.proj": "embeddings.patch_embeddings.projection",
+    "patch_embed.norm": "embeddings.norm",
+    "norm": "layernorm",
+}
 """Names of the parts of a Swin around its blocks, published and in transformers."""
 SWIN_BLOCK_NAMES = {
     "norm1": "layernorm_before",
@@ -65,11 +90,15 @@ BERT_EMBEDDING_NAMES = (
 """Weights of the embeddings of BERT."""
 
 
-def weight_name_map(checkpoint_names: Iterable[str], text_layers: int) -> dict[str, tuple[str, ...]]:
-    """Map every weight of a complete checkpoint of Swin and BERT to its part of the converted checkpoint and its names in it.
+def weight_name_map(
+    checkpoint_names: Iterable[str], text_layers: int
+) -> dict[str, tuple[str, ...]]:
+    """Map every weight of a complete checkpoint of Swin and BERT to its part of the converted
+    checkpoint and its names in it.
 
     Args:
-        checkpoint_names: Names in a checkpoint, which define the number of stages, blocks and fusion layers.
+        checkpoint_names: Names in a checkpoint, which define the number of stages, blocks and
+            fusion layers.
         text_layers: Number of BERT layers.
 
     Returns:
@@ -80,9 +109,20 @@ def weight_name_map(checkpoint_names: Iterable[str], text_layers: int) -> dict[s
         ('visual/layernorm.bias',)
     """
     checkpoint_names = list(checkpoint_names)
-    blocks = {tuple(map(int, match.groups())) for name in checkpoint_names if (match := _SWIN_BLOCK.match(name))}
-    depths = [1 + max(block for stage, block in blocks if stage == current) for current in sorted({stage for stage, _ in blocks})]
-    fused_layers = [int(match[1]) for name in checkpoint_names if (match := _TEXT_LAYER.match(name)) and ".crossattention." in name]
+    blocks = {
+        tuple(map(int, match.groups()))
+        for name in checkpoint_names
+        if (match := _SWIN_BLOCK.match(name))
+    }
+    depths = [
+        1 + max(block for stage, block in blocks if stage == current)
+        for current in sorted({stage for stage, _ in blocks})
+    ]
+    fused_layers = [
+        int(match[1])
+        for name in checkpoint_names
+        if (match := _TEXT_LAYER.match(name)) and ".crossattention." in name
+    ]
     text_only_layers = min(fused_layers, default=text_layers // 2)
     projections = weight_and_bias(PROJECTION_NAMES.items(), target=f"{FUSION_FILE}/")
     return dict([*_visual_names(depths), *_text_names(text_layers, text_only_layers), *projections])
@@ -92,11 +132,22 @@ def _visual_names(depths: list[int]) -> Iterator[WeightNames]:
     yield from weight_and_bias(SWIN_NAMES.items(), "vision_encoder.", f"{VISUAL_FOLDER}/")
     for stage, depth in enumerate(depths):
         for block in range(depth):
-            source, target = f"vision_encoder.layers.{stage}.blocks.{block}.", f"{VISUAL_FOLDER}/encoder.layers.{stage}.blocks.{block}."
+            source, target = (
+                f"vision_encoder.layers.{stage}.blocks.{block}.",
+                f"{VISUAL_FOLDER}/encoder.layers.{stage}.blocks.{block}.",
+            )
             yield from weight_and_bias(SWIN_BLOCK_NAMES.items(), source, target)
             for end in ("weight", "bias"):
-                yield f"{source}attn.qkv.{end}", tuple(f"{target}attention.self.{name}.{end}" for name in ("query", "key", "value"))
-            yield f"{source}attn.{POSITION_BIAS_TABLE}", (f"{target}attention.self.{POSITION_BIAS_TABLE}",)
+                yield (
+                    f"{source}attn.qkv.{end}",
+                    tuple(
+                        f"{target}attention.self.{name}.{end}" for name in ("query", "key", "value")
+                    ),
+                )
+            yield (
+                f"{source}attn.{POSITION_BIAS_TABLE}",
+                (f"{target}attention.self.{POSITION_BIAS_TABLE}",),
+            )
         if stage + 1 < len(depths):
             for name in ("reduction.weight", "norm.weight", "norm.bias"):
                 downsample = f"layers.{stage}.downsample.{name}"
@@ -104,29 +155,44 @@ def _visual_names(depths: list[int]) -> Iterator[WeightNames]:
 
 
 def _text_names(layers: int, text_only_layers: int) -> Iterator[WeightNames]:
-    yield from ((f"text_encoder.embeddings.{name}", (f"{TEXT_FOLDER}/embeddings.{name}",)) for name in BERT_EMBEDDING_NAMES)
-    attention, cross_attention = ([f"{kind}.{part}" for part in BERT_ATTENTION_NAMES] for kind in ("attention", "crossattention"))
+    yield from (
+        (f"text_encoder.embeddings.{name}", (f"{TEXT_FOLDER}/embeddings.{name}",))
+        for name in BERT_EMBEDDING_NAMES
+    )
+    attention, cross_attention = (
+        [f"{kind}.{part}" for part in BERT_ATTENTION_NAMES]
+        for kind in ("attention", "crossattention")
+    )
     parts = [*attention, "intermediate.dense", "output.dense", "output.LayerNorm"]
     for layer in range(layers):
         source, fusion_layer = f"text_encoder.encoder.layer.{layer}.", layer - text_only_layers
-        yield from weight_and_bias(zip(parts, parts, strict=True), source, f"{TEXT_FOLDER}/encoder.layer.{layer}.")
+        yield from weight_and_bias(
+            zip(parts, parts, strict=True), source, f"{TEXT_FOLDER}/encoder.layer.{layer}."
+        )
         if fusion_layer >= 0:
             names = zip(cross_attention, cross_attention, strict=True)
             yield from weight_and_bias(names, source, f"{FUSION_FILE}/fusion.layer.{fusion_layer}.")
 
 
 def convert_xvlm(
-    tensors: Mapping[str, Tensor], checkpoint: Path, out: str | Path, *, text: str = "", image_size: int | None = None
+    tensors: Mapping[str, Tensor],
+    checkpoint: Path,
+    out: str | Path,
+    *,
+    text: str = "",
+    image_size: int | None = None,
 ) -> CheckpointConversion:
-    """Write the weights of a published X-VLM of Swin and BERT, pretrained or fine-tuned, into a new folder.
+    """Write the weights of a published X-VLM of Swin and BERT, pretrained or fine-tuned, into a new
+    folder.
 
     Args:
         tensors: Weights by name.
         checkpoint: File of the checkpoint.
         out: New folder.
-        text: Folder or hub name of the original BERT, for its config and tokenizer. Empty: bert-base-uncased.
-        image_size: Edge of training images in pixels. None: the checkpoint's. Attention windows scale with it, and their position
-            biases are interpolated.
+        text: Folder or hub name of the original BERT, for its config and tokenizer. Empty:
+            bert-base-uncased.
+        image_size: Edge of training images in pixels. None: the checkpoint's. Attention windows
+            scale with it, and their position biases are interpolated.
 
     Returns:
         The conversion.
@@ -137,22 +203,34 @@ def convert_xvlm(
     Differs from:
         The released code interpolates position biases from a grid that is denser at its center.
     """
-    tensors = {re.sub(r"^text_encoder\.bert\.", "text_encoder.", name): tensor for name, tensor in tensors.items()}
-    layers = 1 + max((int(match[1]) for name in tensors if (match := _TEXT_LAYER.match(name))), default=-1)
+    tensors = {
+        re.sub(r"^text_encoder\.bert\.", "text_encoder.", name): tensor
+        for name, tensor in tensors.items()
+    }
+    layers = 1 + max(
+        (int(match[1]) for name in tensors if (match := _TEXT_LAYER.match(name))), default=-1
+    )
     names = weight_name_map(tensors, layers)
     check_weight_names(tensors, names, IGNORED_WEIGHTS, checkpoint, "an X-VLM of Swin and BERT")
     text = text or "bert-base-uncased"
-    text_folder, _ = open_text_source(text, checkpoint, "needs the config and tokenizer of the BERT that it was trained from")
+    text_folder, _ = open_text_source(
+        text, checkpoint, "needs the config and tokenizer of the BERT that it was trained from"
+    )
     _check_text_sizes(tensors, layers, text, text_folder, checkpoint)
     original_size = _image_size(tensors, image_size, checkpoint)
     size = image_size or original_size
     if not 1 <= size <= MAX_IMAGE_SIZE:
-        raise DataError(f"{checkpoint}: expected an image_size from 1 to {MAX_IMAGE_SIZE:,}, got {size}. Set another image_size.")
+        raise DataError(
+            f"{checkpoint}: expected an image_size from 1 to {MAX_IMAGE_SIZE:,}, got {size}. Set "
+            "another image_size."
+        )
     converted: dict[str, dict[str, Tensor]] = {VISUAL_FOLDER: {}, TEXT_FOLDER: {}, FUSION_FILE: {}}
     for target, tensor in rename_weights(tensors, names).items():
         part, name = target.split("/")
         is_table = name.endswith(POSITION_BIAS_TABLE)
-        converted[part][name] = _resize_bias_table(tensor, original_size, size, checkpoint) if is_table else tensor
+        converted[part][name] = (
+            _resize_bias_table(tensor, original_size, size, checkpoint) if is_table else tensor
+        )
     fields = {
         "fusion_layers": sum(name.endswith("crossattention.self.query.weight") for name in names),
         "embedding_dim": len(tensors["vision_proj.weight"]),
@@ -171,25 +249,35 @@ def convert_xvlm(
     )
 
 
-def _check_text_sizes(tensors: Mapping[str, Tensor], layers: int, text: str, text_folder: Path, checkpoint: Path) -> None:
+def _check_text_sizes(
+    tensors: Mapping[str, Tensor], layers: int, text: str, text_folder: Path, checkpoint: Path
+) -> None:
     """Raise DataError if the text encoder has other sizes than the given BERT."""
     config = load_pretrained_config(text_folder)
     shape = tensors["text_encoder.embeddings.word_embeddings.weight"].shape
     if (layers, *shape) != (config.num_hidden_layers, config.vocab_size, config.hidden_size):
         raise DataError(
-            f"{checkpoint}: expected {config.vocab_size:,} words of {config.hidden_size:,} dimensions and {config.num_hidden_layers} text "
-            f"layers as in {text}, got {shape[0]:,} of {shape[1]:,} and {layers}. Pass the text model that it was trained from."
+            f"{checkpoint}: expected {config.vocab_size:,} words of {config.hidden_size:,} "
+            f"dimensions and {config.num_hidden_layers} text "
+            f"layers as in {text}, got {shape[0]:,} of {shape[1]:,} and {layers}. Pass the text "
+            "model that it was trained from."
         )
 
 
-def _write_parts(folder: Path, converted: Mapping[str, dict[str, Tensor]], text_folder: Path, image_size: int) -> None:
+def _write_parts(
+    folder: Path, converted: Mapping[str, dict[str, Tensor]], text_folder: Path, image_size: int
+) -> None:
     """Write both encoders, which are loaded once as a check, and all other weights."""
-    storage.write_json(folder / VISUAL_FOLDER / "config.json", _swin_config(converted[VISUAL_FOLDER], image_size))
+    storage.write_json(
+        folder / VISUAL_FOLDER / "config.json", _swin_config(converted[VISUAL_FOLDER], image_size)
+    )
     preprocessing = IMAGE_PREPROCESSING | {"size": {"height": image_size, "width": image_size}}
     storage.write_json(folder / VISUAL_FOLDER / "preprocessor_config.json", preprocessing)
     copy_config_files(text_folder, folder / TEXT_FOLDER)
     for part in (VISUAL_FOLDER, TEXT_FOLDER):
-        storage.write_tensors(folder / part / "model.safetensors", converted[part], for_transformers=True)
+        storage.write_tensors(
+            folder / part / "model.safetensors", converted[part], for_transformers=True
+        )
         load_pretrained_model(folder / part)
     storage.write_tensors(folder / FUSION_FILE, converted[FUSION_FILE])
 
@@ -207,38 +295,63 @@ def _write_model(folder: Path, final_folder: Path, fields: dict[str, Any]) -> No
     matcher = XVLM(config)
     visual, text = (str(final_folder / part) for part in (VISUAL_FOLDER, TEXT_FOLDER))
     matcher.config = replace(config, backbone=visual, text_backbone=text, pretrained="")
-    Processor(EncoderSpec("visual", visual, "regions"), None, None, text).save(matcher, folder / MODEL_FOLDER)
+    Processor(EncoderSpec("visual", visual, "regions"), None, None, text).save(
+        matcher, folder / MODEL_FOLDER
+    )
 
 
 def _image_size(tensors: Mapping[str, Tensor], image_size: int | None, checkpoint: Path) -> int:
-    """Return the image size of the training, from the masks of the first shifted windows, or else the given size."""
+    """Return the image size of the training, from the masks of the first shifted windows, or else
+    the given size.
+    """
     mask = tensors.get("vision_encoder.layers.0.blocks.1.attn_mask")
     if mask is not None:
         window = math.isqrt(mask.shape[1])
-        return math.isqrt(len(mask)) * window * tensors["vision_encoder.patch_embed.proj.weight"].shape[-1]
+        return (
+            math.isqrt(len(mask))
+            * window
+            * tensors["vision_encoder.patch_embed.proj.weight"].shape[-1]
+        )
     if image_size is None:
-        raise DataError(f"{checkpoint}: expected the image size of its training, got a checkpoint without it. Set image_size, such as 384.")
+        raise DataError(
+            f"{checkpoint}: expected the image size of its training, got a checkpoint without it. "
+            "Set image_size, such as 384."
+        )
     return image_size
 
 
 def _resize_bias_table(table: Tensor, original_size: int, size: int, checkpoint: Path) -> Tensor:
-    """Interpolate the position biases ``[(2 w - 1)^2, heads]`` of windows that scale with the image."""
+    """Interpolate the position biases ``[(2 w - 1)^2, heads]`` of windows that scale with the
+    image.
+    """
     if size == original_size:
         return table
     edge = math.isqrt(len(table))
     window = (edge + 1) // 2
     if window * size % original_size:
         raise DataError(
-            f"{checkpoint}: expected an image_size that scales windows of {window} for {original_size} pixels to an integer, got {size}. "
+            f"{checkpoint}: expected an image_size that scales windows of {window} for "
+            f"{original_size} pixels to an integer, got {size}. "
             "Set another image_size."
         )
     square = table.T.unflatten(1, (edge, edge))[None]
-    return interpolate(square, size=(2 * window * size // original_size - 1,) * 2, mode="bicubic", align_corners=True)[0].flatten(1).T
+    return (
+        interpolate(
+            square,
+            size=(2 * window * size // original_size - 1,) * 2,
+            mode="bicubic",
+            align_corners=True,
+        )[0]
+        .flatten(1)
+        .T
+    )
 
 
 def _swin_config(tensors: Mapping[str, Tensor], image_size: int) -> dict[str, Any]:
     tables = {
-        tuple(map(int, re.findall(r"\d+", name)[:2])): tensor for name, tensor in tensors.items() if name.endswith(POSITION_BIAS_TABLE)
+        tuple(map(int, re.findall(r"\d+", name)[:2])): tensor
+        for name, tensor in tensors.items()
+        if name.endswith(POSITION_BIAS_TABLE)
     }
     stages = range(1 + max(stage for stage, _ in tables))
     patches = tensors["embeddings.patch_embeddings.projection.weight"]
@@ -251,7 +364,8 @@ def _swin_config(tensors: Mapping[str, Tensor], image_size: int) -> dict[str, An
         "depths": [sum(stage == other for other, _ in tables) for stage in stages],
         "num_heads": [tables[stage, 0].shape[1] for stage in stages],
         "window_size": (math.isqrt(len(tables[0, 0])) + 1) // 2,
-        "mlp_ratio": len(tensors["encoder.layers.0.blocks.0.intermediate.dense.weight"]) / len(patches),
+        "mlp_ratio": len(tensors["encoder.layers.0.blocks.0.intermediate.dense.weight"])
+        / len(patches),
         "qkv_bias": True,
         "drop_path_rate": 0.1,
     }

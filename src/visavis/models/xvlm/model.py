@@ -11,7 +11,16 @@ from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attentio
 
 from visavis import storage
 from visavis.errors import DataError
-from visavis.models.base import INITIAL_BIAS, GlobalMatcher, MatcherConfig, encode_unit_rows, get_mask, get_part, get_vectors, valid_mask
+from visavis.models.base import (
+    INITIAL_BIAS,
+    GlobalMatcher,
+    MatcherConfig,
+    encode_unit_rows,
+    get_mask,
+    get_part,
+    get_vectors,
+    valid_mask,
+)
 from visavis.models.encoders.frozen_encoders import open_visual_encoder
 from visavis.models.encoders.pretrained_files import saved_part_folder
 from visavis.models.encoders.text_backbone import TEXT_BACKBONE_FOLDER, TextBackbone
@@ -26,9 +35,11 @@ INIT_STD = 0.02
 
 
 class FusionEncoder(nn.Module):
-    """Cross-modal encoder: BERT layers in which words attend to each other, then to the states of an image.
+    """Cross-modal encoder: BERT layers in which words attend to each other, then to the states of
+    an image.
 
-    Parameter names are those of BERT layers with cross-attention, so that such layers can be loaded.
+    Parameter names are those of BERT layers with cross-attention, so that such layers can be
+    loaded.
 
     Args:
         bert_config: Config of a BERT, with dimensions, heads and dropout.
@@ -41,16 +52,21 @@ class FusionEncoder(nn.Module):
 
     def __init__(self, bert_config: Any, image_dim: int, num_layers: int):
         super().__init__()
-        self.layer = nn.ModuleList([_FusionLayer(bert_config, image_dim) for _ in range(num_layers)])
+        self.layer = nn.ModuleList(
+            [_FusionLayer(bert_config, image_dim) for _ in range(num_layers)]
+        )
 
-    def forward(self, words: Tensor, mask: Tensor, image: Tensor, attention_maps: list[Tensor] | None = None) -> Tensor:
+    def forward(
+        self, words: Tensor, mask: Tensor, image: Tensor, attention_maps: list[Tensor] | None = None
+    ) -> Tensor:
         """Encode words with an image.
 
         Args:
             words: Word states, shape ``[N, W, D]``.
             mask: Valid words, shape ``[N, W]``.
             image: Image states, shape ``[N, R, E]``.
-            attention_maps: If given, every layer appends the attention of words over image states, ``[N, heads, W, R]``.
+            attention_maps: If given, every layer appends the attention of words over image states,
+                ``[N, heads, W, R]``.
 
         Returns:
             Word states, shape ``[N, W, D]``.
@@ -67,7 +83,10 @@ class FusionEncoder(nn.Module):
             layers: As many BERT layers as this encoder has.
         """
         for layer, source in zip(self.layer, layers, strict=True):
-            layer.load_state_dict(source.state_dict() | {key: part for key, part in layer.state_dict().items() if "crossattention" in key})
+            layer.load_state_dict(
+                source.state_dict()
+                | {key: part for key, part in layer.state_dict().items() if "crossattention" in key}
+            )
 
 
 class _FusionLayer(nn.Module):
@@ -79,7 +98,9 @@ class _FusionLayer(nn.Module):
         self.intermediate = nn.ModuleDict({"dense": _linear(dim, bert.intermediate_size)})
         self.output = _ResidualLayer(bert.intermediate_size, dim, bert.hidden_dropout_prob, epsilon)
 
-    def forward(self, words: Tensor, mask: Tensor, image: Tensor, attention_maps: list[Tensor] | None) -> Tensor:
+    def forward(
+        self, words: Tensor, mask: Tensor, image: Tensor, attention_maps: list[Tensor] | None
+    ) -> Tensor:
         words = self.attention(words, words, mask)
         words = self.crossattention(words, image, None, attention_maps)
         return self.output(gelu(self.intermediate["dense"](words)), words)
@@ -92,19 +113,35 @@ class _Attention(nn.Module):
         super().__init__()
         dim = bert.hidden_size
         self.heads, self.dropout = bert.num_attention_heads, bert.attention_probs_dropout_prob
-        self.self = nn.ModuleDict({"query": _linear(dim, dim), "key": _linear(other_dim, dim), "value": _linear(other_dim, dim)})
+        self.self = nn.ModuleDict(
+            {
+                "query": _linear(dim, dim),
+                "key": _linear(other_dim, dim),
+                "value": _linear(other_dim, dim),
+            }
+        )
         self.output = _ResidualLayer(dim, dim, bert.hidden_dropout_prob, bert.layer_norm_eps)
 
-    def forward(self, states: Tensor, others: Tensor, mask: Tensor | None, attention_maps: list[Tensor] | None = None) -> Tensor:
+    def forward(
+        self,
+        states: Tensor,
+        others: Tensor,
+        mask: Tensor | None,
+        attention_maps: list[Tensor] | None = None,
+    ) -> Tensor:
         query, key, value = (
             self.self[name](rows).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for name, rows in (("query", states), ("key", others), ("value", others))
         )
         if attention_maps is None:
             dropout = self.dropout if self.training else 0.0
-            attended = scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
+            attended = scaled_dot_product_attention(
+                query, key, value, attn_mask=mask, dropout_p=dropout
+            )
         else:
-            attention_maps.append((query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5).softmax(-1))
+            attention_maps.append(
+                (query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5).softmax(-1)
+            )
             attended = attention_maps[-1] @ value
         return self.output(attended.transpose(1, 2).flatten(2), states)
 
@@ -114,7 +151,11 @@ class _ResidualLayer(nn.Module):
 
     def __init__(self, inputs: int, dim: int, dropout: float, epsilon: float):
         super().__init__()
-        self.dense, self.LayerNorm, self.dropout = _linear(inputs, dim), nn.LayerNorm(dim, eps=epsilon), nn.Dropout(dropout)
+        self.dense, self.LayerNorm, self.dropout = (
+            _linear(inputs, dim),
+            nn.LayerNorm(dim, eps=epsilon),
+            nn.Dropout(dropout),
+        )
 
     def forward(self, update: Tensor, states: Tensor) -> Tensor:
         return self.LayerNorm(states + self.dropout(self.dense(update)))
@@ -132,16 +173,21 @@ MIN_SAMPLING_PROBABILITY = 1e-5
 PRETRAINED_PREFIXES = ("visual.", "text.", "match.")
 """Prefixes of the weights of a converted checkpoint, besides cross-attention."""
 SCALE_BOUNDS = (2.0, 1000.0)
-"""Minimum and maximum of the learned scale, temperatures of 0.5 to 0.001. ``temperature`` widens them if it is outside."""
+"""Minimum and maximum of the learned scale, temperatures of 0.5 to 0.001. ``temperature`` widens
+them if it is outside.
+"""
 
 
 class XVLM(GlobalMatcher):
-    """X-VLM: an image encoder and the lower layers of a BERT, projected to unit vectors, and a cross-modal encoder for re-ranking.
+    """X-VLM: an image encoder and the lower layers of a BERT, projected to unit vectors, and a
+    cross-modal encoder for re-ranking.
 
-    The score is the cosine of the unit vectors. The upper layers of the BERT attend to all states of the image and decide whether a pair
-    matches. ``second_stage_scores`` is the log-odds of a match and re-ranks the first ``rerank_top_k`` candidates of a query. These
-    layers learn with the auxiliary loss ITM: the cross-entropy of each positive pair, of each image with a negative text, and of each
-    text with a negative image. Negatives are sampled by ``softmax(cosine / temperature)`` over the batch, or by the learned scale.
+    The score is the cosine of the unit vectors. The upper layers of the BERT attend to all states
+    of the image and decide whether a pair matches. ``second_stage_scores`` is the log-odds of a
+    match and re-ranks the first ``rerank_top_k`` candidates of a query. These layers learn with the
+    auxiliary loss ITM: the cross-entropy of each positive pair, of each image with a negative text,
+    and of each text with a negative image. Negatives are sampled by ``softmax(cosine /
+    temperature)`` over the batch, or by the learned scale.
 
     Parts: "backbone" and "text_backbone", "visual" and "text" (the projections), "fusion", "scale".
 
@@ -152,12 +198,14 @@ class XVLM(GlobalMatcher):
         DataError: If the text encoder is not a BERT, or has too few layers.
 
     Source:
-        Zeng et al., Multi-Grained Vision Language Pre-Training (2022), sections 3.1 and 3.3. GOAL's table of the state of the art.
+        Zeng et al., Multi-Grained Vision Language Pre-Training (2022), sections 3.1 and 3.3. GOAL's
+        table of the state of the art.
 
     Differs from:
-        The released code ranks by the logit of a match alone, not by its odds, and leaves later candidates tied. It samples negatives by
-        the learned temperature also if an objective with a fixed scale replaces ITC. Its pretraining (regions with boxes, masked words)
-        is not included here.
+        The released code ranks by the logit of a match alone, not by its odds, and leaves later
+        candidates tied. It samples negatives by the learned temperature also if an objective with a
+        fixed scale replaces ITC. Its pretraining (regions with boxes, masked words) is not included
+        here.
     """
 
     name = "XVLM"
@@ -174,11 +222,14 @@ class XVLM(GlobalMatcher):
             fusion_layers: Number of upper BERT layers that become the cross-modal encoder.
             embedding_dim: Dimensions of the unit vectors.
             rerank_top_k: Number of candidates to re-rank. 0: none.
-            temperature: Temperature of the sampling of negatives, and initial value of a learned scale.
-            pretrained: File with cross-attention, projections and ITM head, as ``visavis convert`` writes it. Empty: random weights.
-            scale: "learned" multiplies the cosines in training instead of the temperature of NTXent, InfoNCE or Sigmoid.
-            logit_bias: "learned" adds a number after the learned scale, instead of the bias of Sigmoid. It starts at -10. Set automatically
-                by the objective.
+            temperature: Temperature of the sampling of negatives, and initial value of a learned
+                scale.
+            pretrained: File with cross-attention, projections and ITM head, as ``visavis convert``
+                writes it. Empty: random weights.
+            scale: "learned" multiplies the cosines in training instead of the temperature of
+                NTXent, InfoNCE or Sigmoid.
+            logit_bias: "learned" adds a number after the learned scale, instead of the bias of
+                Sigmoid. It starts at -10. Set automatically by the objective.
         """
 
         visual_granularity: Literal["pixels"] = "pixels"
@@ -204,31 +255,47 @@ class XVLM(GlobalMatcher):
         bert = self.text_backbone.model.config
         if bert.model_type != "bert":
             raise DataError(
-                f"{config.text_backbone}: expected a model of kind bert, whose upper layers become the cross-modal encoder, "
+                f"{config.text_backbone}: expected a model of kind bert, whose upper layers become "
+                "the cross-modal encoder, "
                 f"got {bert.model_type}. Set another text encoder."
             )
         layers = self.text_backbone.model.encoder.layer
         text_only_layers = len(layers) - config.fusion_layers
         if text_only_layers < 1:
             raise DataError(
-                f"{config.text_backbone}: expected more layers than model.fusion_layers = {config.fusion_layers}, got {len(layers)}. "
+                f"{config.text_backbone}: expected more layers than model.fusion_layers = "
+                f"{config.fusion_layers}, got {len(layers)}. "
                 "Set fewer fusion layers."
             )
         self.fusion = FusionEncoder(bert, config.visual_input_dim, config.fusion_layers)
         self.fusion.load_bert_layers(layers[text_only_layers:])
         self.text_backbone.model.encoder.layer = layers[:text_only_layers]
         hidden_dim = bert.hidden_size
-        self.visual, self.text = nn.Linear(config.visual_input_dim, config.embedding_dim), nn.Linear(hidden_dim, config.embedding_dim)
+        self.visual, self.text = (
+            nn.Linear(config.visual_input_dim, config.embedding_dim),
+            nn.Linear(hidden_dim, config.embedding_dim),
+        )
         self.match = nn.Sequential(
-            nn.Linear(hidden_dim, 2 * hidden_dim), nn.LayerNorm(2 * hidden_dim), nn.GELU(), nn.Linear(2 * hidden_dim, 2)
+            nn.Linear(hidden_dim, 2 * hidden_dim),
+            nn.LayerNorm(2 * hidden_dim),
+            nn.GELU(),
+            nn.Linear(2 * hidden_dim, 2),
         )
         if config.pretrained and saved_part_folder(TEXT_BACKBONE_FOLDER) is None:
             expected = {
-                name: part for name, part in self.state_dict().items() if name.startswith(PRETRAINED_PREFIXES) or ".crossattention." in name
+                name: part
+                for name, part in self.state_dict().items()
+                if name.startswith(PRETRAINED_PREFIXES) or ".crossattention." in name
             }
             self.load_state_dict(storage.read_tensors(config.pretrained, expected), strict=False)
-        self.learned_scale = LearnedScale.containing(1 / config.temperature, SCALE_BOUNDS) if config.scale == "learned" else None
-        self.learned_bias = nn.Parameter(torch.tensor(INITIAL_BIAS)) if config.logit_bias == "learned" else None
+        self.learned_scale = (
+            LearnedScale.containing(1 / config.temperature, SCALE_BOUNDS)
+            if config.scale == "learned"
+            else None
+        )
+        self.learned_bias = (
+            nn.Parameter(torch.tensor(INITIAL_BIAS)) if config.logit_bias == "learned" else None
+        )
 
     @property
     def scale(self) -> LearnedScale | None:
@@ -253,7 +320,9 @@ class XVLM(GlobalMatcher):
         return parts | self.scale_part()
 
     def encode_visual(self, items: Encoded) -> Encoded:
-        """Encode pixels as "embedding" ``[N, D]`` and "states" ``[N, 1 + R, E]`` of the whole image and of its regions."""
+        """Encode pixels as "embedding" ``[N, D]`` and "states" ``[N, 1 + R, E]`` of the whole image
+        and of its regions.
+        """
         pixels = get_vectors(items)
         states = self.backbone.model(pixel_values=pixels).last_hidden_state.float()
         regions = self.backbone.regions(states, pixels)
@@ -263,11 +332,14 @@ class XVLM(GlobalMatcher):
         return Encoded({"embedding": embedding, "states": torch.cat([image_state, regions], 1)})
 
     def encode_text(self, items: Encoded) -> Encoded:
-        """Encode tokens as "embedding" ``[N, D]`` and "states" of the words ``[N, W, E]`` with their mask."""
+        """Encode tokens as "embedding" ``[N, D]`` and "states" of the words ``[N, W, E]`` with
+        their mask.
+        """
         words = self.text_backbone(items)
         states = get_vectors(words).float()
         return Encoded(
-            {"embedding": get_vectors(encode_unit_rows(self.text(states[:, 0]))), "states": states}, {"states": valid_mask(words)}
+            {"embedding": get_vectors(encode_unit_rows(self.text(states[:, 0]))), "states": states},
+            {"states": valid_mask(words)},
         )
 
     def second_stage_scores(self, visual: Encoded, text: Encoded) -> Tensor:
@@ -276,7 +348,8 @@ class XVLM(GlobalMatcher):
         return logits[:, 1] - logits[:, 0]
 
     def auxiliary_loss(self, visual: Encoded, text: Encoded, targets: Targets) -> Tensor:
-        """Compute ITM: each text with its image and with a negative image, and this image with a negative text, if there are negatives.
+        """Compute ITM: each text with its image and with a negative image, and this image with a
+        negative text, if there are negatives.
 
         Negatives are sampled from torch's generator, which the trainer seeds in each step.
 
@@ -290,24 +363,31 @@ class XVLM(GlobalMatcher):
         """
         image_of_text = targets.positive.long().argmax(0)
         with torch.no_grad():
-            scale = 1 / self.config.temperature if self.learned_scale is None else self.learned_scale()
+            scale = (
+                1 / self.config.temperature if self.learned_scale is None else self.learned_scale()
+            )
             scores = scale * self.score(visual, text).float()
             negative = targets.negative
             texts_with_negative, negative_images = _sample_negatives(scores.T, negative.T)
-            rows_with_negative, negative_texts = _sample_negatives(scores[image_of_text], negative[image_of_text])
+            rows_with_negative, negative_texts = _sample_negatives(
+                scores[image_of_text], negative[image_of_text]
+            )
         num_positive, device = len(image_of_text), image_of_text.device
         images = torch.cat([image_of_text, negative_images, image_of_text[rows_with_negative]])
-        captions = torch.cat([torch.arange(num_positive, device=device), texts_with_negative, negative_texts])
+        captions = torch.cat(
+            [torch.arange(num_positive, device=device), texts_with_negative, negative_texts]
+        )
         labels = (torch.arange(len(captions), device=device) < num_positive).long()
         return cross_entropy(self._logits(visual[images], text[captions]).float(), labels)
 
     @torch.inference_mode(False)
     @torch.enable_grad()
     def attention(self, visual: Encoded, text: Encoded) -> AttentionWeights | None:
-        """Compute Grad-CAM: cross-attention of the middle layer times the gradient of the log-odds, summed over heads.
+        """Compute Grad-CAM: cross-attention of the middle layer times the gradient of the log-odds,
+        summed over heads.
 
-        A word's score is the first-order share of the log-odds that depends on its attention in this layer. Without a second stage there is no
-        attention.
+        A word's score is the first-order share of the log-odds that depends on its attention in
+        this layer. Without a second stage there is no attention.
 
         Args:
             visual: One image, not encoded.
@@ -323,16 +403,25 @@ class XVLM(GlobalMatcher):
             return None
         attention_maps = list[Tensor]()
         # Tensors of inference mode have no gradient, their clones do.
-        visual, text = self.encode_visual(visual.map(torch.clone)), self.encode_text(text.map(torch.clone))
-        logits = self._logits(visual.map(_differentiable), text.map(_differentiable), attention_maps)
+        visual, text = (
+            self.encode_visual(visual.map(torch.clone)),
+            self.encode_text(text.map(torch.clone)),
+        )
+        logits = self._logits(
+            visual.map(_differentiable), text.map(_differentiable), attention_maps
+        )
         weights = attention_maps[(len(attention_maps) - 1) // 2]
         [gradient] = torch.autograd.grad(logits[0, 1] - logits[0, 0], weights)
         contributions = (weights * gradient)[0].sum(0).detach()
         # The first state is that of the whole image.
         positive = contributions[:, 1:].clamp(min=0)
-        return AttentionWeights(positive / positive.sum(1, keepdim=True).clamp(min=EPSILON), contributions.sum(1))
+        return AttentionWeights(
+            positive / positive.sum(1, keepdim=True).clamp(min=EPSILON), contributions.sum(1)
+        )
 
-    def _logits(self, visual: Encoded, text: Encoded, attention_maps: list[Tensor] | None = None) -> Tensor:
+    def _logits(
+        self, visual: Encoded, text: Encoded, attention_maps: list[Tensor] | None = None
+    ) -> Tensor:
         words, image = get_part(text, "states"), get_vectors(visual.named_part("states"))
         fused = self.fusion(get_vectors(words), get_mask(words), image, attention_maps)
         logits: Tensor = self.match(fused[:, 0])

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from visavis.retrieval.items import ITEM_FIELDS, IndexItem, ItemFilter, metadata_tag, tags_to_metadata
+from visavis.retrieval.items import (
+    ITEM_FIELDS,
+    IndexItem,
+    ItemFilter,
+    metadata_tag,
+    tags_to_metadata,
+)
 from visavis.retrieval.stores.base import CHECKSUM, row_checksum
 from visavis.retrieval.stores.vector_sets import ItemVectors, VectorSets
 
@@ -36,7 +42,11 @@ def arrow_schema(embedding_dim: int, *, several: bool) -> pa.Schema:
     import pyarrow as pa
 
     vector = pa.list_(pa.float32(), embedding_dim)
-    vectors = [(NUM_VECTORS, pa.int64()), ("vector", pa.list_(vector))] if several else [("vector", vector)]
+    vectors = (
+        [(NUM_VECTORS, pa.int64()), ("vector", pa.list_(vector))]
+        if several
+        else [("vector", vector)]
+    )
     return pa.schema([*_item_schema(), *vectors])
 
 
@@ -44,8 +54,13 @@ def _item_schema() -> pa.Schema:
     """Columns of items and their checksums."""
     import pyarrow as pa
 
-    texts = [pa.field(name, pa.string(), nullable=False) for name in ("key", "path", "kind", "content", "dhash")]
-    integers = [pa.field(name, pa.int64(), nullable=False) for name in ("size", "modified_ns", CHECKSUM)]
+    texts = [
+        pa.field(name, pa.string(), nullable=False)
+        for name in ("key", "path", "kind", "content", "dhash")
+    ]
+    integers = [
+        pa.field(name, pa.int64(), nullable=False) for name in ("size", "modified_ns", CHECKSUM)
+    ]
     times = [pa.field(name, pa.float64()) for name in ("start", "end")]
     return pa.schema([*texts, *integers, *times, ("metadata", pa.list_(pa.string()))])
 
@@ -62,7 +77,9 @@ def table_from_rows(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
     import pyarrow as pa
 
     ordered = sorted(rows, key=lambda row: row["key"])
-    return pa.Table.from_pylist([{**row, "metadata": list(row["metadata"] or ())} for row in ordered], schema=_item_schema())
+    return pa.Table.from_pylist(
+        [{**row, "metadata": list(row["metadata"] or ())} for row in ordered], schema=_item_schema()
+    )
 
 
 def arrow_table(index_id: str, items: Sequence[IndexItem], vectors: ItemVectors) -> pa.Table:
@@ -83,7 +100,8 @@ def arrow_table(index_id: str, items: Sequence[IndexItem], vectors: ItemVectors)
     schema = arrow_schema(values.shape[1], several=several)
     rows = [item.to_row() for item in items]
     rows = [
-        row | {CHECKSUM: row_checksum(index_id, row, vector), NUM_VECTORS: len(vector)} for row, vector in zip(rows, vectors, strict=True)
+        row | {CHECKSUM: row_checksum(index_id, row, vector), NUM_VECTORS: len(vector)}
+        for row, vector in zip(rows, vectors, strict=True)
     ]
     table = pa.Table.from_pylist(rows, schema=schema.remove(schema.get_field_index("vector")))
     column = pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), values.shape[1])
@@ -137,7 +155,11 @@ def matching_rows(table: pa.Table, item_filter: ItemFilter) -> np.ndarray:
         tag_rows, tag_texts = pc.list_parent_indices(tags).to_numpy(), pc.list_flatten(tags)
         for name, value in item_filter.metadata.items():
             has_value = np.zeros(len(table), bool)
-            has_value[tag_rows[pc.equal(tag_texts, metadata_tag(name, value)).to_numpy(zero_copy_only=False)]] = True
+            has_value[
+                tag_rows[
+                    pc.equal(tag_texts, metadata_tag(name, value)).to_numpy(zero_copy_only=False)
+                ]
+            ] = True
             mask &= has_value
     return mask
 
@@ -153,7 +175,9 @@ def items_from_table(table: pa.Table) -> list[IndexItem]:
     """
     *names, metadata = ITEM_FIELDS
     columns = [table[name].to_pylist() for name in names]
-    metadata_column = [tags_to_metadata(tags) if tags else {} for tags in table[metadata].to_pylist()]
+    metadata_column = [
+        tags_to_metadata(tags) if tags else {} for tags in table[metadata].to_pylist()
+    ]
     return list(map(IndexItem, *columns, metadata_column))
 
 
@@ -186,10 +210,20 @@ def find_keys(column: pa.Array, keys: Sequence[str]) -> np.ndarray:
     import pyarrow.compute as pc
 
     if len(keys) > max(MAX_BISECTED_KEYS, MAX_BISECTED_SHARE * len(column)):
-        found: np.ndarray = pc.index_in(pa.array(keys, pa.string()), value_set=column).fill_null(-1).to_numpy().astype(np.int64)
+        found: np.ndarray = (
+            pc.index_in(pa.array(keys, pa.string()), value_set=column)
+            .fill_null(-1)
+            .to_numpy()
+            .astype(np.int64)
+        )
         return found
-    rows = [bisect_left(range(len(column)), key, key=lambda row: column[row].as_py()) for key in keys]
-    is_found = [row < len(column) and column[row].as_py() == key for row, key in zip(rows, keys, strict=True)]
+    rows = [
+        bisect_left(range(len(column)), key, key=lambda row: column[row].as_py()) for key in keys
+    ]
+    is_found = [
+        row < len(column) and column[row].as_py() == key
+        for row, key in zip(rows, keys, strict=True)
+    ]
     return np.where(is_found, rows, -1).astype(np.int64)
 
 
@@ -204,7 +238,9 @@ def newest_rows(table: pa.Table, count: int, item_filter: ItemFilter) -> np.ndar
     Returns:
         Their rows, newest first, equal times in the reverse order of keys.
     """
-    rows = np.flatnonzero(matching_rows(table, item_filter)) if item_filter else np.arange(len(table))
+    rows = (
+        np.flatnonzero(matching_rows(table, item_filter)) if item_filter else np.arange(len(table))
+    )
     times = table["modified_ns"].to_numpy()[rows]
     if count < len(rows):
         # Of the rows with the last of these times, the last ones are returned.

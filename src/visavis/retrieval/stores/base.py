@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 CHECKSUM = "checksum"
 """Column of the checksums of the rows."""
-REMEDY = "If the store is damaged, delete it and run visavis index again, which encodes all files again."
+REMEDY = (
+    "If the store is damaged, delete it and run visavis index again, which encodes all files again."
+)
 """Fix that errors of the store of an index name."""
 
 
@@ -33,7 +35,8 @@ class Neighbor(NamedTuple):
 
     Attributes:
         key: Key of the item.
-        score: Inner product of the query and the vector of the item, or the score of late interaction.
+        score: Inner product of the query and the vector of the item, or the score of late
+            interaction.
     """
 
     key: str
@@ -62,13 +65,18 @@ class StoreDigest:
         Returns:
             The digest, which does not depend on the order.
         """
-        return cls(len(checksums), f"{np.asarray(checksums, np.int64).view(np.uint64).sum(dtype=np.uint64):016x}")
+        return cls(
+            len(checksums),
+            f"{np.asarray(checksums, np.int64).view(np.uint64).sum(dtype=np.uint64):016x}",
+        )
 
 
 class VectorStore(Protocol):
-    """Items with one unit vector each, or with several. A change is applied completely or not at all, even if the process is killed.
+    """Items with one unit vector each, or with several. A change is applied completely or not at
+    all, even if the process is killed.
 
-    Each row has a checksum over the id of its index, the item and the vector. A damaged or foreign row raises a StorageError.
+    Each row has a checksum over the id of its index, the item and the vector. A damaged or foreign
+    row raises a StorageError.
     """
 
     embedding_dim: int
@@ -88,8 +96,11 @@ class VectorStore(Protocol):
             keys: Keys of the items. Unknown keys are ignored.
         """
 
-    def search(self, queries: Queries, top: int, item_filter: ItemFilter = NO_FILTER) -> list[list[Neighbor]]:
-        """Find the items with the highest inner products, or the highest scores of late interaction.
+    def search(
+        self, queries: Queries, top: int, item_filter: ItemFilter = NO_FILTER
+    ) -> list[list[Neighbor]]:
+        """Find the items with the highest inner products, or the highest scores of late
+        interaction.
 
         Args:
             queries: Query vectors, shape ``[Q, D]``, or queries of late interaction.
@@ -141,7 +152,8 @@ class VectorStore(Protocol):
         """Read the vectors of all items.
 
         Returns:
-            Vectors in the order of keys, float32, shape ``[N, D]``, or several per item. May be memory-mapped.
+            Vectors in the order of keys, float32, shape ``[N, D]``, or several per item. May be
+            memory-mapped.
         """
 
     def count(self, item_filter: ItemFilter = NO_FILTER) -> int:
@@ -173,7 +185,9 @@ class VectorStore(Protocol):
 
 
 @contextmanager
-def store_errors(uri: str, index_id: str, problem: str, reason: Callable[[BaseException], str]) -> Iterator[None]:
+def store_errors(
+    uri: str, index_id: str, problem: str, reason: Callable[[BaseException], str]
+) -> Iterator[None]:
     """Convert errors of a database in this block to a StorageError of one sentence.
 
     Args:
@@ -193,7 +207,8 @@ def store_errors(uri: str, index_id: str, problem: str, reason: Callable[[BaseEx
     except VisavisError:
         raise
     except BaseException as error:
-        # Damaged files raise errors of every kind. A panic of the Rust code of LanceDB is not an Exception.
+        # Damaged files raise errors of every kind. A panic of the Rust code of LanceDB is not an
+        # Exception.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         if os.strerror(errno.ENOSPC) in str(error):
@@ -214,12 +229,20 @@ def row_checksum(index_id: str, row: Mapping[str, Any], vector: np.ndarray) -> i
         Signed integer of 64 bits.
     """
     times = [None if row[name] is None else float(row[name]) for name in ("start", "end")]
-    values = [row[name] for name in ITEM_FIELDS if name not in ("start", "end", "metadata")] + times + list(row["metadata"] or [])
+    values = (
+        [row[name] for name in ITEM_FIELDS if name not in ("start", "end", "metadata")]
+        + times
+        + list(row["metadata"] or [])
+    )
     content = json.dumps(values).encode() + vector.tobytes()
-    return int.from_bytes(hashlib.blake2b(content, digest_size=8, key=index_id.encode()).digest(), "big", signed=True)
+    return int.from_bytes(
+        hashlib.blake2b(content, digest_size=8, key=index_id.encode()).digest(), "big", signed=True
+    )
 
 
-def verify_rows(uri: str, index_id: str, rows: Iterable[Mapping[str, Any]], vectors: ItemVectors) -> list[int]:
+def verify_rows(
+    uri: str, index_id: str, rows: Iterable[Mapping[str, Any]], vectors: ItemVectors
+) -> list[int]:
     """Check the rows of a store against their checksums.
 
     Args:
@@ -238,11 +261,16 @@ def verify_rows(uri: str, index_id: str, rows: Iterable[Mapping[str, Any]], vect
     for row, vector in zip(rows, vectors, strict=True):
         checksums.append(row[CHECKSUM])
         if row_checksum(index_id, row, vector) != row[CHECKSUM]:
-            raise StorageError(f"{uri}: the item {str(row['key'])[:80]!r} is damaged or belongs to another index. {REMEDY}")
+            raise StorageError(
+                f"{uri}: the item {str(row['key'])[:80]!r} is damaged or belongs to another index. "
+                f"{REMEDY}"
+            )
     return checksums
 
 
-def validated_items(items: Sequence[IndexItem], vectors: ItemVectors, embedding_dim: int) -> tuple[list[IndexItem], np.ndarray]:
+def validated_items(
+    items: Sequence[IndexItem], vectors: ItemVectors, embedding_dim: int
+) -> tuple[list[IndexItem], np.ndarray]:
     """Check items and vectors before they are added, and drop all but the last item of each key.
 
     Args:
@@ -257,16 +285,26 @@ def validated_items(items: Sequence[IndexItem], vectors: ItemVectors, embedding_
         ShapeError: If the shape of the vectors is wrong, or a value is not finite.
     """
     if isinstance(vectors, VectorSets):
-        raise ShapeError("vectors: expected one vector per item, got several. Use the store of an index of a late-interaction model.")
+        raise ShapeError(
+            "vectors: expected one vector per item, got several. Use the store of an index of a "
+            "late-interaction model."
+        )
     if vectors.shape != (len(items), embedding_dim):
-        raise ShapeError(f"vectors: expected shape [{len(items)}, {embedding_dim}], got {list(vectors.shape)}. Pass one vector per item.")
+        raise ShapeError(
+            f"vectors: expected shape [{len(items)}, {embedding_dim}], got {list(vectors.shape)}. "
+            "Pass one vector per item."
+        )
     if not np.isfinite(vectors).all():
-        raise ShapeError("vectors: expected finite values, got NaN or infinity. Encode the items again.")
+        raise ShapeError(
+            "vectors: expected finite values, got NaN or infinity. Encode the items again."
+        )
     last = _last_rows(items)
     return [items[row] for row in last], np.ascontiguousarray(vectors[last], np.float32)
 
 
-def validated_sets(items: Sequence[IndexItem], vectors: ItemVectors, embedding_dim: int) -> tuple[list[IndexItem], VectorSets]:
+def validated_sets(
+    items: Sequence[IndexItem], vectors: ItemVectors, embedding_dim: int
+) -> tuple[list[IndexItem], VectorSets]:
     """Check items with several vectors each, as ``validated_items`` does.
 
     Args:
@@ -278,17 +316,28 @@ def validated_sets(items: Sequence[IndexItem], vectors: ItemVectors, embedding_d
         Items with unique keys, and their vectors in float32.
 
     Raises:
-        ShapeError: If there are not several vectors per item, their dimension is wrong, or a vector is longer than 1 or not finite.
+        ShapeError: If there are not several vectors per item, their dimension is wrong, or a vector
+            is longer than 1 or not finite.
     """
     if not isinstance(vectors, VectorSets):
-        raise ShapeError(f"vectors: expected several vectors per item, got one, of shape {list(vectors.shape)}. Pass a VectorSets.")
+        raise ShapeError(
+            f"vectors: expected several vectors per item, got one, of shape {list(vectors.shape)}. "
+            "Pass a VectorSets."
+        )
     if len(vectors) != len(items) or (len(items) and vectors.rows.shape[1] != embedding_dim):
         raise ShapeError(
-            f"vectors: expected {len(items)} items of dimension {embedding_dim}, got {len(vectors)} of {vectors.rows.shape[1]}. "
+            f"vectors: expected {len(items)} items of dimension {embedding_dim}, got "
+            f"{len(vectors)} of {vectors.rows.shape[1]}. "
             "Pass the vectors of these items."
         )
-    if not (vectors.counts > 0).all() or not (np.linalg.norm(vectors.rows, axis=1) <= MAX_NORM).all():
-        raise ShapeError("vectors: expected at least one unit vector per item, got none, or longer or infinite ones. Normalize them.")
+    if (
+        not (vectors.counts > 0).all()
+        or not (np.linalg.norm(vectors.rows, axis=1) <= MAX_NORM).all()
+    ):
+        raise ShapeError(
+            "vectors: expected at least one unit vector per item, got none, or longer or infinite "
+            "ones. Normalize them."
+        )
     last = _last_rows(items)
     return [items[row] for row in last], vectors[last]
 
@@ -312,8 +361,11 @@ def validate_queries(queries: np.ndarray, top: int, embedding_dim: int) -> None:
     """
     if queries.ndim != 2 or queries.shape[1] != embedding_dim:
         raise ShapeError(
-            f"queries: expected shape [Q, {embedding_dim}], got {list(queries.shape)}. Encode them with the model of the index."
+            f"queries: expected shape [Q, {embedding_dim}], got {list(queries.shape)}. Encode them "
+            "with the model of the index."
         )
     if not np.isfinite(queries).all():
-        raise ShapeError("queries: expected finite values, got NaN or infinity. Encode the queries again.")
+        raise ShapeError(
+            "queries: expected finite values, got NaN or infinity. Encode the queries again."
+        )
     validate_int(top, "top", 1)

@@ -1,9 +1,11 @@
-"""Exact top-k search: a coarse pass with a bounded error, then exact scores of all rows that the bound does not exclude.
+"""Exact top-k search: a coarse pass with a bounded error, then exact scores of all rows that the
+bound does not exclude.
 
-A score is the inner product of two float32 vectors, summed in float64 and rounded to float32. Equal scores are in the order
-of rows. The coarse pass multiplies blocks of rows, in float32 or int8, and bounds the error of its products for each group
-of ``GROUP_ROWS`` rows. The highest product of a group minus the error is a lower bound of a score, so the k-th best of these
-bounds is a lower bound of the k-th best score. Only rows whose upper bound is below it are excluded.
+A score is the inner product of two float32 vectors, summed in float64 and rounded to float32. Equal
+scores are in the order of rows. The coarse pass multiplies blocks of rows, in float32 or int8, and
+bounds the error of its products for each group of ``GROUP_ROWS`` rows. The highest product of a
+group minus the error is a lower bound of a score, so the k-th best of these bounds is a lower bound
+of the k-th best score. Only rows whose upper bound is below it are excluded.
 
 Int8 codes take a quarter of the bytes. Rows are shifted by their mean m and rounded with one step s per group,
 ``x = m + s c + e``. A query is rounded with its own step, ``q = t d + f``. Then ``<x, q> = <m, q> + s t <c, d> + <e, q> +
@@ -37,10 +39,13 @@ ROUNDING_ERROR = 2.0**-20
 UNIT_ROUNDOFF = 2.0**-24
 # Norms are computed in float32. This factor turns them into upper bounds.
 NORM_MARGIN = 1 + 1e-4
-# With more candidates per query than 8 k + rows / 64, a second pass in float32 is faster than scoring them exactly.
+# With more candidates per query than 8 k + rows / 64, a second pass in float32 is faster than
+# scoring them exactly.
 MAX_CANDIDATES_PER_RESULT = 8
 MAX_QUERIES, MAX_SCORES, MAX_CANDIDATES = 256, 2**21, 2**20
-"""Queries scored together, scores of a block, and candidates held at once, whatever the memory limit."""
+"""Queries scored together, scores of a block, and candidates held at once, whatever the memory
+limit.
+"""
 
 CODES, SCALES, MEAN = "codes.npy", "scales.npy", "mean.npy"
 MAX_CODE = 127
@@ -50,7 +55,8 @@ CHUNK_ROWS = 2**10
 
 
 class _Float32Pass:
-    """Coarse pass over the rows themselves. The error is that of summing D products (Higham, section 3.1).
+    """Coarse pass over the rows themselves. The error is that of summing D products (Higham,
+    section 3.1).
 
     Its methods are documented in ``Int8Pass``.
 
@@ -66,7 +72,10 @@ class _Float32Pass:
         """Set the queries."""
         dim = queries.shape[1]
         relative_error = dim * UNIT_ROUNDOFF / (1 - dim * UNIT_ROUNDOFF) + ROUNDING_ERROR
-        self.queries, self.bound = queries, (relative_error * self.max_norm * queries.norm(dim=1) * NORM_MARGIN)[:, None]
+        self.queries, self.bound = (
+            queries,
+            (relative_error * self.max_norm * queries.norm(dim=1) * NORM_MARGIN)[:, None],
+        )
 
     def products(self, rows: slice) -> Tensor:
         """Multiply the queries with some rows."""
@@ -82,11 +91,13 @@ class _Float32Pass:
 
 
 class Int8Pass:
-    """Coarse pass over int8 codes: products of blocks of rows with queries, and bounds of their error.
+    """Coarse pass over int8 codes: products of blocks of rows with queries, and bounds of their
+    error.
 
     Args:
         codes: Codes, int8, shape ``[N, D]`` with N a multiple of ``GROUP_ROWS``.
-        scales: For each group: the step, and the maxima of |e|, |s c| and |x|, float32, shape ``[4, G]``.
+        scales: For each group: the step, and the maxima of |e|, |s c| and |x|, float32, shape ``[4,
+            G]``.
         mean: Mean of the rows, float32, shape ``[D]``.
     """
 
@@ -117,7 +128,9 @@ class Int8Pass:
         step[step == 0] = 1.0
         self.query_codes = (queries / step).round().to(torch.int8)
         self.query_step, self.query_norm = step, queries.norm(dim=1, keepdim=True) * NORM_MARGIN
-        self.query_error = (queries - self.query_codes * step).norm(dim=1, keepdim=True) * NORM_MARGIN
+        self.query_error = (queries - self.query_codes * step).norm(
+            dim=1, keepdim=True
+        ) * NORM_MARGIN
         self.offset = (queries.double() @ self.mean.double()).float()[:, None]
 
     def products(self, rows: slice) -> Tensor:
@@ -130,7 +143,9 @@ class Int8Pass:
             Products, shape ``[Q, N]``.
         """
         stop = -(-rows.stop // GROUP_ROWS) * GROUP_ROWS
-        return torch._int_mm(self.query_codes, self.codes[rows.start : stop].T)[:, : rows.stop - rows.start]
+        return torch._int_mm(self.query_codes, self.codes[rows.start : stop].T)[
+            :, : rows.stop - rows.start
+        ]
 
     def scale(self, groups: slice) -> tuple[Tensor, Tensor]:
         """Read the conversion of products to scores: ``factor * product + offset``.
@@ -161,24 +176,40 @@ class ExactSearch:
 
     Args:
         rows: Vectors, float32, shape ``[N, D]``.
-        coarse: A faster, less precise first pass. Queries for which it leaves too many candidates are repeated in float32.
+        coarse: A faster, less precise first pass. Queries for which it leaves too many candidates
+            are repeated in float32.
         memory: Memory limit of blocks of scores and of rows that are scored exactly.
-        max_norm: Upper bound of the norms of the rows, see ``max_row_norm``. None: it is computed before the first float32 pass.
+        max_norm: Upper bound of the norms of the rows, see ``max_row_norm``. None: it is computed
+            before the first float32 pass.
 
     Raises:
         ShapeError: If the rows are not a float32 matrix.
     """
 
-    def __init__(self, rows: np.ndarray, *, coarse: Int8Pass | None = None, memory: MemoryLimit = None, max_norm: float | None = None):
+    def __init__(
+        self,
+        rows: np.ndarray,
+        *,
+        coarse: Int8Pass | None = None,
+        memory: MemoryLimit = None,
+        max_norm: float | None = None,
+    ):
         if rows.ndim != 2 or rows.dtype != np.float32:
-            raise ShapeError(f"rows: expected float32 of shape [N, D], got {rows.dtype} of shape {list(rows.shape)}. Convert them.")
+            raise ShapeError(
+                f"rows: expected float32 of shape [N, D], got {rows.dtype} of shape "
+                f"{list(rows.shape)}. Convert them."
+            )
         self.rows, self.coarse, self.memory, self._max_norm = rows, coarse, memory, max_norm
 
     @cached_property
     def _float32_pass(self) -> _Float32Pass:
-        return _Float32Pass(self.rows, max_row_norm(self.rows) if self._max_norm is None else self._max_norm)
+        return _Float32Pass(
+            self.rows, max_row_norm(self.rows) if self._max_norm is None else self._max_norm
+        )
 
-    def search(self, queries: np.ndarray, top: int, mask: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def search(
+        self, queries: np.ndarray, top: int, mask: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Find the rows with the highest inner products.
 
         Args:
@@ -187,8 +218,8 @@ class ExactSearch:
             mask: Rows that may be returned, bool, shape ``[N]``. None: all rows.
 
         Returns:
-            Scores and rows, both of shape ``[Q, K]``, best first, equal scores in the order of rows. K is the smaller of
-            ``top`` and the number of rows.
+            Scores and rows, both of shape ``[Q, K]``, best first, equal scores in the order of
+            rows. K is the smaller of ``top`` and the number of rows.
 
         Raises:
             ShapeError: If the shape of the queries or the mask is wrong, or a query is not finite.
@@ -196,16 +227,26 @@ class ExactSearch:
         """
         validate_queries(queries, top, self.rows.shape[1])
         if mask is not None and mask.shape != (len(self.rows),):
-            raise ShapeError(f"mask: expected shape [{len(self.rows)}], got {list(mask.shape)}. Pass one value per row.")
+            raise ShapeError(
+                f"mask: expected shape [{len(self.rows)}], got {list(mask.shape)}. Pass one value "
+                "per row."
+            )
         queries = np.ascontiguousarray(queries, np.float32)
         top = min(top, len(self.rows) if mask is None else int(mask.sum()))
         if not len(queries) or not top:
-            return np.empty((len(queries), top), np.float32), np.empty((len(queries), top), np.int64)
-        parts = [self._search_chunk(queries[chunk], top, mask) for chunk in chunk_slices(len(queries), MAX_QUERIES)]
+            return np.empty((len(queries), top), np.float32), np.empty(
+                (len(queries), top), np.int64
+            )
+        parts = [
+            self._search_chunk(queries[chunk], top, mask)
+            for chunk in chunk_slices(len(queries), MAX_QUERIES)
+        ]
         scores, rows = zip(*parts, strict=True)
         return np.concatenate(scores), np.concatenate(rows)
 
-    def _search_chunk(self, queries: np.ndarray, top: int, mask: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    def _search_chunk(
+        self, queries: np.ndarray, top: int, mask: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray]:
         if self.coarse is None:
             return self._run_pass(self._float32_pass, queries, top, mask, None)[0].to_arrays()
         max_candidates = max(MAX_CANDIDATES_PER_RESULT * top, len(self.rows) // 64)
@@ -217,23 +258,39 @@ class ExactSearch:
         return scores, rows
 
     def _run_pass(
-        self, coarse: _Float32Pass | Int8Pass, queries: np.ndarray, top: int, mask: np.ndarray | None, max_candidates: int | None
+        self,
+        coarse: _Float32Pass | Int8Pass,
+        queries: np.ndarray,
+        top: int,
+        mask: np.ndarray | None,
+        max_candidates: int | None,
     ) -> tuple[_BestRows, np.ndarray]:
-        """The best rows, and which queries were given up because they had more than ``max_candidates``."""
+        """The best rows, and which queries were given up because they had more than
+        ``max_candidates``.
+        """
         best, candidates = _BestRows(self.rows, queries, top, self.memory), list[_Candidates]()
         coarse.prepare(torch.from_numpy(queries))
-        # bound[q] holds the k best lower bounds of scores, highest first. Infinity gives a query up.
-        bound, unresolved = torch.full((len(queries), top), -torch.inf), torch.zeros(len(queries), dtype=torch.bool)
+        # bound[q] holds the k best lower bounds of scores, highest first. Infinity gives a query
+        # up.
+        bound, unresolved = (
+            torch.full((len(queries), top), -torch.inf),
+            torch.zeros(len(queries), dtype=torch.bool),
+        )
         blocks = chunk_slices(len(self.rows), self._block_rows(len(queries)))
         for block in blocks:
             allowed = None if mask is None else torch.from_numpy(mask[block])
             if allowed is None or allowed.any():
                 bound, block_candidates = _find_candidates(coarse, block, allowed, bound)
                 candidates.append(block_candidates)
-            if candidates and (block is blocks[-1] or sum(len(query) for query, _, _ in candidates) > MAX_CANDIDATES):
+            if candidates and (
+                block is blocks[-1]
+                or sum(len(query) for query, _, _ in candidates) > MAX_CANDIDATES
+            ):
                 remaining = _prune(candidates, bound[:, -1])
                 if max_candidates is not None:
-                    unresolved |= torch.bincount(remaining[0], minlength=len(queries)) > max_candidates
+                    unresolved |= (
+                        torch.bincount(remaining[0], minlength=len(queries)) > max_candidates
+                    )
                     bound[unresolved] = torch.inf
                     remaining = _prune([remaining], bound[:, -1])
                 candidates = [remaining]
@@ -252,7 +309,9 @@ _Candidates: TypeAlias = tuple[Tensor, Tensor, Tensor]
 """Pairs of a query and a row, and an upper bound of the score of each."""
 
 
-def _find_candidates(coarse: _Float32Pass | Int8Pass, block: slice, allowed: Tensor | None, bound: Tensor) -> tuple[Tensor, _Candidates]:
+def _find_candidates(
+    coarse: _Float32Pass | Int8Pass, block: slice, allowed: Tensor | None, bound: Tensor
+) -> tuple[Tensor, _Candidates]:
     """The updated lower bounds, shape ``[Q, K]``, highest first, and the candidates of a block."""
     products = coarse.products(block)
     lowest = -torch.inf if products.is_floating_point() else torch.iinfo(products.dtype).min
@@ -269,7 +328,8 @@ def _find_candidates(coarse: _Float32Pass | Int8Pass, block: slice, allowed: Ten
     bound = torch.cat([bound, highest - error], 1).topk(bound.shape[1], dim=1).values
     query, group = (highest + error >= bound[:, -1:]).nonzero(as_tuple=True)
     pair_factor, pair_offset, pair_error = (
-        value.expand(num_queries, num_groups)[query, group][:, None] for value in (factor, offset, error)
+        value.expand(num_queries, num_groups)[query, group][:, None]
+        for value in (factor, offset, error)
     )
     upper_bound = products[query, group] * pair_factor + pair_offset + pair_error
     pair, column = (upper_bound >= bound[query, -1:]).nonzero(as_tuple=True)
@@ -300,7 +360,9 @@ def exact_scores(rows: np.ndarray, query: np.ndarray) -> np.ndarray:
         Scores, float32, shape ``[N]``.
     """
     # einsum sums every row in the same order, so that equal rows have equal scores.
-    scores: np.ndarray = np.einsum("nd,d->n", rows.astype(np.float64), query.astype(np.float64)).astype(np.float32)
+    scores: np.ndarray = np.einsum(
+        "nd,d->n", rows.astype(np.float64), query.astype(np.float64)
+    ).astype(np.float32)
     return scores
 
 
@@ -310,7 +372,11 @@ class _BestRows:
     def __init__(self, rows: np.ndarray, queries: np.ndarray, top: int, memory: MemoryLimit):
         self.rows, self.queries, self.top = rows, queries.astype(np.float64), top
         self.chunk_rows = max(min(budget_bytes(memory, "cpu") // (16 * rows.shape[1]), 2**14), 1)
-        self.query, self.row, self.score = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32)
+        self.query, self.row, self.score = (
+            np.empty(0, np.int64),
+            np.empty(0, np.int64),
+            np.empty(0, np.float32),
+        )
 
     def add(self, query: np.ndarray, row: np.ndarray) -> None:
         """Score candidates and keep the best of all so far."""
@@ -318,7 +384,10 @@ class _BestRows:
         query, row = query[order], row[order]
         starts = np.searchsorted(query, np.arange(len(self.queries) + 1))
         scores = [
-            exact_scores(self.rows[row[starts[number] + chunk.start : starts[number] + chunk.stop]], self.queries[number])
+            exact_scores(
+                self.rows[row[starts[number] + chunk.start : starts[number] + chunk.stop]],
+                self.queries[number],
+            )
             for number in range(len(self.queries))
             for chunk in chunk_slices(starts[number + 1] - starts[number], self.chunk_rows)
         ]
@@ -332,7 +401,10 @@ class _BestRows:
 
     def to_arrays(self) -> tuple[np.ndarray, np.ndarray]:
         """Scores and rows, both ``[Q, K]``. Queries that were given up have zeros."""
-        scores, rows = np.zeros((len(self.queries), self.top), np.float32), np.zeros((len(self.queries), self.top), np.int64)
+        scores, rows = (
+            np.zeros((len(self.queries), self.top), np.float32),
+            np.zeros((len(self.queries), self.top), np.int64),
+        )
         rank = np.arange(len(self.query)) - np.searchsorted(self.query, self.query)
         scores[self.query, rank], rows[self.query, rank] = self.score, self.row
         return scores, rows
@@ -348,7 +420,13 @@ def max_row_norm(rows: np.ndarray) -> float:
         The bound, 0 without rows.
     """
     tensor = shared_tensor(rows)
-    return max((float(tensor[chunk].norm(dim=1).max()) for chunk in chunk_slices(len(rows), 2**12)), default=0.0) * NORM_MARGIN
+    return (
+        max(
+            (float(tensor[chunk].norm(dim=1).max()) for chunk in chunk_slices(len(rows), 2**12)),
+            default=0.0,
+        )
+        * NORM_MARGIN
+    )
 
 
 def shared_tensor(array: np.ndarray) -> Tensor:
@@ -367,16 +445,26 @@ def shared_tensor(array: np.ndarray) -> Tensor:
 
 @cache
 def supports_int8_matmul() -> bool:
-    """Check whether the processor has int8 instructions (VNNI, AMX) that make torch faster, with exact results.
+    """Check whether the processor has int8 instructions (VNNI, AMX) that make torch faster, with
+    exact results.
 
     Returns:
         Whether int8 codes can be used.
     """
     capabilities = getattr(torch.cpu, "get_capabilities", dict[str, bool])()
-    if not any(capabilities.get(name, False) for name in ("avx512_vnni", "avx_vnni", "amx_int8")) or not hasattr(torch, "_int_mm"):
+    if not any(
+        capabilities.get(name, False) for name in ("avx512_vnni", "avx_vnni", "amx_int8")
+    ) or not hasattr(torch, "_int_mm"):
         return False
     largest_codes = torch.full((GROUP_ROWS, MIN_DIM), MAX_CODE, dtype=torch.int8)
-    return all(bool((torch._int_mm(sign * largest_codes, largest_codes.T) == sign * MIN_DIM * MAX_CODE**2).all()) for sign in (1, -1))
+    return all(
+        bool(
+            (
+                torch._int_mm(sign * largest_codes, largest_codes.T) == sign * MIN_DIM * MAX_CODE**2
+            ).all()
+        )
+        for sign in (1, -1)
+    )
 
 
 def is_int8_faster(rows: int, embedding_dim: int) -> bool:
@@ -423,7 +511,11 @@ def open_int8_codes(folder: Path) -> Int8Pass:
         DataError: If a file is missing or damaged.
     """
     codes = storage.read_array(folder / CODES, dimensions=2, kinds="i", memory_map=True)
-    return Int8Pass(codes, storage.read_array(folder / SCALES, dimensions=2), storage.read_array(folder / MEAN, dimensions=1))
+    return Int8Pass(
+        codes,
+        storage.read_array(folder / SCALES, dimensions=2),
+        storage.read_array(folder / MEAN, dimensions=1),
+    )
 
 
 def _codes_shape(vectors: np.ndarray) -> tuple[int, int]:
@@ -434,11 +526,15 @@ def _codes_shape(vectors: np.ndarray) -> tuple[int, int]:
 def _quantize(vectors: np.ndarray, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Fill the codes of vectors. Return the scales and the mean of ``Int8Pass``."""
     chunks = chunk_slices(len(vectors), CHUNK_ROWS)
-    total = sum((np.sum(vectors[chunk], 0, np.float64) for chunk in chunks), np.zeros(vectors.shape[1]))
+    total = sum(
+        (np.sum(vectors[chunk], 0, np.float64) for chunk in chunks), np.zeros(vectors.shape[1])
+    )
     mean = np.asarray(total / max(len(vectors), 1), np.float32)
     scales = np.empty((4, len(codes) // GROUP_ROWS), np.float32)
     for chunk in chunks:
-        chunk_codes, chunk_scales = _quantize_chunk(torch.from_numpy(np.array(vectors[chunk])), torch.from_numpy(mean))
+        chunk_codes, chunk_scales = _quantize_chunk(
+            torch.from_numpy(np.array(vectors[chunk])), torch.from_numpy(mean)
+        )
         codes[chunk.start : chunk.start + len(chunk_codes)] = chunk_codes.numpy()
         first_group = chunk.start // GROUP_ROWS
         scales[:, first_group : first_group + chunk_scales.shape[1]] = chunk_scales.numpy()
@@ -447,10 +543,18 @@ def _quantize(vectors: np.ndarray, codes: np.ndarray) -> tuple[np.ndarray, np.nd
 
 def _quantize_chunk(rows: Tensor, center: Tensor) -> tuple[Tensor, Tensor]:
     """Codes ``[N, D]`` of rows, padded to whole groups, and the scales ``[4, G]`` of ``Int8Pass``."""
-    shifted = torch.nn.functional.pad(rows - center, (0, 0, 0, -len(rows) % GROUP_ROWS)).view(-1, GROUP_ROWS, rows.shape[1])
+    shifted = torch.nn.functional.pad(rows - center, (0, 0, 0, -len(rows) % GROUP_ROWS)).view(
+        -1, GROUP_ROWS, rows.shape[1]
+    )
     step = shifted.abs().amax((1, 2), keepdim=True) / MAX_CODE
     step[step == 0] = 1.0
     codes = (shifted / step).round()
     rounded = codes * step
-    norms = torch.stack([(shifted - rounded).norm(dim=2), rounded.norm(dim=2), shifted.norm(dim=2) + 2 * center.norm()]).amax(2)
+    norms = torch.stack(
+        [
+            (shifted - rounded).norm(dim=2),
+            rounded.norm(dim=2),
+            shifted.norm(dim=2) + 2 * center.norm(),
+        ]
+    ).amax(2)
     return codes.to(torch.int8).flatten(0, 1), torch.cat([step[None, :, 0, 0], norms * NORM_MARGIN])

@@ -1,4 +1,6 @@
-"""LanceDB store: a table in a folder or in object storage, and a memory-mapped snapshot of its newest version for exact search."""
+"""LanceDB store: a table in a folder or in object storage, and a memory-mapped snapshot of its
+newest version for exact search.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,13 @@ from visavis import storage
 from visavis.errors import DataError, ShapeError, requires_extra
 from visavis.memory_budget import MemoryLimit
 from visavis.retrieval.items import ITEM_FIELDS, NO_FILTER, IndexItem, ItemFilter
-from visavis.retrieval.stores.arrow_tables import NUM_VECTORS, arrow_schema, arrow_table, flat_values, items_from_table
+from visavis.retrieval.stores.arrow_tables import (
+    NUM_VECTORS,
+    arrow_schema,
+    arrow_table,
+    flat_values,
+    items_from_table,
+)
 from visavis.retrieval.stores.base import (
     CHECKSUM,
     Neighbor,
@@ -62,23 +70,29 @@ VERSION_RETENTION = timedelta(minutes=10)
 
 
 class LanceStore:
-    """Items in a LanceDB table in a folder or at ``s3://BUCKET/PATH`` (credentials from ``AWS_...`` variables).
+    """Items in a LanceDB table in a folder or at ``s3://BUCKET/PATH`` (credentials from ``AWS_...``
+    variables).
 
-    Exact search reads a snapshot of the newest version. Snapshots of a local table are in its folder, others in the cache
-    folder. A change adds a part with the changed items, and small parts are merged. A missing or damaged snapshot is rebuilt.
-    The methods of ``VectorStore`` are documented there.
+    Exact search reads a snapshot of the newest version. Snapshots of a local table are in its
+    folder, others in the cache folder. A change adds a part with the changed items, and small parts
+    are merged. A missing or damaged snapshot is rebuilt. The methods of ``VectorStore`` are
+    documented there.
 
     Args:
         uri: Folder or ``s3://BUCKET/PATH``.
         embedding_dim: Dimension of the vectors of a new table. None: the table must exist.
         memory: Memory limit of a search.
-        index_id: Id of the index in hex. A table that is opened for an index and must exist keeps its version.
-        late_interaction: Which means of MaxSim a score contains, for items with several vectors. None: one vector per item.
-        verify_files: Whether to verify the snapshot by checksums, instead of by the sizes and times of its files.
+        index_id: Id of the index in hex. A table that is opened for an index and must exist keeps
+            its version.
+        late_interaction: Which means of MaxSim a score contains, for items with several vectors.
+            None: one vector per item.
+        verify_files: Whether to verify the snapshot by checksums, instead of by the sizes and times
+            of its files.
 
     Raises:
         DataError: If the table is missing and ``embedding_dim`` is None.
-        ShapeError: If the table has vectors of another dimension, or another number of vectors per item.
+        ShapeError: If the table has vectors of another dimension, or another number of vectors per
+            item.
         StorageError: If the table cannot be read or written.
         MissingExtra: If LanceDB is not installed.
     """
@@ -96,13 +110,24 @@ class LanceStore:
         os.environ.setdefault("LANCE_LOG", "error")
         with requires_extra("search", "an index"):
             import lancedb
-        self.uri, self.memory, self.index_id, self.late_interaction = str(uri), memory, index_id, late_interaction
+        self.uri, self.memory, self.index_id, self.late_interaction = (
+            str(uri),
+            memory,
+            index_id,
+            late_interaction,
+        )
         self._verify_files = verify_files
         self._keeps_version = embedding_dim is None and bool(index_id)
-        self._storage_errors = partial(store_errors, self.uri, index_id, "the table cannot be read or written", _reason)
+        self._storage_errors = partial(
+            store_errors, self.uri, index_id, "the table cannot be read or written", _reason
+        )
         self.remote = "://" in self.uri
         with self._storage_errors():
-            if embedding_dim is None and not self.remote and not os.path.isdir(Path(self.uri) / f"{TABLE}.lance"):
+            if (
+                embedding_dim is None
+                and not self.remote
+                and not os.path.isdir(Path(self.uri) / f"{TABLE}.lance")
+            ):
                 raise self._no_table()
             self._database: Any = lancedb.connect(self.uri, read_consistency_interval=timedelta(0))
             self._table = self._open_table(embedding_dim)
@@ -110,10 +135,17 @@ class LanceStore:
         if hasattr(column, "list_size") == (late_interaction is not None):
             one, several = "one vector", "several vectors"
             expected, stored = (one, several) if late_interaction is None else (several, one)
-            raise ShapeError(f"{self.uri}: expected {expected} per item, got {stored}. Pass another folder.")
-        self.embedding_dim: int = (column if late_interaction is None else column.value_type).list_size
+            raise ShapeError(
+                f"{self.uri}: expected {expected} per item, got {stored}. Pass another folder."
+            )
+        self.embedding_dim: int = (
+            column if late_interaction is None else column.value_type
+        ).list_size
         if embedding_dim not in (None, self.embedding_dim):
-            raise ShapeError(f"{self.uri}: expected vectors of dimension {embedding_dim}, got {self.embedding_dim}. Pass another folder.")
+            raise ShapeError(
+                f"{self.uri}: expected vectors of dimension {embedding_dim}, got "
+                f"{self.embedding_dim}. Pass another folder."
+            )
         self._batch_rows = BATCH_ROWS if late_interaction is None else BATCH_SETS
         self._snapshot: tuple[str, TableSnapshot] | None = None
 
@@ -129,7 +161,9 @@ class LanceStore:
             return self._database.create_table(TABLE, schema=schema, exist_ok=True)
 
     def _no_table(self) -> DataError:
-        return DataError(f"{self.uri}: expected a table of items, got none. Run visavis index to create it.")
+        return DataError(
+            f"{self.uri}: expected a table of items, got none. Run visavis index to create it."
+        )
 
     def add(self, items: Sequence[IndexItem], vectors: ItemVectors) -> None:
         """Add or replace items, see ``VectorStore.add``."""
@@ -137,7 +171,11 @@ class LanceStore:
         items, vectors = validated(items, vectors, self.embedding_dim)
         if items:
             with self._change():
-                merge = self._table.merge_insert("key").when_matched_update_all().when_not_matched_insert_all()
+                merge = (
+                    self._table.merge_insert("key")
+                    .when_matched_update_all()
+                    .when_not_matched_insert_all()
+                )
                 merge.execute(arrow_table(self.index_id, items, vectors))
 
     def delete(self, keys: Sequence[str]) -> None:
@@ -147,7 +185,9 @@ class LanceStore:
             with self._change():
                 self._table.delete(f"key IN ({quoted})")
 
-    def search(self, queries: Queries, top: int, item_filter: ItemFilter = NO_FILTER) -> list[list[Neighbor]]:
+    def search(
+        self, queries: Queries, top: int, item_filter: ItemFilter = NO_FILTER
+    ) -> list[list[Neighbor]]:
         """Find the items with the highest scores, see ``VectorStore.search``."""
         return self.snapshot().search(queries, top, item_filter)
 
@@ -180,11 +220,15 @@ class LanceStore:
         return self.snapshot().digest
 
     def verify(self) -> None:
-        """Verify the table and the snapshot, see ``VectorStore.verify``. A damaged snapshot is rebuilt."""
+        """Verify the table and the snapshot, see ``VectorStore.verify``. A damaged snapshot is
+        rebuilt.
+        """
         several = [] if self.late_interaction is None else [NUM_VECTORS]
         with self._storage_errors():
             table, row_ids, _ = self._read_checksums()
-            for _, batch in self._read_rows(table, np.sort(row_ids), [*ITEM_FIELDS, CHECKSUM, *several, "vector"]):
+            for _, batch in self._read_rows(
+                table, np.sort(row_ids), [*ITEM_FIELDS, CHECKSUM, *several, "vector"]
+            ):
                 self._verify(batch.drop_columns("vector"), self._vectors_of(batch))
         self._snapshot, self._verify_files = None, True
         self.snapshot()
@@ -200,7 +244,9 @@ class LanceStore:
 
     @contextmanager
     def _change(self) -> Iterator[None]:
-        """Compact the table after this change if it is due. The versions count the changes, because most processes make a single one."""
+        """Compact the table after this change if it is due. The versions count the changes, because
+        most processes make a single one.
+        """
         with self._storage_errors():
             before = self._table.version
             yield
@@ -221,7 +267,9 @@ class LanceStore:
         Raises:
             StorageError: If the snapshot cannot be written, or the table is damaged.
         """
-        if self._snapshot is not None and (self._keeps_version or self._snapshot[0] == self._version()):
+        if self._snapshot is not None and (
+            self._keeps_version or self._snapshot[0] == self._version()
+        ):
             return self._snapshot[1]
         folder = self._snapshot_folder()
         with storage.folder_lock(folder, wait=True):
@@ -241,7 +289,9 @@ class LanceStore:
         return snapshot
 
     def _open_snapshot(self, folder: Path, in_full: bool) -> TableSnapshot | None:
-        """The snapshot that was written with a part. None if it does not exist, or is damaged, and then its part is removed."""
+        """The snapshot that was written with a part. None if it does not exist, or is damaged, and
+        then its part is removed.
+        """
         if not os.path.exists(folder):
             return None
         damaged = folder
@@ -259,9 +309,20 @@ class LanceStore:
 
     def _open_older_snapshot(self, folder: Path, in_full: bool) -> TableSnapshot | None:
         """The newest intact snapshot of an older version."""
-        names = [path.name for path in folder.iterdir() if re.fullmatch(r"\d+-\d+", path.name)] if os.path.isdir(folder) else []
+        names = (
+            [path.name for path in folder.iterdir() if re.fullmatch(r"\d+-\d+", path.name)]
+            if os.path.isdir(folder)
+            else []
+        )
         newest_first = sorted(names, key=lambda name: [-int(number) for number in name.split("-")])
-        return next((snapshot for name in newest_first if (snapshot := self._open_snapshot(folder / name, in_full)) is not None), None)
+        return next(
+            (
+                snapshot
+                for name in newest_first
+                if (snapshot := self._open_snapshot(folder / name, in_full)) is not None
+            ),
+            None,
+        )
 
     def _write_snapshot(self, folder: Path, older: TableSnapshot | None) -> None:
         """Write a part with the items that the kept parts of an older snapshot do not have."""
@@ -275,7 +336,15 @@ class LanceStore:
             hashes = file_hashes(part)
             names = tuple(old.name for old, _ in kept)
             digest = StoreDigest.from_checksums(checksums)
-            PartDescription(self.index_id, folder.name, hashes, file_stats(part, hashes), names, digest, max_norm).write(part)
+            PartDescription(
+                self.index_id,
+                folder.name,
+                hashes,
+                file_stats(part, hashes),
+                names,
+                digest,
+                max_norm,
+            ).write(part)
 
     def _read_checksums(self) -> tuple[Any, np.ndarray, np.ndarray]:
         """The newest version of the table, and the id and checksum of each of its rows."""
@@ -284,7 +353,9 @@ class LanceStore:
         rows = table.search().select([CHECKSUM]).with_row_id(True).to_arrow()
         return table, rows["_rowid"].to_numpy(), rows[CHECKSUM].to_numpy()
 
-    def _read_rows(self, table: Any, row_ids: np.ndarray, columns: Sequence[str]) -> Iterator[tuple[np.ndarray, pa.Table]]:
+    def _read_rows(
+        self, table: Any, row_ids: np.ndarray, columns: Sequence[str]
+    ) -> Iterator[tuple[np.ndarray, pa.Table]]:
         """Batches of rows and their ids."""
         for start in range(0, max(len(row_ids), 1), self._batch_rows):
             ids = row_ids[start : start + self._batch_rows].tolist()
@@ -299,24 +370,41 @@ class LanceStore:
         return VectorSets(rows, np.concatenate([[0], np.cumsum(batch[NUM_VECTORS].to_numpy())]))
 
     def _write_part(self, part: Path, table: Any, row_ids: np.ndarray) -> float | None:
-        """Write items in the order of keys, their vectors, and codes or pooled vectors if these are faster. Return the maximum norm."""
+        """Write items in the order of keys, their vectors, and codes or pooled vectors if these are
+        faster. Return the maximum norm.
+        """
         import pyarrow as pa
 
         row_ids, batch_rows = np.sort(row_ids), self._batch_rows
         several = [] if self.late_interaction is None else [NUM_VECTORS]
-        batches = [batch for _, batch in self._read_rows(table, row_ids, [*ITEM_FIELDS, CHECKSUM, *several])]
-        items = pa.concat_tables(batches).append_column("_row", pa.array(np.arange(len(row_ids)))).sort_by("key").combine_chunks()
+        batches = [
+            batch
+            for _, batch in self._read_rows(table, row_ids, [*ITEM_FIELDS, CHECKSUM, *several])
+        ]
+        items = (
+            pa.concat_tables(batches)
+            .append_column("_row", pa.array(np.arange(len(row_ids))))
+            .sort_by("key")
+            .combine_chunks()
+        )
         row_of = np.argsort(items["_row"].to_numpy())
         items = items.drop_columns("_row")
-        with pa.OSFile(str(part / ITEMS_FILE), "wb") as file, pa.ipc.new_file(file, items.schema) as writer:
+        with (
+            pa.OSFile(str(part / ITEMS_FILE), "wb") as file,
+            pa.ipc.new_file(file, items.schema) as writer,
+        ):
             writer.write_table(items)
         counts = items[NUM_VECTORS].to_numpy() if several else np.ones(len(items), np.int64)
         offsets = np.concatenate([[0], np.cumsum(counts)])
-        storage.create_array(part / VECTORS_FILE, shape=(int(offsets[-1]), self.embedding_dim), dtype="float32")
+        storage.create_array(
+            part / VECTORS_FILE, shape=(int(offsets[-1]), self.embedding_dim), dtype="float32"
+        )
         vectors = np.lib.format.open_memmap(part / VECTORS_FILE, mode="r+")
         sets = VectorSets(vectors, offsets)
         for ids, batch in self._read_rows(table, row_ids, ["vector"]):
-            vectors[sets.rows_of(row_of[np.searchsorted(row_ids, ids)])] = flat_values(batch["vector"]).reshape(-1, self.embedding_dim)
+            vectors[sets.rows_of(row_of[np.searchsorted(row_ids, ids)])] = flat_values(
+                batch["vector"]
+            ).reshape(-1, self.embedding_dim)
         item_vectors: ItemVectors = sets if several else vectors
         for start in range(0, len(items), batch_rows):
             self._verify(items.slice(start, batch_rows), item_vectors[start : start + batch_rows])
@@ -332,7 +420,9 @@ class LanceStore:
         verify_rows(self.uri, self.index_id, items.to_pylist(), vectors)
 
     def _version(self) -> str:
-        """Number and time of the newest version. The time distinguishes it from that of a deleted table, which also started at 1."""
+        """Number and time of the newest version. The time distinguishes it from that of a deleted
+        table, which also started at 1.
+        """
         with self._storage_errors():
             newest = max(self._table.list_versions(), key=lambda version: version["version"])
         return f"{newest['version']}-{int(newest['timestamp'].timestamp() * 1e6)}"
@@ -342,24 +432,47 @@ class LanceStore:
         if not self.remote and os.access(self.uri, os.W_OK):
             return Path(self.uri) / SNAPSHOT_FOLDER
         name = self.uri if self.remote else os.path.realpath(self.uri)
-        return storage.cache_folder() / SNAPSHOT_FOLDER / hashlib.sha256(name.encode()).hexdigest()[:16]
+        return (
+            storage.cache_folder()
+            / SNAPSHOT_FOLDER
+            / hashlib.sha256(name.encode()).hexdigest()[:16]
+        )
 
 
-def _kept_parts(parts: Sequence[SnapshotPart], checksums: np.ndarray) -> tuple[list[tuple[SnapshotPart, np.ndarray]], np.ndarray]:
-    """Parts that the next snapshot keeps, with which of their rows it still contains, and which rows of the table a new part needs.
+def _kept_parts(
+    parts: Sequence[SnapshotPart], checksums: np.ndarray
+) -> tuple[list[tuple[SnapshotPart, np.ndarray]], np.ndarray]:
+    """Parts that the next snapshot keeps, with which of their rows it still contains, and which
+    rows of the table a new part needs.
 
-    A part is merged into the new one if it is small, has at most twice as many rows, or half of its rows are removed. So the number of parts
-    grows with the logarithm of the number of items, and so does the number of times that a row is written.
+    A part is merged into the new one if it is small, has at most twice as many rows, or half of its
+    rows are removed. So the number of parts grows with the logarithm of the number of items, and so
+    does the number of times that a row is written.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    kept, is_new, num_new = list[tuple[SnapshotPart, np.ndarray]](), np.ones(len(checksums), bool), len(checksums)
+    kept, is_new, num_new = (
+        list[tuple[SnapshotPart, np.ndarray]](),
+        np.ones(len(checksums), bool),
+        len(checksums),
+    )
     stored = [part.table[CHECKSUM].to_numpy() for part in parts]
-    # Row of the table with the checksum of each row of the parts, which is a hash of the whole row. -1: it was removed.
-    found = pc.index_in(pa.array(np.concatenate([*stored, np.empty(0, np.int64)])), value_set=pa.array(checksums)).fill_null(-1).to_numpy()
+    # Row of the table with the checksum of each row of the parts, which is a hash of the whole row.
+    # -1: it was removed.
+    found = (
+        pc.index_in(
+            pa.array(np.concatenate([*stored, np.empty(0, np.int64)])),
+            value_set=pa.array(checksums),
+        )
+        .fill_null(-1)
+        .to_numpy()
+    )
     rows = np.split(found, np.cumsum([len(own) for own in stored])[:-1]) if parts else []
-    rows = [own if part.live is None else np.where(part.live, own, -1) for part, own in zip(parts, rows, strict=True)]
+    rows = [
+        own if part.live is None else np.where(part.live, own, -1)
+        for part, own in zip(parts, rows, strict=True)
+    ]
     num_new -= sum(int((own >= 0).sum()) for own in rows)
     for part, own in sorted(zip(parts, rows, strict=True), key=lambda pair: (pair[1] >= 0).sum()):
         live = own >= 0
@@ -371,7 +484,9 @@ def _kept_parts(parts: Sequence[SnapshotPart], checksums: np.ndarray) -> tuple[l
     return kept, is_new
 
 
-def _with_starts(kept: Sequence[tuple[SnapshotPart, np.ndarray]]) -> Iterator[tuple[int, np.ndarray]]:
+def _with_starts(
+    kept: Sequence[tuple[SnapshotPart, np.ndarray]],
+) -> Iterator[tuple[int, np.ndarray]]:
     """The first row of each part, and which rows are live."""
     start = 0
     for _, live in kept:
@@ -388,7 +503,9 @@ def _remove_stale_parts(folder: Path, names: Sequence[str]) -> None:
 
 
 def _write_sets(folder: Path, sets: VectorSets) -> None:
-    """Write the offsets of items with several vectors, and pooled vectors for a first pass in large collections."""
+    """Write the offsets of items with several vectors, and pooled vectors for a first pass in large
+    collections.
+    """
     storage.write_array(folder / OFFSETS_FILE, sets.offsets)
     if len(sets) >= MIN_ITEMS:
         pooled = pool_vectors(sets, POOLED_VECTORS)
@@ -400,4 +517,6 @@ def _reason(error: BaseException) -> str:
     """The essential part of an error message of LanceDB."""
     text = str(error).strip() or type(error).__name__
     message = re.search(r"<Message>(.*?)</Message>", text)
-    return (message[1] if message else text.splitlines()[0].split(", location:")[0]).rstrip(".")[:200]
+    return (message[1] if message else text.splitlines()[0].split(", location:")[0]).rstrip(".")[
+        :200
+    ]

@@ -1,11 +1,14 @@
 """Top-k search by late interaction (MaxSim) in items with several vectors.
 
-With cosines s of the query vectors w with the vectors r of an item, the score is ``mean_w max_r s`` ("t2i"), ``mean_r max_w s``
-("i2t"), or the mean of both ("both"). Search has up to three passes:
+With cosines s of the query vectors w with the vectors r of an item, the score is ``mean_w max_r s``
+("t2i"), ``mean_r max_w s`` ("i2t"), or the mean of both ("both"). Search has up to three passes:
 
-1. Candidates: scores of a few pooled vectors per item, if the collection is large. This pass may miss a result.
-2. Scores of the candidates in float32, with an error bound that excludes all items that cannot be among the best.
-3. Scores of the remaining items, summed in float64 and rounded to float32. Equal scores are in the order of items.
+1. Candidates: scores of a few pooled vectors per item, if the collection is large. This pass may
+   miss a result.
+2. Scores of the candidates in float32, with an error bound that excludes all items that cannot be
+   among the best.
+3. Scores of the remaining items, summed in float64 and rounded to float32. Equal scores are in the
+   order of items.
 
 Without pooled vectors, the second pass reads all items, and the result is exact.
 """
@@ -46,14 +49,24 @@ class MaxSimSearch:
     Args:
         sets: Unit vectors of the items.
         direction: Which means the score contains.
-        pooled: Pooled vectors of the items for the first pass, see ``pool_vectors``. None: exact search.
+        pooled: Pooled vectors of the items for the first pass, see ``pool_vectors``. None: exact
+            search.
         memory: Memory limit of blocks of scores.
     """
 
-    def __init__(self, sets: VectorSets, direction: MaxSimDirection, *, pooled: VectorSets | None = None, memory: MemoryLimit = None):
+    def __init__(
+        self,
+        sets: VectorSets,
+        direction: MaxSimDirection,
+        *,
+        pooled: VectorSets | None = None,
+        memory: MemoryLimit = None,
+    ):
         self.sets, self.direction, self.pooled, self.memory = sets, direction, pooled, memory
 
-    def search(self, queries: Sequence[MaxSimQuery], top: int, mask: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def search(
+        self, queries: Sequence[MaxSimQuery], top: int, mask: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Find the items with the highest scores.
 
         Args:
@@ -62,8 +75,8 @@ class MaxSimSearch:
             mask: Items that may be returned, bool, shape ``[N]``. None: all.
 
         Returns:
-            Scores and items, both of shape ``[Q, K]``, best first, equal scores in the order of items. K is the smaller of ``top``
-            and the number of items.
+            Scores and items, both of shape ``[Q, K]``, best first, equal scores in the order of
+            items. K is the smaller of ``top`` and the number of items.
 
         Raises:
             ShapeError: If the vectors of a query have another dimension, or are not finite.
@@ -73,21 +86,31 @@ class MaxSimSearch:
             for part in query.parts:
                 validate_queries(part, top, self.sets.rows.shape[1])
                 if not len(part):
-                    raise ShapeError("queries: expected at least one vector per part, got none. Remove the empty part.")
+                    raise ShapeError(
+                        "queries: expected at least one vector per part, got none. Remove the "
+                        "empty part."
+                    )
         rows = np.arange(len(self.sets)) if mask is None else np.flatnonzero(mask)
         top = min(top, len(rows))
         results = [self._search_one(query, top, rows) for query in queries] if top else []
-        scores, items = np.empty((len(queries), top), np.float32), np.empty((len(queries), top), np.int64)
+        scores, items = (
+            np.empty((len(queries), top), np.float32),
+            np.empty((len(queries), top), np.int64),
+        )
         for number, (best_scores, best_items) in enumerate(results):
             scores[number], items[number] = best_scores, best_items
         return scores, items
 
-    def _search_one(self, query: MaxSimQuery, top: int, items: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _search_one(
+        self, query: MaxSimQuery, top: int, items: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         if self.pooled is not None:
             items = self.candidates(query, max(MIN_CANDIDATES, CANDIDATES_PER_RESULT * top), items)
         scores = self.scores(query, items)
         # A product of two unit vectors sums D terms, and a mean sums at most one term per vector.
-        num_terms = self.sets.rows.shape[1] + max(*map(len, query.parts), int(self.sets.counts.max()))
+        num_terms = self.sets.rows.shape[1] + max(
+            *map(len, query.parts), int(self.sets.counts.max())
+        )
         error = 2 * num_terms * UNIT_ROUNDOFF * MAX_NORM**2
         items = items[scores >= np.partition(scores, -top)[-top] - 2 * error]
         exact = self.exact_scores(items, query)
@@ -122,7 +145,9 @@ class MaxSimSearch:
         """
         return self.scores(query, items, dtype=torch.float64).astype(np.float32)
 
-    def scores(self, query: MaxSimQuery, items: np.ndarray, *, dtype: torch.dtype = torch.float32) -> np.ndarray:
+    def scores(
+        self, query: MaxSimQuery, items: np.ndarray, *, dtype: torch.dtype = torch.float32
+    ) -> np.ndarray:
         """Score items.
 
         Args:
@@ -140,26 +165,38 @@ class MaxSimSearch:
         is_dense = 2 * len(items) > len(self.sets)
         selected = np.arange(len(self.sets)) if is_dense else items
         dim = self.sets.rows.shape[1]
-        max_rows = max(min(CHUNK_ROWS, budget_bytes(self.memory, "cpu") // (8 * (dim + 2 * len(vectors)))), 1)
+        max_rows = max(
+            min(CHUNK_ROWS, budget_bytes(self.memory, "cpu") // (8 * (dim + 2 * len(vectors)))), 1
+        )
         chunk_items = max(max_rows // max(int(self.sets.counts.max()), 1), 1)
         blocks = [
-            self._score_block(self.sets[chunk] if is_dense else self.sets[selected[chunk]], vectors, query)
+            self._score_block(
+                self.sets[chunk] if is_dense else self.sets[selected[chunk]], vectors, query
+            )
             for chunk in chunk_slices(len(selected), chunk_items)
         ]
         scores: np.ndarray = torch.cat(blocks).numpy()
         return scores[items] if is_dense else scores
 
     def _score_block(self, sets: VectorSets, vectors: Tensor, query: MaxSimQuery) -> Tensor:
-        # The vectors of an item are adjacent in a row of this product, so that their maximum is fast.
+        # The vectors of an item are adjacent in a row of this product, so that their maximum is
+        # fast.
         products = vectors @ shared_tensor(sets.rows).to(vectors.dtype).T
         total, lengths = products.new_zeros(len(sets)), [len(part) for part in query.parts]
         factor = 0.5 if self.direction == "both" else 1.0
         if self.direction != "i2t":
-            for weight, best in zip(query.weights, _reduce_items(products, sets, "max").split(lengths), strict=True):
+            for weight, best in zip(
+                query.weights, _reduce_items(products, sets, "max").split(lengths), strict=True
+            ):
                 total += factor * weight * best.mean(0)
         if self.direction != "t2i":
             for weight, part in zip(query.weights, products.split(lengths), strict=True):
-                total += factor * weight * _reduce_items(part.amax(0, keepdim=True), sets, "sum")[0] / torch.from_numpy(sets.counts)
+                total += (
+                    factor
+                    * weight
+                    * _reduce_items(part.amax(0, keepdim=True), sets, "sum")[0]
+                    / torch.from_numpy(sets.counts)
+                )
         return total
 
 
@@ -174,7 +211,8 @@ def _reduce_items(values: Tensor, sets: VectorSets, operation: str) -> Tensor:
 
 
 def pool_vectors(sets: VectorSets, count: int) -> VectorSets:
-    """Replace the vectors of each item by means of similar ones, by spherical k-means within the item.
+    """Replace the vectors of each item by means of similar ones, by spherical k-means within the
+    item.
 
     Args:
         sets: Unit vectors of the items.
@@ -192,12 +230,16 @@ def pool_vectors(sets: VectorSets, count: int) -> VectorSets:
             items = group[chunk]
             vectors = torch.from_numpy(np.array(sets[items].rows)).view(len(items), size, -1)
             pooled = vectors if size <= count else _cluster_means(vectors, count)
-            rows[(offsets[items][:, None] + np.arange(pooled.shape[1])).ravel()] = pooled.flatten(0, 1).numpy()
+            rows[(offsets[items][:, None] + np.arange(pooled.shape[1])).ravel()] = pooled.flatten(
+                0, 1
+            ).numpy()
     return VectorSets(rows, offsets)
 
 
 def _cluster_means(vectors: Tensor, count: int) -> Tensor:
-    """Unit means ``[N, count, D]`` of clusters of the vectors ``[N, n, D]`` of each item. The first centers are far from each other."""
+    """Unit means ``[N, count, D]`` of clusters of the vectors ``[N, n, D]`` of each item. The first
+    centers are far from each other.
+    """
     batch = torch.arange(len(vectors))
     centers = [unit_rows(vectors.mean(1))]
     nearest = torch.full(vectors.shape[:2], -torch.inf)
@@ -206,7 +248,9 @@ def _cluster_means(vectors: Tensor, count: int) -> Tensor:
         centers.append(vectors[batch, nearest.argmin(1)])
     means = torch.stack(centers[1:], 1)
     for _ in range(POOLING_STEPS):
-        members = torch.nn.functional.one_hot((vectors @ means.mT).argmax(-1), count).to(vectors.dtype)
+        members = torch.nn.functional.one_hot((vectors @ means.mT).argmax(-1), count).to(
+            vectors.dtype
+        )
         sums = members.mT @ vectors
         # A cluster without members keeps its center.
         means = torch.where(members.sum(1)[..., None] > 0, unit_rows(sums), means)

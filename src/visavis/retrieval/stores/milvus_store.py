@@ -52,22 +52,26 @@ _open_stores = Counter[str]()
 
 
 class MilvusStore:
-    """Items in a collection of Milvus at ``http(s)://HOST:PORT`` (token from ``MILVUS_TOKEN``) or in ``FILE.db`` of Milvus Lite.
+    """Items in a collection of Milvus at ``http(s)://HOST:PORT`` (token from ``MILVUS_TOKEN``) or
+    in ``FILE.db`` of Milvus Lite.
 
-    A file that is opened for an index is read and verified as a whole, and searched in memory. On a server, each result is
-    verified and scored again in float64. The index FLAT makes a search exact. Conditions that Milvus cannot
-    express are checked here. A change of more than ``BATCH_ITEMS`` items is atomic per request of that size. The methods of
-    ``VectorStore`` are documented there.
+    A file that is opened for an index is read and verified as a whole, and searched in memory. On a
+    server, each result is verified and scored again in float64. The index FLAT makes a search
+    exact. Conditions that Milvus cannot express are checked here. A change of more than
+    ``BATCH_ITEMS`` items is atomic per request of that size. The methods of ``VectorStore`` are
+    documented there.
 
     Args:
         uri: Address of a server, or a file.
         collection: Name of the collection.
-        embedding_dim: Dimension of the vectors of a new collection. None: the collection must exist.
+        embedding_dim: Dimension of the vectors of a new collection. None: the collection must
+            exist.
         memory: Memory limit of a search.
         index_id: Id of the index in hex.
 
     Raises:
-        DataError: If the collection is missing and ``embedding_dim`` is None, or the collection has other fields.
+        DataError: If the collection is missing and ``embedding_dim`` is None, or the collection has
+            other fields.
         ShapeError: If the collection has vectors of another dimension.
         StorageError: If Milvus cannot be reached or fails.
         MissingExtra: If pymilvus is not installed.
@@ -86,11 +90,21 @@ class MilvusStore:
         with requires_extra("milvus", "an index in Milvus"):
             from pymilvus import MilvusClient
         logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
-        self.uri, self.collection, self.memory, self.index_id = str(uri), collection, memory, index_id
-        self._storage_errors = partial(store_errors, self.uri, index_id, "the Milvus store cannot be used", _reason)
+        self.uri, self.collection, self.memory, self.index_id = (
+            str(uri),
+            collection,
+            memory,
+            index_id,
+        )
+        self._storage_errors = partial(
+            store_errors, self.uri, index_id, "the Milvus store cannot be used", _reason
+        )
         is_file = "://" not in self.uri
         self._is_in_memory = is_file and bool(index_id)
-        missing = DataError(f"{self.uri}: expected a collection {collection!r}, got none. Run visavis index to create it.")
+        missing = DataError(
+            f"{self.uri}: expected a collection {collection!r}, got none. Run visavis index to "
+            "create it."
+        )
         if is_file and embedding_dim is None and not os.path.exists(self.uri):
             raise missing
         with self._storage_errors():
@@ -111,14 +125,21 @@ class MilvusStore:
                 raise missing
             self._create_collection(embedding_dim)
         self._client.load_collection(self.collection)
-        fields = {field["name"]: field for field in self._client.describe_collection(self.collection)["fields"]}
+        fields = {
+            field["name"]: field
+            for field in self._client.describe_collection(self.collection)["fields"]
+        }
         if not {"id", "vector", *FIELDS} <= fields.keys():
             raise DataError(
-                f"{self.uri}: expected a collection made by visavis, got {self.collection!r} with other fields. Pass another name."
+                f"{self.uri}: expected a collection made by visavis, got {self.collection!r} with "
+                "other fields. Pass another name."
             )
         self.embedding_dim = int(fields["vector"]["params"]["dim"])
         if embedding_dim not in (None, self.embedding_dim):
-            raise ShapeError(f"{self.uri}: expected vectors of dimension {embedding_dim}, got {self.embedding_dim}. Pass another store.")
+            raise ShapeError(
+                f"{self.uri}: expected vectors of dimension {embedding_dim}, got "
+                f"{self.embedding_dim}. Pass another store."
+            )
 
     def _create_collection(self, embedding_dim: int) -> None:
         from pymilvus import DataType
@@ -131,16 +152,27 @@ class MilvusStore:
             schema.add_field(name, DataType.INT64)
         for name in ("start", "end"):
             schema.add_field(name, DataType.DOUBLE, nullable=True)
-        schema.add_field("metadata", DataType.ARRAY, element_type=DataType.VARCHAR, max_capacity=4096, max_length=65535)
+        schema.add_field(
+            "metadata",
+            DataType.ARRAY,
+            element_type=DataType.VARCHAR,
+            max_capacity=4096,
+            max_length=65535,
+        )
         schema.add_field("vector", DataType.FLOAT_VECTOR, dim=embedding_dim)
         index = self._client.prepare_index_params()
         index.add_index("vector", index_type="FLAT", metric_type="IP")
-        self._client.create_collection(self.collection, schema=schema, index_params=index, consistency_level="Strong")
+        self._client.create_collection(
+            self.collection, schema=schema, index_params=index, consistency_level="Strong"
+        )
 
     def add(self, items: Sequence[IndexItem], vectors: ItemVectors) -> None:
         """Add or replace items, see ``VectorStore.add``."""
         items, vectors = validated_items(items, vectors, self.embedding_dim)
-        rows = [item.to_row() | {"id": _id(item.key), "vector": vector} for item, vector in zip(items, vectors, strict=True)]
+        rows = [
+            item.to_row() | {"id": _id(item.key), "vector": vector}
+            for item, vector in zip(items, vectors, strict=True)
+        ]
         rows = [row | {CHECKSUM: row_checksum(self.index_id, row, row["vector"])} for row in rows]
         self.__dict__.pop("_contents", None)
         with self._storage_errors():
@@ -155,17 +187,23 @@ class MilvusStore:
             for chunk in chunk_slices(len(ids), BATCH_ITEMS):
                 self._client.delete(self.collection, ids=ids[chunk])
 
-    def search(self, queries: Queries, top: int, item_filter: ItemFilter = NO_FILTER) -> list[list[Neighbor]]:
+    def search(
+        self, queries: Queries, top: int, item_filter: ItemFilter = NO_FILTER
+    ) -> list[list[Neighbor]]:
         """Find the items with the highest inner products, see ``VectorStore.search``."""
         assert isinstance(queries, np.ndarray)
         validate_queries(queries, top, self.embedding_dim)
         if self._is_in_memory:
             return self._contents.search(queries, top, item_filter)
-        return [self._search_one(query, top, item_filter) for query in np.ascontiguousarray(queries, np.float32)]
+        return [
+            self._search_one(query, top, item_filter)
+            for query in np.ascontiguousarray(queries, np.float32)
+        ]
 
     def _search_one(self, query: np.ndarray, top: int, item_filter: ItemFilter) -> list[Neighbor]:
-        # Milvus rounds scores and orders equal ones arbitrarily. Fetch more results until the last fetched score is clearly
-        # below the k-th exact one. Beyond the limit of Milvus, rank all items that its filter returns.
+        # Milvus rounds scores and orders equal ones arbitrarily. Fetch more results until the last
+        # fetched score is clearly below the k-th exact one. Beyond the limit of Milvus, rank all
+        # items that its filter returns.
         limit = top + TIE_MARGIN
         while limit <= MAX_RESULTS:
             with self._storage_errors():
@@ -182,23 +220,31 @@ class MilvusStore:
             ranked = self._rank(query, rows, item_filter)
             max_norm = max((float(np.linalg.norm(row["vector"])) for row in rows), default=0.0)
             score_error = SCORE_TOLERANCE * max_norm * float(np.linalg.norm(query))
-            if len(rows) < limit or (len(ranked) >= top and hits[-1]["distance"] < ranked[top - 1].score - score_error):
+            if len(rows) < limit or (
+                len(ranked) >= top and hits[-1]["distance"] < ranked[top - 1].score - score_error
+            ):
                 return ranked[:top]
             limit *= 4
         return self._rank(query, list(self._iterate(item_filter, ["vector"])), item_filter)[:top]
 
-    def _rank(self, query: np.ndarray, rows: Sequence[dict[str, Any]], item_filter: ItemFilter) -> list[Neighbor]:
+    def _rank(
+        self, query: np.ndarray, rows: Sequence[dict[str, Any]], item_filter: ItemFilter
+    ) -> list[Neighbor]:
         """The rows that match the filter, by exact score, equal scores in the order of keys."""
         rows = [row for row in rows if item_filter.matches(IndexItem.from_row(row))]
         vectors = self._verified_vectors(rows)
-        neighbors = map(Neighbor, (row["key"] for row in rows), exact_scores(vectors, query).tolist())
+        neighbors = map(
+            Neighbor, (row["key"] for row in rows), exact_scores(vectors, query).tolist()
+        )
         return sorted(neighbors, key=lambda neighbor: (-neighbor.score, neighbor.key))
 
     def get(self, keys: Sequence[str]) -> dict[str, IndexItem]:
         """Read some items, see ``VectorStore.get``."""
         if self._is_in_memory:
             return self._contents.get(keys)
-        items = {row["key"]: IndexItem.from_row(row) for rows in self._fetch(keys, []) for row in rows}
+        items = {
+            row["key"]: IndexItem.from_row(row) for rows in self._fetch(keys, []) for row in rows
+        }
         return {key: items[key] for key in keys if key in items}
 
     def table(self) -> pa.Table:
@@ -218,28 +264,45 @@ class MilvusStore:
         by_key = dict[str, np.ndarray]()
         for rows in self._fetch(keys, ["vector"]):
             by_key |= zip((row["key"] for row in rows), self._verified_vectors(rows), strict=True)
-        return np.array([by_key[key] for key in keys], np.float32).reshape(len(keys), self.embedding_dim)
+        return np.array([by_key[key] for key in keys], np.float32).reshape(
+            len(keys), self.embedding_dim
+        )
 
-    def _fetch(self, keys: Sequence[str], extra_fields: list[str]) -> Iterator[list[dict[str, Any]]]:
+    def _fetch(
+        self, keys: Sequence[str], extra_fields: list[str]
+    ) -> Iterator[list[dict[str, Any]]]:
         """Rows of the keys, in batches."""
         ids = sorted(set(map(_id, keys)))
         for chunk in chunk_slices(len(ids), BATCH_ITEMS):
             with self._storage_errors():
-                rows: list[dict[str, Any]] = self._client.get(self.collection, ids[chunk], output_fields=[*FIELDS, *extra_fields])
+                rows: list[dict[str, Any]] = self._client.get(
+                    self.collection, ids[chunk], output_fields=[*FIELDS, *extra_fields]
+                )
             yield rows
 
     def all_vectors(self) -> ItemVectors:
         """Read the vectors of all items, see ``VectorStore.all_vectors``."""
-        return self._contents.all_vectors if self._is_in_memory else self.vectors(self.table()["key"].to_pylist())
+        return (
+            self._contents.all_vectors
+            if self._is_in_memory
+            else self.vectors(self.table()["key"].to_pylist())
+        )
 
     def count(self, item_filter: ItemFilter = NO_FILTER) -> int:
         """Count items, see ``VectorStore.count``."""
         if self._is_in_memory:
             return self._contents.count(item_filter)
         if item_filter:
-            return sum(item_filter.matches(IndexItem.from_row(row)) for row in self._iterate(item_filter, []))
+            return sum(
+                item_filter.matches(IndexItem.from_row(row))
+                for row in self._iterate(item_filter, [])
+            )
         with self._storage_errors():
-            return int(self._client.query(self.collection, output_fields=["count(*)"], consistency_level="Strong")[0]["count(*)"])
+            return int(
+                self._client.query(
+                    self.collection, output_fields=["count(*)"], consistency_level="Strong"
+                )[0]["count(*)"]
+            )
 
     def digest(self) -> StoreDigest:
         """Summarize all items and vectors, see ``VectorStore.digest``."""
@@ -257,17 +320,25 @@ class MilvusStore:
         """All items and their vectors, verified."""
         rows = sorted(self._iterate(NO_FILTER, ["vector"]), key=lambda row: row["key"])
         vectors = self._verified_vectors(rows)
-        return TableSnapshot([SnapshotPart(table_from_rows(rows), vectors, ExactSearch(vectors, memory=self.memory))])
+        return TableSnapshot(
+            [SnapshotPart(table_from_rows(rows), vectors, ExactSearch(vectors, memory=self.memory))]
+        )
 
     def _verified_vectors(self, rows: Sequence[dict[str, Any]]) -> np.ndarray:
         """Vectors of rows, after a check of their checksums."""
         with self._storage_errors():
-            vectors = np.array([row["vector"] for row in rows], np.float32).reshape(-1, self.embedding_dim)
+            vectors = np.array([row["vector"] for row in rows], np.float32).reshape(
+                -1, self.embedding_dim
+            )
             verify_rows(self.uri, self.index_id, rows, vectors)
         return vectors
 
-    def _iterate(self, item_filter: ItemFilter, extra_fields: list[str]) -> Iterator[dict[str, Any]]:
-        """All items that the filter of Milvus matches, which may be more than ``item_filter`` matches."""
+    def _iterate(
+        self, item_filter: ItemFilter, extra_fields: list[str]
+    ) -> Iterator[dict[str, Any]]:
+        """All items that the filter of Milvus matches, which may be more than ``item_filter``
+        matches.
+        """
         with self._storage_errors():
             pages = self._client.query_iterator(
                 self.collection,
@@ -294,7 +365,8 @@ class MilvusStore:
 
 
 def milvus_filter(item_filter: ItemFilter) -> str:
-    """Write the conditions that Milvus can express. All matching items satisfy the result, and possibly others.
+    """Write the conditions that Milvus can express. All matching items satisfy the result, and
+    possibly others.
 
     Args:
         item_filter: Conditions on the items.
@@ -312,12 +384,18 @@ def milvus_filter(item_filter: ItemFilter) -> str:
         start, end = _PLAIN.match(literals[0]), _PLAIN.fullmatch(literals[-1])
         prefix = start[0].partition("_")[0] if start else ""
         conditions += [f'path like "{prefix}%"'] if prefix else []
-        conditions += [f'path like "%{literals[-1]}"'] if end and literals[-1] and "_" not in literals[-1] else []
+        conditions += (
+            [f'path like "%{literals[-1]}"']
+            if end and literals[-1] and "_" not in literals[-1]
+            else []
+        )
     if item_filter.kind is not None:
         conditions.append(f'kind == "{item_filter.kind}"')
     for comparison, time_ns in ((">=", item_filter.after), ("<=", item_filter.before)):
         if time_ns is not None:
-            conditions.append(f"modified_ns {comparison} {max(-MAX_INT64, min(time_ns, MAX_INT64))}")
+            conditions.append(
+                f"modified_ns {comparison} {max(-MAX_INT64, min(time_ns, MAX_INT64))}"
+            )
     tags = [metadata_tag(name, value) for name, value in item_filter.metadata.items()]
     conditions += [f'array_contains(metadata, "{tag}")' for tag in tags if _PLAIN.fullmatch(tag)]
     return " and ".join(conditions)

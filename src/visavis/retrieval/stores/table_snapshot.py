@@ -1,7 +1,8 @@
 """Snapshot of a table of items: immutable parts on disk, which are mapped for exact search.
 
-A part is a folder with items in the order of keys and their vectors. The newest part lists the older parts that the snapshot also contains,
-and their items that were removed since. So a change writes only the changed items, and a killed process leaves the previous snapshot.
+A part is a folder with items in the order of keys and their vectors. The newest part lists the
+older parts that the snapshot also contains, and their items that were removed since. So a change
+writes only the changed items, and a killed process leaves the previous snapshot.
 """
 
 from __future__ import annotations
@@ -24,27 +25,44 @@ from visavis.memory_budget import MemoryLimit
 from visavis.retrieval.items import NO_FILTER, IndexItem, ItemFilter
 from visavis.retrieval.stores.arrow_tables import find_keys, items_from_table, matching_rows
 from visavis.retrieval.stores.base import CHECKSUM, Neighbor, StoreDigest
-from visavis.retrieval.stores.exact_search import CODES, ExactSearch, open_int8_codes, supports_int8_matmul
+from visavis.retrieval.stores.exact_search import (
+    CODES,
+    ExactSearch,
+    open_int8_codes,
+    supports_int8_matmul,
+)
 from visavis.retrieval.stores.maxsim_search import MaxSimSearch
-from visavis.retrieval.stores.vector_sets import ItemVectors, Queries, VectorSets, concatenate_vectors
+from visavis.retrieval.stores.vector_sets import (
+    ItemVectors,
+    Queries,
+    VectorSets,
+    concatenate_vectors,
+)
 from visavis.types import MaxSimDirection
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-ITEMS_FILE, VECTORS_FILE, REMOVED_FILE, CHECKSUMS_FILE = "items.arrow", "vectors.npy", "removed.npy", "checksums.json"
+ITEMS_FILE, VECTORS_FILE, REMOVED_FILE, CHECKSUMS_FILE = (
+    "items.arrow",
+    "vectors.npy",
+    "removed.npy",
+    "checksums.json",
+)
 OFFSETS_FILE, POOLED_FILE, POOLED_OFFSETS_FILE = "offsets.npy", "pooled.npy", "pooled_offsets.npy"
 
 
 @dataclass(frozen=True)
 class PartDescription:
-    """Content of ``checksums.json``: origin and files of a part, and the older parts of the snapshot that was written with it.
+    """Content of ``checksums.json``: origin and files of a part, and the older parts of the
+    snapshot that was written with it.
 
     Attributes:
         index_id: Id of the index.
         version: Version of the table, the name of the folder.
         files: SHA-256 by file name.
-        file_stats: Size in bytes and time of change in ns of each file when its SHA-256 was verified last.
+        file_stats: Size in bytes and time of change in ns of each file when its SHA-256 was
+            verified last.
         parts: Older parts of the snapshot.
         digest: Items of the snapshot. None: an earlier version wrote the part.
         max_norm: Upper bound of the norms of the vectors of the part. None: unknown.
@@ -70,13 +88,20 @@ class PartDescription:
             The description.
 
         Raises:
-            DataError: If it is damaged or missing, the part belongs to another table, or other files are in the folder.
+            DataError: If it is damaged or missing, the part belongs to another table, or other
+                files are in the folder.
         """
         if not os.path.isdir(folder):
             raise DataError("it is missing.")
-        description: PartDescription | None = storage.read_checksummed_json(folder / CHECKSUMS_FILE, cls, error=DataError)
+        description: PartDescription | None = storage.read_checksummed_json(
+            folder / CHECKSUMS_FILE, cls, error=DataError
+        )
         names = {path.name for path in folder.iterdir()} - {CHECKSUMS_FILE}
-        if description is None or (description.index_id, description.version) != (index_id, folder.name) or names != set(description.files):
+        if (
+            description is None
+            or (description.index_id, description.version) != (index_id, folder.name)
+            or names != set(description.files)
+        ):
             raise DataError("it belongs to another table, or a file is missing.")
         return description
 
@@ -119,7 +144,11 @@ def file_stats(folder: Path, names: Sequence[str] | dict[str, str]) -> dict[str,
     Returns:
         Size and time by name.
     """
-    return {name: (status.st_size, status.st_mtime_ns) for name in names for status in [os.stat(folder / name)]}
+    return {
+        name: (status.st_size, status.st_mtime_ns)
+        for name in names
+        for status in [os.stat(folder / name)]
+    }
 
 
 def file_hashes(folder: Path) -> dict[str, str]:
@@ -154,7 +183,11 @@ class SnapshotPart:
 
     @classmethod
     def open(
-        cls, folder: Path, description: PartDescription, memory: MemoryLimit, late_interaction: MaxSimDirection | None
+        cls,
+        folder: Path,
+        description: PartDescription,
+        memory: MemoryLimit,
+        late_interaction: MaxSimDirection | None,
     ) -> SnapshotPart:
         """Map the files of a part.
 
@@ -174,14 +207,39 @@ class SnapshotPart:
         rows: np.ndarray = storage.read_array(folder / VECTORS_FILE, dimensions=2, memory_map=True)
         # Everything is opened now: another process may remove the files of this version later.
         if late_interaction is None:
-            coarse = open_int8_codes(folder) if os.path.exists(folder / CODES) and supports_int8_matmul() else None
-            log_debug(__name__, "exact search in %d vectors, %s", len(rows), "int8 codes first" if coarse else "float32")
-            return cls(table, rows, ExactSearch(rows, coarse=coarse, memory=memory, max_norm=description.max_norm), folder.name)
-        sets, pooled = VectorSets(rows, storage.read_array(folder / OFFSETS_FILE, dimensions=1, kinds="i")), None
+            coarse = (
+                open_int8_codes(folder)
+                if os.path.exists(folder / CODES) and supports_int8_matmul()
+                else None
+            )
+            log_debug(
+                __name__,
+                "exact search in %d vectors, %s",
+                len(rows),
+                "int8 codes first" if coarse else "float32",
+            )
+            return cls(
+                table,
+                rows,
+                ExactSearch(rows, coarse=coarse, memory=memory, max_norm=description.max_norm),
+                folder.name,
+            )
+        sets, pooled = (
+            VectorSets(rows, storage.read_array(folder / OFFSETS_FILE, dimensions=1, kinds="i")),
+            None,
+        )
         if os.path.exists(folder / POOLED_FILE):
             pooled_rows = storage.read_array(folder / POOLED_FILE, dimensions=2, memory_map=True)
-            pooled = VectorSets(pooled_rows, storage.read_array(folder / POOLED_OFFSETS_FILE, dimensions=1, kinds="i"))
-        return cls(table, sets, MaxSimSearch(sets, late_interaction, pooled=pooled, memory=memory), folder.name)
+            pooled = VectorSets(
+                pooled_rows,
+                storage.read_array(folder / POOLED_OFFSETS_FILE, dimensions=1, kinds="i"),
+            )
+        return cls(
+            table,
+            sets,
+            MaxSimSearch(sets, late_interaction, pooled=pooled, memory=memory),
+            folder.name,
+        )
 
     @cached_property
     def keys(self) -> pa.Array:
@@ -228,7 +286,9 @@ class SnapshotPart:
             Their rows, -1 for keys that are not in the snapshot, int64, shape ``[n]``.
         """
         rows = find_keys(self.keys, keys)
-        return rows if self.live is None or not len(self.live) else np.where(self.live[rows], rows, -1)
+        return (
+            rows if self.live is None or not len(self.live) else np.where(self.live[rows], rows, -1)
+        )
 
 
 class TableSnapshot:
@@ -249,7 +309,11 @@ class TableSnapshot:
 
     @classmethod
     def open(
-        cls, folder: Path, description: PartDescription, memory: MemoryLimit = None, late_interaction: MaxSimDirection | None = None
+        cls,
+        folder: Path,
+        description: PartDescription,
+        memory: MemoryLimit = None,
+        late_interaction: MaxSimDirection | None = None,
     ) -> TableSnapshot:
         """Open the snapshot that was written with a part.
 
@@ -265,7 +329,10 @@ class TableSnapshot:
         Raises:
             DataError: If a part is missing or damaged.
         """
-        descriptions = [(name, PartDescription.read(folder.parent / name, description.index_id)) for name in description.parts]
+        descriptions = [
+            (name, PartDescription.read(folder.parent / name, description.index_id))
+            for name in description.parts
+        ]
         parts = [
             SnapshotPart.open(folder.parent / name, older, memory, late_interaction)
             for name, older in [*descriptions, (folder.name, description)]
@@ -280,19 +347,29 @@ class TableSnapshot:
                     part.live[rows] = False
         return snapshot
 
-    def search(self, queries: Queries, top: int, item_filter: ItemFilter = NO_FILTER) -> list[list[Neighbor]]:
+    def search(
+        self, queries: Queries, top: int, item_filter: ItemFilter = NO_FILTER
+    ) -> list[list[Neighbor]]:
         """Find the items with the highest scores, see ``VectorStore.search``."""
         recent_rows, found = dict[str, int](), list[list[list[Neighbor]]]()
         for part, start in zip(self.parts, self._starts, strict=False):
             scores, rows = part.vector_search.search(queries, top, part.mask(item_filter))  # type: ignore[arg-type]
             keys = part.keys.take(rows.ravel()).to_pylist()
             recent_rows |= zip(keys, (rows.ravel() + start).tolist(), strict=True)
-            neighbors, (num_queries, count) = list(map(Neighbor, keys, scores.ravel().tolist())), rows.shape
-            found.append([neighbors[query * count : (query + 1) * count] for query in range(num_queries)])
+            neighbors, (num_queries, count) = (
+                list(map(Neighbor, keys, scores.ravel().tolist())),
+                rows.shape,
+            )
+            found.append(
+                [neighbors[query * count : (query + 1) * count] for query in range(num_queries)]
+            )
         self._recent_rows = recent_rows
         if len(found) == 1:
             return found[0]
-        return [list(islice(merge(*lists, key=lambda near: (-near.score, near.key)), top)) for lists in zip(*found, strict=True)]
+        return [
+            list(islice(merge(*lists, key=lambda near: (-near.score, near.key)), top))
+            for lists in zip(*found, strict=True)
+        ]
 
     def _find(self, keys: Sequence[str]) -> np.ndarray:
         """Rows of keys, -1 for unknown ones, int64, shape ``[n]``."""
@@ -307,7 +384,11 @@ class TableSnapshot:
     def get(self, keys: Sequence[str]) -> dict[str, IndexItem]:
         """Read some items, see ``VectorStore.get``."""
         rows = self._find(keys)
-        items = [item for part, own in zip(self.parts, self._split(rows), strict=True) for item in items_from_table(part.table.take(own))]
+        items = [
+            item
+            for part, own in zip(self.parts, self._split(rows), strict=True)
+            for item in items_from_table(part.table.take(own))
+        ]
         by_key = {item.key: item for item in items}
         return {key: by_key[key] for key in keys if key in by_key}
 
@@ -317,7 +398,9 @@ class TableSnapshot:
         if (rows < 0).any():
             raise KeyError(keys[int(np.argmax(rows < 0))])
         # Indexing with a list copies from the map.
-        vectors = concatenate_vectors([part.vectors[own] for part, own in zip(self.parts, self._split(rows), strict=True)])
+        vectors = concatenate_vectors(
+            [part.vectors[own] for part, own in zip(self.parts, self._split(rows), strict=True)]
+        )
         order = np.argsort(np.searchsorted(self._starts, rows, "right"), kind="stable")
         return vectors[np.argsort(order)]
 
@@ -333,7 +416,11 @@ class TableSnapshot:
 
         if len(self.parts) == 1:
             return self.parts[0].live_table
-        return pa.concat_tables([part.live_table for part in self.parts]).sort_by("key").combine_chunks()
+        return (
+            pa.concat_tables([part.live_table for part in self.parts])
+            .sort_by("key")
+            .combine_chunks()
+        )
 
     @property
     def all_vectors(self) -> ItemVectors:
@@ -343,8 +430,12 @@ class TableSnapshot:
 
         if len(self.parts) == 1:
             return self.parts[0].live_vectors
-        keys = pa.chunked_array([chunk for part in self.parts for chunk in part.live_table["key"].chunks])
-        return concatenate_vectors([part.live_vectors for part in self.parts])[pc.sort_indices(keys).to_numpy()]
+        keys = pa.chunked_array(
+            [chunk for part in self.parts for chunk in part.live_table["key"].chunks]
+        )
+        return concatenate_vectors([part.live_vectors for part in self.parts])[
+            pc.sort_indices(keys).to_numpy()
+        ]
 
     def count(self, item_filter: ItemFilter = NO_FILTER) -> int:
         """Count items, see ``VectorStore.count``."""

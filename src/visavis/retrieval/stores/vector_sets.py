@@ -40,14 +40,21 @@ class VectorSets:
             All items.
         """
         offsets = np.concatenate([[0], np.cumsum([len(array) for array in arrays], dtype=np.int64)])
-        rows = np.concatenate([np.asarray(array, np.float32) for array in arrays]) if arrays else np.empty((0, 0), np.float32)
+        rows = (
+            np.concatenate([np.asarray(array, np.float32) for array in arrays])
+            if arrays
+            else np.empty((0, 0), np.float32)
+        )
         return cls(rows, offsets.astype(np.int64))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     def __iter__(self) -> Iterator[np.ndarray]:
-        return (self.rows[start:stop] for start, stop in zip(self.offsets, self.offsets[1:], strict=False))
+        return (
+            self.rows[start:stop]
+            for start, stop in zip(self.offsets, self.offsets[1:], strict=False)
+        )
 
     def __getitem__(self, items: slice | Sequence[int] | np.ndarray) -> VectorSets:
         if isinstance(items, slice):
@@ -71,7 +78,9 @@ class VectorSets:
         """
         counts = self.counts[items]
         ends = np.cumsum(counts)
-        rows: np.ndarray = np.repeat(self.offsets[items] - (ends - counts), counts) + np.arange(counts.sum())
+        rows: np.ndarray = np.repeat(self.offsets[items] - (ends - counts), counts) + np.arange(
+            counts.sum()
+        )
         return rows
 
     @property
@@ -99,7 +108,8 @@ def concatenate_vectors(parts: Sequence[ItemVectors]) -> ItemVectors:
     """Join the vectors of items.
 
     Args:
-        parts: Vectors of some items, at least one part. All parts have one vector per item, or all have several.
+        parts: Vectors of some items, at least one part. All parts have one vector per item, or all
+            have several.
 
     Returns:
         The vectors of all items. A single part is returned without a copy.
@@ -108,7 +118,11 @@ def concatenate_vectors(parts: Sequence[ItemVectors]) -> ItemVectors:
         return parts[0]
     rows = np.concatenate([part.rows if isinstance(part, VectorSets) else part for part in parts])
     counts = [part.counts for part in parts if isinstance(part, VectorSets)]
-    return VectorSets(rows, np.concatenate([[0], np.cumsum(np.concatenate(counts))])) if counts else rows
+    return (
+        VectorSets(rows, np.concatenate([[0], np.cumsum(np.concatenate(counts))]))
+        if counts
+        else rows
+    )
 
 
 @dataclass(frozen=True)
@@ -134,7 +148,10 @@ class MaxSimQuery:
             The query.
         """
         total = sum(abs(weight) for weight, _ in parts)
-        return cls(tuple(weight / total for weight, _ in parts), tuple(np.ascontiguousarray(vectors, np.float32) for _, vectors in parts))
+        return cls(
+            tuple(weight / total for weight, _ in parts),
+            tuple(np.ascontiguousarray(vectors, np.float32) for _, vectors in parts),
+        )
 
 
 Queries: TypeAlias = np.ndarray | Sequence[MaxSimQuery]

@@ -1,4 +1,5 @@
-"""Tracking of a training: metrics, alerts and retrieved images of each validation, sent to the trackers of the recipe.
+"""Tracking of a training: metrics, alerts and retrieved images of each validation, sent to the
+trackers of the recipe.
 
 A tracker that fails never ends a training. A resumed training continues the run of each tracker.
 """
@@ -63,7 +64,9 @@ class Tracker(ABC):
         """Import the package, and start or continue the run."""
 
     @abstractmethod
-    def log(self, step: int, metrics: Mapping[str, float], alerts: Sequence[str], examples: Examples) -> None:
+    def log(
+        self, step: int, metrics: Mapping[str, float], alerts: Sequence[str], examples: Examples
+    ) -> None:
         """Log a validation.
 
         Args:
@@ -90,7 +93,9 @@ class TensorBoardTracker(Tracker):
 
         self.writer: Any = SummaryWriter(self.folder.tensorboard)
 
-    def log(self, step: int, metrics: Mapping[str, float], alerts: Sequence[str], examples: Examples) -> None:
+    def log(
+        self, step: int, metrics: Mapping[str, float], alerts: Sequence[str], examples: Examples
+    ) -> None:
         for name, value in metrics.items():
             self.writer.add_scalar(name, value, step)
         for name, (caption, image) in examples.items():
@@ -122,8 +127,13 @@ class WandbTracker(Tracker):
             settings=self.wandb.Settings(console="off"),  # it would copy the output of the program
         )
 
-    def log(self, step: int, metrics: Mapping[str, float], alerts: Sequence[str], examples: Examples) -> None:
-        images = {name: self.wandb.Image(image, caption=caption) for name, (caption, image) in examples.items()}
+    def log(
+        self, step: int, metrics: Mapping[str, float], alerts: Sequence[str], examples: Examples
+    ) -> None:
+        images = {
+            name: self.wandb.Image(image, caption=caption)
+            for name, (caption, image) in examples.items()
+        }
         self.run.log({**metrics, **images}, step=step)
         for alert in alerts:
             self.run.alert(ALERT_TITLE, alert, level="WARN", wait_duration=NO_WAIT_S)
@@ -141,22 +151,31 @@ class MlflowTracker(Tracker):
         self.client: Any = MlflowClient()
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
         experiment = self.client.get_experiment_by_name(name)
-        experiment_id = self.client.create_experiment(name) if experiment is None else experiment.experiment_id
+        experiment_id = (
+            self.client.create_experiment(name) if experiment is None else experiment.experiment_id
+        )
         # MLflow chooses its ids, so a tag identifies the run.
         runs = self.client.search_runs([experiment_id], f"tags.visavis_run = '{self.run_id}'")
         if runs:
             self.mlflow_id = runs[0].info.run_id
             self.client.update_run(self.mlflow_id, status="RUNNING")
         else:
-            run = self.client.create_run(experiment_id, tags={"visavis_run": self.run_id}, run_name=self.folder.path.name)
+            run = self.client.create_run(
+                experiment_id, tags={"visavis_run": self.run_id}, run_name=self.folder.path.name
+            )
             self.mlflow_id = run.info.run_id
             self.client.log_dict(self.mlflow_id, self.settings, "recipe.json")
 
-    def log(self, step: int, metrics: Mapping[str, float], alerts: Sequence[str], examples: Examples) -> None:
+    def log(
+        self, step: int, metrics: Mapping[str, float], alerts: Sequence[str], examples: Examples
+    ) -> None:
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        self.client.log_batch(self.mlflow_id, metrics=[Metric(name, value, now, step) for name, value in metrics.items()])
+        self.client.log_batch(
+            self.mlflow_id,
+            metrics=[Metric(name, value, now, step) for name, value in metrics.items()],
+        )
         for name, (_, image) in examples.items():
             self.client.log_image(self.mlflow_id, image, key=name, step=step)
         if alerts:
@@ -174,10 +193,22 @@ class TrackioTracker(Tracker):
 
         self.trackio: Any = trackio
         name = f"{self.folder.path.name}-{self.run_id}"  # trackio resumes a run by its name
-        self.run = self.trackio.init(PROJECT, name=name, config=self.settings, resume="allow", auto_log_gpu=False, auto_log_cpu=False)
+        self.run = self.trackio.init(
+            PROJECT,
+            name=name,
+            config=self.settings,
+            resume="allow",
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
 
-    def log(self, step: int, metrics: Mapping[str, float], alerts: Sequence[str], examples: Examples) -> None:
-        images = {name: self.trackio.Image(image, caption=caption) for name, (caption, image) in examples.items()}
+    def log(
+        self, step: int, metrics: Mapping[str, float], alerts: Sequence[str], examples: Examples
+    ) -> None:
+        images = {
+            name: self.trackio.Image(image, caption=caption)
+            for name, (caption, image) in examples.items()
+        }
         self.run.log({**metrics, **images}, step=step)
         for alert in alerts:
             self.run.alert(ALERT_TITLE, alert, step=step)
@@ -219,7 +250,9 @@ def check_trackers(recipe: Recipe) -> None:
     """
     for name in recipe.training.track:
         package = importlib.util.find_spec(name)
-        if package is None or package.origin is None:  # a folder of this name, such as the one that wandb writes, has no origin
+        if (
+            package is None or package.origin is None
+        ):  # a folder of this name, such as the one that wandb writes, has no origin
             raise MissingExtra(name, name, f'training.track = ["{name}"]')
 
 
@@ -239,7 +272,8 @@ class Tracking:
 
     @contextmanager
     def open(self, names: Sequence[str], log: Sequence[LogValues]) -> Iterator[None]:
-        """Open trackers, and log the validations that they do not have yet, such as those after a lost connection.
+        """Open trackers, and log the validations that they do not have yet, such as those after a
+        lost connection.
 
         Args:
             names: Names of the trackers.
@@ -252,7 +286,9 @@ class Tracking:
         self.runs = runs or {}
         for name in names if runs is not None else ():
             run = self.runs.setdefault(name, {"id": uuid4().hex[:12], "step": -1})
-            tracker = self._call(name, partial(TRACKERS[name], self.folder, run["id"], self.settings))
+            tracker = self._call(
+                name, partial(TRACKERS[name], self.folder, run["id"], self.settings)
+            )
             if tracker is not None:
                 self.trackers[name] = tracker
         finished = False
@@ -267,9 +303,18 @@ class Tracking:
 
     def _read_runs(self) -> dict[str, TrackerRun]:
         path = self.folder.trackers
-        return storage.read_json(path, dict[str, TrackerRun], error=RunError) if os.path.exists(path) else {}
+        return (
+            storage.read_json(path, dict[str, TrackerRun], error=RunError)
+            if os.path.exists(path)
+            else {}
+        )
 
-    def log(self, row: LogValues, alerts: Sequence[str] = (), make_examples: Callable[[], Examples] = dict) -> None:
+    def log(
+        self,
+        row: LogValues,
+        alerts: Sequence[str] = (),
+        make_examples: Callable[[], Examples] = dict,
+    ) -> None:
         """Log a validation, unless a tracker has logged its step before.
 
         Args:
@@ -277,19 +322,28 @@ class Tracking:
             alerts: New alerts.
             make_examples: Makes images of retrieved examples.
         """
-        new = [name for name in self.trackers if name not in self.failed and self.runs[name]["step"] < row["step"]]
+        new = [
+            name
+            for name in self.trackers
+            if name not in self.failed and self.runs[name]["step"] < row["step"]
+        ]
         if not new:
             return
         examples = self._call("retrieved images", make_examples) or {}
         for name in new:
             self.runs[name]["step"] = row["step"]
-        # Before the trackers: a training that is killed between both may lose a step, and never logs one twice.
+        # Before the trackers: a training that is killed between both may lose a step, and never
+        # logs one twice.
         self._call("trackers", partial(storage.write_json, self.folder.trackers, self.runs))
         for name in new:
-            self._call(name, partial(self.trackers[name].log, row["step"], _numbers(row), alerts, examples))
+            self._call(
+                name, partial(self.trackers[name].log, row["step"], _numbers(row), alerts, examples)
+            )
 
     def _call(self, name: str, call: Callable[[], Any]) -> Any:
-        """Call a tracker that has not failed before, without its output, because stdout is for our results."""
+        """Call a tracker that has not failed before, without its output, because stdout is for our
+        results.
+        """
         if name in self.failed:
             return None
         try:
@@ -297,7 +351,10 @@ class Tracking:
                 return call()
         except Exception as error:  # noqa: BLE001 - a package for tracking can raise anything, also without a connection
             self.failed.add(name)
-            self.progress.message(f"training.track: {name} has failed and is not called again. The training continues. {error}")
+            self.progress.message(
+                f"training.track: {name} has failed and is not called again. The training "
+                f"continues. {error}"
+            )
         return None
 
 
@@ -321,7 +378,8 @@ RELEVANT, OTHER = "#2a9d4a", "white"  # border
 def retrieved_images(
     matcher: Matcher, visual: Encoded, text: Encoded, data: Dataset, memory: MemoryLimit = None
 ) -> dict[str, tuple[str, Image]]:
-    """Draw the best-scored images of three captions, the best one first. The border of a relevant image is green.
+    """Draw the best-scored images of three captions, the best one first. The border of a relevant
+    image is green.
 
     Args:
         matcher: Model. Of a model that ranks in two stages, the first stage is shown.
@@ -341,14 +399,18 @@ def retrieved_images(
     top = scores.float().topk(min(NUM_IMAGES, len(data.images)), dim=0).indices.T
     return {
         f"retrieved/caption_{number}": (data.captions[caption], _draw(data, caption, images))
-        for number, (caption, images) in enumerate(zip(captions.tolist(), top.tolist(), strict=True), 1)
+        for number, (caption, images) in enumerate(
+            zip(captions.tolist(), top.tolist(), strict=True), 1
+        )
     }
 
 
 def _draw(data: Dataset, caption: int, images: list[int]) -> Image:
     canvas = new_image("RGB", (NUM_IMAGES * IMAGE_SIDE, TEXT_HEIGHT + IMAGE_SIDE), "white")
     lines = textwrap.wrap(data.captions[caption], 80, max_lines=2, placeholder=" ...")
-    ImageDraw.Draw(canvas).multiline_text((BORDER, BORDER), "\n".join(lines), fill="black", font=ImageFont.load_default(14))
+    ImageDraw.Draw(canvas).multiline_text(
+        (BORDER, BORDER), "\n".join(lines), fill="black", font=ImageFont.load_default(14)
+    )
     side = IMAGE_SIDE - 2 * BORDER
     for position, number in enumerate(images):
         image = ImageOps.pad(data.images[number].open(), (side, side), color="white")

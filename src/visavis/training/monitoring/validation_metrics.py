@@ -1,6 +1,8 @@
-"""Validation metrics besides recall: losses, similarities, gradients, and health metrics such as hubness and collapse.
+"""Validation metrics besides recall: losses, similarities, gradients, and health metrics such as
+hubness and collapse.
 
-Similarities and shares of queries with a gradient are the curves of figures 3 and 4 of the Unified paper.
+Similarities and shares of queries with a gradient are the curves of figures 3 and 4 of the Unified
+paper.
 """
 
 from __future__ import annotations
@@ -47,11 +49,17 @@ def similarities(scores: Tensor, targets: Targets) -> dict[str, Tensor]:
     """
     scores = scores.float()
     masked = scores.masked_fill(~targets.negative, float("-inf"))
-    curves = {"positive": scores[targets.positive], "hardest_i2t": masked.amax(1), "hardest_t2i": masked.amax(0)}
+    curves = {
+        "positive": scores[targets.positive],
+        "hardest_i2t": masked.amax(1),
+        "hardest_t2i": masked.amax(0),
+    }
     return {name: values[values > float("-inf")] for name, values in curves.items()}
 
 
-def score_gradients(objective: Objective, scores: Tensor, targets: Targets) -> Iterator[tuple[Direction, Tensor, Targets]]:
+def score_gradients(
+    objective: Objective, scores: Tensor, targets: Targets
+) -> Iterator[tuple[Direction, Tensor, Targets]]:
     """Differentiate the summed terms of each direction with respect to the scores.
 
     Args:
@@ -62,15 +70,22 @@ def score_gradients(objective: Objective, scores: Tensor, targets: Targets) -> I
     Yields:
         The direction, the derivatives, shape ``[Q, C]``, and the targets of the direction.
     """
-    blocks: dict[Direction, tuple[Tensor, Targets]] = {"i2t": (scores, targets), "t2i": (scores.T, targets.T)}
+    blocks: dict[Direction, tuple[Tensor, Targets]] = {
+        "i2t": (scores, targets),
+        "t2i": (scores.T, targets.T),
+    }
     for direction, (block, block_targets) in blocks.items():
         with torch.enable_grad():
             leaf = block.detach().float().requires_grad_()
-            (gradient,) = torch.autograd.grad(objective.terms(*objective.prepare(leaf, block_targets)).sum(), leaf)
+            (gradient,) = torch.autograd.grad(
+                objective.terms(*objective.prepare(leaf, block_targets)).sum(), leaf
+            )
         yield direction, gradient, block_targets
 
 
-def queries_with_gradient(objective: Objective, scores: Tensor, targets: Targets) -> dict[str, Tensor]:
+def queries_with_gradient(
+    objective: Objective, scores: Tensor, targets: Targets
+) -> dict[str, Tensor]:
     """Determine which queries with a negative receive a gradient.
 
     Args:
@@ -82,7 +97,9 @@ def queries_with_gradient(objective: Objective, scores: Tensor, targets: Targets
         "gradient_i2t" and "gradient_t2i": 1 or 0 for each query with a negative.
     """
     return {
-        f"gradient_{direction}": (gradient.abs().amax(1) > MIN_GRADIENT)[block_targets.negative.any(1)].float()
+        f"gradient_{direction}": (gradient.abs().amax(1) > MIN_GRADIENT)[
+            block_targets.negative.any(1)
+        ].float()
         for direction, gradient, block_targets in score_gradients(objective, scores, targets)
     }
 
@@ -94,7 +111,8 @@ def summarize(batches: Iterable[dict[str, Tensor]]) -> dict[str, float]:
         batches: Values of each batch, by name.
 
     Returns:
-        ``<name>_mean`` and ``<name>_std``. Of "loss" and "gradient_*" only the mean, under the name itself.
+        ``<name>_mean`` and ``<name>_std``. Of "loss" and "gradient_*" only the mean, under the name
+        itself.
     """
     columns: dict[str, list[Tensor]] = {}
     for batch in batches:
@@ -103,8 +121,14 @@ def summarize(batches: Iterable[dict[str, Tensor]]) -> dict[str, float]:
     summary: dict[str, float] = {}
     for name, parts in columns.items():
         values = torch.cat(parts)
-        mean, std = (values.mean().item(), values.std(unbiased=False).item()) if len(values) else (0.0, 0.0)
-        summary |= {name: mean} if name == "loss" or name.startswith("gradient") else {f"{name}_mean": mean, f"{name}_std": std}
+        mean, std = (
+            (values.mean().item(), values.std(unbiased=False).item()) if len(values) else (0.0, 0.0)
+        )
+        summary |= (
+            {name: mean}
+            if name == "loss" or name.startswith("gradient")
+            else {f"{name}_mean": mean, f"{name}_std": std}
+        )
     return summary
 
 
@@ -123,10 +147,11 @@ def collapsed_loss(objective: Objective, scores: Tensor, targets: Targets) -> fl
 
 
 def effective_rank(items: Encoded) -> float:
-    """Compute the effective rank of unit vectors: the exponential of the entropy of their Gram eigenvalues.
+    """Compute the effective rank of unit vectors: the exponential of the entropy of their Gram
+    eigenvalues.
 
-    It is 1 for identical vectors and N for N orthogonal ones. N vectors of mean cosine c near 1 have about
-    1 + (1 - c) log N. An item with several vectors counts by their mean.
+    It is 1 for identical vectors and N for N orthogonal ones. N vectors of mean cosine c near 1
+    have about 1 + (1 - c) log N. An item with several vectors counts by their mean.
 
     Args:
         items: Encoded items, of which the first 128 are used.
@@ -143,12 +168,23 @@ def effective_rank(items: Encoded) -> float:
     """
     parts = items.vectors.values() if isinstance(items.vectors, dict) else [items.vectors]
     first = [part[:MAX_RANK_ITEMS].double() for part in parts]
-    unit = unit_rows(torch.cat([part.flatten(1, -2).mean(1) if part.dim() > 2 else part for part in first], 1).cpu())
+    unit = unit_rows(
+        torch.cat(
+            [part.flatten(1, -2).mean(1) if part.dim() > 2 else part for part in first], 1
+        ).cpu()
+    )
     eigenvalues = torch.linalg.eigvalsh(unit @ unit.T / len(unit)).clamp(min=0)
     return round(torch.special.entr(eigenvalues).sum().exp().item(), 6)
 
 
-def batch_health(objective: Objective, visual: Encoded, text: Encoded, scores: Tensor, targets: Targets, loss: Tensor) -> dict[str, float]:
+def batch_health(
+    objective: Objective,
+    visual: Encoded,
+    text: Encoded,
+    scores: Tensor,
+    targets: Targets,
+    loss: Tensor,
+) -> dict[str, float]:
     """Compute the health metrics of one encoded batch.
 
     Args:
@@ -170,11 +206,14 @@ def batch_health(objective: Objective, visual: Encoded, text: Encoded, scores: T
     }
 
 
-def false_negative_share(objective: Objective, scores: Tensor, targets: Targets, batch: Batch) -> dict[str, Any]:
+def false_negative_share(
+    objective: Objective, scores: Tensor, targets: Targets, batch: Batch
+) -> dict[str, Any]:
     """Compute the share of the separating gradient that falls on matching pairs.
 
-    A pair matches if the image has a caption with the same words, if the ids are equal where targets go by position, or
-    if its relevance is as high as that of the positive where the supervision supplies relevance.
+    A pair matches if the image has a caption with the same words, if the ids are equal where
+    targets go by position, or if its relevance is as high as that of the positive where the
+    supervision supplies relevance.
 
     Args:
         objective: Objective.
@@ -183,7 +222,8 @@ def false_negative_share(objective: Objective, scores: Tensor, targets: Targets,
         batch: Batch of the scores.
 
     Returns:
-        "false_negative_share" over both directions, and "false_negative_evidence", what matches were derived from.
+        "false_negative_share" over both directions, and "false_negative_evidence", what matches
+        were derived from.
     """
     matches, evidence = _same_words(batch).to(scores.device), ["the words of the captions"]
     if not torch.equal(targets.query_ids, batch.image_ids.to(scores.device)):
@@ -191,14 +231,19 @@ def false_negative_share(objective: Objective, scores: Tensor, targets: Targets,
         evidence.append("the ids of the images")
     if targets.relevance is not None:
         relevance = targets.pairwise("relevance")
-        matches |= relevance >= relevance.masked_fill(~targets.positive, -math.inf).amax(1, keepdim=True)
+        matches |= relevance >= relevance.masked_fill(~targets.positive, -math.inf).amax(
+            1, keepdim=True
+        )
         evidence.append("relevance")
     total = wrong = 0.0
     for direction, gradient, block_targets in score_gradients(objective, scores, targets):
         push = gradient.clamp(min=0) * block_targets.negative
         total += push.sum().item()
         wrong += (push * (matches if direction == "i2t" else matches.T)).sum().item()
-    return {"false_negative_share": wrong / total if total else 0.0, "false_negative_evidence": " or ".join(evidence)}
+    return {
+        "false_negative_share": wrong / total if total else 0.0,
+        "false_negative_evidence": " or ".join(evidence),
+    }
 
 
 def hubness(result: Evaluation, data: Dataset) -> dict[str, Any]:
@@ -209,23 +254,26 @@ def hubness(result: Evaluation, data: Dataset) -> dict[str, Any]:
         data: Validation split.
 
     Returns:
-        By ``<direction>_<key>``. top_item: the candidate that most queries rank first, and top_item_share of these
-        queries. num_hubs: 1 % of the candidates, and hub_share of the queries that rank one of the most retrieved
-        ``num_hubs`` candidates first.
+        By ``<direction>_<key>``. top_item: the candidate that most queries rank first, and
+        top_item_share of these queries. num_hubs: 1 % of the candidates, and hub_share of the
+        queries that rank one of the most retrieved ``num_hubs`` candidates first.
 
     Source:
         k-occurrence, Radovanovic, Nanopoulos and Ivanovic (2010), with k = 1.
     """
     assert result.top_texts is not None and result.top_images is not None
     images = [image.name for image in data.images]
-    return _occurrence("i2t", result.top_texts, data.captions) | _occurrence("t2i", result.top_images, images)
+    return _occurrence("i2t", result.top_texts, data.captions) | _occurrence(
+        "t2i", result.top_images, images
+    )
 
 
 @torch.no_grad()
 def validation_metrics(
     matcher: Matcher, loss: PairLoss, supervision: Supervision, loader: Loader, recipe: Recipe
 ) -> tuple[dict[str, float], dict[str, Any]]:
-    """Measure a model on the first batches of a fixed schedule. The model is left in evaluation mode.
+    """Measure a model on the first batches of a fixed schedule. The model is left in evaluation
+    mode.
 
     Args:
         matcher: Model.
@@ -235,11 +283,14 @@ def validation_metrics(
         recipe: Recipe, whose ``training.metric_batches`` is the number of batches.
 
     Returns:
-        Mean loss, similarities and shares of queries with a gradient, and the health metrics of the first batch.
+        Mean loss, similarities and shares of queries with a gradient, and the health metrics of the
+        first batch.
     """
     matcher.eval()
     device, batches, health = device_of(matcher), list[dict[str, Any]](), dict[str, Any]()
-    for batch in loader.epoch(0, stop=recipe.training.metric_batches, training=False, device=device):
+    for batch in loader.epoch(
+        0, stop=recipe.training.metric_batches, training=False, device=device
+    ):
         visual, text = matcher.encode_visual(batch.visual), matcher.encode_text(batch.text)
         targets = supervision.targets(visual, text, batch).to(device)
         visual, text = matcher.first_stage_items(visual), matcher.first_stage_items(text)
@@ -247,20 +298,33 @@ def validation_metrics(
         with evaluation_mode(loss):  # a loss in training mode gathers over processes
             value = loss(visual, text, targets=targets)
         logits = loss.logits(scores)
-        # The loss sums over Matryoshka dimensions, and identical embeddings have the same loss at each.
+        # The loss sums over Matryoshka dimensions, and identical embeddings have the same loss at
+        # each.
         loss_per_dim = value / (1 + len(smaller_dims(loss.matryoshka_dims, visual)))
         health = health or {
             **batch_health(loss.objective, visual, text, logits, targets, loss_per_dim),
             **false_negative_share(loss.objective, logits, targets, batch),
-            **({} if matcher.scale is None else {"scale": matcher.scale().item(), "scale_bounds": matcher.scale.bounds}),
+            **(
+                {}
+                if matcher.scale is None
+                else {"scale": matcher.scale().item(), "scale_bounds": matcher.scale.bounds}
+            ),
             **({} if matcher.logit_bias is None else {"bias": matcher.logit_bias.item()}),
         }
-        batches.append({"loss": value, **similarities(scores, targets), **queries_with_gradient(loss.objective, logits, targets)})
+        batches.append(
+            {
+                "loss": value,
+                **similarities(scores, targets),
+                **queries_with_gradient(loss.objective, logits, targets),
+            }
+        )
     return summarize(batches), health
 
 
 def _same_words(batch: Batch) -> Tensor:
-    """Whether an image of a batch has, anywhere in the data, a caption of the same words, shape ``[V, T]``."""
+    """Whether an image of a batch has, anywhere in the data, a caption of the same words, shape
+    ``[V, T]``.
+    """
     data, columns = batch.loader.data, defaultdict[str, list[int]](list)
     for column, caption in enumerate(batch.captions):
         if caption < len(data.captions):  # not a text query of the feedback
@@ -278,7 +342,10 @@ def _words(caption: str) -> str:
 
 
 def _occurrence(direction: str, top: np.ndarray, candidates: Sequence[str]) -> dict[str, Any]:
-    counts, num_hubs = np.bincount(top, minlength=len(candidates)), math.ceil(HUB_FRACTION * len(candidates))
+    counts, num_hubs = (
+        np.bincount(top, minlength=len(candidates)),
+        math.ceil(HUB_FRACTION * len(candidates)),
+    )
     return {
         f"{direction}_top_item": candidates[int(counts.argmax())],
         f"{direction}_top_item_share": float(counts.max() / len(top)),
