@@ -29,11 +29,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, normalize
 
+from visavis.core.encoded import Encoded
 from visavis.evaluation import evaluate, rank_scores
+from visavis.losses.pair_loss import PairLoss
 from visavis.models.base import Matcher, MatcherConfig, get_vectors
 from visavis.objectives import Unified
-from visavis.pair_loss import PairLoss
-from visavis.types import Encoded
 
 REGIONS, WORDS, CAPTIONS = 36, 20, 5
 UNLIMITED = "1TB"

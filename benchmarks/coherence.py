@@ -28,11 +28,11 @@ from scipy.stats import kendalltau
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from visavis.core.encoded import Encoded
 from visavis.data.dataset import Dataset, Image
-from visavis.graded import RelevanceEstimator, ranking_coherence
-from visavis.graded.estimators.base import CosineRelevance
-from visavis.metrics import coherent_scores
-from visavis.types import Encoded
+from visavis.evaluation.graded import RelevanceEstimator, ranking_coherence
+from visavis.evaluation.graded.estimators.base import CosineRelevance
+from visavis.evaluation.metrics import coherent_scores
 
 Sides = tuple[Tensor, Tensor, Tensor]
 

@@ -18,11 +18,11 @@ import numpy as np
 import torch
 
 from visavis.cli.search_tables import print_compression
+from visavis.core.progress import NoProgress
 from visavis.data.vocabulary import tokenize
 from visavis.models.base import get_vectors
-from visavis.progress import NoProgress
 from visavis.retrieval.compression import MEASURED_QUERIES, compare_encodings, noisy_queries
-from visavis.runs.open_run import open_run, read_run_recipe
+from visavis.training.runs.open_run import open_run, read_run_recipe
 
 
 def main() -> None:

@@ -35,10 +35,10 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
 from visavis import PairLoss, Targets
+from visavis.losses.pair_loss import cosine
+from visavis.losses.targets import Factors
 from visavis.models.device import has_native_bfloat16
 from visavis.objectives import CATALOG, Objective, parse
-from visavis.pair_loss import cosine
-from visavis.targets import Factors
 
 FAMILIES = ("Unified", "VLC", "TripletHN")
 # Queries of 65,536 that are measured for objectives without a family.
@@ -465,9 +465,9 @@ def some_queries(
     objective: Objective, images: Tensor, texts: Tensor, targets: Targets, num_queries: int
 ) -> None:
     """Value and gradient of some queries per direction against all candidates."""
-    from visavis.pair_loss.cosine_scores import RecomputedCosines
-    from visavis.pair_loss.row_blocks import run_row_blocks
-    from visavis.process_group import ProcessGroup
+    from visavis.core.process_group import ProcessGroup
+    from visavis.losses.pair_loss.cosine_scores import RecomputedCosines
+    from visavis.losses.pair_loss.row_blocks import run_row_blocks
 
     rows = slice(0, num_queries)
     with torch.no_grad():

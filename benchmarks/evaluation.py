@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from visavis.core.encoded import Encoded
 from visavis.evaluation import evaluate
-from visavis.types import Encoded
 
 CAPTIONS = 5
 

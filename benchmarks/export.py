@@ -24,18 +24,18 @@ import onnxruntime
 import torch
 from torch import Tensor
 
-from visavis.exporting.traced_encoders import (
-    TracedImageEncoder,
-    TracedTextEncoder,
-    example_pixels,
-    trace_encoders,
-)
 from visavis.models.base import get_vectors
 from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.models.encoders.preprocessing import blank_image
 from visavis.models.image_text.heads import Heads
 from visavis.models.processor import Processor
 from visavis.models.retriever import Retriever
+from visavis.training.export.traced_encoders import (
+    TracedImageEncoder,
+    TracedTextEncoder,
+    example_pixels,
+    trace_encoders,
+)
 
 TEXT = "two brown dogs run along a sandy beach near the water"
 

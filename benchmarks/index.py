@@ -22,8 +22,8 @@ import numpy as np
 from PIL import Image
 
 import visavis
+from visavis.data.synthetic import write_synthetic_scenes
 from visavis.retrieval.index_folder import Index
-from visavis.synthetic import write_synthetic_scenes
 
 RECIPE = """
 name = "small"

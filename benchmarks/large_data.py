@@ -96,7 +96,7 @@ def memory() -> dict[str, int]:
 
 
 def recipe(folder: Path, epochs: int = 1) -> Any:
-    from visavis.recipes.recipe import build_recipe
+    from visavis.training.recipes.recipe import build_recipe
 
     values = {
         "name": "large",
@@ -116,9 +116,9 @@ def measure(folder: Path) -> dict[str, Any]:
     """
     import torch
 
-    from visavis.progress import NoProgress
-    from visavis.recipes.data_module import prepare_training
-    from visavis.runs.record import RunRecord
+    from visavis.core.progress import NoProgress
+    from visavis.training.recipes.data_module import prepare_training
+    from visavis.training.runs.record import RunRecord
 
     torch.set_num_threads(2)
     imported, rows = memory(), {}

@@ -35,8 +35,9 @@ import torch
 from PIL import Image
 
 import visavis
+from visavis.core.progress import NoProgress
+from visavis.data.synthetic import write_synthetic_scenes
 from visavis.models.retriever import Retriever
-from visavis.progress import NoProgress
 from visavis.retrieval import index_builder
 from visavis.retrieval.index_builder import build_index
 from visavis.retrieval.index_folder import Index, open_index_store, read_manifest, write_manifest
@@ -44,7 +45,6 @@ from visavis.retrieval.index_search import SearchQuery, search_index
 from visavis.retrieval.items import NO_FILTER, IndexItem, ItemFilter
 from visavis.retrieval.source_files import list_source_files
 from visavis.retrieval.stores.exact_search import ExactSearch
-from visavis.synthetic import write_synthetic_scenes
 
 RECIPE = """
 name = "small"

@@ -33,13 +33,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from visavis.core.encoded import MaxSimDirection
+from visavis.core.progress import NoProgress
 from visavis.data.dataset_reader import data_folder, open_dataset
 from visavis.models.base import get_vectors
 from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.models.encoders.feature_extraction import cache_features
 from visavis.models.image_text.cross_attention import RegionWordMatcher
 from visavis.models.retriever import Retriever
-from visavis.progress import NoProgress
 from visavis.retrieval.compression import noisy_set_queries
 from visavis.retrieval.items import IndexItem
 from visavis.retrieval.stores import maxsim_search
@@ -47,8 +48,7 @@ from visavis.retrieval.stores.lancedb_store import SNAPSHOT_FOLDER, LanceStore
 from visavis.retrieval.stores.maxsim_search import MaxSimSearch, pool_vectors
 from visavis.retrieval.stores.table_snapshot import POOLED_FILE, VECTORS_FILE
 from visavis.retrieval.stores.vector_sets import MaxSimQuery, VectorSets
-from visavis.runs.open_run import open_run, read_run_recipe
-from visavis.types import MaxSimDirection
+from visavis.training.runs.open_run import open_run, read_run_recipe
 
 TOP, NOISE, BATCH = 10, 0.3, 2000
 INDEX_ID = "00"

@@ -40,15 +40,15 @@ from clip_small import write_clip_folder
 
 import visavis
 from visavis import PairLoss, Targets
+from visavis.core.process_group import ProcessGroup
+from visavis.core.progress import NoProgress
+from visavis.data.synthetic import write_synthetic_scenes
+from visavis.losses.pair_loss.encoded_items import encode_in_chunks
 from visavis.objectives import VLC
-from visavis.pair_loss.encoded_items import encode_in_chunks
-from visavis.process_group import ProcessGroup
-from visavis.progress import NoProgress
-from visavis.recipes.data_module import prepare_training
-from visavis.recipes.files import read_recipe
-from visavis.runs.run_folder import RunFolder
-from visavis.synthetic import write_synthetic_scenes
 from visavis.training.optimizer import make_optimizer
+from visavis.training.recipes.data_module import prepare_training
+from visavis.training.recipes.files import read_recipe
+from visavis.training.runs.run_folder import RunFolder
 from visavis.training.trainer import Trainer
 
 DIMENSIONS, BYTES = 512, 4

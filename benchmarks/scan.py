@@ -29,10 +29,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, leaky_relu, normalize
 
+from visavis.core.encoded import Encoded
 from visavis.models.base import get_vectors
 from visavis.models.image_text.region_word_matchers import SCAN
 from visavis.models.inference import score_all_pairs
-from visavis.types import Encoded
 
 REGIONS, WORDS, WIDTH = 36, 12, 1024
 METHODS = ("blocks", "loop")

@@ -18,8 +18,8 @@ import sys
 import time
 
 import visavis
-from visavis.audit import model_fit, run_audit
 from visavis.data import open_dataset
+from visavis.research.audit import model_fit, run_audit
 
 
 def main() -> None:

@@ -23,10 +23,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from visavis.errors import VisavisError
+from visavis.core.errors import VisavisError
 from visavis.retrieval.calibration import CALIBRATED_RESULTS, Calibration, fit_calibration
 from visavis.retrieval.index_builder import validation_scores
-from visavis.runs.open_run import read_run_recipe
+from visavis.training.runs.open_run import read_run_recipe
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ from typing import Any
 from study import EVIDENCE, PLAN, read_evidence
 from verdicts import TESTS, VERDICTS, ClaimResult, Missing, Verdict, measured
 
-from visavis.experiments.statistics import SIGNIFICANCE_LEVEL, holm
-from visavis.reports.plotting import LIGHT_THEME, figure_to_png, new_figure, style_axes
+from visavis.evaluation.statistics import SIGNIFICANCE_LEVEL, holm
+from visavis.research.reports.plotting import LIGHT_THEME, figure_to_png, new_figure, style_axes
 
 DOCS = EVIDENCE.parents[1]
 CLAIMS, PAGE, FIGURE = (

@@ -32,11 +32,11 @@ from typing import Any
 import torch
 
 import visavis
-from visavis import storage
-from visavis.errors import VisavisError
+from visavis.core import storage
+from visavis.core.errors import VisavisError
+from visavis.data.synthetic import write_synthetic_scenes
 from visavis.evaluation import Evaluation
 from visavis.models.clip.model import export_to_transformers
-from visavis.synthetic import write_synthetic_scenes
 from visavis.training.stop_signals import Stopped
 
 SIZE = 64

@@ -16,7 +16,7 @@ import statistics
 
 import numpy as np
 
-from visavis.audit.learning_curve import extrapolate
+from visavis.research.audit.learning_curve import extrapolate
 
 SIZES = np.repeat([750, 1500, 3000, 6000], 3)
 EXPONENTS = 0.0, 0.05, 0.2, 0.5, 1.0, 2.0

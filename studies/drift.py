@@ -22,10 +22,10 @@ from pathlib import Path
 import torch
 from study import PLAN, Experiment, Run, experiments, read_evidence
 
-from visavis.errors import VisavisError
-from visavis.experiments.jobs import run_job
-from visavis.experiments.statistics import SIGNIFICANCE_LEVEL, PairedTest, holm, paired_tests
-from visavis.progress import NoProgress
+from visavis.core.errors import VisavisError
+from visavis.core.progress import NoProgress
+from visavis.evaluation.statistics import SIGNIFICANCE_LEVEL, PairedTest, holm, paired_tests
+from visavis.research.experiments.jobs import run_job
 
 SETTINGS = ("Unified", "VLC", "AOQ", "NCR")
 

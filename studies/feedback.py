@@ -35,17 +35,10 @@ import numpy as np
 from noise import with_interval
 
 import visavis
-from visavis import storage
-from visavis.errors import VisavisError
-from visavis.feedback.records import Judgment, QueryKey, open_feedback
-from visavis.models.retriever import Retriever
-from visavis.progress import NoProgress
-from visavis.recipes.recipe import parse_override
-from visavis.retrieval.index_folder import Index
-from visavis.retrieval.index_search import SearchQuery, SearchResult, SearchResults, search_index
-from visavis.runs.open_run import open_run, read_run_recipe
-from visavis.server.query_selection import RESULTS_PER_QUERY, RecentQueries
-from visavis.synthetic import (
+from visavis.core import storage
+from visavis.core.errors import VisavisError
+from visavis.core.progress import NoProgress
+from visavis.data.synthetic import (
     CaptionFacts,
     Scene,
     SceneGraphs,
@@ -53,6 +46,13 @@ from visavis.synthetic import (
     write_caption,
     write_synthetic_scenes,
 )
+from visavis.evaluation.feedback.records import Judgment, QueryKey, open_feedback
+from visavis.models.retriever import Retriever
+from visavis.retrieval.index_folder import Index
+from visavis.retrieval.index_search import SearchQuery, SearchResult, SearchResults, search_index
+from visavis.retrieval.server.query_selection import RESULTS_PER_QUERY, RecentQueries
+from visavis.training.recipes.recipe import parse_override
+from visavis.training.runs.open_run import open_run, read_run_recipe
 
 # The seed of the scenes is this number plus the seed of the study.
 SCENE_SEED = 3000

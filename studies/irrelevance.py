@@ -21,13 +21,13 @@ import numpy as np
 import torch
 from scipy.stats import mannwhitneyu
 
+from visavis.core.spec import parse
 from visavis.data import open_dataset
 from visavis.data.dataset import Dataset
 from visavis.data.dataset_reader import resolve_path
 from visavis.data.vocabulary import tokenize
-from visavis.graded import CATALOG
-from visavis.graded.estimators.base import CaptionAggregation
-from visavis.spec import parse
+from visavis.evaluation.graded import CATALOG
+from visavis.evaluation.graded.estimators.base import CaptionAggregation
 
 
 def expert_judgments(data: Dataset) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

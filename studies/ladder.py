@@ -34,22 +34,22 @@ from scipy.stats import ttest_rel
 from torch import Tensor
 
 import visavis
+from visavis.core.errors import RunError, VisavisError
+from visavis.core.progress import NoProgress
 from visavis.data.dataset import Dataset
 from visavis.data.dataset_reader import resolve_path
-from visavis.errors import RunError, VisavisError
-from visavis.graded import CBoW, RelevanceEstimator, SceneRelevance, SentenceModel
-from visavis.graded.human_agreement import rank_correlations, read_flickr8k_judgments
-from visavis.metrics import coherent_scores, ndcg_at
-from visavis.progress import NoProgress
-from visavis.recipes.files import read_recipe
-from visavis.runs.open_run import open_run, read_run_recipe, with_absolute_paths
-from visavis.synthetic import (
+from visavis.data.synthetic import (
     HELD_OUT_COLORS,
     HELD_OUT_RELATIONS,
     CaptionFacts,
     SceneGraphs,
     write_synthetic_scenes,
 )
+from visavis.evaluation.graded import CBoW, RelevanceEstimator, SceneRelevance, SentenceModel
+from visavis.evaluation.graded.human_agreement import rank_correlations, read_flickr8k_judgments
+from visavis.evaluation.metrics import coherent_scores, ndcg_at
+from visavis.training.recipes.files import read_recipe
+from visavis.training.runs.open_run import open_run, read_run_recipe, with_absolute_paths
 
 Measures = dict[str, float]
 # The seed of the scenes.

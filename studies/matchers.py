@@ -49,18 +49,18 @@ from typing import Any
 import torch
 from noise import with_interval
 
-from visavis import storage
-from visavis.errors import VisavisError
+from visavis.core import storage
+from visavis.core.errors import VisavisError
+from visavis.core.progress import NoProgress
 from visavis.evaluation.protocols import first_images
 from visavis.models import Matcher
 from visavis.models.device import has_native_bfloat16
 from visavis.models.inference import score_all_pairs
-from visavis.progress import NoProgress
-from visavis.recipes.data_module import DataModule, prepare_training
-from visavis.recipes.files import read_recipe
-from visavis.runs.open_run import open_run, read_run_recipe
-from visavis.runs.run_folder import RunFolder
-from visavis.supervision import PairSupervision
+from visavis.training.recipes.data_module import DataModule, prepare_training
+from visavis.training.recipes.files import read_recipe
+from visavis.training.runs.open_run import open_run, read_run_recipe
+from visavis.training.runs.run_folder import RunFolder
+from visavis.training.supervision import PairSupervision
 from visavis.training.train_step import TrainStep
 from visavis.training.trainer import Trainer
 

@@ -38,10 +38,10 @@ from PIL import Image
 from scipy import stats
 
 import visavis
-from visavis import storage
+from visavis.core import storage
 from visavis.data import open_dataset
-from visavis.supervision.mined_negatives import MinedBatches, MinedNegatives
-from visavis.synthetic import write_synthetic_scenes
+from visavis.data.synthetic import write_synthetic_scenes
+from visavis.training.supervision.mined_negatives import MinedBatches, MinedNegatives
 
 RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
     # A quarter of the widths and two thirds of the epochs of the recipe, to train 15 models in half

@@ -26,16 +26,16 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 import visavis
-from visavis import storage
+from visavis.core import storage
+from visavis.core.errors import VisavisError
 from visavis.data import open_dataset
-from visavis.errors import VisavisError
 from visavis.models.base import evaluation_mode
-from visavis.recipes.data_module import prepare_training
-from visavis.recipes.recipe import Recipe
-from visavis.runs.open_run import read_run_recipe
-from visavis.supervision.learned_weights import WeightNetwork
-from visavis.supervision.noisy_correspondence import training_batches
 from visavis.training.checkpoint import Checkpoint
+from visavis.training.recipes.data_module import prepare_training
+from visavis.training.recipes.recipe import Recipe
+from visavis.training.runs.open_run import read_run_recipe
+from visavis.training.supervision.learned_weights import WeightNetwork
+from visavis.training.supervision.noisy_correspondence import training_batches
 from visavis.training.training_run import TrainingResult
 
 OTHERS = {

@@ -44,17 +44,17 @@ import torch
 from ladder import SCENE_SEED, human_agreement
 
 import visavis
-from visavis import storage
-from visavis.errors import VisavisError
-from visavis.experiments.jobs import Job, exit_if_stopping, process_pool, run_job
+from visavis.core import storage
+from visavis.core.errors import VisavisError
+from visavis.core.progress import NoProgress
+from visavis.data.synthetic import write_synthetic_scenes
 from visavis.models import Matcher
 from visavis.models.inference import score_all_pairs
-from visavis.progress import NoProgress
-from visavis.recipes.data_module import DataModule
-from visavis.recipes.files import read_recipe
-from visavis.runs.open_run import open_run, read_run_recipe, with_absolute_paths
-from visavis.runs.run_folder import RunFolder
-from visavis.synthetic import write_synthetic_scenes
+from visavis.research.experiments.jobs import Job, exit_if_stopping, process_pool, run_job
+from visavis.training.recipes.data_module import DataModule
+from visavis.training.recipes.files import read_recipe
+from visavis.training.runs.open_run import open_run, read_run_recipe, with_absolute_paths
+from visavis.training.runs.run_folder import RunFolder
 from visavis.training.stop_signals import Stopped
 
 PLAN = Path(__file__).with_suffix(".toml")

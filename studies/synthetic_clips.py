@@ -31,12 +31,12 @@ import torch
 from noise import with_interval
 
 import visavis
-from visavis import storage
-from visavis.errors import VisavisError
+from visavis.core import storage
+from visavis.core.errors import VisavisError
+from visavis.data.synthetic import ClipAnnotations, write_synthetic_clips
 from visavis.models.base import evaluation_mode
-from visavis.recipes.data_module import prepare_training
-from visavis.runs.open_run import read_run_recipe
-from visavis.synthetic import ClipAnnotations, write_synthetic_clips
+from visavis.training.recipes.data_module import prepare_training
+from visavis.training.runs.open_run import read_run_recipe
 from visavis.training.stop_signals import Stopped
 from visavis.training.training_run import TrainingResult
 

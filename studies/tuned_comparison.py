@@ -21,13 +21,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-from visavis.experiments.comparison_result import Comparison
-from visavis.experiments.jobs import Workers
-from visavis.experiments.run_comparison import plan_comparison, resume_comparison, start_comparison
-from visavis.progress import NoProgress
-from visavis.recipes.files import read_recipe
-from visavis.recipes.recipe import parse_override
-from visavis.synthetic import write_synthetic_scenes
+from visavis.core.progress import NoProgress
+from visavis.data.synthetic import write_synthetic_scenes
+from visavis.research.experiments.comparison_result import Comparison
+from visavis.research.experiments.jobs import Workers
+from visavis.research.experiments.run_comparison import (
+    plan_comparison,
+    resume_comparison,
+    start_comparison,
+)
+from visavis.training.recipes.files import read_recipe
+from visavis.training.recipes.recipe import parse_override
 
 OBJECTIVES = (
     "TripletHN(margin=0.2)",

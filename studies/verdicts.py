@@ -12,7 +12,7 @@ import numpy as np
 from scipy.stats import bootstrap, rankdata
 from study import read_evidence
 
-from visavis.experiments.statistics import (
+from visavis.evaluation.statistics import (
     Interval,
     PairedTest,
     format_number,

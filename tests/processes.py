@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from torch import multiprocessing
 
-from visavis.experiments import jobs
+from visavis.research.experiments import jobs
 
 FORKED = get_context("forkserver")
 FORKED.set_forkserver_preload(
@@ -28,7 +28,7 @@ FORKED.set_forkserver_preload(
         "safetensors.torch",
         "visavis.cli.run_tables",
         "visavis.training.start_training",
-        "visavis.experiments",
+        "visavis.research.experiments",
     ]
 )
 

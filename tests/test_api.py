@@ -15,13 +15,13 @@ import visavis
 from visavis import api, cli
 from visavis.api.catalog_entries import docstring_arguments, docstring_summary
 from visavis.cli.commands import COMMANDS
+from visavis.core.errors import RecipeError, RefusedOverwrite, RunError, SpecError, VisavisError
+from visavis.core.progress import NoProgress
 from visavis.data import open_dataset
-from visavis.errors import RecipeError, RefusedOverwrite, RunError, SpecError, VisavisError
-from visavis.metrics import CATALOG as METRICS
-from visavis.progress import NoProgress
-from visavis.recipes.data_module import DERIVED_MODEL_KEYS
-from visavis.recipes.files import read_recipe
-from visavis.synthetic import write_synthetic_scenes
+from visavis.data.synthetic import write_synthetic_scenes
+from visavis.evaluation.metrics import CATALOG as METRICS
+from visavis.training.recipes.data_module import DERIVED_MODEL_KEYS
+from visavis.training.recipes.files import read_recipe
 
 RECIPE = """
 name = "tiny"

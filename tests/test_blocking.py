@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 from torch.profiler import ProfilerActivity, profile
 
-from visavis.blocking import (
+from visavis.core.blocking import (
     BlockCost,
     ScoreCost,
     block_cost_of,
@@ -22,9 +22,9 @@ from visavis.blocking import (
     measure_score_cost,
     score_in_blocks,
 )
-from visavis.errors import SpecError, VisavisError
-from visavis.memory_budget import budget_bytes, parse_memory
-from visavis.types import Encoded
+from visavis.core.encoded import Encoded
+from visavis.core.errors import SpecError, VisavisError
+from visavis.core.memory_budget import budget_bytes, parse_memory
 
 
 def cosine(visual: Tensor, text: Tensor) -> Tensor:

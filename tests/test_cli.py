@@ -28,15 +28,16 @@ from tests.processes import Command
 from typer.testing import CliRunner
 
 import visavis
-from visavis import cli, errors
+from visavis import cli
 from visavis.api import graded_runs
 from visavis.api.catalog_entries import docstring_arguments, docstring_commands
 from visavis.cli import commands, console, help_texts, logs
 from visavis.cli.terminal import ENDING_SIGNALS
+from visavis.core import errors
+from visavis.core.progress import TrainingStep
 from visavis.data import open_dataset
 from visavis.data.images import decode_image
-from visavis.progress import TrainingStep
-from visavis.synthetic import write_synthetic_scenes
+from visavis.data.synthetic import write_synthetic_scenes
 
 RECIPE = """
 name = "tiny"
@@ -801,8 +802,8 @@ def test_verbose_option_prints_the_computation_path(call, recipe, scenes):
 @pytest.mark.filterwarnings("default")
 def test_warnings_and_log_are_one_line_on_stderr(capfd):
     with logs.log_to_stderr():
-        logging.getLogger("visavis.storage.cache").warning("%s is damaged.", "cache\n\x1b[2J")
-        logging.getLogger("visavis.storage.cache").debug("hidden")
+        logging.getLogger("visavis.core.storage.cache").warning("%s is damaged.", "cache\n\x1b[2J")
+        logging.getLogger("visavis.core.storage.cache").debug("hidden")
         errors.warn("No pair is negative.")
     assert (
         capfd.readouterr().err

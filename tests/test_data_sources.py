@@ -14,9 +14,9 @@ from tests.recipes import TINY_RECIPE
 
 import visavis
 from visavis.data import open_dataset
+from visavis.data.synthetic import write_synthetic_scenes
 from visavis.retrieval.index_folder import Index
 from visavis.retrieval.source_files import list_source_files
-from visavis.synthetic import write_synthetic_scenes
 
 pa = pytest.importorskip("pyarrow", reason="PyArrow is not installed: pip install 'visavis[large]'")
 pq = pytest.importorskip("pyarrow.parquet")

@@ -93,12 +93,12 @@ def test_site_has_reference_of_every_objective_and_command(site):
 
     catalog, api = (
         (site / "reference" / page).read_text()
-        for page in ("catalogs/objectives.html", "python/visavis.objectives.html")
+        for page in ("catalogs/objectives.html", "python/visavis.losses.objectives.html")
     )
     for kind in CATALOG:
         assert f"images/objectives/{kind.__name__}.svg" in catalog
         assert (site / "images" / "objectives" / f"{kind.__name__}.svg").is_file()
-        assert f'id="visavis.objectives.{kind.__name__}"' in api
+        assert f'id="visavis.losses.objectives.{kind.__name__}"' in api
     commands = (site / "reference" / "command-line.html").read_text()
     assert all(
         f'id="visavis-{command.name or command.callback.__name__}"' in commands

@@ -8,12 +8,12 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from visavis.core.encoded import Encoded, EncodedBatches, collect_batches, concatenate
 from visavis.evaluation import evaluate
 from visavis.evaluation.tiled_ranking import _content_keys
 from visavis.models import SCAN
 from visavis.models.inference import device_score, score_all_pairs, score_indexed_pairs
-from visavis.supervision.candidate_scores import mean_pooled
-from visavis.types import Encoded, EncodedBatches, collect_batches, concatenate
+from visavis.training.supervision.candidate_scores import mean_pooled
 
 LONGEST, WIDTH, TEXTS, IMAGES, COPIED = 60, 8, 240, 16, 100
 

@@ -12,14 +12,14 @@ from typer.testing import CliRunner
 
 import visavis
 from visavis.cli import app
+from visavis.core.errors import RunError
+from visavis.core.progress import NoProgress
 from visavis.data import open_dataset
-from visavis.errors import RunError
+from visavis.data.synthetic import write_synthetic_scenes
 from visavis.evaluation import rank_scores
+from visavis.evaluation.bootstrap import bootstrap_images
 from visavis.evaluation.query_ranks import read_query_ranks
-from visavis.experiments.bootstrap import bootstrap_images
-from visavis.progress import NoProgress
-from visavis.runs.open_run import open_run, read_run_recipe
-from visavis.synthetic import write_synthetic_scenes
+from visavis.training.runs.open_run import open_run, read_run_recipe
 
 RECIPE = """
 name = "tiny"

@@ -15,17 +15,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from visavis import api, environment
-from visavis.data.dataset_reader import list_dataset_names
-from visavis.environment import (
-    EXTRA_USES,
+from visavis import api
+from visavis.core import environment
+from visavis.core.environment import (
     EnvironmentCheck,
-    check_environment,
     git_hash,
     installed_version,
     package_versions,
 )
-from visavis.errors import RunError
+from visavis.core.errors import RunError
+from visavis.data.dataset_reader import list_dataset_names
+from visavis.research import doctor
+from visavis.research.doctor import EXTRA_USES, check_environment
 
 
 def check(name: str) -> EnvironmentCheck:
@@ -54,7 +55,7 @@ def test_sources_without_installation_are_one_error(monkeypatch):
     def requires(name):
         raise importlib.metadata.PackageNotFoundError(name)
 
-    environment._requirements.cache_clear()
+    environment.package_requirements.cache_clear()
     monkeypatch.setattr(importlib.metadata, "requires", requires)
     with pytest.raises(
         RunError,
@@ -68,7 +69,7 @@ def test_check_environment_imports_no_optional_package():
     program = """
 import sys, time, torch
 start = time.process_time()
-from visavis.environment import check_environment
+from visavis.research.doctor import check_environment
 check_environment()
 print(time.process_time() - start, [name for name in ("transformers", "matplotlib", "torchvision", "sklearn") if name in sys.modules])
 """
@@ -173,8 +174,8 @@ def test_hub_check_names_the_offline_flags(monkeypatch):
 
 
 def test_missing_extra_has_a_fix(monkeypatch):
-    monkeypatch.setattr(environment, "installed_version", lambda name: None)
-    names = [name for name, extra in environment._requirements() if extra == "serve"]
+    monkeypatch.setattr(doctor, "installed_version", lambda name: None)
+    names = [name for name, extra in environment.package_requirements() if extra == "serve"]
     packages = ", ".join(f"{name} not installed" for name in names)
     assert check("extra serve") == EnvironmentCheck(
         "extra serve",

@@ -5,9 +5,9 @@ import pytest
 from ir_measures import AP, RR, Rprec, Success
 
 import visavis
-from visavis.errors import RefusedOverwrite, RunError
+from visavis.core.errors import RefusedOverwrite, RunError
+from visavis.data.synthetic import write_synthetic_scenes
 from visavis.evaluation import Protocol, protocols
-from visavis.synthetic import write_synthetic_scenes
 
 MEASURES = {"r1": Success @ 1, "r5": Success @ 5, "r10": Success @ 10}
 

@@ -14,15 +14,15 @@ from tests.sampling import pairwise
 from torch import Tensor
 
 from visavis import Targets
-from visavis.blocking import ScoreCost
-from visavis.errors import DataError, ShapeError, SpecError
+from visavis.core.blocking import ScoreCost
+from visavis.core.encoded import Encoded
+from visavis.core.errors import DataError, ShapeError, SpecError
 from visavis.evaluation import CATALOG, Protocol, evaluate, rank_scores
+from visavis.evaluation.metrics import best_ranks
+from visavis.evaluation.metrics.argument_checks import Ties
+from visavis.evaluation.metrics.ranking import best_rank_column
 from visavis.evaluation.tiled_ranking import rank_by_tiles
-from visavis.metrics import best_ranks
-from visavis.metrics.argument_checks import Ties
-from visavis.metrics.ranking import best_rank_column
-from visavis.scoring import DeviceScore
-from visavis.types import Encoded
+from visavis.losses.scoring import DeviceScore
 
 TIES = ("pessimistic", "mean", "optimistic")
 

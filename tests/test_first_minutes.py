@@ -22,13 +22,13 @@ from tests.hub import WEIGHTS, Hub, retry_at_once, serving
 from tests.processes import Command
 
 import visavis
+from visavis.core.errors import DataError, VisavisError
+from visavis.core.progress import NoProgress
 from visavis.data.hub_files import HubUnreachableError
-from visavis.errors import DataError, VisavisError
+from visavis.data.synthetic import write_synthetic_scenes
 from visavis.models.default_model import DEFAULT_MODELS, default_model, saved_model, settings_file
-from visavis.progress import NoProgress
-from visavis.recipes.default_recipe import choose_recipe
 from visavis.retrieval.default_index import default_index_folder
-from visavis.synthetic import write_synthetic_scenes
+from visavis.training.recipes.default_recipe import choose_recipe
 
 pytest.importorskip("lancedb", reason="LanceDB is not installed: pip install 'visavis[search]'")
 TUTORIAL = Path(__file__).parents[1] / "docs" / "tutorials" / "search-your-images.md"

@@ -13,9 +13,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from visavis import errors
-from visavis.data.dataset import ByteRange, Dataset, Image
-from visavis.errors import (
+from visavis.core import errors
+from visavis.core.encoded import Encoded, concatenate, unit_rows
+from visavis.core.errors import (
     DataError,
     MissingExtra,
     ShapeError,
@@ -23,10 +23,10 @@ from visavis.errors import (
     VisavisError,
     suggest_name,
 )
-from visavis.graded.estimators.base import CosineRelevance
-from visavis.spec import UnitFloat, parse, require_field, validate_fields
-from visavis.supervision.candidate_scores import _part_means
-from visavis.types import Encoded, concatenate, unit_rows
+from visavis.core.spec import UnitFloat, parse, require_field, validate_fields
+from visavis.data.dataset import ByteRange, Dataset, Image
+from visavis.evaluation.graded.estimators.base import CosineRelevance
+from visavis.training.supervision.candidate_scores import _part_means
 
 # errors
 

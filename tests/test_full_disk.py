@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import pytest
 
 import visavis
-from visavis import storage
-from visavis.errors import VisavisError
+from visavis.core import storage
+from visavis.core.errors import VisavisError
+from visavis.data.synthetic import write_synthetic_scenes
 from visavis.retrieval.index_folder import Index
-from visavis.synthetic import write_synthetic_scenes
 
 pytestmark = pytest.mark.slow
 

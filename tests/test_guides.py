@@ -17,9 +17,9 @@ import pytest
 import typer
 
 from visavis.cli import app
-from visavis.feedback.records import read_feedback
-from visavis.recipes import settings
-from visavis.recipes.files import read_recipe
+from visavis.evaluation.feedback.records import read_feedback
+from visavis.training.recipes import settings
+from visavis.training.recipes.files import read_recipe
 
 GUIDES = Path(__file__).parents[1] / "docs" / "guides"
 PAGES = sorted(path for path in GUIDES.glob("*.md") if path.name != "extend.md")

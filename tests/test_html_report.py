@@ -14,11 +14,25 @@ import pytest
 from jinja2 import UndefinedError
 from PIL import Image
 
-from visavis.demonstration.scene_search import RetrievedScene, SceneSearchResult, plot_retrievals
-from visavis.experiments.results_table import ColumnGroup
-from visavis.reports.html_report import ThemedImage, data_uri, render_report, template_environment
-from visavis.reports.plotting import DARK_THEME, LIGHT_THEME, TrainingCurve, plot_training_curves
-from visavis.synthetic import sample_scene
+from visavis.data.synthetic import sample_scene
+from visavis.research.demonstration.scene_search import (
+    RetrievedScene,
+    SceneSearchResult,
+    plot_retrievals,
+)
+from visavis.research.experiments.results_table import ColumnGroup
+from visavis.research.reports.html_report import (
+    ThemedImage,
+    data_uri,
+    render_report,
+    template_environment,
+)
+from visavis.research.reports.plotting import (
+    DARK_THEME,
+    LIGHT_THEME,
+    TrainingCurve,
+    plot_training_curves,
+)
 
 HOSTILE_TEXT = "<script>alert('x')</script> & \"quotes\""
 VOID_TAGS = {"meta", "img", "source", "br"}
@@ -131,7 +145,7 @@ def test_render_report_rejects_undefined_variables():
 
 
 def test_templates_need_no_network():
-    folder = files("visavis.reports").joinpath("templates")
+    folder = files("visavis.research.reports").joinpath("templates")
     names = {path.name for path in folder.iterdir()}
     reports = {
         "comparison.html.j2",

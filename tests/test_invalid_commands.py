@@ -20,7 +20,7 @@ from tests.recipes import TINY_RECIPE
 
 import visavis
 from visavis import cli
-from visavis.synthetic import write_synthetic_scenes
+from visavis.data.synthetic import write_synthetic_scenes
 
 LIMIT_S = 10
 

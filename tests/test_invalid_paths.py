@@ -13,11 +13,11 @@ import torch
 
 import visavis
 from visavis import Retriever, VisavisError, api
-from visavis.graded.estimators.sentence_models import CrossEncoder, SentenceModel
+from visavis.data.synthetic import write_synthetic_scenes
+from visavis.evaluation.graded.estimators.sentence_models import CrossEncoder, SentenceModel
 from visavis.models.encoders.pretrained_files import model_folder
 from visavis.retrieval.index_folder import Index
 from visavis.retrieval.source_files import list_source_files
-from visavis.synthetic import write_synthetic_scenes
 
 NAMES = {
     "long name": "a" * 300,
@@ -102,23 +102,23 @@ def test_links_in_a_loop_are_skipped_or_refused(folder):
 
 
 WORK = {
-    "anatomy": "visavis.diagnostics.objective_profile.profile_objectives",
+    "anatomy": "visavis.research.diagnostics.objective_profile.profile_objectives",
     "coherence": "visavis.api.graded_runs.open_rankers",
-    "compare": "visavis.experiments.run_comparison.cache_setting_features",
+    "compare": "visavis.research.experiments.run_comparison.cache_setting_features",
     "convert": "visavis.models.encoders.checkpoint_files.read_checkpoint",
     "data_convert": "visavis.data.conversion.convert_features._parse_source",
-    "data_scenes": "visavis.synthetic.write_synthetic_clips",
-    "demo": "visavis.demonstration.demo_run._Demo.run",
-    "diagnose": "visavis.diagnostics.contribution_analysis.diagnose_run",
+    "data_scenes": "visavis.data.synthetic.write_synthetic_clips",
+    "demo": "visavis.research.demonstration.demo_run._Demo.run",
+    "diagnose": "visavis.research.diagnostics.contribution_analysis.diagnose_run",
     "export": "visavis.models.retriever.Retriever.load",
-    "explain": "visavis.diagnostics.attention_maps.attention_map",
+    "explain": "visavis.research.diagnostics.attention_maps.attention_map",
     "features": "visavis.data.open_dataset",
     "index": "visavis.models.retriever.Retriever.load",
-    "mine": "visavis.runs.mine_negatives._encode",
+    "mine": "visavis.training.runs.mine_negatives._encode",
     "mteb": "visavis.models.retriever.Retriever.load",
-    "relevance_fit": "visavis.graded.fine_tuning.read_stsb",
-    "relevance_thresholds": "visavis.graded.estimator_quality.relevance_distributions",
-    "reproduce": "visavis.experiments.run_comparison.cache_setting_features",
+    "relevance_fit": "visavis.evaluation.graded.fine_tuning.read_stsb",
+    "relevance_thresholds": "visavis.evaluation.graded.estimator_quality.relevance_distributions",
+    "reproduce": "visavis.research.experiments.run_comparison.cache_setting_features",
     "train": "visavis.training.training_run.prepare_and_check_phases",
 }
 """The function of each command that does its work."""

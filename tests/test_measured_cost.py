@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from visavis.blocking import measure_score_cost
+from visavis.core.blocking import measure_score_cost
+from visavis.core.encoded import Encoded
+from visavis.losses.pair_loss import PairLoss
+from visavis.losses.targets import Targets
 from visavis.objectives import CATALOG
-from visavis.pair_loss import PairLoss
-from visavis.targets import Targets
-from visavis.types import Encoded
 
 SCRIPT = Path(__file__).resolve().parents[1] / "benchmarks" / "attention.py"
 spec = importlib.util.spec_from_file_location("attention", SCRIPT)

@@ -13,8 +13,8 @@ from PIL import Image
 
 import visavis
 from visavis import api
-from visavis.errors import MissingExtra
-from visavis.notebook import MAX_HTML_ROWS, NotebookTable, flat_row
+from visavis.core.errors import MissingExtra
+from visavis.core.notebook import MAX_HTML_ROWS, NotebookTable, flat_row
 
 NOTEBOOK = Path(__file__).parents[1] / "docs" / "tutorials" / "notebook.ipynb"
 OTHER_RESULTS = {

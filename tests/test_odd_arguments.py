@@ -18,22 +18,22 @@ from tests.recipes import TINY_RECIPE
 
 import visavis
 from visavis import DataError, ShapeError, SpecError, Targets, VisavisError, evaluation, metrics
+from visavis.core.encoded import Encoded
+from visavis.core.errors import format_value
+from visavis.core.process_group import ONE_PROCESS
 from visavis.data import check_dataset, open_dataset
 from visavis.data.dataset import Dataset, Image
-from visavis.errors import format_value
+from visavis.data.synthetic import write_synthetic_scenes
 from visavis.evaluation import Protocol
 from visavis.evaluation import tiled_ranking as blocks
-from visavis.experiments import statistics
-from visavis.feedback.evaluate_feedback import evaluate_feedback
-from visavis.feedback.records import Judgment, QueryKey, latest_judgments, read_feedback
-from visavis.graded.estimators.known_relevance import FunctionRelevance
-from visavis.graded.ranking_coherence import ranking_coherence
-from visavis.process_group import ONE_PROCESS
+from visavis.evaluation.feedback.evaluate_feedback import evaluate_feedback
+from visavis.evaluation.feedback.records import Judgment, QueryKey, latest_judgments, read_feedback
+from visavis.evaluation.graded.estimators.known_relevance import FunctionRelevance
+from visavis.evaluation.graded.ranking_coherence import ranking_coherence
+from visavis.research.experiments import statistics
 from visavis.retrieval.index_folder import Index
 from visavis.retrieval.index_search import SearchQuery, rank_texts, search_index, store_queries
 from visavis.retrieval.items import ItemFilter
-from visavis.synthetic import write_synthetic_scenes
-from visavis.types import Encoded
 
 NUMBERS = torch.arange(12.0).view(3, 4)
 SMALL = Protocol(name="small", description="")

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from visavis.blocking import ScoreCost
-from visavis.errors import VisavisError
-from visavis.models.inference import score_indexed_pairs
-from visavis.scoring import (
+from visavis.core.blocking import ScoreCost
+from visavis.core.encoded import Encoded
+from visavis.core.errors import VisavisError
+from visavis.losses.scoring import (
     DeviceScore,
     inference_block_cost,
     max_query_rows,
@@ -19,7 +19,7 @@ from visavis.scoring import (
     score_query_rows,
     select_items,
 )
-from visavis.types import Encoded
+from visavis.models.inference import score_indexed_pairs
 
 PAIR = 1000.0
 CPU = torch.device("cpu")

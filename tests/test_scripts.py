@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from visavis.data import open_dataset
-from visavis.recipes.files import read_recipe
-from visavis.synthetic import SceneGraphs, write_synthetic_scenes
+from visavis.data.synthetic import SceneGraphs, write_synthetic_scenes
+from visavis.training.recipes.files import read_recipe
 
 from .conftest import PROJECT
 

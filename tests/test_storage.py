@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from PIL import Image
 from tests.matching import mentions
 
-from visavis import storage
-from visavis.errors import DataError, RefusedOverwrite, RunError, StorageError
+from visavis.core import storage
+from visavis.core.errors import DataError, RefusedOverwrite, RunError, StorageError
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 json_values = st.recursive(
@@ -151,7 +151,7 @@ def test_storage_killed_write_keeps_old_file(tmp_path):
     storage.write_text(tmp_path / "a.txt", "old")
     program = """
 import os, signal, sys
-from visavis.storage import atomic_file
+from visavis.core.storage import atomic_file
 with atomic_file(sys.argv[1]) as part:
     part.write_text("half")
     os.kill(os.getpid(), signal.SIGKILL)

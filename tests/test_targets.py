@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tests.matching import mentions
 
 from visavis import Targets
-from visavis.errors import MissingSupervision, ShapeError
-from visavis.targets import PAIRWISE_ANNOTATIONS, Factors
+from visavis.core.errors import MissingSupervision, ShapeError
+from visavis.losses.targets import PAIRWISE_ANNOTATIONS, Factors
 
 ids = st.lists(st.integers(-3, 3), max_size=6)
 

@@ -17,7 +17,7 @@ from tests.recipes import TINY_RECIPE
 import visavis
 from visavis import cli
 from visavis.cli.terminal import print_json
-from visavis.synthetic import write_synthetic_scenes
+from visavis.data.synthetic import write_synthetic_scenes
 
 
 @pytest.fixture(scope="module")

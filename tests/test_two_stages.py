@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from visavis.errors import VisavisError
+from visavis.core.encoded import Encoded
+from visavis.core.errors import VisavisError
 from visavis.evaluation import evaluate
-from visavis.metrics import best_ranks
+from visavis.evaluation.metrics import best_ranks
+from visavis.losses.scoring import DeviceScore, TwoStageScore, score_direction
+from visavis.losses.targets import Targets
 from visavis.models.base import GlobalMatcher, MatcherConfig
 from visavis.models.inference import device_score, score_all_pairs
 from visavis.models.score_ensemble import ScoreEnsemble, join_member_encodings
-from visavis.scoring import DeviceScore, TwoStageScore, score_direction
-from visavis.targets import Targets
-from visavis.types import Encoded
 
 CPU = torch.device("cpu")
 

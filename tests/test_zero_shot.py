@@ -16,15 +16,15 @@ from typer.testing import CliRunner
 import visavis
 from visavis import cli, evaluation
 from visavis.api import graded_runs as agreement
+from visavis.core.encoded import Encoded
+from visavis.core.errors import DataError, RecipeError, RunError
 from visavis.data import open_dataset
-from visavis.diagnostics.contributing_samples import contributing_by_direction
-from visavis.errors import DataError, RecipeError, RunError
-from visavis.graded.human_agreement import FLICKR8K_FILES
+from visavis.data.synthetic import write_synthetic_scenes
+from visavis.evaluation.graded.human_agreement import FLICKR8K_FILES
+from visavis.losses.targets import Targets
 from visavis.objectives import Unified
-from visavis.recipes.files import read_recipe
-from visavis.synthetic import write_synthetic_scenes
-from visavis.targets import Targets
-from visavis.types import Encoded
+from visavis.research.diagnostics.contributing_samples import contributing_by_direction
+from visavis.training.recipes.files import read_recipe
 
 pytest.importorskip("transformers")
 kinds = pytest.mark.parametrize("kind", ["clip", "siglip"])

@@ -17,7 +17,7 @@ import typer.cli
 
 import visavis
 from visavis.cli.commands import build_app
-from visavis.recipes.files import paper_tables, read_recipe_file, shipped_files
+from visavis.training.recipes.files import paper_tables, read_recipe_file, shipped_files
 
 PROJECT = Path(__file__).resolve().parents[1]
 INTERNAL = {"cli", "api", "storage"}

@@ -25,10 +25,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from visavis import storage
-from visavis.errors import VisavisError
+from visavis.core import storage
+from visavis.core.errors import VisavisError
 from visavis.evaluation import Evaluation, Protocol, rank_scores
-from visavis.metrics import (
+from visavis.evaluation.metrics import (
     average_precision_at_r,
     best_ranks,
     coherent_scores,
@@ -37,7 +37,7 @@ from visavis.metrics import (
     recall_at,
     recall_at_mean_ties,
 )
-from visavis.targets import Targets
+from visavis.losses.targets import Targets
 
 # Needed if this file is loaded by its path.
 sys.path.insert(0, str(Path(__file__).resolve().parent))

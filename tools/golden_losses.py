@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from visavis import spec
+from visavis.core import spec
+from visavis.losses.targets import Targets
 from visavis.objectives import (
     AOQ,
     NCR,
@@ -32,8 +33,7 @@ from visavis.objectives import (
     TripletHN,
     Unified,
 )
-from visavis.supervision.noisy_correspondence import MarginGrowth, soft_margin
-from visavis.targets import Targets
+from visavis.training.supervision.noisy_correspondence import MarginGrowth, soft_margin
 
 Entry = dict[str, Any]
 # The inputs of an entry.

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from visavis.core.encoded import Encoded
 from visavis.models import BFAN, SCAN, SGRAF, Matcher
 from visavis.models.image_text.sgraf import add_global_vectors
 from visavis.models.image_text.vsrn import GraphConvolution
 from visavis.models.layers import GeneralizedPooling
-from visavis.types import Encoded
 
 Arrays = dict[str, np.ndarray]
 State = dict[str, Tensor]

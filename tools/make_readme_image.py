@@ -10,8 +10,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from visavis import storage
-from visavis.demonstration.scene_search import SceneSearch, plot_retrievals
+from visavis.core import storage
+from visavis.research.demonstration.scene_search import SceneSearch, plot_retrievals
 
 FIGURE = Path(__file__).resolve().parents[1] / "docs" / "images" / "retrieval.png"
 ROWS = 3

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 from transformers import MobileNetV2Config, MobileNetV2Model
 
-from visavis import storage
-from visavis.errors import DataError, RefusedOverwrite, VisavisError
+from visavis.core import storage
+from visavis.core.errors import DataError, RefusedOverwrite, VisavisError
 
 WEIGHTS = "mobilenet_v2_imagenet_fp16.safetensors"
 POOLED = "flickr8k_mobilenet_v2_pool_fp16.npy"

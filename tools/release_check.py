@@ -21,10 +21,10 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parents[1]
 WHEEL_FILES = (
     "visavis/py.typed",
-    "visavis/recipes/shipped/demo.toml",
-    "visavis/reports/templates/base.html.j2",
-    "visavis/server/web_ui/index.html",
-    "visavis/synthetic/weights/scene_encoder.safetensors",
+    "visavis/training/recipes/shipped/demo.toml",
+    "visavis/research/reports/templates/base.html.j2",
+    "visavis/retrieval/server/web_ui/index.html",
+    "visavis/data/synthetic/weights/scene_encoder.safetensors",
 )
 SDIST_FILES = (
     "pyproject.toml",

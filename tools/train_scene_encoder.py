@@ -25,10 +25,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
-from visavis import storage
-from visavis.synthetic import Scene, render_scene, sample_scene
-from visavis.synthetic.captions import ATTRIBUTES
-from visavis.synthetic.scene import (
+from visavis.core import storage
+from visavis.data.synthetic import Scene, render_scene, sample_scene
+from visavis.data.synthetic.captions import ATTRIBUTES
+from visavis.data.synthetic.scene import (
     BACKGROUNDS,
     COLORS,
     HELD_OUT_COLORS,
@@ -38,9 +38,9 @@ from visavis.synthetic.scene import (
     SHAPES,
     SIZES,
 )
-from visavis.synthetic.scene_encoder import SceneEncoder
+from visavis.data.synthetic.scene_encoder import SceneEncoder
 
-WEIGHTS = Path(__file__).parents[1] / "src/visavis/synthetic/weights/scene_encoder.safetensors"
+WEIGHTS = Path(__file__).parents[1] / "src/visavis/data/synthetic/weights/scene_encoder.safetensors"
 SEED = 2**40
 GRID = 6
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from visavis import api, errors
+from visavis import api
 from visavis.api import *  # noqa: F403 - the functions of api.__all__
-from visavis.errors import *  # noqa: F403 - the errors of errors.__all__
+from visavis.core import errors
+from visavis.core.errors import *  # noqa: F403 - the errors of errors.__all__
 
 if TYPE_CHECKING:
+    from visavis.losses.objectives import parse
+    from visavis.losses.pair_loss import LearnedScale, PairLoss
+    from visavis.losses.targets import Factors, Targets
     from visavis.models.retriever import Retriever
-    from visavis.objectives import parse
-    from visavis.pair_loss import LearnedScale, PairLoss
-    from visavis.targets import Factors, Targets
 
 __version__ = "0.2.0"
 
@@ -22,12 +23,12 @@ __all__ += errors.__all__
 __all__ += api.__all__
 
 _MODULES = {
-    "Factors": "visavis.targets",
-    "LearnedScale": "visavis.pair_loss",
-    "PairLoss": "visavis.pair_loss",
+    "Factors": "visavis.losses.targets",
+    "LearnedScale": "visavis.losses.pair_loss",
+    "PairLoss": "visavis.losses.pair_loss",
     "Retriever": "visavis.models.retriever",
-    "Targets": "visavis.targets",
-    "parse": "visavis.objectives",
+    "Targets": "visavis.losses.targets",
+    "parse": "visavis.losses.objectives",
 }
 """Modules of the public names that are imported on first use, so that ``visavis --help`` does not
 import torch.

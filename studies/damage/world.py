@@ -16,8 +16,8 @@ import torch
 import transformers
 
 import visavis
+from visavis.core.progress import NoProgress, TrainingStep
 from visavis.data import open_dataset
-from visavis.progress import NoProgress, TrainingStep
 from visavis.training.stop_signals import Stopped
 
 RECIPE = """

@@ -19,8 +19,8 @@ from torch import Tensor, distributed, nn
 from torch.nn.functional import normalize
 from torch.nn.parallel import DistributedDataParallel
 
+from visavis.evaluation.metrics import average_precision_at_r
 from visavis.integrations.pytorch_metric_learning import MetricLoss
-from visavis.metrics import average_precision_at_r
 from visavis.objectives import Circle, InfoNCE, MultiSimilarity, NTXent, Triplet, Unified
 
 SUM = {"distance": distances.CosineSimilarity(), "reducer": reducers.SumReducer()}

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from visavis.audit.caption_audit import (
+from visavis.data.dataset import Dataset, Image
+from visavis.research.audit.caption_audit import (
     audit_captions,
     sample_other_images,
     sibling_agreement,
     sibling_mean,
 )
-from visavis.audit.embeddings import tfidf_vectors
-from visavis.data.dataset import Dataset, Image
+from visavis.research.audit.embeddings import tfidf_vectors
 
 ANIMALS = ["dog", "cat", "horse", "cow", "bird", "fox", "bear", "duck", "goat", "mouse"]
 PLACES = [

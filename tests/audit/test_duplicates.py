@@ -8,9 +8,9 @@ import torch
 from PIL import Image
 
 import visavis
-from visavis.audit.duplicates import ImageThumbnails, make_copies, pairs_above_threshold
-from visavis.audit.image_alignment import aligned_correlation
-from visavis.synthetic import write_synthetic_scenes
+from visavis.data.synthetic import write_synthetic_scenes
+from visavis.research.audit.duplicates import ImageThumbnails, make_copies, pairs_above_threshold
+from visavis.research.audit.image_alignment import aligned_correlation
 
 WORDS = {
     "recipe": "photos/frozen-words",

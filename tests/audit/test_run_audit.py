@@ -11,14 +11,14 @@ from tests.processes import fork_workers
 from typer.testing import CliRunner
 
 import visavis
-from visavis import storage
-from visavis.audit import run_audit
 from visavis.cli import app
+from visavis.core import storage
+from visavis.core.errors import VisavisError
+from visavis.core.progress import NoProgress
 from visavis.data import open_dataset
+from visavis.data.synthetic import SceneGraphs, write_synthetic_scenes
 from visavis.data.vocabulary import Vocabulary
-from visavis.errors import VisavisError
-from visavis.progress import NoProgress
-from visavis.synthetic import SceneGraphs, write_synthetic_scenes
+from visavis.research.audit import run_audit
 
 RECIPE = """
 name = "quick"

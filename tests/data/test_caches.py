@@ -12,15 +12,15 @@ import pytest
 import torch
 from PIL import Image
 
-from visavis import storage
+from visavis.core import storage
+from visavis.core.encoded import Encoded
+from visavis.core.errors import DataError, StorageError
 from visavis.data import open_dataset
 from visavis.data.dataset import ByteRange
 from visavis.data.features.arrays import ArrayFeatures, first_nonfinite_row
 from visavis.data.features.store import FeatureStore, FeatureWriter, StoreDescription
-from visavis.errors import DataError, StorageError
 from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.models.encoders.feature_extraction import cache_features
-from visavis.types import Encoded
 
 POOLED = StoreDescription("visual", "pooled", "encoder", "0" * 16, (64,), 200, "data")
 KEYS = [f"{number}.png" for number in range(200)]

@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from visavis.core.errors import DataError
 from visavis.data import check_dataset, open_dataset
-from visavis.errors import DataError
 
 NAMES = ("a.png", "b.png", "c.png", "d.png")
 SPLITS = ("train", "train", "val", "test")

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from visavis.core.errors import DataError
 from visavis.data import check_dataset, open_dataset
-from visavis.errors import DataError
 
 
 def write_coco(

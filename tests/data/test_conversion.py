@@ -12,14 +12,14 @@ import pytest
 import torch
 
 import visavis
+from visavis.core.errors import DataError, RefusedOverwrite
+from visavis.core.progress import NoProgress
 from visavis.data.conversion.convert_features import NUM_HELD_OUT
 from visavis.data.dataset_reader import open_dataset
 from visavis.data.features.expert_store import ExpertStore
 from visavis.data.features.store import FeatureStore
-from visavis.errors import DataError, RefusedOverwrite
 from visavis.evaluation import Protocol
-from visavis.progress import NoProgress
-from visavis.runs.evaluate_runs import evaluate_runs
+from visavis.training.runs.evaluate_runs import evaluate_runs
 
 VIDEOS = [f"video{number}" for number in range(20)]
 WORDS = {

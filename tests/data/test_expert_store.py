@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from visavis.core.encoded import concatenate, seconds_part
+from visavis.core.errors import DataError, RefusedOverwrite
+from visavis.core.storage import DamagedCacheError
 from visavis.data.features import expert_store as experts_file
 from visavis.data.features.expert_store import ExpertStore, create_expert_store
-from visavis.errors import DataError, RefusedOverwrite
-from visavis.storage import DamagedCacheError
-from visavis.types import concatenate, seconds_part
 
 WIDTHS = {"appearance": 3, "sound": 2}
 
@@ -266,7 +266,7 @@ def test_expert_store_of_only_missing_experts(tmp_path):
 
 
 def test_expert_writer_reports_full_disk(small_disk):
-    from visavis.errors import StorageError
+    from visavis.core.errors import StorageError
 
     with (
         pytest.raises(StorageError, match="cannot be written"),

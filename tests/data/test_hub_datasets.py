@@ -16,8 +16,8 @@ from tests.hub import Hub, retry_at_once, serving
 from tests.processes import Command
 from tests.recipes import TINY_RECIPE
 
+from visavis.core.errors import DataError, VisavisError
 from visavis.data.hub_files import _select_files
-from visavis.errors import DataError, VisavisError
 
 from .test_image_tables import png, rows, write_parquet
 

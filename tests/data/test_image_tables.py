@@ -17,13 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from visavis.core.errors import DataError
 from visavis.data import check_dataset, open_dataset
 from visavis.data.dataset import Dataset
 from visavis.data.formats import image_tables
 from visavis.data.formats.image_tables import EmbeddedImage
 from visavis.data.formats.listing import caption_problem
 from visavis.data.video import is_video
-from visavis.errors import DataError
 
 pa = pytest.importorskip("pyarrow", reason="PyArrow is not installed: pip install 'visavis[large]'")
 pq = pytest.importorskip("pyarrow.parquet")

@@ -17,6 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image as PILImage
 
+from visavis.core.errors import DataError, RecipeError
+from visavis.core.progress import NoProgress
 from visavis.data import dataset_reader
 from visavis.data.columns import unique_texts
 from visavis.data.dataset import Dataset, Image
@@ -27,11 +29,9 @@ from visavis.data.formats import large_table
 from visavis.data.loader import BatchSchedule
 from visavis.data.sequences import CaptionGroups
 from visavis.data.vocabulary import TokenizedCaptions, Vocabulary, tokenize
-from visavis.errors import DataError, RecipeError
-from visavis.progress import NoProgress
-from visavis.recipes import features
-from visavis.recipes.data_module import prepare_training
-from visavis.recipes.recipe import build_recipe
+from visavis.training.recipes import features
+from visavis.training.recipes.data_module import prepare_training
+from visavis.training.recipes.recipe import build_recipe
 from visavis.training.start_training import start_training
 
 pa = pytest.importorskip("pyarrow", reason="PyArrow is not installed: pip install 'visavis[large]'")

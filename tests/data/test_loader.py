@@ -9,12 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from visavis.core.encoded import Encoded
+from visavis.core.errors import DataError
 from visavis.data.dataset import ByteRange, Dataset, Image
 from visavis.data.item_sources import PixelSource, StoredFeatures
 from visavis.data.loader import BatchSchedule, Loader, derive_seed
 from visavis.data.vocabulary import TokenizedCaptions, Vocabulary
-from visavis.errors import DataError
-from visavis.types import Encoded
 
 FIRST_WORDS = ["a", "the cat", "one red dog runs", "two boats lie on the blue lake today"]
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from visavis.core.errors import DataError
 from visavis.data import check_dataset, open_dataset
-from visavis.errors import DataError
 
 UNREADABLE = {
     "cut JSON": ("dataset_x.json", b'{"images": [{"filename"', "is not JSON: .*line 1"),

@@ -16,16 +16,16 @@ import pytest
 import torch
 from PIL import Image
 
+from visavis.core.encoded import Encoded
+from visavis.core.errors import VisavisError
 from visavis.data import check_dataset, open_dataset
 from visavis.data.features.arrays import ArrayFeatures, first_nonfinite_row
 from visavis.data.features.store import FeatureStore, FeatureWriter, StoreDescription
-from visavis.errors import VisavisError
-from visavis.graded import MatrixRelevance
-from visavis.graded.caption_ratings import read_crisscrossed_captions, read_stsb
-from visavis.graded.estimators.sentence_models import PairCache
-from visavis.graded.estimators.word_vectors import read_word_vectors
-from visavis.synthetic import SceneGraphs, write_synthetic_scenes
-from visavis.types import Encoded
+from visavis.data.synthetic import SceneGraphs, write_synthetic_scenes
+from visavis.evaluation.graded import MatrixRelevance
+from visavis.evaluation.graded.caption_ratings import read_crisscrossed_captions, read_stsb
+from visavis.evaluation.graded.estimators.sentence_models import PairCache
+from visavis.evaluation.graded.estimators.word_vectors import read_word_vectors
 
 NAMES = ("a.png", "bé.png", "c.png", "d.png")
 ODD_VALUES = (

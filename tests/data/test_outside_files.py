@@ -21,18 +21,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from visavis import storage
+from visavis.core import storage
+from visavis.core.errors import DataError
 from visavis.data import open_dataset
 from visavis.data.content_fingerprint import ContentFingerprint
 from visavis.data.dataset import ByteRange
 from visavis.data.dataset_reader import check_dataset
 from visavis.data.features.arrays import ArrayFeatures
-from visavis.errors import DataError
 from visavis.retrieval.index_folder import Index, IndexManifest
 from visavis.retrieval.items import IndexItem
 from visavis.retrieval.run_search import open_image_collection
+from visavis.retrieval.server.image_cache import render_jpeg
 from visavis.retrieval.source_files import list_source_files
-from visavis.server.image_cache import render_jpeg
 
 from ..videos import write_video
 

@@ -16,9 +16,9 @@ from PIL import ImageChops
 
 from visavis.data import check_dataset, open_dataset
 from visavis.data.formats.image_files import find_files
-from visavis.synthetic.captions import write_captions
-from visavis.synthetic.rendering import render_scene
-from visavis.synthetic.scene import sample_scene
+from visavis.data.synthetic.captions import write_captions
+from visavis.data.synthetic.rendering import render_scene
+from visavis.data.synthetic.scene import sample_scene
 
 PHOTOS, SCENES = 600, 60
 FOLDERS = (

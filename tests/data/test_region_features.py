@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import visavis
+from visavis.core.errors import DataError, RecipeError, VisavisError
 from visavis.data.features.regions import RegionFeatures
-from visavis.errors import DataError, RecipeError, VisavisError
 
 WIDTH = 5
 IDS = ["391895", "1000092795", "7"]

@@ -17,9 +17,9 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
+from visavis.core.errors import DataError
 from visavis.data.conversion import safe_pickle
 from visavis.data.conversion.safe_pickle import read_plain_pickle
-from visavis.errors import DataError
 
 PROTOCOLS = range(6)
 

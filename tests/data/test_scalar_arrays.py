@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from visavis import storage
+from visavis.core import storage
+from visavis.core.errors import DataError
 from visavis.data.dataset_reader import check_dataset, open_dataset
 from visavis.data.features.arrays import ArrayFeatures
 from visavis.data.features.regions import RegionFeatures
-from visavis.errors import DataError
 
 
 @pytest.fixture

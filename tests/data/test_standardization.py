@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from visavis.core.encoded import Encoded
 from visavis.data.features.standardization import Standardization
-from visavis.types import Encoded
 
 
 @pytest.mark.parametrize("root", [False, True])

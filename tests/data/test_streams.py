@@ -17,6 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from visavis.core.errors import DataError, RecipeError
+from visavis.core.progress import NoProgress
 from visavis.data.formats.webdataset import TarSamples
 from visavis.data.item_sources import PixelSource
 from visavis.data.loader import share_workers
@@ -24,11 +26,9 @@ from visavis.data.streams.shard_files import CACHE_SIZE, list_shards, open_files
 from visavis.data.streams.shard_stream import ShardStream
 from visavis.data.streams.stream_loader import StreamLoader, StreamPlan, StreamSchedule
 from visavis.data.vocabulary import TokenizedCaptions, Vocabulary
-from visavis.errors import DataError, RecipeError
 from visavis.models.encoders.preprocessing import ImageConverter, Preprocessing
-from visavis.progress import NoProgress
-from visavis.recipes.features import open_stream
-from visavis.recipes.recipe import build_recipe
+from visavis.training.recipes.features import open_stream
+from visavis.training.recipes.recipe import build_recipe
 
 pa = pytest.importorskip("pyarrow", reason="PyArrow is not installed: pip install 'visavis[large]'")
 wds = pytest.importorskip(

@@ -8,13 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from visavis.core.errors import DataError, RecipeError, RefusedOverwrite
 from visavis.data import open_dataset
 from visavis.data.features.expert_store import ExpertStore
-from visavis.errors import DataError, RecipeError, RefusedOverwrite
-from visavis.synthetic import ClipAnnotations, render_scene, write_synthetic_clips
-from visavis.synthetic.clip_dataset import EXPERT_DIMS, expert_features, partner_noise, sample_noise
-from visavis.synthetic.clips import ACTIONS, ClipEvent, SyntheticClip
-from visavis.synthetic.scene import SceneObject
+from visavis.data.synthetic import ClipAnnotations, render_scene, write_synthetic_clips
+from visavis.data.synthetic.clip_dataset import (
+    EXPERT_DIMS,
+    expert_features,
+    partner_noise,
+    sample_noise,
+)
+from visavis.data.synthetic.clips import ACTIONS, ClipEvent, SyntheticClip
+from visavis.data.synthetic.scene import SceneObject
 
 SMALL = {"num_train": 40, "num_val": 10, "num_test": 10, "seed": 3}
 

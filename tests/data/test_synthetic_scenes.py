@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from visavis.errors import DataError, RecipeError, RefusedOverwrite
-from visavis.synthetic import (
+from visavis.core.errors import DataError, RecipeError, RefusedOverwrite
+from visavis.data.synthetic import (
     CaptionFacts,
     Scene,
     SceneGraphs,
@@ -25,9 +25,9 @@ from visavis.synthetic import (
     write_captions,
     write_synthetic_scenes,
 )
-from visavis.synthetic.captions import FACT_WEIGHTS
-from visavis.synthetic.lexicon import STYLES, join_phrases, with_article
-from visavis.synthetic.scene import (
+from visavis.data.synthetic.captions import FACT_WEIGHTS
+from visavis.data.synthetic.lexicon import STYLES, join_phrases, with_article
+from visavis.data.synthetic.scene import (
     BACKGROUNDS,
     COLORS,
     HELD_OUT_COLORS,

@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from visavis.core.errors import DataError
 from visavis.data import check_dataset, open_dataset
 from visavis.data.features.arrays import ArrayFeatures
-from visavis.errors import DataError
 from visavis.retrieval.run_search import open_image_collection
 
 pytestmark = pytest.mark.skipif(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image as Pictures
 
+from visavis.core.errors import DataError, MissingExtra
 from visavis.data import check_dataset
 from visavis.data.dataset_reader import list_dataset, open_dataset
 from visavis.data.video import (
@@ -20,7 +21,6 @@ from visavis.data.video import (
     read_frames,
     video_duration,
 )
-from visavis.errors import DataError, MissingExtra
 
 from ..videos import damaged, gray, random_clip, write_sound, write_video
 

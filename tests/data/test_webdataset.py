@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from visavis import api
+from visavis.core.errors import DataError
 from visavis.data import check_dataset, open_dataset
 from visavis.data.streams.shard_stream import ShardStream
-from visavis.errors import DataError
 
 from .test_image_tables import contents, png
 

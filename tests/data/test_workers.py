@@ -22,6 +22,8 @@ from PIL import Image as Pillow
 from tests.processes import Command
 
 import visavis
+from visavis.core.encoded import Encoded
+from visavis.core.errors import DataError, VisavisError
 from visavis.data import loader as loader_module
 from visavis.data import workers as workers_module
 from visavis.data.dataset import ByteRange, Dataset, Image
@@ -37,9 +39,7 @@ from visavis.data.workers import (
     choose_readers,
     choose_workers,
 )
-from visavis.errors import DataError, VisavisError
 from visavis.models.encoders.preprocessing import MAX_JPEG_SIDE, ImageConverter, Preprocessing
-from visavis.types import Encoded
 
 CONVERTER = ImageConverter(Preprocessing(resize=(16, 16), crop=None))
 

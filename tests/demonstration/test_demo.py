@@ -11,11 +11,16 @@ import pytest
 from tests.processes import fork_workers
 
 import visavis
-from visavis.demonstration import demo_run
-from visavis.demonstration.demo_run import LEARNING_RATES, TUNING_SCENE_SEED, DemoSettings, run_demo
-from visavis.errors import RefusedOverwrite
-from visavis.progress import NoProgress
-from visavis.recipes.files import read_recipe
+from visavis.core.errors import RefusedOverwrite
+from visavis.core.progress import NoProgress
+from visavis.research.demonstration import demo_run
+from visavis.research.demonstration.demo_run import (
+    LEARNING_RATES,
+    TUNING_SCENE_SEED,
+    DemoSettings,
+    run_demo,
+)
+from visavis.training.recipes.files import read_recipe
 
 pytestmark = pytest.mark.slow
 

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from visavis.errors import SpecError
+from visavis.core.errors import SpecError
+from visavis.losses.objectives.pairs import NEG_INF, PositivePairs, find_positive_pairs, log1p_exp
+from visavis.losses.targets import Targets
 from visavis.objectives import VLC, NTXent, Objective, Triplet, TripletHN, Unified
-from visavis.objectives.pairs import NEG_INF, PositivePairs, find_positive_pairs, log1p_exp
-from visavis.targets import Targets
 
 
 def closed_weights(objective: Objective, scores: Tensor, targets: Targets) -> Tensor:

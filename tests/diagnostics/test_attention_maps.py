@@ -9,13 +9,13 @@ from PIL import Image
 
 import visavis
 from visavis import cli
+from visavis.core.encoded import Encoded
+from visavis.core.errors import DataError, RefusedOverwrite, RunError, VisavisError
+from visavis.data.synthetic import write_synthetic_scenes
 from visavis.data.vocabulary import Vocabulary
-from visavis.errors import DataError, RefusedOverwrite, RunError, VisavisError
 from visavis.models import CATALOG
 from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.models.processor import Processor
-from visavis.synthetic import write_synthetic_scenes
-from visavis.types import Encoded
 
 WORDS = Vocabulary.from_captions(["a red circle above two blue squares"], 1)
 KINDS = {

@@ -9,7 +9,8 @@ import torch
 from tests.diagnostics.closed_forms import closed_weights
 
 from visavis import Targets
-from visavis.diagnostics.contributing_samples import (
+from visavis.objectives import CATALOG, NTXent, Triplet, TripletHN, Unified
+from visavis.research.diagnostics.contributing_samples import (
     contributing_by_direction,
     contributing_by_epsilon,
     contributing_samples,
@@ -19,7 +20,6 @@ from visavis.diagnostics.contributing_samples import (
     released_triplet_counts,
     smooth_ap_counts,
 )
-from visavis.objectives import CATALOG, NTXent, Triplet, TripletHN, Unified
 
 SIZES = [1, 2, 3, 5, 24, 64]
 

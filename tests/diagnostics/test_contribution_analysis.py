@@ -12,9 +12,13 @@ import torch
 
 import visavis
 from visavis import Targets
-from visavis.diagnostics import contributing_samples
-from visavis.diagnostics.contributing_samples import released_targets
-from visavis.diagnostics.contribution_analysis import (
+from visavis.core.errors import RefusedOverwrite, RunError, SpecError, VisavisError
+from visavis.core.progress import NoProgress
+from visavis.data.synthetic import write_synthetic_scenes
+from visavis.objectives import NTXent, SmoothAP, Triplet, TripletHN, Unified
+from visavis.research.diagnostics import contributing_samples
+from visavis.research.diagnostics.contributing_samples import released_targets
+from visavis.research.diagnostics.contribution_analysis import (
     BATCH_SIZE,
     batch_measures,
     diagnostic_loader,
@@ -22,15 +26,11 @@ from visavis.diagnostics.contribution_analysis import (
     phase_of_best_model,
     scored_batches,
 )
-from visavis.errors import RefusedOverwrite, RunError, SpecError, VisavisError
-from visavis.objectives import NTXent, SmoothAP, Triplet, TripletHN, Unified
-from visavis.progress import NoProgress
-from visavis.runs.open_run import open_run, read_run_recipe
-from visavis.runs.run_folder import RunFolder
-from visavis.supervision import PairSupervision
-from visavis.synthetic import write_synthetic_scenes
 from visavis.training.checkpoint import Checkpoint
 from visavis.training.monitoring.validation_metrics import validation_metrics
+from visavis.training.runs.open_run import open_run, read_run_recipe
+from visavis.training.runs.run_folder import RunFolder
+from visavis.training.supervision import PairSupervision
 from visavis.training.train_step import phase_loss
 
 RECIPE = """

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 import visavis
-from visavis.diagnostics.objective_profile import (
+from visavis.core.errors import RefusedOverwrite, SpecError
+from visavis.objectives import CATALOG, VLC, Goal, TripletHN, Unified, parse
+from visavis.research.diagnostics.objective_profile import (
     INITIAL_ANGLES,
     STEP_LENGTH,
     VECTOR_NAMES,
@@ -20,9 +22,7 @@ from visavis.diagnostics.objective_profile import (
     rotation,
     triplet_weights,
 )
-from visavis.errors import RefusedOverwrite, SpecError
-from visavis.objectives import CATALOG, VLC, Goal, TripletHN, Unified, parse
-from visavis.reports.profile_report import plot_pair_weights
+from visavis.research.reports.profile_report import plot_pair_weights
 
 GRID = torch.tensor([-0.9, -0.3, 0.05, 0.4, 0.95], dtype=torch.float64)
 POSITIVE, NEGATIVE = (axis.double() for axis in torch.meshgrid(GRID, GRID, indexing="ij"))

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from tests.diagnostics.closed_forms import closed_weights
 
 from visavis import Targets
-from visavis.diagnostics import pair_weights
-from visavis.errors import ShapeError, SpecError
+from visavis.core.errors import ShapeError, SpecError
 from visavis.objectives import VLC, NTXent, Objective, Triplet, TripletHN, Unified
+from visavis.research.diagnostics import pair_weights
 
 PRINTED = [
     Triplet(),

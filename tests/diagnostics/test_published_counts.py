@@ -9,16 +9,16 @@ import pytest
 
 import visavis
 from visavis.cli.diagnostic_tables import print_diagnosis
-from visavis.diagnostics.contribution_analysis import ContributionAnalysis
-from visavis.errors import RecipeError
+from visavis.core.errors import RecipeError
+from visavis.data.synthetic import write_synthetic_scenes
 from visavis.evaluation.published_row import PublishedRow
-from visavis.recipes.files import read_recipe, shipped_recipe_names
-from visavis.recipes.published_tables import (
+from visavis.research.diagnostics.contribution_analysis import ContributionAnalysis
+from visavis.training.recipes.files import read_recipe, shipped_recipe_names
+from visavis.training.recipes.published_tables import (
     contributing_sample_rows,
     published_results,
     row_objective,
 )
-from visavis.synthetic import write_synthetic_scenes
 
 ROW_ID = "cocos/2/vse++-flickr30k-triplet"
 ROW_IDS = [

@@ -8,9 +8,9 @@ import pytest
 
 import visavis
 from visavis.data import open_dataset
-from visavis.experiments.comparison_result import Comparison
-from visavis.feedback.records import Judgment, QueryKey, open_feedback
-from visavis.synthetic import write_synthetic_scenes
+from visavis.data.synthetic import write_synthetic_scenes
+from visavis.evaluation.feedback.records import Judgment, QueryKey, open_feedback
+from visavis.research.experiments.comparison_result import Comparison
 
 RECIPE = """
 name = "tiny"

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from visavis.errors import RunError, ShapeError, SpecError
+from visavis.core.errors import RunError, ShapeError, SpecError
 from visavis.evaluation import rank_scores
+from visavis.evaluation.bootstrap import BOOTSTRAP_METRICS, KS, bootstrap_images
 from visavis.evaluation.query_ranks import QueryRanks, read_query_ranks, write_query_ranks
-from visavis.experiments.bootstrap import BOOTSTRAP_METRICS, KS, bootstrap_images
 
 CAPTION_COUNTS = [5, 1, 2, 5, 3] * 8
 """Number of captions of each image."""
@@ -227,7 +227,7 @@ def test_query_ranks_keep_64_bit_ids(tmp_path):
 
 
 def test_read_query_ranks_rejects_incomplete_file(tmp_path):
-    from visavis import storage
+    from visavis.core import storage
 
     storage.write_tensors(tmp_path / "ranks.safetensors", {"plain/image_ranks": torch.ones(3)})
     with pytest.raises(

@@ -22,21 +22,21 @@ import pytest
 from tests.processes import FORKED, Command
 
 import visavis
-from visavis.errors import RecipeError, RunError, SpecError, VisavisError
+from visavis.core.errors import RecipeError, RunError, SpecError, VisavisError
 from visavis.evaluation import Evaluation
-from visavis.experiments import jobs
-from visavis.experiments.grid import Setting, build_settings
-from visavis.experiments.jobs import Job, RunOutcome
-from visavis.experiments.schedule import (
+from visavis.objectives import Goal
+from visavis.research.experiments import jobs
+from visavis.research.experiments.grid import Setting, build_settings
+from visavis.research.experiments.jobs import Job, RunOutcome
+from visavis.research.experiments.schedule import (
     TimeBudget,
     all_runs,
     better_half,
     halving_rounds,
     parse_budget,
 )
-from visavis.objectives import Goal
-from visavis.recipes.files import read_recipe
-from visavis.recipes.published_tables import published_results
+from visavis.training.recipes.files import read_recipe
+from visavis.training.recipes.published_tables import published_results
 from visavis.training.training_run import TrainingResult
 
 HEADS = read_recipe("heads-flickr8k")
@@ -462,7 +462,7 @@ def test_worker_ends_when_stopped_after_training(tmp_path):
 def test_script_without_main_guard_starts_workers(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
-        "from visavis.experiments.jobs import process_pool\n"
+        "from visavis.research.experiments.jobs import process_pool\n"
         "print(__name__, flush=True)\n"
         "with process_pool(1) as pool:\n"
         "    print(*pool.map(abs, [-1, -2]), __file__[-9:])\n"

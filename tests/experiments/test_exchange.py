@@ -12,13 +12,16 @@ import pytest
 import torch
 from ir_measures import Success, nDCG
 
+from visavis.core.encoded import DIRECTIONS, Encoded
+from visavis.core.errors import RefusedOverwrite
 from visavis.data.dataset import Dataset, Image
-from visavis.errors import RefusedOverwrite
 from visavis.evaluation import Evaluation, Protocol, rank_scores
+from visavis.evaluation.bootstrap import BOOTSTRAP_METRICS, bootstrap_images
+from visavis.evaluation.metrics import ndcg_at
 from visavis.evaluation.results import evaluate_dataset
+from visavis.evaluation.statistics import differences_from, paired_tests
 from visavis.evaluation.trec import TrecRankings, top_candidates, trec_rankings, write_trec
-from visavis.experiments.bootstrap import BOOTSTRAP_METRICS, bootstrap_images
-from visavis.experiments.results_table import (
+from visavis.research.experiments.results_table import (
     CSV_COLUMNS,
     MeasurementConditions,
     ResultTable,
@@ -27,9 +30,6 @@ from visavis.experiments.results_table import (
     indistinguishable_rows,
     latex_table,
 )
-from visavis.experiments.statistics import differences_from, paired_tests
-from visavis.metrics import ndcg_at
-from visavis.types import DIRECTIONS, Encoded
 
 
 def measure_with_ir_measures(folder: Path, tag: str, direction: str, measures) -> dict:

@@ -8,12 +8,12 @@ import statistics
 import pytest
 
 import visavis
-from visavis.errors import RecipeError, RunError
-from visavis.experiments.jobs import RunOutcome
-from visavis.experiments.reproduction import Reproduction, _on_base, select_rows
-from visavis.recipes.files import read_recipe
-from visavis.recipes.published_tables import published_results
-from visavis.recipes.recipe import build_recipe
+from visavis.core.errors import RecipeError, RunError
+from visavis.research.experiments.jobs import RunOutcome
+from visavis.research.experiments.reproduction import Reproduction, _on_base, select_rows
+from visavis.training.recipes.files import read_recipe
+from visavis.training.recipes.published_tables import published_results
+from visavis.training.recipes.recipe import build_recipe
 
 
 @pytest.fixture(scope="module")

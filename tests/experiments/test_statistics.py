@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from visavis.errors import DataError, SpecError
-from visavis.experiments.statistics import (
+from visavis.core.errors import DataError, SpecError
+from visavis.evaluation.statistics import (
     PairedTest,
     differences_from,
     format_number,

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from visavis.experiments.comparison_result import find_sweeps
-from visavis.experiments.grid import build_settings
-from visavis.experiments.jobs import RunOutcome
-from visavis.experiments.statistics import t_interval
-from visavis.recipes.files import read_recipe
-from visavis.reports.comparison_report import plot_sweeps
+from visavis.evaluation.statistics import t_interval
+from visavis.research.experiments.comparison_result import find_sweeps
+from visavis.research.experiments.grid import build_settings
+from visavis.research.experiments.jobs import RunOutcome
+from visavis.research.reports.comparison_report import plot_sweeps
+from visavis.training.recipes.files import read_recipe
 
 HEADS = read_recipe("heads-flickr8k")
 MARGINS = [f"Unified(margin={margin}, gamma=60)" for margin in (0.3, 0.1, 0.2)]

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from visavis.errors import RunError
+from visavis.core.errors import RunError
 from visavis.evaluation import Evaluation, rank_scores
-from visavis.experiments.bootstrap import BOOTSTRAP_METRICS
-from visavis.experiments.results_table import MeasurementConditions, ResultTable
+from visavis.evaluation.bootstrap import BOOTSTRAP_METRICS
+from visavis.research.experiments.results_table import MeasurementConditions, ResultTable
 
 
 def result(*recalls: float, num_images: int = 500) -> Evaluation:

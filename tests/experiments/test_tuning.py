@@ -8,10 +8,16 @@ import json
 
 import pytest
 
-from visavis.experiments.grid import build_settings
-from visavis.experiments.jobs import MAX_RUNS, RunOutcome, Workers
-from visavis.experiments.run_comparison import plan_comparison, resume_comparison, start_comparison
-from visavis.experiments.tuning import (
+from visavis.core.progress import NoProgress
+from visavis.data.synthetic import write_synthetic_scenes
+from visavis.research.experiments.grid import build_settings
+from visavis.research.experiments.jobs import MAX_RUNS, RunOutcome, Workers
+from visavis.research.experiments.run_comparison import (
+    plan_comparison,
+    resume_comparison,
+    start_comparison,
+)
+from visavis.research.experiments.tuning import (
     CLIMBS,
     COARSE_FACTORS,
     FINALISTS,
@@ -20,10 +26,8 @@ from visavis.experiments.tuning import (
     tune_learning_rates,
     with_rate,
 )
-from visavis.progress import NoProgress
-from visavis.recipes.files import read_recipe
-from visavis.recipes.recipe import build_recipe
-from visavis.synthetic import write_synthetic_scenes
+from visavis.training.recipes.files import read_recipe
+from visavis.training.recipes.recipe import build_recipe
 
 HEADS = read_recipe("heads-flickr8k")
 NUM_TRIES = len(COARSE_FACTORS) + 3 + CLIMBS + FINALISTS

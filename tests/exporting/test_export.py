@@ -14,15 +14,15 @@ from PIL import Image
 from tests.recipes import TINY_RECIPE
 
 import visavis
+from visavis.core.errors import RefusedOverwrite, VisavisError
+from visavis.data.synthetic import write_synthetic_scenes
 from visavis.data.vocabulary import Vocabulary
-from visavis.errors import RefusedOverwrite, VisavisError
-from visavis.exporting.model_card import write_model_card
 from visavis.models import CATALOG, CLIP, Heads, VSEInfinity, VSEPlusPlus
 from visavis.models.clip.model import open_dual_encoder
 from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.models.processor import Processor
 from visavis.models.retriever import Retriever
-from visavis.synthetic import write_synthetic_scenes
+from visavis.training.export.model_card import write_model_card
 
 pytest.importorskip("transformers")
 

@@ -20,7 +20,7 @@ import pytest
 from tests.processes import Command
 
 import visavis
-from visavis.errors import SpecError
+from visavis.core.errors import SpecError
 from visavis.models.hub_upload import validate_repo
 
 pytest.importorskip("huggingface_hub")

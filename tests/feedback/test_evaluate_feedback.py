@@ -3,8 +3,8 @@
 import pytest
 
 import visavis
-from visavis.errors import DataError, RunError
-from visavis.feedback.records import Judgment, QueryKey, open_feedback
+from visavis.core.errors import DataError, RunError
+from visavis.evaluation.feedback.records import Judgment, QueryKey, open_feedback
 from visavis.retrieval.index_folder import Index
 from visavis.retrieval.index_search import SearchQuery, search_index
 

@@ -13,17 +13,23 @@ from typer.testing import CliRunner
 import visavis
 from visavis import api as verbs
 from visavis.cli import app, main
-from visavis.errors import DataError, RefusedOverwrite, SpecError, VisavisError
-from visavis.graded import FunctionRelevance
-from visavis.graded.caption_ratings import RatedCaptionPairs, read_crisscrossed_captions, read_stsb
-from visavis.graded.estimator_quality import (
+from visavis.core.errors import DataError, RefusedOverwrite, SpecError, VisavisError
+from visavis.core.spec import parse
+from visavis.data.synthetic import write_synthetic_scenes
+from visavis.evaluation.graded import FunctionRelevance
+from visavis.evaluation.graded.caption_ratings import (
+    RatedCaptionPairs,
+    read_crisscrossed_captions,
+    read_stsb,
+)
+from visavis.evaluation.graded.estimator_quality import (
     measure_speed,
     random_pairs,
     rating_correlations,
     sample_relevance,
     summarize_relevance,
 )
-from visavis.graded.fine_tuning import (
+from visavis.evaluation.graded.fine_tuning import (
     _Cosine,
     _LinearOutput,
     _Output,
@@ -34,10 +40,8 @@ from visavis.models.encoders.frozen_encoders import open_text_encoder
 from visavis.models.encoders.sentence_encoders import open_text_pair_encoder
 from visavis.objectives import CATALOG as OBJECTIVES
 from visavis.objectives import Ladder
-from visavis.recipes.files import read_recipe
-from visavis.spec import parse
-from visavis.supervision import CATALOG as SUPERVISIONS
-from visavis.synthetic import write_synthetic_scenes
+from visavis.training.recipes.files import read_recipe
+from visavis.training.supervision import CATALOG as SUPERVISIONS
 
 HEAD = "genre\tfile\tyear\tindex\tscore\tsentence1\tsentence2\n"
 SENTENCES = ["a dog runs", "the cat sleeps", "two red dog", "a cat on the beach", 'the "beach']
@@ -76,7 +80,7 @@ def people(tmp_path, monkeypatch):
     """Both collections of ratings, small, where VISAVIS_DATA points. Speed is measured for a
     moment.
     """
-    monkeypatch.setattr("visavis.graded.estimator_quality.SPEED_TEST_SECONDS", 0.01)
+    monkeypatch.setattr("visavis.evaluation.graded.estimator_quality.SPEED_TEST_SECONDS", 0.01)
     monkeypatch.setenv("VISAVIS_DATA", str(tmp_path))
     benchmark(tmp_path)
     random = np.random.default_rng(1)
@@ -184,7 +188,7 @@ def test_random_pairs_have_different_items():
 
 
 def test_measure_speed_returns_rates(vectors_file):
-    estimator = parse(f"CBoW(vectors={str(vectors_file)!r})", visavis.graded.CATALOG)
+    estimator = parse(f"CBoW(vectors={str(vectors_file)!r})", visavis.evaluation.graded.CATALOG)
     captions_per_s, seconds = measure_speed(estimator, SENTENCES * 20)
     assert captions_per_s > 0
     assert 0 < seconds < 1000
@@ -238,7 +242,9 @@ def test_fine_tuned_model_is_reproducible_and_readable(people, tiny_models, tmp_
     kept = {"bi": _Cosine, "cross": _Output, "regression": _LinearOutput}[kind](opened)
     assert rating_pearson(kept, read_stsb("dev")) == pytest.approx(max(fitted.dev), abs=1e-5)
     assert rating_pearson(kept, read_stsb("test")) == pytest.approx(fitted.test, abs=1e-5)
-    read = parse(fitted.estimator, visavis.graded.CATALOG)(["a dog runs"], ["the cat sleeps"])
+    read = parse(fitted.estimator, visavis.evaluation.graded.CATALOG)(
+        ["a dog runs"], ["the cat sleeps"]
+    )
     assert read.item() == pytest.approx(
         kept.relevance(["a dog runs"], ["the cat sleeps"]).clamp(0, 1).item(), abs=0.01
     )  # kept as float16
@@ -294,13 +300,13 @@ def test_recipe_of_ladder_paper_refines_by_fine_tuned_bert(
     recipe = read_recipe("cvse++-bert/flickr30k")
     supervision = parse(recipe.phases[0].supervision, SUPERVISIONS)
     words = f"CBoW(vectors={str(vectors_file)!r})"
-    refined = parse(supervision.relevance, visavis.graded.CATALOG)
-    assert refined == parse(recipe.evaluation.relevance, visavis.graded.CATALOG)
+    refined = parse(supervision.relevance, visavis.evaluation.graded.CATALOG)
+    assert refined == parse(recipe.evaluation.relevance, visavis.evaluation.graded.CATALOG)
     found, coarse, fine = (
         one(SENTENCES, SENTENCES)
         for one in (
             replace(refined, coarse=words),
-            *(parse(s, visavis.graded.CATALOG) for s in (words, refined.fine)),
+            *(parse(s, visavis.evaluation.graded.CATALOG) for s in (words, refined.fine)),
         )
     )
     assert 0 < (coarse > 0.8).float().mean() < 1
@@ -355,7 +361,7 @@ def test_thresholds_are_quantiles_of_training_pairs(scenes, tmp_path):
         scenes, estimator="SceneRelevance()", num_pairs=3000, out=plot
     )
     from visavis.data import open_dataset
-    from visavis.graded import SceneRelevance
+    from visavis.evaluation.graded import SceneRelevance
 
     train = open_dataset(scenes).split("train")
     relevance = sample_relevance(SceneRelevance().for_dataset(train), train, 3000)

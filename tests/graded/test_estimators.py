@@ -6,9 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from visavis.core.errors import DataError, ShapeError, SpecError, StorageError
+from visavis.core.spec import parse
 from visavis.data.dataset import Dataset, Image
-from visavis.errors import DataError, ShapeError, SpecError, StorageError
-from visavis.graded import (
+from visavis.evaluation.graded import (
     CATALOG,
     CBoW,
     CoarseToFine,
@@ -17,9 +18,8 @@ from visavis.graded import (
     MatrixRelevance,
     SentenceModel,
 )
-from visavis.graded.estimators.word_vectors import read_word_vectors
+from visavis.evaluation.graded.estimators.word_vectors import read_word_vectors
 from visavis.models.encoders.sentence_encoders import TextPairEncoder, open_text_pair_encoder
-from visavis.spec import parse
 
 WORDS = ["a", "dog", "runs", "cat", "sleeps", "on", "the", "beach", "two"]
 KINDS = ["plain", "idf", "common", "sentence", "cross", "paper", "reference"]

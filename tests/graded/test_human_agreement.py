@@ -14,10 +14,10 @@ import torch
 from scipy.stats import kendalltau, spearmanr
 
 import visavis
+from visavis.core.errors import DataError, RunError
 from visavis.data import open_dataset
 from visavis.data.dataset import Dataset, Image
-from visavis.errors import DataError, RunError
-from visavis.graded.human_agreement import (
+from visavis.evaluation.graded.human_agreement import (
     FLICKR8K_FILES,
     SEED,
     HumanJudgments,

@@ -16,22 +16,27 @@ from PIL import Image, ImageColor
 from scipy.stats import kendalltau
 
 import visavis
+from visavis.core.encoded import Encoded
+from visavis.core.errors import DataError, RefusedOverwrite, RunError, SpecError, VisavisError
+from visavis.core.progress import NoProgress
 from visavis.data import open_dataset
 from visavis.data.dataset import Dataset
 from visavis.data.dataset import Image as Listed
+from visavis.data.synthetic import SceneGraphs, write_synthetic_scenes
 from visavis.data.vocabulary import tokenize
-from visavis.errors import DataError, RefusedOverwrite, RunError, SpecError, VisavisError
-from visavis.graded import RelevanceEstimator
-from visavis.graded.list_statistics import ClusteredMean, Ranker, RelevanceBands, measure_lists
-from visavis.graded.ranked_lists import choose_queries, query_lists
-from visavis.progress import NoProgress
-from visavis.reports import coherence_report as page
-from visavis.reports.coherence_report import plot_ranked_lists
-from visavis.reports.html_report import ThemedImage, Thumbnails
-from visavis.reports.plotting import LIGHT_THEME
-from visavis.runs.open_run import open_run, read_run_recipe
-from visavis.synthetic import SceneGraphs, write_synthetic_scenes
-from visavis.types import Encoded
+from visavis.evaluation.graded import RelevanceEstimator
+from visavis.evaluation.graded.list_statistics import (
+    ClusteredMean,
+    Ranker,
+    RelevanceBands,
+    measure_lists,
+)
+from visavis.evaluation.graded.ranked_lists import choose_queries, query_lists
+from visavis.research.reports import coherence_report as page
+from visavis.research.reports.coherence_report import plot_ranked_lists
+from visavis.research.reports.html_report import ThemedImage, Thumbnails
+from visavis.research.reports.plotting import LIGHT_THEME
+from visavis.training.runs.open_run import open_run, read_run_recipe
 
 RECIPE = """
 name = "tiny"

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from visavis import Targets
+from visavis.core.encoded import Encoded
+from visavis.core.errors import DataError, SpecError
 from visavis.data import open_dataset
 from visavis.data.dataset import Dataset, Image
-from visavis.errors import DataError, SpecError
 from visavis.evaluation import Protocol, evaluate_listed, rank_scores
-from visavis.evaluation.protocols import get_protocol, read_listed_positives
-from visavis.graded import RelevanceEstimator, ranking_coherence
-from visavis.metrics import (
+from visavis.evaluation.graded import RelevanceEstimator, ranking_coherence
+from visavis.evaluation.metrics import (
     GRADED,
     average_precision_at_r,
     coherent_scores,
@@ -29,7 +29,7 @@ from visavis.metrics import (
     positive_ranks,
     r_precision,
 )
-from visavis.types import Encoded
+from visavis.evaluation.protocols import get_protocol, read_listed_positives
 
 CAPTIONS = 3
 

@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 
 import visavis
 from visavis.cli import app
+from visavis.core.errors import DataError, RunError, VisavisError
 from visavis.data import open_dataset
-from visavis.errors import DataError, RunError, VisavisError
+from visavis.data.synthetic import write_synthetic_scenes
 from visavis.integrations.mteb import MtebEncoder
-from visavis.synthetic import write_synthetic_scenes
 
 mteb = pytest.importorskip("mteb")
 datasets = pytest.importorskip("datasets")

@@ -17,8 +17,8 @@ from tests.matching import mentions
 from tests.videos import write_video
 
 import visavis
+from visavis.core.errors import VisavisError
 from visavis.data import open_dataset
-from visavis.errors import VisavisError
 from visavis.integrations.mteb import MtebEncoder
 
 av = pytest.importorskip("av")

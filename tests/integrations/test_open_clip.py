@@ -8,7 +8,7 @@ from tests.matching import mentions
 from torch.nn.functional import cross_entropy, logsigmoid, normalize
 
 from visavis import PairLoss
-from visavis.errors import SpecError, VisavisError
+from visavis.core.errors import SpecError, VisavisError
 from visavis.integrations.open_clip import ClipLoss
 from visavis.objectives import VLC, NTXent, Sigmoid, Triplet, TripletHN, Unified
 

@@ -6,12 +6,13 @@ from tests.matching import mentions
 from torch.nn.functional import normalize
 
 from visavis import PairLoss, Targets
-from visavis.errors import ShapeError, SpecError, VisavisError
+from visavis.core.errors import ShapeError, SpecError, VisavisError
 from visavis.integrations.pytorch_metric_learning import (
     CrossBatchMemory,
     MetricLoss,
     SelfSupervisedLoss,
 )
+from visavis.losses.pair_loss import cosine
 from visavis.objectives import (
     VLC,
     InfoNCE,
@@ -22,7 +23,6 @@ from visavis.objectives import (
     TripletHN,
     Unified,
 )
-from visavis.pair_loss import cosine
 
 FAMILY = (
     Triplet(margin=1.5),

@@ -11,12 +11,12 @@ from tests.matching import mentions
 from tiny_models import sentences, tiny_sentence_transformer
 
 from visavis import PairLoss
-from visavis.errors import RunError, ShapeError, SpecError, VisavisError
+from visavis.core.errors import RunError, ShapeError, SpecError, VisavisError
 from visavis.integrations.pytorch_metric_learning import MetricLoss
 from visavis.integrations.sentence_transformers import VisavisLoss, escape_latex
+from visavis.losses.pair_loss import LearnedScale, cosine
+from visavis.losses.targets import Targets
 from visavis.objectives import VLC, Goal, NTXent, Triplet, TripletHN, Unified
-from visavis.pair_loss import LearnedScale, cosine
-from visavis.targets import Targets
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("sentence_transformers") is None, reason="needs sentence-transformers"

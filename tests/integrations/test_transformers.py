@@ -9,7 +9,7 @@ from tests.matching import mentions
 from tiny_models import captioned_images, rows, tiny_clip
 
 from visavis import PairLoss
-from visavis.errors import ShapeError, SpecError
+from visavis.core.errors import ShapeError, SpecError
 from visavis.integrations.transformers import TrainerLoss
 from visavis.objectives import VLC, NTXent, Triplet, TripletHN, Unified
 

@@ -11,7 +11,7 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from visavis import PairLoss
-from visavis.errors import VisavisError
+from visavis.core.errors import VisavisError
 from visavis.integrations.sentence_transformers import VisavisLoss
 from visavis.integrations.transformers import TrainerLoss
 from visavis.objectives import NTXent, Unified

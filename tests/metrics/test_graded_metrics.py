@@ -13,8 +13,8 @@ from scipy.stats import kendalltau
 from sklearn.metrics import ndcg_score
 from torch import Tensor
 
-from visavis.errors import DataError, ShapeError
-from visavis.metrics import GRADED, coherent_scores, ndcg_at
+from visavis.core.errors import DataError, ShapeError
+from visavis.evaluation.metrics import GRADED, coherent_scores, ndcg_at
 
 from ..matching import mentions
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from visavis import Targets
-from visavis.errors import DataError, ShapeError, SpecError
-from visavis.metrics import (
+from visavis.core.errors import DataError, ShapeError, SpecError
+from visavis.evaluation.metrics import (
     average_precision,
     average_precision_at,
     average_precision_at_r,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from visavis import Targets
-from visavis.metrics import (
+from visavis.evaluation.metrics import (
     CATALOG,
     GRADED,
     RANKING,

@@ -12,9 +12,11 @@ import pytest
 import torch
 from torch import nn
 
-from visavis import spec, storage
-from visavis.blocking import declared_cost, measure_score_cost
-from visavis.errors import RunError, ShapeError, SpecError, VisavisError
+from visavis.core import spec, storage
+from visavis.core.blocking import declared_cost, measure_score_cost
+from visavis.core.encoded import Encoded
+from visavis.core.errors import RunError, ShapeError, SpecError, VisavisError
+from visavis.losses.pair_loss import PairLoss
 from visavis.models import (
     BFAN,
     CATALOG,
@@ -32,8 +34,6 @@ from visavis.models import (
 )
 from visavis.models.base import get_vectors, load_matcher
 from visavis.objectives import Unified
-from visavis.pair_loss import PairLoss
-from visavis.types import Encoded
 
 CONFIGS = {
     Heads: Heads.Config(visual_input_dim=6, text_input_dim=3, embedding_dim=4, hidden_dim=5),

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from visavis.errors import SpecError
+from visavis.core.encoded import Encoded
+from visavis.core.errors import SpecError
+from visavis.losses.targets import Targets
 from visavis.models import VSRN
 from visavis.models.image_text.vsrn import CaptionDecoder
-from visavis.targets import Targets
-from visavis.types import Encoded
 
 WORDS = 11
 SIZES = {

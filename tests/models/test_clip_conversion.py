@@ -13,12 +13,12 @@ from torch.nn.functional import normalize
 from typer.testing import CliRunner
 
 import visavis
-from visavis import storage
 from visavis.cli import app
-from visavis.errors import DataError, VisavisError
+from visavis.core import storage
+from visavis.core.encoded import Encoded
+from visavis.core.errors import DataError, VisavisError
 from visavis.models.encoders.checkpoint_files import read_checkpoint
-from visavis.recipes.files import read_recipe
-from visavis.types import Encoded
+from visavis.training.recipes.files import read_recipe
 
 SIDE, PATCH, WIDTH, WORDS, EMBEDDED, LONGEST = 16, 4, 12, 8, 6, 10
 CONFIG = {

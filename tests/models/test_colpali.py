@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 
 import visavis
-from visavis.errors import DataError, VisavisError
-from visavis.progress import NoProgress
+from visavis.core.errors import DataError, VisavisError
+from visavis.core.progress import NoProgress
 from visavis.retrieval.index_builder import build_index
 from visavis.retrieval.index_folder import read_manifest
 

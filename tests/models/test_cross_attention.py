@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from visavis.errors import ShapeError
+from visavis.core.encoded import Encoded
+from visavis.core.errors import ShapeError
 from visavis.models import BFAN, SCAN, SGRAF, MaxSim
 from visavis.models.image_text.vsrn import VSRN, GraphConvolution
 from visavis.models.inference import score_all_pairs
-from visavis.types import Encoded
 
 REGIONS, WORDS, WIDTH = 4, 6, 5
 SIZES = {

@@ -8,7 +8,7 @@ from PIL import Image
 
 import visavis
 from visavis.cli import main
-from visavis.errors import RunError
+from visavis.core.errors import RunError
 from visavis.models.device import choose_device
 
 UNUSABLE = [

@@ -14,10 +14,13 @@ from PIL import Image
 from tests.sampling import pairwise
 
 import visavis
-from visavis import objectives
+from visavis.core.encoded import Encoded, concatenate
+from visavis.core.errors import MissingSupervision
 from visavis.data.vocabulary import Vocabulary
-from visavis.errors import MissingSupervision
 from visavis.evaluation import evaluate
+from visavis.losses import objectives
+from visavis.losses.pair_loss import PairLoss
+from visavis.losses.targets import Targets
 from visavis.models import (
     BFAN,
     CATALOG,
@@ -34,9 +37,6 @@ from visavis.models import (
 from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.models.processor import Processor
 from visavis.objectives import AOQ, GradedVLC, Ladder
-from visavis.pair_loss import PairLoss
-from visavis.targets import Targets
-from visavis.types import Encoded, concatenate
 
 REGIONS, WORDS, WIDTH, VOCABULARY = 4, 6, 12, 40
 SIZES = {"visual_input_dim": WIDTH, "embedding_dim": 16}

@@ -9,15 +9,15 @@ import torch
 from torch import nn
 from torch.nn.functional import normalize
 
-from visavis.blocking import declared_cost, measure_score_cost
-from visavis.errors import ShapeError, SpecError
+from visavis.core.blocking import declared_cost, measure_score_cost
+from visavis.core.encoded import Encoded, concatenate, seconds_part
+from visavis.core.errors import ShapeError, SpecError
+from visavis.losses.pair_loss import PairLoss
 from visavis.models import CE, MMT
 from visavis.models.inference import score_all_pairs
 from visavis.models.layers import MaskedBatchNorm
 from visavis.models.video_text.expert_matcher import CollaborativeGating, GatedEmbedding, NetVLAD
 from visavis.objectives import VLC, InfoNCE, MaxMargin, Triplet, Unified
-from visavis.pair_loss import PairLoss
-from visavis.types import Encoded, concatenate, seconds_part
 
 EXPERTS = {"face": 4, "audio": 3, "motion": 5}
 SIZES = {

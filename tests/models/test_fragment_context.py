@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from visavis.errors import ShapeError, SpecError
+from visavis.core.encoded import Encoded
+from visavis.core.errors import ShapeError, SpecError
 from visavis.models import CATALOG
 from visavis.models.layers import pool_grid
-from visavis.types import Encoded
 
 MAXSIM = CATALOG["MaxSim"]
 SIZES = {

@@ -15,9 +15,10 @@ import torch
 from PIL import Image as Pillow
 from tests.processes import in_processes
 
+from visavis.core.errors import DataError, MissingExtra, RefusedOverwrite, SpecError
+from visavis.core.process_group import ProcessGroup
 from visavis.data.dataset import ByteRange, Dataset, Image
 from visavis.data.features.store import FeatureStore, FeatureWriter
-from visavis.errors import DataError, MissingExtra, RefusedOverwrite, SpecError
 from visavis.models import device
 from visavis.models.encoders import feature_extraction as caching
 from visavis.models.encoders.encoder_spec import (
@@ -40,7 +41,6 @@ from visavis.models.encoders.preprocessing import (
 )
 from visavis.models.encoders.pretrained_loading import image_features
 from visavis.models.processor import Processor
-from visavis.process_group import ProcessGroup
 
 transformers = pytest.importorskip("transformers")
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from visavis.core.encoded import Encoded
 from visavis.models import Heads, VSEInfinity, VSEPlusPlus
 from visavis.models.layers import xavier_linear
-from visavis.types import Encoded
 
 WORDS = 20
 

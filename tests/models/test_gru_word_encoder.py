@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from visavis.core.encoded import Encoded, concatenate
 from visavis.models.word_encoders import GRUWordEncoder, pool_words
-from visavis.types import Encoded, concatenate
 
 
 def tokens(*lengths: int, longest: int | None = None) -> Encoded:

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import visavis
-from visavis.errors import DataError, VisavisError
+from visavis.core.errors import DataError, VisavisError
 from visavis.models.encoders.checkpoint_files import read_checkpoint
 
 from .test_clip_conversion import CONFIG, Plain, donor, write_config  # noqa: F401 - fixtures

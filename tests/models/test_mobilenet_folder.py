@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 from torch.nn.functional import conv2d, pad
 
-from visavis import storage
-from visavis.errors import RefusedOverwrite
+from visavis.core import storage
+from visavis.core.errors import RefusedOverwrite
 from visavis.models.encoders.frozen_encoders import open_visual_encoder
 
 pytest.importorskip("transformers")

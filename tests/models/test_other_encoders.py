@@ -15,8 +15,9 @@ from PIL import Image
 from tests.processes import Command
 
 import visavis
-from visavis import storage
-from visavis.errors import DataError, VisavisError
+from visavis.core import storage
+from visavis.core.errors import DataError, VisavisError
+from visavis.data.synthetic import write_synthetic_scenes
 from visavis.models.clip import conversion
 from visavis.models.clip.model import open_dual_encoder
 from visavis.models.encoders import pretrained_files
@@ -27,7 +28,6 @@ from visavis.models.encoders.frozen_encoders import (
 )
 from visavis.models.encoders.preprocessing import Preprocessing
 from visavis.models.encoders.pretrained_files import MINILM_HUB_NAME, MINILM_SHA256, model_folder
-from visavis.synthetic import write_synthetic_scenes
 
 TEXTS = ["a red circle", "the blue square above a star", "a"]
 
@@ -245,7 +245,7 @@ def _positions(folder):
 def test_cut_captions_are_reported_before_a_training(dual_encoders, few_scenes, tmp_path):
     messages = []
 
-    class Listener(visavis.progress.NoProgress):
+    class Listener(visavis.core.progress.NoProgress):
         def message(self, text):
             messages.append(text)
 
@@ -315,11 +315,14 @@ def test_timm_encoders_equal_timm(timm_models, name):
     torch.testing.assert_close(encoder.preprocess([image]).vectors, pixels, rtol=0, atol=0.03)
     with torch.no_grad():
         torch.testing.assert_close(
-            encoder(visavis.types.Encoded(pixels)).vectors, model(pixels), rtol=1e-4, atol=1e-5
+            encoder(visavis.core.encoded.Encoded(pixels)).vectors,
+            model(pixels),
+            rtol=1e-4,
+            atol=1e-5,
         )
         states = model.forward_features(pixels)
     regions = open_visual_encoder(str(timm_models / name), "regions")(
-        visavis.types.Encoded(pixels)
+        visavis.core.encoded.Encoded(pixels)
     ).vectors
     assert regions.shape[1] == (
         states.shape[-1] * states.shape[-2]
@@ -399,5 +402,5 @@ def test_missing_timm_names_its_extra(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text(
         json.dumps({"architecture": "resnet10t", "pretrained_cfg": {"input_size": [3, 32, 32]}})
     )
-    with pytest.raises(visavis.errors.MissingExtra, match=r"visavis\[timm\]"):
+    with pytest.raises(visavis.core.errors.MissingExtra, match=r"visavis\[timm\]"):
         open_visual_encoder(str(tmp_path))

@@ -17,8 +17,8 @@ import torch
 from PIL import Image
 
 import visavis
+from visavis.core.errors import DataError, VisavisError
 from visavis.data.vocabulary import Vocabulary
-from visavis.errors import DataError, VisavisError
 from visavis.models import VSEPlusPlus
 from visavis.models.clip.model import open_dual_encoder
 from visavis.models.encoders.encoder_spec import EncoderSpec

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import visavis
-from visavis.errors import DataError
+from visavis.core.errors import DataError
+from visavis.data.synthetic import write_synthetic_scenes
 from visavis.models.encoders import pretrained_loading as published_backbones
 from visavis.models.encoders.cnn_backbones import (
     PUBLISHED_BACKBONES,
@@ -22,7 +23,6 @@ from visavis.models.encoders.frozen_encoders import open_visual_encoder
 from visavis.models.encoders.preprocessing import blank_image
 from visavis.models.encoders.pretrained_files import model_files, weights_fingerprint
 from visavis.models.encoders.pretrained_loading import open_published_backbone
-from visavis.synthetic import write_synthetic_scenes
 
 PARAMETERS = {
     "resnet50": 25_557_032,

@@ -13,8 +13,8 @@ from PIL import Image
 from torch import nn
 
 import visavis
-from visavis.data.vocabulary import Vocabulary
-from visavis.errors import (
+from visavis.core.encoded import Encoded
+from visavis.core.errors import (
     DataError,
     RefusedOverwrite,
     RunError,
@@ -22,6 +22,7 @@ from visavis.errors import (
     SpecError,
     VisavisError,
 )
+from visavis.data.vocabulary import Vocabulary
 from visavis.models import Matcher, VSEPlusPlus
 from visavis.models.base import get_vectors
 from visavis.models.device import choose_device
@@ -30,7 +31,6 @@ from visavis.models.image_inputs import read_image
 from visavis.models.inference import encode_items, equal_batches, score_all_pairs
 from visavis.models.processor import Processor
 from visavis.models.retriever import Retriever
-from visavis.types import Encoded
 
 SENTENCES = ["a dog runs", "two red cats", "a boat", "the dog and the boat", "cats"]
 

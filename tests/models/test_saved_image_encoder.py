@@ -10,7 +10,7 @@ import torch
 
 import visavis
 from visavis.data.images import decode_image
-from visavis.synthetic import write_synthetic_scenes
+from visavis.data.synthetic import write_synthetic_scenes
 
 transformers = pytest.importorskip("transformers")
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
-from visavis.synthetic import Scene, SceneObject, render_scene, resample_layout, sample_scene
-from visavis.synthetic.scene_encoder import SceneEncoder
+from visavis.data.synthetic import Scene, SceneObject, render_scene, resample_layout, sample_scene
+from visavis.data.synthetic.scene_encoder import SceneEncoder
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def scenes():
 
 def test_scene_encoder_file_is_small():
     assert (
-        files("visavis.synthetic") / "weights" / "scene_encoder.safetensors"
+        files("visavis.data.synthetic") / "weights" / "scene_encoder.safetensors"
     ).stat().st_size <= 2_000_000
 
 

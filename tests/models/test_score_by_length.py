@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from visavis.core.encoded import Encoded
 from visavis.models import BFAN, SCAN, SGRAF, MaxSim
 from visavis.models.image_text.cross_attention import MAX_LENGTH_RATIO, MIN_GROUP_LENGTH, MIN_TEXTS
-from visavis.types import Encoded
 
 SIZES = {
     "visual_input_dim": 3,

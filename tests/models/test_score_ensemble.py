@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from visavis.core.encoded import Encoded, EncodedBatches, collect_batches, concatenate
+from visavis.core.spec import build_object
 from visavis.models import CATALOG
 from visavis.models.score_ensemble import ScoreEnsemble, join_member_encodings
-from visavis.spec import build_object
-from visavis.types import Encoded, EncodedBatches, collect_batches, concatenate
 
 GRID = {
     "visual_granularity": "regions",

@@ -9,8 +9,10 @@ import pytest
 import torch
 
 import visavis
+from visavis.core.encoded import Encoded
+from visavis.core.errors import DataError, RecipeError, RunError
 from visavis.data.images import decode_image
-from visavis.errors import DataError, RecipeError, RunError
+from visavis.data.synthetic import write_synthetic_scenes
 from visavis.models import CATALOG
 from visavis.models.base import load_matcher
 from visavis.models.encoders.text_backbone import (
@@ -19,8 +21,6 @@ from visavis.models.encoders.text_backbone import (
     TextBackbone,
     WordNoise,
 )
-from visavis.synthetic import write_synthetic_scenes
-from visavis.types import Encoded
 
 transformers = pytest.importorskip("transformers")
 
@@ -204,7 +204,7 @@ def test_run_with_text_backbone_resumes_and_moves(bert, world, tmp_path, monkeyp
     overrides = {"text.encoder": str(bert), "text.granularity": "tokens"}
     whole = visavis.train(recipe, data=world, out=tmp_path / "whole", overrides=overrides)
 
-    class Stopping(visavis.progress.NoProgress):
+    class Stopping(visavis.core.progress.NoProgress):
         def training_step(self, step):
             if step.epoch == 0 and step.step == 3:
                 raise KeyboardInterrupt

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.nn.functional import relu
 
+from visavis.core.encoded import Encoded
 from visavis.models import Heads
 from visavis.models.word_encoders import TextCNN
-from visavis.types import Encoded
 
 WORDS = torch.tensor([[4, 7, 5, 0, 0], [6, 4, 0, 0, 0], [5, 7, 4, 6, 8]])
 MASK = WORDS > 0

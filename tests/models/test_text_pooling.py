@@ -10,11 +10,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import visavis
-from visavis.errors import DataError
+from visavis.core.errors import DataError
+from visavis.data.synthetic import write_synthetic_scenes
 from visavis.models.clip.model import CLIP, export_to_transformers
 from visavis.models.encoders.frozen_encoders import open_text_encoder
 from visavis.models.encoders.text_backbone import TextBackbone
-from visavis.synthetic import write_synthetic_scenes
 
 transformers = pytest.importorskip("transformers")
 

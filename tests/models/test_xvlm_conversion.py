@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 
 import visavis
 from visavis.cli import app
+from visavis.core.errors import DataError, RunError
 from visavis.data import open_dataset
-from visavis.errors import DataError, RunError
+from visavis.data.synthetic import write_synthetic_scenes
 from visavis.evaluation import rank_scores
 from visavis.models.encoders.pretrained_loading import load_pretrained_model
-from visavis.synthetic import write_synthetic_scenes
 
 WIDTH, WINDOW, SIDE, WORDS = (
     8,

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from visavis import PairLoss, Targets
-from visavis.errors import ShapeError
+from visavis.core.errors import ShapeError
 from visavis.objectives import CATALOG
 
 from ..matching import mentions

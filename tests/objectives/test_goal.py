@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from visavis import Targets, parse
-from visavis.errors import SpecError
+from visavis.core.errors import SpecError
+from visavis.losses.objectives.goal import _prescribe as prescribe
 from visavis.objectives import Goal
-from visavis.objectives.goal import _prescribe as prescribe
 
 from ..matching import mentions
 from ..sampling import for_each, pairwise

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from visavis import Targets
-from visavis.errors import MissingSupervision
+from visavis.core.errors import MissingSupervision
 from visavis.objectives import VLC, GradedVLC
 
 from ..matching import mentions

@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from visavis import Targets
-from visavis.errors import MissingSupervision
+from visavis.core.errors import MissingSupervision
 from visavis.objectives import (
     RSP,
     SSP,

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from visavis import Targets, parse
-from visavis.errors import MissingSupervision
+from visavis.core.errors import MissingSupervision
+from visavis.losses.objectives.graded_losses import _hinge_sums as hinge_sums
+from visavis.losses.targets import Factors
 from visavis.objectives import Ladder, Triplet, TripletHN
-from visavis.objectives.graded_losses import _hinge_sums as hinge_sums
-from visavis.targets import Factors
 
 from ..matching import mentions
 from ..sampling import pairwise

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from visavis import Targets
+from visavis.losses.targets import ANNOTATIONS
 from visavis.objectives import CATALOG
-from visavis.targets import ANNOTATIONS
 
 from ..sampling import pairwise
 from .cases import (

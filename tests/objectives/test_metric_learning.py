@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import normalize
 
 from visavis import Targets
-from visavis.errors import SpecError
+from visavis.core.errors import SpecError
 from visavis.objectives import BinomialDeviance, Circle, Goal, MultiSimilarity
 
 from ..matching import mentions

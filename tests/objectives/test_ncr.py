@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from visavis import Targets
-from visavis.errors import MissingSupervision
+from visavis.core.errors import MissingSupervision
 from visavis.objectives import NCR, MaxMargin, TripletHN
 
 from ..matching import mentions

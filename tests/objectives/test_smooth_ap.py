@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from visavis import Targets
-from visavis.metrics import best_ranks, positive_ranks
-from visavis.metrics.ranking import average_precision
+from visavis.evaluation.metrics import best_ranks, positive_ranks
+from visavis.evaluation.metrics.ranking import average_precision
 from visavis.objectives import SmoothAP
 
 from ..sampling import for_each, pairwise

@@ -10,7 +10,7 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from visavis import parse
-from visavis.errors import SpecError
+from visavis.core.errors import SpecError
 from visavis.objectives import CATALOG, Unified
 
 from ..matching import mentions

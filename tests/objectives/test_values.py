@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from visavis import Targets
+from visavis.losses.targets import Factors
 from visavis.objectives import (
     RSP,
     SSP,
@@ -29,7 +30,6 @@ from visavis.objectives import (
     TripletTopK,
     Unified,
 )
-from visavis.targets import Factors
 
 from ..sampling import for_each, pairwise
 

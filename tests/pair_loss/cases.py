@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from visavis.errors import ShapeError, VisavisError
+from visavis.core.encoded import Encoded
+from visavis.core.errors import ShapeError, VisavisError
+from visavis.losses.pair_loss import planner
+from visavis.losses.pair_loss.plan import MAX_CACHED_TILE_BYTES, ExecutionPlan
 from visavis.objectives import CATALOG, VLC, NTXent, Triplet, TripletHN, Unified
-from visavis.pair_loss import planner
-from visavis.pair_loss.plan import MAX_CACHED_TILE_BYTES, ExecutionPlan
-from visavis.types import Encoded
 
 from ..matching import mentions
 from ..sampling import for_each

@@ -12,9 +12,9 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from visavis import PairLoss, Targets
+from visavis.core.encoded import Encoded
+from visavis.losses.targets import Factors
 from visavis.objectives import CATALOG, Ladder, NTXent, Sigmoid, Triplet, TripletHN, Unified
-from visavis.targets import Factors
-from visavis.types import Encoded
 
 IMAGES = {1: [7], 2: [4, 3], 4: [3, 0, 2, 2]}  # number of images of each rank, by world size
 TEXTS = {1: [9], 2: [2, 7], 4: [4, 1, 4, 0]}

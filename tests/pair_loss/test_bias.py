@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from visavis import PairLoss, Targets
-from visavis.errors import SpecError, format_value
+from visavis.core.errors import SpecError, format_value
+from visavis.losses.pair_loss import LearnedScale, cosine
 from visavis.objectives import NTXent, Sigmoid, Unified
-from visavis.pair_loss import LearnedScale, cosine
 
 from ..sampling import pairwise
 from .cases import (

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from visavis import PairLoss
-from visavis.errors import ShapeError
+from visavis.core.encoded import Encoded
+from visavis.core.errors import ShapeError
+from visavis.losses.pair_loss import encode_in_chunks
 from visavis.objectives import CATALOG, TripletHN, Unified
-from visavis.pair_loss import encode_in_chunks
-from visavis.types import Encoded
 
 
 class CountingEncoder(nn.Module):

@@ -14,7 +14,10 @@ import torch
 from torch.nn.functional import normalize
 
 from visavis import PairLoss, Targets
-from visavis.errors import SpecError, VisavisError
+from visavis.core.encoded import Encoded, unit_rows
+from visavis.core.errors import SpecError, VisavisError
+from visavis.core.spec import PARAMETER_RANGE
+from visavis.losses.pair_loss import cosine
 from visavis.objectives import (
     CATALOG,
     VLC,
@@ -25,9 +28,6 @@ from visavis.objectives import (
     Sigmoid,
     Unified,
 )
-from visavis.pair_loss import cosine
-from visavis.spec import PARAMETER_RANGE
-from visavis.types import Encoded, unit_rows
 
 from ..matching import mentions
 from ..sampling import pairwise

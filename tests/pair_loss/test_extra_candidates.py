@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from visavis import PairLoss, Targets
-from visavis.errors import MissingSupervision
+from visavis.core.errors import MissingSupervision
+from visavis.losses.pair_loss import cosine
 from visavis.objectives import Triplet, Unified
-from visavis.pair_loss import cosine
 
 from ..sampling import pairwise
 from .cases import FAMILY, assert_close, every_of_family, raises_error, random_embeddings

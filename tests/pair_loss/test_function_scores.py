@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from visavis import PairLoss, Targets
-from visavis.errors import MissingSupervision
+from visavis.core.encoded import Encoded
+from visavis.core.errors import MissingSupervision
+from visavis.losses.pair_loss import cosine
 from visavis.objectives import CATALOG, NTXent, Triplet, TripletHN, Unified
-from visavis.pair_loss import cosine
-from visavis.types import Encoded
 
 from ..sampling import pairwise
 from .cases import (

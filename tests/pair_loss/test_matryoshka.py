@@ -7,10 +7,10 @@ import torch
 from torch.nn.functional import normalize
 
 from visavis import PairLoss, Targets
-from visavis.errors import ShapeError, SpecError
+from visavis.core.encoded import Encoded
+from visavis.core.errors import ShapeError, SpecError
+from visavis.losses.pair_loss import LearnedScale
 from visavis.objectives import NTXent, SmoothAP, Triplet, TripletHN, Unified
-from visavis.pair_loss import LearnedScale
-from visavis.types import Encoded
 
 from ..matching import mentions
 from ..sampling import pairwise

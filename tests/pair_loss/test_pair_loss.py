@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from visavis import PairLoss, Targets
-from visavis.errors import SpecError, VisavisError
+from visavis.core.encoded import Encoded
+from visavis.core.errors import SpecError, VisavisError
+from visavis.losses.pair_loss import cosine
 from visavis.objectives import CATALOG, VLC, NTXent, Triplet, TripletHN, Unified
-from visavis.pair_loss import cosine
-from visavis.types import Encoded
 
 from .cases import assert_close, every_of_family, raises_error, random_embeddings
 

@@ -9,8 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from visavis import PairLoss, Targets
-from visavis.blocking import BlockCost, ScoreCost
-from visavis.errors import SpecError, VisavisError
+from visavis.core.blocking import BlockCost, ScoreCost
+from visavis.core.encoded import Encoded
+from visavis.core.errors import SpecError, VisavisError
+from visavis.losses.pair_loss import choose_plan
+from visavis.losses.pair_loss.plan import PlanInputs
 from visavis.objectives import (
     AOQ,
     CATALOG,
@@ -24,9 +27,6 @@ from visavis.objectives import (
     TripletHN,
     Unified,
 )
-from visavis.pair_loss import choose_plan
-from visavis.pair_loss.plan import PlanInputs
-from visavis.types import Encoded
 
 from ..matching import mentions
 from ..sampling import pairwise

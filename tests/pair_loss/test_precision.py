@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from visavis import PairLoss, Targets
-from visavis.errors import VisavisError
+from visavis.core.errors import VisavisError
+from visavis.losses.pair_loss import cosine
 from visavis.objectives import CATALOG, SmoothAP, Triplet, TripletHN, Unified
-from visavis.pair_loss import cosine
 
 from ..matching import mentions
 from ..sampling import pairwise

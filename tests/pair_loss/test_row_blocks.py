@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from visavis import PairLoss, Targets
-from visavis.errors import MissingSupervision
+from visavis.core.errors import MissingSupervision
+from visavis.losses.pair_loss import cosine
+from visavis.losses.targets import Factors
 from visavis.objectives import CATALOG, Objective
-from visavis.pair_loss import cosine
-from visavis.targets import Factors
 
 from ..sampling import pairwise
 from .cases import (

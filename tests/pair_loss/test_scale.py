@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from visavis import PairLoss
-from visavis.errors import SpecError
+from visavis.core.errors import SpecError
+from visavis.losses.pair_loss import LearnedScale
 from visavis.objectives import InfoNCE, NTXent, Unified
-from visavis.pair_loss import LearnedScale
 
 from ..matching import mentions
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import torch
 
 from visavis import PairLoss, Targets
+from visavis.losses.objectives.base import SummaryObjective
+from visavis.losses.pair_loss import cosine
 from visavis.objectives import CATALOG, NCR, RSP, VLC, Goal, NTXent, Unified
-from visavis.objectives.base import SummaryObjective
-from visavis.pair_loss import cosine
 
 from ..sampling import pairwise
 from .cases import (

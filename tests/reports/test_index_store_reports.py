@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from visavis import storage
+from visavis.core import storage
 from visavis.retrieval.items import IndexItem
 
 pytest.importorskip("lancedb")

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 import visavis
-from visavis.errors import DataError
+from visavis.core.errors import DataError
 from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.models.encoders.frozen_encoders import open_encoder
 

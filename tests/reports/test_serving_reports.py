@@ -10,10 +10,10 @@ import pytest
 from fastapi.testclient import TestClient
 from tests.hub import Hub, serving
 
-from visavis import storage
+from visavis.core import storage
 from visavis.data.hub_files import HubUnavailableError
 from visavis.models.encoders.hub_download import missing_bytes
-from visavis.server.application import create_app, web_ui_files
+from visavis.retrieval.server.application import create_app, web_ui_files
 
 pytest.importorskip("huggingface_hub")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from visavis.core.errors import DataError
 from visavis.data import open_dataset
-from visavis.errors import DataError
 from visavis.retrieval.source_files import list_source_files
 
 

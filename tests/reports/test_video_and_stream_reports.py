@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from visavis.core.errors import DataError
 from visavis.data.dataset_reader import check_dataset
 from visavis.data.streams.shard_stream import ShardStream
 from visavis.data.video import count_frames, first_frame, open_frames
-from visavis.errors import DataError
 
 from ..videos import gray, write_video
 

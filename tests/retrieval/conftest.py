@@ -3,8 +3,8 @@
 import pytest
 
 import visavis
-from visavis.progress import NoProgress
-from visavis.synthetic import write_synthetic_scenes
+from visavis.core.progress import NoProgress
+from visavis.data.synthetic import write_synthetic_scenes
 
 RECIPE = """
 name = "overfitted"

@@ -8,7 +8,7 @@ import pytest
 import torch
 from sklearn.isotonic import IsotonicRegression
 
-from visavis.errors import DataError
+from visavis.core.errors import DataError
 from visavis.retrieval.calibration import CALIBRATED_RESULTS, Calibration, fit_calibration
 
 with pytest.MonkeyPatch.context() as patch:

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from visavis import storage
+from visavis.core import storage
+from visavis.core.encoded import unit_rows
 from visavis.data.dataset import ByteRange
 from visavis.data.video import MAX_SECONDS, VideoError, count_frames, open_frames, read_frames
 from visavis.data.vocabulary import Vocabulary
@@ -22,7 +23,6 @@ from visavis.models.processor import Processor
 from visavis.models.retriever import Retriever
 from visavis.retrieval import encoding
 from visavis.retrieval.source_files import list_source_files
-from visavis.types import unit_rows
 
 from ..videos import gray, write_video
 

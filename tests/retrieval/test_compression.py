@@ -9,14 +9,14 @@ from typer.testing import CliRunner
 
 import visavis
 from visavis.cli import app
-from visavis.errors import RunError
-from visavis.progress import NoProgress
+from visavis.core.errors import RunError
+from visavis.core.progress import NoProgress
 from visavis.retrieval.compression import VectorEncoding, compare_encodings, recommend_encoding
 from visavis.retrieval.encoding import RayEncoder
 from visavis.retrieval.index_builder import build_index, validation_scores
 from visavis.retrieval.index_folder import Index
 from visavis.retrieval.index_search import SearchQuery, search_index
-from visavis.runs.open_run import open_run, read_run_recipe
+from visavis.training.runs.open_run import open_run, read_run_recipe
 
 from .conftest import RECIPE
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from visavis.errors import ShapeError, SpecError
+from visavis.core.errors import ShapeError, SpecError
 from visavis.retrieval.stores.exact_search import (
     GROUP_ROWS,
     ExactSearch,

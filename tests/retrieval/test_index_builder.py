@@ -17,17 +17,17 @@ from typer.testing import CliRunner
 
 import visavis
 from visavis.cli import app
-from visavis.errors import DataError, RefusedOverwrite, RunError, VisavisError
+from visavis.core.errors import DataError, RefusedOverwrite, RunError, VisavisError
+from visavis.core.progress import NoProgress
 from visavis.models.encoders.encoder_spec import EncoderSpec
-from visavis.progress import NoProgress
 from visavis.retrieval import encoding
 from visavis.retrieval.default_index import index_if_images
 from visavis.retrieval.index_builder import build_index
 from visavis.retrieval.index_folder import Index, read_manifest, write_manifest
 from visavis.retrieval.index_search import SearchQuery, search_index
 from visavis.retrieval.items import ItemFilter
+from visavis.retrieval.server.image_cache import render_jpeg
 from visavis.retrieval.source_files import list_source_files
-from visavis.server.image_cache import render_jpeg
 
 ODD = {
     "gray.png": Image.new("L", (40, 30), 90),

@@ -13,9 +13,9 @@ import pytest
 
 import visavis
 from visavis.cli.search_tables import print_results
-from visavis.errors import RunError, VisavisError
+from visavis.core.errors import RunError, VisavisError
+from visavis.core.progress import NoProgress
 from visavis.models.retriever import Retriever
-from visavis.progress import NoProgress
 from visavis.retrieval import encoding
 from visavis.retrieval.index_builder import build_index
 from visavis.retrieval.index_folder import Index

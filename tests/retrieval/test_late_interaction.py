@@ -10,13 +10,13 @@ from typer.testing import CliRunner
 
 import visavis
 from visavis.cli import app
-from visavis.errors import DataError, RunError, ShapeError
-from visavis.progress import NoProgress
+from visavis.core.errors import DataError, RunError, ShapeError
+from visavis.core.progress import NoProgress
 from visavis.retrieval.index_builder import build_index
 from visavis.retrieval.index_folder import Index, read_manifest
 from visavis.retrieval.index_search import SearchQuery, search_index
 from visavis.retrieval.items import ItemFilter
-from visavis.server.search_service import ServedIndex
+from visavis.retrieval.server.search_service import ServedIndex
 
 from .test_index_builder import kill_repeatedly
 

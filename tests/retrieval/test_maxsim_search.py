@@ -5,7 +5,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from visavis.errors import DataError, ShapeError, SpecError
+from visavis.core.errors import DataError, ShapeError, SpecError
 from visavis.retrieval.compression import compare_set_encodings, noisy_set_queries
 from visavis.retrieval.items import IndexItem, ItemFilter
 from visavis.retrieval.stores import maxsim_search, open_store

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 import visavis
 from visavis.cli import app
-from visavis.errors import DataError, RunError
-from visavis.feedback.records import QueryKey
-from visavis.progress import NoProgress
+from visavis.core.errors import DataError, RunError
+from visavis.core.progress import NoProgress
+from visavis.evaluation.feedback.records import QueryKey
 from visavis.retrieval.index_builder import build_index
 from visavis.retrieval.index_folder import Index, check_index
 from visavis.retrieval.index_search import SearchQuery, search_index
@@ -23,15 +23,15 @@ from visavis.retrieval.items import NO_FILTER, IndexItem, ItemFilter
 pytest.importorskip("lancedb")
 pytest.importorskip("pymilvus")
 pytest.importorskip("fastapi")
-from visavis.retrieval.stores import arrow_tables
-from visavis.retrieval.stores.lancedb_store import LanceStore
-from visavis.retrieval.stores.milvus_store import MilvusStore
-from visavis.server.search_service import (
+from visavis.retrieval.server.search_service import (
     MAX_METADATA_VALUES,
     ServedIndex,
     count_facets,
     modified_at,
 )
+from visavis.retrieval.stores import arrow_tables
+from visavis.retrieval.stores.lancedb_store import LanceStore
+from visavis.retrieval.stores.milvus_store import MilvusStore
 
 TOP, DEPTH = 3, 2 * 3 + 10
 """Number of results, and of those that a search groups."""

@@ -8,13 +8,13 @@ import torch
 from PIL import Image
 
 import visavis
+from visavis.core.encoded import Encoded
+from visavis.core.errors import DataError, RunError, ShapeError, SpecError, VisavisError
+from visavis.core.progress import NoProgress
 from visavis.data import open_dataset
-from visavis.errors import DataError, RunError, ShapeError, SpecError, VisavisError
+from visavis.data.synthetic import write_synthetic_scenes
 from visavis.evaluation import evaluate
-from visavis.progress import NoProgress
-from visavis.runs.open_run import open_run, read_run_recipe
-from visavis.synthetic import write_synthetic_scenes
-from visavis.types import Encoded
+from visavis.training.runs.open_run import open_run, read_run_recipe
 
 
 @pytest.fixture(scope="module")

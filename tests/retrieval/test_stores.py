@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from visavis.errors import DataError, ShapeError, SpecError, StorageError
+from visavis.core.errors import DataError, ShapeError, SpecError, StorageError
 from visavis.retrieval.items import NO_FILTER, IndexItem, ItemFilter
 from visavis.retrieval.stores.base import Neighbor, VectorStore
 

@@ -18,8 +18,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from visavis import storage
-from visavis.errors import StorageError
+from visavis.core import storage
+from visavis.core.errors import StorageError
 from visavis.retrieval.items import NO_FILTER, IndexItem, ItemFilter
 from visavis.retrieval.stores.base import VectorStore
 from visavis.retrieval.stores.vector_sets import MaxSimQuery, VectorSets

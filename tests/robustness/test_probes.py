@@ -16,19 +16,24 @@ from typer.testing import CliRunner
 import visavis
 from visavis import cli
 from visavis.cli.diagnostic_tables import print_probes
+from visavis.core.errors import RunError
 from visavis.data.dataset import Dataset
 from visavis.data.dataset import Image as Item
-from visavis.data.vocabulary import tokenize
-from visavis.errors import RunError
-from visavis.robustness.caption_edits import MinimalPair, add_typo, make_minimal_pairs
-from visavis.robustness.probes import IMAGE_EDITS, ProbeResult, RecallChange, results_by_kind
-from visavis.synthetic import (
+from visavis.data.synthetic import (
     fact_relevance,
     sample_scene,
     write_synthetic_clips,
     write_synthetic_scenes,
 )
-from visavis.synthetic.minimal_pairs import EDIT_KINDS, make_scene_pairs
+from visavis.data.synthetic.minimal_pairs import EDIT_KINDS, make_scene_pairs
+from visavis.data.vocabulary import tokenize
+from visavis.research.robustness.caption_edits import MinimalPair, add_typo, make_minimal_pairs
+from visavis.research.robustness.probes import (
+    IMAGE_EDITS,
+    ProbeResult,
+    RecallChange,
+    results_by_kind,
+)
 
 RECIPE = """
 name = "tiny"

@@ -18,11 +18,11 @@ from PIL import Image, ImageDraw, TiffImagePlugin
 from tests.processes import Command
 
 import visavis
-from visavis.feedback.records import open_feedback
+from visavis.data.synthetic import write_synthetic_scenes
+from visavis.evaluation.feedback.records import open_feedback
 from visavis.retrieval.index_folder import Index
-from visavis.server.application import create_app
-from visavis.server.search_service import ServedIndex
-from visavis.synthetic import write_synthetic_scenes
+from visavis.retrieval.server.application import create_app
+from visavis.retrieval.server.search_service import ServedIndex
 
 RECIPE = """
 name = "small"

@@ -16,8 +16,8 @@ from fastapi.testclient import TestClient
 from PIL import Image
 from starlette.exceptions import HTTPException
 
-from visavis.errors import VisavisError
-from visavis.feedback.records import (
+from visavis.core.errors import VisavisError
+from visavis.evaluation.feedback.records import (
     FeedbackFile,
     QueryKey,
     latest_judgments,
@@ -27,11 +27,11 @@ from visavis.feedback.records import (
 from visavis.retrieval.index_folder import Index
 from visavis.retrieval.index_search import SearchQuery, search_index
 from visavis.retrieval.items import NO_FILTER
-from visavis.server.application import create_app
-from visavis.server.limits import RateLimits, ServerLimits
-from visavis.server.prometheus import ServerMetrics
-from visavis.server.search_service import SearchService, ServedIndex, VoteStore
-from visavis.server.security import SECURITY_HEADERS
+from visavis.retrieval.server.application import create_app
+from visavis.retrieval.server.limits import RateLimits, ServerLimits
+from visavis.retrieval.server.prometheus import ServerMetrics
+from visavis.retrieval.server.search_service import SearchService, ServedIndex, VoteStore
+from visavis.retrieval.server.security import SECURITY_HEADERS
 
 from .conftest import MARKUP, photo, photo_with_exif
 

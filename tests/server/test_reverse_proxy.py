@@ -14,9 +14,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 import visavis
-from visavis.errors import VisavisError
-from visavis.server.application import create_app, web_ui_files
-from visavis.server.limits import RateLimits
+from visavis.core.errors import VisavisError
+from visavis.retrieval.server.application import create_app, web_ui_files
+from visavis.retrieval.server.limits import RateLimits
 
 from .conftest import served
 from .reverse_proxy import PREFIX, behind_proxy

@@ -15,13 +15,13 @@ import pytest
 import uvicorn
 
 import visavis
-from visavis.errors import RunError, VisavisError
+from visavis.core.errors import RunError, VisavisError
 from visavis.retrieval.index_search import parse_query
-from visavis.server.application import create_app
-from visavis.server.limits import LRUCache, RateLimits, ServerLimits
-from visavis.server.query_selection import uncertainties
-from visavis.server.security import RateLimiter
-from visavis.server.uvicorn_server import listening_socket, server_config
+from visavis.retrieval.server.application import create_app
+from visavis.retrieval.server.limits import LRUCache, RateLimits, ServerLimits
+from visavis.retrieval.server.query_selection import uncertainties
+from visavis.retrieval.server.security import RateLimiter
+from visavis.retrieval.server.uvicorn_server import listening_socket, server_config
 
 from .conftest import served
 

@@ -9,7 +9,12 @@ import time
 
 import pytest
 
-from visavis.feedback.records import Preference, QueryKey, latest_judgments, read_feedback
+from visavis.evaluation.feedback.records import (
+    Preference,
+    QueryKey,
+    latest_judgments,
+    read_feedback,
+)
 
 from .conftest import MARKUP, photo, served
 

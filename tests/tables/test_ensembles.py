@@ -9,7 +9,7 @@ import torch
 
 import visavis
 from visavis.cli.run_tables import print_trained
-from visavis.errors import MissingSupervision, RecipeError, RunError
+from visavis.core.errors import MissingSupervision, RecipeError, RunError
 from visavis.training import training_run as begin
 from visavis.training.stop_signals import Stopped
 from visavis.training.trainer import Trainer

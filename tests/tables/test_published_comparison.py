@@ -12,7 +12,7 @@ import pytest
 import visavis
 from visavis.cli.run_tables import print_evaluation, print_trained
 from visavis.evaluation.protocols import Protocol
-from visavis.recipes.data_module import DataModule, prepare_training
+from visavis.training.recipes.data_module import DataModule, prepare_training
 from visavis.training.training_run import TrainingResult
 
 from .toy import overrides, toy
@@ -123,7 +123,7 @@ def test_evaluate_compares_with_any_row(trained):
         == "unified/2/clip-coco"
     )
     with pytest.raises(
-        visavis.errors.VisavisError,
+        visavis.core.errors.VisavisError,
         match=r"cocos/2/vse\+\+-coco-triplet': expected a row that measures a model, .* visavis diagnose",
     ):
         visavis.evaluate(trained.run, published="cocos/2/vse++-coco-triplet")
@@ -153,13 +153,13 @@ def test_evaluate_compares_with_any_row(trained):
     ],
 )
 def test_train_rejects_invalid_protocol_before_training(settings, sentence, toys, tmp_path):
-    with pytest.raises(visavis.errors.VisavisError, match=sentence):
+    with pytest.raises(visavis.core.errors.VisavisError, match=sentence):
         visavis.train(ROW, out=tmp_path / "run", overrides=overrides(ROW, toys) | settings)
 
 
 def test_protocol_mean_needs_two_networks(toys, tmp_path):
     with pytest.raises(
-        visavis.errors.VisavisError,
+        visavis.core.errors.VisavisError,
         match=r"evaluation\.average_networks: expected two networks in every phase",
     ):
         visavis.train(
@@ -206,20 +206,20 @@ def test_unknown_row_id_reports_nearest_row(named, sentence, trained):
         lambda: visavis.train(named),
         lambda: visavis.evaluate(trained.run, published=named),
     ):
-        with pytest.raises(visavis.errors.RecipeError, match=sentence) as raised:
+        with pytest.raises(visavis.core.errors.RecipeError, match=sentence) as raised:
             call()
         assert len(str(raised.value)) < 250
 
 
 def test_unknown_name_reports_how_to_list_rows(tmp_path):
     with pytest.raises(
-        visavis.errors.RecipeError,
+        visavis.core.errors.RecipeError,
         match=r"^x: expected a TOML file or the name of a shipped recipe, found neither: visavis catalog recipes lists them\.$",
     ):
         visavis.train("x")
     expected = rf"expected PAPER/TABLE/ROW, such as cocos/1/\S+\. {LISTED} cocos lists the rows of one of cocos, goal, ladder, unified\.$"
     with pytest.raises(
-        visavis.errors.RecipeError,
+        visavis.core.errors.RecipeError,
         match=rf"^published: 'x' is not a row of a paper's table: {expected}",
     ):
         visavis.evaluate(tmp_path / "no such run", published="x")

@@ -12,10 +12,10 @@ import pytest
 
 import visavis
 from visavis.cli.run_tables import print_trained
-from visavis.errors import RecipeError, VisavisError
+from visavis.core.errors import RecipeError, VisavisError
 from visavis.evaluation.published_row import PublishedRow, find_metric
-from visavis.recipes.files import paper_tables, read_recipe
-from visavis.recipes.published_tables import published_results
+from visavis.training.recipes.files import paper_tables, read_recipe
+from visavis.training.recipes.published_tables import published_results
 from visavis.training.start_training import member_recipes
 
 from .toy import one_step, overrides, toy

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from visavis import spec, supervision
+from visavis.core import spec
+from visavis.data.synthetic import write_synthetic_clips, write_synthetic_scenes
 from visavis.models import CATALOG
-from visavis.recipes.data_module import prepare_training
-from visavis.recipes.files import read_recipe
-from visavis.recipes.recipe import Recipe
-from visavis.synthetic import write_synthetic_clips, write_synthetic_scenes
+from visavis.training import supervision
+from visavis.training.recipes.data_module import prepare_training
+from visavis.training.recipes.files import read_recipe
+from visavis.training.recipes.recipe import Recipe
 from visavis.training.train_step import TrainStep, training_context
 
 REGIONS = 3

@@ -20,8 +20,8 @@ from tests.processes import Command
 
 import visavis
 from visavis import cli
-from visavis.progress import NoProgress, TrainingStep
-from visavis.synthetic import write_synthetic_scenes
+from visavis.core.progress import NoProgress, TrainingStep
+from visavis.data.synthetic import write_synthetic_scenes
 from visavis.training.stop_signals import Stopped
 
 RECIPE = """

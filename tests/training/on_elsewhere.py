@@ -8,13 +8,13 @@ from tests.elsewhere import DEVICE, elsewhere
 from tests.models.test_every_objective import LEARNED_BY, facts, images, loss_of, made, texts
 
 import visavis
+from visavis.core.encoded import Encoded
 from visavis.data import open_dataset
+from visavis.losses.pair_loss import PairLoss
+from visavis.losses.targets import Targets
 from visavis.models import CATALOG, CLIP, XVLM
 from visavis.models.inference import score_all_pairs, score_indexed_pairs
 from visavis.objectives import InfoNCE
-from visavis.pair_loss import PairLoss
-from visavis.targets import Targets
-from visavis.types import Encoded
 
 BASE = """
 name = "elsewhere"

@@ -11,7 +11,7 @@ import torch
 from torch import distributed
 
 import visavis
-from visavis.errors import ReportedByOtherProcess
+from visavis.core.errors import ReportedByOtherProcess
 from visavis.training.stop_signals import Stopped
 from visavis.training.trainer import Trainer
 

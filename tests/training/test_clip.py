@@ -13,16 +13,16 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import visavis
-from visavis.errors import DataError, RecipeError, RunError, SpecError
+from visavis.core.encoded import Encoded
+from visavis.core.errors import DataError, RecipeError, RunError, SpecError
+from visavis.data.synthetic import write_synthetic_scenes
 from visavis.models import CLIP
 from visavis.models.clip.model import export_to_transformers
 from visavis.objectives import InfoNCE
-from visavis.recipes.files import read_recipe, read_recipe_file
-from visavis.recipes.settings import Phase
-from visavis.synthetic import write_synthetic_scenes
 from visavis.training.fine_tuned_models import interpolate_weights, smallest_alpha
 from visavis.training.optimizer import layers_below_top, make_optimizer
-from visavis.types import Encoded
+from visavis.training.recipes.files import read_recipe, read_recipe_file
+from visavis.training.recipes.settings import Phase
 
 pytest.importorskip("transformers")
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from visavis.losses.targets import Targets
 from visavis.objectives import CATALOG, TripletHN, Unified
-from visavis.targets import Targets
 from visavis.training.monitoring.validation_metrics import (
     queries_with_gradient,
     similarities,

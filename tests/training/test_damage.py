@@ -13,8 +13,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 import visavis
-from visavis import storage
-from visavis.errors import RunError
+from visavis.core import storage
+from visavis.core.errors import RunError
 from visavis.training.checkpoint import HASHES, Checkpoint, complete_checkpoints
 
 PARTS = (

@@ -12,17 +12,18 @@ import pytest
 import torch
 
 import visavis
-from visavis import cli, storage
+from visavis import cli
+from visavis.core import storage
+from visavis.core.errors import RecipeError, SpecError
+from visavis.core.progress import NoProgress
 from visavis.data import open_dataset
-from visavis.errors import RecipeError, SpecError
-from visavis.metrics.recall import random_recall, random_rsum
+from visavis.data.synthetic import write_synthetic_scenes
+from visavis.evaluation.metrics.recall import random_recall, random_rsum
 from visavis.models.encoders.cnn_backbones import SmallCNN
 from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.models.encoders.feature_extraction import cache_features
-from visavis.progress import NoProgress
-from visavis.recipes.default_recipe import choose_recipe
-from visavis.recipes.files import read_recipe
-from visavis.synthetic import write_synthetic_scenes
+from visavis.training.recipes.default_recipe import choose_recipe
+from visavis.training.recipes.files import read_recipe
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 FOLDERS = ("Été à Nice", "two words", "Größe & Fünf", ".")

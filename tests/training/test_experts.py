@@ -14,16 +14,16 @@ import torch
 from PIL import Image
 
 import visavis
+from visavis.core.encoded import Encoded
+from visavis.core.errors import DataError, RecipeError, RunError
 from visavis.data.features.expert_store import create_expert_store
 from visavis.data.features.store import FeatureWriter, StoreDescription
-from visavis.errors import DataError, RecipeError, RunError
+from visavis.data.synthetic import write_synthetic_clips
 from visavis.models import CATALOG
 from visavis.models.base import GlobalMatcher, MatcherConfig, encode_unit_rows
 from visavis.models.word_encoders import GRUWordEncoder, pool_words
-from visavis.recipes.data_module import prepare_training
-from visavis.recipes.files import read_recipe
-from visavis.synthetic import write_synthetic_clips
-from visavis.types import Encoded
+from visavis.training.recipes.data_module import prepare_training
+from visavis.training.recipes.files import read_recipe
 
 WORDS = ["dog", "cat", "boat", "tree", "kite", "car"]
 

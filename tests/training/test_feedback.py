@@ -9,23 +9,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import visavis
+from visavis.core.encoded import Encoded
+from visavis.core.errors import DataError, RecipeError, RunError
 from visavis.data import open_dataset
 from visavis.data.dataset import Dataset, Image
 from visavis.data.item_sources import ConcatSource
 from visavis.data.loader import BatchSchedule, Loader
-from visavis.errors import DataError, RecipeError, RunError
-from visavis.feedback.records import Judgment, Preference, QueryKey, open_feedback
-from visavis.feedback.training_pairs import MAX_ADDED_NEGATIVES, FeedbackPairs, FeedbackSplit
+from visavis.data.synthetic import write_synthetic_scenes
+from visavis.evaluation.feedback.records import Judgment, Preference, QueryKey, open_feedback
+from visavis.evaluation.feedback.training_pairs import (
+    MAX_ADDED_NEGATIVES,
+    FeedbackPairs,
+    FeedbackSplit,
+)
+from visavis.losses.targets import Targets
 from visavis.models.encoders import feature_extraction as caching
 from visavis.objectives import CATALOG
-from visavis.recipes.data_module import prepare_training
-from visavis.recipes.files import read_recipe
-from visavis.recipes.recipe import with_feedback
-from visavis.supervision import FeedbackSupervision, PairSupervision
-from visavis.supervision.human_feedback import possible_positives
-from visavis.synthetic import write_synthetic_scenes
-from visavis.targets import Targets
-from visavis.types import Encoded
+from visavis.training.recipes.data_module import prepare_training
+from visavis.training.recipes.files import read_recipe
+from visavis.training.recipes.recipe import with_feedback
+from visavis.training.supervision import FeedbackSupervision, PairSupervision
+from visavis.training.supervision.human_feedback import possible_positives
 
 AT = "2026-05-01T09:30:00.000+00:00"
 

@@ -7,9 +7,9 @@ import shutil
 import pytest
 
 import visavis
-from visavis.errors import DataError, RefusedOverwrite, SpecError, StorageError, VisavisError
-from visavis.runs.run_folder import RunFolder
+from visavis.core.errors import DataError, RefusedOverwrite, SpecError, StorageError, VisavisError
 from visavis.training.checkpoint import Checkpoint
+from visavis.training.runs.run_folder import RunFolder
 from visavis.training.trainer import Trainer
 
 

@@ -11,11 +11,11 @@ from safetensors.torch import load_file
 import visavis
 from visavis.data import open_dataset
 from visavis.data.loader import BatchSchedule, Loader
+from visavis.data.synthetic import SceneGraphs
 from visavis.data.vocabulary import TokenizedCaptions, Vocabulary
-from visavis.graded import CBoW
+from visavis.evaluation.graded import CBoW
 from visavis.models import CATALOG
-from visavis.supervision import GradedSupervision, TrainingContext
-from visavis.synthetic import SceneGraphs
+from visavis.training.supervision import GradedSupervision, TrainingContext
 
 RECIPE = """
 name = "tiny"
@@ -303,7 +303,7 @@ def test_quantiles_of_equal_values_are_equal(scenes):
 
 
 def test_quantile_sample_depends_on_seed(scenes, vectors, monkeypatch):
-    monkeypatch.setattr("visavis.supervision.graded_relevance.QUANTILE_SAMPLE_SIZE", 20)
+    monkeypatch.setattr("visavis.training.supervision.graded_relevance.QUANTILE_SAMPLE_SIZE", 20)
     usual = []
     for seed in (3, 3, 4):
         supervision = GradedSupervision(relevance=cbow(vectors), scale="quantile")

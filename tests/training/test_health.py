@@ -13,13 +13,13 @@ from torch.nn.functional import normalize
 
 import visavis
 from visavis import Targets
+from visavis.core.encoded import Encoded
+from visavis.core.progress import NoProgress
 from visavis.data.dataset import Dataset, Image
+from visavis.data.synthetic import write_synthetic_scenes
 from visavis.data.workers import BatchReader
 from visavis.evaluation import rank_scores
 from visavis.objectives import CATALOG, VLC, NTXent, Triplet, TripletHN, Unified
-from visavis.progress import NoProgress
-from visavis.runs.run_folder import RunFolder
-from visavis.synthetic import write_synthetic_scenes
 from visavis.training.monitoring.alerts import find_alerts, new_alerts
 from visavis.training.monitoring.validation_metrics import (
     batch_health,
@@ -27,7 +27,7 @@ from visavis.training.monitoring.validation_metrics import (
     effective_rank,
     hubness,
 )
-from visavis.types import Encoded
+from visavis.training.runs.run_folder import RunFolder
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 64])

@@ -16,12 +16,12 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import visavis
-from visavis import storage
+from visavis.core import storage
+from visavis.core.errors import RunError, VisavisError
 from visavis.data.features.store import FeatureStore
-from visavis.errors import RunError, VisavisError
-from visavis.recipes.data_module import open_data_module
-from visavis.recipes.files import read_recipe
-from visavis.runs.record import CHANGEABLE_KEYS
+from visavis.training.recipes.data_module import open_data_module
+from visavis.training.recipes.files import read_recipe
+from visavis.training.runs.record import CHANGEABLE_KEYS
 from visavis.training.stop_signals import Stopped
 
 

@@ -5,8 +5,8 @@ import json
 import pytest
 
 import visavis
-from visavis.errors import RecipeError, RunError
-from visavis.recipes.files import read_recipe
+from visavis.core.errors import RecipeError, RunError
+from visavis.training.recipes.files import read_recipe
 
 SHORT = {"phases.0.epochs": 1, "phases.1.epochs": 1, "training.batches_per_epoch": 4}
 

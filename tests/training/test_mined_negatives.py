@@ -12,18 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import visavis
-from visavis import storage
 from visavis.cli.run_tables import print_trained
+from visavis.core import storage
+from visavis.core.encoded import Encoded
+from visavis.core.errors import DataError, RecipeError, RefusedOverwrite, RunError, StorageError
+from visavis.core.progress import NoProgress
 from visavis.data.dataset import Dataset, Image
 from visavis.data.loader import BatchSchedule, Loader
-from visavis.errors import DataError, RecipeError, RefusedOverwrite, RunError, StorageError
 from visavis.models.base import evaluation_mode
-from visavis.progress import NoProgress
-from visavis.runs.open_run import open_run, read_run_recipe
-from visavis.supervision import MinedNegativeSupervision
-from visavis.supervision.mined_negatives import MinedBatches, MinedNegatives
+from visavis.training.runs.open_run import open_run, read_run_recipe
 from visavis.training.stop_signals import Stopped
-from visavis.types import Encoded
+from visavis.training.supervision import MinedNegativeSupervision
+from visavis.training.supervision.mined_negatives import MinedBatches, MinedNegatives
 
 SHORT = {"phases.0.epochs": 1, "phases.1.epochs": 1}
 

@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file
 
 import visavis
-from visavis.errors import VisavisError
+from visavis.core.errors import VisavisError
 
 MUTATIONS = 200
 ODD = (

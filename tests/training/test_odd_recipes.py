@@ -17,14 +17,16 @@ import pytest
 import tomli_w
 from pydantic import BaseModel
 
-from visavis import graded, models, objectives, supervision
-from visavis.errors import VisavisError
-from visavis.evaluation import Protocol
-from visavis.experiments.jobs import Workers
-from visavis.experiments.run_comparison import plan_comparison
-from visavis.recipes.files import read_recipe, read_recipe_file, shipped_files
-from visavis.recipes.recipe import Recipe, parse_override
-from visavis.recipes.settings import Phase
+from visavis import models
+from visavis.core.errors import VisavisError
+from visavis.evaluation import Protocol, graded
+from visavis.losses import objectives
+from visavis.research.experiments.jobs import Workers
+from visavis.research.experiments.run_comparison import plan_comparison
+from visavis.training import supervision
+from visavis.training.recipes.files import read_recipe, read_recipe_file, shipped_files
+from visavis.training.recipes.recipe import Recipe, parse_override
+from visavis.training.recipes.settings import Phase
 
 from ..mutation import ODD, changed, flipped
 

@@ -13,17 +13,12 @@ from torch import nn
 
 import visavis
 from visavis import evaluation
-from visavis.blocking import ScoreCost
-from visavis.errors import RecipeError
+from visavis.core.blocking import ScoreCost
+from visavis.core.errors import RecipeError
+from visavis.core.progress import NoProgress
+from visavis.core.spec import build_object
 from visavis.evaluation.protocols import get_protocol
 from visavis.models import CATALOG
-from visavis.progress import NoProgress
-from visavis.recipes.data_module import prepare_training
-from visavis.recipes.files import read_recipe
-from visavis.recipes.settings import Phase, ScheduleSettings
-from visavis.runs.open_run import open_run, read_run_recipe
-from visavis.runs.run_folder import RunFolder
-from visavis.spec import build_object
 from visavis.training.checkpoint import Checkpoint, TrainerState
 from visavis.training.monitoring.validation_metrics import validation_metrics
 from visavis.training.optimizer import (
@@ -33,6 +28,11 @@ from visavis.training.optimizer import (
     restore_optimizer,
     set_lr,
 )
+from visavis.training.recipes.data_module import prepare_training
+from visavis.training.recipes.files import read_recipe
+from visavis.training.recipes.settings import Phase, ScheduleSettings
+from visavis.training.runs.open_run import open_run, read_run_recipe
+from visavis.training.runs.run_folder import RunFolder
 from visavis.training.stop_signals import Stopped
 from visavis.training.trainer import Trainer
 
@@ -289,7 +289,7 @@ def test_two_phase_vsepp_resumes_in_either_phase(few_scenes, stop_at, outcome, t
     visavis.train(
         "vse++-two-step-scenes", data=few_scenes, out=whole, overrides=TWO_STEPS, progress=Keep()
     )
-    from visavis.synthetic.scene_encoder import SceneEncoder
+    from visavis.data.synthetic.scene_encoder import SceneEncoder
 
     shipped_weights = {
         f"backbone.model.encoder.{name}": tensor

@@ -11,20 +11,20 @@ import torch
 from PIL import Image
 
 import visavis
+from visavis.core.encoded import Encoded
+from visavis.core.errors import RecipeError
 from visavis.data.dataset_reader import open_dataset
 from visavis.data.images import decode_image
 from visavis.data.item_sources import CROP_FUNCTIONS
-from visavis.errors import RecipeError
 from visavis.models import CATALOG
 from visavis.models.encoders import cnn_backbones as small_cnn
 from visavis.models.encoders.encoder_spec import EncoderSpec, open_preprocessing
 from visavis.models.encoders.feature_extraction import feature_store_folder
 from visavis.models.encoders.frozen_encoders import open_encoder
 from visavis.models.encoders.preprocessing import Preprocessing
-from visavis.recipes.files import read_recipe
 from visavis.training.checkpoint import Checkpoint, complete_checkpoints
+from visavis.training.recipes.files import read_recipe
 from visavis.training.stop_signals import Stopped
-from visavis.types import Encoded
 
 
 def noise(width, height, seed=0):

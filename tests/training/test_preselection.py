@@ -3,16 +3,16 @@
 import pytest
 import torch
 
-from visavis.errors import SpecError, VisavisError
+from visavis.core.encoded import Encoded
+from visavis.core.errors import SpecError, VisavisError
+from visavis.core.progress import NoProgress
 from visavis.models.base import evaluation_mode
-from visavis.progress import NoProgress
-from visavis.recipes.data_module import prepare_training
-from visavis.recipes.recipe import build_recipe
-from visavis.supervision import OfflineNegativeSupervision
-from visavis.supervision.candidate_scores import mean_pooled
 from visavis.training.optimizer import make_optimizer
+from visavis.training.recipes.data_module import prepare_training
+from visavis.training.recipes.recipe import build_recipe
+from visavis.training.supervision import OfflineNegativeSupervision
+from visavis.training.supervision.candidate_scores import mean_pooled
 from visavis.training.train_step import training_context
-from visavis.types import Encoded
 
 RECIPE = {
     "name": "tiny",

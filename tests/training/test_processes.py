@@ -22,17 +22,17 @@ from tests.training.process_cases import train_all, train_until, write_recipes
 from torch import nn
 
 import visavis
+from visavis.core.encoded import Encoded
+from visavis.core.errors import RecipeError, ReportedByOtherProcess
+from visavis.core.process_group import ONE_PROCESS, ProcessGroup
 from visavis.data import open_dataset
-from visavis.errors import RecipeError, ReportedByOtherProcess
 from visavis.evaluation.tiled_ranking import rank_by_tiles
-from visavis.process_group import ONE_PROCESS, ProcessGroup
-from visavis.recipes.files import read_recipe
-from visavis.supervision import CATALOG
 from visavis.training import processes
 from visavis.training.encoder_blocks import synchronize_batch_norm
 from visavis.training.processes import check_processes
+from visavis.training.recipes.files import read_recipe
 from visavis.training.stop_signals import Stopped
-from visavis.types import Encoded
+from visavis.training.supervision import CATALOG
 
 pytestmark = pytest.mark.slow
 

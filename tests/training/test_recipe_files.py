@@ -8,11 +8,16 @@ from pathlib import Path
 import pytest
 
 import visavis
-from visavis.errors import RecipeError, VisavisError
+from visavis.core.errors import RecipeError, VisavisError
+from visavis.data.synthetic import write_synthetic_scenes
 from visavis.models import CATALOG
-from visavis.recipes.files import read_recipe, read_recipe_file, shipped_files, shipped_recipe_names
-from visavis.recipes.recipe import build_recipe
-from visavis.synthetic import write_synthetic_scenes
+from visavis.training.recipes.files import (
+    read_recipe,
+    read_recipe_file,
+    shipped_files,
+    shipped_recipe_names,
+)
+from visavis.training.recipes.recipe import build_recipe
 
 BASE = """
 name = "base"

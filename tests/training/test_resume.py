@@ -13,10 +13,10 @@ import pytest
 import torch
 
 import visavis
-from visavis import storage
-from visavis.errors import RunError
+from visavis.core import storage
+from visavis.core.errors import RunError
+from visavis.core.progress import NoProgress
 from visavis.models.device import has_native_bfloat16
-from visavis.progress import NoProgress
 from visavis.training.stop_signals import STOP_SIGNALS, Stopped, StopRequest
 from visavis.training.trainer import Trainer
 

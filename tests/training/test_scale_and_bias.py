@@ -15,15 +15,15 @@ from tests.processes import in_processes
 from tests.training.process_cases import train_all
 
 import visavis
+from visavis.core.errors import RecipeError
 from visavis.data import open_dataset
-from visavis.errors import RecipeError
+from visavis.data.synthetic import write_synthetic_scenes
 from visavis.models.clip.model import open_dual_encoder
 from visavis.objectives import Sigmoid
-from visavis.recipes.data_module import prepare_training
-from visavis.recipes.files import read_recipe
-from visavis.recipes.recipe import build_recipe
-from visavis.recipes.start_model import describe_scale_and_bias
-from visavis.synthetic import write_synthetic_scenes
+from visavis.training.recipes.data_module import prepare_training
+from visavis.training.recipes.files import read_recipe
+from visavis.training.recipes.recipe import build_recipe
+from visavis.training.recipes.start_model import describe_scale_and_bias
 
 pytestmark = pytest.mark.slow
 

@@ -7,14 +7,14 @@ import torch
 from torch.nn.functional import normalize
 
 import visavis
-from visavis.errors import RecipeError, RunError
+from visavis.core.errors import RecipeError, RunError
+from visavis.core.process_group import ONE_PROCESS
+from visavis.core.progress import NoProgress
+from visavis.core.spec import build_object
 from visavis.models import CATALOG
 from visavis.models.base import get_vectors
-from visavis.process_group import ONE_PROCESS
-from visavis.progress import NoProgress
-from visavis.recipes.files import read_recipe
-from visavis.runs.open_run import open_run, read_run_recipe
-from visavis.spec import build_object
+from visavis.training.recipes.files import read_recipe
+from visavis.training.runs.open_run import open_run, read_run_recipe
 from visavis.training.train_step import PeerNetwork, StepControl
 
 

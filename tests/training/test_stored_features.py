@@ -9,13 +9,13 @@ import pytest
 from PIL import Image
 
 import visavis
-from visavis import storage
+from visavis.core import storage
+from visavis.core.errors import DataError, RecipeError, RunError
 from visavis.data.features import arrays as finite
-from visavis.errors import DataError, RecipeError, RunError
 from visavis.evaluation import Protocol, protocols
-from visavis.recipes.files import read_recipe
-from visavis.runs.open_run import read_run_recipe
-from visavis.runs.run_folder import RunFolder
+from visavis.training.recipes.files import read_recipe
+from visavis.training.runs.open_run import read_run_recipe
+from visavis.training.runs.run_folder import RunFolder
 
 WORDS = ["dog", "cat", "boat", "tree", "kite", "car", "lamp", "moon"]
 

@@ -10,25 +10,25 @@ from safetensors.torch import load_file
 
 import visavis
 from visavis import PairLoss, parse, spec
+from visavis.core.errors import MissingSupervision, RecipeError, RunError
+from visavis.core.progress import NoProgress
 from visavis.data import open_dataset
 from visavis.data.loader import derive_seed
-from visavis.errors import MissingSupervision, RecipeError, RunError
+from visavis.losses.targets import Targets
 from visavis.objectives import NCR
-from visavis.progress import NoProgress
-from visavis.recipes.files import read_recipe
-from visavis.runs.open_run import read_run_recipe
-from visavis.runs.run_folder import RunFolder
-from visavis.supervision import CATALOG, PairSupervision, Supervision
-from visavis.supervision.learned_weights import WeightNetwork
-from visavis.supervision.noisy_correspondence import (
+from visavis.training.checkpoint import Checkpoint
+from visavis.training.recipes.files import read_recipe
+from visavis.training.runs.open_run import read_run_recipe
+from visavis.training.runs.run_folder import RunFolder
+from visavis.training.start_training import start_training
+from visavis.training.supervision import CATALOG, PairSupervision, Supervision
+from visavis.training.supervision.learned_weights import WeightNetwork
+from visavis.training.supervision.noisy_correspondence import (
     NoisySupervision,
     clean_probability,
     predicted_correspondence,
     soft_margin,
 )
-from visavis.targets import Targets
-from visavis.training.checkpoint import Checkpoint
-from visavis.training.start_training import start_training
 from visavis.training.trainer import Trainer
 from visavis.training.training_run import _describe_supervision, _positives_by, prepare_training
 

@@ -17,12 +17,9 @@ from PIL import Image
 from PIL.ImageColor import getrgb
 
 import visavis
-from visavis.errors import MissingExtra
+from visavis.core.errors import MissingExtra
+from visavis.losses.scoring import score_matrix
 from visavis.models.inference import device_score
-from visavis.recipes.data_module import prepare_training
-from visavis.recipes.files import read_recipe
-from visavis.runs.run_folder import RunFolder
-from visavis.scoring import score_matrix
 from visavis.training.monitoring.tracking import (
     BORDER,
     IMAGE_SIDE,
@@ -32,6 +29,9 @@ from visavis.training.monitoring.tracking import (
     Tracking,
     retrieved_images,
 )
+from visavis.training.recipes.data_module import prepare_training
+from visavis.training.recipes.files import read_recipe
+from visavis.training.runs.run_folder import RunFolder
 from visavis.training.stop_signals import Stopped
 
 

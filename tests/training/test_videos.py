@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 import visavis
 from visavis.cli import app
+from visavis.core.errors import DataError, RecipeError, SpecError
 from visavis.data.dataset_reader import open_dataset
 from visavis.data.features.store import FeatureStore
-from visavis.errors import DataError, RecipeError, SpecError
 from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.models.encoders.feature_extraction import cache_features, feature_store_folder
 from visavis.models.encoders.frozen_encoders import open_encoder

@@ -10,15 +10,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import visavis
-from visavis import objectives
+from visavis.core.encoded import Encoded
+from visavis.core.errors import DataError, RecipeError, SpecError
 from visavis.data import open_dataset
-from visavis.errors import DataError, RecipeError, SpecError
 from visavis.evaluation import rank_scores
+from visavis.losses import objectives
+from visavis.losses.pair_loss import PairLoss
+from visavis.losses.targets import Targets
 from visavis.models import XVLM
 from visavis.models.base import evaluation_mode
-from visavis.pair_loss import PairLoss
-from visavis.targets import Targets
-from visavis.types import Encoded
 
 
 @pytest.fixture(scope="module")

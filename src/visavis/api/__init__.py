@@ -23,7 +23,7 @@ from visavis.api.grading import agreement, coherence, relevance, relevance_fit, 
 from visavis.api.indexing import classify, index, search, serve
 from visavis.api.models import export, mteb
 from visavis.api.training_runs import compare, evaluate, load, mine, reproduce, train
-from visavis.spec import validate_arguments
+from visavis.core.spec import validate_arguments
 
 __all__ = [
     "demo",

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from visavis.errors import RecipeError, RunError
-from visavis.progress import Progress
+from visavis.core.errors import RecipeError, RunError
+from visavis.core.progress import Progress
 
 T = TypeVar("T", str, float)
 
@@ -80,7 +80,7 @@ def parse_overrides(overrides: dict[str, Any] | Sequence[str]) -> dict[str, Any]
     Raises:
         RecipeError: If a text is not of the form key=value, or a key occurs twice.
     """
-    from visavis.recipes.recipe import parse_override
+    from visavis.training.recipes.recipe import parse_override
 
     if isinstance(overrides, dict):
         return dict(overrides)
@@ -125,7 +125,7 @@ def resolve_recipe(
     Raises:
         RecipeError: If a key is set twice, an option is empty, or no recipe suits the data.
     """
-    from visavis.recipes.default_recipe import choose_recipe
+    from visavis.training.recipes.default_recipe import choose_recipe
 
     settings = parse_overrides(overrides)
     for option, key, value in (

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import MISSING, fields
 from typing import Any
 
-from visavis.errors import VisavisError, suggest_name
+from visavis.core.errors import VisavisError, suggest_name
 
 CatalogEntry = dict[str, Any]
 """An entry of a catalog: its name, its summary, and further texts by label. Recipes also have
@@ -20,7 +20,7 @@ nested values.
 
 def objectives() -> list[CatalogEntry]:
     """Return every objective with its formula, source and defaults."""
-    from visavis.objectives import CATALOG
+    from visavis.losses.objectives import CATALOG
 
     return [
         _class_entry(kind, "Formula:", "Advice:", "Source:") | {"defaults": repr(kind())}
@@ -45,7 +45,7 @@ def models() -> list[CatalogEntry]:
 
 def metrics() -> list[CatalogEntry]:
     """Return every metric by its key in results."""
-    from visavis.metrics import CATALOG
+    from visavis.evaluation.metrics import CATALOG
 
     return [
         {
@@ -81,14 +81,14 @@ def protocols() -> list[CatalogEntry]:
 
 def supervisions() -> list[CatalogEntry]:
     """Return every supervision with its source and defaults."""
-    from visavis.supervision import CATALOG
+    from visavis.training.supervision import CATALOG
 
     return [_class_entry(kind, "Source:") | {"defaults": repr(kind())} for kind in CATALOG]
 
 
 def relevance_estimators() -> list[CatalogEntry]:
     """Return every relevance estimator with its source and defaults."""
-    from visavis.graded import CATALOG
+    from visavis.evaluation.graded import CATALOG
 
     return [_class_entry(kind, "Source:") | {"defaults": _defaults(kind)} for kind in CATALOG]
 
@@ -97,7 +97,7 @@ def recipes() -> list[CatalogEntry]:
     """Return every shipped recipe file as training resolves it, then every row of the papers'
     tables.
     """
-    from visavis.recipes.files import read_recipe_file, shipped_files
+    from visavis.training.recipes.files import read_recipe_file, shipped_files
 
     entries = []
     for name in shipped_files():
@@ -123,8 +123,8 @@ def table_rows(paper: str | None = None) -> list[CatalogEntry]:
     Raises:
         VisavisError: If the paper has no tables.
     """
-    from visavis.recipes.files import paper_tables, read_recipe_file
-    from visavis.recipes.published_tables import published_results
+    from visavis.training.recipes.files import paper_tables, read_recipe_file
+    from visavis.training.recipes.published_tables import published_results
 
     papers = {name.partition("/")[0] for name in paper_tables()}
     if paper is not None and paper not in papers:

@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from visavis.api.arguments import parse_overrides, to_list
-from visavis.errors import RefusedOverwrite, VisavisError, suggest_name
-from visavis.progress import NoProgress, Progress
+from visavis.core.errors import RefusedOverwrite, VisavisError, suggest_name
+from visavis.core.progress import NoProgress, Progress
 
 if TYPE_CHECKING:
-    from visavis.audit.run_audit import Audit
+    from visavis.core.environment import EnvironmentCheck
     from visavis.data.conversion.convert_features import ConversionReport
     from visavis.data.dataset_reader import CheckReport
     from visavis.data.features.store import FeatureStore
-    from visavis.environment import EnvironmentCheck
     from visavis.models.checkpoint_conversion import CheckpointConversion
+    from visavis.research.audit.run_audit import Audit
 
 
 STORE_PREFIXES = ("visual", "text", ".")
@@ -102,7 +102,7 @@ def data_audit(
         visavis data audit photos/ --parts duplicates --parts captions
         ```
     """
-    from visavis.audit.run_audit import audit
+    from visavis.research.audit.run_audit import audit
 
     settings = parse_overrides(overrides) | ({"data.skip_bad": True} if skip_bad else {})
     return audit(path, recipe, settings, to_list(parts), folds, seeds, progress or NoProgress())
@@ -171,7 +171,7 @@ def data_scenes(
         visavis data scenes --clips --num-train 500 --out data/clips
         ```
     """
-    from visavis.synthetic import write_synthetic_clips, write_synthetic_scenes
+    from visavis.data.synthetic import write_synthetic_clips, write_synthetic_scenes
 
     progress, started = progress or NoProgress(), time.perf_counter()
 
@@ -333,7 +333,8 @@ def convert(
         visavis convert openai/clip-vit-base-patch32 --max-length 248 --out models/long-clip
         ```
     """
-    from visavis import storage
+    from visavis.core import storage
+    from visavis.core.spec import validate_int
     from visavis.models.checkpoint_conversion import matching_shapes
     from visavis.models.clip.conversion import (
         MAX_TEXT_LENGTH,
@@ -343,7 +344,6 @@ def convert(
     )
     from visavis.models.encoders.checkpoint_files import read_checkpoint
     from visavis.models.xvlm.conversion import convert_xvlm
-    from visavis.spec import validate_int
 
     if os.path.exists(out):
         storage.prepare_empty_folder(out, will_be_replaced=True)
@@ -401,8 +401,8 @@ def doctor(
         visavis doctor indexes/photos
         ```
     """
-    from visavis.environment import check_environment
     from visavis.models.default_model import check_default_model
+    from visavis.research.doctor import check_environment
 
     checks = [*check_environment(), check_default_model()]
     if indexes := [index] if isinstance(index, str | Path) else index:
@@ -435,7 +435,7 @@ def demo(*, out: str | Path | None = None, progress: Progress | None = None) -> 
         visavis demo --out first
         ```
     """
-    from visavis.demonstration.demo_run import run_demo
+    from visavis.research.demonstration.demo_run import run_demo
 
     return run_demo(out, progress or NoProgress())
 

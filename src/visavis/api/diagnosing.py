@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from visavis.api.arguments import optional_text, to_list
-from visavis.progress import NoProgress, Progress
+from visavis.core.progress import NoProgress, Progress
 
 if TYPE_CHECKING:
-    from visavis.diagnostics.attention_maps import AttentionMap
-    from visavis.diagnostics.contribution_analysis import ContributionAnalysis
-    from visavis.diagnostics.objective_profile import ObjectiveProfiles
-    from visavis.memory_budget import MemoryLimit
-    from visavis.robustness import ProbeReport
+    from visavis.core.memory_budget import MemoryLimit
+    from visavis.research.diagnostics.attention_maps import AttentionMap
+    from visavis.research.diagnostics.contribution_analysis import ContributionAnalysis
+    from visavis.research.diagnostics.objective_profile import ObjectiveProfiles
+    from visavis.research.robustness import ProbeReport
 
 
 def anatomy(objective: str | Sequence[str], *, out: str | Path | None = None) -> ObjectiveProfiles:
@@ -40,9 +40,9 @@ def anatomy(objective: str | Sequence[str], *, out: str | Path | None = None) ->
         visavis anatomy 'Unified(gamma=50)' 'VLC()' --out anatomy
         ```
     """
-    from visavis import storage
-    from visavis.diagnostics.objective_profile import ObjectiveProfiles, profile_objectives
-    from visavis.reports.profile_report import write_profile_report
+    from visavis.core import storage
+    from visavis.research.diagnostics.objective_profile import ObjectiveProfiles, profile_objectives
+    from visavis.research.reports.profile_report import write_profile_report
 
     with storage.create_output_folder(out, "runs/anatomy") as folder:
         result = ObjectiveProfiles(profile_objectives(to_list(objective)), folder)
@@ -94,8 +94,8 @@ def diagnose(
         visavis diagnose runs/mine --objective 'TripletHN(margin=0.2)' --out diagnosis.html
         ```
     """
-    from visavis import storage
-    from visavis.diagnostics.contribution_analysis import diagnose_run
+    from visavis.core import storage
+    from visavis.research.diagnostics.contribution_analysis import diagnose_run
 
     if out is not None:
         storage.require_new_file(out)
@@ -110,7 +110,7 @@ def diagnose(
         epsilons=to_list(epsilon),
     )
     if out is not None:
-        from visavis.reports.diagnosis_report import render_diagnosis
+        from visavis.research.reports.diagnosis_report import render_diagnosis
 
         storage.write_text(out, render_diagnosis(result))
     return result
@@ -151,7 +151,7 @@ def probe(
         visavis probe runs/mine --num-images 200
         ```
     """
-    from visavis.robustness import probe_run
+    from visavis.research.robustness import probe_run
 
     return probe_run(
         Path(run), num_images, progress or NoProgress(), optional_text(data), split, memory
@@ -189,9 +189,9 @@ def explain(
         visavis explain runs/scan photo.jpg "two dogs on a beach" --out attention.png
         ```
     """
-    from visavis import storage
-    from visavis.diagnostics.attention_maps import attention_map
-    from visavis.reports.attention_image import draw_attention, image_format
+    from visavis.core import storage
+    from visavis.research.diagnostics.attention_maps import attention_map
+    from visavis.research.reports.attention_image import draw_attention, image_format
 
     file_format = image_format(Path("explanation.png" if out is None else out))
     if out is not None:

@@ -9,25 +9,25 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from visavis import supervision
+from visavis.core.errors import DataError, RunError
+from visavis.core.memory_budget import MemoryLimit
+from visavis.core.progress import Progress
+from visavis.core.spec import parse
 from visavis.data.dataset import Dataset
 from visavis.data.dataset_reader import find_source
-from visavis.errors import DataError, RunError
-from visavis.graded.estimators.base import ImageRelevance, RelevanceEstimator
-from visavis.graded.estimators.catalog import CATALOG
-from visavis.graded.human_agreement import (
+from visavis.evaluation.graded.estimators.base import ImageRelevance, RelevanceEstimator
+from visavis.evaluation.graded.estimators.catalog import CATALOG
+from visavis.evaluation.graded.human_agreement import (
     HumanAgreement,
     find_human_judgments,
     measure_agreement,
     relevance_of_pairs,
 )
-from visavis.graded.list_statistics import Ranker
-from visavis.memory_budget import MemoryLimit
+from visavis.evaluation.graded.list_statistics import Ranker
 from visavis.models.inference import device_score, score_indexed_pairs
-from visavis.progress import Progress
-from visavis.recipes.recipe import Recipe
-from visavis.runs.open_run import open_run, read_run_recipe
-from visavis.spec import parse
+from visavis.training import supervision
+from visavis.training.recipes.recipe import Recipe
+from visavis.training.runs.open_run import open_run, read_run_recipe
 
 CHECKED_CAPTIONS = 128
 """Number of captions whose relevance values are checked before ranked lists are compared."""

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from visavis.api.arguments import optional_text, to_list, to_paths
-from visavis.progress import NoProgress, Progress
+from visavis.core.progress import NoProgress, Progress
 
 if TYPE_CHECKING:
-    from visavis.graded.estimator_quality import EstimatorQuality, RelevanceDistribution
-    from visavis.graded.fine_tuning import FineTunedModel
-    from visavis.graded.human_agreement import HumanAgreement
-    from visavis.graded.ranked_lists import RankedListComparison
-    from visavis.memory_budget import MemoryLimit
+    from visavis.core.memory_budget import MemoryLimit
+    from visavis.evaluation.graded.estimator_quality import EstimatorQuality, RelevanceDistribution
+    from visavis.evaluation.graded.fine_tuning import FineTunedModel
+    from visavis.evaluation.graded.human_agreement import HumanAgreement
+    from visavis.evaluation.graded.ranked_lists import RankedListComparison
 
 
 def agreement(
@@ -107,13 +107,17 @@ def coherence(
         visavis coherence runs/mine runs/other --out coherence
         ```
     """
-    from visavis import storage
     from visavis.api.graded_runs import check_relevance_varies, open_rankers, trained_on
-    from visavis.graded import CATALOG
-    from visavis.graded.list_statistics import Ranker, RelevanceBands, measure_lists
-    from visavis.graded.ranked_lists import RankedListComparison, choose_queries, query_lists
-    from visavis.reports.coherence_report import write_coherence_report
-    from visavis.spec import MAX_SEED, parse, validate_int
+    from visavis.core import storage
+    from visavis.core.spec import MAX_SEED, parse, validate_int
+    from visavis.evaluation.graded import CATALOG
+    from visavis.evaluation.graded.list_statistics import Ranker, RelevanceBands, measure_lists
+    from visavis.evaluation.graded.ranked_lists import (
+        RankedListComparison,
+        choose_queries,
+        query_lists,
+    )
+    from visavis.research.reports.coherence_report import write_coherence_report
 
     validate_int(top, "top", 1)
     validate_int(seed, "seed", 0, MAX_SEED)
@@ -186,7 +190,7 @@ def relevance(
         visavis relevance --estimator "CBoW()"
         ```
     """
-    from visavis.graded.estimator_quality import DEFAULT_ESTIMATORS, evaluate_estimators
+    from visavis.evaluation.graded.estimator_quality import DEFAULT_ESTIMATORS, evaluate_estimators
 
     return evaluate_estimators(to_list(estimator) or DEFAULT_ESTIMATORS, progress or NoProgress())
 
@@ -225,10 +229,13 @@ def relevance_thresholds(
         visavis relevance thresholds flickr8k --estimator "CBoW()" --out thresholds.png
         ```
     """
-    from visavis import storage
+    from visavis.core import storage
     from visavis.data import open_dataset
-    from visavis.graded.estimator_quality import DEFAULT_ESTIMATORS, relevance_distributions
-    from visavis.reports.plotting import plot_relevance_distributions
+    from visavis.evaluation.graded.estimator_quality import (
+        DEFAULT_ESTIMATORS,
+        relevance_distributions,
+    )
+    from visavis.research.reports.plotting import plot_relevance_distributions
 
     if out is not None:
         storage.require_new_file(out)
@@ -280,7 +287,7 @@ def relevance_fit(
         visavis relevance fit --kind cross --out models/cross
         ```
     """
-    from visavis.graded.fine_tuning import fine_tune
+    from visavis.evaluation.graded.fine_tuning import fine_tune
 
     return fine_tune(
         out,

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from visavis.api.arguments import optional_path, optional_text, to_list, to_paths
-from visavis.errors import DataError, VisavisError
-from visavis.progress import NoProgress, Progress
+from visavis.core.errors import DataError, VisavisError
+from visavis.core.progress import NoProgress, Progress
 
 if TYPE_CHECKING:
-    from visavis.memory_budget import MemoryLimit
+    from visavis.core.memory_budget import MemoryLimit
     from visavis.retrieval.index_builder import IndexReport
     from visavis.retrieval.index_search import SearchQuery, SearchResults
     from visavis.retrieval.items import ItemFilter
@@ -318,11 +318,11 @@ def classify(
         visavis classify runs/mine photo.jpg labels.txt
         ```
     """
-    from visavis import storage
+    from visavis.core import storage
+    from visavis.core.spec import validate_int
     from visavis.models.retriever import Retriever
     from visavis.retrieval.index_folder import is_index, read_manifest
     from visavis.retrieval.index_search import rank_texts
-    from visavis.spec import validate_int
 
     validate_int(top, "top", 1)
     if isinstance(labels, str | Path):
@@ -432,7 +432,7 @@ def serve(
         visavis serve index --feedback votes.jsonl --port 8080
         ```
     """
-    from visavis.server.uvicorn_server import run_service
+    from visavis.retrieval.server.uvicorn_server import run_service
 
     run_service(
         to_paths(index),

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from visavis.api.arguments import to_list
-from visavis.errors import VisavisError
-from visavis.progress import NoProgress, Progress
+from visavis.core.errors import VisavisError
+from visavis.core.progress import NoProgress, Progress
 
 if TYPE_CHECKING:
-    from visavis.exporting.export_model import ExportedModel
     from visavis.integrations.mteb import MtebReport
+    from visavis.training.export.export_model import ExportedModel
 
 
 def export(
@@ -58,12 +58,12 @@ def export(
         visavis export runs/mine --format sentence-transformers --out exported/st --license mit
         ```
     """
-    from visavis import storage
     from visavis.api.catalog_entries import docstring_section
-    from visavis.exporting.export_model import export_model
+    from visavis.core import storage
     from visavis.models.hub_upload import upload_folder, validate_repo
     from visavis.models.retriever import Retriever
-    from visavis.runs.open_run import check_single_run
+    from visavis.training.export.export_model import export_model
+    from visavis.training.runs.open_run import check_single_run
 
     progress = progress or NoProgress()
     if push is not None:

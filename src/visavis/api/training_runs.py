@@ -17,17 +17,17 @@ from visavis.api.arguments import (
     to_list,
     to_paths,
 )
-from visavis.errors import RecipeError, RunError
-from visavis.progress import NoProgress, Progress
+from visavis.core.errors import RecipeError, RunError
+from visavis.core.progress import NoProgress, Progress
 
 if TYPE_CHECKING:
+    from visavis.core.memory_budget import MemoryLimit
     from visavis.evaluation import Evaluation
-    from visavis.experiments.comparison_result import Comparison
-    from visavis.experiments.reproduction import Reproduction
-    from visavis.feedback.evaluate_feedback import FeedbackEvaluation
-    from visavis.memory_budget import MemoryLimit
+    from visavis.evaluation.feedback.evaluate_feedback import FeedbackEvaluation
     from visavis.models.retriever import Retriever
-    from visavis.runs.mine_negatives import MiningReport
+    from visavis.research.experiments.comparison_result import Comparison
+    from visavis.research.experiments.reproduction import Reproduction
+    from visavis.training.runs.mine_negatives import MiningReport
     from visavis.training.training_run import TrainingResult
 
 DEFAULT_SEEDS = 5
@@ -82,10 +82,10 @@ def train(
         visavis train --resume runs/mine
         ```
     """
-    from visavis.recipes.files import read_recipe
-    from visavis.runs.open_run import with_absolute_paths
-    from visavis.runs.run_folder import RunFolder
     from visavis.training.processes import can_restart, join_processes, restarted
+    from visavis.training.recipes.files import read_recipe
+    from visavis.training.runs.open_run import with_absolute_paths
+    from visavis.training.runs.run_folder import RunFolder
     from visavis.training.start_training import resume_training, start_training
     from visavis.training.training_run import check_supervisions, unused_supervisions
 
@@ -230,9 +230,9 @@ def evaluate(
                 f"--feedback: expected an index without {unused[0]}. Remove --{unused[0]}."
             )
         return _evaluate_index(to_paths(run), Path(feedback), model, store, memory)
-    from visavis.recipes.published_tables import measured_result
     from visavis.retrieval.index_folder import is_index
-    from visavis.runs.evaluate_runs import evaluate_runs, with_base_model
+    from visavis.training.recipes.published_tables import measured_result
+    from visavis.training.runs.evaluate_runs import evaluate_runs, with_base_model
 
     for name, value in (("model", model), ("store", store)):
         if value is not None:
@@ -271,7 +271,7 @@ def _evaluate_index(
     memory: MemoryLimit,
 ) -> FeedbackEvaluation:
     """Evaluate an index with the judgments of a feedback file."""
-    from visavis.feedback.evaluate_feedback import evaluate_feedback
+    from visavis.evaluation.feedback.evaluate_feedback import evaluate_feedback
     from visavis.retrieval.index_folder import Index
     from visavis.retrieval.index_search import SearchQuery, store_queries
 
@@ -344,8 +344,8 @@ def mine(
         visavis mine openai/clip-vit-base-patch32 --data photos/ --max-ratio 0.9 --out negatives.safetensors
         ```
     """
-    from visavis.runs.mine_negatives import mine_run
-    from visavis.spec import validate_int
+    from visavis.core.spec import validate_int
+    from visavis.training.runs.mine_negatives import mine_run
 
     validate_int(num_negatives, "num_negatives", 1)
     validate_int(preselect, "preselect", 0)
@@ -436,16 +436,16 @@ def compare(
         visavis compare --resume comparison --seeds 5
         ```
     """
-    from visavis.experiments.example_queries import write_trec_files
-    from visavis.experiments.jobs import Workers
-    from visavis.experiments.run_comparison import (
+    from visavis.research.experiments.example_queries import write_trec_files
+    from visavis.research.experiments.jobs import Workers
+    from visavis.research.experiments.run_comparison import (
         plan_comparison,
         resume_comparison,
         start_comparison,
     )
-    from visavis.experiments.schedule import parse_budget
-    from visavis.recipes.files import read_recipe
-    from visavis.reports.comparison_report import write_comparison_report
+    from visavis.research.experiments.schedule import parse_budget
+    from visavis.research.reports.comparison_report import write_comparison_report
+    from visavis.training.recipes.files import read_recipe
 
     progress, pool = progress or NoProgress(), Workers(engine, workers)
     budget_s, feedback = None if budget is None else parse_budget(budget), optional_path(feedback)
@@ -529,8 +529,8 @@ def reproduce(
         visavis reproduce goal/3 --base-recipe heads-flickr8k --seeds 3
         ```
     """
-    from visavis.experiments.jobs import Workers
-    from visavis.experiments.reproduction import resume_reproduction, start_reproduction
+    from visavis.research.experiments.jobs import Workers
+    from visavis.research.experiments.reproduction import resume_reproduction, start_reproduction
 
     progress, pool = progress or NoProgress(), Workers(engine, workers)
     if resume is not None:

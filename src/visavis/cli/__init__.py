@@ -15,7 +15,7 @@ from visavis.cli.terminal import (
     print_error,
     signals_raised,
 )
-from visavis.errors import ReportedByOtherProcess, VisavisError
+from visavis.core.errors import ReportedByOtherProcess, VisavisError
 
 app = build_app()
 

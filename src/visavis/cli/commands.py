@@ -27,8 +27,8 @@ from visavis.api.catalog_entries import docstring_arguments, docstring_summary
 from visavis.cli.help_texts import CommandGroup, examples_of, panel_of
 from visavis.cli.logs import log_to_stderr
 from visavis.cli.terminal import print_error, print_json, print_line
-from visavis.errors import ReportedByOtherProcess, VisavisError
-from visavis.progress import NoProgress, Progress
+from visavis.core.errors import ReportedByOtherProcess, VisavisError
+from visavis.core.progress import NoProgress, Progress
 
 if TYPE_CHECKING:
     from visavis.data.features.store import FeatureStore
@@ -62,7 +62,7 @@ class Command(NamedTuple):
 
 
 def _demo_to_json(folder: Path, _: Values) -> Values:
-    from visavis import storage
+    from visavis.core import storage
 
     table = storage.read_json(folder / "table.json", dict[str, Any])
     return {"folder": str(folder), "report": str(folder / "report.html"), **table}
@@ -485,7 +485,7 @@ def _split_pair(option: str, text: str) -> tuple[str, str]:
 @contextmanager
 def _resume_hint(command: str) -> Iterator[None]:
     """Print how to continue after a signal that stopped a training, and exit with the shell's code."""
-    from visavis.environment import shell_command
+    from visavis.core.environment import shell_command
     from visavis.training.stop_signals import Stopped
 
     try:

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from visavis.cli.terminal import escape_control_characters, exit_quietly
-from visavis.progress import TrainingStep
+from visavis.core.progress import TrainingStep
 
 
 class SafeConsole(console.Console):

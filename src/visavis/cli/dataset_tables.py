@@ -17,12 +17,12 @@ from visavis.cli.run_tables import print_published_rows
 from visavis.cli.terminal import print_line
 
 if TYPE_CHECKING:
-    from visavis.audit.run_audit import Audit
+    from visavis.core.environment import EnvironmentCheck
     from visavis.data.conversion.convert_features import ConversionReport
     from visavis.data.dataset_reader import CheckReport
     from visavis.data.features.store import FeatureStore
-    from visavis.environment import EnvironmentCheck
     from visavis.models.checkpoint_conversion import CheckpointConversion
+    from visavis.research.audit.run_audit import Audit
 
 
 FINDINGS_PER_KIND = 5

@@ -9,13 +9,13 @@ from rich.text import Text
 
 from visavis.cli.console import print_table
 from visavis.cli.terminal import print_line
-from visavis.types import DIRECTIONS
+from visavis.core.encoded import DIRECTIONS
 
 if TYPE_CHECKING:
-    from visavis.diagnostics.attention_maps import AttentionMap
-    from visavis.diagnostics.contribution_analysis import ContributionAnalysis
-    from visavis.diagnostics.objective_profile import ObjectiveProfiles
-    from visavis.robustness import ProbeReport
+    from visavis.research.diagnostics.attention_maps import AttentionMap
+    from visavis.research.diagnostics.contribution_analysis import ContributionAnalysis
+    from visavis.research.diagnostics.objective_profile import ObjectiveProfiles
+    from visavis.research.robustness import ProbeReport
 
 
 def print_diagnosis(result: ContributionAnalysis) -> None:
@@ -61,8 +61,8 @@ def print_diagnosis(result: ContributionAnalysis) -> None:
 
 def _print_published_counts(result: ContributionAnalysis) -> None:
     """Published and measured counts, by the definitions of the paper and of its released code."""
-    from visavis.diagnostics.contribution_analysis import DEFAULT_EPSILON
     from visavis.evaluation.published_row import MEASURES
+    from visavis.research.diagnostics.contribution_analysis import DEFAULT_EPSILON
 
     count, published = result.counts[0], result.published_counts
     if published is None:
@@ -191,7 +191,7 @@ def print_objective_profiles(result: ObjectiveProfiles) -> None:
     Args:
         result: Profiles of the objectives.
     """
-    from visavis.diagnostics.objective_profile import INITIAL_ANGLES, VECTOR_NAMES
+    from visavis.research.diagnostics.objective_profile import INITIAL_ANGLES, VECTOR_NAMES
 
     vectors = [
         f"{name.removeprefix('negative ')} {angle:g}°"

@@ -10,15 +10,15 @@ from rich.markup import escape
 
 from visavis.cli.console import print_markup, print_table
 from visavis.cli.terminal import print_line
-from visavis.types import DIRECTIONS
+from visavis.core.encoded import DIRECTIONS
 
 if TYPE_CHECKING:
-    from visavis.experiments.comparison_result import Comparison
-    from visavis.experiments.reproduction import Reproduction
-    from visavis.graded.estimator_quality import EstimatorQuality, RelevanceDistribution
-    from visavis.graded.fine_tuning import FineTunedModel
-    from visavis.graded.human_agreement import HumanAgreement, RankCorrelation
-    from visavis.graded.ranked_lists import RankedListComparison
+    from visavis.evaluation.graded.estimator_quality import EstimatorQuality, RelevanceDistribution
+    from visavis.evaluation.graded.fine_tuning import FineTunedModel
+    from visavis.evaluation.graded.human_agreement import HumanAgreement, RankCorrelation
+    from visavis.evaluation.graded.ranked_lists import RankedListComparison
+    from visavis.research.experiments.comparison_result import Comparison
+    from visavis.research.experiments.reproduction import Reproduction
 
 
 def print_comparison(comparison: Comparison) -> None:
@@ -44,7 +44,7 @@ def print_reproduction(reproduction: Reproduction) -> None:
     Args:
         reproduction: Finished reproduction.
     """
-    from visavis.experiments.reproduction import table_cells
+    from visavis.research.experiments.reproduction import table_cells
 
     if reproduction.base:
         print_line(f"{reproduction.substitution}\n")
@@ -121,7 +121,7 @@ def print_coherence(result: RankedListComparison) -> None:
     Args:
         result: Statistics of the ranked lists.
     """
-    from visavis.graded.list_statistics import DIRECTION_ORDER
+    from visavis.evaluation.graded.list_statistics import DIRECTION_ORDER
 
     rows = []
     for index, ranker in enumerate(result.rankers):
@@ -153,7 +153,7 @@ def print_estimator_evaluation(rows: Sequence[EstimatorQuality]) -> None:
     Args:
         rows: One entry per estimator.
     """
-    from visavis.graded.estimator_quality import PUBLISHED_CORRELATIONS
+    from visavis.evaluation.graded.estimator_quality import PUBLISHED_CORRELATIONS
 
     cells = []
     for row in rows:
@@ -188,7 +188,7 @@ def print_distributions(rows: Sequence[RelevanceDistribution]) -> None:
     Args:
         rows: One entry per estimator.
     """
-    from visavis.graded.estimator_quality import TAIL_SHARES
+    from visavis.evaluation.graded.estimator_quality import TAIL_SHARES
 
     for row in rows:
         shares = ", ".join(

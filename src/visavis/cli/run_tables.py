@@ -10,21 +10,21 @@ from rich.markup import escape
 from visavis.cli.console import print_markup, print_table
 from visavis.cli.search_tables import print_feedback_evaluation
 from visavis.cli.terminal import print_line
+from visavis.core.encoded import DIRECTIONS
 from visavis.evaluation.published_row import (
     comparison_cells,
     format_metric,
     metric_label,
     metric_title,
 )
-from visavis.types import DIRECTIONS
 
 if TYPE_CHECKING:
     from visavis.evaluation import Evaluation
-    from visavis.exporting.export_model import ExportedModel
-    from visavis.feedback.evaluate_feedback import FeedbackEvaluation
-    from visavis.graded.ranking_coherence import RankingCoherence
+    from visavis.evaluation.feedback.evaluate_feedback import FeedbackEvaluation
+    from visavis.evaluation.graded.ranking_coherence import RankingCoherence
     from visavis.integrations.mteb import MtebReport
-    from visavis.runs.mine_negatives import MiningReport
+    from visavis.training.export.export_model import ExportedModel
+    from visavis.training.runs.mine_negatives import MiningReport
     from visavis.training.training_run import TrainingResult
 
 
@@ -73,7 +73,7 @@ def print_evaluation(result: Evaluation | FeedbackEvaluation) -> None:
     Args:
         result: Evaluation of a run, or of an index with feedback.
     """
-    from visavis.feedback.evaluate_feedback import FeedbackEvaluation
+    from visavis.evaluation.feedback.evaluate_feedback import FeedbackEvaluation
 
     if isinstance(result, FeedbackEvaluation):
         print_feedback_evaluation(result)
@@ -174,7 +174,7 @@ def _print_protocol(result: Evaluation) -> None:
 
 
 def _print_coherence(result: RankingCoherence) -> None:
-    from visavis.metrics import GRADED
+    from visavis.evaluation.metrics import GRADED
 
     measures = [(metric, k) for metric in GRADED[result.semantics] for k in result.ks]
     rows = []

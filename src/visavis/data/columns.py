@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from visavis.core.errors import requires_extra
 from visavis.data.dataset import ByteRange, Image, LazyImages
 from visavis.data.parallel import map_in_order
 from visavis.data.sequences import LazySequence, hash_parts
-from visavis.errors import requires_extra
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from visavis import storage
+from visavis.core import storage
 from visavis.data.dataset import ByteRange, ProgressCallback
 
 

@@ -21,11 +21,11 @@ from typing import Any, TypeVar
 import numpy as np
 from PIL.Image import Image as PILImage
 
-from visavis import storage
+from visavis.core import storage
+from visavis.core.errors import DataError, ShapeError, closest_name
 from visavis.data.images import MAX_IMAGE_BYTES, decode_image
 from visavis.data.sequences import CaptionGroups, LazySequence, hash_parts
 from visavis.data.video import count_frames, first_frame, is_video, iter_frames, video_duration
-from visavis.errors import DataError, ShapeError, closest_name
 
 # Called with the number of finished units and of all units.
 ProgressCallback = Callable[[int, int], None]

@@ -14,6 +14,16 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from visavis.core.errors import (
+    MAX_LISTED_NAMES,
+    SKIP_BAD_ADVICE,
+    DataError,
+    NoDataset,
+    closest_name,
+    log_debug,
+)
+from visavis.core.notebook import NotebookTable
+from visavis.core.spec import validate_arguments
 from visavis.data.dataset import Dataset, ProgressCallback
 from visavis.data.formats.caption_table import (
     CAPTION_LINES,
@@ -39,16 +49,6 @@ from visavis.data.formats.video_lists import MSRVTT, MSVD
 from visavis.data.formats.webdataset import WEBDATASET, is_shard_pattern
 from visavis.data.hub_files import DATASET_NAME, download_dataset
 from visavis.data.image_validation import validate_images
-from visavis.errors import (
-    MAX_LISTED_NAMES,
-    SKIP_BAD_ADVICE,
-    DataError,
-    NoDataset,
-    closest_name,
-    log_debug,
-)
-from visavis.notebook import NotebookTable
-from visavis.spec import validate_arguments
 
 FORMATS: tuple[DatasetFormat, ...] = (
     CAPTION_TABLE,

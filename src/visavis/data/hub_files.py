@@ -18,9 +18,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from visavis import storage
+from visavis.core import storage
+from visavis.core.errors import DataError, StorageError, VisavisError, requires_extra
 from visavis.data.splits import split_in_name
-from visavis.errors import DataError, StorageError, VisavisError, requires_extra
 
 DATASET_NAME = re.compile(
     r"hf:(?P<repository>[\w.-]+/[\w.-]+?)(?::(?P<config>[\w.-]+))?(?:@(?P<revision>[\w./-]+))?"

@@ -12,14 +12,14 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from operator import itemgetter
 
-from visavis import storage
+from visavis.core import storage
+from visavis.core.errors import DataError
 from visavis.data.dataset import Image, ProgressCallback
 from visavis.data.formats.listing import Listing
 from visavis.data.images import ImageError, image_size
 from visavis.data.parallel import map_in_order
 from visavis.data.splits import split_priority
 from visavis.data.video import MAX_FRAMES_PER_VIDEO, VideoError, decoder_versions, frame_size
-from visavis.errors import DataError
 
 # Highest frame rate of common videos. Nobody samples frames at a higher rate.
 COMMON_FRAMES_PER_SECOND = 25

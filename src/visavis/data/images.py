@@ -24,8 +24,8 @@ import torch
 from PIL import ExifTags, Image, JpegImagePlugin
 from PIL.Image import Resampling, Transpose
 
-from visavis import storage
-from visavis.errors import DataError
+from visavis.core import storage
+from visavis.core.errors import DataError
 
 MAX_IMAGE_BYTES = 2**29
 """Maximum size of an image file: 64 megapixels of eight bytes each."""

@@ -13,6 +13,7 @@ import torch
 from PIL.Image import Resampling
 from torch import Tensor
 
+from visavis.core.encoded import Encoded, concatenate
 from visavis.data.dataset import Image as ListedImage
 from visavis.data.features.arrays import ArrayFeatures
 from visavis.data.features.expert_store import ExpertStore
@@ -29,7 +30,6 @@ from visavis.data.images import (
 )
 from visavis.data.parallel import map_in_order
 from visavis.data.sequences import read_items
-from visavis.types import Encoded, concatenate
 
 if TYPE_CHECKING:
     from PIL.Image import Image

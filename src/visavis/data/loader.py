@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from visavis.core.encoded import Encoded, concatenate
+from visavis.core.errors import DataError
 from visavis.data.dataset import Dataset
 from visavis.data.item_sources import ItemSource, PixelSource
 from visavis.data.parallel import map_in_order
 from visavis.data.workers import BatchReader, BatchRequest, WorkerPool
-from visavis.errors import DataError
-from visavis.types import Encoded, concatenate
 
 MAX_IMAGES_PER_READ = 128
 """Images of a batch that a worker reads at once. A larger batch is shared out, so that it arrives

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 
 from torch.utils.data import get_worker_info
 
-from visavis.errors import VisavisError, requires_extra
+from visavis.core.errors import VisavisError, requires_extra
 
 Engine = Literal["local", "ray"]
 """Where work is done: on this machine, or by processes of a Ray cluster."""

@@ -19,10 +19,10 @@ from typing import Any, BinaryIO
 
 from PIL.Image import Image as PILImage
 
-from visavis import storage
+from visavis.core import storage
+from visavis.core.errors import DataError, requires_extra
 from visavis.data.images import COPY_AGAIN, MAX_PIXELS, decoder_version
 from visavis.data.suffixes import VIDEO_SUFFIXES
-from visavis.errors import DataError, requires_extra
 
 VideoSource = Path | bytes | BinaryIO
 MAX_FRAMES_PER_VIDEO = 1024

@@ -21,9 +21,9 @@ from functools import cached_property
 import numpy as np
 import torch
 
+from visavis.core.encoded import Encoded
 from visavis.data.columns import TextColumn, import_pyarrow
 from visavis.data.sequences import LazySequence, read_items
-from visavis.types import Encoded
 
 PAD, START, END, UNKNOWN = "<pad>", "<start>", "<end>", "<unk>"
 # Captions whose words are in memory at once.

@@ -30,11 +30,11 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from visavis import storage
+from visavis.core import storage
+from visavis.core.encoded import Encoded
+from visavis.core.errors import DataError, VisavisError
 from visavis.data.item_sources import ItemSource, read_unnormalized
 from visavis.data.parallel import cpu_cores
-from visavis.errors import DataError, VisavisError
-from visavis.types import Encoded
 
 # Windows has no SIGHUP.
 STOP_SIGNALS = tuple(

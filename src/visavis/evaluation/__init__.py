@@ -1,7 +1,7 @@
 """Evaluation: ranks and metrics of encoded items in both directions, under a named protocol.
 
 >>> import torch
->>> from visavis.types import Encoded
+>>> from visavis.core.encoded import Encoded
 >>> items = Encoded(torch.eye(4))
 >>> evaluate(items, items, lambda visual, text: visual.vectors @ text.vectors.T, range(4), range(4)).metrics["rsum"]
 600.0

@@ -15,16 +15,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from visavis import storage
+from visavis.core import storage
+from visavis.core.encoded import Encoded
+from visavis.core.errors import DataError, SpecError, format_value, suggest_name
+from visavis.core.spec import PositiveInt, validate_fields
 from visavis.data.dataset import Dataset
 from visavis.data.dataset_reader import resolve_path
 from visavis.data.formats.karpathy import match_coco_ids
-from visavis.errors import DataError, SpecError, format_value, suggest_name
-from visavis.metrics.argument_checks import Ties
-from visavis.scoring import select_items
-from visavis.spec import PositiveInt, validate_fields
-from visavis.targets import Ids, Targets, to_id_tensor
-from visavis.types import Encoded
+from visavis.evaluation.metrics.argument_checks import Ties
+from visavis.losses.scoring import select_items
+from visavis.losses.targets import Ids, Targets, to_id_tensor
 
 
 @dataclass(frozen=True, kw_only=True)

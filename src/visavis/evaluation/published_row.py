@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from visavis.metrics import CATALOG, Metric
-from visavis.types import DIRECTIONS
+from visavis.core.encoded import DIRECTIONS
+from visavis.evaluation.metrics import CATALOG, Metric
 
 MEASURES = {
     "per_moved": "C^q",

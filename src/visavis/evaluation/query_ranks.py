@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from visavis import storage
-from visavis.errors import RunError, ShapeError
+from visavis.core import storage
+from visavis.core.errors import RunError, ShapeError
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,9 +11,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from visavis.blocking import Score
+from visavis.core.blocking import Score
+from visavis.core.encoded import Encoded, EncodedBatches, require_values
+from visavis.core.errors import ShapeError, SpecError, format_value
+from visavis.core.memory_budget import MemoryLimit
+from visavis.core.notebook import NotebookTable, flat_row
+from visavis.core.process_group import ONE_PROCESS, ProcessGroup
 from visavis.data.dataset import Dataset
-from visavis.errors import ShapeError, SpecError, format_value
+from visavis.evaluation.graded.ranking_coherence import RankingCoherence, ranking_coherence
+from visavis.evaluation.metrics import ranking_metrics
+from visavis.evaluation.metrics.argument_checks import (
+    Ties,
+    validate_instance,
+    validate_literal,
+    validate_tensor,
+)
+from visavis.evaluation.metrics.ranking import best_rank_column
 from visavis.evaluation.protocols import (
     Protocol,
     get_protocol,
@@ -23,21 +36,8 @@ from visavis.evaluation.protocols import (
 from visavis.evaluation.published_row import PublishedRow
 from visavis.evaluation.query_ranks import QueryRanks
 from visavis.evaluation.tiled_ranking import RankedQueries, rank_by_rows, rank_by_tiles
-from visavis.graded.ranking_coherence import RankingCoherence, ranking_coherence
-from visavis.memory_budget import MemoryLimit
-from visavis.metrics import ranking_metrics
-from visavis.metrics.argument_checks import (
-    Ties,
-    validate_instance,
-    validate_literal,
-    validate_tensor,
-)
-from visavis.metrics.ranking import best_rank_column
-from visavis.notebook import NotebookTable, flat_row
-from visavis.process_group import ONE_PROCESS, ProcessGroup
-from visavis.scoring import select_items
-from visavis.targets import Ids, to_id_tensor
-from visavis.types import Encoded, EncodedBatches, require_values
+from visavis.losses.scoring import select_items
+from visavis.losses.targets import Ids, to_id_tensor
 
 
 @dataclass(frozen=True, eq=False)

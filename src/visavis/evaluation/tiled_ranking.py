@@ -28,15 +28,20 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from visavis.blocking import Score, checked_scores
-from visavis.errors import DataError
-from visavis.memory_budget import MemoryLimit
-from visavis.metrics.argument_checks import Ties, raise_on_invalid_row
-from visavis.metrics.ranking import pad_by_query, positive_ranks, ranks_from_counts, tie_comparisons
-from visavis.process_group import ONE_PROCESS, ProcessGroup
-from visavis.scoring import TwoStageScore, score_query_rows, select_items, tile_shape
-from visavis.targets import Targets
-from visavis.types import Direction, Encoded
+from visavis.core.blocking import Score, checked_scores
+from visavis.core.encoded import Direction, Encoded
+from visavis.core.errors import DataError
+from visavis.core.memory_budget import MemoryLimit
+from visavis.core.process_group import ONE_PROCESS, ProcessGroup
+from visavis.evaluation.metrics.argument_checks import Ties, raise_on_invalid_row
+from visavis.evaluation.metrics.ranking import (
+    pad_by_query,
+    positive_ranks,
+    ranks_from_counts,
+    tie_comparisons,
+)
+from visavis.losses.scoring import TwoStageScore, score_query_rows, select_items, tile_shape
+from visavis.losses.targets import Targets
 
 COUNTING_BYTES_PER_PAIR = 16.0
 """Memory per pair while a tile is counted: its scores or those of the previous tile, and flags, at
@@ -79,7 +84,7 @@ class RankedQueries:
 
     Attributes:
         positive_ranks: Ranks of the positives, shape ``[Q, M]``. See
-            `visavis.metrics.positive_ranks`.
+            `visavis.evaluation.metrics.positive_ranks`.
         top_candidates: The candidate with the highest score, shape ``[Q]``.
         positive_scores: Scores of the positives, best first, shape ``[Q, M]``, padded with -inf.
         hardest_negative_scores: Score of the hardest negative, shape ``[Q]``, -inf without

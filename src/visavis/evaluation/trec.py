@@ -26,16 +26,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from visavis import storage
-from visavis.blocking import Score
+from visavis.core import storage
+from visavis.core.blocking import Score
+from visavis.core.encoded import Direction, Encoded
+from visavis.core.errors import RefusedOverwrite
+from visavis.core.memory_budget import MemoryLimit
 from visavis.data.dataset import Dataset
-from visavis.errors import RefusedOverwrite
 from visavis.evaluation.protocols import Protocol, read_listed_positives
 from visavis.evaluation.tiled_ranking import iter_score_rows, stack_rows
-from visavis.memory_budget import MemoryLimit
-from visavis.scoring import select_items
-from visavis.targets import Targets
-from visavis.types import Direction, Encoded
+from visavis.losses.scoring import select_items
+from visavis.losses.targets import Targets
 
 MAX_CANDIDATES = 100
 """Maximum number of candidates per query in a run file."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from visavis.pair_loss import PairLoss
+from visavis.losses.pair_loss import PairLoss
 
 
 class PairLossSteps:

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from visavis.errors import DataError, RefusedOverwrite, VisavisError, requires_extra
-from visavis.notebook import NotebookTable
-from visavis.types import unit_rows
+from visavis.core.encoded import unit_rows
+from visavis.core.errors import DataError, RefusedOverwrite, VisavisError, requires_extra
+from visavis.core.notebook import NotebookTable
 
 RESULTS_FOLDER = "results"
 """Folder in which mteb keeps results."""

@@ -1,7 +1,7 @@
 """ClipLoss: any objective in place of the loss of open_clip.
 
 >>> import torch
->>> from visavis.objectives import NTXent
+>>> from visavis.losses.objectives import NTXent
 >>> loss = ClipLoss(NTXent())
 >>> loss(torch.eye(4), torch.eye(4), torch.tensor(200.0), output_dict=True)
 {'contrastive_loss': tensor(0.)}
@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from visavis.errors import SpecError, VisavisError, format_value
-from visavis.objectives import Objective
-from visavis.pair_loss import PairLoss
-from visavis.pair_loss.logits import is_valid_bias, is_valid_scale
-from visavis.targets import Ids
+from visavis.core.errors import SpecError, VisavisError, format_value
+from visavis.losses.objectives import Objective
+from visavis.losses.pair_loss import PairLoss
+from visavis.losses.pair_loss.logits import is_valid_bias, is_valid_scale
+from visavis.losses.targets import Ids
 
 
 class ClipLoss(nn.Module):

@@ -2,7 +2,7 @@
 pytorch-metric-learning.
 
 >>> import torch
->>> from visavis.objectives import TripletHN
+>>> from visavis.losses.objectives import TripletHN
 >>> loss = MetricLoss(TripletHN())
 >>> loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).item()
 1.600000023841858
@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
-from visavis.errors import ShapeError, VisavisError, format_value
-from visavis.objectives import Objective
-from visavis.pair_loss import LearnedScale, PairLoss, cosine
-from visavis.process_group import select_process_group
-from visavis.targets import Ids, Targets, to_id_tensor
+from visavis.core.errors import ShapeError, VisavisError, format_value
+from visavis.core.process_group import select_process_group
+from visavis.losses.objectives import Objective
+from visavis.losses.pair_loss import LearnedScale, PairLoss, cosine
+from visavis.losses.targets import Ids, Targets, to_id_tensor
 
 
 class MetricLoss(nn.Module):

@@ -21,13 +21,13 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from visavis import storage
-from visavis.errors import RunError, ShapeError, SpecError, VisavisError, format_value, warn
+from visavis.core import storage
+from visavis.core.errors import RunError, ShapeError, SpecError, VisavisError, format_value, warn
 from visavis.integrations.pytorch_metric_learning import self_comparison_loss, validate_labels
-from visavis.objectives import Objective
-from visavis.pair_loss import LearnedScale, PairLoss, encode_in_chunks
-from visavis.pair_loss.encoded_items import embedding_matrix
-from visavis.targets import to_id_tensor
+from visavis.losses.objectives import Objective
+from visavis.losses.pair_loss import LearnedScale, PairLoss, encode_in_chunks
+from visavis.losses.pair_loss.encoded_items import embedding_matrix
+from visavis.losses.targets import to_id_tensor
 
 # Id of negatives, which belong to no anchor.
 _UNMATCHED_ID = torch.iinfo(torch.int64).min

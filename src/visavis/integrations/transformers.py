@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
-from visavis.errors import ShapeError, SpecError, format_value
+from visavis.core.errors import ShapeError, SpecError, format_value
 from visavis.integrations.pytorch_metric_learning import validate_labels
-from visavis.objectives import Objective
-from visavis.pair_loss import PairLoss
-from visavis.targets import to_id_tensor
+from visavis.losses.objectives import Objective
+from visavis.losses.pair_loss import PairLoss
+from visavis.losses.targets import to_id_tensor
 
 
 class TrainerLoss:

@@ -15,15 +15,15 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from visavis import storage
-from visavis.blocking import ScoreCost
-from visavis.errors import RunError, ShapeError, VisavisError
+from visavis.core import storage
+from visavis.core.blocking import ScoreCost
+from visavis.core.encoded import AttentionWeights, Encoded, MaxSimDirection, unit_rows
+from visavis.core.errors import RunError, ShapeError, VisavisError
+from visavis.core.spec import PositiveInt, validate_fields
+from visavis.losses.pair_loss.logits import LearnedScale
+from visavis.losses.targets import Targets
 from visavis.models.encoders.pretrained_files import PretrainedPart, weights_loaded_from
 from visavis.models.layers import at_least_float32
-from visavis.pair_loss.logits import LearnedScale
-from visavis.spec import PositiveInt, validate_fields
-from visavis.targets import Targets
-from visavis.types import AttentionWeights, Encoded, MaxSimDirection, unit_rows
 
 VisualGranularity = Literal["pooled", "regions", "pixels", "experts"]
 """Input of images: "pooled" ``[N, D]``, "regions" ``[N, R, D]``, "pixels" ``[N, 3, H, W]``,

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from visavis.errors import DataError, VisavisError
+from visavis.core.errors import DataError, VisavisError
 from visavis.models.encoders.preprocessing import CLIP_MEAN, CLIP_STD
 from visavis.models.encoders.pretrained_files import model_folder
 from visavis.models.encoders.pretrained_loading import load_pretrained_tokenizer

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from visavis import storage
+from visavis.core import storage
+from visavis.core.environment import EnvironmentCheck, installed_version
+from visavis.core.errors import DataError, StorageError
+from visavis.core.progress import Progress
 from visavis.data.hub_files import HubUnreachableError, download_message, hub_errors, hub_license
-from visavis.environment import EnvironmentCheck, installed_version
-from visavis.errors import DataError, StorageError
 from visavis.models.clip.model import DUAL_ENCODER_TYPES
 from visavis.models.encoders.hub_download import HUB_NAME, cached_hub_folder, missing_bytes
 from visavis.models.encoders.pretrained_files import (
@@ -22,7 +23,6 @@ from visavis.models.encoders.pretrained_files import (
     local_model_folder,
     model_folder,
 )
-from visavis.progress import Progress
 
 SETTINGS_FILE = "settings.toml"
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from visavis.errors import RunError
+from visavis.core.errors import RunError
 
 
 def choose_device(

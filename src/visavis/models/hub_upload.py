@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from visavis.errors import SpecError, StorageError, format_value, requires_extra
+from visavis.core.errors import SpecError, StorageError, format_value, requires_extra
 
 REPO_NAME = re.compile(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}")
 """Pattern of the name of a repository with its owner."""

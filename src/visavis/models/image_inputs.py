@@ -10,10 +10,10 @@ import torch
 from PIL.Image import Image, fromarray
 from torch import Tensor
 
-from visavis import storage
+from visavis.core import storage
+from visavis.core.errors import DataError, format_value
 from visavis.data.images import convert_image, decode_image
 from visavis.data.video import is_video
-from visavis.errors import DataError, format_value
 
 ImageInput: TypeAlias = "str | Path | Image | np.ndarray | Tensor | bytes"
 """A path, a Pillow image, a uint8 array ``[H, W, 3]``, a tensor ``[3, H, W]`` of uint8 or of floats

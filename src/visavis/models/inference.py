@@ -10,18 +10,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from visavis.blocking import BlockCost, block_shape, chunk_slices
+from visavis.core.blocking import BlockCost, block_shape, chunk_slices
+from visavis.core.encoded import Direction, Encoded, collect_batches
+from visavis.core.memory_budget import MemoryLimit, budget_bytes
 from visavis.data.features.store import Modality
-from visavis.memory_budget import MemoryLimit, budget_bytes
-from visavis.models.base import Matcher, evaluation_mode
-from visavis.scoring import (
+from visavis.losses.scoring import (
     DeviceScore,
     TwoStageScore,
     inference_block_cost,
     item_bytes,
     score_direction,
 )
-from visavis.types import Direction, Encoded, collect_batches
+from visavis.models.base import Matcher, evaluation_mode
 
 OnBatch = Callable[[int, int], None]
 """Callback after each batch, with the number of encoded items and of all items."""

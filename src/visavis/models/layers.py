@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d, batch_norm
 
-from visavis.errors import ShapeError
+from visavis.core.errors import ShapeError
 
 MASKED_VALUE = -1e4
 """Value of masked positions in ``GeneralizedPooling``, as in the released code."""

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from visavis import storage
+from visavis.core import storage
+from visavis.core.encoded import Encoded
+from visavis.core.errors import RunError, VisavisError, suggest_name
+from visavis.core.spec import build_object
 from visavis.data.dataset import Image as ListedImage
 from visavis.data.features.standardization import Standardization
 from visavis.data.item_sources import PixelSource
 from visavis.data.vocabulary import Vocabulary, tokenize
-from visavis.errors import RunError, VisavisError, suggest_name
 from visavis.models.base import Matcher, load_matcher, verify_config_hash
 from visavis.models.encoders.encoder_spec import EncoderSpec, open_preprocessing
 from visavis.models.encoders.frozen_encoders import (
@@ -28,8 +30,6 @@ from visavis.models.encoders.frozen_encoders import (
 from visavis.models.encoders.preprocessing import ImageConverter
 from visavis.models.encoders.pretrained_files import model_folder
 from visavis.models.encoders.text_backbone import TEXT_BACKBONE_FOLDER, PretrainedTokenizer
-from visavis.spec import build_object
-from visavis.types import Encoded
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -18,11 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from visavis import storage
+from visavis.core import storage
+from visavis.core.encoded import Direction, Encoded, unit_rows
+from visavis.core.errors import RunError, ShapeError, SpecError
+from visavis.core.memory_budget import MemoryLimit, parse_memory
+from visavis.core.spec import validate_arguments
 from visavis.data.parallel import map_in_order
 from visavis.data.video import is_video, iter_frames
-from visavis.errors import RunError, ShapeError, SpecError
-from visavis.memory_budget import MemoryLimit, parse_memory
 from visavis.models.base import Matcher, get_vectors, valid_mask
 from visavis.models.clip.model import find_dual_encoder, open_dual_encoder
 from visavis.models.colpali.model import COLPALI_TYPES, open_colpali
@@ -38,8 +40,6 @@ from visavis.models.inference import (
     score_all_pairs,
 )
 from visavis.models.processor import Processor, load_saved_model
-from visavis.spec import validate_arguments
-from visavis.types import Direction, Encoded, unit_rows
 
 if TYPE_CHECKING:
     from PIL.Image import Image

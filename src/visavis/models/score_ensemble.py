@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from visavis.core.encoded import Encoded, EncodedBatches
 from visavis.models.base import Matcher
-from visavis.types import Encoded, EncodedBatches
 
 
 class ScoreEnsemble(Matcher):

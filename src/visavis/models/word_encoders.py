@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from visavis.core.encoded import Encoded
+from visavis.core.spec import PositiveInt, UnitFloat, require_field
 from visavis.models.base import MatcherConfig, get_mask, get_vectors, valid_mask
 from visavis.models.encoders.text_backbone import TextBackbone, WordNoise
 from visavis.models.layers import max_pool, mean_pool, mirrored_positions, xavier_linear
-from visavis.spec import PositiveInt, UnitFloat, require_field
-from visavis.types import Encoded
 
 GRU_BATCH_SIZE = 128
 """Number of texts of similar length in one call of the GRU, padded to the longest of them."""

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from visavis.errors import DataError
+from visavis.core.errors import DataError
 
 CALIBRATED_RESULTS = 10
 """Number of results per query that calibration uses."""

@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from visavis.blocking import chunk_slices
-from visavis.memory_budget import MemoryLimit
+from visavis.core.blocking import chunk_slices
+from visavis.core.encoded import MaxSimDirection
+from visavis.core.memory_budget import MemoryLimit
 from visavis.retrieval.index_folder import Index
 from visavis.retrieval.stores.arrow_tables import items_from_table
 from visavis.retrieval.stores.exact_search import (
@@ -35,7 +36,6 @@ from visavis.retrieval.stores.maxsim_search import (
     pool_vectors,
 )
 from visavis.retrieval.stores.vector_sets import MaxSimQuery, VectorSets
-from visavis.types import MaxSimDirection
 
 CHUNK_ROWS = 2**14
 MEASURED_TOP, TARGET_RECALL = 10, 0.98

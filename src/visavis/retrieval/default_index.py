@@ -9,9 +9,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from visavis.errors import DataError
+from visavis.core.errors import DataError
+from visavis.core.progress import Progress
 from visavis.models.default_model import default_model
-from visavis.progress import Progress
 from visavis.retrieval.index_builder import IndexReport, build_index
 from visavis.retrieval.index_folder import is_free_folder, is_index, read_manifest
 from visavis.retrieval.source_files import list_source_files, source_root

@@ -14,17 +14,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from visavis.core.encoded import Encoded, unit_rows
+from visavis.core.errors import DataError, MissingExtra
 from visavis.data.images import ImageError, decode_image, dhash
 from visavis.data.parallel import Engine, map_in_order, map_on_ray
 from visavis.data.video import MAX_FRAMES_PER_VIDEO, VideoError, open_frames
 from visavis.data.workers import choose_readers, read_in_workers
-from visavis.errors import DataError, MissingExtra
 from visavis.models.encoders.preprocessing import ImageConverter
 from visavis.models.retriever import Retriever
 from visavis.retrieval.items import IndexItem, ItemKind
 from visavis.retrieval.source_files import SourceFile
 from visavis.retrieval.stores.vector_sets import ItemVectors, VectorSets
-from visavis.types import Encoded, unit_rows
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PILImage

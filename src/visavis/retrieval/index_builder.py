@@ -23,17 +23,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from visavis import storage
+from visavis.core import storage
+from visavis.core.errors import DataError, RefusedOverwrite, RunError, VisavisError
+from visavis.core.memory_budget import MemoryLimit
+from visavis.core.notebook import NotebookTable
+from visavis.core.progress import NoProgress, Progress
 from visavis.data.formats.image_files import path_and_parents
 from visavis.data.parallel import Engine
 from visavis.data.video import decoder_versions
 from visavis.data.workers import validate_workers
-from visavis.errors import DataError, RefusedOverwrite, RunError, VisavisError
-from visavis.memory_budget import MemoryLimit
 from visavis.models.inference import score_all_pairs
 from visavis.models.retriever import Retriever
-from visavis.notebook import NotebookTable
-from visavis.progress import NoProgress, Progress
 from visavis.retrieval.calibration import Calibration, fit_calibration
 from visavis.retrieval.compression import CompressionReport, measure_compression
 from visavis.retrieval.encoding import EncodedShard, UnreadableFile, encode_in_shards
@@ -61,7 +61,7 @@ from visavis.retrieval.source_files import (
 )
 from visavis.retrieval.stores import refuse_milvus
 from visavis.retrieval.stores.base import VectorStore
-from visavis.runs.open_run import open_run, read_run_recipe
+from visavis.training.runs.open_run import open_run, read_run_recipe
 
 MOMENT_SECONDS = 4.0
 PROGRESS_EVERY = 1000

@@ -14,19 +14,19 @@ from pathlib import Path
 
 import torch
 
-from visavis import storage
+from visavis.core import storage
+from visavis.core.encoded import MaxSimDirection
+from visavis.core.environment import EnvironmentCheck
+from visavis.core.errors import DataError, RunError, ShapeError, StorageError, VisavisError
+from visavis.core.memory_budget import MemoryLimit
+from visavis.core.spec import validate_arguments
 from visavis.data.dataset import ByteRange
-from visavis.environment import EnvironmentCheck
-from visavis.errors import DataError, RunError, ShapeError, StorageError, VisavisError
-from visavis.memory_budget import MemoryLimit
 from visavis.models.retriever import Retriever
 from visavis.retrieval.calibration import Calibration
 from visavis.retrieval.items import IndexItem
 from visavis.retrieval.source_files import SourceFile, list_readable_files
 from visavis.retrieval.stores import open_store
 from visavis.retrieval.stores.base import REMEDY, StoreDigest, VectorStore
-from visavis.spec import validate_arguments
-from visavis.types import MaxSimDirection
 
 MANIFEST, STORE_FOLDER = "index.json", "items.lance"
 FORMAT = 2

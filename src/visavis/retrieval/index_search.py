@@ -14,16 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from visavis.core.errors import DataError, ShapeError, VisavisError
+from visavis.core.notebook import NotebookTable
+from visavis.core.spec import validate_arguments, validate_int
 from visavis.data.dataset import Image
 from visavis.data.images import MAX_HAMMING_DISTANCE, decode_image, hamming_distances
-from visavis.errors import DataError, ShapeError, VisavisError
 from visavis.models.retriever import Retriever
-from visavis.notebook import NotebookTable
 from visavis.retrieval.index_folder import Index
 from visavis.retrieval.items import NO_FILTER, IndexItem, ItemFilter
 from visavis.retrieval.stores.arrow_tables import metadata_names
 from visavis.retrieval.stores.vector_sets import MaxSimQuery, Queries, VectorSets
-from visavis.spec import validate_arguments, validate_int
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PILImage

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
-from visavis.spec import validate_arguments
+from visavis.core.spec import validate_arguments
 
 ItemKind = Literal["image", "video", "moment"]
 ITEM_FIELDS = (

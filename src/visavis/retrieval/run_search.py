@@ -14,23 +14,23 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from visavis.core.errors import DataError, RunError
+from visavis.core.memory_budget import MemoryLimit
+from visavis.core.progress import Progress
+from visavis.core.spec import validate_int
 from visavis.data import Dataset, Image, open_dataset
 from visavis.data.formats.listing import ListedImage, Listing
 from visavis.data.image_validation import validate_images
 from visavis.data.item_sources import AnyFeatures, ItemSource, StoredFeatures
-from visavis.errors import DataError, RunError
-from visavis.memory_budget import MemoryLimit
 from visavis.models.encoders.feature_extraction import cache_features
 from visavis.models.inference import consecutive_batches, encode_items, score_all_pairs
 from visavis.models.retriever import Retriever
-from visavis.progress import Progress
-from visavis.recipes.features import check_feature_dims, open_data, visual_features
 from visavis.retrieval.index_search import SearchResult, SearchResults, validate_text_query
 from visavis.retrieval.items import IndexItem
 from visavis.retrieval.source_files import list_readable_files
-from visavis.runs.evaluate_runs import check_same_captions, read_run_recipes
-from visavis.runs.open_run import expand_ensembles
-from visavis.spec import validate_int
+from visavis.training.recipes.features import check_feature_dims, open_data, visual_features
+from visavis.training.runs.evaluate_runs import check_same_captions, read_run_recipes
+from visavis.training.runs.open_run import expand_ensembles
 
 BATCH_SIZE = 256
 

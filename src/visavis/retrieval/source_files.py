@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from visavis import storage
+from visavis.core import storage
+from visavis.core.errors import DataError, NoDataset
 from visavis.data import Dataset, open_dataset
 from visavis.data.dataset import ByteRange
 from visavis.data.dataset_reader import path_exists, resolve_path
@@ -30,7 +31,6 @@ from visavis.data.suffixes import (
     unsupported_problem,
 )
 from visavis.data.video import is_video
-from visavis.errors import DataError, NoDataset
 
 # Stores hold times as int64 ns: up to the year 2262. File systems may report later times.
 MAX_TIME_NS = 2**63 - 1

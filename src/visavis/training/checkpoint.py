@@ -18,10 +18,10 @@ from typing import Annotated, Any
 from pydantic import Field
 from torch import Tensor
 
-from visavis import storage
-from visavis.errors import RunError
-from visavis.progress import NoProgress, Progress
-from visavis.runs.run_folder import LogRow
+from visavis.core import storage
+from visavis.core.errors import RunError
+from visavis.core.progress import NoProgress, Progress
+from visavis.training.runs.run_folder import LogRow
 
 NUM_KEPT_CHECKPOINTS = 2
 STATE, LOG, HASHES = "state.json", "metrics.jsonl", "hashes.json"

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
-from visavis.errors import RecipeError
+from visavis.core.errors import RecipeError
+from visavis.core.process_group import ProcessGroup
 from visavis.models import Matcher
 from visavis.models.layers import MaskedBatchNorm
-from visavis.process_group import ProcessGroup
-from visavis.recipes.settings import TrainingSettings
+from visavis.training.recipes.settings import TrainingSettings
 
 
 def prepare_encoders(model: Matcher, settings: TrainingSettings, group: ProcessGroup) -> None:

@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from visavis.errors import RecipeError
+from visavis.core.errors import RecipeError
+from visavis.core.progress import Progress
 from visavis.evaluation import Evaluation
 from visavis.models.base import Matcher
 from visavis.models.clip.model import LORA_A_MARK
-from visavis.progress import Progress
-from visavis.recipes.data_module import DataModule, open_data_module
-from visavis.recipes.features import open_data
-from visavis.recipes.recipe import Recipe, build_recipe
-from visavis.runs.open_run import open_run, pretrained_dual_encoder, read_run_recipe
+from visavis.training.recipes.data_module import DataModule, open_data_module
+from visavis.training.recipes.features import open_data
+from visavis.training.recipes.recipe import Recipe, build_recipe
+from visavis.training.runs.open_run import open_run, pretrained_dual_encoder, read_run_recipe
 
 Weights = Mapping[str, Tensor]
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer, RAdam
 
-from visavis.errors import RecipeError, RunError, suggest_name
+from visavis.core.errors import RecipeError, RunError, suggest_name
 from visavis.models.base import SCALE_PART, Matcher
-from visavis.recipes.settings import Phase, ScheduleSettings
+from visavis.training.recipes.settings import Phase, ScheduleSettings
 
 
 class Ranger(RAdam):

@@ -21,17 +21,18 @@ from torch import distributed
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from visavis import spec, supervision
-from visavis.errors import RecipeError, ReportedByOtherProcess, RunError, warn
-from visavis.models.device import choose_device
-from visavis.process_group import (
+from visavis.core import spec
+from visavis.core.errors import RecipeError, ReportedByOtherProcess, RunError, warn
+from visavis.core.process_group import (
     FAILURES,
     ONE_PROCESS,
     POLL_INTERVAL_S,
     ProcessGroup,
     default_store,
 )
-from visavis.recipes.recipe import Recipe
+from visavis.models.device import choose_device
+from visavis.training import supervision
+from visavis.training.recipes.recipe import Recipe
 from visavis.training.stop_signals import Stopped
 
 JOIN_TIMEOUT_S = 1800.0

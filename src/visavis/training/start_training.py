@@ -7,16 +7,16 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from visavis import storage
-from visavis.process_group import ONE_PROCESS, ProcessGroup
-from visavis.progress import Progress
-from visavis.recipes.features import check_data_exists
-from visavis.recipes.files import merge_values
-from visavis.recipes.published_tables import check_published_id
-from visavis.recipes.recipe import Recipe, build_recipe, normalize_values
-from visavis.runs.evaluate_runs import evaluate_runs
-from visavis.runs.open_run import read_ensemble_recipe, with_absolute_paths
-from visavis.runs.run_folder import RunFolder
+from visavis.core import storage
+from visavis.core.process_group import ONE_PROCESS, ProcessGroup
+from visavis.core.progress import Progress
+from visavis.training.recipes.features import check_data_exists
+from visavis.training.recipes.files import merge_values
+from visavis.training.recipes.published_tables import check_published_id
+from visavis.training.recipes.recipe import Recipe, build_recipe, normalize_values
+from visavis.training.runs.evaluate_runs import evaluate_runs
+from visavis.training.runs.open_run import read_ensemble_recipe, with_absolute_paths
+from visavis.training.runs.run_folder import RunFolder
 from visavis.training.stop_signals import Stopped
 from visavis.training.training_run import (
     TrainingResult,

@@ -15,22 +15,19 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from visavis import objectives
+from visavis.core.encoded import Encoded
+from visavis.core.errors import RecipeError, log_debug
+from visavis.core.memory_budget import MemoryLimit
+from visavis.core.process_group import ONE_PROCESS, ProcessGroup
 from visavis.data.loader import Batch, Loader
-from visavis.errors import RecipeError, log_debug
-from visavis.memory_budget import MemoryLimit
+from visavis.losses import objectives
+from visavis.losses.pair_loss import PairLoss
+from visavis.losses.pair_loss.encoded_items import encode_in_chunks
+from visavis.losses.targets import Targets
 from visavis.models import Matcher
 from visavis.models.device import autocast_context
 from visavis.models.inference import device_of
 from visavis.models.layers import Whitening
-from visavis.pair_loss import PairLoss
-from visavis.pair_loss.encoded_items import encode_in_chunks
-from visavis.process_group import ONE_PROCESS, ProcessGroup
-from visavis.recipes.recipe import Recipe
-from visavis.recipes.settings import Phase
-from visavis.recipes.start_model import start_scale_and_bias
-from visavis.supervision import TrainingContext
-from visavis.targets import Targets
 from visavis.training.encoder_blocks import encoder_blocks, prepare_encoders
 from visavis.training.optimizer import (
     full_tensor,
@@ -40,7 +37,10 @@ from visavis.training.optimizer import (
     set_lr,
     train_mode,
 )
-from visavis.types import Encoded
+from visavis.training.recipes.recipe import Recipe
+from visavis.training.recipes.settings import Phase
+from visavis.training.recipes.start_model import start_scale_and_bias
+from visavis.training.supervision import TrainingContext
 
 INITIAL_LOSS_SCALE = 512.0
 """First factor of the loss in float16. With torch's 65,536, sums over a batch overflow in the first

@@ -19,15 +19,14 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from visavis import spec, storage, supervision
+from visavis.core import spec, storage
+from visavis.core.encoded import Encoded
+from visavis.core.errors import RunError
+from visavis.core.progress import Progress, TrainingStep
 from visavis.data.loader import Batch, derive_seed
-from visavis.errors import RunError
 from visavis.models import Matcher
 from visavis.models.device import choose_device
-from visavis.progress import Progress, TrainingStep
-from visavis.recipes.data_module import DataModule
-from visavis.recipes.start_model import describe_scale_and_bias, start_scale_and_bias
-from visavis.runs.run_folder import RunFolder
+from visavis.training import supervision
 from visavis.training.checkpoint import Checkpoint, TrainerState
 from visavis.training.encoder_blocks import prepare_encoders
 from visavis.training.monitoring.alerts import find_alerts, new_alerts
@@ -41,9 +40,11 @@ from visavis.training.optimizer import (
     optimizer_tensors,
     restore_optimizer,
 )
+from visavis.training.recipes.data_module import DataModule
+from visavis.training.recipes.start_model import describe_scale_and_bias, start_scale_and_bias
+from visavis.training.runs.run_folder import RunFolder
 from visavis.training.stop_signals import Stopped, StopRequest
 from visavis.training.train_step import StepControl, TrainStep, restore_scaler, training_context
-from visavis.types import Encoded
 
 
 class Trainer:

@@ -25,23 +25,24 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from visavis import objectives, spec, storage, supervision
-from visavis.errors import MissingSupervision, RecipeError, RunError, StorageError, VisavisError
+from visavis.core import spec, storage
+from visavis.core.errors import (
+    MissingSupervision,
+    RecipeError,
+    RunError,
+    StorageError,
+    VisavisError,
+)
+from visavis.core.notebook import NotebookTable
+from visavis.core.process_group import ONE_PROCESS, ProcessGroup
+from visavis.core.progress import Progress
 from visavis.evaluation import Evaluation
+from visavis.evaluation.metrics.recall import random_rsum
 from visavis.evaluation.query_ranks import write_query_ranks
-from visavis.metrics.recall import random_rsum
+from visavis.losses import objectives
 from visavis.models.base import Matcher
 from visavis.models.score_ensemble import ScoreEnsemble
-from visavis.notebook import NotebookTable
-from visavis.process_group import ONE_PROCESS, ProcessGroup
-from visavis.progress import Progress
-from visavis.recipes.data_module import DataModule, prepare_training
-from visavis.recipes.published_tables import check_published_id, with_published
-from visavis.recipes.recipe import Recipe, with_feedback
-from visavis.recipes.start_model import describe_scale_and_bias, learned_start_values
-from visavis.runs.open_run import open_peer_network, read_run_recipe, set_threads
-from visavis.runs.record import RunRecord
-from visavis.runs.run_folder import RunFolder
+from visavis.training import supervision
 from visavis.training.checkpoint import complete_checkpoints
 from visavis.training.fine_tuned_models import (
     Forgetting,
@@ -53,6 +54,13 @@ from visavis.training.fine_tuned_models import (
 from visavis.training.monitoring.tracking import check_trackers
 from visavis.training.optimizer import make_optimizer
 from visavis.training.processes import check_processes
+from visavis.training.recipes.data_module import DataModule, prepare_training
+from visavis.training.recipes.published_tables import check_published_id, with_published
+from visavis.training.recipes.recipe import Recipe, with_feedback
+from visavis.training.recipes.start_model import describe_scale_and_bias, learned_start_values
+from visavis.training.runs.open_run import open_peer_network, read_run_recipe, set_threads
+from visavis.training.runs.record import RunRecord
+from visavis.training.runs.run_folder import RunFolder
 from visavis.training.train_step import phase_loss
 from visavis.training.trainer import Trainer
 

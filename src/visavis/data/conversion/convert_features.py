@@ -26,7 +26,10 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from visavis import storage
+from visavis.core import storage
+from visavis.core.encoded import Encoded
+from visavis.core.errors import DataError
+from visavis.core.progress import NoProgress, Progress
 from visavis.data.conversion.published_features import (
     HDF5_SUFFIXES,
     HDF5Videos,
@@ -39,9 +42,6 @@ from visavis.data.features.expert_store import EXPERT_NAME, create_expert_store
 from visavis.data.features.store import FeatureWriter, StoreDescription
 from visavis.data.formats.video_lists import read_captions_and_splits
 from visavis.data.video import video_id
-from visavis.errors import DataError
-from visavis.progress import NoProgress, Progress
-from visavis.types import Encoded
 
 # Training videos that are held out for validation if no such list was published.
 NUM_HELD_OUT = 500

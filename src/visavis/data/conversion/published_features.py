@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from visavis import storage
+from visavis.core import storage
+from visavis.core.errors import DataError, requires_extra
 from visavis.data.formats.image_files import scan_folder
 from visavis.data.formats.listing import is_valid_unicode
 from visavis.data.video import video_id
-from visavis.errors import DataError, requires_extra
 
 _EXPECTED = (
     "a dict that gives each video an array [L, D] (an expert), a list of texts or of lists of "

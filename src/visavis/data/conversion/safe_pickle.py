@@ -29,8 +29,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from visavis import storage
-from visavis.errors import DataError
+from visavis.core import storage
+from visavis.core.errors import DataError
 
 # End of the sentence about a pickle that would execute something.
 CODE_IN_PICKLE = "is a pickle with code in it: {}, and only plain containers and arrays are read"

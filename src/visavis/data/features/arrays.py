@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from visavis import storage
+from visavis.core import storage
+from visavis.core.encoded import Encoded
+from visavis.core.errors import DataError
 from visavis.data.dataset import Dataset
 from visavis.data.formats.precomp import PRECOMP, find_precomp_files, load_precomp_features
-from visavis.errors import DataError
-from visavis.types import Encoded
 
 
 def look_up_rows(row_of: dict[str, int], keys: Iterable[str], folder: Path) -> np.ndarray:

@@ -27,12 +27,12 @@ from typing import Any, BinaryIO
 import numpy as np
 from torch import Tensor
 
-from visavis import storage
+from visavis.core import storage
+from visavis.core.encoded import Encoded, seconds_part
+from visavis.core.errors import DataError, suggest_name
 from visavis.data.features.arrays import are_offsets, look_up_rows, read_padded
 from visavis.data.features.store import MAX_BYTES_HASHED_AT_OPEN, raise_as_damaged
 from visavis.data.video import video_id
-from visavis.errors import DataError, suggest_name
-from visavis.types import Encoded, seconds_part
 
 EXPERTS_FILE = "experts.json"
 RESTORE_STORE = " Restore a complete copy of the folder, or convert again."

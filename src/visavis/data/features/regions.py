@@ -17,11 +17,11 @@ from pathlib import Path
 
 import numpy as np
 
-from visavis import storage
+from visavis.core import storage
+from visavis.core.encoded import Encoded
+from visavis.core.errors import DataError
 from visavis.data.dataset import ProgressCallback
 from visavis.data.features.expert_store import RESTORE_STORE, ExpertStore, create_expert_store
-from visavis.errors import DataError
-from visavis.types import Encoded
 
 # Bytes of a float32 in a ``.tsv``.
 BYTES_PER_VALUE = 4

@@ -11,7 +11,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from visavis.types import Encoded
+from visavis.core.encoded import Encoded
 
 # A dimension with a smaller standard deviation is constant. It is centered and not scaled.
 MIN_STD = 1e-6

@@ -27,10 +27,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from visavis import storage
+from visavis.core import storage
+from visavis.core.encoded import Encoded
+from visavis.core.errors import DataError, RefusedOverwrite, StorageError
 from visavis.data.features.arrays import are_offsets, look_up_rows, read_padded
-from visavis.errors import DataError, RefusedOverwrite, StorageError
-from visavis.types import Encoded
 
 Modality = Literal["visual", "text"]
 Granularity = Literal["pooled", "regions", "words", "frames"]

@@ -18,7 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from visavis import storage
+from visavis.core import storage
+from visavis.core.errors import DataError
 from visavis.data.formats.delimited_text import NAME_NUMBER, parse_table, read_layout
 from visavis.data.formats.json_lists import DuplicateKeyObject, parse_json
 from visavis.data.formats.listing import DatasetFormat, Listing, clean_name, shorten
@@ -33,7 +34,6 @@ from visavis.data.formats.table_columns import (
     split_caption_list,
 )
 from visavis.data.splits import MISSING_TEXTS, normalize_split_name, split_in_name, splits_of_files
-from visavis.errors import DataError
 
 ALL_FILE_NAMES = (*FILE_NAMES, *OTHER_FILE_NAMES)
 EXPECTED_HEADER = "filename and caption"

@@ -15,7 +15,8 @@ import os
 import re
 from pathlib import Path
 
-from visavis import storage
+from visavis.core import storage
+from visavis.core.errors import DataError
 from visavis.data.formats.json_lists import (
     add_caption_entry,
     add_malformed_image,
@@ -25,7 +26,6 @@ from visavis.data.formats.json_lists import (
 )
 from visavis.data.formats.listing import DatasetFormat, ListedImage, Listing
 from visavis.data.splits import splits_of_files
-from visavis.errors import DataError
 
 FILE_PATTERN = "captions_*.json"
 ANNOTATIONS = "annotations"

@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from visavis import storage
+from visavis.core import storage
+from visavis.core.errors import DataError
 from visavis.data.formats.listing import escape_surrogates
 from visavis.data.formats.table_columns import normalize_column
-from visavis.errors import DataError
 
 # Maximum length of the first lines.
 _MAX_HEADER_BYTES = 2**16

@@ -17,7 +17,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from visavis import storage
+from visavis.core import storage
+from visavis.core.errors import DataError
 from visavis.data.dataset import ByteRange
 from visavis.data.formats.listing import Listing, clean_name
 from visavis.data.hub_files import hub_repository
@@ -28,7 +29,6 @@ from visavis.data.suffixes import (
     VISUAL_SUFFIXES,
     describe_other_files,
 )
-from visavis.errors import DataError
 
 EXCLUDED_NAMES = (
     ".*",

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from visavis import storage
+from visavis.core import storage
+from visavis.core.errors import DataError
 from visavis.data.formats.listing import ListedImage, Listing, escape_surrogates, shorten
-from visavis.errors import DataError
 
 
 class DuplicateKeyObject(dict[str, Any]):

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from visavis import storage
+from visavis.core import storage
+from visavis.core.errors import DataError
 from visavis.data.dataset import Dataset
 from visavis.data.formats.coco import COCO, list_coco
 from visavis.data.formats.json_lists import (
@@ -24,7 +25,6 @@ from visavis.data.formats.json_lists import (
 from visavis.data.formats.listing import DatasetFormat, ListedImage, Listing, shorten
 from visavis.data.splits import normalize_split_name, split_priority
 from visavis.data.vocabulary import tokenize
-from visavis.errors import DataError
 
 
 def list_karpathy(path: Path) -> Listing:

@@ -28,7 +28,8 @@ from typing import Any
 
 import numpy as np
 
-from visavis import storage
+from visavis.core import storage
+from visavis.core.errors import DataError
 from visavis.data.columns import (
     ROWS_PER_CHUNK,
     ImageColumn,
@@ -55,7 +56,6 @@ from visavis.data.formats.table_columns import (
     split_caption_list,
 )
 from visavis.data.splits import MISSING_TEXTS, normalize_split_name, split_by_hash
-from visavis.errors import DataError
 
 # Bytes of a text file that are searched for quotes at once.
 _SEARCHED_BYTES = 2**24

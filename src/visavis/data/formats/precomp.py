@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-from visavis import storage
+from visavis.core import storage
+from visavis.core.errors import DataError
 from visavis.data.formats.listing import DatasetFormat, ListedImage, Listing
 from visavis.data.splits import SPLITS, normalize_split_name
-from visavis.errors import DataError
 
 CAPTIONS_PER_IMAGE = 5
 

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from visavis.core.errors import DataError
 from visavis.data.columns import import_pyarrow
 from visavis.data.splits import MISSING_TEXTS
-from visavis.errors import DataError
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -18,7 +18,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from visavis import storage
+from visavis.core import storage
+from visavis.core.errors import DataError
 from visavis.data.formats.json_lists import (
     add_caption_entry,
     add_malformed_image,
@@ -28,7 +29,6 @@ from visavis.data.formats.json_lists import (
 )
 from visavis.data.formats.listing import DatasetFormat, Listing, is_valid_unicode, shorten
 from visavis.data.splits import normalize_split_name
-from visavis.errors import DataError
 
 FILE_PATTERN = "*videodatainfo*.json"
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from visavis import storage
+from visavis.core import storage
+from visavis.core.errors import DataError, requires_extra
 from visavis.data.dataset import ByteRange
 from visavis.data.formats.image_files import archive_members, containing_folder
 from visavis.data.formats.listing import DatasetFormat, Listing, escape_surrogates
@@ -23,7 +24,6 @@ from visavis.data.formats.table_columns import CAPTION_NAMES, MAX_TEXT_BYTES, pa
 from visavis.data.images import MAX_IMAGE_BYTES
 from visavis.data.splits import find_split_files, normalize_split_name, splits_of_files
 from visavis.data.suffixes import IMAGE_SUFFIXES
-from visavis.errors import DataError, requires_extra
 
 TAR_SUFFIX = ".tar"
 TEXT_SUFFIXES = (".txt", ".caption")

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from visavis import storage
+from visavis.core import storage
+from visavis.core.errors import DataError, requires_extra
 from visavis.data.columns import import_pyarrow
 from visavis.data.dataset_reader import resolve_path
 from visavis.data.formats.webdataset import TAR_SUFFIX, expand_braces
-from visavis.errors import DataError, requires_extra
 
 PARQUET_SUFFIX = ".parquet"
 # Variable with the size in GB of the local copies of remote shards.

@@ -14,7 +14,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from visavis import storage
+from visavis.core import storage
+from visavis.core.errors import DataError
 from visavis.data.columns import import_pyarrow
 from visavis.data.dataset import ByteRange
 from visavis.data.formats.listing import (
@@ -32,7 +33,6 @@ from visavis.data.formats.table_columns import (
 from visavis.data.formats.webdataset import TarSamples
 from visavis.data.images import MAX_IMAGE_BYTES
 from visavis.data.streams.shard_files import PARQUET_SUFFIX, ShardFile, local_copy, open_filesystem
-from visavis.errors import DataError
 
 
 @dataclass(frozen=True)

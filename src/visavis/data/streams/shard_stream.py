@@ -18,7 +18,8 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from visavis import storage
+from visavis.core import storage
+from visavis.core.errors import DataError
 from visavis.data.dataset import Dataset, Image, LazyImages, ProgressCallback
 from visavis.data.parallel import map_in_order
 from visavis.data.sequences import LazySequence
@@ -32,7 +33,6 @@ from visavis.data.streams.shard_readers import (
     open_shard,
     sample_ids,
 )
-from visavis.errors import DataError
 
 T = TypeVar("T")
 SPLIT = "train"

@@ -27,13 +27,13 @@ from typing import NamedTuple, overload
 import numpy as np
 import torch
 
+from visavis.core.encoded import Encoded
+from visavis.core.errors import DataError
 from visavis.data.dataset import Dataset
 from visavis.data.item_sources import ItemSource, read_unnormalized
 from visavis.data.loader import Batch, BatchSchedule, Loader
 from visavis.data.streams.shard_stream import MAX_CAPTIONS, ShardStream, StreamImages
 from visavis.data.workers import BatchRequest, WorkerPool
-from visavis.errors import DataError
-from visavis.types import Encoded
 
 PlannedBatch = tuple[np.ndarray, np.ndarray]
 

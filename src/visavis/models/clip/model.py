@@ -13,8 +13,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from visavis import storage
-from visavis.errors import (
+from visavis.core import storage
+from visavis.core.encoded import Encoded
+from visavis.core.errors import (
     DataError,
     RunError,
     SpecError,
@@ -22,6 +23,8 @@ from visavis.errors import (
     requires_extra,
     suggest_name,
 )
+from visavis.core.spec import DropoutRate, NonNegativeInt, PositiveFloat, require_field
+from visavis.losses.pair_loss.logits import LearnedScale
 from visavis.models.base import (
     INITIAL_BIAS,
     GlobalMatcher,
@@ -53,9 +56,6 @@ from visavis.models.encoders.pretrained_loading import (
     refuse_adapter,
 )
 from visavis.models.processor import Processor
-from visavis.pair_loss.logits import LearnedScale
-from visavis.spec import DropoutRate, NonNegativeInt, PositiveFloat, require_field
-from visavis.types import Encoded
 
 DUAL_ENCODER_TYPES = ("clip", "siglip")
 """Supported values of ``model_type`` in ``config.json``."""

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from visavis.errors import VisavisError
+from visavis.core.encoded import Encoded, unit_rows
+from visavis.core.errors import VisavisError
 from visavis.models.base import Matcher, MatcherConfig, get_vectors
 from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.models.encoders.preprocessing import blank_image
@@ -25,7 +26,6 @@ from visavis.models.image_text.cross_attention import RegionWordSimilarity
 from visavis.models.image_text.region_word_matchers import mean_best_region
 from visavis.models.layers import at_least_float32
 from visavis.models.processor import Processor
-from visavis.types import Encoded, unit_rows
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from visavis import storage
+from visavis.core import storage
+from visavis.core.errors import DataError
 from visavis.data.conversion.safe_pickle import check_torch_pickles
-from visavis.errors import DataError
 
 _WRAPPER_PREFIXES = re.compile(
     r"^(?:(?:module|model|_orig_mod|_forward_module|_fsdp_wrapped_module)\.)+|(?<=\.)(?:_orig_mod|_fsdp_wrapped_module)\."

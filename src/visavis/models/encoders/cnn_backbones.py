@@ -14,8 +14,8 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor, nn
 
-from visavis import storage
-from visavis.errors import DataError
+from visavis.core import storage
+from visavis.core.errors import DataError
 from visavis.models.encoders.preprocessing import Preprocessing
 
 EXPANSION = 4

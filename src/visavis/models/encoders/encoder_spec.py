@@ -6,8 +6,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from visavis.core.errors import SpecError
 from visavis.data.features.store import Granularity, Modality
-from visavis.errors import SpecError
+from visavis.data.synthetic.scene_encoder import SceneEncoder
 from visavis.models.encoders.cnn_backbones import SMALL_CNN, SmallCNN, published_backbone_name
 from visavis.models.encoders.preprocessing import ImageConverter, Preprocessing
 from visavis.models.encoders.pretrained_files import MINILM, local_model_folder, model_folder
@@ -18,7 +19,6 @@ from visavis.models.encoders.pretrained_loading import (
     load_pretrained_config,
     native_image_size,
 )
-from visavis.synthetic.scene_encoder import SceneEncoder
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -18,7 +18,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from visavis import storage
+from visavis.core import storage
+from visavis.core.encoded import Encoded, concatenate
+from visavis.core.errors import SKIP_BAD_ADVICE, DataError, SpecError, VisavisError, log_debug
+from visavis.core.process_group import ONE_PROCESS, ProcessGroup
 from visavis.data.dataset import Dataset, Image
 from visavis.data.features.store import (
     VARIABLE_LENGTH_FILES,
@@ -31,7 +34,6 @@ from visavis.data.features.store import (
 from visavis.data.parallel import Engine, cpu_cores, map_in_order, map_on_ray
 from visavis.data.video import VideoError
 from visavis.data.workers import choose_readers, read_in_workers
-from visavis.errors import SKIP_BAD_ADVICE, DataError, SpecError, VisavisError, log_debug
 from visavis.models.device import choose_device, has_native_bfloat16
 from visavis.models.encoders.cnn_backbones import SMALL_CNN
 from visavis.models.encoders.encoder_spec import (
@@ -48,8 +50,6 @@ from visavis.models.encoders.frozen_encoders import (
 )
 from visavis.models.encoders.preprocessing import ImageConverter
 from visavis.models.encoders.pretrained_files import weights_checksum, weights_fingerprint
-from visavis.process_group import ONE_PROCESS, ProcessGroup
-from visavis.types import Encoded, concatenate
 
 OnProgress = Callable[[int, int, float], None]
 """Callback with the number of finished items, of all items, and items per second since the start.

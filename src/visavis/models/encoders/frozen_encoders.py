@@ -27,8 +27,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from visavis.core.encoded import Encoded, concatenate
+from visavis.core.errors import DataError
 from visavis.data.features.store import Granularity
-from visavis.errors import DataError
+from visavis.data.synthetic.scene_encoder import SceneEncoder, SceneEncoderOutputAdapter
 from visavis.models.encoders.cnn_backbones import SMALL_CNN, SmallCNN, published_backbone_name
 from visavis.models.encoders.encoder_spec import (
     EncoderSpec,
@@ -60,8 +62,6 @@ from visavis.models.encoders.sentence_encoders import (
     needs_sentence_transformers,
 )
 from visavis.models.encoders.text_backbone import FIXED_LENGTH_MODEL_TYPES
-from visavis.synthetic.scene_encoder import SceneEncoder, SceneEncoderOutputAdapter
-from visavis.types import Encoded, concatenate
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -10,8 +10,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from visavis.core.errors import DataError
 from visavis.data.hub_files import OnBytes, hub_errors, progress_class, verify_hashes
-from visavis.errors import DataError
 
 CONFIG_FILE_PATTERNS = ("*.json", "*.txt", "*.model")
 """Config, preprocessing and tokenizer files of a model folder."""

@@ -17,8 +17,8 @@ from PIL.Image import Resampling
 from pydantic import Field, FiniteFloat
 from torch import Tensor
 
-from visavis import storage
-from visavis.errors import DataError
+from visavis.core import storage
+from visavis.core.errors import DataError
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from visavis import storage
+from visavis.core import storage
+from visavis.core.errors import DataError, MissingExtra, RunError, requires_extra
 from visavis.data.hub_files import HubUnreachableError, OnBytes
-from visavis.errors import DataError, MissingExtra, RunError, requires_extra
 from visavis.models.encoders.cnn_backbones import published_backbone_name, published_weights_file
 from visavis.models.encoders.hub_download import (
     BIN_WEIGHTS_PATTERN,
@@ -51,7 +51,7 @@ MINILM_SHA256 = {
 _MODEL_FOLDER: ContextVar[Path | None] = ContextVar("model folder", default=None)
 
 SCENE_ENCODER_WEIGHTS = (
-    Path(__file__).parents[2] / "synthetic" / "weights" / "scene_encoder.safetensors"
+    Path(__file__).parents[2] / "data" / "synthetic" / "weights" / "scene_encoder.safetensors"
 )
 """Weights of the shipped encoder of synthetic scenes."""
 

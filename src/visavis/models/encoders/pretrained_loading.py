@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from visavis import storage
-from visavis.errors import DataError, MissingExtra, SpecError, VisavisError
+from visavis.core import storage
+from visavis.core.errors import DataError, MissingExtra, SpecError, VisavisError
 from visavis.models.encoders.checkpoint_files import (
     check_weight_names,
     check_weight_shapes,

@@ -12,8 +12,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from visavis import storage
-from visavis.errors import DataError, requires_extra
+from visavis.core import storage
+from visavis.core.encoded import unit_rows
+from visavis.core.errors import DataError, requires_extra
 from visavis.models.encoders.pretrained_files import model_folder
 from visavis.models.encoders.pretrained_loading import (
     check_encoding,
@@ -22,7 +23,6 @@ from visavis.models.encoders.pretrained_loading import (
     loading_from,
 )
 from visavis.models.layers import mean_pool
-from visavis.types import unit_rows
 
 
 @dataclass(frozen=True)

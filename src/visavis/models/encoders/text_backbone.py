@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from visavis.core.encoded import Encoded
+from visavis.core.errors import DataError
 from visavis.data.sequences import read_items
-from visavis.errors import DataError
 from visavis.models.encoders.pretrained_files import PretrainedPart, model_folder, saved_part_folder
 from visavis.models.encoders.pretrained_loading import (
     build_empty_model,
@@ -23,7 +24,6 @@ from visavis.models.encoders.pretrained_loading import (
     load_pretrained_model,
     load_pretrained_tokenizer,
 )
-from visavis.types import Encoded
 
 FIXED_LENGTH_MODEL_TYPES = ("siglip",)
 """Models that were trained on texts padded to one length, and read the padding."""

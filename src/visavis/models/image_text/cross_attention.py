@@ -20,6 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from visavis.core.encoded import AttentionWeights, Encoded, Parts, unit_rows
+from visavis.core.spec import DropoutRate, NonNegativeInt, PositiveInt, require_field
 from visavis.models.base import Matcher, get_mask, get_vectors, valid_mask
 from visavis.models.layers import (
     Whitening,
@@ -30,8 +32,6 @@ from visavis.models.layers import (
     xavier_linear,
 )
 from visavis.models.word_encoders import WordMatcherConfig, build_word_encoder
-from visavis.spec import DropoutRate, NonNegativeInt, PositiveInt, require_field
-from visavis.types import AttentionWeights, Encoded, Parts, unit_rows
 
 Normalization = Literal["clipped_l2norm", "softmax", "none"]
 """Normalization of similarities before the softmax over the context."""

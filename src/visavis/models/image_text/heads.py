@@ -7,12 +7,12 @@ from typing import Literal
 
 from torch import nn
 
+from visavis.core.encoded import Encoded
+from visavis.core.spec import DropoutRate, OptionalLayerCount, PositiveInt, require_field
 from visavis.models.base import GlobalMatcher, MatcherConfig, encode_unit_rows, get_vectors
 from visavis.models.encoders.frozen_encoders import open_visual_encoder
 from visavis.models.layers import Whitening, build_mlp
 from visavis.models.word_encoders import TextCNN
-from visavis.spec import DropoutRate, OptionalLayerCount, PositiveInt, require_field
-from visavis.types import Encoded
 
 
 class Heads(GlobalMatcher):

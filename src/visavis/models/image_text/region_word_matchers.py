@@ -8,6 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from visavis.core.encoded import MaxSimDirection
+from visavis.core.spec import PositiveFloat
 from visavis.models.image_text.cross_attention import (
     EPSILON,
     Normalization,
@@ -15,8 +17,6 @@ from visavis.models.image_text.cross_attention import (
     RegionWordSimilarity,
     attention_weights,
 )
-from visavis.spec import PositiveFloat
-from visavis.types import MaxSimDirection
 
 
 class SCAN(RegionWordMatcher):

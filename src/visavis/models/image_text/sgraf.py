@@ -10,7 +10,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from visavis.errors import ShapeError
+from visavis.core.encoded import Encoded
+from visavis.core.errors import ShapeError
+from visavis.core.spec import DropoutRate, LayerCount, NonNegativeInt, PositiveFloat, PositiveInt
 from visavis.models.base import get_part, get_vectors, valid_mask
 from visavis.models.image_text.cross_attention import (
     EPSILON,
@@ -20,8 +22,6 @@ from visavis.models.image_text.cross_attention import (
     l2_normalize,
 )
 from visavis.models.layers import mean_pool, xavier_linear
-from visavis.spec import DropoutRate, LayerCount, NonNegativeInt, PositiveFloat, PositiveInt
-from visavis.types import Encoded
 
 
 class SGRAF(RegionWordMatcher):

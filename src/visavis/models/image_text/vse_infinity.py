@@ -8,6 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from visavis.core.encoded import AttentionWeights, Encoded
+from visavis.core.spec import DropoutRate, NonNegativeInt, PositiveFloat, PositiveInt, UnitFloat
 from visavis.models.base import GlobalMatcher, encode_unit_rows, get_mask, get_vectors, valid_mask
 from visavis.models.encoders.frozen_encoders import open_visual_encoder
 from visavis.models.image_text.cross_attention import EPSILON
@@ -19,8 +21,6 @@ from visavis.models.layers import (
     xavier_linear,
 )
 from visavis.models.word_encoders import WordMatcherConfig, build_word_encoder
-from visavis.spec import DropoutRate, NonNegativeInt, PositiveFloat, PositiveInt, UnitFloat
-from visavis.types import AttentionWeights, Encoded
 
 
 class VSEInfinity(GlobalMatcher):

@@ -7,12 +7,12 @@ from typing import Literal
 
 from torch import nn
 
+from visavis.core.encoded import Encoded
+from visavis.core.spec import DropoutRate, PositiveInt, require_field
 from visavis.models.base import GlobalMatcher, encode_unit_rows, get_mask, get_vectors
 from visavis.models.encoders.frozen_encoders import open_visual_encoder
 from visavis.models.layers import max_pool, mean_pool, xavier_linear
 from visavis.models.word_encoders import WordMatcherConfig, build_word_encoder, pool_words
-from visavis.spec import DropoutRate, PositiveInt, require_field
-from visavis.types import Encoded
 
 
 class VSEPlusPlus(GlobalMatcher):

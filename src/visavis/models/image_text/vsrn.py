@@ -11,6 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from visavis.core.encoded import Encoded, unit_rows
+from visavis.core.spec import DropoutRate, NonNegativeFloat, OptionalLayerCount, PositiveInt
+from visavis.losses.targets import Targets
 from visavis.models.base import (
     GlobalMatcher,
     encode_unit_rows,
@@ -21,9 +24,6 @@ from visavis.models.base import (
 )
 from visavis.models.layers import xavier_linear
 from visavis.models.word_encoders import WordMatcherConfig, build_word_encoder, pool_words
-from visavis.spec import DropoutRate, NonNegativeFloat, OptionalLayerCount, PositiveInt
-from visavis.targets import Targets
-from visavis.types import Encoded, unit_rows
 
 
 class CaptionDecoder(nn.Module):

@@ -9,6 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from visavis.core.encoded import unit_rows
+from visavis.core.spec import PositiveInt, require_field
 from visavis.models.layers import mean_pool
 from visavis.models.video_text.expert_matcher import (
     CollaborativeGating,
@@ -16,8 +18,6 @@ from visavis.models.video_text.expert_matcher import (
     ExpertMatcher,
     NetVLAD,
 )
-from visavis.spec import PositiveInt, require_field
-from visavis.types import unit_rows
 
 
 class CE(ExpertMatcher):

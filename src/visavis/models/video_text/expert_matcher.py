@@ -10,13 +10,13 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from visavis.blocking import ScoreCost
+from visavis.core.blocking import ScoreCost
+from visavis.core.encoded import Encoded, seconds_part, unit_rows
+from visavis.core.spec import DropoutRate, NonNegativeInt, PositiveInt, require_field
 from visavis.models.base import Matcher, get_mask, get_part, get_vectors, valid_mask
 from visavis.models.encoders.text_backbone import TextBackbone
 from visavis.models.layers import MaskedBatchNorm, at_least_float32
 from visavis.models.word_encoders import GRUWordEncoder, WordMatcherConfig, pool_words
-from visavis.spec import DropoutRate, NonNegativeInt, PositiveInt, require_field
-from visavis.types import Encoded, seconds_part, unit_rows
 
 
 class GatedEmbedding(nn.Module):

@@ -9,11 +9,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from visavis.errors import ShapeError
+from visavis.core.encoded import unit_rows
+from visavis.core.errors import ShapeError
+from visavis.core.spec import DropoutRate, LayerCount, PositiveInt, require_field
 from visavis.models.layers import max_pool
 from visavis.models.video_text.expert_matcher import ExpertFeatures, ExpertMatcher
-from visavis.spec import DropoutRate, LayerCount, PositiveInt, require_field
-from visavis.types import unit_rows
 
 
 class MMT(ExpertMatcher):

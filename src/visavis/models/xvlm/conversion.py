@@ -15,8 +15,8 @@ from typing import Any
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from visavis import storage
-from visavis.errors import DataError
+from visavis.core import storage
+from visavis.core.errors import DataError
 from visavis.models.checkpoint_conversion import (
     IMAGE_PREPROCESSING,
     CheckpointConversion,

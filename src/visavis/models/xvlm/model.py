@@ -9,8 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 
-from visavis import storage
-from visavis.errors import DataError
+from visavis.core import storage
+from visavis.core.encoded import AttentionWeights, Encoded
+from visavis.core.errors import DataError
+from visavis.core.spec import LayerCount, NonNegativeInt, PositiveFloat, PositiveInt
+from visavis.losses.pair_loss.logits import LearnedScale
+from visavis.losses.targets import Targets
 from visavis.models.base import (
     INITIAL_BIAS,
     GlobalMatcher,
@@ -25,10 +29,6 @@ from visavis.models.encoders.frozen_encoders import open_visual_encoder
 from visavis.models.encoders.pretrained_files import saved_part_folder
 from visavis.models.encoders.text_backbone import TEXT_BACKBONE_FOLDER, TextBackbone
 from visavis.models.image_text.cross_attention import EPSILON
-from visavis.pair_loss.logits import LearnedScale
-from visavis.spec import LayerCount, NonNegativeInt, PositiveFloat, PositiveInt
-from visavis.targets import Targets
-from visavis.types import AttentionWeights, Encoded
 
 INIT_STD = 0.02
 """Standard deviation of BERT's initial weights."""

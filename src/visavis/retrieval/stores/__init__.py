@@ -6,10 +6,10 @@ import os
 import re
 from pathlib import Path
 
-from visavis.errors import DataError
-from visavis.memory_budget import MemoryLimit
+from visavis.core.encoded import MaxSimDirection
+from visavis.core.errors import DataError
+from visavis.core.memory_budget import MemoryLimit
 from visavis.retrieval.stores.base import VectorStore
-from visavis.types import MaxSimDirection
 
 
 def open_store(

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from visavis import storage
-from visavis.errors import ShapeError, StorageError, VisavisError
+from visavis.core import storage
+from visavis.core.errors import ShapeError, StorageError, VisavisError
+from visavis.core.spec import validate_int
 from visavis.retrieval.items import ITEM_FIELDS, NO_FILTER, IndexItem, ItemFilter
 from visavis.retrieval.stores.vector_sets import MAX_NORM, ItemVectors, Queries, VectorSets
-from visavis.spec import validate_int
 
 if TYPE_CHECKING:
     import pyarrow as pa

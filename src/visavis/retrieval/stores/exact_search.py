@@ -25,10 +25,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from visavis import storage
-from visavis.blocking import chunk_slices
-from visavis.errors import ShapeError
-from visavis.memory_budget import MemoryLimit, budget_bytes
+from visavis.core import storage
+from visavis.core.blocking import chunk_slices
+from visavis.core.errors import ShapeError
+from visavis.core.memory_budget import MemoryLimit, budget_bytes
 from visavis.retrieval.stores.base import validate_queries
 
 GROUP_ROWS = 32

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from visavis import storage
-from visavis.errors import DataError, ShapeError, requires_extra
-from visavis.memory_budget import MemoryLimit
+from visavis.core import storage
+from visavis.core.encoded import MaxSimDirection
+from visavis.core.errors import DataError, ShapeError, requires_extra
+from visavis.core.memory_budget import MemoryLimit
 from visavis.retrieval.items import ITEM_FIELDS, NO_FILTER, IndexItem, ItemFilter
 from visavis.retrieval.stores.arrow_tables import (
     NUM_VECTORS,
@@ -52,7 +53,6 @@ from visavis.retrieval.stores.table_snapshot import (
     file_stats,
 )
 from visavis.retrieval.stores.vector_sets import ItemVectors, Queries, VectorSets
-from visavis.types import MaxSimDirection
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -21,13 +21,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from visavis.blocking import chunk_slices
-from visavis.errors import ShapeError
-from visavis.memory_budget import MemoryLimit, budget_bytes
+from visavis.core.blocking import chunk_slices
+from visavis.core.encoded import MaxSimDirection, unit_rows
+from visavis.core.errors import ShapeError
+from visavis.core.memory_budget import MemoryLimit, budget_bytes
 from visavis.retrieval.stores.base import validate_queries
 from visavis.retrieval.stores.exact_search import UNIT_ROUNDOFF, shared_tensor
 from visavis.retrieval.stores.vector_sets import MAX_NORM, MaxSimQuery, VectorSets
-from visavis.types import MaxSimDirection, unit_rows
 
 # Of 100,000 noisy copies of photos with 49 regions, and 60 captions, the best 2,048 items by 1, 2, 4 and 9 pooled vectors contained 96.2,
 # 98.0, 99.0 and 99.8 % of the true top 10 of "t2i", and all of "both" (benchmarks/late_interaction.py --recall).

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from visavis.blocking import chunk_slices
-from visavis.errors import DataError, ShapeError, requires_extra
-from visavis.memory_budget import MemoryLimit
+from visavis.core.blocking import chunk_slices
+from visavis.core.errors import DataError, ShapeError, requires_extra
+from visavis.core.memory_budget import MemoryLimit
 from visavis.retrieval.items import ITEM_FIELDS, NO_FILTER, IndexItem, ItemFilter, metadata_tag
 from visavis.retrieval.stores.arrow_tables import items_from_table, table_from_rows
 from visavis.retrieval.stores.base import (

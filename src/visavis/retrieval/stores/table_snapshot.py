@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from visavis import storage
-from visavis.errors import DataError, StorageError, log_debug
-from visavis.memory_budget import MemoryLimit
+from visavis.core import storage
+from visavis.core.encoded import MaxSimDirection
+from visavis.core.errors import DataError, StorageError, log_debug
+from visavis.core.memory_budget import MemoryLimit
 from visavis.retrieval.items import NO_FILTER, IndexItem, ItemFilter
 from visavis.retrieval.stores.arrow_tables import find_keys, items_from_table, matching_rows
 from visavis.retrieval.stores.base import CHECKSUM, Neighbor, StoreDigest
@@ -38,7 +39,6 @@ from visavis.retrieval.stores.vector_sets import (
     VectorSets,
     concatenate_vectors,
 )
-from visavis.types import MaxSimDirection
 
 if TYPE_CHECKING:
     import pyarrow as pa

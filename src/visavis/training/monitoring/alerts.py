@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from visavis.types import DIRECTIONS
+from visavis.core.encoded import DIRECTIONS
 
 LogValues = dict[str, Any]
 

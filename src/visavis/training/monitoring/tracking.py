@@ -26,19 +26,19 @@ from PIL.Image import Image
 from PIL.Image import new as new_image
 from typing_extensions import TypedDict
 
-from visavis import storage
+from visavis.core import storage
+from visavis.core.encoded import Encoded
+from visavis.core.errors import MissingExtra, RunError
+from visavis.core.memory_budget import MemoryLimit
+from visavis.core.progress import Progress
 from visavis.data.dataset import Dataset
-from visavis.errors import MissingExtra, RunError
-from visavis.memory_budget import MemoryLimit
+from visavis.losses.scoring import score_matrix, select_items
 from visavis.models import Matcher
 from visavis.models.base import evaluation_mode
 from visavis.models.inference import device_score
-from visavis.progress import Progress
-from visavis.recipes.recipe import Recipe
-from visavis.runs.run_folder import RunFolder
-from visavis.scoring import score_matrix, select_items
 from visavis.training.monitoring.alerts import LogValues
-from visavis.types import Encoded
+from visavis.training.recipes.recipe import Recipe
+from visavis.training.runs.run_folder import RunFolder
 
 PROJECT = "visavis"
 ALERT_TITLE = "Training alert"

@@ -16,21 +16,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from visavis.core.encoded import Direction, Encoded, unit_rows
 from visavis.data.dataset import Dataset
 from visavis.data.loader import Batch, Loader
 from visavis.data.vocabulary import tokenize
 from visavis.evaluation import Evaluation
+from visavis.losses.objectives import Objective
+from visavis.losses.pair_loss import PairLoss
+from visavis.losses.pair_loss.encoded_items import smaller_dims
+from visavis.losses.scoring import score_matrix
+from visavis.losses.targets import Targets
 from visavis.models import Matcher
 from visavis.models.base import evaluation_mode
 from visavis.models.inference import device_of
-from visavis.objectives import Objective
-from visavis.pair_loss import PairLoss
-from visavis.pair_loss.encoded_items import smaller_dims
-from visavis.recipes.recipe import Recipe
-from visavis.scoring import score_matrix
-from visavis.supervision import Supervision
-from visavis.targets import Targets
-from visavis.types import Direction, Encoded, unit_rows
+from visavis.training.recipes.recipe import Recipe
+from visavis.training.supervision import Supervision
 
 MIN_GRADIENT = 1e-6  # of |dL/ds|: a query with no larger derivative has no gradient
 MAX_RANK_ITEMS = 128  # items of a batch whose effective rank is computed

@@ -1,0 +1,1 @@
+"""What every other package needs: errors, specs, files, progress, memory, processes, encoded items."""

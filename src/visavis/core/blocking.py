@@ -1,0 +1,519 @@
+"""Block sizes of score matrices, from the memory cost of a score and one memory setting.
+
+A score of V visual items with T texts may hold far more than V x T numbers. Attention of 36 regions
+over 20 words holds hundreds of numbers for each pair. The cost of a pair is declared
+(``score_cost``) or measured on blocks of a few items.
+
+Example:
+    >>> cost = ScoreCost(inference_bytes=8.0, training_bytes=24.0).to_block_cost(training=False)
+    >>> block_shape(1000, 5000, cost, 2_000_000)
+    (50, 5000)
+    >>> def cosine(visual, text):
+    ...     return torch.nn.functional.normalize(visual, dim=-1) @ torch.nn.functional.normalize(text, dim=-1).T
+    >>> measure_score_cost(cosine, torch.ones(9, 64), torch.ones(9, 64), training=False).pair_bytes
+    4.0
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from visavis.core.encoded import Items, all_tensors, map_tensors, require_values
+from visavis.core.errors import ShapeError, VisavisError, format_value
+from visavis.core.memory_budget import format_bytes
+from visavis.core.spec import PositiveFloat, validate_fields
+
+Score = Callable[[Any, Any], Tensor]
+"""``score(visual, text) -> [V, T]``, the signature of every matcher's score."""
+
+MAX_TILE_SHAPE = (1024, 5120)
+"""Rows and columns of scores above which a larger block is not faster."""
+MAX_BLOCK_BYTES = 2**27
+"""Size of a costly block above which it is slower, because the system provides its memory again for
+every block.
+"""
+MIN_BLOCK_ROWS = 32
+"""Number of rows below which narrower blocks are faster than blocks with fewer rows."""
+PROBE_SHAPE = 2, 3
+"""Visual items and texts of the smallest measured block. The other blocks have twice as many."""
+
+
+@dataclass(frozen=True)
+class BlockCost:
+    """Peak bytes of a block of scores: ``fixed + visual V + text T + pair V T`` for V visual items
+    and T texts.
+
+    Attributes:
+        pair_bytes: Bytes per pair.
+        visual_bytes: Bytes per visual item.
+        text_bytes: Bytes per text.
+        fixed_bytes: Bytes that do not depend on the size of the block.
+
+    Example:
+        >>> BlockCost(pair_bytes=4.0, visual_bytes=100.0).total_bytes(10, 20)
+        1800
+    """
+
+    pair_bytes: float
+    visual_bytes: float = 0.0
+    text_bytes: float = 0.0
+    fixed_bytes: float = 0.0
+
+    def total_bytes(self, num_visual: int, num_text: int) -> int:
+        """Return the bytes of one block.
+
+        Args:
+            num_visual: Visual items in the block.
+            num_text: Texts in the block.
+
+        Returns:
+            Bytes.
+        """
+        return int(
+            self.fixed_bytes
+            + self.visual_bytes * num_visual
+            + self.text_bytes * num_text
+            + self.pair_bytes * num_visual * num_text
+        )
+
+    def __add__(self, other: BlockCost) -> BlockCost:
+        return BlockCost(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+    @property
+    def transposed(self) -> BlockCost:
+        """The cost of blocks whose rows are texts."""
+        return BlockCost(self.pair_bytes, self.text_bytes, self.visual_bytes, self.fixed_bytes)
+
+
+@dataclass(frozen=True)
+class ScoreCost:
+    """Declared memory cost of a score function, in bytes per pair.
+
+    Attributes:
+        inference_bytes: Bytes that are alive at once without a gradient, including the score (4 for
+            a dot product in float32).
+        training_bytes: The same in training, with the graph of the forward pass and the additional
+            bytes of the backward pass.
+
+    Raises:
+        SpecError: If a value is not a positive number.
+    """
+
+    inference_bytes: PositiveFloat
+    training_bytes: PositiveFloat
+
+    def __post_init__(self) -> None:
+        validate_fields(self)
+
+    def to_block_cost(self, *, training: bool) -> BlockCost:
+        """Convert to the cost of a block.
+
+        Args:
+            training: Whether the block is trained.
+
+        Returns:
+            A cost of pairs alone.
+        """
+        return BlockCost(self.training_bytes if training else self.inference_bytes)
+
+
+def declared_cost(score: Score, visual: Items, text: Items) -> ScoreCost | None:
+    """Return the cost that a score function declares for these items.
+
+    The cost comes from ``score_cost(visual, text)`` of the callable, or of the object that
+    ``score`` is a method of.
+
+    Args:
+        score: The score function.
+        visual: Visual items.
+        text: Texts.
+
+    Returns:
+        The declared cost. None without a declaration, or if a subclass overrides its score and not
+        ``score_cost``: the declaration of the parent describes another score.
+    """
+    owner = getattr(score, "__self__", score)
+    score_cost = getattr(owner, "score_cost", None)
+    if score_cost is None:
+        return None
+    name = (
+        getattr(score, "__name__", "score")
+        if owner is not score
+        else "forward"
+        if hasattr(owner, "forward")
+        else "__call__"
+    )
+    declaring, scoring = (
+        [rank for rank, kind in enumerate(type(owner).__mro__) if method in vars(kind)]
+        for method in ("score_cost", name)
+    )
+    return None if declaring and scoring and scoring[0] < declaring[0] else score_cost(visual, text)
+
+
+def block_shape(
+    rows: int,
+    columns: int,
+    cost: BlockCost,
+    memory_bytes: int,
+    *,
+    max_shape: tuple[int | None, int | None] = MAX_TILE_SHAPE,
+) -> tuple[int, int]:
+    """Choose the largest blocks of a ``[rows, columns]`` score matrix that fit into memory.
+
+    If memory is short, blocks first get fewer whole rows, then shorter rows.
+
+    Args:
+        rows: Visual items. For blocks whose rows are texts, pass ``cost.transposed``.
+        columns: Texts.
+        cost: Cost of a block.
+        memory_bytes: Bytes that a block may take.
+        max_shape: Maximum rows and columns of a block. None: no limit.
+
+    Returns:
+        Rows and columns of a block, at least 1 x 1.
+
+    Raises:
+        VisavisError: If one pair does not fit.
+
+    Example:
+        >>> block_shape(1000, 5000, BlockCost(4.0), 2**30), block_shape(1000, 5000, BlockCost(2e6), 2**30)
+        ((1000, 5000), (32, 16))
+    """
+    height, width = (
+        max(1, length if limit is None else min(length, limit))
+        for length, limit in zip((rows, columns), max_shape, strict=True)
+    )
+    if cost.total_bytes(height, width) <= memory_bytes:
+        return height, width
+    if cost.total_bytes(1, 1) > memory_bytes:
+        raise VisavisError(
+            f"memory: expected at least {format_bytes(cost.total_bytes(1, 1))} to score one pair, "
+            f"got {format_bytes(memory_bytes)} for blocks. "
+            "Set a larger memory."
+        )
+
+    def columns_that_fit(num_rows: int) -> int:
+        return _count_that_fits(
+            memory_bytes - cost.fixed_bytes - cost.visual_bytes * num_rows,
+            cost.text_bytes + cost.pair_bytes * num_rows,
+        )
+
+    min_rows = min(height, MIN_BLOCK_ROWS)
+    num_rows = _count_that_fits(
+        memory_bytes - cost.fixed_bytes - cost.text_bytes * width,
+        cost.visual_bytes + cost.pair_bytes * width,
+    )
+    if num_rows >= min_rows:
+        return num_rows, width
+    while min_rows > 1 and columns_that_fit(min_rows) < 1:
+        min_rows //= 2
+    columns_per_block = min(width, columns_that_fit(min_rows))
+    # A matrix with few columns may fit as whole rows after all, with fewer rows than the preferred
+    # minimum.
+    return (num_rows, width) if columns_per_block == width else (min_rows, columns_per_block)
+
+
+def _count_that_fits(available_bytes: float, bytes_each: float) -> int:
+    return max(int(available_bytes // bytes_each), 0) if bytes_each > 0 else 2**62
+
+
+def chunk_slices(length: int, chunk_size: int) -> list[slice]:
+    """Split a range into consecutive slices.
+
+    Args:
+        length: Length of the range.
+        chunk_size: Maximum length of a slice.
+
+    Returns:
+        The slices.
+
+    Example:
+        >>> chunk_slices(5, 2)
+        [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
+    """
+    return [slice(start, min(start + chunk_size, length)) for start in range(0, length, chunk_size)]
+
+
+def checked_scores(score: Score, visual: Items, text: Items) -> Tensor:
+    """Compute ``score(visual, text)`` and check the result.
+
+    Args:
+        score: The score function.
+        visual: Visual items.
+        text: Texts.
+
+    Returns:
+        Scores, shape ``[V, T]``.
+
+    Raises:
+        ShapeError: If the result is not a tensor ``[V, T]``, or if items of different dimensions
+            cannot be scored.
+    """
+    visual, text = (
+        items if isinstance(items, Tensor) else items.merged() for items in (visual, text)
+    )
+    try:
+        scores = score(visual, text)
+    except RuntimeError as error:
+        if _vector_dim(visual) == _vector_dim(text):
+            raise
+        raise ShapeError(
+            f"score: expected visual items and texts of equal dimension, got {_vector_dim(visual)} "
+            f"and {_vector_dim(text)} ({error}). "
+            "Encode both with the same model."
+        ) from error
+    if not isinstance(scores, Tensor) or scores.shape != (len(visual), len(text)):
+        raise ShapeError(
+            f"score: expected shape {[len(visual), len(text)]} for {len(visual)} images and "
+            f"{len(text)} texts, got {format_value(scores)}. "
+            "Return a tensor with one row per image and one column per text."
+        )
+    require_values("score", scores)
+    return scores
+
+
+def _vector_dim(items: Items) -> int | None:
+    """Return the last dimension of items that are one tensor."""
+    vectors = items if isinstance(items, Tensor) else items.vectors
+    return vectors.shape[-1] if isinstance(vectors, Tensor) and vectors.dim() else None
+
+
+def score_in_blocks(score: Score, visual: Items, text: Items, shape: tuple[int, int]) -> Tensor:
+    """Compute a score matrix block by block, without a gradient.
+
+    Args:
+        score: The score function.
+        visual: Visual items.
+        text: Texts.
+        shape: Maximum visual items and texts of a block.
+
+    Returns:
+        Scores, shape ``[V, T]``.
+
+    Raises:
+        ShapeError: If the score of a block has a wrong shape.
+    """
+    slices = list(product(chunk_slices(len(visual), shape[0]), chunk_slices(len(text), shape[1])))
+    if len(slices) <= 1:
+        return checked_scores(score, visual, text)
+    scores: Tensor | None = None
+    for rows, columns in slices:
+        block = checked_scores(score, visual[rows], text[columns])
+        scores = block.new_empty(len(visual), len(text)) if scores is None else scores
+        scores[rows, columns] = block
+    assert scores is not None
+    return scores
+
+
+def block_cost_of(
+    score: Score, visual: Items, text: Items, *, training: bool, declared: ScoreCost | None = None
+) -> BlockCost:
+    """Return the cost of blocks of a score: declared by the caller, declared by the score function,
+    or measured.
+
+    Args:
+        score: The score function.
+        visual: Visual items.
+        text: Texts.
+        training: Whether the score is trained.
+        declared: Cost that the caller declares.
+
+    Returns:
+        The cost of a block.
+    """
+    declared = declared or declared_cost(score, visual, text)
+    return (
+        measure_score_cost(score, visual, text, training=training)
+        if declared is None
+        else declared.to_block_cost(training=training)
+    )
+
+
+def measure_score_cost(score: Score, visual: Items, text: Items, *, training: bool) -> BlockCost:
+    """Measure the peak memory of blocks of a score, without the items themselves.
+
+    This takes milliseconds. It changes neither random numbers nor buffers of the module that
+    scores.
+
+    Args:
+        score: The score function.
+        visual: Visual items.
+        text: Texts.
+        training: Whether to include the graph of the forward pass and the gradients of items and
+            parameters.
+
+    Returns:
+        The cost of a block.
+    """
+    if not (len(visual) and len(text)):
+        return BlockCost(0.0)
+
+    def prepare(height: int, width: int) -> Callable[[], Any]:
+        leaves = detached_leaves(_resize(visual, height)), detached_leaves(_resize(text, width))
+
+        def score_block() -> None:
+            scores = checked_scores(score, *leaves)
+            if inputs := graph_leaves(scores):
+                torch.autograd.grad(
+                    scores, inputs, torch.ones_like(scores), retain_graph=True, allow_unused=True
+                )
+
+        return score_block
+
+    with _preserve_state(score, visual), torch.set_grad_enabled(training):
+        return measure_block_cost(prepare, *PROBE_SHAPE)
+
+
+def measure_block_cost(
+    prepare: Callable[[int, int], Callable[[], Any]], height: int, width: int
+) -> BlockCost:
+    """Measure the cost of any computation on a block.
+
+    Every tensor is counted from its creation until it is freed. Four blocks of two heights and two
+    widths, compared step by step, show the bytes that each step holds per row, per column and per
+    pair. The largest of each is the cost.
+
+    Args:
+        prepare: ``prepare(height, width)`` returns the computation on a block of this size.
+        height: Rows of the smallest block. The other blocks have twice as many.
+        width: Columns of the smallest block. The other blocks have twice as many.
+
+    Returns:
+        The cost of a block.
+    """
+    blocks = []
+    for rows, columns in product((height, 2 * height), (width, 2 * width)):
+        computation = prepare(rows, columns)
+        with _LiveBytes() as live_bytes:
+            computation()
+        blocks.append(live_bytes.after_each_step or [0])
+    # The number of steps may depend on the items. Then only the largest block counts.
+    if len(set(map(len, blocks))) > 1:
+        return BlockCost(max(blocks[-1]) / (4 * height * width))
+    pair = row = column = fixed = 0.0
+    for small, wide, tall, large in zip(*blocks, strict=True):
+        per_pair = (large - tall - wide + small) / (height * width)
+        per_row = (tall - small) / height - per_pair * width
+        per_column = (wide - small) / width - per_pair * height
+        constant = small - per_pair * height * width - per_row * height - per_column * width
+        pair, row, column, fixed = (
+            max(pair, per_pair),
+            max(row, per_row),
+            max(column, per_column),
+            max(fixed, constant),
+        )
+    return BlockCost(pair, row, column, fixed)
+
+
+def graph_leaves(tensor: Tensor) -> list[Tensor]:
+    """Collect the leaves of the autograd graph of a tensor.
+
+    Args:
+        tensor: Result of the graph.
+
+    Returns:
+        The leaf tensors that require a gradient.
+    """
+    visited, leaves, stack = set(), [], [tensor.grad_fn]
+    while stack:
+        node = stack.pop()
+        if node is not None and node not in visited:
+            visited.add(node)
+            leaves += [node.variable] if hasattr(node, "variable") else []
+            stack += [next_node for next_node, _ in node.next_functions]
+    return leaves
+
+
+def _resize(items: Items, count: int) -> Items:
+    """Return the given number of items, repeated if there are fewer."""
+    return items[:count] if len(items) >= count else items[torch.arange(count) % len(items)]
+
+
+def detached_leaves(items: Items) -> Items:
+    """Detach items. With gradients enabled, they are leaves of a new graph.
+
+    Args:
+        items: A tensor or Encoded items.
+
+    Returns:
+        The leaves.
+    """
+    return map_tensors(
+        lambda part: part.detach().requires_grad_(
+            part.is_floating_point() and torch.is_grad_enabled()
+        ),
+        items,
+    )
+
+
+class _LiveBytes(TorchDispatchMode):
+    """Counts the bytes of tensors that were created since its start and still exist."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0
+        self.after_each_step: list[int] = []
+        self.storages: dict[int, weakref.ref[Any]] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Otherwise torch imports its compiler at the first use: seconds, and 80 MB.
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        inputs = {
+            part.untyped_storage()._cdata
+            for part in tree_leaves((args, kwargs))
+            if isinstance(part, Tensor)
+        }
+        result = func(*args, **(kwargs or {}))
+        for part in tree_leaves(result):
+            if isinstance(part, Tensor):
+                self._count(part.untyped_storage(), inputs)
+        self.after_each_step.append(self.now)
+        return result
+
+    def _count(self, storage: torch.UntypedStorage, inputs: set[int]) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in inputs or key in self.storages:
+            return
+
+        def release(_: Any) -> None:
+            self.now -= size
+            del self.storages[key]
+
+        self.now += size
+        self.storages[key] = weakref.ref(storage, release)
+
+
+@contextmanager
+def _preserve_state(score: Score, items: Items) -> Iterator[None]:
+    """Restore random numbers, buffers (of a batch norm) and the cast cache of autocast afterwards."""
+    first = all_tensors(items)[0]
+    owner = getattr(score, "__self__", score)
+    buffers = list(owner.buffers()) if isinstance(owner, nn.Module) else []
+    before = [buffer.clone() for buffer in buffers]
+    device = first.device.type
+    mixed = torch.autocast(
+        device,
+        torch.get_autocast_dtype(device),
+        enabled=torch.is_autocast_enabled(device),
+        cache_enabled=False,
+    )
+    with torch.random.fork_rng([first.device] if device == "cuda" else []), mixed:
+        yield
+    with torch.no_grad():
+        for buffer, value in zip(buffers, before, strict=True):
+            # An equal value is not written: a write invalidates a graph that holds the buffer.
+            if not torch.equal(buffer, value):
+                buffer.copy_(value)

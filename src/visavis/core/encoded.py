@@ -1,0 +1,497 @@
+"""Encoded items: the value that flows from data to models to scores.
+
+Axes have the same name everywhere: Q queries, C candidates, P positive pairs, V visual items, T
+texts, N items of either kind, D dimensions, R regions, W words, L a padded axis (R or W).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from visavis.core.errors import ShapeError, format_value
+
+Parts = Tensor | dict[str, Tensor]
+"""One tensor, or named tensors (one per expert)."""
+
+Direction = Literal["i2t", "t2i"]
+"""Which side holds the queries: images ("i2t") or texts ("t2i")."""
+MaxSimDirection = Literal["both", "t2i", "i2t"]
+"""Means in a MaxSim score: over text vectors of the best image vector ("t2i"), over image vectors
+("i2t"), or half of each.
+"""
+DIRECTIONS: dict[str, str] = {"i2t": "image to text", "t2i": "text to image"}
+"""Description of each direction, by the prefix of a metric's key."""
+MIN_EXACT_NORM = 1e-12
+"""Norm from which the squares of a vector lose nothing to underflow."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Items of one side, before or after a model: cached features, token ids, pixels or embeddings.
+
+    Attributes:
+        vectors: ``[N, D]`` for one vector per item, ``[N, L, ...]`` for regions, words or pixels,
+            or named parts (experts).
+        mask: ``[N, L]``, true at valid positions. None: everywhere. A dict if ``vectors`` is one.
+        weights: Mixture weights of experts, ``[N, E]``.
+
+    Raises:
+        ShapeError: If ``vectors`` is neither a tensor nor a dict with an entry.
+
+    Example:
+        >>> items = Encoded(torch.eye(3))
+        >>> len(items), len(items[:2])
+        (3, 2)
+    """
+
+    vectors: Parts
+    mask: Parts | None = None
+    weights: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.vectors, Tensor) and not (
+            isinstance(self.vectors, dict) and self.vectors
+        ):
+            raise ShapeError(
+                "vectors: expected a tensor, or a dict of tensors, got "
+                f"{format_value(self.vectors)}. Pass the vectors of the items."
+            )
+
+    def __len__(self) -> int:
+        return len(self.tensors[0])
+
+    def __getitem__(self, rows: slice | Tensor) -> Encoded:
+        return self.map(lambda part: part[rows])
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All tensors of the items, in the order of the fields."""
+        return [
+            part
+            for part in tree_leaves((self.vectors, self.mask, self.weights))
+            if part is not None
+        ]
+
+    def named_part(self, name: str) -> Encoded:
+        """Select one named part.
+
+        Args:
+            name: Name of the part.
+
+        Returns:
+            The vectors of this part. The items themselves if their parts have no names.
+        """
+        return Encoded(self.vectors[name]) if isinstance(self.vectors, dict) else self
+
+    def largest_items(self, count: int) -> Encoded:
+        """Return the items that take the most memory.
+
+        Args:
+            count: Maximum number of items.
+
+        Returns:
+            At most ``count`` items.
+        """
+        return self[:count]
+
+    def merged(self) -> Encoded:
+        """Join the items of all blocks.
+
+        Returns:
+            The same items with each part as one tensor.
+        """
+        return self
+
+    def iter_blocks(self) -> Iterator[tuple[Tensor, Encoded]]:
+        """Yield the blocks in which the items are stored.
+
+        Yields:
+            Positions of the items of a block among all items, ``[n]``, and these items.
+        """
+        yield torch.arange(len(self)), self
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Encoded:
+        """Apply a function to every tensor.
+
+        Args:
+            function: Maps a tensor to a tensor.
+
+        Returns:
+            The new items.
+        """
+        parts = (self.vectors, self.mask, self.weights)
+        return Encoded(*tree_map(lambda part: None if part is None else function(part), parts))
+
+    def pin_memory(self) -> Encoded:
+        """Copy the items to pinned memory, as ``DataLoader(pin_memory=True)`` does.
+
+        Returns:
+            The copy.
+        """
+        return self.map(lambda part: part.pin_memory())
+
+    def to(self, *args: object, **kwargs: object) -> Encoded:
+        """Move the items to a device or dtype. Masks and token ids keep their dtype.
+
+        Args:
+            *args: As in ``Tensor.to``.
+            **kwargs: As in ``Tensor.to``.
+
+        Returns:
+            The moved items.
+        """
+        dtypes = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.dtype)]
+        return self.map(
+            lambda part: (
+                part if dtypes and not part.is_floating_point() else part.to(*args, **kwargs)  # type: ignore[call-overload]
+            )
+        )
+
+
+@dataclass(frozen=True)
+class AttentionWeights:
+    """Attention of the words of one text over the regions of one image.
+
+    Attributes:
+        weights: Share of each region in the attended vector of a word, ``[W, R]``. A row sums to 1,
+            or to 0 without attention.
+        scores: Score of each word, ``[W]``: the cosine with its attended vector, or the word's part
+            of the whole score.
+    """
+
+    weights: Tensor
+    scores: Tensor
+
+
+def seconds_part(name: str) -> str:
+    """Name the part that holds the times of an expert's features.
+
+    Args:
+        name: Name of the expert.
+
+    Returns:
+        A name that no expert can have.
+    """
+    return f"{name}:seconds"
+
+
+Items = Tensor | Encoded
+"""Items of one side: one tensor of vectors, or encoded items."""
+
+
+def all_tensors(items: Items) -> list[Tensor]:
+    """List every tensor of the items, masks included, in a fixed order.
+
+    Args:
+        items: A tensor or Encoded items.
+
+    Returns:
+        The tensors.
+    """
+    return [items] if isinstance(items, Tensor) else items.tensors
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], items: Items) -> Items:
+    """Apply a function to every tensor of the items.
+
+    Args:
+        function: Maps a tensor to a tensor.
+        items: A tensor or Encoded items.
+
+    Returns:
+        The new items.
+    """
+    return function(items) if isinstance(items, Tensor) else items.map(function)
+
+
+def concatenate(blocks: Iterable[Encoded]) -> Encoded:
+    """Join blocks of items. Shorter ``L`` axes are padded with zeros to the longest.
+
+    Args:
+        blocks: Blocks with the same parts.
+
+    Returns:
+        All items as one block.
+
+    Example:
+        >>> a, b = (Encoded(torch.ones(1, n, 2), torch.ones(1, n, dtype=torch.bool)) for n in (1, 3))
+        >>> concatenate([a, b]).mask.sum(-1).tolist()
+        [1, 3]
+    """
+
+    def join(*parts: Any) -> Any:
+        if parts[0] is None:
+            return None
+        if parts[0].dim() == 1 or len({part.shape[1:] for part in parts}) == 1:
+            return torch.cat(parts)
+        longest = max(part.shape[1] for part in parts)
+        return torch.cat(
+            [
+                torch.cat(
+                    [part, part.new_zeros(len(part), longest - part.shape[1], *part.shape[2:])], 1
+                )
+                for part in parts
+            ]
+        )
+
+    return Encoded(
+        *tree_map(join, *((block.vectors, block.mask, block.weights) for block in blocks))
+    )
+
+
+def collect_batches(blocks: Sequence[Encoded]) -> Encoded:
+    """Collect encoded batches without padding all of them to the longest.
+
+    Args:
+        blocks: Encoded batches.
+
+    Returns:
+        One block if all batches have the same shape, else ``EncodedBatches``.
+    """
+    shapes = {tuple(part.shape[1:] for part in block.tensors) for block in blocks}
+    return concatenate(blocks) if len(shapes) == 1 else EncodedBatches.from_blocks(blocks)
+
+
+class EncodedBatches(Encoded):
+    """Items in several blocks, each padded to its own longest item. Only selected items are joined.
+
+    The captions of Flickr30K's validation and test splits have 12 words on average and up to 70.
+    Padded to the longest, five sixths would be padding. A selection ``items[rows]`` copies nothing.
+    ``vectors``, ``mask`` and ``weights`` are joined at each access, ``merged()`` joins all of them
+    at once.
+
+    Args:
+        blocks: The blocks.
+        block_index: Block of each item, ``[N]``.
+        row_index: Row of each item in its block, ``[N]``.
+
+    Example:
+        >>> short, long = (Encoded(torch.ones(2, n, 3), torch.ones(2, n, dtype=torch.bool)) for n in (4, 70))
+        >>> items = collect_batches([short, long])
+        >>> items[:2].vectors.shape, items[1:].vectors.shape
+        (torch.Size([2, 4, 3]), torch.Size([3, 70, 3]))
+    """
+
+    blocks: Sequence[Encoded]
+    block_index: Tensor
+    row_index: Tensor
+
+    def __init__(self, blocks: Sequence[Encoded], block_index: Tensor, row_index: Tensor):
+        # The base class is frozen, so that its fields cannot be assigned.
+        vars(self).update(blocks=blocks, block_index=block_index, row_index=row_index)
+
+    @classmethod
+    def from_blocks(cls, blocks: Sequence[Encoded]) -> EncodedBatches:
+        """Collect all items of some blocks, in their order.
+
+        Args:
+            blocks: The blocks.
+
+        Returns:
+            The items.
+        """
+        lengths = torch.tensor([len(block) for block in blocks])
+        block_index = torch.arange(len(blocks)).repeat_interleave(lengths)
+        return cls(
+            blocks, block_index, torch.cat([torch.arange(length) for length in lengths.tolist()])
+        )
+
+    def __len__(self) -> int:
+        return len(self.block_index)
+
+    def __getitem__(self, rows: slice | Tensor) -> EncodedBatches:
+        rows = rows if isinstance(rows, slice) else torch.as_tensor(rows).cpu()
+        return EncodedBatches(self.blocks, self.block_index[rows], self.row_index[rows])
+
+    @property
+    def vectors(self) -> Parts:
+        """Vectors of all items, padded to the longest of them."""
+        return self._join(lambda block: block.vectors)
+
+    @property
+    def mask(self) -> Parts | None:
+        """Mask of all items."""
+        return self._join(lambda block: block.mask)
+
+    @property
+    def weights(self) -> Tensor | None:
+        """Mixture weights of all items."""
+        return self._join(lambda block: block.weights)
+
+    __eq__, __hash__ = object.__eq__, object.__hash__
+
+    def __repr__(self) -> str:
+        return f"EncodedBatches of {len(self):,} items"
+
+    def merged(self) -> Encoded:
+        """Return the same items with each part as one tensor."""
+        return Encoded(*self._join(lambda block: (block.vectors, block.mask, block.weights)))
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Encoded:
+        """Apply a function to every tensor of the joined items.
+
+        Args:
+            function: Maps a tensor to a tensor.
+
+        Returns:
+            The new items, as one block.
+        """
+        return self.merged().map(function)
+
+    def named_part(self, name: str) -> Encoded:
+        """Select one named part.
+
+        Args:
+            name: Name of the part.
+
+        Returns:
+            The vectors of this part. The items themselves if their parts have no names.
+        """
+        if isinstance(self.blocks[0].vectors, Tensor):
+            return self
+        return Encoded(self._join(lambda block: block.named_part(name).vectors))
+
+    def largest_items(self, count: int) -> Encoded:
+        """Return the items of the longest blocks.
+
+        Args:
+            count: Maximum number of items.
+
+        Returns:
+            At most ``count`` items.
+        """
+        sizes = torch.tensor(
+            [sum(part[:1].numel() for part in block.tensors) for block in self.blocks]
+        )
+        return self[sizes[self.block_index].argsort(descending=True, stable=True)[:count]]
+
+    def has_same_layout(self, other: EncodedBatches) -> bool:
+        """Compare the positions of items in their blocks.
+
+        Args:
+            other: Other items.
+
+        Returns:
+            Whether every item is in the same row of the same block as its counterpart.
+        """
+        same = torch.equal(self.block_index, other.block_index) and torch.equal(
+            self.row_index, other.row_index
+        )
+        return same and list(map(len, self.blocks)) == list(map(len, other.blocks))
+
+    def iter_blocks(self) -> Iterator[tuple[Tensor, Encoded]]:
+        """Yield the blocks in which the items are stored.
+
+        Yields:
+            Positions of the items of a block among all items, ``[n]``, and these items.
+        """
+        for positions, block, rows in self._used_blocks():
+            yield positions, block[rows]
+
+    def _used_blocks(self) -> Iterator[tuple[Tensor, Encoded, Tensor]]:
+        """Yield positions among all items, block, and rows in the block, for every block that holds
+        an item.
+        """
+        order = self.block_index.argsort(stable=True)
+        used, counts = self.block_index[order].unique_consecutive(return_counts=True)
+        for number, positions in zip(used.tolist(), order.split(counts.tolist()), strict=True):
+            yield positions, self.blocks[number], self.row_index[positions]
+
+    def _join(self, field: Callable[[Encoded], Any]) -> Any:
+        """Join a field of all items, with zeros after shorter items."""
+        used = list(self._used_blocks()) or [(self.block_index, self.blocks[0], self.row_index)]
+
+        def join(*parts: Any) -> Any:
+            if parts[0] is None:
+                return None
+            joined = parts[0].new_zeros(
+                len(self),
+                *(max(part.shape[axis] for part in parts) for axis in range(1, parts[0].dim())),
+            )
+            for part, (positions, _, rows) in zip(parts, used, strict=True):
+                target = (positions, slice(part.shape[1])) if part.dim() > 1 else positions
+                joined[target] = part[rows]
+            return joined
+
+        return tree_map(join, *(field(block) for _, block, _ in used))
+
+
+def unit_rows(rows: Tensor, dim: int = -1) -> Tensor:
+    """Divide vectors by their length, at any scale that the dtype holds. A zero vector stays zero,
+    and its gradient is 0.
+
+    Args:
+        rows: Vectors, shape ``[..., D]``.
+        dim: Axis of the vectors, if it is not the last.
+
+    Returns:
+        Vectors of length 1, of the same shape.
+
+    Example:
+        >>> unit_rows(torch.tensor([[3e30, 4e30], [0, 0]]))
+        tensor([[0.6000, 0.8000],
+                [0.0000, 0.0000]])
+    """
+    rows, norms, _ = scaled_norms(rows, dim)
+    return rows / norms
+
+
+def scaled_norms(rows: Tensor, dim: int = -1) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Compute the norms of vectors. Vectors whose squares overflow or underflow are scaled first,
+    all others are unchanged.
+
+    Args:
+        rows: Vectors, shape ``[..., D]``.
+        dim: Axis of the vectors, if it is not the last.
+
+    Returns:
+        The scaled vectors, their norms ``[..., 1]``, inf for a zero vector, and the factors of the
+        vectors, None for 1.
+    """
+    norms = rows.norm(dim=dim, keepdim=True)
+    exact = (norms >= MIN_EXACT_NORM) & (norms < torch.inf)
+    # Only on the CPU, because the condition would wait for other devices.
+    if rows.device.type == "cpu" and not torch.compiler.is_compiling() and exact.all():
+        return rows, norms, None
+    tiny = torch.finfo(rows.dtype).tiny
+    sums = rows.detach().norm(1, dim=dim, keepdim=True).clamp(tiny, 1 / tiny)
+    factors = torch.where(exact, 1.0, 1 / sums)
+    rows = rows * factors
+    norms = rows.norm(dim=dim, keepdim=True)
+    return rows, norms.masked_fill(norms == 0, torch.inf), factors
+
+
+def require_values(name: str, *tensors: Any) -> None:
+    """Check that tensors hold values that can be read at any position.
+
+    Args:
+        name: Name of the argument, for the error message.
+        *tensors: The tensors. Other values are ignored.
+
+    Raises:
+        ShapeError: If a tensor is sparse, nested, quantized or on the meta device.
+    """
+    for tensor in tensors:
+        if isinstance(tensor, Tensor) and (
+            tensor.is_meta
+            or tensor.is_nested
+            or tensor.is_quantized
+            or tensor.layout != torch.strided
+        ):
+            layout = (
+                "meta, without values"
+                if tensor.is_meta
+                else "nested"
+                if tensor.is_nested
+                else f"{tensor.layout} of {tensor.dtype}"
+            )
+            raise ShapeError(
+                f"{name}: expected a dense tensor with values, got one that is {layout}. Pass a "
+                "plain tensor."
+            )

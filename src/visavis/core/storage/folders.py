@@ -1,0 +1,257 @@
+"""Folders: new output folders, numbered names, locks and removal."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from itertools import count
+from pathlib import Path
+
+from visavis.core.errors import RefusedOverwrite, RunError, StorageError
+from visavis.core.storage.writing import CHANGE_FOLDER, cannot_write, storage_errors
+
+
+def prepare_empty_folder(path: str | Path, *, will_be_replaced: bool = False) -> Path:
+    """Create a folder that can be written to. An existing folder is accepted if it is empty.
+
+    Args:
+        path: Folder to create.
+        will_be_replaced: Whether ``atomic_folder`` will replace it later, which is impossible for a
+            link or a mount point.
+
+    Returns:
+        The path.
+
+    Raises:
+        RefusedOverwrite: If the path is a file, a folder with content, or cannot be replaced.
+        StorageError: If the folder cannot be written to.
+    """
+    path = Path(path)
+    if re.search("[\0\ud800-\udfff]", str(path)):
+        raise StorageError(f"{str(path)!r} cannot be a file name. Choose another folder.")
+    try:
+        if os.path.lexists(path) and (not os.path.isdir(path) or any(path.iterdir())):
+            raise RefusedOverwrite(
+                f"{path} already exists and is not an empty folder. Nothing was changed. Choose "
+                "another folder."
+            )
+        if will_be_replaced and (os.path.islink(path) or os.path.ismount(path)):
+            kind = "link" if os.path.islink(path) else "mount point"
+            raise RefusedOverwrite(
+                f"{path} is a {kind} and cannot be replaced. Nothing was changed. Choose a folder "
+                "in it."
+            )
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            return path
+    except OSError as error:
+        raise cannot_write(path, f"{error.strerror or error}. {CHANGE_FOLDER}") from None
+
+
+@contextmanager
+def create_output_folder(path: str | Path | None, stem: str | Path) -> Iterator[Path]:
+    """Create the folder for the results of this block before any work is done.
+
+    If the block fails, the folders that were created for it are removed again, unless they hold
+    something.
+
+    Args:
+        path: Folder to create, or None for a numbered one.
+        stem: Beginning of the numbered name: ``stem-1``, ``stem-2``, ...
+
+    Yields:
+        The folder.
+
+    Raises:
+        RefusedOverwrite: If the path is a file or a folder with content.
+        StorageError: If the folder cannot be written to.
+    """
+    chosen = Path(stem if path is None else path)
+    missing = [folder for folder in (chosen, *chosen.parents) if not os.path.lexists(folder)]
+    folder = (
+        prepare_empty_folder(create_numbered_folder(chosen))
+        if path is None
+        else prepare_empty_folder(chosen)
+    )
+    try:
+        yield folder
+    except BaseException:
+        for created in [folder, *missing] if path is None else missing:
+            with suppress(OSError):
+                created.rmdir()
+        raise
+
+
+def require_new_file(path: str | Path) -> Path:
+    """Check that no file exists at a path.
+
+    Args:
+        path: The path.
+
+    Returns:
+        The path.
+
+    Raises:
+        RefusedOverwrite: If a file exists.
+    """
+    path = Path(path)
+    if os.path.exists(path):
+        raise RefusedOverwrite(f"{path} already exists. Nothing was changed. Choose another file.")
+    return path
+
+
+@contextmanager
+def create_output_file(path: str | Path | None, stem: str | Path) -> Iterator[Path]:
+    """Create the file for the result of this block, which replaces its empty content. If the block
+    fails, the file is removed again.
+
+    Args:
+        path: File to create, or None for a numbered one.
+        stem: Name of a numbered file without its number, such as ``runs/name.png``.
+
+    Yields:
+        The new file.
+
+    Raises:
+        RefusedOverwrite: If the file exists.
+        StorageError: If the folder cannot be written to.
+    """
+    if path is None:
+        file = create_numbered_file(stem)
+    else:
+        file = Path(path)
+        with storage_errors(file):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                file.touch(exist_ok=False)
+            except FileExistsError:
+                require_new_file(file)
+                raise
+    try:
+        yield file
+    except BaseException:
+        file.unlink(missing_ok=True)
+        raise
+
+
+def create_numbered_file(path: str | Path) -> Path:
+    """Create the first of the files ``name-1.png``, ``name-2.png``, ... that does not exist.
+
+    Args:
+        path: Name without a number, such as ``runs/name.png``.
+
+    Returns:
+        The new, empty file.
+    """
+    path = Path(path)
+    return _create_first(
+        path,
+        (path.with_stem(f"{path.stem}-{number}") for number in count(1)),
+        partial(Path.touch, exist_ok=False),
+    )
+
+
+def create_numbered_folder(stem: str | Path) -> Path:
+    """Create the first of the folders ``stem-1``, ``stem-2``, ... that does not exist.
+
+    Args:
+        stem: Path without a number.
+
+    Returns:
+        The new folder.
+    """
+    stem = Path(stem)
+    return _create_first(
+        stem, (stem.with_name(f"{stem.name}-{number}") for number in count(1)), Path.mkdir
+    )
+
+
+def _create_first(path: Path, candidates: Iterator[Path], create: Callable[[Path], None]) -> Path:
+    """Create the first candidate that does not exist."""
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            candidate = next(candidates)
+            with suppress(FileExistsError):
+                create(candidate)
+                return candidate
+
+
+@contextmanager
+def folder_lock(
+    path: str | Path, *, wait: bool, subject: str | Path | None = None
+) -> Iterator[None]:
+    """Hold the lock of a path, so that one process at a time works on it. A crash releases the
+    lock.
+
+    Args:
+        path: File or folder that is protected.
+        wait: Whether to wait for the other process to end.
+        subject: Path that errors name. Default: ``path``.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        RunError: If another process holds the lock and ``wait`` is False.
+    """
+    from filelock import FileLock, Timeout
+
+    path = Path(path)
+    lock = FileLock(_lock_file(path), timeout=-1 if wait else 0)
+    subject = subject or path
+    with storage_errors(subject):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire()
+        except Timeout:
+            raise RunError(
+                f"{subject} is locked by another process. Wait until it ends, or stop it first."
+            ) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def remove_lock(path: str | Path) -> None:
+    """Remove the lock file of a path once no process will work on it again.
+
+    Args:
+        path: File or folder that was protected.
+    """
+    with suppress(
+        OSError
+    ):  # a lock that is held and cannot be removed now is removed by its release
+        _lock_file(Path(path)).unlink()
+
+
+def _lock_file(path: Path) -> Path:
+    return path.parent / f".{path.name}.lock"
+
+
+def remove_partial_files(folder: str | Path) -> None:
+    """Remove temporary files and folders that a killed process left behind.
+
+    Args:
+        folder: Folder to search, with its subfolders.
+    """
+    for part in list(Path(folder).rglob(".*.part")):
+        if os.path.isdir(part):
+            shutil.rmtree(part, ignore_errors=True)
+        else:
+            part.unlink(missing_ok=True)
+
+
+def remove_folder(path: str | Path) -> None:
+    """Remove a folder that visavis created, such as an old checkpoint or a part of a cache.
+
+    Args:
+        path: Folder to remove.
+    """
+    shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,437 @@
+"""Writing of files: completely or not at all, and never over a file of the user.
+
+A file is written under a temporary name, flushed to disk and then renamed. A process that is killed
+at any time leaves the old or the new file, never a part. A full disk raises a StorageError.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import shutil
+import sqlite3
+import tempfile
+import tomllib
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
+from contextvars import ContextVar
+from io import FileIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from visavis.core.errors import DataError, StorageError
+from visavis.core.storage.reading import TENSORS_HASH, read_text, read_toml, tensors_hash
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+
+_DISK_FULL_CODES = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    None,
+)  # None: errors of numpy, which reports only the number of bytes
+_RESUMED: ContextVar[Path | None] = ContextVar("folder to resume", default=None)
+CHANGE_FOLDER = "Choose another folder, or change its permissions"
+"""Fix of a file that cannot be written, without its period."""
+
+
+def cannot_write(path: str | Path, reason: str) -> StorageError:
+    """Make the error about a file or folder that cannot be written.
+
+    Args:
+        path: The file or folder.
+        reason: The reason and the fix.
+
+    Returns:
+        The error.
+    """
+    return StorageError(f"{path} cannot be written: {reason}.")
+
+
+def disk_full(path: str | Path) -> StorageError:
+    """Make the error about a full disk.
+
+    Args:
+        path: The file or folder that cannot be written.
+
+    Returns:
+        The error, with the folder to resume within ``resumable``.
+    """
+    folder = _RESUMED.get()
+    again = "run the command again" if folder is None else f"continue with --resume {folder}"
+    return cannot_write(path, f"{os.strerror(errno.ENOSPC)}. Free space and {again}")
+
+
+@contextmanager
+def resumable(folder: Path) -> Iterator[None]:
+    """Within this block, a full disk leaves a folder that the command resumes. An outer block has
+    precedence.
+
+    Args:
+        folder: Folder to resume.
+
+    Yields:
+        Nothing.
+    """
+    token = _RESUMED.set(_RESUMED.get() or folder)
+    try:
+        yield
+    finally:
+        _RESUMED.reset(token)
+
+
+@contextmanager
+def storage_errors(path: str | Path) -> Iterator[None]:
+    """Convert errors of writing in this block to StorageError.
+
+    Args:
+        path: File or folder that is written.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        StorageError: If the disk is full, or the folder cannot be written to.
+    """
+    path = Path(path)
+    if re.search("[\0\ud800-\udc7f\udd00-\udfff]", str(path)):
+        raise StorageError(f"{str(path)!r} cannot be a file name. Choose another name.")
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _DISK_FULL_CODES:
+            raise disk_full(path) from None
+        failed = path if error.filename is None else Path(os.fsdecode(error.filename))
+        # A folder above the path can fail only because it was to be created for it.
+        if (
+            failed == path
+            or failed in path.parents
+            or failed.parent in (path, path.parent, path.parent.parent)
+        ):
+            raise cannot_write(path, f"{error.strerror or error}. {CHANGE_FOLDER}") from None
+        raise
+
+
+@contextmanager
+def atomic_file(path: str | Path) -> Iterator[Path]:
+    """Write a file under a temporary name. On success it replaces ``path`` in one step, on failure
+    it is removed.
+
+    Args:
+        path: File to write.
+
+    Yields:
+        The temporary path.
+
+    Raises:
+        StorageError: If the file cannot be written.
+    """
+    path = Path(path)
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+        os.close(handle)
+        part = Path(name)
+        try:
+            yield part
+            _flush(part)
+            part.chmod(0o644)
+            part.replace(path)
+            _flush(path.parent)
+        finally:
+            part.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_folder(path: str | Path) -> Iterator[Path]:
+    """Fill a temporary folder, which becomes ``path`` in one step on success.
+
+    Args:
+        path: Folder to create. It must not exist yet.
+
+    Yields:
+        The temporary folder.
+
+    Raises:
+        StorageError: If the folder cannot be written.
+    """
+    path = Path(path)
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent))
+        try:
+            yield part
+            for file in part.rglob("*"):
+                _flush(file)
+            _flush(part)
+            part.chmod(0o755)
+            part.rename(path)
+            _flush(path.parent)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_bytes(path: str | Path, content: bytes) -> None:
+    """Write a file.
+
+    Args:
+        path: File to write.
+        content: Its content.
+    """
+    with atomic_file(path) as part:
+        part.write_bytes(content)
+
+
+def write_text(path: str | Path, content: str) -> None:
+    """Write a text in UTF-8.
+
+    Args:
+        path: File to write.
+        content: The text.
+    """
+    write_bytes(path, content.encode())
+
+
+def write_json(path: str | Path, content: Any) -> None:
+    """Write a JSON file.
+
+    Args:
+        path: File to write.
+        content: Value that ``json`` can write.
+    """
+    write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def write_json_lines(path: str | Path, rows: Iterable[Any]) -> None:
+    """Write a log with one JSON value per line.
+
+    Args:
+        path: File to write.
+        rows: The values.
+    """
+    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
+def append_json_line(path: str | Path, row: Any, *, fsync: bool = False) -> None:
+    """Append one line to a log, completely or not at all. Only one process at a time may append.
+
+    A last line that a crash cut short is removed first. ``read_json_lines`` drops such a line, too.
+
+    Args:
+        path: File to extend, or to create.
+        row: Value of the line.
+        fsync: Whether the line is on the disk when this function returns.
+
+    Raises:
+        StorageError: If the line cannot be written. The log then ends as before.
+    """
+    line = json.dumps(row, ensure_ascii=False).encode() + b"\n"
+    with storage_errors(path), open(path, "a+b", buffering=0) as log:
+        end = _remove_incomplete_line(log)
+        try:
+            # A write that meets a full disk may write a part of its bytes and report no error.
+            written = 0
+            while written < len(line):
+                written += log.write(line[written:])
+            if fsync:
+                os.fsync(log.fileno())
+        except BaseException:
+            log.truncate(end)
+            raise
+
+
+def remove_incomplete_line(path: str | Path) -> int:
+    """Remove the last line of a log if a crash cut it short.
+
+    Args:
+        path: The log.
+
+    Returns:
+        Number of bytes that were removed.
+
+    Raises:
+        StorageError: If the log cannot be written.
+    """
+    with storage_errors(path), open(path, "r+b", buffering=0) as log:
+        size = log.seek(0, os.SEEK_END)
+        return size - _remove_incomplete_line(log)
+
+
+def _remove_incomplete_line(log: FileIO) -> int:
+    """Truncate a log after its last newline. Returns its size, at which the next line starts."""
+    size = log.seek(0, os.SEEK_END)
+    log.seek(max(size - 1, 0))
+    if size and log.read(1) != b"\n":
+        log.seek(0)
+        size = log.readall().rfind(b"\n") + 1
+        log.truncate(size)
+    log.seek(size)
+    return size
+
+
+def write_toml(path: str | Path, content: dict[str, Any]) -> None:
+    """Write a TOML file.
+
+    Args:
+        path: File to write.
+        content: The tables.
+    """
+    import tomli_w
+
+    write_text(path, tomli_w.dumps(content, multiline_strings=True))
+
+
+def set_toml_value(path: str | Path, key: str, value: Any) -> None:
+    """Set a key of a TOML file of the user, above its tables. All other keys and all comments are
+    kept.
+
+    Args:
+        path: File to change, or to create.
+        key: Key without quotes.
+        value: The value.
+
+    Raises:
+        DataError: If the file is not TOML, or writes the key in another way than ``key = ...`` in
+            one line.
+        StorageError: If the file cannot be written.
+    """
+    import tomli_w
+
+    exists, line = os.path.exists(path), tomli_w.dumps({key: value})
+    before, text = (read_toml(path), read_text(path)) if exists else ({}, "")
+    text = (
+        re.sub(rf"^{key}[ \t]*=.*\n?", lambda _: line, text, count=1, flags=re.MULTILINE)
+        if key in before
+        else line + text
+    )
+    try:
+        is_changed = tomllib.loads(text) == {**before, key: value}
+    except tomllib.TOMLDecodeError:
+        is_changed = False
+    if not is_changed:
+        raise DataError(
+            f"{path}: {key}: expected a line {key} = VALUE above all tables, got another form. "
+            f"Write {line.strip()} yourself."
+        )
+    write_text(path, text)
+
+
+def write_tensors(
+    path: str | Path, tensors: dict[str, Tensor], *, for_transformers: bool = False
+) -> None:
+    """Write tensors with their hash, by which ``read_tensors`` detects damage. Equal tensors give
+    equal files.
+
+    Args:
+        path: File to write.
+        tensors: Tensors by name.
+        for_transformers: Whether to write the metadata that transformers requires instead of the
+            hash. Two entries have no fixed order.
+
+    Raises:
+        StorageError: If the file cannot be written.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    with atomic_file(path) as part:
+        try:
+            metadata = (
+                {"format": "pt"} if for_transformers else {TENSORS_HASH: tensors_hash(tensors)}
+            )
+            save_file(
+                {name: tensor.detach().contiguous() for name, tensor in tensors.items()},
+                part,
+                metadata,
+            )
+        except SafetensorError:
+            raise disk_full(path) from None
+
+
+def write_array(path: str | Path, array: np.ndarray) -> None:
+    """Write a ``.npy`` file.
+
+    Args:
+        path: File to write.
+        array: The array.
+    """
+    import numpy as np
+
+    with atomic_file(path) as part, open(part, "wb") as file:
+        np.save(file, array, allow_pickle=False)
+
+
+def create_array(path: str | Path, *, shape: tuple[int, ...], dtype: str) -> None:
+    """Create a ``.npy`` file of zeros that is filled in parts. Its disk space is reserved now, so
+    that filling cannot fail.
+
+    Args:
+        path: File to create.
+        shape: Shape of the array.
+        dtype: Name of the numpy dtype.
+    """
+    import numpy as np
+
+    path = Path(path)
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        array = np.lib.format.open_memmap(path, mode="w+", shape=shape, dtype=np.dtype(dtype))
+        with open(path, "r+b") as file:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, max(path.stat().st_size, 1))
+            else:
+                file.seek(array.offset)
+                file.writelines(bytes(array[:1].nbytes) for _ in range(len(array)))
+
+
+@contextmanager
+def sqlite_database(path: str | Path) -> Iterator[sqlite3.Connection]:
+    """Open an SQLite database of a cache for several processes. The block is one transaction,
+    undone on failure.
+
+    Args:
+        path: File of the database.
+
+    Yields:
+        The connection.
+
+    Raises:
+        StorageError: If the database cannot be opened or written.
+        sqlite3.DatabaseError: If the database is damaged.
+    """
+    path = Path(path)
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with closing(sqlite3.connect(path, timeout=60)) as connection, connection:
+            yield connection
+    except sqlite3.OperationalError as error:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code == sqlite3.SQLITE_FULL:
+            raise disk_full(path) from None
+        reason = _SQLITE_REASONS.get(code)
+        if reason is None:
+            raise
+        raise cannot_write(path, reason) from None
+
+
+_SQLITE_REASONS = {
+    sqlite3.SQLITE_READONLY: f"{os.strerror(errno.EROFS)}. {CHANGE_FOLDER}",
+    sqlite3.SQLITE_CANTOPEN: f"it cannot be opened. {CHANGE_FOLDER}",
+    sqlite3.SQLITE_PERM: f"{os.strerror(errno.EACCES)}. {CHANGE_FOLDER}",
+    sqlite3.SQLITE_BUSY: "it is locked by another process. Wait until it ends, or stop it first",
+    sqlite3.SQLITE_IOERR: f"{os.strerror(errno.EIO)}. Check the disk, or choose another folder",
+}

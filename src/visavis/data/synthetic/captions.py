@@ -1,0 +1,427 @@
+"""Captions of a scene, each with the facts that it states, and how many of them hold for any scene.
+
+A caption is planned first (which things it mentions, which of their attributes, which relations).
+Then it is written with synonyms and in one of several word orders. Idioms that contain colors or
+shapes ("once in a blue moon") state no facts and are distractors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from typing import TypeVar
+
+import numpy as np
+
+from visavis.core.errors import DataError
+from visavis.data.synthetic import lexicon
+from visavis.data.synthetic.lexicon import DEFAULT_STYLE, Style
+from visavis.data.synthetic.scene import (
+    ATTRIBUTES,
+    BACKGROUNDS,
+    MAX_OBJECTS,
+    RELATIONS,
+    Scene,
+    pick,
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class CaptionFacts:
+    """Facts that a caption states.
+
+    Attributes:
+        mentions: Stated attributes of each mentioned thing, such as ``{"shape": "star", "color":
+            "red"}``. "Two red stars" are two mentions.
+        relations: Index of a mention, relation, and index of another mention.
+        background: The background. None: not stated.
+        total: Number of things in the scene. None: not stated.
+    """
+
+    mentions: tuple[dict[str, str], ...] = ()
+    relations: tuple[tuple[int, str, int], ...] = ()
+    background: str | None = None
+    total: int | None = None
+
+    def __post_init__(self) -> None:
+        for mention in self.mentions:
+            for name, value in mention.items():
+                if value not in ATTRIBUTES.get(name, ()):
+                    raise DataError(
+                        f"a caption states {name}={value!r}, which is not an attribute of "
+                        "synthetic things."
+                    )
+        if self.background not in (None, *BACKGROUNDS) or self.total not in (
+            None,
+            *range(1, MAX_OBJECTS + 1),
+        ):
+            raise DataError(
+                f"a caption: expected 1 to {MAX_OBJECTS} things on a known background, got "
+                f"{self.total!r} on {self.background!r}."
+            )
+        for i, name, j in self.relations:
+            if (
+                name not in RELATIONS
+                or not 0 <= min(i, j) <= max(i, j) < len(self.mentions) <= MAX_OBJECTS
+            ):
+                raise DataError(
+                    f"a caption: expected {', '.join(RELATIONS)} of {len(self.mentions)} mentions, "
+                    f"got {name!r} of {i} and {j}."
+                )
+
+
+@dataclass(frozen=True)
+class SceneCaption:
+    """A caption and its facts.
+
+    Attributes:
+        text: The caption.
+        facts: The facts that it states.
+    """
+
+    text: str
+    facts: CaptionFacts
+
+
+def write_caption(
+    scene: Scene, rng: np.random.Generator, style: Style = DEFAULT_STYLE
+) -> SceneCaption:
+    """Write a random true caption of a scene.
+
+    Args:
+        scene: The scene.
+        rng: Random generator.
+        style: Words of the caption.
+
+    Returns:
+        The caption.
+    """
+    return _Writer(scene, rng, style).write()
+
+
+def write_captions(
+    scene: Scene, count: int, rng: np.random.Generator, style: Style = DEFAULT_STYLE
+) -> list[SceneCaption]:
+    """Write different true captions of a scene.
+
+    Args:
+        scene: The scene.
+        count: Number of captions.
+        rng: Random generator.
+        style: Words of the captions.
+
+    Returns:
+        The captions.
+    """
+    by_text: dict[str, SceneCaption] = {}
+    while len(by_text) < count:
+        caption = write_caption(scene, rng, style)
+        by_text.setdefault(caption.text, caption)
+    return list(by_text.values())
+
+
+class _Writer:
+    """State of writing one caption: the scene, the random generator, and the facts so far."""
+
+    def __init__(self, scene: Scene, rng: np.random.Generator, style: Style):
+        self.scene, self.rng, self.style = scene, rng, style
+        self.mentions: list[dict[str, str]] = []
+        self.relations: list[tuple[int, str, int]] = []
+        self.background: str | None = None
+        self.total: int | None = None
+
+    def write(self) -> SceneCaption:
+        several = len(self.scene.things) > 1
+        kinds = (
+            (self._plain, 0.2),
+            (self._related, 0.7 * bool(self._evident_relations())),
+            (self._counted, 0.45 * bool(self._similar_things())),
+            (self._totaled, 0.12 * several),
+        )
+        chances = np.array([chance for _, chance in kinds])
+        kind, _ = kinds[int(self.rng.choice(len(kinds), p=chances / chances.sum()))]
+        text = self._decorate(kind())
+        return SceneCaption(
+            text,
+            CaptionFacts(tuple(self.mentions), tuple(self.relations), self.background, self.total),
+        )
+
+    # Kinds of captions
+
+    def _plain(self) -> str:
+        """Write one thing, or a list of up to three."""
+        things = self._shuffled(range(len(self.scene.things)))[: 1 if self._happens(0.45) else 3]
+        return lexicon.join_phrases([self._mention(i) for i in things])
+
+    def _related(self) -> str:
+        """Write a relation of two things, sometimes with a third that is related to the second or
+        only mentioned.
+        """
+        i, name, j = self._pick(self._evident_relations())
+        if self._happens(0.5):
+            text = f"{self._mention(i)} {self._pick(lexicon.RELATIONS[name])} {self._mention(j)}"
+            self.relations.append((0, name, 1))
+            last = j
+        else:
+            text = f"{self._mention(j)} {self._pick(lexicon.INVERSE_RELATIONS[name])} {self._mention(i)}"
+            self.relations.append((1, name, 0))
+            last = i
+        others = [k for k in range(len(self.scene.things)) if k not in (i, j)]
+        if not others or self._happens(0.45):
+            return text
+        onward = [
+            (name, k)
+            for start, name, k in self._evident_relations()
+            if start == last and k in others
+        ]
+        if onward and self._happens(0.6):
+            name, k = self._pick(onward)
+            self.relations.append((1, name, 2))
+            return f"{text}, which is {self._pick(lexicon.RELATIONS[name])} {self._mention(k)}"
+        form = self._pick(
+            ("{text}, and {other}", "{text}, with {other} too", "{other}, and {text}")
+        )
+        return form.format(text=text, other=self._mention(self._pick(others)))
+
+    def _counted(self) -> str:
+        """Write several things that share a shape, a color or both, and sometimes another one."""
+        shared, group = self._pick(self._similar_things())
+        attributes = {name: getattr(self.scene.things[group[0]], name) for name in shared}
+        pattern = {self.scene.things[i].pattern for i in group}
+        if len(pattern) == 1 and pattern != {"plain"} and self._happens(0.5):
+            attributes["pattern"] = pattern.pop()
+        self.mentions += [attributes] * len(group)
+        text = f"{lexicon.NUMBER_WORDS[len(group)]} {self._noun(attributes, plural=True)}"
+        others = [i for i in range(len(self.scene.things)) if i not in group]
+        if others and self._happens(0.6):
+            return lexicon.join_phrases([text, self._mention(self._pick(others))])
+        return text
+
+    def _totaled(self) -> str:
+        """Write the number of things, and one or two of them."""
+        self.total = len(self.scene.things)
+        things = self._shuffled(range(self.total))[: 1 if self._happens(0.6) else 2]
+        number = lexicon.NUMBER_WORDS[self.total]
+        named = lexicon.join_phrases([self._mention(i) for i in things])
+        if len(things) == self.total:
+            return f"{number} things: {named}"
+        if len(things) == 1:
+            return self._pick(
+                (f"{number} things, one of them {named}", f"{number} shapes, and one is {named}")
+            )
+        return f"{number} things, among them {named}"
+
+    # Wording
+
+    def _decorate(self, body: str) -> str:
+        """Complete the sentence: an opening, the background before or after, perhaps an idiom."""
+        location = ""
+        if self._happens(0.55):
+            self.background = self.scene.background
+            location = self._pick(lexicon.BACKGROUND_PHRASES[self.background])
+        if not location:
+            text = self._pick(lexicon.OPENINGS) + body
+        elif self._happens(0.3):
+            text = (
+                f"{location}, {body}"
+                if self._happens(0.5)
+                else f"{location} {'are' if self._plural(body) else 'is'} {body}"
+            )
+        elif "," in body or self._happens(0.15):
+            text = f"{self._pick(lexicon.OPENINGS)}{body}, {'all' if len(self.mentions) > 2 else 'seen'} {location}"
+        else:
+            text = f"{self._pick(lexicon.OPENINGS)}{body} {location}"
+        if self._happens(0.12):
+            text = f"{text}, {self._pick(lexicon.IDIOMS)}"
+        text = text[0].upper() + text[1:]
+        return text + "." if self._happens(0.7) else text
+
+    def _plural(self, body: str) -> bool:
+        return body.split(maxsplit=1)[0] in lexicon.NUMBER_WORDS.values() or (
+            not self.relations and len(self.mentions) > 1
+        )
+
+    def _mention(self, index: int) -> str:
+        """Write a noun phrase for one thing. Its stated attributes are sampled each time."""
+        thing = self.scene.things[index]
+        stated = {"shape": thing.shape, "color": thing.color}
+        drop = self.rng.random()
+        if drop < 0.10:
+            del stated["color"]
+        elif drop < 0.18:
+            del stated["shape"]
+        if self._happens(0.55 if thing.pattern != "plain" else 0.08):
+            stated["pattern"] = thing.pattern
+        if self._happens(0.35):
+            stated["size"] = thing.size
+        self.mentions.append(stated)
+        return self._noun(stated)
+
+    def _noun(self, attributes: dict[str, str], *, plural: bool = False) -> str:
+        adjectives = [self._pick(lexicon.SIZES[attributes["size"]])] if "size" in attributes else []
+        tail = ""
+        middle = (
+            [self._pick(self.style.colors[attributes["color"]])] if "color" in attributes else []
+        )
+        if "pattern" in attributes:
+            if attributes["pattern"] in lexicon.PATTERN_SUFFIXES and self._happens(0.3):
+                tail = f" {self._pick(lexicon.PATTERN_SUFFIXES[attributes['pattern']])}"
+            else:
+                middle.insert(
+                    len(middle) if self._happens(0.2) else 0,
+                    self._pick(lexicon.PATTERNS[attributes["pattern"]]),
+                )
+        noun = (
+            self._pick(self.style.shapes[attributes["shape"]])
+            if "shape" in attributes
+            else self._pick(lexicon.GENERIC_NOUNS)
+        )
+        phrase = (
+            " ".join([*adjectives, *middle, lexicon.pluralize(noun) if plural else noun]) + tail
+        )
+        return phrase if plural else lexicon.with_article(phrase)
+
+    # Content of the scene
+
+    def _evident_relations(self) -> list[tuple[int, str, int]]:
+        """Return the relations that a person would name: of two directions the more evident one,
+        and all contacts.
+        """
+
+        def evident(i: int, name: str, j: int) -> bool:
+            a, b = self.scene.things[i], self.scene.things[j]
+            horizontal, vertical = abs(a.x - b.x), abs(a.y - b.y)
+            return name in ("front", "inside") or (horizontal > vertical) == (name == "left")
+
+        return sorted(relation for relation in self.scene.relations if evident(*relation))
+
+    def _similar_things(self) -> list[tuple[tuple[str, ...], tuple[int, ...]]]:
+        """Return shared attributes and the things that share them, if there are at least two."""
+        groups: dict[tuple[tuple[str, ...], tuple[str, ...]], list[int]] = {}
+        for shared in (("shape", "color"), ("shape",), ("color",)):
+            for i, thing in enumerate(self.scene.things):
+                groups.setdefault(
+                    (shared, tuple(getattr(thing, name) for name in shared)), []
+                ).append(i)
+        return [(shared, tuple(group)) for (shared, _), group in groups.items() if len(group) > 1]
+
+    def _happens(self, share: float) -> bool:
+        return bool(self.rng.random() < share)
+
+    def _pick(self, choices: Sequence[T]) -> T:
+        return pick(self.rng, choices)
+
+    def _shuffled(self, indices: range) -> list[int]:
+        return [int(i) for i in self.rng.permutation(indices)]
+
+
+# Integers, so that a true caption has a relevance of exactly 1.
+FACT_WEIGHTS = {
+    "shape": 2,
+    "color": 2,
+    "pattern": 2,
+    "size": 1,
+    "relation": 2,
+    "background": 2,
+    "total": 1,
+}
+
+_COLUMN = {
+    key: i
+    for i, key in enumerate(
+        (name, value) for name, values in ATTRIBUTES.items() for value in values
+    )
+}
+
+
+def fact_relevance(
+    scenes: Sequence[Scene], facts: Sequence[CaptionFacts], *, block_size: int = 64
+) -> np.ndarray:
+    """Compute graded relevance of captions for scenes: the weighted share of the stated facts that
+    hold.
+
+    Each mention of a caption is matched with a different thing of the scene, in the way that makes
+    most facts hold. A stated attribute holds if the matched thing has it. A relation holds if it is
+    between the two matched things. All facts of a mention fail if there are more mentions than
+    things. So "two red stars" is true for three red stars, and a relevance of 1 means that
+    everything in the caption is true.
+
+    Formula:
+        ``relevance = max over matchings (sum of the weights of stated facts that hold) / (sum of
+        the weights of stated facts)``. Computed as one matrix product of the scenes, with their
+        things in each of 24 orders, and the captions.
+
+    Args:
+        scenes: The scenes.
+        facts: Facts of the captions.
+        block_size: Number of scenes that are scored at once.
+
+    Returns:
+        Float32 relevance in [0, 1], shape ``[scenes, facts]``. 1 if all facts are true.
+    """
+    weights = np.stack([_stated_weights(caption_facts) for caption_facts in facts])
+    totals = weights.sum(1)
+    relevance = np.empty((len(scenes), len(facts)), np.float32)
+    for start in range(0, len(scenes), block_size):
+        true_facts = np.concatenate(
+            [_true_facts(scene) for scene in scenes[start : start + block_size]]
+        )
+        points = (true_facts @ weights.T).reshape(-1, len(_ORDERS), len(facts)).max(1)
+        relevance[start : start + block_size] = points / totals
+    return relevance
+
+
+_ORDERS = list(permutations(range(MAX_OBJECTS)))
+
+
+def _true_facts(scene: Scene) -> np.ndarray:
+    """Return what is true for a scene ``[24, F]``: a row for each order of its things in the slots
+    of a caption.
+    """
+    attributes = np.zeros((MAX_OBJECTS, len(_COLUMN)), np.float32)
+    relations = np.zeros((len(RELATIONS), MAX_OBJECTS, MAX_OBJECTS), np.float32)
+    for i, thing in enumerate(scene.things):
+        for name in ATTRIBUTES:
+            attributes[i, _COLUMN[name, getattr(thing, name)]] = 1
+    for i, name, j in scene.relations:
+        relations[RELATIONS.index(name), i, j] = 1
+    orders = np.array(_ORDERS)
+    related = relations[:, orders[:, :, None], orders[:, None, :]].swapaxes(0, 1)
+    scene_facts = np.concatenate(
+        [
+            _one_hot(BACKGROUNDS, scene.background),
+            _one_hot(range(1, MAX_OBJECTS + 1), len(scene.things)),
+        ]
+    )
+    rows = len(orders)
+    return np.concatenate(
+        [
+            attributes[orders].reshape(rows, -1),
+            related.reshape(rows, -1),
+            np.tile(scene_facts, (rows, 1)),
+        ],
+        1,
+    )
+
+
+def _stated_weights(facts: CaptionFacts) -> np.ndarray:
+    """Return the weights of the stated facts of a caption ``[F]``, in the layout of
+    ``_true_facts``.
+    """
+    attributes = np.zeros((MAX_OBJECTS, len(_COLUMN)), np.float32)
+    relations = np.zeros((len(RELATIONS), MAX_OBJECTS, MAX_OBJECTS), np.float32)
+    for i, mention in enumerate(facts.mentions):
+        for name, value in mention.items():
+            attributes[i, _COLUMN[name, value]] = FACT_WEIGHTS[name]
+    for i, relation, j in facts.relations:
+        relations[RELATIONS.index(relation), i, j] = FACT_WEIGHTS["relation"]
+    background = FACT_WEIGHTS["background"] * _one_hot(BACKGROUNDS, facts.background)
+    total = FACT_WEIGHTS["total"] * _one_hot(range(1, MAX_OBJECTS + 1), facts.total)
+    return np.concatenate([attributes.ravel(), relations.ravel(), background, total])
+
+
+def _one_hot(values: Sequence[object], value: object) -> np.ndarray:
+    return np.array([candidate == value for candidate in values], np.float32)

@@ -1,0 +1,36 @@
+"""Graded relevance: estimators, ranking coherence of models, and agreement with human judgments."""
+
+from visavis.evaluation.graded.estimators.base import (
+    CaptionAggregation,
+    CaptionRelevance,
+    ImageRelevance,
+    RelevanceEstimator,
+)
+from visavis.evaluation.graded.estimators.catalog import CATALOG, CoarseToFine
+from visavis.evaluation.graded.estimators.known_relevance import (
+    FunctionRelevance,
+    MatrixRelevance,
+    SceneRelevance,
+)
+from visavis.evaluation.graded.estimators.sentence_models import CrossEncoder, SentenceModel
+from visavis.evaluation.graded.estimators.word_vectors import CBoW
+from visavis.evaluation.graded.human_agreement import measure_agreement
+from visavis.evaluation.graded.ranking_coherence import RankingCoherence, ranking_coherence
+
+__all__ = [
+    "CATALOG",
+    "CBoW",
+    "CaptionAggregation",
+    "CaptionRelevance",
+    "CoarseToFine",
+    "CrossEncoder",
+    "FunctionRelevance",
+    "ImageRelevance",
+    "MatrixRelevance",
+    "RankingCoherence",
+    "RelevanceEstimator",
+    "SceneRelevance",
+    "SentenceModel",
+    "measure_agreement",
+    "ranking_coherence",
+]

@@ -1,0 +1,398 @@
+"""Quality of relevance estimators: agreement with human ratings, speed, and the distribution of
+their values.
+
+Estimators differ in scale, so a threshold such as 0.63 means something else for each of them. The
+thresholds of Ladder's levels are therefore taken from the distribution of an estimator's values.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+from scipy.stats import pearsonr, spearmanr
+
+from visavis.core import storage
+from visavis.core.errors import DataError, SpecError
+from visavis.core.notebook import NotebookTable
+from visavis.core.progress import Progress
+from visavis.core.spec import parse
+from visavis.data.dataset import Dataset
+from visavis.evaluation.graded.caption_ratings import (
+    RatedCaptionPairs,
+    read_crisscrossed_captions,
+    read_stsb,
+)
+from visavis.evaluation.graded.estimators.base import (
+    CaptionAggregation,
+    ImageRelevance,
+    RelevanceEstimator,
+)
+from visavis.evaluation.graded.estimators.catalog import CATALOG
+
+DEFAULT_ESTIMATORS = (
+    "CBoW()",
+    "CBoW(weighting='idf')",
+    "CBoW(removed_components=1)",
+    "SentenceModel()",
+    "CoarseToFine()",
+    "CoarseToFine(semantics='reference')",
+)
+"""Estimators that are evaluated by default."""
+
+PUBLISHED_CORRELATIONS = {
+    "coarse to fine: CBoW, fine-tuned BERT above 0.8": "0.79 on STS-B, split not stated",
+    "BERT fine-tuned on STS-B": "0.88 on STS-B dev",
+}
+"""Pearson correlations that the Ladder paper reports."""
+
+FIRST_LADDER_THRESHOLD = 0.63
+"""First threshold of the Ladder paper."""
+
+RANDOM_PAIRS = 5_000
+"""Number of random caption pairs whose mean relevance is measured."""
+
+SPEED_TEST_SECONDS = 1.0
+"""Duration of the speed test of each estimator."""
+
+TAIL_SHARES = (0.01, 0.03, 0.1, 0.3)
+"""Share of a batch's other captions above the first threshold, the second, and so on. Each is about
+three times the previous one.
+"""
+
+MAX_PAIRS = 100_000_000
+"""Maximum number of sampled pairs of a distribution."""
+SAMPLE_BATCH_SIZE = 128
+"""Number of images per sampled batch."""
+
+
+@dataclass(frozen=True)
+class EstimatorQuality(NotebookTable):
+    """Agreement of one estimator with human ratings, and its speed.
+
+    Attributes:
+        estimator: Spec of the estimator.
+        pearson: Pearson correlation by collection. None if all values are equal.
+        spearman: Spearman correlation by collection. None if all values are equal.
+        mean: Mean relevance of random pairs of different captions of Crisscrossed Captions.
+        share_above_threshold: Share of these pairs above 0.63.
+        captions_per_s: Encoded captions per second, including loading the model.
+        million_pairs_s: Seconds for a million pairs of encoded captions.
+        notes: Sentences about captions that needed special treatment.
+    """
+
+    estimator: str
+    pearson: dict[str, float | None]
+    spearman: dict[str, float | None]
+    mean: float
+    share_above_threshold: float
+    captions_per_s: float
+    million_pairs_s: float
+    notes: tuple[str, ...]
+
+    def to_json(self) -> dict[str, object]:
+        """Return a JSON object."""
+        return asdict(self)
+
+
+def evaluate_estimators(specs: Sequence[str], progress: Progress) -> list[EstimatorQuality]:
+    """Compare estimators with the human ratings of STS-B (dev and test) and of Crisscrossed
+    Captions.
+
+    Args:
+        specs: Specs of estimators.
+        progress: Receives the progress.
+
+    Returns:
+        Quality of each estimator.
+
+    Raises:
+        DataError: If the ratings are missing or damaged.
+        SpecError: If an estimator is unknown.
+    """
+    estimators = [parse(spec, CATALOG) for spec in specs]
+    collections = [read_stsb("dev"), read_stsb("test"), read_crisscrossed_captions()]
+    captions = sorted({*collections[-1].first, *collections[-1].second})
+    qualities = []
+    for number, (spec, estimator) in enumerate(zip(specs, estimators, strict=True)):
+        progress.update("estimators", number, len(specs), 0.0)
+        correlations = {rated.name: rating_correlations(estimator, rated) for rated in collections}
+        random = estimator.for_captions(captions).pairs(*random_pairs(len(captions), RANDOM_PAIRS))
+        with _empty_cache():
+            captions_per_s, million_pairs_s = measure_speed(
+                estimator, captions[:: max(1, len(captions) // 2000)][:2000]
+            )
+        quality = EstimatorQuality(
+            estimator=spec,
+            pearson={name: pearson for name, (pearson, _, _) in correlations.items()},
+            spearman={name: spearman for name, (_, spearman, _) in correlations.items()},
+            mean=float(random.mean()),
+            share_above_threshold=float((random > FIRST_LADDER_THRESHOLD).float().mean()),
+            captions_per_s=captions_per_s,
+            million_pairs_s=million_pairs_s,
+            notes=tuple(
+                f"{name}: {note}" for name, (_, _, notes) in correlations.items() for note in notes
+            ),
+        )
+        qualities.append(quality)
+    return qualities
+
+
+def rating_correlations(
+    estimator: RelevanceEstimator, rated: RatedCaptionPairs
+) -> tuple[float | None, float | None, tuple[str, ...]]:
+    """Correlate an estimator with human ratings.
+
+    Args:
+        estimator: The estimator.
+        rated: Rated caption pairs.
+
+    Returns:
+        Pearson and Spearman correlation, None if all values are equal, and notes about the
+        captions.
+    """
+    number = len(rated.ratings)
+    prepared = estimator.for_captions([*rated.first, *rated.second])
+    relevance = (
+        prepared.pairs(torch.arange(number), number + torch.arange(number))
+        .numpy()
+        .astype(np.float64)
+    )
+    if np.ptp(relevance) == 0:
+        return (
+            None,
+            None,
+            (
+                *prepared.notes,
+                f"no correlation, because every pair has relevance {relevance[0]:g}.",
+            ),
+        )
+    pearson, spearman = (
+        pearsonr(relevance, rated.ratings).statistic,
+        spearmanr(relevance, rated.ratings).statistic,
+    )
+    return float(pearson), float(spearman), prepared.notes
+
+
+def random_pairs(number: int, pairs: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sample pairs of different items from the uniform distribution.
+
+    Args:
+        number: Number of items.
+        pairs: Number of pairs.
+        seed: Random seed.
+
+    Returns:
+        Index of the first and of the second item of each pair, shape ``[pairs]``.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    first = torch.randint(number, (pairs,), generator=generator)
+    return first, (first + torch.randint(1, number, (pairs,), generator=generator)) % number
+
+
+def measure_speed(estimator: RelevanceEstimator, captions: Sequence[str]) -> tuple[float, float]:
+    """Measure the speed of an estimator in blocks of growing size, for `SPEED_TEST_SECONDS`.
+
+    Args:
+        estimator: The estimator.
+        captions: Captions to encode.
+
+    Returns:
+        Encoded captions per second, and seconds for a million pairs in the fastest block.
+    """
+    start_time = time.perf_counter()
+    prepared = estimator.for_captions(captions)
+    captions_per_s = len(captions) / (time.perf_counter() - start_time)
+    half = len(captions) // 2
+    # The first call may load a model, so it is not measured.
+    prepared(torch.arange(1), half + torch.arange(2))
+    start, size, elapsed, best = 0, min(32, half), 0.0, math.inf
+    while elapsed < SPEED_TEST_SECONDS:
+        rows = torch.arange(start, start + size)
+        start_time = time.perf_counter()
+        prepared(rows, half + rows)
+        seconds = time.perf_counter() - start_time
+        elapsed, best = elapsed + seconds, min(best, seconds / size**2)
+        # Continue with pairs that are not in the cache yet, as long as there are enough.
+        if start + 3 * size <= half:
+            start, size = start + size, 2 * size
+    return captions_per_s, 1e6 * best
+
+
+@contextmanager
+def _empty_cache() -> Iterator[None]:
+    """An empty cache, so that everything is computed again. Only downloaded models remain
+    available.
+    """
+    before, backbones = os.environ.get("VISAVIS_CACHE"), storage.cache_folder() / "backbones"
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["VISAVIS_CACHE"] = folder
+        try:
+            if os.path.exists(backbones):
+                (Path(folder) / "backbones").symlink_to(Path(os.path.realpath(backbones)))
+            yield
+        finally:
+            os.environ.pop("VISAVIS_CACHE")
+            os.environ |= {} if before is None else {"VISAVIS_CACHE": before}
+
+
+@dataclass(frozen=True)
+class RelevanceDistribution(NotebookTable):
+    """Distribution of the relevance of random images and captions of other images, in batches of
+    128.
+
+    Attributes:
+        estimator: Spec of the estimator.
+        data: Name of the data set.
+        pairs: Number of sampled pairs.
+        mean: Mean relevance.
+        share_above_threshold: Share of pairs above 0.63.
+        quantiles: Value above which each share of `TAIL_SHARES` lies.
+        ladder_specs: Specs of Ladder for 2 to 5 levels, as far as their thresholds differ.
+        histogram: Counts in 100 equal bins of [0, 1].
+        notes: Sentences about captions that needed special treatment.
+    """
+
+    estimator: str
+    data: str
+    pairs: int
+    mean: float
+    share_above_threshold: float
+    quantiles: tuple[float, ...]
+    ladder_specs: tuple[str, ...]
+    histogram: tuple[int, ...]
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, object]:
+        """Return a JSON object."""
+        return asdict(self)
+
+
+def relevance_distributions(
+    specs: Sequence[str],
+    data: Dataset,
+    caption_aggregation: CaptionAggregation,
+    pairs: int,
+    progress: Progress,
+) -> list[RelevanceDistribution]:
+    """Sample the relevance values of estimators over the training pairs of a data set.
+
+    Args:
+        specs: Specs of estimators.
+        data: The data set.
+        caption_aggregation: How the captions of an image are combined.
+        pairs: Minimum number of sampled pairs.
+        progress: Receives the progress.
+
+    Returns:
+        Distribution of each estimator.
+
+    Raises:
+        DataError: If all values of an estimator are equal, or if there is only one training image.
+        SpecError: If an estimator, ``caption_aggregation`` or ``pairs`` is invalid.
+    """
+    if not 1 <= pairs <= MAX_PAIRS:
+        raise SpecError(f"num_pairs: expected 1 to {MAX_PAIRS:,}, got {pairs}.")
+    estimators = [parse(spec, CATALOG) for spec in specs]
+    train = data.split("train")
+    distributions = []
+    for number, (spec, estimator) in enumerate(zip(specs, estimators, strict=True)):
+        progress.update("estimators", number, len(specs), 0.0)
+        relevance = estimator.for_dataset(train, caption_aggregation)
+        distributions.append(
+            summarize_relevance(
+                spec, sample_relevance(relevance, train, pairs), data.name, relevance.notes
+            )
+        )
+    return distributions
+
+
+def sample_relevance(
+    relevance: ImageRelevance, data: Dataset, pairs: int, seed: int = 0
+) -> np.ndarray:
+    """Sample the relevance of images to captions of other images, in random batches as in training.
+
+    Args:
+        relevance: Relevance of the captions of ``data`` to its images.
+        data: The training split.
+        pairs: Minimum number of values.
+        seed: Random seed.
+
+    Returns:
+        At least ``pairs`` values, one-dimensional.
+
+    Raises:
+        DataError: If there is only one image.
+    """
+    if len(data.images) < 2:
+        raise DataError(
+            f"{data.name}: expected at least 2 training images, got {len(data.images)}. Use a data "
+            "set with more images."
+        )
+    random = np.random.default_rng(seed)
+    samples: list[np.ndarray] = []
+    while sum(map(len, samples)) < pairs:
+        images = random.choice(
+            len(data.images), min(SAMPLE_BATCH_SIZE, len(data.images)), replace=False
+        )
+        captions = np.array([random.choice(data.captions_of[i]) for i in images])
+        block = relevance(*map(torch.from_numpy, (images, captions, captions)))
+        samples.append(block[~torch.eye(len(images), dtype=torch.bool)].numpy())
+    return np.concatenate(samples)
+
+
+def summarize_relevance(
+    spec: str, relevance: np.ndarray, data: str, notes: tuple[str, ...] = ()
+) -> RelevanceDistribution:
+    """Summarize sampled relevance values.
+
+    Args:
+        spec: Spec of the estimator.
+        relevance: Sampled values, one-dimensional.
+        data: Name of the data set.
+        notes: Sentences about captions that needed special treatment.
+
+    Returns:
+        The distribution, with thresholds for Ladder.
+
+    Raises:
+        DataError: If all values are equal.
+    """
+    if np.ptp(relevance) == 0:
+        raise DataError(
+            f"{spec}: expected different relevance values, got {relevance[0]:g} for all sampled "
+            f"pairs of {data}."
+        )
+    quantiles = np.quantile(relevance, [1 - share for share in TAIL_SHARES]).round(3).tolist()
+    usable = [
+        quantiles[:number]
+        for number in range(1, len(TAIL_SHARES) + 1)
+        if all(a > b for a, b in pairwise((*quantiles[:number], 0.0)))
+    ]
+    return RelevanceDistribution(
+        spec,
+        data,
+        len(relevance),
+        float(relevance.mean()),
+        float((relevance > FIRST_LADDER_THRESHOLD).mean()),
+        tuple(quantiles),
+        tuple(map(_ladder_spec, usable)),
+        tuple(np.histogram(relevance, 100, (0, 1))[0].tolist()),
+        notes,
+    )
+
+
+def _ladder_spec(thresholds: Sequence[float]) -> str:
+    """The spec of Ladder with these thresholds. Margins and betas continue the values of the paper."""
+    margins = (0.2, *[0.01] * len(thresholds))
+    betas = (1.0, *(0.25 / 2**level for level in range(len(thresholds))))
+    return f"Ladder(margins={margins}, thresholds={tuple(thresholds)}, betas={betas})"

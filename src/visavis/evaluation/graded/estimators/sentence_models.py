@@ -1,0 +1,295 @@
+"""Relevance from sentence embeddings and from cross-encoders, which read two captions together."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sqlite3
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from visavis.core import storage
+from visavis.core.errors import DataError
+from visavis.core.spec import require_field
+from visavis.data.dataset import Dataset
+from visavis.data.vocabulary import tokenize
+from visavis.evaluation.graded.estimators.base import (
+    CaptionRelevance,
+    CosineRelevance,
+    RelevanceEstimator,
+    treatment_note,
+)
+from visavis.models.encoders.encoder_spec import EncoderSpec
+from visavis.models.encoders.feature_extraction import cache_features
+from visavis.models.encoders.pretrained_files import model_files, weights_fingerprint
+from visavis.models.encoders.sentence_encoders import TextPairEncoder, open_text_pair_encoder
+
+Pair = tuple[str, str]
+"""Two captions."""
+ResultT = TypeVar("ResultT")
+
+# New values are on the disk after this many pairs.
+_PAIRS_PER_CHUNK = 1_024
+# Every build of SQLite takes 999 parameters per query.
+_KEYS_PER_QUERY = 900
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentenceModel(RelevanceEstimator):
+    """Cosine similarity of two captions' sentence embeddings, at least 0.
+
+    Embeddings are computed once and cached by captions and model weights. A caption without a word
+    (empty, or only punctuation) has relevance 0 to every caption.
+
+    Attributes:
+        model: "minilm", a folder of ``transformers`` or ``sentence-transformers``, or a name on the
+            Hugging Face hub. Words are pooled as the folder specifies, else by their mean.
+
+    Source:
+        Reimers and Gurevych, Sentence-BERT (2019).
+    """
+
+    model: str = "minilm"
+
+    def files(self, data: Dataset) -> list[Path]:
+        """List the files of the model. See `RelevanceEstimator.files`."""
+        return model_files(self.model)
+
+    def for_captions(self, captions: Sequence[str]) -> CosineRelevance:
+        """Embed the captions. See `RelevanceEstimator.for_captions`."""
+        unique = tuple(sorted(set(captions)))
+        store = cache_features(
+            Dataset("captions", (), unique, np.zeros(len(unique), np.int64)),
+            EncoderSpec("text", self.model),
+        )
+        wordless, notes = _wordless(captions)
+        vectors = store.read(store.rows(captions)).vectors.masked_fill(wordless[:, None], 0.0)  # type: ignore[union-attr]
+        return CosineRelevance.from_vectors(vectors, notes)
+
+
+def _wordless(captions: Sequence[str]) -> tuple[Tensor, tuple[str, ...]]:
+    """Which captions have no word, bool ``[N]``, and a note about them."""
+    wordless = torch.tensor([not tokenize(caption) for caption in captions])
+    return wordless, treatment_note(
+        captions, wordless, "without a word: relevance 0 to every caption"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrossEncoder(RelevanceEstimator):
+    """Output of a model that reads two captions together.
+
+    Only the requested pairs are computed. They are cached by their texts. Both orders of a pair
+    have the same relevance, the one of the captions in alphabetical order. Equal captions have
+    relevance 1. A caption without a word has relevance 0 to every caption.
+
+    Attributes:
+        model: Folder of a ``transformers`` sequence classifier, or a name on the Hugging Face hub.
+            ``visavis relevance fit --kind cross`` trains one.
+        output: "sigmoid" of the model's output, or the output itself ("identity"), clamped to [0,
+            1].
+        batch_size: Number of pairs per batch.
+        bfloat16: Compute in bfloat16. Takes half the time, but the third digit of a value then
+            depends on the pairs in the same batch.
+
+    Source:
+        Zhou et al., Ladder loss (2020), eq. 1, where the model is BERT fine-tuned on STS-B.
+    """
+
+    model: str
+    output: Literal["sigmoid", "identity"] = "sigmoid"
+    batch_size: int = 64
+    bfloat16: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_field(self.batch_size > 0, self, "batch_size", "a number above 0")
+
+    def files(self, data: Dataset) -> list[Path]:
+        """List the files of the model. See `RelevanceEstimator.files`."""
+        return model_files(self.model)
+
+    def for_captions(self, captions: Sequence[str]) -> CaptionRelevance:
+        """Prepare the relevance of the captions. See `RelevanceEstimator.for_captions`."""
+        return _CrossEncoderRelevance(self, tuple(captions), *_wordless(captions))
+
+
+@dataclass(frozen=True, eq=False)
+class _CrossEncoderRelevance(CaptionRelevance):
+    """Relevance of a CrossEncoder between the captions of one list."""
+
+    config: CrossEncoder
+    captions: tuple[str, ...]
+    wordless: Tensor
+    notes: tuple[str, ...] = ()
+
+    def __call__(self, rows: Tensor, columns: Tensor) -> Tensor:
+        return self.masked(
+            torch.ones(len(rows), len(columns), dtype=torch.bool), rows, columns
+        ).view(len(rows), len(columns))
+
+    def masked(self, mask: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+        row, column = mask.nonzero(as_tuple=True)
+        return self.pairs(rows[row], columns[column])
+
+    def pairs(self, first: Tensor, second: Tensor) -> Tensor:
+        chunks = zip(first.split(_PAIRS_PER_CHUNK), second.split(_PAIRS_PER_CHUNK), strict=True)
+        relevance = torch.cat(
+            [self._read_or_compute(left.tolist(), right.tolist()) for left, right in chunks]
+        )
+        return relevance.masked_fill(self.wordless[first] | self.wordless[second], 0.0)
+
+    def _read_or_compute(self, first: list[int], second: list[int]) -> Tensor:
+        """Read the cached pairs, compute the new ones and add them to the cache."""
+        pairs = [
+            tuple(sorted((self.captions[i], self.captions[j])))
+            for i, j in zip(first, second, strict=True)
+        ]
+        unequal = {(left, right) for left, right in pairs if left != right}
+        relevance = self._cache.read(unequal) if unequal else {}
+        if new := sorted(
+            unequal - relevance.keys(), key=lambda pair: (len(pair[0]) + len(pair[1]), pair)
+        ):
+            computed = dict(zip(new, self._compute(new).tolist(), strict=True))
+            self._cache.add(computed)
+            relevance |= computed
+        return torch.tensor(
+            [1.0 if left == right else relevance[left, right] for left, right in pairs]
+        )
+
+    def _compute(self, pairs: Sequence[Pair]) -> Tensor:
+        size = self.config.batch_size
+        batches = (pairs[start : start + size] for start in range(0, len(pairs), size))
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.config.bfloat16):
+            values = torch.cat(
+                [self._encoder.encode(*zip(*batch, strict=True)) for batch in batches]
+            )
+        if not values.isfinite().all():
+            first, second = pairs[int(values.isfinite().int().argmin())]
+            raise DataError(
+                f"{self.config.model}: expected a finite output, got "
+                f"{values[~values.isfinite()][0].item()} for the captions {first!r} and "
+                f"{second!r}. The weights are damaged: use another model."
+            )
+        return values.sigmoid() if self.config.output == "sigmoid" else values.clamp(0, 1)
+
+    @cached_property
+    def _encoder(self) -> TextPairEncoder:
+        return open_text_pair_encoder(self.config.model)
+
+    @cached_property
+    def _cache(self) -> PairCache:
+        """The cache of this model: its name holds a hash of weights, output and precision."""
+        model = self.config.model
+        name = (
+            os.path.basename(os.path.realpath(model))
+            if os.path.exists(model)
+            else model.replace("/", "--")
+        )
+        settings = f"{self.config.output} {self.config.bfloat16} {weights_fingerprint(model)}"
+        return PairCache(
+            storage.cache_folder()
+            / "relevance"
+            / f"{name}-{hashlib.sha256(settings.encode()).hexdigest()[:8]}.sqlite"
+        )
+
+
+@dataclass(frozen=True)
+class PairCache:
+    """Disk cache of the relevance of caption pairs. Several processes can read and write at the
+    same time.
+
+    Every value has a checksum. A database with a damaged value, or one that SQLite cannot read, is
+    removed and created again.
+
+    Attributes:
+        path: Path of the SQLite database.
+    """
+
+    path: Path
+
+    def read(self, pairs: Iterable[Pair]) -> dict[Pair, float]:
+        """Look up pairs.
+
+        Args:
+            pairs: Pairs of captions.
+
+        Returns:
+            Relevance of the pairs that are in the cache.
+        """
+        by_key = {_key(pair): pair for pair in pairs}
+        keys = list(by_key)
+
+        def select(database: sqlite3.Connection) -> dict[Pair, float]:
+            relevance = {}
+            for start in range(0, len(keys), _KEYS_PER_QUERY):
+                chunk = keys[start : start + _KEYS_PER_QUERY]
+                rows = database.execute(
+                    f"SELECT * FROM checked WHERE pair IN ({', '.join('?' * len(chunk))})", chunk
+                )
+                relevance.update({by_key[key]: _unpack(key, value) for key, value in rows})
+            return relevance
+
+        return self._run(select)
+
+    def add(self, relevance: Mapping[Pair, float]) -> None:
+        """Store pairs.
+
+        Args:
+            relevance: Relevance of each pair.
+        """
+        rows = [(key := _key(pair), _pack(key, value)) for pair, value in relevance.items()]
+        self._run(
+            lambda database: database.executemany(
+                "INSERT OR REPLACE INTO checked VALUES (?, ?)", rows
+            )
+        )
+
+    def _run(
+        self, operation: Callable[[sqlite3.Connection], ResultT], *, again: bool = False
+    ) -> ResultT:
+        """Run an operation, if necessary a second time with an empty database."""
+        try:
+            with storage.sqlite_database(self.path) as database:
+                database.execute(
+                    "CREATE TABLE IF NOT EXISTS checked (pair BLOB PRIMARY KEY, relevance BLOB) "
+                    "WITHOUT ROWID"
+                )
+                return operation(database)
+        except sqlite3.DatabaseError as damage:
+            if again:
+                raise
+            storage.remove_damaged(
+                self.path,
+                [self.path, self.path.with_name(f"{self.path.name}-journal")],
+                str(damage),
+            )
+            return self._run(operation, again=True)
+
+
+def _key(pair: Pair) -> bytes:
+    return hashlib.blake2b("\x1f".join(pair).encode(), digest_size=16).digest()
+
+
+def _pack(key: bytes, relevance: float) -> bytes:
+    """A value as 8 bytes, and the checksum of key and value as 4 bytes."""
+    number = struct.pack("<d", relevance)
+    return number + struct.pack("<I", zlib.crc32(key + number))
+
+
+def _unpack(key: bytes, value: object) -> float:
+    """The value that was packed. Raises sqlite3.DatabaseError if it is damaged."""
+    if isinstance(value, bytes) and len(value) == 12:
+        relevance = float(struct.unpack("<d", value[:8])[0])
+        if _pack(key, relevance) == value:
+            return relevance
+    raise sqlite3.DatabaseError("checksum mismatch of a relevance value")

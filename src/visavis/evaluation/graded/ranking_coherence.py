@@ -1,0 +1,240 @@
+"""Ranking coherence: whether the order of all candidates follows their graded relevance, as CS@K
+and nDCG@K.
+
+Queries are processed in blocks, so neither the full score matrix nor the full relevance matrix
+exists. Each metric is compared with that of random scores, sampled independently for every pair:
+their expected CS@K is 0, their nDCG@K is not.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from visavis.core.blocking import Score
+from visavis.core.encoded import Direction, Encoded
+from visavis.core.errors import SpecError, format_value
+from visavis.core.memory_budget import MemoryLimit
+from visavis.core.spec import parse, validate_int
+from visavis.data.dataset import Dataset
+from visavis.evaluation.graded.estimators.base import RelevanceEstimator
+from visavis.evaluation.graded.estimators.catalog import CATALOG
+from visavis.evaluation.metrics import GRADED, Metric
+from visavis.evaluation.metrics.argument_checks import INVALID_GAINS, raise_on_invalid_row
+from visavis.losses.scoring import score_query_rows, select_items
+
+KS_FOR_1K_IMAGES = (100, 200, 1000)
+"""Values of K of the Ladder paper for 1,000 test images."""
+KS_FOR_5K_IMAGES = (500, 5000)
+"""Values of K of the Ladder paper for 5,000 test images."""
+SEED = 0
+"""Seed of the random scores."""
+COHERENCE_BYTES_PER_PAIR = 96.0
+"""Bytes per pair of a block: scores, random scores and relevance in float64, sorted, with their
+order and sums.
+"""
+
+_DIRECTIONS: tuple[Direction, ...] = ("i2t", "t2i")
+
+
+@dataclass(frozen=True, eq=False)
+class RankingCoherence:
+    """How well the order of candidates follows graded relevance.
+
+    Attributes:
+        relevance: Spec of the relevance estimator.
+        semantics: "reference" or "paper". See `ranking_coherence`.
+        ks: Values of K, at most the number of images.
+        candidates: Number of candidates of an image query and of a text query.
+        per_query: Value of each query by metric key such as ``i2t_cs_at_100``, NaN where undefined.
+        random_baseline: Means for random scores, by the same keys.
+    """
+
+    relevance: str
+    semantics: str
+    ks: tuple[int, ...]
+    candidates: tuple[int, int]
+    per_query: dict[str, np.ndarray]
+    random_baseline: dict[str, float | None]
+
+    @property
+    def metrics(self) -> dict[str, float | None]:
+        """Mean of each metric over the queries for which it is defined. None if there are none."""
+        return {name: _mean(values) for name, values in self.per_query.items()}
+
+    @property
+    def undefined(self) -> dict[str, int]:
+        """Number of queries for which each metric is undefined."""
+        return {name: int(np.isnan(values).sum()) for name, values in self.per_query.items()}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a flat JSON object. The suffix ``_undefined`` marks numbers of queries,
+        ``_random`` the random baseline.
+        """
+        return (
+            {"relevance": self.relevance, "coherence_semantics": self.semantics}
+            | self.metrics
+            | {f"{name}_undefined": count for name, count in self.undefined.items()}
+            | {f"{name}_random": mean for name, mean in self.random_baseline.items()}
+        )
+
+
+def ranking_coherence(
+    visual: Encoded,
+    text: Encoded,
+    score: Score,
+    data: Dataset,
+    relevance: RelevanceEstimator | str,
+    *,
+    semantics: str = "reference",
+    ks: tuple[int, ...] = (),
+    folds: int = 1,
+    memory: MemoryLimit = None,
+) -> RankingCoherence:
+    """Compute CS@K and nDCG@K in both directions.
+
+    The relevance to an image is that to its first caption, or the ground truth if the estimator
+    knows it.
+
+    Args:
+        visual: Encoded images, in the order of ``data``.
+        text: Encoded captions, in the order of ``data``.
+        score: Score function of the model.
+        data: The evaluated split.
+        relevance: The relevance estimator, or its spec.
+        semantics: Candidates and correlation of CS@K. "reference": the first caption of each image
+            and tau-b, as in the released code of the Ladder loss. "paper": all captions and tau-a,
+            as in its text. The metric keys of "paper" end in ``_paper``.
+        ks: Values of K. Default: the values of the paper for this number of images.
+        folds: Number of folds of the protocol. Queries of all folds are averaged.
+        memory: Memory for a block of queries. Does not change the result.
+
+    Returns:
+        The metrics of each query.
+
+    Raises:
+        DataError: If scores or relevance values are NaN, or if relevance values are negative or
+            infinite.
+        SpecError: If the estimator or ``semantics`` is unknown.
+    """
+    estimator = parse(relevance, CATALOG) if isinstance(relevance, str) else relevance
+    if not isinstance(estimator, RelevanceEstimator):
+        raise SpecError(
+            f'relevance: expected an estimator such as "CBoW()", got {format_value(relevance)}.'
+        )
+    if semantics not in GRADED:
+        raise SpecError(
+            f"semantics: expected {' or '.join(map(repr, GRADED))}, got {format_value(semantics)}."
+        )
+    ks, num_folds = (
+        tuple(validate_int(k, "ks", minimum=1) for k in ks),
+        validate_int(folds, "folds", minimum=1),
+    )
+    data.check_lengths(len(visual), len(text))
+    image_relevance = estimator.for_dataset(data)
+    image_of = torch.from_numpy(data.image_of)
+    ranked = (
+        torch.tensor([captions[0] for captions in data.captions_of])
+        if semantics == "reference"
+        else torch.arange(len(text))
+    )
+    parts = [
+        (images, ranked[torch.isin(image_of[ranked], images)])
+        for images in torch.arange(len(visual)).chunk(num_folds)
+    ]
+    size = len(parts[0][0])
+    ks = tuple(
+        sorted(
+            {
+                min(k, size)
+                for k in ks
+                or (KS_FOR_1K_IMAGES if size < max(KS_FOR_5K_IMAGES) else KS_FOR_5K_IMAGES)
+            }
+        )
+    )
+    per_query: dict[str, list[Tensor]] = defaultdict(list)
+    random: dict[str, list[Tensor]] = defaultdict(list)
+    for images, texts in parts:
+        fold = select_items(visual, images), select_items(text, texts)
+        for direction in _DIRECTIONS:
+            for rows, scores in score_query_rows(
+                score,
+                *fold,
+                direction,
+                caller_bytes_per_pair=COHERENCE_BYTES_PER_PAIR,
+                memory=memory,
+            ):
+                queries = (images if direction == "i2t" else texts)[rows]
+                gains = (
+                    image_relevance(queries, texts)
+                    if direction == "i2t"
+                    else image_relevance(images, queries).T
+                )
+                _check_values(scores, gains, "image" if direction == "i2t" else "text", queries)
+                for values_of, ranked_by in (
+                    (per_query, scores.cpu()),
+                    (random, _random_scores(queries, scores.shape[1], direction)),
+                ):
+                    for key, values in _block_metrics(
+                        GRADED[semantics], direction, ranked_by, gains, ks
+                    ):
+                        values_of[key].append(values)
+    return RankingCoherence(
+        relevance=repr(estimator),
+        semantics=semantics,
+        ks=ks,
+        candidates=(len(parts[0][1]), size),
+        per_query={name: torch.cat(values).numpy() for name, values in per_query.items()},
+        random_baseline={name: _mean(torch.cat(values).numpy()) for name, values in random.items()},
+    )
+
+
+def _block_metrics(
+    metrics: Sequence[Metric],
+    direction: Direction,
+    scores: Tensor,
+    gains: Tensor,
+    ks: tuple[int, ...],
+) -> Iterator[tuple[str, Tensor]]:
+    """Key and values ``[R]`` of each metric and K for a block ``[R, C]``."""
+    values = [metric.function(scores, gains, ks) for metric in metrics]
+    for column, k in enumerate(ks):
+        for metric, by_k in zip(metrics, values, strict=True):
+            yield metric.key(direction, k), by_k[:, column]
+
+
+def _random_scores(queries: Tensor, candidates: int, direction: Direction) -> Tensor:
+    """Scores ``[R, C]`` that depend only on the index of the query, so that block sizes do not
+    change the result.
+    """
+    seeds = ((SEED, direction == "t2i", query) for query in queries.tolist())
+    return torch.from_numpy(
+        np.stack([np.random.default_rng(seed).random(candidates) for seed in seeds])
+    )
+
+
+def _check_values(scores: Tensor, gains: Tensor, kind: str, queries: Tensor) -> None:
+    """Raise DataError with the first item whose scores or relevance values ``[R, C]`` are invalid."""
+    item = f"{kind} {{}}"
+    raise_on_invalid_row(
+        scores.isnan(),
+        f"scores of {item}: expected finite numbers, got NaN. Check the model and its features.",
+        queries,
+    )
+    raise_on_invalid_row(
+        gains.isnan(),
+        f"relevance of {item}: expected finite numbers, got NaN. Fix the relevance estimator.",
+        queries,
+    )
+    raise_on_invalid_row((gains < 0) | gains.isinf(), INVALID_GAINS.format(item), queries)
+
+
+def _mean(values: np.ndarray) -> float | None:
+    defined = values[~np.isnan(values)]
+    return float(defined.mean()) if len(defined) else None

@@ -1,0 +1,289 @@
+"""Catalog of metrics. A new metric is a `Metric` in ``RANKING``, in ``COMBINED``, or in
+``_graded_metrics``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal
+
+from torch import Tensor
+
+from visavis.evaluation.metrics.argument_checks import Semantics, Tau, validate_positive_ranks
+from visavis.evaluation.metrics.graded_metrics import coherent_scores_at, ndcg
+from visavis.evaluation.metrics.ranking import (
+    average_precision_at_r,
+    map_at_k,
+    map_at_k_hits,
+    r_precision,
+)
+from visavis.evaluation.metrics.recall import mean_rank, median_rank, recall_at, recall_at_mean_ties
+
+DIRECTION_ROLES = {
+    "i2t": {"query": "image", "candidate": "text"},
+    "t2i": {"query": "text", "candidate": "image"},
+}
+"""Query and candidate of each direction."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """One metric, declared once. Evaluation, results, the CLI and the reference follow from its
+    entry in the catalog.
+
+    Attributes:
+        name: Key in results. A metric of one direction has a key for each direction: ``r1`` becomes
+            ``i2t_r1`` and ``t2i_r1``. A K in it is replaced by its value.
+        label: Name in tables.
+        definition: The measured quantity. ``{query}`` and ``{candidate}`` become image and text, or
+            text and image.
+        formula: Formula as text.
+        unit: Unit of the value. It also selects the number of digits in tables.
+        input: What ``function`` takes. "ranks": positive ranks of one direction ``[Q, M]``, see
+            `positive_ranks`. It returns a number. "relevance": scores and relevance of one
+            direction ``[Q, C]`` and the values of K, ascending. It returns ``[Q, len(ks)]``, NaN
+            where undefined. "metrics": all metrics of ranks by key. It returns one number for both
+            directions.
+        function: The computation.
+        higher_is_better: Whether larger values are better.
+    """
+
+    name: str
+    label: str
+    definition: str
+    formula: str
+    unit: str
+    input: Literal["ranks", "relevance", "metrics"] = "ranks"
+    function: Callable[..., Any] = field(repr=False)
+    higher_is_better: bool = True
+
+    def key(self, direction: str, k: int | None = None) -> str:
+        """Make the key in results.
+
+        Args:
+            direction: "i2t" or "t2i".
+            k: Cutoff, for a metric with a K in its name.
+
+        Returns:
+            A key such as ``i2t_r1`` or ``i2t_cs_at_100``.
+        """
+        return f"{direction}_{self.name if k is None else self.name.replace('K', str(k))}"
+
+    def for_direction(self, direction: str) -> Metric:
+        """Make the metric of one direction, under its key in results.
+
+        Args:
+            direction: "i2t" or "t2i".
+
+        Returns:
+            The metric.
+        """
+        return replace(
+            self,
+            name=self.key(direction),
+            definition=self.definition.format(**DIRECTION_ROLES[direction]),
+        )
+
+
+RECALLS = tuple(
+    Metric(
+        name=f"r{k}",
+        label=f"R@{k}",
+        definition=f"percent of {{query}}s with a correct {{candidate}} in the top {k} (success@{k})",
+        formula=f"100 mean[rank <= {k}]",
+        unit="percent",
+        function=lambda ranks, k=k: 100 * recall_at(ranks[:, 0], k),
+    )
+    for k in (1, 5, 10)
+)
+
+RANKING: tuple[Metric, ...] = (
+    *RECALLS,
+    Metric(
+        name="average_recall",
+        label="average recall",
+        definition="mean of R@1, R@5 and R@10, in percent",
+        formula="(R@1 + R@5 + R@10) / 3",
+        unit="percent",
+        function=lambda ranks: sum(metric.function(ranks) for metric in RECALLS) / len(RECALLS),
+    ),
+    *(
+        Metric(
+            name=f"r{k}_mean_ties",
+            label=f"R@{k} by mean ties",
+            definition=f'R@{k} as the code of CE and MMT counts mean ranks of ties (ties="mean"): a hit is {hit}. '
+            f"For integer ranks it equals R@{k}",
+            formula=f"100 mean[rank {condition}]",
+            unit="percent",
+            function=lambda ranks, k=k: 100 * recall_at_mean_ties(ranks[:, 0], k),
+        )
+        for k, hit, condition in (
+            (1, "only a mean rank of 1", "= 1"),
+            (5, "any mean rank below 6, including 5.5", "< 6"),
+            (10, "any mean rank below 11, including 10.5", "< 11"),
+        )
+    ),
+    Metric(
+        name="medr",
+        label="median rank",
+        definition="median rank of the best correct {candidate}",
+        formula="floor(median(rank - 1)) + 1",
+        unit="rank",
+        function=lambda ranks: median_rank(ranks[:, 0]),
+        higher_is_better=False,
+    ),
+    Metric(
+        name="meanr",
+        label="mean rank",
+        definition="mean rank of the best correct {candidate}",
+        formula="mean(rank)",
+        unit="rank",
+        function=lambda ranks: mean_rank(ranks[:, 0]),
+        higher_is_better=False,
+    ),
+    *(
+        Metric(
+            name=f"map_at_{k}",
+            label=f"mAP@{k}",
+            definition=f"mean average precision in the top {k}, a fraction",
+            formula=f"mean(sum_{{rank_j <= {k}}} j/rank_j / min(R, {k}))",
+            unit="fraction",
+            function=partial(map_at_k, k=k),
+        )
+        for k in (5, 10)
+    ),
+    *(
+        Metric(
+            name=f"map_at_{k}_hits",
+            label=f"mAP@{k} by hits",
+            definition=f"mAP@{k} as the COCOS code computes it: divided by the number of positives in the top {k}, a fraction",
+            formula=f"mean(sum_{{rank_j <= {k}}} j/rank_j / #{{rank_j <= {k}}})",
+            unit="fraction",
+            function=partial(map_at_k_hits, k=k),
+        )
+        for k in (5, 10)
+    ),
+    Metric(
+        name="r_precision",
+        label="R-Precision",
+        definition="share of a {query}'s R correct {candidate}s in its top R, a fraction",
+        formula="mean(#{rank_j <= R} / R)",
+        unit="fraction",
+        function=lambda ranks: float(r_precision(ranks).mean()),
+    ),
+    Metric(
+        name="map_at_r",
+        label="mAP@R",
+        definition="mean average precision in the top R, R the number of correct {candidate}s, a fraction",
+        formula="mean(sum_{rank_j <= R} j/rank_j / R)",
+        unit="fraction",
+        function=lambda ranks: float(average_precision_at_r(ranks).mean()),
+    ),
+)
+"""Metrics of one direction that are computed from ranks."""
+
+SIX_RECALLS = tuple(metric.key(direction) for direction in DIRECTION_ROLES for metric in RECALLS)
+"""Keys of R@1, R@5 and R@10 of both directions."""
+
+RSUM = Metric(
+    name="rsum",
+    label="RSUM",
+    definition="sum of the six recalls, in percent (600 is perfect)",
+    formula=" + ".join(SIX_RECALLS),
+    unit="percent",
+    input="metrics",
+    function=lambda metrics: sum(metrics[key] for key in SIX_RECALLS),
+)
+AVERAGE_RECALL = Metric(
+    name="average_recall",
+    label="average recall",
+    definition="mean of the six recalls, in percent",
+    formula="rsum / 6",
+    unit="percent",
+    input="metrics",
+    function=lambda metrics: RSUM.function(metrics) / len(SIX_RECALLS),
+)
+COMBINED: tuple[Metric, ...] = (RSUM, AVERAGE_RECALL)
+"""Metrics that combine both directions into one value."""
+
+
+def _graded_metrics(
+    suffix: str, tau: Tau, semantics: Semantics, candidates: str
+) -> tuple[Metric, ...]:
+    """CS@K and nDCG@K of one direction."""
+    coherent_score = Metric(
+        name=f"cs_at_K{suffix}",
+        label="CS@K",
+        definition=f"coherent score: how far the order of the top K follows graded relevance, a mean over the {{query}}s for which it is "
+        f"defined. Candidates: {candidates}",
+        formula=f"mean(Kendall's tau-{tau}(scores, relevance) over the K best-scored)",
+        unit="correlation",
+        input="relevance",
+        function=partial(coherent_scores_at, tau=tau, semantics=semantics),
+    )
+    discounted_gain = Metric(
+        name=f"ndcg_at_K{suffix}",
+        label="nDCG@K",
+        definition="discounted cumulative gain: the relevance in the top K, discounted by rank, over the highest possible, a mean over {query}s. "
+        f"Candidates: {candidates}",
+        formula="mean(sum_{j <= K} r_j/log2(j + 1) / the same in the order of the relevance)",
+        unit="fraction",
+        input="relevance",
+        function=lambda scores, relevance, ks: ndcg(scores, relevance)[
+            :, [min(k, scores.shape[1]) - 1 for k in ks]
+        ],
+    )
+    return coherent_score, discounted_gain
+
+
+GRADED: dict[str, tuple[Metric, ...]] = {
+    "reference": _graded_metrics(
+        "",
+        "b",
+        "reference",
+        "the first caption of each image, as the released code of the Ladder loss",
+    ),
+    "paper": _graded_metrics(
+        "_paper", "a", "paper", "all captions, as the text of the Ladder loss"
+    ),
+}
+"""Metrics of one direction that read graded relevance, as the released code of the Ladder loss and
+as its paper.
+"""
+COHERENT_SCORE = GRADED["reference"][0]
+
+CATALOG: tuple[Metric, ...] = (
+    *(metric.for_direction(direction) for direction in DIRECTION_ROLES for metric in RANKING),
+    *COMBINED,
+    *(
+        metric.for_direction(direction)
+        for metrics in GRADED.values()
+        for direction in DIRECTION_ROLES
+        for metric in metrics
+    ),
+)
+"""All metrics by their keys in results. K stands for a number."""
+
+
+def ranking_metrics(image_ranks: Tensor, text_ranks: Tensor) -> dict[str, float]:
+    """Compute every metric that needs no graded relevance.
+
+    Args:
+        image_ranks: Ranks of the texts of each image, shape ``[V, M]``.
+        text_ranks: Ranks of the images of each text, shape ``[T, M]``.
+
+    Returns:
+        Metrics by key.
+    """
+    by_direction = {
+        "i2t": validate_positive_ranks(image_ranks, "image_ranks"),
+        "t2i": validate_positive_ranks(text_ranks, "text_ranks"),
+    }
+    metrics = {
+        metric.key(direction): metric.function(ranks)
+        for direction, ranks in by_direction.items()
+        for metric in RANKING
+    }
+    return metrics | {metric.name: metric.function(metrics) for metric in COMBINED}

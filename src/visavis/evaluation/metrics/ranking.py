@@ -1,0 +1,275 @@
+"""Ranking metrics: ranks of the positives of each query, average precision and R-Precision.
+
+``positive_ranks`` ``[Q, M]`` holds the rank of each positive of a query, best first, starting at 1.
+M is the largest number of positives of a query, and shorter rows are padded with inf. Positives of
+one query do not count against each other: the rank of the j-th best is j + the number of candidates
+before it that are not positives.
+
+Ties. A candidate with exactly the score of a positive comes before it ("pessimistic", the default:
+a model that gives everything the same score scores nothing), after it (``"optimistic"``), or half
+of each ("mean").
+
+>>> scores = torch.tensor([[0.9, 0.8, 0.8, 0.1]])
+>>> targets = Targets(query_ids=[0], candidate_ids=[1, 0, 2, 0])        # candidates 1 and 3 are positive
+>>> positive_ranks(scores, targets).tolist(), positive_ranks(scores, targets, ties="mean").tolist()
+([[3.0, 4.0]], [[2.5, 4.0]])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from visavis.core.errors import ShapeError
+from visavis.core.spec import validate_int
+from visavis.evaluation.metrics.argument_checks import (
+    Normalize,
+    Ties,
+    validate_instance,
+    validate_literal,
+    validate_positive_ranks,
+    validate_scores,
+)
+from visavis.losses.targets import Targets
+
+
+def positive_ranks(scores: Tensor, targets: Targets, *, ties: Ties = "pessimistic") -> Tensor:
+    """Compute the ranks of all positives. Ignored pairs count neither as positives nor as other
+    candidates.
+
+    Args:
+        scores: Scores of shape ``[Q, C]``, which may be any rows of a larger matrix.
+        targets: Targets of the same shape.
+        ties: How candidates with the score of a positive count.
+
+    Returns:
+        Ranks of shape ``[Q, M]``, float64.
+
+    Raises:
+        ShapeError: If the shapes differ or a query has no positive.
+    """
+    scores, ties = validate_scores(scores), validate_literal(ties, Ties, "ties")
+    targets = validate_instance(
+        targets, Targets, "a Targets such as Targets.paired(n) or Targets(query_ids=...)", "targets"
+    )
+    if scores.shape != targets.shape:
+        raise ShapeError(
+            f"scores: expected shape {list(targets.shape)}, queries x candidates of the targets, "
+            f"got {list(scores.shape)}."
+        )
+    positive, negative = targets.positive, targets.negative
+    query, candidate = positive.nonzero(as_tuple=True)
+    scores = scores if scores.dtype == torch.float64 else scores.float()
+    positive_scores = pad_by_query(scores[query, candidate], query, len(scores))
+    # Every comparison with NaN is false.
+    others = scores.masked_fill(~negative, torch.nan)
+    # 0 and 1 in the dtype of the scores: several times faster than bool.
+    flags = torch.empty_like(others)
+    num_before = positive_scores.new_zeros(positive_scores.shape, dtype=torch.float64)
+    comparisons = tie_comparisons(ties)
+    for compare in comparisons:
+        for slot in range(positive_scores.shape[1]):
+            num_before[:, slot] += compare(others, positive_scores[:, slot, None], out=flags).sum(
+                1
+            ) / len(comparisons)
+    return ranks_from_counts(num_before, positive.sum(1))
+
+
+def best_ranks(scores: Tensor, targets: Targets, *, ties: Ties = "pessimistic") -> Tensor:
+    """Compute the rank of the best positive: 1 + the number of other candidates before it.
+
+    Args:
+        scores: Scores of shape ``[Q, C]``.
+        targets: Targets of the same shape.
+        ties: How candidates with the score of a positive count.
+
+    Returns:
+        Ranks of shape ``[Q]``, int64, or float64 with ``ties="mean"``.
+    """
+    return best_rank_column(positive_ranks(scores, targets, ties=ties), ties)
+
+
+def best_rank_column(positive_ranks: Tensor, ties: Ties) -> Tensor:
+    """Select the rank of the best positive.
+
+    Args:
+        positive_ranks: Ranks of shape ``[Q, M]``.
+        ties: Rule by which they were computed.
+
+    Returns:
+        Ranks of shape ``[Q]``, int64, or float64 with ``ties="mean"``.
+    """
+    return positive_ranks[:, 0] if ties == "mean" else positive_ranks[:, 0].long()
+
+
+def average_precision(positive_ranks: Tensor) -> Tensor:
+    """Compute average precision (AP): the mean over the positives of a query of the precision at
+    their ranks.
+
+    Args:
+        positive_ranks: Ranks of shape ``[Q, M]``.
+
+    Returns:
+        AP of shape ``[Q]``.
+
+    Formula:
+        ``(1 / |P|) sum_{i in P} R_P(i) / R(i)``, where R(i) is the rank of a positive among all
+        candidates and R_P(i) among positives: ``(1 / R) sum_j j / rank_j`` with the j-th positive
+        at rank_j. The objective SmoothAP is one minus this with smoothed ranks. With one positive
+        it is 1 / rank.
+    """
+    positive_ranks = validate_positive_ranks(positive_ranks)
+    return _precision(positive_ranks).sum(1) / positive_ranks.isfinite().sum(1)
+
+
+def average_precision_at(
+    positive_ranks: Tensor, k: int, *, normalize: Normalize = "min_r_k"
+) -> Tensor:
+    """Compute AP@K: the sum of precisions at the positives in the top K, normalized.
+
+    Args:
+        positive_ranks: Ranks of shape ``[Q, M]``.
+        k: Cutoff.
+        normalize: "min_r_k" divides by min(R, K), the standard, with R the number of positives of
+            the query. "hits" divides by the number of positives in the top K (0 without any), as
+            the code of COCOS (Bleeker and de Rijke, 2022) does. It is much larger, because missed
+            positives cost nothing.
+
+    Returns:
+        AP@K of shape ``[Q]``.
+    """
+    positive_ranks, k = validate_positive_ranks(positive_ranks), validate_int(k, "k", minimum=1)
+    normalize = validate_literal(normalize, Normalize, "normalize")
+    in_top_k = positive_ranks <= k
+    divisor = (
+        positive_ranks.isfinite().sum(1).clamp(max=k)
+        if normalize == "min_r_k"
+        else in_top_k.sum(1).clamp(min=1)
+    )
+    return (_precision(positive_ranks) * in_top_k).sum(1) / divisor
+
+
+def average_precision_at_r(positive_ranks: Tensor) -> Tensor:
+    """Compute AP@R: average precision over the top R, with R the number of positives of the query.
+
+    Args:
+        positive_ranks: Ranks of shape ``[Q, M]``.
+
+    Returns:
+        AP@R of shape ``[Q]``.
+
+    Source:
+        ECCV Caption (2022).
+    """
+    positive_ranks = validate_positive_ranks(positive_ranks)
+    num_positives = positive_ranks.isfinite().sum(1)
+    return (_precision(positive_ranks) * (positive_ranks <= num_positives[:, None])).sum(
+        1
+    ) / num_positives
+
+
+def r_precision(positive_ranks: Tensor) -> Tensor:
+    """Compute R-Precision: the share of the R positives of a query that are in its top R.
+
+    Args:
+        positive_ranks: Ranks of shape ``[Q, M]``.
+
+    Returns:
+        R-Precision of shape ``[Q]``.
+    """
+    positive_ranks = validate_positive_ranks(positive_ranks)
+    num_positives = positive_ranks.isfinite().sum(1)
+    return (positive_ranks <= num_positives[:, None]).double().sum(1) / num_positives
+
+
+def map_at_k(positive_ranks: Tensor, k: int) -> float:
+    """Compute mAP@K, divided by min(R, K): the standard form.
+
+    Args:
+        positive_ranks: Ranks of shape ``[Q, M]``.
+        k: Cutoff.
+
+    Returns:
+        A fraction.
+    """
+    return float(average_precision_at(positive_ranks, k).mean())
+
+
+def map_at_k_hits(positive_ranks: Tensor, k: int) -> float:
+    """Compute mAP@K, divided by the number of positives in the top K: the convention of the COCOS
+    code.
+
+    Args:
+        positive_ranks: Ranks of shape ``[Q, M]``.
+        k: Cutoff.
+
+    Returns:
+        A fraction.
+    """
+    return float(average_precision_at(positive_ranks, k, normalize="hits").mean())
+
+
+def pad_by_query(scores: Tensor, query: Tensor, num_queries: int) -> Tensor:
+    """Arrange the scores of positive pairs as rows of queries, best first.
+
+    Args:
+        scores: Score of each pair, shape ``[P]``.
+        query: Query of each pair, shape ``[P]``.
+        num_queries: Number of queries Q.
+
+    Returns:
+        Scores of shape ``[Q, M]``, padded with -inf.
+
+    Raises:
+        ShapeError: If a query has no positive.
+    """
+    counts = torch.bincount(query, minlength=num_queries)
+    if not counts.all():
+        raise ShapeError(
+            f"query {int((counts == 0).nonzero()[0])}: expected at least one positive candidate, "
+            "got none. Leave it out."
+        )
+    order = torch.argsort(scores, descending=True)
+    order = order[torch.argsort(query[order], stable=True)]
+    slot = torch.arange(len(query), device=query.device) - (
+        counts.cumsum(0) - counts
+    ).repeat_interleave(counts)
+    rows = scores.new_full((num_queries, int(counts.max()) if num_queries else 1), -torch.inf)
+    rows[query[order], slot] = scores[order]
+    return rows
+
+
+def ranks_from_counts(num_before: Tensor, num_positives: Tensor) -> Tensor:
+    """Compute ranks from the number of other candidates before each positive.
+
+    Args:
+        num_before: Number of other candidates before each positive, shape ``[Q, M]``.
+        num_positives: Number of positives of each query, shape ``[Q]``.
+
+    Returns:
+        Ranks of shape ``[Q, M]``, padded with inf.
+    """
+    slot = torch.arange(1, num_before.shape[1] + 1, device=num_before.device)
+    return (num_before + slot).masked_fill(slot > num_positives[:, None], torch.inf)
+
+
+def tie_comparisons(ties: Ties) -> tuple[Callable[..., Tensor], ...]:
+    """Return the comparisons whose mean decides whether another candidate comes before a positive.
+
+    Args:
+        ties: Rule for ties.
+
+    Returns:
+        One or two functions of ``torch``.
+    """
+    return {"pessimistic": (torch.ge,), "optimistic": (torch.gt,), "mean": (torch.ge, torch.gt)}[
+        ties
+    ]
+
+
+def _precision(positive_ranks: Tensor) -> Tensor:
+    return (
+        torch.arange(1, positive_ranks.shape[1] + 1, device=positive_ranks.device) / positive_ranks
+    )

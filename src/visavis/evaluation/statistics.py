@@ -1,0 +1,471 @@
+"""Statistics over seeds: Student's t intervals, paired tests, Holm's correction and the number of
+further seeds.
+
+Runs of one seed see the same data in the same order, so rows are compared seed by seed. The
+statements are about *other seeds on the same test images*. The variance over test images is another
+one (see ``bootstrap``).
+
+A row that was chosen because it looks best leads partly by luck, and the luck of a seed is the same
+on validation and on test, because both measure the same trained model. A test against "the best on
+validation" alone therefore raises false alarms. With 8 equal rows of 5 seeds it does so in 9 % of
+all comparisons if validation and test share nine tenths of their variance over seeds, and in 10 %
+if they share all of it, instead of 5 %. Without a reference, ``paired_tests`` tests all pairs and
+corrects for all of them (4.4 %), so you can look at any row afterwards (``differences_from``). A
+reference is a row that was named before anything was measured, such as the baseline of a paper.
+
+>>> ours, theirs = {0: 493.0, 1: 491.5, 2: 494.1, 3: 492.2}, {0: 489.9, 1: 488.6, 2: 490.4, 3: 489.5}
+>>> [pair] = paired_tests({"Unified": ours, "TripletHN": theirs})
+>>> pair.describe("RSUM")
+'Unified is higher than TripletHN in RSUM over 4 seeds: +3.10 (95 % interval 2.41 to 3.79, p < 0.001).'
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import combinations
+from statistics import fmean
+from typing import Any, Literal
+
+import numpy as np
+
+from visavis.core.errors import DataError, SpecError, suggest_name
+from visavis.core.spec import validate_arguments
+
+SIGNIFICANCE_LEVEL = 0.05
+"""Share of comparisons of equal rows in which some difference may be reported."""
+CONFIDENCE = 1 - SIGNIFICANCE_LEVEL
+"""Confidence level of intervals."""
+POWER = 0.8
+"""Probability of finding a real difference."""
+MAX_MORE_SEEDS = 100
+"""Differences that need more further seeds are too small to matter."""
+ROUNDING_TOLERANCE = 1e-9
+"""Values that differ by less than this share of their size count as equal. Such differences are
+rounding errors.
+"""
+
+Verdict = Literal["higher", "lower", "not distinguishable", "not tested"]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Confidence interval of a value, 95 % unless stated otherwise.
+
+    Attributes:
+        low: Lower bound.
+        high: Upper bound.
+    """
+
+    low: float
+    high: float
+
+    def __contains__(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
+    def __neg__(self) -> Interval:
+        return Interval(-self.high, -self.low)
+
+    def __str__(self) -> str:
+        return f"{format_number(self.low)} to {format_number(self.high)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairedTest:
+    """Paired t-test of row a minus row b over seeds.
+
+    With fewer than two seeds, ``std``, ``interval``, ``p`` and ``adjusted_p`` are None. If the
+    difference is the same in every seed, p is that of the sign test, 2^(1 - seeds), or 1 if the
+    difference is 0.
+
+    Attributes:
+        a: Name of the first row.
+        b: Name of the second row.
+        seeds: Seeds that both rows have.
+        difference: Mean difference, in the unit of the metric.
+        std: Sample standard deviation of the difference over seeds.
+        interval: 95 % t interval of this pair alone.
+        p: p-value of the paired t-test.
+        adjusted_p: p-value after Holm's correction for ``tests`` tests.
+        tests: Number of tests.
+    """
+
+    a: str
+    b: str
+    seeds: tuple[int, ...]
+    difference: float
+    std: float | None
+    interval: Interval | None
+    p: float | None
+    adjusted_p: float | None
+    tests: int = 1
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether row a is higher or lower than row b, in words."""
+        if self.adjusted_p is None:
+            return "not tested"
+        if self.adjusted_p > SIGNIFICANCE_LEVEL:
+            return "not distinguishable"
+        return "higher" if self.difference > 0 else "lower"
+
+    @property
+    def more_seeds(self) -> int | None:
+        """Number of further seeds that would settle the test, as ``more_seeds`` computes it. 0 if
+        it is settled, None if unknown.
+        """
+        if self.verdict in ("higher", "lower"):
+            return 0
+        return (
+            None
+            if self.std is None
+            else more_seeds(
+                self.difference, self.std, len(self.seeds), level=SIGNIFICANCE_LEVEL / self.tests
+            )
+        )
+
+    def swapped(self) -> PairedTest:
+        """Return the test of row b minus row a.
+
+        Returns:
+            The test with names exchanged and signs reversed.
+        """
+        return replace(
+            self,
+            a=self.b,
+            b=self.a,
+            difference=-self.difference,
+            interval=None if self.interval is None else -self.interval,
+        )
+
+    def describe(self, metric: str) -> str:
+        """Describe the test in a sentence.
+
+        Args:
+            metric: Label of the metric.
+
+        Returns:
+            The sentence.
+        """
+        names, difference, seeds = (
+            f"{self.a} and {self.b}",
+            format_number(self.difference, signed=True),
+            len(self.seeds),
+        )
+        if self.adjusted_p is None:
+            return f"{names} share {'one' if seeds else 'no'} seed: {difference} {metric}. No test is possible. Train more seeds of both."
+        p = (
+            "p < 0.001"
+            if self.adjusted_p < 0.001
+            else f"p = {self.adjusted_p:.{3 if self.adjusted_p < 0.1 else 2}f}"
+        )
+        if self.tests > 1:
+            p += f" after Holm's correction for {self.tests} tests"
+        if self.std == 0:
+            if not self.difference:
+                return f"{names} have the same {metric} in each of {seeds} seeds."
+            settled = (
+                "" if self.verdict == "not distinguishable" else f": {self.a} is {self.verdict}"
+            )
+            return f"{self.a} against {self.b} is {difference} {metric} in each of {seeds} seeds, so only its sign is tested ({p}){settled}."
+        numbers = f"{difference} (95 % interval {self.interval}, {p})."
+        if self.verdict != "not distinguishable":
+            return f"{self.a} is {self.verdict} than {self.b} in {metric} over {seeds} seeds: {numbers}"
+        needed = f"More than {MAX_MORE_SEEDS} more seeds are needed for"
+        if self.more_seeds is not None:
+            needed = f"About {self.more_seeds} more seed{'s' * (self.more_seeds > 1)} would settle"
+        return f"{names} are not distinguishable in {metric} over {seeds} seeds: {numbers} {needed} a difference of this size."
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the test as a JSON object.
+
+        Returns:
+            All fields, the verdict and the number of further seeds.
+        """
+        return asdict(self) | {"verdict": self.verdict, "more_seeds": self.more_seeds}
+
+
+@validate_arguments
+def t_interval(values: Iterable[float], confidence: float = CONFIDENCE) -> Interval | None:
+    """Compute the t interval of a mean over seeds: mean ± t s / sqrt(n).
+
+    Args:
+        values: One value per seed.
+        confidence: Confidence level.
+
+    Returns:
+        The interval, or None for one value or for equal values, which show no spread.
+
+    Raises:
+        DataError: If a value is not finite.
+    """
+    from scipy.special import stdtrit
+
+    values = [_check_finite(value, "a value") for value in values]
+    std = _sample_std(values)
+    if not std:
+        return None
+    mean, half_width = (
+        fmean(values),
+        float(stdtrit(len(values) - 1, (1 + confidence) / 2)) * std / math.sqrt(len(values)),
+    )
+    return Interval(mean - half_width, mean + half_width)
+
+
+@validate_arguments
+def paired_t_test(
+    a: Mapping[int, float], b: Mapping[int, float], *, names: tuple[str, str] = ("a", "b")
+) -> PairedTest:
+    """Test the difference of two rows over the seeds that both have.
+
+    Args:
+        a: Value of the first row by seed.
+        b: Value of the second row by seed.
+        names: Names of the rows.
+
+    Returns:
+        The paired t-test, without a correction for several tests.
+
+    Raises:
+        DataError: If a value is not finite, or the rows have no seed in common.
+    """
+    from scipy.special import stdtr
+
+    for name, row in zip(names, (a, b), strict=True):
+        _check_values(name, row)
+    seeds = tuple(sorted(a.keys() & b.keys()))
+    if not seeds:
+        raise DataError(
+            f"{names[0]}, {names[1]}: expected a seed in common, got none. Run both with the same "
+            "seeds."
+        )
+    differences = [a[seed] - b[seed] for seed in seeds]
+    operands = [row[seed] for row in (a, b) for seed in seeds]
+    mean, std = fmean(differences), _sample_std(differences, operands)
+    if std is None:
+        p = None
+    elif std:
+        p = 2 * float(stdtr(len(seeds) - 1, -abs(mean) / std * math.sqrt(len(seeds))))
+    else:
+        mean = mean if abs(mean) > ROUNDING_TOLERANCE * max(map(abs, operands)) else 0.0
+        p = 2.0 ** (1 - len(seeds)) if mean else 1.0
+    interval = t_interval(differences) if std else None
+    return PairedTest(
+        a=names[0],
+        b=names[1],
+        seeds=seeds,
+        difference=mean,
+        std=std,
+        interval=interval,
+        p=p,
+        adjusted_p=p,
+    )
+
+
+@validate_arguments
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Correct p-values for multiple tests, so that any false alarm is as rare as with one test,
+    however the tests depend.
+
+    Formula: in ascending order, the running maximum of min(1, (m - j + 1) p_j).
+
+    Args:
+        p_values: p-values of the tests.
+
+    Returns:
+        Adjusted p-values, in the order of the input.
+
+    Source:
+        Holm, A simple sequentially rejective multiple test procedure (1979).
+
+    Example:
+        >>> [round(p, 3) for p in holm([0.01, 0.04, 0.03])]
+        [0.03, 0.06, 0.06]
+    """
+    order, adjusted = np.argsort(p_values, kind="stable"), np.empty(len(p_values))
+    adjusted[order] = np.maximum.accumulate(
+        np.sort(p_values) * np.arange(len(p_values), 0, -1)
+    ).clip(max=1)
+    return adjusted.tolist()
+
+
+@validate_arguments
+def paired_tests(
+    rows: Mapping[str, Mapping[int, float]], reference: str | None = None
+) -> list[PairedTest]:
+    """Test every row against a reference, or all pairs of rows, corrected for the number of tests.
+
+    Pairs with fewer than two common seeds are not tested and not counted. Without a common seed,
+    their difference is that of the means.
+
+    Args:
+        rows: Value by seed, for each row.
+        reference: Row that was chosen before anything was measured. None: all pairs.
+
+    Returns:
+        One test per pair, in the order of the rows.
+
+    Raises:
+        DataError: If a row has no values, or a value is not finite.
+        SpecError: If the reference is not a row.
+    """
+    if reference is not None and reference not in rows:
+        raise SpecError(
+            f"reference: {reference} is not a row of the comparison: "
+            f"{suggest_name(reference, rows)}"
+        )
+    pairs = (
+        combinations(rows, 2)
+        if reference is None
+        else ((name, reference) for name in rows if name != reference)
+    )
+    tests = [_test_pair(a, b, rows[a], rows[b]) for a, b in pairs]
+    p_values = [test.p for test in tests if test.p is not None]
+    adjusted_p_values = iter(holm(p_values))
+    num_tests = max(len(p_values), 1)
+    return [
+        replace(
+            test, adjusted_p=None if test.p is None else next(adjusted_p_values), tests=num_tests
+        )
+        for test in tests
+    ]
+
+
+@validate_arguments
+def differences_from(pairs: Iterable[PairedTest], name: str) -> dict[str, PairedTest]:
+    """Select the tests of one row, each as the other row minus this row.
+
+    Args:
+        pairs: Tests of pairs.
+        name: The row.
+
+    Returns:
+        Tests by the name of the other row.
+    """
+    tests = [
+        pair if pair.b == name else pair.swapped() for pair in pairs if name in (pair.a, pair.b)
+    ]
+    return {test.a: test for test in tests}
+
+
+@validate_arguments
+def more_seeds(
+    difference: float,
+    std: float,
+    seeds: int,
+    *,
+    level: float = SIGNIFICANCE_LEVEL,
+    power: float = POWER,
+    max_seeds: int = MAX_MORE_SEEDS,
+) -> int | None:
+    """Estimate the number of further seeds after which a paired t-test finds a difference.
+
+    With few seeds the observed difference and standard deviation are rough, and so is the estimate.
+    With several tests, pass the level of one of them. That is enough for Holm, whatever the others
+    show.
+
+    Args:
+        difference: Observed mean difference over seeds.
+        std: Observed standard deviation of the difference.
+        seeds: Number of seeds so far.
+        level: Significance level.
+        power: Probability of finding the difference.
+        max_seeds: Maximum number of further seeds.
+
+    Returns:
+        Number of further seeds, or None if ``max_seeds`` are not enough.
+
+    Raises:
+        SpecError: If a number is out of range.
+    """
+    from scipy.special import nctdtr, stdtrit
+
+    for name, value, limit in (
+        ("seeds", seeds, 10**6),
+        ("max_seeds", max_seeds, 10**6),
+        ("level", level, 1),
+        ("power", power, 1),
+    ):
+        if not 0 <= value <= limit:
+            raise SpecError(
+                f"{name}: expected a number from 0 to {limit:,}, got {value}. Pass a number in "
+                "this range."
+            )
+    if not (difference and std):
+        return None
+    total_seeds = np.arange(max(seeds, 2), seeds + max_seeds + 1)
+    critical_t = stdtrit(total_seeds - 1, 1 - level / 2)
+    expected_t = min(abs(difference) / std, 1e150) * np.sqrt(total_seeds)
+    # Power of the two-sided test: both tails of the noncentral t distribution.
+    has_power = (
+        1
+        - nctdtr(total_seeds - 1, expected_t, critical_t)
+        + nctdtr(total_seeds - 1, expected_t, -critical_t)
+        >= power
+    )
+    return int(total_seeds[has_power.argmax()]) - seeds if has_power.any() else None
+
+
+@validate_arguments
+def format_number(value: float, *, signed: bool = False) -> str:
+    """Format a number with three significant digits and a typographic minus.
+
+    Args:
+        value: The number.
+        signed: Whether positive numbers get a plus sign.
+
+    Returns:
+        The text.
+
+    Example:
+        >>> format_number(-0.0123456), format_number(493.04), format_number(1.5, signed=True), format_number(-0.0, signed=True)
+        ('−0.0123', '493', '+1.50', '0')
+    """
+    value = value or 0.0  # a reversed difference of 0 is -0.0
+    sign = "+" if signed and value else ""
+    text = f"{value:{sign}#.3g}".rstrip(".") if 0 < abs(value) < 999.5 else f"{value:{sign}.0f}"
+    return text.replace("-", "−")
+
+
+def _test_pair(
+    a: str, b: str, values_a: Mapping[int, float], values_b: Mapping[int, float]
+) -> PairedTest:
+    """``paired_t_test``, also for rows without a common seed, such as after failed runs."""
+    if values_a.keys() & values_b.keys():
+        return paired_t_test(values_a, values_b, names=(a, b))
+    for name, values in ((a, values_a), (b, values_b)):
+        _check_values(name, values)
+    difference = fmean(values_a.values()) - fmean(values_b.values())
+    return PairedTest(
+        a=a, b=b, seeds=(), difference=difference, std=None, interval=None, p=None, adjusted_p=None
+    )
+
+
+def _check_values(name: str, by_seed: Mapping[int, float]) -> None:
+    if not by_seed:
+        raise DataError(
+            f"{name}: expected a value to compare, got none. Remove this row or train it."
+        )
+    for seed, value in by_seed.items():
+        _check_finite(value, f"{name}, seed {seed}")
+
+
+def _check_finite(value: float, name: str) -> float:
+    if not math.isfinite(value):
+        raise DataError(
+            f"{name}: expected a finite number, got {value}. Remove this run or train it again."
+        )
+    return value
+
+
+def _sample_std(values: Sequence[float], operands: Sequence[float] = ()) -> float | None:
+    """Sample standard deviation. None for one value, 0 if values differ by rounding only.
+    ``operands``: values they were computed from.
+    """
+    if len(values) < 2:
+        return None
+    if max(values) - min(values) <= ROUNDING_TOLERANCE * max(map(abs, [*values, *operands])):
+        return 0.0
+    mean = fmean(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))

@@ -1,0 +1,1 @@
+"""Objectives on score matrices, their targets and scores, and the loss module that applies them."""

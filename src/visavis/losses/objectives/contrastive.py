@@ -1,0 +1,274 @@
+"""Contrastive losses: softmax, sigmoid and the unified loss of pair similarity."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from visavis.core.spec import PositiveFloat
+from visavis.losses.objectives.base import Objective, Reduction, SummaryObjective
+from visavis.losses.objectives.pairs import (
+    NEG_INF,
+    NegativeLogSumExp,
+    anchor_margins,
+    find_positive_pairs,
+    log1p_exp,
+)
+from visavis.losses.targets import Targets
+
+
+@dataclass(frozen=True, kw_only=True)
+class NTXent(SummaryObjective):
+    r"""Normalized temperature-scaled cross entropy (InfoNCE, the loss of CLIP with a fixed temperature).
+
+    Args:
+        tau: Temperature.
+        denominator: Whether the denominator has all candidates or only negatives.
+        reduction: How terms become a scalar, see `Objective`.
+
+    Formula:
+        ``-log( e^(s_ip / tau) / (e^(s_ip / tau) + sum_j e^(s_ij / tau)) )``, the mean of both directions.
+
+    Gradient:
+        dL/ds_ij is softmax_j / tau, dL/ds_ip = -(1 - softmax_p) / tau, each over the number of queries of both directions.
+
+    Advice:
+        With large batches. The smaller tau, the more the hardest negatives count.
+
+    Source:
+        COCOS, eq. 4 as its code trains it. Van den Oord et al. (2018).
+
+    Special cases:
+        VLC with gamma = 1 / tau, another reduction. tau is 1 / "scale" elsewhere.
+
+    Differs from:
+        The printed eq. 4 of COCOS, whose denominator has negatives only: ``denominator="negatives"``, which can be
+        negative. Other positives of a query are left out of its denominator.
+    """
+
+    tau: PositiveFloat = 0.1
+    denominator: Literal["all", "negatives"] = "all"
+    reduction: Reduction = "half_mean"
+
+    @property
+    def gradient_scale(self) -> float:
+        return 1 / self.tau
+
+    def with_scale(self, scale: float) -> NTXent:
+        return replace(self, tau=round(1 / scale, 6))
+
+    def summary(self, targets: Targets) -> NegativeLogSumExp | None:
+        return NegativeLogSumExp(1 / self.tau)
+
+    def pair_terms(
+        self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets
+    ) -> Tensor:
+        log_odds = negatives - positive / self.tau
+        if self.denominator == "all":
+            return log1p_exp(log_odds)
+        return torch.where(negatives != NEG_INF, log_odds, 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InfoNCE(Objective):
+    r"""Softmax cross entropy whose target is shared among all positives of a query: the loss of CLIP and X-VLM.
+
+    Args:
+        tau: Temperature.
+        reduction: How terms become a scalar, see `Objective`.
+
+    Formula:
+        ``-(1 / |P_i|) sum_{p in P_i} log( e^(s_ip / tau) / sum_j e^(s_ij / tau) )``, j over positives and negatives.
+
+    Gradient:
+        dL/ds_ij = softmax_j / tau, less 1 / (|P_i| tau) at a positive. One term for each query that has a positive.
+
+    Advice:
+        To fine-tune a model that was pretrained with a learned temperature, by ``PairLoss(scale=...)``.
+
+    Source:
+        Radford et al., CLIP (2021). With several positives: Zeng et al., X-VLM (2022), image-text contrast.
+
+    Special cases:
+        NTXent where each query has one positive. MMT's convention is ``reduction="mean"``, without the half. With
+        ``PairLoss(scale=)`` the temperature is learned.
+
+    Differs from:
+        The rest of this family in that the positives of a query compete, so that a query without negatives has a term too:
+        it makes the softmax over its positives uniform.
+    """
+
+    tau: PositiveFloat = 0.07
+    reduction: Reduction = "half_mean"
+
+    @property
+    def gradient_scale(self) -> float:
+        return 1 / self.tau
+
+    def with_scale(self, scale: float) -> InfoNCE:
+        return replace(self, tau=round(1 / scale, 6))
+
+    def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
+        positive = targets.positive
+        log_softmax = (
+            (scores / self.tau).masked_fill(~(positive | targets.negative), NEG_INF).log_softmax(-1)
+        )
+        num_positives = positive.sum(-1)
+        terms = -log_softmax.masked_fill(~positive, 0.0).sum(-1) / num_positives.clamp(min=1)
+        return terms[num_positives > 0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class VLC(SummaryObjective):
+    r"""Vision-language contrastive loss: softmax cross entropy at a fixed scale, summed.
+
+    Args:
+        gamma: Scale of the scores, 1 / temperature.
+        reduction: How terms become a scalar, see `Objective`.
+
+    Formula:
+        ``sum_p log(1 + sum_j e^(gamma (s_ij - s_ip)))`` over positive pairs, both directions.
+
+    Gradient:
+        dL/ds_ij = gamma p_ij with p_ij the softmax weight of the negative, dL/ds_ip = -gamma sum_j p_ij.
+
+    Advice:
+        As NTXent, but summed: choose gamma (20 to 100) together with the learning rate.
+
+    Source:
+        Unified loss, eqs. 3 and 4.
+
+    Special cases:
+        gamma times Unified with margin 0. For B pairs, 2 B times the loss of CLIP at scale gamma.
+
+    Differs from:
+        CLIP, whose scale is learned. See InfoNCE.
+    """
+
+    gamma: PositiveFloat = 50.0
+    reduction: Reduction = "sum"
+
+    @property
+    def gradient_scale(self) -> float:
+        return self.gamma
+
+    def summary(self, targets: Targets) -> NegativeLogSumExp | None:
+        return NegativeLogSumExp(self.gamma)
+
+    def pair_terms(
+        self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets
+    ) -> Tensor:
+        return log1p_exp(negatives - self.gamma * positive)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sigmoid(Objective):
+    r"""Pairwise sigmoid loss of SigLIP: a binary decision for each pair, at a scale and a bias.
+
+    Args:
+        scale: Scale of the scores.
+        bias: Added after the scale.
+        reduction: How terms become a scalar, see `Objective`.
+
+    Formula:
+        ``sum_j log(1 + e^(-z_ij (scale s_ij + bias)))`` over positives (z = 1) and negatives (z = -1), one term for each
+        query with a positive. A query without negatives adds nothing.
+
+    Gradient:
+        dL/ds_ij = -z_ij scale / (1 + e^(z_ij (scale s_ij + bias))), over the number of queries of both directions. The
+        gradient of a pair does not depend on other pairs.
+
+    Advice:
+        Where batches are small, or a pair has several captions: no softmax makes them compete. The bias starts near minus
+        the log of a query's negatives. Learn both by ``PairLoss(scale=, bias=)`` or ``model.scale="learned"``.
+
+    Source:
+        Zhai et al., Sigmoid Loss for Language Image Pre-Training (2023), eq. 1 and algorithm 1, with its first scale and
+        bias.
+
+    Special cases:
+        With one positive a query, scale times BinomialDeviance with ``negatives="all"``, alpha and beta of scale and lam of
+        -bias / scale. With ``PairLoss(scale=, bias=)`` both are learned, the bias added after the scale.
+
+    Differs from:
+        The paper where the batch is one pair, or queries have no positive: it counts all pairs there. It takes the mean
+        over images, which are as many as texts. Here it is the mean of both directions' means.
+    """
+
+    scale: PositiveFloat = 10.0
+    bias: float = -10.0
+    reduction: Reduction = "half_mean"
+
+    @property
+    def gradient_scale(self) -> float:
+        return self.scale
+
+    def with_scale(self, scale: float) -> Sigmoid:
+        return replace(self, scale=round(scale, 6))
+
+    def with_bias(self, bias: float) -> Sigmoid:
+        return replace(self, bias=bias)
+
+    def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
+        positive, negative = targets.positive, targets.negative
+        logits = self.scale * scores + self.bias
+        wrong_decision_logits = torch.where(positive, -logits, logits).masked_fill(
+            ~(positive | negative), NEG_INF
+        )
+        terms = log1p_exp(wrong_decision_logits).sum(-1).where(negative.any(-1), 0.0)
+        return terms[positive.any(-1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unified(SummaryObjective):
+    r"""Unified loss of pair similarity: a softmax over negatives, with the margin of a triplet.
+
+    Args:
+        margin: Margin.
+        gamma: Scale of the scores.
+        reduction: How terms become a scalar, see `Objective`.
+
+    Formula:
+        ``(1 / gamma) sum_p log(1 + sum_j e^(gamma (s_ij - s_ip + margin)))`` over positive pairs, both directions.
+
+    Gradient:
+        dL/ds_ij = p_ij, the weight of the negative in the softmax. dL/ds_ip = -sum_j p_ij. No factor gamma.
+
+    Advice:
+        A good first choice, like VLC and InfoNCE. Margin 0.2 and gamma 50 suit most models, a smaller gamma where the hardest negatives are
+        often false negatives.
+
+    Source:
+        Unified loss, eq. 5. With ``targets.weight`` (s -> w s on both sides): eq. 24. With ``query_margin``: eq. 26.
+
+    Special cases:
+        margin = 0 is VLC / gamma. Gamma -> infinity is TripletHN, and 0 <= Unified - TripletHN <= (2 B / gamma) log B for B
+        pairs.
+
+    Differs from:
+        Nothing released. No code accompanies the paper. Weights are not detached here: their supplier decides.
+    """
+
+    used_annotations: ClassVar[tuple[str, ...]] = ("weight", "query_margin")
+
+    margin: float = 0.2
+    gamma: PositiveFloat = 50.0
+    reduction: Reduction = "sum"
+
+    def summary(self, targets: Targets) -> NegativeLogSumExp | None:
+        return NegativeLogSumExp(self.gamma) if targets.weight is None else None
+
+    def pair_terms(
+        self, negatives: Tensor, positive: Tensor, query: Tensor, targets: Targets
+    ) -> Tensor:
+        margin = anchor_margins(self.margin, query, targets, "Unified")
+        return log1p_exp(negatives + self.gamma * (margin - positive)) / self.gamma
+
+    def row_terms(self, scores: Tensor, targets: Targets) -> Tensor:
+        weighted = find_positive_pairs(targets.pairwise("weight") * scores, targets)
+        return self.pair_terms(
+            weighted.log_sum_exp(self.gamma), weighted.positive, weighted.query, targets
+        )

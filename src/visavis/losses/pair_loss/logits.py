@@ -1,0 +1,215 @@
+"""Scale and bias that turn scores into logits before an objective reads them. A scale can be
+learned by its logarithm.
+
+>>> scale = LearnedScale(20.0)
+>>> round(scale().item(), 4)
+20.0
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from visavis.core.errors import SpecError, format_value
+from visavis.core.spec import is_valid_parameter
+
+OptionalScalar = Tensor | float | None
+MAX_SCALE = 100.0
+"""Upper bound of a learned scale, as in CLIP."""
+
+
+class LearnedScale(nn.Module):
+    """A scale that is learned by its logarithm: ``scale = e^log``. An optimizer step changes it by
+    a relative amount.
+
+    The parameter ``log`` is clamped to the bounds at each call. It is saved with the ``state_dict``
+    of the loss.
+
+    Args:
+        initial_scale: Scale before the first step, 1 / temperature, > 0 and at most 100.
+        min_scale: Lower bound.
+        max_scale: Upper bound.
+
+    Raises:
+        SpecError: If the initial scale is out of bounds.
+
+    Source:
+        Radford et al., CLIP (2021), section 2.5, which sets only the upper bound of 100.
+    """
+
+    def __init__(
+        self, initial_scale: float, *, min_scale: float = 0.0, max_scale: float = MAX_SCALE
+    ) -> None:
+        super().__init__()
+        self.min_scale, self.max_scale = float(min_scale), float(max_scale)
+        self.initial_scale = self.validate(initial_scale)
+        self.log = nn.Parameter(torch.tensor(math.log(initial_scale)))
+
+    @classmethod
+    def containing(cls, initial_scale: float, bounds: Sequence[float]) -> LearnedScale:
+        """Make a scale whose bounds are widened to its initial value, where that is outside.
+
+        Args:
+            initial_scale: Scale before the first step.
+            bounds: Lower and upper bound.
+
+        Returns:
+            The scale.
+        """
+        return cls(
+            initial_scale,
+            min_scale=min(bounds[0], initial_scale),
+            max_scale=max(bounds[1], initial_scale),
+        )
+
+    def validate(self, scale: float) -> float:
+        """Check that a number is a scale within the bounds.
+
+        Args:
+            scale: The number.
+
+        Returns:
+            The number.
+
+        Raises:
+            SpecError: If it is not.
+        """
+        if not (
+            is_valid_scale(scale)
+            and isinstance(scale, int | float)
+            and self.min_scale <= scale <= self.max_scale
+        ):
+            lower = f">= {self.min_scale:g}" if self.min_scale > 0 else "> 0"
+            raise SpecError(
+                f"initial_scale: expected a number {lower} and <= {self.max_scale:g}, got "
+                f"{format_value(scale)}. It is 1 / temperature."
+            )
+        return float(scale)
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Lower and upper bound."""
+        return self.min_scale, self.max_scale
+
+    def forward(self) -> Tensor:
+        """Clamp the parameter and return the current scale.
+
+        Returns:
+            A scalar.
+        """
+        self.log.data.clamp_(
+            math.log(self.min_scale) if self.min_scale > 0 else None, math.log(self.max_scale)
+        )
+        return self.log.exp()
+
+    def extra_repr(self) -> str:
+        """Show the initial scale in ``repr``.
+
+        Returns:
+            The argument and its value.
+        """
+        return f"initial_scale={self.initial_scale:g}"
+
+
+Scale = float | Tensor | LearnedScale | None
+
+
+def is_valid_scale(scale: Any) -> bool:
+    """Return whether a value can scale scores: None, a number from 1e-12 to 1e12, a floating-point
+    tensor of one element, or a LearnedScale.
+
+    Args:
+        scale: The value.
+
+    Returns:
+        Whether it is valid.
+    """
+    if scale is None or isinstance(scale, LearnedScale):
+        return True
+    return is_valid_bias(scale) and (isinstance(scale, Tensor) or scale > 0)
+
+
+def current_scale(scale: Scale) -> Tensor | float | None:
+    """Return the value that multiplies the scores. A parameter is first clamped to 0..`MAX_SCALE`.
+
+    Args:
+        scale: The scale of a loss.
+
+    Returns:
+        A scalar, or None without a scale.
+    """
+    if isinstance(scale, LearnedScale):
+        return scale()
+    if isinstance(scale, nn.Parameter):
+        # In place: outside a bound, a clamped copy would have no gradient that could bring the
+        # parameter back.
+        scale.data.clamp_(0, MAX_SCALE)
+    return scale
+
+
+class ScaleAndBias(NamedTuple):
+    """Scale and bias of one call. None means not scaled or not shifted.
+
+    Attributes:
+        scale: Factor of the scores.
+        bias: Added after the scale.
+    """
+
+    scale: OptionalScalar
+    bias: OptionalScalar
+
+
+def resolve_scale_and_bias(
+    defaults: tuple[Scale, OptionalScalar], overrides: tuple[OptionalScalar, OptionalScalar]
+) -> ScaleAndBias:
+    """Choose the scale and bias of one call: the overrides of the call, else the defaults of the
+    loss.
+
+    Args:
+        defaults: Scale and bias of the loss.
+        overrides: Scale and bias of the call. Only a loss that has the value can be overridden.
+
+    Returns:
+        The scale and bias to apply.
+
+    Raises:
+        SpecError: If an override is invalid, or the loss was made without this value.
+    """
+    for name, default, override, is_valid in zip(
+        ("scale", "bias"), defaults, overrides, (is_valid_scale, is_valid_bias), strict=True
+    ):
+        if override is not None and default is None:
+            raise SpecError(
+                f"{name}: expected None, got {format_value(override)}. Make the loss with a {name} "
+                "to override it in a call."
+            )
+        if override is not None and not is_valid(override):
+            raise SpecError(f"{name}: expected one valid number, got {format_value(override)}.")
+    scale, bias = overrides
+    bias = defaults[1] if bias is None else bias
+    return ScaleAndBias(
+        current_scale(defaults[0]) if scale is None else scale,
+        bias.reshape(()) if isinstance(bias, Tensor) else bias,
+    )
+
+
+def is_valid_bias(bias: Any) -> bool:
+    """Return whether a value can shift scores: None, a number up to 1e12, or a floating-point
+    tensor of one element.
+
+    Args:
+        bias: The value.
+
+    Returns:
+        Whether it is valid.
+    """
+    if isinstance(bias, Tensor):
+        return bias.numel() == 1 and bias.is_floating_point()
+    return bias is None or (
+        isinstance(bias, int | float) and not isinstance(bias, bool) and is_valid_parameter(bias)
+    )

@@ -1,0 +1,435 @@
+"""Execution plan of a PairLoss: dense, cached, row blocks or tiles, chosen before the batch is
+scored.
+
+>>> from visavis.losses.objectives import Unified
+>>> directions = Targets.paired(8192), Targets.paired(8192).T
+>>> item_bytes = 4 * 512 * (8192 + 8192)
+>>> print(choose_plan(PlanInputs(Unified(), directions, item_bytes, torch.device("cpu"), memory_bytes=2**30)))
+tiles of 2048 x 2048 scores for both directions, up to 240.0 MiB of tiles cached. About 240.0 MiB next to items and gradients.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from visavis.core.blocking import MAX_BLOCK_BYTES, BlockCost, block_shape, chunk_slices
+from visavis.core.errors import VisavisError
+from visavis.core.memory_budget import format_bytes
+from visavis.losses.objectives.base import Objective
+from visavis.losses.objectives.pairs import NegativeLogSumExp, NegativeSummary
+from visavis.losses.pair_loss.gradients import annotations_needing_grad, has_annotations
+from visavis.losses.pair_loss.objective_memory import measure_objective_cost
+from visavis.losses.pair_loss.tiles import max_cached_band
+from visavis.losses.targets import Targets
+
+MAX_DENSE_SCORES = 2**22
+"""Up to this number of scores, the graph of one matrix is as fast as blocks of any score. Measured
+on CPU and GPU.
+"""
+MAX_SMALL_DENSE_SCORES = 2**18
+"""Up to this number of scores, the graph of one matrix is also as fast as blocks of cached cosines.
+"""
+MAX_CACHED_SCORES = 2**24
+"""Up to this number of scores, all cosines are cached."""
+MAX_ROW_BLOCK_SCORES = 2**21
+"""Number of scores of a row block."""
+MAX_CACHED_ROW_BLOCK_SCORES = 2**18
+"""Number of scores of a row block of cached cosines. It stays in the processor's cache."""
+MIN_FAST_BLOCK_ROWS = 64
+"""Number of rows below which a matrix product is slow."""
+TILE_SIDE, SECOND_PASS_TILE_SIDE, GPU_TILE_SIDE = 1024, 2048, 8192
+"""Rows and columns of a tile. One of the first size stays in the cache of a CPU core.
+
+With a second pass, twice the side saves 4 % (float32) and 15 % (bfloat16) of the time at 8,192
+pairs on two threads, because each tile adds to the gradients of its vectors. GPUs are faster with
+few large tiles.
+"""
+MAX_CACHED_TILE_BYTES = 15 * 2**24
+"""Memory of tiles that are cached until their gradient is known."""
+
+IntPair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class PlanInputs:
+    """A comparison of images and texts, and the memory for its loss.
+
+    Attributes:
+        objective: The objective.
+        targets: Targets of the image-to-text and of the text-to-image direction. Their candidates
+            exceed the queries of the other direction with extra candidates or several ranks.
+        item_bytes: Memory of all items in the precision of their gradients.
+        device: Device of the items.
+        memory_bytes: Memory for gradients of items and for blocks.
+        score_cost: Memory of blocks of images x texts of a score function. None: cosines.
+        element_bytes: Memory of one score.
+        has_extra_candidates: Whether some candidates are never queries.
+        world_size: Number of ranks.
+        block_rows: Maximum number of queries per block.
+        needs_grad: Whether gradients are computed.
+    """
+
+    objective: Objective
+    targets: tuple[Targets, Targets]
+    item_bytes: int
+    device: torch.device
+    memory_bytes: int
+    score_cost: BlockCost | None = None
+    element_bytes: int = 4
+    has_extra_candidates: bool = False
+    world_size: int = 1
+    block_rows: int | None = None
+    needs_grad: bool = True
+
+    @property
+    def queries(self) -> IntPair:
+        """Number of images and of texts of this rank that are queries."""
+        return self.targets[0].shape[0], self.targets[1].shape[0]
+
+    @property
+    def candidates(self) -> IntPair:
+        """Number of texts that images are compared with, and of images that texts are compared
+        with.
+        """
+        return self.targets[0].shape[1], self.targets[1].shape[1]
+
+    @property
+    def summary(self) -> NegativeSummary | None:
+        """The number per query that suffices for the objective, if any."""
+        return self.objective.summary(self.targets[0])
+
+    @property
+    def num_scores(self) -> int:
+        """Number of scores of the image-to-text direction."""
+        return math.prod(self.targets[0].shape)
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Memory of the gradients of the items. The backward pass needs it once more for their
+        product with the upstream gradient.
+        """
+        return self.item_bytes if self.needs_grad else 0
+
+    @property
+    def block_budget(self) -> int:
+        """Memory that is left next to the gradients of the items."""
+        return self.memory_bytes - self.gradient_bytes
+
+    @property
+    def unit_vector_bytes(self) -> int:
+        """Memory of the normalized embeddings."""
+        return self.item_bytes if self.score_cost is None else 0
+
+    @property
+    def is_dense_fast(self) -> bool:
+        """Whether one matrix is allowed and not slower than blocks."""
+        if self.world_size > 1 or self.block_rows is not None:
+            return False
+        num_scores = max(self._objective_scores(targets) for targets in self.targets)
+        if num_scores > MAX_DENSE_SCORES:
+            return False
+        is_large_on_cpu = num_scores > MAX_SMALL_DENSE_SCORES and self.device.type == "cpu"
+        are_blocks_faster = (
+            self.score_cost is None
+            and not self.has_extra_candidates
+            and (is_large_on_cpu or self.summary is not None)
+        )
+        return not are_blocks_faster or bool(annotations_needing_grad(self.targets[0]))
+
+    @property
+    def is_cache_small(self) -> bool:
+        """Whether all cosines can be cached."""
+        return self.num_scores <= MAX_CACHED_SCORES and 2 * self.matrix_bytes <= self.block_budget
+
+    @property
+    def matrix_bytes(self) -> int:
+        """Memory of cached cosines and their gradients: one matrix per direction if the weights of
+        the directions differ.
+        """
+        num_gradients = (1 if self.objective.reduction == "sum" else 2) if self.needs_grad else 0
+        return (1 + num_gradients) * self.num_scores * self.element_bytes
+
+    def _objective_scores(self, targets: Targets) -> int:
+        """Number of scores that the objective holds at once in one direction."""
+        pairs = 0
+        if self.objective.needs_pair_matrix:
+            pairs = int(
+                targets.positive_counts(chunk_slices(targets.shape[0], MAX_DENSE_SCORES)).sum()
+            )
+        return max(targets.shape[0], pairs) * targets.shape[1]
+
+
+@dataclass(frozen=True)
+class ExecutionPlan:
+    """How a loss is computed. ``print`` describes it in one line.
+
+    Attributes:
+        path: "dense" for the graph of one matrix, "cached" for one direction after the other over
+            cached cosines, "row_blocks" for the same with blocks that are scored when needed,
+            "tiles" for tiles that serve both directions.
+        num_queries: Number of images and of texts that are queries.
+        block_rows: Maximum number of queries of a block, for each direction.
+        block_columns: Maximum number of candidates that are scored with a graph at once, for each
+            direction.
+        tile_shape: Maximum rows and columns of a tile.
+        cached_tile_bytes: Memory for tiles that wait for their gradient.
+        expected_bytes: Expected peak memory next to the items and their gradients.
+    """
+
+    path: Literal["dense", "cached", "row_blocks", "tiles"]
+    num_queries: IntPair
+    block_rows: IntPair
+    block_columns: IntPair
+    tile_shape: IntPair = (0, 0)
+    cached_tile_bytes: int = 0
+    expected_bytes: int = 0
+
+    def __str__(self) -> str:
+        images, texts = self.num_queries
+        blocks = f"one direction after the other in blocks of {self.block_rows[0]} images, then of {self.block_rows[1]} texts"
+        description = {
+            "dense": f"the graph of one matrix of {images} x {texts} scores",
+            "cached": f"{images} x {texts} cached cosines, {blocks}",
+            "row_blocks": f"{blocks}, at most {self.block_columns[0]} texts and {self.block_columns[1]} images scored at once",
+            "tiles": f"tiles of {self.tile_shape[0]} x {self.tile_shape[1]} scores for both directions",
+        }[self.path]
+        cached = (
+            f", up to {format_bytes(self.cached_tile_bytes)} of tiles cached"
+            if self.cached_tile_bytes
+            else ""
+        )
+        return f"{description}{cached}. About {format_bytes(self.expected_bytes)} next to items and gradients."
+
+
+def choose_plan(inputs: PlanInputs) -> ExecutionPlan:
+    """Choose the plan of a loss. The result depends only on the arguments.
+
+    The first path whose condition holds and that fits into the memory is chosen:
+
+    ==========  =======================================================================================================
+    path        condition
+    ==========  =======================================================================================================
+    dense       One rank, no ``block_rows``, at most 2^22 scores (pairs x candidates for an objective that needs the pair
+                matrix), and blocks are not faster. Blocks are faster for cosines without extra
+                candidates and without annotations that need a gradient: always for summary
+                objectives, for others on a CPU if the number of scores is greater than 2^18.
+    tiles       The objective needs one number per query with these targets, no extra candidates,
+    and one rank or targets
+                that hold only ids.
+    cached      Cosines without extra candidates, one rank, no ``block_rows``, at most 2^24 scores,
+    in at most half of the
+                memory.
+    row_blocks  Otherwise.
+    ==========  =======================================================================================================
+
+    Blocks have the fastest size (see the constants of this module), or as much less as the memory
+    requires. Under a compiler, PairLoss uses the dense path on one rank without a plan.
+
+    Args:
+        inputs: The comparison and the memory.
+
+    Returns:
+        The plan.
+
+    Raises:
+        VisavisError: If even the smallest block does not fit into the memory.
+    """
+    if inputs.block_budget <= 0:
+        raise VisavisError(
+            f"memory: expected more than {format_bytes(inputs.gradient_bytes)} for the gradients "
+            "of the items, got "
+            f"{format_bytes(inputs.memory_bytes)} after the reserve for libraries. Set a larger "
+            "memory."
+        )
+    on_one_rank, without_extra = inputs.world_size == 1, not inputs.has_extra_candidates
+    if inputs.is_dense_fast and (plan := _plan_dense(inputs)).expected_bytes <= inputs.block_budget:
+        return plan
+    if (
+        inputs.summary is not None
+        and without_extra
+        and (on_one_rank or not has_annotations(inputs.targets[0]))
+    ):
+        return _plan_tiles(inputs)
+    can_cache = (
+        inputs.score_cost is None and without_extra and on_one_rank and inputs.block_rows is None
+    )
+    if (
+        can_cache
+        and inputs.is_cache_small
+        and (plan := _plan_rows(inputs, "cached")).expected_bytes <= inputs.block_budget
+    ):
+        return plan
+    return _plan_rows(inputs, "row_blocks")
+
+
+def _cap_block_budget(inputs: PlanInputs, budget: int, minimum: int) -> int:
+    """The memory for a block of a score function: no more than gains speed, and enough for the
+    minimum.
+    """
+    return budget if inputs.score_cost is None else min(budget, max(MAX_BLOCK_BYTES, minimum))
+
+
+def _plan_dense(inputs: PlanInputs) -> ExecutionPlan:
+    (images, texts), (all_texts, all_images) = inputs.queries, inputs.candidates
+    loss_cost = measure_objective_cost(
+        inputs.objective,
+        inputs.targets[0],
+        element_bytes=inputs.element_bytes,
+        both_directions=True,
+    )
+    score_cost = inputs.score_cost or BlockCost(
+        2.0 * inputs.element_bytes, fixed_bytes=4.0 * inputs.unit_vector_bytes
+    )
+    expected_bytes = score_cost.total_bytes(images, all_texts) + loss_cost.total_bytes(
+        images, all_texts
+    )
+    if inputs.has_extra_candidates:
+        expected_bytes += score_cost.total_bytes(all_images, texts)
+    return ExecutionPlan(
+        "dense",
+        (images, texts),
+        (images, texts),
+        (all_texts, all_images),
+        expected_bytes=expected_bytes,
+    )
+
+
+def _plan_tiles(inputs: PlanInputs) -> ExecutionPlan:
+    height, width = inputs.targets[0].shape
+    has_second_pass = (
+        isinstance(inputs.summary, NegativeLogSumExp)
+        and inputs.score_cost is None
+        and inputs.needs_grad
+    )
+    side = SECOND_PASS_TILE_SIDE if has_second_pass else TILE_SIDE
+    if inputs.device.type != "cpu":
+        side = GPU_TILE_SIDE
+    max_shape = min(inputs.block_rows or side, side), side
+    mask_bytes = 0.0 if inputs.targets[0].is_defined_by_ids else 3.0
+    # The scores, and their exponentials or the rows that exceed the previous maximum.
+    cost = BlockCost(2.0 * inputs.element_bytes + mask_bytes)
+    if inputs.score_cost is not None:
+        cost = inputs.score_cost + cost
+    budget = inputs.block_budget - inputs.unit_vector_bytes
+    tile_budget = _cap_block_budget(inputs, budget, cost.total_bytes(1, 1))
+    tile = block_shape(height, width, cost, tile_budget, max_shape=max_shape)
+    tile_bytes = cost.total_bytes(min(tile[0], height), min(tile[1], width))
+    cached_bytes = (
+        int(min(MAX_CACHED_TILE_BYTES, max(budget - tile_bytes, 0))) if has_second_pass else 0
+    )
+    scores_whole_rows = (
+        inputs.score_cost is None or inputs.score_cost.total_bytes(tile[0], width) <= tile_budget
+    )
+    peak_bytes = (
+        inputs.unit_vector_bytes + tile_bytes + _peak_cache_bytes(inputs, tile, cached_bytes)
+    )
+    columns = (width, height) if scores_whole_rows else (tile[1], tile[1])
+    expected_bytes = max(peak_bytes, inputs.gradient_bytes)
+    return ExecutionPlan(
+        "tiles", inputs.queries, (tile[0], tile[0]), columns, tile, cached_bytes, expected_bytes
+    )
+
+
+def _peak_cache_bytes(inputs: PlanInputs, tile: IntPair, cache_bytes: int) -> int:
+    """Peak memory of cached tiles. Simulates the caching of `TileGrid`."""
+    height, width = inputs.targets[0].shape
+    if inputs.world_size > 1:
+        return min(cache_bytes, height * width * inputs.element_bytes)
+    num_steps = max(min(-(-height // tile[0]), -(-width // tile[1])), 1)
+    cell_bytes = height * width / num_steps**2 * inputs.element_bytes
+    band, num_cached, peak = int(max_cached_band(cache_bytes, cell_bytes)), 0, 0
+    completed_in = [0] * num_steps
+    for step in range(num_steps):
+        for last_step in range(step, min(step + band + 1, num_steps)):
+            num_tiles = 1 if last_step == step else 2
+            completed_in[last_step] += num_tiles
+            num_cached += num_tiles
+        peak = max(peak, num_cached)
+        num_cached -= completed_in[step]
+    return int(min(cache_bytes, peak * cell_bytes))
+
+
+def _plan_rows(inputs: PlanInputs, path: Literal["cached", "row_blocks"]) -> ExecutionPlan:
+    is_cached = path == "cached"
+    score_bytes = inputs.element_bytes * (1 if inputs.score_cost is None else 2)
+    term_cost = measure_objective_cost(
+        inputs.objective,
+        inputs.targets[0],
+        element_bytes=inputs.element_bytes,
+        both_directions=False,
+    )
+    terms = term_cost + BlockCost(score_bytes)
+    # With a sum reduction both directions share one gradient buffer, otherwise each has its own.
+    fork_bytes = 0 if is_cached or inputs.objective.reduction == "sum" else inputs.gradient_bytes
+    fixed_bytes = (inputs.matrix_bytes if is_cached else inputs.unit_vector_bytes) + fork_bytes
+    max_scores = MAX_CACHED_ROW_BLOCK_SCORES if is_cached else MAX_ROW_BLOCK_SCORES
+    image_cost = inputs.score_cost or BlockCost(0.0)
+    costs = image_cost, image_cost.transposed
+    rows, columns, block_bytes = [], [], 0
+    for queries, candidates, score_cost in zip(
+        inputs.queries, inputs.candidates, costs, strict=True
+    ):
+        max_rows = inputs.block_rows or max(MIN_FAST_BLOCK_ROWS, max_scores // max(candidates, 1))
+        minimum = terms.total_bytes(1, candidates) + score_cost.total_bytes(1, 1)
+        budget = _cap_block_budget(inputs, inputs.block_budget - fixed_bytes, minimum)
+        height, width = _fit_rows(queries, candidates, max_rows, terms, score_cost, budget)
+        rows.append(height)
+        columns.append(width)
+        height = min(height, queries)
+        block_bytes = max(
+            block_bytes,
+            terms.total_bytes(height, candidates) + score_cost.total_bytes(height, width),
+        )
+    peak_bytes = fixed_bytes + (
+        max(block_bytes, inputs.unit_vector_bytes) if is_cached else block_bytes
+    )
+    expected_bytes = max(peak_bytes, inputs.gradient_bytes)
+    return ExecutionPlan(
+        path,
+        inputs.queries,
+        (rows[0], rows[1]),
+        (columns[0], columns[1]),
+        expected_bytes=expected_bytes,
+    )
+
+
+def _fit_rows(
+    queries: int, candidates: int, max_rows: int, terms: BlockCost, score: BlockCost, budget: float
+) -> IntPair:
+    """Choose the rows of a block and the candidates that are scored at once: all of them unless the
+    rows become too few.
+
+    ``terms`` is held for all candidates of a block, ``score`` for those that are scored at once.
+    """
+    total = terms + score
+    height, min_height = max(min(max_rows, queries), 1), MIN_FAST_BLOCK_ROWS // 2
+    if total.total_bytes(height, candidates) <= budget:
+        return max_rows, max(candidates, 1)
+    bytes_per_row = total.visual_bytes + total.pair_bytes * candidates
+    rows_that_fit = int(
+        (budget - total.fixed_bytes - total.text_bytes * candidates) // max(bytes_per_row, 1e-9)
+    )
+    if rows_that_fit >= min(height, min_height) or (score == BlockCost(0.0) and rows_that_fit >= 1):
+        return min(rows_that_fit, max_rows), max(candidates, 1)
+    height = min(height, min_height)
+    while height:
+        remaining = (
+            budget
+            - terms.total_bytes(height, candidates)
+            - score.fixed_bytes
+            - score.visual_bytes * height
+        )
+        width = int(remaining // max(score.text_bytes + score.pair_bytes * height, 1e-9))
+        if width >= 1:
+            return height, min(width, max(candidates, 1))
+        height //= 2
+    required_bytes = terms.total_bytes(1, candidates) + score.total_bytes(1, 1)
+    raise VisavisError(
+        f"memory: expected {format_bytes(required_bytes)} next to items and gradients for one "
+        f"query and {candidates} candidates, "
+        f"got {format_bytes(max(budget, 0))}. Set a larger memory."
+    )

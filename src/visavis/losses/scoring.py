@@ -1,0 +1,422 @@
+"""Scores of many items without a gradient, in blocks that fit one memory setting.
+
+The size of every block follows from the cost of its score (declared or measured) and from one
+memory setting. Three access patterns exist: the whole matrix (``score_matrix``), queries with all
+candidates (``score_query_rows``), and tiles (``tile_shape``).
+
+Example:
+    >>> visual, text = torch.rand(50, 4), torch.rand(70, 4)
+    >>> score_matrix(lambda visual, text: visual @ text.T, visual, text, memory="1KiB").shape
+    torch.Size([50, 70])
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from visavis.core.blocking import (
+    MAX_BLOCK_BYTES,
+    MAX_TILE_SHAPE,
+    PROBE_SHAPE,
+    BlockCost,
+    Score,
+    block_cost_of,
+    block_shape,
+    chunk_slices,
+    measure_score_cost,
+    score_in_blocks,
+)
+from visavis.core.encoded import Direction, Encoded, Items, all_tensors
+from visavis.core.memory_budget import MemoryLimit, budget_bytes
+
+MAX_QUERY_ROWS = 256
+"""Number of queries that are scored at once. More are not faster."""
+RERANK_BYTES_PER_PAIR = 64.0
+"""Bytes per pair while two stages are merged: scores of both stages, flags and indices, in float64.
+"""
+ItemsT = TypeVar("ItemsT", Tensor, Encoded)
+
+
+@dataclass(frozen=True)
+class DeviceScore:
+    """Score that is computed on a device for items on the CPU. Blocks of items move to the device,
+    scores move back.
+
+    Attributes:
+        score: The score function.
+        device: Device of the computation.
+    """
+
+    score: Score
+    device: torch.device
+
+    @torch.inference_mode()
+    def __call__(self, visual: Items, text: Items) -> Tensor:
+        return self.score(visual.to(self.device), text.to(self.device)).cpu()
+
+
+@dataclass(frozen=True)
+class TwoStageScore(DeviceScore):
+    """A cheap score of all pairs, and a better score of the first candidates of each query.
+
+    A call computes the first stage. ``score_query_rows`` returns scores that rank by both stages.
+
+    Attributes:
+        first_stage_items: Returns the part of items that the first stage reads. Its own result does
+            not change.
+        second_stage_scores: ``second_stage_scores(visual, text) -> [N]``, the score of item i with
+            item i.
+        rerank_top_k: A candidate is re-ranked if at most this many candidates of its query have an
+            equal or higher score. Of a group of equal candidates, all are re-ranked or none.
+    """
+
+    first_stage_items: Callable[[Any], Any]
+    second_stage_scores: Score
+    rerank_top_k: int
+
+    def __call__(self, visual: Items, text: Items) -> Tensor:
+        return super().__call__(self.first_stage_items(visual), self.first_stage_items(text))
+
+    @torch.inference_mode()
+    def rerank_scores(
+        self, scores: Tensor, visual: Items, text: Items, direction: Direction, memory_bytes: int
+    ) -> Tensor:
+        """Merge both stages into scores that rank as the two stages do.
+
+        Re-ranked candidates keep their second-stage score. All others are shifted below the lowest
+        of these and keep the order and the distances of the first stage.
+
+        Args:
+            scores: Scores of the first stage, shape ``[Q, C]``.
+            visual: Visual items.
+            text: Texts.
+            direction: Which side holds the queries.
+            memory_bytes: Bytes for blocks of the second stage.
+
+        Returns:
+            Merged scores in float64, shape ``[Q, C]``.
+        """
+        reranked = torch.ones_like(scores, dtype=torch.bool)
+        if self.rerank_top_k < scores.shape[1]:
+            reranked = scores > scores.topk(self.rerank_top_k + 1, 1).values[:, -1:]
+        query, candidate = reranked.nonzero().unbind(1)
+        pairs = (query, candidate) if direction == "i2t" else (candidate, query)
+        second_stage = self._score_pairs(visual, text, pairs, memory_bytes).double()
+        scores = scores.double()
+        lowest_reranked = (
+            torch.full_like(scores, math.inf)
+            .masked_scatter(reranked, second_stage)
+            .amin(1, keepdim=True)
+        )
+        highest_other = scores.masked_fill(reranked, -math.inf).amax(1, keepdim=True)
+        gap = lowest_reranked - highest_other
+        shift = torch.where(torch.isfinite(gap), gap - 1, 0.0)
+        return (scores + shift).masked_scatter(reranked, second_stage)
+
+    def _score_pairs(
+        self, visual: Items, text: Items, pairs: tuple[Tensor, Tensor], memory_bytes: int
+    ) -> Tensor:
+        """Return the second-stage score of visual item i with text j for each pair (i, j), ``[P]``."""
+        rows, columns = pairs
+        if not len(rows):
+            return torch.zeros(0)
+        score = DeviceScore(self.second_stage_scores, self.device)
+        samples = (largest_items(items, 2).to(self.device) for items in (visual, text))
+        measured = measure_score_cost(
+            _score_all_pairs(self.second_stage_scores), *samples, training=False
+        )
+        cost = measured.pair_bytes + item_bytes(visual) + item_bytes(text)
+        chunk_size = block_shape(
+            1, len(rows), BlockCost(cost), memory_bytes, max_shape=(1, MAX_TILE_SHAPE[0])
+        )[1]
+        return torch.cat(
+            [
+                score(visual[rows[part]], text[columns[part]])
+                for part in chunk_slices(len(rows), chunk_size)
+            ]
+        )
+
+
+def _score_all_pairs(score_pairs: Score) -> Score:
+    """Turn a score of item i with item i into a score of all pairs, so that it can be measured."""
+
+    def score(visual: Items, text: Items) -> Tensor:
+        rows, columns = torch.cartesian_prod(
+            torch.arange(len(visual)), torch.arange(len(text))
+        ).unbind(1)
+        return score_pairs(visual[rows], text[columns]).view(len(visual), len(text))
+
+    return score
+
+
+@torch.no_grad()
+def score_matrix(score: Score, visual: Items, text: Items, memory: MemoryLimit = None) -> Tensor:
+    """Compute the whole score matrix without a gradient. Of a two-stage score, this is the first
+    stage.
+
+    Args:
+        score: The score function.
+        visual: Visual items.
+        text: Texts.
+        memory: Memory of a block, without the matrix itself.
+
+    Returns:
+        Scores, shape ``[V, T]``.
+
+    Raises:
+        VisavisError: If one pair does not fit into memory.
+    """
+    if isinstance(score, TwoStageScore):
+        visual, text = score.first_stage_items(visual), score.first_stage_items(text)
+    return score_in_blocks(
+        score, visual, text, _block_shape(score, visual, text, _block_budget(score, visual, memory))
+    )
+
+
+@torch.no_grad()
+def score_query_rows(
+    score: Score,
+    visual: Items,
+    text: Items,
+    direction: Direction,
+    *,
+    caller_bytes_per_pair: float,
+    memory: MemoryLimit = None,
+) -> Iterator[tuple[slice, Tensor]]:
+    """Yield blocks of queries with their scores against all candidates. A ``TwoStageScore`` ranks
+    by both stages.
+
+    Args:
+        score: The score function.
+        visual: Visual items.
+        text: Texts.
+        direction: "i2t" if the visual items are the queries, "t2i" if the texts are.
+        caller_bytes_per_pair: Bytes per pair that the caller holds while it uses a block, including
+            the scores. They take half of the memory, the computation of scores takes the other
+            half.
+        memory: Memory of both halves.
+
+    Yields:
+        The queries of a block, and their scores, shape ``[R, C]``.
+
+    Raises:
+        VisavisError: If one pair does not fit into memory.
+    """
+    stages = score if isinstance(score, TwoStageScore) else None
+    first_visual, first_text = visual, text
+    if stages is not None:
+        first_visual, first_text = stages.first_stage_items(visual), stages.first_stage_items(text)
+    queries, candidates = (
+        (first_visual, first_text) if direction == "i2t" else (first_text, first_visual)
+    )
+    rows = max_query_rows(len(candidates), caller_bytes_per_pair, memory)
+    first_block = (
+        (first_visual[:rows], first_text)
+        if direction == "i2t"
+        else (first_visual, first_text[:rows])
+    )
+    memory_bytes = _block_budget(score, first_visual, memory) // 2
+    shape = _block_shape(score, *first_block, memory_bytes)
+    for chunk in chunk_slices(len(queries), rows):
+        images, texts = (chunk, slice(None)) if direction == "i2t" else (slice(None), chunk)
+        block = score_in_blocks(score, first_visual[images], first_text[texts], shape)
+        block = block if direction == "i2t" else block.T
+        yield (
+            chunk,
+            block
+            if stages is None
+            else stages.rerank_scores(block, visual[images], text[texts], direction, memory_bytes),
+        )
+
+
+def score_direction(
+    score: Score, visual: Items, text: Items, direction: Direction, memory: MemoryLimit = None
+) -> Tensor:
+    """Compute the scores of all queries of a direction with all candidates. A ``TwoStageScore``
+    ranks by both stages.
+
+    Args:
+        score: The score function.
+        visual: Visual items.
+        text: Texts.
+        direction: "i2t" if the visual items are the queries, "t2i" if the texts are.
+        memory: Memory of a block.
+
+    Returns:
+        Scores, shape ``[Q, C]``.
+
+    Raises:
+        VisavisError: If one pair does not fit into memory.
+    """
+    if not isinstance(score, TwoStageScore):
+        scores = score_matrix(score, visual, text, memory)
+        return scores if direction == "i2t" else scores.T
+    blocks = score_query_rows(
+        score, visual, text, direction, caller_bytes_per_pair=RERANK_BYTES_PER_PAIR, memory=memory
+    )
+    return torch.cat([block for _, block in blocks])
+
+
+def max_query_rows(
+    num_candidates: int, caller_bytes_per_pair: float, memory: MemoryLimit = None
+) -> int:
+    """Return the number of queries that fit into half of the memory.
+
+    Args:
+        num_candidates: Candidates of each query.
+        caller_bytes_per_pair: Bytes per pair.
+        memory: Memory setting.
+
+    Returns:
+        Number of queries, from 1 to ``MAX_QUERY_ROWS``.
+    """
+    return max(
+        1,
+        min(
+            MAX_QUERY_ROWS,
+            int(budget_bytes(memory, "cpu") // 2 // max(caller_bytes_per_pair * num_candidates, 1)),
+        ),
+    )
+
+
+def tile_shape(
+    score: Score,
+    visual: Items,
+    text: Items,
+    *,
+    caller_bytes_per_pair: float,
+    memory: MemoryLimit = None,
+) -> tuple[int, int]:
+    """Choose the size of tiles of the score matrix.
+
+    Args:
+        score: The score function.
+        visual: Visual items.
+        text: Texts.
+        caller_bytes_per_pair: Bytes per pair that the caller holds, without the score.
+        memory: Memory setting.
+
+    Returns:
+        Maximum visual items and texts of a tile.
+
+    Raises:
+        VisavisError: If one pair does not fit into memory.
+    """
+    memory_bytes = _block_budget(score, visual, memory)
+    return _block_shape(
+        score,
+        visual,
+        text,
+        memory_bytes,
+        caller_bytes_per_pair=caller_bytes_per_pair,
+        max_shape=MAX_TILE_SHAPE,
+    )
+
+
+def inference_block_cost(score: Score, visual: Items, text: Items) -> BlockCost:
+    """Return the cost of a block without a gradient: the cost of the score, and one copy of its
+    items.
+
+    Args:
+        score: The score function.
+        visual: Visual items.
+        text: Texts.
+
+    Returns:
+        The cost of a block.
+    """
+    if not (len(visual) and len(text)):
+        return BlockCost(0.0)
+    samples = [
+        largest_items(items, 2 * number)
+        for items, number in zip((visual, text), PROBE_SHAPE, strict=True)
+    ]
+    if isinstance(score, DeviceScore):
+        cost = block_cost_of(
+            score.score, *(items.to(score.device) for items in samples), training=False
+        )
+    else:
+        cost = block_cost_of(score, *samples, training=False)
+    return cost + BlockCost(0.0, item_bytes(visual), item_bytes(text))
+
+
+def item_bytes(items: Items) -> int:
+    """Return the size of the largest item in bytes.
+
+    Args:
+        items: Visual items or texts.
+
+    Returns:
+        Bytes, 0 without items.
+    """
+    return (
+        sum(part[0].numel() * part.element_size() for part in all_tensors(largest_items(items, 1)))
+        if len(items)
+        else 0
+    )
+
+
+def largest_items(items: Items, count: int) -> Items:
+    """Return the items that take the most memory.
+
+    Args:
+        items: Visual items or texts.
+        count: Maximum number of items.
+
+    Returns:
+        At most ``count`` items.
+    """
+    return items[:count] if isinstance(items, Tensor) else items.largest_items(count)
+
+
+def select_items(items: ItemsT, rows: Tensor | slice) -> ItemsT:
+    """Select items. Consecutive positions give a view, others a copy.
+
+    Args:
+        items: Visual items or texts.
+        rows: Positions of the items.
+
+    Returns:
+        The selected items.
+    """
+    if isinstance(rows, slice):
+        return items[rows]
+    first = int(rows[0]) if len(rows) else 0
+    consecutive = bool((rows == torch.arange(first, first + len(rows))).all())
+    return items[first : first + len(rows)] if consecutive else items[rows]
+
+
+def _block_shape(
+    score: Score,
+    visual: Items,
+    text: Items,
+    memory_bytes: int,
+    *,
+    caller_bytes_per_pair: float = 0.0,
+    max_shape: tuple[int | None, int | None] = (None, None),
+) -> tuple[int, int]:
+    """Choose the shape of blocks that fit into memory and do not exceed ``MAX_BLOCK_BYTES``."""
+    cost, size = (
+        inference_block_cost(score, visual, text) + BlockCost(caller_bytes_per_pair),
+        (len(visual), len(text)),
+    )
+    max_shape = block_shape(
+        *size,
+        BlockCost(cost.pair_bytes),
+        max(MAX_BLOCK_BYTES, math.ceil(cost.pair_bytes)),
+        max_shape=max_shape,
+    )
+    return block_shape(*size, cost, memory_bytes, max_shape=max_shape)
+
+
+def _block_budget(score: Score, items: Items, memory: MemoryLimit) -> int:
+    if isinstance(score, DeviceScore):
+        return budget_bytes(memory, score.device)
+    device = next((tensor.device for tensor in all_tensors(items[:1])), torch.device("cpu"))
+    return budget_bytes(memory, device)

@@ -1,0 +1,577 @@
+"""Targets: which candidates are relevant for which queries, and annotations of pairs and items that
+objectives read.
+
+Memory is O(Q + C): ids instead of masks, and pairwise annotations as a tensor, as factors, or as a
+function of positions. A mask ``[Q, C]`` is computed only for the selected rows:
+``targets[rows].positive``.
+
+>>> targets = Targets(query_ids=[7, 8], candidate_ids=[7, 7, 8])      # image 7 has two captions
+>>> targets.positive.tolist()
+[[True, True, False], [False, False, True]]
+>>> targets.T.positive.shape
+torch.Size([3, 2])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from visavis.core.encoded import require_values
+from visavis.core.errors import MissingSupervision, ShapeError
+from visavis.core.spec import validate_int
+
+Ids = Tensor | np.ndarray | Sequence[int]
+
+
+@dataclass(frozen=True)
+class Factors:
+    """A pairwise annotation as a product ``query_vectors @ candidate_vectors.T``, computed block by
+    block.
+
+    Attributes:
+        query_vectors: One vector per query, shape ``[Q, E]``.
+        candidate_vectors: One vector per candidate, shape ``[C, E]``.
+    """
+
+    query_vectors: Tensor
+    candidate_vectors: Tensor
+
+
+PairwiseAnnotation = Tensor | Factors | Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Annotation:
+    """Declaration of a field of `Targets` next to the ids. Slicing, transposing, gathering and
+    checks follow from it.
+
+    Attributes:
+        name: The field.
+        shape: "pairwise" for ``[Q, C]``, "query" or "candidate" for one entry per item of that
+            side.
+        axes: Names of further axes after the items, such as ``("K",)``.
+        transposed_field: The field that holds the values when queries and candidates exchange
+            roles. Empty for the same field.
+        supplier: Class name of the supervision that provides the values, for error messages.
+    """
+
+    name: str
+    shape: Literal["pairwise", "query", "candidate"] = "pairwise"
+    axes: tuple[str, ...] = ()
+    transposed_field: str = ""
+    supplier: str = ""
+
+
+ANNOTATIONS = (
+    Annotation("relevance", supplier="GradedSupervision"),
+    Annotation("weight", supplier="LearnedWeights"),
+    Annotation("ignore"),
+    Annotation("pair_margin", supplier="NoisySupervision"),
+    Annotation(
+        "query_margin", "query", transposed_field="candidate_margin", supplier="NoisySupervision"
+    ),
+    Annotation(
+        "query_offline_scores",
+        "query",
+        ("K",),
+        transposed_field="candidate_offline_scores",
+        supplier="OfflineNegativeSupervision",
+    ),
+    Annotation(
+        "candidate_margin",
+        "candidate",
+        transposed_field="query_margin",
+        supplier="NoisySupervision",
+    ),
+    Annotation(
+        "candidate_offline_scores",
+        "candidate",
+        ("K",),
+        transposed_field="query_offline_scores",
+        supplier="OfflineNegativeSupervision",
+    ),
+)
+PAIRWISE_ANNOTATIONS, QUERY_ANNOTATIONS, CANDIDATE_ANNOTATIONS = (
+    tuple(annotation.name for annotation in ANNOTATIONS if annotation.shape == shape)
+    for shape in ("pairwise", "query", "candidate")
+)
+
+
+@dataclass(frozen=True)
+class _Transposed:
+    """A function of (rows, columns) with the two roles exchanged."""
+
+    function: Callable[[Tensor, Tensor], Tensor]
+
+    def __call__(self, rows: Tensor, columns: Tensor) -> Tensor:
+        return self.function(columns, rows).T
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Targets:
+    """Relevance of candidates for queries, by ids or by a relation, with optional annotations.
+
+    A pairwise annotation is a tensor ``[Q, C]``, `Factors`, or a function of two global LongTensors
+    (rows, columns) that returns a block of shape rows x columns.
+
+    Attributes:
+        query_ids: Ids of the queries, shape ``[Q]``. A query and a candidate with equal ids are a
+            positive pair.
+        candidate_ids: Ids of the candidates, shape ``[C]``.
+        relevance: Graded relevance, pairwise.
+        weight: Weights that multiply scores, pairwise.
+        ignore: True where a pair is neither positive nor negative, pairwise.
+        pair_margin: Adaptive margin of each pair, pairwise.
+        query_margin: Adaptive margin of each query as an anchor, shape ``[Q]``. Replaces the margin
+            of the objective.
+        candidate_margin: The same for candidates as anchors, shape ``[C]``.
+        query_offline_scores: Scores of each query with its offline negatives, shape ``[Q, K]``,
+            with gradient.
+        candidate_offline_scores: Scores of each candidate with its offline negatives, shape ``[C,
+            K]``, with gradient.
+        positive_scores: Detached scores of all positive pairs in any order. Set by PairLoss.
+        relation: Positive pairs as global (row, column), shape ``[P, 2]``. None: by ids.
+        rows: Global positions of the queries, shape ``[Q]``, for annotations given as functions.
+            None: 0 to Q - 1.
+        columns: Global positions of the candidates, shape ``[C]``. None: 0 to C - 1.
+
+    Raises:
+        ShapeError: If lengths or shapes do not match.
+    """
+
+    query_ids: Tensor
+    candidate_ids: Tensor
+    relevance: PairwiseAnnotation | None = None
+    weight: PairwiseAnnotation | None = None
+    ignore: PairwiseAnnotation | None = None
+    pair_margin: PairwiseAnnotation | None = None
+    query_margin: Tensor | None = None
+    candidate_margin: Tensor | None = None
+    query_offline_scores: Tensor | None = None
+    candidate_offline_scores: Tensor | None = None
+    positive_scores: Tensor | None = None
+    relation: Tensor | None = None
+    rows: Tensor | None = None
+    columns: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("query_ids", "candidate_ids"):
+            object.__setattr__(self, name, to_id_tensor(getattr(self, name), name))
+        for name, length in (("rows", len(self.query_ids)), ("columns", len(self.candidate_ids))):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, torch.arange(length, device=self.query_ids.device))
+        for annotation in ANNOTATIONS:
+            value = getattr(self, annotation.name)
+            tensors = (
+                (value.query_vectors, value.candidate_vectors)
+                if isinstance(value, Factors)
+                else (value,)
+            )
+            require_values(annotation.name, *tensors)
+            if annotation.shape == "pairwise":
+                _check_pairwise(annotation.name, value, self.shape)
+            else:
+                _check_per_item(
+                    annotation, value, self.shape[0 if annotation.shape == "query" else 1]
+                )
+
+    @classmethod
+    def paired(cls, n: int, **annotations: Any) -> Targets:
+        """Make targets where query i belongs to candidate i only, as the code of the papers does.
+
+        Args:
+            n: Number of pairs.
+            **annotations: Fields of `Targets` next to the ids.
+
+        Returns:
+            Targets of shape ``[n, n]``.
+        """
+        n = validate_int(n, "n")
+        return cls(query_ids=torch.arange(n), candidate_ids=torch.arange(n), **annotations)
+
+    @classmethod
+    def from_pairs(
+        cls,
+        query_index: Ids,
+        candidate_index: Ids,
+        num_queries: int,
+        num_candidates: int,
+        **annotations: Any,
+    ) -> Targets:
+        """Make targets of any relation, given by its positive pairs. Positives of queries may
+        overlap.
+
+        Args:
+            query_index: Position of the query of each pair, shape ``[P]``.
+            candidate_index: Position of the candidate of each pair, shape ``[P]``.
+            num_queries: Number of queries.
+            num_candidates: Number of candidates.
+            **annotations: Fields of `Targets` next to the ids.
+
+        Returns:
+            Targets of shape ``[num_queries, num_candidates]``.
+
+        Raises:
+            ShapeError: If the lengths differ or a position is out of range.
+        """
+        query_index, candidate_index = (
+            to_id_tensor(query_index, "query_index"),
+            to_id_tensor(candidate_index, "candidate_index"),
+        )
+        num_queries, num_candidates = (
+            validate_int(num_queries, "num_queries"),
+            validate_int(num_candidates, "num_candidates"),
+        )
+        if len(query_index) != len(candidate_index):
+            raise ShapeError(
+                f"candidate_index: expected {len(query_index)} entries as in query_index, got "
+                f"{len(candidate_index)}. Pass one of each per pair."
+            )
+        for name, index, size in (
+            ("query_index", query_index, num_queries),
+            ("candidate_index", candidate_index, num_candidates),
+        ):
+            if len(index) and not 0 <= int(index.min()) <= int(index.max()) < size:
+                raise ShapeError(
+                    f"{name}: expected positions from 0 to {size - 1}, got {int(index.min())} to "
+                    f"{int(index.max())}."
+                )
+        relation = torch.stack([query_index, candidate_index], 1)
+        query_ids, candidate_ids = (
+            torch.arange(size, device=relation.device) for size in (num_queries, num_candidates)
+        )
+        return cls(
+            query_ids=query_ids, candidate_ids=candidate_ids, relation=relation, **annotations
+        )
+
+    @property
+    def shape(self) -> torch.Size:
+        """Number of queries and of candidates."""
+        return torch.Size((len(self.query_ids), len(self.candidate_ids)))
+
+    @property
+    def T(self) -> Targets:
+        """The same targets with the roles of queries and candidates exchanged."""
+        swapped = {
+            "query_ids": self.candidate_ids,
+            "candidate_ids": self.query_ids,
+            "rows": self.columns,
+            "columns": self.rows,
+        }
+        annotations = {
+            annotation.transposed_field or annotation.name: _transpose(
+                getattr(self, annotation.name), annotation
+            )
+            for annotation in ANNOTATIONS
+        }
+        relation = None if self.relation is None else self.relation.flip(1)
+        return replace(self, relation=relation, **swapped, **annotations)  # type: ignore[arg-type]
+
+    def __getitem__(self, rows: slice | Tensor) -> Targets:
+        """Select queries. All candidates stay."""
+        per_query = ("query_ids", "rows", *QUERY_ANNOTATIONS)
+        sliced = {
+            name: None if (value := getattr(self, name)) is None else value[rows]
+            for name in per_query
+        }
+        annotations = {name: _slice(getattr(self, name), rows) for name in PAIRWISE_ANNOTATIONS}
+        return replace(self, **sliced, **annotations)  # type: ignore[arg-type]
+
+    def to(self, device: torch.device | str) -> Targets:
+        """Move all tensors to a device.
+
+        Args:
+            device: Target device.
+
+        Returns:
+            The targets on the device.
+        """
+        return Targets(
+            **{field.name: _move(getattr(self, field.name), device) for field in fields(self)}
+        )
+
+    @property
+    def positive(self) -> Tensor:
+        """Positive pairs that are not ignored, bool ``[Q, C]``."""
+        return (
+            self._related
+            if self.ignore is None
+            else self._related & ~self.pairwise("ignore").bool()
+        )
+
+    @property
+    def negative(self) -> Tensor:
+        """Pairs that are neither positive nor ignored, bool ``[Q, C]``."""
+        return (
+            ~self._related
+            if self.ignore is None
+            else ~(self._related | self.pairwise("ignore").bool())
+        )
+
+    @property
+    def _related(self) -> Tensor:
+        if self.relation is None:
+            return self.query_ids[:, None] == self.candidate_ids[None, :]
+        assert self.rows is not None and self.columns is not None
+        rows, row_index = self.rows.unique(return_inverse=True)
+        columns, column_index = self.columns.unique(return_inverse=True)
+        in_block = torch.isin(self.relation[:, 0], rows) & torch.isin(self.relation[:, 1], columns)
+        row, column = self.relation[in_block].T.contiguous()
+        table = torch.zeros(len(rows), len(columns), dtype=torch.bool, device=rows.device)
+        table[torch.searchsorted(rows, row), torch.searchsorted(columns, column)] = True
+        return table[row_index][:, column_index]
+
+    @property
+    def is_defined_by_ids(self) -> bool:
+        """Whether equal ids alone decide which pairs are positive: no relation and no ignored
+        pairs.
+        """
+        return self.relation is None and self.ignore is None
+
+    def positive_pairs(self, blocks: Sequence[slice]) -> tuple[Tensor, Tensor]:
+        """Find all positive pairs without a matrix ``[Q, C]``: by sorting ids, or block by block
+        where ids do not suffice.
+
+        Args:
+            blocks: Slices of queries that are processed at once.
+
+        Returns:
+            The query and the candidate of each pair, shapes ``[P]``, ordered by query and then by
+            candidate.
+
+        Example:
+            >>> Targets(query_ids=[7, 8, 7], candidate_ids=[8, 7, 7]).positive_pairs([slice(0, 3)])
+            (tensor([0, 0, 1, 2, 2]), tensor([1, 2, 0, 1, 2]))
+        """
+        if not self.is_defined_by_ids:
+            by_block = [
+                (
+                    self[rows].positive.nonzero()
+                    + torch.tensor([rows.start, 0], device=self.query_ids.device)
+                )
+                for rows in blocks
+            ]
+            query, candidate = (
+                torch.cat(by_block).T.contiguous() if by_block else self.query_ids.new_zeros(2, 0)
+            )
+            return query, candidate
+        order, first, counts = self._id_runs()
+        query = torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
+        position = (
+            torch.arange(len(query), device=counts.device)
+            + (first - counts.cumsum(0) + counts)[query]
+        )
+        return query, order[position]
+
+    def positive_counts(self, blocks: Sequence[slice]) -> Tensor:
+        """Count the positives of each query.
+
+        Args:
+            blocks: Slices of queries that are processed at once.
+
+        Returns:
+            Number of positives, shape ``[Q]``.
+        """
+        if self.is_defined_by_ids:
+            return self._id_runs()[2]
+        return self.positive_pairs(blocks)[0].bincount(minlength=self.shape[0])
+
+    def _id_runs(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Candidates sorted by id, and for each query the start and the length of its run of equal
+        ids.
+        """
+        ids, order = self.candidate_ids.sort(stable=True)
+        first = torch.searchsorted(ids, self.query_ids)
+        return order, first, torch.searchsorted(ids, self.query_ids, right=True) - first
+
+    def pairwise(self, name: str, objective: str = "this objective") -> Tensor:
+        """Compute a pairwise annotation as a block.
+
+        Args:
+            name: Field of `Targets`.
+            objective: Name of the objective that reads it, for the error message.
+
+        Returns:
+            Values of shape ``[Q, C]``.
+
+        Raises:
+            ShapeError: If a function returns a block of another shape.
+            MissingSupervision: If the annotation was not given. Names the supervision that provides
+                it.
+        """
+        value = getattr(self, name)
+        if value is None:
+            raise missing_annotation(objective, name)
+        if isinstance(value, Factors):
+            return value.query_vectors @ value.candidate_vectors.T
+        if isinstance(value, Tensor):
+            return value
+        block = value(self.rows, self.columns)
+        if not isinstance(block, Tensor) or block.shape != self.shape:
+            raise ShapeError(
+                f"{name}: expected a function that returns {list(self.shape)}, rows x columns, got "
+                f"a value {_describe(block)}."
+            )
+        return block
+
+    def query_margin_or(self, default: float, objective: str) -> Tensor | float:
+        """Return the adaptive margins of the queries, or a default.
+
+        Args:
+            default: Margin without adaptive margins.
+            objective: Name of the objective, for the error message.
+
+        Returns:
+            Margins of shape ``[Q]``, or the default.
+
+        Raises:
+            MissingSupervision: If only the margins of the candidates are given. The margin is never
+                replaced silently.
+        """
+        if self.query_margin is None and self.candidate_margin is not None:
+            raise MissingSupervision(
+                f"{objective}: expected query_margin and candidate_margin, got margins for one "
+                "side only. Pass one for each direction."
+            )
+        return default if self.query_margin is None else self.query_margin
+
+
+def to_id_tensor(ids: Ids, name: str) -> Tensor:
+    """Convert ids to a LongTensor.
+
+    Args:
+        ids: Integers in one dimension.
+        name: Name of the argument, for error messages.
+
+    Returns:
+        Ids of shape ``[N]``.
+
+    Raises:
+        ShapeError: If the ids are not one-dimensional integers.
+    """
+    expected = f"{name}: expected one integer per item"
+    if ids is None:
+        raise ShapeError(f"{expected}, got None. Items with equal ids belong together.")
+    try:
+        tensor = ids if isinstance(ids, Tensor) else torch.from_numpy(np.array(ids))
+    except (TypeError, ValueError, RuntimeError):
+        raise ShapeError(
+            f"{expected}, got texts or nested lists. Number the items first."
+        ) from None
+    require_values(name, tensor)
+    if tensor.dim() != 1 or (
+        tensor.numel() and (tensor.is_floating_point() or tensor.is_complex())
+    ):
+        raise ShapeError(f"{expected}, got shape {list(tensor.shape)} and dtype {tensor.dtype}.")
+    return tensor.long()
+
+
+def missing_annotation(objective: str, *names: str) -> MissingSupervision:
+    """Make the error of an objective that needs an annotation, or one of several, which was not
+    given.
+
+    Args:
+        objective: Name of the objective.
+        *names: Fields of `Targets`, of which one is enough.
+
+    Returns:
+        The error, to be raised by the caller.
+
+    Example:
+        >>> str(missing_annotation("Ladder", "relevance"))
+        'Ladder: expected relevance for every pair, got none. Pass Targets(..., relevance=...) or train with GradedSupervision.'
+    """
+    annotations = [
+        annotation for name in names for annotation in ANNOTATIONS if annotation.name == name
+    ]
+    field_names = [
+        annotation.name
+        if annotation.shape == "pairwise"
+        else f"{annotation.name} and {annotation.transposed_field}"
+        for annotation in annotations
+    ]
+    pairwise = {annotation.shape == "pairwise" for annotation in annotations}
+    scope = (
+        "" if len(pairwise) > 1 else " for every pair" if pairwise == {True} else " for every item"
+    )
+    suppliers = sorted({annotation.supplier for annotation in annotations if annotation.supplier})
+    train = f" or train with {' or '.join(suppliers)}" if suppliers else ""
+    return MissingSupervision(
+        f"{objective}: expected {', or '.join(field_names)}{scope}, got none. Pass Targets(..., "
+        f"{annotations[-1].name}=...){train}."
+    )
+
+
+def _check_per_item(annotation: Annotation, value: Any, length: int) -> None:
+    if value is not None and (
+        not isinstance(value, Tensor)
+        or value.dim() != 1 + len(annotation.axes)
+        or len(value) != length
+    ):
+        expected = ", ".join([str(length), *annotation.axes])
+        raise ShapeError(
+            f"{annotation.name}: expected a tensor [{expected}], one entry per item, got a value "
+            f"{_describe(value)}."
+        )
+
+
+def _check_pairwise(name: str, value: Any, shape: torch.Size) -> None:
+    """Check the shape of a tensor or of factors. A function is checked when its block is computed."""
+    if isinstance(value, Factors):
+        sides = (value.query_vectors, value.candidate_vectors)
+        if any(
+            side.shape != (length, sides[0].shape[-1])
+            for side, length in zip(sides, shape, strict=True)
+        ):
+            shapes = " and ".join(str(list(side.shape)) for side in sides)
+            raise ShapeError(
+                f"{name}: expected Factors of shapes [{shape[0]}, E] and [{shape[1]}, E], got "
+                f"{shapes}."
+            )
+    elif isinstance(value, Tensor):
+        if value.shape != shape:
+            raise ShapeError(
+                f"{name}: expected shape {list(shape)}, queries x candidates, got "
+                f"{list(value.shape)}."
+            )
+    elif value is not None and not callable(value):
+        raise ShapeError(
+            f"{name}: expected a tensor {list(shape)}, Factors, or a function of (rows, columns), "
+            f"got a value {_describe(value)}."
+        )
+
+
+def _describe(value: Any) -> str:
+    return (
+        f"of shape {list(value.shape)}"
+        if isinstance(value, Tensor)
+        else f"of type {type(value).__name__}"
+    )
+
+
+def _transpose(value: Any, annotation: Annotation) -> Any:
+    if value is None or annotation.shape != "pairwise":
+        return value
+    if isinstance(value, Tensor):
+        return value.T
+    if isinstance(value, Factors):
+        return Factors(value.candidate_vectors, value.query_vectors)
+    return value.function if isinstance(value, _Transposed) else _Transposed(value)
+
+
+def _slice(value: PairwiseAnnotation | None, rows: slice | Tensor) -> PairwiseAnnotation | None:
+    if isinstance(value, Factors):
+        return Factors(value.query_vectors[rows], value.candidate_vectors)
+    return value[rows] if isinstance(value, Tensor) else value
+
+
+def _move(value: Any, device: torch.device | str) -> Any:
+    if isinstance(value, Factors):
+        return Factors(value.query_vectors.to(device), value.candidate_vectors.to(device))
+    return value.to(device) if isinstance(value, Tensor) else value

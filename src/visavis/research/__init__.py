@@ -1,0 +1,1 @@
+"""Compare, reproduce, diagnose, audit, probe and report."""

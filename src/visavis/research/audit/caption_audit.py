@@ -1,0 +1,398 @@
+"""Audit of captions as texts: captions that fit many images, and captions unlike the other captions
+of their image.
+
+Cosine similarities show that two captions describe different things. They do not show that one
+caption negates another ("a dog", "no dog"), and a caption about another part of the image looks
+like a wrong one. So the results are candidates for inspection, not errors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from visavis.core.blocking import chunk_slices
+from visavis.data.dataset import Dataset
+from visavis.data.vocabulary import tokenize
+from visavis.losses.scoring import max_query_rows
+from visavis.research.audit.audit_part import Issue, format_count
+from visavis.research.audit.noise_estimate import NoiseEstimate, mismatch_log_odds
+
+# Two captions are near-identical if their cosine exceeds this quantile of the cosines of two
+# captions of one image.
+NEAR_QUANTILE = 0.99
+# The threshold if no image has two captions.
+DEFAULT_NEAR_COSINE = 0.95
+# A caption that is near-identical to one of this many other images is generic.
+MIN_OTHER_IMAGES = 5
+# Captions that each caption is compared with, sampled at random. All pairs would take hours for
+# millions of captions.
+MAX_COMPARED_CAPTIONS = 100_000
+SERIOUS_GENERIC_RATIO = 0.01
+
+_FIX_GENERIC = "Describe what distinguishes these images, or add the other images as positives: training counts them as negatives of the caption."
+_FIX_OUTLIERS = "Check the first ones: they belong to another image, contradict the other captions, or mention something that no other mentions."
+
+
+def sibling_agreement(vectors: Tensor, image_of: Tensor, assigned: Tensor) -> Tensor:
+    """Compute the agreement of captions with the other captions of an assigned image.
+
+    A caption that is assigned to another image than its own replaces the last caption of that
+    image.
+
+    Args:
+        vectors: Unit vectors of the captions, shape ``[C, D]``.
+        image_of: The image of each caption, shape ``[C]``.
+        assigned: The image whose captions each caption is compared with, shape ``[C]``.
+
+    Returns:
+        Mean cosine of each caption with the other captions, and mean cosine of these with one
+        another, shape ``[C, 2]``. NaN if there are too few of them.
+    """
+    sibling_sum, count = _sum_siblings(vectors, image_of, assigned)
+    agreement = (sibling_sum * vectors).sum(1) / count
+    # |sum of n unit vectors|^2 = n + sum of the cosines of all n(n - 1) ordered pairs.
+    of_siblings = (sibling_sum.square().sum(1) - count) / (count * (count - 1))
+    return torch.stack(
+        [agreement.where(count > 0, torch.nan), of_siblings.where(count > 1, torch.nan)], 1
+    )
+
+
+def sibling_mean(values: Tensor, image_of: Tensor, assigned: Tensor) -> Tensor:
+    """Average a value over the other captions of an image, as in ``sibling_agreement``.
+
+    Args:
+        values: A value of each caption, shape ``[C]``.
+        image_of: The image of each caption, shape ``[C]``.
+        assigned: The image over whose captions the value is averaged, shape ``[C]``.
+
+    Returns:
+        The means, shape ``[C]``. NaN if the image has only one caption.
+    """
+    sibling_sum, count = _sum_siblings(values[:, None], image_of, assigned)
+    return (sibling_sum[:, 0] / count).where(count > 0, torch.nan)
+
+
+def _sum_siblings(values: Tensor, image_of: Tensor, assigned: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the sum of values ``[C, D]`` over the siblings of each caption in its assigned image,
+    and the number of siblings ``[C]``.
+    """
+    num_images = int(torch.cat([image_of, assigned]).max()) + 1
+    total = values.new_zeros(num_images, values.shape[1]).index_add_(0, image_of, values)
+    last = np.full(num_images, -1)
+    last[image_of.numpy()] = np.arange(
+        len(image_of)
+    )  # of several assignments to one index, numpy keeps the last
+    # The caption of the assigned image that is not a sibling, -1 for none.
+    excluded = torch.where(
+        image_of == assigned, torch.arange(len(image_of)), torch.from_numpy(last)[assigned]
+    )
+    count = torch.bincount(image_of, minlength=num_images)[assigned] - (excluded >= 0).long()
+    return total[assigned] - torch.where(
+        (excluded >= 0)[:, None], values[excluded], 0.0
+    ), count.float()
+
+
+def sample_other_images(image_of: np.ndarray, copy_groups: np.ndarray, seed: int) -> np.ndarray:
+    """Sample another image for each caption, and not a copy of its own image if possible.
+
+    Args:
+        image_of: The image of each caption, shape ``[C]``.
+        copy_groups: Group of each image, equal for copies, shape ``[N]``.
+        seed: Random seed.
+
+    Returns:
+        The other images, shape ``[C]``.
+    """
+    random = np.random.default_rng([seed, len(image_of), len(copy_groups)])
+    other_image = random.integers(len(copy_groups), size=len(image_of))
+    for _ in range(100):
+        is_copy = copy_groups[other_image] == copy_groups[image_of]
+        if not is_copy.any():
+            break
+        other_image[is_copy] = random.integers(len(copy_groups), size=int(is_copy.sum()))
+    return other_image
+
+
+@dataclass(frozen=True)
+class GenericCaption:
+    """A caption that fits many images.
+
+    Attributes:
+        caption: Its text.
+        images: Its image, and examples of other images.
+        num_other_images: Number of other images that have a near-identical caption.
+        num_exact_copies: Number of other images that have a caption of the same words.
+    """
+
+    caption: str
+    images: tuple[str, ...]
+    num_other_images: int
+    num_exact_copies: int
+
+    def __str__(self) -> str:
+        same = (
+            f"{self.num_exact_copies:,} with the same words"
+            if self.num_exact_copies
+            else "none with the same words"
+        )
+        return f'"{self.caption}": {format_count(self.num_other_images, "other image")} ({same}), such as {", ".join(self.images[:3])}'
+
+
+@dataclass(frozen=True)
+class OutlierCaption:
+    """A caption unlike the other captions of its image.
+
+    Attributes:
+        image: Name of the image.
+        split: Split of the image.
+        caption: Text of the caption.
+        agreement: Mean cosine with the other captions.
+        sibling_agreement: Mean cosine of the other captions with one another.
+        sibling: Text of one of the other captions.
+    """
+
+    image: str
+    split: str
+    caption: str
+    agreement: float
+    sibling_agreement: float | None
+    sibling: str
+
+    def __str__(self) -> str:
+        return f'{self.image} ({self.split}): "{self.caption}", another caption: "{self.sibling}" (agreement {self.agreement:.2f})'
+
+
+@dataclass(frozen=True)
+class CaptionAudit:
+    """Audit of the captions of a data set.
+
+    Attributes:
+        encoder: Name of the sentence encoder, or "words" for tf-idf.
+        near_cosine: Cosine from which two captions are near-identical.
+        captions: Number of captions.
+        num_shared: Number of captions with the same words as a caption of another image.
+        generic: Captions that fit many images, each text once.
+        num_generic: Number of captions that fit many images.
+        outliers: Captions unlike their siblings, the most different first.
+        outlier_ratio: Estimated share of such captions.
+        max_outlier_ratio: Upper bound of this share with 95 % confidence.
+    """
+
+    encoder: str
+    near_cosine: float
+    captions: int
+    num_shared: int
+    generic: tuple[GenericCaption, ...]
+    num_generic: int
+    outliers: tuple[OutlierCaption, ...]
+    outlier_ratio: float
+    max_outlier_ratio: float
+
+    def issues(self) -> list[Issue]:
+        """Report generic captions and outliers as issues.
+
+        Returns:
+            The issues.
+        """
+        issues = []
+        if self.num_generic:
+            description = (
+                f"{self.num_generic / self.captions:.1%} of the captions are nearly identical "
+                f"(cosine {self.near_cosine:.2f}, {self.encoder}) "
+                f"to captions of {MIN_OTHER_IMAGES} or more other images. {self.num_shared:,} have "
+                "the same words as a caption of another image."
+            )
+            serious = self.num_generic >= SERIOUS_GENERIC_RATIO * self.captions
+            examples = tuple(map(str, self.generic))
+            issues.append(
+                Issue(
+                    "captions that fit many images",
+                    self.num_generic,
+                    description,
+                    _FIX_GENERIC,
+                    examples,
+                    serious,
+                )
+            )
+        if self.outliers:
+            description = (
+                f"about {self.outlier_ratio:.1%} of the captions (at most "
+                f"{self.max_outlier_ratio:.1%}) agree with the other captions "
+                "of their image as little as with those of a random image."
+            )
+            examples = tuple(map(str, self.outliers))
+            issues.append(
+                Issue(
+                    "captions unlike their siblings",
+                    len(self.outliers),
+                    description,
+                    _FIX_OUTLIERS,
+                    examples,
+                    serious=False,
+                )
+            )
+        return issues
+
+
+def audit_captions(
+    data: Dataset, vectors: Tensor, encoder: str, copy_groups: np.ndarray, seed: int = 0
+) -> CaptionAudit:
+    """Find generic captions and outliers.
+
+    Args:
+        data: The data set.
+        vectors: Unit vectors of the captions, shape ``[C, D]``.
+        encoder: Name of the encoder of the vectors.
+        copy_groups: Group of each image, equal for copies, shape ``[N]``.
+        seed: Random seed.
+
+    Returns:
+        The audit.
+    """
+    image_of = torch.from_numpy(data.image_of)
+    near_cosine = _near_cosine(vectors, image_of)
+    num_other_images, examples = _count_similar_images(
+        data, vectors, copy_groups, near_cosine, seed
+    )
+    num_exact_copies = _count_exact_copies(data, copy_groups[data.image_of])
+    outliers, outlier_ratio, max_outlier_ratio = _find_outliers(
+        data, vectors, image_of, copy_groups, seed
+    )
+    return CaptionAudit(
+        encoder=encoder,
+        near_cosine=near_cosine,
+        captions=len(data.captions),
+        num_shared=int((num_exact_copies > 0).sum()),
+        generic=_list_generic(data, num_other_images, num_exact_copies, examples),
+        num_generic=int((num_other_images >= MIN_OTHER_IMAGES).sum()),
+        outliers=outliers,
+        outlier_ratio=outlier_ratio,
+        max_outlier_ratio=max_outlier_ratio,
+    )
+
+
+def _near_cosine(vectors: Tensor, image_of: Tensor) -> float:
+    order = torch.argsort(image_of, stable=True)
+    same_image = image_of[order][1:] == image_of[order][:-1]
+    cosines = (vectors[order][1:] * vectors[order][:-1]).sum(1)[same_image]
+    return (
+        min(float(np.quantile(cosines.numpy(), NEAR_QUANTILE)), 0.999)
+        if len(cosines)
+        else DEFAULT_NEAR_COSINE
+    )
+
+
+def _count_similar_images(
+    data: Dataset, vectors: Tensor, copy_groups: np.ndarray, near_cosine: float, seed: int
+) -> tuple[np.ndarray, list[list[int]]]:
+    """Count the other images with a near-identical caption, for each caption, and name up to three
+    of them.
+    """
+    group_of = copy_groups[data.image_of]
+    compared = np.arange(len(group_of))
+    if len(compared) > MAX_COMPARED_CAPTIONS:
+        compared = np.sort(
+            np.random.default_rng([seed, 3]).choice(
+                len(group_of), MAX_COMPARED_CAPTIONS, replace=False
+            )
+        )
+    compared_groups, compared_vectors = group_of[compared], vectors[torch.from_numpy(compared)]
+    counts, examples = np.zeros(len(group_of), np.int64), list[list[int]]()
+    for rows in chunk_slices(len(group_of), max_query_rows(len(compared), 8.0)):
+        is_near = (vectors[rows] @ compared_vectors.T >= near_cosine).numpy()
+        for caption, row in enumerate(is_near, rows.start):
+            others = np.flatnonzero(row)
+            others = others[compared_groups[others] != group_of[caption]]
+            distinct, first = np.unique(compared_groups[others], return_index=True)
+            counts[caption] = len(distinct)
+            examples.append(data.image_of[compared[others[np.sort(first)[:3]]]].tolist())
+    return counts, examples
+
+
+def _count_exact_copies(data: Dataset, group_of: np.ndarray) -> np.ndarray:
+    """Count the other images with a caption of the same words, ignoring punctuation and case, for
+    each caption.
+    """
+    groups_with: dict[tuple[str, ...], set[int]] = {}
+    texts = [tuple(tokenize(caption)) for caption in data.captions]
+    for words, group in zip(texts, group_of, strict=True):
+        groups_with.setdefault(words, set()).add(int(group))
+    return np.array([len(groups_with[words]) - 1 for words in texts], dtype=np.int64)
+
+
+def _list_generic(
+    data: Dataset,
+    num_other_images: np.ndarray,
+    num_exact_copies: np.ndarray,
+    examples: list[list[int]],
+) -> tuple[GenericCaption, ...]:
+    """List captions that fit many images, each text once, those that fit the most first."""
+    listed, seen = list[GenericCaption](), set[tuple[str, ...]]()
+    for caption in np.argsort(-num_other_images, kind="stable"):
+        words = tuple(tokenize(data.captions[caption]))
+        if num_other_images[caption] < MIN_OTHER_IMAGES:
+            break
+        if words not in seen:
+            seen.add(words)
+            images = tuple(
+                data.images[image].name for image in (data.image_of[caption], *examples[caption])
+            )
+            listed.append(
+                GenericCaption(
+                    data.captions[caption],
+                    images,
+                    int(num_other_images[caption]),
+                    int(num_exact_copies[caption]),
+                )
+            )
+    return tuple(listed)
+
+
+def _find_outliers(
+    data: Dataset, vectors: Tensor, image_of: Tensor, copy_groups: np.ndarray, seed: int
+) -> tuple[tuple[OutlierCaption, ...], float, float]:
+    """List captions unlike the other captions of their image, with their estimated share and its
+    upper bound.
+    """
+    other = torch.from_numpy(sample_other_images(data.image_of, copy_groups, seed))
+    matched, mismatched = (
+        sibling_agreement(vectors, image_of, assigned).numpy() for assigned in (image_of, other)
+    )
+    # With a single sibling it is unknown which of the two captions is the outlier.
+    is_known, is_known_mismatched = (
+        np.isfinite(columns[:, 1]) for columns in (matched, mismatched)
+    )
+    if not is_known.any() or not is_known_mismatched.any():
+        return (), 0.0, 0.0
+    captions = np.flatnonzero(is_known)
+    scores, wrong = mismatch_log_odds(matched[is_known], mismatched[is_known_mismatched])
+    # A wrong caption lowers the agreement of its siblings, too: only the caption with the lowest
+    # agreement of an image counts.
+    lowest = np.full(len(data.images), np.inf)
+    np.minimum.at(lowest, data.image_of[captions], matched[captions, 0])
+    scores[matched[captions, 0] > lowest[data.image_of[captions]]] = -np.inf
+    estimate = NoiseEstimate.from_scores(scores, wrong)
+    outliers = tuple(
+        _outlier(data, int(captions[row]), *map(float, matched[captions[row]]))
+        for row in estimate.listed
+    )
+    return outliers, estimate.noise_ratio, estimate.max_noise_ratio
+
+
+def _outlier(
+    data: Dataset, caption: int, agreement: float, sibling_agreement: float
+) -> OutlierCaption:
+    image = data.images[data.image_of[caption]]
+    sibling = next(i for i in data.captions_of[data.image_of[caption]] if i != caption)
+    return OutlierCaption(
+        image.name,
+        image.split,
+        data.captions[caption],
+        agreement,
+        sibling_agreement,
+        data.captions[sibling],
+    )

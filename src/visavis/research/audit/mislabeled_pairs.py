@@ -1,0 +1,340 @@
+"""Likely mislabeled pairs, found by cross-validation with models that were not trained on them.
+
+The images are divided into folds, and copies of one image are in the same fold. A model is trained
+on the other folds and scores the pairs of its fold. Each caption is also scored as a caption of a
+random other image of the fold. These known mismatches show what mislabeled pairs look like.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from visavis.core.blocking import chunk_slices
+from visavis.core.progress import Progress
+from visavis.data.dataset import Dataset
+from visavis.losses import objectives
+from visavis.losses.objectives import Objective
+from visavis.losses.scoring import max_query_rows
+from visavis.losses.targets import Targets
+from visavis.models import Matcher
+from visavis.models.base import evaluation_mode
+from visavis.models.inference import score_all_pairs
+from visavis.research.audit.audit_part import CachedModel, Issue, cache_path, cached_tensors
+from visavis.research.audit.caption_audit import (
+    sample_other_images,
+    sibling_agreement,
+    sibling_mean,
+)
+from visavis.research.audit.model_fit import count_steps, fit_model, max_epoch_factor
+from visavis.research.audit.noise_estimate import NoiseEstimate, mismatch_log_odds
+from visavis.research.diagnostics import pair_weights
+from visavis.research.diagnostics.contribution_analysis import at_learned_scale
+from visavis.research.diagnostics.pair_gradients import BYTES_PER_PAIR
+from visavis.training.recipes.data_module import DataModule
+
+# Images that are ranked against one another. A limit makes ranks of small and large data sets
+# comparable.
+MAX_IMAGES = 1000
+# A lower share of mislabeled pairs has little effect on a training. Compared with the lower bound,
+# because some correct pairs look wrong.
+SERIOUS_NOISE_RATIO = 0.01
+
+_FIX = "Check the first ones and fix or remove wrong pairs. If there are too many to check, train with NoisySupervision()."
+
+
+@dataclass(frozen=True)
+class SuspectPair:
+    """A pair that is likely mislabeled.
+
+    Attributes:
+        image: Name of the image.
+        split: Split of the image.
+        caption: Text of the caption.
+        weight: Weight with which the objective would pull the pair together, both directions added.
+        rank: Rank of the image for this caption, from 1.
+        candidates: Number of ranked images.
+        best_image: Name of the best-scored image.
+        precision: Expected share of mislabeled pairs in the list down to this pair.
+    """
+
+    image: str
+    split: str
+    caption: str
+    weight: float
+    rank: int
+    candidates: int
+    best_image: str
+    precision: float
+
+    def __str__(self) -> str:
+        better = f", better match: {self.best_image}" if self.rank > 1 else ""
+        return f'{self.image} ({self.split}): "{self.caption}" (rank {self.rank:,} of {self.candidates:,}{better})'
+
+
+@dataclass(frozen=True)
+class MislabeledPairs:
+    """Likely mislabeled pairs of a data set.
+
+    Attributes:
+        suspects: The pairs, the most suspicious first.
+        captions: Number of captions.
+        noise_ratio: Estimated share of mislabeled pairs.
+        min_noise_ratio: Lower bound of this share, as in ``NoiseEstimate``.
+        max_noise_ratio: Upper bound of this share with 95 % confidence.
+        recall: Expected share of captions with a random image that would be listed.
+        objective: Objective of the models.
+        folds: Number of folds.
+    """
+
+    suspects: tuple[SuspectPair, ...]
+    captions: int
+    noise_ratio: float
+    min_noise_ratio: float
+    max_noise_ratio: float
+    recall: float
+    objective: str
+    folds: int
+
+    def issues(self) -> list[Issue]:
+        """Report the suspects as one issue.
+
+        Returns:
+            The issues.
+        """
+        if not self.suspects:
+            return []
+        description = (
+            f"about {self.noise_ratio:.1%} of the {self.captions:,} pairs "
+            f"({self.min_noise_ratio:.1%} to {self.max_noise_ratio:.1%}) look "
+            "mislabeled to models that were not trained on them. "
+            f"{self.suspects[-1].precision:.0%} of the listed pairs are expected to be "
+            f"mislabeled, and the list is expected to contain {self.recall:.0%} of all mislabeled "
+            "pairs."
+        )
+        serious = self.min_noise_ratio >= SERIOUS_NOISE_RATIO
+        return [
+            Issue(
+                "likely mislabeled pairs",
+                len(self.suspects),
+                description,
+                _FIX,
+                tuple(map(str, self.suspects)),
+                serious,
+            )
+        ]
+
+
+def find_mislabeled_pairs(
+    data_module: DataModule,
+    text_vectors: Tensor,
+    copy_groups: np.ndarray,
+    identity: Any,
+    folds: int,
+    progress: Progress,
+) -> MislabeledPairs:
+    """List the pairs that look more like known mismatches than like the data.
+
+    Args:
+        data_module: The recipe with its data and features.
+        text_vectors: Unit vectors of the captions, shape ``[C, D]``.
+        copy_groups: Group of each image, equal for copies, shape ``[N]``.
+        identity: JSON data that identifies the recipe, the data and the features in the cache.
+        folds: Number of folds.
+        progress: Receives the steps of each training.
+
+    Returns:
+        The likely mislabeled pairs.
+    """
+    data = data_module.data
+    parts = [
+        model.result(progress)
+        for model in fold_models(data_module, text_vectors, copy_groups, identity, folds)
+    ]
+    joined = {name: torch.cat([part[name] for part in parts]).numpy() for name in parts[0]}
+    order = np.argsort(joined["caption"])
+    pairs = {name: column[order] for name, column in joined.items()}
+    scores, wrong = mismatch_log_odds(pairs["features"], pairs["mismatched_features"])
+    estimate = NoiseEstimate.from_scores(scores, wrong)
+    suspects = []
+    for caption in estimate.listed:
+        image = data.images[data.image_of[caption]]
+        suspect = SuspectPair(
+            image=image.name,
+            split=image.split,
+            caption=data.captions[caption],
+            weight=float(pairs["weight"][caption]),
+            rank=int(pairs["rank"][caption]),
+            candidates=int(pairs["candidates"][caption]),
+            best_image=data.images[pairs["best_image"][caption]].name,
+            precision=float(estimate.precision[caption]),
+        )
+        suspects.append(suspect)
+    recall = float(estimate.recall[estimate.listed[-1]]) if suspects else 0.0
+    objective = data_module.recipe.phases[-1].objective
+    ratios = estimate.noise_ratio, estimate.min_noise_ratio, estimate.max_noise_ratio
+    return MislabeledPairs(tuple(suspects), len(data.captions), *ratios, recall, objective, folds)
+
+
+def fold_models(
+    data_module: DataModule,
+    text_vectors: Tensor,
+    copy_groups: np.ndarray,
+    identity: Any,
+    folds: int,
+) -> list[CachedModel[dict[str, Tensor]]]:
+    """List the models of the cross-validation, each trained on all folds except one.
+
+    Args:
+        data_module: The recipe with its data and features.
+        text_vectors: Unit vectors of the captions, shape ``[C, D]``.
+        copy_groups: Group of each image, equal for copies, shape ``[N]``.
+        identity: JSON data that identifies the recipe, the data and the features in the cache.
+        folds: Number of folds.
+
+    Returns:
+        The models. The result of each is the columns of ``_pair_features`` for the captions of its
+        fold.
+    """
+    data, seed = data_module.data, data_module.recipe.seed
+    random = np.random.default_rng([seed, len(data.images)])
+    fold_of = random.permutation(copy_groups.max() + 1)[copy_groups] % folds
+
+    def make(fold: int) -> CachedModel[dict[str, Tensor]]:
+        train, held_out = (
+            data.take(np.flatnonzero(fold_of != fold)),
+            np.flatnonzero(fold_of == fold),
+        )
+        epoch_factor = min(1.0, max_epoch_factor(data_module.recipe, train))
+        cache = cache_path("fold", identity, folds, fold, seed, fold_of.tolist(), epoch_factor)
+
+        def score_fold(progress: Progress) -> dict[str, Tensor]:
+            def on_step(_: Matcher, done: int, total: int) -> None:
+                progress.update(f"fold {fold + 1} of {folds}", done, total, 0.0)
+
+            matcher = fit_model(
+                data_module, train, data.take(held_out), seed, on_step, epoch_factor
+            )
+            objective = at_learned_scale(
+                objectives.parse(data_module.recipe.phases[-1].objective), matcher
+            )
+            shuffled = np.random.default_rng([seed, 1]).permutation(held_out)
+            chunks = map(np.sort, np.array_split(shuffled, -(-len(held_out) // MAX_IMAGES)))
+            with evaluation_mode(matcher):
+                rows = [
+                    _pair_features(
+                        data_module, matcher, objective, data.take(chunk), text_vectors, copy_groups
+                    )
+                    for chunk in chunks
+                ]
+            return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
+
+        steps = count_steps(data_module.recipe, train, epoch_factor)
+        return CachedModel(
+            cache.with_suffix(".safetensors"),
+            steps,
+            lambda progress: cached_tensors(cache, partial(score_fold, progress)),
+        )
+
+    return [make(fold) for fold in range(folds)]
+
+
+def _pair_features(
+    data_module: DataModule,
+    matcher: Matcher,
+    objective: Objective,
+    fold: Dataset,
+    text_vectors: Tensor,
+    copy_groups: np.ndarray,
+) -> dict[str, Tensor]:
+    """Return features of all captions of a part, whose images are ranked against one another.
+
+    The columns are the index of each caption, its features with its own image and with a random
+    other image ``[C, 8]``, the weight with which the objective pulls the pair together, the rank of
+    the image among the candidates (from 1), the number of candidates, and the index of the
+    best-scored image.
+    """
+    visual, text = data_module.encode(matcher, fold)
+    scores = score_all_pairs(
+        matcher, visual, text, data_module.recipe.memory or None
+    ).clone()  # a normal tensor: weights need its gradient
+    image_of = torch.from_numpy(fold.image_of)
+    other_image = torch.from_numpy(
+        sample_other_images(fold.image_of, copy_groups[fold.image_rows], data_module.recipe.seed)
+    )
+    vectors = text_vectors[torch.from_numpy(fold.caption_rows)]
+    features, weight, rank = _feature_columns(objective, scores, image_of, image_of, vectors)
+    mismatched_features, _, _ = _feature_columns(objective, scores, other_image, image_of, vectors)
+    return {
+        "caption": torch.from_numpy(fold.caption_rows),
+        "features": features,
+        "mismatched_features": mismatched_features,
+        "weight": weight,
+        "rank": rank,
+        "candidates": torch.full((len(image_of),), len(scores)),
+        "best_image": torch.from_numpy(fold.image_rows)[scores.argmax(0)],
+    }
+
+
+def _feature_columns(
+    objective: Objective, scores: Tensor, assigned: Tensor, image_of: Tensor, vectors: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return features ``[C, 8]``, weights ``[C]`` and ranks ``[C]`` of each caption with its
+    assigned image.
+
+    The eight features are: log of the objective's weight of the pair, its score standardized over
+    the texts of the image and over the images of the text, logs of its relative ranks in both
+    directions, agreement of the siblings with the caption and with one another, and the mean
+    standardized score of the siblings.
+    """
+    captions = torch.arange(len(assigned))
+    weight = _pulling_weights(
+        objective,
+        scores,
+        Targets(query_ids=torch.arange(len(scores)), candidate_ids=assigned),
+        assigned,
+    )
+    by_text = (scores - scores.mean(0)) / scores.std(0).clamp(min=1e-6)
+    by_image = (scores - scores.mean(1, keepdim=True)) / scores.std(1, keepdim=True).clamp(min=1e-6)
+    pair = scores[assigned, captions]
+    image_rank = 1 + (scores > pair).sum(0)
+    text_rank = torch.cat(
+        [
+            1 + (scores[assigned[part]] > pair[part, None]).sum(1)
+            for part in chunk_slices(len(assigned), 1024)
+        ]
+    )
+    columns = [
+        (1e-3 + weight).log(),
+        by_image[assigned, captions],
+        by_text[assigned, captions],
+        (image_rank / len(scores)).log(),
+        (text_rank / scores.shape[1]).log(),
+        *sibling_agreement(vectors, image_of, assigned).T,
+        sibling_mean(by_text[image_of, captions], image_of, assigned),
+    ]
+    return torch.stack(columns, 1).float(), weight.float(), image_rank
+
+
+def _pulling_weights(
+    objective: Objective, scores: Tensor, targets: Targets, assigned: Tensor
+) -> Tensor:
+    """Return the weight with which the objective pulls each caption to its assigned image, both
+    directions added.
+    """
+    captions, total = torch.arange(len(assigned)), torch.zeros(len(assigned))
+    scores, targets = objective.prepare(scores, targets)
+    for rows in chunk_slices(len(scores), max_query_rows(scores.shape[1], BYTES_PER_PAIR)):
+        block = -pair_weights(objective, scores[rows], targets[rows])
+        inside = (assigned >= rows.start) & (assigned < rows.start + len(block))
+        total[inside] += block[assigned[inside] - rows.start, captions[inside]]
+    transposed = targets.T
+    for rows in chunk_slices(len(assigned), max_query_rows(len(scores), BYTES_PER_PAIR)):
+        block = -pair_weights(objective, scores.T[rows], transposed[rows])
+        total[rows] += block[torch.arange(len(block)), assigned[rows]]
+    return total.clamp(min=0)

@@ -1,0 +1,398 @@
+"""The demo: draw synthetic scenes, train three objectives, compare them, search, and write a
+report.
+
+Its folder has ``report.html``, ``table.md``, ``table.json``, ``retrieval.png``, ``curves.png``,
+``demo.json`` (runs and durations), ``scenes/`` (a data set) and a run folder for each training.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from visavis.core import storage
+from visavis.core.environment import package_versions, shell_command
+from visavis.core.errors import RunError
+from visavis.core.progress import NoProgress, Progress, TrainingStep
+from visavis.data import open_dataset
+from visavis.data.synthetic import CaptionFacts, write_synthetic_scenes
+from visavis.losses.objectives import parse
+from visavis.models.encoders.encoder_spec import EncoderSpec
+from visavis.models.encoders.feature_extraction import cache_features
+from visavis.research.demonstration.scene_search import (
+    SceneSearch,
+    SceneSearchResult,
+    plot_retrievals,
+)
+from visavis.research.experiments.jobs import Job, RunOutcome, Workers
+from visavis.research.experiments.results_table import ResultTable
+from visavis.research.reports.html_report import ThemedImage, jpeg_uri, render_report
+from visavis.research.reports.plotting import TrainingCurve, plot_training_curves
+from visavis.training.recipes.files import read_recipe
+from visavis.training.runs.open_run import with_absolute_paths
+from visavis.training.runs.run_folder import RunFolder
+from visavis.training.stop_signals import Stopped
+
+# The learning rates of the demo's recipes were selected by studies/demo_rates.py with the same
+# budget for each objective.
+LEARNING_RATES = (3.75e-4, 7.5e-4, 1.5e-3, 3e-3, 6e-3, 1.2e-2, 2.4e-2, 4.8e-2)
+TUNING_SEEDS = (1, 2, 3)
+TUNING_SCENE_SEED = 1
+"""Seed of the scenes on which the learning rates were selected. The demo draws other scenes."""
+
+
+def describe_learning_rates(rates: Mapping[str, float]) -> str:
+    """Return the learning rate of each objective and how it was selected, as a text.
+
+    Args:
+        rates: Learning rate by the name of the objective.
+    """
+    listed = ", ".join(f"{name} {lr:g}" for name, lr in rates.items())
+    return (
+        f"Learning rates: {listed}. Each is the best of the same {len(LEARNING_RATES)} from "
+        f"{LEARNING_RATES[0]:g} to {LEARNING_RATES[-1]:g} by "
+        f"the mean validation RSUM of {len(TUNING_SEEDS)} seeds on other synthetic scenes"
+    )
+
+
+DEMO_QUERIES = (
+    ("a yellow square", CaptionFacts(({"shape": "square", "color": "yellow"},))),
+    ("a checkered circle", CaptionFacts(({"pattern": "checkered", "shape": "circle"},))),
+    ("a red shape on a wooden table", CaptionFacts(({"color": "red"},), background="table")),
+)
+"""Text queries of the demo with their content. Like the recipes, they were selected on other scenes
+than those of the demo.
+"""
+
+NUM_SHOWN_CAPTIONS = 5
+
+
+@dataclass(frozen=True)
+class DemoSettings:
+    """Size of a demo.
+
+    Attributes:
+        num_train: Scenes of the training split.
+        num_val: Scenes of the validation split.
+        num_test: Scenes of the test split.
+        recipes: Recipe of each compared objective.
+        seeds: Training seeds of each objective.
+        scene_seed: Seed of the scenes. It must not be ``TUNING_SCENE_SEED``.
+        overrides: Overrides of all recipes.
+    """
+
+    num_train: int = 1500
+    num_val: int = 200
+    num_test: int = 500
+    recipes: tuple[str, ...] = ("demo-triplet-hn", "demo-vlc", "demo-unified")
+    seeds: tuple[int, ...] = (1, 2)
+    scene_seed: int = 2026
+    overrides: dict[str, Any] = field(default_factory=dict)
+
+
+def run_demo(
+    out: str | Path | None, progress: Progress, settings: DemoSettings | None = None
+) -> Path:
+    """Run the demo.
+
+    Args:
+        out: New folder. Default: ``runs/demo-<n>``.
+        progress: Receives messages and progress.
+        settings: Size of the demo.
+
+    Returns:
+        The folder.
+
+    Raises:
+        KeyboardInterrupt: After Ctrl-C.
+        RefusedOverwrite: If the folder is not empty.
+    """
+    folder = (
+        storage.create_numbered_folder("runs/demo")
+        if out is None
+        else storage.prepare_empty_folder(out)
+    )
+    progress.message(f"All files of the demo are written to {folder}")
+    try:
+        _Demo(folder, progress, settings or DemoSettings()).run()
+    except (Stopped, KeyboardInterrupt) as stopped:
+        progress.message(
+            f"Stopped before the report was written. {folder} has the finished parts. visavis demo "
+            "starts again in another folder."
+        )
+        if isinstance(stopped, Stopped):
+            signal.raise_signal(stopped.signal)
+        raise KeyboardInterrupt from None
+    return folder
+
+
+class _Demo:
+    """A running demo: its folder, its settings, and the duration of each stage."""
+
+    def __init__(self, folder: Path, progress: Progress, settings: DemoSettings):
+        self.folder, self.progress, self.settings = folder, progress, settings
+        self.scenes = folder / "scenes"
+        self.seconds: dict[str, float] = {}
+
+    def run(self) -> None:
+        settings = self.settings
+        num_scenes = settings.num_train + settings.num_val + settings.num_test
+        with self._stage(
+            "drawing", f"drawing {num_scenes:,} scenes and writing five captions for each"
+        ):
+            self._draw()
+        with self._stage(
+            "features", "encoding the images with the shipped encoder, once for all runs"
+        ):
+            self._cache()
+        with self._stage(
+            "training",
+            f"training {len(settings.recipes)} objectives with {len(settings.seeds)} seeds each",
+        ):
+            runs = self._train()
+        with self._stage(
+            "report",
+            f"comparing on {settings.num_test:,} test scenes, searching, writing the report",
+        ):
+            results = self._compare(runs)
+            write_demo_report(results, self.folder)
+        self._print_summary(results)
+
+    @contextmanager
+    def _stage(self, name: str, activity: str) -> Iterator[None]:
+        """Report the start of a stage, and record its duration."""
+        self.progress.message(f"{len(self.seconds) + 1} of 4  {activity}")
+        started = time.perf_counter()
+        yield
+        self.seconds[name] = round(time.perf_counter() - started, 1)
+
+    def _draw(self) -> None:
+        settings, started = self.settings, time.perf_counter()
+
+        def on_progress(done: int, total: int) -> None:
+            self.progress.update("scenes", done, total, done / (time.perf_counter() - started))
+
+        write_synthetic_scenes(
+            self.scenes,
+            num_train=settings.num_train,
+            num_val=settings.num_val,
+            num_test=settings.num_test,
+            seed=settings.scene_seed,
+            on_progress=on_progress,
+        )
+
+    def _cache(self) -> None:
+        encoder = EncoderSpec(
+            "visual",
+            "scenes",
+            read_recipe(self.settings.recipes[0], dict(self.settings.overrides)).visual.granularity,  # type: ignore[arg-type]
+        )
+        cache_features(
+            open_dataset(self.scenes),
+            encoder,
+            on_progress=lambda *done: self.progress.update("images", *done),
+        )
+
+    def _train(self) -> dict[str, list[RunOutcome]]:
+        """Train all runs in parallel processes, each exactly as ``visavis train RECIPE --data .../scenes seed=...``."""
+        jobs, runs = [], dict[str, list[RunOutcome]]()
+        for recipe in self.settings.recipes:
+            name = _objective_name(recipe)
+            for seed in self.settings.seeds:
+                overrides = {
+                    **self.settings.overrides,
+                    "data.path": os.path.realpath(self.scenes),
+                    "seed": seed,
+                }
+                values = with_absolute_paths(read_recipe(recipe, overrides)).to_dict()
+                jobs.append(Job(name, seed, values, self.folder / f"{name.lower()}-{seed}"))
+            runs[name] = []
+        with Workers().start(threads=1, progress=_BarsOnly(self.progress)) as run_jobs:
+            for number, run in enumerate(run_jobs(jobs), 1):
+                if run.failure:
+                    raise RunError(run.failure)
+                runs[run.setting].append(run)
+                rsum, recall = (run.measured_metrics[metric] for metric in ("rsum", "t2i_r1"))
+                self.progress.message(
+                    f"        {run.setting}, seed {run.seed}: RSUM {rsum:.1f}, text to image R@1 "
+                    f"{recall:.1f} %  ({run.seconds:.0f} s)"
+                )
+                self.progress.update("runs", number, len(jobs), 0.0)
+        return {name: sorted(finished, key=lambda run: run.seed) for name, finished in runs.items()}
+
+    def _compare(self, runs: dict[str, list[RunOutcome]]) -> DemoResults:
+        """The table of results, and the searches of the run with the best validation RSUM."""
+        rates = {
+            _objective_name(name): read_recipe(name).phases[-1].optimizer.lr
+            for name in self.settings.recipes
+        }
+        measured = {
+            name: [
+                (run.measured_metrics, run.conditions)
+                for run in group
+                if run.conditions is not None
+            ]
+            for name, group in runs.items()
+        }
+        table = ResultTable.from_runs(measured, describe_learning_rates(rates))
+        self.progress.message(f"\n{table.text()}\n{table.caption()}\n")
+        best = max(
+            (run for group in runs.values() for run in group), key=lambda run: run.validation_rsum
+        )
+        scene_search = SceneSearch(best.folder, self.scenes)
+        searches = [scene_search.search(query, facts) for query, facts in DEMO_QUERIES]
+        return DemoResults(
+            self.scenes,
+            runs,
+            best,
+            table,
+            scene_search.captions(NUM_SHOWN_CAPTIONS),
+            searches,
+            self.seconds,
+        )
+
+    def _print_summary(self, results: DemoResults) -> None:
+        for search in results.searches:
+            self.progress.message(
+                f"        “{search.query}”: {search.num_relevant} of the top {len(search.scenes)} "
+                "images are relevant"
+            )
+        self.progress.message(
+            f"\nReport: {self.folder / 'report.html'}  ({sum(self.seconds.values()):.0f} s in "
+            "total)"
+        )
+        self.progress.message(
+            f"Search the images: {shell_command()} search {results.best.folder} 'two stars in the "
+            "snow'"
+        )
+
+
+def _objective_name(recipe: str) -> str:
+    """Name of a recipe's objective."""
+    return type(parse(read_recipe(recipe).phases[-1].objective)).__name__
+
+
+class _BarsOnly(NoProgress):
+    """Progress that forwards bars but not the messages of single runs: the demo prints one line for
+    each run.
+    """
+
+    def __init__(self, progress: Progress):
+        self.progress = progress
+
+    def update(self, task: str, done: int, total: int, items_per_second: float) -> None:
+        self.progress.update(task, done, total, items_per_second)
+
+    def training_step(self, step: TrainingStep) -> None:
+        self.progress.training_step(step)
+
+
+OBJECTIVE_NOTES = {
+    "TripletHN": "pushes only the hardest negative of a batch",
+    "VLC": "pushes all negatives, harder ones more: a softmax",
+    "Unified": "a softmax over the negatives with the margin of a triplet loss",
+}
+
+
+@dataclass(frozen=True)
+class DemoResults:
+    """Results of a finished demo.
+
+    Attributes:
+        scenes: Folder of the synthetic scenes.
+        runs: Runs by the name of their objective.
+        best: Run with the highest validation RSUM.
+        table: Comparison of the objectives.
+        captions: Images that the best run retrieved for random test captions.
+        searches: Images that the best run retrieved for text queries.
+        seconds: Duration of each stage.
+    """
+
+    scenes: Path
+    runs: Mapping[str, Sequence[RunOutcome]]
+    best: RunOutcome
+    table: ResultTable
+    captions: Sequence[SceneSearchResult]
+    searches: Sequence[SceneSearchResult]
+    seconds: Mapping[str, float]
+
+
+def write_demo_report(results: DemoResults, folder: Path) -> None:
+    """Write the tables, plots and the report of a demo. ``report.html`` is written last.
+
+    Args:
+        results: Results of the demo.
+        folder: Folder of the demo.
+    """
+    storage.write_text(folder / "table.md", results.table.markdown())
+    storage.write_json(folder / "table.json", results.table.to_json())
+    summary = {
+        "best_run": results.best.folder.name,
+        "runs": {name: [run.folder.name for run in runs] for name, runs in results.runs.items()},
+        "searches": {search.query: search.num_relevant for search in results.searches},
+        "seconds": dict(results.seconds),
+        "threads": torch.get_num_threads(),
+        "versions": package_versions(),
+    }
+    storage.write_json(folder / "demo.json", summary)
+    logs = [
+        TrainingCurve(name, RunFolder(run.folder).read_log())
+        for name, runs in results.runs.items()
+        for run in runs
+    ]
+    retrieval = ThemedImage.draw(
+        partial(plot_retrievals, results.captions), folder / "retrieval.png"
+    )
+    curves = ThemedImage.draw(partial(plot_training_curves, logs), folder / "curves.png")
+    page = render_report(
+        "demo",
+        results=results,
+        conditions=results.table.conditions,
+        num_seeds=len(next(iter(results.runs.values()))),
+        threads=torch.get_num_threads(),
+        objective_notes=OBJECTIVE_NOTES,
+        order=", then ".join(
+            f"{row.name} {row.mean('rsum'):.1f}"
+            for row in sorted(results.table.rows, key=lambda row: -row.mean("rsum"))
+        ),
+        spread=_spread(results.table),
+        retrieval=retrieval,
+        retrieval_alt=_retrieval_alt(results.captions),
+        searches=results.searches,
+        scene_uri=lambda scene: jpeg_uri(scene.render, quality=88),
+        curves=curves,
+        run=shlex.quote(str(results.best.folder)),
+        scenes=shlex.quote(str(results.scenes)),
+        stages=", ".join(f"{name} {seconds:.0f} s" for name, seconds in results.seconds.items()),
+        run_names=", ".join(run.folder.name for runs in results.runs.values() for run in runs),
+    )
+    storage.write_text(folder / "report.html", page)
+
+
+def _spread(table: ResultTable) -> str:
+    """How far the order of the rows can be trusted."""
+    spread = sorted((std, row.name) for row in table.rows if (std := row.std("rsum")) is not None)
+    if not spread:
+        return "One seed does not show whether a difference is due to chance."
+    (lowest, stable), (highest, unstable) = spread[0], spread[-1]
+    return f"The standard deviation over seeds is {lowest:.1f} ({stable}) to {highest:.1f} ({unstable}). More seeds are needed for a test."
+
+
+def _retrieval_alt(results: Sequence[SceneSearchResult]) -> str:
+    rows = []
+    for result in results:
+        rank = next((rank for rank, scene in enumerate(result.scenes, 1) if scene.is_source), None)
+        rows.append(
+            f"“{result.query}”: its image {f'at rank {rank}' if rank else 'is not among them'}"
+        )
+    return f"Captions with the top {len(results[0].scenes)} images. {'; '.join(rows)}."

@@ -1,0 +1,488 @@
+"""Contribution analysis: which pairs move the queries of a run's training set, for several
+objectives at one checkpoint.
+
+As in section 5 of the COCOS paper: the weights of the best validation, or of another checkpoint,
+are frozen, without dropout. Random batches of 128 are counted, and mean and population standard
+deviation over batches are reported. Only full batches count. A smaller last batch, which the
+released code includes, causes most of the standard deviations of table 4 of the paper.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from visavis.core import spec
+from visavis.core.errors import RunError, VisavisError
+from visavis.core.memory_budget import MemoryLimit
+from visavis.core.notebook import NotebookTable
+from visavis.core.progress import Progress
+from visavis.data.loader import Loader
+from visavis.evaluation.published_row import PublishedRow
+from visavis.losses import objectives
+from visavis.losses.objectives import Objective
+from visavis.losses.scoring import score_matrix
+from visavis.losses.targets import Targets
+from visavis.models import Matcher
+from visavis.models.inference import device_of
+from visavis.research.diagnostics.contributing_samples import (
+    ContributingSamples,
+    Semantics,
+    contributing_by_epsilon,
+    released_targets,
+)
+from visavis.training import supervision
+from visavis.training.checkpoint import Checkpoint, complete_checkpoints
+from visavis.training.optimizer import make_optimizer
+from visavis.training.recipes.data_module import DataModule, initial_matcher
+from visavis.training.recipes.published_tables import contributing_sample_rows, row_objective
+from visavis.training.recipes.recipe import Recipe
+from visavis.training.recipes.settings import Phase
+from visavis.training.recipes.start_model import load_start_model
+from visavis.training.runs.open_run import open_run, read_run_recipe
+from visavis.training.runs.record import RunRecord
+from visavis.training.runs.run_folder import RunFolder
+from visavis.training.supervision import Supervision
+from visavis.training.train_step import training_context
+
+BATCH_SIZE = 128
+"""Number of images per analyzed batch."""
+DEFAULT_EPSILON = 0.01
+"""The weight from which the COCOS paper counts a sample."""
+
+
+@dataclass(frozen=True)
+class RunCheckpoint:
+    """A loaded checkpoint of a run.
+
+    Attributes:
+        phase: The phase whose objective and supervision apply.
+        step: Number of training steps.
+        supervision: State of the supervision, as far as it is saved.
+    """
+
+    phase: Phase
+    step: int
+    supervision: dict[str, Tensor]
+
+
+def load_checkpoint(
+    run: Path, checkpoint: str, data_module: DataModule, matcher: Matcher, progress: Progress
+) -> RunCheckpoint:
+    """Load the weights of a checkpoint into the best model of a run.
+
+    Args:
+        run: Run folder.
+        checkpoint: "best" (no change), "last", "start" (before the first step), or the step of a
+            saved checkpoint. The start is created again from the recipe and compared with its
+            recorded checksum.
+        data_module: Data of the run.
+        matcher: Best model of the run. Its weights are replaced.
+        progress: Receives messages.
+
+    Returns:
+        Phase, step and supervision state of the checkpoint.
+
+    Raises:
+        RunError: If the checkpoint is not saved, or if the initial weights cannot be reproduced.
+    """
+    files, recipe = RunFolder(run), data_module.recipe
+    if checkpoint == "best":
+        phase, step = phase_of_best_model(run, recipe)
+        last = Checkpoint.latest(files.checkpoints)
+        # The state belongs to the phase of the checkpoint, which may be another one.
+        state = (
+            last.supervision
+            if last is not None and recipe.phases[last.state.phase :][:1] == (phase,)
+            else {}
+        )
+        return RunCheckpoint(phase, step, state)
+    if checkpoint == "start":
+        matcher.load_state_dict(initial_matcher(data_module, load_start_model(recipe)).state_dict())
+        RunRecord.read(files.environment).check_initial_weights(matcher, run)
+        return RunCheckpoint(recipe.phases[0], 0, {})
+    saved = {
+        int(path.name[len("step-") :].partition("-")[0]): path
+        for path in complete_checkpoints(files.checkpoints)
+    }
+    stored = None
+    if checkpoint == "last":
+        stored = Checkpoint.latest(files.checkpoints, progress, matcher.state_dict())
+    elif checkpoint.isdecimal() and int(checkpoint) in saved:
+        stored = Checkpoint.read(saved[int(checkpoint)], matcher.state_dict())
+    if stored is None:
+        steps = ", ".join(map(str, saved)) or "none"
+        raise RunError(
+            f"{run}: checkpoint: expected best, last, start or a saved step ({steps}), got "
+            f"{checkpoint!r}."
+        )
+    matcher.load_state_dict(stored.weights)
+    phase = recipe.phases[stored.state.phase]
+    return RunCheckpoint(phase, stored.state.step, stored.supervision)
+
+
+def phase_of_best_model(run: Path, recipe: Recipe) -> tuple[Phase, int]:
+    """Find the phase that trained the best model of a run.
+
+    Args:
+        run: Run folder.
+        recipe: Recipe of the run.
+
+    Returns:
+        The phase, and the step of the best validation.
+
+    Raises:
+        RunError: If the log is missing, or belongs to another recipe.
+    """
+    files = RunFolder(run)
+    # Of equal validations max returns the first, as the trainer keeps it.
+    best = max(files.read_log(), key=lambda row: row["rsum"])
+    if not 0 <= best["phase"] < len(recipe.phases):
+        raise RunError(
+            f"{files.log}: expected a phase from 0 to {len(recipe.phases) - 1}, got "
+            f"{best['phase']} for the best validation. "
+            "The log belongs to another recipe."
+        )
+    return recipe.phases[best["phase"]], best["step"]
+
+
+@dataclass(frozen=True)
+class ContributionCount:
+    """Contributing samples of one objective over all batches, at one epsilon.
+
+    Measures: ``per_moved`` and ``per_query`` (C^q, mean over queries that have one and over all),
+    ``in_batch`` (C^B), ``idle`` (C^0), ``push`` and ``pull`` (W^- and W^+, means over queries), and
+    ``effective``, the effective number of negatives of the queries that any of them pushes.
+
+    Attributes:
+        objective: Spec of the objective.
+        semantics: "paper", or "reference" for the counts of the code released with COCOS.
+        epsilon: Weight from which a sample counts.
+        mean: Mean over batches by ``<direction>_<measure>``, NaN if no batch has a value.
+        std: Population standard deviation over batches, by the same keys.
+    """
+
+    objective: str
+    semantics: Semantics
+    epsilon: float
+    mean: dict[str, float]
+    std: dict[str, float]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a flat JSON object. NaN becomes null."""
+        values = {f"{key}_mean": value for key, value in self.mean.items()} | {
+            f"{key}_std": value for key, value in self.std.items()
+        }
+        measures = {key: None if math.isnan(value) else value for key, value in values.items()}
+        return {
+            "objective": self.objective,
+            "semantics": self.semantics,
+            "epsilon": self.epsilon,
+            **measures,
+        }
+
+
+@dataclass(frozen=True)
+class ContributionAnalysis(NotebookTable):
+    """Contributions to the gradients of the queries of a training set at one checkpoint.
+
+    Attributes:
+        run: Run folder.
+        model: Kind of the model and its image encoder.
+        data: Name of the data set.
+        checkpoint: Name of the checkpoint.
+        step: Number of training steps. 0 for a model that was not trained with visavis.
+        batches: Number of batches.
+        images: Number of images per batch.
+        texts: Number of texts per batch.
+        counts: Counts by objective and epsilon, the run's own objective first.
+        published: Id of the row of a paper's table that the recipe names. Empty for none.
+    """
+
+    ROWS: ClassVar[str] = "counts"
+
+    run: Path
+    model: str
+    data: str
+    checkpoint: str
+    step: int
+    batches: int
+    images: int
+    texts: int
+    counts: tuple[ContributionCount, ...]
+    published: str
+
+    @property
+    def epsilon(self) -> float:
+        """The first epsilon, which is used for comparisons with a paper."""
+        return self.counts[0].epsilon
+
+    @property
+    def epsilons(self) -> tuple[float, ...]:
+        """All epsilons."""
+        return tuple(dict.fromkeys(count.epsilon for count in self.counts))
+
+    @property
+    def published_counts(self) -> PublishedRow | None:
+        """The published counts for the objective of the run. None if there are none."""
+        objective = self.counts[0].objective
+        return next(
+            (
+                row
+                for row in contributing_sample_rows(self.published)
+                if row_objective(row.id) == objective
+            ),
+            None,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        names = ("model", "data", "checkpoint", "step", "batches", "images", "texts", "epsilon")
+        return {
+            "run": str(self.run),
+            **{name: getattr(self, name) for name in names},
+            "counts": [count.to_json() for count in self.counts],
+            "published": self.published_counts and self.published_counts.to_json(),
+        }
+
+
+def diagnose_run(
+    run: Path,
+    specs: Sequence[str],
+    batches: int | None,
+    progress: Progress,
+    data: str | None = None,
+    memory: MemoryLimit = None,
+    *,
+    checkpoint: str = "best",
+    epsilons: Sequence[float] = (DEFAULT_EPSILON,),
+) -> ContributionAnalysis:
+    """Count contributing samples for the run's own objective and for others at the same checkpoint.
+
+    Args:
+        run: Run folder, or a pretrained model, which is counted for ``specs`` only.
+        specs: Specs of other objectives.
+        batches: Maximum number of batches. Default: all.
+        progress: Receives the progress.
+        data: Another data set than that of the run. The supervision then starts without saved
+            state.
+        memory: Memory for blocks of scores.
+        checkpoint: Name of the checkpoint. See `load_checkpoint`.
+        epsilons: Weights from which a sample counts.
+
+    Returns:
+        The counts.
+
+    Raises:
+        MissingSupervision: If an objective needs annotations that the supervision of the run does
+            not supply.
+        RunError: If the folder has no model, or the checkpoint is not saved.
+        SpecError: If an objective is unknown.
+        VisavisError: If ``batches`` or an epsilon is out of range.
+    """
+    if batches is not None and batches < 1:
+        raise VisavisError(
+            f"batches: expected an integer >= 1, got {batches}. Omit --batches for all batches."
+        )
+    if not epsilons or not all(0 < epsilon < 1 for epsilon in epsilons):
+        raise VisavisError(
+            "epsilon: expected weights between 0 and 1, got "
+            f"{', '.join(map(str, epsilons)) or 'none'}."
+        )
+    others, epsilons = [objectives.parse(text) for text in specs], list(dict.fromkeys(epsilons))
+    recipe = read_run_recipe(run, data, memory)
+    untrained = None if recipe.phases else _untrained_checkpoint(run, checkpoint, others)
+    data_module, matcher = open_run(run, recipe, progress)
+    loaded = untrained or load_checkpoint(run, checkpoint, data_module, matcher, progress)
+    own_objective = at_learned_scale(objectives.parse(loaded.phase.objective), matcher)
+    loader = diagnostic_loader(data_module)
+    teacher = _supervision_at(
+        loaded if data is None else replace(loaded, supervision={}), data_module, matcher, loader
+    )
+    number = min(loader.num_batches, batches or loader.num_batches)
+    measures: _Measures = {}
+    for done, (scores, targets) in enumerate(
+        scored_batches(loader, matcher, teacher, number, recipe.memory or None), 1
+    ):
+        for objective in dict.fromkeys([own_objective, *others]):
+            _count_batch(measures, objective, scores, targets, epsilons)
+        progress.update("batches", done, number, 0.0)
+    return ContributionAnalysis(
+        run,
+        f"{recipe.model['kind']} on {recipe.visual.encoder or recipe.visual.features}",
+        data_module.data.name,
+        checkpoint,
+        loaded.step,
+        number,
+        len(scores),
+        scores.shape[1],
+        tuple(_summarize(*key, batch_rows) for key, batch_rows in measures.items()),
+        recipe.published,
+    )
+
+
+_Measures = dict[tuple[Objective, Semantics, float], list[dict[str, float]]]
+
+
+def _count_batch(
+    measures: _Measures,
+    objective: Objective,
+    scores: Tensor,
+    targets: Targets,
+    epsilons: Sequence[float],
+) -> None:
+    """Add the measures of one batch, also as the released code of COCOS counts it if that differs."""
+    targets_by_semantics: dict[Semantics, Targets | None] = {
+        "paper": targets,
+        "reference": released_targets(objective, *scores.shape),
+    }
+    for semantics, batch_targets in targets_by_semantics.items():
+        if batch_targets is not None:
+            samples = contributing_by_epsilon(
+                objective, scores, batch_targets, epsilons, semantics=semantics
+            )
+            for epsilon, by_direction in zip(epsilons, samples, strict=True):
+                measures.setdefault((objective, semantics, epsilon), []).append(
+                    batch_measures(by_direction)
+                )
+
+
+def at_learned_scale(objective: Objective, matcher: Matcher) -> Objective:
+    """Set the scale and the bias of an objective to those that a model has learned.
+
+    Args:
+        objective: The objective.
+        matcher: The model.
+
+    Returns:
+        The objective with the learned values, or unchanged if there are none.
+    """
+    if matcher.scale is not None:
+        objective = objective.with_scale(matcher.scale().item()) or objective
+    if matcher.logit_bias is not None:
+        objective = objective.with_bias(matcher.logit_bias.item()) or objective
+    return objective
+
+
+def _untrained_checkpoint(run: Path, checkpoint: str, others: Sequence[Objective]) -> RunCheckpoint:
+    """The only checkpoint of a pretrained model, in a phase with the first of the objectives."""
+    if not others:
+        raise RunError(
+            f"{run}: expected an objective, because a pretrained model has none. Name one with "
+            "--objective."
+        )
+    if checkpoint != "best":
+        raise RunError(
+            f"{run}: a pretrained model has no checkpoint {checkpoint!r}. Omit --checkpoint."
+        )
+    return RunCheckpoint(Phase(epochs=1, objective=repr(others[0])), 0, {})
+
+
+def _supervision_at(
+    checkpoint: RunCheckpoint, data_module: DataModule, matcher: Matcher, train: Loader
+) -> Supervision:
+    """The supervision of a checkpoint, with its saved state."""
+    phase, recipe = checkpoint.phase, data_module.recipe
+    teacher = spec.parse(phase.supervision, supervision.CATALOG)
+    validation = data_module.loader(data_module.validation)
+    context = training_context(
+        recipe, phase, matcher, make_optimizer(matcher, phase), train, validation
+    )
+    teacher.begin_phase(context, checkpoint.supervision)
+    return teacher
+
+
+def diagnostic_loader(data_module: DataModule) -> Loader:
+    """Split the training set into batches of `BATCH_SIZE`. A smaller set is one batch.
+
+    Args:
+        data_module: Data of the run.
+
+    Returns:
+        The batches.
+    """
+    loader = data_module.loader(data_module.data.split("train"))
+    items = (
+        loader.data.captions if loader.schedule.captions_per_image is None else loader.data.images
+    )
+    return replace(
+        loader,
+        schedule=replace(
+            loader.schedule,
+            batch_size=BATCH_SIZE,
+            length_buckets=0,
+            drop_last=len(items) > BATCH_SIZE,
+            batches_per_epoch=0,
+        ),
+    )
+
+
+@torch.no_grad()
+def scored_batches(
+    loader: Loader,
+    matcher: Matcher,
+    supervision: Supervision,
+    number: int,
+    memory: MemoryLimit = None,
+) -> Iterator[tuple[Tensor, Targets]]:
+    """Score the first batches of a fixed schedule in evaluation mode.
+
+    Args:
+        loader: The batches.
+        matcher: The model.
+        supervision: Builds the targets.
+        number: Number of batches.
+        memory: Memory for blocks of scores.
+
+    Yields:
+        Scores of shape ``[V, T]`` and targets, both on the CPU.
+    """
+    matcher.eval()
+    for batch in loader.epoch(0, stop=number, training=False):
+        moved = batch.to(device_of(matcher))
+        visual, text = matcher.encode_visual(moved.visual), matcher.encode_text(moved.text)
+        scores = score_matrix(matcher.score, visual, text, memory).float().cpu()
+        yield scores, supervision.targets(visual, text, moved).to("cpu")
+
+
+def batch_measures(samples: dict[str, ContributingSamples]) -> dict[str, float]:
+    """Compute the measures of one batch.
+
+    Args:
+        samples: Contributing samples by direction.
+
+    Returns:
+        Values by ``<direction>_<measure>``. See `ContributionCount`.
+    """
+    measures: dict[str, float] = {}
+    for direction, each in samples.items():
+        measures |= {
+            f"{direction}_{name}": float(getattr(each, name))
+            for name in ("per_moved", "per_query", "in_batch", "idle")
+        }
+        measures |= {
+            f"{direction}_push": each.push.mean().item(),
+            f"{direction}_pull": each.pull.mean().item(),
+        }
+        measures[f"{direction}_effective"] = each.effective_negatives
+    return measures
+
+
+def _summarize(
+    objective: Objective, semantics: Semantics, epsilon: float, rows: list[dict[str, float]]
+) -> ContributionCount:
+    """Mean and standard deviation over the batches that have a value."""
+    columns = {key: np.array([row[key] for row in rows]) for key in rows[0]}
+    columns = {key: values[~np.isnan(values)] for key, values in columns.items()}
+    mean = {
+        key: float(values.mean()) if len(values) else math.nan for key, values in columns.items()
+    }
+    std = {key: float(values.std()) if len(values) else math.nan for key, values in columns.items()}
+    return ContributionCount(repr(objective), semantics, epsilon, mean, std)

@@ -1,0 +1,596 @@
+"""Result of a comparison: the setting that validation selects, its test results, their certainty,
+and the sweep of one number.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from visavis.core.notebook import NotebookTable
+from visavis.core.spec import is_number
+from visavis.evaluation.bootstrap import BootstrapSamples, bootstrap_images, bootstrap_queries
+from visavis.evaluation.feedback.evaluate_feedback import FeedbackTest
+from visavis.evaluation.metrics.catalog import RSUM
+from visavis.evaluation.query_ranks import read_query_ranks
+from visavis.evaluation.statistics import (
+    Interval,
+    PairedTest,
+    differences_from,
+    paired_tests,
+    t_interval,
+)
+from visavis.losses.objectives import parse
+from visavis.research.experiments.grid import Setting
+from visavis.research.experiments.jobs import RunOutcome
+from visavis.research.experiments.results_table import (
+    ResultTable,
+    csv_table,
+    indistinguishable_rows,
+    latex_table,
+)
+from visavis.research.experiments.tuning import TunedRate
+from visavis.training.runs.run_folder import RunFolder
+
+# The feedback metric that is described in words.
+FEEDBACK_METRIC, FEEDBACK_LABEL = "judged_r10", "feedback R@10"
+SPLITS = ("validation", "test")
+MIN_VALUES = 3
+"""Minimum number of values of a curve."""
+Column: TypeAlias = tuple[Any, ...]
+"""Value of each setting for one key."""
+
+
+@dataclass(frozen=True)
+class MeanRsum:
+    """RSUM of one setting on one split.
+
+    Attributes:
+        mean: Mean RSUM over seeds.
+        interval: 95 % t interval of RSUM. None if the seeds show no spread.
+        seeds: Number of seeds.
+    """
+
+    mean: float
+    interval: Interval | None
+    seeds: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> MeanRsum:
+        """Compute the mean and its interval.
+
+        Args:
+            values: RSUM of each seed.
+
+        Returns:
+            The mean.
+        """
+        return cls(statistics.fmean(values), t_interval(values), len(values))
+
+
+@dataclass(frozen=True)
+class SweepPoint:
+    """One value of the swept number.
+
+    Attributes:
+        value: The value.
+        rsum: RSUM at this value.
+    """
+
+    value: float
+    rsum: MeanRsum
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """RSUM as a function of one number, as in figure 5 of the Unified paper.
+
+    The number is a recipe key, such as ``phases.0.optimizer.lr`` of a grid, or a parameter of the
+    objective or model, such as ``margin`` of ``Unified(margin=0.1)``, ``Unified(margin=0.2)``, ...
+    With several objectives, each has its own curve.
+
+    Attributes:
+        name: Name of the number.
+        curves: Points on validation and on test, by what else differs between settings. The key is
+            "" if nothing does.
+        references: Validation and test of the settings that are on no curve of the comparison, by
+            name.
+    """
+
+    name: str
+    curves: Mapping[str, tuple[tuple[SweepPoint, ...], tuple[SweepPoint, ...]]]
+    references: Mapping[str, tuple[MeanRsum, MeanRsum]]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the sweep as a JSON object.
+
+        Returns:
+            The name, the points of each curve, and the references.
+        """
+        curves = [
+            {"name": name}
+            | {
+                split: [{"value": point.value, **asdict(point.rsum)} for point in points]
+                for split, points in zip(SPLITS, curve, strict=True)
+            }
+            for name, curve in self.curves.items()
+        ]
+        references = [
+            {"name": name}
+            | {split: asdict(rsum) for split, rsum in zip(SPLITS, rsums, strict=True)}
+            for name, rsums in self.references.items()
+        ]
+        return {"name": self.name, "curves": curves, "references": references}
+
+
+@dataclass(frozen=True)
+class Comparison(NotebookTable):
+    """Runs of a comparison and what follows from them.
+
+    Attributes:
+        folder: Folder of the comparison.
+        name: Name of the recipe.
+        settings: Settings with at least one successful run, in the given order.
+        outcomes: Outcomes of all runs, sorted by setting and seed.
+        feedback: Judged text queries that every successful run was evaluated on.
+        rates: Learning rates of the settings, selected on validation. Empty: not tuned.
+    """
+
+    folder: Path
+    name: str
+    settings: tuple[Setting, ...]
+    outcomes: tuple[RunOutcome, ...]
+    feedback: FeedbackTest | None = None
+    rates: tuple[TunedRate, ...] = ()
+
+    def runs(self, setting: Setting) -> list[RunOutcome]:
+        """Return the successful runs of a setting.
+
+        Args:
+            setting: Setting.
+
+        Returns:
+            The outcomes, by seed.
+        """
+        return [run for run in self.outcomes if run.setting == setting.name and not run.failure]
+
+    @property
+    def failures(self) -> list[RunOutcome]:
+        """Failed runs."""
+        return [run for run in self.outcomes if run.failure]
+
+    def validation(self, setting: Setting) -> float:
+        """Return the mean validation RSUM of a setting.
+
+        Args:
+            setting: Setting.
+
+        Returns:
+            The mean over seeds, in percent.
+        """
+        return statistics.fmean(run.validation_rsum for run in self.runs(setting))
+
+    @cached_property
+    def selected(self) -> tuple[Setting, ...]:
+        """Best grid point of each choice by mean validation RSUM, among those with the most seeds."""
+        choices: dict[str, list[Setting]] = {}
+        for setting in self.settings:
+            choices.setdefault(setting.choice, []).append(setting)
+        return tuple(max(points, key=self._selection_key) for points in choices.values())
+
+    @property
+    def best(self) -> Setting:
+        """Best choice by validation."""
+        return max(self.selected, key=self._selection_key)
+
+    @property
+    def table(self) -> ResultTable:
+        """Test results of every choice. Raises RunError if the runs were measured under different
+        conditions.
+        """
+        runs = {
+            setting.name: [
+                (run.measured_metrics, run.conditions)
+                for run in self.runs(setting)
+                if run.conditions is not None
+            ]
+            for setting in self.selected
+        }
+        return replace(
+            ResultTable.from_runs(runs, f"Selected on validation, measured on test. {self.tuning}"),
+            feedback=self.feedback,
+        )
+
+    def pairwise_tests(self, metric: str) -> list[PairedTest]:
+        """Test all pairs of choices by seed, corrected for all of them, so that you may pick any
+        choice afterwards.
+
+        Args:
+            metric: Key of a test metric.
+
+        Returns:
+            The paired tests.
+        """
+        return paired_tests(
+            {
+                setting.name: {run.seed: run.measured_metrics[metric] for run in self.runs(setting)}
+                for setting in self.selected
+            }
+        )
+
+    @cached_property
+    def rsum_tests(self) -> list[PairedTest]:
+        """``pairwise_tests`` of RSUM."""
+        return self.pairwise_tests(RSUM.name)
+
+    @property
+    def differences_from_best(self) -> dict[str, PairedTest]:
+        """The best minus every other choice, by name, smallest difference first."""
+        tests = [
+            test.swapped() for test in differences_from(self.rsum_tests, self.best.name).values()
+        ]
+        return {test.b: test for test in sorted(tests, key=lambda test: test.difference)}
+
+    @cached_property
+    def image_bootstrap(self) -> BootstrapSamples:
+        """Bootstrap over test images of the runs of all choices."""
+        protocol = self.table.conditions.protocol
+        return bootstrap_images(
+            {
+                setting.name: {
+                    run.seed: read_query_ranks(RunFolder(run.folder).ranks)[protocol]
+                    for run in self.runs(setting)
+                }
+                for setting in self.selected
+            }
+        )
+
+    @cached_property
+    def query_bootstrap(self) -> BootstrapSamples:
+        """Bootstrap over judged text queries of the runs of all choices. Only with feedback."""
+        return bootstrap_queries(
+            {
+                setting.name: {
+                    run.seed: run.feedback.answers for run in self.runs(setting) if run.feedback
+                }
+                for setting in self.selected
+            }
+        )
+
+    def feedback_differences_from_best(self, metric: str) -> dict[str, PairedTest]:
+        """Return the best minus every other choice in a feedback metric.
+
+        Args:
+            metric: Key of a feedback metric.
+
+        Returns:
+            The paired tests, in the order of ``differences_from_best``.
+        """
+        tests = differences_from(self.pairwise_tests(metric), self.best.name)
+        return {name: tests[name].swapped() for name in self.differences_from_best}
+
+    @cached_property
+    def sweeps(self) -> tuple[Sweep, ...]:
+        """Curves over each number that varies while everything else is equal."""
+        return find_sweeps([(setting, self.runs(setting)) for setting in self.settings])
+
+    def selected_values(self, setting: Setting) -> str:
+        """Describe what validation selected for a setting.
+
+        Args:
+            setting: Setting.
+
+        Returns:
+            Its point of the grid and its tuned learning rate, as text.
+        """
+        rates = [
+            f"learning rate {rate.learning_rate:.3g}, the best of {rate.rates}"
+            for rate in self.rates
+            if rate.setting == setting.name
+        ]
+        return ", ".join(filter(None, (setting.grid_point, *rates)))
+
+    @property
+    def tuning(self) -> str:
+        """Learning rates of the selected settings and how they were selected, without a period."""
+        selected = [
+            rate
+            for rate in self.rates
+            if any(rate.setting == setting.name for setting in self.selected)
+        ]
+        if selected:
+            rates = ", ".join(f"{rate.setting} {rate.learning_rate:.3g}" for rate in selected)
+            return f"Learning rates tuned on validation, {len(selected[0].tries)} tries for each setting, with other seeds: {rates}"
+        if (
+            len(
+                {
+                    point
+                    for setting in self.settings
+                    for point in setting.grid_point.split(", ")
+                    if "optimizer.lr" in point
+                }
+            )
+            > 1
+        ):
+            return "At the learning rates of the grid, selected on validation"
+        return "At the recipe's learning rate, not tuned"
+
+    @property
+    def findings(self) -> list[str]:
+        """Findings in sentences."""
+        best, seeds = self.best.name, len(self.runs(self.best))
+        seeds_text = "one seed" if seeds == 1 else f"{seeds} seeds"
+        sentences = [
+            (
+                f"{self.tuning}. Best on validation: {best}, mean RSUM "
+                f"{self.validation(self.best):.1f} over {seeds_text}."
+            )
+        ]
+        sentences += [
+            f"{rate.setting}: the selected learning rate {rate.learning_rate:.3g} is the "
+            f"{rate.edge} tried. A better one may be beyond it."
+            for rate in self.rates
+            if rate.edge
+        ]
+        sentences += [test.describe("test RSUM") for test in self.differences_from_best.values()]
+        if self.differences_from_best:
+            nearest = next(iter(self.differences_from_best))
+            pair = f"{best} minus {nearest}."
+            sentences.append(
+                f"{pair} {self.image_bootstrap.difference(best, nearest).describe('test RSUM')}"
+            )
+            if self.feedback is not None:
+                sentences.append(
+                    self.feedback_differences_from_best(FEEDBACK_METRIC)[nearest].describe(
+                        FEEDBACK_LABEL
+                    )
+                )
+                sentences.append(
+                    f"{pair} {self.query_bootstrap.difference(best, nearest, FEEDBACK_METRIC).describe(FEEDBACK_LABEL)}"
+                )
+        return sentences + [
+            f"{run.setting}, seed {run.seed} failed: {run.failure}" for run in self.failures
+        ]
+
+    def markdown(self) -> str:
+        """Format the table of the test split and the findings.
+
+        Returns:
+            Markdown.
+        """
+        return (
+            self.table.markdown() + "".join(f"\n- {sentence}" for sentence in self.findings) + "\n"
+        )
+
+    def csv(self) -> str:
+        """Format a line for each choice and metric, compared with the best choice.
+
+        Returns:
+            CSV.
+        """
+        table = self.table
+        tests = {
+            metric: differences_from(self.pairwise_tests(metric), self.best.name)
+            for metric in table.metrics
+        }
+        return csv_table(
+            table, tests, [self.image_bootstrap, *([self.query_bootstrap] if self.feedback else [])]
+        )
+
+    def latex(self) -> str:
+        """Format the table, with a dagger for choices that are not distinguishable from the best of
+        a column.
+
+        Returns:
+            LaTeX.
+        """
+        table = self.table
+        daggers = {
+            metric: indistinguishable_rows(
+                differences_from(self.pairwise_tests(metric), table.best(metric).name)
+            )
+            for metric in table.metrics
+        }
+        return latex_table(table, daggers)
+
+    def table_rows(self) -> list[dict[str, Any]]:
+        """Return a row for each choice: means over seeds, and their standard deviations."""
+        table, validation = (
+            self.table,
+            {setting.name: self.validation(setting) for setting in self.selected},
+        )
+        return [
+            {
+                "setting": row.name,
+                "seeds": len(row.metrics),
+                "validation_rsum": validation[row.name],
+            }
+            | {metric: row.mean(metric) for metric in table.metrics}
+            | {f"{metric}_std": row.std(metric) for metric in table.metrics}
+            for row in table.rows
+        ]
+
+    def html_rows(self) -> list[dict[str, Any]]:
+        """Return a row for each choice: means with standard deviations."""
+        table = self.table
+        titles = {
+            metric: f"{group.title} {label}".lstrip()
+            for group in table.columns
+            for metric, label in group.labels.items()
+        }
+        return [
+            {"setting": row.name} | {title: row.cell(metric) for metric, title in titles.items()}
+            for row in table.rows
+        ]
+
+    def table_notes(self) -> list[str]:
+        """Return the findings."""
+        return self.findings
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to plain values.
+
+        Returns:
+            The table of the test split, the differences, the settings and every run.
+        """
+        return {
+            "comparison": str(self.folder),
+            "recipe": self.name,
+            "best": self.best.name,
+            "tuning": [asdict(rate) | {"edge": rate.edge} for rate in self.rates] or None,
+            "table": self.table.to_json(),
+            "differences_from_best": [
+                test.to_json()
+                | {"image_bootstrap": asdict(self.image_bootstrap.difference(test.a, test.b))}
+                for test in self.differences_from_best.values()
+            ],
+            "rsum_tests": [test.to_json() for test in self.rsum_tests],
+            "feedback": self._feedback_to_json(),
+            "sweeps": [sweep.to_json() for sweep in self.sweeps],
+            "settings": [
+                {
+                    "name": setting.name,
+                    "choice": setting.choice,
+                    "grid_point": setting.grid_point,
+                    "chosen": setting in self.selected,
+                    "validation_rsum": self.validation(setting),
+                    "seeds": [run.seed for run in self.runs(setting)],
+                    "seconds": statistics.fmean(run.seconds for run in self.runs(setting)),
+                }
+                for setting in self.settings
+            ],
+            "runs": [run.to_json() for run in self.outcomes],
+        }
+
+    def _feedback_to_json(self) -> dict[str, Any] | None:
+        if self.feedback is None:
+            return None
+        return {
+            "queries": len(self.feedback.labeled_queries),
+            "images": len(self.feedback.images),
+            "skipped": dict(self.feedback.pairs.skipped),
+            "differences_from_best": {
+                metric: [
+                    test.to_json()
+                    | {
+                        "query_bootstrap": asdict(
+                            self.query_bootstrap.difference(test.a, test.b, metric)
+                        )
+                    }
+                    for test in self.feedback_differences_from_best(metric).values()
+                ]
+                for metric in self.feedback.labels
+            },
+        }
+
+    def _selection_key(self, setting: Setting) -> tuple[int, float]:
+        # Successive halving drops settings: those with fewer seeds come after all others.
+        return len(self.runs(setting)), self.validation(setting)
+
+
+def find_sweeps(runs: Sequence[tuple[Setting, Sequence[RunOutcome]]]) -> tuple[Sweep, ...]:
+    """Find the numbers that vary while everything else is equal.
+
+    Args:
+        runs: Settings, each with its runs.
+
+    Returns:
+        A sweep for each number with at least three values on a curve. Settings on no curve are
+        references of every sweep.
+    """
+    values = [_flatten(setting.recipe_values) for setting, _ in runs]
+    columns = {
+        key: tuple(row.get(key) for row in values)
+        for key in sorted({key for row in values for key in row})
+    }
+    # Keys that always vary together have equal columns and count as one.
+    varying = {column: key for key, column in reversed(columns.items()) if len(set(column)) > 1}
+    # A number can be absent from some settings, such as the margin from an objective without one.
+    numeric = sorted(
+        (key, column)
+        for column, key in varying.items()
+        if all(value is None or is_number(value) for value in column)
+    )
+    curves_by_key = {key: curves for key, column in numeric if (curves := _curves(column, varying))}
+    on_curve = {
+        index
+        for curves in curves_by_key.values()
+        for points in curves.values()
+        for _, index in points
+    }
+    rsums = [_split_rsums(outcomes) for _, outcomes in runs]
+    references = {
+        setting.name: rsums[index]
+        for index, (setting, _) in enumerate(runs)
+        if index not in on_curve
+    }
+    return tuple(
+        Sweep(
+            key.partition(".objective.")[2] or key,
+            {label: _points(points, rsums) for label, points in curves.items()},
+            references,
+        )
+        for key, curves in curves_by_key.items()
+    )
+
+
+def _curves(column: Column, varying: Mapping[Column, str]) -> dict[str, list[tuple[float, int]]]:
+    """Values in ascending order with the indices of their settings, by what else differs. Groups of
+    too few values are left out.
+    """
+    others = [
+        (key.rpartition(".")[2], other)
+        for other, key in reversed(list(varying.items()))
+        if other != column
+    ]
+    groups: dict[str, list[tuple[float, int]]] = {}
+    for index, value in enumerate(column):
+        if value is not None:
+            label = ", ".join(
+                f"{key}={other[index]}" for key, other in others if other[index] is not None
+            )
+            groups.setdefault(label, []).append((value, index))
+    return {label: sorted(points) for label, points in groups.items() if len(points) >= MIN_VALUES}
+
+
+def _split_rsums(runs: Sequence[RunOutcome]) -> tuple[MeanRsum, MeanRsum]:
+    """RSUM on validation and on test."""
+    return MeanRsum.of([run.validation_rsum for run in runs]), MeanRsum.of(
+        [run.measured_metrics[RSUM.name] for run in runs]
+    )
+
+
+def _points(
+    indexed_values: Sequence[tuple[float, int]], rsums: Sequence[tuple[MeanRsum, MeanRsum]]
+) -> tuple[tuple[SweepPoint, ...], tuple[SweepPoint, ...]]:
+    """The points of a curve on validation and on test."""
+    validation, test = (
+        tuple(SweepPoint(value, rsums[index][split]) for value, index in indexed_values)
+        for split in range(2)
+    )
+    return validation, test
+
+
+def _flatten(content: Any, name: str = "") -> dict[str, Any]:
+    """Values of a recipe by dotted key, with the parameters of objectives."""
+    if isinstance(content, Mapping):
+        entries: Iterable[tuple[Any, Any]] = content.items()
+    elif isinstance(content, list | tuple):
+        entries = enumerate(content)
+    elif name.endswith(".objective"):
+        objective = parse(content)
+        parameters = {
+            f"{name}.{key}": value if is_number(value) else repr(value)
+            for key, value in vars(objective).items()
+        }
+        return {name: type(objective).__name__} | parameters
+    else:
+        return {name: content}
+    flat: dict[str, Any] = {}
+    for key, value in entries:
+        flat |= _flatten(value, f"{name}.{key}".lstrip("."))
+    return flat

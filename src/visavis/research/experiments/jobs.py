@@ -1,0 +1,497 @@
+"""Runs of an experiment: each is trained in its own folder, resumed where it was stopped, and never
+trained twice.
+
+The runs are made by this process, by several processes, or by a Ray cluster. The results are the
+same, because each run uses the number of threads in its recipe.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from multiprocessing import connection, get_context
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any, TypeAlias
+
+import torch
+
+from visavis.core import storage
+from visavis.core.errors import RunError, VisavisError
+from visavis.core.progress import NoProgress, Progress
+from visavis.core.spec import validate_int
+from visavis.data.parallel import Engine, connect_to_ray, cpu_cores
+from visavis.data.workers import start_resource_tracker
+from visavis.evaluation.feedback.evaluate_feedback import (
+    FeedbackTest,
+    JudgedQueryResult,
+    feedback_metrics,
+)
+from visavis.models.inference import device_of, score_all_pairs
+from visavis.models.retriever import Retriever
+from visavis.models.score_ensemble import ScoreEnsemble
+from visavis.research.experiments.results_table import MeasurementConditions
+from visavis.training.recipes.recipe import build_recipe
+from visavis.training.runs.open_run import open_peer_network, open_run, read_run_recipe
+from visavis.training.runs.run_folder import RunFolder
+from visavis.training.start_training import resume_training, start_training
+from visavis.training.stop_signals import Stopped, StopRequest
+from visavis.training.training_run import TrainingResult
+
+POLL_SECONDS = 0.3
+MAX_RUNS = 1000
+"""Maximum number of seeds of a setting, and of runs at the same time."""
+OUTCOME_FILE = "outcome.json"
+"""File of a finished run in its folder."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """Run to be made.
+
+    Attributes:
+        setting: Name of its setting.
+        seed: Seed.
+        recipe_values: Plain values of its recipe.
+        folder: Folder of the run, two levels below the folder of the experiment.
+        keeps_model: Whether the run is kept. Otherwise only its validation RSUM is, and its recipe
+            has no test split.
+    """
+
+    setting: str
+    seed: int
+    recipe_values: dict[str, Any]
+    folder: Path
+    keeps_model: bool = True
+
+
+@dataclass(frozen=True)
+class FeedbackAnswers:
+    """Results of a run on judged text queries.
+
+    Attributes:
+        test_fingerprint: Fingerprint of the judged pairs.
+        answers: Result of each query, in their order.
+    """
+
+    test_fingerprint: str
+    answers: tuple[JudgedQueryResult, ...]
+
+
+@dataclass(frozen=True)
+class RunOutcome:
+    """Outcome of a job.
+
+    Attributes:
+        setting: Name of its setting.
+        seed: Seed.
+        folder: Folder of the run.
+        validation_rsum: Validation RSUM of the best model, by which settings are selected.
+        metrics: Test metrics of this model by key.
+        conditions: Conditions of these metrics.
+        seconds: Time of training steps and validations.
+        failure: Error message of a failed run. "": the run succeeded.
+        feedback: Results on judged text queries.
+    """
+
+    setting: str
+    seed: int
+    folder: Path
+    validation_rsum: float = float("nan")
+    metrics: dict[str, float | None] | None = None
+    conditions: MeasurementConditions | None = None
+    seconds: float = 0.0
+    failure: str = ""
+    feedback: FeedbackAnswers | None = None
+
+    @classmethod
+    def from_result(cls, job: Job, result: TrainingResult) -> RunOutcome:
+        """Build the outcome of a successful run.
+
+        Args:
+            job: The job.
+            result: Result of its training. Of several protocols, the one of the published row is
+                used, else the first.
+
+        Returns:
+            The outcome.
+        """
+        if not job.keeps_model:
+            return cls(
+                job.setting, job.seed, job.folder, result.validation_rsum, seconds=result.seconds
+            )
+        assert result.test is not None  # checked before the run
+        test = result.test.under_published_protocol
+        conditions = MeasurementConditions.from_evaluation(test)
+        return cls(
+            job.setting,
+            job.seed,
+            job.folder,
+            result.validation_rsum,
+            test.all_metrics,
+            conditions,
+            result.seconds,
+        )
+
+    @property
+    def measured_metrics(self) -> dict[str, float]:
+        """Metrics that have a value, on captions and on judged text queries."""
+        metrics = (self.metrics or {}) | (
+            feedback_metrics(self.feedback.answers) if self.feedback else {}
+        )
+        return {key: value for key, value in metrics.items() if value is not None}
+
+    def has_answers_for(self, test: FeedbackTest) -> bool:
+        """Check whether the run was evaluated on given judgments.
+
+        Args:
+            test: Judged text queries.
+
+        Returns:
+            Whether the outcome has the results of these queries.
+        """
+        return (
+            self.feedback is not None and self.feedback.test_fingerprint == test.pairs.fingerprint
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to plain values.
+
+        Returns:
+            The fields.
+        """
+        return {**asdict(self), "folder": str(self.folder)}
+
+
+def read_outcome(job: Job) -> RunOutcome | None:
+    """Read the outcome of a finished job.
+
+    Args:
+        job: The job.
+
+    Returns:
+        The outcome. None if the job is not finished, or its file is corrupted.
+    """
+    outcome: RunOutcome | None = storage.read_checksummed_json(
+        job.folder / OUTCOME_FILE, RunOutcome
+    )
+    return outcome and replace(outcome, folder=job.folder)  # the folder may have moved
+
+
+def run_job(job: Job, progress: Progress) -> RunOutcome:
+    """Return the outcome of a job, and train the run if it is not finished.
+
+    Args:
+        job: The job.
+        progress: Receives progress.
+
+    Returns:
+        The outcome. An error of the training is its ``failure``.
+
+    Raises:
+        Stopped: After a signal, when everything is saved.
+    """
+    if (outcome := read_outcome(job)) is not None:
+        return outcome
+    try:
+        with storage.resumable(job.folder.parents[1]):
+            result = _train(job, progress)
+    except VisavisError as error:
+        return RunOutcome(job.setting, job.seed, job.folder, failure=str(error))
+    outcome = RunOutcome.from_result(job, result)
+    storage.write_checksummed_json(job.folder / OUTCOME_FILE, outcome.to_json())
+    if not job.keeps_model:
+        RunFolder(job.folder).remove()
+    return outcome
+
+
+def check_models_exist(outcomes: Iterable[RunOutcome]) -> None:
+    """Check that the best models of finished runs still exist.
+
+    Args:
+        outcomes: Outcomes of runs. Failures are skipped.
+
+    Raises:
+        RunError: If a model was removed.
+    """
+    for outcome in outcomes:
+        if not outcome.failure and not os.path.exists(
+            RunFolder(outcome.folder).model / "model.safetensors"
+        ):
+            raise RunError(
+                f"{outcome.folder}: expected the model, which feedback is evaluated with, got only "
+                "its results. Restore the model, or remove "
+                "the folder to train the run again."
+            )
+
+
+@torch.inference_mode()
+def evaluate_run_on_feedback(folder: Path, test: FeedbackTest) -> list[JudgedQueryResult]:
+    """Evaluate the best model of a run on judged text queries, or both networks if its recipe
+    averages them.
+
+    Args:
+        folder: Folder of the run.
+        test: Judged text queries.
+
+    Returns:
+        The result of each query.
+
+    Raises:
+        RunError: If the test split of the run has other images.
+    """
+    recipe = read_run_recipe(folder)
+    data_module, matcher = open_run(folder, recipe, NoProgress())
+    split = data_module.data.split(recipe.evaluation.test).first_captions(1)
+    if tuple(image.name for image in split.images) != test.images:
+        raise RunError(
+            f"{folder}: expected the {len(test.images):,} test images of the feedback, got others. "
+            "Compare on one data set."
+        )
+    if recipe.evaluation.average_networks:
+        matcher = ScoreEnsemble([matcher, open_peer_network(folder, matcher)]).to(
+            device_of(matcher)
+        )
+    text = Retriever(matcher, data_module.processor).encode_text([*test.labeled_queries])
+    scores = score_all_pairs(
+        matcher.eval(), data_module.encode(matcher, split)[0], text, recipe.memory or None
+    ).T
+    labels = test.labeled_queries.values()
+    return [
+        JudgedQueryResult.from_scores(row.numpy(), *judgments)
+        for row, judgments in zip(scores, labels, strict=True)
+    ]
+
+
+def with_feedback_answers(outcome: RunOutcome, test: FeedbackTest) -> RunOutcome:
+    """Evaluate a run on judged text queries, and save the results with its outcome.
+
+    Args:
+        outcome: Outcome of a run.
+        test: Judged text queries.
+
+    Returns:
+        The outcome with the results. A failure is returned unchanged.
+
+    Raises:
+        RunError: If the model was removed.
+    """
+    if outcome.failure or outcome.has_answers_for(test):
+        return outcome
+    check_models_exist([outcome])
+    answers = FeedbackAnswers(
+        test.pairs.fingerprint, tuple(evaluate_run_on_feedback(outcome.folder, test))
+    )
+    outcome = replace(outcome, feedback=answers)
+    storage.write_checksummed_json(outcome.folder / OUTCOME_FILE, outcome.to_json())
+    return outcome
+
+
+JobRunner: TypeAlias = Callable[[Sequence[Job]], Iterator[RunOutcome]]
+"""Runs jobs and yields their outcomes as they finish. Raises Stopped when everything is saved."""
+
+
+@dataclass(frozen=True)
+class Workers:
+    """How runs are executed.
+
+    Attributes:
+        engine: "local" or "ray".
+        num_workers: Runs at the same time. None: one for each core that the threads of a run leave.
+
+    Raises:
+        VisavisError: If a value is invalid.
+    """
+
+    engine: Engine = "local"
+    num_workers: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_workers is not None:
+            validate_int(self.num_workers, "workers", 1, MAX_RUNS)
+
+    @contextmanager
+    def start(self, threads: int, progress: Progress) -> Iterator[JobRunner]:
+        """Start the workers for this block.
+
+        Args:
+            threads: CPU threads of a run.
+            progress: Receives the progress of runs in this process.
+
+        Yields:
+            Function that runs jobs.
+
+        Raises:
+            MissingExtra: If Ray is not installed.
+        """
+        count, stop = self.num_workers or max(1, cpu_cores() // threads), StopRequest()
+        with stop.install_signal_handlers():
+            if self.engine == "ray":
+                yield partial(_run_on_ray, count, stop)
+            elif count == 1:
+                yield partial(_run_in_this_process, stop, progress)
+            else:
+                with process_pool(count) as pool:
+                    yield partial(_run_in_processes, pool, stop)
+
+
+class _WorkerPool(ProcessPoolExecutor):
+    """Pool whose processes do not import the script of the user, which would run it again in each
+    of them.
+    """
+
+    def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        # A process is started by the call that submits its first job. It imports the script that
+        # these attributes name.
+        main = vars(sys.modules["__main__"])
+        script: dict[str, Any] = {
+            name: main.pop(name) for name in ("__file__", "__spec__") if name in main
+        }
+        main["__spec__"] = None
+        try:
+            return super().submit(*args, **kwargs)
+        finally:
+            main.update(script)
+
+
+@contextmanager
+def process_pool(num_processes: int) -> Iterator[ProcessPoolExecutor]:
+    """Start processes that end with this one, after their training is saved. A script needs no ``if
+    __name__ == "__main__"``.
+
+    Args:
+        num_processes: Number of processes.
+
+    Yields:
+        The pool.
+    """
+    start_resource_tracker()  # the runs use it, too
+    context = get_context("spawn")
+    # A worker waits for the other end of a pipe to close, which also happens if this process is
+    # killed.
+    receiver, sender = context.Pipe(duplex=False)
+    with receiver, sender:
+        pool = _WorkerPool(num_processes, context, _start_worker, (receiver,))
+        try:
+            yield pool
+        except BaseException:
+            sender.close()
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def exit_if_stopping() -> None:
+    """End a worker whose training finished after the worker was asked to end."""
+    if _stopping.is_set():
+        os._exit(128 + signal.SIGTERM)
+
+
+_stopping = Event()  # set in a worker that was asked to end
+
+
+def _train(job: Job, progress: Progress) -> TrainingResult:
+    folder = RunFolder(job.folder)
+    if os.path.exists(folder.recipe) or os.path.exists(folder.ensemble):
+        return resume_training(job.folder, progress)
+    # A killed process may have left files of a folder that is not a run yet.
+    folder.remove()
+    storage.remove_partial_files(job.folder)
+    return start_training(build_recipe(job.recipe_values, {}, job.setting), job.folder, progress)
+
+
+def _run_in_this_process(
+    stop: StopRequest, progress: Progress, jobs: Sequence[Job]
+) -> Iterator[RunOutcome]:
+    for job in jobs:
+        if stop.signal is not None:
+            raise Stopped("", stop.signal)
+        yield run_job(job, progress)
+
+
+def _run_in_processes(
+    pool: ProcessPoolExecutor, stop: StopRequest, jobs: Sequence[Job]
+) -> Iterator[RunOutcome]:
+    running: set[Future[RunOutcome]] = {pool.submit(_run_in_worker, job) for job in jobs}
+    while running:
+        finished, running = wait(running, POLL_SECONDS, FIRST_COMPLETED)
+        if stop.signal is not None:
+            raise Stopped("", stop.signal)
+        for future in finished:
+            try:
+                yield future.result()
+            except BrokenProcessPool:
+                raise _lost_worker() from None
+
+
+def _lost_worker() -> RunError:
+    return RunError(
+        "workers: a process was killed, perhaps because memory ran out. Resume with fewer workers."
+    )
+
+
+def _start_worker(receiver: connection.Connection) -> None:
+    # A terminal sends these to all processes. The parent process handles them and closes the pipe.
+    for name in ("SIGINT", "SIGHUP"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    Thread(target=_terminate_with_parent, args=(receiver,), daemon=True).start()
+
+
+def _terminate_with_parent(receiver: connection.Connection) -> None:
+    """Send SIGTERM to this process when the pipe is closed, so that a training saves everything and
+    stops.
+    """
+    connection.wait([receiver])
+    _stopping.set()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _run_in_worker(job: Job) -> RunOutcome:
+    try:
+        outcome = run_job(job, NoProgress())
+    except Stopped as stopped:
+        # An exception would be the result of the job, and the worker would wait for another one.
+        os._exit(128 + stopped.signal)
+    exit_if_stopping()
+    return outcome
+
+
+def _run_on_ray(count: int, stop: StopRequest, jobs: Sequence[Job]) -> Iterator[RunOutcome]:
+    """Run each job as a Ray task. All machines of the cluster must share the folders."""
+    ray = connect_to_ray("comparing")
+    task = ray.remote(num_cpus=1, max_retries=2)(_run_unless_stopped)
+    waiting, running = list(reversed(jobs)), list[Any]()
+    while waiting or running:
+        while waiting and len(running) < count:
+            running.append(task.remote(waiting.pop()))
+        finished, running = ray.wait(running, timeout=POLL_SECONDS)
+        if stop.signal is not None:
+            for reference in running:
+                ray.cancel(reference)
+            ray.wait(running, num_returns=len(running), timeout=60) if running else None
+            raise Stopped("", stop.signal)
+        try:
+            outcomes = ray.get(finished)
+        except (
+            ray.exceptions.WorkerCrashedError,
+            ray.exceptions.OutOfMemoryError,
+            ray.exceptions.NodeDiedError,
+        ):
+            raise _lost_worker() from None
+        yield from (outcome for outcome in outcomes if outcome is not None)
+
+
+def _run_unless_stopped(job: Job) -> RunOutcome | None:
+    """The outcome of a job. None if it was stopped and saved."""
+    try:
+        return run_job(job, NoProgress())
+    except Stopped:
+        return None

@@ -1,0 +1,526 @@
+"""Reproduction of a paper's table: each row is a setting of an experiment, compared with its
+published values.
+
+The folder is that of a comparison, with ``table.json`` (the setting of each row) and the results
+``reproduction.json`` and ``reproduction.md``.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatch
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+from visavis.core import storage
+from visavis.core.errors import RecipeError, RunError, suggest_name
+from visavis.core.notebook import NotebookTable
+from visavis.core.progress import Progress
+from visavis.core.spec import validate_int
+from visavis.evaluation.published_row import PublishedRow, comparison_cells, metric_title
+from visavis.research.experiments.grid import Setting
+from visavis.research.experiments.jobs import MAX_RUNS, RunOutcome, Workers
+from visavis.research.experiments.run_comparison import (
+    ExperimentPlan,
+    cache_setting_features,
+    experiment_workers,
+    new_experiment_folder,
+    read_plan,
+    train_runs,
+)
+from visavis.training.recipes.files import paper_tables, read_recipe
+from visavis.training.recipes.published_tables import published_results
+from visavis.training.recipes.recipe import Recipe, build_recipe
+from visavis.training.recipes.settings import Phase
+from visavis.training.runs.open_run import with_absolute_paths
+
+MIN_ROWS = 4  # rows whose order is compared
+POPULATION_STD_PAPERS = (
+    "cocos",
+)  # papers that print the population standard deviation, the others that of the sample
+PAPER_SEEDS = {"goal": 3, "cocos": 5}  # runs that papers average, 1 if they do not report a number
+
+
+@dataclass(frozen=True)
+class ReproducedValue:
+    """Published and reproduced value of a row.
+
+    Attributes:
+        row: The row.
+        key: Key of the metric.
+        published: Published mean.
+        published_std: Published standard deviation.
+        reached: Mean over runs. None if no run succeeded.
+        reached_std: Standard deviation over runs. None for one run.
+    """
+
+    row: PublishedRow
+    key: str
+    published: float
+    published_std: float | None
+    reached: float | None
+    reached_std: float | None
+
+    @property
+    def difference(self) -> float | None:
+        """Reproduced minus published mean."""
+        return None if self.reached is None else self.reached - self.published
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to plain values.
+
+        Returns:
+            The fields and the difference.
+        """
+        return vars(self) | {"row": self.row.id, "difference": self.difference}
+
+
+@dataclass(frozen=True)
+class RankAgreement:
+    """Rank correlation of published and reproduced values.
+
+    Attributes:
+        key: Key of the metric.
+        rows: Number of rows.
+        rho: Spearman's rank correlation.
+        p: p-value of a permutation test.
+    """
+
+    key: str
+    rows: int
+    rho: float
+    p: float
+
+
+@dataclass(frozen=True)
+class Reproduction(NotebookTable):
+    """Rows of a table with their runs.
+
+    Attributes:
+        folder: Folder of the experiment.
+        table: Id of the table.
+        base: Description of the recipe that replaces those of the rows. "": their own.
+        outcomes: Outcomes by row id, by seed.
+    """
+
+    ROWS: ClassVar[str] = "values"
+
+    folder: Path
+    table: str
+    base: str
+    outcomes: Mapping[str, Sequence[RunOutcome]]
+
+    @cached_property
+    def published(self) -> dict[str, PublishedRow]:
+        """Published rows by id."""
+        rows = published_results()
+        return {row_id: rows[row_id] for row_id in self.outcomes}
+
+    @property
+    def substitution(self) -> str:
+        """Difference from the setting of the paper. "": none."""
+        if not self.base:
+            return ""
+        recipes = [read_recipe(row_id) for row_id in self.published]
+        required = dict.fromkeys(recipe.data.requires or recipe.data.path for recipe in recipes)
+        return (
+            "Not the setting of the paper: the objective and supervision of each row on "
+            f"{self.base}, instead of {', '.join(required)}. "
+            "Values are not comparable, but their order may be."
+        )
+
+    @property
+    def values(self) -> list[ReproducedValue]:
+        """All values, row by row."""
+        return [
+            ReproducedValue(row, key, mean, std, *self._reached(row_id, row, key))
+            for row_id, row in self.published.items()
+            for key, (mean, std) in row.values.items()
+        ]
+
+    def _reached(
+        self, row_id: str, row: PublishedRow, key: str
+    ) -> tuple[float | None, float | None]:
+        """Mean and standard deviation of a metric over the runs of a row."""
+        values = [
+            run.measured_metrics[key]
+            for run in self.outcomes[row_id]
+            if key in run.measured_metrics
+        ]
+        if not values:
+            return None, None
+        std = statistics.pstdev if row.paper in POPULATION_STD_PAPERS else statistics.stdev
+        return statistics.fmean(values), std(values) if len(values) > 1 else None
+
+    @property
+    def rank_agreements(self) -> list[RankAgreement]:
+        """Rank correlations of metrics that enough rows have. Rows that share their runs count
+        once.
+        """
+        from scipy.stats import permutation_test, rankdata, spearmanr
+
+        # The first row of those that share their runs.
+        row_of_runs = {
+            runs[0].folder: row_id for row_id, runs in reversed([*self.outcomes.items()]) if runs
+        }
+        values = [value for value in self.values if value.row.id in row_of_runs.values()]
+        agreements = []
+        for key in dict.fromkeys(value.key for value in self.values):
+            pairs = [
+                (value.published, value.reached)
+                for value in values
+                if value.key == key and value.reached is not None
+            ]
+            if len(pairs) < MIN_ROWS:
+                continue
+            published, reached = rankdata(list(zip(*pairs, strict=True)), axis=1)
+            rho = float(spearmanr(published, reached).statistic)
+            if not math.isnan(rho):
+                test = permutation_test(
+                    (published,),
+                    lambda sample, axis, fixed=reached: (sample * fixed).sum(axis),
+                    permutation_type="pairings",
+                    rng=0,
+                )
+                agreements.append(RankAgreement(key, len(pairs), rho, float(test.pvalue)))
+        return agreements
+
+    @property
+    def seeds(self) -> int:
+        """Number of seeds."""
+        return max(len(runs) for runs in self.outcomes.values())
+
+    @property
+    def remarks(self) -> list[str]:
+        """Sentences that readers of the values need."""
+        first = next(iter(self.published.values()))
+        kind = "population" if first.paper in POPULATION_STD_PAPERS else "sample"
+        spread = (
+            "one run"
+            if self.seeds == 1
+            else f"mean ± {kind} standard deviation of {self.seeds} runs"
+        )
+        rows, rates = (
+            self.published.values(),
+            f"learning rate of {self.base.split(' ')[0]}"
+            if self.base
+            else "paper's learning rates",
+        )
+        return [
+            (
+                f"Published: {first.source}. Reached: {spread}, best model of each row by validation, "
+                f"at the {rates}, not tuned."
+            ),
+            *(
+                f"Order of the {agreement.rows} rows with different runs by "
+                f"{metric_title(agreement.key)}: "
+                f"Spearman's rho {agreement.rho:.2f} between published and reached values (p = "
+                f"{agreement.p:.2g})."
+                for agreement in self.rank_agreements
+            ),
+            *(
+                f"{row.id}: not reported in the paper: {row.unreported}."
+                for row in _first_of_each(rows, "unreported")
+            ),
+            *(
+                f"{row.id}: trained with {row.substitutes}."
+                for row in _first_of_each(rows, "substitutes")
+            ),
+            *(
+                f"{row.id}: misprint in the paper: {row.misprint}."
+                for row in _first_of_each(rows, "misprint")
+            ),
+            *(
+                f"{run.setting}, seed {run.seed} failed: {run.failure}"
+                for runs in self.outcomes.values()
+                for run in runs
+                if run.failure
+            ),
+        ]
+
+    def markdown(self) -> str:
+        """Format the substitution, the values and the remarks.
+
+        Returns:
+            Markdown.
+        """
+        lines = [
+            ["row", "metric", "published", "reached", "difference"],
+            ["---", "---", "---:", "---:", "---:"],
+            *map(table_cells, self.values),
+        ]
+        table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+        above = f"**{self.substitution}**\n\n" if self.base else ""
+        return f"# {self.table}\n\n{above}{table}\n" + "".join(
+            f"- {sentence}\n" for sentence in self.remarks
+        )
+
+    def table_notes(self) -> list[str]:
+        """Return the remarks."""
+        return self.remarks
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to plain values.
+
+        Returns:
+            Values, rank agreements and runs.
+        """
+        return {
+            "reproduction": str(self.folder),
+            "table": self.table,
+            "base": self.base,
+            "substitution": self.substitution,
+            "values": [value.to_json() for value in self.values],
+            "rank_agreements": [asdict(agreement) for agreement in self.rank_agreements],
+            "runs": {
+                row_id: [run.to_json() for run in runs] for row_id, runs in self.outcomes.items()
+            },
+        }
+
+
+def table_cells(value: ReproducedValue) -> list[str]:
+    """Format a line of the table.
+
+    Args:
+        value: Published and reproduced value.
+
+    Returns:
+        Row, metric, published value, reproduced value and difference.
+    """
+    return [
+        value.row.row,
+        *comparison_cells(
+            value.key, value.published, value.published_std, value.reached, value.reached_std
+        ),
+    ]
+
+
+def _first_of_each(rows: Iterable[PublishedRow], annotation: str) -> list[PublishedRow]:
+    """The first row with each text of an annotation."""
+    first: dict[str, PublishedRow] = {}
+    for row in rows:
+        if text := getattr(row, annotation):
+            first.setdefault(text, row)
+    return list(first.values())
+
+
+@dataclass(frozen=True)
+class ReproductionPlan:
+    """Settings of the rows of a table.
+
+    Attributes:
+        table: Id of the table.
+        base: Description of the recipe that replaces those of the rows. "": their own.
+        rows: Name of the setting by row id.
+    """
+
+    table: str
+    base: str
+    rows: dict[str, str]
+
+
+def start_reproduction(
+    table: str,
+    patterns: Sequence[str],
+    base: str,
+    overrides: dict[str, Any],
+    seeds: int | None,
+    out: Path | None,
+    workers: Workers,
+    progress: Progress,
+) -> Reproduction:
+    """Reproduce rows of a table in a new folder.
+
+    Args:
+        table: Id of the table, ``PAPER/NUMBER``.
+        patterns: Patterns of row names, such as ``r152-*``. Empty: all rows.
+        base: Recipe that replaces those of the rows. "": their own.
+        overrides: Values by dotted key.
+        seeds: Number of seeds. None: as in the paper.
+        out: New folder. None: ``runs/<paper>-<number>-<n>``.
+        workers: How runs are executed.
+        progress: Receives progress.
+
+    Returns:
+        The reproduction.
+
+    Raises:
+        RecipeError: If the table or a row does not exist or cannot be trained.
+        Stopped: After a signal, when everything is saved.
+    """
+    rows = select_rows(table, patterns)
+    for row in rows:
+        if row.not_trainable:
+            progress.message(f"Skipping {row.id}, which cannot be trained: {row.not_trainable}.")
+    trained = [row for row in rows if not row.not_trainable]
+    if not trained:
+        raise RecipeError(
+            f"{table}: expected a row that can be trained, got none: {rows[0].not_trainable}."
+        )
+    base_recipe = read_recipe(base, overrides) if base else None
+    if base_recipe:
+        settings = _on_base(trained, base_recipe)
+    else:
+        settings = {
+            row.id: Setting(
+                row.row, recipe_values=with_absolute_paths(read_recipe(row.id, overrides)).to_dict()
+            )
+            for row in trained
+        }
+    num_seeds = validate_int(
+        PAPER_SEEDS.get(rows[0].paper, 1) if seeds is None else seeds, "seeds", 1, MAX_RUNS
+    )
+    unique = {setting.name: setting for setting in settings.values()}
+    plan = ExperimentPlan(table, tuple(unique.values()), num_seeds)
+    with new_experiment_folder(plan, out, table.replace("/", "-"), progress) as (folder, _):
+        description = _describe_base(base_recipe, overrides) if base_recipe else ""
+        reproduction = ReproductionPlan(
+            table, description, {row_id: setting.name for row_id, setting in settings.items()}
+        )
+        storage.write_json(folder / "table.json", asdict(reproduction))
+        return _run(folder, plan, reproduction, workers, progress)
+
+
+def resume_reproduction(
+    folder: Path, seeds: int | None, workers: Workers, progress: Progress
+) -> Reproduction:
+    """Resume the reproduction of a table, with more seeds if given.
+
+    Args:
+        folder: Folder of the reproduction.
+        seeds: Number of seeds. None: as planned.
+        workers: How runs are executed.
+        progress: Receives progress.
+
+    Returns:
+        The reproduction.
+
+    Raises:
+        RunError: If the folder is not a reproduction.
+        Stopped: After a signal, when everything is saved.
+    """
+    if not os.path.exists(folder / "table.json"):
+        raise RunError(
+            f"{folder}: expected table.json in it, found none. Pass a folder of visavis reproduce."
+        )
+    reproduction = storage.read_json(folder / "table.json", ReproductionPlan, error=RunError)
+    plan = read_plan(folder, seeds, successive_halving=False, command="reproduce")
+    cache_setting_features(plan, progress)
+    return _run(folder, plan, reproduction, workers, progress)
+
+
+def select_rows(table: str, patterns: Sequence[str] = ()) -> list[PublishedRow]:
+    """Select rows of a table.
+
+    Args:
+        table: Id of the table, ``PAPER/NUMBER``.
+        patterns: Patterns of row names, such as ``r152-*``. Empty: all rows.
+
+    Returns:
+        The rows.
+
+    Raises:
+        RecipeError: If the table does not exist or measures no models, or a pattern matches no row.
+    """
+    if table not in paper_tables():
+        raise RecipeError(
+            f"{table} is not a table of a paper: {suggest_name(table, paper_tables())}"
+        )
+    rows = [row for row in published_results().values() if f"{row.paper}/{row.table}" == table]
+    if not rows[0].protocol:
+        raise RecipeError(
+            f"{table}: expected a table that measures models, got counts of trainings. Compare a "
+            "run with it by visavis diagnose."
+        )
+    for pattern in patterns:
+        if not any(fnmatch(row.row, pattern) for row in rows):
+            raise RecipeError(
+                f"{table}: no row matches {pattern}: "
+                f"{suggest_name(pattern, [row.row for row in rows], f'visavis catalog recipes --paper {rows[0].paper}')}"
+            )
+    return [
+        row
+        for row in rows
+        if not patterns or any(fnmatch(row.row, pattern) for pattern in patterns)
+    ]
+
+
+def _describe_base(base: Recipe, overrides: dict[str, Any]) -> str:
+    about = f" ({base.about.rstrip('.')})" if base.about else ""
+    changed = "".join(f", {key}={value}" for key, value in overrides.items())
+    return f"{base.name}{about}{changed}, protocol {' and '.join(base.evaluation.protocols)}"
+
+
+def _on_base(rows: Iterable[PublishedRow], base: Recipe) -> dict[str, Setting]:
+    """Settings of another recipe with the objective and supervision of each row in every phase.
+    Equal rows share one.
+
+    A row whose batches have k captions per image (SmoothAP in COCOS) keeps them, and has k times
+    the epochs, so that all rows take the same number of steps.
+    """
+    settings = dict[str, Setting]()
+    for row in rows:
+        recipe = read_recipe(row.id)
+        changes: dict[str, Any] = {
+            "objective": recipe.phases[-1].objective,
+            "evaluation.relevance": recipe.evaluation.relevance,
+            "evaluation.extra_metrics": recipe.evaluation.extra_metrics,
+        }
+        changes |= {
+            f"phases.{number}.supervision": recipe.phases[-1].supervision
+            for number in range(len(base.phases))
+        }
+        if (captions := recipe.training.captions_per_image) is not None:
+            changes["training.captions_per_image"] = captions
+            for number, phase in enumerate(base.phases):
+                changes |= {
+                    f"phases.{number}.{key}": value
+                    for key, value in _with_longer_epochs(phase, captions).items()
+                }
+        recipe_values = build_recipe(
+            with_absolute_paths(base).to_dict(), changes, f"{base.name} with {row.id}"
+        ).to_dict()
+        equal_setting = next(
+            (setting for setting in settings.values() if setting.recipe_values == recipe_values),
+            None,
+        )
+        settings[row.id] = equal_setting or Setting(row.row, recipe_values=recipe_values)
+    return settings
+
+
+def _with_longer_epochs(phase: Phase, factor: int) -> dict[str, Any]:
+    """Overrides of a phase that has ``factor`` times the epochs in the same number of steps."""
+    schedule = phase.schedule
+    return {
+        "epochs": factor * phase.epochs,
+        "loss_warmup_epochs": factor * phase.loss_warmup_epochs,
+        "schedule.milestones": [factor * epoch for epoch in schedule.milestones],
+        "schedule.factor": schedule.factor ** (1 / factor)
+        if schedule.kind == "exponential"
+        else schedule.factor,
+    }
+
+
+def _run(
+    folder: Path,
+    plan: ExperimentPlan,
+    reproduction: ReproductionPlan,
+    workers: Workers,
+    progress: Progress,
+) -> Reproduction:
+    """Train the missing runs, and write the results."""
+    with experiment_workers(folder, plan, workers, progress) as run_jobs:
+        outcomes = train_runs(folder, plan, run_jobs, progress)
+    runs = {
+        row_id: [run for run in outcomes if run.setting == name]
+        for row_id, name in reproduction.rows.items()
+    }
+    result = Reproduction(folder, reproduction.table, reproduction.base, runs)
+    storage.write_json(folder / "reproduction.json", result.to_json())
+    storage.write_text(folder / "reproduction.md", result.markdown())
+    return result

@@ -1,0 +1,543 @@
+"""Result tables of runs that differ only in their seeds, under one protocol, as text, Markdown,
+CSV, LaTeX and JSON.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import statistics
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import accumulate
+from typing import Any
+
+from visavis.core.encoded import DIRECTIONS
+from visavis.core.errors import RunError
+from visavis.evaluation import Evaluation
+from visavis.evaluation.bootstrap import BOOTSTRAP_METRICS, BootstrapSamples
+from visavis.evaluation.feedback.evaluate_feedback import FeedbackTest
+from visavis.evaluation.metrics.catalog import RECALLS, RSUM
+from visavis.evaluation.metrics.recall import random_recall
+from visavis.evaluation.statistics import Interval, PairedTest, t_interval
+
+
+@dataclass(frozen=True)
+class ColumnGroup:
+    """Columns with a common title.
+
+    Attributes:
+        title: Title.
+        labels: Label of each metric, by key.
+    """
+
+    title: str
+    labels: Mapping[str, str]
+
+
+CAPTION_COLUMNS = (
+    *(
+        ColumnGroup(title, {metric.key(way): metric.label for metric in RECALLS})
+        for way, title in DIRECTIONS.items()
+    ),
+    ColumnGroup("", {RSUM.name: RSUM.label}),
+)
+
+
+@dataclass(frozen=True)
+class MeasurementConditions:
+    """Conditions under which all values of a table were measured.
+
+    Attributes:
+        protocol: Name of the protocol.
+        num_images: Number of images.
+        num_texts: Number of texts.
+        captions_per_image: Mean number of captions per image.
+        ties: How ties are ranked.
+    """
+
+    protocol: str
+    num_images: int
+    num_texts: int
+    captions_per_image: float
+    ties: str
+
+    @classmethod
+    def from_evaluation(cls, result: Evaluation) -> MeasurementConditions:
+        """Return the conditions of an evaluation.
+
+        Args:
+            result: Evaluation.
+
+        Returns:
+            The conditions.
+        """
+        return cls(
+            result.protocol,
+            result.num_images,
+            result.num_texts,
+            result.captions_per_image,
+            result.ties,
+        )
+
+    def __str__(self) -> str:
+        candidates = f"{self.num_images:,} images, {self.num_texts:,} texts, {self.captions_per_image:g} captions per image"
+        return f"protocol {self.protocol}: {candidates}, ties {self.ties}"
+
+    def chance(self, metric: str) -> float:
+        """Compute the expected value for a random ranking.
+
+        Args:
+            metric: Key of a recall, or "rsum".
+
+        Returns:
+            The value, in percent.
+        """
+        if metric == "rsum":
+            return sum(self.chance(name) for name in BOOTSTRAP_METRICS if name != "rsum")
+        direction, k = metric.split("_r")
+        candidates, positives = (
+            (self.num_texts, round(self.captions_per_image))
+            if direction == "i2t"
+            else (self.num_images, 1)
+        )
+        return 100 * random_recall(candidates, positives, int(k))
+
+
+@dataclass(frozen=True)
+class ResultRow:
+    """Runs of one setting.
+
+    Attributes:
+        name: Name of the setting.
+        metrics: Metrics of each run by key.
+    """
+
+    name: str
+    metrics: tuple[Mapping[str, float], ...]
+
+    def mean(self, metric: str) -> float:
+        """Compute the mean over runs.
+
+        Args:
+            metric: Key of a metric.
+
+        Returns:
+            The mean.
+        """
+        return statistics.fmean(run[metric] for run in self.metrics)
+
+    def std(self, metric: str) -> float | None:
+        """Compute the sample standard deviation over runs.
+
+        Args:
+            metric: Key of a metric.
+
+        Returns:
+            The standard deviation. None for a single run.
+        """
+        return (
+            statistics.stdev(run[metric] for run in self.metrics) if len(self.metrics) > 1 else None
+        )
+
+    def cell(self, metric: str) -> str:
+        """Format mean and standard deviation.
+
+        Args:
+            metric: Key of a metric.
+
+        Returns:
+            The cell.
+        """
+        std = self.std(metric)
+        return f"{self.mean(metric):.1f}" + ("" if std is None else f" ± {std:.1f}")
+
+    def short_cell(self, metric: str) -> str:
+        """Format mean and standard deviation for a terminal.
+
+        Args:
+            metric: Key of a metric.
+
+        Returns:
+            The cell, without decimals for a standard deviation of 10 or more.
+        """
+        std = self.std(metric)
+        return f"{self.mean(metric):.1f}" + (
+            "" if std is None else f"±{std:.{1 if std < 9.95 else 0}f}"
+        )
+
+
+@dataclass(frozen=True)
+class ResultTable:
+    """Table with a row for each setting, all measured under the same conditions.
+
+    Attributes:
+        rows: Rows.
+        conditions: Conditions of all values.
+        note: Further sentence for readers, without a period.
+        feedback: Judged text queries that all rows were evaluated on.
+    """
+
+    rows: tuple[ResultRow, ...]
+    conditions: MeasurementConditions
+    note: str = ""
+    feedback: FeedbackTest | None = None
+
+    @classmethod
+    def from_runs(
+        cls,
+        runs: Mapping[str, Sequence[tuple[Mapping[str, float], MeasurementConditions]]],
+        note: str = "",
+    ) -> ResultTable:
+        """Build a table from the metrics of runs.
+
+        Args:
+            runs: Metrics and conditions of the runs of each setting.
+            note: Further sentence for readers, without a period.
+
+        Returns:
+            The table.
+
+        Raises:
+            RunError: If the runs were measured under different conditions.
+        """
+        conditions = list(
+            dict.fromkeys(measured_under for group in runs.values() for _, measured_under in group)
+        )
+        if len(conditions) != 1:
+            actual = " / ".join(map(str, conditions)) or "nothing"
+            raise RunError(
+                "table: expected results with one protocol and number of candidates, got "
+                f"{actual}. Evaluate all runs alike."
+            )
+        return cls(
+            tuple(
+                ResultRow(name, tuple(metrics for metrics, _ in group))
+                for name, group in runs.items()
+            ),
+            conditions[0],
+            note,
+        )
+
+    @property
+    def columns(self) -> tuple[ColumnGroup, ...]:
+        """Columns in groups."""
+        return (
+            CAPTION_COLUMNS
+            if self.feedback is None
+            else (*CAPTION_COLUMNS, ColumnGroup("feedback", self.feedback.labels))
+        )
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Keys of the columns."""
+        return tuple(metric for group in self.columns for metric in group.labels)
+
+    def chance(self, metric: str) -> float:
+        """Compute the expected value for a random ranking.
+
+        Args:
+            metric: Key of a column.
+
+        Returns:
+            The value, in percent.
+        """
+        if self.feedback is not None and metric not in BOOTSTRAP_METRICS:
+            return self.feedback.random_baseline(metric)
+        return self.conditions.chance(metric)
+
+    def best(self, metric: str = "rsum") -> ResultRow:
+        """Return the row with the highest mean.
+
+        Args:
+            metric: Key of a column.
+
+        Returns:
+            The first such row.
+        """
+        return max(self.rows, key=lambda row: row.mean(metric))
+
+    def is_best(self, row: ResultRow, metric: str) -> bool:
+        """Check whether a row has the highest printed mean of a column.
+
+        Args:
+            row: Row.
+            metric: Key of a column.
+
+        Returns:
+            Whether it has. Rows with equal printed means all are best.
+        """
+        return f"{row.mean(metric):.1f}" == f"{self.best(metric).mean(metric):.1f}"
+
+    def caption(self) -> str:
+        """Describe units, spread and conditions of the values.
+
+        Returns:
+            The caption of the table.
+        """
+        runs = sorted({len(row.metrics) for row in self.rows})
+        spread = (
+            f"mean ± standard deviation over {' to '.join(map(str, runs))} seeds"
+            if runs[-1] > 1
+            else "one seed"
+        )
+        caption = f"Recalls in percent, {spread}, {self.conditions}." + (
+            f" {self.note}." if self.note else ""
+        )
+        return caption if self.feedback is None else f"{caption} Feedback: {self.feedback}"
+
+    def text(self) -> str:
+        """Format the table for a terminal of about 80 columns.
+
+        Returns:
+            Lines of text.
+        """
+        lines = [["", *(label for group in self.columns for label in group.labels.values())]]
+        lines += [[row.name, *map(row.short_cell, self.metrics)] for row in self.rows]
+        lines += [["chance", *(f"{self.chance(metric):.1f}" for metric in self.metrics)]]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        gaps = [
+            "",
+            *(gap for group in self.columns for gap in ["   ", *[" "] * (len(group.labels) - 1)]),
+        ]
+        body = [
+            "".join(
+                f"{gap}{cell:{'>' if gap else '<'}{w}}"
+                for gap, cell, w in zip(gaps, line, widths, strict=True)
+            )
+            for line in lines
+        ]
+        head, start = " " * widths[0], 1
+        for group in self.columns:
+            end = start + len(group.labels)
+            head += f"{group.title:>{sum(widths[start:end]) + sum(map(len, gaps[start:end]))}}"
+            start = end
+        return "\n".join([head.rstrip(), *body])
+
+    def markdown(self) -> str:
+        """Format the table with its caption, the best means of each column in bold.
+
+        Returns:
+            Markdown.
+        """
+        heads = [
+            f"{group.title} {label}".lstrip()
+            for group in self.columns
+            for label in group.labels.values()
+        ]
+        lines = [["setting", *heads], ["---", *["---:"] * len(heads)]]
+        lines += [
+            [
+                row.name,
+                *(
+                    f"**{row.cell(metric)}**" if self.is_best(row, metric) else row.cell(metric)
+                    for metric in self.metrics
+                ),
+            ]
+            for row in self.rows
+        ]
+        lines += [["chance", *(f"{self.chance(metric):.1f}" for metric in self.metrics)]]
+        return "".join(f"| {' | '.join(line)} |\n" for line in lines) + f"\n{self.caption()}\n"
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to plain values.
+
+        Returns:
+            Mean, standard deviation and every run's values of each row.
+        """
+        rows = [
+            {
+                "name": row.name,
+                "mean": {metric: row.mean(metric) for metric in self.metrics},
+                "std": {metric: row.std(metric) for metric in self.metrics},
+                "runs": [dict(run) for run in row.metrics],
+            }
+            for row in self.rows
+        ]
+        return {
+            "conditions": asdict(self.conditions),
+            "note": self.note,
+            "chance": {metric: self.chance(metric) for metric in self.metrics},
+            "feedback": None if self.feedback is None else str(self.feedback),
+            "rows": rows,
+        }
+
+
+# low, high: the 95 % interval of the mean over seeds. images_low, images_high: the interval of the
+# difference over test images, or over judged text queries for feedback metrics.
+CSV_COLUMNS = (
+    "row", "metric", "runs", "mean", "std", "low", "high",
+    "reference", "difference", "difference_low", "difference_high", "p", "adjusted_p", "tests", "verdict", "more_seeds",
+    "images_low", "images_high",
+)  # fmt: skip
+_TEST_COLUMNS = ("difference", "p", "adjusted_p", "tests", "verdict", "more_seeds")
+
+_SPECIAL = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+}
+
+
+def indistinguishable_rows(against_best: Mapping[str, PairedTest]) -> list[str]:
+    """Select the rows that are not distinguishable from a reference row.
+
+    Args:
+        against_best: Paired tests with the reference row, by name, from ``differences_from``.
+
+    Returns:
+        The names of the rows.
+    """
+    return [
+        name
+        for name, test in against_best.items()
+        if test.verdict in ("not distinguishable", "not tested")
+    ]
+
+
+def latex_table(
+    table: ResultTable, indistinguishable: Mapping[str, Collection[str]] | None = None
+) -> str:
+    r"""Format a LaTeX table with the best means of each column in bold. It needs ``\usepackage{booktabs}``.
+
+    Args:
+        table: Table.
+        indistinguishable: By metric, names of rows that are not distinguishable from the best. They get a dagger.
+
+    Returns:
+        LaTeX.
+    """
+    indistinguishable = indistinguishable or {}
+    heads = " & ".join(
+        rf"\multicolumn{{{len(group.labels)}}}{{c}}{{{group.title}}}" if group.title else ""
+        for group in table.columns
+    )
+    ends = [*accumulate(len(group.labels) for group in table.columns)]
+    rules = " ".join(
+        rf"\cmidrule(lr){{{end - len(group.labels) + 2}-{end + 1}}}"
+        for group, end in zip(table.columns, ends, strict=True)
+        if group.title
+    )
+    names = " & ".join(label for group in table.columns for label in group.labels.values())
+    legend = ""
+    if any(indistinguishable.values()):
+        legend = r" $\dagger$: not distinguishable from the best of its column over these seeds (paired $t$-tests with Holm's correction)."
+    lines = [
+        r"\begin{table}",
+        r"  \centering",
+        rf"  \caption{{{escape_latex(table.caption())}{legend}}}",
+        r"  \label{tab:comparison}",
+        rf"  \begin{{tabular}}{{l{'r' * len(table.metrics)}}}",
+        r"    \toprule",
+        rf"    & {heads} \\",
+        f"    {rules}",
+        rf"    & {names} \\",
+        r"    \midrule",
+        *(
+            rf"    {escape_latex(row.name)} & "
+            rf"{' & '.join(_cell(table, row, metric, indistinguishable) for metric in table.metrics)} \\"
+            for row in table.rows
+        ),
+        r"    \midrule",
+        rf"    chance & {' & '.join(f'{table.chance(metric):.1f}' for metric in table.metrics)} \\",
+        r"    \bottomrule",
+        r"  \end{tabular}",
+        r"\end{table}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def csv_table(
+    table: ResultTable,
+    pairs: Mapping[str, Mapping[str, PairedTest]] | None = None,
+    bootstraps: Sequence[BootstrapSamples] = (),
+) -> str:
+    """Format a line for each row and metric, with the columns ``CSV_COLUMNS``. Missing values are
+    empty.
+
+    Args:
+        table: Table.
+        pairs: By metric, paired tests with a reference row, by name.
+        bootstraps: Bootstrap samples of the same rows.
+
+    Returns:
+        CSV.
+    """
+    pairs, text = pairs or {}, io.StringIO()
+    writer = csv.DictWriter(text, CSV_COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    for row in table.rows:
+        for metric in table.metrics:
+            pair = pairs.get(metric, {}).get(row.name)
+            values = {
+                "row": row.name,
+                "metric": metric,
+                "runs": len(row.metrics),
+                "mean": row.mean(metric),
+                "std": row.std(metric),
+            }
+            values |= _bounds("", t_interval(run[metric] for run in row.metrics))
+            if pair is not None:
+                values |= {
+                    "reference": pair.b,
+                    **{name: getattr(pair, name) for name in _TEST_COLUMNS},
+                    **_bounds("difference_", pair.interval),
+                }
+                if resampled := next(
+                    (samples for samples in bootstraps if metric in samples.metrics), None
+                ):
+                    values |= _bounds(
+                        "images_", resampled.difference(pair.a, pair.b, metric).interval
+                    )
+            writer.writerow(values)
+    return text.getvalue()
+
+
+def _bounds(prefix: str, interval: Interval | None) -> dict[str, float]:
+    return (
+        {} if interval is None else {f"{prefix}low": interval.low, f"{prefix}high": interval.high}
+    )
+
+
+def escape_latex(text: str) -> str:
+    r"""Escape text for LaTeX.
+
+    Args:
+        text: Text.
+
+    Returns:
+        LaTeX.
+
+    Example:
+        >>> print(escape_latex('Goal(pair="sig_ms") & 50 %'))
+        Goal(pair="sig\_ms") \& 50 \%
+    """
+    text = re.sub(
+        r"[\\~^<>]|([#$%&_{}])",
+        lambda match: f"\\{match[0]}" if match[1] else _SPECIAL[match[0]],
+        text,
+    )
+    return (
+        text.replace("±", r"$\pm$")
+        .replace("−", "$-$")
+        .replace("γ", r"$\gamma$")
+        .replace("τ", r"$\tau$")
+    )
+
+
+def _cell(
+    table: ResultTable,
+    row: ResultRow,
+    metric: str,
+    indistinguishable: Mapping[str, Collection[str]],
+) -> str:
+    """One LaTeX cell: mean, dagger and standard deviation."""
+    mean, std = f"{row.mean(metric):.1f}", row.std(metric)
+    best = table.is_best(row, metric)
+    dagger = r"^{\dagger}" if row.name in indistinguishable.get(metric, ()) and not best else ""
+    bold = rf"\mathbf{{{mean}}}" if best else mean
+    spread = "" if std is None else rf" \pm {std:.1f}"
+    return f"${bold}{dagger}{spread}$"

@@ -1,0 +1,485 @@
+"""Comparison of settings over seeds, with a fixed number of seeds or with successive halving under
+a time budget.
+
+Files of a comparison: ``plan.json`` (recipe, settings and their learning rates), ``feedback.jsonl``
+(a copy of the feedback, if any), ``tuning/`` with a folder for each try of a learning rate,
+``runs/`` with a folder for each run, and the results ``comparison.json``, ``table.md``,
+``table.csv`` and ``table.tex``.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from visavis.core import storage
+from visavis.core.errors import RecipeError, RunError
+from visavis.core.progress import Progress
+from visavis.core.spec import validate_int
+from visavis.evaluation.feedback.evaluate_feedback import FeedbackTest
+from visavis.research.experiments.comparison_result import Comparison
+from visavis.research.experiments.grid import Choices, Setting, build_settings
+from visavis.research.experiments.jobs import (
+    MAX_RUNS,
+    Job,
+    JobRunner,
+    RunOutcome,
+    Workers,
+    check_models_exist,
+    read_outcome,
+    with_feedback_answers,
+)
+from visavis.research.experiments.schedule import Round, TimeBudget, all_runs, halving_rounds
+from visavis.research.experiments.tuning import TunedRate, tune_learning_rates, with_rate
+from visavis.training.recipes.data_module import prepare_training
+from visavis.training.recipes.features import open_data
+from visavis.training.recipes.recipe import Recipe, build_recipe, parse_override
+from visavis.training.runs.open_run import with_absolute_paths
+from visavis.training.stop_signals import Stopped
+
+PLAN_FILE, FEEDBACK_FILE = "plan.json", "feedback.jsonl"
+
+
+@dataclass(frozen=True)
+class ExperimentPlan:
+    """Runs of an experiment.
+
+    Attributes:
+        name: Name of the recipe or table.
+        settings: Settings.
+        seeds: Seeds of each setting: 1, 2, ...
+        successive_halving: Whether settings are dropped after each round.
+        tune: Whether the learning rate of each setting is selected before its runs.
+        rates: The selected learning rates, which ``recipe`` uses. Empty before they are selected,
+            and without tuning.
+    """
+
+    name: str
+    settings: tuple[Setting, ...]
+    seeds: int
+    successive_halving: bool = False
+    tune: bool = False
+    rates: tuple[TunedRate, ...] = ()
+
+    def recipe(self, setting: Setting, seed: int) -> Recipe:
+        """Build the recipe of one run.
+
+        Args:
+            setting: Setting.
+            seed: Seed.
+
+        Returns:
+            The recipe.
+        """
+        factor = next((rate.factor for rate in self.rates if rate.setting == setting.name), 1.0)
+        setting = with_rate(setting, factor)
+        # One thread by default, so that results do not depend on the number of runs at the same
+        # time.
+        threads = setting.recipe_values["training"]["threads"] or 1
+        return build_recipe(
+            setting.recipe_values, {"seed": seed, "training.threads": threads}, setting.name
+        )
+
+
+def plan_comparison(
+    recipe: Recipe, choices: Choices, seeds: int, *, successive_halving: bool, tune: bool = False
+) -> ExperimentPlan:
+    """Plan a comparison.
+
+    Args:
+        recipe: Recipe that the settings change.
+        choices: Objectives, models and grid, as texts.
+        seeds: Number of seeds.
+        successive_halving: Whether settings are dropped after each round.
+        tune: Whether to select the learning rate of each setting, if there are several and the grid
+            has no learning rates.
+
+    Returns:
+        The plan.
+
+    Raises:
+        RecipeError: If the recipe is an ensemble, or a setting is not a valid recipe.
+        SpecError: If an objective or a model cannot be parsed.
+    """
+    if recipe.members:
+        raise RecipeError(
+            f"{recipe.name}: expected a recipe of one model, got an ensemble of "
+            f"{', '.join(recipe.members)}. Compare its members."
+        )
+    settings = build_settings(with_absolute_paths(recipe), *choices)
+    tune = (
+        tune
+        and len(settings) > 1
+        and not any(parse_override(text)[0].endswith("optimizer.lr") for text in choices[2])
+    )
+    return ExperimentPlan(
+        recipe.name, settings, validate_int(seeds, "seeds", 1, MAX_RUNS), successive_halving, tune
+    )
+
+
+def start_comparison(
+    plan: ExperimentPlan,
+    out: Path | None,
+    workers: Workers,
+    progress: Progress,
+    *,
+    feedback: Path | None,
+    budget_s: float | None,
+) -> Comparison:
+    """Run a comparison in a new folder.
+
+    Args:
+        plan: Plan.
+        out: New folder. None: ``runs/compare-<n>``.
+        workers: How runs are executed.
+        progress: Receives progress.
+        feedback: Feedback file, of which the folder keeps a copy.
+        budget_s: Time budget in seconds. None: no limit.
+
+    Returns:
+        The comparison.
+
+    Raises:
+        RecipeError: If a recipe does not fit the data.
+        DataError: If the data or the feedback cannot be read.
+        Stopped: After a signal, when everything is saved.
+    """
+    test = None if feedback is None else _read_feedback_test(plan, feedback, progress)
+    with new_experiment_folder(plan, out, "compare", progress) as (folder, batches):
+        if feedback is not None:
+            storage.write_bytes(folder / FEEDBACK_FILE, storage.read_bytes(feedback))
+        return _run(folder, plan, batches, workers, progress, test, budget_s)
+
+
+def resume_comparison(
+    folder: Path,
+    seeds: int | None,
+    workers: Workers,
+    progress: Progress,
+    *,
+    feedback: Path | None,
+    budget_s: float | None,
+) -> Comparison:
+    """Resume a comparison, with more seeds or other feedback if given.
+
+    Args:
+        folder: Folder of the comparison.
+        seeds: Number of seeds. None: as planned.
+        workers: How runs are executed.
+        progress: Receives progress.
+        feedback: Feedback file that replaces that of the folder. None: keep it.
+        budget_s: Time budget in seconds. None: no limit.
+
+    Returns:
+        The comparison.
+
+    Raises:
+        RunError: If the folder is not a comparison, or a model that feedback needs was removed.
+        Stopped: After a signal, when everything is saved.
+    """
+    plan = read_plan(folder, seeds, successive_halving=budget_s is not None, command="compare")
+    batches = cache_setting_features(plan, progress)
+    file, test = feedback or folder / FEEDBACK_FILE, None
+    if feedback is not None or os.path.exists(file):
+        test = _read_feedback_test(plan, file, progress)
+        finished = [read_outcome(job) for job in _jobs(folder, plan).values()]
+        check_models_exist(
+            outcome
+            for outcome in finished
+            if outcome is not None and not outcome.has_answers_for(test)
+        )
+        _copy_feedback(folder, storage.read_bytes(file), progress)
+    return _run(folder, plan, batches, workers, progress, test, budget_s)
+
+
+@contextmanager
+def new_experiment_folder(
+    plan: ExperimentPlan, out: Path | None, stem: str, progress: Progress
+) -> Iterator[tuple[Path, dict[str, int]]]:
+    """Create a folder, open the data of a plan, compute its features, and write the plan.
+
+    Args:
+        plan: Plan.
+        out: New folder. None: ``runs/<stem>-<n>``.
+        stem: Stem of the default name.
+        progress: Receives progress.
+
+    Yields:
+        The folder, and the batches of an epoch by the name of the setting.
+    """
+    with storage.create_output_folder(out, Path("runs") / stem) as folder:
+        batches = cache_setting_features(plan, progress)
+        storage.write_json(folder / PLAN_FILE, asdict(plan))
+        yield folder, batches
+
+
+def read_plan(
+    folder: Path, seeds: int | None, *, successive_halving: bool, command: str
+) -> ExperimentPlan:
+    """Read the plan of a folder, and save it with more seeds if given.
+
+    Args:
+        folder: Folder of the experiment.
+        seeds: Number of seeds. None: as planned.
+        successive_halving: Whether settings are dropped after each round.
+        command: Command that writes such folders, for messages.
+
+    Returns:
+        The plan.
+
+    Raises:
+        RunError: If there is no plan, or if it has more seeds.
+    """
+    if not os.path.exists(folder / PLAN_FILE):
+        raise RunError(
+            f"{folder}: expected {PLAN_FILE} in it, found none. Pass a folder of visavis {command}."
+        )
+    plan: ExperimentPlan = storage.read_json(folder / PLAN_FILE, ExperimentPlan, error=RunError)
+    if seeds is not None and seeds < plan.seeds:
+        raise RunError(
+            f"seeds: expected at least {plan.seeds}, the seeds of {folder}, got {seeds}. Pass "
+            f"--seeds {plan.seeds} or more."
+        )
+    updated = replace(
+        plan,
+        seeds=plan.seeds if seeds is None else validate_int(seeds, "seeds", 1, MAX_RUNS),
+        successive_halving=plan.successive_halving or successive_halving,
+    )
+    if updated != plan:
+        storage.write_json(folder / PLAN_FILE, asdict(updated))
+    return updated
+
+
+@contextmanager
+def experiment_workers(
+    folder: Path, plan: ExperimentPlan, workers: Workers, progress: Progress
+) -> Iterator[JobRunner]:
+    """Lock the folder of an experiment, and start its workers for this block.
+
+    Args:
+        folder: Folder of the experiment.
+        plan: Plan.
+        workers: How runs are executed.
+        progress: Receives the progress of runs in this process.
+
+    Yields:
+        Function that runs jobs.
+
+    Raises:
+        Stopped: After a signal, when everything is saved.
+    """
+    threads = max(plan.recipe(setting, 1).training.threads for setting in plan.settings)
+    with storage.folder_lock(folder / PLAN_FILE, wait=False, subject=folder):
+        try:
+            with workers.start(threads, progress) as run_jobs:
+                yield run_jobs
+        except Stopped as stopped:
+            raise Stopped(str(folder), stopped.signal) from None
+
+
+def train_runs(
+    folder: Path,
+    plan: ExperimentPlan,
+    run_jobs: JobRunner,
+    progress: Progress,
+    budget_s: float | None = None,
+) -> list[RunOutcome]:
+    """Train the runs of a plan that are not finished.
+
+    Args:
+        folder: Folder of the experiment.
+        plan: Plan.
+        run_jobs: Runs jobs.
+        progress: Receives progress.
+        budget_s: Time budget in seconds. None: no limit.
+
+    Returns:
+        The outcomes of all finished runs.
+
+    Raises:
+        RunError: If no run succeeded.
+        Stopped: After a signal, when everything is saved.
+    """
+    jobs = _jobs(folder, plan)
+    finished = {
+        key: outcome for key, job in jobs.items() if (outcome := read_outcome(job)) is not None
+    }
+    budget = TimeBudget(budget_s)
+    rounds: Iterable[Round] = [all_runs(plan.settings, plan.seeds)]
+    if plan.successive_halving:
+        rounds = halving_rounds(plan.settings, plan.seeds, lambda: list(finished.values()))
+    for runs in rounds:
+        missing = [
+            (setting, seed) for setting, seed in runs if (setting.name, seed) not in finished
+        ]
+        affordable = budget.runs_within_budget(missing)
+        _run_jobs(
+            run_jobs,
+            [jobs[setting.name, seed] for setting, seed in affordable],
+            finished,
+            budget,
+            len(jobs),
+            progress,
+        )
+        if len(affordable) < len(missing):
+            skipped = len(missing) - len(affordable)
+            progress.message(
+                f"The time budget is used up after {budget.elapsed:.0f} s. Skipping {skipped} runs "
+                "of this round."
+            )
+            break
+    outcomes = list(finished.values())
+    if all(run.failure for run in outcomes):
+        reason = (
+            f"got {len(outcomes)} failures. The first: {outcomes[0].failure}"
+            if outcomes
+            else "got no runs."
+        )
+        raise RunError(f"{folder}: expected a successful run, {reason}")
+    return outcomes
+
+
+def cache_setting_features(plan: ExperimentPlan, progress: Progress) -> dict[str, int]:
+    """Open the data and compute the features of all settings before any run.
+
+    Args:
+        plan: Plan.
+        progress: Receives progress.
+
+    Returns:
+        Batches of an epoch by the name of the setting.
+
+    Raises:
+        RecipeError: If a recipe does not fit the data, or the data set has no test split.
+        DataError: If the data cannot be read.
+    """
+    batches_of_inputs, batches = dict[str, int](), dict[str, int]()
+    for setting in plan.settings:
+        recipe = plan.recipe(setting, 1)
+        training = recipe.training
+        batching = [training.batch_size, training.captions_per_image, training.batches_per_epoch]
+        inputs = repr(
+            [recipe.data, recipe.visual, recipe.text, recipe.model, recipe.evaluation, batching]
+        )
+        if inputs in batches_of_inputs:
+            batches[setting.name] = batches_of_inputs[inputs]
+            continue
+        data_module, _ = prepare_training(recipe, progress)
+        batches[setting.name] = batches_of_inputs[inputs] = data_module.loader(
+            data_module.training_split
+        ).num_batches
+        if (name := data_module.recipe.evaluation.test) not in data_module.data.splits:
+            raise RecipeError(
+                f"evaluation.test: {data_module.data.name} has no split {name}, which a comparison "
+                "measures on. Set evaluation.test=NAME."
+            )
+    return batches
+
+
+def _run(
+    folder: Path,
+    plan: ExperimentPlan,
+    batches: dict[str, int],
+    workers: Workers,
+    progress: Progress,
+    test: FeedbackTest | None,
+    budget_s: float | None,
+) -> Comparison:
+    """Select learning rates, train the missing runs, evaluate feedback, and write the results."""
+    started = time.monotonic()
+    with experiment_workers(folder, plan, workers, progress) as run_jobs:
+        if plan.tune and not plan.rates:
+            rates = tune_learning_rates(
+                plan.settings, batches, plan.seeds, folder / "tuning", run_jobs, progress
+            )
+            # More seeds later keep the rates of the first ones, also if these had too few steps.
+            plan = replace(plan, tune=bool(rates), rates=rates)
+            storage.write_json(folder / PLAN_FILE, asdict(plan))
+        left_s = None if budget_s is None else max(0.0, budget_s - (time.monotonic() - started))
+        outcomes = train_runs(folder, plan, run_jobs, progress, left_s)
+    if test is not None:
+        for number, outcome in enumerate(outcomes):
+            progress.update("judged text queries", number, len(outcomes), 0)
+            outcomes[number] = with_feedback_answers(outcome, test)
+    succeeded, order = (
+        {run.setting for run in outcomes if not run.failure},
+        [setting.name for setting in plan.settings],
+    )
+    comparison = Comparison(
+        folder,
+        plan.name,
+        tuple(setting for setting in plan.settings if setting.name in succeeded),
+        tuple(sorted(outcomes, key=lambda run: (order.index(run.setting), run.seed))),
+        test,
+        plan.rates,
+    )
+    storage.write_json(folder / "comparison.json", comparison.to_json())
+    for name, text in (
+        ("table.md", comparison.markdown()),
+        ("table.csv", comparison.csv()),
+        ("table.tex", comparison.latex()),
+    ):
+        storage.write_text(folder / name, text)
+    return comparison
+
+
+def _run_jobs(
+    run_jobs: JobRunner,
+    jobs: Sequence[Job],
+    finished: dict[tuple[str, int], RunOutcome],
+    budget: TimeBudget,
+    total: int,
+    progress: Progress,
+) -> None:
+    """Run jobs, and add each outcome to ``finished``."""
+    for outcome in run_jobs(jobs):
+        finished[outcome.setting, outcome.seed] = outcome
+        budget.runs += 1
+        result = (
+            outcome.failure
+            or f"validation RSUM {outcome.validation_rsum:.1f}  ({outcome.seconds:.0f} s)"
+        )
+        progress.message(f"{outcome.setting}, seed {outcome.seed}: {result}")
+        progress.update("runs", len(finished), total, budget.runs / budget.elapsed)
+
+
+def _jobs(folder: Path, plan: ExperimentPlan) -> dict[tuple[str, int], Job]:
+    """Jobs by setting and seed."""
+    jobs = {}
+    for setting, seed in all_runs(plan.settings, plan.seeds):
+        path = (
+            folder / "runs" / f"{plan.settings.index(setting) + 1:02d}-{setting.slug}-seed-{seed}"
+        ).absolute()
+        jobs[setting.name, seed] = Job(
+            setting.name, seed, plan.recipe(setting, seed).to_dict(), path
+        )
+    return jobs
+
+
+def _read_feedback_test(plan: ExperimentPlan, file: Path, progress: Progress) -> FeedbackTest:
+    """Read the judged text queries of the test split."""
+    for setting in plan.settings:
+        if setting.recipe_values["text"]["features"]:
+            raise RecipeError(
+                f"{setting.name}: text.features: expected a text encoder, because feedback has "
+                "text queries that are not captions, got stored "
+                "features. Set text.encoder, or compare without --feedback."
+            )
+    recipe = plan.recipe(plan.settings[0], 1)
+    data = open_data(recipe, progress)
+    test = FeedbackTest.read(file, data, recipe.evaluation.test, progress)
+    progress.message(f"{file}: {test}")
+    return test
+
+
+def _copy_feedback(folder: Path, feedback: bytes, progress: Progress) -> None:
+    """Copy a feedback file into the folder, and report if it replaces another one."""
+    file = folder / FEEDBACK_FILE
+    if os.path.exists(file) and (before := storage.read_bytes(file)) != feedback:
+        lines = f"{len(before.splitlines()):,} lines before, {len(feedback.splitlines()):,} now"
+        progress.message(f"{file}: replaced by the given feedback ({lines}).")
+    storage.write_bytes(file, feedback)

@@ -1,0 +1,372 @@
+"""Report on ranking coherence: irrelevant items, ranked lists side by side, and CS@K against K."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from visavis.core import storage
+from visavis.core.encoded import DIRECTIONS, Direction
+from visavis.data.dataset import Dataset
+from visavis.evaluation.graded.list_statistics import (
+    DIRECTION_ORDER,
+    ClusteredMean,
+    ListStatistics,
+    Ranker,
+)
+from visavis.evaluation.graded.ranked_lists import (
+    ListItem,
+    QueryLists,
+    RankedListComparison,
+    TopList,
+)
+from visavis.research.reports.html_report import ThemedImage, Thumbnails, render_report
+from visavis.research.reports.plotting import (
+    LIGHT_THEME,
+    PlotTheme,
+    figure_to_png,
+    legend_style,
+    new_figure,
+    quote_shortened,
+    style_axes,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+RELEVANCE_COLORS = {
+    "light": ("#c22f20", "#b5d2f0", "#6fa8e0", "#2b6cd1", "#123a80"),
+    "dark": ("#ff8a78", "#34527d", "#4679bd", "#6fabf7", "#cfe4ff"),
+}
+"""Color of each band of relevance, for light and dark pages. The first is that of totally
+irrelevant items.
+"""
+TABLE_CUTOFFS = (100, 1000)
+"""Values of K for which the table has CS@K, besides the whole list."""
+EXPANDED_CAPTIONS = 10
+"""Number of captions of a list that are visible before it is expanded."""
+TILES_PER_ROW = 15
+FIGURE_WIDTH, QUERY_IMAGE_SIDE = 12.0, 1.5
+"""Inches of the plot of ranked lists, and of the image of a query."""
+AGGREGATIONS = {
+    "paired": "the relevance of a caption to the image's first caption",
+    "max": "the maximum relevance of a caption to the image's captions",
+    "mean": "the mean relevance of a caption to the image's captions",
+}
+
+
+def write_coherence_report(comparison: RankedListComparison) -> None:
+    """Write ``report.html``, ``coherence.json``, ``scores.png`` and, for caption queries,
+    ``lists.png`` to the folder.
+
+    Args:
+        comparison: Ranked lists and their statistics.
+    """
+    folder, thumbnails = comparison.folder, Thumbnails(comparison.data)
+    names = [ranker.name for ranker in comparison.rankers]
+    scores = ThemedImage.draw(
+        partial(plot_coherence_scores, names, comparison.statistics), folder / "scores.png"
+    )
+    storage.write_json(folder / "coherence.json", comparison.to_json())
+    if caption_queries := [query for query in comparison.queries if query.direction == "t2i"]:
+        storage.write_bytes(
+            folder / "lists.png", plot_ranked_lists(caption_queries, comparison.data, thumbnails)
+        )
+    storage.write_text(folder / "report.html", render_coherence(comparison, scores, thumbnails))
+
+
+def render_coherence(
+    comparison: RankedListComparison, scores: ThemedImage, thumbnails: Thumbnails
+) -> str:
+    """Render the report.
+
+    Args:
+        comparison: Ranked lists and their statistics.
+        scores: Plot of CS@K.
+        thumbnails: Images of the data set.
+
+    Returns:
+        The HTML page.
+    """
+    statistics, top = comparison.statistics, comparison.top
+    shares = [f"{100 * share:.4g}" for share in comparison.bands.quantiles]
+    cutoffs = [
+        k
+        for k in statistics["t2i"][0].coherence_by_k
+        if k in TABLE_CUTOFFS or k == len(comparison.data.images)
+    ]
+    return render_report(
+        "coherence",
+        comparison=comparison,
+        data=comparison.data,
+        thumbnails=thumbnails,
+        colors=RELEVANCE_COLORS,
+        num_runs=len(comparison.rankers) - 1,
+        estimator=repr(comparison.estimator),
+        aggregation=AGGREGATIONS[comparison.caption_aggregation],
+        irrelevant_percent=f"{100 * comparison.bands.irrelevant_share:.4g} %",
+        band_labels=[
+            *(f"{low} to {high} %" for low, high in pairwise(shares)),
+            f"over {shares[-1]} %",
+        ],
+        facts=[
+            (
+                f"{result.irrelevant.mean:.1f}",
+                f"{ranker.name}: totally irrelevant items in the top {top} images of a caption",
+            )
+            for ranker, result in zip(comparison.rankers, statistics["t2i"], strict=True)
+        ],
+        irrelevant_rows=_rows(
+            comparison, lambda result: [result.irrelevant, result.irrelevant_difference], 2
+        ),
+        queries={
+            direction: [query for query in comparison.queries if query.direction == direction]
+            for direction in DIRECTION_ORDER
+        },
+        expanded_captions=EXPANDED_CAPTIONS,
+        scores=scores,
+        scores_alt=_scores_alt(comparison),
+        score_columns=[f"CS@{k:,}" for k in cutoffs],
+        score_rows=_rows(comparison, lambda result: [result.coherence_by_k[k] for k in cutoffs], 3),
+        undefined_note=_undefined_note(comparison),
+    )
+
+
+def _rows(
+    comparison: RankedListComparison,
+    select: Callable[[ListStatistics], list[ClusteredMean]],
+    digits: int,
+) -> list[tuple[Ranker, list[tuple[str, str]]]]:
+    """For each ranker, means and half widths of both directions. A difference of the first ranker
+    to itself is a dash.
+    """
+    rows = []
+    for index, ranker in enumerate(comparison.rankers):
+        cells = []
+        for direction in DIRECTION_ORDER:
+            result = comparison.statistics[direction][index]
+            for mean in select(result):
+                is_first = index == 0 and mean is result.irrelevant_difference
+                cells.append(
+                    ("–", "")
+                    if is_first
+                    else (_format(mean.mean, digits), f"{mean.half_width:.{digits}f}")
+                )
+        rows.append((ranker, cells))
+    return rows
+
+
+def _format(value: float, digits: int) -> str:
+    return f"{round(value, digits) + 0.0:.{digits}f}".replace("-", "−")
+
+
+def _undefined_note(comparison: RankedListComparison) -> str:
+    undefined = max(
+        score.undefined
+        for results in comparison.statistics.values()
+        for result in results
+        for score in result.coherence_by_k.values()
+    )
+    if not undefined:
+        return "CS@K is defined for all queries."
+    return f"Up to {undefined:,} queries per mean have no CS@K, because the relevance of their top K items is constant."
+
+
+def _scores_alt(comparison: RankedListComparison) -> str:
+    charts = []
+    for direction in DIRECTION_ORDER:
+        results = zip(comparison.rankers, comparison.statistics[direction], strict=True)
+        scores = (
+            f"{ranker.name} {result.full_list_coherence.mean:.2f}" for ranker, result in results
+        )
+        charts.append(f"{DIRECTIONS[direction]}: {', '.join(scores)}")
+    return f"Two charts of CS@K against K. Over the whole list, {'; '.join(charts)}."
+
+
+def plot_coherence_scores(
+    names: Sequence[str],
+    statistics: Mapping[Direction, Sequence[ListStatistics]],
+    theme: PlotTheme = LIGHT_THEME,
+) -> bytes:
+    """Plot CS@K against K in both directions with 95 % intervals.
+
+    Args:
+        names: Name of each ranker. The last one is the random order.
+        statistics: Statistics of each ranker for each direction.
+        theme: Colors.
+
+    Returns:
+        A PNG.
+    """
+    figure = new_figure(8.6, 3.4, theme)
+    for number, direction in enumerate(DIRECTION_ORDER):
+        axes = figure.add_axes((0.07 + 0.49 * number, 0.155, 0.425, 0.7))
+        style_axes(axes, f"CS@K, {DIRECTIONS[direction]}", theme, "K")
+        axes.set_xscale("log")
+        for index, (name, result) in enumerate(zip(names, statistics[direction], strict=True)):
+            is_random = index == len(names) - 1
+            color = theme.foreground if is_random else theme.lines[index % len(theme.lines)]
+            style, marker = (":", "") if is_random else ("-", "os^Dv"[index % 5])
+            cutoffs, scores = list(result.coherence_by_k), list(result.coherence_by_k.values())
+            means = [score.mean for score in scores]
+            axes.plot(
+                cutoffs,
+                means,
+                color=color,
+                linestyle=style,
+                marker=marker,
+                markersize=4,
+                linewidth=1.8,
+                label=name,
+            )
+            low, high = (
+                [score.mean + sign * score.half_width for score in scores] for sign in (-1, 1)
+            )
+            axes.fill_between(
+                cutoffs, low, high, color=color, alpha=0.1 if is_random else 0.2, linewidth=0
+            )
+        axes.set_xticks(
+            cutoffs, [f"{k:,}" if k in cutoffs[::2] else "" for k in cutoffs], minor=False
+        )
+        axes.set_xticks([], minor=True)
+        if number == 0:
+            axes.legend(loc="best", **legend_style(theme, 2.0))
+    return figure_to_png(figure)
+
+
+def plot_ranked_lists(
+    queries: Sequence[QueryLists], data: Dataset, thumbnails: Thumbnails
+) -> bytes:
+    """Plot each caption with its image and the top images of every run.
+
+    Args:
+        queries: Caption queries.
+        data: Ranked data set.
+        thumbnails: Images of the data set.
+
+    Returns:
+        A PNG. Bars show the relevance, the positive is framed, totally irrelevant images are
+        hatched.
+    """
+    side = (FIGURE_WIDTH - QUERY_IMAGE_SIDE - 0.5) / TILES_PER_ROW
+    rows = -(
+        -max(len(top_list.items) for query in queries for top_list in query.lists) // TILES_PER_ROW
+    )
+    list_height = 0.3 + rows * (side + 0.1)
+    heights = [
+        0.5 + max(len(query.lists) * list_height, QUERY_IMAGE_SIDE + 0.1) for query in queries
+    ]
+    height = sum(heights) + 0.35
+    figure = new_figure(FIGURE_WIDTH, height, LIGHT_THEME)
+    axes = figure.add_axes((0, 0, 1, 1), xlim=(0, FIGURE_WIDTH), ylim=(0, height), aspect="auto")
+    axes.set_axis_off()
+    top = height
+    for query, query_height in zip(queries, heights, strict=True):
+        caption = quote_shortened(data.captions[query.index], 130)
+        axes.text(0.15, top - 0.33, caption, size=13, color=LIGHT_THEME.foreground, weight="bold")
+        _draw_tile(
+            axes,
+            query.image(data),
+            (0.15, top - 0.5 - QUERY_IMAGE_SIDE, QUERY_IMAGE_SIDE - 0.1),
+            thumbnails,
+        )
+        for index, top_list in enumerate(query.lists):
+            _draw_list(
+                axes,
+                top_list,
+                (QUERY_IMAGE_SIDE + 0.3, top - 0.5 - index * list_height),
+                side,
+                thumbnails,
+            )
+        top -= query_height
+    key = "bar: relevance      green frame: the caption's image      red and hatched: totally irrelevant"
+    axes.text(0.15, 0.14, key, size=10, color=LIGHT_THEME.foreground, alpha=0.75)
+    axes.set(xlim=(0, FIGURE_WIDTH), ylim=(0, height))
+    return figure_to_png(figure)
+
+
+def _draw_list(
+    axes: Axes, top_list: TopList, corner: tuple[float, float], side: float, thumbnails: Thumbnails
+) -> None:
+    left, top = corner
+    rank = f"image at rank {top_list.best_positive_rank:,}"
+    heading = f"{top_list.run}: {top_list.num_irrelevant} of {len(top_list.items)} totally irrelevant, {rank}"
+    axes.text(left, top - 0.17, heading.replace("$", r"\$"), size=10, color=LIGHT_THEME.foreground)
+    for index, item in enumerate(top_list.items):
+        row, column = divmod(index, TILES_PER_ROW)
+        tile = (left + column * side, top - 0.25 - (row + 1) * side - row * 0.1, side - 0.06)
+        _draw_tile(axes, item.index, tile, thumbnails)
+        _draw_marks(axes, item, tile)
+
+
+def _draw_tile(
+    axes: Axes, image: int, tile: tuple[float, float, float], thumbnails: Thumbnails
+) -> None:
+    """An image in a square, or its first caption if the data set has no pixels."""
+    left, bottom, side = tile
+    thumbnail = thumbnails.image(image)
+    if thumbnail is not None:
+        axes.imshow(
+            thumbnail,
+            extent=(left, left + side, bottom, bottom + side),
+            interpolation="lanczos",
+            aspect="auto",
+        )
+        return
+    caption = thumbnails.data.captions[thumbnails.data.captions_of[image][0]]
+    text = textwrap.fill(caption, 14, max_lines=6, placeholder=" …").replace("$", r"\$")
+    axes.text(
+        left + 0.02, bottom + side - 0.02, text, size=4.5, color=LIGHT_THEME.foreground, va="top"
+    )
+
+
+def _draw_marks(axes: Axes, item: ListItem, tile: tuple[float, float, float]) -> None:
+    from matplotlib.patches import Rectangle
+
+    left, bottom, side = tile
+    color = RELEVANCE_COLORS["light"][item.band]
+    if item.irrelevant:
+        axes.add_patch(
+            Rectangle(
+                (left, bottom),
+                side,
+                side,
+                fill=False,
+                edgecolor=color,
+                linewidth=0,
+                hatch="////",
+                alpha=0.6,
+                zorder=2,
+            )
+        )
+        axes.add_patch(
+            Rectangle(
+                (left, bottom), side, side, fill=False, edgecolor=color, linewidth=2, zorder=3
+            )
+        )
+    else:
+        axes.add_patch(
+            Rectangle(
+                (left, bottom - 0.075),
+                side * item.band / 4,
+                0.055,
+                facecolor=color,
+                linewidth=0,
+                zorder=3,
+            )
+        )
+    if item.is_positive:
+        axes.add_patch(
+            Rectangle(
+                (left, bottom),
+                side,
+                side,
+                fill=False,
+                edgecolor=LIGHT_THEME.positive,
+                linewidth=3.5,
+                zorder=4,
+            )
+        )

@@ -1,0 +1,412 @@
+"""Report of a comparison: results, significance, contributing samples, capability tests and example
+queries.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from visavis.core import storage
+from visavis.core.environment import shell_command
+from visavis.core.errors import VisavisError
+from visavis.core.progress import NoProgress, Progress
+from visavis.evaluation.bootstrap import BootstrapEstimate
+from visavis.evaluation.metrics.catalog import RSUM
+from visavis.evaluation.statistics import PairedTest, format_number
+from visavis.research.diagnostics.contribution_analysis import ContributionCount, diagnose_run
+from visavis.research.experiments.comparison_result import Comparison, MeanRsum, Sweep
+from visavis.research.experiments.example_queries import example_queries
+from visavis.research.reports.html_report import ThemedImage, Thumbnails, render_report
+from visavis.research.reports.plotting import (
+    DASH_PATTERN,
+    LIGHT_THEME,
+    PlotTheme,
+    TrainingCurve,
+    figure_to_png,
+    legend_style,
+    new_figure,
+    plot_training_curves,
+    style_axes,
+)
+from visavis.research.robustness import ProbeReport, probe_run
+from visavis.training.runs.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from visavis.evaluation.statistics import Interval
+
+Result = TypeVar("Result")
+
+DIAGNOSED_BATCHES = 8
+"""Training batches over which contributing samples are counted."""
+PROBED_IMAGES = 100
+"""Test images for the capability tests."""
+SPLIT_STYLES: tuple[tuple[str, Any], ...] = (("validation", "-"), ("test", (0, (3, 1.6))))
+"""Line styles of the splits in the plot of sweeps."""
+MIN_LOG_RATIO = 10
+"""Ratio of the largest to the smallest value from which a sweep has a logarithmic axis."""
+REPORTED_MEASURES = {
+    "in_batch": "pushing negatives of all queries in a batch of 128",
+    "idle": "queries without a pushing negative, of 128",
+    "push": "summed weight of a query's negatives",
+    "pull": "summed weight of a query's positives",
+}
+"""Measures of contributing samples in the report, as means of both directions."""
+
+
+def write_comparison_report(comparison: Comparison, progress: Progress) -> None:
+    """Write ``report.html`` and its plots to the folder of a comparison.
+
+    Args:
+        comparison: Finished comparison.
+        progress: Receives the progress, and a message for each setting without diagnosis or
+            capability tests.
+    """
+    folder, examples, sweeps = comparison.folder, example_queries(comparison), comparison.sweeps
+    logs = [
+        TrainingCurve(setting.name, RunFolder(run.folder).read_log())
+        for setting in comparison.selected
+        for run in comparison.runs(setting)
+    ]
+    tests = comparison.differences_from_best.values()
+    differences = [(test, comparison.image_bootstrap.difference(test.a, test.b)) for test in tests]
+    curves = ThemedImage.draw(partial(plot_training_curves, logs), folder / "curves.png")
+    differences_image = (
+        ThemedImage.draw(partial(plot_differences, differences), folder / "differences.png")
+        if differences
+        else None
+    )
+    sweep_image = (
+        ThemedImage.draw(partial(plot_sweeps, sweeps), folder / "sweep.png") if sweeps else None
+    )
+    diagnoses = _measure_settings(
+        comparison,
+        "gradients",
+        "diagnosed",
+        progress,
+        lambda run: diagnose_run(run, [], DIAGNOSED_BATCHES, NoProgress()),
+    )
+    probes = _measure_settings(
+        comparison,
+        "capability tests",
+        "probed",
+        progress,
+        lambda run: probe_run(run, PROBED_IMAGES, NoProgress(), with_edits=False),
+    )
+    page = render_report(
+        "comparison",
+        comparison=comparison,
+        facts=_facts(comparison),
+        captions_table=replace(comparison.table, feedback=None),
+        notes={
+            setting.name: comparison.selected_values(setting) for setting in comparison.selected
+        },
+        curves=curves,
+        differences=differences_image,
+        differences_alt="; ".join(
+            f"{test.b}: {format_number(test.difference, signed=True)}, {test.verdict}"
+            for test in tests
+        ),
+        pairs=[_pair_row(test.b, test, estimate) for test, estimate in differences],
+        feedback_pairs=_feedback_rows(comparison),
+        sweep_image=sweep_image,
+        sweep_alt=_sweeps_alt(sweeps) if sweeps else "",
+        diagnoses=diagnoses,
+        count_rows=[
+            [name, *_count_cells(diagnosis.counts[0])] for name, diagnosis in diagnoses.items()
+        ],
+        measures=list(REPORTED_MEASURES.values()),
+        probes=probes,
+        probe_rows=_probe_rows(probes),
+        examples=examples,
+        thumbnails=Thumbnails(examples.data) if examples else None,
+        commands=_commands(comparison),
+    )
+    storage.write_text(folder / "report.html", page)
+
+
+def _measure_settings(
+    comparison: Comparison,
+    task: str,
+    participle: str,
+    progress: Progress,
+    measure: Callable[[Path], Result],
+) -> dict[str, Result]:
+    """Measurements of the first run of each setting. Settings whose model cannot be measured are
+    left out with a message.
+    """
+    results = {}
+    for number, setting in enumerate(comparison.selected):
+        progress.update(task, number, len(comparison.selected), 0)
+        try:
+            results[setting.name] = measure(comparison.runs(setting)[0].folder)
+        except VisavisError as error:
+            progress.message(f"report: {setting.name} is not {participle}: {error}")
+    return results
+
+
+def _facts(comparison: Comparison) -> list[tuple[str, str]]:
+    best, runs = comparison.best, comparison.runs(comparison.best)
+    row = next(row for row in comparison.table.rows if row.name == best.name)
+    minutes = sum(run.seconds for run in comparison.outcomes) / 60
+    facts = [
+        (row.cell(RSUM.name), f"test RSUM of {best.name}, the best on validation"),
+        (row.cell("t2i_r1"), "% of captions with their image at rank 1"),
+        (
+            str(len(runs)),
+            f"seed{'s' if len(runs) > 1 else ''}, {minutes:.0f} minutes of training in total",
+        ),
+    ]
+    if nearest := next(iter(comparison.differences_from_best.values()), None):
+        difference = format_number(nearest.difference, signed=True)
+        facts.append(
+            (difference, f"RSUM compared with the second best, {nearest.b}: {nearest.verdict}")
+        )
+    return facts
+
+
+def _feedback_rows(comparison: Comparison) -> list[list[str]]:
+    if comparison.feedback is None:
+        return []
+    return [
+        _pair_row(
+            f"{test.b}: {label}",
+            test,
+            comparison.query_bootstrap.difference(test.a, test.b, metric),
+        )
+        for metric, label in comparison.feedback.labels.items()
+        for test in comparison.feedback_differences_from_best(metric).values()
+    ]
+
+
+def _pair_row(name: str, test: PairedTest, estimate: BootstrapEstimate) -> list[str]:
+    more_seeds = (
+        ""
+        if test.more_seeds == 0
+        else "-"
+        if test.more_seeds is None
+        else f"about {test.more_seeds} more"
+    )
+    return [
+        name,
+        format_number(test.difference, signed=True),
+        str(test.interval or "-"),
+        str(estimate.interval or "-"),
+        "-" if test.adjusted_p is None else f"{test.adjusted_p:.3f}",
+        test.verdict,
+        more_seeds,
+    ]
+
+
+def _count_cells(count: ContributionCount) -> list[str]:
+    return [
+        f"{(count.mean[f'i2t_{name}'] + count.mean[f't2i_{name}']) / 2:.2f}"
+        for name in REPORTED_MEASURES
+    ]
+
+
+def _probe_rows(probes: Mapping[str, ProbeReport]) -> list[list[str]]:
+    """A row for each kind of edit, with the accuracy of each setting."""
+    cells: dict[str, dict[str, str]] = {}
+    for name, report in probes.items():
+        for accuracy in report.results:
+            cell = f"{accuracy.percent:.0f} % ({accuracy.low:.0f} to {accuracy.high:.0f})"
+            cells.setdefault(f"{accuracy.title}, {accuracy.num_pairs} cases", {})[name] = cell
+    return [
+        [kind, *(by_setting.get(name, "-") for name in probes)]
+        for kind, by_setting in cells.items()
+    ]
+
+
+def _sweeps_alt(sweeps: Sequence[Sweep]) -> str:
+    """Mean RSUM on validation and on test for each value and reference."""
+    lines = []
+    for sweep in sweeps:
+        for name, (validation, test) in sweep.curves.items():
+            points = (
+                f"{point.value:g}: {point.rsum.mean:.1f}, {other.rsum.mean:.1f}"
+                for point, other in zip(validation, test, strict=True)
+            )
+            lines.append(f"{', '.join(filter(None, (sweep.name, name)))}: {'; '.join(points)}")
+    lines += [
+        f"{name}: {validation.mean:.1f}, {test.mean:.1f}"
+        for name, (validation, test) in sweeps[0].references.items()
+    ]
+    return f"RSUM on validation and on test. {'. '.join(lines)}."
+
+
+def _commands(comparison: Comparison) -> list[tuple[str, str]]:
+    folder, best = (
+        shlex.quote(str(comparison.folder)),
+        max(comparison.runs(comparison.best), key=lambda run: run.validation_rsum),
+    )
+    run, seeds, visavis = (
+        shlex.quote(str(best.folder)),
+        max(run.seed for run in comparison.outcomes),
+        shell_command(),
+    )
+    return [
+        (
+            "Add seeds. Finished runs are not trained again.",
+            f"{visavis} compare --resume {folder} --seeds {2 * seeds}",
+        ),
+        (
+            "Train the best run again from its recipe.",
+            f"{visavis} train {shlex.quote(str(best.folder / 'run.toml'))}",
+        ),
+        ("Count the contributing samples of the best model.", f"{visavis} diagnose {run}"),
+        ("Search with the best model.", f"{visavis} search {run} 'a text query'"),
+    ]
+
+
+def plot_differences(
+    pairs: Sequence[tuple[PairedTest, BootstrapEstimate]], theme: PlotTheme = LIGHT_THEME
+) -> bytes:
+    """Plot the difference of the best setting to each other one, with two 95 % intervals.
+
+    Args:
+        pairs: Test over seeds and bootstrap over test images, for each other setting.
+        theme: Colors.
+
+    Returns:
+        A PNG. The interval over seeds is thick, that over test images is thin.
+    """
+    figure = new_figure(8.6, 1.1 + 0.42 * len(pairs), theme)
+    axes = figure.add_subplot()
+    for y, (test, estimate) in enumerate(reversed(pairs)):
+        _plot_interval(axes, test.interval, y + 0.12, theme.lines[1], 3.2)
+        _plot_interval(axes, estimate.interval, y - 0.14, theme.lines[0], 1.2)
+        axes.plot([test.difference], [y + 0.12], "o", color=theme.lines[1], markersize=6)
+        axes.plot([estimate.value], [y - 0.14], "o", color=theme.lines[0], markersize=3.5)
+    axes.axvline(0, color=theme.foreground, linewidth=0.9, linestyle=DASH_PATTERN)
+    axes.set_yticks(range(len(pairs)), [test.b.replace("$", r"\$") for test, _ in reversed(pairs)])
+    axes.set_ylim(-0.6, len(pairs) - 0.4)
+    style_axes(
+        axes,
+        "test RSUM of the best minus that of each other",
+        theme,
+        "95 % intervals: thick over seeds, thin over test images",
+    )
+    figure.tight_layout()
+    return figure_to_png(figure)
+
+
+def _plot_interval(
+    axes: Axes, interval: Interval | None, y: float, color: str, width: float
+) -> None:
+    if interval is not None:
+        axes.plot(
+            [interval.low, interval.high],
+            [y, y],
+            color=color,
+            linewidth=width,
+            solid_capstyle="round",
+        )
+
+
+def plot_sweeps(sweeps: Sequence[Sweep], theme: PlotTheme = LIGHT_THEME) -> bytes:
+    """Plot mean RSUM against each value that was varied, with 95 % intervals over seeds.
+
+    Args:
+        sweeps: Sweeps of one comparison, at least one.
+        theme: Colors.
+
+    Returns:
+        A PNG with a panel for each sweep. Validation is solid, test is dashed. References are
+        horizontal lines.
+
+    Source:
+        Unified loss, figure 5.
+    """
+    references, columns = sweeps[0].references, min(2, len(sweeps))
+    rows, legend = (
+        math.ceil(len(sweeps) / columns),
+        0.1 + 0.2 * math.ceil((len(references) + 2) / 2),
+    )
+    panel = 3.0 + 0.2 * max(len(sweep.curves) for sweep in sweeps)
+    figure = new_figure(8.6, legend + rows * panel, theme)
+    from matplotlib.lines import Line2D
+
+    panels = figure.subplots(rows, columns, squeeze=False, sharey=True).flat
+    for sweep, axes in zip_longest(sweeps, panels):
+        if sweep is None:
+            axes.set_visible(False)
+        else:
+            _plot_sweep(axes, figure, sweep, theme)
+    handles = [
+        Line2D([], [], color=theme.foreground, linestyle=style, label=split)
+        for split, style in SPLIT_STYLES
+    ]
+    handles += [
+        Line2D([], [], color=_reference_color(number, theme), linewidth=2.4, label=name)
+        for number, name in enumerate(references)
+    ]
+    figure.tight_layout(rect=(0, legend / figure.get_figheight(), 1, 1))
+    figure.legend(handles=handles, loc="lower left", ncols=2, **legend_style(theme, 2.6))
+    return figure_to_png(figure)
+
+
+def _plot_sweep(axes: Axes, figure: Figure, sweep: Sweep, theme: PlotTheme) -> None:
+    """Curves and horizontal reference lines. Lines are colored by setting, so that one name has one
+    color in all panels.
+    """
+    from matplotlib.transforms import offset_copy
+
+    step = 5 * min(1, 3 / len(sweep.curves))
+    for number, (name, curve) in enumerate(sweep.curves.items()):
+        for second, (points, (_, style)) in enumerate(zip(curve, SPLIT_STYLES, strict=True)):
+            color = theme.lines[number % len(theme.lines)]
+            # bars at the same value are drawn next to each other
+            shifted = offset_copy(
+                axes.transData, figure, x=step * (number + second / 2), units="points"
+            )
+            values, means = [point.value for point in points], [point.rsum.mean for point in points]
+            lines = axes.plot(values, means, "o", linestyle=style, color=color, markersize=4)
+            if name and not second:
+                lines[0].set_label(name)
+            for point in points:
+                if point.rsum.interval is not None:
+                    ends = point.rsum.interval.low, point.rsum.interval.high
+                    lines += axes.plot(
+                        [point.value] * 2, ends, color=color, linewidth=1.2, alpha=0.7
+                    )
+            for line in lines:
+                line.set_transform(shifted)
+    for number, splits in enumerate(sweep.references.values()):
+        for rsum, (_, style) in zip(splits, SPLIT_STYLES, strict=True):
+            _plot_reference(axes, rsum, _reference_color(number, theme), style)
+    _set_value_axis(
+        axes,
+        sorted({point.value for validation, _ in sweep.curves.values() for point in validation}),
+    )
+    style_axes(axes, "RSUM", theme, sweep.name)
+    axes.tick_params(labelleft=True)
+    if any(sweep.curves):
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1.06), **legend_style(theme, 2.6))
+
+
+def _reference_color(number: int, theme: PlotTheme) -> str:
+    """Color of a reference. Curves take the colors from the other end."""
+    return theme.lines[-1 - number % len(theme.lines)]
+
+
+def _plot_reference(axes: Axes, rsum: MeanRsum, color: str, style: Any) -> None:
+    axes.axhline(rsum.mean, color=color, linestyle=style, linewidth=1.4)
+    if rsum.interval is not None:
+        axes.axhspan(rsum.interval.low, rsum.interval.high, color=color, alpha=0.08, linewidth=0)
+
+
+def _set_value_axis(axes: Axes, values: Sequence[float]) -> None:
+    if values[0] > 0 and values[-1] >= MIN_LOG_RATIO * values[0]:
+        axes.set_xscale("log")
+    axes.set_xticks(values, [f"{value:g}" for value in values])
+    axes.minorticks_off()

@@ -1,0 +1,515 @@
+"""Robustness probes of a run: minimal pairs scored by its best model, and recall on edited captions
+and images.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from PIL import Image as Pillow
+from PIL.Image import Image
+from PIL.ImageFilter import GaussianBlur
+from torch import Tensor
+
+from visavis.core.encoded import Encoded, collect_batches, concatenate
+from visavis.core.errors import RunError
+from visavis.core.memory_budget import MemoryLimit
+from visavis.core.notebook import NotebookTable
+from visavis.core.progress import Progress
+from visavis.core.spec import validate_int
+from visavis.data.dataset import Dataset
+from visavis.data.dataset_reader import resolve_path
+from visavis.data.synthetic import ClipAnnotations, SceneGraphs
+from visavis.data.synthetic.lexicon import STYLES
+from visavis.data.synthetic.minimal_pairs import make_scene_pairs
+from visavis.data.vocabulary import tokenize
+from visavis.evaluation import Evaluation, evaluate
+from visavis.evaluation.protocols import first_images
+from visavis.models.base import evaluation_mode
+from visavis.models.inference import device_score, score_indexed_pairs
+from visavis.models.retriever import Retriever
+from visavis.research.robustness.caption_edits import MinimalPair, add_typo, make_minimal_pairs
+from visavis.training.runs.open_run import open_run, read_run_recipe
+
+CHANCE_PERCENT = 50.0
+"""Expected accuracy of random scores, in percent."""
+# Sums in another order differ by less than this.
+TIE_TOLERANCE = 1e-6
+"""Scores are equal if they differ by at most this share of their size, or of 1."""
+KS = (1, 10)
+"""Cutoffs of recall."""
+BLUR_RADIUS = 0.02
+"""Standard deviation of the blur, as a share of the shorter side."""
+CROPPED_SIDE = 0.8
+"""Share of both sides that a central crop keeps."""
+JPEG_QUALITY = 10
+"""JPEG quality, from 1 to 95."""
+IMAGE_BATCH_SIZE = 64
+"""Number of images that are edited and encoded together."""
+
+
+def _blur(image: Image) -> Image:
+    return image.filter(GaussianBlur(BLUR_RADIUS * min(image.size)))
+
+
+def _crop(image: Image) -> Image:
+    width, height = image.size
+    left, top = round((1 - CROPPED_SIDE) / 2 * width), round((1 - CROPPED_SIDE) / 2 * height)
+    return image.crop((left, top, width - left, height - top))
+
+
+def _compress(image: Image) -> Image:
+    raw = io.BytesIO()
+    image.convert("RGB").save(raw, "jpeg", quality=JPEG_QUALITY)
+    return Pillow.open(raw).convert("RGB")
+
+
+IMAGE_EDITS: dict[str, Callable[[Image], Image]] = {
+    "blurred": _blur,
+    "cropped": _crop,
+    "JPEG": _compress,
+    "gray": lambda image: image.convert("L").convert("RGB"),
+}
+"""Edits that keep images recognizable, by name."""
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """Accuracy on the minimal pairs of one kind of edit.
+
+    Attributes:
+        kind: Kind of edit.
+        num_pairs: Number of minimal pairs.
+        num_correct: Number of pairs whose true caption scores higher. A tie is not correct.
+        num_ties: Number of pairs with equal scores.
+        same_words: Whether both captions always have the same words in another order, which a bag
+            of words cannot distinguish.
+        low: Lower bound of the 95 % interval of the accuracy (Wilson), in percent.
+        high: Upper bound of the interval, in percent.
+    """
+
+    kind: str
+    num_pairs: int
+    num_correct: int
+    num_ties: int
+    same_words: bool
+    low: float
+    high: float
+
+    @property
+    def percent(self) -> float:
+        """Accuracy in percent."""
+        return 100 * self.num_correct / self.num_pairs
+
+    @property
+    def title(self) -> str:
+        """The kind of edit, with a star if both captions have the same words."""
+        return f"{self.kind} *" if self.same_words else self.kind
+
+    @classmethod
+    def from_scores(
+        cls, kind: str, true: np.ndarray, edited: np.ndarray, *, same_words: bool
+    ) -> ProbeResult:
+        """Count correct pairs.
+
+        Args:
+            kind: Kind of edit.
+            true: Scores of the true captions, shape ``[N]``.
+            edited: Scores of the edited captions, shape ``[N]``.
+            same_words: Whether both captions always have the same words.
+
+        Returns:
+            The accuracy.
+        """
+        from scipy.stats import binomtest
+
+        tie = np.abs(true - edited) <= TIE_TOLERANCE * np.maximum(
+            1, np.maximum(np.abs(true), np.abs(edited))
+        )
+        num_correct = int(((true > edited) & ~tie).sum())
+        interval = binomtest(num_correct, len(true)).proportion_ci(method="wilson")
+        return cls(
+            kind,
+            len(true),
+            num_correct,
+            int(tie.sum()),
+            same_words,
+            100 * interval.low,
+            100 * interval.high,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        return asdict(self) | {"percent": self.percent, "chance": CHANCE_PERCENT}
+
+
+@dataclass(frozen=True)
+class RecallChange:
+    """Change of recall by an edit that keeps captions true, or images recognizable.
+
+    Attributes:
+        edit: Name of the edit.
+        direction: "i2t" or "t2i".
+        k: Cutoff of recall.
+        before: Recall without the edit, in percent.
+        after: Recall with the edit, in percent.
+        low: Lower bound of the 95 % interval of the difference, paired over images
+            (t-distribution).
+        high: Upper bound of the interval.
+    """
+
+    edit: str
+    direction: str
+    k: int
+    before: float
+    after: float
+    low: float
+    high: float
+
+    @property
+    def difference(self) -> float:
+        """Difference of the recalls, in percentage points."""
+        return self.after - self.before
+
+    @classmethod
+    def from_ranks(
+        cls,
+        edit: str,
+        direction: str,
+        k: int,
+        before: np.ndarray,
+        after: np.ndarray,
+        images: np.ndarray,
+    ) -> RecallChange:
+        """Compare the ranks of the same queries.
+
+        Args:
+            edit: Name of the edit.
+            direction: "i2t" or "t2i".
+            k: Cutoff of recall.
+            before: Rank of each query without the edit, shape ``[Q]``.
+            after: Rank of each query with the edit, shape ``[Q]``.
+            images: Image of each query, numbered from 0 without gaps, shape ``[Q]``.
+
+        Returns:
+            The change of recall.
+        """
+        from scipy.stats import t
+
+        hits_before, hits_after = before <= k, after <= k
+        number = np.bincount(images)
+        change = 100 * np.bincount(images, hits_after.astype(float) - hits_before) / number
+        mean, error = (
+            float(change @ number / number.sum()),
+            float(change.std(ddof=1) / np.sqrt(len(change))) if len(change) > 1 else np.inf,
+        )
+        half_width = float(t.ppf(0.975, max(len(change) - 1, 1))) * error
+        recall_before, recall_after = (
+            float(100 * hits_before.mean()),
+            float(100 * hits_after.mean()),
+        )
+        return cls(
+            edit, direction, k, recall_before, recall_after, mean - half_width, mean + half_width
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        return asdict(self) | {"difference": self.difference}
+
+
+@dataclass(frozen=True)
+class ProbeReport(NotebookTable):
+    """Results of all probes of a run.
+
+    Attributes:
+        run: Run folder.
+        model: Kind of the model and its image encoder.
+        data: Name of the data set.
+        images: Number of images.
+        source: By what the edited captions are false.
+        results: Accuracy by kind of edit.
+        recall_changes: Changes of recall by harmless edits.
+        skipped: Sentences about probes that were not possible.
+    """
+
+    ROWS: ClassVar[str] = "results"
+
+    run: Path
+    model: str
+    data: str
+    images: int
+    source: str
+    results: tuple[ProbeResult, ...]
+    recall_changes: tuple[RecallChange, ...]
+    skipped: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        results, changes = (
+            [part.to_json() for part in parts] for parts in (self.results, self.recall_changes)
+        )
+        return vars(self) | {"run": str(self.run), "results": results, "recall_changes": changes}
+
+
+def results_by_kind(
+    pairs: Sequence[MinimalPair], true: np.ndarray, edited: np.ndarray
+) -> tuple[ProbeResult, ...]:
+    """Compute the accuracy for each kind of edit.
+
+    Args:
+        pairs: Minimal pairs.
+        true: Scores of the true captions, shape ``[N]``.
+        edited: Scores of the edited captions, shape ``[N]``.
+
+    Returns:
+        Accuracies, in the order of the pairs.
+    """
+    results = []
+    for kind in dict.fromkeys(pair.kind for pair in pairs):
+        index = [number for number, pair in enumerate(pairs) if pair.kind == kind]
+        same_words = all(
+            sorted(tokenize(pairs[i].true)) == sorted(tokenize(pairs[i].edited)) for i in index
+        )
+        results.append(
+            ProbeResult.from_scores(kind, true[index], edited[index], same_words=same_words)
+        )
+    return tuple(results)
+
+
+def recall_changes(edit: str, before: Evaluation, after: Evaluation) -> tuple[RecallChange, ...]:
+    """Compute the changes of recall by an edit of all images, or of all captions.
+
+    Args:
+        edit: Name of the edit.
+        before: Evaluation without the edit.
+        after: Evaluation with the edit.
+
+    Returns:
+        Changes for both directions and all cutoffs.
+    """
+    ranks, ranks_after = before.query_ranks, after.query_ranks
+    directions = {
+        "i2t": (ranks.image_ranks, ranks_after.image_ranks, ranks.image_ids),
+        "t2i": (ranks.text_ranks, ranks_after.text_ranks, ranks.text_ids),
+    }
+    return tuple(
+        RecallChange.from_ranks(edit, direction, k, *queries)
+        for direction, queries in directions.items()
+        for k in KS
+    )
+
+
+def probe_run(
+    run: Path,
+    images: int,
+    progress: Progress,
+    data: str | None = None,
+    split: str | None = None,
+    memory: MemoryLimit = None,
+    *,
+    with_edits: bool = True,
+) -> ProbeReport:
+    """Probe the best model of a run.
+
+    Args:
+        run: Run folder.
+        images: Number of images, the first ones of the split. 0 for all.
+        progress: Receives the progress.
+        data: Another data set than that of the run.
+        split: Name of the split. Default: the test split of the recipe.
+        memory: Memory for blocks of scores.
+        with_edits: Also measure recall after edits that keep captions true and images recognizable.
+
+    Returns:
+        The results.
+
+    Raises:
+        RunError: If the model cannot read new captions, or no caption can be edited.
+    """
+    recipe = read_run_recipe(run, data, memory)
+    data_module, matcher = open_run(run, recipe, progress)
+    if data_module.processor.stored_text_features:
+        raise RunError(
+            f"{run}: expected a model that encodes captions, got one that reads stored text "
+            "features. Probe another run."
+        )
+    probed = first_images(
+        data_module.data.split(split or recipe.evaluation.test), validate_int(images, "images", 0)
+    )
+    model = Retriever(matcher, data_module.processor, memory=recipe.memory or None)
+    inputs = _ProbeInputs(model, probed, *data_module.encode(matcher, probed), progress)
+    source, results = _probe_captions(inputs, resolve_path(recipe.data.path))
+    if not results:
+        raise RunError(
+            f"{probed.name}: expected a caption that can be edited, got none in "
+            f"{len(probed.images):,} images. Probe more images."
+        )
+    changes, skipped = (
+        _probe_edits(inputs, stored_features=bool(recipe.visual.features))
+        if with_edits
+        else ((), ())
+    )
+    kind = f"{recipe.model['kind']} on {recipe.visual.encoder or recipe.visual.features}"
+    return ProbeReport(
+        run, kind, probed.name, len(probed.images), source, results, changes, skipped
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _ProbeInputs:
+    """A model with the probed data set, encoded without edits."""
+
+    model: Retriever
+    data: Dataset
+    visual: Encoded
+    text: Encoded
+    progress: Progress
+
+    def encode_texts(self, texts: list[str]) -> Encoded:
+        """Encode texts. Those that are captions of the data set are encoded already, and half of
+        the texts of a probe are.
+        """
+        row_of = {caption: row for row, caption in enumerate(self.data.captions)}
+        encoded = [self.text]
+        if new := [text for text in dict.fromkeys(texts) if text not in row_of]:
+            row_of |= {text: row for row, text in enumerate(new, len(self.text))}
+            encoded.append(
+                self.model.encode_text(
+                    new, lambda done, total: self.progress.update("captions", done, total, 0.0)
+                )
+            )
+        return collect_batches(encoded)[torch.tensor([row_of[text] for text in texts])]
+
+    def encode_images(self, edit: Callable[[Image], Image], name: str) -> Encoded:
+        parts = []
+        for start in range(0, len(self.data.images), IMAGE_BATCH_SIZE):
+            batch = self.data.images[start : start + IMAGE_BATCH_SIZE]
+            parts.append(self.model.encode_visual([edit(image.open()) for image in batch]))
+            self.progress.update(f"images, {name}", start + len(batch), len(self.data.images), 0.0)
+        return concatenate(parts)
+
+    def score_pairs(self, images: Tensor, text: Encoded, texts: Tensor) -> np.ndarray:
+        with evaluation_mode(self.model.matcher):
+            scores = score_indexed_pairs(
+                self.model.matcher, self.visual, text, images, texts, self.model.memory
+            )
+        return scores.double().numpy()
+
+    def evaluate(self, visual: Encoded, text: Encoded, data: Dataset) -> Evaluation:
+        ids = torch.arange(len(data.images)), torch.from_numpy(data.image_of)
+        with evaluation_mode(self.model.matcher):
+            return evaluate(
+                visual, text, device_score(self.model.matcher), *ids, memory=self.model.memory
+            )
+
+
+def _probe_captions(inputs: _ProbeInputs, folder: Path) -> tuple[str, tuple[ProbeResult, ...]]:
+    """By what edited captions are false, and the accuracies."""
+    if os.path.isfile(folder / "clips.jsonl"):
+        return "the ground truth of the synthetic clips", _probe_clip_partners(
+            inputs, ClipAnnotations.open(folder)
+        )
+    if os.path.isfile(folder / "scenes.jsonl"):
+        return "the ground truth of the synthetic scenes", _probe_pairs(
+            inputs, _scene_pairs(SceneGraphs.open(folder), inputs.data)
+        )
+    return "word lists, not checked by people", _probe_pairs(
+        inputs, make_minimal_pairs(inputs.data)
+    )
+
+
+def _probe_pairs(inputs: _ProbeInputs, pairs: list[MinimalPair]) -> tuple[ProbeResult, ...]:
+    """Score both captions of each minimal pair against its image. Every text is encoded once."""
+    if not pairs:
+        return ()
+    texts = list(dict.fromkeys(text for pair in pairs for text in (pair.true, pair.edited)))
+    number = {text: i for i, text in enumerate(texts)}
+    encoded, images = inputs.encode_texts(texts), torch.tensor([pair.image for pair in pairs])
+    true, edited = (
+        inputs.score_pairs(images, encoded, torch.tensor([number[text] for text in captions]))
+        for captions in ([pair.true for pair in pairs], [pair.edited for pair in pairs])
+    )
+    return results_by_kind(pairs, true, edited)
+
+
+def _probe_clip_partners(inputs: _ProbeInputs, truth: ClipAnnotations) -> tuple[ProbeResult, ...]:
+    """Score each caption against its clip and the partner clip, which shows the same frames in
+    another order.
+    """
+    data = inputs.data
+    probed = {image.name: i for i, image in enumerate(data.images)}
+    annotated = {name: i for i, name in enumerate(truth.names)}
+    partner = np.array(
+        [
+            probed.get(truth.names[truth.partner_of[annotated[image.name]]], -1)
+            for image in data.images
+        ]
+    )
+    subsets = np.array([truth.subset[annotated[image.name]] for image in data.images])
+    image_of = data.image_of
+    results = []
+    for subset, title in (("order", "order of events"), ("direction", "direction")):
+        captions = np.flatnonzero((partner[image_of] >= 0) & (subsets[image_of] == subset))
+        if len(captions):
+            scores, partner_scores = (
+                inputs.score_pairs(torch.from_numpy(clips), inputs.text, torch.from_numpy(captions))
+                for clips in (image_of[captions], partner[image_of[captions]])
+            )
+            results.append(ProbeResult.from_scores(title, scores, partner_scores, same_words=True))
+    return tuple(results)
+
+
+def _probe_edits(
+    inputs: _ProbeInputs, *, stored_features: bool
+) -> tuple[tuple[RecallChange, ...], tuple[str, ...]]:
+    """Recall changes by typos and image edits, and a sentence if images cannot be edited."""
+    rng, first = np.random.default_rng(0), inputs.data.first_captions(1)
+    texts = inputs.encode_texts(
+        [*first.captions, *(add_typo(caption, rng) for caption in first.captions)]
+    )
+    correct, with_typos = (
+        inputs.evaluate(inputs.visual, part, first)
+        for part in (texts[: len(first.captions)], texts[len(first.captions) :])
+    )
+    changes = recall_changes("typos in captions", correct, with_typos)
+    if stored_features or inputs.model.processor.visual is None:
+        return changes, (
+            "Images were not edited: the model reads stored image features (visual.features).",
+        )
+    if any(image.location is None or image.is_video for image in inputs.data.images):
+        return changes, (
+            f"Images were not edited: {inputs.data.name} has no image files, or clips.",
+        )
+    # Both evaluations encode pixels: stored features can differ from those of the encoder.
+    before = inputs.evaluate(
+        inputs.encode_images(lambda image: image, "unchanged"), inputs.text, inputs.data
+    )
+    for name, edit in IMAGE_EDITS.items():
+        after = inputs.evaluate(inputs.encode_images(edit, name), inputs.text, inputs.data)
+        changes += recall_changes(f"{name} images", before, after)
+    return changes, ()
+
+
+def _scene_pairs(graphs: SceneGraphs, data: Dataset) -> list[MinimalPair]:
+    """Minimal pairs of each scene, in the style whose shape names are the most frequent in the
+    captions of the data set.
+    """
+    captions = " ".join(data.captions).lower()
+    style = max(
+        STYLES.values(),
+        key=lambda style: sum(
+            captions.count(name) for names in style.shapes.values() for name in set(names)
+        ),
+    )
+    return [
+        MinimalPair(pair.kind, image, pair.true.text, pair.edited.text)
+        for image, row in enumerate(data.image_rows)
+        for pair in make_scene_pairs(graphs.scenes[row], np.random.default_rng(int(row)), style)
+    ]

@@ -1,0 +1,480 @@
+"""The FastAPI application: search API, votes, health, metrics, login, web UI and error responses."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from functools import cache
+from importlib.resources import files
+from typing import Annotated, Any
+from urllib.parse import parse_qs
+
+from fastapi import APIRouter, FastAPI, Query, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import RedirectResponse, Response
+
+from visavis.core.environment import installed_version
+from visavis.core.errors import StorageError, VisavisError
+from visavis.evaluation.feedback.records import FeedbackFile
+from visavis.retrieval.server.image_cache import ImageSize
+from visavis.retrieval.server.limits import RateLimits, ServerLimits
+from visavis.retrieval.server.prometheus import CONTENT_TYPE, ServerMetrics
+from visavis.retrieval.server.schemas import (
+    ErrorResponse,
+    FacetsResponse,
+    HealthResponse,
+    IndexInfo,
+    PreferenceRequest,
+    PreferenceResponse,
+    QueryModel,
+    SearchRequest,
+    SearchResponse,
+    ServerInfo,
+    SideName,
+    SideResponse,
+    UncertainPairModel,
+    UncertainPairsResponse,
+    UndoRequest,
+    UndoResponse,
+    VoteRequest,
+    VoteResponse,
+    error_response,
+)
+from visavis.retrieval.server.search_service import SearchService, ServedIndex
+from visavis.retrieval.server.security import (
+    TOKEN_COOKIE,
+    RateLimiter,
+    SecurityMiddleware,
+    TokenAuth,
+    validate_host_name,
+    validate_root_path,
+)
+
+WEB_UI_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+COOKIE_SECONDS = 30 * 86400
+VERSION = installed_version("visavis") or "0"
+IMAGE_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {"image/*": {"schema": {"type": "string", "format": "binary"}}},
+    }
+}
+ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorResponse, "description": description}
+    for status, description in {
+        400: "The request cannot be answered.",
+        401: "An access token is required.",
+        403: "The host or origin is not allowed.",
+        404: "Not found.",
+        408: "The request was received too slowly.",
+        409: "The server was started without this feature.",
+        413: "The request is too large.",
+        422: "A value is invalid.",
+        429: "Too many requests.",
+    }.items()
+}
+JPEG_RESPONSE: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"image/jpeg": {"schema": {"type": "string", "format": "binary"}}}}
+}
+IndexNumber = Annotated[int, Query(ge=0, le=1)]
+ItemKey = Annotated[str, Query(max_length=4096)]
+ContentVersion = Annotated[str, Query(max_length=64)]
+
+
+def create_app(
+    indexes: Sequence[ServedIndex],
+    feedback: FeedbackFile | None = None,
+    *,
+    bound_to: str | None = "127.0.0.1",
+    host_names: Sequence[str] = (),
+    root_path: str = "",
+    token: str | None = None,
+    limits: ServerLimits | None = None,
+    rates: RateLimits | None = None,
+) -> FastAPI:
+    """Create the application.
+
+    Args:
+        indexes: One index, or two to compare.
+        feedback: Feedback file. None: votes are not saved.
+        bound_to: Host of a loopback server, whose Host header is checked. None: no check, unless
+            there are ``host_names``.
+        host_names: Names by which a proxy requests this server.
+        root_path: Path below which a proxy serves this server.
+        token: Access token required from clients. None: no token.
+        limits: Sizes and timeouts. Default: ``ServerLimits()``.
+        rates: Request rate of a client. None: no limit.
+
+    Returns:
+        The application.
+
+    Raises:
+        VisavisError: If two indexes have the same name, or a host name or path is invalid.
+    """
+    if len({index.name for index in indexes}) < len(indexes):
+        raise VisavisError(
+            f"index: expected two different names, got {indexes[0].name!r} twice. Pass two "
+            "different indexes."
+        )
+    limits, metrics, auth = (
+        limits or ServerLimits(),
+        ServerMetrics(),
+        None if token is None else TokenAuth(token),
+    )
+    service = SearchService(indexes, feedback, limits, metrics)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        service.close()
+
+    root_path = validate_root_path(root_path)
+    allowed = {name.lower() for name in (bound_to,) if name} | {
+        validate_host_name(name) for name in host_names
+    }
+    servers = [{"url": root_path}] if root_path else None
+    app = FastAPI(
+        title="visavis",
+        version=VERSION,
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,
+        servers=servers,
+        redirect_slashes=False,
+    )
+    app.include_router(api_routes(service))
+    app.include_router(service_routes(service, auth, f"{root_path}/"))
+    app.include_router(web_ui_routes())
+    _add_error_handlers(app)
+    limiter = None if rates is None else RateLimiter(rates)
+    app.add_middleware(
+        SecurityMiddleware,
+        host_names=frozenset(allowed) or None,
+        root_path=root_path,
+        auth=auth,
+        rate_limiter=limiter,
+        limits=limits,
+        metrics=metrics,
+    )
+    return app
+
+
+def _add_error_handlers(app: FastAPI) -> None:
+    """Return every error as a JSON object with one message."""
+
+    @app.exception_handler(VisavisError)
+    async def visavis_error(_: Request, error: VisavisError) -> Response:
+        return error_response(507 if isinstance(error, StorageError) else 400, str(error))
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid_request(_: Request, error: RequestValidationError) -> Response:
+        first, expected = (
+            error.errors()[0],
+            "expected a JSON object with the header Content-Type: application/json",
+        )
+        if first["type"] == "json_invalid":
+            reason, position = first["ctx"]["error"], first["loc"][-1]
+            return error_response(
+                422,
+                f"body: expected JSON, got an error at character {position} ({reason}). Correct "
+                "the request.",
+            )
+        if first["loc"] == ("body",):
+            return error_response(422, f"body: {expected}, got other data. Correct the request.")
+        location = ".".join(str(part) for part in first["loc"][1:]) or "request"
+        message = first["msg"].removeprefix("Value error, ")
+        return error_response(422, f"{location[:80]}: {message[:1].lower()}{message[1:]}.")
+
+    @app.exception_handler(HTTPException)
+    async def http_error(request: Request, error: HTTPException) -> Response:
+        # Routes name the problem. Starlette raises the standard phrase of the status.
+        messages = {
+            "Not Found": f"{request.url.path[:120]}: not found. See /openapi.json for the routes.",
+            "Method Not Allowed": "Method not allowed. See /openapi.json for the routes.",
+            "There was an error parsing the body": "body: expected JSON in UTF-8, got other data. Correct the request.",
+        }
+        return error_response(
+            error.status_code, messages.get(error.detail, error.detail), error.headers
+        )
+
+
+@cache
+def web_ui_files() -> dict[str, tuple[bytes, str, str]]:
+    """Read the files of the web UI once.
+
+    Returns:
+        Content, content type and ETag of each file by name.
+    """
+    contents = {}
+    for file in files("visavis.retrieval.server").joinpath("web_ui").iterdir():
+        suffix = "." + file.name.rpartition(".")[2]
+        if suffix in WEB_UI_TYPES:
+            content = file.read_bytes()
+            contents[file.name] = (
+                content,
+                WEB_UI_TYPES[suffix],
+                f'"{hashlib.sha256(content).hexdigest()[:16]}"',
+            )
+    return contents
+
+
+def web_ui_routes() -> APIRouter:
+    """Create one route per file of the web UI. No other file can be requested.
+
+    Returns:
+        The routes.
+    """
+    router = APIRouter(include_in_schema=False)
+
+    def add(route: str, name: str) -> None:
+        content, content_type, etag = web_ui_files()[name]
+
+        async def send(request: Request) -> Response:
+            headers = {"ETag": etag, "Cache-Control": "no-cache"}
+            if request.headers.get("if-none-match") == etag:
+                return Response(status_code=304, headers=headers)
+            return Response(content, media_type=content_type, headers=headers)
+
+        router.add_api_route(route, send, methods=["GET", "HEAD"])
+
+    for name in web_ui_files():
+        if name != "login.html":
+            add("/" if name == "index.html" else f"/{name}", name)
+    return router
+
+
+def api_routes(service: SearchService) -> APIRouter:
+    """Create the routes below ``/api``.
+
+    Args:
+        service: The search service.
+
+    Returns:
+        The routes.
+
+    Raises:
+        HTTPException: From the routes, for a request that cannot be answered.
+    """
+    router = APIRouter(prefix="/api", responses=ERROR_RESPONSES)
+    _add_search_routes(router, service)
+    _add_image_routes(router, service)
+    _add_index_routes(router, service)
+    _add_vote_routes(router, service)
+    return router
+
+
+def _add_search_routes(router: APIRouter, service: SearchService) -> None:
+    @router.get("/search")
+    async def search(query: Annotated[SearchRequest, Query()]) -> SearchResponse:
+        """Search for a text, an uploaded image or similar items. An empty query returns the newest
+        items.
+        """
+        return await _search_sides(service, query)
+
+    @router.post("/search", openapi_extra=IMAGE_BODY)
+    async def search_by_image(
+        request: Request, query: Annotated[SearchRequest, Query()]
+    ) -> SearchResponse:
+        """Search for the image in the body. ``query.image`` of the response identifies it in later
+        requests.
+        """
+        content = await request.body()
+        if not content:
+            raise HTTPException(
+                400,
+                "body: expected an image, got an empty body. Send the content of an image file.",
+            )
+        return await _search_sides(
+            service, query.model_copy(update={"image": await service.images.upload(content)})
+        )
+
+
+async def _search_sides(service: SearchService, request: SearchRequest) -> SearchResponse:
+    """Search every index, and return one page of the results of each."""
+    started, key, sides = time.perf_counter(), request.to_key(), list[SideResponse]()
+    top = request.offset + request.limit
+    names: tuple[SideName, ...] = ("left", "right") if service.is_comparison else ("only",)
+    for side, number in zip(names, service.side_order(key), strict=True):
+        results = await service.search(number, key, request.to_item_filter(), top + 1)
+        hits = [service.to_hit(key, result) for result in results.hits[request.offset : top]]
+        has_more, at_limit = len(results.hits) > top, top >= service.limits.max_results
+        sides.append(
+            SideResponse(
+                side=side,
+                index=number,
+                hits=hits,
+                has_more=has_more and not at_limit,
+                is_cut=has_more and at_limit,
+                no_match=results.no_match,
+            )
+        )
+    milliseconds = round(1000 * (time.perf_counter() - started), 1)
+    return SearchResponse(query=QueryModel.from_key(key), sides=sides, milliseconds=milliseconds)
+
+
+def _add_image_routes(router: APIRouter, service: SearchService) -> None:
+    async def jpeg(index: int, key: str, size: ImageSize, content_version: str) -> Response:
+        item = service.item(index, key)
+        content = await service.images.jpeg(service.index(index).index, index, item, size)
+        # With the version of the content in the URL, the image never changes.
+        caching = "private, max-age=31536000, immutable" if content_version else "private, no-cache"
+        return Response(content, media_type="image/jpeg", headers={"Cache-Control": caching})
+
+    @router.get("/thumbnail", responses=JPEG_RESPONSE, response_class=Response)
+    async def thumbnail(
+        key: ItemKey, index: IndexNumber = 0, content_version: ContentVersion = ""
+    ) -> Response:
+        """JPEG of an item of at most 480 pixels per side, without metadata. With
+        ``content_version``, it can be cached forever.
+        """
+        return await jpeg(index, key, "thumbnail", content_version)
+
+    @router.get("/image", responses=JPEG_RESPONSE, response_class=Response)
+    async def image(
+        key: ItemKey, index: IndexNumber = 0, content_version: ContentVersion = ""
+    ) -> Response:
+        """JPEG of an item of at most 1600 pixels per side, without metadata. With
+        ``content_version``, it can be cached forever.
+        """
+        return await jpeg(index, key, "image", content_version)
+
+
+def _add_index_routes(router: APIRouter, service: SearchService) -> None:
+    @router.get("/info")
+    async def info() -> ServerInfo:
+        """The served indexes and the features of the server."""
+        return ServerInfo(
+            # In the order of their names, which does not reveal the sides of a comparison.
+            indexes=[
+                IndexInfo(
+                    name=index.name,
+                    model=index.index.manifest.model,
+                    count=index.count,
+                    unfinished=index.index.is_unfinished,
+                )
+                for index in sorted(service.indexes, key=lambda index: index.name)
+            ],
+            blind=service.is_comparison,
+            votes=service.votes.file is not None,
+            version=VERSION,
+        )
+
+    @router.get("/facets")
+    async def facets(index: IndexNumber = 0) -> FacetsResponse:
+        """Values to filter by, with the number of items of each."""
+        return service.index(index).facets
+
+
+def _add_vote_routes(router: APIRouter, service: SearchService) -> None:
+    @router.post("/votes")
+    async def vote(vote: VoteRequest) -> VoteResponse:
+        """Save whether an item is relevant to a query. Null withdraws the vote."""
+        key = vote.query.to_key()
+        if not key:
+            raise HTTPException(
+                422, "query: expected a query, got an empty query. Search for something first."
+            )
+        saved = service.votes.record_vote(
+            service.index(vote.index).name, key, service.item(vote.index, vote.key), vote.relevant
+        )
+        return VoteResponse(relevant=saved.relevant, vote=saved.vote)
+
+    @router.post("/votes/undo")
+    async def undo(undo: UndoRequest) -> UndoResponse:
+        """Undo one vote by its name. Votes of other clients on the same item remain."""
+        return UndoResponse(relevant=service.votes.undo(undo.vote))
+
+    @router.post("/preferences")
+    async def prefer(preference: PreferenceRequest) -> PreferenceResponse:
+        """Save which of two indexes gave the better results, and reveal their names."""
+        left, right = service.record_preference(preference.query.to_key(), preference.preferred)
+        return PreferenceResponse(left=left, right=right, saved=service.votes.file is not None)
+
+    @router.get("/uncertain")
+    async def uncertain(count: Annotated[int, Query(ge=1, le=50)] = 6) -> UncertainPairsResponse:
+        """Pairs of a recent query and an item whose votes would be most informative."""
+        pairs = [
+            UncertainPairModel(
+                query=QueryModel.from_key(pair.query),
+                index=pair.index,
+                hit=service.to_hit(pair.query, pair.result),
+            )
+            for pair in service.uncertain_pairs(count)
+        ]
+        return UncertainPairsResponse(pairs=pairs)
+
+
+def service_routes(
+    service: SearchService, auth: TokenAuth | None, cookie_path: str = "/"
+) -> APIRouter:
+    """Create the routes for health, metrics and login.
+
+    Args:
+        service: The search service.
+        auth: Access token. None: no login page.
+        cookie_path: Path of the login cookie.
+
+    Returns:
+        The routes.
+    """
+    router = APIRouter()
+
+    @router.get("/health")
+    async def health() -> HealthResponse:
+        """Health check."""
+        return HealthResponse(status="ok", items=sum(index.count for index in service.indexes))
+
+    @router.get(
+        "/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}}
+    )
+    async def metrics() -> Response:
+        """Metrics for Prometheus."""
+        return Response(service.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
+
+    if auth is None:
+        return router
+
+    @router.get("/login", include_in_schema=False)
+    async def login_page(request: Request) -> Response:
+        token = request.query_params.get("token")
+        if token is not None:
+            return _log_in(request, auth, token, cookie_path)
+        content, content_type, _ = web_ui_files()["login.html"]
+        return Response(content, media_type=content_type)
+
+    @router.post("/login", include_in_schema=False)
+    async def log_in(request: Request) -> Response:
+        form = parse_qs((await request.body()).decode("utf-8", "replace"))
+        return _log_in(request, auth, form.get("token", [""])[0], cookie_path)
+
+    return router
+
+
+def _log_in(request: Request, auth: TokenAuth, token: str, cookie_path: str) -> Response:
+    if not auth.is_valid_token(token):
+        content, content_type, _ = web_ui_files()["login.html"]
+        return Response(
+            content.replace(b"<!--wrong-->", b"The token is not correct. Check it and try again."),
+            401,
+            media_type=content_type,
+        )
+    response = RedirectResponse("./", 303)
+    secure = request.url.scheme == "https"
+    response.set_cookie(
+        TOKEN_COOKIE,
+        auth.cookie,
+        max_age=COOKIE_SECONDS,
+        path=cookie_path,
+        httponly=True,
+        samesite="strict",
+        secure=secure,
+    )
+    return response

@@ -1,0 +1,159 @@
+"""Images of the server: JPEGs of items, and uploaded query images, both cached in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import io
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+from starlette.exceptions import HTTPException
+
+from visavis.core.errors import DataError, VisavisError
+from visavis.data.dataset import ByteRange
+from visavis.data.images import make_thumbnail
+from visavis.data.video import frame_at
+from visavis.retrieval.index_folder import Index
+from visavis.retrieval.items import IndexItem
+from visavis.retrieval.server.limits import LRUCache, ServerLimits
+from visavis.retrieval.server.prometheus import ServerMetrics
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as PILImage
+
+T = TypeVar("T")
+ImageSize = Literal["thumbnail", "image"]
+MAX_SIDE: dict[ImageSize, int] = {"thumbnail": 480, "image": 1600}
+"""Longer side of a JPEG in pixels."""
+JPEG_QUALITY: dict[ImageSize, int] = {"thumbnail": 80, "image": 88}
+MAX_UPLOAD_SIDE = 640
+"""Longer side of an uploaded query image in pixels, after it is scaled down."""
+DECODER_THREADS = 2
+
+
+def render_jpeg(location: ByteRange, item: IndexItem, size: ImageSize) -> bytes:
+    """Render an item as JPEG without metadata. Clips and moments show their first frame.
+
+    Args:
+        location: Bytes of the file.
+        item: The item.
+        size: Size of the JPEG.
+
+    Returns:
+        Content of the JPEG.
+
+    Raises:
+        DataError: If the file cannot be read.
+        MissingExtra: If the library for videos is not installed.
+    """
+    side = MAX_SIDE[size]
+    if item.kind == "image":
+        image = make_thumbnail(location.read(), item.path, side)
+    else:
+        with location.open() as file:
+            image = frame_at(file, item.path, item.start or 0.0)
+        image.thumbnail((side, side))
+        image.info.clear()
+    file = io.BytesIO()
+    image.convert("RGB").save(
+        file, "JPEG", quality=JPEG_QUALITY[size], optimize=True, progressive=True
+    )
+    return file.getvalue()
+
+
+class ImageCache:
+    """Decodes images on separate threads, and caches JPEGs of items and uploaded query images.
+
+    Args:
+        limits: Sizes and timeouts.
+        metrics: Metrics of the server.
+    """
+
+    def __init__(self, limits: ServerLimits, metrics: ServerMetrics):
+        self.limits, self.metrics = limits, metrics
+        self._pool = ThreadPoolExecutor(DECODER_THREADS, "images")
+        self._jpegs = LRUCache[bytes](limits.max_cached_bytes, len)
+        self._uploads = LRUCache["PILImage"](limits.max_uploads)
+
+    async def jpeg(self, index: Index, number: int, item: IndexItem, size: ImageSize) -> bytes:
+        """Render an item, or return the cached JPEG.
+
+        Args:
+            index: Index of the item.
+            number: Number of the index.
+            item: The item.
+            size: Size of the JPEG.
+
+        Returns:
+            Content of the JPEG.
+
+        Raises:
+            HTTPException: If the file is missing or cannot be read.
+        """
+        key = (number, item.key, item.content, size)
+        content = self._jpegs.get(key)
+        self.metrics.images.labels(str(content is not None).lower()).inc()
+        if content is None:
+            try:
+                content = await self._run(lambda: render_jpeg(index.locate(item), item, size))
+            except VisavisError as error:
+                raise HTTPException(404, str(error)) from None
+            self._jpegs.put(key, content)
+        return content
+
+    async def upload(self, content: bytes) -> str:
+        """Decode and cache a query image.
+
+        Args:
+            content: Content of an image file.
+
+        Returns:
+            SHA-256 of the content, the name of the image.
+
+        Raises:
+            DataError: If the content is not an image, or decoding takes too long.
+        """
+        digest = hashlib.sha256(content).hexdigest()
+        if self._uploads.get(digest) is None:
+            image = await self._run(
+                lambda: make_thumbnail(
+                    content, "of the query", MAX_UPLOAD_SIDE, max_pixels=self.limits.max_pixels
+                )
+            )
+            self._uploads.put(digest, image)
+        return digest
+
+    def uploaded(self, digest: str) -> PILImage | None:
+        """Look up an uploaded query image.
+
+        Args:
+            digest: Name of the image. Empty: the query has no image.
+
+        Returns:
+            The image, or None if the query has no image.
+
+        Raises:
+            HTTPException: If the image is no longer cached.
+        """
+        image = self._uploads.get(digest)
+        if digest and image is None:
+            raise HTTPException(404, "The image of this query is no longer cached. Send it again.")
+        return image
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        try:
+            return await asyncio.wait_for(
+                asyncio.get_running_loop().run_in_executor(self._pool, work),
+                self.limits.decode_timeout_s,
+            )
+        except TimeoutError:
+            raise DataError(
+                f"Decoding the image takes longer than {self.limits.decode_timeout_s:.0f} s. Send "
+                "a smaller image."
+            ) from None
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self._pool.shutdown(wait=False, cancel_futures=True)

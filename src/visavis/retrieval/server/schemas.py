@@ -1,0 +1,388 @@
+"""Requests and responses of the HTTP API, as shown in its OpenAPI description."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import date, datetime, time, timedelta
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
+from starlette.responses import JSONResponse
+
+from visavis.evaluation.feedback.records import QueryKey
+from visavis.retrieval.items import ItemFilter, ItemKind
+from visavis.retrieval.server.limits import ServerLimits
+
+LIMITS = ServerLimits()
+Key = Annotated[str, StringConstraints(max_length=4096)]
+Digest = Annotated[str, StringConstraints(pattern="^([0-9a-f]{64})?$")]
+SideName = Literal["only", "left", "right"]
+
+
+class ErrorResponse(BaseModel):
+    """An error.
+
+    Attributes:
+        error: The problem and its fix.
+    """
+
+    error: str
+
+
+class RequestModel(BaseModel):
+    """Base of requests, which rejects unknown names."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class QueryModel(RequestModel):
+    """A query. An empty query returns the newest items.
+
+    Attributes:
+        text: Text query.
+        like: Key of an item to find similar items.
+        image: SHA-256 of an uploaded image.
+    """
+
+    text: str = Field(
+        "",
+        max_length=LIMITS.max_query_chars,
+        description='A text query. -word or -"several words" excludes.',
+    )
+    like: Key = Field("", description="Key of an item to find similar items.")
+    image: Digest = Field("", description="SHA-256 of an image that was uploaded before.")
+
+    @field_validator("text", "like")
+    @classmethod
+    def _check_characters(cls, value: str) -> str:
+        if any(ord(letter) < 32 or 0xD800 <= ord(letter) < 0xE000 for letter in value):
+            raise ValueError("expected text, got control characters or half a character")
+        return " ".join(value.split())
+
+    def to_key(self) -> QueryKey:
+        """Convert to the query of feedback records.
+
+        Returns:
+            The query.
+        """
+        return QueryKey(self.text, self.like, self.image)
+
+    @classmethod
+    def from_key(cls, key: QueryKey) -> QueryModel:
+        """Convert from the query of feedback records.
+
+        Args:
+            key: The query.
+
+        Returns:
+            The query in the form of the API.
+        """
+        return cls(text=key.text, like=key.similar_to, image=key.image_hash)
+
+
+class FilterModel(BaseModel):
+    """Conditions on the items.
+
+    Attributes:
+        path: Part of the path, or a pattern of the whole path.
+        kind: Kind of the items.
+        since: First day of the modification time.
+        until: Last day of the modification time.
+        tag: Metadata values.
+    """
+
+    path: str = Field(
+        "",
+        max_length=500,
+        description="Part of the path, or a pattern of the whole path with * and ?.",
+    )
+    kind: ItemKind | None = None
+    since: date | None = Field(None, description="First day of the modification time.")
+    until: date | None = Field(None, description="Last day of the modification time.")
+    tag: list[
+        Annotated[str, StringConstraints(pattern="^[^=\\x00]+=[^\\x00]*$", max_length=500)]
+    ] = Field([], max_length=8, description="NAME=VALUE of the metadata.")
+
+    def to_item_filter(self) -> ItemFilter:
+        """Convert to a filter of the index.
+
+        Returns:
+            The filter.
+        """
+        pattern = (
+            self.path if not self.path or "*" in self.path or "?" in self.path else f"*{self.path}*"
+        )
+        tags = dict(tag.split("=", 1) for tag in self.tag)
+        return ItemFilter(
+            pattern, self.kind, _day_start_ns(self.since, 0), _day_start_ns(self.until, 1), tags
+        )
+
+
+class SearchRequest(QueryModel, FilterModel):
+    """A query, conditions, and a page of results.
+
+    Attributes:
+        offset: Number of results to skip.
+        limit: Maximum number of results.
+    """
+
+    offset: int = Field(0, ge=0, le=LIMITS.max_results)
+    limit: int = Field(40, ge=1, le=LIMITS.max_page_size)
+
+
+class HitResponse(BaseModel):
+    """A result.
+
+    Attributes:
+        key: Key of the item.
+        name: Name of the file.
+        path: Path of the file.
+        kind: Kind of the item.
+        modified: Modification time of the file.
+        start: Start of a moment in seconds.
+        end: End of a moment in seconds.
+        score: Score. Null for an empty query.
+        match_probability: Probability that the item is relevant, 0 to 1. Null if scores are not
+            calibrated.
+        vote: Vote on the item for this query. Null: no vote.
+        duplicates: Keys of near-duplicates and of other moments of the clip.
+        metadata: Other values of the item.
+        content_version: Version of the content, for the URL of its image.
+    """
+
+    key: str
+    name: str
+    path: str
+    kind: ItemKind
+    modified: datetime
+    start: float | None
+    end: float | None
+    score: float | None
+    match_probability: float | None
+    vote: bool | None
+    duplicates: list[str]
+    metadata: dict[str, str]
+    content_version: str
+
+
+class SideResponse(BaseModel):
+    """Results of one index.
+
+    Attributes:
+        side: Position in a comparison.
+        index: Number of the index, for images and votes.
+        hits: Results, best first.
+        has_more: Whether there are more results, which later pages return.
+        is_cut: Whether there are more results than the server returns for one query.
+        no_match: Whether even the best result is probably irrelevant. Null if scores are not
+            calibrated.
+    """
+
+    side: SideName
+    index: int
+    hits: list[HitResponse]
+    has_more: bool
+    is_cut: bool
+    no_match: bool | None
+
+
+class SearchResponse(BaseModel):
+    """Results of a search.
+
+    Attributes:
+        query: The query, with the SHA-256 of an uploaded image.
+        sides: Results of each index.
+        milliseconds: Time of the search in ms.
+    """
+
+    query: QueryModel
+    sides: list[SideResponse]
+    milliseconds: float
+
+
+class IndexInfo(BaseModel):
+    """A served index.
+
+    Attributes:
+        name: Name of the index.
+        model: Location of its model.
+        count: Number of items.
+        unfinished: Whether items are missing, because an update was interrupted or was running when
+            the server started.
+    """
+
+    name: str
+    model: str
+    count: int
+    unfinished: bool
+
+
+class ServerInfo(BaseModel):
+    """The server.
+
+    Attributes:
+        indexes: The indexes.
+        blind: Whether two indexes are compared without their names.
+        votes: Whether votes are saved.
+        version: Version of visavis.
+    """
+
+    indexes: list[IndexInfo]
+    blind: bool
+    votes: bool
+    version: str
+
+
+class FacetsResponse(BaseModel):
+    """Values to filter by, with the number of items of each.
+
+    Attributes:
+        kinds: Kinds of items.
+        folders: Folders with the most items.
+        years: Years of the modification time.
+        metadata: Metadata names with a few values.
+    """
+
+    kinds: dict[str, int]
+    folders: dict[str, int]
+    years: dict[str, int]
+    metadata: dict[str, dict[str, int]]
+
+
+class VoteRequest(RequestModel):
+    """A vote.
+
+    Attributes:
+        query: The query.
+        index: Number of the index.
+        key: Key of the item.
+        relevant: Whether the item is relevant. Null withdraws the vote.
+    """
+
+    query: QueryModel
+    index: int = Field(0, ge=0, le=1)
+    key: Key
+    relevant: bool | None
+
+
+class VoteResponse(BaseModel):
+    """A saved vote.
+
+    Attributes:
+        relevant: Whether the item is relevant. Null: no vote.
+        vote: Name of the vote, to undo it.
+    """
+
+    relevant: bool | None
+    vote: str
+
+
+class UndoRequest(RequestModel):
+    """A vote to undo.
+
+    Attributes:
+        vote: Name of the vote.
+    """
+
+    vote: str = Field(min_length=1, max_length=64)
+
+
+class UndoResponse(BaseModel):
+    """The judgment of the item after an undo.
+
+    Attributes:
+        relevant: Whether the item is relevant by an earlier or later vote. Null: no vote.
+    """
+
+    relevant: bool | None
+
+
+class PreferenceRequest(RequestModel):
+    """Which index gave the better results.
+
+    Attributes:
+        query: The query.
+        preferred: The better side.
+    """
+
+    query: QueryModel
+    preferred: Literal["left", "right", "neither"]
+
+
+class PreferenceResponse(BaseModel):
+    """Names of the compared indexes.
+
+    Attributes:
+        left: Name of the left index.
+        right: Name of the right index.
+        saved: Whether the preference was saved.
+    """
+
+    left: str
+    right: str
+    saved: bool
+
+
+class UncertainPairModel(BaseModel):
+    """A query and an item whose vote would be informative.
+
+    Attributes:
+        query: The query.
+        index: Number of the index.
+        hit: The item.
+    """
+
+    query: QueryModel
+    index: int
+    hit: HitResponse
+
+
+class UncertainPairsResponse(BaseModel):
+    """Pairs to vote on.
+
+    Attributes:
+        pairs: Pairs, the most uncertain first.
+    """
+
+    pairs: list[UncertainPairModel]
+
+
+class HealthResponse(BaseModel):
+    """Health of the server.
+
+    Attributes:
+        status: Always ``"ok"``.
+        items: Number of items.
+    """
+
+    status: Literal["ok"]
+    items: int
+
+
+def _day_start_ns(day: date | None, days_later: int) -> int | None:
+    """Start of a day, or of a later one, in ns by the local clock. None if the time is out of
+    range.
+    """
+    if day is None:
+        return None
+    try:
+        return int(datetime.combine(day + timedelta(days=days_later), time()).timestamp()) * 10**9
+    except (OverflowError, ValueError, OSError):
+        return None if days_later else -(2**63)
+
+
+def error_response(
+    status: int, message: str, headers: Mapping[str, str] | None = None
+) -> JSONResponse:
+    """Make the response to a request that cannot be answered.
+
+    Args:
+        status: HTTP status.
+        message: The problem and its fix.
+        headers: Headers of the response.
+
+    Returns:
+        A JSON object with ``error``.
+    """
+    authenticate = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
+    return JSONResponse({"error": message}, status, {**authenticate, **(headers or {})})

@@ -1,0 +1,581 @@
+"""Search service: served indexes, searches, votes and preferences behind the HTTP API. Searches run
+on a thread of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import math
+import secrets
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from starlette.exceptions import HTTPException
+from torch import Tensor
+
+from visavis.core.errors import VisavisError
+from visavis.evaluation.feedback.records import (
+    FeedbackFile,
+    Judgment,
+    Preference,
+    QueryKey,
+    votes_not_undone,
+)
+from visavis.retrieval.index_folder import Index
+from visavis.retrieval.index_search import (
+    SearchQuery,
+    SearchResult,
+    SearchResults,
+    check_filter_names,
+    parse_query,
+    search_index,
+)
+from visavis.retrieval.items import NO_FILTER, IndexItem, ItemFilter, tags_to_metadata
+from visavis.retrieval.server.image_cache import ImageCache
+from visavis.retrieval.server.limits import LRUCache, ServerLimits
+from visavis.retrieval.server.prometheus import ServerMetrics
+from visavis.retrieval.server.query_selection import RecentQueries, UncertainPair
+from visavis.retrieval.server.schemas import FacetsResponse, HitResponse
+from visavis.retrieval.stores.arrow_tables import items_from_table, newest_rows
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from PIL.Image import Image as PILImage
+
+RESULT_BLOCK, CACHED_QUERIES, CACHE_SECONDS = 120, 512, 300.0
+"""Results of one search, so that the next page is cached, number of cached queries, and their
+lifetime in seconds.
+"""
+CACHED_TEXTS = 1024
+"""Number of texts whose vectors are cached."""
+
+MAX_FOLDERS, MAX_METADATA_VALUES = 50, 30
+"""Maximum number of folders, and of values of one metadata name, that are offered as filters."""
+# 9999-12-31T23:59:59Z, the last second of datetime.
+_MAX_TIMESTAMP = 253402300799.0
+
+
+class ServedIndex:
+    """An index that is served.
+
+    Args:
+        index: The index.
+        name: Name that is shown when two indexes are compared. Default: the name of the folder.
+
+    Attributes:
+        count: Number of items.
+    """
+
+    def __init__(self, index: Index, name: str | None = None):
+        self.index, self.count = index, index.store.count()
+        self.name = name or index.folder.name
+        self._text_vectors = LRUCache[Tensor](CACHED_TEXTS)
+
+    def search(
+        self, key: QueryKey, image: PILImage | None, top: int, item_filter: ItemFilter
+    ) -> SearchResults:
+        """Find the best items, or the newest ones for an empty query.
+
+        Args:
+            key: The query.
+            image: Uploaded image of the query.
+            top: Maximum number of results.
+            item_filter: Conditions on the items.
+
+        Returns:
+            Results, best first.
+
+        Raises:
+            VisavisError: If the query has only exclusions, or no item has a metadata name of the
+                filter.
+        """
+        if not key:
+            newest = items_from_table(self._table.take(newest_rows(self._table, top, item_filter)))
+            if not newest:
+                check_filter_names(self.index, item_filter)
+            return SearchResults(tuple(SearchResult(item, 0.0) for item in newest))
+        query = SearchQuery(
+            texts=parse_query(key.text),
+            images=() if image is None else ((1.0, image),),
+            like=((1.0, key.similar_to),) if key.similar_to else (),
+        )
+        return search_index(self.index, query, top, item_filter, encode_texts=self.encode_texts)
+
+    def encode_texts(self, texts: Sequence[str]) -> list[Tensor]:
+        """Encode texts at once. Texts of recent queries are taken from a cache.
+
+        Args:
+            texts: The texts.
+
+        Returns:
+            Unit vectors of each text: shape ``[D]``, or ``[n, D]`` for a late-interaction model.
+        """
+        vectors = {
+            text: vector for text in texts if (vector := self._text_vectors.get(text)) is not None
+        }
+        if missing := list(dict.fromkeys(text for text in texts if text not in vectors)):
+            vectors |= zip(missing, self.index.encode_texts(missing), strict=True)
+        for text, vector in vectors.items():
+            self._text_vectors.put(text, vector)
+        return [vectors[text] for text in texts]
+
+    def encode_queries(self, keys: Sequence[QueryKey]) -> None:
+        """Encode the texts of several queries at once. A search reports texts that cannot be
+        encoded.
+
+        Args:
+            keys: The queries.
+        """
+        texts = list[str]()
+        for text in {text for key in keys for _, text in parse_query(key.text)}:
+            with suppress(VisavisError):
+                self.index.model.processor.unknown_words(text)
+                texts.append(text)
+        if texts:
+            self.encode_texts(texts)
+
+    def warm_up(self) -> None:
+        """Run a first search, which is slower than later ones."""
+        for key in [QueryKey(similar_to=key) for key in self._table["key"][:1].to_pylist()] + [
+            QueryKey("an image")
+        ]:
+            with suppress(VisavisError):  # a vocabulary may contain no word of the text
+                self.search(key, None, 1, NO_FILTER)
+
+    @cached_property
+    def _table(self) -> pa.Table:
+        """All items as columns, as of the first access."""
+        return self.index.store.table()
+
+    @cached_property
+    def facets(self) -> FacetsResponse:
+        """Values to filter by."""
+        return count_facets(self._table)
+
+
+def count_facets(table: pa.Table) -> FacetsResponse:
+    """Count the values that items can be filtered by.
+
+    Args:
+        table: Table of items.
+
+    Returns:
+        Number of items by value.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    paths, seconds = (
+        table["path"],
+        (table["modified_ns"].to_numpy() / 1e9).clip(0.0, _MAX_TIMESTAMP),
+    )
+    folders = _count(
+        pc.replace_substring_regex(paths.filter(pc.match_substring(paths, "/")), "/[^/]*$", "")
+    )
+    folders.pop("", None)
+    # The years of numpy count from 1970.
+    years = _count(
+        pa.array(
+            (seconds * 1e6)
+            .round()
+            .astype("datetime64[us]")
+            .astype("datetime64[Y]")
+            .astype(np.int64)
+            + 1970
+        )
+    )
+    tags = pc.value_counts(pc.list_flatten(table["metadata"]))
+    names = pc.replace_substring_regex(tags.field("values"), "(?s)=.*", "")
+    few = [name for name, count in _count(names).items() if 1 < count <= MAX_METADATA_VALUES]
+    metadata: dict[str, dict[str, int]] = {}
+    for tag in tags.filter(pc.is_in(names, value_set=pa.array(few, pa.string()))).to_pylist():
+        [(name, value)] = tags_to_metadata([tag["values"]]).items()
+        metadata.setdefault(name, {})[value] = tag["counts"]
+    return FacetsResponse(
+        kinds=_count(table["kind"]),
+        folders=dict(folders.most_common(MAX_FOLDERS)),
+        years={str(year): count for year, count in sorted(years.items())},
+        metadata={name: dict(sorted(values.items())) for name, values in sorted(metadata.items())},
+    )
+
+
+def _count(values: Any) -> Counter[Any]:
+    """How often each value of a column or array occurs."""
+    import pyarrow.compute as pc
+
+    return Counter(
+        {count["values"]: count["counts"] for count in pc.value_counts(values).to_pylist()}
+    )
+
+
+def modified_at(item: IndexItem) -> datetime:
+    """Convert the modification time of an item, clamped to 1970 to 9999.
+
+    Args:
+        item: The item.
+
+    Returns:
+        Time in UTC.
+    """
+    return datetime.fromtimestamp(min(max(item.modified_ns / 1e9, 0.0), _MAX_TIMESTAMP), UTC)
+
+
+class VoteStore:
+    """The current votes in memory, and all of them in the feedback file.
+
+    Args:
+        file: Feedback file. None: votes are not saved.
+        metrics: Metrics of the server.
+    """
+
+    def __init__(self, file: FeedbackFile | None, metrics: ServerMetrics):
+        self.file, self.metrics = file, metrics
+        self._votes = votes_not_undone(file.records) if file else {}
+
+    def vote(self, key: QueryKey, item: str) -> bool | None:
+        """Look up the current vote.
+
+        Args:
+            key: The query.
+            item: Key of the item.
+
+        Returns:
+            Whether the item was voted relevant. None: no vote.
+        """
+        votes = self._votes.get((key, item))
+        return votes[-1].relevant if votes else None
+
+    def record_vote(
+        self, index: str, key: QueryKey, item: IndexItem, relevant: bool | None
+    ) -> Judgment:
+        """Save a vote.
+
+        Args:
+            index: Name of the index.
+            key: The query.
+            item: The item.
+            relevant: Whether the item is relevant. None withdraws the vote.
+
+        Returns:
+            The saved vote, with its name.
+
+        Raises:
+            HTTPException: If votes are not saved.
+            StorageError: If the file cannot be written.
+        """
+        judgment = Judgment(
+            _now(), index, key, item.key, item.content, relevant, vote=secrets.token_hex(8)
+        )
+        self._append(judgment)
+        self._votes.setdefault((key, item.key), []).append(judgment)
+        return judgment
+
+    def undo(self, vote: str) -> bool | None:
+        """Undo one vote. Earlier and later votes of others on the same item remain.
+
+        Args:
+            vote: Name of the vote.
+
+        Returns:
+            The judgment that applies without it. None: no vote.
+
+        Raises:
+            HTTPException: If there is no such vote, or votes are not saved.
+            StorageError: If the file cannot be written.
+        """
+        undone = next(
+            (
+                judgment
+                for votes in self._votes.values()
+                for judgment in votes
+                if judgment.vote == vote
+            ),
+            None,
+        )
+        if undone is None or not vote:
+            raise HTTPException(
+                404,
+                f"vote: expected the name of a vote that was not undone, got {vote[:80]!r}. Reload "
+                "the page.",
+            )
+        pair = undone.query, undone.item
+        remaining = [judgment for judgment in self._votes[pair] if judgment is not undone]
+        relevant = remaining[-1].relevant if remaining else None
+        self._append(replace(undone, timestamp=_now(), relevant=relevant, vote="", undoes=vote))
+        self._votes[pair] = remaining
+        return relevant
+
+    def _append(self, judgment: Judgment) -> None:
+        if self.file is None:
+            raise HTTPException(409, "Votes are not saved. Start the server with --feedback FILE.")
+        self.file.append(judgment)
+        self.metrics.votes.labels("relevant").inc()
+
+
+class PendingSearch(NamedTuple):
+    """A search that waits for the model.
+
+    Attributes:
+        number: Number of the index.
+        key: The query.
+        image: Uploaded image of the query.
+        top: Number of results.
+        item_filter: Conditions on the items.
+        future: Receives the results.
+    """
+
+    number: int
+    key: QueryKey
+    image: PILImage | None
+    top: int
+    item_filter: ItemFilter
+    future: Future[SearchResults]
+
+
+class SearchService:
+    """Search and feedback for one index, or for two indexes in a blind comparison.
+
+    Args:
+        indexes: One or two indexes.
+        feedback: Feedback file. None: votes are not saved.
+        limits: Sizes and timeouts.
+        metrics: Metrics of the server.
+    """
+
+    def __init__(
+        self,
+        indexes: Sequence[ServedIndex],
+        feedback: FeedbackFile | None,
+        limits: ServerLimits,
+        metrics: ServerMetrics,
+    ):
+        self.indexes, self.limits, self.metrics = list(indexes), limits, metrics
+        # The numbers of the indexes must not reveal their order on the command line.
+        if len(self.indexes) > 1 and secrets.randbelow(2):
+            self.indexes.reverse()
+        self.votes, self.images = VoteStore(feedback, metrics), ImageCache(limits, metrics)
+        self._recent = RecentQueries()
+        # When the results of a query expire, how many were searched for, and the results.
+        self._results = LRUCache[tuple[float, int, SearchResults]](CACHED_QUERIES)
+        self._secret = secrets.token_bytes(16)
+        self._model_thread = ThreadPoolExecutor(1, "model")
+        self._num_waiting = 0
+        self._pending = deque[PendingSearch]()
+        for index in self.indexes:
+            metrics.items.labels(index.name).set(index.count)
+
+    @property
+    def is_comparison(self) -> bool:
+        """Whether there are two indexes, shown without their names."""
+        return len(self.indexes) == 2
+
+    def side_order(self, key: QueryKey) -> list[int]:
+        """Order the indexes from left to right, at random but fixed for a query while the server
+        runs.
+
+        Args:
+            key: The query.
+
+        Returns:
+            Numbers of the indexes.
+        """
+        numbers = list(range(len(self.indexes)))
+        digest = hmac.digest(self._secret, repr(key).encode("utf-8", "surrogatepass"), "sha256")
+        return numbers[::-1] if digest[0] & 1 else numbers
+
+    def index(self, number: int) -> ServedIndex:
+        """Look up an index.
+
+        Args:
+            number: Number of the index.
+
+        Returns:
+            The index.
+
+        Raises:
+            HTTPException: If the number is invalid.
+        """
+        if number >= len(self.indexes):
+            raise HTTPException(
+                404,
+                f"index: expected 0{' or 1' * self.is_comparison}, got {number}. Pass the number "
+                "of a served index.",
+            )
+        return self.indexes[number]
+
+    def item(self, number: int, key: str) -> IndexItem:
+        """Look up an item.
+
+        Args:
+            number: Number of the index.
+            key: Key of the item.
+
+        Returns:
+            The item.
+
+        Raises:
+            HTTPException: If the key is unknown.
+        """
+        item = self.index(number).index.store.get([key]).get(key)
+        if item is None:
+            raise HTTPException(
+                404,
+                f"key: expected the key of an item of this index, got {key[:80]!r}. Copy a key "
+                "from search results.",
+            )
+        return item
+
+    async def search(
+        self, number: int, key: QueryKey, item_filter: ItemFilter, top: int
+    ) -> SearchResults:
+        """Search one index.
+
+        Args:
+            number: Number of the index.
+            key: The query.
+            item_filter: Conditions on the items.
+            top: Number of results that are needed.
+
+        Returns:
+            At least ``top`` results, or all.
+
+        Raises:
+            HTTPException: If too many searches are waiting, or the image of the query is no longer
+                cached.
+            VisavisError: If the query is invalid.
+        """
+        result_key = (number, key, repr(item_filter))
+        expires, fetched, cached = self._results.get(result_key) or (0.0, 0, None)
+        if cached is not None and fetched >= top and time.monotonic() < expires:
+            return cached
+        image = self.images.uploaded(key.image_hash)
+        if self._num_waiting >= self.limits.max_waiting_searches:
+            raise HTTPException(
+                429, "Too many searches are waiting. Try again later.", {"Retry-After": "1"}
+            )
+        fetched = -(-top // RESULT_BLOCK) * RESULT_BLOCK
+
+        search = PendingSearch(number, key, image, fetched, item_filter, Future())
+        self._num_waiting += 1
+        self._pending.append(search)
+        self._model_thread.submit(self._search_pending)
+        self.metrics.searches_waiting.inc()
+        try:
+            results = await asyncio.wrap_future(search.future)
+        finally:
+            self._num_waiting -= 1
+            self.metrics.searches_waiting.dec()
+        self._results.put(result_key, (time.monotonic() + CACHE_SECONDS, fetched, results))
+        self._recent.add(key, number, results)
+        return results
+
+    def _search_pending(self) -> None:
+        """Make all searches that have arrived by now, whose texts are encoded in one batch."""
+        searches = list[PendingSearch]()
+        while self._pending:
+            searches.append(self._pending.popleft())
+        for number, index in enumerate(self.indexes):
+            if keys := [search.key for search in searches if search.number == number]:
+                with suppress(Exception):  # each search reports its own error
+                    index.encode_queries(keys)
+        # Several clients may wait for the same results.
+        by_request: dict[tuple[int, QueryKey, str, int], SearchResults] = {}
+        for search in searches:
+            if not search.future.set_running_or_notify_cancel():
+                continue
+            request = (search.number, search.key, repr(search.item_filter), search.top)
+            try:
+                if request not in by_request:
+                    with self.metrics.search_seconds.time():
+                        by_request[request] = self.indexes[search.number].search(
+                            search.key, search.image, search.top, search.item_filter
+                        )
+                search.future.set_result(by_request[request])
+            except Exception as error:  # noqa: BLE001 - the client that waits for the results gets it
+                search.future.set_exception(error)
+
+    def record_preference(self, key: QueryKey, side: str) -> tuple[str, str]:
+        """Save which side is better.
+
+        Args:
+            key: The query.
+            side: ``"left"``, ``"right"`` or ``"neither"``.
+
+        Returns:
+            Names of the left and of the right index.
+
+        Raises:
+            HTTPException: If there is only one index.
+            StorageError: If the feedback file cannot be written.
+        """
+        if not self.is_comparison:
+            raise HTTPException(409, "Preferences need two indexes. Start the server with two.")
+        left, right = (self.indexes[number].name for number in self.side_order(key))
+        if self.votes.file is not None:
+            self.votes.file.append(
+                Preference(_now(), key, left, right, {"left": left, "right": right}.get(side))
+            )
+            self.metrics.votes.labels("preference").inc()
+        return left, right
+
+    def uncertain_pairs(self, count: int) -> list[UncertainPair]:
+        """Select pairs of a recent query and an item whose vote would be most informative.
+
+        Args:
+            count: Maximum number of pairs.
+
+        Returns:
+            Pairs without a vote, the most uncertain first.
+        """
+        return self._recent.most_uncertain(
+            count, lambda key, item: self.votes.vote(key, item) is not None
+        )
+
+    def to_hit(self, key: QueryKey, result: SearchResult) -> HitResponse:
+        """Convert a result to the form of the API.
+
+        Args:
+            key: The query.
+            result: The result.
+
+        Returns:
+            The result with its vote.
+        """
+        item, probability = result.item, result.match_probability
+        return HitResponse(
+            key=item.key,
+            name=item.path.rpartition("/")[2],
+            path=item.path,
+            kind=item.kind,
+            modified=modified_at(item),
+            start=item.start,
+            end=item.end,
+            score=result.score if key and math.isfinite(result.score) else None,
+            match_probability=None
+            if probability is None or not math.isfinite(probability)
+            else min(max(probability, 0.0), 1.0),
+            vote=self.votes.vote(key, item.key),
+            duplicates=list(result.duplicates),
+            metadata=dict(item.metadata),
+            content_version=item.content[:12],
+        )
+
+    def close(self) -> None:
+        """Stop the threads, and the searches that wait."""
+        self._model_thread.shutdown(wait=False, cancel_futures=True)
+        for search in tuple(self._pending):
+            search.future.cancel()
+        self.images.close()
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,259 @@
+"""Run the server: socket, uvicorn with timeouts for headers and bodies, and a clean shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import socket
+import webbrowser
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from visavis.core.errors import VisavisError, requires_extra
+from visavis.core.progress import Progress
+from visavis.evaluation.feedback.records import open_feedback
+from visavis.retrieval.server.limits import RateLimits, ServerLimits
+
+
+def run_service(
+    indexes: Sequence[str | Path],
+    *,
+    host: str,
+    port: int,
+    token: str | None,
+    root_path: str = "",
+    host_names: Sequence[str] = (),
+    feedback: str | Path | None,
+    store: str | Path | Sequence[str | Path] = (),
+    open_browser: bool,
+    model: str | Path | None = None,
+    progress: Progress,
+) -> None:
+    """Serve one or two indexes until the process is interrupted.
+
+    Args:
+        indexes: Folders of one index, or of two to compare. Folders of images are indexed first.
+        host: Address of this machine.
+        port: Port. 0: any free port.
+        token: Access token required from clients. None: no token, which needs a loopback address.
+        root_path: Path below which a proxy serves this server.
+        host_names: Names by which a proxy requests this server.
+        feedback: Feedback file. None: votes are not saved.
+        store: Confirmed locations of stores outside the folders of the indexes.
+        open_browser: Whether to open the web UI in a browser.
+        model: Model for folders of images. None: the default model.
+        progress: Receives the address.
+
+    Raises:
+        VisavisError: If the port is in use, the token is missing or weak, or a host name or path is
+            invalid.
+        RunError: If a folder is not an index.
+        DataError: If the feedback file is invalid.
+        MissingExtra: If FastAPI, uvicorn or prometheus_client is not installed.
+    """
+    with requires_extra("serve", "visavis serve"):
+        import fastapi  # noqa: F401 - only checks that it is installed
+        import prometheus_client  # noqa: F401
+        import uvicorn
+    from visavis.retrieval.default_index import index_if_images
+    from visavis.retrieval.index_folder import Index, check_confirmed_stores
+    from visavis.retrieval.server.application import create_app
+    from visavis.retrieval.server.search_service import ServedIndex
+    from visavis.retrieval.server.security import (
+        is_loopback,
+        validate_host_name,
+        validate_root_path,
+        validate_token,
+    )
+
+    if len(indexes) not in (1, 2):
+        raise VisavisError(
+            f"index: expected one index, or two to compare, got {len(indexes)}. Pass one or two."
+        )
+    root_path, host_names = (
+        validate_root_path(root_path),
+        [validate_host_name(name) for name in host_names],
+    )
+    with ExitStack() as stack:
+        listener = stack.enter_context(listening_socket(host, port))
+        loopback = is_loopback(listener.getsockname()[0])
+        if token is not None:
+            validate_token(token)
+        elif not loopback:
+            raise VisavisError(
+                f"{host}: expected a token, because other machines can reach this address. Pass "
+                "--token, or omit --host."
+            )
+        indexes = [index_if_images(path, model, progress) for path in indexes]
+        stores = [store] if isinstance(store, str | Path) else list(store)
+        served = [
+            ServedIndex(Index.open(path, store=stores), name)
+            for path, name in zip(indexes, _index_names(indexes), strict=True)
+        ]
+        check_confirmed_stores([Path(path) for path in indexes], stores)
+        file = None if feedback is None else stack.enter_context(open_feedback(feedback))
+        for index in served:
+            index.warm_up()
+        limits, rates = ServerLimits(), None if loopback and not host_names else RateLimits()
+        app = create_app(
+            served,
+            file,
+            bound_to=host if loopback else None,
+            host_names=host_names,
+            root_path=root_path,
+            token=token,
+            limits=limits,
+            rates=rates,
+        )
+        logging.getLogger("uvicorn.error").setLevel(
+            logging.CRITICAL
+        )  # SecurityMiddleware logs errors in one line
+        url = _url(host, listener)
+        items = " and ".join(f"{index.count:,} items of {index.name}" for index in served)
+        with suppress(KeyboardInterrupt):
+            # The socket already listens. Requests that come before uvicorn is ready wait.
+            progress.message(f"Serving {items} at {url} (press Ctrl-C to stop)")
+            if open_browser:
+                webbrowser.open(url if token is None else f"{url}/login?token={quote(token)}")
+            uvicorn.Server(server_config(app, limits, behind_proxy=bool(host_names))).run(
+                sockets=[listener]
+            )
+        progress.message("Stopped.")
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """Open a listening socket.
+
+    Args:
+        host: Address of this machine.
+        port: Port. 0: any free port.
+
+    Returns:
+        The socket.
+
+    Raises:
+        VisavisError: If the host is unknown, or the port is in use or not permitted.
+    """
+    if not 0 <= port <= 65535:
+        raise VisavisError(f"port: expected 0 to 65535, got {port}. Pass 0 for any free port.")
+    try:
+        family, _, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (OSError, UnicodeError):
+        raise VisavisError(
+            f"host: expected an address of this machine, got {host!r}. Use 127.0.0.1, or 0.0.0.0 "
+            "for all of its addresses."
+        ) from None
+    dual_stack = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+    try:
+        return socket.create_server(address, family=family, backlog=2048, dualstack_ipv6=dual_stack)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise VisavisError(
+                f"{host}: port {port} is in use. Stop the program that uses it, or pass another "
+                "port with --port."
+            ) from None
+        if error.errno == errno.EACCES:
+            raise VisavisError(
+                f"{host}: port {port} is not permitted for this user. Pass a port above 1023 with "
+                "--port."
+            ) from None
+        raise VisavisError(
+            f"{host}:{port}: cannot listen: {os.strerror(error.errno or 0)}. Use 127.0.0.1, or an "
+            "address of this machine."
+        ) from None
+
+
+def server_config(app: Any, limits: ServerLimits, *, behind_proxy: bool = False) -> Any:
+    """Configure uvicorn.
+
+    Args:
+        app: The application.
+        limits: Sizes and timeouts.
+        behind_proxy: Whether a proxy on this machine names client and scheme in the headers
+            X-Forwarded-For and X-Forwarded-Proto.
+
+    Returns:
+        The ``uvicorn.Config``.
+    """
+    import uvicorn
+
+    return uvicorn.Config(
+        app,
+        http=_request_timeout_protocol(limits),
+        ws="none",
+        log_config=None,
+        access_log=False,
+        proxy_headers=behind_proxy,
+        forwarded_allow_ips=["127.0.0.1", "::1"],
+        server_header=False,
+        limit_concurrency=limits.max_connections,
+        timeout_keep_alive=10,
+        timeout_graceful_shutdown=5,
+    )
+
+
+def _request_timeout_protocol(limits: ServerLimits) -> type[Any]:
+    """A uvicorn protocol that disconnects clients that do not send complete headers, or a complete
+    body, in time.
+    """
+    import h11
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    # SecurityMiddleware answers a slow body that a route reads. This ends the connection, also if
+    # nothing reads the body.
+    timeouts = {h11.IDLE: limits.header_timeout_s, h11.SEND_BODY: limits.body_timeout_s + 1}
+
+    class RequestTimeoutProtocol(H11Protocol):
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self._state: Any = None
+            self._timer: asyncio.TimerHandle | None = None
+            self._limit_state()
+
+        def handle_events(self) -> None:
+            super().handle_events()
+            self._limit_state()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            if self._timer is not None:
+                self._timer.cancel()
+            super().connection_lost(exc)
+
+        def _limit_state(self) -> None:
+            """Start the timer of a new state. Further data of the same part of a request do not
+            extend it.
+            """
+            if self.conn.their_state is not self._state:
+                if self._timer is not None:
+                    self._timer.cancel()
+                self._state = self.conn.their_state
+                timeout_s = timeouts.get(self._state)
+                self._timer = (
+                    None
+                    if timeout_s is None
+                    else self.loop.call_later(timeout_s, self.transport.close)
+                )
+
+    return RequestTimeoutProtocol
+
+
+def _url(host: str, listener: socket.socket) -> str:
+    port = listener.getsockname()[1]
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(
+        host, f"[{host}]" if ":" in host else host
+    )
+    return f"http://{shown}:{port}"
+
+
+def _index_names(indexes: Sequence[str | Path]) -> list[str]:
+    """Names of the folders, with the parent folder if both names are the same."""
+    paths = [Path(path).absolute() for path in indexes]
+    names = [path.name for path in paths]
+    return names if len(set(names)) == len(names) else ["/".join(path.parts[-2:]) for path in paths]

@@ -1,0 +1,261 @@
+"""Export of a run to the formats of other libraries: a complete folder with preprocessing,
+tokenizer, weights and model card.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from visavis.core import storage
+from visavis.core.errors import RunError
+from visavis.core.notebook import NotebookTable
+from visavis.losses.objectives import Objective
+from visavis.models.clip.model import CLIP, write_transformers_files
+from visavis.models.encoders.preprocessing import MAX_RESIZED_PIXELS, TEN_CROP_MARGIN
+from visavis.models.layers import GeneralizedPooling
+from visavis.models.processor import Processor
+from visavis.models.retriever import Retriever
+from visavis.training.export.graph_code import MODULE_FILE, module_source, template
+from visavis.training.export.model_card import write_model_card
+from visavis.training.export.traced_encoders import (
+    MAX_POOLED_ITEMS,
+    check_exportable,
+    example_tokens,
+    trace_encoders,
+)
+
+Format = Literal["hub", "sentence-transformers", "onnx", "torch-export"]
+"""Formats of exported folders."""
+
+
+@dataclass(frozen=True)
+class ExportedModel(NotebookTable):
+    """An exported folder.
+
+    Attributes:
+        folder: The folder.
+        format: Its format.
+        model: Name of the exported model.
+        embedding_dim: Number of dimensions of a vector.
+        files: Names of the files.
+        url: Address of the uploaded commit. Empty if nothing was uploaded.
+    """
+
+    folder: Path
+    format: str
+    model: str
+    embedding_dim: int
+    files: tuple[str, ...]
+    url: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the export as a JSON object.
+
+        Returns:
+            All fields.
+        """
+        return {**vars(self), "folder": str(self.folder), "files": list(self.files)}
+
+
+def export_model(
+    model: Retriever,
+    run: Path,
+    format: Format,  # noqa: A002 - the name of the option
+    out: Path,
+    *,
+    formula: Callable[[Objective], str] = lambda _: "",
+    license: str = "",  # noqa: A002 - the name of the option
+) -> ExportedModel:
+    """Write a model in a format that works without visavis.
+
+    Args:
+        model: The model, on the CPU.
+        run: Folder or name of the run, which the model card describes.
+        format: Format of the folder.
+        out: New folder, written completely or not at all.
+        formula: Returns the formula of an objective, for the model card.
+        license: License of the weights. Empty: unknown.
+
+    Returns:
+        The exported folder.
+
+    Raises:
+        VisavisError: If the model has no vectors, reads clips, or cannot be traced.
+        RefusedOverwrite: If the folder is not empty.
+    """
+    check_exportable(model)
+    out = storage.prepare_empty_folder(out, will_be_replaced=True)
+    embedding_dim = model.encode_texts(["a"]).shape[1]
+    with storage.atomic_folder(out) as part:
+        if isinstance(model.matcher, CLIP) and format in ("hub", "sentence-transformers"):
+            write_transformers_files(model.matcher, part, model.processor.visual_spec.image_size)
+            _write_preprocessor_config(model, part / "preprocessor_config.json")
+            if format == "sentence-transformers":
+                _write_clip_modules(model, part)
+        else:
+            _write_graphs(model, format, part, embedding_dim)
+        write_model_card(model, run, format, part, embedding_dim, formula, license)
+        files = tuple(
+            sorted(str(file.relative_to(part)) for file in part.rglob("*") if os.path.isfile(file))
+        )
+    return ExportedModel(out, format, model.matcher.name, embedding_dim, files)
+
+
+def _write_graphs(model: Retriever, format: Format, folder: Path, embedding_dim: int) -> None:  # noqa: A002
+    """Write both encoders as graphs, with the preprocessing that they need."""
+    programs = trace_encoders(model)
+    settings = preprocessing_settings(model, embedding_dim)
+    storage.write_json(folder / "preprocessing.json", settings)
+    if model.processor.vocabulary is None:
+        storage.write_text(
+            folder / "tokenizer.json",
+            _tokenizer_json(model.processor, settings["text"]["max_tokens"]),
+        )
+    if format == "sentence-transformers":
+        source, tensors = module_source(programs)
+        storage.write_text(folder / MODULE_FILE, source)
+        storage.write_tensors(folder / "model.safetensors", tensors, for_transformers=True)
+        _write_modules(folder, [f"{MODULE_FILE.removesuffix('.py')}.ImageTextEncoder"])
+        return
+    storage.write_text(folder / "preprocess.py", template("preprocess.py"))
+    for side, program in programs.items():
+        if format == "torch-export":
+            torch.export.save(program.exported_program, folder / f"{side}_encoder.pt2")
+        else:
+            program.save(folder / f"{side}_encoder.onnx")
+    if format == "hub":
+        model.processor.save(model.matcher, folder / "model")
+
+
+def preprocessing_settings(model: Retriever, embedding_dim: int) -> dict[str, Any]:
+    """Describe the preprocessing of a model, as ``preprocess.py`` reads it.
+
+    Args:
+        model: The model.
+        embedding_dim: Number of dimensions of a vector.
+
+    Returns:
+        The settings of images and texts.
+    """
+    processor, preprocessing = model.processor, model.processor.preprocess.preprocessing
+    image = {
+        name: getattr(preprocessing, name)
+        for name in ("resize", "crop", "resample", "scale", "mean", "std")
+    }
+    image |= {"crops": processor.visual_spec.crops, "min_side": processor.min_side}
+    image |= {"max_pixels": MAX_RESIZED_PIXELS, "ten_crop_margin": TEN_CROP_MARGIN}
+    has_pooling = any(isinstance(module, GeneralizedPooling) for module in model.matcher.modules())
+    text = {
+        "vocabulary": None if processor.vocabulary is None else list(processor.vocabulary.words),
+        "mask": len(example_tokens(model)) == 2,
+        "max_tokens": MAX_POOLED_ITEMS if has_pooling else None,
+        "embedding_dim": embedding_dim,
+    }
+    return {"image": image, "text": text}
+
+
+def _tokenizer_json(processor: Processor, max_tokens: int | None) -> str:
+    """Return the tokenizer with its padding and truncation, in the format of the library
+    tokenizers.
+    """
+    pretrained = processor.pretrained_tokenizer
+    tokenizer = pretrained.tokenizer if pretrained else processor.text_encoder.tokenizer
+    max_length = pretrained.max_length if pretrained else processor.text_encoder.pooling.max_length
+    fixed_length = pretrained.fixed_length if pretrained else processor.text_encoder.fixed_length
+    if not hasattr(tokenizer, "backend_tokenizer"):
+        raise RunError(
+            f"run: expected a model with a fast tokenizer, got {type(tokenizer).__name__}. Use "
+            "another text encoder."
+        )
+    from tokenizers import Tokenizer
+
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    backend.enable_truncation(max_length=min(max_length, max_tokens or max_length))
+    length = max_length if fixed_length else None
+    backend.enable_padding(
+        pad_id=tokenizer.pad_token_id, pad_token=tokenizer.pad_token, length=length
+    )
+    return str(backend.to_str())
+
+
+def _write_preprocessor_config(model: Retriever, file: Path) -> None:
+    """Write every step of the preprocessing, because defaults of transformers differ between models
+    and versions.
+    """
+    preprocessing = model.processor.preprocess.preprocessing
+    sizes: dict[str, Any] = {}
+    for name, size in (("size", preprocessing.resize), ("crop_size", preprocessing.crop)):
+        if size is not None:
+            sizes[name] = (
+                {"shortest_edge": size[0]}
+                if len(size) == 1
+                else {"height": size[0], "width": size[1]}
+            )
+    steps = {
+        "do_resize": preprocessing.resize is not None,
+        "do_center_crop": preprocessing.crop is not None,
+        "resample": preprocessing.resample,
+        "do_rescale": True,
+        "rescale_factor": preprocessing.scale,
+        "do_normalize": True,
+        "image_mean": list(preprocessing.mean),
+        "image_std": list(preprocessing.std),
+        "do_convert_rgb": True,
+    }
+    storage.write_json(file, storage.read_json(file, dict[str, Any]) | sizes | steps)
+
+
+def _write_clip_modules(model: Retriever, folder: Path) -> None:
+    """Write the files by which sentence-transformers reads a CLIP or SigLIP folder with its own
+    modules.
+    """
+    tokenizer = model.processor.pretrained_tokenizer
+    assert tokenizer is not None
+    padding = "max_length" if tokenizer.fixed_length else "longest"
+    text = {"padding": padding, "truncation": True, "max_length": tokenizer.max_length}
+    methods = {"text": "get_text_features", "image": "get_image_features"}
+    settings: dict[str, Any] = {
+        "transformer_task": "feature-extraction",
+        "modality_config": {
+            side: {"method": method, "method_output_name": "pooler_output"}
+            for side, method in methods.items()
+        },
+        "module_output_name": "sentence_embedding",
+        # SigLIP was trained on padded texts without a mask.
+        "processing_kwargs": {
+            "text": text | ({"return_attention_mask": False} if tokenizer.fixed_length else {})
+        },
+    }
+    storage.write_json(folder / "sentence_bert_config.json", settings)
+    prefix = "sentence_transformers.sentence_transformer.modules"
+    _write_modules(
+        folder,
+        ["sentence_transformers.base.modules.transformer.Transformer", f"{prefix}.Normalize"],
+    )
+
+
+def _write_modules(folder: Path, types: list[str]) -> None:
+    paths = [
+        "",
+        *(f"{number}_{kind.rpartition('.')[2]}" for number, kind in enumerate(types[1:], 1)),
+    ]
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": kind}
+        for i, (path, kind) in enumerate(zip(paths, types, strict=True))
+    ]
+    storage.write_json(folder / "modules.json", modules)
+    settings: dict[str, Any] = {
+        "model_type": "SentenceTransformer",
+        "prompts": {},
+        "default_prompt_name": None,
+        "similarity_fn_name": "cosine",
+    }
+    storage.write_json(folder / "config_sentence_transformers.json", settings)
+    for path in paths[1:]:
+        storage.write_json(folder / path / "config.json", {})

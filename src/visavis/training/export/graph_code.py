@@ -1,0 +1,96 @@
+"""Python source of traced encoders, for programs that have neither visavis nor its modules."""
+
+from __future__ import annotations
+
+import re
+from functools import reduce
+from importlib.resources import files
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.graph import CodeGen
+
+MODULE_FILE = "visavis_encoder.py"
+"""File of the module of sentence-transformers in an exported folder."""
+LOCAL_IMPORTS = re.compile(r"^from (__future__|graphs|preprocess) import .*\n", re.MULTILINE)
+"""Imports of the templates that have no place in one file."""
+CPU_DEVICE = re.compile(r"device\(type='cpu'(, index=None)?\)")
+"""Devices in the code of a graph that was traced on the CPU."""
+
+
+def module_source(programs: dict[str, Any]) -> tuple[str, dict[str, Tensor]]:
+    """Write the module of sentence-transformers with both encoders as one file of Python.
+
+    Args:
+        programs: Traced encoders "image" and "text".
+
+    Returns:
+        The source, and the tensors that it reads, by name.
+    """
+    parts = [template("preprocess.py"), template("sentence_module.py")]
+    tensors: dict[str, Tensor] = {}
+    for side, program in programs.items():
+        source, weights = _function_source(f"encode_{side}", program.exported_program)
+        parts.append(source)
+        tensors |= {f"{side}.{name}": tensor for name, tensor in weights.items()}
+    parts = [LOCAL_IMPORTS.sub("", part).strip() for part in parts]
+    # The first statement of a file is the import of annotations. The docstrings of the templates
+    # stay as comments of their parts.
+    return (
+        "from __future__ import annotations\n\ninf, nan = float('inf'), float('nan')\n\n"
+        + "\n\n\n".join(parts)
+        + "\n",
+        tensors,
+    )
+
+
+def template(name: str) -> str:
+    """Read a file that is copied into exported folders.
+
+    Args:
+        name: Name of the file.
+
+    Returns:
+        Its text.
+    """
+    return (files("visavis.training.export") / "exported_files" / name).read_text(encoding="utf-8")
+
+
+def _function_source(name: str, program: Any) -> tuple[str, dict[str, Tensor]]:
+    """Return a graph as a function of a module with its weights, and the weights."""
+    module = program.module(check_guards=False)
+    graph = module.graph
+    graph.set_codegen(CodeGen())
+    for node in reversed(graph.nodes):
+        is_check = node.op == "call_module" or (
+            node.op == "call_function" and _is_check(node.target)
+        )
+        if is_check and not node.users:
+            graph.erase_node(node)
+    graph.eliminate_dead_code()
+    weights = {
+        node.target: reduce(getattr, node.target.split("."), module)
+        for node in graph.nodes
+        if node.op == "get_attr"
+    }
+    code = graph.python_code("weights").src.replace("def forward(", f"def {name}(", 1)
+    # Names of the graph may end in a number, so the annotations of torch.fx are removed by their
+    # own pattern.
+    signature, _, body = code.strip().partition("\n")
+    signature = re.sub(r"def (\w+)\(self, ?(.*?)\).*:", r"def \1(weights, \2):", signature)
+    body = CPU_DEVICE.sub("device", body)
+    body = re.sub(r"return \((\w+),\)", r"return \1", body)
+    if "device" in body:
+        body = "    device = next(weights.parameters()).device\n" + body
+    return f"{signature}\n{body}", {key: _dense(value) for key, value in weights.items()}
+
+
+def _is_check(target: Any) -> bool:
+    """Report whether an operation only checks sizes."""
+    name = getattr(target, "__name__", str(target))
+    return name.startswith(("_assert", "sym_constrain_range", "_check", "sym_not"))
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone(memory_format=torch.contiguous_format)

@@ -1,0 +1,610 @@
+"""Data module: data, features and model of a recipe, ready for batches. A training may start from
+the model of another run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from visavis.core.encoded import Encoded
+from visavis.core.errors import DataError, RecipeError, VisavisError, suggest_name
+from visavis.core.process_group import ONE_PROCESS, ProcessGroup
+from visavis.core.progress import NoProgress, Progress
+from visavis.core.spec import build_object
+from visavis.data.dataset import Dataset
+from visavis.data.features.expert_store import ExpertStore
+from visavis.data.features.standardization import Standardization
+from visavis.data.features.store import Modality
+from visavis.data.item_sources import AnyFeatures, ConcatSource, ItemSource, StoredFeatures
+from visavis.data.loader import BatchSchedule, Loader, share_workers
+from visavis.data.streams.shard_stream import ShardStream, StreamImages
+from visavis.data.streams.stream_loader import StreamLoader, StreamSchedule
+from visavis.data.vocabulary import TokenizedCaptions
+from visavis.data.workers import choose_workers
+from visavis.evaluation import Evaluation
+from visavis.evaluation.feedback.training_pairs import (
+    FeedbackPairs,
+    FeedbackSplit,
+    read_feedback_pairs,
+)
+from visavis.evaluation.protocols import Protocol, first_images, get_protocols, select_captions
+from visavis.evaluation.results import evaluate_dataset
+from visavis.losses import objectives
+from visavis.models import CATALOG, Matcher
+from visavis.models.base import evaluation_mode, get_vectors
+from visavis.models.encoders.frozen_encoders import VisualEncoder, open_encoder
+from visavis.models.encoders.text_backbone import EncoderTokens
+from visavis.models.inference import (
+    batches_by_length,
+    device_of,
+    device_score,
+    encode_batches,
+    encode_items,
+    equal_batches,
+    join_batches,
+)
+from visavis.models.layers import Whitening
+from visavis.models.processor import Processor
+from visavis.models.retriever import Retriever
+from visavis.training.recipes.features import (
+    caption_rows,
+    feedback_query_features,
+    image_rows,
+    open_data,
+    open_stream,
+    report_cut_captions,
+    sample_features,
+    text_features,
+    training_subset,
+    visual_features,
+)
+from visavis.training.recipes.recipe import Recipe
+from visavis.training.recipes.start_model import (
+    copy_start_weights,
+    load_start_model,
+    start_scale_and_bias,
+)
+
+# Items that are encoded at once in an evaluation.
+IMAGES_PER_BATCH, CLIPS_PER_BATCH, TEXTS_PER_BATCH = 256, 32, 512
+
+
+@dataclass(frozen=True)
+class DataModule:
+    """Data and processors of a recipe.
+
+    Attributes:
+        recipe: Recipe.
+        data: Whole data set.
+        processor: Preprocessing of new images and texts.
+        visual: Image features. None: the model reads pixels.
+        text: Caption features. None: the model reads tokens.
+        feedback: Judged pairs of training images. None: no feedback.
+        query_features: Features of judged text queries. None: the model reads tokens, or the
+            feedback has no queries.
+        group: Processes of the training, which share out batches and evaluations.
+        stream: Shards of the training. None: the training split of ``data``.
+    """
+
+    recipe: Recipe
+    data: Dataset
+    processor: Processor
+    visual: AnyFeatures | None
+    text: AnyFeatures | None
+    feedback: FeedbackPairs | None = None
+    query_features: AnyFeatures | None = None
+    group: ProcessGroup = ONE_PROCESS
+    stream: ShardStream | None = None
+
+    @property
+    def training_split(self) -> Dataset:
+        """Training split of the data set, or the items of the stream."""
+        if self.stream is None and self.recipe.data.stream:
+            raise RecipeError(
+                "data.stream: only visavis train reads shards. Set data.stream to an empty text, "
+                "and data.path to a data set."
+            )
+        return self.data.split("train") if self.stream is None else self.stream.dataset
+
+    @property
+    def loaders(self) -> tuple[Loader, Loader]:
+        """Batches of the training split, with its feedback, and of the validation split. Each
+        process reads its part of a training batch.
+        """
+        split = self.training_split
+        train = self.loader(
+            split, None if self.feedback is None else FeedbackSplit.from_pairs(split, self.feedback)
+        )
+        train = replace(train, rank=self.group.rank, world_size=self.group.world_size)
+        train, validation = self._share_workers([train, self.loader(self.validation)], split)
+        return train, validation
+
+    @property
+    def validation(self) -> Dataset:
+        """Split that each validation ranks, or its first images."""
+        settings, splits = self.recipe.evaluation, self.data.splits
+        if settings.validation not in splits:
+            raise DataError(
+                f"evaluation.validation: {self.data.name} has no split {settings.validation}. Set "
+                "evaluation.validation=NAME: "
+                f"{suggest_name(settings.validation, splits)}"
+            )
+        return first_images(self.data.split(settings.validation), settings.validation_images)
+
+    def sources(
+        self, split: Dataset, extra_captions: Sequence[str] = ()
+    ) -> tuple[ItemSource, ItemSource]:
+        """Return the inputs of the model for a split.
+
+        Args:
+            split: Split of the data set.
+            extra_captions: Judged text queries, which follow the captions.
+
+        Returns:
+            The images and the captions.
+        """
+        settings, processor = self.recipe.visual, self.processor
+        texts = [*split.captions, *extra_captions] if extra_captions else split.captions
+        visual: ItemSource
+        if self.visual is None:
+            visual = processor.open_images(
+                split.images, settings.augment_crop if settings.augment else ""
+            )
+        else:
+            visual = StoredFeatures(
+                self.visual,
+                image_rows(self.visual, split),
+                settings.crops,
+                processor.standardization,
+            )
+        if processor.vocabulary is not None:
+            return visual, TokenizedCaptions(texts, processor.vocabulary)
+        if processor.pretrained_tokenizer is not None:
+            return visual, EncoderTokens(texts, processor.pretrained_tokenizer)
+        assert self.text is not None
+        captions = StoredFeatures(self.text, caption_rows(self.text, split))
+        if self.query_features is None:
+            return visual, captions
+        queries = StoredFeatures(self.query_features, self.query_features.rows(extra_captions))
+        return visual, ConcatSource(captions, queries, len(split.captions))
+
+    def loader(self, split: Dataset, feedback: FeedbackSplit | None = None) -> Loader:
+        """Build the batches of a split. A split that is smaller than a batch is one batch.
+
+        Args:
+            split: Split of the data set.
+            feedback: The split with its feedback.
+
+        Returns:
+            The batches.
+        """
+        training, data = self.recipe.training, split if feedback is None else feedback.data
+        if isinstance(split.images, StreamImages):
+            stream_schedule = StreamSchedule(
+                batch_size=training.batch_size,
+                batches_per_epoch=training.batches_per_epoch,
+                interleave=self.recipe.data.interleave,
+            )
+            return self._share_workers(
+                [StreamLoader(split, *self.sources(split), stream_schedule, self.recipe.seed)],
+                split,
+            )[0]
+        queries = (
+            ()
+            if feedback is None
+            else (*data.captions[len(split.captions) :], *feedback.unmatched_queries)
+        )
+        items = data.captions if training.captions_per_image is None else data.images
+        schedule = BatchSchedule(
+            batch_size=training.batch_size,
+            captions_per_image=training.captions_per_image,
+            length_buckets=training.length_buckets,
+            drop_last=len(items) > training.batch_size,
+            batches_per_epoch=training.batches_per_epoch,
+        )
+        return self._share_workers(
+            [Loader(data, *self.sources(split, queries), schedule, self.recipe.seed, feedback)],
+            split,
+        )[0]
+
+    def _share_workers(self, loaders: Sequence[Loader], split: Dataset) -> list[Loader]:
+        """Let worker processes read the batches of a training. By default, stored features are read
+        by this process.
+        """
+        training, reads_files = (
+            self.recipe.training,
+            self.visual is None or isinstance(split.images, StreamImages),
+        )
+        has_gpu = training.device != "cpu" and torch.cuda.is_available()
+        return share_workers(
+            loaders,
+            choose_workers(
+                training.workers, len(split.images) if reads_files else 0, has_gpu=has_gpu
+            ),
+        )
+
+    def encode(
+        self, matcher: Matcher, split: Dataset, loader: Loader | None = None
+    ) -> tuple[Encoded, Encoded]:
+        """Encode all images and captions of a split in evaluation mode. Each process encodes its
+        part of the batches.
+
+        Args:
+            matcher: Model.
+            split: Split of the data set.
+            loader: Batches of the split, whose idle worker processes read images. None: threads
+                read them.
+
+        Returns:
+            The encoded images and captions, in the order of the split.
+        """
+        loader = loader or self.loader(split)
+        batch_size = (
+            CLIPS_PER_BATCH
+            if self.recipe.visual.granularity in ("experts", "frames")
+            else IMAGES_PER_BATCH
+        )
+        images = equal_batches(np.arange(len(split.images)), batch_size)
+        captions = batches_by_length(split.captions, TEXTS_PER_BATCH)
+        return (
+            self._encode(
+                matcher, "visual", partial(loader.read_images, device=device_of(matcher)), images
+            ),
+            self._encode(matcher, "text", partial(map, loader.text.read), captions),
+        )
+
+    def _encode(
+        self,
+        matcher: Matcher,
+        side: Modality,
+        read: Callable[[Sequence[np.ndarray]], Iterable[Encoded]],
+        batches: list[np.ndarray],
+    ) -> Encoded:
+        """Encode the items of one side. A few batches are not worth sharing out."""
+        if len(batches) < self.group.world_size:
+            return join_batches(encode_batches(matcher, side, read(batches)), batches)
+        local = encode_batches(matcher, side, read(self.group.part(batches)))
+        return join_batches(self.group.all_gather_batches(local, len(batches)), batches)
+
+    def evaluate(
+        self,
+        matcher: Matcher,
+        split: str | Dataset,
+        protocol: str | Protocol | Sequence[str | Protocol] = "plain",
+        relevance: str = "",
+        encoded: tuple[Encoded, Encoded] | None = None,
+    ) -> Evaluation:
+        """Evaluate a model on a split, which is encoded once for all protocols.
+
+        Args:
+            matcher: Model.
+            split: Split, or its name.
+            protocol: Protocol or protocols.
+            relevance: Spec of a relevance estimator, for graded metrics.
+            encoded: Encoded images and captions of the split. None: they are encoded.
+
+        Returns:
+            The evaluation.
+
+        Raises:
+            DataError: If the split does not exist.
+            SpecError: If a protocol does not fit the split.
+        """
+        protocols = get_protocols(protocol)
+        data = self.data.split(split) if isinstance(split, str) else split
+        if encoded is None:
+            data = select_captions(data, protocols)
+            encoded = self.encode(matcher, data)
+        score, memory = device_score(matcher), self.recipe.memory or None
+        with evaluation_mode(matcher):
+            return evaluate_dataset(
+                *encoded,
+                score,
+                data,
+                protocols,
+                relevance=relevance,
+                memory=memory,
+                group=self.group,
+            )
+
+
+def prepare_training(
+    recipe: Recipe, progress: Progress | None = None, group: ProcessGroup = ONE_PROCESS
+) -> tuple[DataModule, Matcher]:
+    """Open the data, compute or open the features, and build the model with its initial weights.
+
+    Args:
+        recipe: Recipe.
+        progress: Receives progress.
+        group: Processes of the training. They compute features together.
+
+    Returns:
+        The data and the model.
+
+    Raises:
+        RecipeError: If the model does not fit the data.
+        DataError: If the data cannot be read.
+    """
+    kind = str(recipe.model.get("kind"))
+    if kind not in CATALOG:
+        raise RecipeError(f"model.kind: {kind!r} is not a model: {suggest_name(kind, CATALOG)}")
+    with group.first_rank_first():
+        start = load_start_model(recipe)
+    data_module = open_data_module(
+        recipe, progress, start.processor if start else None, training=True, group=group
+    )
+    report_cut_captions(recipe, data_module.processor, data_module.data, progress or NoProgress())
+    _check_splits(data_module)
+    matcher = initial_matcher(data_module, start)
+    matcher.matryoshka_dims = _resolve_matryoshka_dims(data_module, matcher)
+    return data_module, matcher
+
+
+def open_data_module(
+    recipe: Recipe,
+    progress: Progress | None = None,
+    trained_processor: Processor | None = None,
+    *,
+    training: bool = False,
+    group: ProcessGroup = ONE_PROCESS,
+) -> DataModule:
+    """Open the data and the features of a recipe.
+
+    Args:
+        recipe: Recipe.
+        progress: Receives progress.
+        trained_processor: Processor of a trained model. None: it is built from the training split.
+        training: Whether to read the feedback file.
+        group: Processes that compute the features together.
+
+    Returns:
+        The data module.
+
+    Raises:
+        RecipeError: If the recipe does not fit the data.
+        DataError: If the data cannot be read.
+    """
+    progress = progress or NoProgress()
+    with group.first_rank_first():  # the others find what rank 0 has checked and converted
+        data = open_data(recipe, progress)
+        feedback = read_feedback_pairs(recipe.data.feedback, data, progress) if training else None
+        stream = open_stream(recipe, progress) if training else None
+    visual, visual_encoder = visual_features(recipe, data, progress, group)
+    queries = feedback.queries if feedback else ()
+    text, processor = text_features(
+        recipe, data, progress, trained_processor, visual_encoder, queries, stream, group
+    )
+    if trained_processor:
+        processor = replace(
+            processor, visual_encoder_folder=trained_processor.visual_encoder_folder
+        )
+    for skipped in data.skipped:
+        progress.message(f"Skipped: {skipped}")
+    data = training_subset(recipe, data)
+    query_features = feedback_query_features(feedback, data, processor, group)
+    data_module = DataModule(
+        recipe, data, processor, visual, text, feedback, query_features, stream=stream, group=group
+    )
+    if not recipe.visual.standardize:
+        return data_module
+    standardization = (
+        trained_processor.standardization
+        if trained_processor
+        else _fit_standardization(data_module)
+    )
+    return replace(data_module, processor=replace(processor, standardization=standardization))
+
+
+def initial_matcher(data_module: DataModule, start: Retriever | None) -> Matcher:
+    """Build the model with the weights that a training starts with.
+
+    Args:
+        data_module: Data of the recipe.
+        start: Model of ``start_from``. None: new weights by the seed of the recipe.
+
+    Returns:
+        The model.
+
+    Raises:
+        RecipeError: If the model cannot be built, or differs from that of ``start_from``.
+    """
+    recipe = data_module.recipe
+    matcher = build_matcher(
+        data_module,
+        recipe.seed,
+        keep_bias=start is not None and start.matcher.logit_bias is not None,
+    )
+    if start is not None:
+        copy_start_weights(start, matcher, data_module.processor, recipe)
+    for phase in recipe.phases[:1]:
+        start_scale_and_bias(matcher, phase)
+    return matcher
+
+
+def build_matcher(data_module: DataModule, seed: int, *, keep_bias: bool = False) -> Matcher:
+    """Build the model of a recipe.
+
+    Args:
+        data_module: Data of the recipe.
+        seed: Seed of the new weights.
+        keep_bias: Whether the model has a learned bias even if no objective uses it.
+
+    Returns:
+        The model.
+
+    Raises:
+        RecipeError: If the model does not fit the features.
+    """
+    kind = CATALOG[data_module.recipe.model["kind"]]
+    torch.manual_seed(seed)
+    try:
+        matcher = kind(
+            build_object(kind.Config, _architecture(data_module, kind, keep_bias=keep_bias))
+        )
+    except VisavisError as error:
+        raise RecipeError(
+            f"model {kind.name}: {str(error).removeprefix(f'{kind.__name__}: ')}"
+        ) from None
+    except (ValueError, RuntimeError) as error:
+        raise RecipeError(
+            f"model {kind.name}: cannot be built: {str(error).splitlines()[0]}."
+        ) from None
+    for whitening in (module for module in matcher.modules() if isinstance(module, Whitening)):
+        train = data_module.training_split
+        whitening.fit(sample_features(data_module.sources(train)[1], len(train.captions)))
+    return matcher
+
+
+def _resolve_matryoshka_dims(data_module: DataModule, matcher: Matcher) -> tuple[int, ...]:
+    """The Matryoshka dimensions of a recipe, with the full one last. () if the recipe names none."""
+    recipe = data_module.recipe
+    if not recipe.matryoshka_dims:
+        return ()
+    if not matcher.score_is_cosine:
+        raise RecipeError(
+            "matryoshka_dims: expected a model that scores by the cosine of one vector per item, "
+            f"got {matcher.name}. Remove matryoshka_dims, "
+            "or use a model such as Heads."
+        )
+    if any(phase.supervision.startswith("OfflineNegativeSupervision(") for phase in recipe.phases):
+        raise RecipeError(
+            "matryoshka_dims: OfflineNegativeSupervision supplies scores of full vectors only. "
+            "Remove one of them."
+        )
+    _, text = data_module.sources(data_module.training_split)
+    full = get_vectors(
+        matcher.first_stage_items(encode_items(matcher, "text", text.read, [np.arange(1)]))
+    ).shape[1]
+    if max(recipe.matryoshka_dims) > full:
+        raise RecipeError(
+            f"matryoshka_dims: expected at most {full}, the dimensions of this model, got "
+            f"{max(recipe.matryoshka_dims)}."
+        )
+    return tuple(sorted({*recipe.matryoshka_dims, full}))
+
+
+def _check_splits(data_module: DataModule) -> None:
+    """Check before a training that all splits exist and have features, and that the protocols fit
+    the test split.
+    """
+    data, settings = data_module.data, data_module.recipe.evaluation
+    used = [data_module.training_split, data_module.validation]
+    if (num_images := len(used[0].images)) < 2:
+        raise RecipeError(
+            f"{data.name}: expected at least 2 training images, got {num_images}. Add images to "
+            "the training split."
+        )
+    for protocol in (
+        get_protocols(settings.protocol)
+        if settings.test in data.splits or settings.test not in ("", "test")
+        else ()
+    ):
+        test = select_captions(data.split(settings.test), [protocol])
+        protocol.validate(torch.arange(len(test.images)), torch.from_numpy(test.image_of))
+        used.append(test)
+    for split in used:
+        if data_module.visual is not None:
+            image_rows(data_module.visual, split)
+        if data_module.text is not None:
+            caption_rows(data_module.text, split)
+
+
+def _fit_standardization(data_module: DataModule) -> Standardization:
+    """Fit the standardization to the features of the training images."""
+    train = data_module.training_split
+    batches = map(
+        data_module.sources(train)[0].read,
+        equal_batches(np.arange(len(train.images)), IMAGES_PER_BATCH),
+    )
+    # Without the padding of features of different lengths.
+    vectors = (
+        get_vectors(items) if items.mask is None else get_vectors(items)[items.mask]  # type: ignore[index]
+        for items in batches
+    )
+    return Standardization.fit(
+        vectors, signed_sqrt=data_module.recipe.visual.standardize == "sqrt_zscore"
+    )
+
+
+DERIVED_MODEL_KEYS = {
+    "backbone": 'visual.encoder with visual.granularity = "pixels"',
+    "text_backbone": 'text.encoder with text.granularity = "tokens"',
+    "visual_granularity": "visual.granularity",
+    "text_granularity": "text.granularity",
+    "visual_input_dim": "the encoder or features of visual",
+    "text_input_dim": "the encoder or features of text",
+    "experts": "visual.experts",
+    "logit_bias": "the objective of the phases",
+}
+"""Fields of a model that follow from other sections of a recipe, and would be replaced."""
+
+
+def _architecture(
+    data_module: DataModule, kind: type[Matcher], *, keep_bias: bool
+) -> dict[str, Any]:
+    """The fields of the model config: the fields of the recipe, the granularity and dimensions of
+    the features, and a learned bias.
+    """
+    recipe = data_module.recipe
+    for key, source in DERIVED_MODEL_KEYS.items():
+        if key in recipe.model:
+            raise RecipeError(
+                f"model.{key}: expected none, because it follows from {source}. Remove "
+                f"model.{key}, and set {source}."
+            )
+    architecture = {
+        key: value for key, value in recipe.model.items() if key != "kind"
+    } | _text_backbone_field(recipe, kind)
+    uses_bias = keep_bias or any(
+        objectives.parse(phase.objective).without_bias() is not None for phase in recipe.phases
+    )
+    if (
+        uses_bias
+        and recipe.model.get("scale") == "learned"
+        and "logit_bias" in {field.name for field in fields(kind.Config)}
+    ):
+        architecture |= {"logit_bias": "learned"}
+    tokens = data_module.processor.vocabulary or data_module.processor.pretrained_tokenizer
+    architecture |= {
+        "visual_granularity": "regions"
+        if recipe.visual.granularity == "frames"
+        else recipe.visual.granularity,
+        "text_granularity": recipe.text.granularity,
+        "text_input_dim": len(tokens) if tokens else data_module.text.embedding_dim,  # type: ignore[union-attr]
+    }
+    if isinstance(data_module.visual, ExpertStore) and "experts" in kind.visual_granularities:
+        architecture |= {"experts": data_module.visual.embedding_dims}
+    if data_module.visual is not None:
+        return architecture | {"visual_input_dim": data_module.visual.embedding_dim}
+    architecture |= {"backbone": recipe.visual.encoder}
+    # The granularity of the backbone depends on the other fields, and its dimensions on its
+    # granularity.
+    granularity = build_object(
+        kind.Config, architecture | {"visual_input_dim": 1}
+    ).backbone_granularity
+    encoder: VisualEncoder = open_encoder(
+        replace(data_module.processor.visual_spec, granularity=granularity)
+    )  # type: ignore[assignment]
+    return architecture | {"visual_input_dim": encoder.embedding_dim}
+
+
+def _text_backbone_field(recipe: Recipe, kind: type[Matcher]) -> dict[str, str]:
+    """The config field ``text_backbone`` with its value, or {} if the recipe trains no separate
+    text encoder.
+    """
+    text = recipe.text
+    if text.encoder == "vocabulary" or text.granularity != "tokens":
+        return {}
+    if "text_backbone" in {field.name for field in fields(kind.Config)}:
+        return {"text_backbone": text.encoder}
+    if text.encoder == recipe.visual.encoder:  # a dual encoder
+        return {}
+    raise RecipeError(
+        f'text.granularity: expected a frozen text encoder for {kind.name}, got "tokens". Set text.granularity = "pooled" or "words".'
+    )

@@ -1,0 +1,576 @@
+"""Inputs that a recipe names: the data set, features of its images and captions, and preprocessing
+of new items.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from visavis.core.errors import DataError, RecipeError, RunError
+from visavis.core.process_group import ONE_PROCESS, ProcessGroup
+from visavis.core.progress import Progress
+from visavis.data.dataset import Dataset
+from visavis.data.dataset_reader import (
+    data_folder,
+    find_source,
+    open_dataset,
+    path_exists,
+    resolve_path,
+)
+from visavis.data.features.arrays import ArrayFeatures, first_nonfinite_row
+from visavis.data.features.expert_store import ExpertStore
+from visavis.data.features.regions import RegionFeatures
+from visavis.data.features.store import FeatureStore
+from visavis.data.item_sources import AnyFeatures, ItemSource
+from visavis.data.sequences import read_items
+from visavis.data.streams.shard_stream import ShardStream
+from visavis.data.vocabulary import MULTILINGUAL_ADVICE, Vocabulary, has_unspaced_script
+from visavis.evaluation.feedback.training_pairs import FeedbackPairs
+from visavis.models.base import MatcherConfig, get_mask, get_vectors
+from visavis.models.encoders.encoder_spec import EncoderSpec, image_size_note
+from visavis.models.encoders.feature_extraction import cache_features
+from visavis.models.inference import equal_batches
+from visavis.models.layers import mean_pool
+from visavis.models.processor import Processor
+from visavis.training.recipes.recipe import Recipe
+from visavis.training.recipes.settings import TextSettings, VisualSettings
+
+# Value of ``visual.features`` for features that the data set has: arrays of the VSE++ family, or a
+# store of experts.
+PRECOMP = "precomp"
+# Captions of a stream whose words are in the vocabulary.
+VOCABULARY_CAPTIONS = 100_000
+# Captions that are searched for scripts without spaces.
+_SAMPLED_CAPTIONS = 1_000
+
+
+def open_data(recipe: Recipe, progress: Progress, *, skip_bad: bool | None = None) -> Dataset:
+    """Open the data set of a recipe. Each image is decoded once, unless stored features replace the
+    images.
+
+    Args:
+        recipe: Recipe.
+        progress: Receives progress.
+        skip_bad: Whether to skip broken items instead of stopping. None: ``data.skip_bad`` of the
+            recipe.
+
+    Returns:
+        The data set.
+
+    Raises:
+        RecipeError: If the recipe names no data.
+        DataError: If the data set does not exist or is broken.
+    """
+    if not recipe.data.path:
+        raise RecipeError(
+            "data.path: expected a data set, got none. Set data.path, or pass --data."
+        )
+    check_data_exists(recipe)
+    return open_dataset(
+        recipe.data.path,
+        skip_bad=recipe.data.skip_bad if skip_bad is None else skip_bad,
+        decode_images=recipe.visual.granularity == "pixels" or not recipe.visual.features,
+        frames_per_second=recipe.visual.frames_per_second,
+        decode_all_frames=recipe.data.skip_bad,
+        on_progress=lambda done, total: progress.update("checking images", done, total, 0.0),
+    )
+
+
+def open_stream(recipe: Recipe, progress: Progress) -> ShardStream | None:
+    """Open the shards that a recipe trains on.
+
+    Args:
+        recipe: Recipe.
+        progress: Receives progress.
+
+    Returns:
+        The stream. None if the recipe trains on a split of its data set.
+
+    Raises:
+        RecipeError: If a setting needs the whole training set.
+        DataError: If the shards cannot be read.
+    """
+    data, training = recipe.data, recipe.training
+    if not data.stream:
+        return None
+    needs_all_items = {
+        'visual.granularity = "pixels"': recipe.visual.granularity != "pixels",
+        'text.granularity = "tokens"': recipe.text.granularity != "tokens",
+        "no data.feedback": bool(data.feedback),
+        "data.training_images = 0 and data.training_captions = 0": bool(
+            data.training_images or data.training_captions
+        ),
+        "data.noise_ratio = 0": bool(data.noise_ratio),
+        "no training.captions_per_image": training.captions_per_image is not None,
+        "training.length_buckets = 0": bool(training.length_buckets),
+        "PairSupervision in all phases": any(
+            not phase.supervision.startswith("PairSupervision(") for phase in recipe.phases
+        ),
+    }
+    if wrong := [setting for setting, is_wrong in needs_all_items.items() if is_wrong]:
+        raise RecipeError(
+            f"data.stream: expected {', '.join(wrong)}, because items of shards are read one after "
+            "the other. Change these settings."
+        )
+    return ShardStream.open(
+        data.stream,
+        max_open=2 * data.interleave,
+        skip_bad=data.skip_bad,
+        on_progress=lambda done, total: progress.update("counting shards", done, total, 0.0),
+    )
+
+
+def training_subset(recipe: Recipe, data: Dataset) -> Dataset:
+    """Reduce the training split, and move captions to wrong images, as the recipe has it.
+
+    Args:
+        recipe: Recipe.
+        data: Data set.
+
+    Returns:
+        The data set with the changed training split.
+    """
+    data = data.subsample(recipe.data.training_images, recipe.data.training_captions, recipe.seed)
+    return (
+        data.with_noisy_correspondence(recipe.data.noise_ratio, recipe.seed)
+        if recipe.data.noise_ratio
+        else data
+    )
+
+
+def check_data_exists(recipe: Recipe) -> None:
+    """Check that the data of a recipe with ``data.requires`` exists.
+
+    Args:
+        recipe: Recipe.
+
+    Raises:
+        DataError: If it does not. The message describes the required files.
+    """
+    if recipe.data.requires and not path_exists(recipe.data.path):
+        root = data_folder()
+        variable = f"VISAVIS_DATA ({root})" if root else "VISAVIS_DATA, which is not set"
+        raise DataError(
+            f"{recipe.published or recipe.name}: expected {recipe.data.requires}, got no "
+            f"{recipe.data.path} in the current folder or under "
+            f"{variable}. Put it there, or name its folder with --data."
+        )
+
+
+def visual_features(
+    recipe: Recipe, data: Dataset, progress: Progress, group: ProcessGroup = ONE_PROCESS
+) -> tuple[AnyFeatures | None, EncoderSpec | None]:
+    """Open or compute the features of the images.
+
+    Args:
+        recipe: Recipe.
+        data: Data set.
+        progress: Receives progress.
+        group: Processes that compute the features together.
+
+    Returns:
+        The features (None: the model reads pixels) and the encoder (None: only stored features).
+
+    Raises:
+        RecipeError: If the features do not fit the recipe.
+        DataError: If the features do not exist.
+    """
+    visual = recipe.visual
+    if visual.granularity == "experts":
+        folder = (
+            _expert_folder(recipe.data.path)
+            if visual.features == PRECOMP
+            else _resolve("visual.features", visual.features)
+        )
+        with group.first_rank_first():
+            store = ExpertStore.open(folder, visual.experts, max_length=visual.max_length)
+        store.check_distinct_rows(image.name for image in data.images)
+        return store, None
+    if not visual.encoder and (visual.granularity == "pixels" or not visual.features):
+        raise RecipeError(
+            "visual.encoder: expected an image encoder, got none. Set visual.encoder, or stored "
+            "features in visual.features."
+        )
+    granularity: Any = "regions" if visual.granularity == "pixels" else visual.granularity
+    options = (
+        visual.crops,
+        visual.frames_per_second,
+        visual.image_size,
+        visual.random_crops,
+        visual.full_decoding,
+    )
+    encoder = (
+        EncoderSpec("visual", visual.encoder, granularity, *options) if visual.encoder else None
+    )
+    if encoder and not visual.features and (note := image_size_note(encoder)):
+        progress.message(note)
+    if visual.granularity == "pixels":
+        return None, encoder
+    if visual.features == PRECOMP:
+        return _check_axes(
+            ArrayFeatures.open_precomp(find_source(recipe.data.path)), visual
+        ), encoder
+    if visual.features:
+        path = _resolve("visual.features", visual.features)
+        has_ids = (
+            os.path.isdir(path) or ".tsv" in path.suffixes
+        )  # features by the ids of images, not by rows
+        with group.first_rank_first():
+            return _open_regions(visual, path, progress) if has_ids else _check_axes(
+                ArrayFeatures.open(path, data), visual
+            ), encoder
+    assert encoder is not None
+    workers = None if recipe.training.workers < 0 else recipe.training.workers
+    return cache_features(
+        data,
+        encoder,
+        workers=workers,
+        group=group,
+        on_progress=partial(progress.update, "image features"),
+    ), encoder
+
+
+def text_features(
+    recipe: Recipe,
+    data: Dataset,
+    progress: Progress,
+    trained_processor: Processor | None,
+    visual_encoder: EncoderSpec | None,
+    extra_captions: Sequence[str] = (),
+    stream: ShardStream | None = None,
+    group: ProcessGroup = ONE_PROCESS,
+) -> tuple[AnyFeatures | None, Processor]:
+    """Open or compute the features of the captions, and build the processor of new images and
+    texts.
+
+    Args:
+        recipe: Recipe.
+        data: Data set.
+        progress: Receives progress.
+        trained_processor: Processor of a trained model, whose vocabulary and tokenizer are kept.
+        visual_encoder: Encoder of the images.
+        extra_captions: Further texts whose words are added to the vocabulary.
+        stream: Shards of the training. The vocabulary has the words of its first captions.
+        group: Processes that compute the features together.
+
+    Returns:
+        The features (None: the model reads tokens) and the processor.
+
+    Raises:
+        RecipeError: If the features do not fit the recipe.
+        DataError: If the features do not exist.
+    """
+    text = recipe.text
+    if text.features:
+        path = _resolve("text.features", text.features)
+        if path.suffix == ".npy":
+            return _open_caption_array(text, path, data), Processor(
+                visual_encoder, None, None, stored_text_features=True
+            )
+        with group.first_rank_first():
+            store = FeatureStore.open(path)
+        modality, granularity = store.description.modality, store.description.granularity
+        if (modality, granularity) != ("text", text.granularity):
+            raise RecipeError(
+                f"text.features: expected {text.granularity} features of captions, got "
+                f"{granularity} features of the {modality} side in "
+                f"{text.features}. Set text.granularity, or another folder."
+            )
+        return store, Processor(visual_encoder, None, None, stored_text_features=True)
+    if text.encoder == "vocabulary":
+        if trained_processor and trained_processor.vocabulary:
+            return None, Processor(visual_encoder, None, trained_processor.vocabulary)
+        train = (
+            training_subset(recipe, data).split("train")
+            if stream is None
+            else stream.dataset.take(np.arange(len(stream))[:VOCABULARY_CAPTIONS])
+        )
+        if any(
+            map(
+                has_unspaced_script,
+                read_items(train.captions, np.arange(len(train.captions))[:_SAMPLED_CAPTIONS]),
+            )
+        ):
+            progress.message(f"{data.name}: {MULTILINGUAL_ADVICE}.")
+        return None, Processor(
+            visual_encoder, None, _build_vocabulary(train, extra_captions, text.min_count)
+        )
+    if text.granularity == "tokens":
+        tokenizer_folder = trained_processor.tokenizer_folder if trained_processor else None
+        return None, Processor(
+            visual_encoder, None, None, text.encoder, tokenizer_folder=tokenizer_folder
+        )
+    encoder = EncoderSpec("text", text.encoder, text.granularity)
+    features = cache_features(
+        data, encoder, group=group, on_progress=partial(progress.update, "caption features")
+    )
+    return features, Processor(visual_encoder, encoder, None)
+
+
+def image_rows(features: AnyFeatures, split: Dataset) -> np.ndarray:
+    """Look up the rows of the images of a split.
+
+    Args:
+        features: Features of images.
+        split: Split of their data set.
+
+    Returns:
+        Row numbers.
+
+    Raises:
+        DataError: If an image has no features.
+    """
+    if isinstance(features, ArrayFeatures) and features.has_rows_of_dataset:
+        return split.image_rows
+    return features.rows(image.name for image in split.images)
+
+
+def caption_rows(features: AnyFeatures, split: Dataset) -> np.ndarray:
+    """Look up the rows of the captions of a split.
+
+    Args:
+        features: Features of captions.
+        split: Split of their data set.
+
+    Returns:
+        Row numbers.
+
+    Raises:
+        DataError: If a caption has no features.
+    """
+    return (
+        split.caption_rows if isinstance(features, ArrayFeatures) else features.rows(split.captions)
+    )
+
+
+def feedback_query_features(
+    pairs: FeedbackPairs | None,
+    data: Dataset,
+    processor: Processor,
+    group: ProcessGroup = ONE_PROCESS,
+) -> AnyFeatures | None:
+    """Compute the features of judged text queries, if the model reads caption features.
+
+    Args:
+        pairs: Judged pairs. None without feedback.
+        data: Data set.
+        processor: Processor of the recipe.
+        group: Processes that compute the features together.
+
+    Returns:
+        The features. None without queries, or if the model reads tokens.
+
+    Raises:
+        RecipeError: If the caption features are stored, so that no other text can be encoded.
+    """
+    if (
+        pairs is None
+        or not pairs.queries
+        or processor.vocabulary is not None
+        or processor.tokenizer is not None
+    ):
+        return None
+    if processor.text is None:
+        raise RecipeError(
+            "text.features: expected a text encoder, because feedback has text queries that are "
+            "not captions, got stored features. "
+            "Set text.encoder, or remove data.feedback."
+        )
+    queries = Dataset(
+        f"{data.name}-judged", (), tuple(pairs.queries), np.zeros(len(pairs.queries), np.int64)
+    )
+    return cache_features(queries, processor.text, group=group)
+
+
+def check_feature_dims(
+    config: MatcherConfig, visual: AnyFeatures | None, text: AnyFeatures | None, model: Path
+) -> None:
+    """Check that features have the dimensions that a model was trained on.
+
+    Args:
+        config: Config of the model.
+        visual: Image features. None: pixels.
+        text: Caption features. None: tokens.
+        model: Folder of the model, for messages.
+
+    Raises:
+        RunError: If they do not.
+    """
+    for items, store, dim in (
+        ("images", visual, config.visual_input_dim),
+        ("captions", text, config.text_input_dim),
+    ):
+        expected = (
+            getattr(config, "experts", None)
+            if isinstance(store, ExpertStore)
+            else {"features": dim}
+        )
+        actual = (
+            store.embedding_dims
+            if isinstance(store, ExpertStore)
+            else store and {"features": store.embedding_dim}
+        )
+        if actual and actual != expected:
+            before, now = (
+                ", ".join(f"{name} ({dim})" for name, dim in (dims or {}).items())
+                for dims in (expected, actual)
+            )
+            raise RunError(
+                f"{model}: expected {before} of {items}, as in its training, got {now}. Name the "
+                "features of its training."
+            )
+
+
+def _expert_folder(path: str) -> Path:
+    """The folder of the experts of a data set."""
+    source = find_source(path)
+    return (source if os.path.isdir(source) else source.parent) / "experts"
+
+
+def _resolve(key: str, name: str) -> Path:
+    """The path of stored features."""
+    try:
+        return resolve_path(name)
+    except DataError as error:
+        raise DataError(
+            f"{key}: {error} Set {key}=PATH, or edit it in the run.toml of a run."
+        ) from None
+
+
+def _open_regions(visual: VisualSettings, path: Path, progress: Progress) -> RegionFeatures:
+    """Open features of regions by the ids of images."""
+    if visual.granularity != "regions" or visual.crops > 1:
+        raise RecipeError(
+            f'visual.granularity: expected "regions" without visual.crops, because {visual.features} holds regions by the ids of images, got '
+            f'"{visual.granularity}". Set granularity = "regions".'
+        )
+    stored = RegionFeatures.open(
+        path,
+        lambda done, total: progress.update("converting features of regions", done, total, 0.0),
+    )
+    if visual.standardize and stored.has_variable_length:
+        raise RecipeError(
+            "visual.standardize: expected the same number of regions per image, got different "
+            f"ones in {visual.features}. Remove it."
+        )
+    return stored
+
+
+def _open_caption_array(text: TextSettings, path: Path, data: Dataset) -> ArrayFeatures:
+    """Open an array with one vector per caption."""
+    if text.granularity != "pooled":
+        raise RecipeError(
+            f'text.granularity: expected "pooled", because {text.features} holds one vector per caption, got "{text.granularity}". Set it.'
+        )
+    stored = ArrayFeatures.open(path, data, "caption")
+    if len(stored.shape) != 1:
+        raise RecipeError(
+            f"{text.features}: expected one vector per caption, got shape {list(stored.shape)} per "
+            "caption."
+        )
+    _check_finite(stored)
+    return stored
+
+
+def _check_axes(stored: ArrayFeatures, visual: VisualSettings) -> AnyFeatures:
+    """Check the axes of stored features, and that they are finite."""
+    axes = [
+        *(["crops"] if visual.crops > 1 else []),
+        *(["regions"] if visual.granularity == "regions" else []),
+        "dimensions",
+    ]
+    shape = list(stored.shape)
+    if len(shape) != len(axes):
+        raise RecipeError(
+            f"{visual.features}: expected features {' x '.join(axes)} per image, got shape "
+            f"{shape}. Set visual.granularity."
+        )
+    _check_finite(stored)
+    return stored
+
+
+def _check_finite(stored: ArrayFeatures) -> None:
+    if (row := first_nonfinite_row(stored)) is not None:
+        raise RecipeError(
+            f"{stored.describe_row(row)}: expected finite features, got NaN or infinity. Compute "
+            "them again."
+        )
+
+
+def _build_vocabulary(train: Dataset, extra_captions: Sequence[str], min_count: int) -> Vocabulary:
+    """Build the vocabulary of the training captions. Without any word, all captions would be equal."""
+    captions = [*train.captions, *extra_captions] if extra_captions else train.captions
+    vocabulary = Vocabulary.from_captions(captions, min_count)
+    if len(vocabulary) == len(Vocabulary.from_captions([])):
+        raise RecipeError(
+            f"text.min_count: expected a word that occurs {min_count} times or more in the "
+            f"{len(train.captions):,} training captions of "
+            f"{train.name}, found none. Lower text.min_count."
+        )
+    return vocabulary
+
+
+def sample_features(source: ItemSource, count: int) -> Tensor:
+    """Read features of up to 100,000 items (150 MB of MiniLM features) in equal distances. Of
+    words, their mean is taken.
+
+    Args:
+        source: The features.
+        count: Number of items.
+
+    Returns:
+        Features, shape ``[N, D]``.
+    """
+    rows = np.linspace(0, count - 1, min(count, 100_000)).astype(np.int64)
+    blocks = (source.read(part) for part in equal_batches(rows, 256))
+    return torch.cat(
+        [
+            get_vectors(block)
+            if get_vectors(block).dim() == 2
+            else mean_pool(get_vectors(block), get_mask(block))
+            for block in blocks
+        ]
+    )
+
+
+CAPTIONS_TO_COUNT = 1000
+"""Number of the longest captions whose tokens are counted before a training."""
+LONG_CLIP_LENGTH = 248
+"""Tokens that Long-CLIP reads: the positions from the 20th on are used four times."""
+
+
+def report_cut_captions(
+    recipe: Recipe, processor: Processor, data: Dataset, progress: Progress
+) -> None:
+    """Report captions that have more tokens than the trained text encoder reads. The longest
+    captions are counted.
+
+    Args:
+        recipe: Recipe.
+        processor: Processor with the tokenizer of the model.
+        data: Data set.
+        progress: Receives the warning.
+    """
+    tokenizer = processor.pretrained_tokenizer
+    if tokenizer is None:
+        return
+    size = min(CAPTIONS_TO_COUNT, len(data.captions))
+    longest = np.argpartition(data.caption_lengths, -size)[-size:]
+    counts = tokenizer.count_tokens(read_items(data.captions, longest))
+    if cut := int((counts > tokenizer.max_length).sum()):
+        more = "at least " if cut == size < len(data.captions) else ""
+        command = f"visavis convert {processor.tokenizer} --max-length {min(int(counts.max()), LONG_CLIP_LENGTH)} --out FOLDER"
+        progress.message(
+            f"{data.name}: {more}{cut:,} of {len(data.captions):,} captions are cut after "
+            f"{tokenizer.max_length} tokens. The longest has "
+            f"{counts.max():,} tokens."
+            + (f" Extend the model with: {command}" if recipe.model["kind"] == "CLIP" else "")
+        )

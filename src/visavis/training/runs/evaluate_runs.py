@@ -1,0 +1,296 @@
+"""Evaluation of runs: the best model of a run on a split, or the mean of the scores of several
+runs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from visavis.core.encoded import Encoded
+from visavis.core.errors import RunError, format_value
+from visavis.core.memory_budget import MemoryLimit
+from visavis.core.progress import Progress
+from visavis.data.dataset import Dataset
+from visavis.evaluation import Evaluation
+from visavis.evaluation.protocols import (
+    first_images,
+    get_protocols,
+    select_captions,
+    select_for_protocol,
+)
+from visavis.evaluation.results import evaluate_dataset
+from visavis.evaluation.trec import trec_rankings, write_trec
+from visavis.models.base import Matcher, evaluation_mode
+from visavis.models.inference import device_of, device_score
+from visavis.models.score_ensemble import ScoreEnsemble, join_member_encodings
+from visavis.training.recipes.published_tables import with_published
+from visavis.training.recipes.recipe import Recipe
+from visavis.training.runs.open_run import (
+    expand_ensembles,
+    open_peer_network,
+    open_run,
+    pretrained_dual_encoder,
+    read_ensemble_recipe,
+    read_run_recipe,
+)
+
+# Keys of recipes that options of an evaluation replace.
+EVALUATION_OPTIONS = {
+    "evaluation.test": "split",
+    "evaluation.protocol": "protocol",
+    "evaluation.relevance": "relevance",
+}
+
+
+def read_run_recipes(
+    folders: Sequence[Path], data: str | None = None, memory: MemoryLimit = None
+) -> dict[Path, Recipe]:
+    """Read the recipes of runs and of the members of ensembles.
+
+    A pretrained model without data uses the data set of the first run that has one.
+
+    Args:
+        folders: Folders of runs, ensembles and pretrained models.
+        data: Data set to use instead of theirs.
+        memory: Memory setting to use instead of theirs.
+
+    Returns:
+        Recipes by folder.
+
+    Raises:
+        RunError: If ``folders`` is empty, or one is neither a run nor a model.
+    """
+    if not folders:
+        raise RunError("runs: expected at least one run folder, got none. Name a run folder.")
+    recipes = {
+        folder: read_run_recipe(folder, data, memory) for folder in expand_ensembles(folders)
+    }
+    default = next((recipe.data.path for recipe in recipes.values() if recipe.data.path), None)
+    return {
+        folder: recipe if recipe.data.path else read_run_recipe(folder, default, memory)
+        for folder, recipe in recipes.items()
+    }
+
+
+def common_value(recipes: Mapping[Path, Recipe], key: str, override: Any) -> Any:
+    """Return the value of a key that the recipes of all trained runs share.
+
+    Args:
+        recipes: Recipes by folder.
+        key: Dotted key, one of ``EVALUATION_OPTIONS``.
+        override: Value to use instead. None: the recipes'.
+
+    Returns:
+        The value.
+
+    Raises:
+        RunError: If the recipes differ and ``override`` is None.
+    """
+    if override is not None:
+        return override
+    trained = {folder: recipe for folder, recipe in recipes.items() if recipe.phases} or recipes
+    values = {folder: reduce(getattr, key.split("."), recipe) for folder, recipe in trained.items()}
+    first, value = next(iter(values.items()))
+    for folder, other in values.items():
+        if other != value:
+            raise RunError(
+                f"{key}: expected one value for all runs, got {value!r} in {first} and {other!r} "
+                f"in {folder}. "
+                f"Choose one with --{EVALUATION_OPTIONS[key]}."
+            )
+    return value
+
+
+def check_same_captions(splits: Mapping[Path, Dataset]) -> None:
+    """Check that all runs are evaluated on the same captions of the same images, in the same order.
+
+    Names of images are not compared, because they differ between formats of the same data.
+
+    Args:
+        splits: Evaluated split of each run.
+
+    Raises:
+        RunError: If the splits differ.
+    """
+    first, expected = next(iter(splits.items()))
+    for folder, split in splits.items():
+        if split.captions != expected.captions or not np.array_equal(
+            split.image_of, expected.image_of
+        ):
+            raise RunError(
+                f"{folder}: expected the same images and captions as {first}, got "
+                f"{_difference(split, expected)}. Name runs on the same "
+                "data and split, or one data set for all with --data."
+            )
+
+
+def evaluate_runs(
+    folders: Sequence[Path],
+    protocol: str | Sequence[str] | None,
+    split: str | None,
+    data: str | None,
+    progress: Progress,
+    relevance: str | None = None,
+    semantics: str = "reference",
+    memory: MemoryLimit = None,
+    *,
+    average_networks: bool | None = None,
+    max_images: int = 0,
+    trec: Path | None = None,
+) -> Evaluation:
+    """Evaluate the best model of a run, or the mean of the scores of several runs.
+
+    Args:
+        folders: Folders of runs, ensembles and pretrained models. Each model encodes its own
+            inputs.
+        protocol: Protocol or protocols. None: the recipes'.
+        split: Name of the split. None: the test split of the recipes.
+        data: Data set. None: the runs' own.
+        progress: Receives progress and warnings.
+        relevance: Spec of a relevance estimator. None: the recipes'.
+        semantics: Definition of the graded metrics, "paper" or "reference".
+        memory: Memory limit of score blocks. None: the recipes'.
+        average_networks: Whether to average both networks of a run. None: as its recipe has it.
+        max_images: Evaluate the first images of the split only. 0: all.
+        trec: Folder for TREC files of both directions. One subfolder per protocol if there are
+            several. None: not written.
+
+    Returns:
+        The evaluation.
+
+    Raises:
+        RunError: If a run has no second network to average, or if runs differ in their evaluation
+            settings or captions.
+        RefusedOverwrite: If the folder ``trec`` has files of these runs, or of other queries.
+    """
+    recipes = read_run_recipes(folders, data, memory)
+    split = common_value(recipes, "evaluation.test", split)
+    is_own_test = data is None and all(
+        recipe.evaluation.test == split for recipe in recipes.values()
+    )
+    protocols = get_protocols(
+        common_value(recipes, "evaluation.protocol", protocol or (None if is_own_test else "plain"))
+    )
+    relevance = common_value(recipes, "evaluation.relevance", relevance)
+
+    opened = {folder: open_run(folder, recipe, progress) for folder, recipe in recipes.items()}
+    splits = {
+        folder: select_captions(first_images(data_module.data.split(split), max_images), protocols)
+        for folder, (data_module, _) in opened.items()
+    }
+    check_same_captions(splits)
+    networks: list[Matcher] = []
+    encoded: list[tuple[Encoded, Encoded]] = []
+    for folder, (data_module, matcher) in opened.items():
+        has_two = (
+            recipes[folder].evaluation.average_networks
+            if average_networks is None
+            else average_networks
+        )
+        for network in [matcher, open_peer_network(folder, matcher)] if has_two else [matcher]:
+            networks.append(network)
+            encoded.append(data_module.encode(network, splits[folder]))
+
+    scorer = (
+        networks[0] if len(networks) == 1 else ScoreEnsemble(networks).to(device_of(networks[0]))
+    )
+    visual, text = (
+        encoded[0] if len(encoded) == 1 else map(join_member_encodings, zip(*encoded, strict=True))
+    )
+    ranked, limit = next(iter(splits.values())), next(iter(recipes.values())).memory or None
+    with evaluation_mode(scorer):
+        if trec is not None:
+            for one in protocols:
+                selected, captions = select_for_protocol(ranked, text, one)
+                lists = trec_rankings(
+                    visual, captions, device_score(scorer), selected, one, memory=limit
+                )
+                write_trec(
+                    trec / one.name if len(protocols) > 1 else trec,
+                    "+".join(_run_names(folders)),
+                    lists,
+                )
+        result = evaluate_dataset(
+            visual,
+            text,
+            device_score(scorer),
+            ranked,
+            protocols,
+            relevance=relevance,
+            semantics=semantics,
+            memory=limit,
+        )
+    if not is_own_test or len(folders) > 1:
+        return result
+    return with_published(result, read_ensemble_recipe(folders[0]) or recipes[folders[0]])
+
+
+def with_base_model(
+    result: Evaluation,
+    folders: Sequence[Path],
+    split: str | None,
+    data: str | None,
+    progress: Progress,
+    memory: MemoryLimit = None,
+) -> Evaluation:
+    """Add the result of the pretrained model that the runs fine-tuned, on the same items and
+    protocols.
+
+    Args:
+        result: Evaluation of the runs.
+        folders: Folders of the runs.
+        split: Name of the split. None: the test split of the recipes.
+        data: Data set. None: the runs' own.
+        progress: Receives progress and warnings.
+        memory: Memory limit of score blocks.
+
+    Returns:
+        The evaluation with ``pretrained`` set.
+
+    Raises:
+        RunError: If the runs did not fine-tune one and the same CLIP or SigLIP model.
+    """
+    recipes = read_run_recipes(folders, data, memory)
+    models = {pretrained_dual_encoder(recipe) for recipe in recipes.values()}
+    pretrained = models.pop() if len(models) == 1 else None
+    if pretrained is None:
+        raise RunError(
+            f"{', '.join(map(str, folders))}: expected runs that fine-tune one and the same CLIP "
+            "or SigLIP model, got others. Remove --pretrained."
+        )
+    recipe = next(iter(recipes.values()))
+    split, data = common_value(recipes, "evaluation.test", split), data or recipe.data.path
+    evaluation = evaluate_runs(
+        [Path(pretrained)], list(result.by_protocol), split, data, progress, "", memory=memory
+    )
+    return replace(result, pretrained=evaluation)
+
+
+def _run_names(folders: Sequence[Path]) -> list[str]:
+    return [os.path.basename(os.path.realpath(folder)) for folder in folders]
+
+
+def _difference(split: Dataset, expected: Dataset) -> str:
+    """Describe the first difference of two splits."""
+    sizes = [
+        f"{len(part.images):,} images with {len(part.captions):,} captions"
+        for part in (split, expected)
+    ]
+    if sizes[0] != sizes[1]:
+        return f"{sizes[0]} instead of {sizes[1]}"
+    pairs = zip(split.captions, expected.captions, split.image_of, expected.image_of, strict=True)
+    number, caption, other = next(
+        (i, one, two)
+        for i, (one, two, *images) in enumerate(pairs)
+        if one != two or images[0] != images[1]
+    )
+    if caption == other:
+        return f"caption {number} of another image"
+    return f"caption {number} {format_value(caption)} instead of {format_value(other)}"

@@ -1,0 +1,331 @@
+"""Opening runs: the recipe, the data and the best model of a run folder or of a pretrained model."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from visavis.core import spec, storage
+from visavis.core.errors import RunError
+from visavis.core.memory_budget import MemoryLimit, parse_memory
+from visavis.core.progress import Progress
+from visavis.data.dataset_reader import find_source, path_exists
+from visavis.data.formats.precomp import find_precomp_files
+from visavis.models.base import Matcher
+from visavis.models.clip.model import CLIP, find_dual_encoder
+from visavis.models.encoders.pretrained_files import model_folder
+from visavis.models.inference import device_of
+from visavis.models.processor import SavedModelConfig, unsupported_content
+from visavis.models.retriever import Retriever
+from visavis.training import supervision
+from visavis.training.recipes.data_module import DataModule, open_data_module
+from visavis.training.recipes.features import PRECOMP, check_feature_dims
+from visavis.training.recipes.recipe import Recipe, build_recipe
+from visavis.training.recipes.settings import TextSettings, VisualSettings
+from visavis.training.runs.record import RunRecord, flatten_recipe
+from visavis.training.runs.run_folder import RunFolder
+
+
+def _is_encoder_path(name: str) -> bool:
+    return name.endswith(".pth") or os.path.isfile(os.path.join(name, "config.json"))
+
+
+# Keys of recipes that may hold a path, and the check that distinguishes a path from a name.
+PATH_KEYS: dict[str, Callable[[str], bool]] = {
+    **dict.fromkeys(
+        ("start_from", "data.path", "data.feedback", "evaluation.forgetting"), os.path.exists
+    ),
+    **dict.fromkeys(("visual.encoder", "text.encoder"), _is_encoder_path),
+    "data.stream": lambda name: (
+        "://" not in name and os.path.exists(os.path.dirname(re.split(r"[{*?[]", name)[0]) or name)
+    ),
+    "visual.features": lambda name: name != PRECOMP and os.path.exists(name),
+    "text.features": os.path.exists,
+    "model.pretrained": os.path.isfile,
+}
+
+
+def read_run_recipe(folder: Path, data: str | None = None, memory: MemoryLimit = None) -> Recipe:
+    """Read the resolved recipe of a run, or build one without phases for a pretrained model.
+
+    Args:
+        folder: Run folder, model folder, or name of a CLIP or SigLIP model.
+        data: Data set to use instead of that of the run.
+        memory: Memory setting to use instead of that of the run.
+
+    Returns:
+        The recipe.
+
+    Raises:
+        RunError: If the run or model does not exist, or if a run of stored features cannot read
+            other data.
+    """
+    check_single_run(folder)
+    file = RunFolder(folder).recipe
+    recipe = (
+        build_recipe(storage.read_toml(file), {}, str(file))
+        if os.path.exists(file)
+        else pretrained_recipe(folder)
+    )
+    if recipe is None:
+        raise RunError(
+            f"{folder}: expected a run folder with {file.name}, or a CLIP or SigLIP model, got "
+            f"{unsupported_content(folder) or 'neither'}. "
+            "Pass a folder that visavis train wrote."
+        )
+    if memory is not None:
+        recipe = recipe.model_copy(update={"memory": str(parse_memory(memory))})
+    if data is None:
+        return recipe
+    return build_recipe(
+        recipe.to_dict(),
+        {"data.path": data, "visual.features": _features_on(data, recipe, folder)},
+        str(folder),
+    )
+
+
+def read_ensemble_recipe(folder: Path) -> Recipe | None:
+    """Read the recipe of an ensemble folder.
+
+    Args:
+        folder: Any folder.
+
+    Returns:
+        The recipe. None if the folder is not an ensemble.
+    """
+    file = RunFolder(folder).ensemble
+    return build_recipe(storage.read_toml(file), {}, str(file)) if os.path.exists(file) else None
+
+
+def expand_ensembles(folders: Sequence[Path]) -> list[Path]:
+    """Replace each ensemble folder by the run folders of its members.
+
+    Args:
+        folders: Folders of runs and of ensembles.
+
+    Returns:
+        Folders of runs.
+    """
+    recipes = {folder: read_ensemble_recipe(folder) for folder in folders}
+    return [
+        run
+        for folder, recipe in recipes.items()
+        for run in ([folder / name for name in recipe.members] if recipe else [folder])
+    ]
+
+
+def check_single_run(folder: Path) -> None:
+    """Refuse an ensemble folder where one run is expected.
+
+    Args:
+        folder: Folder to check.
+
+    Raises:
+        RunError: If the folder is an ensemble.
+    """
+    if os.path.exists(RunFolder(folder).ensemble):
+        names = sorted(
+            child.name for child in folder.iterdir() if os.path.exists(RunFolder(child).recipe)
+        )
+        raise RunError(
+            f"{folder}: expected one run, got an ensemble of {' and '.join(names)}. "
+            f"Name one of these runs, such as {folder / names[0] if names else folder}."
+        )
+
+
+def pretrained_recipe(name: str | Path) -> Recipe | None:
+    """Build a recipe for a pretrained model, without data and without phases.
+
+    Args:
+        name: Model folder, or name or folder of a CLIP or SigLIP model.
+
+    Returns:
+        The recipe. None if the model does not exist.
+    """
+    if os.path.isfile(file := Path(name) / "model" / "config.json"):
+        return _recipe_of_saved_model(
+            os.path.basename(os.path.realpath(name)),
+            storage.read_json(file, SavedModelConfig, error=RunError),
+        )
+    backbone = find_dual_encoder(name)
+    if backbone is None:
+        return None
+    return Recipe(
+        name=Path(backbone).name,
+        visual=VisualSettings(encoder=backbone, granularity="pixels"),
+        text=TextSettings(encoder=backbone, granularity="tokens"),
+        model={"kind": CLIP.name, "backbone": backbone},
+        phases=(),
+    )
+
+
+def pretrained_dual_encoder(recipe: Recipe) -> str | None:
+    """Return the CLIP or SigLIP model that a recipe fine-tunes.
+
+    Args:
+        recipe: Recipe.
+
+    Returns:
+        Its name or folder. None if the encoders of both sides are not the same dual encoder.
+
+    Raises:
+        DataError: If the model no longer exists.
+    """
+    encoder = recipe.visual.encoder
+    return (
+        encoder
+        if encoder and recipe.text.encoder == encoder and find_dual_encoder(model_folder(encoder))
+        else None
+    )
+
+
+def open_run(folder: Path, recipe: Recipe, progress: Progress) -> tuple[DataModule, Matcher]:
+    """Open the data of a recipe and the best model of a run.
+
+    A run that was trained on CUDA is opened on the CPU if CUDA is not available.
+
+    Args:
+        folder: Folder of the run or of the model.
+        recipe: Recipe of ``read_run_recipe``.
+        progress: Receives progress and warnings.
+
+    Returns:
+        The data and the model on the device of the recipe.
+
+    Raises:
+        RunError: If the model or the data are missing, or if an encoder changed since the training.
+    """
+    if not recipe.data.path:
+        raise RunError(
+            f"{folder}: expected a data set, but the model was not trained here and has none. Name "
+            "one with --data."
+        )
+    set_threads(recipe)
+    if recipe.phases and not os.path.exists(RunFolder(folder).model / "model.safetensors"):
+        raise RunError(
+            f"{folder}: expected a model, but the training has not reached its first validation. "
+            f"Resume it with --resume {folder}."
+        )
+    device = recipe.training.device
+    if device == "cuda" and not torch.cuda.is_available():
+        progress.message(f"{folder} was trained on CUDA, which is not available. Using the CPU.")
+        device = "cpu"
+    model = Retriever.load(folder, device=device)
+    data_module = open_data_module(recipe, progress, model.processor)
+    check_feature_dims(model.matcher.config, data_module.visual, data_module.text, folder)
+    if os.path.exists(environment := RunFolder(folder).environment):
+        RunRecord.read(environment).check_encoders(data_module, folder, progress)
+    return data_module, model.matcher
+
+
+def open_peer_network(folder: Path, first: Matcher) -> Matcher:
+    """Open the second network of a run.
+
+    Args:
+        folder: Folder of the run.
+        first: First network, whose device the second one uses.
+
+    Returns:
+        The second network.
+
+    Raises:
+        RunError: If the run trained one network.
+    """
+    peer = RunFolder(folder).peer
+    if not os.path.exists(peer / "model.safetensors"):
+        raise RunError(
+            f"{folder}: expected a second network in {peer.name}, found none. Evaluate this run "
+            "without averaging two networks."
+        )
+    return Retriever.load(peer, device=device_of(first)).matcher
+
+
+def with_absolute_paths(recipe: Recipe) -> Recipe:
+    """Make the existing relative paths of a recipe absolute, so that its run can be used from any
+    folder.
+
+    Args:
+        recipe: Recipe.
+
+    Returns:
+        The recipe with absolute paths. Names of models and of data sets stay as they are.
+    """
+    values = flatten_recipe(recipe.to_dict())
+    paths = {
+        key: os.path.realpath(values[key])
+        for key, is_path in PATH_KEYS.items()
+        if values.get(key) and is_path(values[key])
+    }
+    for number, phase in enumerate(recipe.phases):
+        source = spec.parse(phase.supervision, supervision.CATALOG)
+        if isinstance(source, supervision.MinedNegativeSupervision) and source.file:
+            paths[f"phases.{number}.supervision"] = repr(
+                replace(source, file=os.path.realpath(source.file))
+            )
+    return build_recipe(recipe.to_dict(), paths, recipe.name)
+
+
+def set_threads(recipe: Recipe) -> None:
+    """Set the number of CPU threads of a recipe.
+
+    Args:
+        recipe: Recipe. ``training.threads = 0`` changes nothing.
+    """
+    if recipe.training.threads:
+        torch.set_num_threads(recipe.training.threads)
+
+
+def _recipe_of_saved_model(name: str, config: SavedModelConfig) -> Recipe | None:
+    """Build a recipe from the config of a model folder. None if the model reads stored features
+    only.
+    """
+    if config.visual is None or config.stored_text_features:
+        return None
+    architecture, visual = config.architecture, config.visual
+    shared = ("crops", "image_size", "random_crops", "full_decoding", "frames_per_second")
+    values: dict[str, Any] = {key: getattr(visual, key) for key in shared}
+    values |= {
+        "granularity": "pixels"
+        if architecture["visual_granularity"] == "pixels"
+        else visual.granularity
+    }
+    values |= (
+        {"standardize": "zscore"} if config.standardization else {}
+    )  # any value: the model brings its own standardization
+    text = config.text.name if config.text else config.tokenizer or "vocabulary"
+    return Recipe(
+        name=name,
+        visual=VisualSettings(encoder=visual.name, **values),
+        text=TextSettings(encoder=text, granularity=architecture["text_granularity"]),
+        model={"kind": config.kind, **architecture},
+        phases=(),
+    )
+
+
+def _features_on(data: str, recipe: Recipe, folder: Path) -> str:
+    """Return ``visual.features`` of a run for a data set. "" if the encoder reads the images."""
+    visual, trained_on = recipe.visual, recipe.data.path
+    if (
+        visual.granularity == "experts" or not visual.features
+    ):  # a store of experts has its items by name
+        return visual.features
+    source = find_source(data)
+    if visual.features == PRECOMP:
+        return PRECOMP if find_precomp_files(source) or not visual.encoder else ""
+    if path_exists(trained_on) and os.path.realpath(source) == os.path.realpath(
+        find_source(trained_on)
+    ):
+        return visual.features
+    if visual.encoder:
+        return ""
+    raise RunError(
+        f"{folder}: expected the data set {trained_on}, whose stored features the run reads "
+        f"({visual.features}), got {data}. Use the data "
+        'of the run (data.path of run.toml), or train with visual.encoder or visual.features = "precomp".'
+    )

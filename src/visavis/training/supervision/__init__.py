@@ -1,0 +1,35 @@
+"""Supervision: builds the targets of each batch, from pairs, feedback, graded relevance, mined or
+offline negatives, or learned weights.
+"""
+
+from visavis.training.supervision.base import PairSupervision, Supervision, TrainingContext
+from visavis.training.supervision.graded_relevance import GradedSupervision
+from visavis.training.supervision.human_feedback import FeedbackSupervision
+from visavis.training.supervision.learned_weights import LearnedWeights
+from visavis.training.supervision.mined_negatives import MinedNegativeSupervision
+from visavis.training.supervision.noisy_correspondence import NoisySupervision
+from visavis.training.supervision.offline_negatives import OfflineNegativeSupervision
+
+CATALOG: tuple[type[Supervision], ...] = (
+    PairSupervision,
+    FeedbackSupervision,
+    GradedSupervision,
+    OfflineNegativeSupervision,
+    MinedNegativeSupervision,
+    NoisySupervision,
+    LearnedWeights,
+)
+"""All supervisions that a recipe can name."""
+
+__all__ = [
+    "CATALOG",
+    "FeedbackSupervision",
+    "GradedSupervision",
+    "LearnedWeights",
+    "MinedNegativeSupervision",
+    "NoisySupervision",
+    "OfflineNegativeSupervision",
+    "PairSupervision",
+    "Supervision",
+    "TrainingContext",
+]
