@@ -793,7 +793,9 @@ def test_verbose_option_prints_the_computation_path(call, recipe, scenes):
     code, _, err = call("train", recipe, "--data", scenes, "--out", "run", "-v")
     assert code == 0
     assert re.search(
-        r"^debug: visavis\.pair_loss\.pair_loss: VLC\(.*: tiles of 8 x 8 scores", err, re.MULTILINE
+        r"^debug: visavis\.losses\.pair_loss\.pair_loss: VLC\(.*: tiles of 8 x 8 scores",
+        err,
+        re.MULTILINE,
     )
     assert re.search(r"^debug: visavis\.data\.dataset_reader: .*: format ", err, re.MULTILINE)
     assert not logging.getLogger("visavis").isEnabledFor(logging.DEBUG)

@@ -94,11 +94,25 @@ def test_api_results_are_notebook_tables():
 
 def all_subclasses(kind):
     for module in (
-        "audit.run_audit", "data.dataset_reader", "diagnostics.contribution_analysis", "diagnostics.objective_profile",
-        "experiments.comparison_result", "experiments.reproduction", "exporting.export_model", "feedback.evaluate_feedback", "graded.estimator_quality",
-        "graded.fine_tuning", "integrations.mteb", "graded.human_agreement", "graded.ranked_lists", "retrieval.index_builder", "retrieval.index_search",
-        "robustness.probes", "runs.mine_negatives", "training.training_run",
-    ):  # fmt: skip
+        "research.audit.run_audit",
+        "data.dataset_reader",
+        "research.diagnostics.contribution_analysis",
+        "research.diagnostics.objective_profile",
+        "research.experiments.comparison_result",
+        "research.experiments.reproduction",
+        "training.export.export_model",
+        "evaluation.feedback.evaluate_feedback",
+        "evaluation.graded.estimator_quality",
+        "evaluation.graded.fine_tuning",
+        "integrations.mteb",
+        "evaluation.graded.human_agreement",
+        "evaluation.graded.ranked_lists",
+        "retrieval.index_builder",
+        "retrieval.index_search",
+        "research.robustness.probes",
+        "training.runs.mine_negatives",
+        "training.training_run",
+    ):
         __import__(f"visavis.{module}")
     return kind.__subclasses__()
 

@@ -17,20 +17,19 @@ import torch
 from tests.recipes import TINY_RECIPE
 
 import visavis
-from visavis import DataError, ShapeError, SpecError, Targets, VisavisError, evaluation, metrics
+from visavis import DataError, ShapeError, SpecError, Targets, VisavisError, evaluation
 from visavis.core.encoded import Encoded
 from visavis.core.errors import format_value
 from visavis.core.process_group import ONE_PROCESS
 from visavis.data import check_dataset, open_dataset
 from visavis.data.dataset import Dataset, Image
 from visavis.data.synthetic import write_synthetic_scenes
-from visavis.evaluation import Protocol
+from visavis.evaluation import Protocol, metrics, statistics
 from visavis.evaluation import tiled_ranking as blocks
 from visavis.evaluation.feedback.evaluate_feedback import evaluate_feedback
 from visavis.evaluation.feedback.records import Judgment, QueryKey, latest_judgments, read_feedback
 from visavis.evaluation.graded.estimators.known_relevance import FunctionRelevance
 from visavis.evaluation.graded.ranking_coherence import ranking_coherence
-from visavis.research.experiments import statistics
 from visavis.retrieval.index_folder import Index
 from visavis.retrieval.index_search import SearchQuery, rank_texts, search_index, store_queries
 from visavis.retrieval.items import ItemFilter

@@ -62,8 +62,7 @@ def _read(module: ModuleType, function: Callable[[], Shown]) -> Erratum:
     name = f"{module.__name__.rsplit('.', 1)[-1]}.{function.__name__}"
     if kind[0] != "Kind" or kind[1] not in KINDS or tuple(key for key, _ in fields) != FIELDS:
         raise ValueError(
-            f"The docstring of {name} must contain Kind, one of {', '.join(KINDS)}, and then "
-            f"{', '.join(FIELDS)}."
+            f"The docstring of {name} must contain Kind, one of {', '.join(KINDS)}, and then {', '.join(FIELDS)}."
         )
     shown = "Shown" in str(inspect.signature(function).return_annotation)
     return Erratum(name, title.rstrip("."), kind[1], dict(fields), function if shown else None)

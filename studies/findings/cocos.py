@@ -1,9 +1,8 @@
 """COCOS
 
-Bleeker, de Rijke: "Do Lessons from Metric Learning Generalize to Image-Caption Retrieval?" (ECIR
-2022). Code: MauritsBleeker/ecir-2022-reproducibility-bleeker@9800594, `shared/losses.py` and
-`shared/evaluation/utils.py`. All of it was released, with notebooks and an appendix, which made the
-findings below possible.
+Bleeker, de Rijke: "Do Lessons from Metric Learning Generalize to Image-Caption Retrieval?" (ECIR 2022).
+Code: MauritsBleeker/ecir-2022-reproducibility-bleeker@9800594, `shared/losses.py` and `shared/evaluation/utils.py`. All of it was released,
+with notebooks and an appendix, which made the findings below possible.
 """
 
 from __future__ import annotations
@@ -30,11 +29,12 @@ from findings.base import (
 def eq_4_denominator() -> Shown:
     """The positive is missing in the denominator of NT-Xent.
 
-    Kind: misprint Where: Eq. 4. Found: The denominator is a sum over the negatives only. Correct:
-    Over all candidates, including the positive, as in the code, in Z(q) of eq. 11 and in the cited
-    loss. Effect: The printed loss can be negative and has another gradient. The experiments used
-    the usual one. visavis: ``NTXent()`` has all candidates. ``NTXent(denominator="negatives")`` is
-    eq. 4 as printed.
+    Kind: misprint
+    Where: Eq. 4.
+    Found: The denominator is a sum over the negatives only.
+    Correct: Over all candidates, including the positive, as in the code, in Z(q) of eq. 11 and in the cited loss.
+    Effect: The printed loss can be negative and has another gradient. The experiments used the usual one.
+    visavis: ``NTXent()`` has all candidates. ``NTXent(denominator="negatives")`` is eq. 4 as printed.
     """
     query, candidates = _query(4)
     similar = query @ candidates.T / 0.1
@@ -45,8 +45,7 @@ def eq_4_denominator() -> Shown:
     return Shown(
         bool(printed < 0 < usual) and errors[0] < 1e-10 and errors[1] > 0.01,
         f"4 candidates, tau = 0.1: loss {digits(usual)}, as printed {digits(printed)}\n"
-        f"minus eq. 11 apart from its gradient by {digits(errors[0])}, from the printed one's by "
-        f"{digits(100 * errors[1])} %",
+        f"minus eq. 11 apart from its gradient by {digits(errors[0])}, from the printed one's by {digits(100 * errors[1])} %",
     )
 
 
@@ -67,8 +66,7 @@ def eqs_9_sign() -> Shown:
     printed = ((hinges > 0)[:, None] * (candidates[0] - candidates[1:])).sum(0)
     return Shown(
         relative_error(-printed, slope) < 1e-12,
-        "8 candidates: autograd apart from eq. 9b by "
-        f"{digits(100 * relative_error(printed, slope))} %, "
+        f"8 candidates: autograd apart from eq. 9b by {digits(100 * relative_error(printed, slope))} %, "
         f"from minus eq. 9b by {digits(relative_error(-printed, slope))}",
     )
 
@@ -113,25 +111,21 @@ def difference_matrix_sign() -> Shown:
     right, printed = (_average_precision(sign * best, positives=2) for sign in (1, -1))
     return Shown(
         abs(right - 1) < 1e-12 and printed < 0.9,
-        f"two positives ranked first of five: AP by eq. 6 {digits(right)}, with D as printed "
-        f"{digits(printed)}",
+        f"two positives ranked first of five: AP by eq. 6 {digits(right)}, with D as printed {digits(printed)}",
     )
 
 
 def table_2_text_queries() -> Shown:
     """Triplets of a text query are counted over the wrong axis.
 
-    Kind: bug behind published numbers Where: ``Triplet.gradient_counter``
-    (``t2i_grads.sum(dim=1)``), and table 2, the rows "Triplet loss", columns t2i. Found: For text
-    queries, the hinges of a caption are in a column. The code sums rows. Correct: Sum over columns.
-    The count of the whole batch is the same. Counts per query and queries without any are not.
-    Triplet SH is
+    Kind: bug behind published numbers
+    Where: ``Triplet.gradient_counter`` (``t2i_grads.sum(dim=1)``), and table 2, the rows "Triplet loss", columns t2i.
+    Found: For text queries, the hinges of a caption are in a column. The code sums rows.
+    Correct: Sum over columns. The count of the whole batch is the same. Counts per query and queries without any are not. Triplet SH is
         not affected.
-    Effect: Table 2 prints 1.14 queries without a gradient for t2i and 14.78 for i2t (VSE++,
-    Flickr30K). The axis may explain the
+    Effect: Table 2 prints 1.14 queries without a gradient for t2i and 14.78 for i2t (VSE++, Flickr30K). The axis may explain the
         difference.
-    visavis: ``diagnostics.contributing_samples`` counts by query. ``semantics="reference"`` gives
-    the table's count.
+    visavis: ``diagnostics.contributing_samples`` counts by query. ``semantics="reference"`` gives the table's count.
     """
     scores = scores_of(128, seed=0, noise=2.0, dimension=64)
     violated = (0.2 + scores - scores.diag() > 0) & ~torch.eye(128, dtype=torch.bool)
@@ -139,8 +133,7 @@ def table_2_text_queries() -> Shown:
     zero, zero_code = ((count == 0).sum().item() for count in (right, code))
     return Shown(
         bool(right.sum() == code.sum()) and zero != zero_code,
-        f"128 pairs, text queries: C0 {zero}, code {zero_code}\nmean of the others "
-        f"{digits(right.sum() / (128 - zero))}, "
+        f"128 pairs, text queries: C0 {zero}, code {zero_code}\nmean of the others {digits(right.sum() / (128 - zero))}, "
         f"code {digits(code.sum() / (128 - zero_code))}\nC^B {right.sum()} in both",
     )
 
@@ -148,19 +141,15 @@ def table_2_text_queries() -> Shown:
 def table_4_text_queries() -> Shown:
     """SmoothAP's triplets are counted for almost no text query.
 
-    Kind: bug behind published numbers Where: ``SmoothAP.gradient_counter``, and table 4, columns
-    t2i, and its reading at the end of section 5. Found: For query q, rows 5q to 5q + 4 are read in
-    both directions. With texts as queries there are 128 rows, one for each image, and
+    Kind: bug behind published numbers
+    Where: ``SmoothAP.gradient_counter``, and table 4, columns t2i, and its reading at the end of section 5.
+    Found: For query q, rows 5q to 5q + 4 are read in both directions. With texts as queries there are 128 rows, one for each image, and
         640 queries.
-    Correct: The positive of caption q is row ``q // 5``. In the code, the first 26 captions read
-    rows of other images and the other 614
+    Correct: The positive of caption q is row ``q // 5``. In the code, the first 26 captions read rows of other images and the other 614
         read nothing. So at least 614 queries have no gradient, whatever the model.
-    Effect: Of the 636 to 637 of 640 in the rows of table 4, 614 would be there for any model. The
-    rows do not show the correct count. So
-        the conclusion that ranking with one positive is too easy may be true, but this table does
-        not show it.
-    visavis: ``diagnostics.contributing_samples`` reads the correct row. ``semantics="reference"``
-    gives the table's count.
+    Effect: Of the 636 to 637 of 640 in the rows of table 4, 614 would be there for any model. The rows do not show the correct count. So
+        the conclusion that ranking with one positive is too easy may be true, but this table does not show it.
+    visavis: ``diagnostics.contributing_samples`` reads the correct row. ``semantics="reference"`` gives the table's count.
     """
     images, captions = _five_captions(128, noise=3.0)
     scores = captions @ images.T
@@ -175,22 +164,20 @@ def table_4_text_queries() -> Shown:
     zero, zero_code = ((count == 0).sum().item() for count in (right, code))
     return Shown(
         looked == 26 and zero_code >= 614 and zero < 600,
-        f"640 captions, 128 images: {looked} queries examined. Without a gradient {zero}, code "
-        f"{zero_code}",
+        f"640 captions, 128 images: {looked} queries examined. Without a gradient {zero}, code {zero_code}",
     )
 
 
 def eq_13_slope() -> Shown:
     """The slope of the sigmoid is counted without its factor 1 / tau.
 
-    Kind: code differs from paper Where: ``SmoothAP.gradient_counter`` (``D_ * (1 - D_)``) against
-    sim of eq. 12, "the derivative of (7)". The appendix has 1 / tau. Found: ``sim = sigma (1 -
-    sigma)``. Correct: ``sim = sigma (1 - sigma) / tau``, 100 times as much at tau = 0.01, compared
-    with the same epsilon = 0.01. Effect: Table 4 reports that about one triplet contributes. With
-    the derivative there are many times more. The number depends on
+    Kind: code differs from paper
+    Where: ``SmoothAP.gradient_counter`` (``D_ * (1 - D_)``) against sim of eq. 12, "the derivative of (7)". The appendix has 1 / tau.
+    Found: ``sim = sigma (1 - sigma)``.
+    Correct: ``sim = sigma (1 - sigma) / tau``, 100 times as much at tau = 0.01, compared with the same epsilon = 0.01.
+    Effect: Table 4 reports that about one triplet contributes. With the derivative there are many times more. The number depends on
         epsilon.
-    visavis: ``diagnostics.contributing_samples.smooth_ap_counts`` counts as the table does, and
-    with ``with_slope=True`` as eq. 12.
+    visavis: ``diagnostics.contributing_samples.smooth_ap_counts`` counts as the table does, and with ``with_slope=True`` as eq. 12.
     """
     images, captions = _five_captions(128, noise=3.0)
     rows = [
@@ -202,19 +189,18 @@ def eq_13_slope() -> Shown:
     )
     return Shown(
         bool(right > 5 * code),
-        f"128 image queries, mean count per positive: {digits(code)} as in the code, "
-        f"{digits(right)} with 1 / tau",
+        f"128 image queries, mean count per positive: {digits(code)} as in the code, {digits(right)} with 1 / tau",
     )
 
 
 def map_at_5() -> Shown:
     """mAP@5 is divided by the hits found, not by the number of positives.
 
-    Kind: ambiguity Where: ``average_precision`` in ``shared/evaluation/utils.py``, and table 1,
-    column mAP@5. Found: The mean precision at the hits in the top 5. Missing the other captions of
-    the image costs nothing. Correct: The usual AP@5 divides by min(5, number of positives) = 5. The
-    paper does not define its metric. Effect: The numbers are much larger than usual ones and must
-    not be compared with them. Within the table, the order may well be the
+    Kind: ambiguity
+    Where: ``average_precision`` in ``shared/evaluation/utils.py``, and table 1, column mAP@5.
+    Found: The mean precision at the hits in the top 5. Missing the other captions of the image costs nothing.
+    Correct: The usual AP@5 divides by min(5, number of positives) = 5. The paper does not define its metric.
+    Effect: The numbers are much larger than usual ones and must not be compared with them. Within the table, the order may well be the
         same.
     visavis: ``map_at_5`` is the usual metric, ``map_at_5_hits`` the table's.
     """
@@ -225,37 +211,37 @@ def map_at_5() -> Shown:
     code, usual = (precision / hit.sum(1).clamp(min=1)).mean(), (precision / 5).mean()
     return Shown(
         bool(code > 1.2 * usual),
-        f"128 images with 5 captions each: {digits(code)} over hits, {digits(usual)} over "
-        "positives. One hit, at rank 1: 1 and 0.2",
+        f"128 images with 5 captions each: {digits(code)} over hits, {digits(usual)} over positives. One hit, at rank 1: 1 and 0.2",
     )
 
 
 def semi_hard() -> Shown:
     """The negative called semi-hard is the hardest negative.
 
-    Kind: ambiguity Where: Section 2, eq. 1, and throughout. Found: The triplet loss "with semi-hard
-    negatives" takes the most similar negative. Correct: That is hard negative mining (VSE++).
-    FaceNet's semi-hard negative is less similar than the positive, and within the margin. Effect: A
-    name. But the two train differently, above all in the first epochs. visavis: ``TripletHN`` uses
-    the hardest negative. visavis has no semi-hard mining.
+    Kind: ambiguity
+    Where: Section 2, eq. 1, and throughout.
+    Found: The triplet loss "with semi-hard negatives" takes the most similar negative.
+    Correct: That is hard negative mining (VSE++). FaceNet's semi-hard negative is less similar than the positive, and within the margin.
+    Effect: A name. But the two train differently, above all in the first epochs.
+    visavis: ``TripletHN`` uses the hardest negative. visavis has no semi-hard mining.
     """
     scores = scores_of(128, seed=0, noise=2.0, dimension=64)
     harder = (negatives(scores).amax(1) >= scores.diag()).sum().item()
     return Shown(
         harder > 0,
-        f"128 pairs: for {harder} images the hardest negative is above the positive, and so not "
-        "semi-hard",
+        f"128 pairs: for {harder} images the hardest negative is above the positive, and so not semi-hard",
     )
 
 
 def table_2_mean() -> Shown:
     """The mean counts are over queries that have a count.
 
-    Kind: ambiguity Where: Tables 2 and 4, columns C^q, and ``gradient_counter``. Found: The text
-    reports mean values over the training set. Correct: Queries with a count of 0 are left out, so
-    Triplet SH prints 1 +- 0 by construction. Table 3 averages over all queries. Effect: C^q of
-    tables 2 and 4 cannot be compared with that of table 3. visavis:
-    ``ContributingSamples.per_moved`` and ``ContributingSamples.per_query`` are the two means.
+    Kind: ambiguity
+    Where: Tables 2 and 4, columns C^q, and ``gradient_counter``.
+    Found: The text reports mean values over the training set.
+    Correct: Queries with a count of 0 are left out, so Triplet SH prints 1 +- 0 by construction. Table 3 averages over all queries.
+    Effect: C^q of tables 2 and 4 cannot be compared with that of table 3.
+    visavis: ``ContributingSamples.per_moved`` and ``ContributingSamples.per_query`` are the two means.
     """
     rows = {
         "1.1": (6.79, 14.78, 768.92),
@@ -267,8 +253,7 @@ def table_2_mean() -> Shown:
     return Shown(
         all(abs(ratio - 1) < 0.02 for ratio in moved.values())
         and all(ratio > 1.1 for ratio in everyone.values()),
-        f"rows {', '.join(rows)}, i2t: C^q (128 - C^0) / C^B = "
-        f"{', '.join(map(digits, moved.values()))}\n"
+        f"rows {', '.join(rows)}, i2t: C^q (128 - C^0) / C^B = {', '.join(map(digits, moved.values()))}\n"
         f"C^q 128 / C^B = {', '.join(map(digits, everyone.values()))}",
     )
 
@@ -276,9 +261,11 @@ def table_2_mean() -> Shown:
 def table_1_average() -> Shown:
     """One average recall of table 1 is not the mean of its three recalls.
 
-    Kind: tables disagree Where: Table 1, row 2.7 (VSRN, NT-Xent, MS-COCO), t2i. Found: 54.6.
-    Correct: 29.5, 61.0 and 74.0 have the mean 54.8, and the row's rsum, 352.3, agrees with these.
-    All other averages agree within 0.1, all sums within 0.2. Effect: Nothing beyond the cell.
+    Kind: tables disagree
+    Where: Table 1, row 2.7 (VSRN, NT-Xent, MS-COCO), t2i.
+    Found: 54.6.
+    Correct: 29.5, 61.0 and 74.0 have the mean 54.8, and the row's rsum, 352.3, agrees with these. All other averages agree within 0.1, all sums within 0.2.
+    Effect: Nothing beyond the cell.
     visavis: Averages are computed from the recalls.
     """
     mean, total = (29.5 + 61.0 + 74.0) / 3, 37.9 + 69.2 + 80.7 + 29.5 + 61.0 + 74.0
@@ -325,8 +312,7 @@ def protocol() -> Shown:
     ]
     return Shown(
         sum(folds) / 5 > 2 * whole,
-        f"1,000 random pairs, R@1 over all {digits(whole)}, mean of five folds of 200 "
-        f"{digits(sum(folds) / 5)}",
+        f"1,000 random pairs, R@1 over all {digits(whole)}, mean of five folds of 200 {digits(sum(folds) / 5)}",
     )
 
 
@@ -355,9 +341,7 @@ def _five_captions(number: int, noise: float) -> tuple[Tensor, Tensor]:
 def _contributing(
     scores: Tensor, rows: range | list[int], epsilon: float = 0.01, tau: float = 0.01
 ) -> Tensor:
-    """How many candidates are near candidates ``rows`` of one query: eq. 13, not divided, sim
-    without 1 / tau.
-    """
+    """How many candidates are near candidates ``rows`` of one query: eq. 13, not divided, sim without 1 / tau."""
     index = torch.tensor(list(rows), dtype=torch.long)
     above = ((scores[None] - scores[index, None]) / tau).sigmoid().scatter(1, index[:, None], 0.0)
     return (above * (1 - above) / (1 + above.sum(1, keepdim=True)) ** 2 > epsilon).sum()

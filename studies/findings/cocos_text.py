@@ -29,13 +29,12 @@ def table_1_rows() -> Shown:
 def only_large_margin() -> Shown:
     """Triplet SH is far above SmoothAP in two experiments, not in one.
 
-    Kind: claim Where: Section 5, SmoothAP: "the only experiment where the Triplet loss SH
-    outperforms SmoothAP with a large margin". Found: VSRN on Flickr30K, where SmoothAP takes the
-    most negatives into account (table 4, row 1.8). Correct: VSRN on MS-COCO (rows 2.6 and 2.8) has
-    a gap nearly as large, and its row of table 4 counts 1.67 for i2t and 1.42 for t2i,
+    Kind: claim
+    Where: Section 5, SmoothAP: "the only experiment where the Triplet loss SH outperforms SmoothAP with a large margin".
+    Found: VSRN on Flickr30K, where SmoothAP takes the most negatives into account (table 4, row 1.8).
+    Correct: VSRN on MS-COCO (rows 2.6 and 2.8) has a gap nearly as large, and its row of table 4 counts 1.67 for i2t and 1.42 for t2i,
         where VSE++ on Flickr30K (row 1.4), with the smallest gap, counts 1.27 and 1.47.
-    Effect: The four gaps have the order of the i2t counts, which supports the observation better
-    than the text does. They do not have the
+    Effect: The four gaps have the order of the i2t counts, which supports the observation better than the text does. They do not have the
         order of the t2i counts, which are not as defined.
     visavis: A gap is given in points of RSUM, next to the spread over seeds.
     """

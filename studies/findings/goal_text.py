@@ -1,7 +1,6 @@
 """GOAL: equivalences, text and tables
 
-The same paper, sections 3.2 to 4.4. T and P are as there. s_p is the positive of an anchor, s_n its
-hardest negative.
+The same paper, sections 3.2 to 4.4. T and P are as there. s_p is the positive of an anchor, s_n its hardest negative.
 """
 
 from __future__ import annotations
@@ -29,34 +28,34 @@ ALPHA, BETA, LAM, EPSILON, TAU = 2.0, 10.0, 0.5, 0.1, 10.0
 def eq_7_scale() -> Shown:
     """The gradient of eq. 6 is tau times the weight of eq. 7.
 
-    Kind: misprint Where: Eqs. 6 and 7. Found: ``T_nca = 1 / (1 + e^(tau (s_p - s_n)))`` as the
-    scalar in the gradient of ``l_nca``. Correct: The scalar is ``tau T_nca``. Effect: The direction
-    is correct. Combined with a fixed gradient clip or another loss, the factor 10 counts. visavis:
-    ``Goal(triplet="nca", pair="con")`` is eq. 7. A test checks that it is tau times less than the
-    loss of eq. 6.
+    Kind: misprint
+    Where: Eqs. 6 and 7.
+    Found: ``T_nca = 1 / (1 + e^(tau (s_p - s_n)))`` as the scalar in the gradient of ``l_nca``.
+    Correct: The scalar is ``tau T_nca``.
+    Effect: The direction is correct. Combined with a fixed gradient clip or another loss, the factor 10 counts.
+    visavis: ``Goal(triplet="nca", pair="con")`` is eq. 7. A test checks that it is tau times less than the loss of eq. 6.
     """
     pair = leaf(numbers(0.6, 0.5))
     (slope,) = gradient(-(TAU * pair).log_softmax(0)[0], pair)
     weight = (TAU * (pair[1] - pair[0])).sigmoid().item()
     return Shown(
         abs(slope[1].item() / weight - TAU) < 1e-9,
-        f"s_p = 0.6, s_n = 0.5, tau = 10: gradient of eq. 6 on s_n {digits(slope[1])}, eq. 7 "
-        f"{digits(weight)}\nratio {digits(slope[1] / weight)}",
+        f"s_p = 0.6, s_n = 0.5, tau = 10: gradient of eq. 6 on s_n {digits(slope[1])}, eq. 7 {digits(weight)}\nratio {digits(slope[1] / weight)}",
     )
 
 
 def eq_12_relative_weight() -> Shown:
     """The text reverses the relative weight of a negative.
 
-    Kind: misprint Where: The second paragraph after eq. 12. Found: ``m- > 1`` means that the
-    selected negative is closer than others and raises its weight. ``m- < 1`` cannot occur with hard
+    Kind: misprint
+    Where: The second paragraph after eq. 12.
+    Found: ``m- > 1`` means that the selected negative is closer than others and raises its weight. ``m- < 1`` cannot occur with hard
         mining.
-    Correct: By eq. 12, ``m- = mean e^(-beta (s_n - R)) > 1`` means that it is farther than others,
-    and a larger m- lowers ``P- = 1 / (m-
-        + ...)``. With hard mining ``s_n >= R``, so ``m- <= 1`` always: ``m- > 1`` is the case that
-        cannot occur. The paragraph on m+ is correct.
-    Effect: Under hard mining, sig-ms raises the weight of a negative, and more so the more it
-    stands out. visavis: ``Goal(pair="sig_ms")`` is eq. 12. A test checks that m- is at most 1.
+    Correct: By eq. 12, ``m- = mean e^(-beta (s_n - R)) > 1`` means that it is farther than others, and a larger m- lowers ``P- = 1 / (m-
+        + ...)``. With hard mining ``s_n >= R``, so ``m- <= 1`` always: ``m- > 1`` is the case that cannot occur. The paragraph on m+ is
+        correct.
+    Effect: Under hard mining, sig-ms raises the weight of a negative, and more so the more it stands out.
+    visavis: ``Goal(pair="sig_ms")`` is eq. 12. A test checks that m- is at most 1.
     """
     scores = scores_of(64, seed=0, noise=2.0)
     hardest = negatives(scores).amax(1)
@@ -69,8 +68,7 @@ def eq_12_relative_weight() -> Shown:
         bool((relative <= 1).all())
         and bool(farther > 1)
         and bool(weight[0] > weight[1] > weight[2]),
-        f"{len(relative)} anchors with other near negatives: m- from {digits(relative.min())} to "
-        f"{digits(relative.max())}\n"
+        f"{len(relative)} anchors with other near negatives: m- from {digits(relative.min())} to {digits(relative.max())}\n"
         f"s_n = 0.4 below R = 0.5: m- = {digits(farther)}\n"
         f"P- at s_n = 0.5 for m- = 0.5, 1, 2: {', '.join(map(digits, weight))}",
     )
@@ -79,16 +77,15 @@ def eq_12_relative_weight() -> Shown:
 def table_1_binomial_deviance() -> Shown:
     """(T_con, P_sig) is binomial deviance only with both halves rescaled, and without a margin.
 
-    Kind: claim Where: Table 1 and eq. 11. Found: This cell is named binomial deviance. Correct: As
-    the multi-similarity paper writes that loss, the gradient of ``log(1 + e^(-alpha (s_p - lam))) +
-    log(1 + e^(beta (s_n -
-        lam)))`` is ``-alpha P+`` and ``beta P-``. The cell is its gradient after division by alpha
-        and by beta, and where the Heaviside of T_con is 1.
-    Effect: With alpha = 2 and beta = 10, the gradient of the loss on a negative, relative to that
-    on the positive, is five times that of
+    Kind: claim
+    Where: Table 1 and eq. 11.
+    Found: This cell is named binomial deviance.
+    Correct: As the multi-similarity paper writes that loss, the gradient of ``log(1 + e^(-alpha (s_p - lam))) + log(1 + e^(beta (s_n -
+        lam)))`` is ``-alpha P+`` and ``beta P-``. The cell is its gradient after division by alpha and by beta, and where the Heaviside
+        of T_con is 1.
+    Effect: With alpha = 2 and beta = 10, the gradient of the loss on a negative, relative to that on the positive, is five times that of
         the cell.
-    visavis: ``BinomialDeviance`` has the divisions, so that it is the potential of
-    ``Goal(triplet="con", pair="sig")`` with all hinges
+    visavis: ``BinomialDeviance`` has the divisions, so that it is the potential of ``Goal(triplet="con", pair="sig")`` with all hinges
         open.
     """
     pair = leaf(numbers(0.6, 0.5))
@@ -99,8 +96,7 @@ def table_1_binomial_deviance() -> Shown:
     ratios = [(-push / pull).item() for pull, push in (slope, cell)]
     return Shown(
         relative_error(divided, cell) < 1e-12 and abs(ratios[0] / ratios[1] - BETA / ALPHA) < 1e-9,
-        f"s_p = 0.6, s_n = 0.5: push / pull {digits(ratios[0])} of the loss, {digits(ratios[1])} "
-        "of the cell. "
+        f"s_p = 0.6, s_n = 0.5: push / pull {digits(ratios[0])} of the loss, {digits(ratios[1])} of the cell. "
         f"The divided loss apart from the cell by {digits(relative_error(divided, cell))}",
     )
 
@@ -108,15 +104,14 @@ def table_1_binomial_deviance() -> Shown:
 def table_1_multi_similarity() -> Shown:
     """(T_con, P_sig-ms) is not the multi-similarity loss.
 
-    Kind: claim Where: Table 1, and "MS loss (P_sig-ms, T_con)" in section 4.3. Found: This cell is
-    named MS loss. Correct: With one positive and the hardest negative, MS gives exactly (con, sig).
-    With all mined negatives, MS distributes the
-        gradient over them, with a sum in the denominator that includes the negative itself. GOAL
-        uses only the hardest negative, with a mean over the others, and takes the positives of
-        other anchors where MS has the anchor's own.
+    Kind: claim
+    Where: Table 1, and "MS loss (P_sig-ms, T_con)" in section 4.3.
+    Found: This cell is named MS loss.
+    Correct: With one positive and the hardest negative, MS gives exactly (con, sig). With all mined negatives, MS distributes the
+        gradient over them, with a sum in the denominator that includes the negative itself. GOAL uses only the hardest negative, with a
+        mean over the others, and takes the positives of other anchors where MS has the anchor's own.
     Effect: The rows of the tables compare GOAL with its own cell, not with the published MS loss.
-    visavis: ``MultiSimilarity`` is the published loss, ``Goal(triplet="con", pair="sig_ms")`` the
-    cell.
+    visavis: ``MultiSimilarity`` is the published loss, ``Goal(triplet="con", pair="sig_ms")`` the cell.
     """
     scores = leaf(scores_of(32, seed=0))
     positive, hardest = scores.diag(), negatives(scores).amax(1)
@@ -146,25 +141,22 @@ def table_1_multi_similarity() -> Shown:
         relative_error(sig, of_two) < 1e-12
         and relative_error(cell, published) > 0.3
         and bool(cosine < 0.95),
-        "dL/ds of 32 anchors: MS of the hardest negative against (con, sig), apart by "
-        f"{digits(relative_error(sig, of_two))}\n"
-        f"MS against (con, sig-ms): apart by {digits(100 * relative_error(cell, published))} %, "
-        f"cosine {digits(cosine)}",
+        f"dL/ds of 32 anchors: MS of the hardest negative against (con, sig), apart by {digits(relative_error(sig, of_two))}\n"
+        f"MS against (con, sig-ms): apart by {digits(100 * relative_error(cell, published))} %, cosine {digits(cosine)}",
     )
 
 
 def table_1_circle() -> Shown:
     """(T_cir, P_lin) is not the circle loss in any setting.
 
-    Kind: claim Where: Table 1 and eq. 8. Found: This cell is named circle loss. Correct: The
-    triplet weight of the circle loss with margin m is ``1 / (1 + e^(tau (2 m^2 - (1 - s_p)^2 -
-    s_n^2)))``: eq. 8 if ``m =
-        1/sqrt(2)``, the code's weight if ``m = 1/2``. Its pair weights are then ``1 + m - s_p`` and
-        ``s_n + m``, not ``1 - s_p`` and ``s_n``, which need m = 0. The cell is the exact gradient
-        of ``softplus(tau (s_n^2 - s_p (2 - s_p))) / (2 tau)``.
-    Effect: The cell is a good objective of its own. Its numbers are not those of the published
-    circle loss. visavis: ``Circle`` is the published loss, ``Goal(triplet="cir", pair="lin")`` the
-    cell. A test compares it with its potential.
+    Kind: claim
+    Where: Table 1 and eq. 8.
+    Found: This cell is named circle loss.
+    Correct: The triplet weight of the circle loss with margin m is ``1 / (1 + e^(tau (2 m^2 - (1 - s_p)^2 - s_n^2)))``: eq. 8 if ``m =
+        1/sqrt(2)``, the code's weight if ``m = 1/2``. Its pair weights are then ``1 + m - s_p`` and ``s_n + m``, not ``1 - s_p`` and
+        ``s_n``, which need m = 0. The cell is the exact gradient of ``softplus(tau (s_n^2 - s_p (2 - s_p))) / (2 tau)``.
+    Effect: The cell is a good objective of its own. Its numbers are not those of the published circle loss.
+    visavis: ``Circle`` is the published loss, ``Goal(triplet="cir", pair="lin")`` the cell. A test compares it with its potential.
     """
     pair = leaf(numbers(0.5, 0.6))
     p, n = pair.detach()
@@ -199,16 +191,15 @@ def table_1_circle() -> Shown:
 def combinations_without_loss() -> Shown:
     """Some combinations are not the gradient of a loss.
 
-    Kind: claim Where: Section 3.4: combinations are "possibly impossible" to train through a loss,
-    if not integrable. Found: The paper does not state which ones. Correct: Without the Heaviside:
-    (nca, lin), (nca, sig), (cir, con) and (cir, sig) have a curl and so no loss. (con, con), (con,
-    lin),
-        (con, sig), (nca, con) and (cir, lin) have one. With the Heaviside of eq. 5, only (con, con)
-        of the T_con column keeps its loss: around a closed path across the margin, the work of the
-        others is not 0. The ms weights read the whole batch and are not a field of the two
-        similarities.
-    Effect: Without a loss, no number shows whether training still makes progress. visavis:
-    ``Goal.integrable`` is False for the family. Its value is only a monitor, as documented.
+    Kind: claim
+    Where: Section 3.4: combinations are "possibly impossible" to train through a loss, if not integrable.
+    Found: The paper does not state which ones.
+    Correct: Without the Heaviside: (nca, lin), (nca, sig), (cir, con) and (cir, sig) have a curl and so no loss. (con, con), (con, lin),
+        (con, sig), (nca, con) and (cir, lin) have one. With the Heaviside of eq. 5, only (con, con) of the T_con column keeps its loss:
+        around a closed path across the margin, the work of the others is not 0. The ms weights read the whole batch and are not a field
+        of the two similarities.
+    Effect: Without a loss, no number shows whether training still makes progress.
+    visavis: ``Goal.integrable`` is False for the family. Its value is only a monitor, as documented.
     """
     points = torch.linspace(-0.9, 0.9, 19, dtype=torch.float64)
     grid = leaf(torch.cartesian_prod(points, points))
@@ -234,13 +225,11 @@ def combinations_without_loss() -> Shown:
 def tables_2_to_6() -> Shown:
     """The same configuration has different numbers in different tables.
 
-    Kind: tables disagree Where: Tables 2, 3, 5 and 6, R@1 on MS-COCO 5K, image to text / text to
-    image. Found: (con, con) on VSE++ fine-tuned: 41.0 in table 2, 40.8 in table 3. On VSE-infinity
-    (BUTD): 58.3 and 58.9. "Ours" in table 6,
-        labeled (cir, sig-ms): 44.3/31.0, 63.2/44.4, 71.9/53.7. That row of tables 3 and 5:
-        43.8/31.1, 63.2/44.9, 71.4/53.6.
-    Correct: Cannot be known. Table 6 may hold single runs, while tables 3 and 5 hold means of
-    three. (In section 4.4 the third of the
+    Kind: tables disagree
+    Where: Tables 2, 3, 5 and 6, R@1 on MS-COCO 5K, image to text / text to image.
+    Found: (con, con) on VSE++ fine-tuned: 41.0 in table 2, 40.8 in table 3. On VSE-infinity (BUTD): 58.3 and 58.9. "Ours" in table 6,
+        labeled (cir, sig-ms): 44.3/31.0, 63.2/44.4, 71.9/53.7. That row of tables 3 and 5: 43.8/31.1, 63.2/44.9, 71.4/53.6.
+    Correct: Cannot be known. Table 6 may hold single runs, while tables 3 and 5 hold means of three. (In section 4.4 the third of the
         three methods named is VSE-infinity (WSL), not BUTD twice.)
     Effect: Half a point, as much as between neighboring rows.
     visavis: A published number is quoted with paper, table and row.
@@ -264,15 +253,14 @@ def tables_2_to_6() -> Shown:
 def best_combination() -> Shown:
     """Some statements about the tables have exceptions in the tables.
 
-    Kind: tables disagree Where: Sections 4.3 and 5, against tables 3 and 5. Found: All losses of
-    table 1 are better than the triplet loss in both steps. MS is the best of them in the
-    fine-tuning step. (cir,
+    Kind: tables disagree
+    Where: Sections 4.3 and 5, against tables 3 and 5.
+    Found: All losses of table 1 are better than the triplet loss in both steps. MS is the best of them in the fine-tuning step. (cir,
         sig-ms) is generally best.
-    Correct: Table 3, first step, text to image: (nca, con) 22.7, triplet 22.8. Fine-tuning, text to
-    image: (con, sig) 31.1, (con, sig-ms)
+    Correct: Table 3, first step, text to image: (nca, con) 22.7, triplet 22.8. Fine-tuning, text to image: (con, sig) 31.1, (con, sig-ms)
         30.8. Table 5, WSL: (nca, sig-ms) 71.5 / 54.2, (cir, sig-ms) 71.4 / 53.6.
-    Effect: All are within or near the printed standard deviations. The sentences are summaries, not
-    rules. visavis: Comparisons print intervals and paired tests, which decide the ranking.
+    Effect: All are within or near the printed standard deviations. The sentences are summaries, not rules.
+    visavis: Comparisons print intervals and paired tests, which decide the ranking.
     """
     exceptions = {
         "triplet over (nca, con)": 22.8 - 22.7,
@@ -310,9 +298,7 @@ def _curl(triplet: str, pair: str, grid: Tensor) -> float:
 
 
 def _circulation(pair: str, steps: int = 20_000) -> float:
-    """The work of the field with T_con and margin 0.2 once around the square with corners 0.1 and
-    0.6.
-    """
+    """The work of the field with T_con and margin 0.2 once around the square with corners 0.1 and 0.6."""
     pull, push = PAIRS[pair]
     along = (torch.arange(steps, dtype=torch.float64) + 0.5) / steps * 0.5 + 0.1
     low, high = torch.full_like(along, 0.1), torch.full_like(along, 0.6)
@@ -326,9 +312,7 @@ def _circulation(pair: str, steps: int = 20_000) -> float:
 
 
 def _soft(factor: float, scores: Tensor) -> Tensor:
-    """``(1 / |factor|) log(1 + sum e^(factor (s - lam)))`` of each row: the two halves of the
-    multi-similarity loss.
-    """
+    """``(1 / |factor|) log(1 + sum e^(factor (s - lam)))`` of each row: the two halves of the multi-similarity loss."""
     one = scores.new_zeros(len(scores), 1)
     return torch.cat([one, factor * (scores - LAM)], 1).logsumexp(1) / abs(factor)
 

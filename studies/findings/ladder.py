@@ -29,11 +29,12 @@ MARGINS, THRESHOLDS, BETAS = (0.2, 0.01, 0.01), (0.63, 0.56), (1.0, 0.25, 0.125)
 def eq_8_margin() -> Shown:
     """The hard-sampled second level is printed with the margin of the first.
 
-    Kind: misprint Where: Eq. 8. Found: ``L^2-HC = [alpha_1 - s(v, h_i*) + s(v, h_j*)]_+``. Correct:
-    ``alpha_2``, as in eq. 7 and the code: hard sampling takes one summand of eq. 7, and every
-    summand there has ``alpha_2``. Effect: With the paper's values, 0.2 against 0.01: as printed,
-    the second level has a margin twenty times as large. visavis: ``Ladder`` uses the margin of each
-    level.
+    Kind: misprint
+    Where: Eq. 8.
+    Found: ``L^2-HC = [alpha_1 - s(v, h_i*) + s(v, h_j*)]_+``.
+    Correct: ``alpha_2``, as in eq. 7 and the code: hard sampling takes one summand of eq. 7, and every summand there has ``alpha_2``.
+    Effect: With the paper's values, 0.2 against 0.01: as printed, the second level has a margin twenty times as large.
+    visavis: ``Ladder`` uses the margin of each level.
     """
     scores, relevance = scores_of(16, seed=4), _relevance(16, seed=5)
     up, down = _level(relevance, 0.63, torch.inf), relevance < 0.63
@@ -44,8 +45,7 @@ def eq_8_margin() -> Shown:
     printed, right = ((margin + hard).clamp(min=0) for margin in MARGINS[:2])
     return Shown(
         bool((right - largest).abs().max() < 1e-12) and bool((printed - largest).abs().max() > 0.1),
-        "largest summand of eq. 7 against eq. 8, 16 queries: with alpha_2 apart by "
-        f"{digits((right - largest).abs().max())}, "
+        f"largest summand of eq. 7 against eq. 8, 16 queries: with alpha_2 apart by {digits((right - largest).abs().max())}, "
         f"with alpha_1 by up to {digits((printed - largest).abs().max())}",
     )
 
@@ -53,11 +53,11 @@ def eq_8_margin() -> Shown:
 def code_upper_set() -> Shown:
     """The released code takes the least similar item of all higher levels, including the own pair.
 
-    Kind: code differs from paper Where: ``LadderLoss.forward`` (``simmask``) against eqs. 7 and 8.
-    Found: ``i* = argmin`` over all items with relevance at or above the threshold: every level up
-    to l - 1, and the query's own pair. Correct: Eq. 7 pairs neighboring levels: ``i* = argmin``
-    only over ``N_{l-1}``. Effect: With L = 2, the setting of most tables, it matters only where the
-    own pair is less similar than the whole first level. With L
+    Kind: code differs from paper
+    Where: ``LadderLoss.forward`` (``simmask``) against eqs. 7 and 8.
+    Found: ``i* = argmin`` over all items with relevance at or above the threshold: every level up to l - 1, and the query's own pair.
+    Correct: Eq. 7 pairs neighboring levels: ``i* = argmin`` only over ``N_{l-1}``.
+    Effect: With L = 2, the setting of most tables, it matters only where the own pair is less similar than the whole first level. With L
         = 3 (table 4) the third level differs often.
     visavis: ``Ladder`` follows the paper, ``Ladder(semantics="reference")`` the code.
     """
@@ -66,8 +66,7 @@ def code_upper_set() -> Shown:
     code = [_level_terms(scores, relevance, levels, all_higher=True) for levels in (2, 3)]
     return Shown(
         abs(paper[0] - code[0]) < 1e-12 and abs(paper[1] - code[1]) > 0.01,
-        f"one direction, B = 16, nothing else changed: L = 2 paper {digits(paper[0])}, code "
-        f"{digits(code[0])}\n"
+        f"one direction, B = 16, nothing else changed: L = 2 paper {digits(paper[0])}, code {digits(code[0])}\n"
         f"L = 3 paper {digits(paper[1])}, code {digits(code[1])}",
     )
 
@@ -75,13 +74,12 @@ def code_upper_set() -> Shown:
 def code_fill() -> Shown:
     """In the released code the most similar of the lower levels is never below 0.
 
-    Kind: code differs from paper Where: ``LadderLoss.forward``: ``scores * dismask``, then the
-    maximum, and ``scores * simmask + 1.0 * dismask``, then the minimum. Found: Items outside a set
-    count as similarity 1 in the minimum and 0 in the maximum. Correct: They do not count (eq. 8).
-    As a cosine is at most 1, the 1 is harmless. The 0 is not harmless: it is above every negative
+    Kind: code differs from paper
+    Where: ``LadderLoss.forward``: ``scores * dismask``, then the maximum, and ``scores * simmask + 1.0 * dismask``, then the minimum.
+    Found: Items outside a set count as similarity 1 in the minimum and 0 in the maximum.
+    Correct: They do not count (eq. 8). As a cosine is at most 1, the 1 is harmless. The 0 is not harmless: it is above every negative
         similarity.
-    Effect: Where all less relevant items already have negative similarity, the level keeps pulling
-    its upper item up, without an item to
+    Effect: Where all less relevant items already have negative similarity, the level keeps pulling its upper item up, without an item to
         separate it from.
     visavis: ``Ladder`` leaves non-members out. ``Ladder(semantics="reference")`` keeps the fill.
     """
@@ -90,40 +88,38 @@ def code_fill() -> Shown:
     paper = (MARGINS[1] - scores[1] + scores[2:].max()).clamp(min=0)
     return Shown(
         paper.item() == 0 and code > 0.1 and slope[1].item() == -1 and bool((slope[2:] == 0).all()),
-        "own pair 0.5, one relevant item at -0.1, others at -0.2 and -0.4: second level "
-        f"{digits(paper)} by eq. 8, {digits(code)} in the code.\n"
-        f"Its gradient there: {digits(slope[1])} on the relevant item, "
-        f"{digits(slope[2:].abs().max())} on the others",
+        f"own pair 0.5, one relevant item at -0.1, others at -0.2 and -0.4: second level {digits(paper)} by eq. 8, {digits(code)} in the code.\n"
+        f"Its gradient there: {digits(slope[1])} on the relevant item, {digits(slope[2:].abs().max())} on the others",
     )
 
 
 def code_empty_lower_set() -> Shown:
     """In the released code an empty lower level still has a hinge.
 
-    Kind: code differs from paper Where: ``LadderLoss.forward``, a query whose every item reaches
-    the threshold. Found: The maximum over nothing is the fill, 0, so ``[alpha_l - min s]_+`` is
-    added. Correct: A sum over no pair is 0 (eq. 7). Effect: Only small batches and low thresholds.
-    For such a query, the loss requires the least similar relevant item to reach
+    Kind: code differs from paper
+    Where: ``LadderLoss.forward``, a query whose every item reaches the threshold.
+    Found: The maximum over nothing is the fill, 0, so ``[alpha_l - min s]_+`` is added.
+    Correct: A sum over no pair is 0 (eq. 7).
+    Effect: Only small batches and low thresholds. For such a query, the loss requires the least similar relevant item to reach
         ``alpha_l``.
     visavis: ``Ladder`` gives 0, ``Ladder(semantics="reference")`` the code's value.
     """
     code, slope = _filled(numbers(0.5, -0.1, -0.2), numbers(1.0, 0.7, 0.7))
     return Shown(
         abs(code - 0.21) < 1e-12 and slope[2].item() == -1,
-        f"all of three items relevant, the least similar at -0.2: 0 by eq. 7, {digits(code)} in "
-        f"the code, gradient {digits(slope[2])} on that item",
+        f"all of three items relevant, the least similar at -0.2: 0 by eq. 7, {digits(code)} in the code, gradient {digits(slope[2])} on that item",
     )
 
 
 def coherent_score_ties() -> Shown:
     """Ties in relevance: the definition does not count them, the code uses tau-b.
 
-    Kind: ambiguity Where: Section Coherent Score. The code calls ``scipy.stats.kendalltau``. Found:
-    Concordant and discordant pairs are defined. Tied pairs are not mentioned. Kendall (1945), which
-    is cited, is about ties. Correct: With ties, tau-a (divide by all pairs) and tau-b (leave tied
-    pairs out of the norm) differ. The code prints tau-b. Effect: Quantized relevance, such as human
-    ratings or the 0 below a threshold, has many ties. Real-valued relevance has none. visavis:
-    ``metrics.graded_metrics`` is tau-b. A query whose relevance is constant in the top K is NaN.
+    Kind: ambiguity
+    Where: Section Coherent Score. The code calls ``scipy.stats.kendalltau``.
+    Found: Concordant and discordant pairs are defined. Tied pairs are not mentioned. Kendall (1945), which is cited, is about ties.
+    Correct: With ties, tau-a (divide by all pairs) and tau-b (leave tied pairs out of the norm) differ. The code prints tau-b.
+    Effect: Quantized relevance, such as human ratings or the 0 below a threshold, has many ties. Real-valued relevance has none.
+    visavis: ``metrics.graded_metrics`` is tau-b. A query whose relevance is constant in the top K is NaN.
     """
     from scipy.stats import kendalltau
 
@@ -135,27 +131,22 @@ def coherent_score_ties() -> Shown:
     tau_b = kendalltau(scores, relevance).statistic
     return Shown(
         abs(tau_a - 5 / 6) < 1e-12 and abs(tau_b - 5 / 30**0.5) < 1e-12,
-        f"relevance 1, 0.5, 0.5, 0 in the best possible order: tau-a {digits(tau_a)}, tau-b "
-        f"{digits(tau_b)}",
+        f"relevance 1, 0.5, 0.5, 0 in the best possible order: tau-a {digits(tau_a)}, tau-b {digits(tau_b)}",
     )
 
 
 def relevance_in_code() -> Shown:
     """Relevance: the description and the configurations differ.
 
-    Kind: code differs from paper Where: Section Experiments, Relevance Degree, against
-    ``config.ladder.py``, ``config.hybrid.py`` and ``EcoSTSMatrix``. Found: The paper gives every
-    pair a CBoW value and replaces it by BERT's where it exceeds 0.8. The default configuration uses
-    only
-        CBoW (spaCy vectors, nouns doubled). The hybrid one sets pairs below 0.8 to 0 instead of
-        leaving their CBoW value. Its server and weights were not released. The comment of
-        ``_wcbow_`` states that it skips stop words, but its sum is over all words.
-    Correct: The paper does not state which relevance gave which table. Effect: Thresholds such as
-    0.63 have a meaning only for one relevance. Under the hybrid one, the level 0.63 to 0.8 holds
-    only refined
+    Kind: code differs from paper
+    Where: Section Experiments, Relevance Degree, against ``config.ladder.py``, ``config.hybrid.py`` and ``EcoSTSMatrix``.
+    Found: The paper gives every pair a CBoW value and replaces it by BERT's where it exceeds 0.8. The default configuration uses only
+        CBoW (spaCy vectors, nouns doubled). The hybrid one sets pairs below 0.8 to 0 instead of leaving their CBoW value. Its server and
+        weights were not released. The comment of ``_wcbow_`` states that it skips stop words, but its sum is over all words.
+    Correct: The paper does not state which relevance gave which table.
+    Effect: Thresholds such as 0.63 have a meaning only for one relevance. Under the hybrid one, the level 0.63 to 0.8 holds only refined
         pairs.
-    visavis: Any relevance is accepted, as a matrix, as factors or as a function. Recipes name
-    theirs.
+    visavis: Any relevance is accepted, as a matrix, as factors or as a function. Recipes name theirs.
     """
     bag_of_words, refined = _relevance(64, seed=0), _relevance(64, seed=1)
     described = torch.where(bag_of_words > 0.8, refined, bag_of_words)
@@ -164,8 +155,7 @@ def relevance_in_code() -> Shown:
     from_refined = int(((refined >= 0.63) & (refined < 0.8) & (bag_of_words > 0.8)).sum())
     return Shown(
         counts[0] > 2 * counts[1] and counts[1] == from_refined,
-        f"random relevance of 64 x 64 pairs, level 0.63 to 0.8: {counts[0]} pairs as described, "
-        f"{counts[1]} by the hybrid configuration, "
+        f"random relevance of 64 x 64 pairs, level 0.63 to 0.8: {counts[0]} pairs as described, {counts[1]} by the hybrid configuration, "
         f"all of them refined ({from_refined})",
     )
 
@@ -173,13 +163,13 @@ def relevance_in_code() -> Shown:
 def protocol() -> Shown:
     """The protocol of "1000 Test Samples" and of CS@K is open.
 
-    Kind: ambiguity Where: Table 1, and ``CS@K`` in the code. Found: The paper does not state
-    whether five folds are averaged. CS@K in the code ranks N images against N captions, the first
-    of each
+    Kind: ambiguity
+    Where: Table 1, and ``CS@K`` in the code.
+    Found: The paper does not state whether five folds are averaged. CS@K in the code ranks N images against N captions, the first of each
         image, while R@K uses all five.
-    Correct: Cannot be known from the text. Effect: Recalls of one fold and of the mean of five are
-    different numbers. The same holds for scores over one caption and over five. visavis: Protocols
-    are named objects, printed next to every number.
+    Correct: Cannot be known from the text.
+    Effect: Recalls of one fold and of the mean of five are different numbers. The same holds for scores over one caption and over five.
+    visavis: Protocols are named objects, printed next to every number.
     """
     folds = [100 * first_ranks(scores_of(100, seed, noise=3.0)) for seed in range(5)]
     images, captions = embeddings(100, seed=0, noise=3.0)
@@ -192,8 +182,7 @@ def protocol() -> Shown:
     )
     return Shown(
         folds[0] != sum(folds) / 5 and one != all_five,
-        f"R@1 of 100 images: first fold {digits(folds[0])}, mean of five "
-        f"{digits(sum(folds) / 5)}\none caption per image {digits(one)}, "
+        f"R@1 of 100 images: first fold {digits(folds[0])}, mean of five {digits(sum(folds) / 5)}\none caption per image {digits(one)}, "
         f"five {digits(all_five)}",
     )
 
@@ -216,9 +205,7 @@ def _hardest_gap(scores: Tensor, up: Tensor, down: Tensor) -> Tensor:
 
 
 def _level_terms(scores: Tensor, relevance: Tensor, levels: int, *, all_higher: bool) -> float:
-    """Terms of levels 2 to L, hard-sampled, images as queries. With ``all_higher``, the upper set
-    is defined as in the code.
-    """
+    """Terms of levels 2 to L, hard-sampled, images as queries. With ``all_higher``, the upper set is defined as in the code."""
     total, bounds = 0.0, (torch.inf, *THRESHOLDS)
     for level in range(1, levels):
         up = (

@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file
 
 import visavis
-from visavis import PairLoss, parse, spec
+from visavis import PairLoss, parse
+from visavis.core import spec
 from visavis.core.errors import MissingSupervision, RecipeError, RunError
 from visavis.core.progress import NoProgress
 from visavis.data import open_dataset

@@ -96,8 +96,10 @@ def git_hash() -> str | None:
 
 @cache
 def package_requirements() -> list[tuple[str, str | None]]:
-    """Read ``(package, extra)`` of all packages in the metadata of visavis. The extra of a required
-    package is None.
+    """Read the packages that visavis needs, from its metadata.
+
+    Returns:
+        ``(package, extra)`` of each package. The extra of a required package is None.
 
     Raises:
         RunError: If visavis is not installed.
