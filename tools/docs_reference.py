@@ -94,10 +94,9 @@ def packages() -> list[str]:
     """``visavis`` and its packages that list their public names."""
     names = [
         module.name
-        for module in pkgutil.iter_modules(visavis.__path__)
-        if module.ispkg and module.name not in INTERNAL
+        for module in pkgutil.walk_packages(visavis.__path__, "visavis.")
+        if module.ispkg and not INTERNAL & {*module.name.split(".")}
     ]
-    names = [f"visavis.{name}" for name in names]
     return [
         "visavis",
         *(name for name in names if hasattr(importlib.import_module(name), "__all__")),
