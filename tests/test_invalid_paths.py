@@ -4,15 +4,17 @@ skipped file.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import pkgutil
+import sys
 
 import pytest
 import torch
 
 import visavis
-from visavis import Retriever, VisavisError, api
+from visavis import DataError, Retriever, VisavisError, api, cli
 from visavis.data.synthetic import write_synthetic_scenes
 from visavis.evaluation.graded.estimators.sentence_models import CrossEncoder, SentenceModel
 from visavis.models.encoders.pretrained_files import model_folder
@@ -42,7 +44,6 @@ CALLS = {
     "load": lambda name: visavis.load(name),
     "Retriever.load": lambda name: Retriever.load(name),
     "evaluate": lambda name: visavis.evaluate(name),
-    "data_check": lambda name: visavis.data_check(name),
     "features": lambda name: visavis.features("scenes", visual=name, out="made"),
     "features of a text encoder": lambda name: visavis.features("scenes", text=name, out="made"),
     "data_convert": lambda name: visavis.data_convert([name], "made"),
@@ -91,6 +92,38 @@ def test_names_the_system_rejects_are_refused(call, folder):
             CALLS[call](name)
         assert "\n" not in str(refused.value), kind
         assert not os.path.exists("run"), kind
+
+
+def test_data_check_reports_names_the_system_rejects(folder):
+    for name in NAMES.values():
+        with contextlib.suppress(DataError):
+            assert not visavis.data_check(name).ok
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["evaluate", "a" * 256],
+            "run: expected a path whose names have at most 255 bytes and no NUL, got 'aaa",
+        ),
+        (["index", "a\0b"], "run: expected a path whose names have at most 255 bytes and no NUL"),
+        (["train", "/".join(["a" * 200] * 21)], "recipe: expected a path whose names have at most"),
+        (["data", "check", "\ud800"], "path: expected a path of valid Unicode, got '\\ud800'."),
+        (["search", "run", "\udcff"], "query: expected a text of valid Unicode, got '\\udcff'."),
+        (["train", "demo", "name='\udcff'"], "overrides: expected a text of valid Unicode, got"),
+        # A store may have a longer address, and a name that is not UTF-8 is a path of Linux.
+        (["evaluate", "index", "--store", "s3://" + "a" * 300], "--store: expected an index"),
+        (["data", "check", "\udcff"], "\\xff: expected a path in UTF-8"),
+    ],
+)
+def test_command_line_rejects_texts_the_system_rejects(words, message, folder, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["visavis", *words])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    output = capsys.readouterr()
+    assert end.value.code == 1
+    assert message in output.err + output.out
 
 
 def test_links_in_a_loop_are_skipped_or_refused(folder):

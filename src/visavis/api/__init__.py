@@ -23,7 +23,6 @@ from visavis.api.grading import agreement, coherence, relevance, relevance_fit, 
 from visavis.api.indexing import classify, index, search, serve
 from visavis.api.models import export, mteb
 from visavis.api.training_runs import compare, evaluate, load, mine, reproduce, train
-from visavis.core.spec import validate_arguments
 
 __all__ = [
     "demo",
@@ -57,6 +56,3 @@ __all__ = [
     "classify",
     "serve",
 ]
-
-for _name in __all__:
-    globals()[_name] = validate_arguments(globals()[_name])

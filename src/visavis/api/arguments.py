@@ -5,11 +5,11 @@ overrides.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from visavis.core.errors import RecipeError, RunError
+from visavis.core.errors import RecipeError, RunError, SpecError, format_value
 from visavis.core.progress import Progress
 
 T = TypeVar("T", str, float)
@@ -21,7 +21,27 @@ def to_list(values: T | Sequence[T]) -> list[T]:
     Args:
         values: One text or number, or several.
     """
-    return [values] if isinstance(values, str | int | float) else list(values)
+    # A number of numpy is no subclass of int.
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        return [values]
+    return list(values)
+
+
+def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    """Check an argument of which other values would give a result, but not the requested one.
+
+    Args:
+        name: Name of the argument.
+        value: The argument.
+        choices: Valid values.
+
+    Raises:
+        SpecError: If the value is not valid.
+    """
+    if value not in choices:
+        raise SpecError(
+            f"{name}: expected {' or '.join(map(repr, choices))}, got {format_value(value)}."
+        )
 
 
 def to_paths(paths: str | Path | Sequence[str | Path]) -> list[Path]:

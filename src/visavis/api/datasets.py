@@ -4,6 +4,7 @@ doctor and catalog.
 
 from __future__ import annotations
 
+import operator
 import os
 import time
 from collections.abc import Sequence
@@ -180,6 +181,10 @@ def data_scenes(
             "clips" if clips else "scenes", done, total, done / (time.perf_counter() - started)
         )
 
+    # Pillow compares (size, size) with numbers, which is an array for a number of numpy.
+    num_train, num_val, num_test, size, seed = map(
+        operator.index, (num_train, num_val, num_test, size, seed)
+    )
     write, size = (write_synthetic_clips, size) if clips else (write_synthetic_scenes, size or 96)
     return write(
         out,
@@ -265,7 +270,13 @@ def features(
     encoders = {}
     if visual:
         encoders["images"] = EncoderSpec(
-            "visual", visual, granularity, crops, frames_per_second, full_decoding=full_decoding
+            "visual",
+            visual,
+            granularity,
+            # The description of a store is written as JSON, which has no numbers of numpy.
+            operator.index(crops),
+            float(frames_per_second),
+            full_decoding=full_decoding,
         )
     encoders |= {"captions": EncoderSpec("text", text, text_granularity)} if text else {}
     with join_processes(

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from visavis.api.arguments import optional_text, to_list
+from visavis.core.memory_budget import MemoryLimit
 from visavis.core.progress import NoProgress, Progress
 
 if TYPE_CHECKING:
-    from visavis.core.memory_budget import MemoryLimit
     from visavis.research.diagnostics.attention_maps import AttentionMap
     from visavis.research.diagnostics.contribution_analysis import ContributionAnalysis
     from visavis.research.diagnostics.objective_profile import ObjectiveProfiles
@@ -107,7 +107,7 @@ def diagnose(
         optional_text(data),
         memory,
         checkpoint=str(checkpoint),
-        epsilons=to_list(epsilon),
+        epsilons=[float(value) for value in to_list(epsilon)],
     )
     if out is not None:
         from visavis.research.reports.diagnosis_report import render_diagnosis

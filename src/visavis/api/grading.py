@@ -4,15 +4,17 @@ estimators.
 
 from __future__ import annotations
 
+import numbers
+import operator
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
-from visavis.api.arguments import optional_text, to_list, to_paths
+from visavis.api.arguments import check_choice, optional_text, to_list, to_paths
+from visavis.core.memory_budget import MemoryLimit
 from visavis.core.progress import NoProgress, Progress
 
 if TYPE_CHECKING:
-    from visavis.core.memory_budget import MemoryLimit
     from visavis.evaluation.graded.estimator_quality import EstimatorQuality, RelevanceDistribution
     from visavis.evaluation.graded.fine_tuning import FineTunedModel
     from visavis.evaluation.graded.human_agreement import HumanAgreement
@@ -119,9 +121,14 @@ def coherence(
     )
     from visavis.research.reports.coherence_report import write_coherence_report
 
-    validate_int(top, "top", 1)
+    # The report is written as JSON, which has no numbers of numpy.
+    top, irrelevant_share = validate_int(top, "top", 1), float(irrelevant_share)
     validate_int(seed, "seed", 0, MAX_SEED)
-    if isinstance(queries, str):
+    # validate_int returns at most 2**53, which would be another seed.
+    seed = operator.index(seed)
+    if isinstance(queries, numbers.Integral):
+        queries = int(queries)
+    elif isinstance(queries, str):
         queries = int(queries) if queries.isdecimal() else [queries]
     progress = progress or NoProgress()
     with storage.create_output_folder(out, "runs/coherence") as folder:
@@ -277,6 +284,7 @@ def relevance_fit(
         Correlation on STS-B dev after each epoch and on test, and the spec of the estimator.
 
     Raises:
+        SpecError: If an argument is invalid.
         RefusedOverwrite: If the folder is not empty.
 
     Source:
@@ -287,15 +295,17 @@ def relevance_fit(
         visavis relevance fit --kind cross --out models/cross
         ```
     """
-    from visavis.evaluation.graded.fine_tuning import fine_tune
+    from visavis.evaluation.graded.fine_tuning import EncoderKind, fine_tune
 
+    check_choice("kind", kind, get_args(EncoderKind))
     return fine_tune(
         out,
         kind,
         model,
-        epochs=epochs,
-        lr=lr,
-        batch_size=batch_size,
-        seed=seed,
+        # They are written as JSON, which has no numbers of numpy.
+        epochs=operator.index(epochs),
+        lr=None if lr is None else float(lr),
+        batch_size=operator.index(batch_size),
+        seed=operator.index(seed),
         progress=progress or NoProgress(),
     )

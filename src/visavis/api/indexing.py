@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from visavis.api.arguments import optional_path, optional_text, to_list, to_paths
+from visavis.api.arguments import check_choice, optional_path, optional_text, to_list, to_paths
 from visavis.core.errors import DataError, VisavisError
+from visavis.core.memory_budget import MemoryLimit
 from visavis.core.progress import NoProgress, Progress
 
 if TYPE_CHECKING:
-    from visavis.core.memory_budget import MemoryLimit
     from visavis.retrieval.index_builder import IndexReport
     from visavis.retrieval.index_search import SearchQuery, SearchResults
     from visavis.retrieval.items import ItemFilter
@@ -195,7 +195,7 @@ def search(
     """
     from visavis.retrieval.default_index import update_default_index
     from visavis.retrieval.index_folder import is_index
-    from visavis.retrieval.items import ItemFilter
+    from visavis.retrieval.items import ItemFilter, ItemKind
     from visavis.retrieval.run_search import search_images
 
     runs, progress = to_paths(run), progress or NoProgress()
@@ -234,6 +234,8 @@ def search(
             "search: expected one index without --collection, as an index has its own images. Pass "
             "one index only."
         )
+    if kind is not None:
+        check_choice("kind", kind, get_args(ItemKind))
     item_filter = ItemFilter(
         path, kind, _parse_time(after), _parse_time(before), dict(metadata or {})
     )

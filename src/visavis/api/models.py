@@ -6,9 +6,9 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from visavis.api.arguments import to_list
+from visavis.api.arguments import check_choice, to_list
 from visavis.core.errors import VisavisError
 from visavis.core.progress import NoProgress, Progress
 
@@ -48,6 +48,7 @@ def export(
         RunError: If the run does not exist, or reads stored features only.
         VisavisError: If the model has no vectors. The message names the models that can be
             exported.
+        SpecError: If ``format`` is unknown.
         RefusedOverwrite: If the folder is not empty.
         StorageError: If the hub refuses the upload.
         MissingExtra: If the packages of the extra ``export`` are not installed.
@@ -62,10 +63,11 @@ def export(
     from visavis.core import storage
     from visavis.models.hub_upload import upload_folder, validate_repo
     from visavis.models.retriever import Retriever
-    from visavis.training.export.export_model import export_model
+    from visavis.training.export.export_model import Format, export_model
     from visavis.training.runs.open_run import check_single_run
 
     progress = progress or NoProgress()
+    check_choice("format", format, get_args(Format))
     if push is not None:
         validate_repo(push, "push")
     if not license.isprintable():

@@ -18,10 +18,10 @@ from visavis.api.arguments import (
     to_paths,
 )
 from visavis.core.errors import RecipeError, RunError
+from visavis.core.memory_budget import MemoryLimit
 from visavis.core.progress import NoProgress, Progress
 
 if TYPE_CHECKING:
-    from visavis.core.memory_budget import MemoryLimit
     from visavis.evaluation import Evaluation
     from visavis.evaluation.feedback.evaluate_feedback import FeedbackEvaluation
     from visavis.models.retriever import Retriever

@@ -8,16 +8,28 @@ are the help of the parameter.
 
 from __future__ import annotations
 
-import ast
 import inspect
 import os
 import re
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from types import NoneType, SimpleNamespace, UnionType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import typer
 from typer.core import TyperArgument
@@ -27,7 +39,7 @@ from visavis.api.catalog_entries import docstring_arguments, docstring_summary
 from visavis.cli.help_texts import CommandGroup, examples_of, panel_of
 from visavis.cli.logs import log_to_stderr
 from visavis.cli.terminal import print_error, print_json, print_line
-from visavis.core.errors import ReportedByOtherProcess, VisavisError
+from visavis.core.errors import ReportedByOtherProcess, VisavisError, format_value
 from visavis.core.progress import NoProgress, Progress
 
 if TYPE_CHECKING:
@@ -169,28 +181,29 @@ GROUPS: dict[str, str | None] = {
 ENVIRONMENT_VARIABLES = {"token": "VISAVIS_TOKEN"}
 """Environment variables that set an option."""
 
-SIMPLE_TYPES = {
-    "bool": bool,
-    "int": int,
-    "float": float,
-    "str": str,
-    "str | int": str,
-    "str | Path": str,
-    "MemoryLimit": str,
-}
-METAVARS = {
-    "bool": None,
-    "Literal": None,
-    "Mapping": "NAME=VALUE",
-    "Path": "PATH",
-    "str": "TEXT",
-    "int": "INTEGER",
-    "float": "NUMBER",
-    "Mem": "SIZE",
-}
-"""Values of options in the help, by the first part that an annotation has. Choices are listed
-instead.
-"""
+METAVARS = {"overrides": "KEY=VALUE", "memory": "SIZE"}
+"""Values of parameters in the help, where the type does not decide."""
+METAVARS_BY_TYPE: dict[type, str] = {Path: "PATH", str: "TEXT", int: "INTEGER", float: "NUMBER"}
+"""Values of parameters in the help, by the first type that a parameter accepts."""
+
+
+@dataclass(frozen=True)
+class ParameterType:
+    """How the command line reads a parameter of an API function.
+
+    Attributes:
+        kind: Type of a value: a choice, bool, int, float or str.
+        metavar: Value in the help. None for choices and switches, which list their values.
+        container: ``Sequence`` or ``Mapping`` if the option can be repeated, else None.
+        is_single: Whether one value is passed as it is, instead of a list of one.
+        is_path: Whether a text is a path.
+    """
+
+    kind: Any
+    metavar: str | None
+    container: type | None
+    is_single: bool
+    is_path: bool
 
 
 def build_app() -> typer.Typer:
@@ -250,7 +263,8 @@ def _main_options(
 
 def _callback(name: str, command: Command) -> Callable[..., None]:
     """The function that Typer calls, with a signature that Typer reads."""
-    parameters = inspect.signature(getattr(api, name)).parameters
+    function = getattr(api, name)
+    parameters, types = inspect.signature(function).parameters, parameter_types(function)
     arguments = [
         key
         for key, parameter in parameters.items()
@@ -259,7 +273,7 @@ def _callback(name: str, command: Command) -> Callable[..., None]:
     # Of `RUN... QUERY`, Typer gives the last word to QUERY, so a single word arrives there,
     # although the query is the optional one.
     split_last = (
-        arguments[:2] if len(arguments) == 2 and _is_repeatable(parameters[arguments[0]]) else None
+        arguments[:2] if len(arguments) == 2 and types[arguments[0]].container is not None else None
     )
 
     def run(
@@ -278,14 +292,14 @@ def _callback(name: str, command: Command) -> Callable[..., None]:
                 "--verbose, --quiet: expected at most one, got both. Remove one of them."
             )
         _check_processes(name, command)
-        values = _convert_values(values, parameters, split_last)
+        values = _convert_values(values, parameters, types, split_last)
         with ExitStack() as stack:
             stack.enter_context(log_to_stderr(verbose=verbose, quiet=quiet))
             if command.resumable:
                 stack.enter_context(_resume_hint(name))
             if "progress" in parameters:
                 values["progress"] = NoProgress() if quiet else _progress_bars(command, stack)
-            result = getattr(api, name)(**values)
+            result = function(**values)
         # Of the processes of torchrun, the first one prints the result.
         if command.shares_work and not _is_first_process():
             return
@@ -298,7 +312,7 @@ def _callback(name: str, command: Command) -> Callable[..., None]:
             raise typer.Exit(1)
 
     run.__name__ = name
-    run.__signature__ = _signature(name, command, arguments, split_last)  # type: ignore[attr-defined]
+    run.__signature__ = _signature(name, command, types, arguments, split_last)  # type: ignore[attr-defined]
     run.__annotations__ = {}
     return run
 
@@ -341,7 +355,11 @@ def _progress_bars(command: Command, stack: ExitStack) -> Progress:
 
 
 def _signature(
-    name: str, command: Command, arguments: list[str], split_last: list[str] | None
+    name: str,
+    command: Command,
+    types: Mapping[str, ParameterType],
+    arguments: list[str],
+    split_last: list[str] | None,
 ) -> inspect.Signature:
     """The parameters of an API function, arguments first, and the options that all commands have."""
     function = getattr(api, name)
@@ -349,7 +367,11 @@ def _signature(
     ordered = sorted(parameters, key=lambda key: (key not in arguments, key != "overrides"))
     result = [
         _typer_parameter(
-            parameters[key], texts[key], is_argument=key in arguments, split_last=split_last
+            parameters[key],
+            types[key],
+            texts[key],
+            is_argument=key in arguments,
+            split_last=split_last,
         )
         for key in ordered
         if key != "progress"
@@ -385,35 +407,86 @@ def _flag(name: str, text: str, *option_names: str) -> inspect.Parameter:
     return _keyword(name, Annotated[bool, typer.Option(*option_names, help=text)], False)
 
 
+def parameter_types(function: Callable[..., Any]) -> dict[str, ParameterType]:
+    """Read the types of the parameters of an API function.
+
+    Args:
+        function: The function.
+
+    Returns:
+        Types by the name of the parameter.
+    """
+    return {
+        name: _parameter_type(name, _evaluate(annotation, function.__module__))
+        for name, annotation in function.__annotations__.items()
+        # The type of the result is imported for type checking only: its module imports torch.
+        if name != "return"
+    }
+
+
+# Modules repeat their annotations. Without the cache, a start takes 3 ms more.
+@cache
+def _evaluate(annotation: str, module: str) -> Any:
+    """The type behind the text of an annotation, with the names of a module."""
+    stub = SimpleNamespace(__annotations__={"parameter": annotation})
+    return get_type_hints(stub, vars(sys.modules[module]))["parameter"]
+
+
+def _parameter_type(name: str, hint: Any) -> ParameterType:
+    containers = [each for each in _members(hint) if get_origin(each) in (Sequence, Mapping, dict)]
+    singles = [each for each in _members(hint) if each not in containers]
+    kinds = [*singles, *(kind for each in containers for kind in _members(get_args(each)[0]))]
+    container = get_origin(containers[-1]) if containers else None
+    is_choice = kinds[0] is bool or get_origin(kinds[0]) is Literal
+    metavar = "NAME=VALUE" if container is Mapping else None
+    if not is_choice and metavar is None:
+        metavar = METAVARS.get(name) or next(
+            (shown for kind, shown in METAVARS_BY_TYPE.items() if kind in kinds), None
+        )
+    return ParameterType(
+        # A number or a text is read as a text, which the function converts.
+        kind=kinds[0] if is_choice or (kinds[0] in (int, float) and str not in kinds) else str,
+        metavar=metavar,
+        container=container,
+        is_single=bool(singles),
+        is_path=Path in kinds,
+    )
+
+
+def _members(hint: Any) -> list[Any]:
+    """The types of a union, without None."""
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    return [kind for kind in kinds if kind is not NoneType]
+
+
 def _typer_parameter(
-    parameter: inspect.Parameter, text: str, *, is_argument: bool, split_last: list[str] | None
+    parameter: inspect.Parameter,
+    parsed: ParameterType,
+    text: str,
+    *,
+    is_argument: bool,
+    split_last: list[str] | None,
 ) -> inspect.Parameter:
     """A parameter of an API function as an argument or option of Typer."""
-    name = parameter.name
+    name, is_repeatable = parameter.name, parsed.container is not None
     required = parameter.default is parameter.empty
-    default = (
-        None if parameter.default in ("", ()) or _is_repeatable(parameter) else parameter.default
-    )
-    kind = _cli_type(parameter.annotation)
-    if name == "overrides":
-        info: Any = typer.Argument(metavar="KEY=VALUE", help=_help(text))
-    elif is_argument:
-        if split_last:
+    default = None if parameter.default in ("", ()) or is_repeatable else parameter.default
+    kind = list[parsed.kind] if is_repeatable else parsed.kind  # type: ignore[name-defined]
+    if is_argument or name == "overrides":
+        if is_argument and split_last:
             required, default = name == split_last[1], None
-        info = typer.Argument(metavar=name.removesuffix("s").upper(), help=_help(text))
+        metavar = METAVARS.get(name, name.removesuffix("s").upper())
+        info: Any = typer.Argument(metavar=metavar, help=_help(text))
     else:
         option = f"--{name.replace('_', '-')}"
-        names = (
-            (f"{option}/--no-{option[2:]}" if parameter.default is not False else option,)
-            if kind is bool
-            else (option,)
-        )
-        metavar = next(
-            (shown for part, shown in METAVARS.items() if part in parameter.annotation), None
-        )
-        text = f"{_help(text)} Can be repeated." if _is_repeatable(parameter) else _help(text)
+        # A switch that is on by default has a second name that turns it off.
+        if kind is bool and parameter.default is not False:
+            option = f"{option}/--no-{option[2:]}"
         info = typer.Option(
-            *names, metavar=metavar, help=text, envvar=ENVIRONMENT_VARIABLES.get(name)
+            option,
+            metavar=parsed.metavar,
+            help=f"{_help(text)} Can be repeated." if is_repeatable else _help(text),
+            envvar=ENVIRONMENT_VARIABLES.get(name),
         )
     if not required and default is None:
         kind = kind | None
@@ -428,29 +501,18 @@ def _keyword(
     )
 
 
-def _is_repeatable(parameter: inspect.Parameter) -> bool:
-    return "Sequence[" in parameter.annotation or "Mapping[" in parameter.annotation
-
-
-def _cli_type(annotation: str) -> Any:
-    """The type that Typer parses, from the text of an annotation: evaluating it would import torch."""
-    text = annotation.removesuffix(" | None")
-    if text.startswith("Literal["):
-        return Literal[
-            tuple(ast.literal_eval(text.removeprefix("Literal").replace("[", "(", 1)[:-1] + ",)"))
-        ]
-    if "Sequence[" in text or "Mapping[" in text:
-        return list[float] if "Sequence[float]" in text else list[str]
-    return SIMPLE_TYPES[text]
-
-
 def _help(text: str) -> str:
     """The first sentence of a description, and its default."""
     first, *further = re.split(r"(?<=\.) (?=[A-Z])", text)
     return " ".join([first, *(sentence for sentence in further if sentence.startswith("Default"))])
 
 
-def _convert_values(values: Values, parameters: Any, split_last: list[str] | None) -> Values:
+def _convert_values(
+    values: Values,
+    parameters: Mapping[str, inspect.Parameter],
+    types: Mapping[str, ParameterType],
+    split_last: list[str] | None,
+) -> Values:
     """The arguments of the API function: unset values are left out, so that its defaults apply."""
     if split_last and not values[split_last[0]]:
         values |= {split_last[0]: [values[split_last[1]]], split_last[1]: None}
@@ -460,17 +522,34 @@ def _convert_values(values: Values, parameters: Any, split_last: list[str] | Non
         if parameters[first].default is None and "=" in values.get(first, ""):
             values["overrides"] = [values.pop(first), *values.get("overrides", [])]
     for name, value in values.items():
-        annotation = parameters[name].annotation
-        if "Mapping[" in annotation and name != "overrides":
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str):
+                _check_text(name, text, is_path=types[name].is_path)
+        if name == "overrides":
+            continue
+        if types[name].container is Mapping:
             values[name] = dict(_split_pair(name, text) for text in value)
-        elif (
-            isinstance(value, list)
-            and len(value) == 1
-            and name != "overrides"
-            and not annotation.startswith("Sequence[")
-        ):
+        elif types[name].container is not None and types[name].is_single and len(value) == 1:
             values[name] = value[0]
     return values
+
+
+def _check_text(name: str, text: str, *, is_path: bool) -> None:
+    """Reject what is not Unicode, and paths that the operating system rejects."""
+    try:
+        # A path may contain bytes that are not UTF-8.
+        encoded = os.fsencode(text) if is_path else text.encode()
+    except UnicodeEncodeError:
+        raise VisavisError(
+            f"{name}: expected {'a path' if is_path else 'a text'} of valid Unicode, got "
+            f"{format_value(text)}. Remove lone surrogates."
+        ) from None
+    too_long = len(encoded) >= 4096 or max(map(len, encoded.split(b"/"))) > 255
+    if is_path and (b"\0" in encoded or (too_long and b"://" not in encoded)):
+        raise VisavisError(
+            f"{name}: expected a path whose names have at most 255 bytes and no NUL, got "
+            f"{format_value(text)}. Shorten it."
+        )
 
 
 def _split_pair(option: str, text: str) -> tuple[str, str]:

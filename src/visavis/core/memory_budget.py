@@ -4,16 +4,17 @@ container.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import sys
 from functools import cache
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING, SupportsIndex
 
 from visavis.core.errors import SpecError, format_value
+
+if TYPE_CHECKING:
+    import torch
 
 MemoryLimit = int | str | None
 """A memory setting: bytes, a text such as "2GiB" or "500MB", or None for a share of the free
@@ -55,7 +56,7 @@ def parse_memory(memory: MemoryLimit) -> int | None:
     if memory is None:
         return None
     is_size = isinstance(memory, str) or (
-        isinstance(memory, int) and not isinstance(memory, bool) and 0 < memory < 10**18
+        isinstance(memory, SupportsIndex) and not isinstance(memory, bool) and 0 < memory < 10**18
     )
     text = str(memory) if is_size else ""
     match = re.fullmatch(r"\s*(\d{1,18}(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
@@ -87,6 +88,9 @@ def budget_bytes(memory: MemoryLimit, device: torch.device | str) -> int:
     Raises:
         SpecError: If ``memory`` is not a positive size.
     """
+    # The command line reads MemoryLimit, and starts without torch.
+    import torch
+
     size, device = parse_memory(memory), torch.device(device)
     if size is None:
         return 2 ** max(int(DEFAULT_MEMORY_SHARE * free_bytes(device)).bit_length() - 1, 20)
@@ -103,6 +107,8 @@ def return_freed_memory() -> None:
     # Memory that the GNU C library takes from its heap stays there between other allocations, on
     # top of the budget. A value of the user's environment has priority.
     if sys.platform == "linux" and "MALLOC_MMAP_THRESHOLD_" not in os.environ:
+        import ctypes
+
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
         if mallopt is not None:
             mallopt(M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)
@@ -121,6 +127,8 @@ def free_bytes(device: torch.device) -> int:
         SpecError: If this machine does not have the device.
     """
     if device.type == "cuda":
+        import torch
+
         if not torch.cuda.is_available():
             raise SpecError(
                 f'device: expected a device of this machine, got {device}. Set a memory such as "40GiB" to plan for another one.'
