@@ -4,6 +4,7 @@ import importlib
 import inspect
 import json
 import pkgutil
+import re
 import tomllib
 
 import numpy as np
@@ -392,3 +393,45 @@ def test_memory_setting_does_not_change_results(trained, tmp_path):
             function(trained.run, memory="3 lots")
     with pytest.raises(SpecError, match=r"^memory\b.*'3 lots'"):
         visavis.search(trained.run, "a red circle", memory="3 lots")
+
+
+def test_api_functions_take_numbers_of_numpy(trained, scenes, tmp_path, monkeypatch):
+    """A result or report of them is JSON, which has no numbers of numpy."""
+    monkeypatch.chdir(tmp_path)
+    visavis.data_scenes(
+        "made", num_train=np.int32(2), num_val=np.int32(0), num_test=np.int64(1), size=np.int32(32)
+    )
+    visavis.features(
+        scenes, visual="scenes", crops=np.int32(1), frames_per_second=np.float32(0), out="stored"
+    )
+    diagnosis = visavis.diagnose(trained.run, max_batches=np.int32(1), epsilon=np.float32(0.1))
+    hits = visavis.search(trained.run, "red", top=np.int64(2))
+    coherence = visavis.coherence(
+        trained.run,
+        relevance="SceneRelevance()",
+        queries=np.int32(1),
+        top=np.int32(2),
+        irrelevant_share=np.float32(0.5),
+        seed=np.int64(1),
+        out="coherence",
+    )
+    for result in (diagnosis, hits, coherence):
+        assert json.dumps(result.to_json())
+    assert len(visavis.load(trained.run, batch_size=np.int64(2)).encode_texts(["a", "b", "c"])) == 3
+    assert visavis.evaluate(trained.run, memory=np.int64(2**30)).num_images == 6
+
+
+def test_choices_with_another_result_are_rejected(trained, scenes, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    index = visavis.index(trained.run, scenes, out="index").folder
+    calls = {
+        "an ONNX graph": lambda: visavis.export(trained.run, format="onx", out="made"),
+        "a regression": lambda: visavis.relevance_fit("made", kind="bo", lr=0.1),
+        "no item at all": lambda: visavis.search(index, "red", kind="foto"),
+    }
+    for result, call in calls.items():
+        with pytest.raises(SpecError) as error:
+            call()
+        message = r"(format|kind): expected '.+' or '.+', got '(onx|bo|foto)'\."
+        assert re.fullmatch(message, str(error.value)), result
+    assert not (tmp_path / "made").exists()

@@ -19,8 +19,7 @@ from visavis.core.encoded import Encoded
 from visavis.core.errors import DataError, ShapeError, SpecError
 from visavis.evaluation import CATALOG, Protocol, evaluate, rank_scores
 from visavis.evaluation.metrics import best_ranks
-from visavis.evaluation.metrics.argument_checks import Ties
-from visavis.evaluation.metrics.ranking import best_rank_column
+from visavis.evaluation.metrics.ranking import Ties, best_rank_column
 from visavis.evaluation.tiled_ranking import rank_by_tiles
 from visavis.losses.scoring import DeviceScore
 
@@ -305,6 +304,52 @@ def test_rank_scores_rejects_invalid_inputs() -> None:
         rank_scores(torch.empty(0, 0), [], [])
     with pytest.raises(DataError, match=mentions("image 1", "text 1", "NaN")):
         rank_scores(torch.tensor([[1.0, 0.0], [0.0, torch.nan]]), [0, 1], [0, 1])
+
+
+def test_evaluate_rejects_parts_of_different_lengths() -> None:
+    """The last row of the longer part would be left out, whichever row is the superfluous one."""
+    longer = Encoded(torch.eye(2), mask=torch.ones(3, 2, dtype=torch.bool))
+    with pytest.raises(ShapeError, match=r"^ids: expected one per row .* got 2 for 2 and 3\."):
+        evaluate(longer, Encoded(torch.eye(2)), product, range(2), range(2))
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (0, 3), (3, 0)])
+def test_evaluate_rejects_empty_sides(shape: tuple[int, int]) -> None:
+    """Metrics of no query would be NaN."""
+    with pytest.raises(ShapeError, match=r"^images, texts: expected at least one of each"):
+        rank_scores(torch.zeros(shape), range(shape[0]), range(shape[1]))
+
+
+def test_evaluate_rejects_scores_of_another_shape() -> None:
+    """A row of scores for all images would be broadcast."""
+
+    def one_row(visual: Encoded, text: Encoded) -> Tensor:
+        return product(visual, text)[:1]
+
+    with pytest.raises(
+        ShapeError, match=r"^score: expected shape \[2, 3\] .* got a Tensor of shape \[1, 3\]"
+    ):
+        evaluate(Encoded(torch.eye(3)), Encoded(torch.eye(3)), one_row, range(3), range(3))
+
+
+@pytest.mark.parametrize("tile", [(2, 4), (9, 9)])
+def test_evaluate_rejects_nan_score_of_negative_pair(tile: tuple[int, int]) -> None:
+    """No comparison with NaN is true: such a pair would never stand before the right one."""
+
+    def score(visual: Encoded, text: Encoded) -> Tensor:
+        is_nan = (visual.vectors[:, None] == 2) & (text.vectors == 5)
+        return torch.where(is_nan, torch.nan, torch.rand(len(visual), len(text)))
+
+    items, ids = Encoded(torch.arange(9)), torch.arange(9)
+    with pytest.raises(
+        DataError, match=r"^score of image 2 and text 5: expected a number, got NaN"
+    ):
+        rank_by_tiles(items, items, score, ids, ids, max_tile=tile)
+
+
+def test_rank_scores_takes_scores_with_gradient() -> None:
+    scores = torch.eye(3).requires_grad_()
+    assert rank_scores(scores, range(3), range(3)).metrics["rsum"] == 600
 
 
 def test_evaluation_result_is_flat_json() -> None:

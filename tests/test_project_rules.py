@@ -38,7 +38,7 @@ def test_source_files_have_a_docstring():
     assert [module_path(path) for path in SOURCES if not ast.get_docstring(nodes(path)[0])] == []  # type: ignore[arg-type]
 
 
-SHARED_MODULE_NAMES = {"__init__", "base", "catalog", "conversion", "model", "argument_checks"}
+SHARED_MODULE_NAMES = {"__init__", "base", "catalog", "conversion", "model"}
 """Names of modules with the same role in parallel packages."""
 
 

@@ -398,13 +398,9 @@ def test_thresholds_require_different_values():
         summarize_relevance("x", np.full(10, 0.5), "data")
 
 
-@pytest.mark.parametrize("wrong", [{"caption_aggregation": "worst"}, {"num_pairs": 0}])
-def test_thresholds_reject_invalid_arguments(scenes, wrong):
-    with pytest.raises(
-        SpecError,
-        match=r"caption_aggregation: expected 'paired' or|num_pairs: expected 1 to 100,000,000, got 0",
-    ):
-        verbs.relevance_thresholds(scenes, estimator="SceneRelevance()", **wrong)
+def test_thresholds_reject_invalid_number_of_pairs(scenes):
+    with pytest.raises(SpecError, match=r"num_pairs: expected 1 to 100,000,000, got 0"):
+        verbs.relevance_thresholds(scenes, estimator="SceneRelevance()", num_pairs=0)
 
 
 @pytest.mark.parametrize(

@@ -446,11 +446,6 @@ def one_vector(scenes, tmp_path_factory):
             DataError,
             r"expected one of its splits \(.*\), got tset\. Use test\.$",
         ),
-        (
-            {"caption_aggregation": "worst"},
-            VisavisError,
-            "caption_aggregation: expected 'paired' or 'max' or 'mean', got 'worst'",
-        ),
     ],
 )
 def test_coherence_rejects_invalid_arguments_without_folder(

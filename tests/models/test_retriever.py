@@ -31,6 +31,7 @@ from visavis.models.image_inputs import read_image
 from visavis.models.inference import encode_items, equal_batches, score_all_pairs
 from visavis.models.processor import Processor
 from visavis.models.retriever import Retriever
+from visavis.retrieval.index_search import rank_texts
 
 SENTENCES = ["a dog runs", "two red cats", "a boat", "the dog and the boat", "cats"]
 
@@ -122,13 +123,18 @@ def test_retriever_without_vectors_scores_pairs(attention, images):
         attention.encode_images(images)
 
 
-@pytest.mark.parametrize("path", ["a.png", Path("a.mp4")])
-def test_retriever_rejects_single_path(model, path):
-    for method in (model.encode_images, model.encode_videos):
-        with pytest.raises(
-            SpecError, match=rf"^(images|videos): expected a list of .+, got .*{path}.*\."
-        ):
-            method(path)
+def test_retriever_rejects_single_text_and_unknown_direction(model, images):
+    # Each letter would be a text.
+    for method in (
+        model.encode_texts,
+        model.encode,
+        lambda text: rank_texts(model, images[0], text),
+    ):
+        with pytest.raises(SpecError, match=r"^(texts|items): expected a list, got 'red'. Pass"):
+            method("red")
+    # The texts would be the queries whose candidates are ordered.
+    with pytest.raises(SpecError, match=r"^direction: expected 'i2t' or 't2i', got 'I2T'."):
+        model.score(images[:1], ["red"], direction="I2T")
 
 
 def test_score_all_pairs_stays_within_memory(attention, images):

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 import visavis
-from visavis.core.errors import DataError, RefusedOverwrite, SpecError, StorageError, VisavisError
+from visavis.core.errors import DataError, RefusedOverwrite, StorageError, VisavisError
 from visavis.training.checkpoint import Checkpoint
 from visavis.training.runs.run_folder import RunFolder
 from visavis.training.trainer import Trainer
@@ -20,7 +20,7 @@ from visavis.training.trainer import Trainer
         ("file", RefusedOverwrite, "file already exists and is not an empty folder"),
         ("dangling", RefusedOverwrite, "dangling already exists and is not an empty folder"),
         ("file/run", StorageError, "file/run cannot be written: Not a directory"),
-        ("x" * 300, SpecError, "out: expected a path whose names have at most 255 bytes"),
+        ("x" * 300, StorageError, "cannot be written: File name too long"),
         ("/proc/nowhere/run", StorageError, "/proc/nowhere/run cannot be written"),
     ],
 )

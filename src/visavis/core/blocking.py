@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from visavis.core.encoded import Items, all_tensors, map_tensors, require_values
+from visavis.core.encoded import Items, all_tensors, map_tensors
 from visavis.core.errors import ShapeError, VisavisError, format_value
 from visavis.core.memory_budget import format_bytes
 from visavis.core.spec import PositiveFloat, validate_fields
@@ -278,7 +278,6 @@ def checked_scores(score: Score, visual: Items, text: Items) -> Tensor:
             f"{len(text)} texts, got {format_value(scores)}. "
             "Return a tensor with one row per image and one column per text."
         )
-    require_values("score", scores)
     return scores
 
 

@@ -465,33 +465,3 @@ def scaled_norms(rows: Tensor, dim: int = -1) -> tuple[Tensor, Tensor, Tensor | 
     rows = rows * factors
     norms = rows.norm(dim=dim, keepdim=True)
     return rows, norms.masked_fill(norms == 0, torch.inf), factors
-
-
-def require_values(name: str, *tensors: Any) -> None:
-    """Check that tensors hold values that can be read at any position.
-
-    Args:
-        name: Name of the argument, for the error message.
-        *tensors: The tensors. Other values are ignored.
-
-    Raises:
-        ShapeError: If a tensor is sparse, nested, quantized or on the meta device.
-    """
-    for tensor in tensors:
-        if isinstance(tensor, Tensor) and (
-            tensor.is_meta
-            or tensor.is_nested
-            or tensor.is_quantized
-            or tensor.layout != torch.strided
-        ):
-            layout = (
-                "meta, without values"
-                if tensor.is_meta
-                else "nested"
-                if tensor.is_nested
-                else f"{tensor.layout} of {tensor.dtype}"
-            )
-            raise ShapeError(
-                f"{name}: expected a dense tensor with values, got one that is {layout}. Pass a "
-                "plain tensor."
-            )

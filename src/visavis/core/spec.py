@@ -1,5 +1,4 @@
-"""Specs: parsing and checking of frozen dataclasses, such as "Unified(margin=0.2)". Checks of
-arguments.
+"""Specs: parsing and checking of frozen dataclasses, such as "Unified(margin=0.2)".
 
 A spec is the call that makes a frozen dataclass, with literals only. It is parsed with ``ast`` and
 never evaluated. ``repr`` of such a value is its spec, so run folders, reports and command lines
@@ -9,26 +8,19 @@ share one notation.
 from __future__ import annotations
 
 import ast
-import functools
-import inspect
 import numbers
 import operator
-import os
 import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import MISSING, dataclass, fields
-from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 from visavis.core.errors import SpecError, format_value, suggest_name
 
 T = TypeVar("T")
-FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
-Kinds = tuple[tuple[str, tuple[Any, ...]], ...]
-"""Types of a union: names, and the kinds in brackets."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +40,6 @@ MAX_INTEGER = 2**32 - 1
 """Largest magnitude of an integer in a field or recipe, the largest seed."""
 MAX_SEED = 2**63 - 1
 """Largest seed of numpy and torch."""
-MAX_INTEGER_ARGUMENT = 10**30
-"""Largest magnitude of an integer argument. A filter by time takes any date in ns, far beyond
-int64.
-"""
 PositiveInt = Annotated[int, Constraint(lambda number: number >= 1, "an integer >= 1")]
 NonNegativeInt = Annotated[int, Constraint(lambda number: number >= 0, "an integer >= 0")]
 LayerCount = Annotated[
@@ -78,10 +66,6 @@ EXPECTED_KINDS: dict[type, str] = {
 }
 
 
-def _is_bool(value: Any) -> bool:
-    return type(value).__name__ in ("bool", "bool_")
-
-
 def is_number(value: Any) -> bool:
     """Return whether a value is a real number that a float can hold. A bool is not a number.
 
@@ -89,63 +73,8 @@ def is_number(value: Any) -> bool:
         value: The value.
     """
     if isinstance(value, int):
-        return not _is_bool(value) and abs(value) <= sys.float_info.max
+        return not isinstance(value, bool) and abs(value) <= sys.float_info.max
     return isinstance(value, numbers.Real)
-
-
-def _is_list(value: Any) -> bool:
-    is_tensor = hasattr(value, "requires_grad") or getattr(value, "shape", None) == ()
-    return (
-        isinstance(value, Iterable)
-        and not isinstance(value, str | bytes | Mapping)
-        and not is_tensor
-    )
-
-
-def _is_path(value: Any) -> bool:
-    """Whether the operating system accepts a name, of at most 255 bytes in each folder. URIs may be
-    longer.
-    """
-    try:
-        name = os.fsencode(value) if isinstance(value, str | Path) else b"\0"
-    except UnicodeEncodeError:
-        return False
-    return b"\0" not in name and (
-        b"://" in name or (len(name) < 4096 and max(map(len, name.split(b"/"))) < 256)
-    )
-
-
-LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-"""Half of a character, which is not valid text."""
-ACCEPTED_KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "Any": ("a value", lambda _: True),
-    "None": ("None", lambda value: value is None),
-    "bool": ("True or False", _is_bool),
-    "int": (
-        "an integer",
-        lambda value: isinstance(value, numbers.Integral) and not _is_bool(value),
-    ),
-    "float": ("a number", is_number),
-    "str": ("a text", lambda value: isinstance(value, str) and not LONE_SURROGATE.search(value)),
-    "Path": ("a path", _is_path),
-    "Callable": ("a function", callable),
-    "Progress": ("a Progress", lambda value: hasattr(value, "message")),
-    "ndarray": ("an array", lambda value: hasattr(value, "__array__")),
-    **dict.fromkeys(("Mapping", "dict"), ("a dict", lambda value: isinstance(value, Mapping))),
-    **dict.fromkeys(("Sequence", "Iterable", "list", "tuple"), ("a list", _is_list)),
-}
-"""Values that annotations of public functions accept, and their description for error messages."""
-ALIASES = {
-    "MemoryLimit": "int | str | None",
-    "Direction": "Literal['i2t', 't2i']",
-    "OnBatch": "Callable",
-    "ProgressCallback": "Callable",
-    "PILImage": "Image",
-    "ImageInput": "str | Path | Image | ndarray | Tensor | bytes",
-    "ItemKind": "Literal['image', 'video', 'moment']",
-    "FeedbackRecord": "Judgment | Preference",
-}
-"""Annotations of public functions that have no class of their name."""
 
 
 def parse(text: str, catalog: Iterable[type[T]]) -> T:
@@ -324,176 +253,6 @@ def validate_int(value: Any, name: str, minimum: int = 0, maximum: int | None = 
             f"{fix}."
         )
     return min(number, 2**53)
-
-
-def validate_arguments(function: FunctionT) -> FunctionT:
-    """Decorate a public function, so that each call checks its arguments against their annotations.
-
-    Annotations are read as text, because their types may be imported for type checking only. A
-    class is known by its name.
-
-    Args:
-        function: The function, or a class whose constructor is checked. Its module imports
-            annotations from ``__future__``.
-
-    Returns:
-        The function, which raises a `SpecError` that names the first invalid argument.
-
-    Example:
-        >>> validate_arguments(parse)(5, [])
-        Traceback (most recent call last):
-        visavis.core.errors.SpecError: text: expected a text, got 5.
-    """
-    if isinstance(function, type):
-        function.__init__ = validate_arguments(function.__init__)  # type: ignore[misc]
-        return function
-    signature = inspect.signature(function)
-    hints = {
-        name: _annotated_kinds(ast.parse(parameter.annotation, mode="eval").body)
-        for name, parameter in signature.parameters.items()
-        if isinstance(parameter.annotation, str)
-    }
-
-    @functools.wraps(function)
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        try:
-            call = signature.bind(*args, **kwargs)
-        except TypeError:
-            return function(*args, **kwargs)  # Python's own message names the function
-        for name, value in call.arguments.items():
-            if name in hints:
-                call.arguments[name] = _convert_argument(value, hints[name], name)
-        return function(*call.args, **call.kwargs)
-
-    return checked  # type: ignore[return-value]
-
-
-def _annotated_kinds(node: ast.expr) -> Kinds:
-    """Names of the types of a union, each with the kinds in its brackets. A Literal has its values
-    instead.
-    """
-    if isinstance(node, ast.BinOp):
-        kinds = _annotated_kinds(node.left) + _annotated_kinds(node.right)
-        # A text is a path there, and checked as one.
-        return tuple(kind for kind in kinds if kind[0] != "str" or ("Path", ()) not in kinds)
-    if isinstance(node, ast.Subscript):
-        inner = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-        [(name, _)] = _annotated_kinds(node.value)
-        if name == "Literal":
-            return ((name, tuple(ast.literal_eval(value) for value in inner)),)
-        return (
-            (
-                name,
-                tuple(
-                    _annotated_kinds(part)
-                    for part in inner
-                    if isinstance(part, ast.expr) and _is_kind(part)
-                ),
-            ),
-        )
-    name = (
-        node.attr
-        if isinstance(node, ast.Attribute)
-        else node.id
-        if isinstance(node, ast.Name)
-        else "None"
-    )
-    return (
-        _annotated_kinds(ast.parse(ALIASES[name], mode="eval").body)
-        if name in ALIASES
-        else ((name, ()),)
-    )
-
-
-def _is_kind(node: ast.expr) -> bool:
-    """Whether a part of an annotation is a type, not ``...`` or the parameters of a function."""
-    return not isinstance(node, ast.List) and not (
-        isinstance(node, ast.Constant) and node.value is ...
-    )
-
-
-def _convert_argument(value: Any, kinds: Kinds, name: str) -> Any:
-    """The value, with numbers of other libraries as those of Python."""
-    for kind, inner in kinds:
-        if kind == "Literal":
-            if isinstance(value, str | int) and value in inner:
-                return value
-            continue
-        accepts = ACCEPTED_KINDS.get(
-            kind,
-            (
-                "",
-                lambda value, kind=kind: any(base.__name__ == kind for base in type(value).__mro__),
-            ),
-        )[1]
-        if not accepts(value):
-            continue
-        if kind == "int":
-            if abs(number := operator.index(value)) > MAX_INTEGER_ARGUMENT:
-                raise SpecError(
-                    f"{name}: expected an integer up to {MAX_INTEGER_ARGUMENT:.0e}, got "
-                    f"{format_value(number)}."
-                )
-            return number
-        if kind == "float" and not isinstance(value, int):
-            return float(value)
-        if kind in ("dict", "Mapping") and inner:
-            return {
-                _convert_argument(key, inner[0], f"{name}: key"): _convert_argument(
-                    item, inner[1], f"{name}[{key!r}]"
-                )
-                for key, item in value.items()
-            }
-        if kind == "tuple" and len(inner) > 1:
-            items = list(value)
-            if len(inner) != len(items):
-                continue
-            return tuple(
-                _convert_argument(item, part, f"{name}[{i}]")
-                for i, (item, part) in enumerate(zip(items, inner, strict=True))
-            )
-        if kind in ("Sequence", "Iterable", "list", "tuple") and inner:
-            items = [
-                _convert_argument(item, inner[0], f"{name}[{i}]") for i, item in enumerate(value)
-            ]
-            return tuple(items) if isinstance(value, tuple) or kind == "tuple" else items
-        return value
-    given = format_value(str(value) if isinstance(value, Path) else value)
-    if isinstance(value, str) and LONE_SURROGATE.search(value):
-        raise SpecError(
-            f"{name}: expected {_describe(kinds)} of valid Unicode, got {given}. Remove lone "
-            "surrogates."
-        )
-    if isinstance(value, str | Path) and any(kind == "Path" for kind, _ in kinds):
-        raise SpecError(
-            f"{name}: expected a path whose names have at most 255 bytes and no NUL, got {given}. "
-            "Shorten it."
-        )
-    hint = (
-        f" Pass [{given}]."
-        if isinstance(value, str | Path) and any(kind == "Sequence" for kind, _ in kinds)
-        else ""
-    )
-    raise SpecError(f"{name}: expected {_describe(kinds)}, got {given}.{hint}")
-
-
-def _describe(kinds: Kinds, *, plural: bool = False) -> str:
-    """Describe the values of a type for error messages."""
-    texts = list[str]()
-    for kind, inner in kinds:
-        text = (
-            ACCEPTED_KINDS[kind][0]
-            if kind in ACCEPTED_KINDS
-            else f"{'an' if kind[0] in 'AEIOU' else 'a'} {kind}"
-        )
-        if kind == "Literal":
-            text = " or ".join(map(repr, inner))
-        elif kind == "tuple" and len(inner) > 1:
-            text = f"a pair ({', '.join(map(_describe, inner))})"
-        elif kind in ("Sequence", "Iterable", "list", "tuple") and inner:
-            text = f"a list of {_describe(inner[0], plural=True)}"
-        texts.append(re.sub(r"^an? ([\w ]+)", r"\1s", text) if plural else text)
-    return " or ".join(texts)
 
 
 def _coerce(given: Any, hint: Any) -> Any:

@@ -23,7 +23,6 @@ from visavis.core.errors import (
     log_debug,
 )
 from visavis.core.notebook import NotebookTable
-from visavis.core.spec import validate_arguments
 from visavis.data.dataset import Dataset, ProgressCallback
 from visavis.data.formats.caption_table import (
     CAPTION_LINES,
@@ -71,7 +70,6 @@ LARGE_FILE_BYTES = 256 * 2**20
 MAX_CHECKED_IMAGES = 1_000_000
 
 
-@validate_arguments
 def open_dataset(
     path: str | Path,
     *,
@@ -222,7 +220,6 @@ class CheckReport(NotebookTable):
         return {**asdict(self), "path": str(self.path), "ok": self.ok}
 
 
-@validate_arguments
 def check_dataset(
     path: str | Path, *, decode_videos: bool = False, on_progress: ProgressCallback | None = None
 ) -> CheckReport:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,21 +11,15 @@ import torch
 from torch import Tensor
 
 from visavis.core.blocking import Score
-from visavis.core.encoded import Encoded, EncodedBatches, require_values
-from visavis.core.errors import ShapeError, SpecError, format_value
+from visavis.core.encoded import Encoded, EncodedBatches
+from visavis.core.errors import ShapeError, SpecError
 from visavis.core.memory_budget import MemoryLimit
 from visavis.core.notebook import NotebookTable, flat_row
 from visavis.core.process_group import ONE_PROCESS, ProcessGroup
 from visavis.data.dataset import Dataset
 from visavis.evaluation.graded.ranking_coherence import RankingCoherence, ranking_coherence
 from visavis.evaluation.metrics import ranking_metrics
-from visavis.evaluation.metrics.argument_checks import (
-    Ties,
-    validate_instance,
-    validate_literal,
-    validate_tensor,
-)
-from visavis.evaluation.metrics.ranking import best_rank_column
+from visavis.evaluation.metrics.ranking import Ties, best_rank_column
 from visavis.evaluation.protocols import (
     Protocol,
     get_protocol,
@@ -190,8 +183,8 @@ def evaluate(
         ShapeError: If lengths differ, or an image or text belongs to nothing.
         DataError: If a score is NaN.
     """
-    protocol, ties = _validate_arguments(visual, text, score, protocol, ties)
-    group = validate_instance(group, ProcessGroup, "a process group", "group")
+    protocol = get_protocol(protocol)
+    ties = ties or protocol.ties
     image_ids, text_ids = (
         to_id_tensor(image_ids, "image_ids").cpu(),
         to_id_tensor(text_ids, "text_ids").cpu(),
@@ -284,8 +277,15 @@ def _score_samples(
 def _check_ids(visual: Encoded, text: Encoded, image_ids: Tensor, text_ids: Tensor) -> None:
     """Check that there is one id per item, and that each image has a text and each text an image."""
     for encoded, ids in ((visual, image_ids), (text, text_ids)):
-        if len(encoded) != len(ids):
-            raise ShapeError(f"ids: expected {len(encoded)}, one per encoded item, got {len(ids)}.")
+        # A part with more rows than items would be read in part. The blocks of a batch are joined
+        # from parts of equal length.
+        is_batch = isinstance(encoded, EncodedBatches)
+        lengths = [len(encoded)] if is_batch else [len(part) for part in encoded.tensors]
+        if set(lengths) != {len(ids)}:
+            raise ShapeError(
+                f"ids: expected one per row of the encoded items, got {len(ids)} for "
+                f"{' and '.join(str(length) for length in sorted(set(lengths)))}."
+            )
         if not len(ids):
             raise ShapeError(
                 "images, texts: expected at least one of each, got none. There is nothing to rank."
@@ -299,41 +299,6 @@ def _check_ids(visual: Encoded, text: Encoded, image_ids: Tensor, text_ids: Tens
                 f"{kind} {item}: expected at least one {other} with its id, got none. Leave it "
                 "out, it cannot be ranked."
             )
-
-
-def _validate_arguments(
-    visual: Encoded, text: Encoded, score: Score, protocol: str | Protocol, ties: Ties | None
-) -> tuple[Protocol, Ties]:
-    """Check the items and the score function, and look up the protocol and its tie rule."""
-    for name, items in (("visual", visual), ("text", text)):
-        if not isinstance(items, EncodedBatches):
-            _validate_items(items, name)
-    try:
-        # A class makes objects, not scores.
-        inspect.signature(None if isinstance(score, type) else score).bind(None, None)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        raise SpecError(
-            "score: expected a function of visual and text items, such as the method score of a "
-            f"model, got {format_value(score)}."
-        ) from None
-    protocol = get_protocol(protocol)
-    return protocol, protocol.ties if ties is None else validate_literal(ties, Ties, "ties")
-
-
-def _validate_items(items: Any, name: str) -> None:
-    parts = items.tensors if isinstance(items, Encoded) and items.vectors is not None else []
-    require_values(name, *parts)
-    if not parts or not all(isinstance(part, Tensor) and part.dim() for part in parts):
-        raise ShapeError(
-            f"{name}: expected Encoded(vectors) of tensors with one row per item, got "
-            f"{format_value(items)}."
-        )
-    if len({len(part) for part in parts}) > 1:
-        lengths = ", ".join(str(len(part)) for part in parts)
-        raise ShapeError(
-            f"{name}: expected one row of each part per item, got parts of different lengths: "
-            f"{lengths}."
-        )
 
 
 def evaluate_listed(
@@ -365,8 +330,8 @@ def evaluate_listed(
         SpecError: If the protocol lists no positives.
         ShapeError: If there is not one encoded item per image and caption.
     """
-    protocol, ties = _validate_arguments(visual, text, score, protocol, ties)
-    data = validate_instance(data, Dataset, "a data set of visavis.data.open_dataset", "data")
+    protocol = get_protocol(protocol)
+    ties = ties or protocol.ties
     if not protocol.positives_file:
         raise SpecError(
             f"protocol {protocol.name}: expected a protocol with listed positives. Use evaluate "
@@ -429,7 +394,7 @@ def rank_scores(
     Raises:
         ShapeError: If the scores do not match the ids.
     """
-    scores = validate_tensor(scores, "scores", "images x texts")
+    scores = scores.detach()
     image_ids, text_ids = to_id_tensor(image_ids, "image_ids"), to_id_tensor(text_ids, "text_ids")
     if scores.shape != (len(image_ids), len(text_ids)):
         raise ShapeError(

@@ -31,7 +31,6 @@ from typing import Any, Literal
 import numpy as np
 
 from visavis.core.errors import DataError, SpecError, suggest_name
-from visavis.core.spec import validate_arguments
 
 SIGNIFICANCE_LEVEL = 0.05
 """Share of comparisons of equal rows in which some difference may be reported."""
@@ -186,7 +185,6 @@ class PairedTest:
         return asdict(self) | {"verdict": self.verdict, "more_seeds": self.more_seeds}
 
 
-@validate_arguments
 def t_interval(values: Iterable[float], confidence: float = CONFIDENCE) -> Interval | None:
     """Compute the t interval of a mean over seeds: mean ± t s / sqrt(n).
 
@@ -213,7 +211,6 @@ def t_interval(values: Iterable[float], confidence: float = CONFIDENCE) -> Inter
     return Interval(mean - half_width, mean + half_width)
 
 
-@validate_arguments
 def paired_t_test(
     a: Mapping[int, float], b: Mapping[int, float], *, names: tuple[str, str] = ("a", "b")
 ) -> PairedTest:
@@ -263,7 +260,6 @@ def paired_t_test(
     )
 
 
-@validate_arguments
 def holm(p_values: Sequence[float]) -> list[float]:
     """Correct p-values for multiple tests, so that any false alarm is as rare as with one test,
     however the tests depend.
@@ -290,7 +286,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted.tolist()
 
 
-@validate_arguments
 def paired_tests(
     rows: Mapping[str, Mapping[int, float]], reference: str | None = None
 ) -> list[PairedTest]:
@@ -332,7 +327,6 @@ def paired_tests(
     ]
 
 
-@validate_arguments
 def differences_from(pairs: Iterable[PairedTest], name: str) -> dict[str, PairedTest]:
     """Select the tests of one row, each as the other row minus this row.
 
@@ -349,7 +343,6 @@ def differences_from(pairs: Iterable[PairedTest], name: str) -> dict[str, Paired
     return {test.a: test for test in tests}
 
 
-@validate_arguments
 def more_seeds(
     difference: float,
     std: float,
@@ -407,7 +400,6 @@ def more_seeds(
     return int(total_seeds[has_power.argmax()]) - seeds if has_power.any() else None
 
 
-@validate_arguments
 def format_number(value: float, *, signed: bool = False) -> str:
     """Format a number with three significant digits and a typographic minus.
 

@@ -33,10 +33,11 @@ from visavis.core.encoded import Direction, Encoded
 from visavis.core.errors import DataError
 from visavis.core.memory_budget import MemoryLimit
 from visavis.core.process_group import ONE_PROCESS, ProcessGroup
-from visavis.evaluation.metrics.argument_checks import Ties, raise_on_invalid_row
 from visavis.evaluation.metrics.ranking import (
+    Ties,
     pad_by_query,
     positive_ranks,
+    raise_on_invalid_row,
     ranks_from_counts,
     tie_comparisons,
 )

@@ -22,7 +22,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from visavis.core.encoded import require_values
 from visavis.core.errors import MissingSupervision, ShapeError
 from visavis.core.spec import validate_int
 
@@ -168,12 +167,6 @@ class Targets:
                 object.__setattr__(self, name, torch.arange(length, device=self.query_ids.device))
         for annotation in ANNOTATIONS:
             value = getattr(self, annotation.name)
-            tensors = (
-                (value.query_vectors, value.candidate_vectors)
-                if isinstance(value, Factors)
-                else (value,)
-            )
-            require_values(annotation.name, *tensors)
             if annotation.shape == "pairwise":
                 _check_pairwise(annotation.name, value, self.shape)
             else:
@@ -455,20 +448,14 @@ def to_id_tensor(ids: Ids, name: str) -> Tensor:
     Raises:
         ShapeError: If the ids are not one-dimensional integers.
     """
-    expected = f"{name}: expected one integer per item"
-    if ids is None:
-        raise ShapeError(f"{expected}, got None. Items with equal ids belong together.")
-    try:
-        tensor = ids if isinstance(ids, Tensor) else torch.from_numpy(np.array(ids))
-    except (TypeError, ValueError, RuntimeError):
-        raise ShapeError(
-            f"{expected}, got texts or nested lists. Number the items first."
-        ) from None
-    require_values(name, tensor)
+    tensor = ids if isinstance(ids, Tensor) else torch.from_numpy(np.array(ids))
     if tensor.dim() != 1 or (
         tensor.numel() and (tensor.is_floating_point() or tensor.is_complex())
     ):
-        raise ShapeError(f"{expected}, got shape {list(tensor.shape)} and dtype {tensor.dtype}.")
+        raise ShapeError(
+            f"{name}: expected one integer per item, got shape {list(tensor.shape)} and dtype "
+            f"{tensor.dtype}. Number the items first."
+        )
     return tensor.long()
 
 

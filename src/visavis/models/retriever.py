@@ -20,9 +20,8 @@ from torch import Tensor
 
 from visavis.core import storage
 from visavis.core.encoded import Direction, Encoded, unit_rows
-from visavis.core.errors import RunError, ShapeError, SpecError
+from visavis.core.errors import RunError, ShapeError, SpecError, format_value
 from visavis.core.memory_budget import MemoryLimit, parse_memory
-from visavis.core.spec import validate_arguments
 from visavis.data.parallel import map_in_order
 from visavis.data.video import is_video, iter_frames
 from visavis.models.base import Matcher, get_vectors, valid_mask
@@ -73,7 +72,6 @@ class Retriever:
     embedding_dim: int | None = None
     """Number of dimensions of returned vectors, a prefix of the whole. None: all."""
 
-    @validate_arguments
     def __init__(
         self,
         matcher: Matcher,
@@ -108,7 +106,6 @@ class Retriever:
             f"{weights_checksum(self.matcher)} {description}".encode()
         ).hexdigest()[:16]
 
-    @validate_arguments
     def with_embedding_dim(self, embedding_dim: int) -> Retriever:
         """Return this model with shorter vectors: their first dimensions, as unit vectors.
         ``score`` continues to read all.
@@ -154,7 +151,6 @@ class Retriever:
         return other
 
     @classmethod
-    @validate_arguments
     def load(
         cls,
         folder: str | Path,
@@ -190,7 +186,6 @@ class Retriever:
             matcher, processor = load_saved_model(folder)
         return cls(matcher.to(device), processor, batch_size=batch_size, memory=memory)
 
-    @validate_arguments
     def encode(self, items: Sequence[Any], on_progress: OnBatch | None = None) -> Tensor:
         """Encode texts or images, chosen by their type. A ``str`` is a text: pass a ``Path`` for an
         image file.
@@ -220,7 +215,6 @@ class Retriever:
             else self.encode_images(items, on_progress)
         )
 
-    @validate_arguments
     def similarity(self, first: Tensor, second: Tensor) -> Tensor:
         """Compute the cosines of two sets of vectors.
 
@@ -253,7 +247,6 @@ class Retriever:
             )
         return unit_rows(first) @ unit_rows(second.to(first)).T
 
-    @validate_arguments
     def save(self, folder: str | Path) -> Path:
         """Write a model folder that ``visavis.load`` reads.
 
@@ -271,7 +264,6 @@ class Retriever:
             self.processor.save(self.matcher, part)
         return folder
 
-    @validate_arguments
     def push_to_hub(self, repo: str, *, private: bool = False) -> str:
         """Upload the model folder to the Hugging Face hub. ``visavis.export(..., push=...)`` also
         uploads a model card.
@@ -294,7 +286,6 @@ class Retriever:
         with TemporaryDirectory() as temporary:
             return upload_folder(self.save(Path(temporary) / "model"), repo, private=private)
 
-    @validate_arguments
     def encode_images(
         self, images: Sequence[ImageInput], on_progress: OnBatch | None = None
     ) -> Tensor:
@@ -314,7 +305,6 @@ class Retriever:
         """
         return self.to_unit_rows(self.encode_visual(images, on_progress))
 
-    @validate_arguments
     def encode_videos(
         self, videos: Sequence[str | Path], on_progress: OnBatch | None = None
     ) -> Tensor:
@@ -333,7 +323,6 @@ class Retriever:
         """
         return self.to_unit_rows(self.encode_visual(videos, on_progress))
 
-    @validate_arguments
     def encode_texts(self, texts: Sequence[str], on_progress: OnBatch | None = None) -> Tensor:
         """Encode texts.
 
@@ -349,7 +338,6 @@ class Retriever:
         """
         return self.to_unit_rows(self.encode_text(texts, on_progress))
 
-    @validate_arguments
     def score(
         self, images: Sequence[ImageInput], texts: Sequence[str], *, direction: Direction = "t2i"
     ) -> Tensor:
@@ -364,6 +352,9 @@ class Retriever:
         Returns:
             Scores, shape ``[V, T]``.
         """
+        # Any other text would order the candidates of the texts.
+        if direction not in ("i2t", "t2i"):
+            raise SpecError(f"direction: expected 'i2t' or 't2i', got {format_value(direction)}.")
         return score_all_pairs(
             self.matcher,
             self.encode_visual(images),
@@ -372,7 +363,6 @@ class Retriever:
             direction,
         )
 
-    @validate_arguments
     def encode_visual(
         self, images: Sequence[ImageInput | Sequence[Image]], on_progress: OnBatch | None = None
     ) -> Encoded:
@@ -457,7 +447,6 @@ class Retriever:
             on_batch=on_progress,
         )
 
-    @validate_arguments
     def encode_text(self, texts: Sequence[str], on_progress: OnBatch | None = None) -> Encoded:
         """Encode texts for ``matcher.score``.
 
@@ -528,6 +517,11 @@ class Retriever:
 
 def _count_items(items: Sequence[Any], name: str) -> int:
     """Return the number of items. Raises ShapeError if there are none."""
+    # A text is a sequence of letters, each of which would be encoded.
+    if isinstance(items, str):
+        raise SpecError(
+            f"{name}: expected a list, got {format_value(items)}. Pass [{items!r:.80}]."
+        )
     if not len(items):
         raise ShapeError(f"{name}: expected at least one to encode, got an empty list. Pass some.")
     return len(items)

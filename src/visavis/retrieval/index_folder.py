@@ -19,7 +19,6 @@ from visavis.core.encoded import MaxSimDirection
 from visavis.core.environment import EnvironmentCheck
 from visavis.core.errors import DataError, RunError, ShapeError, StorageError, VisavisError
 from visavis.core.memory_budget import MemoryLimit
-from visavis.core.spec import validate_arguments
 from visavis.data.dataset import ByteRange
 from visavis.models.retriever import Retriever
 from visavis.retrieval.calibration import Calibration
@@ -97,7 +96,6 @@ class Index:
         self.folder, self.manifest, self.model, self.store = folder, manifest, model, store
 
     @classmethod
-    @validate_arguments
     def open(
         cls,
         folder: str | Path,
@@ -154,7 +152,6 @@ class Index:
             )
         return index
 
-    @validate_arguments
     def encode_texts(self, texts: Sequence[str]) -> list[torch.Tensor]:
         """Encode texts as queries.
 
@@ -197,7 +194,6 @@ class Index:
             else None
         )
 
-    @validate_arguments
     def locate(self, item: IndexItem) -> ByteRange:
         """Find the bytes of an item.
 
@@ -281,7 +277,6 @@ def write_manifest(folder: Path, manifest: IndexManifest) -> None:
     storage.write_checksummed_json(folder / MANIFEST, asdict(manifest))
 
 
-@validate_arguments
 def is_index(folder: str | Path) -> bool:
     """Check whether a folder contains an index.
 

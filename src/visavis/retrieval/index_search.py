@@ -16,7 +16,7 @@ from torch import Tensor
 
 from visavis.core.errors import DataError, ShapeError, VisavisError
 from visavis.core.notebook import NotebookTable
-from visavis.core.spec import validate_arguments, validate_int
+from visavis.core.spec import validate_int
 from visavis.data.dataset import Image
 from visavis.data.images import MAX_HAMMING_DISTANCE, decode_image, hamming_distances
 from visavis.models.retriever import Retriever
@@ -67,7 +67,6 @@ def parse_query(text: str) -> tuple[tuple[float, str], ...]:
     )
 
 
-@validate_arguments
 @dataclass(frozen=True)
 class SearchQuery:
     """Texts, images and items of the index to search for, each with a weight. A negative weight
@@ -88,7 +87,6 @@ class SearchQuery:
     like: tuple[tuple[float, str], ...] = ()
 
     @classmethod
-    @validate_arguments
     def from_text(cls, text: str) -> SearchQuery:
         """Make a query of one text.
 
@@ -211,7 +209,6 @@ class SearchResults(Sequence[SearchResult], NotebookTable):
         return {"no_match": self.no_match, "hits": [hit.to_json() for hit in self.hits], **message}
 
 
-@validate_arguments
 def search_index(
     index: Index,
     query: SearchQuery,
@@ -263,7 +260,6 @@ def search_index(
     return SearchResults(hits, results[0].score < calibration.min_score)
 
 
-@validate_arguments
 def check_filter_names(index: Index, item_filter: ItemFilter) -> None:
     """Check the metadata names of a filter that no item passes.
 
@@ -297,7 +293,6 @@ def _explain_no_results(index: Index, item_filter: ItemFilter) -> str:
     return "The index has no items. Add images to its source, and run visavis index again."
 
 
-@validate_arguments
 def store_queries(
     index: Index,
     query: SearchQuery,
@@ -471,7 +466,6 @@ def _decode(index: Index, item: IndexItem) -> PILImage | None:
         return None
 
 
-@validate_arguments
 def attach_images(index: Index, results: SearchResults) -> SearchResults:
     """Add the images of results whose files still exist.
 
@@ -494,7 +488,6 @@ def _image(index: Index, item: IndexItem) -> Image | None:
         return None
 
 
-@validate_arguments
 def rank_texts(
     model: Retriever, image: str | Path | PILImage, texts: Sequence[str]
 ) -> list[tuple[str, float]]:
@@ -515,7 +508,7 @@ def rank_texts(
         raise ShapeError(
             "labels: expected at least one text, got none. Pass the texts to choose from."
         )
-    scores = model.score([image], list(texts), direction="i2t")[0]
+    scores = model.score([image], texts, direction="i2t")[0]
     return [
         (texts[i], scores[i].item()) for i in scores.argsort(descending=True, stable=True).tolist()
     ]

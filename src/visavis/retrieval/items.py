@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
-from visavis.core.spec import validate_arguments
-
 ItemKind = Literal["image", "video", "moment"]
 ITEM_FIELDS = (
     "key",
@@ -79,7 +77,6 @@ class IndexItem:
         )
 
 
-@validate_arguments
 @dataclass(frozen=True)
 class ItemFilter:
     """Conditions on the items that a search may return. An empty field does not restrict.

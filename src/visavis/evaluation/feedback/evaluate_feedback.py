@@ -14,7 +14,6 @@ import numpy as np
 from visavis.core.errors import DataError
 from visavis.core.notebook import NotebookTable
 from visavis.core.progress import Progress
-from visavis.core.spec import validate_arguments
 from visavis.data.dataset import Dataset
 from visavis.evaluation.feedback.records import latest_judgments, read_feedback
 from visavis.evaluation.feedback.training_pairs import FeedbackPairs
@@ -246,7 +245,6 @@ class FeedbackEvaluation(NotebookTable):
         return {key: value for key, value in asdict(self).items() if key != "recall"} | recalls
 
 
-@validate_arguments
 def evaluate_feedback(
     file: Path,
     content_hashes: Mapping[str, str],

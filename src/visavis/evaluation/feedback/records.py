@@ -12,10 +12,8 @@ from typing import Literal, TypeAlias
 
 from visavis.core import storage
 from visavis.core.errors import DataError
-from visavis.core.spec import validate_arguments
 
 
-@validate_arguments
 @dataclass(frozen=True)
 class QueryKey:
     """A query as a user entered it. Parts that the query does not have are empty.
@@ -129,7 +127,6 @@ class FeedbackFile:
 
 
 @contextmanager
-@validate_arguments
 def open_feedback(path: str | Path) -> Iterator[FeedbackFile]:
     """Open a new or an existing feedback file for writing. Only one process at a time can open it.
 
@@ -164,7 +161,6 @@ def open_feedback(path: str | Path) -> Iterator[FeedbackFile]:
     storage.remove_lock(path)
 
 
-@validate_arguments
 def read_feedback(path: str | Path) -> list[FeedbackRecord]:
     """Read all records of a feedback file, oldest first. A last line that a crash cut short is
     skipped.
@@ -188,7 +184,6 @@ def read_feedback(path: str | Path) -> list[FeedbackRecord]:
     return records
 
 
-@validate_arguments
 def latest_judgments(records: Iterable[FeedbackRecord]) -> dict[tuple[QueryKey, str], Judgment]:
     """Select the judgments that are in force.
 
@@ -204,7 +199,6 @@ def latest_judgments(records: Iterable[FeedbackRecord]) -> dict[tuple[QueryKey, 
     return {pair: judgment for pair, judgment in last.items() if judgment.relevant is not None}
 
 
-@validate_arguments
 def votes_not_undone(
     records: Iterable[FeedbackRecord],
 ) -> dict[tuple[QueryKey, str], list[Judgment]]:

@@ -24,7 +24,6 @@ import torch
 from visavis.core import storage
 from visavis.core.errors import DataError
 from visavis.core.notebook import NotebookTable, flat_row
-from visavis.core.spec import validate_arguments
 from visavis.data.dataset import Dataset
 from visavis.data.formats.karpathy import match_coco_ids
 from visavis.evaluation.graded.caption_ratings import read_ratings
@@ -302,7 +301,6 @@ class HumanAgreement(NotebookTable):
         }
 
 
-@validate_arguments
 def measure_agreement(
     judgments: HumanJudgments, scores: Mapping[str, np.ndarray], *, resamples: int = RESAMPLES
 ) -> Iterator[HumanAgreement]:

@@ -26,7 +26,8 @@ from visavis.data.dataset import Dataset
 from visavis.evaluation.graded.estimators.base import RelevanceEstimator
 from visavis.evaluation.graded.estimators.catalog import CATALOG
 from visavis.evaluation.metrics import GRADED, Metric
-from visavis.evaluation.metrics.argument_checks import INVALID_GAINS, raise_on_invalid_row
+from visavis.evaluation.metrics.graded_metrics import INVALID_GAINS
+from visavis.evaluation.metrics.ranking import raise_on_invalid_row
 from visavis.losses.scoring import score_query_rows, select_items
 
 KS_FOR_1K_IMAGES = (100, 200, 1000)

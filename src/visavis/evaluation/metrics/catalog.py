@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from visavis.evaluation.metrics.argument_checks import Semantics, Tau, validate_positive_ranks
-from visavis.evaluation.metrics.graded_metrics import coherent_scores_at, ndcg
+from visavis.evaluation.metrics.graded_metrics import Semantics, Tau, coherent_scores_at, ndcg
 from visavis.evaluation.metrics.ranking import (
     average_precision_at_r,
+    check_positive_ranks,
     map_at_k,
     map_at_k_hits,
     r_precision,
@@ -277,10 +277,9 @@ def ranking_metrics(image_ranks: Tensor, text_ranks: Tensor) -> dict[str, float]
     Returns:
         Metrics by key.
     """
-    by_direction = {
-        "i2t": validate_positive_ranks(image_ranks, "image_ranks"),
-        "t2i": validate_positive_ranks(text_ranks, "text_ranks"),
-    }
+    check_positive_ranks(image_ranks, "image_ranks")
+    check_positive_ranks(text_ranks, "text_ranks")
+    by_direction = {"i2t": image_ranks, "t2i": text_ranks}
     metrics = {
         metric.key(direction): metric.function(ranks)
         for direction, ranks in by_direction.items()

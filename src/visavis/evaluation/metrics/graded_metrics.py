@@ -8,18 +8,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from visavis.core.errors import ShapeError, SpecError
 from visavis.core.spec import validate_int
-from visavis.evaluation.metrics.argument_checks import (
-    Semantics,
-    Tau,
-    validate_literal,
-    validate_relevance,
-    validate_scores,
+from visavis.evaluation.metrics.ranking import NAN_SCORES, raise_on_invalid_row
+
+Tau = Literal["a", "b"]
+Semantics = Literal["reference", "paper"]
+
+INVALID_GAINS = (
+    "relevance of {}: expected finite values >= 0 for nDCG, got a negative or infinite one."
 )
 
 PAIRS_PER_BLOCK = 1 << 16
@@ -66,12 +69,11 @@ def coherent_scores(
         candidates of the released code, ``numpy.argsort(scores)[::-1][:K]``: of tied ones mostly
         the later. That sort is not stable, so the result depends on their order and on numpy.
     """
-    scores = validate_scores(scores)
-    relevance, k = validate_relevance(relevance, scores.shape), validate_int(k, "k", minimum=1)
-    tau, semantics = (
-        validate_literal(tau, Tau, "tau"),
-        validate_literal(semantics, Semantics, "semantics"),
-    )
+    scores, relevance = scores.detach(), relevance.detach()
+    _check_graded(scores, relevance)
+    k = validate_int(k, "k", minimum=1)
+    if tau not in ("a", "b"):
+        raise SpecError(f"tau: expected a or b, got {tau!r}.")
     return coherent_scores_at(scores, relevance, (k,), tau, semantics)[:, 0]
 
 
@@ -109,8 +111,9 @@ def ndcg(scores: Tensor, relevance: Tensor) -> Tensor:
     Source:
         Järvelin and Kekäläinen, Cumulated gain-based evaluation of IR techniques (2002).
     """
-    scores = validate_scores(scores)
-    relevance = validate_relevance(relevance, scores.shape, as_gains=True)
+    scores, relevance = scores.detach(), relevance.detach()
+    _check_graded(scores, relevance)
+    raise_on_invalid_row((relevance < 0) | relevance.isinf(), INVALID_GAINS.format("query {}"))
     ascending, order = relevance.double().sort(dim=1)
     by_score = ascending.gather(
         1, scores.gather(1, order).sort(dim=1, descending=True, stable=True).indices
@@ -119,6 +122,22 @@ def ndcg(scores: Tensor, relevance: Tensor) -> Tensor:
         2, scores.shape[1] + 2, dtype=torch.float64, device=scores.device
     ).log2()
     return ((by_score / discount).cumsum(1) / (ascending.flip(1) / discount).cumsum(1)).cpu()
+
+
+def _check_graded(scores: Tensor, relevance: Tensor) -> None:
+    """Check that both are ``[Q, C]``, and no value is NaN. A larger relevance would be gathered as
+    if it belonged to the scores.
+    """
+    if scores.dim() != 2 or relevance.shape != scores.shape:
+        raise ShapeError(
+            f"scores, relevance: expected equal shapes [Q, C], got {list(scores.shape)} and "
+            f"{list(relevance.shape)}."
+        )
+    raise_on_invalid_row(scores.isnan(), NAN_SCORES)
+    raise_on_invalid_row(
+        relevance.isnan(),
+        "relevance of query {}: expected numbers, got NaN. Check the relevance estimator.",
+    )
 
 
 def coherent_scores_at(

@@ -17,22 +17,20 @@ of each ("mean").
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from visavis.core.errors import ShapeError
+from visavis.core.errors import DataError, ShapeError
 from visavis.core.spec import validate_int
-from visavis.evaluation.metrics.argument_checks import (
-    Normalize,
-    Ties,
-    validate_instance,
-    validate_literal,
-    validate_positive_ranks,
-    validate_scores,
-)
 from visavis.losses.targets import Targets
+
+Ties = Literal["pessimistic", "mean", "optimistic"]
+Normalize = Literal["min_r_k", "hits"]
+
+NAN_SCORES = "scores of query {}: expected numbers, got NaN. Check the model and its features."
 
 
 def positive_ranks(scores: Tensor, targets: Targets, *, ties: Ties = "pessimistic") -> Tensor:
@@ -49,16 +47,15 @@ def positive_ranks(scores: Tensor, targets: Targets, *, ties: Ties = "pessimisti
 
     Raises:
         ShapeError: If the shapes differ or a query has no positive.
+        DataError: If a score is NaN.
     """
-    scores, ties = validate_scores(scores), validate_literal(ties, Ties, "ties")
-    targets = validate_instance(
-        targets, Targets, "a Targets such as Targets.paired(n) or Targets(query_ids=...)", "targets"
-    )
+    scores = scores.detach()
     if scores.shape != targets.shape:
         raise ShapeError(
             f"scores: expected shape {list(targets.shape)}, queries x candidates of the targets, "
             f"got {list(scores.shape)}."
         )
+    raise_on_invalid_row(scores.isnan(), NAN_SCORES)
     positive, negative = targets.positive, targets.negative
     query, candidate = positive.nonzero(as_tuple=True)
     scores = scores if scores.dtype == torch.float64 else scores.float()
@@ -120,7 +117,7 @@ def average_precision(positive_ranks: Tensor) -> Tensor:
         at rank_j. The objective SmoothAP is one minus this with smoothed ranks. With one positive
         it is 1 / rank.
     """
-    positive_ranks = validate_positive_ranks(positive_ranks)
+    check_positive_ranks(positive_ranks)
     return _precision(positive_ranks).sum(1) / positive_ranks.isfinite().sum(1)
 
 
@@ -140,15 +137,14 @@ def average_precision_at(
     Returns:
         AP@K of shape ``[Q]``.
     """
-    positive_ranks, k = validate_positive_ranks(positive_ranks), validate_int(k, "k", minimum=1)
-    normalize = validate_literal(normalize, Normalize, "normalize")
+    check_positive_ranks(positive_ranks)
+    k = validate_int(k, "k", minimum=1)
     in_top_k = positive_ranks <= k
-    divisor = (
-        positive_ranks.isfinite().sum(1).clamp(max=k)
-        if normalize == "min_r_k"
-        else in_top_k.sum(1).clamp(min=1)
-    )
-    return (_precision(positive_ranks) * in_top_k).sum(1) / divisor
+    divisors = {
+        "min_r_k": positive_ranks.isfinite().sum(1).clamp(max=k),
+        "hits": in_top_k.sum(1).clamp(min=1),
+    }
+    return (_precision(positive_ranks) * in_top_k).sum(1) / divisors[normalize]
 
 
 def average_precision_at_r(positive_ranks: Tensor) -> Tensor:
@@ -163,7 +159,7 @@ def average_precision_at_r(positive_ranks: Tensor) -> Tensor:
     Source:
         ECCV Caption (2022).
     """
-    positive_ranks = validate_positive_ranks(positive_ranks)
+    check_positive_ranks(positive_ranks)
     num_positives = positive_ranks.isfinite().sum(1)
     return (_precision(positive_ranks) * (positive_ranks <= num_positives[:, None])).sum(
         1
@@ -179,7 +175,7 @@ def r_precision(positive_ranks: Tensor) -> Tensor:
     Returns:
         R-Precision of shape ``[Q]``.
     """
-    positive_ranks = validate_positive_ranks(positive_ranks)
+    check_positive_ranks(positive_ranks)
     num_positives = positive_ranks.isfinite().sum(1)
     return (positive_ranks <= num_positives[:, None]).double().sum(1) / num_positives
 
@@ -239,6 +235,53 @@ def pad_by_query(scores: Tensor, query: Tensor, num_queries: int) -> Tensor:
     rows = scores.new_full((num_queries, int(counts.max()) if num_queries else 1), -torch.inf)
     rows[query[order], slot] = scores[order]
     return rows
+
+
+def check_positive_ranks(ranks: Tensor, name: str = "positive_ranks") -> None:
+    """Check that ranks ascend from 1 for each of at least one query, padded with inf. Precision at
+    other numbers is a number too.
+
+    Args:
+        ranks: Ranks of shape ``[Q, M]``.
+        name: Name of the argument, for error messages.
+
+    Raises:
+        ShapeError: If queries or positives are missing.
+        DataError: If a row is not a valid list of ranks.
+    """
+    if ranks.dim() != 2 or not ranks.numel():
+        raise ShapeError(
+            f"{name}: expected the ranks of at least one query with a positive, shape [Q, M], got "
+            f"shape {list(ranks.shape)}."
+        )
+    slots = torch.arange(1, ranks.shape[1] + 1, device=ranks.device)
+    # The j-th best positive has at least rank j. No comparison with NaN is true.
+    invalid = (
+        ~(ranks >= slots) | (ranks < ranks.roll(1, 1)) & (slots > 1) | ranks.isinf() & (slots == 1)
+    )
+    for query in invalid.any(1).nonzero()[:1, 0].tolist():
+        start = ", ".join(f"{rank:g}" for rank in ranks[query, :3].tolist())
+        raise DataError(
+            f"{name} of query {query}: expected ascending ranks >= 1, then inf, got {start}. "
+            "Compute them with positive_ranks."
+        )
+
+
+def raise_on_invalid_row(
+    is_invalid: Tensor, message: str, row_numbers: Sequence[int] | Tensor | None = None
+) -> None:
+    """Raise an error for the first row with an invalid element.
+
+    Args:
+        is_invalid: Invalid elements, bool ``[Q, C]``.
+        message: Error message with a placeholder ``{}`` for the number of the row.
+        row_numbers: Numbers of the rows. None: their positions.
+
+    Raises:
+        DataError: If there is such a row.
+    """
+    for row in is_invalid.any(1).nonzero()[:1, 0].tolist():
+        raise DataError(message.format(row if row_numbers is None else int(row_numbers[row])))
 
 
 def ranks_from_counts(num_before: Tensor, num_positives: Tensor) -> Tensor:

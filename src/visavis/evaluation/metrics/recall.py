@@ -18,8 +18,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from visavis.core.errors import DataError, ShapeError
 from visavis.core.spec import validate_int
-from visavis.evaluation.metrics.argument_checks import validate_best_ranks
 
 
 def recall_at(ranks: Tensor, k: int) -> float:
@@ -32,7 +32,8 @@ def recall_at(ranks: Tensor, k: int) -> float:
     Returns:
         A fraction.
     """
-    ranks, k = validate_best_ranks(ranks), validate_int(k, "k", minimum=1)
+    _check_ranks(ranks)
+    k = validate_int(k, "k", minimum=1)
     return float((ranks <= k).double().mean())
 
 
@@ -55,7 +56,8 @@ def recall_at_mean_ties(ranks: Tensor, k: int) -> float:
         Liu et al., Use what you have (collaborative experts, 2019), its released code. Gabeur et
         al., Multi-modal Transformer (2020).
     """
-    ranks, k = validate_best_ranks(ranks), validate_int(k, "k", minimum=1)
+    _check_ranks(ranks)
+    k = validate_int(k, "k", minimum=1)
     return float((ranks == 1 if k == 1 else ranks < k + 1).double().mean())
 
 
@@ -68,7 +70,8 @@ def median_rank(ranks: Tensor) -> float:
     Returns:
         The median rank.
     """
-    return math.floor(torch.quantile(validate_best_ranks(ranks).double() - 1, 0.5)) + 1.0
+    _check_ranks(ranks)
+    return math.floor(torch.quantile(ranks.double() - 1, 0.5)) + 1.0
 
 
 def mean_rank(ranks: Tensor) -> float:
@@ -80,7 +83,24 @@ def mean_rank(ranks: Tensor) -> float:
     Returns:
         The mean rank.
     """
-    return float(validate_best_ranks(ranks).double().mean())
+    _check_ranks(ranks)
+    return float(ranks.double().mean())
+
+
+def _check_ranks(ranks: Tensor) -> None:
+    """Check that there is one rank for each of at least one query. A mean over anything else is a
+    number, but no metric.
+    """
+    if ranks.dim() != 1 or not len(ranks):
+        raise ShapeError(
+            f"ranks: expected the rank of the best positive of each query, shape [Q], got shape "
+            f"{list(ranks.shape)}. Compute them with best_ranks."
+        )
+    for query in (~((ranks >= 1) & ranks.isfinite())).nonzero()[:1, 0].tolist():
+        raise DataError(
+            f"ranks of query {query}: expected a rank >= 1, got {ranks[query].item()}. Compute "
+            "them with best_ranks."
+        )
 
 
 def random_recall(num_candidates: int, num_positives: int, k: int) -> float:

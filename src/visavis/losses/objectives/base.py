@@ -13,7 +13,6 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from visavis.core.encoded import require_values
 from visavis.core.errors import ShapeError, SpecError
 from visavis.core.spec import EXPECTED_PARAMETER, is_valid_parameter, require_field, validate_fields
 from visavis.losses.objectives.pairs import HardestNegative, NegativeSummary, find_positive_pairs
@@ -168,7 +167,6 @@ class Objective(ABC):
                 "scores: expected a tensor of floating-point numbers, queries x candidates, got "
                 f"{given_type}."
             )
-        require_values("scores", scores)
         validate_targets(targets, scores.shape)
         if scores.dtype == torch.float16:
             validate_half_scale(self, self.gradient_scale)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from visavis.core.blocking import Score, ScoreCost, checked_scores
-from visavis.core.encoded import Encoded, Items, all_tensors, require_values
+from visavis.core.encoded import Encoded, Items, all_tensors
 from visavis.core.errors import ShapeError, SpecError, format_value, log_debug, warn
 from visavis.core.memory_budget import MemoryLimit
 from visavis.core.process_group import ProcessGroup, select_process_group
@@ -566,8 +566,13 @@ def _validate_items(**items_by_name: Items | None) -> None:
             raise ShapeError(
                 f"{name}: expected a tensor [N, D] or Encoded items, got {type(items).__name__}."
             )
-        if items is not None:
-            require_values(name, *all_tensors(items))
+        # Items without values would be copied to the device of the others, with whatever its memory
+        # holds.
+        if items is not None and any(part.is_meta for part in all_tensors(items)):
+            raise ShapeError(
+                f"{name}: expected tensors with values, got one on the device meta. Load the "
+                "weights of the model first."
+            )
 
 
 def _local_gradients(
