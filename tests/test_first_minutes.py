@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import shutil
 import signal
 import sys
@@ -18,6 +17,7 @@ from types import SimpleNamespace
 from urllib.request import urlopen
 
 import pytest
+from tests.docs import console_commands
 from tests.hub import WEIGHTS, Hub, retry_at_once, serving
 from tests.processes import Command
 
@@ -31,7 +31,7 @@ from visavis.retrieval.default_index import default_index_folder
 from visavis.training.recipes.default_recipe import choose_recipe
 
 pytest.importorskip("lancedb", reason="LanceDB is not installed: pip install 'visavis[search]'")
-TUTORIAL = Path(__file__).parents[1] / "docs" / "tutorials" / "search-your-images.md"
+TUTORIAL = "docs/tutorials/search-your-images.md"
 DEFAULT = DEFAULT_MODELS[0].name
 TINY = ("tiny/cut", "tiny/wrong", "tiny/good")
 
@@ -63,23 +63,12 @@ def photos(scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     return Path("photos")
 
 
-def tutorial_commands() -> list[list[str]]:
-    blocks = "".join(
-        re.findall(
-            r"^```console\n(.*?)^```",
-            TUTORIAL.read_text(encoding="utf-8"),
-            re.MULTILINE | re.DOTALL,
-        )
-    )
-    return [shlex.split(line) for line in re.findall(r"^\$ visavis (.*)$", blocks, re.MULTILINE)]
-
-
 def run_tutorial(hub: Hub) -> dict[str, float]:
     """Run the commands of the tutorial in the current folder, all but the first without a network.
     Returns the seconds of each.
     """
     seconds, environment = dict[str, float](), hub.environment
-    for words in tutorial_commands():
+    for words in console_commands(TUTORIAL):
         started = time.monotonic()
         command = Command(
             Path("output"),

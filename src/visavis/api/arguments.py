@@ -21,7 +21,7 @@ def to_list(values: T | Sequence[T]) -> list[T]:
     Args:
         values: One text or number, or several.
     """
-    # A number of numpy is no subclass of int.
+    # A number of numpy is not an int.
     if isinstance(values, str) or not isinstance(values, Iterable):
         return [values]
     return list(values)

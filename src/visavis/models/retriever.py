@@ -351,6 +351,9 @@ class Retriever:
 
         Returns:
             Scores, shape ``[V, T]``.
+
+        Raises:
+            SpecError: If the direction is unknown.
         """
         # Any other text would order the candidates of the texts.
         if direction not in ("i2t", "t2i"):

@@ -52,6 +52,11 @@ def coherent_scores(
         that a mean over queries is NaN too. tau-a is 0 there, by its formula. With one candidate
         both are undefined.
 
+    Raises:
+        SpecError: If ``k`` is below 1 or ``tau`` is unknown.
+        ShapeError: If the shapes differ.
+        DataError: If a value is NaN.
+
     Formula:
         tau-a = (concordant - discordant) / (K (K - 1) / 2). tau-b divides by sqrt((pairs with
         unequal scores) (pairs with unequal relevance)) instead. Without ties they agree.
