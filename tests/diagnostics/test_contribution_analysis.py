@@ -139,7 +139,7 @@ def test_diagnosis_is_frozen_and_repeatable(run):
 
 
 def test_diagnosis_lists_own_objective_first(run):
-    own = phase_of_best_model(run, read_run_recipe(run))[0].objective
+    own = repr(phase_of_best_model(run, read_run_recipe(run))[0].objective)
     result = visavis.diagnose(
         run, objective=[own, "Unified(gamma=5)", "Unified(gamma=5.0)"], max_batches=1
     )

@@ -261,7 +261,7 @@ def validate_fields(value: Any) -> None:
     except ValidationError as errors:
         first = errors.errors(include_url=False)[0]
         name = ".".join(map(str, first["loc"]))
-        hint = typing.get_type_hints(kind)[first["loc"][0]]
+        hint = typing.get_type_hints(kind)[str(first["loc"][0])]
         or_none = ", or None" if type(None) in typing.get_args(hint) else ""
         raise SpecError(
             f"{_title(kind)}.{name}: expected {expected_value(first)}{or_none}, got "
