@@ -33,7 +33,7 @@ class Block(NamedTuple):
         section: The heading of level 2 above it.
         subsection: The heading of level 3 above it.
         tab: The tab that holds it.
-        output: The block without language that follows directly: what the code prints.
+        output: Output of the code: the block without language that follows directly.
     """
 
     language: str
@@ -46,7 +46,7 @@ class Block(NamedTuple):
 
 
 def read_blocks(page: str, *languages: str) -> list[Block]:
-    """Read the blocks of a page in order, of some languages or of all."""
+    """Read the blocks of a page in order. Without languages: all of them."""
     text = (PROJECT / page).read_text(encoding="utf-8")
     blocks, section, subsection, tab, end = list[Block](), "", "", "", -1
     for match in _PATTERN.finditer(text):
