@@ -18,7 +18,6 @@ from visavis.core.encoded import Encoded, concatenate, unit_rows
 from visavis.core.errors import (
     DataError,
     MissingExtra,
-    ShapeError,
     SpecError,
     VisavisError,
     suggest_name,
@@ -218,14 +217,6 @@ def test_vectors_of_large_norm_are_compared_exactly():
     )
     torch.testing.assert_close(large_means, means)
     assert relevance(index, index).diagonal().min() > 0.99
-
-
-@pytest.mark.parametrize("odd", [None, {}, [], [[1.0]], np.ones((3, 2)), 5, "a"])
-def test_encoded_rejects_vectors_that_are_not_tensors(odd):
-    with pytest.raises(
-        ShapeError, match=r"^vectors: expected a tensor, or a dict of tensors, got "
-    ):
-        Encoded(odd)
 
 
 def test_encoded_to_dtype_keeps_masks_and_token_ids():

@@ -212,6 +212,14 @@ def test_targets_reject_function_of_wrong_shape(returned):
         Targets.paired(2, weight=lambda rows, columns: returned).pairwise("weight")
 
 
+def test_targets_ignored_pairs_are_neither_positive_nor_negative():
+    ignore = torch.tensor([[True, False, True], [False, False, False]])
+    for value in (ignore, lambda rows, columns: ignore[rows][:, columns]):
+        targets = Targets(query_ids=[0, 1], candidate_ids=[0, 1, 2], ignore=value)
+        assert targets.positive.tolist() == [[False, False, False], [False, True, False]]
+        assert targets.negative.tolist() == [[False, True, False], [True, False, True]]
+
+
 def test_targets_reject_negative_number_of_items():
     for targets in (
         lambda: Targets.paired(-1),

@@ -22,6 +22,7 @@ from visavis.evaluation.metrics import (
     recall_at,
     recall_at_mean_ties,
 )
+from visavis.evaluation.metrics.recall import random_rsum
 
 some_ranks = st.lists(st.integers(1, 50), min_size=1, max_size=40).map(torch.tensor)
 
@@ -137,3 +138,11 @@ def test_metric_definitions_name_both_sides() -> None:
     assert definitions["i2t_r5"] == "percent of images with a correct text in the top 5 (success@5)"
     assert definitions["t2i_medr"] == "median rank of the best correct image"
     assert not any("{" in definition for definition in definitions.values())
+
+
+def test_random_rsum_matches_hand_values():
+    # One image with one caption is always right. Of two, half of the queries hit at 1.
+    assert random_rsum([1]) == (600, 0)
+    mean, std = random_rsum([1, 1])
+    assert mean == 500
+    assert std == pytest.approx(2 * 100 * (2 * 0.25) ** 0.5 / 2)

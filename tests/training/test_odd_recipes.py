@@ -148,19 +148,8 @@ NUMBERS = ("lr", "clip_norm", "checkpoint_s", "factor", "weight_decay", "loss_wa
 @pytest.mark.parametrize("key", list(recipe_keys()))
 def test_oversized_integer_in_a_recipe_is_rejected(key):
     last = key.rpartition(".")[2]
-    for value in (
-        2**63,
-        10**30,
-        -(10**30),
-        10**5000,
-        -(10**5000),
-        [10**30],
-        [10**5000],
-        {"a": 10**5000},
-    ):
-        if (key in ("model", "members", "published") and not isinstance(value, int)) or (
-            last in NUMBERS and value in (2**63, 10**30)
-        ):
+    for value in (2**63, -(10**400)):
+        if last in NUMBERS and value == 2**63:
             continue
         with pytest.raises(
             VisavisError, match=rf"{last}(\.\w+)*: expected|{key} is not a key"
@@ -227,8 +216,8 @@ def test_oversized_integer_in_a_field_is_rejected(kind):
         if field.default is MISSING and field.default_factory is MISSING
     }
     for field in fields(kind):
-        for value in (2**63, 10**30, 10**5000, -(10**5000)):
-            if "float" in str(field.type).lower() and value < 10**300:
+        for value in (2**63, -(10**400)):
+            if "float" in str(field.type).lower() and value == 2**63:
                 continue
             with pytest.raises(VisavisError, match=r"expected .+, got [^(]+$"):
                 kind(**given | {field.name: value})

@@ -14,8 +14,6 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from visavis.core.errors import ShapeError, format_value
-
 Parts = Tensor | dict[str, Tensor]
 """One tensor, or named tensors (one per expert)."""
 
@@ -41,9 +39,6 @@ class Encoded:
         mask: ``[N, L]``, true at valid positions. None: everywhere. A dict if ``vectors`` is one.
         weights: Mixture weights of experts, ``[N, E]``.
 
-    Raises:
-        ShapeError: If ``vectors`` is neither a tensor nor a dict with an entry.
-
     Example:
         >>> items = Encoded(torch.eye(3))
         >>> len(items), len(items[:2])
@@ -53,15 +48,6 @@ class Encoded:
     vectors: Parts
     mask: Parts | None = None
     weights: Tensor | None = None
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.vectors, Tensor) and not (
-            isinstance(self.vectors, dict) and self.vectors
-        ):
-            raise ShapeError(
-                "vectors: expected a tensor, or a dict of tensors, got "
-                f"{format_value(self.vectors)}. Pass the vectors of the items."
-            )
 
     def __len__(self) -> int:
         return len(self.tensors[0])

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from visavis.core import storage
 from visavis.core.encoded import Encoded
-from visavis.core.errors import DataError, SpecError, format_value, suggest_name
+from visavis.core.errors import DataError, SpecError, suggest_name
 from visavis.core.spec import PositiveInt, validate_fields
 from visavis.data.dataset import Dataset
 from visavis.data.dataset_reader import resolve_path
@@ -194,10 +194,9 @@ def get_protocol(protocol: str | Protocol) -> Protocol:
     if isinstance(protocol, Protocol):
         return protocol
     by_name = {entry.name: entry for entry in CATALOG}
-    if not isinstance(protocol, str) or protocol not in by_name:
+    if protocol not in by_name:
         raise SpecError(
-            f"protocol: expected a known name, got {format_value(protocol)}: "
-            f"{suggest_name(protocol if isinstance(protocol, str) else '', by_name)}"
+            f"protocol: expected a known name, got {protocol!r}: {suggest_name(protocol, by_name)}"
         )
     return by_name[protocol]
 
