@@ -117,6 +117,11 @@ def test_equal_specs_parse_to_equal_values():
         ("Sample(margin='x')", "Sample.margin: expected a finite number, got 'x'."),
         ("Sample(margin=1e999)", "Sample.margin: expected a finite number, got inf."),
         ("Sample(count=1.5)", "Sample.count: expected an integer, got 1.5."),
+        (
+            f"Sample(count={2**32})",
+            "Sample.count: expected an integer up to 4,294,967,295, got 4294967296.",
+        ),
+        (f"Other{'(' * 80}", f"'Other{'(' * 72}...' is not of the form Name(field=value, ...)."),
         ("Sample(count=True)", "Sample.count: expected an integer, got True."),
         ("Sample(share='x')", "Sample.share: expected a finite number, got 'x'."),
         ("Sample(share=2)", "Sample.share: expected a number <= 1, got 2."),

@@ -2,14 +2,13 @@
 
 import csv
 import re
-import shlex
 import shutil
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from tests.docs import read_blocks, split_commands
 
 import visavis
 from visavis import cli
@@ -26,7 +25,6 @@ from visavis.objectives import VLC
 from visavis.training.recipes.default_recipe import choose_recipe
 from visavis.training.recipes.files import read_recipe
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
 FOLDERS = ("Été à Nice", "two words", "Größe & Fünf", ".")
 
 
@@ -84,21 +82,14 @@ class MessageLog(NoProgress):
 
 
 def test_readme_commands_run(photos, empty_cache, call, tmp_path, monkeypatch):
-    (block,) = (
-        block
-        for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
-        if "--data photos/" in block
-    )
-    commands = [
-        shlex.split(line, comments=True)
-        for line in block.splitlines()
-        if line.startswith("visavis ")
-    ]
-    assert [command[1] for command in commands] == ["data", "train", "evaluate", "search"]
+    blocks = read_blocks("README.md", "sh")
+    (block,) = (block for block in blocks if "--data photos/" in block.text)
+    commands = split_commands(block.text)
+    assert [command[0] for command in commands] == ["data", "train", "evaluate", "search"]
     shutil.copytree(photos, tmp_path / "here" / "photos")
     monkeypatch.chdir(tmp_path / "here")
     commands[1].append("epochs=2")  # the rest of its 20 epochs does the same
-    check, train, evaluate, search = (call(*command[1:]) for command in commands)
+    check, train, evaluate, search = (call(*command) for command in commands)
     assert "OK: training uses all data" in check.out
     assert "Using the default recipe photos/pixels-" in train.err.replace("\n", " ")
     assert "RSUM" in evaluate.out

@@ -2,10 +2,9 @@
 
 import hashlib
 import json
-import re
-from pathlib import Path
 
 import pytest
+from tests.docs import read_blocks
 
 import visavis
 from visavis.core.errors import RecipeError, VisavisError
@@ -211,10 +210,9 @@ def test_variants_are_inherited_without_names(tmp_path, resolved):
 
 
 def test_recipes_of_page_are_valid(tmp_path):
-    page = (Path(__file__).parents[2] / "docs" / "guides" / "recipes.md").read_text()
-    whole, grid, *_ = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
-    (tmp_path / "whole.toml").write_text(whole)
-    (tmp_path / "grid.toml").write_text(grid)
+    whole, grid, *_ = read_blocks("docs/guides/recipes.md", "toml")
+    (tmp_path / "whole.toml").write_text(whole.text)
+    (tmp_path / "grid.toml").write_text(grid.text)
     assert [phase.epochs for phase in read_recipe(tmp_path / "whole.toml").phases] == [15, 5]
     small, warm = (read_recipe(f"{tmp_path}/grid.toml/{row}") for row in ("small", "warm"))
     assert (small.name, small.model["embedding_dim"], small.phases[0].optimizer.lr) == (

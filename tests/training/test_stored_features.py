@@ -2,11 +2,11 @@
 
 import json
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from tests.docs import read_blocks
 
 import visavis
 from visavis.core import storage
@@ -104,9 +104,8 @@ def test_features_are_scanned_by_first_command_only(precomp, recipe, tmp_path, m
 
 
 def test_recipe_of_data_page_trains(precomp, tmp_path):
-    page = (Path(__file__).parents[2] / "docs" / "guides" / "data.md").read_text()
-    block = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)[0]
-    (tmp_path / "precomp.toml").write_text(block)
+    block = read_blocks("docs/guides/data.md", "toml")[0]
+    (tmp_path / "precomp.toml").write_text(block.text)
     for file in precomp.glob("*_ims.npy"):
         np.save(file, np.load(file)[:, None].repeat(3, 1))
     run = visavis.train(
