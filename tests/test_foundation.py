@@ -22,7 +22,7 @@ from visavis.core.errors import (
     VisavisError,
     suggest_name,
 )
-from visavis.core.spec import UnitFloat, parse, require_field, validate_fields
+from visavis.core.spec import UnitFloat, parse, require_field, validate_fields, validate_int
 from visavis.data.dataset import ByteRange, Dataset, Image
 from visavis.evaluation.graded.estimators.base import CosineRelevance
 from visavis.training.supervision.candidate_scores import _part_means
@@ -128,6 +128,8 @@ def test_equal_specs_parse_to_equal_values():
         ("Sample(hard=1)", "Sample.hard: expected True or False, got 1."),
         ("Sample(name=1)", "Sample.name: expected a text in quotes, got 1."),
         ("Sample(mode='code')", "Sample.mode: expected 'paper' or 'reference', got 'code'."),
+        ("Sample(levels=[1, 'x'])", "Sample.levels.1: expected a finite number, got 'x'."),
+        ("Sample(limit='x')", "Sample.limit: expected a finite number, or None, got 'x'."),
         ("Sample(levels=1)", "Sample.levels: expected a list, got 1."),
         ("Sample(count=-1)", "Sample.count: expected at least 0, got -1. Change count."),
     ],
@@ -151,6 +153,27 @@ def test_parse_reports_invalid_specs(text, message):
 def test_parse_rejects_extreme_specs(text):
     with pytest.raises(SpecError):
         parse(text, [Sample])
+
+
+def test_validate_int_limits_numbers():
+    assert [validate_int(number, "top") for number in (0, 7, np.int64(7))] == [0, 7, 7]
+    assert [validate_int(number, "top", 1, 4) for number in (1, 4)] == [1, 4]
+    # Larger integers are not exact in comparisons with floats.
+    assert validate_int(10**30, "top") == 2**53
+    for number, limits, message in [
+        (-1, (), "top: expected an integer >= 0, got -1. Set top to 0 or more."),
+        (0, (1,), "top: expected an integer >= 1, got 0. Set top to 1 or more."),
+        (
+            5,
+            (1, 4),
+            "top: expected an integer from 1 to 4, got 5. Set top to a number in this range.",
+        ),
+        (2.0, (), "top: expected an integer >= 0, got 2.0. Set top to 0 or more."),
+        (True, (), "top: expected an integer >= 0, got True. Set top to 0 or more."),
+    ]:
+        with pytest.raises(SpecError) as error:
+            validate_int(number, "top", *limits)
+        assert str(error.value) == message
 
 
 def test_parse_never_evaluates_code():
