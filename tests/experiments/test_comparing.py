@@ -333,7 +333,6 @@ def test_compare_rejects_invalid_arguments_before_training(recipe, tmp_path):
         ({"grid": "training.batchsize=[1, 2]"}, "batchsize is not a key of recipes"),
         ({"seeds": 0}, "seeds: expected an integer from 1 to 1,000, got 0"),
         ({"workers": 0}, "workers: expected an integer from 1 to 1,000, got 0"),
-        ({"engine": "spark"}, "expected 'local' or 'ray'"),
         ({"budget": "soon"}, "expected a time such as 90s"),
         (
             {"overrides": ["evaluation.test=dev"]},

@@ -462,7 +462,7 @@ class Retriever:
 
         Raises:
             ShapeError: If ``texts`` is empty.
-            SpecError: If a text has a lone surrogate.
+            SpecError: If ``texts`` is a single text.
         """
         count = _count_items(texts, "texts")
         by_length = np.argsort([len(text) for text in texts], kind="stable")
