@@ -23,6 +23,7 @@ from visavis.core.errors import (
     log_debug,
 )
 from visavis.core.notebook import NotebookTable
+from visavis.core.own_code import loaded_parts
 from visavis.core.spec import validate_arguments
 from visavis.data.dataset import Dataset, ProgressCallback
 from visavis.data.formats.caption_table import (
@@ -64,6 +65,12 @@ FORMATS: tuple[DatasetFormat, ...] = (
     IMAGE_TABLES,
     WEBDATASET,
 )
+
+
+def known_formats() -> list[DatasetFormat]:
+    """Return the formats of visavis, and those of the user's own code and of installed packages."""
+    return [*loaded_parts(DatasetFormat, "formats"), *FORMATS]
+
 
 # A larger CSV file is opened like a Parquet file, without a Python object per caption.
 LARGE_FILE_BYTES = 256 * 2**20
@@ -323,7 +330,7 @@ def list_dataset_names(folder: Path) -> list[str]:
     return sorted(
         child.name
         for child in children
-        if any(dataset_format.find_sources(child) for dataset_format in FORMATS)
+        if any(dataset_format.find_sources(child) for dataset_format in known_formats())
     )
 
 
@@ -359,7 +366,7 @@ def path_exists(path: str | Path) -> bool:
 def _locate(path: str | Path) -> tuple[DatasetFormat, Path]:
     """Return the format of a data set and its source."""
     patterns = ", ".join(
-        pattern for dataset_format in FORMATS for pattern in dataset_format.patterns
+        pattern for dataset_format in known_formats() for pattern in dataset_format.patterns
     )
     expected = f"one of {patterns} (`visavis catalog formats` describes them)"
     folder = _find_path(path, f" A data set is a folder with {expected}.")
@@ -368,12 +375,12 @@ def _locate(path: str | Path) -> tuple[DatasetFormat, Path]:
     if os.path.isfile(folder):
         matches = [
             (dataset_format, source)
-            for dataset_format in FORMATS
+            for dataset_format in known_formats()
             if (source := dataset_format.source_for_file(folder)) is not None
         ]
         if not matches:
             suffixes = ", ".join(
-                suffix for dataset_format in FORMATS for suffix in dataset_format.suffixes
+                suffix for dataset_format in known_formats() for suffix in dataset_format.suffixes
             )
             raise DataError(
                 f"{folder}: expected a folder, or a list of images and captions that ends in "
@@ -388,7 +395,7 @@ def _locate(path: str | Path) -> tuple[DatasetFormat, Path]:
         return _by_content(*matches[0])
     matches = [
         (dataset_format, source)
-        for dataset_format in FORMATS
+        for dataset_format in known_formats()
         for source in dataset_format.find_sources(folder)
     ]
     level = min((dataset_format.fallback_level for dataset_format, _ in matches), default=0)

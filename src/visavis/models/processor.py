@@ -382,7 +382,7 @@ def load_saved_model(folder: Path) -> tuple[Matcher, Processor]:
     Raises:
         RunError: If the folder has no model of this version.
     """
-    from visavis.models import CATALOG
+    from visavis.models import CATALOG, find_model
 
     file = folder / "config.json"
     if (content := unsupported_content(folder)) is not None:
@@ -393,12 +393,11 @@ def load_saved_model(folder: Path) -> tuple[Matcher, Processor]:
             "one of these models."
         )
     config = storage.read_json(file, SavedModelConfig, error=RunError)
-    if config.kind not in CATALOG:
+    if (kind := find_model(config.kind)) is None:
         raise RunError(
             f"{file}: expected a known kind of model, got {config.kind!r}: "
             f"{suggest_name(config.kind, CATALOG)}"
         )
-    kind = CATALOG[config.kind]
     try:
         processor, architecture = (
             Processor.from_saved_config(config, folder),

@@ -247,6 +247,7 @@ def resume_run(path: Path, progress: Progress, group: ProcessGroup = ONE_PROCESS
         record = RunRecord.read(folder.environment)
         if group.is_first:
             storage.remove_partial_files(path)
+            record.check_code(path)
             record.check_recipe(recipe, folder)
             record.warn_about_environment(progress)
         set_threads(recipe)

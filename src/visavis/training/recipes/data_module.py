@@ -36,7 +36,7 @@ from visavis.evaluation.feedback.training_pairs import (
 from visavis.evaluation.graded import RelevanceEstimator
 from visavis.evaluation.protocols import Protocol, first_images, get_protocols, select_captions
 from visavis.evaluation.results import evaluate_dataset
-from visavis.models import CATALOG, Matcher
+from visavis.models import CATALOG, Matcher, find_model
 from visavis.models.base import evaluation_mode, get_vectors
 from visavis.models.encoders.frozen_encoders import VisualEncoder, open_encoder
 from visavis.models.encoders.text_backbone import EncoderTokens
@@ -333,7 +333,7 @@ def prepare_training(
         DataError: If the data cannot be read.
     """
     kind = str(recipe.model.get("kind"))
-    if kind not in CATALOG:
+    if find_model(kind) is None:
         raise RecipeError(f"model.kind: {kind!r} is not a model: {suggest_name(kind, CATALOG)}")
     with group.first_rank_first():
         start = load_start_model(recipe)
@@ -442,7 +442,8 @@ def build_matcher(data_module: DataModule, seed: int, *, keep_bias: bool = False
     Raises:
         RecipeError: If the model does not fit the features.
     """
-    kind = CATALOG[data_module.recipe.model["kind"]]
+    kind = find_model(data_module.recipe.model["kind"])
+    assert kind is not None  # prepare_training checks it
     torch.manual_seed(seed)
     try:
         matcher = kind(
