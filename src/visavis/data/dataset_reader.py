@@ -31,10 +31,8 @@ from visavis.data.formats.caption_table import (
     PUBLISHED_TABLE,
     SPLIT_TABLES,
 )
-from visavis.data.formats.coco import COCO
 from visavis.data.formats.image_files import attach_files
 from visavis.data.formats.image_tables import IMAGE_TABLES, has_embedded_images
-from visavis.data.formats.karpathy import KARPATHY
 from visavis.data.formats.large_table import LARGE_TABLE, table_problems
 from visavis.data.formats.listing import (
     DatasetFormat,
@@ -45,7 +43,7 @@ from visavis.data.formats.listing import (
     summarize_kinds,
 )
 from visavis.data.formats.precomp import PRECOMP
-from visavis.data.formats.video_lists import MSRVTT, MSVD
+from visavis.data.formats.published_lists import COCO, KARPATHY, MSRVTT, MSVD
 from visavis.data.formats.webdataset import WEBDATASET, is_shard_pattern
 from visavis.data.hub_files import DATASET_NAME, download_dataset
 from visavis.data.image_validation import validate_images

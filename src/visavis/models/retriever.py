@@ -288,7 +288,7 @@ class Retriever:
             StorageError: If the hub refuses the upload or is not reachable.
             MissingExtra: If huggingface_hub is not installed.
         """
-        from visavis.models.hub_upload import upload_folder, validate_repo
+        from visavis.data.hub_files import upload_folder, validate_repo
 
         validate_repo(repo)
         with TemporaryDirectory() as temporary:

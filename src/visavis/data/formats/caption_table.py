@@ -21,8 +21,8 @@ from typing import Any
 from visavis.core import storage
 from visavis.core.errors import DataError
 from visavis.data.formats.delimited_text import NAME_NUMBER, parse_table, read_layout
-from visavis.data.formats.json_lists import DuplicateKeyObject, parse_json
 from visavis.data.formats.listing import DatasetFormat, Listing, clean_name, shorten
+from visavis.data.formats.published_lists import DuplicateKeyObject, parse_json
 from visavis.data.formats.table_columns import (
     CAPTION_NAMES,
     FILE_NAMES,

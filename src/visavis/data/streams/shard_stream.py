@@ -1,38 +1,61 @@
-"""Training data in shards, as a lazy data set: an item is read from its shard when a batch needs
-it.
+"""Training data in shards: a lazy data set, and its batches.
 
-Items are numbered through all shards. A process keeps a few shards open. Shards of object storage
-are copied to ``VISAVIS_CACHE`` first.
+An item is read from its shard when a batch needs it. Items are numbered through all shards. A
+process keeps a few shards open. Shards of object storage are copied to ``VISAVIS_CACHE`` first.
+
+The order of the batches is a function of the seed and the epoch alone. How an epoch is divided into
+batches:
+
+1. The shards are shuffled, and the items of each shard are shuffled. Concatenated, they are one
+   sequence of all items.
+2. The sequence is cut into ``interleave`` parts of equal length (a difference of one item). A part
+   is read shard by shard.
+3. Batch k has every item number k of the parts in turn, so that it holds items of ``interleave``
+   shards. Within a batch, items are sorted by part. So each process, which reads a contiguous
+   section of the batch, reads from its own shards, apart from those at a border.
+4. The items are divided over the smallest number of batches that are not larger than
+   ``batch_size``. Sizes differ by one item. None is left out.
+
+An item is located without reading the items before it. So a training resumes at any batch, with any
+number of processes and workers.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import threading
 from collections import OrderedDict
-from dataclasses import asdict
-from functools import cached_property, partial
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar, overload
 
 import numpy as np
+import torch
 
 from visavis.core import storage
+from visavis.core.encoded import Encoded
 from visavis.core.errors import DataError
 from visavis.data.dataset import Dataset, Image, LazyImages, ProgressCallback
+from visavis.data.item_sources import ItemSource, read_unnormalized
+from visavis.data.loader import Batch, BatchSchedule, Loader
 from visavis.data.parallel import map_in_order
 from visavis.data.sequences import LazySequence
-from visavis.data.streams.shard_files import ShardFile, list_shards
-from visavis.data.streams.shard_readers import (
+from visavis.data.streams.shards import (
     EmbeddedBytes,
     Shard,
+    ShardFile,
     ShardReader,
     count_samples,
     damaged_shard,
+    list_shards,
     open_shard,
     sample_ids,
 )
+from visavis.data.workers import BatchRequest, WorkerPool
 
 T = TypeVar("T")
 SPLIT = "train"
@@ -292,3 +315,291 @@ def _count(
             kept = {key: [asdict(shard) for shard in counts[key]] for key in keys if key in counts}
             storage.write_checksummed_json(record, kept)
     return [shard for key in keys for shard in counts[key]]
+
+
+PlannedBatch = tuple[np.ndarray, np.ndarray]
+
+
+class StreamPlan(Sequence[PlannedBatch]):
+    """The batches of an epoch of a stream, which are computed when they are read.
+
+    Args:
+        starts: Number of the first item of each shard, and the number of all items, shape ``[shards + 1]``.
+        batch_size: Maximum number of items of a batch.
+        interleave: Number of parts of the sequence.
+        seed: Random seed.
+        epoch: The epoch.
+
+    Example:
+        >>> plan = StreamPlan(np.array([0, 4, 8]), batch_size=3, interleave=2, seed=1, epoch=1)
+        >>> [len(items) for items, _ in plan], sorted(np.concatenate([items for items, _ in plan]).tolist())
+        ([2, 3, 3], [0, 1, 2, 3, 4, 5, 6, 7])
+    """
+
+    def __init__(self, starts: np.ndarray, batch_size: int, interleave: int, seed: int, epoch: int):
+        self.starts, self.seed, self.epoch, self.num_items = starts, seed, epoch, int(starts[-1])
+        self.num_batches = -(-self.num_items // batch_size)
+        self.interleave = max(1, min(interleave, self.num_items // self.num_batches))
+        self.shards = np.random.default_rng((seed, epoch)).permutation(len(starts) - 1)
+        counts = np.diff(starts)[self.shards]
+        self.positions = np.concatenate([[0], np.cumsum(counts)])
+        # The part of item number p is p modulo the number of parts.
+        lengths = self._items_before(self.num_items)
+        self.part_starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
+        self._shuffled = lru_cache(2 * self.interleave + 2)(self._shuffle)
+
+    def _items_before(self, number: int) -> np.ndarray:
+        """Number of items of each part among the first ``number`` items."""
+        return (number - np.arange(self.interleave) + self.interleave - 1) // self.interleave
+
+    def _shuffle(self, shard: int) -> np.ndarray:
+        first, end = self.starts[shard : shard + 2].tolist()
+        return first + np.random.default_rng((self.seed, self.epoch, shard)).permutation(
+            end - first
+        )
+
+    def __len__(self) -> int:
+        return self.num_batches
+
+    @overload
+    def __getitem__(self, index: int) -> PlannedBatch: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[PlannedBatch]: ...
+    def __getitem__(self, index: int | slice) -> PlannedBatch | Sequence[PlannedBatch]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(len(self))[index]]
+        index = range(len(self))[index]
+        first, end = (
+            self._items_before(number * self.num_items // self.num_batches)
+            for number in (index, index + 1)
+        )
+        counts = end - first
+        offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        positions = np.repeat(self.part_starts + first, counts) + offsets
+        order = np.searchsorted(self.positions, positions, "right") - 1
+        items = np.empty(len(positions), np.int64)
+        for shard_position in np.unique(order).tolist():
+            inside = order == shard_position
+            shuffled_items = self._shuffled(int(self.shards[shard_position]))
+            items[inside] = shuffled_items[positions[inside] - self.positions[shard_position]]
+        return items, items
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamSchedule(BatchSchedule):
+    """How an epoch of a stream is divided into batches.
+
+    Attributes:
+        interleave: Number of shards that a batch is read from.
+    """
+
+    interleave: int = 16
+
+    def batches(self, data: Dataset, seed: int, epoch: int) -> Sequence[PlannedBatch]:  # type: ignore[override]
+        """Plan the batches of an epoch.
+
+        Args:
+            data: Data set of a stream.
+            seed: Random seed.
+            epoch: The epoch.
+
+        Returns:
+            Numbers of the images and captions of each batch.
+        """
+        assert isinstance(data.images, StreamImages)
+        plan = StreamPlan(data.images.stream.starts, self.batch_size, self.interleave, seed, epoch)
+        return plan[: self.batches_per_epoch] if self.batches_per_epoch else plan
+
+    def num_batches(self, data: Dataset) -> int:
+        """Count the batches of an epoch, as ``BatchSchedule.num_batches``. The last one is as large
+        as the others.
+        """
+        count = -(-len(data.images) // self.batch_size)
+        return min(count, self.batches_per_epoch or count)
+
+
+@dataclass(frozen=True)
+class StreamBatch(Batch):
+    """A batch of a stream.
+
+    Attributes:
+        skipped: Problems of the items that are left out.
+    """
+
+    skipped: tuple[str, ...] = field(default=(), kw_only=True)
+
+
+@dataclass(frozen=True)
+class StreamLoader(Loader):
+    """The batches of a stream. An item has one of its captions, sampled by the seed, the epoch and
+    its position.
+
+    Attributes:
+        data: The split.
+        visual: Model input of the images.
+        text: Model input of the captions, and of judged texts after these.
+        schedule: How an epoch is divided into batches.
+        seed: Random seed.
+        extension: Adds negatives to each batch. Not used by shards.
+        rank: Rank of this process. It reads the part ``rank`` of ``world_size`` of each batch,
+            images and captions separately.
+        world_size: Number of ranks.
+        pool: Worker processes that read the batches of a training. None: this process reads them.
+        reader_number: Number of ``batch_reader`` among the readers of the pool.
+    """
+
+    @property
+    def stream(self) -> ShardStream:
+        """The stream."""
+        assert isinstance(self.data.images, StreamImages)
+        return self.data.images.stream
+
+    def epoch(
+        self,
+        epoch: int,
+        *,
+        start: int = 0,
+        stop: int | None = None,
+        training: bool = True,
+        device: torch.device | str = "cpu",
+    ) -> Iterator[Batch]:
+        """Yield the batches of an epoch, as ``Loader.epoch``, and log the number of skipped items.
+
+        Args:
+            epoch: The epoch.
+            start: Number of the first batch.
+            stop: Number of the batch after the last one. None: the whole epoch.
+            training: Whether to apply random transforms.
+            device: Device of the batches.
+
+        Yields:
+            The batches.
+        """
+        skipped, end, log = 0, start, logging.getLogger(__name__)
+        for batch in super().epoch(epoch, start=start, stop=stop, training=training, device=device):
+            assert isinstance(batch, StreamBatch)
+            if batch.skipped and not skipped:
+                log.warning("Skipped: %s", batch.skipped[0])
+            skipped, end = skipped + len(batch.skipped), batch.index + 1
+            yield batch
+        if skipped and training:
+            items = f"{skipped:,} unusable items of {self.stream.pattern}"
+            log.warning(
+                "Skipped in batches %d to %d of epoch %d: %s.", start + 1, end, epoch, items
+            )
+
+    def _read_in_workers(
+        self, pool: WorkerPool, requests: Iterable[BatchRequest], device: torch.device | str
+    ) -> Iterator[StreamContents]:
+        return pool.read(requests, self.reader_number)
+
+    @property
+    def batch_reader(self) -> StreamReader:
+        return StreamReader(self.stream, self.visual, self.text)
+
+    def _batch(
+        self,
+        request: BatchRequest,
+        contents: StreamContents,  # type: ignore[override]
+        epoch: int,
+        number: int,
+    ) -> StreamBatch:
+        items, ids, start = (
+            request.images[request.own_images][contents.usable],
+            torch.from_numpy(contents.ids),
+            request.own_images.start,
+        )
+        global_batch = request.images, request.images, start, start
+        return StreamBatch(
+            items,
+            items,
+            ids,
+            ids,
+            contents.visual,
+            contents.text,
+            epoch,
+            number,
+            self,
+            *global_batch,
+            skipped=tuple(contents.skipped),
+        )
+
+
+class StreamContents(NamedTuple):
+    """Contents of a batch.
+
+    Attributes:
+        visual: Model input of the images.
+        text: Model input of the captions.
+        ids: Ids of the items.
+        usable: Whether each item of the request is in the batch.
+        skipped: Problems of the others.
+    """
+
+    visual: Encoded
+    text: Encoded
+    ids: np.ndarray
+    usable: np.ndarray
+    skipped: list[str]
+
+
+@dataclass(frozen=True)
+class StreamReader:
+    """Reads the items of a batch of a stream, in this process or in a worker.
+
+    Attributes:
+        stream: The stream.
+        visual: Model input of the images.
+        text: Model input of the captions.
+    """
+
+    stream: ShardStream
+    visual: ItemSource
+    text: ItemSource
+
+    def __call__(self, request: BatchRequest) -> StreamContents:
+        """Read the items of this process.
+
+        Args:
+            request: The batch.
+
+        Returns:
+            Its contents.
+
+        Raises:
+            DataError: If an item cannot be read and the stream does not skip it, or if no item can
+                be read.
+        """
+        usable, skipped = np.ones(len(request.images[request.own_images]), bool), list[str]()
+        try:
+            return StreamContents(*self._read(request, usable), usable, skipped)
+        except DataError:
+            if not self.stream.skip_bad:
+                raise
+        for index in range(len(usable)):
+            try:
+                self._read(request, np.array([index]))
+            except DataError as error:
+                usable[index] = False
+                skipped.append(str(error))
+        if not usable.any():
+            raise DataError(
+                f"{self.stream.pattern}: expected a usable item in a batch, got none: {skipped[0]}"
+            )
+        return StreamContents(*self._read(request, usable), usable, skipped)
+
+    def _read(
+        self, request: BatchRequest, selected: np.ndarray
+    ) -> tuple[Encoded, Encoded, np.ndarray]:
+        """Read some of the items, with a caption sampled by the seed of each, or with their first
+        captions.
+        """
+        items = request.images[request.own_images][selected]
+        seeds = None if request.seeds is None else request.seeds[selected]
+        choices = (
+            np.zeros(len(items), np.int64)
+            if seeds is None
+            else seeds.astype(np.int64) % MAX_CAPTIONS
+        )
+        text = self.text.read(items + choices * len(self.stream))
+        return read_unnormalized(self.visual, items, seeds), text, self.stream.ids(items)

@@ -18,18 +18,18 @@ from torch.nn.functional import interpolate
 from visavis.core import storage
 from visavis.core.errors import DataError
 from visavis.core.spec import PositiveInt
-from visavis.models.checkpoint_conversion import (
-    IMAGE_PREPROCESSING,
+from visavis.models.clip.model import DUAL_ENCODER_TYPES, open_dual_encoder
+from visavis.models.encoders.checkpoint_files import (
     CheckpointConversion,
     WeightNames,
-    open_text_source,
+    check_weight_names,
+    check_weight_shapes,
     rename_weights,
     weight_and_bias,
 )
-from visavis.models.clip.model import DUAL_ENCODER_TYPES, open_dual_encoder
-from visavis.models.encoders.checkpoint_files import check_weight_names, check_weight_shapes
+from visavis.models.encoders.preprocessing import IMAGE_PREPROCESSING
 from visavis.models.encoders.pretrained_files import copy_config_files, model_folder
-from visavis.models.encoders.pretrained_loading import load_pretrained_model
+from visavis.models.encoders.pretrained_loading import load_pretrained_model, open_text_source
 
 OPEN_CLIP_CONFIG = "open_clip_config.json"
 """File name of the configuration that open_clip stores next to weights on the hub."""

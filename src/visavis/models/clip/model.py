@@ -35,9 +35,9 @@ from visavis.models.base import (
 )
 from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.models.encoders.frozen_encoders import VisualEncoder
-from visavis.models.encoders.hub_download import HUB_NAME
 from visavis.models.encoders.preprocessing import blank_image
 from visavis.models.encoders.pretrained_files import (
+    HUB_NAME,
     copy_config_files,
     local_model_folder,
     model_folder,

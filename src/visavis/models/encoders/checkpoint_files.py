@@ -1,5 +1,5 @@
-"""Reading of checkpoints of others as tensors only, and checks of the names and shapes of their
-weights.
+"""Checkpoints of others: they are read as tensors only, the names and shapes of their weights are
+checked, and the weights are renamed.
 """
 
 from __future__ import annotations
@@ -7,7 +7,9 @@ from __future__ import annotations
 import re
 import warnings
 import zipfile
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import torch
 from torch import Tensor
 
 from visavis.core import storage
-from visavis.core.errors import DataError
+from visavis.core.errors import DataError, VisavisError
 from visavis.data.conversion.safe_pickle import check_torch_pickles
 
 _WRAPPER_PREFIXES = re.compile(
@@ -228,3 +230,101 @@ def check_weight_shapes(
             raise DataError(
                 f"{checkpoint}: expected {name} of shape {list(shape)}, got {actual}. {advice}"
             )
+
+
+WeightNames = tuple[str, tuple[str, ...]]
+"""Published name of a weight, and its new names: several for a tensor that is split into equal
+parts.
+"""
+
+
+@dataclass(frozen=True)
+class CheckpointConversion:
+    """Result of a conversion.
+
+    Attributes:
+        folder: Folder of the converted model.
+        sections: Sections of a recipe that starts from the converted model, by name.
+    """
+
+    folder: Path
+    sections: dict[str, Any]
+
+    def to_recipe_sections(self) -> dict[str, Any]:
+        """Return the sections of a recipe that starts from the converted model.
+
+        Returns:
+            Sections by name.
+        """
+        return self.sections
+
+
+def weight_and_bias(
+    names: Iterable[tuple[str, str]], source: str = "", target: str = ""
+) -> Iterator[WeightNames]:
+    """Yield the names of the weight and the bias of modules.
+
+    Args:
+        names: Published and new names of modules.
+        source: Prefix of the published names.
+        target: Prefix of the new names.
+
+    Yields:
+        Published and new names of weights.
+    """
+    for published, name in names:
+        for end in ("weight", "bias"):
+            yield f"{source}{published}.{end}", (f"{target}{name}.{end}",)
+
+
+@contextmanager
+def matching_shapes(checkpoint: Path) -> Iterator[None]:
+    """Convert the errors of tensors whose shapes do not belong together in this block.
+
+    Args:
+        checkpoint: File of the checkpoint.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        DataError: If the shapes do not belong together.
+    """
+    try:
+        yield
+    except (VisavisError, UnicodeError):
+        raise
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
+        reason = " ".join(str(error).split())[:200].rstrip(". ")
+        raise DataError(
+            f"{checkpoint}: expected weights whose shapes belong together, got others: {reason}. "
+            "Download it again."
+        ) from None
+
+
+def rename_weights(
+    tensors: Mapping[str, Tensor], names: Mapping[str, tuple[str, ...]]
+) -> dict[str, Tensor]:
+    """Rename weights, and convert them to float32.
+
+    Args:
+        tensors: Weights by their published names.
+        names: New names by published name. Several for a tensor that is split into equal parts.
+
+    Returns:
+        Weights by their new names.
+    """
+    renamed: dict[str, Tensor] = {}
+    for name, targets in names.items():
+        tensor = tensors[name].float()
+        renamed |= zip(
+            targets, tensor.chunk(len(targets)) if len(targets) > 1 else [tensor], strict=True
+        )
+    return renamed

@@ -30,6 +30,15 @@ MAX_RESIZED_PIXELS = 16_000_000
 """
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 """Mean and standard deviation of the channels, as CLIP and X-VLM were trained."""
+IMAGE_PREPROCESSING = {
+    "do_resize": True,
+    "resample": 3,
+    "do_rescale": True,
+    "do_normalize": True,
+    "image_mean": list(CLIP_MEAN),
+    "image_std": list(CLIP_STD),
+}
+"""Preprocessing of CLIP and X-VLM, without the image size."""
 REDUCED_SIZE_MARGIN = 2
 """A JPEG is decoded at a reduced size with at least this number of pixels for each pixel of the
 resized image. ``benchmarks/data_path.py`` compares its embeddings with full decoding.

@@ -32,10 +32,11 @@ from visavis.models.encoders.cnn_backbones import (
     published_backbone_name,
     published_weights_file,
 )
-from visavis.models.encoders.hub_download import BIN_WEIGHTS_PATTERN
 from visavis.models.encoders.preprocessing import Preprocessing
 from visavis.models.encoders.pretrained_files import (
+    BIN_WEIGHTS_PATTERN,
     import_transformers,
+    model_folder,
     quiet_transformers,
     weights_are_loaded_later,
 )
@@ -220,6 +221,31 @@ def load_pretrained_tokenizer(folder: Path, *, has_own_model: bool = True) -> tu
         # on the side of its training.
         tokenizer.padding_side = "right"
     return tokenizer, max_length
+
+
+def open_text_source(name: str, checkpoint: Path, reason: str) -> tuple[Path, Any]:
+    """Open the text model that a checkpoint needs.
+
+    Args:
+        name: Folder or hub name of the text model.
+        checkpoint: File of the checkpoint.
+        reason: Its use in the checkpoint.
+
+    Returns:
+        The folder of the text model, and its tokenizer.
+
+    Raises:
+        DataError: If the model cannot be read.
+    """
+    try:
+        folder = model_folder(name)
+        tokenizer, _ = load_pretrained_tokenizer(folder, has_own_model=False)
+    except DataError as error:
+        raise DataError(
+            f"{checkpoint} {reason}, which it does not contain. Pass its folder or name as text. "
+            f"{error}"
+        ) from None
+    return folder, tokenizer
 
 
 def _check_end_token(folder: Path, config: Any, tokenizer: Any, token_ids: list[list[int]]) -> None:

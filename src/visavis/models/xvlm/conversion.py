@@ -17,18 +17,21 @@ from torch.nn.functional import interpolate
 
 from visavis.core import storage
 from visavis.core.errors import DataError
-from visavis.models.checkpoint_conversion import (
-    IMAGE_PREPROCESSING,
+from visavis.models.encoders.checkpoint_files import (
     CheckpointConversion,
     WeightNames,
-    open_text_source,
+    check_weight_names,
     rename_weights,
     weight_and_bias,
 )
-from visavis.models.encoders.checkpoint_files import check_weight_names
 from visavis.models.encoders.encoder_spec import EncoderSpec
+from visavis.models.encoders.preprocessing import IMAGE_PREPROCESSING
 from visavis.models.encoders.pretrained_files import copy_config_files
-from visavis.models.encoders.pretrained_loading import load_pretrained_config, load_pretrained_model
+from visavis.models.encoders.pretrained_loading import (
+    load_pretrained_config,
+    load_pretrained_model,
+    open_text_source,
+)
 from visavis.models.encoders.text_backbone import PretrainedTokenizer
 from visavis.models.processor import Processor
 from visavis.models.xvlm.model import XVLM
