@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from fractions import Fraction
 
@@ -52,7 +53,7 @@ def clip(tmp_path_factory):
 )
 def test_read_frames_follows_the_frame_rate(clip, rate, shown):
     assert levels(read_frames(clip, "clip", rate)) == shown
-    assert levels(read_frames(clip.read_bytes(), "clip", rate)) == shown
+    assert levels(read_frames(io.BytesIO(clip.read_bytes()), "clip", rate)) == shown
     assert count_frames(clip, "clip", rate) == len(shown)
 
 
@@ -92,11 +93,11 @@ def test_truncated_video_is_detected_in_each_container(tmp_path, file, codec, ra
     options = {"movflags": "faststart"} if file.endswith(("mp4", "mov")) else None
     path = write_video(tmp_path / file, noise, rate=rate, codec=codec, options=options)
     content = path.read_bytes()
-    assert count_frames(content, file, 1 / 3) == 60 / rate // 3
+    assert count_frames(io.BytesIO(content), file, 1 / 3) == 60 / rate // 3
     with pytest.raises(
         VideoError, match=rf"is truncated: \d+ of its {int(60 / rate)} seconds are available"
     ):
-        count_frames(content[: len(content) // 2], file, 1 / 3)
+        count_frames(io.BytesIO(content[: len(content) // 2]), file, 1 / 3)
 
 
 def test_frames_before_the_start_are_not_shown(tmp_path):

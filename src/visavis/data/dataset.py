@@ -137,6 +137,7 @@ class _FilePart(io.RawIOBase):
         return self.position
 
     def readinto(self, buffer: Any) -> int:
+        # The file is shared with other parts, so its own position is unknown.
         self.file.seek(self.offset + self.position)
         count = self.file.readinto(memoryview(buffer)[: max(0, self.size - self.position)])
         self.position += count
@@ -429,6 +430,7 @@ class Dataset:
         Returns:
             The part of the data set, in the given order.
         """
+        # image_of of the new data set: the position of each kept image, -1 for the others.
         new_index = np.full(len(self.images), -1)
         new_index[images] = np.arange(len(images))
         captions = self.captions_of.select(images)
@@ -486,6 +488,7 @@ class Dataset:
         """
         inside = self._in_split(split)
         if max_captions:
+            # Each kind of sampling has a stream of its own, so that one does not shift another.
             random = np.random.default_rng([seed, 5])
             # A permutation of one caption reads no random numbers.
             several = inside & (self.captions_of.counts > 1)
@@ -519,6 +522,8 @@ class Dataset:
         """
         random = np.random.default_rng([seed, len(self.captions)])
         inside = np.flatnonzero(self._in_split(split)[self.image_of])
+        # A permutation of the images among the chosen captions keeps the number of captions of each
+        # image.
         chosen = np.sort(random.choice(inside, round(noise_ratio * len(inside)), replace=False))
         image_of = self.image_of.copy()
         image_of[chosen] = random.permutation(image_of[chosen])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -108,7 +109,7 @@ def open_dataset(
         if data.skipped and not skip_bad:
             raise _unusable_items(source, path, data.skipped[0], data.skipped[1:])
         return data
-    listing = list_dataset(path)
+    listing = _list(dataset_format, source)
     if decode_images:
         validate_images(
             listing,
@@ -118,7 +119,8 @@ def open_dataset(
         )
     losses = listing.losses
     if losses and not skip_bad and any(image.usable for image in listing.images):
-        raise _unusable_items(listing.source, path, summarize_kinds(losses), losses)
+        kinds = summarize_kinds(Counter(finding.kind for finding in losses))
+        raise _unusable_items(listing.source, path, kinds, losses)
     return listing.dataset()
 
 
@@ -149,7 +151,10 @@ def list_dataset(path: str | Path) -> Listing:
     Raises:
         DataError: If the path or the format is unknown.
     """
-    dataset_format, source = _locate(path)
+    return _list(*_locate(path))
+
+
+def _list(dataset_format: DatasetFormat, source: Path) -> Listing:
     try:
         listing = dataset_format.read(source)
         if dataset_format.image_files != "none":
@@ -248,7 +253,7 @@ def check_dataset(
                 Finding("images not checked", source.name, note, loses_data=False),
             )
             return _with_counts(CheckReport(source, dataset_format.name, findings), data, start)
-        listing = list_dataset(path)
+        listing = _list(dataset_format, source)
     except DataError as error:
         return CheckReport(
             source,
@@ -389,6 +394,7 @@ def _locate(path: str | Path) -> tuple[DatasetFormat, Path]:
         for dataset_format in FORMATS
         for source in dataset_format.find_sources(folder)
     ]
+    # A folder with captions.csv may also have tables of other formats, such as results.csv.
     level = min((dataset_format.fallback_level for dataset_format, _ in matches), default=0)
     matches = [match for match in matches if match[0].fallback_level == level]
     if not matches:

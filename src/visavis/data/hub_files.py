@@ -262,6 +262,8 @@ def verify_hashes(name: str, files: Iterable[Path]) -> None:
             with target.open("rb") as content:
                 digest = hashlib.file_digest(content, "sha256").hexdigest()
             if digest != target.name:
+                # A link of the cache and its target: otherwise the next download would use the
+                # damaged file.
                 file.unlink()
                 target.unlink()
                 damaged.append(
@@ -349,6 +351,7 @@ def download_dataset(name: str) -> Path:
             f"{name}: expected hf:OWNER/NAME, with :CONFIG or @REVISION if needed. Correct the "
             "name."
         )
+    # The place of the cache is a part of the key: another HF_HOME has files of its own.
     key = hashlib.sha256(json.dumps([2, name, constants.HF_HUB_CACHE]).encode()).hexdigest()[:32]
     record = storage.cache_folder() / "hub" / f"{key}.json"
     # The folder of a complete download, and its files.

@@ -340,6 +340,7 @@ def _reduce(image: Image.Image, min_side: int, max_pixels: int = MAX_PIXELS) -> 
         return
     width, height = image.size
     needed = next((factor for factor in (1, 2, 4) if width * height <= max_pixels * factor**2), 8)
+    # Pillow decodes a JPEG at 1/2, 1/4 or 1/8, never below the requested size.
     factor = max(needed, min(width, height) // min_side if min_side else 1)
     if min_side or needed > 1:
         image.draft("RGB", (max(1, width // factor), max(1, height // factor)))
@@ -385,8 +386,10 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         values = np.asarray(image)
         if image.mode == "F":
             values = np.nan_to_num(values, posinf=0.0, neginf=0.0)
+            # Values from 0 to 1, or already from 0 to 255.
             values = values * (255 if values.max() <= 1 else 1)
         else:
+            # 65535 / 255 = 257: 16 bits to 8 bits.
             values = np.clip(values, 0, 65535) // 257
         image = Image.fromarray(np.clip(values, 0, 255).astype(np.uint8))
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
@@ -527,6 +530,7 @@ def hamming_distances(hashes: Sequence[str], first: np.ndarray, second: np.ndarr
     content = np.frombuffer(
         b"".join(bytes.fromhex(code or "00" * num_bytes) for code in hashes), np.uint8
     ).reshape(len(hashes), num_bytes)
+    # Unknown hashes are compared, too, and their distance is replaced afterwards.
     is_known = np.array([bool(code) for code in hashes])
     distances = _NUM_BITS[content[first] ^ content[second]].sum(1, dtype=np.int64)
     return np.where(is_known[first] & is_known[second], distances, 256)

@@ -70,6 +70,7 @@ def map_in_order(
             while waiting:
                 yield waiting.popleft().result()
         finally:
+            # A caller that stops early, or an error, leaves results that nobody reads.
             for future in waiting:
                 future.cancel()
 
@@ -136,6 +137,7 @@ def map_on_ray(
     from ray.util import ActorPool
 
     num_actors = min(workers, len(jobs))
+    # Actors share the GPUs equally. 0 on a cluster of CPUs.
     num_gpus = min(1.0, ray.cluster_resources().get("GPU", 0) / num_actors)
     remote = ray.remote(max_restarts=-1, max_task_retries=-1, num_gpus=num_gpus)(actor)
     pool = ActorPool([remote.remote(*arguments) for _ in range(num_actors)])

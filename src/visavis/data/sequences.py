@@ -114,6 +114,7 @@ class CaptionGroups(Sequence[np.ndarray]):
         Returns:
             The groups.
         """
+        # A stable sort keeps the captions of an image in the order of the list.
         counts = np.bincount(image_of, minlength=num_images)
         return cls(np.argsort(image_of, kind="stable"), np.concatenate([[0], np.cumsum(counts)]))
 
@@ -150,6 +151,8 @@ class CaptionGroups(Sequence[np.ndarray]):
             if max_captions is None
             else np.minimum(self.counts[images], max_captions)
         )
+        # Position of a caption in ``order``: the start of its image, plus its number within the
+        # image.
         first = (
             np.repeat(self.offsets[images] - np.concatenate([[0], np.cumsum(counts)[:-1]]), counts)
             if len(images)
@@ -169,6 +172,7 @@ def hash_parts(*parts: bytes | memoryview) -> str:
     """
     digest = hashlib.sha256()
     for part in parts:
+        # The length separates parts: "ab", "c" and "a", "bc" have different hashes.
         digest.update(memoryview(part).nbytes.to_bytes(8))
         digest.update(part)
     return digest.hexdigest()[:16]

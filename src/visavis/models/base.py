@@ -221,7 +221,7 @@ class Matcher(nn.Module, ABC):
         It is the part "scale". ``score`` does not include it, because it does not change the
         ranking.
         """
-        return None
+        return getattr(self, "learned_scale", None)
 
     @property
     def logit_bias(self) -> nn.Parameter | None:
@@ -230,7 +230,7 @@ class Matcher(nn.Module, ABC):
 
         It also belongs to the part "scale".
         """
-        return None
+        return getattr(self, "learned_bias", None)
 
     @property
     def pretrained_logits(self) -> dict[str, float]:

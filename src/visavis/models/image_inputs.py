@@ -11,7 +11,7 @@ from PIL.Image import Image, fromarray
 from torch import Tensor
 
 from visavis.core import storage
-from visavis.core.errors import DataError, format_value
+from visavis.core.errors import DataError
 from visavis.data.images import convert_image, decode_image
 from visavis.data.video import is_video
 
@@ -49,46 +49,23 @@ def read_image(image: Any, name: str, min_side: int = 0) -> Image:
         return decode_image(bytes(image), name, min_side=min_side, allow_animated=True)
     if isinstance(image, Image):
         return convert_image(image, name, min_side=min_side)
-    pixels = _tensor_pixels(image, name) if isinstance(image, Tensor) else image
-    if (
-        not isinstance(pixels, np.ndarray)
-        or pixels.dtype != np.uint8
-        or pixels.ndim != 3
-        or pixels.shape[2] != 3
-        or not pixels.size
-    ):
+    shape, pixels = list(image.shape), image
+    if isinstance(image, Tensor) and image.dim() == 3:
+        pixels = image.detach().cpu()
+        if pixels.is_floating_point():
+            pixels = pixels.float()
+            # Values from 0 to 255 would become a white image without an error.
+            if not bool(((pixels >= 0) & (pixels <= 1)).all()):
+                raise DataError(
+                    f"{name}: expected floats from 0 to 1 in a tensor [3, H, W], got others. "
+                    "Divide the pixels by 255."
+                )
+            pixels = (pixels * 255).round().to(torch.uint8)
+        pixels = pixels.permute(1, 2, 0).numpy()
+    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:
         raise DataError(
             f"{name}: expected a path, a Pillow image, bytes, a uint8 array [H, W, 3] or a tensor "
-            f"[3, H, W], got {_describe(image)}. "
+            f"[3, H, W], got {str(image.dtype).removeprefix('torch.')} of shape {shape}. "
             "Convert the image."
         )
     return fromarray(np.ascontiguousarray(pixels))
-
-
-def _tensor_pixels(image: Tensor, name: str) -> np.ndarray | None:
-    """Return the pixels ``[H, W, 3]`` of a tensor. None if it has another layout."""
-    if (
-        image.layout != torch.strided
-        or image.is_meta
-        or image.dim() != 3
-        or image.dtype == torch.bool
-        or image.is_complex()
-    ):
-        return None
-    image = image.detach().cpu()
-    if image.is_floating_point():
-        image = image.float()
-        if not bool(((image >= 0) & (image <= 1)).all()):
-            raise DataError(
-                f"{name}: expected floats from 0 to 1 in a tensor [3, H, W], got others. Divide "
-                "the pixels by 255."
-            )
-        image = (image * 255).round().to(torch.uint8)
-    return image.permute(1, 2, 0).numpy()
-
-
-def _describe(image: Any) -> str:
-    """Describe an argument that is not an image by its type and shape."""
-    if isinstance(image, np.ndarray | Tensor):
-        return f"{str(image.dtype).removeprefix('torch.')} of shape {list(image.shape)}"
-    return format_value(image)

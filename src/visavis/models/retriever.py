@@ -23,13 +23,13 @@ from visavis.core.encoded import Direction, Encoded, unit_rows
 from visavis.core.errors import RunError, ShapeError, SpecError
 from visavis.core.memory_budget import MemoryLimit, parse_memory
 from visavis.core.spec import validate_arguments
+from visavis.data.features.arrays import pad_items
 from visavis.data.parallel import map_in_order
 from visavis.data.video import is_video, iter_frames
 from visavis.models.base import Matcher, get_vectors, valid_mask
 from visavis.models.clip.model import find_dual_encoder, open_dual_encoder
 from visavis.models.colpali.model import COLPALI_TYPES, open_colpali
 from visavis.models.device import choose_device
-from visavis.models.encoders.frozen_encoders import pad_clips
 from visavis.models.encoders.pretrained_files import weights_checksum
 from visavis.models.image_inputs import ImageInput, read_image
 from visavis.models.inference import (
@@ -234,22 +234,11 @@ class Retriever:
         Raises:
             ShapeError: If the vectors do not have the same number of dimensions.
         """
-        for name, rows in (("first", first), ("second", second)):
-            if (
-                rows.layout != torch.strided
-                or rows.is_meta
-                or rows.dim() != 2
-                or not rows.is_floating_point()
-            ):
-                raise ShapeError(
-                    f"{name}: expected vectors of floats [N, D], got {rows.dtype} of shape "
-                    f"{list(rows.shape)}. Pass the output of encode."
-                )
-        if first.shape[1] != second.shape[1]:
+        # A matrix product of other shapes may broadcast.
+        if first.dim() != 2 or second.dim() != 2 or first.shape[1] != second.shape[1]:
             raise ShapeError(
-                f"first, second: expected vectors of equal length, got {first.shape[1]} and "
-                f"{second.shape[1]} dimensions. "
-                "Encode both with one model."
+                "first, second: expected vectors [N, D] and [M, D] of equal length, got shapes "
+                f"{list(first.shape)} and {list(second.shape)}. Encode both with one model."
             )
         return unit_rows(first) @ unit_rows(second.to(first)).T
 
@@ -440,7 +429,7 @@ class Retriever:
             batch = list(islice(remaining, len(index)))
             frames = self.processor.preprocess.normalize(torch.cat(batch).to(self.device))
             items = (
-                pad_clips(frames.split([len(clip) for clip in batch]))
+                pad_items(frames.split([len(clip) for clip in batch]))
                 if reads_clips
                 else Encoded(frames)
             )

@@ -66,7 +66,8 @@ class ScoreEnsemble(Matcher):
     def _members(self, *sides: Encoded) -> Iterator[tuple[Any, ...]]:
         """Yield each member with its own encodings."""
         yield from (
-            (member, *(_member_items(items, index) for items in sides))
+            # The inverse of ``join_member_encodings``.
+            (member, *(Encoded(*items.vectors[str(index)]) for items in sides))  # type: ignore[index]
             for index, member in enumerate(self.members)
         )
 
@@ -99,9 +100,3 @@ def join_member_encodings(encoded: Sequence[Encoded]) -> Encoded:
             for index, items in enumerate(encoded)
         }
     )
-
-
-def _member_items(items: Encoded, index: int) -> Encoded:
-    """Return the encoding of one member, the inverse of ``join_member_encodings``."""
-    assert isinstance(items.vectors, dict)
-    return Encoded(*items.vectors[str(index)])

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from visavis.core import storage
 from visavis.core.encoded import Encoded
@@ -59,6 +60,21 @@ def are_offsets(offsets: np.ndarray, num_items: int) -> bool:
     return len(offsets) == num_items + 1 and offsets[0] == 0 and bool((np.diff(offsets) >= 0).all())
 
 
+def pad_items(items: Sequence[Tensor]) -> Encoded:
+    """Pad items of different lengths to the length of the longest one.
+
+    Args:
+        items: Vectors, pixels or bytes of each item, shape ``[L, ...]``.
+
+    Returns:
+        Items ``[N, L, ...]``, padded with zeros, and their mask ``[N, L]``.
+    """
+    masks = [torch.ones(len(item), dtype=torch.bool, device=item.device) for item in items]
+    # One item is not copied.
+    padded = items[0][None] if len(items) == 1 else pad_sequence(list(items), batch_first=True)
+    return Encoded(padded, pad_sequence(masks, batch_first=True))
+
+
 def read_padded(
     vectors: np.ndarray,
     offsets: np.ndarray,
@@ -90,6 +106,7 @@ def read_padded(
     read_lengths = np.minimum(lengths, max_length) if max_length else lengths
     positions = np.arange(read_lengths.max(initial=min_length))
     mask = positions < read_lengths[:, None]
+    # Position p of m reads vector floor(p n / m) of n: the first one, then at equal intervals.
     spaced = positions * lengths[:, None] // np.maximum(read_lengths, 1)[:, None]
     padded = torch.zeros(*mask.shape, vectors.shape[-1])
     padded[torch.from_numpy(mask)] = torch.from_numpy(
@@ -255,6 +272,7 @@ class ArrayFeatures:
         rows = np.asarray(rows)
         values = np.empty((len(rows), *self.shape), np.float32)
         for location, array in self._arrays.items():
+            # Rows are counted through all arrays, and a batch may have rows of several.
             positions = rows - self._first_row[location]
             inside = (positions >= 0) & (positions < len(array))
             with np.errstate(over="ignore"):
@@ -319,6 +337,7 @@ def _read_rows(array: np.ndarray, rows: np.ndarray) -> np.ndarray:
         return array[rows]
     row_bytes = array.nbytes // len(array)
     with storage.open_file(Path(str(array.filename))) as file:
+        # One read for consecutive rows, as a scan reads them.
         if len(rows) and rows[-1] - rows[0] + 1 == len(rows) and (np.diff(rows) == 1).all():
             content = os.pread(
                 file.fileno(), len(rows) * row_bytes, array.offset + int(rows[0]) * row_bytes

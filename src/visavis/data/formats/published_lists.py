@@ -40,6 +40,7 @@ from visavis.data.formats.listing import (
     Listing,
     escape_surrogates,
     is_valid_unicode,
+    read_list,
     shorten,
 )
 from visavis.data.splits import normalize_split_name, split_priority, splits_of_files
@@ -68,11 +69,11 @@ def parse_json(text: str) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def parse_json_file(content: bytes, path: Path) -> Any:
-    """Parse a JSON file with ``parse_json``.
+def parse_json_list(text: str, path: Path) -> Any:
+    """Parse a list with ``parse_json``.
 
     Args:
-        content: Its content.
+        text: Content of the file.
         path: The file, for the error.
 
     Returns:
@@ -82,7 +83,7 @@ def parse_json_file(content: bytes, path: Path) -> Any:
         DataError: If the file is not JSON.
     """
     try:
-        return parse_json(storage.decode_text(content, path, "surrogateescape"))
+        return parse_json(text)
     except ValueError as error:
         raise DataError(
             f"{path} is not JSON: {error}. Correct the file, or download it again."
@@ -211,6 +212,7 @@ def list_coco(source: Path) -> Listing:
         if folder != source
         else sorted([*folder.glob(COCO_PATTERN), *folder.glob(f"{ANNOTATIONS}/{COCO_PATTERN}")])
     )
+    # 2014 and 2017 divide the same images differently: their union would have test images in train.
     releases = sorted({year for file in files for year in re.findall(r"\d{4}", file.name)})
     if len(releases) > 1:
         raise DataError(
@@ -227,7 +229,7 @@ def list_coco(source: Path) -> Listing:
 
 
 def _read_file(listing: Listing, file: Path, split: str | None) -> None:
-    content = parse_json_file(storage.read_bytes(file, listing.folder), file)
+    content = parse_json_list(read_list(file, listing.folder), file)
     images, annotations = require_lists(content, file, "images", "annotations")
     folder = file.stem.removeprefix("captions_")
     by_id: dict[str | int, ListedImage] = {}
@@ -243,6 +245,7 @@ def _read_file(listing: Listing, file: Path, split: str | None) -> None:
             )
             continue
         image = listing.add_image(name, split)
+        # Files of the same name may be in several folders.
         image.file = name if "/" in name else f"{folder}/{name}"
         if by_id.setdefault(image_id, image) is not image:
             listing.add_loss(
@@ -280,12 +283,12 @@ def list_karpathy(path: Path) -> Listing:
     Raises:
         DataError: If the file is not JSON with a list ``images``.
     """
-    content = storage.read_bytes(path, path.parent)
-    listing, listed = Listing(path), parse_json_file(content, path)
+    text = read_list(path, path.parent)
+    listing, listed = Listing(path), parse_json_list(text, path)
     if isinstance(listed, dict) and "annotations" in listed:
         return replace(list_coco(path), format_name=COCO.name)
     [images] = require_lists(listed, path, "images")
-    _note_broken_lines(listing, content)
+    _note_broken_lines(listing, text)
     ids: dict[str, str] = {}
     for record in images:
         _read_image(listing, record, ids)
@@ -408,6 +411,8 @@ def _find_duplicate_names(listing: Listing) -> None:
                 "duplicate name", image.name, "the name is listed twice, the first is used", image
             )
             continue
+        # The one of the evaluation split stays, because a result on test must not come from
+        # training on it.
         image_of[image.name], removed = sorted(
             (earlier, image), key=lambda copy: split_priority(copy.split)
         )
@@ -415,14 +420,12 @@ def _find_duplicate_names(listing: Listing) -> None:
         listing.add_loss("image in two splits", image.name, message, removed)
 
 
-def _note_broken_lines(listing: Listing, content: bytes) -> None:
-    if storage.text_encoding(content) != "utf-8-sig":
-        return
-    for number, line in enumerate(content.split(b"\n"), 1):
-        try:
-            line.decode()
-        except UnicodeDecodeError as error:
-            message = f"byte {error.start + 1} of the line ({line[error.start]:#04x}) is not UTF-8"
+def _note_broken_lines(listing: Listing, text: str) -> None:
+    """Note the first byte of each line that is not UTF-8, which ``read_list`` has escaped."""
+    for number, line in enumerate(text.split("\n"), 1):
+        if broken := re.search("[\udc80-\udcff]", line):
+            position = len(line[: broken.start()].encode()) + 1
+            message = f"byte {position} of the line ({ord(broken[0]) - 0xDC00:#04x}) is not UTF-8"
             listing.add_note("broken UTF-8", f"{listing.source.name}:{number}", message)
 
 
@@ -540,7 +543,7 @@ def read_captions_and_splits(path: Path) -> tuple[dict[str, list[str]], dict[str
 def _list_files(source: Path, files: list[Path]) -> Listing:
     listing, sentences = Listing(source), dict[str, list[Any]]()
     for file in files:
-        content = parse_json_file(storage.read_bytes(file, source), file)
+        content = parse_json_list(read_list(file, source), file)
         videos, sentences[file.name] = require_lists(content, file, "videos", "sentences")
         for number, video in enumerate(videos):
             name, split = read_fields(video, "video_id", "split")
@@ -594,10 +597,10 @@ def list_msvd(folder: Path) -> Listing:
             raise DataError(
                 f"{folder / file} is missing: expected {MSVD.description}. Add this list."
             )
-        for name in _read_text(folder, file).split():
+        for name in read_list(folder / file, folder).split():
             listing.add_image(name, split)
     unlisted = set()
-    for number, line in enumerate(_read_text(folder, CAPTIONS_FILE).split("\n"), 1):
+    for number, line in enumerate(read_list(folder / CAPTIONS_FILE, folder).split("\n"), 1):
         name, _, caption = line.strip().partition(" ")
         if name in listing.by_name:
             listing.add_caption(caption, listing.by_name[name], f"{CAPTIONS_FILE}:{number}")
@@ -607,12 +610,6 @@ def list_msvd(folder: Path) -> Listing:
         message = f"{len(unlisted)} videos with captions are not in a list, such as {min(unlisted)}"
         listing.add_note("video not in a list", CAPTIONS_FILE, message)
     return listing
-
-
-def _read_text(folder: Path, file: str) -> str:
-    return storage.decode_text(
-        storage.read_bytes(folder / file, folder), folder / file, "surrogateescape"
-    )
 
 
 MSVD = DatasetFormat(

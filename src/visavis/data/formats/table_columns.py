@@ -258,9 +258,11 @@ def read_cell(
     Raises:
         DataError: If it is too large or not UTF-8.
     """
+    # A slice, so that its size is known before it is decoded.
     cell = column.slice(row, 1)
     if import_pyarrow().types.is_dictionary(cell.type):
         cell = cell.cast(cell.type.value_type)
+    # Before it becomes a Python object: a cell of a hostile file may have gigabytes.
     if cell.nbytes > max_bytes:
         raise DataError(
             f"{location}: expected at most {max_bytes:,} bytes, got {cell.nbytes:,}. Shorten the "

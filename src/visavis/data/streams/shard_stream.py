@@ -278,6 +278,7 @@ class StreamCaptions(_StreamItems[str]):
     """
 
     def read(self, indices: np.ndarray) -> list[str]:
+        # The index of a caption includes the number of the sampled caption.
         choices, items = np.divmod(indices, len(self))
         captions = [self.stream.captions(item) for item in self.numbers(items).tolist()]
         return [
@@ -339,6 +340,7 @@ class StreamPlan(Sequence[PlannedBatch]):
     def __init__(self, starts: np.ndarray, batch_size: int, interleave: int, seed: int, epoch: int):
         self.starts, self.seed, self.epoch, self.num_items = starts, seed, epoch, int(starts[-1])
         self.num_batches = -(-self.num_items // batch_size)
+        # Not more parts than items in a batch, or a batch would lack some of them.
         self.interleave = max(1, min(interleave, self.num_items // self.num_batches))
         self.shards = np.random.default_rng((seed, epoch)).permutation(len(starts) - 1)
         counts = np.diff(starts)[self.shards]
@@ -376,6 +378,7 @@ class StreamPlan(Sequence[PlannedBatch]):
         counts = end - first
         offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         positions = np.repeat(self.part_starts + first, counts) + offsets
+        # The place of the shard of each item in the shuffled order of shards.
         order = np.searchsorted(self.positions, positions, "right") - 1
         items = np.empty(len(positions), np.int64)
         for shard_position in np.unique(order).tolist():
@@ -576,6 +579,7 @@ class StreamReader:
         except DataError:
             if not self.stream.skip_bad:
                 raise
+        # One by one, to find which of them cannot be read.
         for index in range(len(usable)):
             try:
                 self._read(request, np.array([index]))

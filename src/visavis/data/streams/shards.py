@@ -168,6 +168,7 @@ def local_copy(file: ShardFile) -> Path:
     path = folder / f"{key}{os.path.splitext(file.url)[1]}"
     with storage.folder_lock(path, wait=True):
         if not os.path.exists(path):
+            # Before the download, so that both never exceed the limit.
             _remove_old_copies(folder, file.size)
             filesystem, source = open_filesystem(file.url)
             try:
@@ -183,6 +184,7 @@ def local_copy(file: ShardFile) -> Path:
                     f"{file.url} cannot be read: {error}. Check the connection and the free disk "
                     "space."
                 ) from None
+        # The time of the last use, by which old copies are removed.
         os.utime(path)
     return path
 
@@ -615,10 +617,13 @@ def sample_ids(keys: list[str | None], items: np.ndarray) -> np.ndarray:
         Ids from 0 to 2^63.
     """
     texts = [
-        f"\0{item}" if key is None else key for key, item in zip(keys, items.tolist(), strict=True)
+        # No key begins with a zero byte, so that numbered samples are never equal to named ones.
+        f"\0{item}" if key is None else key
+        for key, item in zip(keys, items.tolist(), strict=True)
     ]
     return np.array(
         [
+            # 63 bits: ids are int64 and never negative.
             int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
             for text in texts
         ],

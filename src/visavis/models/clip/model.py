@@ -196,14 +196,6 @@ class CLIP(GlobalMatcher):
         self.learned_bias = nn.Parameter(initial_bias) if config.logit_bias == "learned" else None
 
     @property
-    def scale(self) -> LearnedScale | None:
-        return self.learned_scale
-
-    @property
-    def logit_bias(self) -> nn.Parameter | None:
-        return self.learned_bias
-
-    @property
     def pretrained_logits(self) -> dict[str, float]:
         bias = (
             {"bias": self.temperature["logit_bias"].item()}

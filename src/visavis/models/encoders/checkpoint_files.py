@@ -8,7 +8,7 @@ import re
 import warnings
 import zipfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,14 +55,21 @@ def read_torch_tensors(file: Path) -> Any:
                 "torch.save, and pass that file."
             )
         try:
+            # torch.load(weights_only=True) refuses code, but hashes nested keys of a dict, which
+            # can take unlimited time. So the keys are checked first.
             check_torch_pickles(file)
             with warnings.catch_warnings():
+                # torch warns about storages of old versions of its format.
                 warnings.simplefilter("ignore")
                 return torch.load(file, map_location="cpu", weights_only=True)
         except DataError:
             raise
         except Exception:  # noqa: BLE001 - torch raises errors of every kind on damaged files
-            if objects := _objects_with_code(file):
+            objects: list[str] = []
+            # torch raises errors of every kind on damaged files.
+            with suppress(Exception):
+                objects = sorted(torch.serialization.get_unsafe_globals_in_checkpoint(file))
+            if objects:
                 reason = f"objects of {', '.join(objects[:3])}, which could run code"
                 fix = "If you trust it, open it in Python, save its state_dict alone with torch.save, and pass that file"
             else:
@@ -77,16 +84,6 @@ def _is_torchscript(file: Path) -> bool:
         return False
     with zipfile.ZipFile(file) as archive:
         return any(name.endswith("/constants.pkl") for name in archive.namelist())
-
-
-def _objects_with_code(file: Path) -> list[str]:
-    """Names of the classes and functions in a checkpoint that ``weights_only`` refuses. Empty if
-    the file is damaged.
-    """
-    try:
-        return sorted(torch.serialization.get_unsafe_globals_in_checkpoint(file))
-    except Exception:  # noqa: BLE001 - torch raises errors of every kind on damaged files
-        return []
 
 
 def read_checkpoint(file: Path, key: str = "") -> dict[str, Tensor]:
@@ -135,6 +132,7 @@ def read_checkpoint(file: Path, key: str = "") -> dict[str, Tensor]:
             f"{file}: expected dense weights of real numbers, got {unsupported!r} of another kind. "
             "Convert it before it is saved."
         )
+    # A model may have a module that is named like a wrapper. Names that would coincide stay.
     unwrapped = {_WRAPPER_PREFIXES.sub("", name): tensor for name, tensor in tensors.items()}
     return unwrapped if len(unwrapped) == len(tensors) else tensors
 
@@ -149,6 +147,7 @@ def wrapper_of(names: Iterable[str]) -> str:
         The prefix, such as ``module.``. Empty if a name has none.
     """
     prefixes = [match[0] if (match := _WRAPPER_PREFIXES.match(name)) else "" for name in names]
+    # The shortest, because a prefix must belong to all names.
     return min(prefixes, key=len, default="")
 
 
@@ -201,11 +200,27 @@ def check_weight_names(
                 f"{checkpoint}: expected {expected}, got {problem} weights "
                 f"{', '.join(weights[:3])}{more}. Pass a checkpoint of this model."
             )
-    if invalid := next((name for name in names if not tensors[name].isfinite().all()), None):
-        raise DataError(
-            f"{checkpoint} is damaged: expected finite weights, got others in {invalid}. Download "
-            "it again."
-        )
+    check_finite_weights(((name, tensors[name]) for name in names), checkpoint)
+
+
+def check_finite_weights(weights: Iterable[tuple[str, Tensor]], source: Path) -> None:
+    """Check that weights are finite.
+
+    Args:
+        weights: Names and tensors.
+        source: Their file or folder.
+
+    Raises:
+        DataError: Naming the first weight with NaN or infinity.
+    """
+    for name, weight in weights:
+        # NaN is both the smallest and the largest value. No copy of the size of the weights is
+        # made, as isfinite() of a whole tensor does.
+        if weight.numel() and not all(bound.isfinite() for bound in weight.aminmax()):
+            raise DataError(
+                f"{source} is damaged: expected finite weights, got others in {name}. Download it "
+                "again."
+            )
 
 
 def check_weight_shapes(

@@ -13,7 +13,6 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -268,16 +267,13 @@ class _BatchEncoder:
 
     def read(self, batch: Sequence[Image | str]) -> Encoded:
         """Read and preprocess a batch."""
-        return self.encoder.preprocess([self._read(item) for item in batch])
-
-    def _read(self, item: Image | str) -> Any:
-        if isinstance(item, str):
-            return item
-        return (
-            item.iter_frames(self.spec.frames_per_second)
-            if self.spec.granularity == "frames"
-            else item.open(self.encoder.min_side)
-        )
+        if self.spec.side == "text":
+            return self.encoder.preprocess(batch)
+        # Frames are decoded while they are converted, so that a long clip is never in memory.
+        if self.spec.granularity == "frames":
+            rate = self.spec.frames_per_second
+            return self.encoder.preprocess([image.iter_frames(rate) for image in batch])  # type: ignore[union-attr]
+        return self.encoder.preprocess([image.open(self.encoder.min_side) for image in batch])  # type: ignore[union-attr]
 
     def __call__(self, inputs: Encoded) -> Encoded:
         """Encode a preprocessed batch."""
@@ -340,7 +336,7 @@ class _BatchSharing:
 
 
 def _with_absolute_path(item: Image | str) -> Image | str:
-    """Return the item with a path that is valid in every working directory."""
+    """Return the item with a path that is valid in a process with another working directory."""
     if isinstance(item, str) or item.location is None:
         return item
     return replace(item, location=replace(item.location, path=item.location.path.absolute()))
@@ -359,8 +355,19 @@ def _compute(
     spec, group = encoder.spec, sharing.group
     device = next(encoder.parameters()).device
     if bfloat16 is None:
-        bfloat16 = _choose_bfloat16(folder, encoder, device)
-    batch_size = batch_size or _default_batch_size(spec, device)
+        bfloat16 = spec.side == "text" and has_native_bfloat16(device)
+        # An unfinished store is continued in its precision.
+        with suppress(VisavisError):
+            bfloat16 = read_description(folder).precision == "bfloat16"
+    if spec.side == "text":
+        default_batch_size = TEXT_BATCH_SIZE
+    elif spec.granularity == "frames":
+        default_batch_size = 1
+    elif device.type == "cuda":
+        default_batch_size = max(1, GPU_IMAGE_BATCH_SIZE // spec.crops)
+    else:
+        default_batch_size = CPU_IMAGE_BATCH_SIZE
+    batch_size = batch_size or default_batch_size
     keys, lengths = _sorted_keys(dataset, encoder)
     images = {image.name: image for image in dataset.images} if spec.side == "visual" else {}
     items: list[Image | str] = [images[key] for key in keys] if images else list(keys)
@@ -383,18 +390,6 @@ def _split(batch: Sequence[Image | str]) -> list[Sequence[Image | str]]:
         batch[start : start + CPU_IMAGE_BATCH_SIZE]
         for start in range(0, len(batch), CPU_IMAGE_BATCH_SIZE)
     ]
-
-
-def _default_batch_size(spec: EncoderSpec, device: torch.device) -> int:
-    if spec.side == "text":
-        return TEXT_BATCH_SIZE
-    if spec.granularity == "frames":
-        return 1
-    return (
-        max(1, GPU_IMAGE_BATCH_SIZE // spec.crops)
-        if device.type == "cuda"
-        else CPU_IMAGE_BATCH_SIZE
-    )
 
 
 def _describe_store(
@@ -442,15 +437,6 @@ def _write_batches(
                 saved_at = now
         if on_progress is not None:
             on_progress(done, total, (done - start) / (now - started_at))
-
-
-def _choose_bfloat16(folder: Path, encoder: FrozenEncoder, device: torch.device) -> bool:
-    """Choose the precision of products: the one of an existing store, else bfloat16 for texts on
-    processors with native support.
-    """
-    with suppress(VisavisError):
-        return read_description(folder).precision == "bfloat16"
-    return encoder.spec.side == "text" and has_native_bfloat16(device)
 
 
 def _sorted_keys(dataset: Dataset, encoder: FrozenEncoder) -> tuple[list[str], np.ndarray | None]:

@@ -335,7 +335,16 @@ class Preprocessing:
             resize = (max(round(TEN_CROP_MARGIN * max(ten_crop_size)), min(resize or (0,))),)
         if resize is None:
             return image
-        size = _shorter_edge(*image.size, resize[0]) if len(resize) == 1 else (resize[1], resize[0])
+        if len(resize) == 2:
+            size = resize[1], resize[0]
+        else:
+            # The longer edge is rounded down, as in torchvision and transformers.
+            edge, (width, height) = resize[0], image.size
+            size = (
+                (edge, int(edge * height / width))
+                if width <= height
+                else (int(edge * width / height), edge)
+            )
         size, box = _limit_size(size, image.size)
         return image if size == image.size else image.resize(size, self.resample, box=box)
 
@@ -398,14 +407,6 @@ def _size(value: int | dict[str, int] | None) -> tuple[int, ...] | None:
 
 def _square(size: tuple[int, ...] | None) -> tuple[int, int] | None:
     return None if size is None else (size[0], size[-1])
-
-
-def _shorter_edge(width: int, height: int, edge: int) -> tuple[int, int]:
-    return (
-        (edge, int(edge * height / width))
-        if width <= height
-        else (int(edge * width / height), edge)
-    )
 
 
 def _random_positions(image: Image, crop: tuple[int, int], count: int) -> list[tuple[float, float]]:

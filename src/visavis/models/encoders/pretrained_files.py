@@ -72,7 +72,10 @@ def cached_hub_folder(name: str) -> Path | None:
         RuntimeError,
     ):  # RuntimeError: the user has no home folder, and HF_HOME is not set
         return None
-    return folder if is_model_folder(folder) and _has_weights(folder) else None
+    patterns = ("*.safetensors", BIN_WEIGHTS_PATTERN, "[0-9]*_*/model.safetensors")
+    # The files of the cache are links, which remain if their target was removed.
+    has_weights = any(os.path.exists(file) for pattern in patterns for file in folder.glob(pattern))
+    return folder if is_model_folder(folder) and has_weights else None
 
 
 def missing_bytes(name: str) -> int:
@@ -177,11 +180,6 @@ def is_model_folder(folder: Path) -> bool:
     return any(os.path.exists(folder / name) for name in MODEL_CONFIGS)
 
 
-def _has_weights(folder: Path) -> bool:
-    patterns = ("*.safetensors", BIN_WEIGHTS_PATTERN, "[0-9]*_*/model.safetensors")
-    return any(os.path.exists(file) for pattern in patterns for file in folder.glob(pattern))
-
-
 _XVLM_COMMAND = "visavis convert CHECKPOINT --out xvlm"
 CREATION_COMMANDS = {
     "mobilenet-v2": "python tools/mobilenet_folder.py",
@@ -239,20 +237,16 @@ def weights_fingerprint(name: str) -> str:
         return storage.content_hash(SCENE_ENCODER_WEIGHTS)
     if published_backbone_name(name):
         return _file_stats([published_weights_file(name)])
-    folders = filter(os.path.isdir, (Path(name), storage.cache_folder() / "backbones" / name))
-    return " ".join(
-        filter(None, (_file_stats(_weight_and_setting_files(folder), folder) for folder in folders))
-    )
-
-
-def _weight_and_setting_files(folder: Path) -> list[Path]:
-    """Return the weights of a folder. Of sentence-transformers, also the weights of its steps, and
-    all settings: pooling, layers and prompts.
-    """
-    patterns = ["*.safetensors", BIN_WEIGHTS_PATTERN]
-    if os.path.exists(folder / "modules.json"):
-        patterns += ["*.json", *(f"*/{pattern}" for pattern in (*patterns, "*.json"))]
-    return sorted(file for pattern in patterns for file in folder.glob(pattern))
+    stats = []
+    for folder in filter(os.path.isdir, (Path(name), storage.cache_folder() / "backbones" / name)):
+        patterns = ["*.safetensors", BIN_WEIGHTS_PATTERN]
+        if os.path.exists(folder / "modules.json"):
+            # The weights of the steps of sentence-transformers, and their settings: pooling,
+            # layers and prompts.
+            patterns += ["*.json", *(f"*/{pattern}" for pattern in (*patterns, "*.json"))]
+        files = sorted(file for pattern in patterns for file in folder.glob(pattern))
+        stats.append(_file_stats(files, folder))
+    return " ".join(filter(None, stats))
 
 
 def _file_stats(files: list[Path], folder: Path | None = None) -> str:

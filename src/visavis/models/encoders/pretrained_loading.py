@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from visavis.core import storage
 from visavis.core.errors import DataError, MissingExtra, SpecError, VisavisError
 from visavis.models.encoders.checkpoint_files import (
+    check_finite_weights,
     check_weight_names,
     check_weight_shapes,
     read_checkpoint,
@@ -128,13 +129,7 @@ def load_pretrained_model(
             folder, **_LOCAL, **options
         )
     _check_loaded_names(folder, model, loading, new_head, advice)
-    if invalid := next(
-        (name for name, weight in model.named_parameters() if not _is_finite(weight)), None
-    ):
-        raise DataError(
-            f"{folder} is damaged: expected finite weights, got others in {invalid}. Download it "
-            "again."
-        )
+    check_finite_weights(model.named_parameters(), folder)
     return model.eval()
 
 
@@ -647,10 +642,6 @@ def _check_loaded_names(
             f"{folder}: expected only weights of its config.json, got also {extra[0]} and "
             f"{len(extra) - 1} others. Use the config.json of this model."
         )
-
-
-def _is_finite(weight: Tensor) -> bool:
-    return not weight.numel() or all(bound.isfinite() for bound in weight.aminmax())
 
 
 def _without_numbers(name: str) -> str:

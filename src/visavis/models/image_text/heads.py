@@ -10,7 +10,7 @@ from torch import nn
 from visavis.core.encoded import Encoded
 from visavis.core.spec import DropoutRate, OptionalLayerCount, PositiveInt, require_field
 from visavis.models.base import GlobalMatcher, MatcherConfig, encode_unit_rows, get_vectors
-from visavis.models.encoders.frozen_encoders import open_visual_encoder
+from visavis.models.encoders.frozen_encoders import trained_backbone
 from visavis.models.layers import Whitening, build_mlp
 from visavis.models.word_encoders import TextCNN
 
@@ -80,11 +80,8 @@ class Heads(GlobalMatcher):
 
     def __init__(self, config: Config):
         super().__init__(config)
-        pixels = config.visual_granularity == "pixels"
-        self.backbone = (
-            open_visual_encoder(config.backbone, config.backbone_granularity)
-            if pixels
-            else nn.Identity()
+        self.backbone = trained_backbone(
+            config.visual_granularity, config.backbone, config.backbone_granularity
         )
         output_dim = config.visual_input_dim if config.bilinear else config.embedding_dim
         layers = {

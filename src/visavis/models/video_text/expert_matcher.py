@@ -323,38 +323,34 @@ class ExpertMatcher(Matcher):
         """Encode videos as ``v_e`` ``[V, E, embedding_dim]``, 0 where the expert is missing, with
         the weights ``p_e``.
         """
-        experts = [self._expert_features(items, name) for name in self.config.experts]
+        assert isinstance(items.vectors, dict)
+        experts = []
+        for name in self.config.experts:
+            part, seconds = get_part(items, name), items.vectors.get(seconds_part(name))
+            mask = valid_mask(part)
+            features = get_vectors(part).masked_fill(~mask[..., None], 0.0)
+            times = None if seconds is None else seconds[..., 0]
+            experts.append(ExpertFeatures(features, mask, times))
         embeddings = at_least_float32(self.visual(experts))
         return Encoded(
             embeddings,
             weights=torch.stack([expert.present for expert in experts], 1).to(embeddings.dtype),
         )
 
-    def _expert_features(self, items: Encoded, name: str) -> ExpertFeatures:
-        assert isinstance(items.vectors, dict)
-        part, seconds = get_part(items, name), items.vectors.get(seconds_part(name))
-        mask = valid_mask(part)
-        features = get_vectors(part).masked_fill(~mask[..., None], 0.0)
-        return ExpertFeatures(features, mask, None if seconds is None else seconds[..., 0])
-
     def encode_text(self, items: Encoded) -> Encoded:
         """Encode texts as ``w_e t_e`` ``[T, E, embedding_dim]``, with the weights ``w_e``."""
-        text = self._text_vectors(items)
+        items = self.text_backbone(items)
+        text = get_vectors(items) if self.word_encoder is None else self.word_encoder(items)
+        if self.word_netvlad is not None:
+            text = self.word_netvlad(text, get_mask(items))
+        elif self.config.text_granularity != "pooled":
+            text = pool_words(text, get_mask(items), self.config.word_pool)
+        # One vector per text now, [T, D].
         weights = at_least_float32(self.mixture(text)).softmax(-1)
         embeddings = torch.stack(
             [at_least_float32(embedding(text)) for embedding in self.text_embeddings], 1
         )
         return Encoded(embeddings * weights[..., None], weights=weights)
-
-    def _text_vectors(self, items: Encoded) -> Tensor:
-        """Return one vector per text ``[N, D]``."""
-        items = self.text_backbone(items)
-        words = get_vectors(items) if self.word_encoder is None else self.word_encoder(items)
-        if self.config.text_granularity == "pooled":
-            return words
-        if self.word_netvlad is not None:
-            return self.word_netvlad(words, get_mask(items))
-        return pool_words(words, get_mask(items), self.config.word_pool)
 
     def score(self, visual: Encoded, text: Encoded) -> Tensor:
         (experts, present), (weighted, weights) = _with_weights(visual), _with_weights(text)

@@ -298,14 +298,6 @@ class XVLM(GlobalMatcher):
         )
 
     @property
-    def scale(self) -> LearnedScale | None:
-        return self.learned_scale
-
-    @property
-    def logit_bias(self) -> nn.Parameter | None:
-        return self.learned_bias
-
-    @property
     def rerank_top_k(self) -> int:
         return self.config.rerank_top_k
 
