@@ -21,7 +21,7 @@ from visavis.data.images import (
     supported_formats,
     upright_size,
 )
-from visavis.models.image_inputs import read_image
+from visavis.models.retriever import read_image
 
 
 def saved(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:

@@ -27,10 +27,9 @@ from visavis.models import Matcher, VSEPlusPlus
 from visavis.models.base import get_vectors
 from visavis.models.device import choose_device
 from visavis.models.encoders.encoder_spec import EncoderSpec
-from visavis.models.image_inputs import read_image
 from visavis.models.inference import encode_items, equal_batches, score_all_pairs
 from visavis.models.processor import Processor
-from visavis.models.retriever import Retriever
+from visavis.models.retriever import Retriever, read_image
 
 SENTENCES = ["a dog runs", "two red cats", "a boat", "the dog and the boat", "cats"]
 

@@ -14,7 +14,7 @@ from PIL import ExifTags, Image, ImageOps
 
 from visavis.cli.logs import log_to_stderr
 from visavis.data.images import ImageError, decode_image, image_size, make_thumbnail, upright_size
-from visavis.models.image_inputs import read_image
+from visavis.models.retriever import read_image
 from visavis.retrieval.source_files import list_source_files
 
 
