@@ -170,6 +170,7 @@ def default_model(model: str | Path | None, progress: Progress) -> Iterator[str]
     selected = local or DEFAULT_MODELS[0].name
     is_downloaded = _download(selected, progress, is_default=local is None)
     yield selected
+    # Only after the block: a model that cannot be loaded must not become the default.
     if (name is not None or is_downloaded) and selected != saved and _is_dual_encoder(selected):
         try:
             storage.set_toml_value(settings_file(), "model", selected)

@@ -87,6 +87,7 @@ def encode_batches(
     encoded = list[Encoded]()
     with evaluation_mode(matcher):
         for batch in items:
+            # Encoded items leave the device batch by batch.
             encoded.append(encode(batch.to(device)).to(output_device))
             if on_items is not None:
                 on_items(sum(map(len, encoded)))
@@ -104,6 +105,7 @@ def join_batches(encoded: Sequence[Encoded], batches: Sequence[np.ndarray]) -> E
         Encoded items in ascending order of their indices.
     """
     items, index = collect_batches(list(encoded)), np.concatenate(batches)
+    # A selection of all items would copy them.
     in_order = bool((index[1:] >= index[:-1]).all())
     return items if in_order else items[torch.from_numpy(np.argsort(index, kind="stable"))]
 

@@ -233,6 +233,7 @@ class Retriever:
             RunError: If the model does not exist, or if its files are damaged.
         """
         device, folder = choose_device(device), Path(folder)
+        # A run has its model in a folder of its own.
         folder = folder / "model" if os.path.exists(folder / "model" / "config.json") else folder
         matcher: Matcher
         if (name := find_dual_encoder(folder)) is not None:
@@ -477,6 +478,7 @@ class Retriever:
         Returns:
             Encoded items.
         """
+        # Pixels are read ahead one by one, and batches take as many as they need.
         remaining, reads_clips = iter(pixels), self.processor.frames_per_second > 0
 
         def read_batch(index: np.ndarray) -> Encoded:
@@ -516,6 +518,7 @@ class Retriever:
             SpecError: If a text has a lone surrogate.
         """
         count = _count_items(texts, "texts")
+        # Batches of texts of similar length have little padding.
         by_length = np.argsort([len(text) for text in texts], kind="stable")
         batches = [by_length[batch] for batch in consecutive_batches(count, self.batch_size)]
 

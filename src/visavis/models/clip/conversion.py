@@ -179,6 +179,7 @@ def convert_open_clip(
             _preprocessor_config(preprocessing, model.vision_cfg.image_size),
         )
         storage.write_tensors(folder / "model.safetensors", converted, for_transformers=True)
+        # Opened once as a check, before the folder gets its name.
         open_dual_encoder(str(folder))
     return _conversion_result(Path(out))
 

@@ -379,6 +379,7 @@ def _compute(
                 folder, _describe_store(dataset, batch_encoder, items), keys, lengths
             )
     start = int(group.broadcast_text(str(writer.rows_written) if writer else ""))
+    # Only the rows that are missing.
     batches = [items[i : i + batch_size] for i in range(start, len(items), batch_size)]
     _write_batches(writer, sharing.encode(batch_encoder, batches), start, len(items), on_progress)
     with group.first_rank_first():
@@ -448,6 +449,7 @@ def _sorted_keys(dataset: Dataset, encoder: FrozenEncoder) -> tuple[list[str], n
         return keys, np.array(
             [image.num_frames(rate) for image in dataset.images]
         ) if rate else None
+    # Sorted, so that the rows do not depend on the order of the data set.
     texts = sorted(set(dataset.captions))
     lengths = encoder.count_tokens(texts)
     order = np.argsort(lengths, kind="stable")

@@ -193,6 +193,7 @@ class VisualEncoder(FrozenEncoder, PretrainedPart):
         patch_size = getattr(getattr(config, "vision_config", config), "patch_size", None)
         if not isinstance(patch_size, int):
             return states
+        # Special tokens come first. The last states are the patches.
         num_regions = (pixels.shape[-2] // patch_size) * (pixels.shape[-1] // patch_size)
         return states[:, -min(num_regions, states.shape[1]) :]
 

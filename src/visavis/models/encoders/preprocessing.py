@@ -416,6 +416,7 @@ def _random_positions(image: Image, crop: tuple[int, int], count: int) -> list[t
     generator = torch.Generator().manual_seed(
         int.from_bytes(hashlib.sha256(image.tobytes()).digest()[:7])
     )
+    # A window has margin + 1 positions in each direction.
     margin = (image.height - crop[0], image.width - crop[1])
     offsets = torch.stack(
         [torch.randint(pixels + 1, (count,), generator=generator) for pixels in margin], 1
@@ -434,6 +435,7 @@ def _limit_size(
     """
     if size[0] * size[1] <= MAX_RESIZED_PIXELS:
         return size, None
+    # The shorter side stays, and the longer one is cut to the limit.
     bounded = tuple(min(edge, max(min(size), MAX_RESIZED_PIXELS // min(size))) for edge in size)
     box = (bounded[0] / size[0] * image_size[0], bounded[1] / size[1] * image_size[1])
     left, top = ((edge - box_edge) / 2 for edge, box_edge in zip(image_size, box, strict=True))

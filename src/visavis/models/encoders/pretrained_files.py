@@ -103,6 +103,7 @@ def missing_bytes(name: str) -> int:
         )
     _check_files(name, [file.filename for file in files])
     has_safetensors = any(file.filename.endswith(".safetensors") for file in files)
+    # snapshot_download lists both formats, of which only safetensors are read.
     used = [file for file in files if not (has_safetensors and file.filename.endswith(".bin"))]
     return sum(file.file_size or 0 for file in used if file.will_download)
 
@@ -485,6 +486,7 @@ def copy_config_files(folder: Path, target: Path) -> None:
         for file in folder.glob(pattern)
         if not file.name.endswith(".index.json")
     ]
+    # A file that matches several patterns is copied once.
     for name, content in {file.name: storage.read_bytes(file) for file in files}.items():
         storage.write_bytes(target / name, content)
 

@@ -489,6 +489,7 @@ def check_text_encoding(
     """
     first, *others = sample_vocabulary(tokenizer)
     ids = tokenizer(first)["input_ids"]
+    # A word that differs for the tokenizer: two unknown words are the same token.
     second = next(word for word in others if tokenizer(word)["input_ids"] != ids)
     vectors = check_encoding(lambda: encode([first, second]), folder, "a text")
     if vectors[0].allclose(vectors[1], rtol=1e-5, atol=1e-7):
@@ -515,6 +516,7 @@ def loading_from(
     Raises:
         DataError: If a file would run code, or cannot be read.
     """
+    # A pipe or device among the files would block a library forever.
     for file in folder.iterdir():
         if not os.path.isdir(file):
             with storage.reading_regular_file(file):
@@ -635,6 +637,8 @@ def _check_loaded_names(
         )
     if loading["missing_keys"] and not new_head:
         model.pooler = None
+    # Names with another number are layers that the config does not have. Other additional weights
+    # are heads of the pretraining.
     names = {_without_numbers(name) for name in model.state_dict()}
     extra = sorted(key for key in loading["unexpected_keys"] if _without_numbers(key) in names)
     if extra:
@@ -695,6 +699,7 @@ def open_published_backbone(name: str) -> nn.Module:
 
 
 def _load_published_weights(backbone: PublishedBackbone, file: Path) -> nn.Module:
+    # Without memory and initialization of weights that are replaced at once.
     with torch.device("meta"):
         model = backbone.build()
     expected = model.state_dict()

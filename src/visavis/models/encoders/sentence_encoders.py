@@ -188,6 +188,7 @@ def load_sentence_transformers_model(folder: Path) -> Any:
         DataError: If it cannot be read, or needs code of its own.
         MissingExtra: If sentence-transformers is not installed.
     """
+    # Any other class would be code of the folder.
     for module in read_sentence_transformers_modules(folder):
         if not module.type.startswith("sentence_transformers."):
             raise DataError(

@@ -75,6 +75,7 @@ class RegionWordSimilarity:
         regions, words = get_vectors(visual), get_vectors(text)
         if paired:
             return cls((regions @ words.transpose(1, 2))[:, :, None], visual, text, paired)
+        # One product of [V R, D] and [D, T W] is faster than V T small ones.
         values = regions.flatten(0, 1) @ words.flatten(0, 1).T
         return cls(values.view(*regions.shape[:2], *words.shape[:2]), visual, text)
 
@@ -106,8 +107,10 @@ class RegionWordSimilarity:
             Cosines, shape ``[A, B, Q]``.
         """
         fragments = get_vectors(self.context)
+        # [A, C, C]: |c|^2 = a G a for each fragment of the query, without c itself.
         gram = fragments @ fragments.transpose(1, 2)
         squared_norms = ((gram @ weights.flatten(2)).view_as(weights) * weights).sum(1)
+        # Clamped before the root, whose gradient is infinite at 0.
         norms = squared_norms.clamp(min=EPSILON**2).sqrt() * self._broadcast_query(
             get_vectors(self.query).norm(dim=-1)
         )
@@ -122,6 +125,7 @@ class RegionWordSimilarity:
         Returns:
             Means, shape ``[V, T]``.
         """
+        # [A or 1, B, Q]
         mask = self.query_mask[:, 0].to(fragments.dtype)
         return self._images_first((fragments * mask).sum(-1) / mask.sum(-1))
 
@@ -385,6 +389,7 @@ class RegionWordMatcher(Matcher):
         mask = tree_leaves(text.mask)[0]
         if mask is None or len(text) < MIN_TEXTS:
             return self.score_block(visual, text)
+        # The last valid position, because a mask may have gaps.
         positions = torch.arange(1, mask.shape[1] + 1, device=mask.device)
         lengths, order = (mask * positions).amax(1).clamp(min=1).sort()
         ends = lengths.tolist()
@@ -392,6 +397,7 @@ class RegionWordMatcher(Matcher):
             self.score_block(visual, truncate_items(text[order[group]], ends[group.stop - 1]))
             for group in length_groups(ends)
         ]
+        # Columns in the order of the texts.
         return torch.cat(blocks, 1)[:, order.argsort()]
 
     def score_pairs(self, visual: Encoded, text: Encoded) -> Tensor:

@@ -83,6 +83,7 @@ class Heads(GlobalMatcher):
         self.backbone = trained_backbone(
             config.visual_granularity, config.backbone, config.backbone_granularity
         )
+        # A bilinear score compares texts with image features as they are.
         output_dim = config.visual_input_dim if config.bilinear else config.embedding_dim
         layers = {
             key: getattr(config, key)

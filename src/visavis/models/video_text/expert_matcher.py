@@ -123,6 +123,7 @@ class CollaborativeGating(nn.Module):
         """Return ``mean_j g(x_i, x_j)``, ``[N, E, D]``."""
         # g and h are linear around a ReLU: the map of a concatenation is the sum of two maps, the
         # mean of maps the map of the mean.
+        # [N, E, E, 1]: the experts j that are present and differ from i.
         same_expert = torch.eye(experts.shape[1], dtype=torch.bool, device=experts.device)
         others = (present[:, None, :] & ~same_expert)[..., None]
         hidden = (
@@ -179,6 +180,8 @@ class NetVLAD(nn.Module):
             self.norm(self.assign(items), present).softmax(-1)[..., : len(self.centers)]
             * present[..., None]
         )
+        # sum_l a_lk (x_l - c_k) = sum_l a_lk x_l - c_k sum_l a_lk, without residuals of each
+        # vector.
         sums = assignment.transpose(1, 2) @ items.masked_fill(~present[..., None], 0.0)
         residuals = sums - assignment.sum(1)[..., None] * self.centers
         return unit_rows(unit_rows(residuals).flatten(1))
@@ -212,6 +215,7 @@ class ExpertFeatures:
         Returns:
             Vectors, shape ``[N, D]``, 0 where the expert is missing.
         """
+        # A missing expert pools its first vector, which is 0: a mean of nothing would be NaN.
         first = torch.arange(self.mask.shape[1], device=self.mask.device) == 0
         return pooling(self.features, self.mask | (first & ~self.present[:, None]))
 
@@ -350,6 +354,7 @@ class ExpertMatcher(Matcher):
         embeddings = torch.stack(
             [at_least_float32(embedding(text)) for embedding in self.text_embeddings], 1
         )
+        # The weights are multiplied into the vectors, so that a score is one matrix product.
         return Encoded(embeddings * weights[..., None], weights=weights)
 
     def score(self, visual: Encoded, text: Encoded) -> Tensor:

@@ -164,6 +164,7 @@ class ExpertTransformer(nn.Module):
         states = self.dropout(
             self.norm(torch.cat([video_token, torch.stack(aggregates, 1), *tokens], 1))
         )
+        # The video token is always present: attention over nothing would be NaN.
         present_tokens = torch.cat([torch.ones_like(present[:, :1]), present, *masks], 1)
         encoded = self.encoder(states, src_key_padding_mask=~present_tokens)
         return unit_rows(encoded[:, 1 : 1 + len(experts)]) * present[..., None]

@@ -117,6 +117,7 @@ def weight_name_map(
         for name in checkpoint_names
         if (match := _SWIN_BLOCK.match(name))
     }
+    # Blocks are numbered from 0 within each stage.
     depths = [
         1 + max(block for stage, block in blocks if stage == current)
         for current in sorted({stage for stage, _ in blocks})
@@ -307,6 +308,7 @@ def _image_size(tensors: Mapping[str, Tensor], image_size: int | None, checkpoin
     """Return the image size of the training, from the masks of the first shifted windows, or else
     the given size.
     """
+    # [windows, w^2, w^2], where windows = (image / (w patch))^2.
     mask = tensors.get("vision_encoder.layers.0.blocks.1.attn_mask")
     if mask is not None:
         window = math.isqrt(mask.shape[1])
@@ -330,6 +332,7 @@ def _resize_bias_table(table: Tensor, original_size: int, size: int, checkpoint:
     if size == original_size:
         return table
     edge = math.isqrt(len(table))
+    # A window of w x w has (2 w - 1)^2 relative positions.
     window = (edge + 1) // 2
     if window * size % original_size:
         raise DataError(
