@@ -441,23 +441,6 @@ def open_visual_encoder(name: str, granularity: Granularity = "pooled") -> Visua
     return _open_visual(EncoderSpec("visual", name, granularity))
 
 
-def trained_backbone(
-    visual_granularity: str, name: str, granularity: Granularity
-) -> VisualEncoder | nn.Identity:
-    """Open the image encoder that a matcher of pixels trains.
-
-    Args:
-        visual_granularity: Input of images of the matcher.
-        name: Name of the encoder.
-        granularity: Output of the encoder.
-
-    Returns:
-        The encoder. An identity for other inputs than "pixels".
-    """
-    is_trained = visual_granularity == "pixels"
-    return open_visual_encoder(name, granularity) if is_trained else nn.Identity()
-
-
 def _open_visual(spec: EncoderSpec) -> VisualEncoder:
     saved = folder = None
     if spec.name == "scenes":

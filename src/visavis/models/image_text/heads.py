@@ -9,8 +9,13 @@ from torch import nn
 
 from visavis.core.encoded import Encoded
 from visavis.core.spec import DropoutRate, OptionalLayerCount, PositiveInt, require_field
-from visavis.models.base import GlobalMatcher, MatcherConfig, encode_unit_rows, get_vectors
-from visavis.models.encoders.frozen_encoders import trained_backbone
+from visavis.models.base import (
+    GlobalMatcher,
+    MatcherConfig,
+    encode_unit_rows,
+    get_vectors,
+    open_image_backbone,
+)
 from visavis.models.layers import Whitening, build_mlp
 from visavis.models.word_encoders import TextCNN
 
@@ -80,9 +85,7 @@ class Heads(GlobalMatcher):
 
     def __init__(self, config: Config):
         super().__init__(config)
-        self.backbone = trained_backbone(
-            config.visual_granularity, config.backbone, config.backbone_granularity
-        )
+        self.backbone = open_image_backbone(config, config.backbone)
         # A bilinear score compares texts with image features as they are.
         output_dim = config.visual_input_dim if config.bilinear else config.embedding_dim
         layers = {

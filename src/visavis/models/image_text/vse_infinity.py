@@ -10,8 +10,14 @@ from torch import Tensor, nn
 
 from visavis.core.encoded import AttentionWeights, Encoded
 from visavis.core.spec import DropoutRate, NonNegativeInt, PositiveFloat, PositiveInt, UnitFloat
-from visavis.models.base import GlobalMatcher, encode_unit_rows, get_mask, get_vectors, valid_mask
-from visavis.models.encoders.frozen_encoders import trained_backbone
+from visavis.models.base import (
+    GlobalMatcher,
+    encode_unit_rows,
+    get_mask,
+    get_vectors,
+    open_image_backbone,
+    valid_mask,
+)
 from visavis.models.image_text.cross_attention import EPSILON
 from visavis.models.layers import (
     GeneralizedPooling,
@@ -96,9 +102,7 @@ class VSEInfinity(GlobalMatcher):
             nn.Dropout(config.region_dropout),
             nn.Dropout(config.word_dropout),
         )
-        self.backbone = trained_backbone(
-            config.visual_granularity, config.backbone, config.backbone_granularity
-        )
+        self.backbone = open_image_backbone(config, config.backbone)
         self.visual: nn.Module
         if config.visual_granularity == "pixels" and not config.hidden_dim:
             self.visual = xavier_linear(config.visual_input_dim, config.embedding_dim)
