@@ -263,20 +263,6 @@ def iter_frames(source: VideoSource, name: str, frames_per_second: float) -> Ite
         yield from frames
 
 
-def read_frames(source: VideoSource, name: str, frames_per_second: float) -> list[PILImage]:
-    """Decode the frames of a video that a model reads at once, as ``iter_frames``.
-
-    Args:
-        source: A path, or an open file.
-        name: Name of the video, for errors.
-        frames_per_second: The rate.
-
-    Returns:
-        Upright RGB images.
-    """
-    return list(iter_frames(source, name, frames_per_second))
-
-
 def first_frame(source: VideoSource, name: str) -> PILImage:
     """Decode the first frame of a video.
 

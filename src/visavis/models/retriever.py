@@ -30,7 +30,7 @@ from visavis.data.parallel import map_in_order
 from visavis.data.video import is_video, iter_frames
 from visavis.models.base import Matcher, get_vectors, valid_mask
 from visavis.models.clip.model import find_dual_encoder, open_dual_encoder
-from visavis.models.colpali.model import COLPALI_TYPES, open_colpali
+from visavis.models.colpali import COLPALI_TYPES, open_colpali
 from visavis.models.device import choose_device
 from visavis.models.encoders.pretrained_files import weights_checksum
 from visavis.models.inference import (

@@ -28,7 +28,7 @@ from visavis.data.item_sources import (
     StoredFeatures,
 )
 from visavis.data.loader import BatchSchedule, Loader, share_workers
-from visavis.data.streams.shard_stream import (
+from visavis.data.shard_stream import (
     ShardStream,
     StreamImages,
     StreamLoader,

@@ -44,7 +44,7 @@ from visavis.data.item_sources import ItemSource, read_unnormalized
 from visavis.data.loader import Batch, BatchSchedule, Loader
 from visavis.data.parallel import map_in_order
 from visavis.data.sequences import LazySequence
-from visavis.data.streams.shards import (
+from visavis.data.shards import (
     EmbeddedBytes,
     Shard,
     ShardFile,
