@@ -29,12 +29,11 @@ from visavis.core.errors import (
 )
 from visavis.data.splits import split_in_name
 
+# Name of a data set of the hub: ``hf:OWNER/NAME``, ``hf:OWNER/NAME:CONFIG`` or
+# ``hf:OWNER/NAME@REVISION``.
 DATASET_NAME = re.compile(
     r"hf:(?P<repository>[\w.-]+/[\w.-]+?)(?::(?P<config>[\w.-]+))?(?:@(?P<revision>[\w./-]+))?"
 )
-"""Name of a data set of the hub: ``hf:OWNER/NAME``, ``hf:OWNER/NAME:CONFIG`` or
-``hf:OWNER/NAME@REVISION``.
-"""
 # Kinds of files that are opened as a data set. The first kind that a repository has is downloaded.
 _SUFFIXES = (".parquet", ".arrow", ".tar")
 
@@ -53,8 +52,8 @@ class HubUnavailableError(DataError):
     """
 
 
+# Time in seconds after which a line reports that the hub has not answered yet.
 _WAITING_LINE_S = 3.0
-"""Time in seconds after which a line reports that the hub has not answered yet."""
 
 
 @contextmanager
@@ -124,6 +123,7 @@ def hub_errors(name: str, expected: str, *, is_download: bool = False) -> Iterat
         hub_logging.set_verbosity(level)
 
 
+# Problem and fix of an HTTP status.
 _STATUS_PROBLEMS = {
     401: (
         "it requires a login, or does not exist",
@@ -138,7 +138,6 @@ _STATUS_PROBLEMS = {
         "Wait a few minutes, or log in with hf auth login.",
     ),
 }
-"""Problem and fix of an HTTP status."""
 
 
 def _hub_error(name: str, expected: str, error: Exception) -> VisavisError:
@@ -421,8 +420,8 @@ def _select_files(name: str, files: list[str], config: str | None) -> list[str]:
     return by_config[matches[0]]
 
 
+# Pattern of the name of a repository with its owner.
 REPO_NAME = re.compile(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}")
-"""Pattern of the name of a repository with its owner."""
 
 
 def validate_repo(repo: str, name: str = "repo") -> None:

@@ -27,10 +27,10 @@ from PIL.Image import Resampling, Transpose
 from visavis.core import storage
 from visavis.core.errors import DataError
 
+# Maximum size of an image file: 64 megapixels of eight bytes each.
 MAX_IMAGE_BYTES = 2**29
-"""Maximum size of an image file: 64 megapixels of eight bytes each."""
+# Largest number of pixels of an image in memory. A larger JPEG is decoded at a reduced size.
 MAX_PIXELS = 64_000_000
-"""Largest number of pixels of an image in memory. A larger JPEG is decoded at a reduced size."""
 # Size of a JPEG file, as a multiple of the pixels in memory. A reduced baseline JPEG is decoded row
 # by row: 400 million pixels take 0.4 s and 53 MiB. A progressive one needs all its coefficients, 6
 # bytes per pixel: 400 million take 2.3 GiB (Pillow 13.0, libjpeg-turbo 3.1).
@@ -51,8 +51,8 @@ _TRANSPOSE_OF_ORIENTATION = {
     8: Transpose.ROTATE_90,
 }
 _ORIENTATION_METADATA = ("exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp")
+# Fix of a damaged image or video, without its period.
 COPY_AGAIN = "Copy it again from its source"
-"""Fix of a damaged image or video, without its period."""
 _MAGIC_BYTES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM", b"II*\0", b"MM\0*", b"RIFF")
 
 

@@ -117,11 +117,11 @@ PixelFunction = Callable[[Sequence["Image"]], Tensor]
 """Converts images to pixels ``[N, 3, H, W]``."""
 CropFunction = Callable[[tuple[int, int], torch.Generator], Box]
 """Samples a crop of an image of a given width and height."""
+# Crop functions by their names in recipes.
 CROP_FUNCTIONS: dict[str, CropFunction] = {
     "random_area": random_area_box,
     "random_sides": random_sides_box,
 }
-"""Crop functions by their names in recipes."""
 
 
 class ItemSource(Protocol):

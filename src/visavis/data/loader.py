@@ -24,10 +24,9 @@ from visavis.data.item_sources import ItemSource, PixelSource
 from visavis.data.parallel import map_in_order
 from visavis.data.workers import BatchReader, BatchRequest, WorkerPool
 
+# Images of a batch that a worker reads at once. A larger batch is shared out, so that it arrives
+# sooner and workers hold less of it.
 MAX_IMAGES_PER_READ = 128
-"""Images of a batch that a worker reads at once. A larger batch is shared out, so that it arrives
-sooner and workers hold less of it.
-"""
 
 
 class BatchExtension(Protocol):

@@ -24,10 +24,10 @@ from visavis.data.images import COPY_AGAIN, MAX_PIXELS, decoder_version
 from visavis.data.suffixes import VIDEO_SUFFIXES
 
 VideoSource = Path | BinaryIO
+# Maximum number of frames that a model reads at once. This limits the memory.
 MAX_FRAMES_PER_VIDEO = 1024
-"""Maximum number of frames that a model reads at once. This limits the memory."""
+# Maximum duration of a video. Longer ones have wrong time stamps.
 MAX_SECONDS = 7 * 24 * 3600
-"""Maximum duration of a video. Longer ones have wrong time stamps."""
 _FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpeg,mpegts,asf,flv,ogg"
 # Seconds that may be missing at the end: the duration in a container is rarely exact.
 _SLACK_S = 2.0
@@ -36,8 +36,8 @@ _SLACK_S = 2.0
 _SLIDE_S = 1.0
 # Codecs of covers and thumbnails, whose streams are not always marked as such.
 _IMAGE_CODECS = ("mjpeg", "png", "bmp", "gif", "webp", "tiff")
+# Number that changes with the decoding here, so that a video that it refused is tried again.
 _DECODING_VERSION = 2
-"""Number that changes with the decoding here, so that a video that it refused is tried again."""
 _CONVERT = "or convert it to mp4 (h264)"
 
 

@@ -40,24 +40,23 @@ from visavis.data.parallel import cpu_cores
 STOP_SIGNALS = tuple(
     signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 )
+# Modules that the fork server imports once, instead of each worker.
 PRELOADED_MODULES = [
     "visavis.data.worker_server",
     "visavis.data.workers",
     "visavis.models.encoders.frozen_encoders",
 ]
-"""Modules that the fork server imports once, instead of each worker."""
+# Batches that each worker reads ahead.
 PREFETCH_FACTOR = 2
-"""Batches that each worker reads ahead."""
 
 MAX_DEFAULT_WORKERS = 16
+# Below this number of cores, a training on a CPU is faster if its threads read
+# (``benchmarks/data_path.py --only workers``).
 MIN_CORES_FOR_WORKERS = 3
-"""Below this number of cores, a training on a CPU is faster if its threads read
-(``benchmarks/data_path.py --only workers``).
-"""
+# Below this number of images, workers take longer to start than they save.
 MIN_IMAGES_FOR_WORKERS = 256
-"""Below this number of images, workers take longer to start than they save."""
+# Free bytes of shared memory that batches of pixels need. Containers often have 64 MiB.
 MIN_SHARED_MEMORY = 2**30
-"""Free bytes of shared memory that batches of pixels need. Containers often have 64 MiB."""
 
 
 def choose_workers(setting: int, num_images: int, *, has_gpu: bool) -> int:

@@ -11,8 +11,8 @@ from torch.nn.functional import adaptive_avg_pool2d, batch_norm
 
 from visavis.core.errors import ShapeError
 
+# Value of masked positions in ``GeneralizedPooling``, as in the released code.
 MASKED_VALUE = -1e4
-"""Value of masked positions in ``GeneralizedPooling``, as in the released code."""
 
 
 def build_mlp(

@@ -244,10 +244,9 @@ def _caption_index(value: Any, video: str, path: Path) -> int:
 
 HDF5_SUFFIXES = (".h5", ".hdf5")
 _FEATURES, _SECONDS, _CAPTIONS = "features.", "features_t.", "raw_captions."
+# Seconds that a feature of an expert covers, by the released code of MMT. Other experts have no
+# times.
 FEATURE_SECONDS = {"rgb": 0.2, "scene": 1.0, "s3d": 1.0, "vggish": 1.0}
-"""Seconds that a feature of an expert covers, by the released code of MMT. Other experts have no
-times.
-"""
 _CONTENT = "one .h5 per video with features.EXPERT and raw_captions.NUMBER"
 
 

@@ -35,8 +35,8 @@ from visavis.data.features.store import MAX_BYTES_HASHED_AT_OPEN, raise_as_damag
 from visavis.data.video import video_id
 
 EXPERTS_FILE = "experts.json"
+# Fix of a damaged store. The warning about a damaged cache of region features leaves it out.
 RESTORE_STORE = " Restore a complete copy of the folder, or convert again."
-"""Fix of a damaged store. The warning about a damaged cache of region features leaves it out."""
 # Names of stored features. They are parts of file names.
 EXPERT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,80}")
 # Vectors that are hashed at once.

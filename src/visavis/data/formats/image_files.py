@@ -30,6 +30,8 @@ from visavis.data.suffixes import (
     describe_other_files,
 )
 
+# Patterns of hidden names, and of the thumbnails, recycle bins, snapshots and resource forks of
+# storage devices and operating systems.
 EXCLUDED_NAMES = (
     ".*",
     "@eaDir",
@@ -43,9 +45,6 @@ EXCLUDED_NAMES = (
     "__MACOSX",
     "lost+found",
 )
-"""Patterns of hidden names, and of the thumbnails, recycle bins, snapshots and resource forks of
-storage devices and operating systems.
-"""
 
 
 @dataclass(frozen=True)

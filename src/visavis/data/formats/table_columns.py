@@ -38,8 +38,8 @@ CAPTION_NAMES = ("captions", "caption", "text", "title", "sentence", "sentences"
 OTHER_CAPTION_NAMES = ("description", "comment", "alt_text")
 # Columns with an image, as ``datasets`` writes them, or with its bytes.
 IMAGE_NAMES = ("image", "img", "jpg", "png", "webp")
+# Maximum size of all texts of a sample. It is checked before they are decoded.
 MAX_TEXT_BYTES = 2**22
-"""Maximum size of all texts of a sample. It is checked before they are decoded."""
 # Keys of the text of a caption that is an object, as in Karpathy's lists.
 _TEXT_KEYS = ("raw", "caption", "text", "sentence")
 # A list of texts as JSON, Python and NumPy write it. NumPy separates texts by white space only.

@@ -20,16 +20,14 @@ from visavis.core import storage
 from visavis.core.errors import DataError, VisavisError
 from visavis.data.conversion.safe_pickle import check_torch_pickles
 
+# Prefixes of DistributedDataParallel, Lightning, Fabric, and of torch.compile and FSDP, which also
+# wrap inner modules.
 _WRAPPER_PREFIXES = re.compile(
     r"^(?:(?:module|model|_orig_mod|_forward_module|_fsdp_wrapped_module)\.)+|(?<=\.)(?:_orig_mod|_fsdp_wrapped_module)\."
 )
-"""Prefixes of DistributedDataParallel, Lightning, Fabric, and of torch.compile and FSDP, which also
-wrap inner modules.
-"""
+# Numbers that OpenAI's checkpoints store next to the weights. The shapes of the weights define
+# them.
 _SIZES = frozenset({"input_resolution", "context_length", "vocab_size"})
-"""Numbers that OpenAI's checkpoints store next to the weights. The shapes of the weights define
-them.
-"""
 _FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _INTEGER_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
 

@@ -18,8 +18,8 @@ from visavis.core import storage
 from visavis.core.errors import DataError
 from visavis.models.encoders.preprocessing import Preprocessing
 
+# Output channels of a block, per channel of its base width.
 EXPANSION = 4
-"""Output channels of a block, per channel of its base width."""
 
 
 class ResNet(nn.Module):
@@ -115,8 +115,8 @@ class Bottleneck(nn.Module):
         return torch.relu(self.bn3(self.conv3(inner)) + self.downsample(states))
 
 
+# Channels of each 3 x 3 convolution. 0: max pooling that halves the map.
 CHANNELS = (64, 64, 0, 128, 128, 0, *[256] * 4, 0, *[512] * 4, 0, *[512] * 4, 0)
-"""Channels of each 3 x 3 convolution. 0: max pooling that halves the map."""
 
 
 class VGG19(nn.Module):
@@ -163,8 +163,8 @@ class VGG19(nn.Module):
         )
 
 
+# Name of ``SmallCNN`` in recipes.
 SMALL_CNN = "small-cnn"
-"""Name of ``SmallCNN`` in recipes."""
 
 
 class SmallCNN(nn.Module):
@@ -219,8 +219,10 @@ class PublishedBackbone:
     classifier_prefix: str = "fc."
 
 
+# Address of the published files.
 WEIGHTS_URL = "https://download.pytorch.org/models"
-"""Address of the published files."""
+# Published encoders by their names in recipes: torchvision's first weights (V1) of ImageNet, and
+# weights learned from hashtags (WSL).
 PUBLISHED_BACKBONES = {
     "resnet50": PublishedBackbone(
         lambda: ResNet((3, 4, 6, 3)), ("resnet50-0676ba61.pth", "resnet50-19c8e357.pth")
@@ -234,9 +236,6 @@ PUBLISHED_BACKBONES = {
         ("ig_resnext101_32x8-c38310e5.pth",),
     ),
 }
-"""Published encoders by their names in recipes: torchvision's first weights (V1) of ImageNet, and
-weights learned from hashtags (WSL).
-"""
 
 
 def published_backbone_name(name: str) -> str | None:

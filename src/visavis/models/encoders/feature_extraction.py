@@ -53,12 +53,12 @@ from visavis.models.encoders.pretrained_files import weights_checksum, weights_f
 OnProgress = Callable[[int, int, float], None]
 """Callback with the number of finished items, of all items, and items per second since the start.
 """
+# Seconds between saves, the most computation that is lost when the process is killed.
 SAVE_INTERVAL_S = 1.0
-"""Seconds between saves, the most computation that is lost when the process is killed."""
+# Default number of texts per batch.
 TEXT_BATCH_SIZE = 64
-"""Default number of texts per batch."""
+# Default number of images per batch on a GPU, or of crops.
 GPU_IMAGE_BATCH_SIZE = 64
-"""Default number of images per batch on a GPU, or of crops."""
 
 
 def feature_store_folder(dataset: Dataset, spec: EncoderSpec) -> Path:

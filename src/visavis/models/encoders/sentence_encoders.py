@@ -203,10 +203,10 @@ def load_sentence_transformers_model(folder: Path) -> Any:
         ).eval()
 
 
+# End of error messages about models with another number of outputs.
 CROSS_ENCODER_ADVICE = (
     "Use a cross-encoder with one output, such as one of visavis relevance fit --kind cross"
 )
-"""End of error messages about models with another number of outputs."""
 
 
 class TextPairEncoder(nn.Module):

@@ -36,8 +36,8 @@ from visavis.models.word_encoders import WordMatcherConfig, build_word_encoder
 Normalization = Literal["clipped_l2norm", "softmax", "none"]
 """Normalization of similarities before the softmax over the context."""
 
+# Lower bound of a norm, or a product of norms, in a denominator.
 EPSILON = 1e-8
-"""Lower bound of a norm, or a product of norms, in a denominator."""
 
 
 @dataclass(frozen=True)
@@ -202,14 +202,13 @@ def l2_normalize(values: Tensor) -> Tensor:
     return values / (values.norm(dim=-1, keepdim=True) + EPSILON)
 
 
+# Maximum ratio of the longest and the shortest text of a group.
 MAX_LENGTH_RATIO = 4 / 3
-"""Maximum ratio of the longest and the shortest text of a group."""
+# Texts up to this length belong to one group.
 MIN_GROUP_LENGTH = 6
-"""Texts up to this length belong to one group."""
+# Fewer texts are scored without groups. The cost of a block is measured on that few, and must be
+# the cost of the longest text.
 MIN_TEXTS = 16
-"""Fewer texts are scored without groups. The cost of a block is measured on that few, and must be
-the cost of the longest text.
-"""
 
 
 def length_groups(lengths: Sequence[int]) -> list[slice]:

@@ -101,8 +101,8 @@ class CaptionDecoder(nn.Module):
         return cross_entropy(logits.float(), words[:, 1:][next_valid], reduction="sum") / len(words)
 
 
+# Name of the decoder's part of the matcher, and of the decoder's input in encoded items.
 DECODER_PART = "decoder"
-"""Name of the decoder's part of the matcher, and of the decoder's input in encoded items."""
 
 
 class VSRN(GlobalMatcher):

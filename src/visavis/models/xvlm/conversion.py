@@ -47,18 +47,17 @@ VISUAL_FOLDER, TEXT_FOLDER, FUSION_FILE, MODEL_FOLDER = (
 """
 _TEXT_LAYER = re.compile(r"text_encoder\.encoder\.layer\.(\d{1,2})\.")
 _SWIN_BLOCK = re.compile(r"vision_encoder\.layers\.(\d{1,2})\.blocks\.(\d{1,2})\.")
+# Largest edge of images in pixels. The interpolated position biases of a hostile checkpoint still
+# fit in memory.
 MAX_IMAGE_SIZE = 2048
-"""Largest edge of images in pixels. The interpolated position biases of a hostile checkpoint still
-fit in memory.
-"""
+# Name of the position biases of a Swin block.
 POSITION_BIAS_TABLE = "relative_position_bias_table"
-"""Name of the position biases of a Swin block."""
+# Buffers, the pretraining heads for masked words and boxes, and the temperature of the pretraining
+# loss.
 IGNORED_WEIGHTS = re.compile(
     r".*\.(relative_position_index|attn_mask|position_ids)|text_encoder\.cls\..*|bbox_head\..*|temp"
 )
-"""Buffers, the pretraining heads for masked words and boxes, and the temperature of the pretraining
-loss.
-"""
+# Names of projections and of the matching head, published and here.
 PROJECTION_NAMES = {
     "vision_proj": "visual",
     "text_proj": "text",
@@ -66,13 +65,13 @@ PROJECTION_NAMES = {
     "itm_head.1": "match.1",
     "itm_head.3": "match.3",
 }
-"""Names of projections and of the matching head, published and here."""
+# Names of the parts of a Swin around its blocks, published and in transformers.
 SWIN_NAMES = {
     "patch_embed.proj": "embeddings.patch_embeddings.projection",
     "patch_embed.norm": "embeddings.norm",
     "norm": "layernorm",
 }
-"""Names of the parts of a Swin around its blocks, published and in transformers."""
+# Names of the parts of a Swin block, published and in transformers.
 SWIN_BLOCK_NAMES = {
     "norm1": "layernorm_before",
     "attn.proj": "attention.output.dense",
@@ -80,9 +79,9 @@ SWIN_BLOCK_NAMES = {
     "mlp.fc1": "intermediate.dense",
     "mlp.fc2": "output.dense",
 }
-"""Names of the parts of a Swin block, published and in transformers."""
+# Parts of an attention layer of BERT.
 BERT_ATTENTION_NAMES = ("self.query", "self.key", "self.value", "output.dense", "output.LayerNorm")
-"""Parts of an attention layer of BERT."""
+# Weights of the embeddings of BERT.
 BERT_EMBEDDING_NAMES = (
     "word_embeddings.weight",
     "position_embeddings.weight",
@@ -90,7 +89,6 @@ BERT_EMBEDDING_NAMES = (
     "LayerNorm.weight",
     "LayerNorm.bias",
 )
-"""Weights of the embeddings of BERT."""
 
 
 def weight_name_map(
