@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from visavis.core import storage
-from visavis.core.errors import DataError, requires_extra
+from visavis.core.errors import DataError, VisavisError, requires_extra
 from visavis.data.columns import import_pyarrow
 from visavis.data.dataset import ByteRange
 from visavis.data.dataset_reader import resolve_path
@@ -115,6 +115,30 @@ def list_shards(pattern: str) -> list[ShardFile]:
     ]
 
 
+@contextmanager
+def storage_access(url: str, fix: str, action: str = "read") -> Iterator[None]:
+    """Convert the errors of a file system or of Arrow in this block.
+
+    Args:
+        url: Path or URL.
+        fix: End of the error message.
+        action: What failed: "opened", "listed" or "read".
+
+    Yields:
+        Nothing.
+
+    Raises:
+        DataError: If the action fails.
+    """
+    try:
+        yield
+    # Our own errors, such as a missing extra, are ValueErrors, too.
+    except VisavisError:
+        raise
+    except (import_pyarrow().ArrowException, OSError, ValueError) as error:
+        raise DataError(f"{url} cannot be {action}: {storage.error_reason(error)}. {fix}") from None
+
+
 def open_filesystem(url: str) -> tuple[Any, str]:
     """Open the file system of a URL.
 
@@ -131,17 +155,13 @@ def open_filesystem(url: str) -> tuple[Any, str]:
     pa = import_pyarrow()
     if "://" not in url:
         return pa.fs.LocalFileSystem(), url
-    try:
-        if url.startswith("hf://"):
-            with requires_extra("hf", "data of the Hugging Face Hub"):
-                from huggingface_hub import HfFileSystem
-            return pa.fs.PyFileSystem(pa.fs.FSSpecHandler(HfFileSystem())), url.removeprefix(
-                "hf://"
-            )
-        filesystem, path = pa.fs.FileSystem.from_uri(url)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise DataError(f"{url} cannot be opened: {error}. Check the URL.") from None
-    return filesystem, path
+    with storage_access(url, "Check the URL.", "opened"):
+        if not url.startswith("hf://"):
+            return pa.fs.FileSystem.from_uri(url)
+        with requires_extra("hf", "data of the Hugging Face Hub"):
+            from huggingface_hub import HfFileSystem
+        handler = pa.fs.FSSpecHandler(HfFileSystem())
+        return pa.fs.PyFileSystem(handler), url.removeprefix("hf://")
 
 
 def local_copy(file: ShardFile) -> Path:
@@ -171,19 +191,14 @@ def local_copy(file: ShardFile) -> Path:
             # Before the download, so that both never exceed the limit.
             _remove_old_copies(folder, file.size)
             filesystem, source = open_filesystem(file.url)
-            try:
-                with (
-                    storage.atomic_file(path) as part,
-                    filesystem.open_input_stream(source) as stream,
-                    open(part, "wb") as target,
-                ):
-                    while block := stream.read(2**22):
-                        target.write(block)
-            except OSError as error:
-                raise DataError(
-                    f"{file.url} cannot be read: {error}. Check the connection and the free disk "
-                    "space."
-                ) from None
+            with (
+                storage_access(file.url, "Check the connection and the free disk space."),
+                storage.atomic_file(path) as part,
+                filesystem.open_input_stream(source) as stream,
+                open(part, "wb") as target,
+            ):
+                while block := stream.read(2**22):
+                    target.write(block)
         # The time of the last use, by which old copies are removed.
         os.utime(path)
     return path
@@ -222,7 +237,7 @@ def _list_url(url: str) -> list[ShardFile]:
         url = str(resolve_path(folder or ".") / name) if is_pattern else str(resolve_path(url))
         folder = url.rpartition("/")[0]
     filesystem, path = open_filesystem(folder if is_pattern else url)
-    try:
+    with storage_access(url, "Check the URL and the credentials.", "listed"):
         infos = [filesystem.get_file_info(path)]
         if is_pattern or infos[0].type == pa.fs.FileType.Directory:
             infos = filesystem.get_file_info(pa.fs.FileSelector(path))
@@ -236,10 +251,6 @@ def _list_url(url: str) -> list[ShardFile]:
             raise DataError(
                 f"{url}: expected an existing shard, got none. Check the pattern of the shards."
             )
-    except OSError as error:
-        raise DataError(
-            f"{url} cannot be listed: {error}. Check the URL and the credentials."
-        ) from None
     shards = sorted(
         (
             info
@@ -269,13 +280,11 @@ def _read_index(url: str) -> dict[str, int]:
     if "://" not in url:
         url = str(resolve_path(url))
     filesystem, path = open_filesystem(url)
-    try:
-        with filesystem.open_input_stream(path) as file:
-            content = file.read()
-    except OSError as error:
-        raise DataError(
-            f"{url} cannot be read: {error}. Check the URL and the credentials."
-        ) from None
+    with (
+        storage_access(url, "Check the URL and the credentials."),
+        filesystem.open_input_stream(path) as file,
+    ):
+        content = file.read()
     index = storage.parse_json(content, _Index, url)
     folder = url.rpartition("/")[0]
     return {
@@ -527,14 +536,9 @@ class ParquetReader:
 @contextmanager
 def _open_parquet(url: str) -> Iterator[Any]:
     """Open a Parquet file, and convert errors of reading it in this block."""
-    pa = import_pyarrow()
     filesystem, path = open_filesystem(url)
-    try:
-        yield pa.parquet.ParquetFile(path, filesystem=filesystem)
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(
-            f"{url} cannot be read: {storage.error_reason(error)}. Copy the shard again."
-        ) from None
+    with storage_access(url, "Copy the shard again."):
+        yield import_pyarrow().parquet.ParquetFile(path, filesystem=filesystem)
 
 
 ShardReader: TypeAlias = TarReader | ParquetReader
