@@ -583,6 +583,7 @@ class ContentFingerprint:
             [name, str(location.path), location.offset, location.size]
             for name, location in sorted(files.items())
         ]
+        # Sizes and times of the files, and the place of each image in them.
         key = storage.stat_hash({location.path for location in files.values()}, locations)
         record = storage.cache_folder() / "checks" / f"contents-{key}.json"
         fingerprint: ContentFingerprint | None = storage.read_checksummed_json(record, cls)

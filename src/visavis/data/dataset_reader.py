@@ -420,6 +420,7 @@ def _locate(path: str | Path) -> tuple[DatasetFormat, Path]:
 
 def _by_content(dataset_format: DatasetFormat, source: Path) -> tuple[DatasetFormat, Path]:
     """The format of a source. One Parquet or Arrow file is a table of images or of file names."""
+    # Both formats match the suffix .parquet. Their columns differ.
     if dataset_format in (LARGE_TABLE, IMAGE_TABLES) and os.path.isfile(source):
         return (IMAGE_TABLES if has_embedded_images(source) else LARGE_TABLE), source
     return dataset_format, source
@@ -437,6 +438,7 @@ def _find_path(path: str | Path, expected: str) -> Path:
     if os.path.exists(path):
         return path
     if is_shard_pattern(path.name):
+        # The folder of a pattern exists, the pattern itself does not.
         return _find_path(path.parent, expected) / path.name
     root = data_folder()
     if root is None:

@@ -407,6 +407,7 @@ def _select_files(name: str, files: list[str], config: str | None) -> list[str]:
     by_config: dict[str, list[str]] = {}
     for file in sorted(file for file in files if file.endswith(suffix)):
         by_config.setdefault(_config_of(file), []).append(file)
+    # Without a name, the files at the top, or the configuration named default.
     config_name = config or ("" if "" in by_config else "default")
     matches = [folder for folder in by_config if config_name in (folder, Path(folder).name)] or (
         [] if config else list(by_config)

@@ -216,6 +216,7 @@ def make_thumbnail(
         image = _to_upright_rgb(image)
         image.thumbnail((max_side, max_side), Image.Resampling.LANCZOS, reducing_gap=2.0)
         if profile and mode == "RGB":
+            # The profile describes RGB values. Other modes were converted without it.
             image = _to_srgb(image, profile)
         # The copy of the pixels has no metadata.
         return Image.fromarray(np.asarray(image))

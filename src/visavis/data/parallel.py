@@ -61,6 +61,7 @@ def map_in_order(
         return
     threads = threads or cpu_cores()
     waiting = deque[Future[Result]]()
+    # A bounded queue: results wait for the caller in memory.
     with ThreadPoolExecutor(threads, "reader") as pool:
         try:
             for item in items:

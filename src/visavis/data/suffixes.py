@@ -137,6 +137,8 @@ def describe_other_files(names: Iterable[str]) -> str | None:
         A text such as ``"12 other files: .xmp, .svg"``. None if there are none.
     """
     suffixes = Counter(PurePath(name).suffix.lower() or "no suffix" for name in names)
+    # The most frequent first, then by name, so that the line does not depend on the order of the
+    # files.
     ordered = sorted(suffixes, key=lambda suffix: (-suffixes[suffix], suffix))
     shown, total = ordered[:MAX_NAMED_SUFFIXES], suffixes.total()
     shown += ["..."] if len(ordered) > len(shown) else []

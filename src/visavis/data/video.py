@@ -326,6 +326,7 @@ def _open_stream(source: VideoSource, name: str) -> Iterator[tuple[Any, Any]]:
             raise VideoError(f"is empty (0 bytes). {COPY_AGAIN}", name)
         file.seek(0)
         try:
+            # Playlists and similar formats could read other files of this machine.
             with av.open(file, options={"format_whitelist": _FORMATS}) as container:
                 stream = _shown_stream(container)
                 if stream is None:
@@ -342,6 +343,7 @@ def _open_stream(source: VideoSource, name: str) -> Iterator[tuple[Any, Any]]:
                 if stream.width * stream.height > MAX_PIXELS:
                     problem = f"has frames of {stream.width} x {stream.height} pixels, expected at most {MAX_PIXELS:,}"
                     raise VideoError(f"{problem}. Reduce its size", name)
+                # Frame threads, which FFmpeg does not use by default.
                 stream.thread_type = "AUTO"
                 yield container, stream
         except av.error.FFmpegError as error:

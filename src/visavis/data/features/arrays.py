@@ -165,6 +165,7 @@ class ArrayFeatures:
         """
         path = Path(path)
         vectors = storage.read_array(path, kinds="fiu", memory_map=True)
+        # A part of a data set reads its rows of the whole, which may have more rows.
         rows, origin = (
             (dataset.image_rows, dataset.image_origin)
             if items == "image"

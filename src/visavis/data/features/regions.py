@@ -175,6 +175,7 @@ class RegionFeatures:
 
     def __init__(self, path: Path, store: ExpertStore):
         self.path, self.store = path, store
+        # Without leading zeros. The id itself has precedence over the number.
         numbers = {str(int(item)): row for row, item in enumerate(store.items) if item.isdecimal()}
         self._row = numbers | {item: row for row, item in enumerate(store.items)}
         self.has_variable_length = len(set(store.lengths(REGIONS_EXPERT).tolist())) > 1
@@ -195,6 +196,7 @@ class RegionFeatures:
         path = Path(path)
         files = find_region_files(path)
         folder = storage.cache_folder() / "regions" / f"{path.name}-{storage.stat_hash(files)}"
+        # Several processes of a training open the features at once.
         with storage.folder_lock(folder, wait=True):
             if not os.path.exists(folder):
                 _convert(files, folder, on_progress)

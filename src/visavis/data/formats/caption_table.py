@@ -177,11 +177,14 @@ def _table_rows(text: str, path: Path, listing: Listing) -> Iterator[CaptionRow]
         captions = [
             caption for column in caption_columns for caption in split_caption_list(row[column])
         ]
+        # Rows have as many cells as the longest. An empty first caption is a finding, the others
+        # are not.
         while len(captions) > 1 and (not captions[-1] or captions[-1] in MISSING_TEXTS):
             captions.pop()
         name = clean_name(row[file_column])
         if table.layout.has_numbered_names:
             name = NAME_NUMBER.sub("", name)
+        # A row of empty cells of a spreadsheet.
         if not name and not any(map(str.strip, captions)):
             continue
         yield (

@@ -257,6 +257,7 @@ def _readings(text: str, layout: TableLayout) -> Iterator[TableLayout]:
     yield layout
     if not layout.has_quotes:
         return
+    # Other readings are only tried if the text has their signs.
     if f'{layout.delimiter} "' in text and not layout.has_spaces:
         yield replace(layout, has_spaces=True)
     if '\\"' in text:

@@ -322,9 +322,11 @@ def list_image_tables(source: Path) -> Listing:
         rows += _read_rows(
             listing, file, split, containing_folder(folder), file.relative_to(folder).as_posix()
         )
+    # Names need all rows: a path that repeats with other bytes names no image.
     _check_paths(listing, rows)
     for row in rows:
         _add_row(listing, row)
+    # Only tables that name files need a search of the folder.
     if any(image.usable and image.location is None for image in listing.images):
         attach_files(listing, folder, may_lack_pixels=False)
     return listing

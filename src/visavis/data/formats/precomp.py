@@ -121,6 +121,7 @@ def _stems(folder: Path) -> dict[str, str]:
                 f"{folder} has both {other}_ims.npy and {path.name}, which are names of the same "
                 "split. Remove one of them."
             )
+    # train, val and test first, then other splits by name.
     order = [*(split for split in SPLITS if split in stems), *sorted(stems.keys() - set(SPLITS))]
     return {split: stems[split] for split in order}
 

@@ -148,6 +148,7 @@ def add_malformed_image(
         location: Location of the entry.
         split: Split of the file.
     """
+    # The entry keeps its position, by which stored features are found.
     listing.images.append(ListedImage(location, split))
     listing.add_loss(
         "malformed entry",
@@ -364,6 +365,7 @@ def _read_sentences(
         return
     for number, sentence in enumerate(sentences, 1):
         location = f"{image.name}, caption {number}"
+        # Some lists have plain texts instead of objects.
         sentence = sentence if isinstance(sentence, dict) else {"raw": sentence}
         text = sentence.get("raw", sentence.get("tokens"))
         if isinstance(text, list) and all(isinstance(token, str | int | float) for token in text):

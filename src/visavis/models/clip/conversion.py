@@ -236,6 +236,7 @@ def extend_positions(name: str, max_length: int, out: str | Path) -> CheckpointC
         key for key in weights if key.endswith("text_model.embeddings.position_embedding.weight")
     )
     size = max_length - KEPT_POSITIONS
+    # [1, D, L]: positions are the last axis of a linear interpolation.
     interpolated = interpolate(
         positions[KEPT_POSITIONS:].T[None], size=size, mode="linear", align_corners=True
     )[0].T

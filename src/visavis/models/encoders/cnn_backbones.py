@@ -95,6 +95,7 @@ class Bottleneck(nn.Module):
             nn.BatchNorm2d(inner),
         )
         self.conv3, self.bn3 = nn.Conv2d(inner, outputs, 1, bias=False), nn.BatchNorm2d(outputs)
+        # The residual needs the shape of the output.
         self.downsample: nn.Module = nn.Identity()
         if stride != 1 or in_channels != outputs:
             self.downsample = nn.Sequential(

@@ -145,6 +145,7 @@ def download_hub_model(name: str, on_bytes: OnBytes | None = None) -> Path:
         if not any(folder.glob("*.safetensors")):
             snapshot_download(name, allow_patterns=[BIN_WEIGHTS_PATTERN], **options)
     _check_files(name, [str(file.relative_to(folder)) for file in folder.rglob("*")])
+    # Files that were complete before have been verified.
     if folder != cached:
         verify_hashes(name, sorted(folder.iterdir()))
     return folder

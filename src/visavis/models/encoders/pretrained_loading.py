@@ -151,6 +151,7 @@ def build_empty_model(folder: Path, *, with_pooler: bool = False) -> Any:
         model = transformers.AutoModel.from_config(
             load_pretrained_config(folder), dtype=torch.float32, trust_remote_code=False
         ).eval()
+    # from_config always adds a pooler, which these weights may lack.
     pooler = getattr(model, "pooler", None)
     if pooler is not None and list(pooler.parameters()) and not with_pooler:
         model.pooler = None
@@ -436,6 +437,7 @@ def sample_vocabulary(tokenizer: Any) -> list[str]:
         for token, _ in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
         if token not in special
     ]
+    # The last word, too: ids beyond the vocabulary of the model are at its end.
     sampled = [*tokens[:: len(tokens) // _SAMPLE_SIZE + 1], *tokens[-1:]]
     words = [tokenizer.convert_tokens_to_string([token]).strip() for token in sampled]
     return list(dict.fromkeys(word for word in words if word))
@@ -635,6 +637,7 @@ def _check_loaded_names(
             f"{folder}: expected all weights of its config.json, got none for {missing[0]} and "
             f"{len(missing) - 1} others. {advice}."
         )
+    # Only the pooler is missing here.
     if loading["missing_keys"] and not new_head:
         model.pooler = None
     # Names with another number are layers that the config does not have. Other additional weights

@@ -134,6 +134,7 @@ def _pooling_modes(folder: Path) -> list[str]:
     if "Pooling" not in modules:
         return []
     pooling = storage.read_json(modules["Pooling"] / "config.json", dict[str, Any])
+    # Older files have a flag per pooling, newer ones the name of the pooling.
     enabled = [name for name, value in pooling.items() if value is True]
     modes = [
         name.removeprefix("pooling_mode_") for name in enabled if name.startswith("pooling_mode_")

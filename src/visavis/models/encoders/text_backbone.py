@@ -228,6 +228,7 @@ class TextBackbone(PretrainedPart):
         # All pieces of a word share a random number, so that they change together.
         word_index = (~self.is_continuation[ids]).cumsum(1) - 1
         noise = torch.rand(ids.shape, device=ids.device).gather(1, word_index.clamp(min=0))
+        # 1.0 is above every rate: special tokens and padding never change.
         noise = noise.masked_fill(self.is_special[ids] | ~mask, 1.0)
         masked, replaced = (
             noise < self.noise.masked,

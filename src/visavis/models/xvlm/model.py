@@ -134,6 +134,7 @@ class _Attention(nn.Module):
             for name, rows in (("query", states), ("key", others), ("value", others))
         )
         if attention_maps is None:
+            # scaled_dot_product_attention applies dropout in evaluation mode, too.
             dropout = self.dropout if self.training else 0.0
             attended = scaled_dot_product_attention(
                 query, key, value, attn_mask=mask, dropout_p=dropout
