@@ -341,7 +341,6 @@ class _Conversion:
                 )
                 yield names
 
-        # The hash table of the names is the largest part of the memory of a conversion.
         row_images, names = unique_texts(read_blocks())
         if (cleaned := self._clean_names(names)) is not names:
             is_empty = self._to_numpy(self.compute.equal(cleaned, ""), False)
