@@ -1,4 +1,4 @@
-"""Lazy sequences, and the captions of each image as offsets."""
+"""Lazy sequences, the captions of each image as offsets, and padding of items of different lengths."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from dataclasses import dataclass
 from typing import TypeVar, overload
 
 import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from visavis.core.encoded import Encoded
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -159,6 +164,21 @@ class CaptionGroups(Sequence[np.ndarray]):
             else 0
         )
         return self.order[first + np.arange(counts.sum())]
+
+
+def pad_items(items: Sequence[Tensor]) -> Encoded:
+    """Pad items of different lengths to the length of the longest one.
+
+    Args:
+        items: Vectors, pixels or bytes of each item, shape ``[L, ...]``.
+
+    Returns:
+        Items ``[N, L, ...]``, padded with zeros, and their mask ``[N, L]``.
+    """
+    masks = [torch.ones(len(item), dtype=torch.bool, device=item.device) for item in items]
+    # One item is not copied.
+    padded = items[0][None] if len(items) == 1 else pad_sequence(list(items), batch_first=True)
+    return Encoded(padded, pad_sequence(masks, batch_first=True))
 
 
 def hash_parts(*parts: bytes | memoryview) -> str:

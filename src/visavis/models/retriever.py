@@ -24,9 +24,9 @@ from visavis.core.encoded import Direction, Encoded, unit_rows
 from visavis.core.errors import DataError, RunError, ShapeError, SpecError
 from visavis.core.memory_budget import MemoryLimit, parse_memory
 from visavis.core.spec import validate_arguments
-from visavis.data.features.arrays import pad_items
 from visavis.data.images import convert_image, decode_image
 from visavis.data.parallel import map_in_order
+from visavis.data.sequences import pad_items
 from visavis.data.video import is_video, iter_frames
 from visavis.models.base import Matcher, get_vectors, valid_mask
 from visavis.models.clip.model import find_dual_encoder, open_dual_encoder

@@ -36,10 +36,10 @@ from visavis.data.conversion.published_features import (
 )
 from visavis.data.conversion.safe_pickle import read_plain_pickle
 from visavis.data.dataset_reader import resolve_path
-from visavis.data.features.arrays import pad_items
 from visavis.data.features.expert_store import EXPERT_NAME, create_expert_store
 from visavis.data.features.store import FeatureWriter, StoreDescription
 from visavis.data.formats.published_lists import read_captions_and_splits
+from visavis.data.sequences import pad_items
 from visavis.data.video import video_id
 
 # Training videos that are held out for validation if no such list was published.

@@ -16,7 +16,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from visavis.core import storage
 from visavis.core.encoded import Encoded
@@ -58,21 +57,6 @@ def are_offsets(offsets: np.ndarray, num_items: int) -> bool:
         Whether it is valid.
     """
     return len(offsets) == num_items + 1 and offsets[0] == 0 and bool((np.diff(offsets) >= 0).all())
-
-
-def pad_items(items: Sequence[Tensor]) -> Encoded:
-    """Pad items of different lengths to the length of the longest one.
-
-    Args:
-        items: Vectors, pixels or bytes of each item, shape ``[L, ...]``.
-
-    Returns:
-        Items ``[N, L, ...]``, padded with zeros, and their mask ``[N, L]``.
-    """
-    masks = [torch.ones(len(item), dtype=torch.bool, device=item.device) for item in items]
-    # One item is not copied.
-    padded = items[0][None] if len(items) == 1 else pad_sequence(list(items), batch_first=True)
-    return Encoded(padded, pad_sequence(masks, batch_first=True))
 
 
 def read_padded(

@@ -28,8 +28,8 @@ from torch import Tensor, nn
 
 from visavis.core.encoded import Encoded, concatenate
 from visavis.core.errors import DataError
-from visavis.data.features.arrays import pad_items
 from visavis.data.features.store import Granularity
+from visavis.data.sequences import pad_items
 from visavis.data.synthetic.scene_encoder import SceneEncoder, SceneEncoderOutputAdapter
 from visavis.models.encoders.cnn_backbones import SMALL_CNN, SmallCNN, published_backbone_name
 from visavis.models.encoders.encoder_spec import (
