@@ -51,13 +51,13 @@ def clip(tmp_path_factory):
 @pytest.mark.parametrize(
     ("rate", "shown"), [(1, [0, 10, 20]), (2.5, [0, 4, 8, 12, 16, 20, 24, 28]), (0.1, [0])]
 )
-def test_read_frames_follows_the_frame_rate(clip, rate, shown):
+def test_iter_frames_follows_the_frame_rate(clip, rate, shown):
     assert levels(iter_frames(clip, "clip", rate)) == shown
     assert levels(iter_frames(io.BytesIO(clip.read_bytes()), "clip", rate)) == shown
     assert count_frames(clip, "clip", rate) == len(shown)
 
 
-def test_read_frames_repeats_frames_at_high_rates(clip):
+def test_iter_frames_repeats_frames_at_high_rates(clip):
     assert levels(iter_frames(clip, "clip", 20))[:6] == [0, 0, 1, 1, 2, 2]
     assert len(list(iter_frames(clip, "clip", 20))) == count_frames(clip, "clip", 20) == 59
 
