@@ -288,6 +288,8 @@ class Processor:
         Returns:
             Token ids or features.
         """
+        # A vocabulary of the captions, a tokenizer of a trained text encoder, or features of a
+        # frozen one.
         tokenizer = self.vocabulary or self.pretrained_tokenizer
         return (
             self.text_encoder.to(device).encode(texts)
@@ -408,6 +410,7 @@ def load_saved_model(folder: Path) -> tuple[Matcher, Processor]:
             f"{file}: expected a model of this version, got another ({error}). Load it with the "
             "version that saved it."
         ) from None
+    # After the checks that name a wrong entry, which help more than a hash.
     verify_config_hash(file)
     matcher = load_matcher(kind, architecture, folder)
     matcher.matryoshka_dims = config.matryoshka_dims

@@ -40,7 +40,7 @@ from visavis.evaluation import Evaluation
 from visavis.evaluation.metrics.recall import random_rsum
 from visavis.evaluation.query_ranks import write_query_ranks
 from visavis.models.base import Matcher
-from visavis.models.score_ensemble import ScoreEnsemble
+from visavis.models.inference import ScoreEnsemble
 from visavis.training.checkpoint import complete_checkpoints
 from visavis.training.fine_tuned_models import (
     Forgetting,

@@ -21,10 +21,19 @@ from visavis.data.dataset import Dataset
 from visavis.data.features.expert_store import ExpertStore
 from visavis.data.features.standardization import Standardization
 from visavis.data.features.store import Modality
-from visavis.data.item_sources import AnyFeatures, ConcatSource, ItemSource, StoredFeatures
+from visavis.data.item_sources import (
+    AnyFeatures,
+    ConcatSource,
+    ItemSource,
+    StoredFeatures,
+)
 from visavis.data.loader import BatchSchedule, Loader, share_workers
-from visavis.data.streams.shard_stream import ShardStream, StreamImages
-from visavis.data.streams.stream_loader import StreamLoader, StreamSchedule
+from visavis.data.shard_stream import (
+    ShardStream,
+    StreamImages,
+    StreamLoader,
+    StreamSchedule,
+)
 from visavis.data.vocabulary import TokenizedCaptions
 from visavis.data.workers import choose_workers
 from visavis.evaluation import Evaluation

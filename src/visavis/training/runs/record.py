@@ -18,8 +18,7 @@ from visavis.core.environment import git_hash, package_versions
 from visavis.core.errors import RunError
 from visavis.core.own_code import code_hashes
 from visavis.core.progress import Progress
-from visavis.data.content_fingerprint import ContentFingerprint
-from visavis.data.dataset import ByteRange
+from visavis.data.dataset import ByteRange, ContentFingerprint
 from visavis.data.features.arrays import ArrayFeatures
 from visavis.data.features.expert_store import ExpertStore
 from visavis.data.features.regions import RegionFeatures
