@@ -268,7 +268,6 @@ import visavis
 assert visavis.__file__.startswith(sys.argv[1])
 results = {}
 for title, use in json.load(sys.stdin).items():
-    os.mkdir(title)
     os.chdir(title)
     printed = io.StringIO()
     try:
@@ -300,7 +299,7 @@ def extended(tmp_path_factory):
             if block.language == "diff":
                 content = patch_file(file.read_text(encoding="utf-8"), block.text)
                 file.write_text(content, encoding="utf-8")
-            elif block.file:
+            elif block.file.startswith("src/"):
                 assert not file.exists(), f"{block.file} already exists"
                 file.write_text(block.text, encoding="utf-8")
     return root
@@ -315,6 +314,12 @@ def results(extended, tmp_path_factory):
             block.text for block in blocks if block.language == "python" and not block.file
         ]
     folder = tmp_path_factory.mktemp("used")
+    # Other files are written where the user works.
+    for title, blocks in ADDITIONS.items():
+        (folder / title).mkdir()
+        for block in blocks:
+            if block.file and not block.file.startswith("src/"):
+                (folder / title / block.file).write_text(block.text, encoding="utf-8")
     process = subprocess.run(
         [sys.executable, "-c", RUN_ALL, str(extended)],
         input=json.dumps(uses),
