@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from visavis import api
 from visavis.api import *  # noqa: F403 - the functions of api.__all__
 from visavis.core import errors
 from visavis.core.errors import *  # noqa: F403 - the errors of errors.__all__
+from visavis.core.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
     from visavis.losses.objectives import parse
@@ -34,11 +34,7 @@ _MODULES = {
 import torch.
 """
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module 'visavis' has no attribute {name!r}")
-    return getattr(importlib.import_module(_MODULES[name]), name)
+__getattr__ = lazy_names(__name__, _MODULES)
 
 
 def __dir__() -> list[str]:

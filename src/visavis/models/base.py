@@ -485,6 +485,23 @@ def _config_hash(content: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
+def open_image_backbone(config: MatcherConfig, name: str) -> nn.Module:
+    """Open the image encoder that a matcher of pixels trains.
+
+    Args:
+        config: Architecture of the matcher.
+        name: Name of the encoder.
+
+    Returns:
+        The encoder. An identity for a matcher of stored features.
+    """
+    if config.visual_granularity != "pixels":
+        return nn.Identity()
+    from visavis.models.encoders.frozen_encoders import open_visual_encoder
+
+    return open_visual_encoder(name, config.backbone_granularity)
+
+
 def load_matcher(kind: type[Matcher], config: MatcherConfig, folder: Path) -> Matcher:
     """Build a matcher with the weights of ``model.safetensors``.
 

@@ -16,9 +16,9 @@ from visavis.core.environment import EnvironmentCheck, installed_version
 from visavis.core.errors import DataError, StorageError
 from visavis.core.progress import Progress
 from visavis.data.hub_files import HubUnreachableError, download_message, hub_errors, hub_license
-from visavis.models.clip.model import DUAL_ENCODER_TYPES
 from visavis.models.encoders.hub_download import HUB_NAME, cached_hub_folder, missing_bytes
 from visavis.models.encoders.pretrained_files import (
+    DUAL_ENCODER_TYPES,
     import_transformers,
     local_model_folder,
     model_folder,

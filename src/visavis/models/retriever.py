@@ -26,11 +26,12 @@ from visavis.core.spec import validate_arguments
 from visavis.data.parallel import map_in_order
 from visavis.data.video import is_video, iter_frames
 from visavis.models.base import Matcher, get_vectors, valid_mask
-from visavis.models.clip.model import find_dual_encoder, open_dual_encoder
-from visavis.models.colpali.model import COLPALI_TYPES, open_colpali
 from visavis.models.device import choose_device
-from visavis.models.encoders.frozen_encoders import pad_clips
-from visavis.models.encoders.pretrained_files import weights_checksum
+from visavis.models.encoders.pretrained_files import (
+    COLPALI_TYPES,
+    find_dual_encoder,
+    weights_checksum,
+)
 from visavis.models.image_inputs import ImageInput, read_image
 from visavis.models.inference import (
     OnBatch,
@@ -182,8 +183,12 @@ class Retriever:
         folder = folder / "model" if os.path.exists(folder / "model" / "config.json") else folder
         matcher: Matcher
         if (name := find_dual_encoder(folder)) is not None:
+            from visavis.models.clip.model import open_dual_encoder
+
             matcher, processor = open_dual_encoder(name)
         elif (name := find_dual_encoder(folder, COLPALI_TYPES)) is not None:
+            from visavis.models.colpali.model import open_colpali
+
             matcher, processor = open_colpali(name)
             batch_size = min(batch_size, PAGE_BATCH_SIZE)
         else:
@@ -439,11 +444,11 @@ class Retriever:
         def read_batch(index: np.ndarray) -> Encoded:
             batch = list(islice(remaining, len(index)))
             frames = self.processor.preprocess.normalize(torch.cat(batch).to(self.device))
-            items = (
-                pad_clips(frames.split([len(clip) for clip in batch]))
-                if reads_clips
-                else Encoded(frames)
-            )
+            items = Encoded(frames)
+            if reads_clips:
+                from visavis.models.encoders.frozen_encoders import pad_clips
+
+                items = pad_clips(frames.split([len(clip) for clip in batch]))
             return self.processor.encode_pixels(
                 items, self.matcher.config.visual_granularity, self.device
             )

@@ -26,9 +26,13 @@ from visavis.models.checkpoint_conversion import (
     rename_weights,
     weight_and_bias,
 )
-from visavis.models.clip.model import DUAL_ENCODER_TYPES, open_dual_encoder
+from visavis.models.clip.model import open_dual_encoder
 from visavis.models.encoders.checkpoint_files import check_weight_names, check_weight_shapes
-from visavis.models.encoders.pretrained_files import copy_config_files, model_folder
+from visavis.models.encoders.pretrained_files import (
+    DUAL_ENCODER_TYPES,
+    copy_config_files,
+    model_folder,
+)
 from visavis.models.encoders.pretrained_loading import load_pretrained_model
 
 OPEN_CLIP_CONFIG = "open_clip_config.json"

@@ -30,8 +30,6 @@ from visavis.models.processor import Processor
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-COLPALI_TYPES = ("colpali", "colqwen2", "colmodernvbert")
-"""Supported values of ``model_type`` in ``config.json``."""
 ATTENTION_MASK = "attention_mask"
 
 
