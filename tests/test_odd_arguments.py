@@ -31,8 +31,8 @@ from visavis.evaluation.feedback.records import Judgment, QueryKey, latest_judgm
 from visavis.evaluation.graded.estimators.known_relevance import FunctionRelevance
 from visavis.evaluation.graded.ranking_coherence import ranking_coherence
 from visavis.retrieval.index_folder import Index
-from visavis.retrieval.index_search import SearchQuery, rank_texts, search_index, store_queries
 from visavis.retrieval.items import ItemFilter
+from visavis.retrieval.search import SearchQuery, rank_texts, search_collection, store_queries
 
 NUMBERS = torch.arange(12.0).view(3, 4)
 SMALL = Protocol(name="small", description="")
@@ -460,7 +460,7 @@ def class_calls(files: dict[str, Path]) -> Iterator[tuple[Callable[..., Any], di
     yield SearchQuery, {"texts": ((1.0, "red"),), "images": ((1.0, image),), "like": ()}
     yield SearchQuery.from_text, {"text": "red"}
     yield (
-        search_index,
+        search_collection,
         {
             "index": opened,
             "query": SearchQuery.from_text("red"),

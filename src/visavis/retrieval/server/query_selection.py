@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from visavis.evaluation.feedback.records import QueryKey
-from visavis.retrieval.index_search import SearchResult
+from visavis.retrieval.search import SearchResult
 
 MAX_QUERIES = 50
 """Number of recent queries that are stored."""
