@@ -59,7 +59,7 @@ from visavis.retrieval.source_files import (
     list_source_files,
     source_root,
 )
-from visavis.retrieval.stores import refuse_milvus
+from visavis.retrieval.stores import find_store_kind
 from visavis.retrieval.stores.base import VectorStore
 from visavis.training.runs.open_run import open_run, read_run_recipe
 
@@ -371,8 +371,7 @@ def _new_manifest(
     model: str, retriever: Retriever, source: FileCollection, store: str, moment_seconds: float
 ) -> IndexManifest:
     late_interaction = retriever.matcher.late_interaction
-    if late_interaction is not None:
-        refuse_milvus(store)
+    find_store_kind(store, late_interaction)
     vocabulary = retriever.processor.vocabulary
     known_word = vocabulary.words[-1] if vocabulary is not None else "a"
     [vector] = retriever.item_vectors(retriever.encode_text([known_word]))

@@ -38,7 +38,6 @@ from visavis.retrieval.stores.base import (
     verify_rows,
 )
 from visavis.retrieval.stores.exact_search import is_int8_faster, max_row_norm, write_int8_codes
-from visavis.retrieval.stores.maxsim_search import MIN_ITEMS, POOLED_VECTORS, pool_vectors
 from visavis.retrieval.stores.table_snapshot import (
     ITEMS_FILE,
     OFFSETS_FILE,
@@ -107,6 +106,11 @@ class LanceStore:
         late_interaction: MaxSimDirection | None = None,
         verify_files: bool = False,
     ):
+        if os.path.exists(uri) and not os.path.isdir(uri):
+            raise DataError(
+                f"{uri}: expected the folder of a store, got a file. Pass a folder, or a file name "
+                "ending in .db for Milvus."
+            )
         os.environ.setdefault("LANCE_LOG", "error")
         with requires_extra("search", "an index"):
             import lancedb
@@ -506,6 +510,8 @@ def _write_sets(folder: Path, sets: VectorSets) -> None:
     """Write the offsets of items with several vectors, and pooled vectors for a first pass in large
     collections.
     """
+    from visavis.retrieval.stores.maxsim_search import MIN_ITEMS, POOLED_VECTORS, pool_vectors
+
     storage.write_array(folder / OFFSETS_FILE, sets.offsets)
     if len(sets) >= MIN_ITEMS:
         pooled = pool_vectors(sets, POOLED_VECTORS)

@@ -32,7 +32,6 @@ from visavis.retrieval.stores.exact_search import (
     open_int8_codes,
     supports_int8_matmul,
 )
-from visavis.retrieval.stores.maxsim_search import MaxSimSearch
 from visavis.retrieval.stores.vector_sets import (
     ItemVectors,
     Queries,
@@ -42,6 +41,8 @@ from visavis.retrieval.stores.vector_sets import (
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from visavis.retrieval.stores.maxsim_search import MaxSimSearch
 
 ITEMS_FILE, VECTORS_FILE, REMOVED_FILE, CHECKSUMS_FILE = (
     "items.arrow",
@@ -224,6 +225,8 @@ class SnapshotPart:
                 ExactSearch(rows, coarse=coarse, memory=memory, max_norm=description.max_norm),
                 folder.name,
             )
+        from visavis.retrieval.stores.maxsim_search import MaxSimSearch
+
         sets, pooled = (
             VectorSets(rows, storage.read_array(folder / OFFSETS_FILE, dimensions=1, kinds="i")),
             None,

@@ -1,0 +1,176 @@
+"""Base of stores that keep rows in any database, and search them in memory."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from visavis.core.errors import ShapeError
+from visavis.core.memory_budget import MemoryLimit
+from visavis.retrieval.items import NO_FILTER, IndexItem, ItemFilter
+from visavis.retrieval.stores.arrow_tables import items_from_table, table_from_rows
+from visavis.retrieval.stores.base import (
+    CHECKSUM,
+    Neighbor,
+    StoreDigest,
+    row_checksum,
+    validated_items,
+    verify_rows,
+)
+from visavis.retrieval.stores.exact_search import ExactSearch
+from visavis.retrieval.stores.table_snapshot import SnapshotPart, TableSnapshot
+from visavis.retrieval.stores.vector_sets import ItemVectors, Queries
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class MemoryStore(ABC):
+    """Items with one unit vector each, which are read and verified as a whole.
+
+    A subclass reads, writes and deletes rows, and is added to ``visavis.retrieval.stores.CATALOG``.
+    A row has the fields ``ITEM_FIELDS``, ``CHECKSUM`` and ``vector``, float32, shape ``[D]``. Its
+    ``key`` is unique. The methods of ``VectorStore`` are documented there.
+
+    Args:
+        uri: Location of the store.
+        embedding_dim: Dimension of the vectors.
+        expected_dim: Dimension that the caller expects. None: any.
+        memory: Memory limit of a search.
+        index_id: Id of the index in hex.
+
+    Raises:
+        ShapeError: If the dimensions differ.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        embedding_dim: int,
+        expected_dim: int | None = None,
+        memory: MemoryLimit = None,
+        index_id: str = "",
+    ):
+        if expected_dim not in (None, embedding_dim):
+            raise ShapeError(
+                f"{uri}: expected vectors of dimension {expected_dim}, got {embedding_dim}. Pass "
+                "another store."
+            )
+        self.uri, self.embedding_dim = uri, embedding_dim
+        self.memory, self.index_id = memory, index_id
+
+    @abstractmethod
+    def read_rows(self) -> Iterable[Mapping[str, Any]]:
+        """Read all rows.
+
+        Returns:
+            Rows in any order.
+        """
+
+    @abstractmethod
+    def write_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Add rows, or replace those with the same key, completely or not at all.
+
+        Args:
+            rows: Rows with unique keys.
+        """
+
+    @abstractmethod
+    def delete_rows(self, keys: Sequence[str]) -> None:
+        """Delete rows, completely or not at all.
+
+        Args:
+            keys: Their keys. Unknown keys are ignored.
+        """
+
+    def add(self, items: Sequence[IndexItem], vectors: ItemVectors) -> None:
+        """Add or replace items, see ``VectorStore.add``."""
+        items, vectors = validated_items(items, vectors, self.embedding_dim)
+        rows = [
+            row | {CHECKSUM: row_checksum(self.index_id, row, vector), "vector": vector}
+            for row, vector in zip((item.to_row() for item in items), vectors, strict=True)
+        ]
+        self._forget()
+        self.write_rows(rows)
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Delete items, see ``VectorStore.delete``."""
+        self._forget()
+        self.delete_rows(keys)
+
+    def _forget(self) -> None:
+        # Also before a change that fails, because a part of it may have been written.
+        self.__dict__.pop("contents", None)
+
+    @cached_property
+    def contents(self) -> TableSnapshot:
+        """All items and their vectors, verified, as of the last change of this object."""
+        rows = sorted(self.read_rows(), key=lambda row: row["key"])
+        vectors = self.verified_vectors(rows)
+        return TableSnapshot(
+            [SnapshotPart(table_from_rows(rows), vectors, ExactSearch(vectors, memory=self.memory))]
+        )
+
+    def verified_vectors(self, rows: Sequence[Mapping[str, Any]]) -> np.ndarray:
+        """Check the checksums of rows.
+
+        Args:
+            rows: Rows of the store.
+
+        Returns:
+            Their vectors, float32, shape ``[N, D]``.
+
+        Raises:
+            StorageError: If a row is damaged, or belongs to another index.
+        """
+        vectors = np.array([row["vector"] for row in rows], np.float32).reshape(
+            -1, self.embedding_dim
+        )
+        verify_rows(self.uri, self.index_id, rows, vectors)
+        return vectors
+
+    def search(
+        self, queries: Queries, top: int, item_filter: ItemFilter = NO_FILTER
+    ) -> list[list[Neighbor]]:
+        """Find the items with the highest inner products, see ``VectorStore.search``."""
+        return self.contents.search(queries, top, item_filter)
+
+    def get(self, keys: Sequence[str]) -> dict[str, IndexItem]:
+        """Read some items, see ``VectorStore.get``."""
+        return self.contents.get(keys)
+
+    def table(self) -> pa.Table:
+        """Read all items as columns, see ``VectorStore.table``."""
+        return self.contents.table
+
+    def items(self) -> list[IndexItem]:
+        """Read all items, see ``VectorStore.items``."""
+        return items_from_table(self.table())
+
+    def vectors(self, keys: Sequence[str]) -> ItemVectors:
+        """Read the vectors of some items, see ``VectorStore.vectors``."""
+        return self.contents.vectors(keys)
+
+    def all_vectors(self) -> ItemVectors:
+        """Read the vectors of all items, see ``VectorStore.all_vectors``."""
+        return self.contents.all_vectors
+
+    def count(self, item_filter: ItemFilter = NO_FILTER) -> int:
+        """Count items, see ``VectorStore.count``."""
+        return self.contents.count(item_filter)
+
+    def digest(self) -> StoreDigest:
+        """Summarize all items and vectors, see ``VectorStore.digest``."""
+        return self.contents.digest
+
+    def verify(self) -> None:
+        """Verify all rows, see ``VectorStore.verify``."""
+        self._forget()
+        self.contents  # noqa: B018 - reads and verifies
+
+    def close(self) -> None:  # noqa: B027 - not every subclass keeps something open
+        """Close files and connections, if the subclass keeps some open."""
