@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -51,7 +51,7 @@ from visavis.retrieval.index_folder import (
     truncate_model,
     write_manifest,
 )
-from visavis.retrieval.items import IndexItem
+from visavis.retrieval.items import IndexItem, metadata_tags
 from visavis.retrieval.source_files import (
     FileCollection,
     SourceFile,
@@ -60,8 +60,12 @@ from visavis.retrieval.source_files import (
     source_root,
 )
 from visavis.retrieval.stores import find_store_kind
+from visavis.retrieval.stores.arrow_tables import equal_lists, items_from_table
 from visavis.retrieval.stores.base import VectorStore
 from visavis.training.runs.open_run import open_run, read_run_recipe
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 MOMENT_SECONDS = 4.0
 PROGRESS_EVERY = 1000
@@ -236,7 +240,7 @@ def build_index(
             )
             write_manifest(folder, manifest)
             kept_files = [
-                path for path in unreadable if path not in damaged and path in changes.stored
+                path for path in unreadable if path not in damaged and path in changes.old_keys
             ]
             kept_places = {
                 collection.problem_of(place)
@@ -245,7 +249,7 @@ def build_index(
             }
             removed = (
                 *changes.missing_paths,
-                *(path for path in damaged if path in changes.stored),
+                *(path for path in damaged if path in changes.old_keys),
             )
             report = IndexReport(
                 folder=str(folder),
@@ -283,7 +287,7 @@ def _warnings(changes: _IndexChanges, source: FileCollection) -> Iterator[str]:
     """A sentence for each place whose items are kept."""
     for place, count in Counter(changes.kept.values()).items():
         if place == _MISSING:
-            yield f"{count:,} of {len(changes.stored):,} files are missing. The index keeps them. {_IF_DELETED}"
+            yield f"{count:,} of {changes.num_stored:,} files are missing. The index keeps them. {_IF_DELETED}"
         elif place in source.unreadable:
             yield f"{source.problem_of(place)} The index keeps {count:,} of its files."
         else:
@@ -395,7 +399,8 @@ class _IndexChanges:
 
     ``reused``: items of new or touched files whose content is in the index, with the keys of the
     vectors of that path. ``kept``: the place because of which items of an absent file are kept, by
-    the path of the file.
+    the path of the file. ``old_keys``: keys of the stored items of each path that is changed or
+    absent. ``num_stored``: number of stored paths.
     """
 
     new_files: tuple[SourceFile, ...]
@@ -404,7 +409,8 @@ class _IndexChanges:
     kept: dict[str, str]
     num_unchanged: int
     skipped: dict[str, SkippedFile]
-    stored: dict[str, list[IndexItem]]
+    old_keys: dict[str, list[str]]
+    num_stored: int
 
 
 def _compare_files(
@@ -414,56 +420,104 @@ def _compare_files(
     remove_missing: bool,
     progress: Progress,
 ) -> _IndexChanges:
-    stored, path_by_content = (
-        defaultdict[str, list[IndexItem]](list),
-        defaultdict[tuple[int, bool], dict[str, str]](dict),
-    )
-    for item in store.items():
-        stored[item.path].append(item)
-        path_by_content[item.size, item.kind != "image"].setdefault(item.content, item.path)
-    new_files, reused, skipped = (
+    import pyarrow.compute as pc
+
+    # Columns instead of an object per item: of a million items, usually few have changed.
+    table, files = store.table(), source.files
+    is_unchanged, file_of = _unchanged_files(table, files)
+    changed = [files[number] for number in np.flatnonzero(~is_unchanged)]
+    skipped, candidates = dict[str, SkippedFile](), list[SourceFile]()
+    known_problems = manifest.skipped if manifest.decoders == decoder_versions() else {}
+    for file in changed:
+        problem = known_problems.get(file.path)
+        if problem is not None and tuple(problem[:2]) == (file.size, file.modified_ns):
+            skipped[file.path] = tuple(problem)  # type: ignore[assignment]
+        else:
+            candidates.append(file)
+    # Stored items of files that are changed, skipped or absent.
+    is_old = file_of < 0
+    is_old[~is_old] = ~is_unchanged[file_of[~is_old]]
+    old = table.filter(is_old).select(["key", "path", "content"]).to_pydict()
+    old_keys, old_contents = defaultdict[str, list[str]](list), defaultdict[str, set[str]](set)
+    for key, path, content in zip(*old.values(), strict=True):
+        old_keys[path].append(key)
+        old_contents[path].add(content)
+    new_files, reused, moved_contents = (
         list[SourceFile](),
         list[tuple[IndexItem, str]](),
-        dict[str, SkippedFile](),
+        set[str](),
     )
-    num_unchanged, moved_contents = 0, set[str]()
-    known_problems = manifest.skipped if manifest.decoders == decoder_versions() else {}
-    for number, file in enumerate(source.files):
-        items, stat = stored.get(file.path), (file.size, file.modified_ns)
-        known_problem, known_paths = (
-            known_problems.get(file.path),
-            path_by_content.get((file.size, file.is_video), {}),
-        )
-        if items and all(
-            stat == (item.size, item.modified_ns) and item.metadata == file.metadata
-            for item in items
-        ):
-            num_unchanged += 1
-        elif known_problem is not None and tuple(known_problem[:2]) == stat:
-            skipped[file.path] = tuple(known_problem)  # type: ignore[assignment]
-        # Hash the content only if a stored file has the same size.
-        elif known_paths and (content := _content_hash(file)) in known_paths:
-            reused += [
-                (_at_path(item, file), item.key)
-                for item in stored[known_paths[content]]
-                if item.content == content
-            ]
-            if content not in {item.content for item in items or ()}:
-                moved_contents.add(content)
-        else:
+    for file, items in _find_contents(table, candidates, progress):
+        if not items:
             new_files.append(file)
-        if (number + 1) % PROGRESS_EVERY == 0:
-            progress.update("files", number + 1, len(source.files), 0.0)
-    present = {file.path for file in source.files} - set(skipped)
-    absent = [path for path in stored if path not in present]
-    moved_paths = {
-        path for path in absent if {item.content for item in stored[path]} <= moved_contents
-    }
-    kept = _kept_paths(set(absent) - set(skipped), moved_paths, len(stored), source, remove_missing)
+            continue
+        reused += [(_at_path(item, file), item.key) for item in items]
+        if items[0].content not in old_contents.get(file.path, ()):
+            moved_contents.add(items[0].content)
+    not_absent = {file.path for file in candidates}
+    absent = [path for path in old_keys if path not in not_absent]
+    moved_paths = {path for path in absent if old_contents[path] <= moved_contents}
+    num_stored = pc.count_distinct(table["path"]).as_py()
+    kept = _kept_paths(set(absent) - set(skipped), moved_paths, num_stored, source, remove_missing)
     missing_paths = tuple(path for path in absent if path not in kept)
     return _IndexChanges(
-        tuple(new_files), tuple(reused), missing_paths, kept, num_unchanged, skipped, stored
+        tuple(new_files),
+        tuple(reused),
+        missing_paths,
+        kept,
+        int(is_unchanged.sum()),
+        skipped,
+        old_keys,
+        num_stored,
     )
+
+
+def _unchanged_files(table: pa.Table, files: Sequence[SourceFile]) -> tuple[np.ndarray, np.ndarray]:
+    """Whether each file has items, all with its size, time and metadata, bool ``[F]``, and the file
+    of each item, -1 if it is absent, int64 ``[N]``.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    paths = pa.array((file.path for file in files), pa.string())
+    file_of = pc.index_in(table["path"], value_set=paths).fill_null(-1).to_numpy().astype(np.int64)
+    # An absent file has index -1, the last entry, which equals no item.
+    sizes = np.array([*(file.size for file in files), -1], np.int64)
+    times = np.array([*(file.modified_ns for file in files), -1], np.int64)
+    is_equal = (table["size"].to_numpy() == sizes[file_of]) & (
+        table["modified_ns"].to_numpy() == times[file_of]
+    )
+    tags = pa.array([metadata_tags(file.metadata) for file in files], pa.list_(pa.string()))
+    rows = np.flatnonzero(is_equal)
+    is_equal[rows] = equal_lists(
+        table["metadata"].combine_chunks().take(rows), tags.take(file_of[rows])
+    )
+    is_unchanged = np.bincount(file_of[file_of >= 0], minlength=len(files)) > 0
+    is_unchanged[file_of[(file_of >= 0) & ~is_equal]] = False
+    return is_unchanged, file_of
+
+
+def _find_contents(
+    table: pa.Table, files: Sequence[SourceFile], progress: Progress
+) -> Iterator[tuple[SourceFile, list[IndexItem]]]:
+    """Files with the stored items of the first path that has the same content and kind."""
+    # The content is hashed only if a stored file has the same size.
+    sizes = np.array([file.size for file in files], np.int64)
+    rows = np.flatnonzero(np.isin(table["size"].to_numpy(), sizes))
+    similar = table.take(rows)
+    columns = (similar[name].to_pylist() for name in ("size", "kind", "content", "path"))
+    # Path and rows of the first path with a content, by size, kind and content.
+    stored = defaultdict[tuple[int, bool], dict[str, tuple[str, list[int]]]](dict)
+    for row, (size, kind, content, path) in enumerate(zip(*columns, strict=True)):
+        first_path, found = stored[size, kind != "image"].setdefault(content, (path, []))
+        if path == first_path:
+            found.append(row)
+    for number, file in enumerate(files, 1):
+        contents = stored.get((file.size, file.is_video))
+        _, found = (contents and contents.get(_content_hash(file))) or ("", [])
+        yield file, items_from_table(similar.take(found)) if found else []
+        if number % PROGRESS_EVERY == 0:
+            progress.update("files", number, len(files), 0.0)
 
 
 def _kept_paths(
@@ -557,7 +611,7 @@ def _delete_old_items(
 ) -> None:
     """Delete the stored items of some paths, except those that new items have overwritten."""
     overwritten = {item.key for item in new_items}
-    old_keys = [item.key for path in paths for item in changes.stored.get(path, [])]
+    old_keys = (key for path in paths for key in changes.old_keys.get(path, []))
     if keys := [key for key in old_keys if key not in overwritten]:
         store.delete(keys)
 

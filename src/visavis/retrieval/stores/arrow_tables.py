@@ -196,6 +196,28 @@ def metadata_names(table: pa.Table) -> set[str]:
     return set(tags_to_metadata(f"{name}=" for name in pc.unique(names).to_pylist()))
 
 
+def equal_lists(first: pa.Array, second: pa.Array) -> np.ndarray:
+    """Compare two columns of lists of texts, such as the metadata of items.
+
+    Args:
+        first: Lists. A null is an empty list.
+        second: As many lists.
+
+    Returns:
+        Whether the lists of each row are equal, bool, shape ``[N]``.
+    """
+    import pyarrow.compute as pc
+
+    counts, others = (
+        pc.list_value_length(lists).fill_null(0).to_numpy() for lists in (first, second)
+    )
+    is_equal: np.ndarray = counts == others
+    rows = np.repeat(np.flatnonzero(is_equal), counts[is_equal])
+    texts, other_texts = (pc.list_flatten(lists.filter(is_equal)) for lists in (first, second))
+    is_equal[rows[~pc.equal(texts, other_texts).to_numpy(zero_copy_only=False)]] = False
+    return is_equal
+
+
 def find_keys(column: pa.Array, keys: Sequence[str]) -> np.ndarray:
     """Find keys in a sorted column.
 
