@@ -186,12 +186,18 @@ def build_index(
     """
     folder, started = Path(out), time.perf_counter()
     _validate_arguments(folder, moment_seconds, workers)
-    retriever = _load_model(folder, model, embedding_dim, full_decoding, device, memory)
     previous = read_manifest(folder) if is_index(folder) else None
+    retriever = Retriever.load(model, device=device, memory=memory)
+    if full_decoding or (previous is not None and previous.full_decoding):
+        retriever = retriever.with_full_decoding()
+    if embedding_dim is not None:
+        retriever = retriever.with_embedding_dim(embedding_dim)
     exclude = tuple(filter(None, exclude)) if exclude or previous is None else previous.exclude
     is_known = previous is not None and previous.source == str(source_root(source))
     collection = (list_readable_files if is_known else list_source_files)(source, exclude)
+    # Without waiting: a second update of the same files would only repeat the first.
     with storage.folder_lock(folder / "index", wait=False, subject=folder):
+        # The manifest is read again under the lock. Another update may have ended since.
         manifest = _open_or_create_manifest(
             folder, model, retriever, collection, store, moment_seconds, embedding_dim, moved
         )
@@ -228,6 +234,7 @@ def build_index(
                 if file.path in unreadable and unreadable[file.path].is_damaged
             }
             skipped, digest = changes.skipped | damaged, vectors.digest()
+            # Fitted once: it depends on the model and its validation data, not on the items.
             calibration = manifest.calibration or calibrate_index(
                 Path(model), manifest.embedding_dim, progress
             )
@@ -309,21 +316,6 @@ def _validate_arguments(folder: Path, moment_seconds: float | None, workers: int
         )
 
 
-def _load_model(
-    folder: Path,
-    model: str | Path,
-    embedding_dim: int | None,
-    full_decoding: bool,
-    device: str | None,
-    memory: MemoryLimit,
-) -> Retriever:
-    """The model with the requested dimension, and with the decoding of the index in the folder."""
-    retriever = Retriever.load(model, device=device, memory=memory)
-    if full_decoding or (is_index(folder) and read_manifest(folder).full_decoding):
-        retriever = retriever.with_full_decoding()
-    return retriever if embedding_dim is None else retriever.with_embedding_dim(embedding_dim)
-
-
 def _open_or_create_manifest(
     folder: Path,
     model: str | Path,
@@ -377,6 +369,7 @@ def _new_manifest(
     late_interaction = retriever.matcher.late_interaction
     find_store_kind(store, late_interaction)
     vocabulary = retriever.processor.vocabulary
+    # The first words of a vocabulary are markers. A word that it lacks cannot be encoded.
     known_word = vocabulary.words[-1] if vocabulary is not None else "a"
     [vector] = retriever.item_vectors(retriever.encode_text([known_word]))
     return IndexManifest(
@@ -386,6 +379,7 @@ def _new_manifest(
         source=str(source.root),
         store=store,
         moment_seconds=moment_seconds,
+        # Rows of another index have other checksums, also with the same files and model.
         index_id=secrets.token_hex(16),
         is_dataset=source.is_dataset,
         late_interaction=late_interaction,
@@ -524,6 +518,7 @@ def _kept_paths(
     absent: set[str], moved: set[str], num_stored: int, source: FileCollection, remove_missing: bool
 ) -> dict[str, str]:
     """Absent files that may still exist, each with the place because of which this is unknown."""
+    # Excluded files were not listed, so that their absence is known.
     absent = {path for path in absent if not source.exclusion.covers(path)}
     kept = {
         path: place
@@ -555,6 +550,7 @@ def _content_hash(file: SourceFile) -> str:
 
 def _at_path(item: IndexItem, file: SourceFile) -> IndexItem:
     """The item at the path of another file with the same content."""
+    # The end of the key is the time of a moment.
     key = file.path + item.key[len(item.path) :]
     return replace(
         item, key=key, path=file.path, modified_ns=file.modified_ns, metadata=file.metadata
@@ -567,42 +563,30 @@ def _apply_changes(
     shards: Iterable[tuple[Sequence[SourceFile], EncodedShard]],
     progress: Progress,
 ) -> dict[str, UnreadableFile]:
-    """Update the store, and return the new files that cannot be read."""
-    _reuse_vectors(store, changes)
-    unreadable = _store_new_files(store, changes, shards, progress)
-    _delete_old_items(store, changes, changes.missing_paths, ())
-    return unreadable
+    """Update the store, and return the new files that cannot be read.
 
-
-def _reuse_vectors(store: VectorStore, changes: _IndexChanges) -> None:
+    New items are written before old ones are deleted, so that a killed process loses none.
+    """
     if changes.reused:
         items = [item for item, _ in changes.reused]
         # Read all vectors before the first write: two files may have swapped their paths.
         store.add(items, store.vectors([key for _, key in changes.reused]))
         _delete_old_items(store, changes, {item.path for item in items}, items)
-
-
-def _store_new_files(
-    store: VectorStore,
-    changes: _IndexChanges,
-    shards: Iterable[tuple[Sequence[SourceFile], EncodedShard]],
-    progress: Progress,
-) -> dict[str, UnreadableFile]:
-    """Store encoded shards as they are finished, and return the files that cannot be read."""
     unreadable = dict[str, UnreadableFile]()
     num_done, started = 0, time.perf_counter()
     for files, shard in shards:
         if shard.items:
             store.add(shard.items, shard.vectors)
+        # A file that cannot be read now, but may be intact, keeps its items.
         kept = {path for path, problem in shard.unreadable.items() if not problem.is_damaged}
-        _delete_old_items(
-            store, changes, [file.path for file in files if file.path not in kept], shard.items
-        )
+        paths = [file.path for file in files if file.path not in kept]
+        _delete_old_items(store, changes, paths, shard.items)
         unreadable |= shard.unreadable
         num_done += len(files)
-        progress.update(
-            "files", num_done, len(changes.new_files), num_done / (time.perf_counter() - started)
-        )
+        per_second = num_done / (time.perf_counter() - started)
+        progress.update("files", num_done, len(changes.new_files), per_second)
+    # Last: the vectors of a moved file are read from its old path above.
+    _delete_old_items(store, changes, changes.missing_paths, ())
     return unreadable
 
 
@@ -610,6 +594,7 @@ def _delete_old_items(
     store: VectorStore, changes: _IndexChanges, paths: Iterable[str], new_items: Sequence[IndexItem]
 ) -> None:
     """Delete the stored items of some paths, except those that new items have overwritten."""
+    # A clip that became shorter has fewer moments. Its other keys were overwritten.
     overwritten = {item.key for item in new_items}
     old_keys = (key for path in paths for key in changes.old_keys.get(path, []))
     if keys := [key for key in old_keys if key not in overwritten]:

@@ -171,6 +171,7 @@ class Index:
             Unit vectors of each text: shape ``[D]``, or ``[n, D]`` for a late-interaction model.
         """
         if self.manifest.late_interaction is None:
+            # Rows of one tensor. Late interaction has another number of vectors for each text.
             return list(self.model.encode_texts(texts))
         return self.model.item_vectors(self.model.encode_text(texts))
 
@@ -217,6 +218,8 @@ class Index:
             )
         if self.manifest.late_interaction is not None:
             return [MaxSimQuery.from_vectors(*((weight, rows.numpy()) for weight, rows in parts))]
+        # The stores score inner products. With a unit vector the score is a cosine, whatever the
+        # weights.
         total = torch.stack([weight * row for weight, row in parts]).sum(0)
         norm = total.norm()
         if not norm.isfinite() or norm < MIN_QUERY_NORM:
@@ -336,6 +339,7 @@ class Index:
         path = self.root / item.path
         if not os.path.isfile(path):
             raise missing
+        # With a root, a link that was made after indexing cannot lead out of the source.
         return ByteRange(path, root=Path(os.path.realpath(self.root)))
 
     def close(self) -> None:
@@ -424,6 +428,7 @@ def is_free_folder(folder: Path) -> bool:
     """
     if not os.path.lexists(folder):
         return True
+    # A lock file remains where an update was refused before it wrote anything.
     return os.path.isdir(folder) and all(file.name.endswith(".lock") for file in folder.iterdir())
 
 
@@ -468,6 +473,7 @@ def relative_store(folder: Path, store: str | Path) -> str:
         Relative path, absolute path or URI, as in a manifest.
     """
     location = store_location(store)
+    # Links are resolved, because a link inside the folder may lead to a store outside.
     path, root = os.path.realpath(location), os.path.realpath(folder)
     return (
         os.path.relpath(path, root)
@@ -573,6 +579,7 @@ def _open_verified_store(
                 f"{uri}: expected the {expected.num_items:,} items of this index, got "
                 f"{digest.num_items:,} others. {REMEDY}"
             )
+        # The caller closes the store. Up to here, an error closes it.
         stack.pop_all()
         return vectors
 

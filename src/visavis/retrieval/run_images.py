@@ -1,5 +1,5 @@
-"""The images of runs as a searchable collection: those of their data, or of another data set or
-folder. Their features are cached by content.
+"""The images of runs as a searchable collection: the images of their data, or of another data set
+or folder. Features are cached by content.
 """
 
 from __future__ import annotations
@@ -87,6 +87,7 @@ class RunImages:
         runs = expand_ensembles(runs)
         models = {run: Retriever.load(run, memory=memory) for run in runs}
         if collection is not None:
+            # All models must read clips, or their scores would cover different items.
             rates = [model.processor.frames_per_second for model in models.values()]
             dataset = open_image_collection(collection, max(rates) if all(rates) else 0.0)
             if dataset.other_files is not None:
@@ -165,6 +166,7 @@ class RunImages:
         """Find the images with the highest scores, see ``Collection.nearest``. Equal scores are in
         the order of the data.
         """
+        # Stable: equal scores are in the order of the data.
         order = torch.argsort(encoded, descending=True, stable=True).tolist()
         ranked = ((_item(self.dataset.images[row]), encoded[row].item()) for row in order)
         matching = (SearchResult(*pair) for pair in ranked if item_filter.matches(pair[0]))
@@ -243,6 +245,7 @@ def open_image_collection(path: Path, frames_per_second: float = 0.0) -> Dataset
         if num_videos
         else ()
     )
+    # Names of cached features contain this name. A changed file must not find old features.
     digest = hashlib.sha256(
         json.dumps([(file.path, file.size, file.modified_ns) for file in files]).encode()
     )

@@ -36,6 +36,7 @@ RERANK_DEPTH = 50
 # what all texts share.
 EXCLUDED_WEIGHT = -0.5
 """Weight of a text that a query excludes."""
+# Group 1 holds quoted words, group 2 one word. A dash within a word or before another dash is text.
 _EXCLUDED = re.compile(r"""(?:^|(?<=\s))-(?:"([^"]*)"|([^\s"-]\S*))""")
 
 
@@ -321,6 +322,7 @@ def search_collection(
     """
     validate_int(top, "top", 1)
     encoded = collection.encode_query(query, encode_texts)
+    # The other model may find its best result far below the first search's best ones.
     count = max(top, RERANK_DEPTH) if rerank else top
     # The depth grows until grouping leaves enough results.
     depth = 2 * count + 10 if group_duplicates else count
@@ -421,13 +423,17 @@ def _group_duplicates(
             [f"{item.content} {item.start}" for item in items],
         )
     )
+    # The same path: a clip and its moments. The same content from the same second: a copied file.
     is_copy = (paths[:, None] == paths) | (contents[:, None] == contents)
+    # Below the diagonal: each item is compared with those that rank above it.
     later, earlier = np.nonzero(np.tril(vectors @ vectors.T >= MIN_DUPLICATE_COSINE, -1))
     is_copy[later, earlier] |= (
         hamming_distances([item.dhash for item in items], later, earlier) <= MAX_HAMMING_DISTANCE
     )
     is_first, duplicates = np.zeros(len(items), bool), dict[int, list[str]]()
     for row, item in enumerate(items):
+        # Only with first results of groups, so that a chain of similar items does not join
+        # strangers.
         copied = np.flatnonzero(is_copy[row] & is_first)
         if len(copied):
             duplicates[int(copied[0])].append(item.key)
@@ -458,6 +464,7 @@ def _rerank(
     texts = known_texts(model, query)
     text_scores = model.score([image for _, image in readable], [text for _, text in texts])
     scores = text_scores @ torch.tensor([weight for weight, _ in texts], dtype=text_scores.dtype)
+    # Stable: images with equal scores keep the order of the first search.
     order = scores.argsort(descending=True, stable=True).tolist()
     return [replace(readable[i][0], score=scores[i].item()) for i in order] + unreadable
 

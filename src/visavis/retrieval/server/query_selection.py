@@ -59,6 +59,7 @@ class RecentQueries:
         """
         if not query.text or query.similar_to or query.image_hash:
             return
+        # "be", "beac" and "beach" are one query that was typed slowly.
         continued = [
             entry
             for entry in self._entries

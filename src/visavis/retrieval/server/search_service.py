@@ -390,6 +390,7 @@ class SearchService:
             Numbers of the indexes.
         """
         numbers = list(range(len(self.indexes)))
+        # Keyed, so that nobody can compute which index is on the left.
         digest = hmac.digest(self._secret, repr(key).encode("utf-8", "surrogatepass"), "sha256")
         return numbers[::-1] if digest[0] & 1 else numbers
 
@@ -463,6 +464,7 @@ class SearchService:
             raise HTTPException(
                 429, "Too many searches are waiting. Try again later.", {"Retry-After": "1"}
             )
+        # Whole blocks, so that the next page of the same query comes from the cache.
         fetched = -(-top // RESULT_BLOCK) * RESULT_BLOCK
 
         search = PendingSearch(number, key, image, fetched, item_filter, Future())
@@ -482,6 +484,8 @@ class SearchService:
     def _search_pending(self) -> None:
         """Make all searches that have arrived by now, whose texts are encoded in one batch."""
         searches = list[PendingSearch]()
+        # Only this thread removes searches. A deque is safe for one appending and one removing
+        # thread.
         while self._pending:
             searches.append(self._pending.popleft())
         for number, index in enumerate(self.indexes):

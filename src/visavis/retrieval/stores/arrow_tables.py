@@ -103,6 +103,7 @@ def arrow_table(index_id: str, items: Sequence[IndexItem], vectors: ItemVectors)
         row | {CHECKSUM: row_checksum(index_id, row, vector), NUM_VECTORS: len(vector)}
         for row, vector in zip(rows, vectors, strict=True)
     ]
+    # The vectors are appended as one array, without a Python object per number.
     table = pa.Table.from_pylist(rows, schema=schema.remove(schema.get_field_index("vector")))
     column = pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), values.shape[1])
     if isinstance(vectors, VectorSets):
@@ -142,6 +143,7 @@ def matching_rows(table: pa.Table, item_filter: ItemFilter) -> np.ndarray:
 
     mask = np.ones(len(table), bool)
     if item_filter.path:
+        # SQL patterns: % and _ are wildcards, so that those of the path are escaped first.
         escaped = re.sub(r"([\\%_])", r"\\\1", item_filter.path)
         mask &= pc.match_like(table["path"], escaped.replace("*", "%").replace("?", "_")).to_numpy()
     if item_filter.kind is not None:

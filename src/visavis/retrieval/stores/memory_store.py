@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from visavis.core.errors import ShapeError
 from visavis.core.memory_budget import MemoryLimit
-from visavis.retrieval.items import NO_FILTER, IndexItem, ItemFilter
-from visavis.retrieval.stores.arrow_tables import items_from_table, table_from_rows
+from visavis.retrieval.items import IndexItem
+from visavis.retrieval.stores.arrow_tables import table_from_rows
 from visavis.retrieval.stores.base import (
     CHECKSUM,
-    Neighbor,
-    StoreDigest,
     row_checksum,
     validated_items,
     verify_rows,
 )
 from visavis.retrieval.stores.exact_search import ExactSearch
-from visavis.retrieval.stores.table_snapshot import SnapshotPart, TableSnapshot
-from visavis.retrieval.stores.vector_sets import ItemVectors, Queries
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from visavis.retrieval.stores.table_snapshot import SnapshotPart, SnapshotStore, TableSnapshot
+from visavis.retrieval.stores.vector_sets import ItemVectors
 
 
-class MemoryStore(ABC):
+class MemoryStore(SnapshotStore):
     """Items with one unit vector each, which are read and verified as a whole.
 
     A subclass reads, writes and deletes rows, and is added to ``visavis.retrieval.stores.CATALOG``.
@@ -62,6 +56,7 @@ class MemoryStore(ABC):
             )
         self.uri, self.embedding_dim = uri, embedding_dim
         self.memory, self.index_id = memory, index_id
+        self._snapshot: TableSnapshot | None = None
 
     @abstractmethod
     def read_rows(self) -> Iterable[Mapping[str, Any]]:
@@ -94,26 +89,23 @@ class MemoryStore(ABC):
             row | {CHECKSUM: row_checksum(self.index_id, row, vector), "vector": vector}
             for row, vector in zip((item.to_row() for item in items), vectors, strict=True)
         ]
-        self._forget()
+        # Also if writing fails, because a part of the rows may have been written.
+        self._snapshot = None
         self.write_rows(rows)
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete items, see ``VectorStore.delete``."""
-        self._forget()
+        self._snapshot = None
         self.delete_rows(keys)
 
-    def _forget(self) -> None:
-        # Also before a change that fails, because a part of it may have been written.
-        self.__dict__.pop("contents", None)
-
-    @cached_property
-    def contents(self) -> TableSnapshot:
-        """All items and their vectors, verified, as of the last change of this object."""
-        rows = sorted(self.read_rows(), key=lambda row: row["key"])
-        vectors = self.verified_vectors(rows)
-        return TableSnapshot(
-            [SnapshotPart(table_from_rows(rows), vectors, ExactSearch(vectors, memory=self.memory))]
-        )
+    def snapshot(self) -> TableSnapshot:
+        """Read and verify all items, or return them as of the last change of this object."""
+        if self._snapshot is None:
+            rows = sorted(self.read_rows(), key=lambda row: row["key"])
+            vectors = self.verified_vectors(rows)
+            search = ExactSearch(vectors, memory=self.memory)
+            self._snapshot = TableSnapshot([SnapshotPart(table_from_rows(rows), vectors, search)])
+        return self._snapshot
 
     def verified_vectors(self, rows: Sequence[Mapping[str, Any]]) -> np.ndarray:
         """Check the checksums of rows.
@@ -133,44 +125,10 @@ class MemoryStore(ABC):
         verify_rows(self.uri, self.index_id, rows, vectors)
         return vectors
 
-    def search(
-        self, queries: Queries, top: int, item_filter: ItemFilter = NO_FILTER
-    ) -> list[list[Neighbor]]:
-        """Find the items with the highest inner products, see ``VectorStore.search``."""
-        return self.contents.search(queries, top, item_filter)
-
-    def get(self, keys: Sequence[str]) -> dict[str, IndexItem]:
-        """Read some items, see ``VectorStore.get``."""
-        return self.contents.get(keys)
-
-    def table(self) -> pa.Table:
-        """Read all items as columns, see ``VectorStore.table``."""
-        return self.contents.table
-
-    def items(self) -> list[IndexItem]:
-        """Read all items, see ``VectorStore.items``."""
-        return items_from_table(self.table())
-
-    def vectors(self, keys: Sequence[str]) -> ItemVectors:
-        """Read the vectors of some items, see ``VectorStore.vectors``."""
-        return self.contents.vectors(keys)
-
-    def all_vectors(self) -> ItemVectors:
-        """Read the vectors of all items, see ``VectorStore.all_vectors``."""
-        return self.contents.all_vectors
-
-    def count(self, item_filter: ItemFilter = NO_FILTER) -> int:
-        """Count items, see ``VectorStore.count``."""
-        return self.contents.count(item_filter)
-
-    def digest(self) -> StoreDigest:
-        """Summarize all items and vectors, see ``VectorStore.digest``."""
-        return self.contents.digest
-
     def verify(self) -> None:
         """Verify all rows, see ``VectorStore.verify``."""
-        self._forget()
-        self.contents  # noqa: B018 - reads and verifies
+        self._snapshot = None
+        self.snapshot()
 
-    def close(self) -> None:  # noqa: B027 - not every subclass keeps something open
+    def close(self) -> None:
         """Close files and connections, if the subclass keeps some open."""

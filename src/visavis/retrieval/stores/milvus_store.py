@@ -105,6 +105,7 @@ class MilvusStore(MemoryStore):
         if is_file and embedding_dim is None and not os.path.exists(self.uri):
             raise missing
         with self._storage_errors():
+            # Milvus Lite does not create the folder of its file.
             if is_file:
                 Path(self.uri).absolute().parent.mkdir(parents=True, exist_ok=True)
                 _open_stores[os.path.abspath(self.uri)] += 1
