@@ -58,9 +58,9 @@ def imported(folder, *arguments):
     ("arguments", "budget"),
     [
         (["--help"], 21),
-        (["catalog", "objectives"], 50),
-        (["data", "check", "scenes"], 72),
-        (SEARCH, 106),
+        (["catalog", "objectives"], 44),
+        (["data", "check", "scenes"], 66),
+        (SEARCH, 101),
     ],
     ids=lambda value: value if isinstance(value, int) else value[0].strip("-"),
 )

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from visavis import api
-from visavis.api import *  # noqa: F403 - the functions of api.__all__
 from visavis.core import errors
 from visavis.core.errors import *  # noqa: F403 - the errors of errors.__all__
 from visavis.core.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
+    from visavis.api import *  # noqa: F403 - the functions of api.__all__
     from visavis.losses.objectives import parse
     from visavis.losses.pair_loss import LearnedScale, PairLoss
     from visavis.losses.targets import Factors, Targets
@@ -29,9 +29,10 @@ _MODULES = {
     "Retriever": "visavis.models.retriever",
     "Targets": "visavis.losses.targets",
     "parse": "visavis.losses.objectives",
+    **dict.fromkeys(api.__all__, "visavis.api"),
 }
 """Modules of the public names that are imported on first use, so that ``visavis --help`` does not
-import torch.
+import torch, and a command does not import the functions of the others.
 """
 
 __getattr__ = lazy_names(__name__, _MODULES)

@@ -22,6 +22,9 @@ def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]
 
     Returns:
         A function that returns the value of a name.
+
+    Raises:
+        AttributeError: From the function, for any other name.
     """
 
     def import_name(name: str) -> Any:

@@ -174,7 +174,7 @@ class RunImages:
         return results, len(results) == count
 
     def item_vectors(self, items: Sequence[IndexItem]) -> None:
-        """Return None: models of any kind have no common vectors of an image."""
+        """Return None, see ``Collection.item_vectors``: the models may have no vectors to compare."""
 
     def image(self, item: IndexItem) -> Image:
         """Find the image of an item, see ``Collection.image``."""
