@@ -10,7 +10,38 @@ from visavis.core.errors import *  # noqa: F403 - the errors of errors.__all__
 from visavis.core.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
-    from visavis.api import *  # noqa: F403 - the functions of api.__all__
+    from visavis.api import (  # noqa: F401 - names of api.__all__
+        agreement,
+        anatomy,
+        catalog,
+        classify,
+        coherence,
+        compare,
+        convert,
+        data_audit,
+        data_check,
+        data_convert,
+        data_scenes,
+        demo,
+        diagnose,
+        doctor,
+        evaluate,
+        explain,
+        export,
+        features,
+        index,
+        load,
+        mine,
+        mteb,
+        probe,
+        relevance,
+        relevance_fit,
+        relevance_thresholds,
+        reproduce,
+        search,
+        serve,
+        train,
+    )
     from visavis.losses.objectives import parse
     from visavis.losses.pair_loss import LearnedScale, PairLoss
     from visavis.losses.targets import Factors, Targets
