@@ -78,6 +78,16 @@ def test_search_imports_no_training_and_no_other_store(folder):
     assert not [name for name in names if name.endswith(("milvus_store", "maxsim_search"))]
 
 
+def test_import_of_models_loads_no_objective_and_no_command():
+    program = "import sys, visavis, visavis.models; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    names = done.stdout.split()
+    unused = ("visavis.losses", "visavis.models.", "visavis.api.", "torch")
+    assert not [name for name in names if name.startswith(unused)]
+
+
 def test_model_catalog_keys_are_the_names_of_the_models():
     assert {name: model.name for name, model in CATALOG.items()} == {name: name for name in CATALOG}
 

@@ -32,7 +32,6 @@ from visavis.evaluation.graded.estimators.known_relevance import FunctionRelevan
 from visavis.evaluation.graded.ranking_coherence import ranking_coherence
 from visavis.retrieval.index_folder import Index
 from visavis.retrieval.items import ItemFilter
-from visavis.retrieval.search import SearchQuery, rank_texts, search_collection, store_queries
 
 NUMBERS = torch.arange(12.0).view(3, 4)
 SMALL = Protocol(name="small", description="")
@@ -452,25 +451,6 @@ def class_calls(files: dict[str, Path]) -> Iterator[tuple[Callable[..., Any], di
     opened = Index.open(files["index"])
     model, image = opened.model, str(files["image"])
     rows = {"a": {1: 2.0, 2: 3.0}, "b": {1: 2.5, 2: 3.0}}
-    yield (
-        Index.open,
-        {"folder": files["index"], "model": files["run"], "device": "cpu", "memory": None},
-    )
-    yield opened.locate, {"item": next(iter(opened.items.values()))}
-    yield SearchQuery, {"texts": ((1.0, "red"),), "images": ((1.0, image),), "like": ()}
-    yield SearchQuery.from_text, {"text": "red"}
-    yield (
-        search_collection,
-        {
-            "index": opened,
-            "query": SearchQuery.from_text("red"),
-            "top": 2,
-            "item_filter": ItemFilter(),
-            "rerank": None,
-        },
-    )
-    yield store_queries, {"index": opened, "query": SearchQuery.from_text("red")}
-    yield rank_texts, {"model": model, "image": image, "texts": ["red", "blue"]}
     yield ItemFilter, {"path": "", "kind": None, "after": None, "before": None, "metadata": {}}
     yield (
         visavis.Retriever,

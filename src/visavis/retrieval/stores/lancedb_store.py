@@ -256,7 +256,7 @@ class LanceStore(SnapshotStore):
                 storage.remove_partial_files(folder)
                 names = {part.name for part in snapshot.parts}
                 for stale in folder.iterdir():
-                    if stale.is_dir() and stale.name not in names:
+                    if os.path.isdir(stale) and stale.name not in names:
                         storage.remove_folder(stale)
             if was_killed:
                 storage.remove_partial_files(folder)
