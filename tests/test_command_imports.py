@@ -57,10 +57,10 @@ def imported(folder, *arguments):
 @pytest.mark.parametrize(
     ("arguments", "budget"),
     [
-        (["--help"], 21),
+        (["--help"], 22),
         (["catalog", "objectives"], 44),
-        (["data", "check", "scenes"], 66),
-        (SEARCH, 101),
+        (["data", "check", "scenes"], 64),
+        (SEARCH, 99),
     ],
     ids=lambda value: value if isinstance(value, int) else value[0].strip("-"),
 )

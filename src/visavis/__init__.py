@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         serve,
         train,
     )
+    from visavis.core.own_code import allow_code
     from visavis.losses.objectives import parse
     from visavis.losses.pair_loss import LearnedScale, PairLoss
     from visavis.losses.targets import Factors, Targets
@@ -49,7 +50,16 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-__all__ = ["Factors", "LearnedScale", "PairLoss", "Retriever", "Targets", "__version__", "parse"]
+__all__ = [
+    "Factors",
+    "LearnedScale",
+    "PairLoss",
+    "Retriever",
+    "Targets",
+    "__version__",
+    "allow_code",
+    "parse",
+]
 __all__ += errors.__all__
 __all__ += api.__all__
 
@@ -59,6 +69,7 @@ _MODULES = {
     "PairLoss": "visavis.losses.pair_loss",
     "Retriever": "visavis.models.retriever",
     "Targets": "visavis.losses.targets",
+    "allow_code": "visavis.core.own_code",
     "parse": "visavis.losses.objectives",
     **dict.fromkeys(api.__all__, "visavis.api"),
 }

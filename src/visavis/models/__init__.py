@@ -28,6 +28,27 @@ CATALOG: MutableMapping[str, type[Matcher]] = LazyCatalog(
 )
 """Models by the names that recipes use, ``Matcher.name``."""
 
-__all__ = ["CATALOG", "Matcher"]
+__all__ = ["CATALOG", "Matcher", "find_model"]
 
 __getattr__ = lazy_names(__name__, {"Matcher": "visavis.models.base"})
+
+
+def find_model(name: str) -> type[Matcher] | None:
+    """Find a matching model.
+
+    Args:
+        name: Name in the catalog or of an installed package, or "model.py:MyMatcher".
+
+    Returns:
+        The class. None if there is no model of this name.
+
+    Raises:
+        SpecError: If the source of an own model has no such class, or may not run.
+    """
+    from visavis.core.own_code import find_part
+    from visavis.models.base import Matcher
+
+    kind = find_part(name, CATALOG, Matcher, "models")
+    if kind is not None and name not in CATALOG:
+        kind.name = kind.__qualname__ if ":" in kind.__qualname__ else name
+    return kind

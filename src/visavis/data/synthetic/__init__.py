@@ -25,8 +25,13 @@ if TYPE_CHECKING:
         write_caption,
         write_captions,
     )
-    from visavis.data.synthetic.clip_dataset import ClipAnnotations, write_synthetic_clips
-    from visavis.data.synthetic.clips import ClipEvent, SyntheticClip, sample_clip
+    from visavis.data.synthetic.clips import (
+        ClipAnnotations,
+        ClipEvent,
+        SyntheticClip,
+        sample_clip,
+        write_synthetic_clips,
+    )
     from visavis.data.synthetic.rendering import render_scene
     from visavis.data.synthetic.scene import (
         HELD_OUT_COLORS,
@@ -68,8 +73,8 @@ __getattr__ = lazy_names(
         "fact_relevance": "visavis.data.synthetic.captions",
         "write_caption": "visavis.data.synthetic.captions",
         "write_captions": "visavis.data.synthetic.captions",
-        "ClipAnnotations": "visavis.data.synthetic.clip_dataset",
-        "write_synthetic_clips": "visavis.data.synthetic.clip_dataset",
+        "ClipAnnotations": "visavis.data.synthetic.clips",
+        "write_synthetic_clips": "visavis.data.synthetic.clips",
         "ClipEvent": "visavis.data.synthetic.clips",
         "SyntheticClip": "visavis.data.synthetic.clips",
         "sample_clip": "visavis.data.synthetic.clips",

@@ -86,6 +86,7 @@ class Heads(GlobalMatcher):
     def __init__(self, config: Config):
         super().__init__(config)
         self.backbone = open_image_backbone(config, config.backbone)
+        # A bilinear score compares texts with image features as they are.
         output_dim = config.visual_input_dim if config.bilinear else config.embedding_dim
         layers = {
             key: getattr(config, key)

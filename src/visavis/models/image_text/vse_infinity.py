@@ -193,6 +193,8 @@ class VSEInfinity(GlobalMatcher):
         else:
             region_parts = regions / regions.shape[1]
         word_parts = self.text_pool.contributions(words)
+        # The sums of the contributions are the pooled vectors, so that contributions / norms add up
+        # to the cosine.
         norms = region_parts.sum(1).norm() * word_parts.sum(1).norm()
         contributions = word_parts[0] @ region_parts[0].T / norms
         positive = contributions.clamp(min=0)

@@ -87,6 +87,7 @@ class VSEPlusPlus(GlobalMatcher):
     def encode_visual(self, items: Encoded) -> Encoded:
         items = self.backbone(items)
         vectors = self.visual(get_vectors(items))
+        # Regions [N, R, D]. Pooled features are [N, D] already.
         if vectors.dim() == 3:
             pool = max_pool if self.config.region_pool == "max" else mean_pool
             vectors = pool(vectors, get_mask(items))
