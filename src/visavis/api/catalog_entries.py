@@ -95,7 +95,7 @@ def relevance_estimators() -> list[CatalogEntry]:
 
 def stores() -> list[CatalogEntry]:
     """Return every kind of vector store with its locations, its extra and its defaults."""
-    from visavis.retrieval.stores import CATALOG
+    from visavis.retrieval.stores import store_kinds
 
     return [
         {
@@ -106,7 +106,7 @@ def stores() -> list[CatalogEntry]:
             "vectors_per_item": "one or several" if kind.several_vectors else "one",
             "defaults": kind.default,
         }
-        for name, kind in CATALOG.items()
+        for name, kind in store_kinds().items()
     ]
 
 

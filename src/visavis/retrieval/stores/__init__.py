@@ -11,6 +11,7 @@ from typing import Any
 from visavis.core.encoded import MaxSimDirection
 from visavis.core.errors import DataError
 from visavis.core.memory_budget import MemoryLimit
+from visavis.core.own_code import loaded_parts
 from visavis.retrieval.stores.base import VectorStore
 
 
@@ -19,8 +20,8 @@ class StoreKind:
     """A kind of vector store.
 
     Attributes:
-        place: Place of the class, ``package.module:Class``. It is called as ``open_store`` is, and
-            imported when a store of this kind is opened.
+        place: The class, or its place ``package.module:Class``, which is imported when a store of
+            this kind is opened. It is called as ``open_store`` is.
         pattern: Regular expression of its locations.
         locations: Its locations in words, for help and errors.
         extra: Extra of visavis that installs its library. "": it needs none.
@@ -28,7 +29,7 @@ class StoreKind:
         several_vectors: Whether it stores several vectors per item, for late-interaction models.
     """
 
-    place: str
+    place: str | type
     pattern: str
     locations: tuple[str, ...]
     extra: str = ""
@@ -38,6 +39,8 @@ class StoreKind:
     @property
     def store_class(self) -> Any:
         """The class of the store."""
+        if isinstance(self.place, type):
+            return self.place
         module, _, name = self.place.partition(":")
         return getattr(import_module(module), name)
 
@@ -62,6 +65,16 @@ CATALOG: dict[str, StoreKind] = {
 """Kinds of stores by name. A path that no pattern matches is a folder of LanceDB."""
 
 
+def store_kinds() -> dict[str, StoreKind]:
+    """Return all kinds of stores: of visavis, of installed packages and of own code.
+
+    Returns:
+        Kinds by name. An own kind has the name of its class.
+    """
+    own = loaded_parts(StoreKind, "stores")
+    return CATALOG | {kind.store_class.__name__: kind for kind in own}
+
+
 def find_store_kind(uri: str, late_interaction: MaxSimDirection | None = None) -> StoreKind:
     """Choose the kind of store of a location.
 
@@ -76,24 +89,25 @@ def find_store_kind(uri: str, late_interaction: MaxSimDirection | None = None) -
         DataError: If no kind of store has such a location, or it cannot store several vectors per
             item.
     """
+    kinds = store_kinds()
     name = next(
-        (name for name, kind in CATALOG.items() if re.fullmatch(kind.pattern, uri, re.DOTALL)),
+        (name for name, kind in kinds.items() if re.fullmatch(kind.pattern, uri, re.DOTALL)),
         "LanceDB",
     )
-    if late_interaction is not None and not CATALOG[name].several_vectors:
+    if late_interaction is not None and not kinds[name].several_vectors:
         raise DataError(
             f"{uri}: expected {_locations(several_vectors=True)} for a model with several vectors "
             f"per item, got {name}. Use LanceDB."
         )
-    if not uri or ("://" in uri and not re.fullmatch(CATALOG[name].pattern, uri, re.DOTALL)):
+    if not uri or ("://" in uri and not re.fullmatch(kinds[name].pattern, uri, re.DOTALL)):
         raise DataError(f"store: expected {_locations()}, got {uri!r}. Pass one of these.")
-    return CATALOG[name]
+    return kinds[name]
 
 
 def _locations(*, several_vectors: bool = False) -> str:
     *first, last = (
         location
-        for kind in CATALOG.values()
+        for kind in store_kinds().values()
         if kind.several_vectors or not several_vectors
         for location in kind.locations
     )
