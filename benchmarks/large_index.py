@@ -41,9 +41,9 @@ from visavis.models.retriever import Retriever
 from visavis.retrieval import index_builder
 from visavis.retrieval.index_builder import build_index
 from visavis.retrieval.index_folder import Index, open_index_store, read_manifest, write_manifest
-from visavis.retrieval.index_search import SearchQuery, search_index
 from visavis.retrieval.items import NO_FILTER, IndexItem, ItemFilter
-from visavis.retrieval.source_files import list_source_files
+from visavis.retrieval.search import SearchQuery, search_collection
+from visavis.retrieval.source_files import list_readable_files
 from visavis.retrieval.stores.exact_search import ExactSearch
 
 RECIPE = """
@@ -142,7 +142,7 @@ def measure(folder: Path, root: Path, run: Path, options: argparse.Namespace) ->
             patch.object(ExactSearch, "search", timed(rounds[-1], "scan", scan)),
             measured(rounds[-1], "search"),
         ):
-            results = search_index(
+            results = search_collection(
                 index,
                 SearchQuery.from_text("red"),
                 options.top,
@@ -155,7 +155,7 @@ def measure(folder: Path, root: Path, run: Path, options: argparse.Namespace) ->
     seconds |= {name: min(one[name] for one in rounds) for name in rounds[0]}
     write_image(root)
     listing = patch.object(
-        index_builder, "list_source_files", timed(seconds, "listing", list_source_files)
+        index_builder, "list_readable_files", timed(seconds, "listing", list_readable_files)
     )
     with listing, measured(seconds, "update"):
         report = build_index(run, root, folder, progress=NoProgress())

@@ -49,7 +49,7 @@ from visavis.data.synthetic import (
 from visavis.evaluation.feedback.records import Judgment, QueryKey, open_feedback
 from visavis.models.retriever import Retriever
 from visavis.retrieval.index_folder import Index
-from visavis.retrieval.index_search import SearchQuery, SearchResult, SearchResults, search_index
+from visavis.retrieval.search import SearchQuery, SearchResult, SearchResults, search_collection
 from visavis.retrieval.server.query_selection import RESULTS_PER_QUERY, RecentQueries
 from visavis.training.recipes.recipe import parse_override
 from visavis.training.runs.open_run import open_run, read_run_recipe
@@ -122,7 +122,7 @@ class World:
 
     def found(self, texts: Sequence[str]) -> list[SearchResults]:
         return [
-            search_index(self.index, SearchQuery.from_text(text), RESULTS_PER_QUERY)
+            search_collection(self.index, SearchQuery.from_text(text), RESULTS_PER_QUERY)
             for text in texts
         ]
 

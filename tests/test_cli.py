@@ -323,7 +323,7 @@ def test_train_never_overwrites_files_of_the_user(call, recipe, scenes, tmp_path
 
 @pytest.mark.parametrize("number", ENDING_SIGNALS)
 def test_main_exits_with_shell_code_on_signal(call, monkeypatch, number, default_sighup):
-    monkeypatch.setattr(cli, "app", lambda: signal.raise_signal(number))
+    monkeypatch.setattr(cli, "build_app", lambda _: lambda: signal.raise_signal(number))
     assert call() == (128 + number, "", f"visavis: ended by {number.name}.\n")
     assert signal.getsignal(number) is signal.SIG_DFL
 

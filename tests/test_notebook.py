@@ -108,7 +108,7 @@ def all_subclasses(kind):
         "evaluation.graded.human_agreement",
         "evaluation.graded.ranked_lists",
         "retrieval.index_builder",
-        "retrieval.index_search",
+        "retrieval.search",
         "research.robustness.probes",
         "training.runs.mine_negatives",
         "training.training_run",

@@ -2,15 +2,46 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from visavis import api
-from visavis.api import *  # noqa: F403 - the functions of api.__all__
 from visavis.core import errors
 from visavis.core.errors import *  # noqa: F403 - the errors of errors.__all__
+from visavis.core.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
+    from visavis.api import (  # noqa: F401 - names of api.__all__
+        agreement,
+        anatomy,
+        catalog,
+        classify,
+        coherence,
+        compare,
+        convert,
+        data_audit,
+        data_check,
+        data_convert,
+        data_scenes,
+        demo,
+        diagnose,
+        doctor,
+        evaluate,
+        explain,
+        export,
+        features,
+        index,
+        load,
+        mine,
+        mteb,
+        probe,
+        relevance,
+        relevance_fit,
+        relevance_thresholds,
+        reproduce,
+        search,
+        serve,
+        train,
+    )
     from visavis.core.own_code import allow_code
     from visavis.losses.objectives import parse
     from visavis.losses.pair_loss import LearnedScale, PairLoss
@@ -40,16 +71,13 @@ _MODULES = {
     "Targets": "visavis.losses.targets",
     "allow_code": "visavis.core.own_code",
     "parse": "visavis.losses.objectives",
+    **dict.fromkeys(api.__all__, "visavis.api"),
 }
 """Modules of the public names that are imported on first use, so that ``visavis --help`` does not
-import torch.
+import torch, and a command does not import the functions of the others.
 """
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module 'visavis' has no attribute {name!r}")
-    return getattr(importlib.import_module(_MODULES[name]), name)
+__getattr__ = lazy_names(__name__, _MODULES)
 
 
 def __dir__() -> list[str]:

@@ -29,7 +29,7 @@ from visavis.data.dataset_reader import check_dataset
 from visavis.data.features.arrays import ArrayFeatures
 from visavis.retrieval.index_folder import Index, IndexManifest
 from visavis.retrieval.items import IndexItem
-from visavis.retrieval.run_search import open_image_collection
+from visavis.retrieval.run_images import open_image_collection
 from visavis.retrieval.server.image_cache import render_jpeg
 from visavis.retrieval.source_files import list_source_files
 

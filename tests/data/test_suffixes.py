@@ -21,7 +21,7 @@ from visavis.data.suffixes import (
     describe_other_files,
 )
 from visavis.retrieval.index_builder import IndexReport
-from visavis.retrieval.run_search import open_image_collection
+from visavis.retrieval.run_images import open_image_collection
 from visavis.retrieval.source_files import list_source_files
 
 OTHERS = ("a.xmp", "b.XMP", "sub/c.svg", "notes")

@@ -21,7 +21,7 @@ from PIL import Image
 from visavis.core.errors import DataError
 from visavis.data import check_dataset, open_dataset
 from visavis.data.features.arrays import ArrayFeatures
-from visavis.retrieval.run_search import open_image_collection
+from visavis.retrieval.run_images import open_image_collection
 
 pytestmark = pytest.mark.skipif(
     sys.platform == "win32", reason="links, pipes and names of this kind are not of Windows"

@@ -6,7 +6,7 @@ import visavis
 from visavis.core.errors import DataError, RunError
 from visavis.evaluation.feedback.records import Judgment, QueryKey, open_feedback
 from visavis.retrieval.index_folder import Index
-from visavis.retrieval.index_search import SearchQuery, search_index
+from visavis.retrieval.search import SearchQuery, search_collection
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def test_evaluate_feedback_matches_hand_values(index, tmp_path):
     opened = Index.open(index)
     hits = [
         hit.item
-        for hit in search_index(
+        for hit in search_collection(
             opened, SearchQuery.from_text("a red circle"), top=20, group_duplicates=False
         ).hits
     ]

@@ -17,22 +17,18 @@ from visavis.core.blocking import declared_cost, measure_score_cost
 from visavis.core.encoded import Encoded
 from visavis.core.errors import RunError, ShapeError, SpecError, VisavisError
 from visavis.losses.pair_loss import PairLoss
-from visavis.models import (
-    BFAN,
-    CATALOG,
-    CE,
-    CLIP,
-    MMT,
-    SCAN,
-    SGRAF,
-    VSRN,
-    XVLM,
-    Heads,
-    MaxSim,
-    VSEInfinity,
-    VSEPlusPlus,
-)
+from visavis.models import CATALOG
 from visavis.models.base import get_vectors, load_matcher
+from visavis.models.clip.model import CLIP
+from visavis.models.image_text.heads import Heads
+from visavis.models.image_text.region_word_matchers import BFAN, SCAN, MaxSim
+from visavis.models.image_text.sgraf import SGRAF
+from visavis.models.image_text.vse_infinity import VSEInfinity
+from visavis.models.image_text.vse_plus_plus import VSEPlusPlus
+from visavis.models.image_text.vsrn import VSRN
+from visavis.models.video_text.ce import CE
+from visavis.models.video_text.mmt import MMT
+from visavis.models.xvlm.model import XVLM
 from visavis.objectives import Unified
 
 CONFIGS = {

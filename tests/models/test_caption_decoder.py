@@ -9,8 +9,7 @@ from torch import nn
 from visavis.core.encoded import Encoded
 from visavis.core.errors import SpecError
 from visavis.losses.targets import Targets
-from visavis.models import VSRN
-from visavis.models.image_text.vsrn import CaptionDecoder
+from visavis.models.image_text.vsrn import VSRN, CaptionDecoder
 
 WORDS = 11
 SIZES = {

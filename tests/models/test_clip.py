@@ -15,11 +15,14 @@ from torch.nn.functional import normalize
 
 import visavis
 from visavis.core.errors import DataError, RunError, SpecError, VisavisError
-from visavis.models import CLIP
-from visavis.models.clip.model import export_to_transformers, find_dual_encoder, open_dual_encoder
+from visavis.models.clip.model import (
+    CLIP,
+    export_to_transformers,
+    open_dual_encoder,
+)
 from visavis.models.encoders.encoder_spec import EncoderSpec, open_preprocessing
 from visavis.models.encoders.frozen_encoders import open_encoder
-from visavis.models.encoders.pretrained_files import model_folder
+from visavis.models.encoders.pretrained_files import find_dual_encoder, model_folder
 from visavis.models.retriever import Retriever
 from visavis.training.export.export_model import export_model
 

@@ -19,11 +19,11 @@ from PIL import Image
 import visavis
 from visavis.core.errors import DataError, VisavisError
 from visavis.data.vocabulary import Vocabulary
-from visavis.models import VSEPlusPlus
 from visavis.models.clip.model import open_dual_encoder
 from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.models.encoders.frozen_encoders import open_text_encoder, open_visual_encoder
 from visavis.models.encoders.sentence_encoders import open_text_pair_encoder
+from visavis.models.image_text.vse_plus_plus import VSEPlusPlus
 from visavis.models.processor import Processor
 
 from ..mutation import changed, flipped

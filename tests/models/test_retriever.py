@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import nn
+from visavis.retrieval.index_search import rank_texts
 
 import visavis
 from visavis.core.encoded import Encoded
@@ -23,14 +24,14 @@ from visavis.core.errors import (
     VisavisError,
 )
 from visavis.data.vocabulary import Vocabulary
-from visavis.models import Matcher, VSEPlusPlus
+from visavis.models import Matcher
 from visavis.models.base import get_vectors
 from visavis.models.device import choose_device
 from visavis.models.encoders.encoder_spec import EncoderSpec
+from visavis.models.image_text.vse_plus_plus import VSEPlusPlus
 from visavis.models.inference import encode_items, equal_batches, score_all_pairs
 from visavis.models.processor import Processor
 from visavis.models.retriever import Retriever, read_image
-from visavis.retrieval.index_search import rank_texts
 
 SENTENCES = ["a dog runs", "two red cats", "a boat", "the dog and the boat", "cats"]
 

@@ -17,8 +17,9 @@ from visavis.core.encoded import unit_rows
 from visavis.data.dataset import ByteRange
 from visavis.data.video import MAX_SECONDS, VideoError, count_frames, iter_frames, open_frames
 from visavis.data.vocabulary import Vocabulary
-from visavis.models import VSEInfinity, VSEPlusPlus
 from visavis.models.encoders.encoder_spec import EncoderSpec
+from visavis.models.image_text.vse_infinity import VSEInfinity
+from visavis.models.image_text.vse_plus_plus import VSEPlusPlus
 from visavis.models.processor import Processor
 from visavis.models.retriever import Retriever
 from visavis.retrieval import encoding

@@ -15,7 +15,7 @@ from visavis.retrieval.compression import VectorEncoding, compare_encodings, rec
 from visavis.retrieval.encoding import RayEncoder
 from visavis.retrieval.index_builder import build_index, validation_scores
 from visavis.retrieval.index_folder import Index
-from visavis.retrieval.index_search import SearchQuery, search_index
+from visavis.retrieval.search import SearchQuery, search_collection
 from visavis.training.runs.open_run import open_run, read_run_recipe
 
 from .conftest import RECIPE
@@ -133,7 +133,7 @@ def test_index_of_matryoshka_dims(matryoshka_run, scenes, tmp_path):
         == (report.num_items, index.model.encode_texts(["a red circle"]).shape[1])
     )
     assert np.abs(rows - normalize(full[:, :16])).max() < 1e-5
-    [best] = search_index(index, SearchQuery(like=((1.0, keys[5]),)), top=1)
+    [best] = search_collection(index, SearchQuery(like=((1.0, keys[5]),)), top=1)
     assert best.item.key == keys[5]
     index.store.close()
     assert (

@@ -24,8 +24,8 @@ from visavis.retrieval import encoding
 from visavis.retrieval.default_index import index_if_images
 from visavis.retrieval.index_builder import build_index
 from visavis.retrieval.index_folder import Index, read_manifest, write_manifest
-from visavis.retrieval.index_search import SearchQuery, search_index
 from visavis.retrieval.items import ItemFilter
+from visavis.retrieval.search import SearchQuery, search_collection
 from visavis.retrieval.server.image_cache import render_jpeg
 from visavis.retrieval.source_files import list_source_files
 
@@ -79,7 +79,7 @@ def test_index_stores_vectors_of_images(run, photos, tmp_path):
     assert np.abs(vectors - expected).max() < 1e-5
     index = Index.open(tmp_path / "index")
     for item in items[:5]:
-        [hit] = search_index(index, SearchQuery(like=((1.0, item.key),)), top=1).hits
+        [hit] = search_collection(index, SearchQuery(like=((1.0, item.key),)), top=1).hits
         assert hit.item == item
         assert hit.score == pytest.approx(1, abs=1e-5)
 
@@ -150,7 +150,7 @@ def test_index_turns_photos_upright(run, scenes, tmp_path):
     shown = {render_jpeg(index.locate(item), item, "thumbnail") for item in items}
     assert [Image.open(io.BytesIO(jpeg)).size for jpeg in shown] == [(40, 24)]
     with Image.open(photos / "8.tif") as opened:
-        found = search_index(index, SearchQuery(images=((1.0, opened),)), top=14).hits
+        found = search_collection(index, SearchQuery(images=((1.0, opened),)), top=14).hits
     assert min(hit.score for hit in found) == pytest.approx(1, abs=1e-5)
 
 
@@ -222,7 +222,7 @@ def test_index_of_data_set_has_splits_and_captions(run, scenes, tmp_path):
         for item in index.items.values()
         if item.metadata["split"] == "train"
     )
-    best = search_index(
+    best = search_collection(
         index,
         SearchQuery.from_text(caption),
         top=1,
@@ -242,29 +242,32 @@ def test_search_index_filters(run, photos, tmp_path):
     query = SearchQuery(like=((1.0, next(iter(index.items))),))
     assert all(
         hit.item.path.startswith("2025")
-        for hit in search_index(index, query, 40, ItemFilter(path="2025*")).hits
+        for hit in search_collection(index, query, 40, ItemFilter(path="2025*")).hits
     )
     assert [
-        hit.item.path for hit in search_index(index, query, 40, ItemFilter(before=int(1.1e18))).hits
+        hit.item.path
+        for hit in search_collection(index, query, 40, ItemFilter(before=int(1.1e18))).hits
     ] == [f"2024/{old.name}"]
-    assert not search_index(index, query, 40, ItemFilter(kind="moment")).hits
+    assert not search_collection(index, query, 40, ItemFilter(kind="moment")).hits
 
 
 def test_search_index_combines_weighted_parts(run, photos, tmp_path):
     build(run, photos, tmp_path / "index")
     index = Index.open(tmp_path / "index")
     first, second = list(index.items)[:2]
-    both = search_index(
+    both = search_collection(
         index, SearchQuery(like=((1.0, first), (1.0, second))), top=2, group_duplicates=False
     )
     assert {hit.item.key for hit in both.hits} == {first, second}
-    away = search_index(
+    away = search_collection(
         index, SearchQuery(like=((1.0, first), (-0.9, second))), top=40, group_duplicates=False
     )
-    there = search_index(index, SearchQuery(like=((1.0, first),)), top=40, group_duplicates=False)
+    there = search_collection(
+        index, SearchQuery(like=((1.0, first),)), top=40, group_duplicates=False
+    )
     ranks = [[hit.item.key for hit in found.hits].index(second) for found in (there, away)]
     assert ranks[1] >= ranks[0]
-    as_file = search_index(
+    as_file = search_collection(
         index, SearchQuery(images=((1.0, photos / first),)), top=3, group_duplicates=False
     )
     assert [hit.item.key for hit in as_file.hits] == [hit.item.key for hit in there.hits[:3]]
@@ -276,7 +279,7 @@ def test_search_index_combines_weighted_parts(run, photos, tmp_path):
         (SearchQuery(like=((1.0, first), (-1.0, first))), "cancel out"),
     ):
         with pytest.raises(VisavisError, match=text):
-            search_index(index, invalid)
+            search_collection(index, invalid)
 
 
 def test_search_index_groups_near_duplicates(run, photos, tmp_path):
@@ -286,15 +289,15 @@ def test_search_index_groups_near_duplicates(run, photos, tmp_path):
     build(run, photos, tmp_path / "index")
     index = Index.open(tmp_path / "index")
     query = SearchQuery(images=((1.0, image),))
-    [best] = search_index(index, query, top=1).hits
+    [best] = search_collection(index, query, top=1).hits
     assert {best.item.key, *best.duplicates} >= {
         "copy.png",
         "again.jpg",
         image.relative_to(photos).as_posix(),
     }
     grouped, plain = (
-        search_index(index, query, top=50),
-        search_index(index, query, top=50, group_duplicates=False),
+        search_collection(index, query, top=50),
+        search_collection(index, query, top=50, group_duplicates=False),
     )
     assert len(plain.hits) == 42
     assert sum(1 + len(hit.duplicates) for hit in grouped.hits) == 42
@@ -342,7 +345,9 @@ def test_index_with_pretrained_dual_encoder(dual_encoders, photos, tmp_path):
         path for path in sorted(dual_encoders.iterdir()) if (path / "config.json").exists()
     )
     assert build(model, photos, tmp_path / "index").num_items == 40
-    assert search_index(Index.open(tmp_path / "index"), SearchQuery.from_text("a red circle")).hits
+    assert search_collection(
+        Index.open(tmp_path / "index"), SearchQuery.from_text("a red circle")
+    ).hits
 
 
 def test_index_names_unlisted_files_and_unusable_captions(photos):
@@ -403,7 +408,7 @@ def test_index_keeps_full_decoding(dual_encoders, large_photos, tmp_path):
     folder = tmp_path / "True"
     decoded[0].save(photos / "copy.png")
     assert build(model, photos, folder).num_encoded == 1
-    [hit] = search_index(
+    [hit] = search_collection(
         Index.open(folder),
         SearchQuery(images=((1.0, photos / "0.jpg"),)),
         top=1,

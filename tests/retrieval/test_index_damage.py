@@ -19,7 +19,7 @@ from visavis.models.retriever import Retriever
 from visavis.retrieval import encoding
 from visavis.retrieval.index_builder import build_index
 from visavis.retrieval.index_folder import Index
-from visavis.retrieval.index_search import SearchQuery, search_index
+from visavis.retrieval.search import SearchQuery, search_collection
 from visavis.retrieval.stores.lancedb_store import LanceStore
 
 STORES = {"lance": None, "milvus": "items.db"}
@@ -68,11 +68,11 @@ def answers(folder):
     """Everything that a user sees of an index."""
     index = Index.open(folder)
     try:
-        results = search_index(
+        results = search_collection(
             index, SearchQuery.from_text("a red circle"), top=30, group_duplicates=False
         )
         like = tuple((1.0, key) for key in list(index.items)[:1])
-        alike = search_index(index, SearchQuery(((1.0, "a square"),), like=like), top=3)
+        alike = search_collection(index, SearchQuery(((1.0, "a square"),), like=like), top=3)
         return (
             results.to_json(),
             [(hit.key, round(hit.score, 5)) for hit in alike],

@@ -28,7 +28,7 @@ from visavis.retrieval import index_builder
 from visavis.retrieval.default_index import index_if_images
 from visavis.retrieval.index_builder import build_index
 from visavis.retrieval.index_folder import Index, read_manifest
-from visavis.retrieval.run_search import open_image_collection
+from visavis.retrieval.run_images import open_image_collection
 
 pytest.importorskip("lancedb", reason="LanceDB is not installed: pip install 'visavis[search]'")
 needs_permissions = pytest.mark.skipif(os.name == "nt", reason="permissions of POSIX")

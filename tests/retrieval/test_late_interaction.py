@@ -14,8 +14,8 @@ from visavis.core.errors import DataError, RunError, ShapeError
 from visavis.core.progress import NoProgress
 from visavis.retrieval.index_builder import build_index
 from visavis.retrieval.index_folder import Index, read_manifest
-from visavis.retrieval.index_search import SearchQuery, search_index
 from visavis.retrieval.items import ItemFilter
+from visavis.retrieval.search import SearchQuery, search_collection
 from visavis.retrieval.server.search_service import ServedIndex
 
 from .test_index_builder import kill_repeatedly
@@ -64,14 +64,14 @@ def test_index_search_equals_model_score(late_run, photos, tmp_path):
         )
     served = ServedIndex(Index.open(tmp_path / "index"))
     served.warm_up()
-    assert search_index(
+    assert search_collection(
         served.index,
         SearchQuery.from_text(text),
         40,
         group_duplicates=False,
         encode_texts=served.encode_texts,
     ).to_json() == (
-        search_index(
+        search_collection(
             served.index, SearchQuery.from_text(text), 40, group_duplicates=False
         ).to_json()
     )
@@ -85,9 +85,9 @@ def test_index_search_supports_all_queries(late_run, scenes, tmp_path):
         SearchQuery(like=((1.0, key),)),
         SearchQuery(images=((1.0, index.locate(index.items[key]).path),)),
     ):
-        assert search_index(index, query, 3).hits[0].key == key
+        assert search_collection(index, query, 3).hits[0].key == key
     test = ItemFilter(metadata={"split": "test"})
-    found = search_index(
+    found = search_collection(
         index, SearchQuery(texts=((1.0, "a red circle"), (-0.5, "a square"))), 40, test
     )
     assert sum(1 + len(hit.duplicates) for hit in found) == 10
@@ -144,7 +144,7 @@ def test_index_is_complete_after_repeated_kills(late_run, photos, tmp_path, time
 
 
 def test_damaged_snapshot_is_rebuilt(late_run, photos, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("visavis.retrieval.stores.lancedb_store.MIN_ITEMS", 1)
+    monkeypatch.setattr("visavis.retrieval.stores.maxsim_search.MIN_ITEMS", 1)
     build(late_run, photos, tmp_path / "index")
     search = lambda: visavis.search(tmp_path / "index", "a red circle", top=40).to_json()  # noqa: E731
     expected = search()

@@ -222,7 +222,7 @@ def test_store_of_several_vectors(place, tmp_path, request):
 
 
 def test_opened_snapshot_keeps_its_first_pass_after_changes(tmp_path, monkeypatch):
-    monkeypatch.setattr("visavis.retrieval.stores.lancedb_store.MIN_ITEMS", 10)
+    monkeypatch.setattr("visavis.retrieval.stores.maxsim_search.MIN_ITEMS", 10)
     monkeypatch.setattr(maxsim_search, "MIN_CANDIDATES", 5)
     random = np.random.default_rng(13)
     items, sets, query = make_items(50), make_sets(random, 50, (24,)), make_query(random)

@@ -17,8 +17,8 @@ from visavis.core.progress import NoProgress
 from visavis.evaluation.feedback.records import QueryKey
 from visavis.retrieval.index_builder import build_index
 from visavis.retrieval.index_folder import Index, check_index
-from visavis.retrieval.index_search import SearchQuery, search_index
 from visavis.retrieval.items import NO_FILTER, IndexItem, ItemFilter
+from visavis.retrieval.search import SearchQuery, search_collection
 
 pytest.importorskip("lancedb")
 pytest.importorskip("pymilvus")
@@ -68,7 +68,7 @@ def test_search_reads_only_items_of_results(index_folder, read_items):
     index = Index.open(index_folder)
     with closing(index.store):
         assert index.store.count() == 70
-        key = search_index(index, SearchQuery.from_text("a red circle"), 1)[0].key
+        key = search_collection(index, SearchQuery.from_text("a red circle"), 1)[0].key
         queries = [
             SearchQuery.from_text("a red circle"),
             SearchQuery(like=((1.0, key),)),
@@ -78,13 +78,13 @@ def test_search_reads_only_items_of_results(index_folder, read_items):
             for where in (NO_FILTER, ItemFilter(path="*1*"), ItemFilter(path="none")):
                 for grouped in (True, False):
                     read_items.clear()
-                    results = search_index(index, query, TOP, where, group_duplicates=grouped)
+                    results = search_collection(index, query, TOP, where, group_duplicates=grouped)
                     likes = [liked for _, liked in query.like]
                     assert {result.key for result in results} <= set(read_items)
                     assert len(set(read_items) - set(likes)) <= DEPTH
         assert index.calibration is not None
         with pytest.raises(DataError, match="the items have no metadata"):
-            search_index(index, queries[0], TOP, ItemFilter(metadata={"split": "test"}))
+            search_collection(index, queries[0], TOP, ItemFilter(metadata={"split": "test"}))
     visavis.search(index_folder, "a red circle", top=TOP)
     read_items.clear()
     assert (

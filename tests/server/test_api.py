@@ -25,8 +25,8 @@ from visavis.evaluation.feedback.records import (
     read_feedback,
 )
 from visavis.retrieval.index_folder import Index
-from visavis.retrieval.index_search import SearchQuery, search_index
 from visavis.retrieval.items import NO_FILTER
+from visavis.retrieval.search import SearchQuery, search_collection
 from visavis.retrieval.server.application import create_app
 from visavis.retrieval.server.limits import RateLimits, ServerLimits
 from visavis.retrieval.server.prometheus import ServerMetrics
@@ -61,7 +61,7 @@ def png(image):
 def test_search_pages_equal_index_search(client, collection):
     first = hits(client, text="a red circle", limit=20)
     second = hits(client, text="a red circle", limit=20, offset=20)
-    expected = search_index(collection.index, SearchQuery.from_text("a red circle"), 120).hits
+    expected = search_collection(collection.index, SearchQuery.from_text("a red circle"), 120).hits
     assert [hit["key"] for hit in first + second] == [hit.item.key for hit in expected[:40]]
     assert [hit["score"] for hit in first] == pytest.approx([hit.score for hit in expected[:20]])
 
@@ -100,7 +100,7 @@ def test_waiting_searches_are_encoded_in_one_batch(index_folder, monkeypatch):
     assert searches == ["a red circle", "a star", "a blue square -star", "zzz qqq"]
     assert isinstance(failed, VisavisError) and "zzz" in str(failed)
     for text, result in zip(texts[:2], results[:2], strict=True):
-        expected = search_index(index.index, SearchQuery.from_text(text), 120)
+        expected = search_collection(index.index, SearchQuery.from_text(text), 120)
         assert [hit.key for hit in result] == [hit.key for hit in expected]
         assert [hit.score for hit in result] == pytest.approx([hit.score for hit in expected])
 

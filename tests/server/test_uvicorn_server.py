@@ -16,7 +16,7 @@ import uvicorn
 
 import visavis
 from visavis.core.errors import RunError, VisavisError
-from visavis.retrieval.index_search import parse_query
+from visavis.retrieval.search import parse_query
 from visavis.retrieval.server.application import create_app
 from visavis.retrieval.server.limits import LRUCache, RateLimits, ServerLimits
 from visavis.retrieval.server.query_selection import uncertainties
@@ -197,9 +197,9 @@ def test_lru_cache_respects_max_size():
 def test_uncertainties_peak_at_even_probability(collection):
     from dataclasses import replace
 
-    from visavis.retrieval.index_search import SearchQuery, search_index
+    from visavis.retrieval.search import SearchQuery, search_collection
 
-    found = search_index(collection.index, SearchQuery.from_text("a star"), 12).hits
+    found = search_collection(collection.index, SearchQuery.from_text("a star"), 12).hits
     assert (
         max(
             uncertainties(

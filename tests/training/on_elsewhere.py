@@ -12,8 +12,10 @@ from visavis.core.encoded import Encoded
 from visavis.data import open_dataset
 from visavis.losses.pair_loss import PairLoss
 from visavis.losses.targets import Targets
-from visavis.models import CATALOG, CLIP, XVLM
+from visavis.models import CATALOG
+from visavis.models.clip.model import CLIP
 from visavis.models.inference import score_all_pairs, score_indexed_pairs
+from visavis.models.xvlm.model import XVLM
 from visavis.objectives import InfoNCE
 
 BASE = """

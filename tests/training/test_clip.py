@@ -16,8 +16,7 @@ import visavis
 from visavis.core.encoded import Encoded
 from visavis.core.errors import DataError, RecipeError, RunError, SpecError
 from visavis.data.synthetic import write_synthetic_scenes
-from visavis.models import CLIP
-from visavis.models.clip.model import export_to_transformers
+from visavis.models.clip.model import CLIP, export_to_transformers
 from visavis.objectives import InfoNCE
 from visavis.training.fine_tuned_models import interpolate_weights, smallest_alpha
 from visavis.training.optimizer import layers_below_top, make_optimizer

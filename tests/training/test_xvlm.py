@@ -17,8 +17,8 @@ from visavis.evaluation import rank_scores
 from visavis.losses import objectives
 from visavis.losses.pair_loss import PairLoss
 from visavis.losses.targets import Targets
-from visavis.models import XVLM
 from visavis.models.base import evaluation_mode
+from visavis.models.xvlm.model import XVLM
 
 
 @pytest.fixture(scope="module")

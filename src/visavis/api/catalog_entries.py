@@ -93,6 +93,23 @@ def relevance_estimators() -> list[CatalogEntry]:
     return [_class_entry(kind, "Source:") | {"defaults": _defaults(kind)} for kind in CATALOG]
 
 
+def stores() -> list[CatalogEntry]:
+    """Return every kind of vector store with its locations, its extra and its defaults."""
+    from visavis.retrieval.stores import store_kinds
+
+    return [
+        {
+            "name": name,
+            "summary": docstring_summary(kind.store_class),
+            "locations": ", ".join(kind.locations),
+            "install": f"visavis[{kind.extra}]" if kind.extra else "",
+            "vectors_per_item": "one or several" if kind.several_vectors else "one",
+            "defaults": kind.default,
+        }
+        for name, kind in store_kinds().items()
+    ]
+
+
 def recipes() -> list[CatalogEntry]:
     """Return every shipped recipe file as training resolves it, then every row of the papers'
     tables.
@@ -166,6 +183,7 @@ CATALOGS: dict[str, Callable[[], list[CatalogEntry]]] = {
     "relevance": relevance_estimators,
     "recipes": recipes,
     "protocols": protocols,
+    "stores": stores,
 }
 """Kinds of the catalog, in the order in which they are printed."""
 

@@ -453,8 +453,8 @@ def demo(*, out: str | Path | None = None, progress: Progress | None = None) -> 
 def catalog(
     kind: str | None = None, *, paper: str | None = None
 ) -> dict[str, list[dict[str, Any]]]:
-    """List objectives, models, metrics, data formats, recipes and protocols with formula, source
-    and defaults.
+    """List objectives, models, metrics, data formats, recipes, protocols and vector stores with
+    formula, source and defaults.
 
     Args:
         kind: One catalog: objectives, models, metrics, formats, recipes, protocols, ... Default:

@@ -16,8 +16,7 @@ from visavis.core.progress import NoProgress, Progress
 
 if TYPE_CHECKING:
     from visavis.retrieval.index_builder import IndexReport
-    from visavis.retrieval.index_search import SearchQuery, SearchResults
-    from visavis.retrieval.items import ItemFilter
+    from visavis.retrieval.search import SearchQuery, SearchResults
 
 
 def index(
@@ -193,16 +192,25 @@ def search(
         visavis search openai/clip-vit-base-patch32 "a red car" --collection photos/
         ```
     """
-    from visavis.retrieval.default_index import update_default_index
-    from visavis.retrieval.index_folder import is_index
+    from visavis.core.spec import validate_int
+    from visavis.models.retriever import Retriever
+    from visavis.retrieval.index_folder import Index, is_index
     from visavis.retrieval.items import ItemFilter, ItemKind
-    from visavis.retrieval.run_search import search_images
+    from visavis.retrieval.search import (
+        Collection,
+        attach_images,
+        search_collection,
+        validate_text_query,
+        warn_unknown_words,
+    )
 
     runs, progress = to_paths(run), progress or NoProgress()
     # A single text that names no model is the query.
     text = str(run if isinstance(run, str | Path) else run[0])
     if len(runs) == 1 and not query and not _is_model_or_index(text):
         if collection is not None:
+            from visavis.retrieval.default_index import update_default_index
+
             index_folder = update_default_index(collection, model, progress, memory=memory)
             runs, query, collection, model = [index_folder], text, None, None
         elif not (image or like):
@@ -210,79 +218,44 @@ def search(
                 f"search: expected an index, run or model and a query, got only {text!r}. Add "
                 "--collection FOLDER."
             )
-    if not any(is_index(folder) for folder in runs):
-        if (
-            image
-            or like
-            or without
-            or path
-            or kind
-            or after
-            or before
-            or metadata
-            or rerank
-            or store
-        ):
-            raise VisavisError(
-                f"{runs[0]}: expected an index for image queries, filters, --rerank and --store, "
-                "got a run or model. "
-                f"Create one with visavis index {runs[0]} FOLDER --out INDEX."
-            )
-        return search_images(runs, query, optional_path(collection), top, progress, memory)
-    if len(runs) > 1 or collection is not None:
-        raise VisavisError(
-            "search: expected one index without --collection, as an index has its own images. Pass "
-            "one index only."
-        )
     if kind is not None:
         check_choice("kind", kind, get_args(ItemKind))
     item_filter = ItemFilter(
         path, kind, _parse_time(after), _parse_time(before), dict(metadata or {})
     )
-    options: dict[str, Any] = {
-        "group_duplicates": group_duplicates,
-        "rerank": rerank,
-        "model": model,
-        "store": store,
-        "memory": memory,
-    }
-    return _search_index(
-        runs[0], build_query(query, image, like, without), top, item_filter, progress, **options
-    )
-
-
-def _search_index(
-    folder: Path,
-    query: SearchQuery,
-    top: int,
-    item_filter: ItemFilter,
-    progress: Progress,
-    *,
-    group_duplicates: bool,
-    rerank: str | Path | None,
-    model: str | Path | None,
-    store: str | Path | None,
-    memory: MemoryLimit,
-) -> SearchResults:
-    """Search an index. Unknown words of the query and missing files of the results are reported."""
-    from visavis.models.retriever import Retriever
-    from visavis.retrieval.index_folder import Index
-    from visavis.retrieval.index_search import attach_images, search_index
-    from visavis.retrieval.run_search import warn_unknown_words
-
-    index = Index.open(folder, model=model, store=store, memory=memory)
-    with closing(index.store):
-        for _, text in query.texts:
-            if text.strip():
-                warn_unknown_words(index.model, text, progress)
-        reranker = None if rerank is None else Retriever.load(rerank, memory=memory)
-        results = search_index(
-            index, query, top, item_filter, group_duplicates=group_duplicates, rerank=reranker
+    parts = build_query(query, image, like, without)
+    searched: Collection
+    if any(is_index(folder) for folder in runs):
+        if len(runs) > 1 or collection is not None:
+            raise VisavisError(
+                "search: expected one index without --collection, as an index has its own images. "
+                "Pass one index only."
+            )
+        searched = Index.open(runs[0], model=model, store=store, memory=memory)
+    elif image or like or without or item_filter or rerank or store:
+        raise VisavisError(
+            f"{runs[0]}: expected an index for image queries, filters, --rerank and --store, got a "
+            "run or model. "
+            f"Create one with visavis index {runs[0]} FOLDER --out INDEX."
         )
-        results = attach_images(index, results)
-    if missing := [hit.item.path for hit in results if hit.image is None]:
+    else:
+        from visavis.retrieval.run_images import RunImages
+
+        # A wrong query is reported before features are computed.
+        validate_text_query(query)
+        validate_int(top, "top", 1)
+        searched = RunImages.open(runs, optional_path(collection), progress, memory)
+    with closing(searched):
+        for encoder in searched.models:
+            warn_unknown_words(encoder, parts, progress)
+        reranker = None if rerank is None else Retriever.load(rerank, memory=memory)
+        results = search_collection(
+            searched, parts, top, item_filter, group_duplicates=group_duplicates, rerank=reranker
+        )
+        results = attach_images(searched, results)
+    if missing := [hit.name for hit in results if hit.image is None]:
         progress.message(
-            f"{index.root}: {', '.join(missing)} not found. Update the index with visavis index."
+            f"{searched.root}: {', '.join(missing)} not found. Update the index with visavis index."
         )
     return results
 
@@ -324,7 +297,7 @@ def classify(
     from visavis.core.spec import validate_int
     from visavis.models.retriever import Retriever
     from visavis.retrieval.index_folder import is_index, read_manifest
-    from visavis.retrieval.index_search import rank_texts
+    from visavis.retrieval.search import rank_texts
 
     validate_int(top, "top", 1)
     if isinstance(labels, str | Path):
@@ -352,7 +325,7 @@ def build_query(
     Returns:
         The query. Without any part, it has one empty text, which a search refuses.
     """
-    from visavis.retrieval.index_search import EXCLUDED_WEIGHT, SearchQuery
+    from visavis.retrieval.search import EXCLUDED_WEIGHT, SearchQuery
 
     images = [(1.0, file) for file in ([image] if isinstance(image, str | Path) else image)]
     keys = [(1.0, key) for key in to_list(like)]

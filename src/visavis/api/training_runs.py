@@ -275,7 +275,7 @@ def _evaluate_index(
     """Evaluate an index with the judgments of a feedback file."""
     from visavis.evaluation.feedback.evaluate_feedback import evaluate_feedback
     from visavis.retrieval.index_folder import Index
-    from visavis.retrieval.index_search import SearchQuery, store_queries
+    from visavis.retrieval.search import SearchQuery
 
     if len(indexes) != 1:
         raise RunError(
@@ -288,7 +288,7 @@ def _evaluate_index(
         feedback,
         contents,
         lambda text: opened.store.search(
-            store_queries(opened, SearchQuery.from_text(text)), len(contents)
+            opened.encode_query(SearchQuery.from_text(text)), len(contents)
         )[0],
         f"the index {opened.folder}",
     )

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import NoReturn
+from functools import cache
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from visavis.cli.commands import build_app
 from visavis.cli.terminal import (
@@ -17,12 +18,23 @@ from visavis.cli.terminal import (
 )
 from visavis.core.errors import ReportedByOtherProcess, VisavisError
 
-app = build_app()
+if TYPE_CHECKING:
+    import typer
+
+    app: typer.Typer
 
 HUGE_PAGES_VARIABLE = "THP_MEM_ALLOC_ENABLE"
 """Environment variable by which torch asks Linux for 2 MiB pages for large tensors, which speeds up
 attention. A value of the user is kept.
 """
+
+
+@cache
+def __getattr__(name: str) -> Any:
+    """Build ``app``, all commands, when it is first used: ``main`` builds one command."""
+    if name != "app":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return build_app()
 
 
 def main() -> None:
@@ -40,7 +52,7 @@ def main() -> None:
     escape_unencodable_output()
     try:
         with signals_raised():
-            app()
+            build_app("".join(sys.argv[1:2]))()
     except ReportedByOtherProcess as error:
         sys.exit(error.exit_code)
     except VisavisError as error:

@@ -207,12 +207,17 @@ class ParameterType:
     is_path: bool
 
 
-def build_app() -> typer.Typer:
+def build_app(first_word: str = "") -> typer.Typer:
     """Build the command line from the functions in ``visavis.api``.
 
+    Args:
+        first_word: First word of the command line. If it is a command or a group, only this is
+            built, so that the modules of other commands are not imported.
+
     Returns:
-        The application with all commands.
+        The application, with all commands for any other word.
     """
+    names = [name for name in COMMANDS if name.partition("_")[0] == first_word] or list(COMMANDS)
     # Typer adds the Python type of an argument to its name, such as list[str].
     setattr(TyperArgument, "display_type_rich", lambda self, ctx: None)  # noqa: B010, ARG005
     app = typer.Typer(
@@ -233,15 +238,17 @@ def build_app() -> typer.Typer:
             invoke_without_command=is_command,
             rich_markup_mode=None,
         )
-    for name, command in COMMANDS.items():
+    for name in names:
         group, _, word = name.rpartition("_")
         decorate = groups[name].callback if name in GROUPS else partial(groups[group].command, word)
         summary = docstring_summary(getattr(api, name))
         decorate(help=summary, epilog=examples_of(name), rich_help_panel=panel_of(name))(
-            _callback(name, command)
+            _callback(name, COMMANDS[name])
         )
+    first_words = {name.partition("_")[0] for name in names}
     for name in GROUPS:
-        app.add_typer(groups[name], name=name, rich_help_panel=panel_of(name))
+        if name in first_words:
+            app.add_typer(groups[name], name=name, rich_help_panel=panel_of(name))
     return app
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from visavis.evaluation.feedback.evaluate_feedback import FeedbackEvaluation
     from visavis.retrieval.compression import CompressionReport
     from visavis.retrieval.index_builder import IndexReport
-    from visavis.retrieval.index_search import SearchResults
+    from visavis.retrieval.search import SearchResults
 
 MAX_LISTED_LINES = 5
 """Number of removed, excluded and skipped files that are printed."""

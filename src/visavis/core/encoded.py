@@ -17,6 +17,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 Parts = Tensor | dict[str, Tensor]
 """One tensor, or named tensors (one per expert)."""
 
+Modality = Literal["visual", "text"]
+"""Side of an item: images and clips, or texts."""
+Granularity = Literal["pooled", "regions", "words", "frames"]
+"""Vectors of an item: one ``[N, D]``, or several with a mask ``[N, n, D]``."""
 Direction = Literal["i2t", "t2i"]
 """Which side holds the queries: images ("i2t") or texts ("t2i")."""
 MaxSimDirection = Literal["both", "t2i", "i2t"]

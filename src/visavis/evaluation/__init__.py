@@ -7,7 +7,26 @@
 600.0
 """
 
-from visavis.evaluation.protocols import CATALOG, Protocol
-from visavis.evaluation.results import Evaluation, evaluate, evaluate_listed, rank_scores
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from visavis.core.lazy_imports import lazy_names
+
+if TYPE_CHECKING:
+    from visavis.evaluation.protocols import CATALOG, Protocol
+    from visavis.evaluation.results import Evaluation, evaluate, evaluate_listed, rank_scores
 
 __all__ = ["CATALOG", "Evaluation", "Protocol", "evaluate", "evaluate_listed", "rank_scores"]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "CATALOG": "visavis.evaluation.protocols",
+        "Protocol": "visavis.evaluation.protocols",
+        "Evaluation": "visavis.evaluation.results",
+        "evaluate": "visavis.evaluation.results",
+        "evaluate_listed": "visavis.evaluation.results",
+        "rank_scores": "visavis.evaluation.results",
+    },
+)

@@ -1,35 +1,36 @@
-"""Matching models, by the names that recipes use."""
+"""Matching models, by the names that recipes use. A model is imported when it is used."""
 
-from visavis.core.own_code import find_part
-from visavis.models.base import Matcher
-from visavis.models.clip.model import CLIP
-from visavis.models.image_text.heads import Heads
-from visavis.models.image_text.region_word_matchers import BFAN, SCAN, MaxSim
-from visavis.models.image_text.sgraf import SGRAF
-from visavis.models.image_text.vse_infinity import VSEInfinity
-from visavis.models.image_text.vse_plus_plus import VSEPlusPlus
-from visavis.models.image_text.vsrn import VSRN
-from visavis.models.video_text.ce import CE
-from visavis.models.video_text.mmt import MMT
-from visavis.models.xvlm.model import XVLM
+from __future__ import annotations
 
-CATALOG: dict[str, type[Matcher]] = {
-    kind.name: kind
-    for kind in (
-        Heads,
-        VSEPlusPlus,
-        VSEInfinity,
-        VSRN,
-        SCAN,
-        BFAN,
-        SGRAF,
-        MaxSim,
-        CLIP,
-        XVLM,
-        CE,
-        MMT,
-    )
-}
+from collections.abc import MutableMapping
+from typing import TYPE_CHECKING
+
+from visavis.core.lazy_imports import LazyCatalog, lazy_names
+
+if TYPE_CHECKING:
+    from visavis.models.base import Matcher
+
+CATALOG: MutableMapping[str, type[Matcher]] = LazyCatalog(
+    {
+        "Heads": "visavis.models.image_text.heads:Heads",
+        "VSE++": "visavis.models.image_text.vse_plus_plus:VSEPlusPlus",
+        "VSEInfinity": "visavis.models.image_text.vse_infinity:VSEInfinity",
+        "VSRN": "visavis.models.image_text.vsrn:VSRN",
+        "SCAN": "visavis.models.image_text.region_word_matchers:SCAN",
+        "BFAN": "visavis.models.image_text.region_word_matchers:BFAN",
+        "SGRAF": "visavis.models.image_text.sgraf:SGRAF",
+        "MaxSim": "visavis.models.image_text.region_word_matchers:MaxSim",
+        "CLIP": "visavis.models.clip.model:CLIP",
+        "XVLM": "visavis.models.xvlm.model:XVLM",
+        "CE": "visavis.models.video_text.ce:CE",
+        "MMT": "visavis.models.video_text.mmt:MMT",
+    }
+)
+"""Models by the names that recipes use, ``Matcher.name``."""
+
+__all__ = ["CATALOG", "Matcher", "find_model"]
+
+__getattr__ = lazy_names(__name__, {"Matcher": "visavis.models.base"})
 
 
 def find_model(name: str) -> type[Matcher] | None:
@@ -44,10 +45,10 @@ def find_model(name: str) -> type[Matcher] | None:
     Raises:
         SpecError: If the source of an own model has no such class, or may not run.
     """
+    from visavis.core.own_code import find_part
+    from visavis.models.base import Matcher
+
     kind = find_part(name, CATALOG, Matcher, "models")
-    if kind is not None and kind not in CATALOG.values():
+    if kind is not None and name not in CATALOG:
         kind.name = kind.__qualname__ if ":" in kind.__qualname__ else name
     return kind
-
-
-__all__ = ["CATALOG", "Matcher", "find_model"]

@@ -16,8 +16,8 @@ from visavis.core.environment import EnvironmentCheck, installed_version
 from visavis.core.errors import DataError, StorageError
 from visavis.core.progress import Progress
 from visavis.data.hub_files import HubUnreachableError, download_message, hub_errors, hub_license
-from visavis.models.clip.model import DUAL_ENCODER_TYPES
 from visavis.models.encoders.pretrained_files import (
+    DUAL_ENCODER_TYPES,
     HUB_NAME,
     cached_hub_folder,
     import_transformers,

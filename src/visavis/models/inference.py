@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from visavis.core.blocking import BlockCost, block_shape, chunk_slices
-from visavis.core.encoded import Direction, Encoded, EncodedBatches, collect_batches
+from visavis.core.encoded import Direction, Encoded, EncodedBatches, Modality, collect_batches
 from visavis.core.memory_budget import MemoryLimit, budget_bytes
-from visavis.data.features.store import Modality
 from visavis.losses.scoring import (
     DeviceScore,
     TwoStageScore,

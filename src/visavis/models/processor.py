@@ -17,22 +17,22 @@ from visavis.core.errors import RunError, VisavisError, suggest_name
 from visavis.core.spec import build_object
 from visavis.data.dataset import Image as ListedImage
 from visavis.data.features.standardization import Standardization
-from visavis.data.item_sources import PixelSource
 from visavis.data.vocabulary import Vocabulary, tokenize
 from visavis.models.base import Matcher, load_matcher, verify_config_hash
 from visavis.models.encoders.encoder_spec import EncoderSpec, open_preprocessing
-from visavis.models.encoders.frozen_encoders import (
-    FrozenEncoder,
-    TextEncoder,
-    VisualEncoder,
-    open_encoder,
-)
 from visavis.models.encoders.preprocessing import ImageConverter
-from visavis.models.encoders.pretrained_files import model_folder
-from visavis.models.encoders.text_backbone import TEXT_BACKBONE_FOLDER, PretrainedTokenizer
+from visavis.models.encoders.pretrained_files import (
+    TEXT_BACKBONE_FOLDER,
+    VISUAL_BACKBONE_FOLDER,
+    model_folder,
+)
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+    from visavis.data.item_sources import PixelSource
+    from visavis.models.encoders.frozen_encoders import FrozenEncoder, TextEncoder
+    from visavis.models.encoders.text_backbone import PretrainedTokenizer
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Processor:
             The processor.
         """
         words = Vocabulary(tuple(config.vocabulary)) if config.vocabulary else None
-        backbone_folder = folder / VisualEncoder.part_name
+        backbone_folder = folder / VISUAL_BACKBONE_FOLDER
         visual_folder = backbone_folder if os.path.isfile(backbone_folder / "config.json") else None
         tokenizer_folder = (
             folder / TEXT_BACKBONE_FOLDER
@@ -153,6 +153,8 @@ class Processor:
     @cached_property
     def visual_encoder(self) -> FrozenEncoder:
         """The opened image encoder."""
+        from visavis.models.encoders.frozen_encoders import open_encoder
+
         return open_encoder(self.visual_spec)
 
     @cached_property
@@ -163,16 +165,18 @@ class Processor:
                 "text encoder: expected one for new texts, got a model that was trained on stored "
                 "caption features alone. Train with captions."
             )
+        from visavis.models.encoders.frozen_encoders import open_encoder
+
         return open_encoder(self.text)  # type: ignore[return-value]
 
     @cached_property
     def pretrained_tokenizer(self) -> PretrainedTokenizer | None:
         """The opened tokenizer of a pretrained model."""
-        return (
-            None
-            if self.tokenizer is None
-            else PretrainedTokenizer.open(self.tokenizer_folder or model_folder(self.tokenizer))
-        )
+        if self.tokenizer is None:
+            return None
+        from visavis.models.encoders.text_backbone import PretrainedTokenizer
+
+        return PretrainedTokenizer.open(self.tokenizer_folder or model_folder(self.tokenizer))
 
     @cached_property
     def preprocess(self) -> ImageConverter:
@@ -196,6 +200,8 @@ class Processor:
         Returns:
             The pixels. They are normalized batch by batch where this is possible.
         """
+        from visavis.data.item_sources import PixelSource
+
         converter = self.preprocess
         # Crops are resized to the crop size, so they need no padding, but all pixels of a source
         # are normalized together.

@@ -28,10 +28,12 @@ from visavis.data.parallel import map_in_order
 from visavis.data.sequences import pad_items
 from visavis.data.video import is_video, iter_frames
 from visavis.models.base import Matcher, get_vectors, valid_mask
-from visavis.models.clip.model import find_dual_encoder, open_dual_encoder
-from visavis.models.colpali import COLPALI_TYPES, open_colpali
 from visavis.models.device import choose_device
-from visavis.models.encoders.pretrained_files import weights_checksum
+from visavis.models.encoders.pretrained_files import (
+    COLPALI_TYPES,
+    find_dual_encoder,
+    weights_checksum,
+)
 from visavis.models.inference import (
     OnBatch,
     consecutive_batches,
@@ -233,8 +235,12 @@ class Retriever:
         folder = folder / "model" if os.path.exists(folder / "model" / "config.json") else folder
         matcher: Matcher
         if (name := find_dual_encoder(folder)) is not None:
+            from visavis.models.clip.model import open_dual_encoder
+
             matcher, processor = open_dual_encoder(name)
         elif (name := find_dual_encoder(folder, COLPALI_TYPES)) is not None:
+            from visavis.models.colpali import open_colpali
+
             matcher, processor = open_colpali(name)
             batch_size = min(batch_size, PAGE_BATCH_SIZE)
         else:

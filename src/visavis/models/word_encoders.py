@@ -5,6 +5,7 @@ trained with the matcher.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +14,10 @@ from torch.nn.functional import pad
 from visavis.core.encoded import Encoded
 from visavis.core.spec import PositiveInt, UnitFloat, require_field
 from visavis.models.base import MatcherConfig, get_mask, get_vectors, valid_mask
-from visavis.models.encoders.text_backbone import TextBackbone, WordNoise
 from visavis.models.layers import max_pool, mean_pool, mirrored_positions, xavier_linear
+
+if TYPE_CHECKING:
+    from visavis.models.encoders.text_backbone import WordNoise
 
 GRU_BATCH_SIZE = 128
 """Number of texts of similar length in one call of the GRU, padded to the longest of them."""
@@ -203,7 +206,7 @@ class WordMatcherConfig(MatcherConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_field(
-            self.word_noise.total <= 1,
+            self.word_mask_rate + self.word_replace_rate + self.word_drop_rate <= 1,
             self,
             "word_mask_rate",
             "at most 1 together with word_replace_rate and word_drop_rate",
@@ -212,6 +215,8 @@ class WordMatcherConfig(MatcherConfig):
     @property
     def word_noise(self) -> WordNoise:
         """Noise of words in training."""
+        from visavis.models.encoders.text_backbone import WordNoise
+
         return WordNoise(self.word_mask_rate, self.word_replace_rate, self.word_drop_rate)
 
 
@@ -248,6 +253,8 @@ def build_word_encoder(
     if config.text_granularity == "words":
         return nn.Identity(), xavier_linear(config.text_input_dim, output_dim, LinearWordEncoder)
     if config.text_backbone:
+        from visavis.models.encoders.text_backbone import TextBackbone
+
         backbone = TextBackbone(config.text_backbone, config.word_noise)
         return backbone, xavier_linear(backbone.hidden_dim, output_dim, LinearWordEncoder)
     sizes = config.text_input_dim, config.word_dim, output_dim

@@ -97,11 +97,13 @@ def fit_calibration(scores: Tensor, relevant: Tensor) -> Calibration:
     knots, knot_of, counts = np.unique(
         top_scores.flatten().double().numpy(), return_inverse=True, return_counts=True
     )
+    # Equal scores form one knot, or the fit would depend on their order.
     precisions = np.bincount(knot_of, weights=top_relevant.flatten().double().numpy()) / counts
     probabilities = isotonic_regression(precisions, weights=counts).x
     # Of knots with the same probability, the first and the last define the function.
     changes = np.diff(probabilities) != 0
     kept = np.r_[True, changes] | np.r_[changes, True]
+    # Other queries have no best score without relevant items to compare with.
     has_both = relevant.any(1) & ~relevant.all(1)
     best_with_relevant = scores[has_both].amax(1)
     best_without_relevant = scores[has_both].masked_fill(relevant[has_both], -torch.inf).amax(1)

@@ -171,6 +171,8 @@ def compare_encodings(
         Measured encodings and a recommendation.
     """
     queries, dim = np.ascontiguousarray(queries, np.float32), rows.shape[1]
+    # A result counts if its exact score reaches the last true one, so that ties are right either
+    # way.
     min_scores = ExactSearch(rows, memory=memory).search(queries, MEASURED_TOP)[0][:, -1]
     benchmark = EncodingBenchmark(
         queries,
@@ -216,6 +218,7 @@ def recommend_encoding(encodings: Sequence[VectorEncoding]) -> str:
         if encoding.caption_recall_at_10 is not None and plain.caption_recall_at_10 is not None:
             recall, full_recall = encoding.caption_recall_at_10, plain.caption_recall_at_10
             measure = f"of captions with their item among the first {MEASURED_TOP}"
+        # Sorted by size: the first that is good enough is the smallest.
         if recall >= TARGET_RECALL * full_recall:
             return (
                 f"Use --embedding-dim {encoding.embedding_dim}: {recall:.1f} % {measure} (all "

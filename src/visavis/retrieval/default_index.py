@@ -37,6 +37,7 @@ def default_index_folder(source: str | Path, model: str | Path | None = None) ->
     numbered = (
         INDEXES_FOLDER / (name if number == 1 else f"{name}-{number}") for number in count(1)
     )
+    # Two sources of the same name in different folders have numbered indexes.
     return next(folder for folder in numbered if _is_free_or_of(folder, str(root), model))
 
 

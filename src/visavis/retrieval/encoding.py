@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from visavis.core.encoded import Encoded, unit_rows
+from visavis.core.encoded import unit_rows
 from visavis.core.errors import DataError, MissingExtra
 from visavis.data.images import ImageError, decode_image, dhash
 from visavis.data.parallel import Engine, map_in_order, map_on_ray
@@ -114,6 +114,7 @@ class _FileReader:
         """
         processor = model.processor
         converter = processor.preprocess.to_bytes if processor.converts_single_images else None
+        # An image with ten crops takes the memory of ten images.
         batch_size = max(1, READ_AHEAD // processor.visual_spec.crops)
         return cls(processor.min_side, converter, batch_size)
 
@@ -206,7 +207,13 @@ def encode_shard(
         if images := [
             (file, decoded) for file, decoded in decoded_batch if isinstance(decoded, _DecodedFile)
         ]:
-            vectors = model.item_vectors(_encode_images(model, [decoded for _, decoded in images]))
+            pixels = [decoded.pixels for _, decoded in images if decoded.pixels is not None]
+            encoded = (
+                model.encode_pixels(pixels, len(pixels))
+                if pixels
+                else model.encode_visual([decoded.image for _, decoded in images if decoded.image])
+            )
+            vectors = model.item_vectors(encoded)
             rows += [
                 (_item(file, decoded.content_hash, "image", decoded.image_hash), vector)
                 for (file, decoded), vector in zip(images, vectors, strict=True)
@@ -216,6 +223,7 @@ def encode_shard(
             rows += _encode_clip(model, file, moment_seconds)
         except (DataError, MissingExtra) as error:
             unreadable[file.path] = _unreadable(error)
+    # In the order of keys: images are encoded before clips.
     rows.sort(key=lambda row: row[0].key)
     arrays = [vector.numpy() for _, vector in rows]
     joined = (
@@ -231,15 +239,6 @@ def _separate_clips(files: Sequence[SourceFile]) -> tuple[list[SourceFile], list
     return [file for file in files if not file.is_video], [file for file in files if file.is_video]
 
 
-def _encode_images(model: Retriever, images: Sequence[_DecodedFile]) -> Encoded:
-    pixels = [image.pixels for image in images if image.pixels is not None]
-    return (
-        model.encode_pixels(pixels, len(pixels))
-        if pixels
-        else model.encode_visual([image.image for image in images if image.image])
-    )
-
-
 def _encode_clip(
     model: Retriever, file: SourceFile, moment_seconds: float
 ) -> list[tuple[IndexItem, Tensor]]:
@@ -247,12 +246,14 @@ def _encode_clip(
     the pixels of one section.
     """
     rate = model.processor.frames_per_second or FRAMES_PER_SECOND
+    # At least one frame, also for moments shorter than the time between two frames.
     per_moment = max(1, round(moment_seconds * rate))
     content_hash, hashes = file.location.content_hash, dict[int, str]()
     # Vector and number of frames of each part of a span.
     parts = defaultdict[range, list[tuple[Tensor, int]]](list)
     with file.location.open() as source, open_frames(source, file.path, rate) as (count, frames):
         whole = range(count)
+        # A single moment would repeat the item of the whole clip.
         moments = _split(whole, per_moment) if count > per_moment else []
         hashed = {_middle(span) for span in (whole, *moments)}
         frames = _hash_frames(frames, hashed, hashes)
@@ -348,6 +349,7 @@ def _join(model: Retriever, parts: Sequence[tuple[Tensor, int]]) -> Tensor:
     if len(parts) == 1:
         [(vector, _)] = parts
         return vector if model.processor.frames_per_second else unit_rows(vector)
+    # Weighted by frames, so that a short last part counts as little as it shows.
     return unit_rows(torch.stack([vector * length for vector, length in parts]).sum(0))
 
 
@@ -412,7 +414,19 @@ def encode_in_shards(
     else:
         full_decoding = model.processor.visual_spec.full_decoding
         arguments = (model_name, model.embedding_dim, full_decoding, moment_seconds)
-        jobs = list(enumerate(map(_with_absolute_paths, shards)))
+        # Processes of a cluster may run in another working directory.
+        jobs = [
+            (
+                number,
+                [
+                    replace(
+                        file, location=replace(file.location, path=file.location.path.absolute())
+                    )
+                    for file in shard
+                ],
+            )
+            for number, shard in enumerate(shards)
+        ]
         for number, shard in map_on_ray(
             RayEncoder, arguments, jobs, workers=workers, action="indexing", ordered=False
         ):
@@ -432,14 +446,6 @@ def _divide_into_shards(files: Sequence[SourceFile]) -> list[list[SourceFile]]:
         shards[-1].append(file)
         num_clips += file.is_video
     return shards
-
-
-def _with_absolute_paths(files: Sequence[SourceFile]) -> list[SourceFile]:
-    """The files with paths that hold in every working directory."""
-    return [
-        replace(file, location=replace(file.location, path=file.location.path.absolute()))
-        for file in files
-    ]
 
 
 class RayEncoder:

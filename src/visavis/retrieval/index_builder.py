@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -51,7 +51,7 @@ from visavis.retrieval.index_folder import (
     truncate_model,
     write_manifest,
 )
-from visavis.retrieval.items import IndexItem
+from visavis.retrieval.items import IndexItem, metadata_tags
 from visavis.retrieval.source_files import (
     FileCollection,
     SourceFile,
@@ -59,9 +59,13 @@ from visavis.retrieval.source_files import (
     list_source_files,
     source_root,
 )
-from visavis.retrieval.stores import refuse_milvus
+from visavis.retrieval.stores import find_store_kind
+from visavis.retrieval.stores.arrow_tables import equal_lists, items_from_table
 from visavis.retrieval.stores.base import VectorStore
 from visavis.training.runs.open_run import open_run, read_run_recipe
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 MOMENT_SECONDS = 4.0
 PROGRESS_EVERY = 1000
@@ -182,12 +186,18 @@ def build_index(
     """
     folder, started = Path(out), time.perf_counter()
     _validate_arguments(folder, moment_seconds, workers)
-    retriever = _load_model(folder, model, embedding_dim, full_decoding, device, memory)
     previous = read_manifest(folder) if is_index(folder) else None
+    retriever = Retriever.load(model, device=device, memory=memory)
+    if full_decoding or (previous is not None and previous.full_decoding):
+        retriever = retriever.with_full_decoding()
+    if embedding_dim is not None:
+        retriever = retriever.with_embedding_dim(embedding_dim)
     exclude = tuple(filter(None, exclude)) if exclude or previous is None else previous.exclude
     is_known = previous is not None and previous.source == str(source_root(source))
     collection = (list_readable_files if is_known else list_source_files)(source, exclude)
+    # Without waiting: a second update of the same files would only repeat the first.
     with storage.folder_lock(folder / "index", wait=False, subject=folder):
+        # The manifest is read again under the lock. Another update may have ended since.
         manifest = _open_or_create_manifest(
             folder, model, retriever, collection, store, moment_seconds, embedding_dim, moved
         )
@@ -224,6 +234,7 @@ def build_index(
                 if file.path in unreadable and unreadable[file.path].is_damaged
             }
             skipped, digest = changes.skipped | damaged, vectors.digest()
+            # Fitted once: it depends on the model and its validation data, not on the items.
             calibration = manifest.calibration or calibrate_index(
                 Path(model), manifest.embedding_dim, progress
             )
@@ -236,7 +247,7 @@ def build_index(
             )
             write_manifest(folder, manifest)
             kept_files = [
-                path for path in unreadable if path not in damaged and path in changes.stored
+                path for path in unreadable if path not in damaged and path in changes.old_keys
             ]
             kept_places = {
                 collection.problem_of(place)
@@ -245,7 +256,7 @@ def build_index(
             }
             removed = (
                 *changes.missing_paths,
-                *(path for path in damaged if path in changes.stored),
+                *(path for path in damaged if path in changes.old_keys),
             )
             report = IndexReport(
                 folder=str(folder),
@@ -283,7 +294,7 @@ def _warnings(changes: _IndexChanges, source: FileCollection) -> Iterator[str]:
     """A sentence for each place whose items are kept."""
     for place, count in Counter(changes.kept.values()).items():
         if place == _MISSING:
-            yield f"{count:,} of {len(changes.stored):,} files are missing. The index keeps them. {_IF_DELETED}"
+            yield f"{count:,} of {changes.num_stored:,} files are missing. The index keeps them. {_IF_DELETED}"
         elif place in source.unreadable:
             yield f"{source.problem_of(place)} The index keeps {count:,} of its files."
         else:
@@ -303,21 +314,6 @@ def _validate_arguments(folder: Path, moment_seconds: float | None, workers: int
             f"{folder}: expected a new folder or an index, got other files. Pass another folder "
             "with --out."
         )
-
-
-def _load_model(
-    folder: Path,
-    model: str | Path,
-    embedding_dim: int | None,
-    full_decoding: bool,
-    device: str | None,
-    memory: MemoryLimit,
-) -> Retriever:
-    """The model with the requested dimension, and with the decoding of the index in the folder."""
-    retriever = Retriever.load(model, device=device, memory=memory)
-    if full_decoding or (is_index(folder) and read_manifest(folder).full_decoding):
-        retriever = retriever.with_full_decoding()
-    return retriever if embedding_dim is None else retriever.with_embedding_dim(embedding_dim)
 
 
 def _open_or_create_manifest(
@@ -371,9 +367,9 @@ def _new_manifest(
     model: str, retriever: Retriever, source: FileCollection, store: str, moment_seconds: float
 ) -> IndexManifest:
     late_interaction = retriever.matcher.late_interaction
-    if late_interaction is not None:
-        refuse_milvus(store)
+    find_store_kind(store, late_interaction)
     vocabulary = retriever.processor.vocabulary
+    # The first words of a vocabulary are markers. A word that it lacks cannot be encoded.
     known_word = vocabulary.words[-1] if vocabulary is not None else "a"
     [vector] = retriever.item_vectors(retriever.encode_text([known_word]))
     return IndexManifest(
@@ -383,6 +379,7 @@ def _new_manifest(
         source=str(source.root),
         store=store,
         moment_seconds=moment_seconds,
+        # Rows of another index have other checksums, also with the same files and model.
         index_id=secrets.token_hex(16),
         is_dataset=source.is_dataset,
         late_interaction=late_interaction,
@@ -396,7 +393,8 @@ class _IndexChanges:
 
     ``reused``: items of new or touched files whose content is in the index, with the keys of the
     vectors of that path. ``kept``: the place because of which items of an absent file are kept, by
-    the path of the file.
+    the path of the file. ``old_keys``: keys of the stored items of each path that is changed or
+    absent. ``num_stored``: number of stored paths.
     """
 
     new_files: tuple[SourceFile, ...]
@@ -405,7 +403,8 @@ class _IndexChanges:
     kept: dict[str, str]
     num_unchanged: int
     skipped: dict[str, SkippedFile]
-    stored: dict[str, list[IndexItem]]
+    old_keys: dict[str, list[str]]
+    num_stored: int
 
 
 def _compare_files(
@@ -415,62 +414,111 @@ def _compare_files(
     remove_missing: bool,
     progress: Progress,
 ) -> _IndexChanges:
-    stored, path_by_content = (
-        defaultdict[str, list[IndexItem]](list),
-        defaultdict[tuple[int, bool], dict[str, str]](dict),
-    )
-    for item in store.items():
-        stored[item.path].append(item)
-        path_by_content[item.size, item.kind != "image"].setdefault(item.content, item.path)
-    new_files, reused, skipped = (
+    import pyarrow.compute as pc
+
+    # Columns instead of an object per item: of a million items, usually few have changed.
+    table, files = store.table(), source.files
+    is_unchanged, file_of = _unchanged_files(table, files)
+    changed = [files[number] for number in np.flatnonzero(~is_unchanged)]
+    skipped, candidates = dict[str, SkippedFile](), list[SourceFile]()
+    known_problems = manifest.skipped if manifest.decoders == decoder_versions() else {}
+    for file in changed:
+        problem = known_problems.get(file.path)
+        if problem is not None and tuple(problem[:2]) == (file.size, file.modified_ns):
+            skipped[file.path] = tuple(problem)  # type: ignore[assignment]
+        else:
+            candidates.append(file)
+    # Stored items of files that are changed, skipped or absent.
+    is_old = file_of < 0
+    is_old[~is_old] = ~is_unchanged[file_of[~is_old]]
+    old = table.filter(is_old).select(["key", "path", "content"]).to_pydict()
+    old_keys, old_contents = defaultdict[str, list[str]](list), defaultdict[str, set[str]](set)
+    for key, path, content in zip(*old.values(), strict=True):
+        old_keys[path].append(key)
+        old_contents[path].add(content)
+    new_files, reused, moved_contents = (
         list[SourceFile](),
         list[tuple[IndexItem, str]](),
-        dict[str, SkippedFile](),
+        set[str](),
     )
-    num_unchanged, moved_contents = 0, set[str]()
-    known_problems = manifest.skipped if manifest.decoders == decoder_versions() else {}
-    for number, file in enumerate(source.files):
-        items, stat = stored.get(file.path), (file.size, file.modified_ns)
-        known_problem, known_paths = (
-            known_problems.get(file.path),
-            path_by_content.get((file.size, file.is_video), {}),
-        )
-        if items and all(
-            stat == (item.size, item.modified_ns) and item.metadata == file.metadata
-            for item in items
-        ):
-            num_unchanged += 1
-        elif known_problem is not None and tuple(known_problem[:2]) == stat:
-            skipped[file.path] = tuple(known_problem)  # type: ignore[assignment]
-        # Hash the content only if a stored file has the same size.
-        elif known_paths and (content := _content_hash(file)) in known_paths:
-            reused += [
-                (_at_path(item, file), item.key)
-                for item in stored[known_paths[content]]
-                if item.content == content
-            ]
-            if content not in {item.content for item in items or ()}:
-                moved_contents.add(content)
-        else:
+    for file, items in _find_contents(table, candidates, progress):
+        if not items:
             new_files.append(file)
-        if (number + 1) % PROGRESS_EVERY == 0:
-            progress.update("files", number + 1, len(source.files), 0.0)
-    present = {file.path for file in source.files} - set(skipped)
-    absent = [path for path in stored if path not in present]
-    moved_paths = {
-        path for path in absent if {item.content for item in stored[path]} <= moved_contents
-    }
-    kept = _kept_paths(set(absent) - set(skipped), moved_paths, len(stored), source, remove_missing)
+            continue
+        reused += [(_at_path(item, file), item.key) for item in items]
+        if items[0].content not in old_contents.get(file.path, ()):
+            moved_contents.add(items[0].content)
+    not_absent = {file.path for file in candidates}
+    absent = [path for path in old_keys if path not in not_absent]
+    moved_paths = {path for path in absent if old_contents[path] <= moved_contents}
+    num_stored = pc.count_distinct(table["path"]).as_py()
+    kept = _kept_paths(set(absent) - set(skipped), moved_paths, num_stored, source, remove_missing)
     missing_paths = tuple(path for path in absent if path not in kept)
     return _IndexChanges(
-        tuple(new_files), tuple(reused), missing_paths, kept, num_unchanged, skipped, stored
+        tuple(new_files),
+        tuple(reused),
+        missing_paths,
+        kept,
+        int(is_unchanged.sum()),
+        skipped,
+        old_keys,
+        num_stored,
     )
+
+
+def _unchanged_files(table: pa.Table, files: Sequence[SourceFile]) -> tuple[np.ndarray, np.ndarray]:
+    """Whether each file has items, all with its size, time and metadata, bool ``[F]``, and the file
+    of each item, -1 if it is absent, int64 ``[N]``.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    paths = pa.array((file.path for file in files), pa.string())
+    file_of = pc.index_in(table["path"], value_set=paths).fill_null(-1).to_numpy().astype(np.int64)
+    # An absent file has index -1, the last entry, which equals no item.
+    sizes = np.array([*(file.size for file in files), -1], np.int64)
+    times = np.array([*(file.modified_ns for file in files), -1], np.int64)
+    is_equal = (table["size"].to_numpy() == sizes[file_of]) & (
+        table["modified_ns"].to_numpy() == times[file_of]
+    )
+    tags = pa.array([metadata_tags(file.metadata) for file in files], pa.list_(pa.string()))
+    rows = np.flatnonzero(is_equal)
+    is_equal[rows] = equal_lists(
+        table["metadata"].combine_chunks().take(rows), tags.take(file_of[rows])
+    )
+    is_unchanged = np.bincount(file_of[file_of >= 0], minlength=len(files)) > 0
+    is_unchanged[file_of[(file_of >= 0) & ~is_equal]] = False
+    return is_unchanged, file_of
+
+
+def _find_contents(
+    table: pa.Table, files: Sequence[SourceFile], progress: Progress
+) -> Iterator[tuple[SourceFile, list[IndexItem]]]:
+    """Files with the stored items of the first path that has the same content and kind."""
+    # The content is hashed only if a stored file has the same size.
+    sizes = np.array([file.size for file in files], np.int64)
+    rows = np.flatnonzero(np.isin(table["size"].to_numpy(), sizes))
+    similar = table.take(rows)
+    columns = (similar[name].to_pylist() for name in ("size", "kind", "content", "path"))
+    # Path and rows of the first path with a content, by size, kind and content.
+    stored = defaultdict[tuple[int, bool], dict[str, tuple[str, list[int]]]](dict)
+    for row, (size, kind, content, path) in enumerate(zip(*columns, strict=True)):
+        first_path, found = stored[size, kind != "image"].setdefault(content, (path, []))
+        if path == first_path:
+            found.append(row)
+    for number, file in enumerate(files, 1):
+        contents = stored.get((file.size, file.is_video))
+        _, found = (contents and contents.get(_content_hash(file))) or ("", [])
+        yield file, items_from_table(similar.take(found)) if found else []
+        if number % PROGRESS_EVERY == 0:
+            progress.update("files", number, len(files), 0.0)
 
 
 def _kept_paths(
     absent: set[str], moved: set[str], num_stored: int, source: FileCollection, remove_missing: bool
 ) -> dict[str, str]:
     """Absent files that may still exist, each with the place because of which this is unknown."""
+    # Excluded files were not listed, so that their absence is known.
     absent = {path for path in absent if not source.exclusion.covers(path)}
     kept = {
         path: place
@@ -502,6 +550,7 @@ def _content_hash(file: SourceFile) -> str:
 
 def _at_path(item: IndexItem, file: SourceFile) -> IndexItem:
     """The item at the path of another file with the same content."""
+    # The end of the key is the time of a moment.
     key = file.path + item.key[len(item.path) :]
     return replace(
         item, key=key, path=file.path, modified_ns=file.modified_ns, metadata=file.metadata
@@ -514,42 +563,30 @@ def _apply_changes(
     shards: Iterable[tuple[Sequence[SourceFile], EncodedShard]],
     progress: Progress,
 ) -> dict[str, UnreadableFile]:
-    """Update the store, and return the new files that cannot be read."""
-    _reuse_vectors(store, changes)
-    unreadable = _store_new_files(store, changes, shards, progress)
-    _delete_old_items(store, changes, changes.missing_paths, ())
-    return unreadable
+    """Update the store, and return the new files that cannot be read.
 
-
-def _reuse_vectors(store: VectorStore, changes: _IndexChanges) -> None:
+    New items are written before old ones are deleted, so that a killed process loses none.
+    """
     if changes.reused:
         items = [item for item, _ in changes.reused]
         # Read all vectors before the first write: two files may have swapped their paths.
         store.add(items, store.vectors([key for _, key in changes.reused]))
         _delete_old_items(store, changes, {item.path for item in items}, items)
-
-
-def _store_new_files(
-    store: VectorStore,
-    changes: _IndexChanges,
-    shards: Iterable[tuple[Sequence[SourceFile], EncodedShard]],
-    progress: Progress,
-) -> dict[str, UnreadableFile]:
-    """Store encoded shards as they are finished, and return the files that cannot be read."""
     unreadable = dict[str, UnreadableFile]()
     num_done, started = 0, time.perf_counter()
     for files, shard in shards:
         if shard.items:
             store.add(shard.items, shard.vectors)
+        # A file that cannot be read now, but may be intact, keeps its items.
         kept = {path for path, problem in shard.unreadable.items() if not problem.is_damaged}
-        _delete_old_items(
-            store, changes, [file.path for file in files if file.path not in kept], shard.items
-        )
+        paths = [file.path for file in files if file.path not in kept]
+        _delete_old_items(store, changes, paths, shard.items)
         unreadable |= shard.unreadable
         num_done += len(files)
-        progress.update(
-            "files", num_done, len(changes.new_files), num_done / (time.perf_counter() - started)
-        )
+        per_second = num_done / (time.perf_counter() - started)
+        progress.update("files", num_done, len(changes.new_files), per_second)
+    # Last: the vectors of a moved file are read from its old path above.
+    _delete_old_items(store, changes, changes.missing_paths, ())
     return unreadable
 
 
@@ -557,8 +594,9 @@ def _delete_old_items(
     store: VectorStore, changes: _IndexChanges, paths: Iterable[str], new_items: Sequence[IndexItem]
 ) -> None:
     """Delete the stored items of some paths, except those that new items have overwritten."""
+    # A clip that became shorter has fewer moments. Its other keys were overwritten.
     overwritten = {item.key for item in new_items}
-    old_keys = [item.key for path in paths for item in changes.stored.get(path, [])]
+    old_keys = (key for path in paths for key in changes.old_keys.get(path, []))
     if keys := [key for key in old_keys if key not in overwritten]:
         store.delete(keys)
 

@@ -11,24 +11,33 @@ from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from visavis.core import storage
 from visavis.core.encoded import MaxSimDirection
-from visavis.core.environment import EnvironmentCheck
 from visavis.core.errors import DataError, RunError, ShapeError, StorageError, VisavisError
 from visavis.core.memory_budget import MemoryLimit
-from visavis.data.dataset import ByteRange
+from visavis.data.dataset import ByteRange, Image
 from visavis.models.retriever import Retriever
 from visavis.retrieval.calibration import Calibration
-from visavis.retrieval.items import IndexItem
-from visavis.retrieval.source_files import SourceFile, list_readable_files
+from visavis.retrieval.items import IndexItem, ItemFilter
+from visavis.retrieval.search import EncodeTexts, SearchQuery, SearchResult, known_texts
 from visavis.retrieval.stores import open_store
+from visavis.retrieval.stores.arrow_tables import metadata_names
 from visavis.retrieval.stores.base import REMEDY, StoreDigest, VectorStore
+from visavis.retrieval.stores.vector_sets import MaxSimQuery, Queries, VectorSets
+
+if TYPE_CHECKING:
+    from visavis.core.environment import EnvironmentCheck
+    from visavis.retrieval.source_files import SourceFile
 
 MANIFEST, STORE_FOLDER = "index.json", "items.lance"
 FORMAT = 2
+# Below this length the direction of a weighted sum is rounding noise.
+MIN_QUERY_NORM = 1e-6
 
 SkippedFile = tuple[int, int, str]
 """Size in bytes, modification time in ns, and the problem of a file that cannot be decoded."""
@@ -88,7 +97,7 @@ class Index:
 
     Example:
         >>> index = Index.open("indexes/holidays")  # doctest: +SKIP
-        >>> search_index(index, SearchQuery.from_text("two dogs on a beach")).hits[0].item.path  # doctest: +SKIP
+        >>> search_collection(index, SearchQuery.from_text("two dogs on a beach"))[0].name  # doctest: +SKIP
         'spain/img_0031.jpg'
     """
 
@@ -162,8 +171,120 @@ class Index:
             Unit vectors of each text: shape ``[D]``, or ``[n, D]`` for a late-interaction model.
         """
         if self.manifest.late_interaction is None:
+            # Rows of one tensor. Late interaction has another number of vectors for each text.
             return list(self.model.encode_texts(texts))
         return self.model.item_vectors(self.model.encode_text(texts))
+
+    @property
+    def models(self) -> list[Retriever]:
+        """The model of the index, in a list."""
+        return [self.model]
+
+    def encode_query(self, query: SearchQuery, encode_texts: EncodeTexts | None = None) -> Queries:
+        """Encode a query for the store.
+
+        Args:
+            query: The query.
+            encode_texts: Returns the unit vectors of texts, as the method ``encode_texts`` does,
+                which is the default.
+
+        Returns:
+            Unit vector, shape ``[1, D]``, or one query of late interaction.
+
+        Raises:
+            VisavisError: If the query is empty, has only negative weights, or its parts cancel out.
+            DataError: If an item or image of the query does not exist.
+        """
+        texts, parts = known_texts(self.model, query), list[tuple[float, torch.Tensor]]()
+        if texts:
+            vectors = (encode_texts or self.encode_texts)([text for _, text in texts])
+            parts += zip((weight for weight, _ in texts), vectors, strict=True)
+        if query.images:
+            images = self.model.item_vectors(
+                self.model.encode_visual([image for _, image in query.images])
+            )
+            parts += zip((weight for weight, _ in query.images), images, strict=True)
+        for weight, key in query.like:
+            if not self.store.get([key]):
+                raise DataError(
+                    f"like: expected the key of an item of {self.folder}, got {key!r}. Copy a key "
+                    "from search results."
+                )
+            parts.append((weight, torch.from_numpy(next(iter(self.store.vectors([key]))))))
+        if not any(weight > 0 for weight, _ in parts):
+            raise VisavisError(
+                "query: expected a text, image or item to search for, got only exclusions. Add "
+                "one, such as 'beach -people'."
+            )
+        if self.manifest.late_interaction is not None:
+            return [MaxSimQuery.from_vectors(*((weight, rows.numpy()) for weight, rows in parts))]
+        # The stores score inner products. With a unit vector the score is a cosine, whatever the
+        # weights.
+        total = torch.stack([weight * row for weight, row in parts]).sum(0)
+        norm = total.norm()
+        if not norm.isfinite() or norm < MIN_QUERY_NORM:
+            raise VisavisError(
+                "query: expected parts that do not cancel out, got opposite vectors. Remove one, "
+                "or change a weight."
+            )
+        vector: np.ndarray = (total / norm).numpy()
+        return vector[None]
+
+    def nearest(
+        self, encoded: Queries, count: int, item_filter: ItemFilter
+    ) -> tuple[list[SearchResult], bool]:
+        """Find the items with the highest scores, see ``Collection.nearest``."""
+        [neighbors] = self.store.search(encoded, count, item_filter)
+        # Only the items of the results are read. A shared store may have lost an item since.
+        items = self.store.get([key for key, _ in neighbors])
+        results = [SearchResult(items[key], score) for key, score in neighbors if key in items]
+        return results, len(neighbors) == count
+
+    def item_vectors(self, items: Sequence[IndexItem]) -> np.ndarray:
+        """Read one unit vector per item, see ``Collection.item_vectors``."""
+        vectors = self.store.vectors([item.key for item in items])
+        return vectors.mean_vectors() if isinstance(vectors, VectorSets) else vectors
+
+    def image(self, item: IndexItem) -> Image | None:
+        """Find the image or clip of an item, see ``Collection.image``."""
+        try:
+            return Image(item.path, item.metadata.get("split", "all"), self.locate(item))
+        except DataError:
+            return None
+
+    def explain_no_results(self, item_filter: ItemFilter) -> str:
+        """Explain why a search found nothing, see ``Collection.explain_no_results``."""
+        self.check_filter_names(item_filter)
+        if item_filter and self.store.count():
+            unfinished = " The index is unfinished, so items are missing." * self.is_unfinished
+            return f"No item of the index passes the filters.{unfinished}"
+        if self.is_unfinished:
+            return (
+                "The index is unfinished and has no items yet. Run visavis index again to complete "
+                "it."
+            )
+        return "The index has no items. Add images to its source, and run visavis index again."
+
+    def check_filter_names(self, item_filter: ItemFilter) -> None:
+        """Check the metadata names of a filter that no item passes.
+
+        Args:
+            item_filter: Conditions on the items.
+
+        Raises:
+            DataError: If no item has a name of the filter.
+        """
+        if not item_filter.metadata or not self.store.count():
+            return
+        names = metadata_names(self.store.table())
+        unknown = next((name for name in item_filter.metadata if name not in names), None)
+        if unknown is not None:
+            known = (
+                f"one of the names {', '.join(sorted(names))}"
+                if names
+                else "no filter, because the items have no metadata"
+            )
+            raise DataError(f"metadata: expected {known}, got {unknown!r}. Correct the filter.")
 
     @property
     def is_unfinished(self) -> bool:
@@ -218,13 +339,20 @@ class Index:
         path = self.root / item.path
         if not os.path.isfile(path):
             raise missing
+        # With a root, a link that was made after indexing cannot lead out of the source.
         return ByteRange(path, root=Path(os.path.realpath(self.root)))
+
+    def close(self) -> None:
+        """Close the store."""
+        self.store.close()
 
     @cached_property
     def _dataset_files(self) -> dict[str, SourceFile] | None:
         """The files of a data set by name. None for a folder."""
         if not self.manifest.is_dataset:
             return None
+        from visavis.retrieval.source_files import list_readable_files
+
         return {
             file.path: file for file in list_readable_files(self.root, self.manifest.exclude).files
         }
@@ -300,6 +428,7 @@ def is_free_folder(folder: Path) -> bool:
     """
     if not os.path.lexists(folder):
         return True
+    # A lock file remains where an update was refused before it wrote anything.
     return os.path.isdir(folder) and all(file.name.endswith(".lock") for file in folder.iterdir())
 
 
@@ -344,6 +473,7 @@ def relative_store(folder: Path, store: str | Path) -> str:
         Relative path, absolute path or URI, as in a manifest.
     """
     location = store_location(store)
+    # Links are resolved, because a link inside the folder may lead to a store outside.
     path, root = os.path.realpath(location), os.path.realpath(folder)
     return (
         os.path.relpath(path, root)
@@ -449,6 +579,7 @@ def _open_verified_store(
                 f"{uri}: expected the {expected.num_items:,} items of this index, got "
                 f"{digest.num_items:,} others. {REMEDY}"
             )
+        # The caller closes the store. Up to here, an error closes it.
         stack.pop_all()
         return vectors
 
@@ -463,6 +594,8 @@ def check_index(folder: Path, stores: Sequence[str | Path] = ()) -> EnvironmentC
     Returns:
         One line of ``visavis doctor``.
     """
+    from visavis.core.environment import EnvironmentCheck
+
     name = f"index {folder}"
     try:
         index = Index.open(folder, store=stores)

@@ -57,9 +57,7 @@ class IndexItem:
         Returns:
             Values of ``ITEM_FIELDS``. The tags are sorted by name.
         """
-        return vars(self) | {
-            "metadata": [metadata_tag(name, value) for name, value in sorted(self.metadata.items())]
-        }
+        return vars(self) | {"metadata": metadata_tags(self.metadata)}
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> IndexItem:
@@ -134,6 +132,18 @@ def metadata_tag(name: str, value: str) -> str:
         ('camera=X=1', 'f%3D=2%')
     """
     return f"{name.replace('%', '%25').replace('=', '%3D')}={value}"
+
+
+def metadata_tags(metadata: Mapping[str, str]) -> list[str]:
+    """Write metadata as tags, the inverse of ``tags_to_metadata``.
+
+    Args:
+        metadata: Values by name.
+
+    Returns:
+        The tags, sorted by name.
+    """
+    return [metadata_tag(name, value) for name, value in sorted(metadata.items())]
 
 
 def tags_to_metadata(tags: Iterable[str]) -> dict[str, str]:

@@ -21,7 +21,6 @@ from visavis.core import storage
 from visavis.core.encoded import Encoded
 from visavis.core.errors import DataError
 from visavis.data.dataset import Dataset
-from visavis.data.formats.precomp import PRECOMP, find_precomp_files, load_precomp_features
 
 
 def look_up_rows(row_of: dict[str, int], keys: Iterable[str], folder: Path) -> np.ndarray:
@@ -180,6 +179,12 @@ class ArrayFeatures:
         Raises:
             DataError: If the folder has no such features.
         """
+        from visavis.data.formats.precomp import (
+            PRECOMP,
+            find_precomp_files,
+            load_precomp_features,
+        )
+
         if not (files := find_precomp_files(path)):
             raise DataError(
                 f'{path}: features = "precomp" expects {PRECOMP.description}. Add these files or name other features.'

@@ -21,19 +21,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from visavis.core import storage
-from visavis.core.encoded import Encoded
+from visavis.core.encoded import Encoded, Granularity, Modality
 from visavis.core.errors import DataError, RefusedOverwrite, StorageError
 from visavis.data.features.arrays import are_offsets, look_up_rows, read_padded
 
-Modality = Literal["visual", "text"]
-Granularity = Literal["pooled", "regions", "words", "frames"]
 # Granularities with a different number of vectors per item, and the file of their vectors.
 VARIABLE_LENGTH_FILES = {"words": "words.npy", "frames": "frames.npy"}
 

@@ -13,30 +13,35 @@ Example:
 
 from __future__ import annotations
 
-from visavis.data.synthetic.captions import (
-    CaptionFacts,
-    SceneCaption,
-    fact_relevance,
-    write_caption,
-    write_captions,
-)
-from visavis.data.synthetic.clips import (
-    ClipAnnotations,
-    ClipEvent,
-    SyntheticClip,
-    sample_clip,
-    write_synthetic_clips,
-)
-from visavis.data.synthetic.rendering import render_scene
-from visavis.data.synthetic.scene import (
-    HELD_OUT_COLORS,
-    HELD_OUT_RELATIONS,
-    Scene,
-    SceneObject,
-    resample_layout,
-    sample_scene,
-)
-from visavis.data.synthetic.scene_dataset import SceneGraphs, write_synthetic_scenes
+from typing import TYPE_CHECKING
+
+from visavis.core.lazy_imports import lazy_names
+
+if TYPE_CHECKING:
+    from visavis.data.synthetic.captions import (
+        CaptionFacts,
+        SceneCaption,
+        fact_relevance,
+        write_caption,
+        write_captions,
+    )
+    from visavis.data.synthetic.clips import (
+        ClipAnnotations,
+        ClipEvent,
+        SyntheticClip,
+        sample_clip,
+        write_synthetic_clips,
+    )
+    from visavis.data.synthetic.rendering import render_scene
+    from visavis.data.synthetic.scene import (
+        HELD_OUT_COLORS,
+        HELD_OUT_RELATIONS,
+        Scene,
+        SceneObject,
+        resample_layout,
+        sample_scene,
+    )
+    from visavis.data.synthetic.scene_dataset import SceneGraphs, write_synthetic_scenes
 
 __all__ = [
     "CaptionFacts",
@@ -59,3 +64,28 @@ __all__ = [
     "write_synthetic_clips",
     "write_synthetic_scenes",
 ]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "CaptionFacts": "visavis.data.synthetic.captions",
+        "SceneCaption": "visavis.data.synthetic.captions",
+        "fact_relevance": "visavis.data.synthetic.captions",
+        "write_caption": "visavis.data.synthetic.captions",
+        "write_captions": "visavis.data.synthetic.captions",
+        "ClipAnnotations": "visavis.data.synthetic.clips",
+        "write_synthetic_clips": "visavis.data.synthetic.clips",
+        "ClipEvent": "visavis.data.synthetic.clips",
+        "SyntheticClip": "visavis.data.synthetic.clips",
+        "sample_clip": "visavis.data.synthetic.clips",
+        "render_scene": "visavis.data.synthetic.rendering",
+        "HELD_OUT_COLORS": "visavis.data.synthetic.scene",
+        "HELD_OUT_RELATIONS": "visavis.data.synthetic.scene",
+        "Scene": "visavis.data.synthetic.scene",
+        "SceneObject": "visavis.data.synthetic.scene",
+        "resample_layout": "visavis.data.synthetic.scene",
+        "sample_scene": "visavis.data.synthetic.scene",
+        "SceneGraphs": "visavis.data.synthetic.scene_dataset",
+        "write_synthetic_scenes": "visavis.data.synthetic.scene_dataset",
+    },
+)

@@ -18,7 +18,7 @@ from torch.nn.functional import interpolate
 from visavis.core import storage
 from visavis.core.errors import DataError
 from visavis.core.spec import PositiveInt
-from visavis.models.clip.model import DUAL_ENCODER_TYPES, open_dual_encoder
+from visavis.models.clip.model import open_dual_encoder
 from visavis.models.encoders.checkpoint_files import (
     CheckpointConversion,
     WeightNames,
@@ -28,7 +28,11 @@ from visavis.models.encoders.checkpoint_files import (
     weight_and_bias,
 )
 from visavis.models.encoders.preprocessing import IMAGE_PREPROCESSING
-from visavis.models.encoders.pretrained_files import copy_config_files, model_folder
+from visavis.models.encoders.pretrained_files import (
+    DUAL_ENCODER_TYPES,
+    copy_config_files,
+    model_folder,
+)
 from visavis.models.encoders.pretrained_loading import load_pretrained_model, open_text_source
 
 OPEN_CLIP_CONFIG = "open_clip_config.json"

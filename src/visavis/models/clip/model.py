@@ -37,9 +37,8 @@ from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.models.encoders.frozen_encoders import VisualEncoder
 from visavis.models.encoders.preprocessing import blank_image
 from visavis.models.encoders.pretrained_files import (
-    HUB_NAME,
+    DUAL_ENCODER_TYPES,
     copy_config_files,
-    local_model_folder,
     model_folder,
     saved_part_folder,
     weights_checksum,
@@ -53,12 +52,9 @@ from visavis.models.encoders.pretrained_loading import (
     load_pretrained_config,
     load_pretrained_model,
     native_image_size,
-    refuse_adapter,
 )
 from visavis.models.processor import Processor
 
-DUAL_ENCODER_TYPES = ("clip", "siglip")
-"""Supported values of ``model_type`` in ``config.json``."""
 SCALE_BOUNDS = {"clip": (1.0, 100.0), "siglip": (1.0, 1000.0)}
 """Default minimum and maximum of the learned scale by ``model_type``. CLIP was trained with this
 maximum, SigLIP without one.
@@ -346,55 +342,6 @@ def _verify_base_weights(config: CLIP.Config, model: nn.Module) -> str:
             "Restore the model that they were trained on."
         )
     return checksum
-
-
-def find_dual_encoder(name: str | Path, kinds: Sequence[str] = DUAL_ENCODER_TYPES) -> str | None:
-    """Find a CLIP or SigLIP model, or another kind of model of transformers.
-
-    The folder itself, the backbones in the cache, and the hub are searched. The hub is used for
-    ``owner/model`` without a local folder ``owner``.
-
-    Args:
-        name: Folder or name.
-        kinds: Values of ``model_type`` in ``config.json``.
-
-    Returns:
-        Name for ``open_dual_encoder``. None if it does not exist.
-
-    Raises:
-        DataError: If the hub does not provide the model, or if the folder is an adapter.
-    """
-    if (folder := local_model_folder(str(name))) is not None:
-        folder = _clip_step(folder) or folder
-        if not os.path.exists(folder / "config.json"):
-            return None
-        kind = storage.read_json(folder / "config.json", dict[str, Any]).get("model_type")
-        return os.path.realpath(folder) if kind in kinds else None
-    refuse_adapter(Path(name))
-    if (
-        os.path.exists(name)
-        or not HUB_NAME.fullmatch(str(name))
-        or os.path.exists(Path(name).parent)
-    ):
-        return None
-    return str(name) if find_dual_encoder(model_folder(str(name)), kinds) else None
-
-
-def _clip_step(folder: Path) -> Path | None:
-    """The folder of the CLIP in a sentence-transformers model that only normalizes its vectors.
-    None for other models.
-    """
-    if os.path.exists(folder / "config.json") or not os.path.exists(
-        file := folder / "modules.json"
-    ):
-        return None
-    first, *others = storage.read_json(file, list[dict[str, Any]])
-    kinds = [str(step.get("type", "")).rpartition(".")[2] for step in (first, *others)]
-    return (
-        folder / str(first.get("path", ""))
-        if kinds in (["CLIPModel"], ["CLIPModel", "Normalize"])
-        else None
-    )
 
 
 def open_dual_encoder(name: str) -> tuple[CLIP, Processor]:

@@ -6,19 +6,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from visavis.core.encoded import Granularity, Modality
 from visavis.core.errors import SpecError
-from visavis.data.features.store import Granularity, Modality
-from visavis.data.synthetic.scene_encoder import SceneEncoder
 from visavis.models.encoders.cnn_backbones import SMALL_CNN, SmallCNN, published_backbone_name
-from visavis.models.encoders.preprocessing import ImageConverter, Preprocessing
-from visavis.models.encoders.pretrained_files import MINILM, local_model_folder, model_folder
-from visavis.models.encoders.pretrained_loading import (
+from visavis.models.encoders.preprocessing import (
     IMAGENET_PREPROCESSING,
-    check_image_size,
-    is_vision_transformer,
-    load_pretrained_config,
-    native_image_size,
+    ImageConverter,
+    Preprocessing,
 )
+from visavis.models.encoders.pretrained_files import MINILM, local_model_folder, model_folder
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -210,9 +206,8 @@ def visible_part(spec: EncoderSpec, image: Image) -> Image:
 
 
 OWN_PREPROCESSING = {
-    "scenes": Preprocessing(
-        resize=(SceneEncoder.image_size,) * 2, crop=None, resample=3, scale=1.0
-    ),
+    # 96 pixels are SceneEncoder.image_size, whose module only synthetic scenes need.
+    "scenes": Preprocessing(resize=(96, 96), crop=None, resample=3, scale=1.0),
     SMALL_CNN: SmallCNN.preprocessing,
 }
 """Preprocessing of the encoders that visavis defines."""
@@ -237,6 +232,11 @@ def spec_preprocessing(spec: EncoderSpec, folder: Path | None = None) -> Preproc
         folder = None if published else folder or model_folder(spec.name)
         preprocessing = Preprocessing.read(folder) if folder else IMAGENET_PREPROCESSING
         if folder and spec.image_size:
+            from visavis.models.encoders.pretrained_loading import (
+                check_image_size,
+                load_pretrained_config,
+            )
+
             check_image_size(load_pretrained_config(folder), spec.image_size, spec.name)
     return (
         replace(preprocessing, resize=(spec.image_size, spec.image_size), crop=None)
@@ -256,6 +256,12 @@ def image_size_note(spec: EncoderSpec) -> str | None:
     """
     if not spec.image_size or spec.name in OWN_PREPROCESSING or published_backbone_name(spec.name):
         return None
+    from visavis.models.encoders.pretrained_loading import (
+        is_vision_transformer,
+        load_pretrained_config,
+        native_image_size,
+    )
+
     config = load_pretrained_config(model_folder(spec.name))
     native, size = native_image_size(config), (spec.image_size, spec.image_size)
     if native is None or native == size or not is_vision_transformer(config):

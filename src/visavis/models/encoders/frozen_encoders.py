@@ -26,9 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from visavis.core.encoded import Encoded, concatenate
+from visavis.core.encoded import Encoded, Granularity, concatenate
 from visavis.core.errors import DataError
-from visavis.data.features.store import Granularity
 from visavis.data.sequences import pad_items
 from visavis.data.synthetic.scene_encoder import SceneEncoder, SceneEncoderOutputAdapter
 from visavis.models.encoders.cnn_backbones import SMALL_CNN, SmallCNN, published_backbone_name
@@ -40,6 +39,7 @@ from visavis.models.encoders.encoder_spec import (
 )
 from visavis.models.encoders.preprocessing import Preprocessing, blank_image
 from visavis.models.encoders.pretrained_files import (
+    VISUAL_BACKBONE_FOLDER,
     PretrainedPart,
     has_saved_weights,
     model_folder,
@@ -134,7 +134,7 @@ class VisualEncoder(FrozenEncoder, PretrainedPart):
         folder: Folder of the pretrained model. None: the model has no files of its own.
     """
 
-    part_name = "backbone"
+    part_name = VISUAL_BACKBONE_FOLDER
 
     def __init__(
         self,

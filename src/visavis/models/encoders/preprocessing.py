@@ -523,3 +523,11 @@ class ImageConverter:
             return MAX_JPEG_SIDE
         edge = max(*resize, *crop, round(TEN_CROP_MARGIN * max(crop)) if self.crops > 1 else 0)
         return REDUCED_SIZE_MARGIN * edge
+
+
+IMAGENET_PREPROCESSING = Preprocessing(
+    resize=(256,), crop=(224, 224), mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)
+)
+"""Preprocessing of all published encoders: the middle 224 pixels of an image with a shorter edge of
+256.
+"""

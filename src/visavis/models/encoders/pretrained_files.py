@@ -6,7 +6,7 @@ import hashlib
 import importlib.util
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from fnmatch import fnmatch
@@ -191,6 +191,14 @@ CREATION_COMMANDS = {
 """Commands that create the folders which recipes name and which the hub does not have."""
 
 
+DUAL_ENCODER_TYPES = ("clip", "siglip")
+"""Values of ``model_type`` in ``config.json`` of the dual encoders that can be opened."""
+COLPALI_TYPES = ("colpali", "colqwen2", "colmodernvbert")
+"""Values of ``model_type`` of the late-interaction models that can be opened."""
+VISUAL_BACKBONE_FOLDER, TEXT_BACKBONE_FOLDER = "backbone", "text_backbone"
+"""Folders of the configs of trained encoders in a model folder. The weights are among those of the
+matcher.
+"""
 MINILM = "minilm"
 """Name of the default sentence model in recipes."""
 MINILM_HUB_NAME = "sentence-transformers/all-MiniLM-L6-v2"
@@ -376,6 +384,71 @@ def local_model_folder(name: str) -> Path | None:
     """
     folders = (Path(name), storage.cache_folder() / "backbones" / name)
     return next((folder for folder in folders if is_model_folder(folder)), None)
+
+
+def find_dual_encoder(name: str | Path, kinds: Sequence[str] = DUAL_ENCODER_TYPES) -> str | None:
+    """Find a CLIP or SigLIP model, or another kind of model of transformers.
+
+    The folder itself, the backbones in the cache, and the hub are searched. The hub is used for
+    ``owner/model`` without a local folder ``owner``.
+
+    Args:
+        name: Folder or name.
+        kinds: Values of ``model_type`` in ``config.json``.
+
+    Returns:
+        Name for ``open_dual_encoder``. None if it does not exist.
+
+    Raises:
+        DataError: If the hub does not provide the model, or if the folder is an adapter.
+    """
+    if (folder := local_model_folder(str(name))) is not None:
+        folder = _clip_step(folder) or folder
+        if not os.path.exists(folder / "config.json"):
+            return None
+        kind = storage.read_json(folder / "config.json", dict[str, Any]).get("model_type")
+        return os.path.realpath(folder) if kind in kinds else None
+    refuse_adapter(Path(name))
+    if (
+        os.path.exists(name)
+        or not HUB_NAME.fullmatch(str(name))
+        or os.path.exists(Path(name).parent)
+    ):
+        return None
+    return str(name) if find_dual_encoder(model_folder(str(name)), kinds) else None
+
+
+def _clip_step(folder: Path) -> Path | None:
+    """The folder of the CLIP in a sentence-transformers model that only normalizes its vectors.
+    None for other models.
+    """
+    if os.path.exists(folder / "config.json") or not os.path.exists(
+        file := folder / "modules.json"
+    ):
+        return None
+    first, *others = storage.read_json(file, list[dict[str, Any]])
+    kinds = [str(step.get("type", "")).rpartition(".")[2] for step in (first, *others)]
+    return (
+        folder / str(first.get("path", ""))
+        if kinds in (["CLIPModel"], ["CLIPModel", "Normalize"])
+        else None
+    )
+
+
+def refuse_adapter(folder: Path) -> None:
+    """Check that a folder is not an adapter.
+
+    Args:
+        folder: The folder.
+
+    Raises:
+        DataError: If the folder holds an adapter.
+    """
+    if os.path.exists(folder / "adapter_config.json"):
+        raise DataError(
+            f"{folder}: expected a model, got an adapter of another model (adapter_config.json). "
+            "Merge both and use the folder of the result."
+        )
 
 
 @contextmanager

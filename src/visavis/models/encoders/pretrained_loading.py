@@ -33,12 +33,12 @@ from visavis.models.encoders.cnn_backbones import (
     published_backbone_name,
     published_weights_file,
 )
-from visavis.models.encoders.preprocessing import Preprocessing
 from visavis.models.encoders.pretrained_files import (
     BIN_WEIGHTS_PATTERN,
     import_transformers,
     model_folder,
     quiet_transformers,
+    refuse_adapter,
     weights_are_loaded_later,
 )
 
@@ -591,22 +591,6 @@ def _check_timm(config: dict[str, Any], folder: Path) -> None:
         )
 
 
-def refuse_adapter(folder: Path) -> None:
-    """Check that a folder is not an adapter.
-
-    Args:
-        folder: The folder.
-
-    Raises:
-        DataError: If the folder holds an adapter.
-    """
-    if os.path.exists(folder / "adapter_config.json"):
-        raise DataError(
-            f"{folder}: expected a model, got an adapter of another model (adapter_config.json). "
-            "Merge both and use the folder of the result."
-        )
-
-
 def _external_kernels(config: Any) -> Iterator[str]:
     """Yield implementations in a config, at any depth, that are in a repository of the hub."""
     for key, value in config.items() if isinstance(config, dict) else ():
@@ -669,14 +653,6 @@ def _error_reason(error: Exception) -> str:
         if isinstance(error, KeyError)
         else message or type(error).__name__
     )
-
-
-IMAGENET_PREPROCESSING = Preprocessing(
-    resize=(256,), crop=(224, 224), mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)
-)
-"""Preprocessing of all published encoders: the middle 224 pixels of an image with a shorter edge of
-256.
-"""
 
 
 def open_published_backbone(name: str) -> nn.Module:

@@ -16,7 +16,12 @@ from torch import Tensor
 from visavis.core.encoded import Encoded
 from visavis.core.errors import DataError
 from visavis.data.sequences import read_items
-from visavis.models.encoders.pretrained_files import PretrainedPart, model_folder, saved_part_folder
+from visavis.models.encoders.pretrained_files import (
+    TEXT_BACKBONE_FOLDER,
+    PretrainedPart,
+    model_folder,
+    saved_part_folder,
+)
 from visavis.models.encoders.pretrained_loading import (
     build_empty_model,
     check_text_encoding,
@@ -123,11 +128,6 @@ class EncoderTokens:
             Token ids, shape ``[N, L]``.
         """
         return self.tokenizer.encode(read_items(self.captions, index))
-
-
-TEXT_BACKBONE_FOLDER = "text_backbone"
-"""Folder of the config and tokenizer in a model folder. The weights are among those of the matcher.
-"""
 
 
 @dataclass(frozen=True)

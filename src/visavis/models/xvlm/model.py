@@ -26,8 +26,8 @@ from visavis.models.base import (
     valid_mask,
 )
 from visavis.models.encoders.frozen_encoders import open_visual_encoder
-from visavis.models.encoders.pretrained_files import saved_part_folder
-from visavis.models.encoders.text_backbone import TEXT_BACKBONE_FOLDER, TextBackbone
+from visavis.models.encoders.pretrained_files import TEXT_BACKBONE_FOLDER, saved_part_folder
+from visavis.models.encoders.text_backbone import TextBackbone
 from visavis.models.image_text.cross_attention import EPSILON
 
 INIT_STD = 0.02

@@ -55,6 +55,7 @@ def render_jpeg(location: ByteRange, item: IndexItem, size: ImageSize) -> bytes:
         with location.open() as file:
             image = frame_at(file, item.path, item.start or 0.0)
         image.thumbnail((side, side))
+        # Pillow would write profiles and comments of the frame into the JPEG.
         image.info.clear()
     file = io.BytesIO()
     image.convert("RGB").save(

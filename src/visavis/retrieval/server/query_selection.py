@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from visavis.evaluation.feedback.records import QueryKey
-from visavis.retrieval.index_search import SearchResult
+from visavis.retrieval.search import SearchResult
 
 MAX_QUERIES = 50
 """Number of recent queries that are stored."""
@@ -59,6 +59,7 @@ class RecentQueries:
         """
         if not query.text or query.similar_to or query.image_hash:
             return
+        # "be", "beac" and "beach" are one query that was typed slowly.
         continued = [
             entry
             for entry in self._entries

@@ -31,15 +31,14 @@ from visavis.evaluation.feedback.records import (
     votes_not_undone,
 )
 from visavis.retrieval.index_folder import Index
-from visavis.retrieval.index_search import (
+from visavis.retrieval.items import NO_FILTER, IndexItem, ItemFilter, tags_to_metadata
+from visavis.retrieval.search import (
     SearchQuery,
     SearchResult,
     SearchResults,
-    check_filter_names,
     parse_query,
-    search_index,
+    search_collection,
 )
-from visavis.retrieval.items import NO_FILTER, IndexItem, ItemFilter, tags_to_metadata
 from visavis.retrieval.server.image_cache import ImageCache
 from visavis.retrieval.server.limits import LRUCache, ServerLimits
 from visavis.retrieval.server.prometheus import ServerMetrics
@@ -101,14 +100,16 @@ class ServedIndex:
         if not key:
             newest = items_from_table(self._table.take(newest_rows(self._table, top, item_filter)))
             if not newest:
-                check_filter_names(self.index, item_filter)
+                self.index.check_filter_names(item_filter)
             return SearchResults(tuple(SearchResult(item, 0.0) for item in newest))
         query = SearchQuery(
             texts=parse_query(key.text),
             images=() if image is None else ((1.0, image),),
             like=((1.0, key.similar_to),) if key.similar_to else (),
         )
-        return search_index(self.index, query, top, item_filter, encode_texts=self.encode_texts)
+        return search_collection(
+            self.index, query, top, item_filter, encode_texts=self.encode_texts
+        )
 
     def encode_texts(self, texts: Sequence[str]) -> list[Tensor]:
         """Encode texts at once. Texts of recent queries are taken from a cache.
@@ -389,6 +390,7 @@ class SearchService:
             Numbers of the indexes.
         """
         numbers = list(range(len(self.indexes)))
+        # Keyed, so that nobody can compute which index is on the left.
         digest = hmac.digest(self._secret, repr(key).encode("utf-8", "surrogatepass"), "sha256")
         return numbers[::-1] if digest[0] & 1 else numbers
 
@@ -462,6 +464,7 @@ class SearchService:
             raise HTTPException(
                 429, "Too many searches are waiting. Try again later.", {"Retry-After": "1"}
             )
+        # Whole blocks, so that the next page of the same query comes from the cache.
         fetched = -(-top // RESULT_BLOCK) * RESULT_BLOCK
 
         search = PendingSearch(number, key, image, fetched, item_filter, Future())
@@ -481,6 +484,8 @@ class SearchService:
     def _search_pending(self) -> None:
         """Make all searches that have arrived by now, whose texts are encoded in one batch."""
         searches = list[PendingSearch]()
+        # Only this thread removes searches. A deque is safe for one appending and one removing
+        # thread.
         while self._pending:
             searches.append(self._pending.popleft())
         for number, index in enumerate(self.indexes):

@@ -230,6 +230,7 @@ class TokenAuth:
         Returns:
             Whether they are equal.
         """
+        # Digests have equal lengths, so that the time reveals not even the length of the token.
         return hmac.compare_digest(_digest(token), self._token)
 
 
@@ -263,6 +264,7 @@ class RateLimiter:
         """
         now, client = time.monotonic() if now is None else now, _client_network(client)
         units, last_seen = self._buckets.get(client) or (self.rates.burst, now)
+        # The bucket fills while the client is silent, up to the burst.
         units = min(self.rates.burst, units + (now - last_seen) * self.rates.per_s)
         is_allowed = units >= cost
         self._buckets.put(client, (units - cost if is_allowed else units, now))

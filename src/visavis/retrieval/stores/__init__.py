@@ -2,14 +2,116 @@
 
 from __future__ import annotations
 
-import os
 import re
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from visavis.core.encoded import MaxSimDirection
 from visavis.core.errors import DataError
 from visavis.core.memory_budget import MemoryLimit
+from visavis.core.own_code import loaded_parts
 from visavis.retrieval.stores.base import VectorStore
+
+
+@dataclass(frozen=True)
+class StoreKind:
+    """A kind of vector store.
+
+    Attributes:
+        place: The class, or its place ``package.module:Class``, which is imported when a store of
+            this kind is opened. It is called as ``open_store`` is.
+        pattern: Regular expression of its locations.
+        locations: Its locations in words, for help and errors.
+        extra: Extra of visavis that installs its library. "": it needs none.
+        default: Location or name that is used without a choice of the user.
+        several_vectors: Whether it stores several vectors per item, for late-interaction models.
+    """
+
+    place: str | type
+    pattern: str
+    locations: tuple[str, ...]
+    extra: str = ""
+    default: str = ""
+    several_vectors: bool = False
+
+    @property
+    def store_class(self) -> Any:
+        """The class of the store."""
+        if isinstance(self.place, type):
+            return self.place
+        module, _, name = self.place.partition(":")
+        return getattr(import_module(module), name)
+
+
+CATALOG: dict[str, StoreKind] = {
+    "LanceDB": StoreKind(
+        "visavis.retrieval.stores.lancedb_store:LanceStore",
+        r"s3://[^/?#]+(/[^?#]+)?",
+        ("a folder", "s3://BUCKET/PATH"),
+        extra="search",
+        default="items.lance in the folder of the index",
+        several_vectors=True,
+    ),
+    "Milvus": StoreKind(
+        "visavis.retrieval.stores.milvus_store:MilvusStore",
+        r"https?://[^/?#]+(/\w*)?|(?!.*://).*\.db",
+        ("FILE.db", "http(s)://HOST:PORT[/COLLECTION]"),
+        extra="milvus",
+        default="collection items",
+    ),
+}
+"""Kinds of stores by name. A path that no pattern matches is a folder of LanceDB."""
+
+
+def store_kinds() -> dict[str, StoreKind]:
+    """Return all kinds of stores: of visavis, of installed packages and of own code.
+
+    Returns:
+        Kinds by name. An own kind has the name of its class.
+    """
+    own = loaded_parts(StoreKind, "stores")
+    return CATALOG | {kind.store_class.__name__: kind for kind in own}
+
+
+def find_store_kind(uri: str, late_interaction: MaxSimDirection | None = None) -> StoreKind:
+    """Choose the kind of store of a location.
+
+    Args:
+        uri: Location of the store, see ``open_store``.
+        late_interaction: Means of MaxSim for items with several vectors. None: one vector per item.
+
+    Returns:
+        The kind.
+
+    Raises:
+        DataError: If no kind of store has such a location, or it cannot store several vectors per
+            item.
+    """
+    kinds = store_kinds()
+    name = next(
+        (name for name, kind in kinds.items() if re.fullmatch(kind.pattern, uri, re.DOTALL)),
+        "LanceDB",
+    )
+    if late_interaction is not None and not kinds[name].several_vectors:
+        raise DataError(
+            f"{uri}: expected {_locations(several_vectors=True)} for a model with several vectors "
+            f"per item, got {name}. Use LanceDB."
+        )
+    if not uri or ("://" in uri and not re.fullmatch(kinds[name].pattern, uri, re.DOTALL)):
+        raise DataError(f"store: expected {_locations()}, got {uri!r}. Pass one of these.")
+    return kinds[name]
+
+
+def _locations(*, several_vectors: bool = False) -> str:
+    *first, last = (
+        location
+        for kind in store_kinds().values()
+        if kind.several_vectors or not several_vectors
+        for location in kind.locations
+    )
+    return f"{', '.join(first)} or {last}"
 
 
 def open_store(
@@ -24,8 +126,8 @@ def open_store(
     """Open the store of a URI, or create it if ``embedding_dim`` is given.
 
     Args:
-        uri: A folder or ``s3://BUCKET/PATH`` (LanceDB), ``FILE.db`` or
-            ``http(s)://HOST:PORT[/COLLECTION]`` (Milvus).
+        uri: A location of ``CATALOG``, such as a folder or ``s3://BUCKET/PATH`` (LanceDB),
+            ``FILE.db`` or ``http(s)://HOST:PORT[/COLLECTION]`` (Milvus).
         embedding_dim: Dimension of the vectors of a new store. None: the store must exist.
         memory: Memory limit of a search.
         index_id: Id of the index in hex. A store that is opened for an index and must exist keeps
@@ -40,63 +142,17 @@ def open_store(
 
     Raises:
         DataError: If the URI is invalid, the store does not exist and ``embedding_dim`` is None, or
-            Milvus is to store several vectors per item.
+            the kind of store cannot have several vectors per item.
         ShapeError: If the store has vectors of another dimension.
         StorageError: If the store cannot be read or written.
         MissingExtra: If the library of the store is not installed.
     """
-    from visavis.retrieval.stores.lancedb_store import LanceStore
-    from visavis.retrieval.stores.milvus_store import COLLECTION, MilvusStore
-
-    text = str(uri)
-    if late_interaction is not None:
-        refuse_milvus(text)
-    if server := re.fullmatch(r"(https?://[^/?#]+)(?:/(\w*))?", text):
-        return MilvusStore(
-            server[1], server[2] or COLLECTION, embedding_dim, memory, index_id=index_id
-        )
-    if re.fullmatch(r"s3://[^/?#]+(/[^?#]+)?", text):
-        return LanceStore(
-            text,
-            embedding_dim,
-            memory,
-            index_id=index_id,
-            late_interaction=late_interaction,
-            verify_files=verify_files,
-        )
-    if not text or "://" in text:
-        raise DataError(
-            "store: expected a folder, s3://BUCKET/PATH, FILE.db or "
-            f"http(s)://HOST:PORT[/COLLECTION], got {text!r}. Pass one of these."
-        )
-    if text.endswith(".db"):
-        return MilvusStore(text, COLLECTION, embedding_dim, memory, index_id=index_id)
-    if os.path.exists(text) and not os.path.isdir(text):
-        raise DataError(
-            f"{text}: expected the folder of a store, got a file. Pass a folder, or a file name "
-            "ending in .db for Milvus."
-        )
-    return LanceStore(
-        text,
+    store: VectorStore = find_store_kind(str(uri), late_interaction).store_class(
+        str(uri),
         embedding_dim,
         memory,
         index_id=index_id,
         late_interaction=late_interaction,
         verify_files=verify_files,
     )
-
-
-def refuse_milvus(uri: str) -> None:
-    """Check that the store of a late-interaction model is not Milvus.
-
-    Args:
-        uri: Location of the store, see ``open_store``.
-
-    Raises:
-        DataError: If it is Milvus.
-    """
-    if uri.endswith(".db") or uri.startswith(("http://", "https://")):
-        raise DataError(
-            f"{uri}: expected a folder or s3://BUCKET/PATH for a model with several vectors per "
-            "item, got Milvus. Use LanceDB."
-        )
+    return store

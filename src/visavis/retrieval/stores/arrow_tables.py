@@ -103,6 +103,7 @@ def arrow_table(index_id: str, items: Sequence[IndexItem], vectors: ItemVectors)
         row | {CHECKSUM: row_checksum(index_id, row, vector), NUM_VECTORS: len(vector)}
         for row, vector in zip(rows, vectors, strict=True)
     ]
+    # The vectors are appended as one array, without a Python object per number.
     table = pa.Table.from_pylist(rows, schema=schema.remove(schema.get_field_index("vector")))
     column = pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), values.shape[1])
     if isinstance(vectors, VectorSets):
@@ -142,6 +143,7 @@ def matching_rows(table: pa.Table, item_filter: ItemFilter) -> np.ndarray:
 
     mask = np.ones(len(table), bool)
     if item_filter.path:
+        # SQL patterns: % and _ are wildcards, so that those of the path are escaped first.
         escaped = re.sub(r"([\\%_])", r"\\\1", item_filter.path)
         mask &= pc.match_like(table["path"], escaped.replace("*", "%").replace("?", "_")).to_numpy()
     if item_filter.kind is not None:
@@ -194,6 +196,28 @@ def metadata_names(table: pa.Table) -> set[str]:
 
     names = pc.replace_substring_regex(pc.unique(pc.list_flatten(table["metadata"])), "(?s)=.*", "")
     return set(tags_to_metadata(f"{name}=" for name in pc.unique(names).to_pylist()))
+
+
+def equal_lists(first: pa.Array, second: pa.Array) -> np.ndarray:
+    """Compare two columns of lists of texts, such as the metadata of items.
+
+    Args:
+        first: Lists. A null is an empty list.
+        second: As many lists.
+
+    Returns:
+        Whether the lists of each row are equal, bool, shape ``[N]``.
+    """
+    import pyarrow.compute as pc
+
+    counts, others = (
+        pc.list_value_length(lists).fill_null(0).to_numpy() for lists in (first, second)
+    )
+    is_equal: np.ndarray = counts == others
+    rows = np.repeat(np.flatnonzero(is_equal), counts[is_equal])
+    texts, other_texts = (pc.list_flatten(lists.filter(is_equal)) for lists in (first, second))
+    is_equal[rows[~pc.equal(texts, other_texts).to_numpy(zero_copy_only=False)]] = False
+    return is_equal
 
 
 def find_keys(column: pa.Array, keys: Sequence[str]) -> np.ndarray:

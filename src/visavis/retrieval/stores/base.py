@@ -211,6 +211,7 @@ def store_errors(
         # Exception.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
+        # LanceDB has no error class for a full disk, only the text of the system.
         if os.strerror(errno.ENOSPC) in str(error):
             raise storage.disk_full(uri) from None
         remedy = f" {REMEDY}" if index_id else ""
@@ -228,6 +229,7 @@ def row_checksum(index_id: str, row: Mapping[str, Any], vector: np.ndarray) -> i
     Returns:
         Signed integer of 64 bits.
     """
+    # Stores return 4 or 4.0 for the same time, which JSON writes differently.
     times = [None if row[name] is None else float(row[name]) for name in ("start", "end")]
     values = (
         [row[name] for name in ITEM_FIELDS if name not in ("start", "end", "metadata")]
@@ -298,6 +300,7 @@ def validated_items(
         raise ShapeError(
             "vectors: expected finite values, got NaN or infinity. Encode the items again."
         )
+    # A request must not contain a key twice: which of the rows counts is undefined.
     last = _last_rows(items)
     return [items[row] for row in last], np.ascontiguousarray(vectors[last], np.float32)
 

@@ -125,6 +125,7 @@ class Int8Pass:
             queries: Query vectors, float32, shape ``[Q, D]``.
         """
         step = queries.abs().amax(1, keepdim=True) / MAX_CODE
+        # A query of zeros has step 0. Dividing by it would give NaN codes.
         step[step == 0] = 1.0
         self.query_codes = (queries / step).round().to(torch.int8)
         self.query_step, self.query_norm = step, queries.norm(dim=1, keepdim=True) * NORM_MARGIN
@@ -142,6 +143,7 @@ class Int8Pass:
         Returns:
             Products, shape ``[Q, N]``.
         """
+        # The codes are padded to whole groups.
         stop = -(-rows.stop // GROUP_ROWS) * GROUP_ROWS
         return torch._int_mm(self.query_codes, self.codes[rows.start : stop].T)[
             :, : rows.stop - rows.start
@@ -181,9 +183,6 @@ class ExactSearch:
         memory: Memory limit of blocks of scores and of rows that are scored exactly.
         max_norm: Upper bound of the norms of the rows, see ``max_row_norm``. None: it is computed
             before the first float32 pass.
-
-    Raises:
-        ShapeError: If the rows are not a float32 matrix.
     """
 
     def __init__(
@@ -194,11 +193,6 @@ class ExactSearch:
         memory: MemoryLimit = None,
         max_norm: float | None = None,
     ):
-        if rows.ndim != 2 or rows.dtype != np.float32:
-            raise ShapeError(
-                f"rows: expected float32 of shape [N, D], got {rows.dtype} of shape "
-                f"{list(rows.shape)}. Convert them."
-            )
         self.rows, self.coarse, self.memory, self._max_norm = rows, coarse, memory, max_norm
 
     @cached_property
@@ -547,6 +541,7 @@ def _quantize_chunk(rows: Tensor, center: Tensor) -> tuple[Tensor, Tensor]:
         -1, GROUP_ROWS, rows.shape[1]
     )
     step = shifted.abs().amax((1, 2), keepdim=True) / MAX_CODE
+    # A group whose rows all equal the mean.
     step[step == 0] = 1.0
     codes = (shifted / step).round()
     rounded = codes * step

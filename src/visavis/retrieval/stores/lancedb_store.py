@@ -20,17 +20,15 @@ from visavis.core import storage
 from visavis.core.encoded import MaxSimDirection
 from visavis.core.errors import DataError, ShapeError, requires_extra
 from visavis.core.memory_budget import MemoryLimit
-from visavis.retrieval.items import ITEM_FIELDS, NO_FILTER, IndexItem, ItemFilter
+from visavis.retrieval.items import ITEM_FIELDS, IndexItem
 from visavis.retrieval.stores.arrow_tables import (
     NUM_VECTORS,
     arrow_schema,
     arrow_table,
     flat_values,
-    items_from_table,
 )
 from visavis.retrieval.stores.base import (
     CHECKSUM,
-    Neighbor,
     StoreDigest,
     store_errors,
     validated_items,
@@ -38,7 +36,6 @@ from visavis.retrieval.stores.base import (
     verify_rows,
 )
 from visavis.retrieval.stores.exact_search import is_int8_faster, max_row_norm, write_int8_codes
-from visavis.retrieval.stores.maxsim_search import MIN_ITEMS, POOLED_VECTORS, pool_vectors
 from visavis.retrieval.stores.table_snapshot import (
     ITEMS_FILE,
     OFFSETS_FILE,
@@ -48,11 +45,12 @@ from visavis.retrieval.stores.table_snapshot import (
     VECTORS_FILE,
     PartDescription,
     SnapshotPart,
+    SnapshotStore,
     TableSnapshot,
     file_hashes,
     file_stats,
 )
-from visavis.retrieval.stores.vector_sets import ItemVectors, Queries, VectorSets
+from visavis.retrieval.stores.vector_sets import ItemVectors, VectorSets
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -69,7 +67,7 @@ VERSION_RETENTION = timedelta(minutes=10)
 """How long old versions are kept for readers that have just opened them."""
 
 
-class LanceStore:
+class LanceStore(SnapshotStore):
     """Items in a LanceDB table in a folder or at ``s3://BUCKET/PATH`` (credentials from ``AWS_...``
     variables).
 
@@ -107,6 +105,11 @@ class LanceStore:
         late_interaction: MaxSimDirection | None = None,
         verify_files: bool = False,
     ):
+        if os.path.exists(uri) and not os.path.isdir(uri):
+            raise DataError(
+                f"{uri}: expected the folder of a store, got a file. Pass a folder, or a file name "
+                "ending in .db for Milvus."
+            )
         os.environ.setdefault("LANCE_LOG", "error")
         with requires_extra("search", "an index"):
             import lancedb
@@ -117,6 +120,7 @@ class LanceStore:
             late_interaction,
         )
         self._verify_files = verify_files
+        # A search reads one version throughout, also if an update ends meanwhile.
         self._keeps_version = embedding_dim is None and bool(index_id)
         self._storage_errors = partial(
             store_errors, self.uri, index_id, "the table cannot be read or written", _reason
@@ -185,40 +189,6 @@ class LanceStore:
             with self._change():
                 self._table.delete(f"key IN ({quoted})")
 
-    def search(
-        self, queries: Queries, top: int, item_filter: ItemFilter = NO_FILTER
-    ) -> list[list[Neighbor]]:
-        """Find the items with the highest scores, see ``VectorStore.search``."""
-        return self.snapshot().search(queries, top, item_filter)
-
-    def get(self, keys: Sequence[str]) -> dict[str, IndexItem]:
-        """Read some items, see ``VectorStore.get``."""
-        return self.snapshot().get(keys)
-
-    def table(self) -> pa.Table:
-        """Read all items as columns, see ``VectorStore.table``."""
-        return self.snapshot().table
-
-    def items(self) -> list[IndexItem]:
-        """Read all items, see ``VectorStore.items``."""
-        return items_from_table(self.table())
-
-    def vectors(self, keys: Sequence[str]) -> ItemVectors:
-        """Read the vectors of some items, see ``VectorStore.vectors``."""
-        return self.snapshot().vectors(keys)
-
-    def all_vectors(self) -> ItemVectors:
-        """Read the vectors of all items, see ``VectorStore.all_vectors``."""
-        return self.snapshot().all_vectors
-
-    def count(self, item_filter: ItemFilter = NO_FILTER) -> int:
-        """Count items, see ``VectorStore.count``."""
-        return self.snapshot().count(item_filter)
-
-    def digest(self) -> StoreDigest:
-        """Summarize all items and vectors, see ``VectorStore.digest``."""
-        return self.snapshot().digest
-
     def verify(self) -> None:
         """Verify the table and the snapshot, see ``VectorStore.verify``. A damaged snapshot is
         rebuilt.
@@ -275,6 +245,7 @@ class LanceStore:
         with storage.folder_lock(folder, wait=True):
             version = self._version()
             # A killed process leaves partial files.
+            # Its other files may be damaged without a change of size and time.
             was_killed = any(folder.glob(".*.part"))
             in_full = self._verify_files or was_killed
             snapshot = self._open_snapshot(folder / version, in_full)
@@ -282,7 +253,11 @@ class LanceStore:
                 self._write_snapshot(folder / version, self._open_older_snapshot(folder, in_full))
                 snapshot = self._open_snapshot(folder / version, in_full=False)
                 assert snapshot is not None
-                _remove_stale_parts(folder, [part.name for part in snapshot.parts])
+                storage.remove_partial_files(folder)
+                names = {part.name for part in snapshot.parts}
+                for stale in folder.iterdir():
+                    if os.path.isdir(stale) and stale.name not in names:
+                        storage.remove_folder(stale)
             if was_killed:
                 storage.remove_partial_files(folder)
             self._snapshot = version, snapshot
@@ -329,9 +304,12 @@ class LanceStore:
         with self._storage_errors(), storage.atomic_folder(folder) as part:
             table, row_ids, checksums = self._read_checksums()
             kept, is_new = _kept_parts([] if older is None else older.parts, checksums)
-            removed = [start + np.flatnonzero(~live) for start, live in _with_starts(kept)]
-            if any(map(len, removed)):
-                storage.write_array(part / REMOVED_FILE, np.concatenate(removed))
+            # A removed row counts through all kept parts.
+            removed = np.flatnonzero(
+                ~np.concatenate([np.empty(0, bool), *(live for _, live in kept)])
+            )
+            if len(removed):
+                storage.write_array(part / REMOVED_FILE, removed)
             max_norm = self._write_part(part, table, row_ids[is_new])
             hashes = file_hashes(part)
             names = tuple(old.name for old, _ in kept)
@@ -375,6 +353,7 @@ class LanceStore:
         """
         import pyarrow as pa
 
+        # In the order of the files of the table.
         row_ids, batch_rows = np.sort(row_ids), self._batch_rows
         several = [] if self.late_interaction is None else [NUM_VECTORS]
         batches = [
@@ -399,6 +378,7 @@ class LanceStore:
         storage.create_array(
             part / VECTORS_FILE, shape=(int(offsets[-1]), self.embedding_dim), dtype="float32"
         )
+        # Mapped, so that a table larger than the memory is written batch by batch.
         vectors = np.lib.format.open_memmap(part / VECTORS_FILE, mode="r+")
         sets = VectorSets(vectors, offsets)
         for ids, batch in self._read_rows(table, row_ids, ["vector"]):
@@ -484,28 +464,12 @@ def _kept_parts(
     return kept, is_new
 
 
-def _with_starts(
-    kept: Sequence[tuple[SnapshotPart, np.ndarray]],
-) -> Iterator[tuple[int, np.ndarray]]:
-    """The first row of each part, and which rows are live."""
-    start = 0
-    for _, live in kept:
-        yield start, live
-        start += len(live)
-
-
-def _remove_stale_parts(folder: Path, names: Sequence[str]) -> None:
-    """Remove parts of other snapshots, and partial files of killed processes."""
-    storage.remove_partial_files(folder)
-    for part in folder.iterdir():
-        if os.path.isdir(part) and part.name not in names:
-            storage.remove_folder(part)
-
-
 def _write_sets(folder: Path, sets: VectorSets) -> None:
     """Write the offsets of items with several vectors, and pooled vectors for a first pass in large
     collections.
     """
+    from visavis.retrieval.stores.maxsim_search import MIN_ITEMS, POOLED_VECTORS, pool_vectors
+
     storage.write_array(folder / OFFSETS_FILE, sets.offsets)
     if len(sets) >= MIN_ITEMS:
         pooled = pool_vectors(sets, POOLED_VECTORS)

@@ -242,6 +242,8 @@ def _cluster_means(vectors: Tensor, count: int) -> Tensor:
     """
     batch = torch.arange(len(vectors))
     centers = [unit_rows(vectors.mean(1))]
+    # Cosine with the nearest center so far. The next center is the vector that is farthest from
+    # all.
     nearest = torch.full(vectors.shape[:2], -torch.inf)
     for _ in range(count):
         nearest = torch.maximum(nearest, (vectors @ centers[-1][:, :, None])[..., 0])

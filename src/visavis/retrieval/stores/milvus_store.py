@@ -7,30 +7,27 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from functools import cached_property, partial
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from visavis.core.blocking import chunk_slices
-from visavis.core.errors import DataError, ShapeError, requires_extra
+from visavis.core.errors import DataError, requires_extra
 from visavis.core.memory_budget import MemoryLimit
 from visavis.retrieval.items import ITEM_FIELDS, NO_FILTER, IndexItem, ItemFilter, metadata_tag
-from visavis.retrieval.stores.arrow_tables import items_from_table, table_from_rows
+from visavis.retrieval.stores.arrow_tables import table_from_rows
 from visavis.retrieval.stores.base import (
     CHECKSUM,
     Neighbor,
     StoreDigest,
-    row_checksum,
     store_errors,
     validate_queries,
-    validated_items,
-    verify_rows,
 )
-from visavis.retrieval.stores.exact_search import ExactSearch, exact_scores
-from visavis.retrieval.stores.table_snapshot import SnapshotPart, TableSnapshot
+from visavis.retrieval.stores.exact_search import exact_scores
+from visavis.retrieval.stores.memory_store import MemoryStore
 from visavis.retrieval.stores.vector_sets import ItemVectors, Queries
 
 if TYPE_CHECKING:
@@ -51,7 +48,7 @@ _PLAIN = re.compile(r"[\w ./:=+-]*", re.ASCII)
 _open_stores = Counter[str]()
 
 
-class MilvusStore:
+class MilvusStore(MemoryStore):
     """Items in a collection of Milvus at ``http(s)://HOST:PORT`` (token from ``MILVUS_TOKEN``) or
     in ``FILE.db`` of Milvus Lite.
 
@@ -62,12 +59,14 @@ class MilvusStore:
     documented there.
 
     Args:
-        uri: Address of a server, or a file.
-        collection: Name of the collection.
+        uri: Address of a server, followed by ``/`` and the name of the collection if it is not
+            ``items``, or a file.
         embedding_dim: Dimension of the vectors of a new collection. None: the collection must
             exist.
         memory: Memory limit of a search.
         index_id: Id of the index in hex.
+        late_interaction: Must be None: an item has one vector.
+        verify_files: Has no effect: everything that is read is verified.
 
     Raises:
         DataError: If the collection is missing and ``embedding_dim`` is None, or the collection has
@@ -80,46 +79,46 @@ class MilvusStore:
     def __init__(
         self,
         uri: str | Path,
-        collection: str = COLLECTION,
         embedding_dim: int | None = None,
         memory: MemoryLimit = None,
         *,
         index_id: str = "",
+        late_interaction: None = None,
+        verify_files: bool = False,
     ):
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # errors are reported as StorageError
         with requires_extra("milvus", "an index in Milvus"):
             from pymilvus import MilvusClient
         logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
-        self.uri, self.collection, self.memory, self.index_id = (
-            str(uri),
-            collection,
-            memory,
-            index_id,
-        )
+        server = re.fullmatch(r"(https?://[^/?#]+)(?:/(\w*))?", str(uri))
+        self.uri = server[1] if server else str(uri)
+        self.collection = (server and server[2]) or COLLECTION
         self._storage_errors = partial(
             store_errors, self.uri, index_id, "the Milvus store cannot be used", _reason
         )
         is_file = "://" not in self.uri
         self._is_in_memory = is_file and bool(index_id)
         missing = DataError(
-            f"{self.uri}: expected a collection {collection!r}, got none. Run visavis index to "
+            f"{self.uri}: expected a collection {self.collection!r}, got none. Run visavis index to "
             "create it."
         )
         if is_file and embedding_dim is None and not os.path.exists(self.uri):
             raise missing
         with self._storage_errors():
+            # Milvus Lite does not create the folder of its file.
             if is_file:
                 Path(self.uri).absolute().parent.mkdir(parents=True, exist_ok=True)
                 _open_stores[os.path.abspath(self.uri)] += 1
             try:
                 self._client: Any = MilvusClient(self.uri, token=os.environ.get("MILVUS_TOKEN", ""))
-                self._open_collection(embedding_dim, missing)
+                stored_dim = self._open_collection(embedding_dim, missing)
+                super().__init__(self.uri, stored_dim, embedding_dim, memory, index_id)
             except BaseException:
                 self.close()
                 raise
 
-    def _open_collection(self, embedding_dim: int | None, missing: DataError) -> None:
-        """Load the collection, or create it if ``embedding_dim`` is given."""
+    def _open_collection(self, embedding_dim: int | None, missing: DataError) -> int:
+        """Load the collection, or create it if ``embedding_dim`` is given. Return its dimension."""
         if not self._client.has_collection(self.collection):
             if embedding_dim is None:
                 raise missing
@@ -134,12 +133,7 @@ class MilvusStore:
                 f"{self.uri}: expected a collection made by visavis, got {self.collection!r} with "
                 "other fields. Pass another name."
             )
-        self.embedding_dim = int(fields["vector"]["params"]["dim"])
-        if embedding_dim not in (None, self.embedding_dim):
-            raise ShapeError(
-                f"{self.uri}: expected vectors of dimension {embedding_dim}, got "
-                f"{self.embedding_dim}. Pass another store."
-            )
+        return int(fields["vector"]["params"]["dim"])
 
     def _create_collection(self, embedding_dim: int) -> None:
         from pymilvus import DataType
@@ -166,23 +160,21 @@ class MilvusStore:
             self.collection, schema=schema, index_params=index, consistency_level="Strong"
         )
 
-    def add(self, items: Sequence[IndexItem], vectors: ItemVectors) -> None:
-        """Add or replace items, see ``VectorStore.add``."""
-        items, vectors = validated_items(items, vectors, self.embedding_dim)
-        rows = [
-            item.to_row() | {"id": _id(item.key), "vector": vector}
-            for item, vector in zip(items, vectors, strict=True)
-        ]
-        rows = [row | {CHECKSUM: row_checksum(self.index_id, row, row["vector"])} for row in rows]
-        self.__dict__.pop("_contents", None)
+    def read_rows(self) -> Iterator[dict[str, Any]]:
+        """Read all rows, see ``MemoryStore.read_rows``."""
+        return self._iterate(NO_FILTER, ["vector"])
+
+    def write_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Add or replace rows, see ``MemoryStore.write_rows``."""
         with self._storage_errors():
             for chunk in chunk_slices(len(rows), BATCH_ITEMS):
-                self._client.upsert(self.collection, rows[chunk])
+                self._client.upsert(
+                    self.collection, [{**row, "id": _id(row["key"])} for row in rows[chunk]]
+                )
 
-    def delete(self, keys: Sequence[str]) -> None:
-        """Delete items, see ``VectorStore.delete``."""
+    def delete_rows(self, keys: Sequence[str]) -> None:
+        """Delete rows, see ``MemoryStore.delete_rows``."""
         ids = sorted(set(map(_id, keys)))
-        self.__dict__.pop("_contents", None)
         with self._storage_errors():
             for chunk in chunk_slices(len(ids), BATCH_ITEMS):
                 self._client.delete(self.collection, ids=ids[chunk])
@@ -194,7 +186,7 @@ class MilvusStore:
         assert isinstance(queries, np.ndarray)
         validate_queries(queries, top, self.embedding_dim)
         if self._is_in_memory:
-            return self._contents.search(queries, top, item_filter)
+            return super().search(queries, top, item_filter)
         return [
             self._search_one(query, top, item_filter)
             for query in np.ascontiguousarray(queries, np.float32)
@@ -232,7 +224,7 @@ class MilvusStore:
     ) -> list[Neighbor]:
         """The rows that match the filter, by exact score, equal scores in the order of keys."""
         rows = [row for row in rows if item_filter.matches(IndexItem.from_row(row))]
-        vectors = self._verified_vectors(rows)
+        vectors = self.verified_vectors(rows)
         neighbors = map(
             Neighbor, (row["key"] for row in rows), exact_scores(vectors, query).tolist()
         )
@@ -241,7 +233,7 @@ class MilvusStore:
     def get(self, keys: Sequence[str]) -> dict[str, IndexItem]:
         """Read some items, see ``VectorStore.get``."""
         if self._is_in_memory:
-            return self._contents.get(keys)
+            return super().get(keys)
         items = {
             row["key"]: IndexItem.from_row(row) for rows in self._fetch(keys, []) for row in rows
         }
@@ -250,20 +242,16 @@ class MilvusStore:
     def table(self) -> pa.Table:
         """Read all items as columns, see ``VectorStore.table``."""
         if self._is_in_memory:
-            return self._contents.table
+            return super().table()
         return table_from_rows(self._iterate(NO_FILTER, []))
-
-    def items(self) -> list[IndexItem]:
-        """Read all items, see ``VectorStore.items``."""
-        return items_from_table(self.table())
 
     def vectors(self, keys: Sequence[str]) -> ItemVectors:
         """Read the vectors of some items, see ``VectorStore.vectors``."""
         if self._is_in_memory:
-            return self._contents.vectors(keys)
+            return super().vectors(keys)
         by_key = dict[str, np.ndarray]()
         for rows in self._fetch(keys, ["vector"]):
-            by_key |= zip((row["key"] for row in rows), self._verified_vectors(rows), strict=True)
+            by_key |= zip((row["key"] for row in rows), self.verified_vectors(rows), strict=True)
         return np.array([by_key[key] for key in keys], np.float32).reshape(
             len(keys), self.embedding_dim
         )
@@ -283,7 +271,7 @@ class MilvusStore:
     def all_vectors(self) -> ItemVectors:
         """Read the vectors of all items, see ``VectorStore.all_vectors``."""
         return (
-            self._contents.all_vectors
+            super().all_vectors()
             if self._is_in_memory
             else self.vectors(self.table()["key"].to_pylist())
         )
@@ -291,7 +279,7 @@ class MilvusStore:
     def count(self, item_filter: ItemFilter = NO_FILTER) -> int:
         """Count items, see ``VectorStore.count``."""
         if self._is_in_memory:
-            return self._contents.count(item_filter)
+            return super().count(item_filter)
         if item_filter:
             return sum(
                 item_filter.matches(IndexItem.from_row(row))
@@ -307,31 +295,18 @@ class MilvusStore:
     def digest(self) -> StoreDigest:
         """Summarize all items and vectors, see ``VectorStore.digest``."""
         if self._is_in_memory:
-            return self._contents.digest
+            return super().digest()
         return StoreDigest.from_checksums([row[CHECKSUM] for row in self._iterate(NO_FILTER, [])])
 
     def verify(self) -> None:
         """Verify all rows, see ``VectorStore.verify``."""
         for row in self._iterate(NO_FILTER, ["vector"]):
-            self._verified_vectors([row])
+            self.verified_vectors([row])
 
-    @cached_property
-    def _contents(self) -> TableSnapshot:
-        """All items and their vectors, verified."""
-        rows = sorted(self._iterate(NO_FILTER, ["vector"]), key=lambda row: row["key"])
-        vectors = self._verified_vectors(rows)
-        return TableSnapshot(
-            [SnapshotPart(table_from_rows(rows), vectors, ExactSearch(vectors, memory=self.memory))]
-        )
-
-    def _verified_vectors(self, rows: Sequence[dict[str, Any]]) -> np.ndarray:
-        """Vectors of rows, after a check of their checksums."""
+    def verified_vectors(self, rows: Sequence[Mapping[str, Any]]) -> np.ndarray:
+        """Check the checksums of rows, see ``MemoryStore.verified_vectors``."""
         with self._storage_errors():
-            vectors = np.array([row["vector"] for row in rows], np.float32).reshape(
-                -1, self.embedding_dim
-            )
-            verify_rows(self.uri, self.index_id, rows, vectors)
-        return vectors
+            return super().verified_vectors(rows)
 
     def _iterate(
         self, item_filter: ItemFilter, extra_fields: list[str]

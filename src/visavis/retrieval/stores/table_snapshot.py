@@ -8,6 +8,7 @@ writes only the changed items, and a killed process leaves the previous snapshot
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -32,7 +33,6 @@ from visavis.retrieval.stores.exact_search import (
     open_int8_codes,
     supports_int8_matmul,
 )
-from visavis.retrieval.stores.maxsim_search import MaxSimSearch
 from visavis.retrieval.stores.vector_sets import (
     ItemVectors,
     Queries,
@@ -42,6 +42,8 @@ from visavis.retrieval.stores.vector_sets import (
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from visavis.retrieval.stores.maxsim_search import MaxSimSearch
 
 ITEMS_FILE, VECTORS_FILE, REMOVED_FILE, CHECKSUMS_FILE = (
     "items.arrow",
@@ -96,6 +98,7 @@ class PartDescription:
         description: PartDescription | None = storage.read_checksummed_json(
             folder / CHECKSUMS_FILE, cls, error=DataError
         )
+        # A file more or less than described means that a copy of the folder is incomplete or mixed.
         names = {path.name for path in folder.iterdir()} - {CHECKSUMS_FILE}
         if (
             description is None
@@ -224,6 +227,8 @@ class SnapshotPart:
                 ExactSearch(rows, coarse=coarse, memory=memory, max_norm=description.max_norm),
                 folder.name,
             )
+        from visavis.retrieval.stores.maxsim_search import MaxSimSearch
+
         sets, pooled = (
             VectorSets(rows, storage.read_array(folder / OFFSETS_FILE, dimensions=1, kinds="i")),
             None,
@@ -363,6 +368,8 @@ class TableSnapshot:
             found.append(
                 [neighbors[query * count : (query + 1) * count] for query in range(num_queries)]
             )
+        # One assignment: another thread sees the rows of one search or of the next, never a
+        # mixture.
         self._recent_rows = recent_rows
         if len(found) == 1:
             return found[0]
@@ -401,6 +408,7 @@ class TableSnapshot:
         vectors = concatenate_vectors(
             [part.vectors[own] for part, own in zip(self.parts, self._split(rows), strict=True)]
         )
+        # Vectors were read part by part. The inverse permutation restores the order of the keys.
         order = np.argsort(np.searchsorted(self._starts, rows, "right"), kind="stable")
         return vectors[np.argsort(order)]
 
@@ -446,3 +454,51 @@ class TableSnapshot:
     def digest(self) -> StoreDigest:
         """Number of items, and the sum of their checksums."""
         return self._digest or StoreDigest.from_checksums(self.table[CHECKSUM].to_numpy())
+
+
+class SnapshotStore(ABC):
+    """Base of stores that search a snapshot of their newest version. The methods of ``VectorStore``
+    are documented there.
+    """
+
+    @abstractmethod
+    def snapshot(self) -> TableSnapshot:
+        """Open the snapshot of the newest version.
+
+        Returns:
+            The snapshot.
+        """
+
+    def search(
+        self, queries: Queries, top: int, item_filter: ItemFilter = NO_FILTER
+    ) -> list[list[Neighbor]]:
+        """Find the items with the highest inner products, see ``VectorStore.search``."""
+        return self.snapshot().search(queries, top, item_filter)
+
+    def get(self, keys: Sequence[str]) -> dict[str, IndexItem]:
+        """Read some items, see ``VectorStore.get``."""
+        return self.snapshot().get(keys)
+
+    def table(self) -> pa.Table:
+        """Read all items as columns, see ``VectorStore.table``."""
+        return self.snapshot().table
+
+    def items(self) -> list[IndexItem]:
+        """Read all items, see ``VectorStore.items``."""
+        return items_from_table(self.table())
+
+    def vectors(self, keys: Sequence[str]) -> ItemVectors:
+        """Read the vectors of some items, see ``VectorStore.vectors``."""
+        return self.snapshot().vectors(keys)
+
+    def all_vectors(self) -> ItemVectors:
+        """Read the vectors of all items, see ``VectorStore.all_vectors``."""
+        return self.snapshot().all_vectors
+
+    def count(self, item_filter: ItemFilter = NO_FILTER) -> int:
+        """Count items, see ``VectorStore.count``."""
+        return self.snapshot().count(item_filter)
+
+    def digest(self) -> StoreDigest:
+        """Summarize all items and vectors, see ``VectorStore.digest``."""
+        return self.snapshot().digest

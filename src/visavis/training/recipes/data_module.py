@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from visavis.core.encoded import Encoded
+from visavis.core.encoded import Encoded, Modality
 from visavis.core.errors import DataError, RecipeError, VisavisError, suggest_name
 from visavis.core.process_group import ONE_PROCESS, ProcessGroup
 from visavis.core.progress import NoProgress, Progress
@@ -20,13 +20,7 @@ from visavis.core.spec import build_object
 from visavis.data.dataset import Dataset
 from visavis.data.features.expert_store import ExpertStore
 from visavis.data.features.standardization import Standardization
-from visavis.data.features.store import Modality
-from visavis.data.item_sources import (
-    AnyFeatures,
-    ConcatSource,
-    ItemSource,
-    StoredFeatures,
-)
+from visavis.data.item_sources import AnyFeatures, ConcatSource, ItemSource, StoredFeatures
 from visavis.data.loader import BatchSchedule, Loader, share_workers
 from visavis.data.shard_stream import (
     ShardStream,

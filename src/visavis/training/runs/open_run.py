@@ -18,8 +18,8 @@ from visavis.core.progress import Progress
 from visavis.data.dataset_reader import find_source, path_exists
 from visavis.data.formats.precomp import find_precomp_files
 from visavis.models.base import Matcher
-from visavis.models.clip.model import CLIP, find_dual_encoder
-from visavis.models.encoders.pretrained_files import model_folder
+from visavis.models.clip.model import CLIP
+from visavis.models.encoders.pretrained_files import find_dual_encoder, model_folder
 from visavis.models.inference import device_of
 from visavis.models.processor import SavedModelConfig, unsupported_content
 from visavis.models.retriever import Retriever

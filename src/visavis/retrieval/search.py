@@ -1,5 +1,5 @@
-"""Search an index: queries of texts, images and items with weights, near-duplicate grouping,
-re-ranking and match probabilities.
+"""Search a collection, which is an index or the images of runs: queries of texts, images and items
+with weights, near-duplicate grouping, re-ranking and match probabilities.
 """
 
 from __future__ import annotations
@@ -8,25 +8,25 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, overload
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from visavis.core.errors import DataError, ShapeError, VisavisError
 from visavis.core.notebook import NotebookTable
 from visavis.core.spec import validate_int
-from visavis.data.dataset import Image
 from visavis.data.images import MAX_HAMMING_DISTANCE, decode_image, hamming_distances
-from visavis.models.retriever import Retriever
-from visavis.retrieval.index_folder import Index
 from visavis.retrieval.items import NO_FILTER, IndexItem, ItemFilter
-from visavis.retrieval.stores.arrow_tables import metadata_names
-from visavis.retrieval.stores.vector_sets import MaxSimQuery, Queries, VectorSets
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PILImage
+    from torch import Tensor
+
+    from visavis.core.progress import Progress
+    from visavis.data.dataset import Image
+    from visavis.models.retriever import Retriever
+    from visavis.retrieval.calibration import Calibration
 
 MIN_DUPLICATE_COSINE = 0.95
 """Smallest cosine of near-duplicates, which also have similar perceptual hashes."""
@@ -36,8 +36,7 @@ RERANK_DEPTH = 50
 # what all texts share.
 EXCLUDED_WEIGHT = -0.5
 """Weight of a text that a query excludes."""
-# Below this length the direction of a weighted sum is rounding noise.
-MIN_QUERY_NORM = 1e-6
+# Group 1 holds quoted words, group 2 one word. A dash within a word or before another dash is text.
 _EXCLUDED = re.compile(r"""(?:^|(?<=\s))-(?:"([^"]*)"|([^\s"-]\S*))""")
 
 
@@ -209,28 +208,109 @@ class SearchResults(Sequence[SearchResult], NotebookTable):
         return {"no_match": self.no_match, "hits": [hit.to_json() for hit in self.hits], **message}
 
 
-def search_index(
-    index: Index,
+EncodeTexts = Callable[[Sequence[str]], "Sequence[Tensor]"]
+"""Returns the unit vectors of texts, one tensor per text."""
+
+
+class Collection(Protocol):
+    """Items that can be searched: an index, or the images of runs."""
+
+    @property
+    def root(self) -> Path:
+        """The folder or data set of the items."""
+
+    @property
+    def models(self) -> Sequence[Retriever]:
+        """Models that encode the query."""
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """Calibration of the scores of single texts. None: match probabilities are unknown."""
+
+    def encode_query(self, query: SearchQuery, encode_texts: EncodeTexts | None = None) -> Any:
+        """Encode a query once, for several calls of ``nearest``.
+
+        Args:
+            query: The query.
+            encode_texts: Encodes the texts. None: the models of the collection do.
+
+        Returns:
+            The encoded query.
+        """
+
+    def nearest(
+        self, encoded: Any, count: int, item_filter: ItemFilter
+    ) -> tuple[list[SearchResult], bool]:
+        """Find the items with the highest scores.
+
+        Args:
+            encoded: The encoded query.
+            count: Maximum number of items.
+            item_filter: Conditions on the items.
+
+        Returns:
+            Results, best first, and whether a larger count may find more.
+        """
+
+    def item_vectors(self, items: Sequence[IndexItem]) -> np.ndarray | None:
+        """Read the unit vectors by which near-duplicates are found.
+
+        Args:
+            items: The items.
+
+        Returns:
+            Vectors, float32, shape ``[N, D]``. None: near-duplicates are not found.
+        """
+
+    def image(self, item: IndexItem) -> Image | None:
+        """Find the image or clip of an item.
+
+        Args:
+            item: The item.
+
+        Returns:
+            The image. None if its file no longer exists.
+        """
+
+    def explain_no_results(self, item_filter: ItemFilter) -> str:
+        """Explain why a search found nothing.
+
+        Args:
+            item_filter: Conditions on the items.
+
+        Returns:
+            A sentence.
+
+        Raises:
+            DataError: If no item has a metadata name of the filter.
+        """
+
+    def close(self) -> None:
+        """Close files and connections."""
+
+
+def search_collection(
+    collection: Collection,
     query: SearchQuery,
     top: int = 20,
     item_filter: ItemFilter = NO_FILTER,
     *,
     group_duplicates: bool = True,
     rerank: Retriever | None = None,
-    encode_texts: Callable[[Sequence[str]], Sequence[Tensor]] | None = None,
+    encode_texts: EncodeTexts | None = None,
 ) -> SearchResults:
-    """Find the items of an index that match a query best.
+    """Find the items of a collection that match a query best.
 
     Args:
-        index: The index.
+        collection: An index, or the images of runs.
         query: The query.
         top: Maximum number of results.
         item_filter: Conditions on the items.
         group_duplicates: Whether to return near-duplicates, and moments of one clip, as one result.
         rerank: A model of any kind that scores the first ``RERANK_DEPTH`` results again for the
             texts of the query.
-        encode_texts: Returns the unit vectors of texts, see ``Index.encode_texts``. None: the model
-            of the index encodes them.
+        encode_texts: Encodes the texts of the query, such as from a cache. None: the models of the
+            collection do.
 
     Returns:
         Results, best first.
@@ -241,16 +321,24 @@ def search_index(
             of the filter.
     """
     validate_int(top, "top", 1)
-    queries = store_queries(index, query, encode_texts)
-    results = _find_results(
-        index, queries, max(top, RERANK_DEPTH) if rerank else top, item_filter, group_duplicates
-    )
+    encoded = collection.encode_query(query, encode_texts)
+    # The other model may find its best result far below the first search's best ones.
+    count = max(top, RERANK_DEPTH) if rerank else top
+    # The depth grows until grouping leaves enough results.
+    depth = 2 * count + 10 if group_duplicates else count
+    while True:
+        results, has_more = collection.nearest(encoded, depth, item_filter)
+        if group_duplicates:
+            results = _group_duplicates(collection, results)
+        if len(results) >= count or not has_more:
+            break
+        depth *= 4
+    results = results[:count]
     if not results:
-        check_filter_names(index, item_filter)
-        return SearchResults((), message=_explain_no_results(index, item_filter))
+        return SearchResults((), message=collection.explain_no_results(item_filter))
     if rerank is not None:
-        return SearchResults(tuple(_rerank(index, rerank, query, results)[:top]))
-    calibration = index.calibration
+        return SearchResults(tuple(_rerank(collection, rerank, query, results)[:top]))
+    calibration = collection.calibration
     if calibration is None or not query.is_single_text:
         return SearchResults(tuple(results))
     hits = tuple(
@@ -260,96 +348,37 @@ def search_index(
     return SearchResults(hits, results[0].score < calibration.min_score)
 
 
-def check_filter_names(index: Index, item_filter: ItemFilter) -> None:
-    """Check the metadata names of a filter that no item passes.
+def warn_unknown_words(model: Retriever, query: SearchQuery, progress: Progress) -> None:
+    """Report the words of a query that are not in the vocabulary of a model.
 
     Args:
-        index: The index.
-        item_filter: Conditions on the items.
+        model: The model.
+        query: The query.
+        progress: Receives the message.
 
     Raises:
-        DataError: If no item has a name of the filter.
+        VisavisError: If the vocabulary contains no word of one of the texts.
     """
-    if not item_filter.metadata or not index.store.count():
-        return
-    names = metadata_names(index.store.table())
-    unknown = next((name for name in item_filter.metadata if name not in names), None)
-    if unknown is not None:
-        known = (
-            f"one of the names {', '.join(sorted(names))}"
-            if names
-            else "no filter, because the items have no metadata"
-        )
-        raise DataError(f"metadata: expected {known}, got {unknown!r}. Correct the filter.")
+    for _, text in query.texts:
+        if text.strip() and (unknown := model.processor.unknown_words(text)):
+            progress.message(
+                f"Words that are not in the vocabulary of this model: {', '.join(unknown)}"
+            )
 
 
-def _explain_no_results(index: Index, item_filter: ItemFilter) -> str:
-    if item_filter and index.store.count():
-        return f"No item of the index passes the filters.{' The index is unfinished, so items are missing.' if index.is_unfinished else ''}"
-    if index.is_unfinished:
-        return (
-            "The index is unfinished and has no items yet. Run visavis index again to complete it."
-        )
-    return "The index has no items. Add images to its source, and run visavis index again."
-
-
-def store_queries(
-    index: Index,
-    query: SearchQuery,
-    encode_texts: Callable[[Sequence[str]], Sequence[Tensor]] | None = None,
-) -> np.ndarray | list[MaxSimQuery]:
-    """Encode a query for the store of an index.
+def known_texts(model: Retriever, query: SearchQuery) -> list[tuple[float, str]]:
+    """Select the texts of a query that a model can encode.
 
     Args:
-        index: The index.
+        model: The model.
         query: The query.
-        encode_texts: Returns the unit vectors of texts, see ``Index.encode_texts``. None: the model
-            of the index encodes them.
 
     Returns:
-        Unit vector, shape ``[1, D]``, or one query of late interaction.
+        Weights and texts. An excluded text of unknown words only is left out, as an unknown word of
+        another text has no effect.
 
     Raises:
-        VisavisError: If the query is empty, has only negative weights, or its parts cancel out.
-        DataError: If an item or image of the query does not exist.
-    """
-    texts, parts = _known_texts(index.model, query), list[tuple[float, Tensor]]()
-    if texts:
-        vectors = (encode_texts or index.encode_texts)([text for _, text in texts])
-        parts += zip((weight for weight, _ in texts), vectors, strict=True)
-    if query.images:
-        images = index.model.item_vectors(
-            index.model.encode_visual([image for _, image in query.images])
-        )
-        parts += zip((weight for weight, _ in query.images), images, strict=True)
-    for weight, key in query.like:
-        if not index.store.get([key]):
-            raise DataError(
-                f"like: expected the key of an item of {index.folder}, got {key!r}. Copy a key "
-                "from search results."
-            )
-        parts.append((weight, torch.from_numpy(next(iter(index.store.vectors([key]))))))
-    if not any(weight > 0 for weight, _ in parts):
-        raise VisavisError(
-            "query: expected a text, image or item to search for, got only exclusions. Add one, "
-            "such as 'beach -people'."
-        )
-    if index.manifest.late_interaction is not None:
-        return [MaxSimQuery.from_vectors(*((weight, rows.numpy()) for weight, rows in parts))]
-    total = torch.stack([weight * row for weight, row in parts]).sum(0)
-    norm = total.norm()
-    if not norm.isfinite() or norm < MIN_QUERY_NORM:
-        raise VisavisError(
-            "query: expected parts that do not cancel out, got opposite vectors. Remove one, or "
-            "change a weight."
-        )
-    vector: np.ndarray = (total / norm).numpy()
-    return vector[None]
-
-
-def _known_texts(model: Retriever, query: SearchQuery) -> list[tuple[float, str]]:
-    """The texts of a query. An excluded text of unknown words only is left out, as an unknown word
-    of another text has no effect.
+        VisavisError: If a text is empty, or the vocabulary contains no word of one to search for.
     """
     texts = list[tuple[float, str]]()
     for weight, text in query.texts:
@@ -380,31 +409,13 @@ def validate_text_query(text: str) -> None:
         )
 
 
-def _find_results(
-    index: Index, queries: Queries, count: int, item_filter: ItemFilter, group_duplicates: bool
+def _group_duplicates(
+    collection: Collection, results: Sequence[SearchResult]
 ) -> list[SearchResult]:
-    """At most ``count`` results. The depth grows until grouping leaves enough."""
-    depth = 2 * count + 10 if group_duplicates else count
-    while True:
-        [neighbors] = index.store.search(queries, depth, item_filter)
-        # Only the items of the results are read. A shared store may have lost an item since.
-        items = index.store.get([key for key, _ in neighbors])
-        results = [SearchResult(items[key], score) for key, score in neighbors if key in items]
-        if group_duplicates:
-            results = _group_duplicates(index, results)
-        if len(results) >= count or len(neighbors) < depth:
-            return results[:count]
-        depth *= 4
-
-
-def _group_duplicates(index: Index, results: Sequence[SearchResult]) -> list[SearchResult]:
     """The first result of each group of near-duplicates, with the keys of the others."""
-    if not results:
-        return []
     items = [result.item for result in results]
-    vectors = index.store.vectors([item.key for item in items])
-    if isinstance(vectors, VectorSets):
-        vectors = vectors.mean_vectors()
+    if not items or (vectors := collection.item_vectors(items)) is None:
+        return list(results)
     paths, contents = (
         np.unique(values, return_inverse=True)[1]
         for values in (
@@ -412,13 +423,17 @@ def _group_duplicates(index: Index, results: Sequence[SearchResult]) -> list[Sea
             [f"{item.content} {item.start}" for item in items],
         )
     )
+    # The same path: a clip and its moments. The same content from the same second: a copied file.
     is_copy = (paths[:, None] == paths) | (contents[:, None] == contents)
+    # Below the diagonal: each item is compared with those that rank above it.
     later, earlier = np.nonzero(np.tril(vectors @ vectors.T >= MIN_DUPLICATE_COSINE, -1))
     is_copy[later, earlier] |= (
         hamming_distances([item.dhash for item in items], later, earlier) <= MAX_HAMMING_DISTANCE
     )
     is_first, duplicates = np.zeros(len(items), bool), dict[int, list[str]]()
     for row, item in enumerate(items):
+        # Only with first results of groups, so that a chain of similar items does not join
+        # strangers.
         copied = np.flatnonzero(is_copy[row] & is_first)
         if len(copied):
             duplicates[int(copied[0])].append(item.key)
@@ -431,7 +446,7 @@ def _group_duplicates(index: Index, results: Sequence[SearchResult]) -> list[Sea
 
 
 def _rerank(
-    index: Index, model: Retriever, query: SearchQuery, results: Sequence[SearchResult]
+    collection: Collection, model: Retriever, query: SearchQuery, results: Sequence[SearchResult]
 ) -> list[SearchResult]:
     """Images in the order of another model's scores, then clips and images that cannot be read any
     more.
@@ -441,51 +456,42 @@ def _rerank(
             "rerank: expected a query of texts, got images or items. Remove them, or remove "
             "--rerank."
         )
-    decoded = [(result, _decode(index, result.item)) for result in results]
-    readable = [result for result, image in decoded if image is not None]
+    decoded = [(result, _decode(collection, result.item)) for result in results]
+    readable = [(result, image) for result, image in decoded if image is not None]
     unreadable = [result for result, image in decoded if image is None]
-    images = [image for _, image in decoded if image is not None]
-    if not images:
+    if not readable:
         return unreadable
-    texts = _known_texts(model, query)
-    text_scores = model.score(images, [text for _, text in texts])
+    texts = known_texts(model, query)
+    text_scores = model.score([image for _, image in readable], [text for _, text in texts])
     scores = text_scores @ torch.tensor([weight for weight, _ in texts], dtype=text_scores.dtype)
+    # Stable: images with equal scores keep the order of the first search.
     order = scores.argsort(descending=True, stable=True).tolist()
-    return [replace(readable[i], score=scores[i].item()) for i in order] + unreadable
+    return [replace(readable[i][0], score=scores[i].item()) for i in order] + unreadable
 
 
-def _decode(index: Index, item: IndexItem) -> PILImage | None:
+def _decode(collection: Collection, item: IndexItem) -> PILImage | None:
     """The image of an item. None for a clip and for an image that cannot be read any more."""
+    if item.kind != "image" or (image := collection.image(item)) is None or not image.location:
+        return None
     try:
-        return (
-            decode_image(index.locate(item).read(), item.path, allow_animated=True)
-            if item.kind == "image"
-            else None
-        )
+        return decode_image(image.location.read(), item.path, allow_animated=True)
     except DataError:
         return None
 
 
-def attach_images(index: Index, results: SearchResults) -> SearchResults:
+def attach_images(collection: Collection, results: SearchResults) -> SearchResults:
     """Add the images of results whose files still exist.
 
     Args:
-        index: The index.
+        collection: The searched collection.
         results: Results of a search.
 
     Returns:
         Results with ``image`` set.
     """
     return replace(
-        results, hits=tuple(replace(result, image=_image(index, result.item)) for result in results)
+        results, hits=tuple(replace(hit, image=collection.image(hit.item)) for hit in results)
     )
-
-
-def _image(index: Index, item: IndexItem) -> Image | None:
-    try:
-        return Image(item.path, item.metadata.get("split", "all"), index.locate(item))
-    except DataError:
-        return None
 
 
 def rank_texts(

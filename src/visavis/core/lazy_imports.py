@@ -1,0 +1,53 @@
+"""Names of a package that are imported when they are first used, so that a command loads only what
+it uses.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections import UserDict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
+    """Build the ``__getattr__`` of a package whose names are imported on first use.
+
+    No name may be that of a submodule: importing the submodule sets this attribute of the package
+    to the module, and ``__getattr__`` is not called.
+
+    Args:
+        package: Name of the package.
+        modules: Module of each name.
+
+    Returns:
+        A function that returns the value of a name.
+
+    Raises:
+        AttributeError: From the function, for any other name.
+    """
+
+    def import_name(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(modules[name]), name)
+
+    return import_name
+
+
+class LazyCatalog(UserDict[str, Any]):
+    """Classes by name, each of which is imported when it is first read.
+
+    Args:
+        places: Place of each class, ``package.module:Class``.
+    """
+
+    def __init__(self, places: Mapping[str, str]):
+        super().__init__(places)
+
+    def __getitem__(self, name: str) -> Any:
+        value = super().__getitem__(name)
+        if isinstance(value, str):
+            module, _, attribute = value.partition(":")
+            value = self.data[name] = getattr(importlib.import_module(module), attribute)
+        return value

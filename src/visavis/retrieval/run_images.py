@@ -1,0 +1,257 @@
+"""The images of runs as a searchable collection: the images of their data, or of another data set
+or folder. Features are cached by content.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from visavis.core.errors import DataError, RunError, VisavisError
+from visavis.core.memory_budget import MemoryLimit
+from visavis.core.progress import Progress
+from visavis.data import Dataset, Image, open_dataset
+from visavis.data.formats.listing import ListedImage, Listing
+from visavis.data.image_validation import validate_images
+from visavis.data.item_sources import AnyFeatures, ItemSource, StoredFeatures
+from visavis.models.encoders.feature_extraction import cache_features
+from visavis.models.inference import consecutive_batches, encode_items, score_all_pairs
+from visavis.models.retriever import Retriever
+from visavis.retrieval.items import IndexItem, ItemFilter, ItemKind
+from visavis.retrieval.search import EncodeTexts, SearchQuery, SearchResult
+from visavis.retrieval.source_files import list_readable_files
+from visavis.training.recipes.features import check_feature_dims, open_data, visual_features
+from visavis.training.runs.evaluate_runs import check_same_captions, read_run_recipes
+from visavis.training.runs.open_run import expand_ensembles
+
+BATCH_SIZE = 256
+
+
+class RunImages:
+    """Images that one or several models of any kind score for a text, without stored vectors.
+
+    Args:
+        root: The data set or folder.
+        models: The models. The score of an image is the mean of their scores.
+        dataset: The images.
+        features: Cached features of the images for each model. None: they are computed or read from
+            the cache.
+        progress: Receives the progress of features.
+    """
+
+    calibration = None
+
+    def __init__(
+        self,
+        root: Path,
+        models: Sequence[Retriever],
+        dataset: Dataset,
+        features: Sequence[AnyFeatures | None],
+        progress: Progress,
+    ):
+        self.root, self.models, self.dataset = root, models, dataset
+        self.features, self.progress = features, progress
+        self._images = {image.name: image for image in dataset.images}
+
+    @classmethod
+    def open(
+        cls,
+        runs: Sequence[Path],
+        collection: Path | None,
+        progress: Progress,
+        memory: MemoryLimit = None,
+    ) -> RunImages:
+        """Open the images of runs.
+
+        Args:
+            runs: Run folders or pretrained models.
+            collection: A data set or a folder of images. None: the data of the runs.
+            progress: Receives progress and warnings.
+            memory: Memory limit of blocks of scores.
+
+        Returns:
+            The images.
+
+        Raises:
+            DataError: If there are no images.
+            RunError: If the runs have different data, or none.
+        """
+        runs = expand_ensembles(runs)
+        models = {run: Retriever.load(run, memory=memory) for run in runs}
+        if collection is not None:
+            # All models must read clips, or their scores would cover different items.
+            rates = [model.processor.frames_per_second for model in models.values()]
+            dataset = open_image_collection(collection, max(rates) if all(rates) else 0.0)
+            if dataset.other_files is not None:
+                progress.message(f"Skipped: {dataset.other_files}.")
+            return cls(collection, list(models.values()), dataset, [None] * len(models), progress)
+        features, datasets = list[AnyFeatures | None](), dict[Path, Dataset]()
+        for run, recipe in read_run_recipes(runs, memory=memory).items():
+            if not recipe.data.path:
+                raise RunError(
+                    f"{run}: expected a run with data, got a pretrained model. Pass images with "
+                    "--collection."
+                )
+            models[run].memory = recipe.memory or None
+            datasets[run] = open_data(recipe, progress, skip_bad=True)
+            check_same_captions(datasets)
+            features.append(visual_features(recipe, datasets[run], progress)[0])
+            check_feature_dims(models[run].matcher.config, features[-1], None, run)
+        root = Path(recipe.data.path)
+        return cls(root, list(models.values()), datasets[runs[0]], features, progress)
+
+    def encode_query(self, query: SearchQuery, encode_texts: EncodeTexts | None = None) -> Tensor:
+        """Score all images for a query of one text.
+
+        Args:
+            query: The query.
+            encode_texts: Has no effect, because the models do not score vectors alone.
+
+        Returns:
+            Mean scores over the models, shape ``[V]``.
+
+        Raises:
+            VisavisError: If the query is not one text to search for.
+        """
+        if not query.is_single_text:
+            raise VisavisError(
+                "query: expected one text to search the images of a run, got several parts. Make "
+                "an index with visavis index."
+            )
+        [(_, text)] = query.texts
+        scores = [
+            self._scores(model, features, text)
+            for model, features in zip(self.models, self.features, strict=True)
+        ]
+        for problem in self.dataset.skipped:
+            self.progress.message(f"Skipped: {problem}")
+        return torch.stack(scores).mean(0)
+
+    def _scores(self, model: Retriever, features: AnyFeatures | None, text: str) -> Tensor:
+        """Scores of all images by one model, shape ``[V]``."""
+        matcher, processor, images = model.matcher, model.processor, self.dataset.images
+        source: ItemSource
+        if matcher.config.visual_granularity == "pixels":
+            source = processor.open_images(images)
+        else:
+            features = features or cache_features(
+                self.dataset,
+                processor.visual_spec,
+                on_progress=lambda done, total, per_second: self.progress.update(
+                    "images", done, total, per_second
+                ),
+            )
+            source = StoredFeatures(
+                features,
+                features.rows(image.name for image in images),
+                processor.visual.crops if processor.visual else 1,
+                processor.standardization,
+            )
+        visual = encode_items(
+            matcher, "visual", source.read, consecutive_batches(len(images), BATCH_SIZE)
+        )
+        return score_all_pairs(matcher, visual, model.encode_text([text]), model.memory)[:, 0]
+
+    def nearest(
+        self, encoded: Tensor, count: int, item_filter: ItemFilter
+    ) -> tuple[list[SearchResult], bool]:
+        """Find the images with the highest scores, see ``Collection.nearest``. Equal scores are in
+        the order of the data.
+        """
+        # Stable: equal scores are in the order of the data.
+        order = torch.argsort(encoded, descending=True, stable=True).tolist()
+        ranked = ((_item(self.dataset.images[row]), encoded[row].item()) for row in order)
+        matching = (SearchResult(*pair) for pair in ranked if item_filter.matches(pair[0]))
+        results = list(islice(matching, count))
+        return results, len(results) == count
+
+    def item_vectors(self, items: Sequence[IndexItem]) -> None:
+        """Return None, see ``Collection.item_vectors``: the models may have no vectors to compare."""
+
+    def image(self, item: IndexItem) -> Image:
+        """Find the image of an item, see ``Collection.image``."""
+        return self._images[item.key]
+
+    def explain_no_results(self, item_filter: ItemFilter) -> str:
+        """Explain why a search found nothing, see ``Collection.explain_no_results``."""
+        return "No image passes the filters."
+
+    def close(self) -> None:
+        """Close nothing: the files of features are mapped."""
+
+
+def _item(image: Image) -> IndexItem:
+    """An image without the facts of a file, which only an index stores."""
+    kind: ItemKind = "video" if image.is_video else "image"
+    return IndexItem(image.name, image.name, kind, content="", size=0, modified_ns=0)
+
+
+def open_image_collection(path: Path, frames_per_second: float = 0.0) -> Dataset:
+    """Open a data set, or any folder of images and clips. Files that are left out are listed in
+    ``Dataset.skipped``.
+
+    Of a folder, all files are read, also those that its list of captions leaves out.
+
+    Args:
+        path: Data set or folder.
+        frames_per_second: Frame rate at which the models read clips. 0: they do not read clips.
+
+    Returns:
+        The images. The name of a folder's data set contains a hash of the sizes and times of its
+        files, so that cached features of a changed folder are not reused.
+
+    Raises:
+        DataError: If there are no images.
+    """
+    read_clips = frames_per_second > 0
+    try:
+        dataset = open_dataset(
+            path,
+            skip_bad=True,
+            decode_images=True,
+            frames_per_second=frames_per_second,
+            decode_all_frames=read_clips,
+        )
+    except DataError:
+        if not os.path.isdir(path):
+            raise
+    else:
+        if not (os.path.isdir(path) and dataset.unlisted_files):
+            return dataset
+    collection = list_readable_files(path)
+    files = [file for file in collection.files if read_clips or not file.is_video]
+    if not files:
+        first = f" {collection.skipped[0]}" if collection.skipped else ""
+        raise DataError(
+            f"{path}: expected a data set or a folder of images, got no images. Pass a folder that "
+            f"contains some.{first}"
+        )
+    listing = Listing(
+        path, "images", [ListedImage(file.path, "all", location=file.location) for file in files]
+    )
+    validate_images(listing, frames_per_second=frames_per_second, decode_all_frames=read_clips)
+    dataset = listing.dataset()
+    num_videos = len(collection.files) - len(files)
+    videos = (
+        (f"{num_videos:,} videos: expected images, as the model reads no videos.",)
+        if num_videos
+        else ()
+    )
+    # Names of cached features contain this name. A changed file must not find old features.
+    digest = hashlib.sha256(
+        json.dumps([(file.path, file.size, file.modified_ns) for file in files]).encode()
+    )
+    return replace(
+        dataset,
+        name=f"{os.path.basename(os.path.realpath(path))}-{digest.hexdigest()[:8]}",
+        skipped=(*videos, *collection.skipped, *dataset.skipped),
+        other_files=collection.other_files,
+    )

@@ -1,0 +1,96 @@
+"""A command imports only the modules that it uses: a budget of our modules for each."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import cache
+
+import pytest
+
+import visavis
+from visavis.data.synthetic import write_synthetic_scenes
+from visavis.data.synthetic.scene_encoder import SceneEncoder
+from visavis.models import CATALOG
+from visavis.models.encoders.encoder_spec import OWN_PREPROCESSING
+
+SEARCH = ["search", "index", "a red circle"]
+PROGRAM = """
+import atexit, sys
+def report():
+    names = sorted(name for name in sys.modules if name == "visavis" or name[:8] == "visavis.")
+    print(*names, file=sys.stderr)
+atexit.register(report)
+from visavis.cli import main
+main()
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A data set, a run and an index."""
+    root = tmp_path_factory.mktemp("commands")
+    scenes = write_synthetic_scenes(
+        root / "scenes", num_train=32, num_val=8, num_test=8, captions_per_image=1, size=32
+    )
+    overrides = {"epochs": 1, "model.embedding_dim": 8}
+    run = visavis.train("demo", data=scenes, overrides=overrides, out=root / "run").run
+    visavis.index(run, scenes / "images", out=root / "index")
+    return root
+
+
+@cache
+def imported(folder, *arguments):
+    """Names of our modules that a command imports."""
+    process = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=folder,
+    )
+    assert process.returncode == 0, process.stderr
+    return process.stderr.splitlines()[-1].split()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "budget"),
+    [
+        (["--help"], 22),
+        (["catalog", "objectives"], 44),
+        (["data", "check", "scenes"], 64),
+        (SEARCH, 99),
+    ],
+    ids=lambda value: value if isinstance(value, int) else value[0].strip("-"),
+)
+def test_command_imports_few_modules(folder, arguments, budget):
+    names = imported(folder, *arguments)
+    assert len(names) <= budget, "\n".join(names)
+
+
+@pytest.mark.slow
+def test_search_imports_no_training_and_no_other_store(folder):
+    names = imported(folder, *SEARCH)
+    unused = ("training", "research", "data.formats", "data.synthetic", "models.clip")
+    prefixes = tuple(f"visavis.{name}" for name in unused)
+    assert not [name for name in names if name.startswith(prefixes)]
+    assert not [name for name in names if name.endswith(("milvus_store", "maxsim_search"))]
+
+
+def test_import_of_models_loads_no_objective_and_no_command():
+    program = "import sys, visavis, visavis.models; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    names = done.stdout.split()
+    unused = ("visavis.losses", "visavis.models.", "visavis.api.", "torch")
+    assert not [name for name in names if name.startswith(unused)]
+
+
+def test_model_catalog_keys_are_the_names_of_the_models():
+    assert {name: model.name for name, model in CATALOG.items()} == {name: name for name in CATALOG}
+
+
+def test_scene_preprocessing_has_the_size_of_the_encoder():
+    assert OWN_PREPROCESSING["scenes"].resize == (SceneEncoder.image_size,) * 2
