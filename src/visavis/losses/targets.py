@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from visavis.core.encoded import require_values
-from visavis.core.errors import MissingSupervision, ShapeError
+from visavis.core.errors import MissingSupervision, ShapeError, VisavisError
 from visavis.core.spec import validate_int
 
 Ids = Tensor | np.ndarray | Sequence[int]
@@ -101,6 +101,9 @@ PAIRWISE_ANNOTATIONS, QUERY_ANNOTATIONS, CANDIDATE_ANNOTATIONS = (
     tuple(annotation.name for annotation in ANNOTATIONS if annotation.shape == shape)
     for shape in ("pairwise", "query", "candidate")
 )
+
+
+ANNOTATION_NAMES = tuple(annotation.name for annotation in ANNOTATIONS)
 
 
 @dataclass(frozen=True)
@@ -575,3 +578,102 @@ def _move(value: Any, device: torch.device | str) -> Any:
     if isinstance(value, Factors):
         return Factors(value.query_vectors.to(device), value.candidate_vectors.to(device))
     return value.to(device) if isinstance(value, Tensor) else value
+
+
+def annotations_needing_grad(targets: Targets) -> dict[str, Tensor]:
+    """Find the annotation tensors that need a gradient.
+
+    Args:
+        targets: The targets.
+
+    Returns:
+        Tensors by name, such as "weight" or "weight.query_vectors" for factors.
+
+    Raises:
+        VisavisError: If a function returns values that need a gradient.
+    """
+    tensors: dict[str, Tensor] = {}
+    for name in ANNOTATION_NAMES:
+        value = getattr(targets, name)
+        if isinstance(value, Factors):
+            tensors |= {
+                f"{name}.query_vectors": value.query_vectors,
+                f"{name}.candidate_vectors": value.candidate_vectors,
+            }
+        elif isinstance(value, Tensor):
+            tensors[name] = value
+        elif (
+            value is not None
+            and len(targets.query_ids)
+            and targets[:1].pairwise(name).requires_grad
+        ):
+            raise VisavisError(
+                f"{name}: expected a function without gradient, got values with a gradient. Pass a "
+                "tensor instead."
+            )
+    return {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}
+
+
+def has_annotations(targets: Targets) -> bool:
+    """Return whether the targets hold more than ids.
+
+    Args:
+        targets: The targets.
+
+    Returns:
+        Whether there is a relation or an annotation.
+    """
+    return targets.relation is not None or any(
+        getattr(targets, name) is not None for name in ANNOTATION_NAMES
+    )
+
+
+def get_annotation_tensor(targets: Targets, name: str) -> Tensor:
+    """Return an annotation tensor by its name.
+
+    Args:
+        targets: The targets.
+        name: A name as in `annotations_needing_grad`.
+
+    Returns:
+        The tensor.
+    """
+    value: Any = targets
+    for attribute in name.split("."):
+        value = getattr(value, attribute)
+    return value
+
+
+def replace_annotation_tensors(targets: Targets, new: dict[str, Tensor]) -> Targets:
+    """Replace annotation tensors.
+
+    Args:
+        targets: The targets.
+        new: Tensors by name.
+
+    Returns:
+        The targets with the new tensors.
+    """
+    for name, tensor in new.items():
+        field, _, part = name.partition(".")
+        targets = replace(
+            targets,
+            **{field: replace(getattr(targets, field), **{part: tensor}) if part else tensor},
+        )
+    return targets
+
+
+def with_annotation_leaves(targets: Targets, names: list[str]) -> tuple[Targets, list[Tensor]]:
+    """Detach annotation tensors and make them leaves of a new graph.
+
+    Args:
+        targets: The targets.
+        names: Names of the tensors.
+
+    Returns:
+        The targets with the leaves, and the leaves.
+    """
+    leaves = {
+        name: get_annotation_tensor(targets, name).detach().requires_grad_() for name in names
+    }
+    return replace_annotation_tensors(targets, leaves), list(leaves.values())
