@@ -360,7 +360,7 @@ def main() -> None:
                 objective = Sigmoid() if is_siglip else kinds[name]()
                 inputs, ours, plain = make_works(objective, size, captions)
                 if is_siglip:
-                    plain = partial(siglip_loss, *inputs)
+                    plain = partial(siglip_loss, inputs[0], inputs[1])
                 check(name, inputs, ours, plain)
                 cells += f"{compare(inputs, ours, plain, options.seconds):8.2f}"
             print(f"{name:18}{cells}", flush=True)

@@ -64,9 +64,11 @@ def path(
 
 
 def test_plan_uses_tiles_for_summary_objectives():
-    for number in (2, 500, 8192):
-        for objective in (TripletHN(), Unified(), NTXent(), Goal(pair="con"), AOQ(), RSP()):
+    for objective in (TripletHN(), Unified(), NTXent(), Goal(pair="con"), AOQ(), RSP()):
+        for number in (257, 500, 8192):
             assert path(objective, number) == path(objective, number, device=CUDA) == "tiles"
+        for number in (2, 256):
+            assert path(objective, number) == path(objective, number, device=CUDA) == "dense"
 
 
 def test_plan_uses_rows_for_other_objectives():

@@ -105,7 +105,7 @@ class MultiSimilarity(Objective):
     reduction: Reduction = "sum"
 
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
-        positive, negative = targets.positive, targets.negative
+        positive, negative = targets.masks
         highest_negative = scores.masked_fill(~negative, NEG_INF).amax(-1, keepdim=True)
         lowest_positive = scores.masked_fill(~positive, math.inf).amin(-1, keepdim=True)
         easy_positive, easy_negative = (
@@ -159,9 +159,9 @@ class Circle(Objective):
     reduction: Reduction = "sum"
 
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
-        positive, detached = targets.positive, scores.detach()
+        (positive, negative), detached = targets.masks, scores.detach()
         pushed = self.gamma * (detached + self.margin).relu() * (scores - self.margin)
         pulled = self.gamma * (1 + self.margin - detached).relu() * (1 - self.margin - scores)
-        push = pushed.masked_fill(~targets.negative, NEG_INF).logsumexp(-1)
+        push = pushed.masked_fill(~negative, NEG_INF).logsumexp(-1)
         pull = pulled.masked_fill(~positive, NEG_INF).logsumexp(-1)
         return log1p_exp(push + pull)[positive.any(-1)]

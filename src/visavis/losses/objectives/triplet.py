@@ -177,7 +177,7 @@ class MaxMargin(Objective):
         pairs = find_positive_pairs(scores, targets)
         margin = anchor_margins(self.margin, pairs.query, targets, "MaxMargin")
         hinges = (pairs.gap.T + margin).relu().sum(0)
-        num_negatives = pairs.negative.sum(-1)[pairs.query]
+        num_negatives = pairs.num_negatives[pairs.query]
         if self.fix_norm:
             return hinges / num_negatives.clamp(min=1)
         hinge_with_itself = (torch.zeros_like(hinges) + margin).relu()

@@ -24,8 +24,8 @@ from torch import Tensor
 from visavis.core.blocking import chunk_slices
 from visavis.core.errors import VisavisError
 from visavis.core.process_group import ProcessGroup
-from visavis.losses.objectives.base import Objective, SummaryObjective
-from visavis.losses.objectives.pairs import NEG_INF, NegativeLogSumExp
+from visavis.losses.objectives.base import Objective, PairwiseObjective, SummaryObjective
+from visavis.losses.objectives.pairs import NEG_INF, NegativeLogSumExp, find_positive_pairs
 from visavis.losses.pair_loss.scores import InputGradients, ScoreBlock, Scores
 from visavis.losses.targets import (
     Targets,
@@ -174,6 +174,73 @@ def run_row_blocks(
         image_to_text.gradients() if shares_buffer else image_to_text.merge(text_to_image, weights)
     )
     return ValueAndGradients(value, gradients, annotation_grads, bias_grad)
+
+
+def run_shared_blocks(
+    objective: PairwiseObjective,
+    scores: Scores,
+    targets: Targets,
+    max_rows: int,
+    group: ProcessGroup,
+    *,
+    bias: Tensor | float | None = None,
+    needs_grad: bool,
+) -> ValueAndGradients:
+    """Compute the loss of both directions in blocks of queries of one of them.
+
+    The number of terms and the queries that count follow from ids alone, so the weight of each pair
+    in both directions is known before it is scored.
+
+    Args:
+        objective: The loss.
+        scores: Scores of the queries of this rank against all candidates.
+        targets: Targets of the image-to-text direction, which hold only ids.
+        max_rows: Maximum number of queries per block.
+        group: Process group over which counts and values are summed.
+        bias: Value that is added to all scores.
+        needs_grad: Whether to compute gradients.
+
+    Returns:
+        The global loss and the gradients of the inputs of this rank.
+    """
+    num_queries, num_candidates = scores.shape
+    query, candidate = targets.positive_pairs([])
+    row_counts = query.bincount(minlength=num_queries)
+    # The positives of a candidate, and its other queries, are on all ranks.
+    column_counts = group.all_reduce_sum(candidate.bincount(minlength=num_candidates))
+    num_rows, num_row_terms = group.all_reduce_sum(
+        torch.stack([query.new_tensor(num_queries), (row_counts > 0).sum()])
+    ).tolist()
+    row_weights, column_weights = (
+        objective.is_counted(counts, num_others - counts).to(scores.dtype)
+        * objective.term_weight(num_terms)
+        for counts, num_others, num_terms in (
+            (row_counts, num_candidates, num_row_terms),
+            (column_counts, num_rows, int((column_counts > 0).sum())),
+        )
+    )
+    value = row_weights.new_zeros(())
+    bias_grad = torch.zeros_like(value)
+    for rows in chunk_slices(num_queries, max_rows):
+        block, block_targets = scores.block(rows, with_grad=needs_grad), targets[rows]
+        logits = (block.scores if bias is None else block.scores + bias).detach()
+        logits.requires_grad_(needs_grad)
+        with torch.set_grad_enabled(needs_grad):
+            pairs = find_positive_pairs(logits, block_targets)
+            losses = objective.pair_losses(pairs, block_targets)
+            # Not a product of vectors, which autocast would compute in half precision.
+            total = (losses.sum(1) * row_weights[rows]).sum() + (
+                losses.sum(0) * column_weights
+            ).sum()
+        value += total.detach()
+        if needs_grad:
+            (gradient,) = torch.autograd.grad(total, logits)
+            block.accumulate_grad(gradient)
+            bias_grad += gradient.sum()
+            del gradient
+        # Free the block before the next one is scored.
+        del block, logits, pairs, losses, total
+    return ValueAndGradients(group.all_reduce_sum(value), scores.gradients(), [], bias_grad)
 
 
 def _split_rows_by_weight(num_rows: int, max_weight: int, weights: Tensor) -> list[slice]:

@@ -31,6 +31,7 @@ from visavis.losses.logits import (
 )
 from visavis.losses.objectives.base import (
     Objective,
+    PairwiseObjective,
     SummaryObjective,
     promote_half,
     validate_half_scale,
@@ -40,6 +41,7 @@ from visavis.losses.pair_loss.blocks import (
     ValueAndGradients,
     attach_gradients,
     run_row_blocks,
+    run_shared_blocks,
     run_tiles,
 )
 from visavis.losses.pair_loss.candidates import (
@@ -500,6 +502,20 @@ class PairLoss(nn.Module):
                     plan.tile_shape,
                     group,
                     cache_bytes=plan.cached_tile_bytes,
+                    needs_grad=needs_grad,
+                )
+            elif (
+                isinstance(self.objective, PairwiseObjective)
+                and targets[0].is_defined_by_ids
+                and not comparison.has_extra_candidates
+            ):
+                result = run_shared_blocks(
+                    self.objective,
+                    scores.window(images.query_rows),
+                    targets[0],
+                    plan.block_rows[0],
+                    group,
+                    bias=scale_and_bias.bias,
                     needs_grad=needs_grad,
                 )
             else:

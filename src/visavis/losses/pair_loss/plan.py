@@ -32,7 +32,13 @@ from visavis.losses.objectives.pairs import NegativeLogSumExp, NegativeSummary
 from visavis.losses.pair_loss.blocks import max_cached_band
 from visavis.losses.pair_loss.candidates import float_tensors
 from visavis.losses.pair_loss.objective_memory import measure_objective_cost
-from visavis.losses.targets import Targets, annotations_needing_grad, has_annotations
+from visavis.losses.targets import (
+    ANNOTATION_NAMES,
+    Factors,
+    Targets,
+    annotations_needing_grad,
+    has_annotations,
+)
 
 MAX_DENSE_SCORES = 2**22
 """Up to this number of scores, the graph of one matrix is as fast as blocks of any score. Measured
@@ -41,6 +47,8 @@ on CPU and GPU.
 MAX_SMALL_DENSE_SCORES = 2**18
 """Up to this number of scores, the graph of one matrix is also as fast as blocks of cached cosines.
 """
+MAX_SUMMARY_DENSE_SCORES = 2**16
+"""The same for an objective that needs one number per query, whose blocks serve both directions."""
 MAX_CACHED_SCORES = 2**24
 """Up to this number of scores, all cosines are cached."""
 MAX_ROW_BLOCK_SCORES = 2**21
@@ -58,6 +66,8 @@ few large tiles.
 """
 MAX_CACHED_TILE_BYTES = 15 * 2**24
 """Memory of tiles that are cached until their gradient is known."""
+
+MAX_CACHED_PLANS = 256
 
 IntPair = tuple[int, int]
 
@@ -140,12 +150,10 @@ class PlanInputs:
         num_scores = max(self._objective_scores(targets) for targets in self.targets)
         if num_scores > MAX_DENSE_SCORES:
             return False
-        is_large_on_cpu = num_scores > MAX_SMALL_DENSE_SCORES and self.device.type == "cpu"
-        are_blocks_faster = (
-            self.score_cost is None
-            and not self.has_extra_candidates
-            and (is_large_on_cpu or self.summary is not None)
-        )
+        max_scores = MAX_SUMMARY_DENSE_SCORES if self.summary else MAX_SMALL_DENSE_SCORES
+        # A GPU has few large blocks, which are as fast as one matrix.
+        is_large = num_scores > max_scores and (self.device.type == "cpu" or self.summary)
+        are_blocks_faster = self.score_cost is None and not self.has_extra_candidates and is_large
         return not are_blocks_faster or bool(annotations_needing_grad(self.targets[0]))
 
     @property
@@ -165,9 +173,7 @@ class PlanInputs:
         """Number of scores that the objective holds at once in one direction."""
         pairs = 0
         if self.objective.needs_pair_matrix:
-            pairs = int(
-                targets.positive_counts(chunk_slices(targets.shape[0], MAX_DENSE_SCORES)).sum()
-            )
+            pairs = _count_pairs(targets)
         return max(targets.shape[0], pairs) * targets.shape[1]
 
 
@@ -218,21 +224,15 @@ def choose_plan(inputs: PlanInputs) -> ExecutionPlan:
 
     The first path whose condition holds and that fits into the memory is chosen:
 
-    ==========  =======================================================================================================
-    path        condition
-    ==========  =======================================================================================================
-    dense       One rank, no ``block_rows``, at most 2^22 scores (pairs x candidates for an objective that needs the pair
-                matrix), and blocks are not faster. Blocks are faster for cosines without extra
-                candidates and without annotations that need a gradient: always for summary
-                objectives, for others on a CPU if the number of scores is greater than 2^18.
-    tiles       The objective needs one number per query with these targets, no extra candidates,
-    and one rank or targets
-                that hold only ids.
-    cached      Cosines without extra candidates, one rank, no ``block_rows``, at most 2^24 scores,
-    in at most half of the
-                memory.
-    row_blocks  Otherwise.
-    ==========  =======================================================================================================
+    - dense: one rank, no ``block_rows``, at most 2^22 scores (pairs x candidates for an objective
+      that needs the pair matrix), and blocks are not faster. Blocks are faster for cosines without
+      extra candidates and without annotations that need a gradient: above 2^16 scores for summary
+      objectives, above 2^18 on a CPU for others.
+    - tiles: the objective needs one number per query with these targets, no extra candidates, and
+      one rank or targets that hold only ids.
+    - cached: cosines without extra candidates, one rank, no ``block_rows``, at most 2^24 scores, in
+      at most half of the memory.
+    - row_blocks: otherwise.
 
     Blocks have the fastest size (see the constants of this module), or as much less as the memory
     requires. Under a compiler, PairLoss uses the dense path on one rank without a plan.
@@ -473,6 +473,7 @@ class Planner:
         )
         self.budgets: dict[torch.device, int] = {}
         self.cost_by_form: dict[tuple[Any, ...], BlockCost] = {}
+        self.plans: dict[tuple[Any, ...], ExecutionPlan] = {}
 
     def plan_batch(
         self,
@@ -495,8 +496,42 @@ class Planner:
             training: Whether the loss is in train mode.
 
         Returns:
-            The plan.
+            The plan. Batches of equal shape share one.
         """
+        key = (
+            _form(images),
+            _form(texts),
+            *(_targets_form(each, self.objective) for each in targets),
+            has_extra_candidates,
+            world_size,
+            training,
+            torch.is_grad_enabled(),
+            torch.is_autocast_enabled(targets[0].query_ids.device.type),
+        )
+        if key not in self.plans:
+            # Batches of ever new lengths must not fill the memory.
+            if len(self.plans) >= MAX_CACHED_PLANS:
+                self.plans.clear()
+            self.plans[key] = self._plan_batch(
+                images,
+                texts,
+                targets,
+                has_extra_candidates=has_extra_candidates,
+                world_size=world_size,
+                training=training,
+            )
+        return self.plans[key]
+
+    def _plan_batch(
+        self,
+        images: Items,
+        texts: Items,
+        targets: tuple[Targets, Targets],
+        *,
+        has_extra_candidates: bool,
+        world_size: int,
+        training: bool,
+    ) -> ExecutionPlan:
         needs_grad, device = torch.is_grad_enabled(), targets[0].query_ids.device
         num_candidates, num_items = (
             sum(each.shape[1] for each in targets),
@@ -624,3 +659,24 @@ def _float_bytes(items: Items) -> int:
     summed.
     """
     return sum(part.numel() * max(part.dtype.itemsize, 4) for part in float_tensors(items))
+
+
+def _form(items: Items) -> tuple[Any, ...]:
+    """What a plan depends on in items."""
+    return tuple((part.shape, part.dtype, part.device) for part in all_tensors(items))
+
+
+def _targets_form(targets: Targets, objective: Objective) -> tuple[Any, ...]:
+    """What a plan depends on in targets: their shape, kinds of annotations, and number of pairs."""
+    kinds = tuple(
+        (name, type(value), getattr(value, "requires_grad", None))
+        if not isinstance(value, Factors)
+        else (name, value.query_vectors.requires_grad, value.candidate_vectors.requires_grad)
+        for name in ("relation", *ANNOTATION_NAMES)
+        if (value := getattr(targets, name)) is not None
+    )
+    return targets.shape, kinds, _count_pairs(targets) if objective.needs_pair_matrix else 0
+
+
+def _count_pairs(targets: Targets) -> int:
+    return int(targets.positive_counts(chunk_slices(targets.shape[0], MAX_DENSE_SCORES)).sum())

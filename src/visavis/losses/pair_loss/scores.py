@@ -360,7 +360,50 @@ def cosine(images: Items, texts: Items) -> Tensor:
         ShapeError: If an item is not one vector, or the dimensions differ.
     """
     visual, textual, dtype = _embedding_pair(images, texts)
-    return unit_rows(visual.to(dtype)) @ unit_rows(textual.to(dtype)).T
+    visual, textual = visual.to(dtype), textual.to(dtype)
+    # One node of the graph instead of five saves a third of the time for 64 pairs. Autocast, a
+    # compiler and function transforms need the single operations.
+    if not (
+        torch.compiler.is_compiling()
+        or torch.is_autocast_enabled(visual.device.type)
+        or torch._C._are_functorch_transforms_active()
+        or not (visual.requires_grad or textual.requires_grad)
+    ):
+        return _CosineMatrix.apply(visual, textual)
+    return unit_rows(visual) @ unit_rows(textual).T
+
+
+class _CosineMatrix(torch.autograd.Function):
+    """Cosines whose gradient is that of normalized vectors, without its component along them."""
+
+    @staticmethod
+    def forward(ctx: Any, visual: Tensor, textual: Tensor) -> Tensor:
+        sides = [scaled_norms(rows) for rows in (visual, textual)]
+        visual_rows, textual_rows = (rows / norms for rows, norms, _ in sides)
+        norms = [norms if factors is None else norms / factors for _, norms, factors in sides]
+        ctx.save_for_backward(visual, textual, visual_rows, textual_rows, *norms)
+        return visual_rows @ textual_rows.T
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        visual, textual, visual_rows, textual_rows, *norms = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            # For second derivatives: the same gradient with its own graph.
+            cosines = unit_rows(visual) @ unit_rows(textual).T
+            inputs = [side for side in (visual, textual) if side.requires_grad]
+            graphs = iter(torch.autograd.grad(cosines, inputs, upstream[0], create_graph=True))
+            return tuple(next(graphs) if needed else None for needed in ctx.needs_input_grad)
+        gradients = upstream[0] @ textual_rows, upstream[0].T @ visual_rows
+        return tuple(
+            gradient.addcmul_(torch.linalg.vecdot(gradient, rows)[:, None], rows, value=-1).div_(
+                norm
+            )
+            if needed
+            else None
+            for gradient, rows, norm, needed in zip(
+                gradients, (visual_rows, textual_rows), norms, ctx.needs_input_grad, strict=True
+            )
+        )
 
 
 class CosineScores(Scores):
