@@ -300,19 +300,23 @@ class Targets:
         Returns:
             The targets on the device.
         """
-        return self._with(
+        moved = self._with(
             **{
                 name: _move(value, device)
                 for name in FIELD_NAMES
                 if (value := getattr(self, name)) is not None
             }
         )
+        if not torch.compiler.is_compiling():
+            # Only such a copy, which a loss makes for one call, caches its pairs. The owner of
+            # these targets may change the ids in place between two calls.
+            vars(moved)["_pairs"] = None
+        return moved
 
     def _with(self, **changes: Any) -> Targets:
         """A copy with other fields that fit together, without the checks of the constructor."""
         if torch.compiler.is_compiling():
             return replace(self, **changes)
-        # The copy does not share the cached pairs: the caller may have changed the ids in place.
         changed = object.__new__(Targets)
         vars(changed).update({name: getattr(self, name) for name in FIELD_NAMES} | changes)
         return changed
@@ -405,10 +409,11 @@ class Targets:
         if torch.compiler.is_compiling():
             query, candidate = self._equal_ids.nonzero(as_tuple=True)
             return query, candidate
-        cache = vars(self)
-        if "_pairs" not in cache:
-            cache["_pairs"] = self._find_pairs_by_id()
-        return cache["_pairs"]
+        if "_pairs" not in vars(self):
+            return self._find_pairs_by_id()
+        if vars(self)["_pairs"] is None:
+            vars(self)["_pairs"] = self._find_pairs_by_id()
+        return vars(self)["_pairs"]
 
     def _find_pairs_by_id(self) -> tuple[Tensor, Tensor]:
         if self._are_few_pairs:

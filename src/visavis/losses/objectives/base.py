@@ -45,8 +45,12 @@ class Objective(ABC):
         used_annotations: Fields of `Targets` next to the ids that change the value, by the names of
             queries (``query_margin`` stands for ``candidate_margin`` too).
         reduction: How terms become a scalar.
+        scores_held: Peak memory of the terms of one direction, forward and backward, as a multiple
+            of the memory of the scores. PairLoss chooses the size of blocks by it. The default is
+            more than that of most objectives.
     """
 
+    scores_held: ClassVar[float] = 12.0
     integrable: ClassVar[bool] = True
     needs_pair_matrix: ClassVar[bool] = False
     used_annotations: ClassVar[tuple[str, ...]] = ()

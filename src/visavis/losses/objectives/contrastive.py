@@ -50,6 +50,8 @@ class NTXent(SummaryObjective):
         negative. Other positives of a query are left out of its denominator.
     """
 
+    scores_held: ClassVar[float] = 5.0
+
     tau: PositiveFloat = 0.1
     denominator: Literal["all", "negatives"] = "all"
     reduction: Reduction = "half_mean"
@@ -101,6 +103,8 @@ class InfoNCE(Objective):
         The rest of this family in that the positives of a query compete, so that a query without negatives has a term too:
         it makes the softmax over its positives uniform.
     """
+
+    scores_held: ClassVar[float] = 4.0
 
     tau: PositiveFloat = 0.07
     reduction: Reduction = "half_mean"
@@ -167,6 +171,8 @@ class VLC(SummaryObjective):
         CLIP, whose scale is learned. See InfoNCE.
     """
 
+    scores_held: ClassVar[float] = 5.0
+
     gamma: PositiveFloat = 50.0
     reduction: Reduction = "sum"
 
@@ -216,6 +222,8 @@ class Sigmoid(PairwiseObjective):
         The paper where the batch is one pair, or queries have no positive: it counts all pairs there. It takes the mean
         over images, which are as many as texts. Here it is the mean of both directions' means.
     """
+
+    scores_held: ClassVar[float] = 4.0
 
     scale: PositiveFloat = 10.0
     bias: float = -10.0
@@ -273,6 +281,7 @@ class Unified(SummaryObjective):
         Nothing released. No code accompanies the paper. Weights are not detached here: their supplier decides.
     """
 
+    scores_held: ClassVar[float] = 6.0
     used_annotations: ClassVar[tuple[str, ...]] = ("weight", "query_margin")
 
     margin: float = 0.2

@@ -106,6 +106,11 @@ class Ladder(Objective):
             )
             require_field(self.pairs == 1, self, "pairs", "1 with semantics='reference'")
 
+    @property
+    def scores_held(self) -> float:  # type: ignore[override]
+        levels = len(self.margins)
+        return 6.0 + 0.5 * levels if self.sampling == "hard" else 8.0 + 6.0 * levels
+
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
         pairs, follows_paper = find_positive_pairs(scores, targets), self.semantics == "paper"
         triplet_hinges = self._positive_hinges(self.margins[0], pairs.negatives(), pairs, targets)
@@ -240,6 +245,7 @@ class GradedVLC(VLC):
         Ladder, which sets margins between levels of relevance. Here every two negatives are ordered by their own relevance.
     """
 
+    scores_held: ClassVar[float] = 9.0
     used_annotations: ClassVar[tuple[str, ...]] = ("relevance",)
 
     gamma: PositiveFloat = 40.0

@@ -46,6 +46,8 @@ class BinomialDeviance(Objective):
         Yi et al., who take the mean over each kind of pair.
     """
 
+    scores_held: ClassVar[float] = 4.0
+
     alpha: PositiveFloat = 2.0
     beta: PositiveFloat = 10.0
     lam: float = 0.5
@@ -95,6 +97,8 @@ class MultiSimilarity(Objective):
     Differs from:
         The released code, which leaves out positives of 1 and takes the mean over queries.
     """
+
+    scores_held: ClassVar[float] = 8.0
 
     alpha: PositiveFloat = 2.0
     beta: PositiveFloat = 50.0
@@ -152,6 +156,7 @@ class Circle(Objective):
         Other implementations, which take the mean over queries. The default here is the sum.
     """
 
+    scores_held: ClassVar[float] = 8.0
     integrable: ClassVar[bool] = False
 
     margin: float = 0.25

@@ -49,6 +49,7 @@ class NCR(SummaryObjective):
         ``semantics="reference"`` with ``pair_margin = margins[:, None].expand(B, B)``.
     """
 
+    scores_held: ClassVar[float] = 4.0
     needs_pair_matrix: ClassVar[bool] = True
     used_annotations: ClassVar[tuple[str, ...]] = ("query_margin", "pair_margin")
 

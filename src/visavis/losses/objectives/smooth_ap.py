@@ -47,6 +47,7 @@ class SmoothAP(Objective):
         own positives. The code, which clamps exponents at 50, where a sigmoid is 2e-22.
     """
 
+    scores_held: ClassVar[float] = 5.0
     needs_pair_matrix: ClassVar[bool] = True
 
     tau: PositiveFloat = 0.01

@@ -31,7 +31,6 @@ from visavis.losses.objectives.base import Objective, validate_targets
 from visavis.losses.objectives.pairs import NegativeLogSumExp, NegativeSummary
 from visavis.losses.pair_loss.blocks import max_cached_band
 from visavis.losses.pair_loss.candidates import float_tensors
-from visavis.losses.pair_loss.objective_memory import measure_objective_cost
 from visavis.losses.targets import (
     ANNOTATION_NAMES,
     Factors,
@@ -55,6 +54,8 @@ MAX_ROW_BLOCK_SCORES = 2**21
 """Number of scores of a row block."""
 MAX_CACHED_ROW_BLOCK_SCORES = 2**18
 """Number of scores of a row block of cached cosines. It stays in the processor's cache."""
+NUMBERS_PER_QUERY = 64
+"""Numbers that the terms of a query or of a positive pair take next to its scores, at most."""
 MIN_FAST_BLOCK_ROWS = 64
 """Number of rows below which a matrix product is slow."""
 TILE_SIDE, SECOND_PASS_TILE_SIDE, GPU_TILE_SIDE = 1024, 2048, 8192
@@ -119,6 +120,16 @@ class PlanInputs:
     def summary(self) -> NegativeSummary | None:
         """The number per query that suffices for the objective, if any."""
         return self.objective.summary(self.targets[0])
+
+    @property
+    def term_cost(self) -> BlockCost:
+        """Memory of the terms of one direction. Rows are queries, or positive pairs for an
+        objective that needs the pair matrix.
+        """
+        return BlockCost(
+            self.objective.scores_held * self.element_bytes,
+            visual_bytes=NUMBERS_PER_QUERY * self.element_bytes,
+        )
 
     @property
     def num_scores(self) -> int:
@@ -283,12 +294,7 @@ def _cap_block_budget(inputs: PlanInputs, budget: int, minimum: int) -> int:
 
 def _plan_dense(inputs: PlanInputs) -> ExecutionPlan:
     (images, texts), (all_texts, all_images) = inputs.queries, inputs.candidates
-    loss_cost = measure_objective_cost(
-        inputs.objective,
-        inputs.targets[0],
-        element_bytes=inputs.element_bytes,
-        both_directions=True,
-    )
+    loss_cost = inputs.term_cost + inputs.term_cost
     score_cost = inputs.score_cost or BlockCost(
         2.0 * inputs.element_bytes, fixed_bytes=4.0 * inputs.unit_vector_bytes
     )
@@ -364,13 +370,7 @@ def _peak_cache_bytes(inputs: PlanInputs, tile: IntPair, cache_bytes: int) -> in
 def _plan_rows(inputs: PlanInputs, path: Literal["cached", "row_blocks"]) -> ExecutionPlan:
     is_cached = path == "cached"
     score_bytes = inputs.element_bytes * (1 if inputs.score_cost is None else 2)
-    term_cost = measure_objective_cost(
-        inputs.objective,
-        inputs.targets[0],
-        element_bytes=inputs.element_bytes,
-        both_directions=False,
-    )
-    terms = term_cost + BlockCost(score_bytes)
+    terms = inputs.term_cost + BlockCost(score_bytes)
     # With a sum reduction both directions share one gradient buffer, otherwise each has its own.
     fork_bytes = 0 if is_cached or inputs.objective.reduction == "sum" else inputs.gradient_bytes
     fixed_bytes = (inputs.matrix_bytes if is_cached else inputs.unit_vector_bytes) + fork_bytes
