@@ -1,23 +1,19 @@
-"""Damaged files: seeded mutations of runs, caches, encoders, data sets and recipes, and a command
-on each.
+"""Damaged files: seeded mutations of runs, caches, encoders, data sets and recipes, and a command on each.
 
-    VISAVIS_DATA=... python studies/damage.py [--mutations 2000] [--seed 1] [--jobs 2] [--out
-    FOLDER]
+    VISAVIS_DATA=... python studies/damage.py [--mutations 2000] [--seed 1] [--jobs 2] [--out FOLDER]
 
-Needs flickr8k and backbone under VISAVIS_DATA and takes about half an hour. First it makes the
-undamaged files: forty photographs of Flickr8k with their captions, a real image encoder, a small
-text encoder, cached features, one finished run and two stopped ones (frozen features, pixels). For
-each mutation they are copied, one file is damaged (bits, bytes, cuts, values of JSON and TOML,
-links, pipes, devices, folders in a file's place), and a command runs in its own process. The
-outcomes are counted:
+Needs flickr8k and backbone under VISAVIS_DATA and takes about half an hour. First it makes the undamaged files: forty photographs of
+Flickr8k with their captions, a real image encoder, a small text encoder, cached features, one finished run and two stopped ones (frozen
+features, pixels). For each mutation they are copied, one file is damaged (bits, bytes, cuts, values of JSON and TOML, links, pipes,
+devices, folders in a file's place), and a command runs in its own process. The outcomes are counted:
 
-    same      the result of the undamaged files: the damage did not matter, the file was computed
-    again, or another copy was used refused   an exit code other than 0 and an error message
-    reported  another result, with a message that the undamaged files do not cause another   another
-    result without a message, where no run or cache records the original data, encoder or recipe
+    same      the result of the undamaged files: the damage did not matter, the file was computed again, or another copy was used
+    refused   an exit code other than 0 and an error message
+    reported  another result, with a message that the undamaged files do not cause
+    another   another result without a message, where no run or cache records the original data, encoder or recipe
     SILENT    another result without a message, although the run or the cache records the right one
-    WORDLESS  an exit code other than 0 without a message TRACEBACK, HANG (over --limit seconds),
-    DIED (by a signal)
+    WORDLESS  an exit code other than 0 without a message
+    TRACEBACK, HANG (over --limit seconds), DIED (by a signal)
 
 Defects (in capitals) are printed in full, with the command. The exit code is 1 if there is one.
 """

@@ -1,8 +1,9 @@
 """Errata of the papers and of the code released with them, each with a computation that shows it.
 
-    python studies/errata.py              print all python studies/errata.py NAME ...     print
-    these python studies/errata.py --check      print only errors, including a stale
-    docs/research/errata.md python studies/errata.py --write      write docs/research/errata.md
+    python studies/errata.py              print all
+    python studies/errata.py NAME ...     print these
+    python studies/errata.py --check      print only errors, including a stale docs/research/errata.md
+    python studies/errata.py --write      write docs/research/errata.md
 
 The exit status is 1 if a claim does not hold.
 """

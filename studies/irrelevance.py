@@ -1,15 +1,12 @@
-"""Irrelevant items by people: two rules for relevance values compared with the expert judgments of
-Flickr8k's test images.
+"""Irrelevant items by people: two rules for relevance values compared with the expert judgments of Flickr8k's test images.
 
-python studies/irrelevance.py ["CBoW()" ...]     needs flickr8k with ExpertAnnotations.txt under
-VISAVIS_DATA, half a minute
+python studies/irrelevance.py ["CBoW()" ...]     needs flickr8k with ExpertAnnotations.txt under VISAVIS_DATA, half a minute
 
-The bound is one for all pairs, or one for each caption among all images. Both are the median
-relevance. Three numbers are printed for each rule: how well relevance values separate pairs that
-experts rate 1 on average (not related, of 1 to 4) from the others (AUC), the share of those pairs
-that are at most the bound, and the share of pairs rated 3 or more that are at most the bound, which
-is an error. An image's own captions are left out. Then the script prints the share of all images
-below one bound for all pairs, for short and for long captions.
+The bound is one for all pairs, or one for each caption among all images. Both are the median relevance. Three numbers are printed for
+each rule: how well relevance values separate pairs that experts rate 1 on average (not related, of 1 to 4) from the others (AUC), the
+share of those pairs that are at most the bound, and the share of pairs rated 3 or more that are at most the bound, which is an error.
+An image's own captions are left out. Then the script prints the share of all images below one bound for all pairs, for short and for
+long captions.
 """
 
 from __future__ import annotations

@@ -120,11 +120,11 @@ def test_equal_specs_parse_to_equal_values():
         ("Sample(count=1.5)", "Sample.count: expected an integer, got 1.5."),
         ("Sample(count=True)", "Sample.count: expected an integer, got True."),
         ("Sample(share='x')", "Sample.share: expected a finite number, got 'x'."),
-        ("Sample(share=2)", "Sample.share: expected a number from 0 to 1, got 2."),
+        ("Sample(share=2)", "Sample.share: expected a number <= 1, got 2."),
         ("Sample(hard=1)", "Sample.hard: expected True or False, got 1."),
         ("Sample(name=1)", "Sample.name: expected a text in quotes, got 1."),
         ("Sample(mode='code')", "Sample.mode: expected 'paper' or 'reference', got 'code'."),
-        ("Sample(levels=1)", "Sample.levels: expected a list of values, got 1."),
+        ("Sample(levels=1)", "Sample.levels: expected a list, got 1."),
         ("Sample(count=-1)", "Sample.count: expected at least 0, got -1. Change count."),
     ],
 )

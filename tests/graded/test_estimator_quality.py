@@ -41,7 +41,6 @@ from visavis.models.encoders.sentence_encoders import open_text_pair_encoder
 from visavis.objectives import CATALOG as OBJECTIVES
 from visavis.objectives import Ladder
 from visavis.training.recipes.files import read_recipe
-from visavis.training.supervision import CATALOG as SUPERVISIONS
 
 HEAD = "genre\tfile\tyear\tindex\tscore\tsentence1\tsentence2\n"
 SENTENCES = ["a dog runs", "the cat sleeps", "two red dog", "a cat on the beach", 'the "beach']
@@ -298,10 +297,10 @@ def test_recipe_of_ladder_paper_refines_by_fine_tuned_bert(
     )
     assert fitted.estimator == "CrossEncoder(model='sts-bert', output='identity')"
     recipe = read_recipe("cvse++-bert/flickr30k")
-    supervision = parse(recipe.phases[0].supervision, SUPERVISIONS)
+    supervision = recipe.phases[0].supervision
     words = f"CBoW(vectors={str(vectors_file)!r})"
     refined = parse(supervision.relevance, visavis.evaluation.graded.CATALOG)
-    assert refined == parse(recipe.evaluation.relevance, visavis.evaluation.graded.CATALOG)
+    assert refined == recipe.evaluation.relevance
     found, coarse, fine = (
         one(SENTENCES, SENTENCES)
         for one in (

@@ -40,7 +40,7 @@ def kinds() -> frozenset[str]:
     for address in TRAINABLE:
         recipe = read_recipe(address)
         phases = tuple(
-            (phase.objective.partition("(")[0], phase.supervision.partition("(")[0])
+            (type(phase.objective).__name__, type(phase.supervision).__name__)
             for phase in recipe.phases
         )
         kinds_of[address] = {

@@ -5,13 +5,13 @@ images.
 from __future__ import annotations
 
 import dataclasses
+from copy import copy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from visavis.core import spec
 from visavis.data.synthetic import write_synthetic_clips, write_synthetic_scenes
 from visavis.models import CATALOG
 from visavis.training import supervision
@@ -90,7 +90,7 @@ def overrides(address: str, toys: Path) -> dict[str, Any]:
     graded = [
         number
         for number, phase in enumerate(recipe.phases)
-        if phase.supervision.startswith("GradedSupervision(")
+        if isinstance(phase.supervision, supervision.GradedSupervision)
     ]
     changed |= {
         f"phases.{number}.supervision": f"GradedSupervision(relevance='{RELEVANCE}', by='position')"
@@ -123,7 +123,7 @@ def one_step(recipe: Recipe) -> list[float]:
     losses = []
     for phase in recipe.phases:
         step = TrainStep(matcher, phase, recipe)
-        supervised = spec.parse(phase.supervision, supervision.CATALOG)
+        supervised = copy(phase.supervision)
         supervised.check(train, val)
         supervised.begin_phase(
             training_context(recipe, phase, matcher, step.optimizer, train, val), {}

@@ -22,6 +22,7 @@ from visavis.evaluation.metrics.recall import random_recall, random_rsum
 from visavis.models.encoders.cnn_backbones import SmallCNN
 from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.models.encoders.feature_extraction import cache_features
+from visavis.objectives import VLC
 from visavis.training.recipes.default_recipe import choose_recipe
 from visavis.training.recipes.files import read_recipe
 
@@ -173,7 +174,7 @@ def test_first_argument_with_equals_sign_is_override(photos, empty_cache, call, 
     )
     recipe = read_recipe(tmp_path / "run" / "run.toml")
     assert recipe.name == "photos-pixels-words"
-    assert [phase.objective for phase in recipe.phases] == ["VLC(gamma=7.0, reduction='sum')"]
+    assert [phase.objective for phase in recipe.phases] == [VLC(gamma=7.0)]
 
 
 def test_untrained_model_is_reported_as_chance_level(photos, empty_cache, tmp_path):

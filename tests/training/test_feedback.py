@@ -567,8 +567,8 @@ def test_with_feedback_rejects_other_supervision(recipe):
         {"data.feedback": "votes.jsonl", "phases.1.supervision": "FeedbackSupervision(slack=2)"},
     )
     assert [phase.supervision for phase in with_feedback(given).phases] == [
-        repr(FeedbackSupervision()),
-        repr(FeedbackSupervision(slack=2.0)),
+        FeedbackSupervision(),
+        FeedbackSupervision(slack=2.0),
     ]
     without = read_recipe(recipe, {})
     assert with_feedback(without) is without

@@ -84,7 +84,7 @@ def test_loss_is_sum_over_matryoshka_dims(recipe, scenes, tmp_path):
             ),
         ),
         ({"matryoshka_dims": 4}, "matryoshka_dims: expected a list, got 4."),
-        ({"matryoshka_dims": [0]}, "matryoshka_dims.0: expected a value greater than 0, got 0."),
+        ({"matryoshka_dims": [0]}, "matryoshka_dims.0: expected an integer > 0, got 0."),
     ],
     ids=["too wide", "no cosines", "offline scores", "no list", "no width"],
 )

@@ -94,7 +94,7 @@ def test_crops_by_sides_keep_shape(generator):
             "{ encoder = 'x', features = 'x.npy', crops = 10, random_crops = true }",
             "visual.random_crops: expected with visual.crops = 10",
         ),
-        ("{ encoder = 'x', image_size = -1 }", "visual.image_size: expected a value .*, got -1"),
+        ("{ encoder = 'x', image_size = -1 }", "visual.image_size: expected an integer .*, got -1"),
     ],
 )
 def test_invalid_pixel_recipe_is_rejected(settings, sentence, tmp_path):

@@ -25,9 +25,9 @@ from visavis.evaluation.graded.human_agreement import (
 )
 from visavis.evaluation.graded.list_statistics import Ranker
 from visavis.models.inference import device_score, score_indexed_pairs
-from visavis.training import supervision
 from visavis.training.recipes.recipe import Recipe
 from visavis.training.runs.open_run import open_run, read_run_recipe
+from visavis.training.supervision import GradedSupervision
 
 CHECKED_CAPTIONS = 128
 """Number of captions whose relevance values are checked before ranked lists are compared."""
@@ -121,7 +121,7 @@ def open_rankers(
     for run, name, recipe in zip(runs, names, recipes, strict=True):
         data_module, matcher = open_run(run, recipe, progress)
         datasets.append(data_module.data.split(split))
-        trained_with = recipe.phases[-1].objective if recipe.phases else "zero-shot"
+        trained_with = repr(recipe.phases[-1].objective) if recipe.phases else "zero-shot"
         rankers.append(
             Ranker(
                 name,
@@ -168,6 +168,8 @@ def trained_on(recipe: Recipe, estimator: RelevanceEstimator) -> bool:
         recipe: Recipe of the training.
         estimator: Estimator of the relevance.
     """
-    supervisions = (parse(phase.supervision, supervision.CATALOG) for phase in recipe.phases)
-    graded = [one for one in supervisions if isinstance(one, supervision.GradedSupervision)]
-    return any(parse(one.relevance, CATALOG) == estimator for one in graded)
+    return any(
+        isinstance(phase.supervision, GradedSupervision)
+        and parse(phase.supervision.relevance, CATALOG) == estimator
+        for phase in recipe.phases
+    )

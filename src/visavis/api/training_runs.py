@@ -230,6 +230,8 @@ def evaluate(
                 f"--feedback: expected an index without {unused[0]}. Remove --{unused[0]}."
             )
         return _evaluate_index(to_paths(run), Path(feedback), model, store, memory)
+    from visavis.core.spec import parse
+    from visavis.evaluation.graded import CATALOG
     from visavis.retrieval.index_folder import is_index
     from visavis.training.recipes.published_tables import measured_result
     from visavis.training.runs.evaluate_runs import evaluate_runs, with_base_model
@@ -253,7 +255,7 @@ def evaluate(
         split,
         data,
         progress,
-        relevance,
+        parse(relevance, CATALOG) if relevance else ("" if relevance == "" else None),
         semantics,
         memory,
         average_networks=average,

@@ -1,17 +1,17 @@
-"""Errors that a user can cause. Each message states what was expected, what was given, where, and
-how to fix it.
+"""Errors that a user can cause. Each message states what was expected, what was given, where, and how to fix it.
 
-VisavisError +-- SpecError            a text such as "Unified(margin=0.2)" or a value in it cannot
-be parsed +-- ShapeError           tensors, ids or lengths do not match +-- MissingSupervision   an
-objective needs annotations (relevance, margins, a memory bank) that were not given +-- DataError
-files, captions or features are missing, corrupted or contradictory
+VisavisError
++-- SpecError            a text such as "Unified(margin=0.2)" or a value in it cannot be parsed
++-- ShapeError           tensors, ids or lengths do not match
++-- MissingSupervision   an objective needs annotations (relevance, margins, a memory bank) that were not given
++-- DataError            files, captions or features are missing, corrupted or contradictory
 |   +-- NoDataset        a folder contains no list of images and captions
-+-- RecipeError          a recipe or an override holds an unknown name or an impossible value +--
-RunError             a run folder is incomplete, or belongs to another data set or version +--
-RefusedOverwrite     a file of the user exists where a file should be written +-- StorageError
-a file or an index cannot be written, or its store has failed +-- MissingExtra         an optional
-package is not installed, with the name of its extra +-- ReportedByOtherProcess   a command of
-several processes has ended, and another process reports why
++-- RecipeError          a recipe or an override holds an unknown name or an impossible value
++-- RunError             a run folder is incomplete, or belongs to another data set or version
++-- RefusedOverwrite     a file of the user exists where a file should be written
++-- StorageError         a file or an index cannot be written, or its store has failed
++-- MissingExtra         an optional package is not installed, with the name of its extra
++-- ReportedByOtherProcess   a command of several processes has ended, and another process reports why
 """
 
 from __future__ import annotations

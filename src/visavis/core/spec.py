@@ -1,5 +1,4 @@
-"""Specs: parsing and checking of frozen dataclasses, such as "Unified(margin=0.2)". Checks of
-arguments.
+"""Specs: parsing and checking of frozen dataclasses, such as "Unified(margin=0.2)".
 
 A spec is the call that makes a frozen dataclass, with literals only. It is parsed with ``ast`` and
 never evaluated. ``repr`` of such a value is its spec, so run folders, reports and command lines
@@ -16,12 +15,13 @@ import operator
 import os
 import re
 import sys
-import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, TypeVar
+
+from annotated_types import Ge, Gt, Interval
 
 from visavis.core.errors import SpecError, format_value, suggest_name
 
@@ -29,19 +29,6 @@ T = TypeVar("T")
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 Kinds = tuple[tuple[str, tuple[Any, ...]], ...]
 """Types of a union: names, and the kinds in brackets."""
-
-
-@dataclass(frozen=True)
-class Constraint:
-    """Allowed values of a field, annotated next to its type. `validate_fields` rejects all others.
-
-    Attributes:
-        accepts: Returns whether a value is allowed.
-        expected: Description of the allowed values for error messages.
-    """
-
-    accepts: Callable[[Any], bool]
-    expected: str
 
 
 MAX_INTEGER = 2**32 - 1
@@ -52,18 +39,14 @@ MAX_INTEGER_ARGUMENT = 10**30
 """Largest magnitude of an integer argument. A filter by time takes any date in ns, far beyond
 int64.
 """
-PositiveInt = Annotated[int, Constraint(lambda number: number >= 1, "an integer >= 1")]
-NonNegativeInt = Annotated[int, Constraint(lambda number: number >= 0, "an integer >= 0")]
-LayerCount = Annotated[
-    int, Constraint(lambda number: 1 <= number <= 1000, "an integer from 1 to 1,000")
-]
-OptionalLayerCount = Annotated[
-    int, Constraint(lambda number: 0 <= number <= 1000, "an integer from 0 to 1,000")
-]
-PositiveFloat = Annotated[float, Constraint(lambda number: number > 0, "a number > 0")]
-NonNegativeFloat = Annotated[float, Constraint(lambda number: number >= 0, "a number >= 0")]
-UnitFloat = Annotated[float, Constraint(lambda number: 0 <= number <= 1, "a number from 0 to 1")]
-DropoutRate = Annotated[float, Constraint(lambda number: 0 <= number < 1, "a number >= 0 and < 1")]
+PositiveInt = Annotated[int, Ge(1)]
+NonNegativeInt = Annotated[int, Ge(0)]
+LayerCount = Annotated[int, Interval(ge=1, le=1000)]
+OptionalLayerCount = Annotated[int, Interval(ge=0, le=1000)]
+PositiveFloat = Annotated[float, Gt(0)]
+NonNegativeFloat = Annotated[float, Ge(0)]
+UnitFloat = Annotated[float, Interval(ge=0, le=1)]
+DropoutRate = Annotated[float, Interval(ge=0, lt=1)]
 
 PARAMETER_RANGE = (1e-12, 1e12)
 """Magnitudes of parameters. Products of two of them with scores stay far from the limits of
@@ -71,11 +54,25 @@ float32.
 """
 EXPECTED_PARAMETER = "a magnitude from {:g} to {:g}".format(*PARAMETER_RANGE)
 
-EXPECTED_KINDS: dict[type, str] = {
-    int: "an integer",
-    bool: "True or False",
-    str: "a text in quotes",
+EXPECTED = {
+    "float_type": "a finite number",
+    "finite_number": "a finite number",
+    "int_type": "an integer",
+    "bool_type": "True or False",
+    "string_type": "a text in quotes",
+    "string_unicode": "a text of valid Unicode",
+    "tuple_type": "a list",
+    "dict_type": "a table of keys",
+    "model_type": "a table of keys",
 }
+"""What a value should have been, by pydantic's name of the error."""
+BOUNDS = {
+    "greater_than": ("gt", ">"),
+    "greater_than_equal": ("ge", ">="),
+    "less_than": ("lt", "<"),
+    "less_than_equal": ("le", "<="),
+}
+"""Key of the bound in pydantic's errors about a number outside its range, and its sign."""
 
 
 def _is_bool(value: Any) -> bool:
@@ -242,28 +239,82 @@ def build_object(kind: type[T], values: dict[str, Any]) -> T:
 
 
 def validate_fields(value: Any) -> None:
-    """Check the field values of a frozen dataclass against their types and `Constraint`. Call it
-    from ``__post_init__``.
+    """Check the field values of a frozen dataclass against their types. Call it from
+    ``__post_init__``.
 
     Numbers must be finite, and integers at most `MAX_INTEGER`. An int in a float field becomes a
-    float and a list in a tuple field becomes a tuple, so that equal specs are equal values.
+    float, a list becomes a tuple, and a number of numpy one of Python, so that equal specs are equal
+    values.
 
     Args:
         value: The dataclass instance. Its fields are converted in place.
 
     Raises:
-        SpecError: If a value has the wrong type or violates its constraint.
+        SpecError: If a value has the wrong type or is out of range.
     """
-    hints = typing.get_type_hints(type(value), include_extras=True)
-    for field in fields(value):
-        given = getattr(value, field.name)
-        try:
-            object.__setattr__(value, field.name, _coerce(given, hints[field.name]))
-        except TypeError as expected:
+    from pydantic import ValidationError
+
+    kind: Any = type(value)
+    given = {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    try:
+        checked = _field_validator(kind).validate_python(given)
+    except ValidationError as errors:
+        first = errors.errors(include_url=False)[0]
+        name = ".".join(map(str, first["loc"]))
+        hint = typing.get_type_hints(kind)[str(first["loc"][0])]
+        or_none = ", or None" if type(None) in typing.get_args(hint) else ""
+        raise SpecError(
+            f"{_title(kind)}.{name}: expected {expected_value(first)}{or_none}, got "
+            f"{format_value(first['input'])}."
+        ) from None
+    for name, entry in checked.items():
+        if isinstance(entry, int) and abs(entry) > MAX_INTEGER:
             raise SpecError(
-                f"{_title(type(value))}.{field.name}: expected {expected}, got "
-                f"{format_value(given)}."
-            ) from None
+                f"{_title(kind)}.{name}: expected an integer up to {MAX_INTEGER:,}, got "
+                f"{format_value(entry)}."
+            )
+        # The dataclass is frozen, and this is still its construction.
+        object.__setattr__(value, name, entry)
+
+
+@functools.cache
+def _field_validator(kind: type) -> Any:
+    """The pydantic validator of the fields of a class, built for its first instance: most classes
+    of a catalog are never used by a process.
+    """
+    from pydantic import ConfigDict, TypeAdapter
+    from typing_extensions import TypedDict
+
+    hints = typing.get_type_hints(kind, include_extras=True)
+    table = TypedDict(kind.__name__, {field.name: hints[field.name] for field in fields(kind)})  # type: ignore[misc]
+    table.__pydantic_config__ = ConfigDict(  # type: ignore[attr-defined]
+        strict=True, allow_inf_nan=False, arbitrary_types_allowed=True
+    )
+    return TypeAdapter(table)
+
+
+def _plain(value: Any) -> Any:
+    """A number of numpy as one of Python, and a list as a tuple."""
+    if isinstance(value, list | tuple):
+        return tuple(map(_plain, value))
+    is_number = isinstance(value, numbers.Number) and hasattr(value, "item")
+    return value.item() if is_number else value
+
+
+def expected_value(error: Mapping[str, Any]) -> str:
+    """Describe what an invalid value should have been.
+
+    Args:
+        error: One entry of ``errors()`` of a pydantic ``ValidationError``.
+
+    Returns:
+        The end of a sentence, such as "a number > 0".
+    """
+    if error["type"] in BOUNDS:
+        key, sign = BOUNDS[error["type"]]
+        bound = error["ctx"][key]
+        return f"{'an integer' if isinstance(bound, int) else 'a number'} {sign} {bound:g}"
+    return EXPECTED.get(error["type"], error["msg"].removeprefix("Input should be "))
 
 
 def require_field(condition: bool, value: Any, field: str, expected: str) -> None:
@@ -494,52 +545,6 @@ def _describe(kinds: Kinds, *, plural: bool = False) -> str:
             text = f"a list of {_describe(inner[0], plural=True)}"
         texts.append(re.sub(r"^an? ([\w ]+)", r"\1s", text) if plural else text)
     return " or ".join(texts)
-
-
-def _coerce(given: Any, hint: Any) -> Any:
-    """Convert a value to its annotated type. The message of a TypeError describes what was
-    expected.
-    """
-    origin = get_origin(hint)
-    if origin is Annotated:
-        kind, constraint = get_args(hint)
-        if not constraint.accepts(coerced := _coerce(given, kind)):
-            raise TypeError(constraint.expected)
-        return coerced
-    if origin is Literal:
-        if given not in get_args(hint):
-            raise TypeError(" or ".join(repr(choice) for choice in get_args(hint)))
-        return given
-    if origin in (typing.Union, types.UnionType):
-        if given is None and type(None) in get_args(hint):
-            return None
-        try:
-            return _coerce(given, next(kind for kind in get_args(hint) if kind is not type(None)))
-        except TypeError as expected:
-            raise TypeError(f"{expected}, or None") from None
-    if origin is tuple:
-        if not isinstance(given, list | tuple):
-            raise TypeError("a list of values")
-        return tuple(_coerce(item, get_args(hint)[0]) for item in given)
-    if origin is dict:
-        if not isinstance(given, dict):
-            raise TypeError("a table of names and values")
-        return {name: _coerce(value, get_args(hint)[1]) for name, value in given.items()}
-    if hint is float:
-        if (
-            isinstance(given, bool)
-            or not isinstance(given, int | float)
-            or not -sys.float_info.max <= given <= sys.float_info.max
-        ):
-            raise TypeError("a finite number")
-        return float(given)
-    if hint in EXPECTED_KINDS and (
-        not isinstance(given, hint) or (hint is int and isinstance(given, bool))
-    ):
-        raise TypeError(EXPECTED_KINDS[hint])
-    if hint is int and abs(given) > MAX_INTEGER:
-        raise TypeError(f"an integer up to {MAX_INTEGER:,}")
-    return given
 
 
 def _title(kind: type) -> str:

@@ -18,6 +18,7 @@ from visavis.core.memory_budget import MemoryLimit
 from visavis.core.notebook import NotebookTable, flat_row
 from visavis.core.process_group import ONE_PROCESS, ProcessGroup
 from visavis.data.dataset import Dataset
+from visavis.evaluation.graded import RelevanceEstimator
 from visavis.evaluation.graded.ranking_coherence import RankingCoherence, ranking_coherence
 from visavis.evaluation.metrics import ranking_metrics
 from visavis.evaluation.metrics.argument_checks import (
@@ -451,7 +452,7 @@ def evaluate_dataset(
     data: Dataset,
     protocols: Sequence[Protocol],
     *,
-    relevance: str = "",
+    relevance: RelevanceEstimator | None = None,
     semantics: str = "reference",
     memory: MemoryLimit = None,
     group: ProcessGroup = ONE_PROCESS,

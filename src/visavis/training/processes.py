@@ -21,7 +21,6 @@ from torch import distributed
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from visavis.core import spec
 from visavis.core.errors import RecipeError, ReportedByOtherProcess, RunError, warn
 from visavis.core.process_group import (
     FAILURES,
@@ -31,7 +30,6 @@ from visavis.core.process_group import (
     default_store,
 )
 from visavis.models.device import choose_device
-from visavis.training import supervision
 from visavis.training.recipes.recipe import Recipe
 from visavis.training.stop_signals import Stopped
 
@@ -313,7 +311,7 @@ def check_processes(recipe: Recipe, group: ProcessGroup) -> None:
             f"{devices} for {local_processes} processes. "
             f'Set torchrun --nproc-per-node {devices}, or training.device = "cpu".'
         )
-    for source in (spec.parse(phase.supervision, supervision.CATALOG) for phase in recipe.phases):
+    for source in (phase.supervision for phase in recipe.phases):
         if source.one_process_only:
             raise RecipeError(
                 f"phases.supervision: expected one process with {type(source).__name__}, because "

@@ -20,7 +20,6 @@ from visavis.core.errors import RecipeError, log_debug
 from visavis.core.memory_budget import MemoryLimit
 from visavis.core.process_group import ONE_PROCESS, ProcessGroup
 from visavis.data.loader import Batch, Loader
-from visavis.losses import objectives
 from visavis.losses.pair_loss import PairLoss
 from visavis.losses.pair_loss.candidates import encode_in_chunks
 from visavis.losses.targets import Targets
@@ -69,7 +68,7 @@ def phase_loss(
     Raises:
         RecipeError: If the objective has a fixed gamma or margin and the model learns a scale.
     """
-    objective = objectives.parse(phase.objective)
+    objective = phase.objective
     if matcher.scale is not None and objective.without_scale() is None:
         raise RecipeError(
             "phases.objective: expected an objective without a fixed gamma or margin, because "
@@ -302,7 +301,7 @@ def training_context(
     """
     return TrainingContext(
         matcher=matcher,
-        objective=objectives.parse(phase.objective),
+        objective=phase.objective,
         optimizer=optimizer,
         make_peer=partial(
             PeerNetwork, matcher, phase, recipe, step_control or StepControl(), group

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from signal import Signals
@@ -19,14 +20,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from visavis.core import spec, storage
+from visavis.core import storage
 from visavis.core.encoded import Encoded
 from visavis.core.errors import RunError
 from visavis.core.progress import Progress, TrainingStep
 from visavis.data.loader import Batch, derive_seed
 from visavis.models import Matcher
 from visavis.models.device import choose_device
-from visavis.training import supervision
 from visavis.training.checkpoint import Checkpoint, TrainerState
 from visavis.training.encoder_blocks import prepare_encoders
 from visavis.training.monitoring.alerts import find_alerts, new_alerts
@@ -88,9 +88,7 @@ class Trainer:
         self.train_loader, self.val_loader = data_module.loaders
         self.recipe_batches = self.train_loader
         for phase in recipe.phases:
-            spec.parse(phase.supervision, supervision.CATALOG).check(
-                self.train_loader, self.val_loader
-            )
+            phase.supervision.check(self.train_loader, self.val_loader)
         self.state, self.step_control, self.log = (
             TrainerState(),
             StepControl(),
@@ -313,7 +311,7 @@ class Trainer:
             "phase": state.phase,
             "epoch": state.epoch,
             "step": state.step,
-            "objective": self.phase.objective,
+            "objective": repr(self.phase.objective),
             "running_loss": state.loss_sum / state.loss_steps if state.loss_steps else None,
             "train": train,
             "val": val,
@@ -357,7 +355,8 @@ class Trainer:
         supervision.
         """
         self.phase = self.recipe.phases[self.state.phase]
-        self.supervision = spec.parse(self.phase.supervision, supervision.CATALOG)
+        # A copy, because a supervision keeps the state of its phase, and the recipe must not.
+        self.supervision = copy(self.phase.supervision)
         self.train_loader = self.supervision.extend_batches(self.recipe_batches)
         self.train_step = TrainStep(self.matcher, self.phase, self.recipe, self.group)
         self.matcher.zero_grad(set_to_none=True)

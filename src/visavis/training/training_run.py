@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from visavis.core import spec, storage
+from visavis.core import storage
 from visavis.core.errors import (
     MissingSupervision,
     RecipeError,
@@ -39,10 +39,8 @@ from visavis.core.progress import Progress
 from visavis.evaluation import Evaluation
 from visavis.evaluation.metrics.recall import random_rsum
 from visavis.evaluation.query_ranks import write_query_ranks
-from visavis.losses import objectives
 from visavis.models.base import Matcher
 from visavis.models.score_ensemble import ScoreEnsemble
-from visavis.training import supervision
 from visavis.training.checkpoint import complete_checkpoints
 from visavis.training.fine_tuned_models import (
     Forgetting,
@@ -327,7 +325,7 @@ def _train_and_evaluate(
         progress.message(str(forgetting))
     result = TrainingResult(
         run=folder.path,
-        objective=recipe.phases[-1].objective,
+        objective=repr(recipe.phases[-1].objective),
         positives_by=_positives_by(recipe),
         supervision=_describe_supervision(recipe),
         best_step=state.best_step,
@@ -382,9 +380,7 @@ def check_supervisions(recipe: Recipe) -> None:
     """
     for number, phase in enumerate(recipe.phases):
         try:
-            spec.parse(phase.supervision, supervision.CATALOG).check_objective(
-                objectives.parse(phase.objective)
-            )
+            phase.supervision.check_objective(phase.objective)
         except MissingSupervision as error:
             raise MissingSupervision(f"phases.{number}: {error}") from None
 
@@ -401,10 +397,7 @@ def unused_supervisions(recipe: Recipe) -> list[str]:
     """
     sentences = []
     for number, phase in enumerate(recipe.phases):
-        source, objective = (
-            spec.parse(phase.supervision, supervision.CATALOG),
-            objectives.parse(phase.objective),
-        )
+        source, objective = phase.supervision, phase.objective
         if unused := source.unused_annotations(objective):
             names = f"{type(objective).__name__} does not use the annotations of {type(source).__name__}"
             sentences.append(f"phases.{number}: {names} ({', '.join(unused)}).")
@@ -516,7 +509,9 @@ def _check_no_run(path: Path) -> None:
 
 def _positives_by(recipe: Recipe) -> str:
     """Definition of positives in each phase, as ``TrainingResult.positives_by`` documents it."""
-    rules = dict.fromkeys(getattr(source, "by", "its own rule") for source in _supervisions(recipe))
+    rules = dict.fromkeys(
+        getattr(phase.supervision, "by", "its own rule") for phase in recipe.phases
+    )
     return " then ".join(rules)
 
 
@@ -526,9 +521,5 @@ def _describe_supervision(recipe: Recipe) -> str:
     """
     judgments = f" of {recipe.data.feedback}" if recipe.data.feedback else ""
     return " then ".join(
-        dict.fromkeys(f"{source!r}{judgments}" for source in _supervisions(recipe))
+        dict.fromkeys(f"{phase.supervision!r}{judgments}" for phase in recipe.phases)
     )
-
-
-def _supervisions(recipe: Recipe) -> list[supervision.Supervision]:
-    return [spec.parse(phase.supervision, supervision.CATALOG) for phase in recipe.phases]

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import torch
+from annotated_types import Interval
 from torch import Tensor
 
-from visavis.core.spec import Constraint, PositiveFloat
+from visavis.core.spec import PositiveFloat
 from visavis.losses.objectives.base import Objective, Reduction
 from visavis.losses.objectives.pairs import NEG_INF, find_positive_pairs, log1p_exp
 from visavis.losses.targets import Targets
@@ -102,9 +103,7 @@ class MultiSimilarity(Objective):
 
     alpha: PositiveFloat = 2.0
     beta: PositiveFloat = 50.0
-    lam: Annotated[
-        float, Constraint(lambda number: abs(number) <= 1000, "a number from -1000 to 1000")
-    ] = 0.5
+    lam: Annotated[float, Interval(ge=-1000, le=1000)] = 0.5
     epsilon: float = 0.1
     reduction: Reduction = "sum"
 

@@ -18,7 +18,6 @@ from torch import Tensor
 from visavis.core.blocking import chunk_slices
 from visavis.core.progress import Progress
 from visavis.data.dataset import Dataset
-from visavis.losses import objectives
 from visavis.losses.objectives import Objective
 from visavis.losses.scoring import max_query_rows
 from visavis.losses.targets import Targets
@@ -176,7 +175,7 @@ def find_mislabeled_pairs(
         )
         suspects.append(suspect)
     recall = float(estimate.recall[estimate.listed[-1]]) if suspects else 0.0
-    objective = data_module.recipe.phases[-1].objective
+    objective = repr(data_module.recipe.phases[-1].objective)
     ratios = estimate.noise_ratio, estimate.min_noise_ratio, estimate.max_noise_ratio
     return MislabeledPairs(tuple(suspects), len(data.captions), *ratios, recall, objective, folds)
 
@@ -220,9 +219,7 @@ def fold_models(
             matcher = fit_model(
                 data_module, train, data.take(held_out), seed, on_step, epoch_factor
             )
-            objective = at_learned_scale(
-                objectives.parse(data_module.recipe.phases[-1].objective), matcher
-            )
+            objective = at_learned_scale(data_module.recipe.phases[-1].objective, matcher)
             shuffled = np.random.default_rng([seed, 1]).permutation(held_out)
             chunks = map(np.sort, np.array_split(shuffled, -(-len(held_out) // MAX_IMAGES)))
             with evaluation_mode(matcher):

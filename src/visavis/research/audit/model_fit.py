@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import replace
 
 import torch
 
-from visavis.core import spec
 from visavis.core.process_group import ONE_PROCESS
 from visavis.data.dataset import Dataset
 from visavis.data.loader import Batch, Loader, derive_seed
 from visavis.models import Matcher
 from visavis.models.device import choose_device
-from visavis.training import supervision
 from visavis.training.encoder_blocks import prepare_encoders
 from visavis.training.optimizer import loss_warmup_factor, lr_factor
 from visavis.training.recipes.data_module import DataModule, build_matcher
@@ -67,7 +66,7 @@ def fit_model(
     for number, phase in enumerate(recipe.phases):
         start_scale_and_bias(matcher, phase, recipe.phases[number - 1] if number else None)
         train_step = TrainStep(matcher, phase, recipe)
-        supervisor = spec.parse(phase.supervision, supervision.CATALOG)
+        supervisor = copy(phase.supervision)
         supervisor.begin_phase(
             training_context(recipe, phase, matcher, train_step.optimizer, loader, validation), {}
         )

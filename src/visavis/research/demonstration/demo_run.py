@@ -26,7 +26,6 @@ from visavis.core.errors import RunError
 from visavis.core.progress import NoProgress, Progress, TrainingStep
 from visavis.data import open_dataset
 from visavis.data.synthetic import CaptionFacts, write_synthetic_scenes
-from visavis.losses.objectives import parse
 from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.models.encoders.feature_extraction import cache_features
 from visavis.research.demonstration.scene_search import (
@@ -279,7 +278,7 @@ class _Demo:
 
 def _objective_name(recipe: str) -> str:
     """Name of a recipe's objective."""
-    return type(parse(read_recipe(recipe).phases[-1].objective)).__name__
+    return type(read_recipe(recipe).phases[-1].objective).__name__
 
 
 class _BarsOnly(NoProgress):

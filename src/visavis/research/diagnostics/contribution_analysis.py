@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,7 +20,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from visavis.core import spec
 from visavis.core.errors import RunError, VisavisError
 from visavis.core.memory_budget import MemoryLimit
 from visavis.core.notebook import NotebookTable
@@ -38,7 +38,6 @@ from visavis.research.diagnostics.contributing_samples import (
     contributing_by_epsilon,
     released_targets,
 )
-from visavis.training import supervision
 from visavis.training.checkpoint import Checkpoint, complete_checkpoints
 from visavis.training.optimizer import make_optimizer
 from visavis.training.recipes.data_module import DataModule, initial_matcher
@@ -301,7 +300,7 @@ def diagnose_run(
     untrained = None if recipe.phases else _untrained_checkpoint(run, checkpoint, others)
     data_module, matcher = open_run(run, recipe, progress)
     loaded = untrained or load_checkpoint(run, checkpoint, data_module, matcher, progress)
-    own_objective = at_learned_scale(objectives.parse(loaded.phase.objective), matcher)
+    own_objective = at_learned_scale(loaded.phase.objective, matcher)
     loader = diagnostic_loader(data_module)
     teacher = _supervision_at(
         loaded if data is None else replace(loaded, supervision={}), data_module, matcher, loader
@@ -382,7 +381,7 @@ def _untrained_checkpoint(run: Path, checkpoint: str, others: Sequence[Objective
         raise RunError(
             f"{run}: a pretrained model has no checkpoint {checkpoint!r}. Omit --checkpoint."
         )
-    return RunCheckpoint(Phase(epochs=1, objective=repr(others[0])), 0, {})
+    return RunCheckpoint(Phase(epochs=1, objective=others[0]), 0, {})
 
 
 def _supervision_at(
@@ -390,7 +389,7 @@ def _supervision_at(
 ) -> Supervision:
     """The supervision of a checkpoint, with its saved state."""
     phase, recipe = checkpoint.phase, data_module.recipe
-    teacher = spec.parse(phase.supervision, supervision.CATALOG)
+    teacher = copy(phase.supervision)
     validation = data_module.loader(data_module.validation)
     context = training_context(
         recipe, phase, matcher, make_optimizer(matcher, phase), train, validation

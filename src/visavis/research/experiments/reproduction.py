@@ -467,12 +467,12 @@ def _on_base(rows: Iterable[PublishedRow], base: Recipe) -> dict[str, Setting]:
     for row in rows:
         recipe = read_recipe(row.id)
         changes: dict[str, Any] = {
-            "objective": recipe.phases[-1].objective,
-            "evaluation.relevance": recipe.evaluation.relevance,
+            "objective": repr(recipe.phases[-1].objective),
+            "evaluation.relevance": str(recipe.evaluation.relevance or ""),
             "evaluation.extra_metrics": recipe.evaluation.extra_metrics,
         }
         changes |= {
-            f"phases.{number}.supervision": recipe.phases[-1].supervision
+            f"phases.{number}.supervision": repr(recipe.phases[-1].supervision)
             for number in range(len(base.phases))
         }
         if (captions := recipe.training.captions_per_image) is not None:

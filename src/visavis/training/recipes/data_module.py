@@ -33,9 +33,9 @@ from visavis.evaluation.feedback.training_pairs import (
     FeedbackSplit,
     read_feedback_pairs,
 )
+from visavis.evaluation.graded import RelevanceEstimator
 from visavis.evaluation.protocols import Protocol, first_images, get_protocols, select_captions
 from visavis.evaluation.results import evaluate_dataset
-from visavis.losses import objectives
 from visavis.models import CATALOG, Matcher
 from visavis.models.base import evaluation_mode, get_vectors
 from visavis.models.encoders.frozen_encoders import VisualEncoder, open_encoder
@@ -70,6 +70,7 @@ from visavis.training.recipes.start_model import (
     load_start_model,
     start_scale_and_bias,
 )
+from visavis.training.supervision import OfflineNegativeSupervision
 
 # Items that are encoded at once in an evaluation.
 IMAGES_PER_BATCH, CLIPS_PER_BATCH, TEXTS_PER_BATCH = 256, 32, 512
@@ -277,7 +278,7 @@ class DataModule:
         matcher: Matcher,
         split: str | Dataset,
         protocol: str | Protocol | Sequence[str | Protocol] = "plain",
-        relevance: str = "",
+        relevance: RelevanceEstimator | None = None,
         encoded: tuple[Encoded, Encoded] | None = None,
     ) -> Evaluation:
         """Evaluate a model on a split, which is encoded once for all protocols.
@@ -286,7 +287,7 @@ class DataModule:
             matcher: Model.
             split: Split, or its name.
             protocol: Protocol or protocols.
-            relevance: Spec of a relevance estimator, for graded metrics.
+            relevance: Relevance estimator, for graded metrics.
             encoded: Encoded images and captions of the split. None: they are encoded.
 
         Returns:
@@ -472,7 +473,7 @@ def _resolve_matryoshka_dims(data_module: DataModule, matcher: Matcher) -> tuple
             f"got {matcher.name}. Remove matryoshka_dims, "
             "or use a model such as Heads."
         )
-    if any(phase.supervision.startswith("OfflineNegativeSupervision(") for phase in recipe.phases):
+    if any(isinstance(phase.supervision, OfflineNegativeSupervision) for phase in recipe.phases):
         raise RecipeError(
             "matryoshka_dims: OfflineNegativeSupervision supplies scores of full vectors only. "
             "Remove one of them."
@@ -562,7 +563,7 @@ def _architecture(
         key: value for key, value in recipe.model.items() if key != "kind"
     } | _text_backbone_field(recipe, kind)
     uses_bias = keep_bias or any(
-        objectives.parse(phase.objective).without_bias() is not None for phase in recipe.phases
+        phase.objective.without_bias() is not None for phase in recipe.phases
     )
     if (
         uses_bias

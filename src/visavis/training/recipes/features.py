@@ -42,6 +42,7 @@ from visavis.models.layers import mean_pool
 from visavis.models.processor import Processor
 from visavis.training.recipes.recipe import Recipe
 from visavis.training.recipes.settings import TextSettings, VisualSettings
+from visavis.training.supervision import PairSupervision
 
 # Value of ``visual.features`` for features that the data set has: arrays of the VSE++ family, or a
 # store of experts.
@@ -112,7 +113,7 @@ def open_stream(recipe: Recipe, progress: Progress) -> ShardStream | None:
         "no training.captions_per_image": training.captions_per_image is not None,
         "training.length_buckets = 0": bool(training.length_buckets),
         "PairSupervision in all phases": any(
-            not phase.supervision.startswith("PairSupervision(") for phase in recipe.phases
+            not isinstance(phase.supervision, PairSupervision) for phase in recipe.phases
         ),
     }
     if wrong := [setting for setting, is_wrong in needs_all_items.items() if is_wrong]:

@@ -144,7 +144,7 @@ def row_objective(row_id: str) -> str:
     Returns:
         The objective as text.
     """
-    return read_recipe(row_id).phases[-1].objective
+    return repr(read_recipe(row_id).phases[-1].objective)
 
 
 def _read_rows(table: str, file: RecipeFile) -> list[PublishedRow]:

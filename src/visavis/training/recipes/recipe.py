@@ -21,7 +21,6 @@ from visavis.core import spec
 from visavis.core.errors import RecipeError, SpecError, format_value, suggest_name
 from visavis.core.memory_budget import parse_memory
 from visavis.losses import objectives
-from visavis.training import supervision
 from visavis.training.recipes.settings import (
     DataSettings,
     EvaluationSettings,
@@ -32,21 +31,10 @@ from visavis.training.recipes.settings import (
     TrainingSettings,
     VisualSettings,
 )
-from visavis.training.supervision import FeedbackSupervision, PairSupervision
+from visavis.training.supervision import FeedbackSupervision, NoisySupervision, PairSupervision
 
 # Short keys: ``objective`` sets that of every phase, ``epochs`` that of a single phase.
 PHASE_SHORTCUTS = ("objective", "epochs")
-
-# What a key of the wrong type should have been, in words of TOML, by pydantic's name of the error.
-EXPECTED_TYPES = {
-    "tuple_type": "a list",
-    "dict_type": "a table of keys",
-    "model_type": "a table of keys",
-    "int_type": "an integer",
-    "float_type": "a number",
-    "bool_type": "true or false",
-    "string_type": "a text in quotes",
-}
 
 
 def parse_model_table(model: Any) -> Any:
@@ -138,7 +126,7 @@ class Recipe(RecipeSection):
     @model_validator(mode="after")
     def _check_average_networks(self) -> Self:
         if self.evaluation.average_networks and not all(
-            phase.supervision.startswith("NoisySupervision(") for phase in self.phases
+            isinstance(phase.supervision, NoisySupervision) for phase in self.phases
         ):
             raise ValueError(
                 "evaluation.average_networks: expected two networks in every phase. "
@@ -231,11 +219,10 @@ def with_feedback(recipe: Recipe) -> Recipe:
         return recipe
     phases = []
     for number, phase in enumerate(recipe.phases):
-        source = spec.parse(phase.supervision, supervision.CATALOG)
-        if isinstance(source, FeedbackSupervision):
+        if isinstance(phase.supervision, FeedbackSupervision):
             phases.append(phase)
-        elif source == PairSupervision():
-            phases.append(phase.model_copy(update={"supervision": repr(FeedbackSupervision())}))
+        elif phase.supervision == PairSupervision():
+            phases.append(phase.model_copy(update={"supervision": FeedbackSupervision()}))
         else:
             raise RecipeError(
                 f"phases.{number}.supervision: {phase.supervision} does not support relevance "
@@ -389,9 +376,8 @@ def _first_error(errors: ValidationError, content: dict[str, Any]) -> str:
         return f"{key}: expected a value, got none. Add it to the recipe."
     if first["type"] == "value_error":
         return first["msg"].removeprefix("Value error, ")
-    expected = EXPECTED_TYPES.get(first["type"], first["msg"].removeprefix("Input should be "))
-    if expected.startswith(("greater", "less")):
-        expected = f"a value {expected}"
+    # The words of TOML.
+    expected = spec.expected_value(first).replace("True or False", "true or false")
     return f"{key}: expected {expected}, got {format_value(first['input'])}."
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
+    PlainSerializer,
+    PlainValidator,
     ValidationInfo,
     field_validator,
     model_validator,
@@ -19,18 +21,44 @@ from torch.utils._pytree import tree_flatten_with_path
 from visavis.core import spec
 from visavis.core.errors import format_value, suggest_name
 from visavis.evaluation import graded, metrics
+from visavis.evaluation.graded import RelevanceEstimator
 from visavis.losses import objectives
+from visavis.losses.objectives import Objective
 from visavis.models.encoders.cnn_backbones import SMALL_CNN
 from visavis.training import supervision
+from visavis.training.supervision import PairSupervision, Supervision
 
 Multiplier = Annotated[float, Field(gt=0)]
-# Texts of objects, which are replaced by their full form with every field.
-ObjectiveSpec = Annotated[str, AfterValidator(lambda text: repr(objectives.parse(text)))]
-SupervisionSpec = Annotated[
-    str, AfterValidator(lambda text: repr(spec.parse(text, supervision.CATALOG)))
-]
-RelevanceSpec = Annotated[
-    str, AfterValidator(lambda text: text and repr(spec.parse(text, graded.CATALOG)))
+
+
+def _object_of(
+    kind: type, catalog: Sequence[type], *, optional: bool = False
+) -> tuple[PlainValidator, PlainSerializer]:
+    """How a key holds an object of a catalog: as text in TOML, which is parsed once, here. An empty
+    text is None if ``optional``, because TOML has no null.
+    """
+
+    def parse(value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, kind):
+            return value
+        if optional and value == "":
+            return None
+        if isinstance(value, str):
+            return spec.parse(value, catalog)
+        example = f"{catalog[0].__name__}()"
+        raise ValueError(
+            f"{info.field_name}: expected a text such as {example!r}, got {format_value(value)}."
+        )
+
+    return PlainValidator(parse), PlainSerializer(
+        lambda value: "" if value is None else repr(value)
+    )
+
+
+ObjectiveKey = Annotated[Objective, *_object_of(Objective, objectives.CATALOG)]
+SupervisionKey = Annotated[Supervision, *_object_of(Supervision, supervision.CATALOG)]
+RelevanceKey = Annotated[
+    RelevanceEstimator | None, *_object_of(RelevanceEstimator, graded.CATALOG, optional=True)
 ]
 
 
@@ -269,9 +297,9 @@ class Phase(RecipeSection):
     """
 
     epochs: int = Field(gt=0)
-    objective: ObjectiveSpec
+    objective: ObjectiveKey
     learned_start: tuple[Literal["scale", "bias"], ...] = Field((), strict=False)
-    supervision: SupervisionSpec = "PairSupervision(by='ids')"
+    supervision: SupervisionKey = PairSupervision()
     trainable: tuple[str, ...] = Field((), strict=False)
     optimizer: OptimizerSettings = OptimizerSettings()
     schedule: ScheduleSettings = ScheduleSettings()
@@ -369,7 +397,7 @@ class EvaluationSettings(RecipeSection):
     validation: str = "val"
     test: str = "test"
     validation_images: int = Field(0, ge=0)
-    relevance: RelevanceSpec = ""
+    relevance: RelevanceKey = None
     extra_metrics: tuple[str, ...] = Field((), strict=False)
     average_networks: bool = False
     forgetting: str = ""

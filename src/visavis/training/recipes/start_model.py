@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 
 from visavis.core.errors import RecipeError, RunError, SpecError
-from visavis.losses import objectives
 from visavis.models import Matcher
 from visavis.models.base import SCALE_PART
 from visavis.models.processor import Processor
@@ -121,7 +120,7 @@ def learned_start_values(matcher: Matcher, phase: Phase) -> dict[str, float]:
     Raises:
         RecipeError: If the model does not learn such a value, or if the scale is out of its bounds.
     """
-    objective = objectives.parse(phase.objective)
+    objective = phase.objective
     learned = {
         "scale": matcher.scale,
         "bias": None if objective.without_bias() is None else matcher.logit_bias,
@@ -179,7 +178,7 @@ def describe_scale_and_bias(matcher: Matcher, phase: Phase) -> str:
     Returns:
         Text that follows the objective. Empty for an objective with a fixed gamma or margin.
     """
-    objective = objectives.parse(phase.objective)
+    objective = phase.objective
     if objective.without_scale() is None:
         return ""
     used = {"scale": objective.gradient_scale}

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from visavis.core.memory_budget import MemoryLimit
 from visavis.core.progress import Progress
 from visavis.data.dataset import Dataset
 from visavis.evaluation import Evaluation
+from visavis.evaluation.graded import RelevanceEstimator
 from visavis.evaluation.protocols import (
     first_images,
     get_protocols,
@@ -137,7 +138,7 @@ def evaluate_runs(
     split: str | None,
     data: str | None,
     progress: Progress,
-    relevance: str | None = None,
+    relevance: RelevanceEstimator | Literal[""] | None = None,
     semantics: str = "reference",
     memory: MemoryLimit = None,
     *,
@@ -154,7 +155,7 @@ def evaluate_runs(
         split: Name of the split. None: the test split of the recipes.
         data: Data set. None: the runs' own.
         progress: Receives progress and warnings.
-        relevance: Spec of a relevance estimator. None: the recipes'.
+        relevance: Relevance estimator. Empty: none. None: the recipes'.
         semantics: Definition of the graded metrics, "paper" or "reference".
         memory: Memory limit of score blocks. None: the recipes'.
         average_networks: Whether to average both networks of a run. None: as its recipe has it.
@@ -223,7 +224,7 @@ def evaluate_runs(
             device_score(scorer),
             ranked,
             protocols,
-            relevance=relevance,
+            relevance=relevance or None,
             semantics=semantics,
             memory=limit,
         )

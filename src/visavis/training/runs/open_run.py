@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from visavis.core import spec, storage
+from visavis.core import storage
 from visavis.core.errors import RunError
 from visavis.core.memory_budget import MemoryLimit, parse_memory
 from visavis.core.progress import Progress
@@ -263,7 +263,7 @@ def with_absolute_paths(recipe: Recipe) -> Recipe:
         if values.get(key) and is_path(values[key])
     }
     for number, phase in enumerate(recipe.phases):
-        source = spec.parse(phase.supervision, supervision.CATALOG)
+        source = phase.supervision
         if isinstance(source, supervision.MinedNegativeSupervision) and source.file:
             paths[f"phases.{number}.supervision"] = repr(
                 replace(source, file=os.path.realpath(source.file))

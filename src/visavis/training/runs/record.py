@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from visavis.core import spec, storage
+from visavis.core import storage
 from visavis.core.environment import git_hash, package_versions
 from visavis.core.errors import RunError
 from visavis.core.progress import Progress
@@ -26,7 +26,6 @@ from visavis.data.features.store import FeatureStore
 from visavis.models.base import Matcher
 from visavis.models.encoders.cnn_backbones import published_backbone_name
 from visavis.models.encoders.pretrained_files import model_files, weights_checksum
-from visavis.training import supervision
 from visavis.training.recipes.data_module import DataModule
 from visavis.training.recipes.recipe import Recipe
 from visavis.training.recipes.start_model import start_model_files
@@ -97,9 +96,7 @@ def fingerprint_inputs(
     if only is None:
         files["start_model"] = _numbered(start_model_files(recipe))
     for number, phase in enumerate(recipe.phases):
-        files[f"phases.{number}.supervision"] = _numbered(
-            spec.parse(phase.supervision, supervision.CATALOG).files(data)
-        )
+        files[f"phases.{number}.supervision"] = _numbered(phase.supervision.files(data))
 
     def read(name: str, locations: Mapping[str, ByteRange]) -> ContentFingerprint:
         return ContentFingerprint.compute(

@@ -23,7 +23,7 @@ QUANTILE_SAMPLE_SIZE = 256
 """Number of training images, and of captions, whose negative pairs define the quantiles."""
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(kw_only=True)
 class GradedSupervision(Supervision):
     """Pairs, and the relevance of every caption of a batch to every image. Relevance is computed
     for requested blocks only.

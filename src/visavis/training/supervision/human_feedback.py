@@ -18,7 +18,7 @@ from visavis.losses.targets import Targets
 from visavis.training.supervision.base import PairSupervision, Supervision, TrainingContext
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(kw_only=True)
 class FeedbackSupervision(Supervision):
     """Pairs by ids, and judged pairs of text queries and images.
 

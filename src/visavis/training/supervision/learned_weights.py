@@ -23,7 +23,7 @@ MIN_GRADIENT_NORM = 1e-12
 """Lower bound of the norm by which the gradient of the weight network is divided."""
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(kw_only=True)
 class LearnedWeights(Supervision):
     """A weight for every positive pair, as ``Unified`` uses it (eq. 24), learned from the
     validation loss after a virtual step.

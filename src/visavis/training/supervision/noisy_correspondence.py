@@ -57,7 +57,7 @@ def soft_margin(labels: Tensor, margin: float, growth: MarginGrowth = "exponenti
     return margin * (torch.sin(math.pi * labels - math.pi / 2) / 2 + 0.5)
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(kw_only=True)
 class NoisySupervision(Supervision):
     """Soft margins for pairs that may be mislabeled, as NCR uses them. A second network is trained
     with the first.

@@ -31,7 +31,7 @@ ENCODING_BATCH_SIZE = 512
 """Number of items that are encoded together."""
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(kw_only=True)
 class OfflineNegativeSupervision(Supervision):
     """Scores of offline negatives, as AOQ uses them, sampled from the hardest negatives of each
     item in the whole split.
