@@ -349,7 +349,7 @@ def main() -> None:
     kinds = {kind.__name__: kind for kind in CATALOG}
     print(f"PairLoss / plain torch, processor time, {DIM} dimensions, torch {torch.__version__}")
     for captions in options.captions:
-        print(f"\n{captions} caption(s) per image; number of captions:")
+        print(f"\n{captions} captions per image, by the number of captions:")
         print(" " * 18 + "".join(f"{size:8,}" for size in options.sizes))
         for name in options.objectives:
             is_siglip = name == "SigLIP"
