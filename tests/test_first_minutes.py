@@ -152,7 +152,7 @@ def download_all() -> None:
     """
     from huggingface_hub import constants
 
-    from visavis.models.encoders.hub_download import download_hub_model, missing_bytes
+    from visavis.models.encoders.pretrained_files import download_hub_model, missing_bytes
 
     retry_at_once()
     for name in (*TINY, "tiny/none"):

@@ -13,8 +13,12 @@ from visavis.evaluation.metrics import best_ranks
 from visavis.losses.scoring import DeviceScore, TwoStageScore, score_direction
 from visavis.losses.targets import Targets
 from visavis.models.base import GlobalMatcher, MatcherConfig
-from visavis.models.inference import device_score, score_all_pairs
-from visavis.models.score_ensemble import ScoreEnsemble, join_member_encodings
+from visavis.models.inference import (
+    ScoreEnsemble,
+    device_score,
+    join_member_encodings,
+    score_all_pairs,
+)
 
 CPU = torch.device("cpu")
 

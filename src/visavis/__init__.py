@@ -11,6 +11,7 @@ from visavis.core import errors
 from visavis.core.errors import *  # noqa: F403 - the errors of errors.__all__
 
 if TYPE_CHECKING:
+    from visavis.core.own_code import allow_code
     from visavis.losses.objectives import parse
     from visavis.losses.pair_loss import LearnedScale, PairLoss
     from visavis.losses.targets import Factors, Targets
@@ -18,7 +19,16 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-__all__ = ["Factors", "LearnedScale", "PairLoss", "Retriever", "Targets", "__version__", "parse"]
+__all__ = [
+    "Factors",
+    "LearnedScale",
+    "PairLoss",
+    "Retriever",
+    "Targets",
+    "__version__",
+    "allow_code",
+    "parse",
+]
 __all__ += errors.__all__
 __all__ += api.__all__
 
@@ -28,6 +38,7 @@ _MODULES = {
     "PairLoss": "visavis.losses.pair_loss",
     "Retriever": "visavis.models.retriever",
     "Targets": "visavis.losses.targets",
+    "allow_code": "visavis.core.own_code",
     "parse": "visavis.losses.objectives",
 }
 """Modules of the public names that are imported on first use, so that ``visavis --help`` does not

@@ -21,7 +21,7 @@ from visavis.core.errors import DataError, VisavisError
 from visavis.data.dataset_reader import check_dataset, open_dataset
 from visavis.data.formats.listing import MAX_CAPTION_CHARS
 from visavis.data.formats.table_columns import MAX_TEXT_BYTES
-from visavis.data.streams.shard_stream import ShardStream
+from visavis.data.shard_stream import ShardStream
 
 from .test_streams import make_loader, numbers
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import struct
 import zlib
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from PIL import ExifTags, Image, ImageOps
 
+from visavis.core.errors import DataError
 from visavis.data import images as transforms
 from visavis.data.images import (
     ImageError,
@@ -21,7 +23,7 @@ from visavis.data.images import (
     supported_formats,
     upright_size,
 )
-from visavis.models.image_inputs import read_image
+from visavis.models.retriever import read_image
 
 
 def saved(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
@@ -293,3 +295,21 @@ def test_random_horizontal_flip_has_probability_half(generator):
         transforms.random_horizontal_flip(image, generator) is not image for _ in range(1000)
     )
     assert 440 < flips < 560
+
+
+@pytest.mark.parametrize(
+    ("image", "sentence"),
+    [
+        (np.zeros((4, 5), np.uint8), "got uint8 of shape [4, 5]. Convert the image"),
+        (np.zeros((4, 5, 4), np.uint8), "got uint8 of shape [4, 5, 4]. Convert the image"),
+        (np.ones((4, 5, 3)), "got float64 of shape [4, 5, 3]. Convert the image"),
+        (torch.ones(3, 4, 5, dtype=torch.int64), "got int64 of shape [3, 4, 5]. Convert the image"),
+        (torch.ones(4, 5, 3, dtype=torch.uint8), "got uint8 of shape [4, 5, 3]. Convert the image"),
+        (torch.full((3, 4, 5), 255.0), "expected floats from 0 to 1 in a tensor"),
+        (torch.full((3, 4, 5), torch.nan), "expected floats from 0 to 1 in a tensor"),
+    ],
+)
+def test_read_image_refuses_pixels_that_would_look_wrong(image, sentence):
+    """Values from 0 to 255 read as 0 to 1 are a white image, and other axes another one."""
+    with pytest.raises(DataError, match=re.escape(sentence)):
+        read_image(image, "images[3]")

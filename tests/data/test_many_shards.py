@@ -11,10 +11,10 @@ from PIL import Image
 
 from visavis.core import storage
 from visavis.core.errors import DataError
+from visavis.data import shard_stream
 from visavis.data.dataset_reader import check_dataset
 from visavis.data.formats import image_tables
-from visavis.data.streams import shard_stream
-from visavis.data.streams.shard_stream import ShardStream
+from visavis.data.shard_stream import ShardStream
 
 pa = pytest.importorskip("pyarrow", reason="PyArrow is not installed: pip install 'visavis[large]'")
 pq = pytest.importorskip("pyarrow.parquet")

@@ -147,8 +147,14 @@ WRONG = {
         lambda good: line("7", good[:, :4].copy()),
         r"line 2: expected numbers of shape \[regions, 5\], got float32 of shape \[3, 4\]",
     ),
-    "NaN": (lambda good: line("7", broken(good)), r"line 2: the features contain NaN or infinity"),
-    "twice": (lambda good: line("391895", good), r"line 2: duplicate image 391895"),
+    "NaN": (
+        lambda good: line("7", broken(good)),
+        r"line 2: image 7: .*got NaN or infinity\. Compute them again",
+    ),
+    "twice": (
+        lambda good: line("391895", good),
+        r"line 2: image 391895: duplicate item .391895.: expected the features of each item once\. Remove the copy",
+    ),
 }
 
 

@@ -22,9 +22,8 @@ from visavis.core.progress import NoProgress
 from visavis.data.formats.webdataset import TarSamples
 from visavis.data.item_sources import PixelSource
 from visavis.data.loader import share_workers
-from visavis.data.streams.shard_files import CACHE_SIZE, list_shards, open_filesystem
-from visavis.data.streams.shard_stream import ShardStream
-from visavis.data.streams.stream_loader import StreamLoader, StreamPlan, StreamSchedule
+from visavis.data.shard_stream import ShardStream, StreamLoader, StreamPlan, StreamSchedule
+from visavis.data.shards import CACHE_SIZE, list_shards, open_filesystem
 from visavis.data.vocabulary import TokenizedCaptions, Vocabulary
 from visavis.models.encoders.preprocessing import ImageConverter, Preprocessing
 from visavis.training.recipes.features import open_stream

@@ -12,13 +12,15 @@ from visavis.core.errors import DataError, RecipeError, RefusedOverwrite
 from visavis.data import open_dataset
 from visavis.data.features.expert_store import ExpertStore
 from visavis.data.synthetic import ClipAnnotations, render_scene, write_synthetic_clips
-from visavis.data.synthetic.clip_dataset import (
+from visavis.data.synthetic.clips import (
+    ACTIONS,
     EXPERT_DIMS,
+    ClipEvent,
+    SyntheticClip,
     expert_features,
     partner_noise,
     sample_noise,
 )
-from visavis.data.synthetic.clips import ACTIONS, ClipEvent, SyntheticClip
 from visavis.data.synthetic.scene import SceneObject
 
 SMALL = {"num_train": 40, "num_val": 10, "num_test": 10, "seed": 3}

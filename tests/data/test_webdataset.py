@@ -14,7 +14,7 @@ import pytest
 from visavis import api
 from visavis.core.errors import DataError
 from visavis.data import check_dataset, open_dataset
-from visavis.data.streams.shard_stream import ShardStream
+from visavis.data.shard_stream import ShardStream
 
 from .test_image_tables import contents, png
 

@@ -21,7 +21,7 @@ from tests.processes import Command
 
 import visavis
 from visavis.core.errors import SpecError
-from visavis.models.hub_upload import validate_repo
+from visavis.data.hub_files import validate_repo
 
 pytest.importorskip("huggingface_hub")
 pytestmark = pytest.mark.slow

@@ -379,7 +379,7 @@ WRONG = {
         "{}",
         "the name and dimensions of at least one expert",
     ),
-    "a width of text": (CE, {"experts": {"face": "4"}}, "experts", "{'face': '4'}", ""),
+    "a width of text": (CE, {"experts": {"face": "4"}}, "experts.face", "'4'", ""),
     "another sum": (
         MMT,
         {"visual_input_dim": 11},
@@ -400,7 +400,7 @@ WRONG = {
         {"netvlad_clusters": {"audio": 0}},
         "CE",
         "netvlad_clusters",
-        "{'audio': 0}",
+        "audio: expected an integer >= 1, got 0",
     ),
     "none": (MMT, {"max_length": 0}, "MMT", "max_length", "0"),
 }

@@ -27,10 +27,9 @@ from visavis.models import Matcher, VSEPlusPlus
 from visavis.models.base import get_vectors
 from visavis.models.device import choose_device
 from visavis.models.encoders.encoder_spec import EncoderSpec
-from visavis.models.image_inputs import read_image
 from visavis.models.inference import encode_items, equal_batches, score_all_pairs
 from visavis.models.processor import Processor
-from visavis.models.retriever import Retriever
+from visavis.models.retriever import Retriever, read_image
 
 SENTENCES = ["a dog runs", "two red cats", "a boat", "the dog and the boat", "cats"]
 
@@ -376,11 +375,11 @@ def test_encode_chooses_by_type(model, images, tmp_path):
 def test_similarity_computes_cosines(model, images):
     rows, texts = model.encode(images), model.encode(SENTENCES)
     torch.testing.assert_close(model.similarity(rows * 3, texts), model.score(images, SENTENCES))
-    for odd in (texts[0], texts.long(), texts.to_sparse()):
-        with pytest.raises(ShapeError, match=r"^second: expected vectors of floats \[N, D\], got"):
+    for odd in (texts[0], texts[None], texts[:, :5]):
+        with pytest.raises(
+            ShapeError, match=r"^first, second: expected vectors .* got shapes \[\d, 8\] and \["
+        ):
             model.similarity(rows, odd)
-    with pytest.raises(ShapeError, match=r"^first, second: .* got 8 and 5 dimensions"):
-        model.similarity(rows, texts[:, :5])
 
 
 def test_save_writes_folder_that_load_reads(model, images, tmp_path):

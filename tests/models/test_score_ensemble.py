@@ -7,7 +7,7 @@ from torch import Tensor
 from visavis.core.encoded import Encoded, EncodedBatches, collect_batches, concatenate
 from visavis.core.spec import build_object
 from visavis.models import CATALOG
-from visavis.models.score_ensemble import ScoreEnsemble, join_member_encodings
+from visavis.models.inference import ScoreEnsemble, join_member_encodings
 
 GRID = {
     "visual_granularity": "regions",

@@ -14,7 +14,7 @@ from PIL import ExifTags, Image, ImageOps
 
 from visavis.cli.logs import log_to_stderr
 from visavis.data.images import ImageError, decode_image, image_size, make_thumbnail, upright_size
-from visavis.models.image_inputs import read_image
+from visavis.models.retriever import read_image
 from visavis.retrieval.source_files import list_source_files
 
 
@@ -181,10 +181,10 @@ def test_mts_files_are_videos(tmp_path):
     pytest.importorskip("av")
     from tests.videos import write_video
 
-    from visavis.data.video import read_frames
+    from visavis.data.video import iter_frames
 
     frames = [np.full((48, 64, 3), level, np.uint8) for level in range(0, 250, 10)]
     write_video(tmp_path / "00001.ts", frames).rename(tmp_path / "00001.MTS")
     [file] = list_source_files(tmp_path).files
     assert file.is_video
-    assert len(read_frames(tmp_path / "00001.MTS", "00001.MTS", 5.0)) >= 12
+    assert len(list(iter_frames(tmp_path / "00001.MTS", "00001.MTS", 5.0))) >= 12

@@ -12,7 +12,7 @@ from tests.hub import Hub, serving
 
 from visavis.core import storage
 from visavis.data.hub_files import HubUnavailableError
-from visavis.models.encoders.hub_download import missing_bytes
+from visavis.models.encoders.pretrained_files import missing_bytes
 from visavis.retrieval.server.application import create_app, web_ui_files
 
 pytest.importorskip("huggingface_hub")

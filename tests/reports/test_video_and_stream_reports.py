@@ -11,7 +11,7 @@ from PIL import Image
 
 from visavis.core.errors import DataError
 from visavis.data.dataset_reader import check_dataset
-from visavis.data.streams.shard_stream import ShardStream
+from visavis.data.shard_stream import ShardStream
 from visavis.data.video import count_frames, first_frame, open_frames
 
 from ..videos import gray, write_video

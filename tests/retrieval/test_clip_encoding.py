@@ -15,7 +15,7 @@ import torch
 from visavis.core import storage
 from visavis.core.encoded import unit_rows
 from visavis.data.dataset import ByteRange
-from visavis.data.video import MAX_SECONDS, VideoError, count_frames, open_frames, read_frames
+from visavis.data.video import MAX_SECONDS, VideoError, count_frames, iter_frames, open_frames
 from visavis.data.vocabulary import Vocabulary
 from visavis.models import VSEInfinity, VSEPlusPlus
 from visavis.models.encoders.encoder_spec import EncoderSpec
@@ -75,7 +75,7 @@ def encode(model, folder, moment_seconds):
 )
 def test_clip_vectors_are_means_of_frames(folder, monkeypatch, max_frames, moment_seconds):
     model = make_model("images")
-    frames = model.encode_images(read_frames(folder / "a.mkv", "a", 1.0))
+    frames = model.encode_images(list(iter_frames(folder / "a.mkv", "a", 1.0)))
     monkeypatch.setattr(encoding, "MAX_FRAMES_PER_VIDEO", max_frames)
     rows = encode(model, folder, moment_seconds)
     starts = range(0, NUM_FRAMES, moment_seconds) if moment_seconds < NUM_FRAMES else ()
@@ -94,7 +94,7 @@ def test_clip_vectors_are_means_of_frames(folder, monkeypatch, max_frames, momen
 @pytest.mark.parametrize("moment_seconds", [4, 11])
 def test_video_model_encodes_long_clips_in_parts(folder, monkeypatch, moment_seconds):
     model = make_model("clips")
-    frames = read_frames(folder / "a.mkv", "a", 1.0)
+    frames = list(iter_frames(folder / "a.mkv", "a", 1.0))
     expected = encode(model, folder, moment_seconds)
     together = model.to_unit_rows(model.encode_visual([frames, frames[:moment_seconds]]))
     assert torch.allclose(

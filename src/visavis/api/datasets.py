@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from visavis.data.conversion.convert_features import ConversionReport
     from visavis.data.dataset_reader import CheckReport
     from visavis.data.features.store import FeatureStore
-    from visavis.models.checkpoint_conversion import CheckpointConversion
+    from visavis.models.encoders.checkpoint_files import CheckpointConversion
     from visavis.research.audit.run_audit import Audit
 
 
@@ -335,14 +335,13 @@ def convert(
     """
     from visavis.core import storage
     from visavis.core.spec import validate_int
-    from visavis.models.checkpoint_conversion import matching_shapes
     from visavis.models.clip.conversion import (
         MAX_TEXT_LENGTH,
         convert_open_clip,
         extend_positions,
         is_open_clip,
     )
-    from visavis.models.encoders.checkpoint_files import read_checkpoint
+    from visavis.models.encoders.checkpoint_files import matching_shapes, read_checkpoint
     from visavis.models.xvlm.conversion import convert_xvlm
 
     if os.path.exists(out):

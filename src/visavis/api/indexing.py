@@ -361,8 +361,7 @@ def build_query(
 
 def _is_model_or_index(text: str) -> bool:
     """Whether a text names a file, a folder or a model. Other texts are queries."""
-    from visavis.models.encoders.hub_download import HUB_NAME
-    from visavis.models.encoders.pretrained_files import local_model_folder
+    from visavis.models.encoders.pretrained_files import HUB_NAME, local_model_folder
 
     return (
         os.path.exists(text)

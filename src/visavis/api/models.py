@@ -60,7 +60,7 @@ def export(
     """
     from visavis.api.catalog_entries import docstring_section
     from visavis.core import storage
-    from visavis.models.hub_upload import upload_folder, validate_repo
+    from visavis.data.hub_files import upload_folder, validate_repo
     from visavis.models.retriever import Retriever
     from visavis.training.export.export_model import export_model
     from visavis.training.runs.open_run import check_single_run

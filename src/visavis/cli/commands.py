@@ -28,6 +28,7 @@ from visavis.cli.help_texts import CommandGroup, examples_of, panel_of
 from visavis.cli.logs import log_to_stderr
 from visavis.cli.terminal import print_error, print_json, print_line
 from visavis.core.errors import ReportedByOtherProcess, VisavisError
+from visavis.core.own_code import allow_code
 from visavis.core.progress import NoProgress, Progress
 
 if TYPE_CHECKING:
@@ -238,14 +239,23 @@ def _print_version(is_set: bool) -> None:
 
 
 def _main_options(
-    version: Annotated[
+    version: Annotated[  # noqa: ARG001
         bool,
         typer.Option(
             "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
         ),
     ] = False,
+    code: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--code",
+            metavar="FILE",
+            help="Python file, or package, with own parts that stored files name. Can be repeated.",
+        ),
+    ] = None,
 ) -> None:
     """The options of ``visavis`` before a command."""
+    allow_code(*(code or ()))
 
 
 def _callback(name: str, command: Command) -> Callable[..., None]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from visavis.data.conversion.convert_features import ConversionReport
     from visavis.data.dataset_reader import CheckReport
     from visavis.data.features.store import FeatureStore
-    from visavis.models.checkpoint_conversion import CheckpointConversion
+    from visavis.models.encoders.checkpoint_files import CheckpointConversion
     from visavis.research.audit.run_audit import Audit
 
 

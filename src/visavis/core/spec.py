@@ -24,6 +24,7 @@ from typing import Annotated, Any, TypeVar
 from annotated_types import Ge, Gt, Interval
 
 from visavis.core.errors import SpecError, format_value, suggest_name
+from visavis.core.own_code import find_part
 
 T = TypeVar("T")
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
@@ -145,12 +146,14 @@ ALIASES = {
 """Annotations of public functions that have no class of their name."""
 
 
-def parse(text: str, catalog: Iterable[type[T]]) -> T:
+def parse(text: str, catalog: Iterable[type[T]], kind: type[T] | None = None, group: str = "") -> T:
     """Parse a spec. A name without parentheses takes all defaults.
 
     Args:
-        text: The spec, such as "Unified(margin=0.2)".
+        text: The spec, such as "Unified(margin=0.2)", or "soft_hn.py:SoftHN(margin=0.1)".
         catalog: Classes that a spec may name.
+        kind: Base class of own classes from outside the package. None: only the catalog.
+        group: Name of the catalog for installed packages, see `own_code`.
 
     Returns:
         The object.
@@ -161,11 +164,12 @@ def parse(text: str, catalog: Iterable[type[T]]) -> T:
     """
     by_name = {entry.__name__: entry for entry in catalog}
     name, values = parse_call(text)
-    if name not in by_name:
+    entry = by_name.get(name) if kind is None else find_part(name, by_name, kind, group)
+    if entry is None:
         raise SpecError(
             f"{name!r} in {_short(text)} is not in the catalog: {suggest_name(name, by_name)}"
         )
-    return build_object(by_name[name], values)
+    return build_object(entry, values)
 
 
 def parse_call(text: str) -> tuple[str, dict[str, Any]]:
@@ -188,7 +192,8 @@ def parse_call(text: str) -> tuple[str, dict[str, Any]]:
         raise SpecError(
             f"spec: expected a text of the form Name(field=value, ...), got {format_value(text)}."
         )
-    match = re.fullmatch(r"\s*([^\W\d][\w+-]*)\s*(\(.*\))?\s*", text, re.DOTALL)
+    # The source of an own class is everything before the last colon of the name.
+    match = re.fullmatch(r"\s*((?:[^()]*?:)?[^\W\d][\w+-]*)\s*(\(.*\))?\s*", text, re.DOTALL)
     try:
         call = ast.parse(f"_{match[2] or '()'}", mode="eval").body if match else None
     except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -88,6 +88,7 @@ def unique_texts(blocks: Iterable[pa.Array]) -> tuple[np.ndarray, pa.Array]:
         return np.empty(0, np.int32), pa.array([], pa.large_string())
     encoded = list(map_in_order(encode, range(_HASH_TABLES)))
     is_first, unique_index = np.zeros(num_rows, bool), np.full(num_rows, -1, np.int32)
+    # Unique texts are numbered by their first row, whatever hash table they are in.
     is_first[np.concatenate([first_rows for _, _, first_rows in encoded])] = True
     index_of_row = np.cumsum(is_first, dtype=np.int32) - 1
     for rows, indices, first_rows in encoded:
@@ -105,20 +106,31 @@ def _sort_by_hash_table(block: pa.Array) -> tuple[pa.Array, np.ndarray, pa.Array
     tables.
     """
     texts = block.drop_null()
-    _, offsets_buffer, content = texts.buffers()
-    offsets = np.frombuffer(offsets_buffer, np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    offsets, content = offsets_and_bytes(texts)
     # Sum of all bytes before each byte, modulo 256.
     sums = np.zeros(offsets[-1] - offsets[0] + 1, np.uint8)
-    np.cumsum(
-        np.frombuffer(content or b"", np.uint8)[offsets[0] : offsets[-1]],
-        dtype=np.uint8,
-        out=sums[1:],
-    )
+    np.cumsum(content[offsets[0] : offsets[-1]], dtype=np.uint8, out=sums[1:])
     tables = np.diff(sums[offsets - offsets[0]]) % _HASH_TABLES
     order = np.argsort(tables, kind="stable")
     rows = np.flatnonzero(block.is_valid().to_numpy(zero_copy_only=False))
     bounds = np.searchsorted(tables[order], np.arange(_HASH_TABLES + 1)).tolist()
     return block, rows[order], texts.take(import_pyarrow().array(order)), bounds
+
+
+def offsets_and_bytes(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """Return the memory of an array of texts.
+
+    Args:
+        texts: The texts (``large_string``), which may be a slice.
+
+    Returns:
+        First byte of each text and the end of the last one, shape ``[texts + 1]``, and all bytes.
+    """
+    _, offsets_buffer, content = texts.buffers()
+    # A slice shares the buffers of the whole array.
+    offsets = np.frombuffer(offsets_buffer, np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    # An array without bytes has no buffer of them.
+    return offsets, np.frombuffer(content or b"", np.uint8)
 
 
 class TextColumn(LazySequence[str]):
@@ -143,22 +155,20 @@ class TextColumn(LazySequence[str]):
         reader = pa.ipc.open_file(pa.memory_map(str(self.path)))
         return [reader.get_batch(number).column(0) for number in range(reader.num_record_batches)]
 
-    @cached_property
-    def _num_rows(self) -> int:
-        return sum(map(len, self._chunks))
-
     def __len__(self) -> int:
-        return self._num_rows if self.rows is None else len(self.rows)
+        return sum(map(len, self._chunks)) if self.rows is None else len(self.rows)
 
     def take(self, indices: np.ndarray) -> TextColumn:
         rows = np.asarray(indices) if self.rows is None else self.rows[indices]
         column = TextColumn(self.path, self.content_hash, rows)
+        # The selection shares the memory map.
         column.__dict__["_chunks"] = self._chunks
         return column
 
     def read(self, indices: np.ndarray) -> list[str]:
         rows = np.asarray(indices) if self.rows is None else self.rows[indices]
         chunk, within = np.divmod(rows, ROWS_PER_CHUNK)
+        # For a few texts, a lookup is faster than the vectorized selection.
         if len(rows) < 32:
             return [
                 self._chunks[c][i].as_py()

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -136,6 +137,7 @@ class _FilePart(io.RawIOBase):
         return self.position
 
     def readinto(self, buffer: Any) -> int:
+        # The file is shared with other parts, so its own position is unknown.
         self.file.seek(self.offset + self.position)
         count = self.file.readinto(memoryview(buffer)[: max(0, self.size - self.position)])
         self.position += count
@@ -428,6 +430,7 @@ class Dataset:
         Returns:
             The part of the data set, in the given order.
         """
+        # image_of of the new data set: the position of each kept image, -1 for the others.
         new_index = np.full(len(self.images), -1)
         new_index[images] = np.arange(len(images))
         captions = self.captions_of.select(images)
@@ -485,6 +488,7 @@ class Dataset:
         """
         inside = self._in_split(split)
         if max_captions:
+            # Each kind of sampling has a stream of its own, so that one does not shift another.
             random = np.random.default_rng([seed, 5])
             # A permutation of one caption reads no random numbers.
             several = inside & (self.captions_of.counts > 1)
@@ -518,6 +522,8 @@ class Dataset:
         """
         random = np.random.default_rng([seed, len(self.captions)])
         inside = np.flatnonzero(self._in_split(split)[self.image_of])
+        # A permutation of the images among the chosen captions keeps the number of captions of each
+        # image.
         chosen = np.sort(random.choice(inside, round(noise_ratio * len(inside)), replace=False))
         image_of = self.image_of.copy()
         image_of[chosen] = random.permutation(image_of[chosen])
@@ -543,3 +549,60 @@ def _take(items: Sequence[T], indices: np.ndarray) -> Sequence[T]:
     return (
         items.take(indices) if isinstance(items, LazySequence) else tuple(items[i] for i in indices)
     )
+
+
+@dataclass(frozen=True)
+class ContentFingerprint:
+    """Fingerprint of many files. The same names with the same bytes have the same ``content_hash``.
+
+    Attributes:
+        num_files: Number of files.
+        stat_hash: Hash of names, locations, sizes and times of change.
+        content_hash: Hash of names and bytes.
+    """
+
+    num_files: int
+    stat_hash: str
+    content_hash: str
+
+    @classmethod
+    def compute(
+        cls, files: Mapping[str, ByteRange], on_progress: ProgressCallback | None = None
+    ) -> ContentFingerprint:
+        """Compute the fingerprint of files. They are read only if a size or time has changed since
+        an earlier call.
+
+        Args:
+            files: Locations by name.
+            on_progress: Called with the number of files that were read and of all files.
+
+        Returns:
+            The fingerprint.
+        """
+        locations = [
+            [name, str(location.path), location.offset, location.size]
+            for name, location in sorted(files.items())
+        ]
+        # Sizes and times of the files, and the place of each image in them.
+        key = storage.stat_hash({location.path for location in files.values()}, locations)
+        record = storage.cache_folder() / "checks" / f"contents-{key}.json"
+        fingerprint: ContentFingerprint | None = storage.read_checksummed_json(record, cls)
+        if fingerprint is None:
+            fingerprint = cls(len(files), key, _content_hash(files, on_progress))
+            storage.write_checksummed_json(record, asdict(fingerprint))
+        return fingerprint
+
+
+def _content_hash(files: Mapping[str, ByteRange], on_progress: ProgressCallback | None) -> str:
+    hashes = {}
+    # In the order of archives and tables, where images of one block are next to each other.
+    for number, (name, location) in enumerate(
+        sorted(files.items(), key=lambda file: (file[1].path, file[1].offset)), 1
+    ):
+        hashes[name] = location.sha256()
+        if on_progress is not None:
+            on_progress(number, len(files))
+    digest = hashlib.sha256()
+    for name, content_hash in sorted(hashes.items()):
+        digest.update(json.dumps([name, content_hash]).encode())
+    return digest.hexdigest()[:32]

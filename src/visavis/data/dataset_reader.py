@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from visavis.core.errors import (
     log_debug,
 )
 from visavis.core.notebook import NotebookTable
+from visavis.core.own_code import loaded_parts
 from visavis.core.spec import validate_arguments
 from visavis.data.dataset import Dataset, ProgressCallback
 from visavis.data.formats.caption_table import (
@@ -31,10 +33,8 @@ from visavis.data.formats.caption_table import (
     PUBLISHED_TABLE,
     SPLIT_TABLES,
 )
-from visavis.data.formats.coco import COCO
 from visavis.data.formats.image_files import attach_files
 from visavis.data.formats.image_tables import IMAGE_TABLES, has_embedded_images
-from visavis.data.formats.karpathy import KARPATHY
 from visavis.data.formats.large_table import LARGE_TABLE, table_problems
 from visavis.data.formats.listing import (
     DatasetFormat,
@@ -45,7 +45,7 @@ from visavis.data.formats.listing import (
     summarize_kinds,
 )
 from visavis.data.formats.precomp import PRECOMP
-from visavis.data.formats.video_lists import MSRVTT, MSVD
+from visavis.data.formats.published_lists import COCO, KARPATHY, MSRVTT, MSVD
 from visavis.data.formats.webdataset import WEBDATASET, is_shard_pattern
 from visavis.data.hub_files import DATASET_NAME, download_dataset
 from visavis.data.image_validation import validate_images
@@ -64,6 +64,12 @@ FORMATS: tuple[DatasetFormat, ...] = (
     IMAGE_TABLES,
     WEBDATASET,
 )
+
+
+def known_formats() -> list[DatasetFormat]:
+    """Return the formats of visavis, and those of the user's own code and of installed packages."""
+    return [*loaded_parts(DatasetFormat, "formats"), *FORMATS]
+
 
 # A larger CSV file is opened like a Parquet file, without a Python object per caption.
 LARGE_FILE_BYTES = 256 * 2**20
@@ -110,7 +116,7 @@ def open_dataset(
         if data.skipped and not skip_bad:
             raise _unusable_items(source, path, data.skipped[0], data.skipped[1:])
         return data
-    listing = list_dataset(path)
+    listing = _list(dataset_format, source)
     if decode_images:
         validate_images(
             listing,
@@ -120,7 +126,8 @@ def open_dataset(
         )
     losses = listing.losses
     if losses and not skip_bad and any(image.usable for image in listing.images):
-        raise _unusable_items(listing.source, path, summarize_kinds(losses), losses)
+        kinds = summarize_kinds(Counter(finding.kind for finding in losses))
+        raise _unusable_items(listing.source, path, kinds, losses)
     return listing.dataset()
 
 
@@ -151,7 +158,10 @@ def list_dataset(path: str | Path) -> Listing:
     Raises:
         DataError: If the path or the format is unknown.
     """
-    dataset_format, source = _locate(path)
+    return _list(*_locate(path))
+
+
+def _list(dataset_format: DatasetFormat, source: Path) -> Listing:
     try:
         listing = dataset_format.read(source)
         if dataset_format.image_files != "none":
@@ -250,7 +260,7 @@ def check_dataset(
                 Finding("images not checked", source.name, note, loses_data=False),
             )
             return _with_counts(CheckReport(source, dataset_format.name, findings), data, start)
-        listing = list_dataset(path)
+        listing = _list(dataset_format, source)
     except DataError as error:
         return CheckReport(
             source,
@@ -323,7 +333,7 @@ def list_dataset_names(folder: Path) -> list[str]:
     return sorted(
         child.name
         for child in children
-        if any(dataset_format.find_sources(child) for dataset_format in FORMATS)
+        if any(dataset_format.find_sources(child) for dataset_format in known_formats())
     )
 
 
@@ -359,7 +369,7 @@ def path_exists(path: str | Path) -> bool:
 def _locate(path: str | Path) -> tuple[DatasetFormat, Path]:
     """Return the format of a data set and its source."""
     patterns = ", ".join(
-        pattern for dataset_format in FORMATS for pattern in dataset_format.patterns
+        pattern for dataset_format in known_formats() for pattern in dataset_format.patterns
     )
     expected = f"one of {patterns} (`visavis catalog formats` describes them)"
     folder = _find_path(path, f" A data set is a folder with {expected}.")
@@ -368,12 +378,12 @@ def _locate(path: str | Path) -> tuple[DatasetFormat, Path]:
     if os.path.isfile(folder):
         matches = [
             (dataset_format, source)
-            for dataset_format in FORMATS
+            for dataset_format in known_formats()
             if (source := dataset_format.source_for_file(folder)) is not None
         ]
         if not matches:
             suffixes = ", ".join(
-                suffix for dataset_format in FORMATS for suffix in dataset_format.suffixes
+                suffix for dataset_format in known_formats() for suffix in dataset_format.suffixes
             )
             raise DataError(
                 f"{folder}: expected a folder, or a list of images and captions that ends in "
@@ -388,9 +398,10 @@ def _locate(path: str | Path) -> tuple[DatasetFormat, Path]:
         return _by_content(*matches[0])
     matches = [
         (dataset_format, source)
-        for dataset_format in FORMATS
+        for dataset_format in known_formats()
         for source in dataset_format.find_sources(folder)
     ]
+    # A folder with captions.csv may also have tables of other formats, such as results.csv.
     level = min((dataset_format.fallback_level for dataset_format, _ in matches), default=0)
     matches = [match for match in matches if match[0].fallback_level == level]
     if not matches:
@@ -416,6 +427,7 @@ def _locate(path: str | Path) -> tuple[DatasetFormat, Path]:
 
 def _by_content(dataset_format: DatasetFormat, source: Path) -> tuple[DatasetFormat, Path]:
     """The format of a source. One Parquet or Arrow file is a table of images or of file names."""
+    # Both formats match the suffix .parquet. Their columns differ.
     if dataset_format in (LARGE_TABLE, IMAGE_TABLES) and os.path.isfile(source):
         return (IMAGE_TABLES if has_embedded_images(source) else LARGE_TABLE), source
     return dataset_format, source
@@ -433,6 +445,7 @@ def _find_path(path: str | Path, expected: str) -> Path:
     if os.path.exists(path):
         return path
     if is_shard_pattern(path.name):
+        # The folder of a pattern exists, the pattern itself does not.
         return _find_path(path.parent, expected) / path.name
     root = data_folder()
     if root is None:

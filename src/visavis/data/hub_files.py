@@ -1,5 +1,5 @@
-"""Files of the Hugging Face Hub: one error for each failed download, checked hashes, and data sets
-by name.
+"""Files of the Hugging Face Hub: one error for each failed download, checked hashes, data sets by
+name, and uploads.
 """
 
 from __future__ import annotations
@@ -19,15 +19,21 @@ from pathlib import Path
 from typing import Any, Literal
 
 from visavis.core import storage
-from visavis.core.errors import DataError, StorageError, VisavisError, requires_extra
+from visavis.core.errors import (
+    DataError,
+    SpecError,
+    StorageError,
+    VisavisError,
+    format_value,
+    requires_extra,
+)
 from visavis.data.splits import split_in_name
 
+# Name of a data set of the hub: ``hf:OWNER/NAME``, ``hf:OWNER/NAME:CONFIG`` or
+# ``hf:OWNER/NAME@REVISION``.
 DATASET_NAME = re.compile(
     r"hf:(?P<repository>[\w.-]+/[\w.-]+?)(?::(?P<config>[\w.-]+))?(?:@(?P<revision>[\w./-]+))?"
 )
-"""Name of a data set of the hub: ``hf:OWNER/NAME``, ``hf:OWNER/NAME:CONFIG`` or
-``hf:OWNER/NAME@REVISION``.
-"""
 # Kinds of files that are opened as a data set. The first kind that a repository has is downloaded.
 _SUFFIXES = (".parquet", ".arrow", ".tar")
 
@@ -46,8 +52,8 @@ class HubUnavailableError(DataError):
     """
 
 
+# Time in seconds after which a line reports that the hub has not answered yet.
 _WAITING_LINE_S = 3.0
-"""Time in seconds after which a line reports that the hub has not answered yet."""
 
 
 @contextmanager
@@ -117,6 +123,7 @@ def hub_errors(name: str, expected: str, *, is_download: bool = False) -> Iterat
         hub_logging.set_verbosity(level)
 
 
+# Problem and fix of an HTTP status.
 _STATUS_PROBLEMS = {
     401: (
         "it requires a login, or does not exist",
@@ -131,7 +138,6 @@ _STATUS_PROBLEMS = {
         "Wait a few minutes, or log in with hf auth login.",
     ),
 }
-"""Problem and fix of an HTTP status."""
 
 
 def _hub_error(name: str, expected: str, error: Exception) -> VisavisError:
@@ -255,6 +261,8 @@ def verify_hashes(name: str, files: Iterable[Path]) -> None:
             with target.open("rb") as content:
                 digest = hashlib.file_digest(content, "sha256").hexdigest()
             if digest != target.name:
+                # A link of the cache and its target: otherwise the next download would use the
+                # damaged file.
                 file.unlink()
                 target.unlink()
                 damaged.append(
@@ -342,6 +350,7 @@ def download_dataset(name: str) -> Path:
             f"{name}: expected hf:OWNER/NAME, with :CONFIG or @REVISION if needed. Correct the "
             "name."
         )
+    # The place of the cache is a part of the key: another HF_HOME has files of its own.
     key = hashlib.sha256(json.dumps([2, name, constants.HF_HUB_CACHE]).encode()).hexdigest()[:32]
     record = storage.cache_folder() / "hub" / f"{key}.json"
     # The folder of a complete download, and its files.
@@ -398,6 +407,7 @@ def _select_files(name: str, files: list[str], config: str | None) -> list[str]:
     by_config: dict[str, list[str]] = {}
     for file in sorted(file for file in files if file.endswith(suffix)):
         by_config.setdefault(_config_of(file), []).append(file)
+    # Without a name, the files at the top, or the configuration named default.
     config_name = config or ("" if "" in by_config else "default")
     matches = [folder for folder in by_config if config_name in (folder, Path(folder).name)] or (
         [] if config else list(by_config)
@@ -409,3 +419,59 @@ def _select_files(name: str, files: list[str], config: str | None) -> list[str]:
             f"hf:OWNER/NAME:CONFIG ({configs})."
         )
     return by_config[matches[0]]
+
+
+# Pattern of the name of a repository with its owner.
+REPO_NAME = re.compile(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}")
+
+
+def validate_repo(repo: str, name: str = "repo") -> None:
+    """Check the name of a repository before any work is done for it.
+
+    Args:
+        repo: Name, such as ``owner/model``.
+        name: Name of the argument.
+
+    Raises:
+        SpecError: If it is not a name.
+        MissingExtra: If huggingface_hub is not installed.
+    """
+    if not REPO_NAME.fullmatch(repo):
+        raise SpecError(
+            f"{name}: expected owner/name of a repository of the Hugging Face hub, got "
+            f"{format_value(repo)}. Pass such a name."
+        )
+    with requires_extra("hf", "an upload to the hub"):
+        import huggingface_hub  # noqa: F401
+
+
+def upload_folder(folder: Path, repo: str, *, private: bool = False) -> str:
+    """Upload all files of a folder in one commit.
+
+    Args:
+        folder: The folder.
+        repo: Name of the repository. It is created if it does not exist.
+        private: Whether a new repository is private.
+
+    Returns:
+        Address of the commit.
+
+    Raises:
+        StorageError: If the hub refuses the upload or is not reachable.
+    """
+    import huggingface_hub
+
+    try:
+        api = huggingface_hub.HfApi(library_name="visavis")
+        api.create_repo(repo, private=private, exist_ok=True)
+        return str(
+            api.upload_folder(
+                repo_id=repo, folder_path=folder, commit_message="Upload a model of visavis"
+            ).commit_url
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise StorageError(
+            f"{repo}: expected an upload to the Hugging Face hub, got {reason.rstrip('.')}. Log in "
+            "with hf auth login, or check the network."
+        ) from None

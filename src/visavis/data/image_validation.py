@@ -71,21 +71,16 @@ def validate_images(
         listing.add_loss(kind, listing.images[image].name, message, listing.images[image])
     for image, message in result.notes:
         listing.add_note("duplicate image", listing.images[image].name, message)
-    if not frames_per_second and result.longest_video:
-        _note_long_video(listing, *result.longest_video)
+    image, seconds = result.longest_video or (0, 0.0)
+    if not frames_per_second and seconds * COMMON_FRAMES_PER_SECOND >= MAX_FRAMES_PER_VIDEO:
+        max_rate = math.floor(100 * (MAX_FRAMES_PER_VIDEO - 1) / seconds) / 100
+        message = (
+            f"the longest video has {seconds:,.0f} seconds and allows up to {max_rate:g} frames "
+            "per second (visual.frames_per_second). "
+            f"A higher rate yields more than {MAX_FRAMES_PER_VIDEO:,} frames, and training rejects it"
+        )
+        listing.add_note("long video", listing.images[image].name, message)
     return result.sizes
-
-
-def _note_long_video(listing: Listing, image: int, seconds: float) -> None:
-    if seconds * COMMON_FRAMES_PER_SECOND < MAX_FRAMES_PER_VIDEO:
-        return
-    max_rate = math.floor(100 * (MAX_FRAMES_PER_VIDEO - 1) / seconds) / 100
-    message = (
-        f"the longest video has {seconds:,.0f} seconds and allows up to {max_rate:g} frames per "
-        "second (visual.frames_per_second). "
-        f"A higher rate yields more than {MAX_FRAMES_PER_VIDEO:,} frames, and training rejects it"
-    )
-    listing.add_note("long video", listing.images[image].name, message)
 
 
 @dataclass(frozen=True)
@@ -116,7 +111,14 @@ def _validate(
     on_progress: ProgressCallback | None,
 ) -> ImageValidationResult:
     """Decode all images, then find copies. Images of unreadable files are not compared."""
-    errors = _find_nonfinite_features(listing)
+    errors: list[tuple[int, str, str]] = []
+    if listing.find_nonfinite_features is not None:
+        index_of = {entry.name: index for index, entry in enumerate(listing.images)}
+        message = "the image's features contain NaN or infinity"
+        errors += [
+            (index_of[name], "features not finite", message)
+            for name in listing.find_nonfinite_features()
+        ]
     unreadable: list[tuple[int, str, str]] = []
     sizes: Counter[str] = Counter()
     images_of_hash: dict[str, list[int]] = {}
@@ -140,6 +142,7 @@ def _validate(
         elif isinstance(decoded, VideoError):
             errors.append((index, "broken video", f"the video {decoded.problem}"))
         elif isinstance(decoded, DataError):
+            # A file on a drive that is not mounted now may be intact.
             target = unreadable if storage.is_transient_error(decoded) else errors
             target.append((index, "unreadable image", str(decoded).removesuffix(".")))
         elif decoded is not None:
@@ -151,17 +154,6 @@ def _validate(
     copies, notes = _compare_copies(listing, images_of_hash.values())
     longest = max(durations.items(), key=itemgetter(1), default=None)
     return ImageValidationResult(errors + copies, notes, dict(sizes), unreadable, longest)
-
-
-def _find_nonfinite_features(listing: Listing) -> list[tuple[int, str, str]]:
-    if listing.find_nonfinite_features is None:
-        return []
-    index_of = {entry.name: index for index, entry in enumerate(listing.images)}
-    message = "the image's features contain NaN or infinity"
-    return [
-        (index_of[name], "features not finite", message)
-        for name in listing.find_nonfinite_features()
-    ]
 
 
 def _choose_decoded_videos(listing: Listing, images: list[Image], sample_videos: bool) -> set[int]:

@@ -27,10 +27,10 @@ from PIL.Image import Resampling, Transpose
 from visavis.core import storage
 from visavis.core.errors import DataError
 
+# Maximum size of an image file: 64 megapixels of eight bytes each.
 MAX_IMAGE_BYTES = 2**29
-"""Maximum size of an image file: 64 megapixels of eight bytes each."""
+# Largest number of pixels of an image in memory. A larger JPEG is decoded at a reduced size.
 MAX_PIXELS = 64_000_000
-"""Largest number of pixels of an image in memory. A larger JPEG is decoded at a reduced size."""
 # Size of a JPEG file, as a multiple of the pixels in memory. A reduced baseline JPEG is decoded row
 # by row: 400 million pixels take 0.4 s and 53 MiB. A progressive one needs all its coefficients, 6
 # bytes per pixel: 400 million take 2.3 GiB (Pillow 13.0, libjpeg-turbo 3.1).
@@ -51,8 +51,8 @@ _TRANSPOSE_OF_ORIENTATION = {
     8: Transpose.ROTATE_90,
 }
 _ORIENTATION_METADATA = ("exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp")
+# Fix of a damaged image or video, without its period.
 COPY_AGAIN = "Copy it again from its source"
-"""Fix of a damaged image or video, without its period."""
 _MAGIC_BYTES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM", b"II*\0", b"MM\0*", b"RIFF")
 
 
@@ -216,6 +216,7 @@ def make_thumbnail(
         image = _to_upright_rgb(image)
         image.thumbnail((max_side, max_side), Image.Resampling.LANCZOS, reducing_gap=2.0)
         if profile and mode == "RGB":
+            # The profile describes RGB values. Other modes were converted without it.
             image = _to_srgb(image, profile)
         # The copy of the pixels has no metadata.
         return Image.fromarray(np.asarray(image))
@@ -340,6 +341,7 @@ def _reduce(image: Image.Image, min_side: int, max_pixels: int = MAX_PIXELS) -> 
         return
     width, height = image.size
     needed = next((factor for factor in (1, 2, 4) if width * height <= max_pixels * factor**2), 8)
+    # Pillow decodes a JPEG at 1/2, 1/4 or 1/8, never below the requested size.
     factor = max(needed, min(width, height) // min_side if min_side else 1)
     if min_side or needed > 1:
         image.draft("RGB", (max(1, width // factor), max(1, height // factor)))
@@ -385,8 +387,10 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         values = np.asarray(image)
         if image.mode == "F":
             values = np.nan_to_num(values, posinf=0.0, neginf=0.0)
+            # Values from 0 to 1, or already from 0 to 255.
             values = values * (255 if values.max() <= 1 else 1)
         else:
+            # 65535 / 255 = 257: 16 bits to 8 bits.
             values = np.clip(values, 0, 65535) // 257
         image = Image.fromarray(np.clip(values, 0, 255).astype(np.uint8))
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
@@ -527,6 +531,7 @@ def hamming_distances(hashes: Sequence[str], first: np.ndarray, second: np.ndarr
     content = np.frombuffer(
         b"".join(bytes.fromhex(code or "00" * num_bytes) for code in hashes), np.uint8
     ).reshape(len(hashes), num_bytes)
+    # Unknown hashes are compared, too, and their distance is replaced afterwards.
     is_known = np.array([bool(code) for code in hashes])
     distances = _NUM_BITS[content[first] ^ content[second]].sum(1, dtype=np.int64)
     return np.where(is_known[first] & is_known[second], distances, 256)

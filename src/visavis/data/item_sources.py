@@ -39,11 +39,11 @@ PixelFunction = Callable[[Sequence["Image"]], Tensor]
 """Converts images to pixels ``[N, 3, H, W]``."""
 CropFunction = Callable[[tuple[int, int], torch.Generator], Box]
 """Samples a crop of an image of a given width and height."""
+# Crop functions by their names in recipes.
 CROP_FUNCTIONS: dict[str, CropFunction] = {
     "random_area": random_area_box,
     "random_sides": random_sides_box,
 }
-"""Crop functions by their names in recipes."""
 
 
 class ItemSource(Protocol):
@@ -125,11 +125,14 @@ class PixelSource:
         Returns:
             Pixels, bytes if they are not normalized.
         """
+        # Sorted, so that a stream reads its shards in order.
         numbers, image_of = np.unique(index, return_inverse=True)
         # A stream reads the bytes of all images here, because its shards are not open to threads.
         images = read_items(self.images, numbers)
         if self.preprocess_crops is None or seeds is None:
-            pixels = list(map_in_order(self._read_whole, images))
+            pixels = list(
+                map_in_order(lambda image: self.preprocess([image.open(self.min_side)]), images)
+            )
             return Encoded(torch.cat([pixels[number] for number in image_of]))
         positions = [np.flatnonzero(image_of == number) for number in range(len(images))]
         crops = map_in_order(
@@ -138,11 +141,10 @@ class PixelSource:
         )
         rows = [row for pixels in crops for row in pixels]
         return Encoded(
+            # Rows come image by image. The argsort of their positions restores the order of the
+            # batch.
             torch.stack([rows[number] for number in np.argsort(np.concatenate(positions))])
         )
-
-    def _read_whole(self, image: ListedImage) -> Tensor:
-        return self.preprocess([image.open(self.min_side)])
 
     def _read_crops(self, image: ListedImage, seeds: np.ndarray) -> Tensor:
         """Read one random crop of an image for each seed. Crops are sampled first, because a small
@@ -151,6 +153,7 @@ class PixelSource:
         assert self.preprocess_crops is not None
         name, content = image.name, image.read()
         size = upright_size(content, name)
+        # One generator per crop: box and flip depend on its seed alone, not on other images.
         generators = [torch.Generator().manual_seed(int(seed)) for seed in seeds]
         boxes = [self.crop(size, generator) for generator in generators]
         smallest = min(min(right - left, bottom - top) for left, top, right, bottom in boxes)
@@ -253,6 +256,7 @@ class ConcatSource:
         Returns:
             The items in the given order.
         """
+        # Each source reads its items at once. The double argsort restores the order of the batch.
         in_second = index >= self.first_count
         parts = [
             source.read(index[part] - offset, None if seeds is None else seeds[part])

@@ -24,10 +24,9 @@ from visavis.data.item_sources import ItemSource, PixelSource
 from visavis.data.parallel import map_in_order
 from visavis.data.workers import BatchReader, BatchRequest, WorkerPool
 
+# Images of a batch that a worker reads at once. A larger batch is shared out, so that it arrives
+# sooner and workers hold less of it.
 MAX_IMAGES_PER_READ = 128
-"""Images of a batch that a worker reads at once. A larger batch is shared out, so that it arrives
-sooner and workers hold less of it.
-"""
 
 
 class BatchExtension(Protocol):
@@ -184,11 +183,14 @@ class BatchSchedule:
     def _pairs(
         self, data: Dataset, random: np.random.Generator
     ) -> list[tuple[np.ndarray, np.ndarray]]:
+        # The order of the calls of the generator is a part of a seed: a permutation of the
+        # captions, then one of the batches.
         order = random.permutation(len(data.captions))
         if self.length_buckets:
             lengths = data.caption_lengths
             chunk = self.length_buckets * self.batch_size
             chunks = [order[start : start + chunk] for start in range(0, len(order), chunk)]
+            # Only within a chunk, so that batches of an epoch differ from those of the next.
             order = np.concatenate(
                 [part[np.argsort(lengths[part], kind="stable")] for part in chunks]
             )
@@ -293,7 +295,11 @@ class Loader:
         Raises:
             DataError: If an item cannot be read, or a worker process ends unexpectedly.
         """
-        plan = self._plan(epoch)
+        # The last epoch is kept, because validations can divide it.
+        if epoch not in self._plans:
+            self._plans.clear()
+            self._plans[epoch] = self.schedule.batches(self.data, self.seed, epoch)
+        plan = self._plans[epoch]
         # Workers take requests ahead of the batches.
         requests, sent = tee(
             self._request(*plan[number], epoch, number, training)
@@ -305,13 +311,6 @@ class Loader:
             # Bytes have a quarter of the size of normalized pixels. No reference keeps them during
             # a training step.
             yield replace(batch, visual=self._normalize(batch.visual))
-
-    def _plan(self, epoch: int) -> Sequence[tuple[np.ndarray, np.ndarray]]:
-        """Batches of an epoch. The last epoch is kept, because validations can divide it."""
-        if epoch not in self._plans:
-            self._plans.clear()
-            self._plans[epoch] = self.schedule.batches(self.data, self.seed, epoch)
-        return self._plans[epoch]
 
     @cached_property
     def _plans(self) -> dict[int, Sequence[tuple[np.ndarray, np.ndarray]]]:
@@ -383,6 +382,7 @@ class Loader:
         Returns:
             The loader, with the worker processes of this one.
         """
+        # The pool is shared: its readers do not depend on the rank.
         return replace(self, rank=0, world_size=1)
 
     def close(self) -> None:
@@ -404,7 +404,9 @@ class Loader:
             images, captions = self.extension.add_negatives(
                 images, captions, np.random.default_rng((self.seed, epoch, number))
             )
+        # Negatives are added before the batch is divided, so that all ranks sample the same ones.
         own_images, own_captions = self._part(len(images)), self._part(len(captions))
+        # A seed for each position of the global batch, so that the number of ranks changes no crop.
         seeds = (
             np.random.SeedSequence((self.seed, epoch, number)).generate_state(len(images))[
                 own_images
@@ -447,6 +449,7 @@ class Loader:
                 "captions in a batch, one for each process, "
                 f"got {count}. Set a larger training.batch_size, or start fewer processes."
             )
+        # Contiguous parts, so that ranks in order concatenate to the global batch.
         size, larger = divmod(count, self.world_size)
         start = self.rank * size + min(self.rank, larger)
         return slice(start, start + size + (self.rank < larger))
@@ -482,6 +485,8 @@ def _arrange(
     """Copy the parts of a batch to their positions in it. Pixels go to the device part by part, and
     are in its memory only once.
     """
+    # Without images that occur twice, the parts are in the order of the batch, and each is one
+    # slice.
     order, in_order, start = (
         torch.from_numpy(positions).to(device),
         (np.diff(positions) > 0).all(),

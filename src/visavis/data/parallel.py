@@ -61,6 +61,7 @@ def map_in_order(
         return
     threads = threads or cpu_cores()
     waiting = deque[Future[Result]]()
+    # A bounded queue: results wait for the caller in memory.
     with ThreadPoolExecutor(threads, "reader") as pool:
         try:
             for item in items:
@@ -70,6 +71,7 @@ def map_in_order(
             while waiting:
                 yield waiting.popleft().result()
         finally:
+            # A caller that stops early, or an error, leaves results that nobody reads.
             for future in waiting:
                 future.cancel()
 
@@ -136,6 +138,7 @@ def map_on_ray(
     from ray.util import ActorPool
 
     num_actors = min(workers, len(jobs))
+    # Actors share the GPUs equally. 0 on a cluster of CPUs.
     num_gpus = min(1.0, ray.cluster_resources().get("GPU", 0) / num_actors)
     remote = ray.remote(max_restarts=-1, max_task_retries=-1, num_gpus=num_gpus)(actor)
     pool = ActorPool([remote.remote(*arguments) for _ in range(num_actors)])

@@ -1,4 +1,4 @@
-"""Lazy sequences, and the captions of each image as offsets."""
+"""Lazy sequences, the captions of each image as offsets, and padding of items of different lengths."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from dataclasses import dataclass
 from typing import TypeVar, overload
 
 import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from visavis.core.encoded import Encoded
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -114,6 +119,7 @@ class CaptionGroups(Sequence[np.ndarray]):
         Returns:
             The groups.
         """
+        # A stable sort keeps the captions of an image in the order of the list.
         counts = np.bincount(image_of, minlength=num_images)
         return cls(np.argsort(image_of, kind="stable"), np.concatenate([[0], np.cumsum(counts)]))
 
@@ -150,12 +156,29 @@ class CaptionGroups(Sequence[np.ndarray]):
             if max_captions is None
             else np.minimum(self.counts[images], max_captions)
         )
+        # Position of a caption in ``order``: the start of its image, plus its number within the
+        # image.
         first = (
             np.repeat(self.offsets[images] - np.concatenate([[0], np.cumsum(counts)[:-1]]), counts)
             if len(images)
             else 0
         )
         return self.order[first + np.arange(counts.sum())]
+
+
+def pad_items(items: Sequence[Tensor]) -> Encoded:
+    """Pad items of different lengths to the length of the longest one.
+
+    Args:
+        items: Vectors, pixels or bytes of each item, shape ``[L, ...]``.
+
+    Returns:
+        Items ``[N, L, ...]``, padded with zeros, and their mask ``[N, L]``.
+    """
+    masks = [torch.ones(len(item), dtype=torch.bool, device=item.device) for item in items]
+    # One item is not copied.
+    padded = items[0][None] if len(items) == 1 else pad_sequence(list(items), batch_first=True)
+    return Encoded(padded, pad_sequence(masks, batch_first=True))
 
 
 def hash_parts(*parts: bytes | memoryview) -> str:
@@ -169,6 +192,7 @@ def hash_parts(*parts: bytes | memoryview) -> str:
     """
     digest = hashlib.sha256()
     for part in parts:
+        # The length separates parts: "ab", "c" and "a", "bc" have different hashes.
         digest.update(memoryview(part).nbytes.to_bytes(8))
         digest.update(part)
     return digest.hexdigest()[:16]

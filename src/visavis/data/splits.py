@@ -56,6 +56,7 @@ def split_by_hash(name: str) -> str:
     Returns:
         Name of the split.
     """
+    # Of the name alone, so that an image never changes its split when others are added.
     hundredth = (
         int.from_bytes(hashlib.sha256(name.encode(errors="surrogatepass")).digest()[:8]) % 100
     )
@@ -122,6 +123,7 @@ def split_in_name(path: str | Path) -> str | None:
         Standard name of the split. None: there is none.
     """
     for part in reversed(Path(path).parts):
+        # Whole words: "training" is a split, and "trains.jpg" is not.
         for word in re.split(r"[\W\d_]+", part.lower()):
             if (split := normalize_split_name(word)) in SPLITS:
                 return split

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import PurePath
 
+# Images that Pillow decodes: the suffixes that it registers for ``supported_formats``.
 IMAGE_SUFFIXES = (
     *(
         ".jpg",
@@ -31,7 +32,6 @@ IMAGE_SUFFIXES = (
     ),
     *(".ppm", ".pgm", ".pbm", ".pnm", ".pfm", ".jp2", ".j2k", ".j2c", ".jpc", ".jpf", ".jpx"),
 )
-"""Images that Pillow decodes: the suffixes that it registers for ``supported_formats``."""
 VIDEO_SUFFIXES = (
     *(
         ".mp4",
@@ -54,6 +54,7 @@ VIDEO_SUFFIXES = (
     *(".wmv", ".asf", ".flv", ".f4v", ".3gp", ".3g2", ".ogv", ".ogm"),
 )
 VISUAL_SUFFIXES = IMAGE_SUFFIXES + VIDEO_SUFFIXES
+# Photos of phones and cameras that cannot be decoded.
 UNSUPPORTED_SUFFIXES = (
     *(
         ".heic",
@@ -92,7 +93,7 @@ UNSUPPORTED_SUFFIXES = (
         ".x3f",
     ),
 )
-"""Photos of phones and cameras that cannot be decoded."""
+# Lists, tables, features and notes of a data set.
 DATASET_SUFFIXES = (
     ".json",
     ".jsonl",
@@ -107,7 +108,6 @@ DATASET_SUFFIXES = (
     ".pkl",
     ".md",
 )
-"""Lists, tables, features and notes of a data set."""
 # Suffixes in one line about other files.
 MAX_NAMED_SUFFIXES = 10
 
@@ -137,6 +137,8 @@ def describe_other_files(names: Iterable[str]) -> str | None:
         A text such as ``"12 other files: .xmp, .svg"``. None if there are none.
     """
     suffixes = Counter(PurePath(name).suffix.lower() or "no suffix" for name in names)
+    # The most frequent first, then by name, so that the line does not depend on the order of the
+    # files.
     ordered = sorted(suffixes, key=lambda suffix: (-suffixes[suffix], suffix))
     shown, total = ordered[:MAX_NAMED_SUFFIXES], suffixes.total()
     shown += ["..."] if len(ordered) > len(shown) else []

@@ -8,10 +8,9 @@ repeated until its end.
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -24,11 +23,11 @@ from visavis.core.errors import DataError, requires_extra
 from visavis.data.images import COPY_AGAIN, MAX_PIXELS, decoder_version
 from visavis.data.suffixes import VIDEO_SUFFIXES
 
-VideoSource = Path | bytes | BinaryIO
+VideoSource = Path | BinaryIO
+# Maximum number of frames that a model reads at once. This limits the memory.
 MAX_FRAMES_PER_VIDEO = 1024
-"""Maximum number of frames that a model reads at once. This limits the memory."""
+# Maximum duration of a video. Longer ones have wrong time stamps.
 MAX_SECONDS = 7 * 24 * 3600
-"""Maximum duration of a video. Longer ones have wrong time stamps."""
 _FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpeg,mpegts,asf,flv,ogg"
 # Seconds that may be missing at the end: the duration in a container is rarely exact.
 _SLACK_S = 2.0
@@ -37,8 +36,8 @@ _SLACK_S = 2.0
 _SLIDE_S = 1.0
 # Codecs of covers and thumbnails, whose streams are not always marked as such.
 _IMAGE_CODECS = ("mjpeg", "png", "bmp", "gif", "webp", "tiff")
+# Number that changes with the decoding here, so that a video that it refused is tried again.
 _DECODING_VERSION = 2
-"""Number that changes with the decoding here, so that a video that it refused is tried again."""
 _CONVERT = "or convert it to mp4 (h264)"
 
 
@@ -127,7 +126,7 @@ def count_frames(source: VideoSource, name: str, frames_per_second: float) -> in
     """Count the frames of a video at a rate, without decoding.
 
     Args:
-        source: A path, its content, or an open file.
+        source: A path, or an open file.
         name: Name of the video, for errors.
         frames_per_second: The rate.
 
@@ -151,7 +150,7 @@ def video_duration(source: VideoSource, name: str) -> float:
     for longer than a second, without decoding.
 
     Args:
-        source: A path, its content, or an open file.
+        source: A path, or an open file.
         name: Name of the video, for errors.
 
     Returns:
@@ -169,7 +168,7 @@ def frame_size(source: VideoSource, name: str) -> tuple[int, int]:
     """Return the size of the frames that the container declares, without decoding.
 
     Args:
-        source: A path, its content, or an open file.
+        source: A path, or an open file.
         name: Name of the video, for errors.
 
     Returns:
@@ -190,7 +189,7 @@ def open_frames(
     """Open a video. Its frames are decoded at a rate, one at a time.
 
     Args:
-        source: A path, its content, or an open file.
+        source: A path, or an open file.
         name: Name of the video, for errors.
         frames_per_second: The rate.
         max_frames: Maximum number of frames. None: any number.
@@ -219,6 +218,7 @@ def open_frames(
 def _decode(
     container: Any, stream: Any, name: str, timeline: _Timeline, count: int, rate: float
 ) -> Iterator[PILImage]:
+    # The time line has read all packets.
     container.seek(0, any_frame=False, backward=True)
     number, shown, image = 0, None, None
     for frame in container.decode(stream):
@@ -236,6 +236,7 @@ def _decode(
             f"{COPY_AGAIN}",
             name,
         )
+    # The last frame is shown until the end.
     yield from [_to_image(shown)] * (count - number)
 
 
@@ -243,7 +244,7 @@ def iter_frames(source: VideoSource, name: str, frames_per_second: float) -> Ite
     """Decode the frames of a video that a model reads at once.
 
     Args:
-        source: A path, its content, or an open file.
+        source: A path, or an open file.
         name: Name of the video, for errors.
         frames_per_second: The rate.
 
@@ -262,25 +263,11 @@ def iter_frames(source: VideoSource, name: str, frames_per_second: float) -> Ite
         yield from frames
 
 
-def read_frames(source: VideoSource, name: str, frames_per_second: float) -> list[PILImage]:
-    """Decode the frames of a video that a model reads at once, as ``iter_frames``.
-
-    Args:
-        source: A path, its content, or an open file.
-        name: Name of the video, for errors.
-        frames_per_second: The rate.
-
-    Returns:
-        Upright RGB images.
-    """
-    return list(iter_frames(source, name, frames_per_second))
-
-
 def first_frame(source: VideoSource, name: str) -> PILImage:
     """Decode the first frame of a video.
 
     Args:
-        source: A path, its content, or an open file.
+        source: A path, or an open file.
         name: Name of the video, for errors.
 
     Returns:
@@ -300,7 +287,7 @@ def frame_at(source: VideoSource, name: str, seconds: float) -> PILImage:
     """Decode the frame that is shown at a time.
 
     Args:
-        source: A path, its content, or an open file.
+        source: A path, or an open file.
         name: Name of the video, for errors.
         seconds: Time after the first frame. The last frame is used if the video is shorter.
 
@@ -333,11 +320,13 @@ def _open_stream(source: VideoSource, name: str) -> Iterator[tuple[Any, Any]]:
     """
     with requires_extra("video", f"reading the video {name}"):
         import av
-    with _file(source) as file:
+    opened = storage.open_file(source) if isinstance(source, Path) else nullcontext(source)
+    with opened as file:
         if not file.read(1):
             raise VideoError(f"is empty (0 bytes). {COPY_AGAIN}", name)
         file.seek(0)
         try:
+            # Playlists and similar formats could read other files of this machine.
             with av.open(file, options={"format_whitelist": _FORMATS}) as container:
                 stream = _shown_stream(container)
                 if stream is None:
@@ -354,6 +343,7 @@ def _open_stream(source: VideoSource, name: str) -> Iterator[tuple[Any, Any]]:
                 if stream.width * stream.height > MAX_PIXELS:
                     problem = f"has frames of {stream.width} x {stream.height} pixels, expected at most {MAX_PIXELS:,}"
                     raise VideoError(f"{problem}. Reduce its size", name)
+                # Frame threads, which FFmpeg does not use by default.
                 stream.thread_type = "AUTO"
                 yield container, stream
         except av.error.FFmpegError as error:
@@ -362,31 +352,21 @@ def _open_stream(source: VideoSource, name: str) -> Iterator[tuple[Any, Any]]:
             raise VideoError(f"{problem}. {COPY_AGAIN}, {_CONVERT}", name) from None
 
 
-@contextmanager
-def _file(source: VideoSource) -> Iterator[Any]:
-    if isinstance(source, Path):
-        with storage.open_file(source) as file:
-            yield file
-    else:
-        yield io.BytesIO(source) if isinstance(source, bytes) else source
-
-
 def _shown_stream(container: Any) -> Any:
     """Return the stream that a player shows. None: there is none. FFmpeg alone would choose a cover
     or thumbnail that is the default stream.
     """
-    best, streams = container.streams.best("video"), container.streams.video
-    moving = [stream for stream in streams if not _is_still(stream)]
-    return best if best in moving or not moving else moving[0]
-
-
-def _is_still(stream: Any) -> bool:
     from av.stream import Disposition
 
-    codec = stream.codec_context.name if stream.codec_context else ""
-    return Disposition.attached_pic in stream.disposition or (
-        codec in _IMAGE_CODECS and stream.frames <= 1
-    )
+    def is_still(stream: Any) -> bool:
+        codec = stream.codec_context.name if stream.codec_context else ""
+        return Disposition.attached_pic in stream.disposition or (
+            codec in _IMAGE_CODECS and stream.frames <= 1
+        )
+
+    best, streams = container.streams.best("video"), container.streams.video
+    moving = [stream for stream in streams if not is_still(stream)]
+    return best if best in moving or not moving else moving[0]
 
 
 def _read_timeline(container: Any, stream: Any, name: str) -> _Timeline:
@@ -396,6 +376,7 @@ def _read_timeline(container: Any, stream: Any, name: str) -> _Timeline:
     # Start and end of all streams.
     start, end = math.inf, -math.inf
     for packet in container.demux():
+        # Some containers store no presentation time.
         stamp = packet.dts if packet.pts is None else packet.pts
         is_shown = packet.stream_index == stream.index and packet.size > 0
         num_packets += is_shown

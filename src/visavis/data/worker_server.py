@@ -27,6 +27,7 @@ def _restore_stop_signals() -> None:
 
 
 if any("multiprocessing.forkserver" in argument for argument in sys.orig_argv):
+    # A process group of its own, which Ctrl-C in a terminal does not reach.
     os.setpgid(0, 0)
     for stop_signal in IGNORED_SIGNALS:
         signal.signal(stop_signal, signal.SIG_IGN)

@@ -40,24 +40,23 @@ from visavis.data.parallel import cpu_cores
 STOP_SIGNALS = tuple(
     signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 )
+# Modules that the fork server imports once, instead of each worker.
 PRELOADED_MODULES = [
     "visavis.data.worker_server",
     "visavis.data.workers",
     "visavis.models.encoders.frozen_encoders",
 ]
-"""Modules that the fork server imports once, instead of each worker."""
+# Batches that each worker reads ahead.
 PREFETCH_FACTOR = 2
-"""Batches that each worker reads ahead."""
 
 MAX_DEFAULT_WORKERS = 16
+# Below this number of cores, a training on a CPU is faster if its threads read
+# (``benchmarks/data_path.py --only workers``).
 MIN_CORES_FOR_WORKERS = 3
-"""Below this number of cores, a training on a CPU is faster if its threads read
-(``benchmarks/data_path.py --only workers``).
-"""
+# Below this number of images, workers take longer to start than they save.
 MIN_IMAGES_FOR_WORKERS = 256
-"""Below this number of images, workers take longer to start than they save."""
+# Free bytes of shared memory that batches of pixels need. Containers often have 64 MiB.
 MIN_SHARED_MEMORY = 2**30
-"""Free bytes of shared memory that batches of pixels need. Containers often have 64 MiB."""
 
 
 def choose_workers(setting: int, num_images: int, *, has_gpu: bool) -> int:
@@ -152,6 +151,7 @@ class BatchRequest:
         Returns:
             The parts, and the position of each of their images in this rank's part of the batch.
         """
+        # Images are numbered by first occurrence, so that the first part has the first images.
         images, captions = self.images[self.own_images], self.own_captions
         _, first_positions, unique_index = np.unique(images, return_index=True, return_inverse=True)
         order_of_unique = np.argsort(np.argsort(first_positions))
@@ -213,12 +213,14 @@ class WorkerPool:
         # Built with the first batch, because the training uses CUDA by then.
         return DataLoader(
             _RequestDataset(self._readers),
+            # A request is a whole batch: torch must neither collate nor split it.
             batch_size=None,
             sampler=self._sampler,
             collate_fn=_return_unchanged,
             num_workers=self._workers,
             persistent_workers=True,
             prefetch_factor=PREFETCH_FACTOR,
+            # Pinned memory needs a CUDA context. A training on the CPU must not create one.
             pin_memory=torch.cuda.is_initialized(),
             multiprocessing_context=_context(),
             worker_init_fn=_start_worker,
@@ -279,6 +281,7 @@ class WorkerPool:
     def close(self) -> None:
         """End the workers. A later call of ``read`` starts new ones."""
         if "_loader" in self.__dict__ and (workers := self._loader._iterator) is not None:
+            # torch itself ends workers only when the iterator is collected.
             workers._shutdown_workers()  # type: ignore[attr-defined]
             self._loader._iterator = None
 

@@ -21,7 +21,7 @@ from visavis.core.errors import DataError, SpecError, format_value, suggest_name
 from visavis.core.spec import PositiveInt, validate_fields
 from visavis.data.dataset import Dataset
 from visavis.data.dataset_reader import resolve_path
-from visavis.data.formats.karpathy import match_coco_ids
+from visavis.data.formats.published_lists import match_coco_ids
 from visavis.evaluation.metrics.argument_checks import Ties
 from visavis.losses.scoring import select_items
 from visavis.losses.targets import Ids, Targets, to_id_tensor

@@ -11,6 +11,7 @@ from typing import Any
 
 from visavis.core.encoded import DIRECTIONS
 from visavis.evaluation.metrics import CATALOG, Metric
+from visavis.evaluation.metrics.catalog import own_metrics
 
 MEASURES = {
     "per_moved": "C^q",
@@ -145,7 +146,7 @@ def find_metric(key: str) -> Metric:
     Raises:
         KeyError: If the key is unknown.
     """
-    by_key = {metric.name: metric for metric in CATALOG}
+    by_key = {metric.name: metric for metric in (*CATALOG, *own_metrics())}
     return by_key[key] if key in by_key else by_key[re.sub(r"(_at_)\d+", r"\1K", key)]
 
 

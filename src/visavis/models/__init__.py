@@ -1,5 +1,6 @@
 """Matching models, by the names that recipes use."""
 
+from visavis.core.own_code import find_part
 from visavis.models.base import Matcher
 from visavis.models.clip.model import CLIP
 from visavis.models.image_text.heads import Heads
@@ -30,4 +31,23 @@ CATALOG: dict[str, type[Matcher]] = {
     )
 }
 
-__all__ = ["CATALOG", "Matcher"]
+
+def find_model(name: str) -> type[Matcher] | None:
+    """Find a matching model.
+
+    Args:
+        name: Name in the catalog or of an installed package, or "model.py:MyMatcher".
+
+    Returns:
+        The class. None if there is no model of this name.
+
+    Raises:
+        SpecError: If the source of an own model has no such class, or may not run.
+    """
+    kind = find_part(name, CATALOG, Matcher, "models")
+    if kind is not None and kind not in CATALOG.values():
+        kind.name = kind.__qualname__ if ":" in kind.__qualname__ else name
+    return kind
+
+
+__all__ = ["CATALOG", "Matcher", "find_model"]

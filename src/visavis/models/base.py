@@ -149,6 +149,7 @@ class Matcher(nn.Module, ABC):
         Returns:
             Scores, shape ``[N]``.
         """
+        # score() of no items has the dtype and device of the matcher.
         if not len(visual):
             return self.score(visual, text).flatten()
         return torch.cat(
@@ -195,6 +196,7 @@ class Matcher(nn.Module, ABC):
                 [member] if isinstance(member, nn.Parameter) else member.parameters()
                 for member in members
             ]
+            # Parameters hash by identity. A module may occur twice in a part.
             for parameter in chain.from_iterable(parameters):
                 if part_of.setdefault(parameter, part) != part:
                     raise VisavisError(
@@ -221,7 +223,7 @@ class Matcher(nn.Module, ABC):
         It is the part "scale". ``score`` does not include it, because it does not change the
         ranking.
         """
-        return None
+        return getattr(self, "learned_scale", None)
 
     @property
     def logit_bias(self) -> nn.Parameter | None:
@@ -230,7 +232,7 @@ class Matcher(nn.Module, ABC):
 
         It also belongs to the part "scale".
         """
-        return None
+        return getattr(self, "learned_bias", None)
 
     @property
     def pretrained_logits(self) -> dict[str, float]:
@@ -331,6 +333,7 @@ class Matcher(nn.Module, ABC):
                 child.save_config_files(folder)
         storage.write_tensors(folder / "model.safetensors", self.state_dict())
         matryoshka = {"matryoshka_dims": list(self.matryoshka_dims)} if self.matryoshka_dims else {}
+        # The hash covers all entries, so that a changed config is found before weights are misread.
         content = {"kind": self.name, "architecture": asdict(self.config), **matryoshka, **extra}
         storage.write_json(folder / "config.json", content | {CONFIG_HASH: _config_hash(content)})
 
@@ -347,6 +350,7 @@ class GlobalMatcher(Matcher):
 
     @property
     def score_is_cosine(self) -> bool:
+        # A subclass with a score of its own is not a cosine.
         return type(self).score is GlobalMatcher.score
 
     def score(self, visual: Encoded, text: Encoded) -> Tensor:
@@ -357,6 +361,7 @@ class GlobalMatcher(Matcher):
 
     def score_cost(self, visual: Encoded, text: Encoded) -> ScoreCost | None:
         """Declare the cost of the dot product. Training adds its gradient."""
+        # The dot product allocates the score alone.
         itemsize = get_vectors(self.first_stage_items(visual)).dtype.itemsize
         return ScoreCost(inference_bytes=itemsize, training_bytes=2 * itemsize)
 
@@ -483,6 +488,23 @@ def verify_config_hash(file: Path) -> None:
 
 def _config_hash(content: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def open_image_backbone(config: MatcherConfig, name: str) -> nn.Module:
+    """Open the image encoder that a matcher of pixels trains.
+
+    Args:
+        config: Architecture of the matcher.
+        name: Name of the encoder.
+
+    Returns:
+        The encoder. An identity for a matcher of stored features.
+    """
+    if config.visual_granularity != "pixels":
+        return nn.Identity()
+    from visavis.models.encoders.frozen_encoders import open_visual_encoder
+
+    return open_visual_encoder(name, config.backbone_granularity)
 
 
 def load_matcher(kind: type[Matcher], config: MatcherConfig, folder: Path) -> Matcher:

@@ -17,10 +17,12 @@ from visavis.core.errors import DataError, StorageError
 from visavis.core.progress import Progress
 from visavis.data.hub_files import HubUnreachableError, download_message, hub_errors, hub_license
 from visavis.models.clip.model import DUAL_ENCODER_TYPES
-from visavis.models.encoders.hub_download import HUB_NAME, cached_hub_folder, missing_bytes
 from visavis.models.encoders.pretrained_files import (
+    HUB_NAME,
+    cached_hub_folder,
     import_transformers,
     local_model_folder,
+    missing_bytes,
     model_folder,
 )
 
@@ -168,6 +170,7 @@ def default_model(model: str | Path | None, progress: Progress) -> Iterator[str]
     selected = local or DEFAULT_MODELS[0].name
     is_downloaded = _download(selected, progress, is_default=local is None)
     yield selected
+    # Only after the block: a model that cannot be loaded must not become the default.
     if (name is not None or is_downloaded) and selected != saved and _is_dual_encoder(selected):
         try:
             storage.set_toml_value(settings_file(), "model", selected)

@@ -40,6 +40,7 @@ def choose_device(
             "device. Set it to auto or cpu."
         )
     try:
+        # Some backends exist by name only. A computation shows whether they work.
         torch.zeros(1, device=device).add(1).item()
     except Exception:  # noqa: BLE001 - each backend of torch has its own kind of error, and some are assertions or missing modules
         raise RunError(

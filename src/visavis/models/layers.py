@@ -11,8 +11,8 @@ from torch.nn.functional import adaptive_avg_pool2d, batch_norm
 
 from visavis.core.errors import ShapeError
 
+# Value of masked positions in ``GeneralizedPooling``, as in the released code.
 MASKED_VALUE = -1e4
-"""Value of masked positions in ``GeneralizedPooling``, as in the released code."""
 
 
 def build_mlp(
@@ -78,6 +78,7 @@ class Whitening(nn.Module):
         """
         values = features.double()
         mean = values.mean(0)
+        # In float64: small eigenvalues would be noise in float32.
         eigenvalues, vectors = torch.linalg.eigh((values - mean).T @ (values - mean) / len(values))
         scales = (
             (eigenvalues.clamp(min=0) + self.shrinkage * eigenvalues.mean())
@@ -96,6 +97,7 @@ class Whitening(nn.Module):
         Returns:
             Whitened features in float32.
         """
+        # In half precision, the subtraction of the mean would lose most digits.
         with torch.autocast(features.device.type, enabled=False):
             return (features.float() - self.mean) @ self.matrix
 
@@ -166,6 +168,7 @@ class ResidualMLP(nn.Module):
         Returns:
             Vectors, shape ``[N, L, output_dim]``.
         """
+        # Batch norm of one dimension reads rows [N L, D].
         flat = items.flatten(0, 1)
         return (self.linear(flat) + self.mlp(flat)).unflatten(0, items.shape[:2])
 
@@ -188,6 +191,7 @@ class MaskedBatchNorm(nn.BatchNorm1d):
             Normalized vectors, shape ``[..., D]``.
         """
         rows = items.flatten(0, -2) if mask is None else items[mask]
+        # The variance of a single row is 0.
         if not self.training or len(rows) < 2:
             normed = batch_norm(
                 items.flatten(0, -2),
@@ -233,6 +237,7 @@ def mean_pool(items: Tensor, mask: Tensor | None) -> Tensor:
     """
     if mask is None:
         return items.mean(1)
+    # Padding must be finite, because it is multiplied by 0.
     weight = mask[..., None].to(items.dtype)
     return (items * weight).sum(1) / weight.sum(1)
 
@@ -256,6 +261,7 @@ def pool_grid(regions: Tensor, size: int) -> Tensor:
             f"regions: expected a square grid of at least {size} x {size} regions, got "
             f"{regions.shape[1]} regions. Set model.region_grid=0."
         )
+    # [N, D, side, side], as the pooling reads it.
     grid = regions.transpose(1, 2).unflatten(2, (side, side))
     return adaptive_avg_pool2d(grid, size).flatten(2).transpose(1, 2)
 
@@ -309,6 +315,7 @@ class GeneralizedPooling(nn.Module):
         Returns:
             Vectors, shape ``[N, D]``.
         """
+        # [N, D, L]: each dimension is sorted on its own, in adjacent memory.
         by_dimension = items.transpose(1, 2).contiguous()
         if self.weight_table is not None and torch.compiler.is_compiling():
             if mask is None:
@@ -321,6 +328,7 @@ class GeneralizedPooling(nn.Module):
             lengths = torch.tensor([items.shape[1]], device=items.device)
             length_index = torch.zeros(len(items), dtype=torch.long, device=items.device)
         else:
+            # Weights depend on the length alone, so that each length is computed once.
             lengths, length_index = mask.sum(1).unique(return_inverse=True)
             by_dimension = by_dimension.masked_fill(~mask[:, None, :], MASKED_VALUE)
         weights = self.weights(lengths, items.shape[1])[length_index].to(items.dtype)
@@ -336,6 +344,7 @@ class GeneralizedPooling(nn.Module):
         Returns:
             Contributions, shape ``[N, L, D]``. Their sum over L is the pooled vector.
         """
+        # The inverse permutation: the rank of each position in its dimension.
         ranks = items.argsort(dim=1, descending=True, stable=True).argsort(1)
         lengths = torch.full((len(items),), items.shape[1], device=items.device)
         weights = self.weights(lengths, items.shape[1]).to(items.dtype)
@@ -354,6 +363,7 @@ class GeneralizedPooling(nn.Module):
         positions = sinusoidal_positions(max_length, self.position_dim, lengths.device).to(
             self.linear.weight.dtype
         )
+        # The backward direction must start at the end of each set, not at the padding.
         packed = nn.utils.rnn.pack_padded_sequence(
             positions.expand(len(lengths), -1, -1),
             lengths.cpu(),
@@ -366,6 +376,7 @@ class GeneralizedPooling(nn.Module):
         forward, backward = hidden.chunk(2, -1)
         logits = self.linear((forward + backward) / 2).squeeze(-1)
         valid = torch.arange(max_length, device=lengths.device) < lengths[:, None]
+        # A softmax at temperature 0.1 needs float32.
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return (logits / self.temperature).masked_fill(~valid, float("-inf")).softmax(-1)
 

@@ -288,6 +288,8 @@ class Processor:
         Returns:
             Token ids or features.
         """
+        # A vocabulary of the captions, a tokenizer of a trained text encoder, or features of a
+        # frozen one.
         tokenizer = self.vocabulary or self.pretrained_tokenizer
         return (
             self.text_encoder.to(device).encode(texts)
@@ -382,7 +384,7 @@ def load_saved_model(folder: Path) -> tuple[Matcher, Processor]:
     Raises:
         RunError: If the folder has no model of this version.
     """
-    from visavis.models import CATALOG
+    from visavis.models import CATALOG, find_model
 
     file = folder / "config.json"
     if (content := unsupported_content(folder)) is not None:
@@ -393,12 +395,11 @@ def load_saved_model(folder: Path) -> tuple[Matcher, Processor]:
             "one of these models."
         )
     config = storage.read_json(file, SavedModelConfig, error=RunError)
-    if config.kind not in CATALOG:
+    if (kind := find_model(config.kind)) is None:
         raise RunError(
             f"{file}: expected a known kind of model, got {config.kind!r}: "
             f"{suggest_name(config.kind, CATALOG)}"
         )
-    kind = CATALOG[config.kind]
     try:
         processor, architecture = (
             Processor.from_saved_config(config, folder),
@@ -409,6 +410,7 @@ def load_saved_model(folder: Path) -> tuple[Matcher, Processor]:
             f"{file}: expected a model of this version, got another ({error}). Load it with the "
             "version that saved it."
         ) from None
+    # After the checks that name a wrong entry, which help more than a hash.
     verify_config_hash(file)
     matcher = load_matcher(kind, architecture, folder)
     matcher.matryoshka_dims = config.matryoshka_dims

@@ -12,26 +12,27 @@ from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from PIL.Image import Image, fromarray
 from torch import Tensor
 
 from visavis.core import storage
 from visavis.core.encoded import Direction, Encoded, unit_rows
-from visavis.core.errors import RunError, ShapeError, SpecError
+from visavis.core.errors import DataError, RunError, ShapeError, SpecError
 from visavis.core.memory_budget import MemoryLimit, parse_memory
 from visavis.core.spec import validate_arguments
+from visavis.data.images import convert_image, decode_image
 from visavis.data.parallel import map_in_order
+from visavis.data.sequences import pad_items
 from visavis.data.video import is_video, iter_frames
 from visavis.models.base import Matcher, get_vectors, valid_mask
 from visavis.models.clip.model import find_dual_encoder, open_dual_encoder
-from visavis.models.colpali.model import COLPALI_TYPES, open_colpali
+from visavis.models.colpali import COLPALI_TYPES, open_colpali
 from visavis.models.device import choose_device
-from visavis.models.encoders.frozen_encoders import pad_clips
 from visavis.models.encoders.pretrained_files import weights_checksum
-from visavis.models.image_inputs import ImageInput, read_image
 from visavis.models.inference import (
     OnBatch,
     consecutive_batches,
@@ -41,8 +42,61 @@ from visavis.models.inference import (
 )
 from visavis.models.processor import Processor, load_saved_model
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
+ImageInput: TypeAlias = "str | Path | Image | np.ndarray | Tensor | bytes"
+"""A path, a Pillow image, a uint8 array ``[H, W, 3]``, a tensor ``[3, H, W]`` of uint8 or of floats
+in 0..1, or an encoded file.
+"""
+
+
+def read_image(image: Any, name: str, min_side: int = 0) -> Image:
+    """Convert an image of any accepted kind to an upright RGB image. Of an animation, the first
+    frame is used.
+
+    Args:
+        image: The image.
+        name: Its name in error messages, such as ``images[3]``.
+        min_side: Shorter side that is needed of a JPEG, in pixels. 0: it is decoded in full.
+
+    Returns:
+        An RGB image.
+
+    Raises:
+        DataError: If the file is not an image, or if the array or tensor has another shape, type or
+            range.
+    """
+    if isinstance(image, str | Path):
+        if is_video(str(image)):
+            raise DataError(
+                f'{image}: expected an image, got a video. Use a model that was trained with visual.granularity = "frames".'
+            )
+        return decode_image(
+            storage.read_bytes(image), str(image), min_side=min_side, allow_animated=True
+        )
+    if isinstance(image, bytes | bytearray):
+        return decode_image(bytes(image), name, min_side=min_side, allow_animated=True)
+    if isinstance(image, Image):
+        return convert_image(image, name, min_side=min_side)
+    shape, pixels = list(image.shape), image
+    if isinstance(image, Tensor) and image.dim() == 3:
+        pixels = image.detach().cpu()
+        if pixels.is_floating_point():
+            pixels = pixels.float()
+            # Values from 0 to 255 would become a white image without an error.
+            if not bool(((pixels >= 0) & (pixels <= 1)).all()):
+                raise DataError(
+                    f"{name}: expected floats from 0 to 1 in a tensor [3, H, W], got others. "
+                    "Divide the pixels by 255."
+                )
+            pixels = (pixels * 255).round().to(torch.uint8)
+        pixels = pixels.permute(1, 2, 0).numpy()
+    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:
+        raise DataError(
+            f"{name}: expected a path, a Pillow image, bytes, a uint8 array [H, W, 3] or a tensor "
+            f"[3, H, W], got {str(image.dtype).removeprefix('torch.')} of shape {shape}. "
+            "Convert the image."
+        )
+    return fromarray(np.ascontiguousarray(pixels))
+
 
 DEFAULT_BATCH_SIZE = 64
 """Number of items per batch."""
@@ -179,6 +233,7 @@ class Retriever:
             RunError: If the model does not exist, or if its files are damaged.
         """
         device, folder = choose_device(device), Path(folder)
+        # A run has its model in a folder of its own.
         folder = folder / "model" if os.path.exists(folder / "model" / "config.json") else folder
         matcher: Matcher
         if (name := find_dual_encoder(folder)) is not None:
@@ -234,22 +289,11 @@ class Retriever:
         Raises:
             ShapeError: If the vectors do not have the same number of dimensions.
         """
-        for name, rows in (("first", first), ("second", second)):
-            if (
-                rows.layout != torch.strided
-                or rows.is_meta
-                or rows.dim() != 2
-                or not rows.is_floating_point()
-            ):
-                raise ShapeError(
-                    f"{name}: expected vectors of floats [N, D], got {rows.dtype} of shape "
-                    f"{list(rows.shape)}. Pass the output of encode."
-                )
-        if first.shape[1] != second.shape[1]:
+        # A matrix product of other shapes may broadcast.
+        if first.dim() != 2 or second.dim() != 2 or first.shape[1] != second.shape[1]:
             raise ShapeError(
-                f"first, second: expected vectors of equal length, got {first.shape[1]} and "
-                f"{second.shape[1]} dimensions. "
-                "Encode both with one model."
+                "first, second: expected vectors [N, D] and [M, D] of equal length, got shapes "
+                f"{list(first.shape)} and {list(second.shape)}. Encode both with one model."
             )
         return unit_rows(first) @ unit_rows(second.to(first)).T
 
@@ -288,7 +332,7 @@ class Retriever:
             StorageError: If the hub refuses the upload or is not reachable.
             MissingExtra: If huggingface_hub is not installed.
         """
-        from visavis.models.hub_upload import upload_folder, validate_repo
+        from visavis.data.hub_files import upload_folder, validate_repo
 
         validate_repo(repo)
         with TemporaryDirectory() as temporary:
@@ -434,13 +478,14 @@ class Retriever:
         Returns:
             Encoded items.
         """
+        # Pixels are read ahead one by one, and batches take as many as they need.
         remaining, reads_clips = iter(pixels), self.processor.frames_per_second > 0
 
         def read_batch(index: np.ndarray) -> Encoded:
             batch = list(islice(remaining, len(index)))
             frames = self.processor.preprocess.normalize(torch.cat(batch).to(self.device))
             items = (
-                pad_clips(frames.split([len(clip) for clip in batch]))
+                pad_items(frames.split([len(clip) for clip in batch]))
                 if reads_clips
                 else Encoded(frames)
             )
@@ -473,6 +518,7 @@ class Retriever:
             SpecError: If a text has a lone surrogate.
         """
         count = _count_items(texts, "texts")
+        # Batches of texts of similar length have little padding.
         by_length = np.argsort([len(text) for text in texts], kind="stable")
         batches = [by_length[batch] for batch in consecutive_batches(count, self.batch_size)]
 

@@ -69,6 +69,7 @@ class GRUWordEncoder(nn.Module):
         if torch.compiler.is_compiling():
             # An exported graph has no groups, whose number and lengths depend on the texts.
             return self._states(words, lengths)
+        # Groups of similar length have little padding. The states do not depend on the group.
         by_length = lengths.argsort(stable=True)
         states = [
             self._states(words[group, : max(int(lengths[group].max()), 1)], lengths[group])
@@ -77,6 +78,7 @@ class GRUWordEncoder(nn.Module):
         padded = torch.cat(
             [pad(part, (0, 0, 0, words.shape[1] - part.shape[1])) for part in states]
         )
+        # The inverse permutation restores the order of the texts.
         return padded[by_length.argsort()]
 
     def _states(self, words: Tensor, lengths: Tensor) -> Tensor:
@@ -90,6 +92,7 @@ class GRUWordEncoder(nn.Module):
             forward = forward.gather(1, position.expand(words.shape[0], -1, forward.shape[2]))
         if self.backward_gru is None:
             return forward
+        # The second GRU reads the reversed texts, with their padding in place.
         mirrored = mirrored_positions(lengths, words.shape[1])[..., None]
         backward = self.backward_gru(words.gather(1, mirrored.expand(-1, -1, words.shape[2])))[0]
         return (forward + backward.gather(1, mirrored.expand(-1, -1, backward.shape[2]))) / 2
@@ -164,6 +167,8 @@ class TextCNN(nn.Module):
         mask = get_mask(items)
         words = self.dropout(self.embedding(get_vectors(items)))
         words = (words if mask is None else words * mask[..., None]).transpose(1, 2)
+        # Windows of size words also start before the text or end after it, so that each output has
+        # L positions.
         windows = [pad(words, ((size - 1) // 2, size // 2)) for size in self.kernel_sizes]
         outputs = torch.cat(
             [
@@ -172,6 +177,7 @@ class TextCNN(nn.Module):
             ],
             1,
         )
+        # ReLU after the maximum is the maximum of ReLU, on L times fewer values.
         return max_pool(outputs.transpose(1, 2), mask).relu()
 
 

@@ -40,7 +40,7 @@ from visavis.evaluation import Evaluation
 from visavis.evaluation.metrics.recall import random_rsum
 from visavis.evaluation.query_ranks import write_query_ranks
 from visavis.models.base import Matcher
-from visavis.models.score_ensemble import ScoreEnsemble
+from visavis.models.inference import ScoreEnsemble
 from visavis.training.checkpoint import complete_checkpoints
 from visavis.training.fine_tuned_models import (
     Forgetting,
@@ -247,6 +247,7 @@ def resume_run(path: Path, progress: Progress, group: ProcessGroup = ONE_PROCESS
         record = RunRecord.read(folder.environment)
         if group.is_first:
             storage.remove_partial_files(path)
+            record.check_code(path)
             record.check_recipe(recipe, folder)
             record.warn_about_environment(progress)
         set_threads(recipe)

@@ -17,17 +17,15 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.utils.rnn import pad_sequence
 
 from visavis.core import storage
-from visavis.core.encoded import Encoded
 from visavis.core.errors import DataError
 from visavis.core.progress import NoProgress, Progress
 from visavis.data.conversion.published_features import (
@@ -40,7 +38,8 @@ from visavis.data.conversion.safe_pickle import read_plain_pickle
 from visavis.data.dataset_reader import resolve_path
 from visavis.data.features.expert_store import EXPERT_NAME, create_expert_store
 from visavis.data.features.store import FeatureWriter, StoreDescription
-from visavis.data.formats.video_lists import read_captions_and_splits
+from visavis.data.formats.published_lists import read_captions_and_splits
+from visavis.data.sequences import pad_items
 from visavis.data.video import video_id
 
 # Training videos that are held out for validation if no such list was published.
@@ -86,7 +85,8 @@ class VideoSplits:
                     f"video {video} of a list has no captions. Add the captions of all videos."
                 )
             texts, split = captions[video], self.split_of and self.split_of[video]
-            if self.single_test_caption and split == "test" and video in test_caption_index:
+            is_tested = self.single_test_caption and split == "test"
+            if is_tested and video in test_caption_index:
                 if test_caption_index[video] >= len(texts):
                     raise DataError(
                         f"the tested caption of {video} is {test_caption_index[video]}, expected "
@@ -94,9 +94,10 @@ class VideoSplits:
                         "Use files that belong together."
                     )
                 texts = [texts[test_caption_index[video]]]
+            # Only 1k-A of MSR-VTT is known to test one caption. Other val lists test all of them,
+            # unless there is a file of indices.
             elif (
-                self.single_test_caption
-                and split == "test"
+                is_tested
                 and len(texts) > 1
                 and (test_caption_index or self.suffix.startswith("-1ka"))
             ):
@@ -119,11 +120,8 @@ class VideoSplits:
 SplitLists = dict[str, dict[str, list[str]]]
 
 
-def _read_split_list(path: Path, lists: SplitLists) -> None:
-    """Add the list of a file, whose name matches ``_LIST``."""
-    matched = _LIST.fullmatch(path.name)
-    assert matched is not None
-    split, split_name = matched.groups(default="")
+def _read_split_list(path: Path, split: str, split_name: str, lists: SplitLists) -> None:
+    """Add the list of a file, whose name has a split and the name of the way to split."""
     videos = [
         video_id(name) for line in storage.read_text(path).splitlines() if (name := line.strip())
     ]
@@ -132,12 +130,8 @@ def _read_split_list(path: Path, lists: SplitLists) -> None:
         raise DataError(
             f"{path} {problem}: expected the name of a video per line, each once. Correct the list."
         )
-    if (
-        lists.setdefault(_SPLIT_NAME_ALIASES.get(split_name, split_name), {}).setdefault(
-            split, videos
-        )
-        is not videos
-    ):
+    same_name = lists.setdefault(_SPLIT_NAME_ALIASES.get(split_name, split_name), {})
+    if same_name.setdefault(split, videos) is not videos:
         raise DataError(f"{path}: duplicate {split} list of the same split. Pass only one of them.")
 
 
@@ -153,6 +147,7 @@ def _make_splits(split_name: str, lists: dict[str, list[str]]) -> list[VideoSpli
     if "test" in lists:
         return [VideoSplits(suffix, _split_of(lists, split_name))]
     all_videos = _split_of({"train": lists["train"], "test": lists["val"]}, split_name)
+    # By a hash of the name: the same videos are held out whatever the order of the list is.
     by_hash = sorted(lists["train"], key=lambda video: hashlib.sha256(video.encode()).digest())
     held_out = dict.fromkeys(by_hash[: min(NUM_HELD_OUT, len(by_hash) // 10)], "val")
     return [
@@ -240,6 +235,7 @@ def convert_features(
     for number, source in enumerate(sources):
         content.add(source, progress)
         progress.update("sources", number + 1, len(sources), 0.0)
+    # All files appear at once: a failed conversion leaves nothing.
     with storage.atomic_folder(out) as part:
         experts = _write_experts(part / "experts", content, progress)
         caption_features = tuple(content.published.caption_features)
@@ -283,8 +279,9 @@ class _SourceContent:
             )
             self.hdf5_videos.append(videos)
             self.published.add_captions(videos.captions, path)
-        elif _LIST.fullmatch(path.name):
-            _read_split_list(path, self.lists)
+        elif matched := _LIST.fullmatch(path.name):
+            split, split_name = matched.groups(default="")
+            _read_split_list(path, split, split_name, self.lists)
         elif path.name.endswith(".json"):
             captions, splits = read_captions_and_splits(path)
             self.published.add_captions(captions, path)
@@ -327,7 +324,11 @@ def _write_experts(
 ) -> dict[str, tuple[int, int]]:
     """Write the store of all experts. Return the dimension of each, and how many videos have it."""
     tables, captions = content.published.experts, content.published.captions
-    embedding_dims = {name: _embedding_dim(table) for name, table in tables.items()}
+    # An expert that every video lacks still needs a dimension.
+    embedding_dims = {
+        name: next((int(array.shape[-1]) for array in table.values() if array is not None), 1)
+        for name, table in tables.items()
+    }
     for files in content.hdf5_videos:
         if duplicates := embedding_dims.keys() & files.embedding_dims.keys():
             raise DataError(
@@ -370,10 +371,6 @@ def _write_experts(
     }
 
 
-def _embedding_dim(table: dict[str, np.ndarray | None]) -> int:
-    return next((int(array.shape[-1]) for array in table.values() if array is not None), 1)
-
-
 def _write_caption_features(
     folder: Path, name: str, content: _SourceContent, progress: Progress
 ) -> None:
@@ -387,6 +384,7 @@ def _write_caption_features(
                 f"{video}. Add the captions they belong to."
             )
         for caption, array in zip(captions, arrays, strict=True):
+            # Equal captions of several videos share the features of the first one.
             features.setdefault(caption, array)
     embedding_dim = next(iter(features.values())).shape[-1]
     for caption, array in features.items():
@@ -417,25 +415,12 @@ def _write_caption_features(
         fingerprint="",
     )
     writer = FeatureWriter.open(folder, description, list(features), lengths)
-    for block in _blocks(list(features.values())):
-        writer.append(block)
+    arrays = list(features.values())
+    for start in range(0, len(arrays), _CAPTIONS_PER_BLOCK):
+        block = arrays[start : start + _CAPTIONS_PER_BLOCK]
+        writer.append(pad_items([torch.from_numpy(array.astype(np.float32)) for array in block]))
         progress.update(f"captions of {name}", writer.rows_written, len(features), 0.0)
     writer.finish()
-
-
-def _blocks(arrays: list[np.ndarray]) -> Iterator[Encoded]:
-    for start in range(0, len(arrays), _CAPTIONS_PER_BLOCK):
-        words = [
-            torch.from_numpy(array.astype(np.float32))
-            for array in arrays[start : start + _CAPTIONS_PER_BLOCK]
-        ]
-        yield Encoded(
-            pad_sequence(words, batch_first=True),
-            pad_sequence(
-                [torch.ones(len(word_vectors), dtype=torch.bool) for word_vectors in words],
-                batch_first=True,
-            ),
-        )
 
 
 def _write_split_files(folder: Path, name: str, content: _SourceContent) -> tuple[str, ...]:

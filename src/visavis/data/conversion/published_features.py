@@ -76,6 +76,7 @@ class PublishedFeatures:
                     "Remove one of the two."
                 )
             table[video_name] = entry
+        # Values decide what a file is, because published file names differ.
         first = next((entry for entry in table.values() if not is_missing(entry)), None)
         first_element = first[0] if isinstance(first, list | tuple) and first else None
         target: dict[str, Any]
@@ -91,6 +92,7 @@ class PublishedFeatures:
             target, parse = _new_table(self.caption_features, name, path), _arrays
         elif isinstance(first_element, str | bytes | list | tuple):
             target, parse = self.captions, _captions
+        # Not isinstance: True is an integer, too.
         elif type(first) is int:
             target, parse = self.test_caption_index, _caption_index
         else:
@@ -242,10 +244,9 @@ def _caption_index(value: Any, video: str, path: Path) -> int:
 
 HDF5_SUFFIXES = (".h5", ".hdf5")
 _FEATURES, _SECONDS, _CAPTIONS = "features.", "features_t.", "raw_captions."
+# Seconds that a feature of an expert covers, by the released code of MMT. Other experts have no
+# times.
 FEATURE_SECONDS = {"rgb": 0.2, "scene": 1.0, "s3d": 1.0, "vggish": 1.0}
-"""Seconds that a feature of an expert covers, by the released code of MMT. Other experts have no
-times.
-"""
 _CONTENT = "one .h5 per video with features.EXPERT and raw_captions.NUMBER"
 
 
@@ -343,6 +344,7 @@ class HDF5Videos:
             _check(path, video, key)
             if key.startswith(_FEATURES):
                 shape, name = video[key].shape, key.removeprefix(_FEATURES)
+                # A missing expert is stored as a single NaN.
                 if len(shape) != 2 and is_missing(video[key][()]):
                     continue
                 if len(shape) not in (1, 2):

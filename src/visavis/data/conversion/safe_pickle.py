@@ -316,6 +316,9 @@ def _refuse(reason: str) -> Callable[[_PlainUnpickler], None]:
     return refuse
 
 
+# The unpickler of the standard library in Python, because the one in C cannot replace single
+# instructions. torch.load(weights_only=True) reads only files of torch.save, and numpy.load
+# executes code in arrays of objects.
 class _PlainUnpickler(pickle._Unpickler):
     stack: list[Any]
     append: Callable[[Any], None]
@@ -362,6 +365,7 @@ class _PlainUnpickler(pickle._Unpickler):
             )
         self._spend(state)
         self.append(pending.build(state))
+        # The memo still has the unfinished array, and later instructions may refer to it.
         for slot in pending.memo_slots:
             self.memo[slot] = self.stack[-1]
 

@@ -90,6 +90,7 @@ def read_padded(
     read_lengths = np.minimum(lengths, max_length) if max_length else lengths
     positions = np.arange(read_lengths.max(initial=min_length))
     mask = positions < read_lengths[:, None]
+    # Position p of m reads vector floor(p n / m) of n: the first one, then at equal intervals.
     spaced = positions * lengths[:, None] // np.maximum(read_lengths, 1)[:, None]
     padded = torch.zeros(*mask.shape, vectors.shape[-1])
     padded[torch.from_numpy(mask)] = torch.from_numpy(
@@ -148,6 +149,7 @@ class ArrayFeatures:
         """
         path = Path(path)
         vectors = storage.read_array(path, kinds="fiu", memory_map=True)
+        # A part of a data set reads its rows of the whole, which may have more rows.
         rows, origin = (
             (dataset.image_rows, dataset.image_origin)
             if items == "image"
@@ -255,6 +257,7 @@ class ArrayFeatures:
         rows = np.asarray(rows)
         values = np.empty((len(rows), *self.shape), np.float32)
         for location, array in self._arrays.items():
+            # Rows are counted through all arrays, and a batch may have rows of several.
             positions = rows - self._first_row[location]
             inside = (positions >= 0) & (positions < len(array))
             with np.errstate(over="ignore"):
@@ -319,6 +322,7 @@ def _read_rows(array: np.ndarray, rows: np.ndarray) -> np.ndarray:
         return array[rows]
     row_bytes = array.nbytes // len(array)
     with storage.open_file(Path(str(array.filename))) as file:
+        # One read for consecutive rows, as a scan reads them.
         if len(rows) and rows[-1] - rows[0] + 1 == len(rows) and (np.diff(rows) == 1).all():
             content = os.pread(
                 file.fileno(), len(rows) * row_bytes, array.offset + int(rows[0]) * row_bytes

@@ -35,8 +35,8 @@ from visavis.data.features.store import MAX_BYTES_HASHED_AT_OPEN, raise_as_damag
 from visavis.data.video import video_id
 
 EXPERTS_FILE = "experts.json"
+# Fix of a damaged store. The warning about a damaged cache of region features leaves it out.
 RESTORE_STORE = " Restore a complete copy of the folder, or convert again."
-"""Fix of a damaged store. The warning about a damaged cache of region features leaves it out."""
 # Names of stored features. They are parts of file names.
 EXPERT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,80}")
 # Vectors that are hashed at once.
@@ -259,6 +259,8 @@ class ExpertWriter:
         item: str,
         experts: Mapping[str, np.ndarray | None],
         seconds: Mapping[str, np.ndarray] | None = None,
+        *,
+        location: str = "",
     ) -> None:
         """Write the next item.
 
@@ -267,27 +269,30 @@ class ExpertWriter:
             experts: Vectors ``[L, D]``, or ``[D]`` for one vector. None or no entry: the expert is
                 missing.
             seconds: Time of each vector in its video, ``[L]``. No entry: unknown.
+            location: Place of the item in its source, for errors. Empty: the name of the item.
 
         Raises:
             DataError: If the item is a duplicate, or an expert is unknown, has another dimension or
                 values that are not finite.
         """
-        seconds = seconds or {}
+        seconds, location = seconds or {}, location or item
         if item in self._items:
             raise DataError(
-                f"duplicate item {item!r}: expected the experts of each item once. Remove the copy."
+                f"{location}: duplicate item {item!r}: expected the features of each item once. "
+                "Remove the copy."
             )
         if unknown := [name for name in experts if name not in self._embedding_dims]:
             raise DataError(
-                f"{item}: unknown expert {unknown[0]!r}: "
+                f"{location}: unknown expert {unknown[0]!r}: "
                 f"{suggest_name(unknown[0], self._embedding_dims)}"
             )
+        # All experts are checked before any is written: an error leaves no half of an item.
         checked = {
-            name: _to_rows(experts.get(name), item, name, embedding_dim)
+            name: _to_rows(experts.get(name), location, name, embedding_dim)
             for name, embedding_dim in self._embedding_dims.items()
         }
         times = {
-            name: _to_seconds(seconds.get(name), item, name, len(vectors))
+            name: _to_seconds(seconds.get(name), location, name, len(vectors))
             for name, vectors in checked.items()
         }
         for name, vectors in checked.items():
@@ -302,6 +307,8 @@ class ExpertWriter:
         digests, timed = {}, []
         for name, embedding_dim in self._embedding_dims.items():
             offsets = np.concatenate([[0], np.cumsum(self._lengths[name], dtype=np.int64)])
+            # The header with the number of vectors, which is known only now, overwrites the first
+            # one.
             self._files[name].seek(0)
             _write_header(self._files[name], int(offsets[-1]), embedding_dim)
             storage.write_array(self._folder / f"{name}.offsets.npy", offsets)
@@ -371,7 +378,9 @@ def _write_header(file: BinaryIO, rows: int, embedding_dim: int) -> None:
     )
 
 
-def _to_rows(vectors: np.ndarray | None, item: str, name: str, embedding_dim: int) -> np.ndarray:
+def _to_rows(
+    vectors: np.ndarray | None, location: str, name: str, embedding_dim: int
+) -> np.ndarray:
     if vectors is None:
         return np.empty((0, embedding_dim), np.float32)
     if (
@@ -380,7 +389,7 @@ def _to_rows(vectors: np.ndarray | None, item: str, name: str, embedding_dim: in
         or vectors.dtype.kind not in "fiu"
     ):
         raise DataError(
-            f"{item}: expert {name}: expected numbers of shape [length, {embedding_dim}], got "
+            f"{location}: expert {name}: expected numbers of shape [length, {embedding_dim}], got "
             f"{vectors.dtype} of shape "
             f"{list(vectors.shape)}. Correct its vectors."
         )
@@ -388,13 +397,13 @@ def _to_rows(vectors: np.ndarray | None, item: str, name: str, embedding_dim: in
         single = np.ascontiguousarray(vectors.reshape(-1, embedding_dim), np.float32)
     if not np.isfinite(single).all():
         raise DataError(
-            f"{item}: expert {name}: expected finite values, got NaN or infinity. Pass None if the "
-            "expert is missing."
+            f"{location}: expert {name}: expected finite values, got NaN or infinity. Compute them "
+            "again, or pass None if the expert is missing."
         )
     return single
 
 
-def _to_seconds(seconds: np.ndarray | None, item: str, name: str, length: int) -> np.ndarray:
+def _to_seconds(seconds: np.ndarray | None, location: str, name: str, length: int) -> np.ndarray:
     if seconds is None:
         return np.full(length, -1, np.float32)
     if (
@@ -403,7 +412,7 @@ def _to_seconds(seconds: np.ndarray | None, item: str, name: str, length: int) -
         or not (np.abs(seconds) < np.finfo(np.float32).max).all()
     ):
         raise DataError(
-            f"{item}: seconds of expert {name}: expected a finite number for each of {length} "
+            f"{location}: seconds of expert {name}: expected a finite number for each of {length} "
             f"vectors, got {seconds.dtype} of shape "
             f"{list(seconds.shape)}. Correct its times."
         )

@@ -76,24 +76,13 @@ def read_regions(
         else _read_arrays(files, on_progress)
     ):
         embedding_dim = embedding_dim or (features.shape[-1] if features.ndim else 0)
-        if (
-            features.ndim != 2
-            or features.shape[1] != embedding_dim
-            or not len(features)
-            or features.dtype.kind not in "fiu"
-        ):
+        if features.ndim != 2 or features.shape[1] != embedding_dim or not len(features):
             actual = f"{features.dtype} of shape {list(features.shape)}"
             raise DataError(
                 f"{location}: expected numbers of shape [regions, {embedding_dim}], got {actual}. "
                 "Correct the features of this image."
             )
-        with np.errstate(over="ignore"):
-            single = features.astype(np.float32, copy=False)
-        if not np.isfinite(single).all():
-            raise DataError(
-                f"{location}: the features contain NaN or infinity. Compute them again."
-            )
-        yield item, location, single
+        yield item, location, features
 
 
 def _read_tsv(
@@ -186,6 +175,7 @@ class RegionFeatures:
 
     def __init__(self, path: Path, store: ExpertStore):
         self.path, self.store = path, store
+        # Without leading zeros. The id itself has precedence over the number.
         numbers = {str(int(item)): row for row, item in enumerate(store.items) if item.isdecimal()}
         self._row = numbers | {item: row for row, item in enumerate(store.items)}
         self.has_variable_length = len(set(store.lengths(REGIONS_EXPERT).tolist())) > 1
@@ -206,6 +196,7 @@ class RegionFeatures:
         path = Path(path)
         files = find_region_files(path)
         folder = storage.cache_folder() / "regions" / f"{path.name}-{storage.stat_hash(files)}"
+        # Several processes of a training open the features at once.
         with storage.folder_lock(folder, wait=True):
             if not os.path.exists(folder):
                 _convert(files, folder, on_progress)
@@ -292,12 +283,5 @@ def _convert(files: list[Path], folder: Path, on_progress: ProgressCallback) -> 
             f"{files[0]} is empty: expected region features, one image per line. Download it again."
         )
     with create_expert_store(folder, {REGIONS_EXPERT: first[2].shape[1]}) as store:
-        seen = set[str]()
         for item, location, features in chain([first], images):
-            if item in seen:
-                raise DataError(
-                    f"{location}: duplicate image {item}: expected the features of each image "
-                    "once. Remove the copy."
-                )
-            seen.add(item)
-            store.append(item, {REGIONS_EXPERT: features})
+            store.append(item, {REGIONS_EXPERT: features}, location=f"{location}: image {item}")

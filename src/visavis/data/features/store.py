@@ -321,6 +321,7 @@ class FeatureStore:
         digest = hashlib.sha256(json.dumps(self.keys).encode())
         if self.offsets is not None:
             digest.update(self.offsets.astype(np.int64).tobytes())
+        # For words and frames, a row is an item of several vectors.
         end = rows if self.offsets is None else int(self.offsets[rows])
         step = max(1, _HASH_BLOCK_BYTES // max(1, self.vectors[:1].nbytes))
         for start in range(0, end, step):
@@ -463,6 +464,7 @@ class FeatureWriter:
         values = items.vectors.float()
         if self.description.has_variable_length:
             values = values[items.mask]  # type: ignore[index]
+        # Also false for NaN.
         if not values.abs().max() < torch.finfo(torch.float16).max:
             raise DataError(
                 f"{self.description.encoder}: features near row {self.rows_written} of "
@@ -476,6 +478,8 @@ class FeatureWriter:
         )
         # Write instead of using a memory map, because a map kills the process if the disk is full.
         with storage.storage_errors(path), open(path, "r+b") as file:
+            # The array begins after the header of the .npy, whose size is that of the file without
+            # the array.
             file.seek(path.stat().st_size - array.nbytes + start * array[:1].nbytes)
             file.write(content)
         self._checksum.update(content)
@@ -499,6 +503,8 @@ class FeatureWriter:
         """
         assert self.rows_written == self.description.num_items
         self.save()
+        # Before the store is marked as complete, so that a complete store always has the sizes and
+        # times.
         self.store._record_file_stats(self._progress)
         complete = replace(self.description, complete=True)
         storage.write_json(self.store.folder / "features.json", asdict(complete))

@@ -18,11 +18,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from visavis.core import storage
 from visavis.core.errors import DataError
 from visavis.data.formats.delimited_text import NAME_NUMBER, parse_table, read_layout
-from visavis.data.formats.json_lists import DuplicateKeyObject, parse_json
-from visavis.data.formats.listing import DatasetFormat, Listing, clean_name, shorten
+from visavis.data.formats.listing import DatasetFormat, Listing, clean_name, read_list, shorten
+from visavis.data.formats.published_lists import DuplicateKeyObject, parse_json
 from visavis.data.formats.table_columns import (
     CAPTION_NAMES,
     FILE_NAMES,
@@ -95,11 +94,7 @@ def _add_rows(
         listing.source if os.path.isdir(listing.source) else path.parent,
         _table_name(listing, path),
     )
-    for line, file, captions, split in read_rows(
-        storage.decode_text(storage.read_bytes(path, folder), path, "surrogateescape"),
-        path,
-        listing,
-    ):
+    for line, file, captions, split in read_rows(read_list(path, folder), path, listing):
         # As in the folders of images of Hugging Face `datasets`, files are relative to their table.
         if file and path.parent != folder:
             file = f"{path.parent.name}/{file}"
@@ -182,11 +177,14 @@ def _table_rows(text: str, path: Path, listing: Listing) -> Iterator[CaptionRow]
         captions = [
             caption for column in caption_columns for caption in split_caption_list(row[column])
         ]
+        # Rows have as many cells as the longest. An empty first caption is a finding, the others
+        # are not.
         while len(captions) > 1 and (not captions[-1] or captions[-1] in MISSING_TEXTS):
             captions.pop()
         name = clean_name(row[file_column])
         if table.layout.has_numbered_names:
             name = NAME_NUMBER.sub("", name)
+        # A row of empty cells of a spreadsheet.
         if not name and not any(map(str.strip, captions)):
             continue
         yield (

@@ -203,7 +203,16 @@ def parse_table(
     best: Table | None = None
     for reading in _readings(text, replace(layout, has_quotes=has_quotes and layout.has_quotes)):
         table = _read_rows(text, reading)
-        if best is not None and not reading.has_quotes and _has_quoted_cells(table):
+        # Without quotes every row can be read. Cells in quotes show that the table has them.
+        if (
+            best is not None
+            and not reading.has_quotes
+            and any(
+                len(cell) > 1 and cell[0] == cell[-1] == '"'
+                for _, row in table.rows
+                for cell in row
+            )
+        ):
             continue
         if best is None or len(table.malformed) < len(best.malformed):
             best = table
@@ -237,18 +246,10 @@ def read_layout(path: Path, names: Collection[str], expected: str) -> tuple[Tabl
             f"{path}: expected a first line with the names of columns, got {len(content):,} bytes "
             "without an end. Add a header line."
         )
+    # The last line is incomplete, and its cells would look malformed.
     if len(content) == _MAX_HEADER_BYTES:
         text = text[: max(text.rfind("\n"), text.rfind("\r")) + 1]
     return parse_table(text, path, names, expected).layout, encoding
-
-
-def _unescape_quotes(text: str) -> str:
-    """A text with doubled quotes instead of quotes after a backslash. Other backslashes, as in
-    paths of Windows, stay.
-    """
-    return _BACKSLASHES_BEFORE_QUOTE.sub(
-        lambda match: "\\" * (len(match[1]) // 2) + '"' * (1 + len(match[1]) % 2), text
-    )
 
 
 def _readings(text: str, layout: TableLayout) -> Iterator[TableLayout]:
@@ -256,6 +257,7 @@ def _readings(text: str, layout: TableLayout) -> Iterator[TableLayout]:
     yield layout
     if not layout.has_quotes:
         return
+    # Other readings are only tried if the text has their signs.
     if f'{layout.delimiter} "' in text and not layout.has_spaces:
         yield replace(layout, has_spaces=True)
     if '\\"' in text:
@@ -264,14 +266,14 @@ def _readings(text: str, layout: TableLayout) -> Iterator[TableLayout]:
         yield replace(layout, has_quotes=False)
 
 
-def _has_quoted_cells(table: Table) -> bool:
-    return any(
-        len(cell) > 1 and cell[0] == cell[-1] == '"' for _, row in table.rows for cell in row
-    )
-
-
 def _read_rows(text: str, layout: TableLayout) -> Table:
-    stream = io.StringIO(_unescape_quotes(text) if layout.has_escapes else text, newline="")
+    if layout.has_escapes:
+        # Doubled quotes instead of quotes after a backslash. Other backslashes, as in paths of
+        # Windows, stay.
+        text = _BACKSLASHES_BEFORE_QUOTE.sub(
+            lambda match: "\\" * (len(match[1]) // 2) + '"' * (1 + len(match[1]) % 2), text
+        )
+    stream = io.StringIO(text, newline="")
     table, width = Table(layout, [], []), len(layout.columns)
     for _ in range(layout.num_lines):
         stream.readline()
@@ -294,8 +296,10 @@ def _read_rows(text: str, layout: TableLayout) -> Table:
             problem = f"the row that begins here is malformed ({error}), and {lines} lines are skipped. Check its quotes"
             table.malformed.append((line, "malformed line", problem))
             continue
+        # Spreadsheets write rows of empty cells.
         if not any(map(str.strip, row)):
             continue
+        # Spreadsheets also write empty cells at the end of a row.
         if len(row) > width and not any(map(str.strip, row[width:])):
             row = row[:width]
         if len(row) != width:

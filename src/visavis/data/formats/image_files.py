@@ -30,6 +30,8 @@ from visavis.data.suffixes import (
     describe_other_files,
 )
 
+# Patterns of hidden names, and of the thumbnails, recycle bins, snapshots and resource forks of
+# storage devices and operating systems.
 EXCLUDED_NAMES = (
     ".*",
     "@eaDir",
@@ -43,9 +45,6 @@ EXCLUDED_NAMES = (
     "__MACOSX",
     "lost+found",
 )
-"""Patterns of hidden names, and of the thumbnails, recycle bins, snapshots and resource forks of
-storage devices and operating systems.
-"""
 
 
 @dataclass(frozen=True)
@@ -165,6 +164,7 @@ def scan_folder(folder: Path, exclusion: Exclusion = NO_EXCLUSION) -> FolderScan
     Returns:
         The files, and all that was not searched.
     """
+    # A stack instead of recursion: folders can be nested deeper than the recursion limit.
     scan, pending, seen = FolderScan(folder), [""], set[tuple[int, int]]()
     while pending:
         parent = pending.pop()
@@ -199,6 +199,7 @@ def scan_folder(folder: Path, exclusion: Exclusion = NO_EXCLUSION) -> FolderScan
                 )
         if is_empty:
             scan.empty.append(parent or ".")
+        # Reversed, because the last entry of the stack is visited first.
         pending += reversed(subfolders)
     return scan
 
@@ -421,11 +422,6 @@ def path_key(path: str) -> str:
     return unicodedata.normalize("NFC", path).removeprefix("./")
 
 
-def _is_same_file(path: Path, other: Path) -> bool:
-    """Whether a path exists and leads to another one, through links."""
-    return os.path.exists(path) and os.path.samefile(path, other)
-
-
 def find_files(folder: Path) -> ImageFiles:
     """Find all files under a folder, except excluded ones. Headers of tar archives are read once.
 
@@ -518,6 +514,7 @@ def _headers(file: BinaryIO, archive: Path, root: Path | None) -> Iterator[tuple
     with tarfile.open(fileobj=_HeaderFile(file), mode="r:") as tar:
         previous = -1
         for member in tar:
+            # A damaged header can lead back to an earlier one, which would never end.
             if tar.offset <= previous or member.size < 0:
                 raise DataError(
                     f"the archive is damaged: the header of {member.name} declares a size of "
@@ -526,6 +523,7 @@ def _headers(file: BinaryIO, archive: Path, root: Path | None) -> Iterator[tuple
             previous = tar.offset
             if (
                 member.isreg()
+                # The bytes of a sparse member are not its content.
                 and not member.issparse()
                 and member.offset_data + member.size <= size
             ):
@@ -533,6 +531,7 @@ def _headers(file: BinaryIO, archive: Path, root: Path | None) -> Iterator[tuple
                     member.name.removeprefix("./"),
                     ByteRange(archive, member.offset_data, member.size, root),
                 )
+        # tarfile takes a damaged header for the end of the archive. A real end is a block of zeros.
         file.seek(tar.offset)
         if any(file.read(tarfile.BLOCKSIZE)):
             raise DataError(
@@ -638,7 +637,12 @@ def _find_distinct_file(
     if key is None:
         raise DataError(f"{problem}. {fix}")
     is_shared = key != path and (key in listed or used.get(key, path) != path)
-    if is_shared and not _is_same_file(files.folder / path, files.by_path[key].path):
+    listed_path = files.folder / path
+    # A link may lead from the listed path to the file that was found.
+    is_same_file = os.path.exists(listed_path) and os.path.samefile(
+        listed_path, files.by_path[key].path
+    )
+    if is_shared and not is_same_file:
         raise DataError(
             f"{problem}. The only file of this name, {key}, belongs to another listed image. {fix}"
         )

@@ -97,6 +97,7 @@ class _GroupCache:
         """Return the bytes of all images of a row group."""
         with storage.open_file(image.path, image.root) as file:
             status = os.fstat(file.fileno())
+            # The identity of the opened file: a path may lead to another file now.
             key = (
                 status.st_dev,
                 status.st_ino,
@@ -220,6 +221,7 @@ class _TableFile:
                 if chunk is None:
                     raise ValueError(f"row group {number} has no column {column}")
                 size, has_bytes = chunk.total_uncompressed_size, [True] * group.num_rows
+                # The statistics show whether each row has bytes. Without them, the column is read.
                 statistics = chunk.statistics
                 if statistics is None or not statistics.has_null_count or statistics.null_count:
                     has_bytes = (
@@ -246,9 +248,11 @@ class _TableFile:
         ):
             return None
         kind = np.int64 if self.pa.types.is_large_binary(content.type) else np.int32
+        # A slice of a batch shares the buffers of the whole batch.
         offsets = np.frombuffer(
             offsets_buffer, kind, len(content) + 1, content.offset * np.dtype(kind).itemsize
         ).astype(np.int64)
+        # The file is mapped, so an address in memory is a position in the file.
         start = bytes_buffer.address - self.buffer.address
         return [
             ByteRange(self.path, start + first, last - first, root) if valid else None
@@ -318,9 +322,11 @@ def list_image_tables(source: Path) -> Listing:
         rows += _read_rows(
             listing, file, split, containing_folder(folder), file.relative_to(folder).as_posix()
         )
+    # Names need all rows: a path that repeats with other bytes names no image.
     _check_paths(listing, rows)
     for row in rows:
         _add_row(listing, row)
+    # Only tables that name files need a search of the folder.
     if any(image.usable and image.location is None for image in listing.images):
         attach_files(listing, folder, may_lack_pixels=False)
     return listing

@@ -35,6 +35,7 @@ from visavis.data.columns import (
     ImageColumn,
     TextColumn,
     import_pyarrow,
+    offsets_and_bytes,
     unique_texts,
 )
 from visavis.data.dataset import Dataset
@@ -43,10 +44,11 @@ from visavis.data.formats.delimited_text import NAME_NUMBER, TableLayout, read_l
 from visavis.data.formats.listing import (
     MAX_CAPTION_CHARS,
     NAME_PADDING,
-    SHOW_PROBLEMS,
     DatasetFormat,
     Finding,
     Listing,
+    describe_skipped,
+    no_usable_image,
 )
 from visavis.data.formats.table_columns import (
     find_caption_columns,
@@ -65,7 +67,7 @@ _TEXT_SUFFIXES = (".csv", ".tsv", ".txt", ".token")
 _VERSION = 3
 # Problems of each kind that are described one by one. The others are counted.
 _MAX_EXAMPLES = 3
-# Images whose files are searched. If none exists, the table has stored features only.
+# Images whose files are searched.
 _PROBED_FILES = 100
 
 _KINDS = {
@@ -122,31 +124,34 @@ def open_table(path: Path) -> Dataset:
     folder, summary = _convert(path)
     if not summary.usable_images:
         example = next(iter(summary.examples), "no image is listed")
-        raise DataError(
-            f"{path} has no usable image ({_count(summary.problems)}): {example}. {SHOW_PROBLEMS}"
-        )
+        raise no_usable_image(path, summary.problems, example)
 
     def load(name: str) -> np.ndarray:
         return storage.read_array(folder / name, kinds="iu")
 
     names = TextColumn(folder / "names.arrow", f"{summary.sha256} names")
-    has_all_items = (summary.usable_images, summary.usable_captions) == (
-        summary.images,
-        summary.captions,
-    )
+    num_images = summary.usable_images, summary.images
+    num_captions = summary.usable_captions, summary.captions
+    has_all_items = num_images[0] == num_images[1] and num_captions[0] == num_captions[1]
+    folder_of_images = Path(os.path.realpath(path.parent))
+    # If none of the first images has a file, the table has stored features only.
+    probed = names.read(np.arange(min(_PROBED_FILES, len(names))))
+    has_files = any(os.path.isfile(folder_of_images / name) for name in probed)
     return Dataset(
         name=Path(os.path.realpath(path)).parent.name,
         images=ImageColumn(
             names,
             summary.splits,
             load("splits.npy"),
-            _image_folder(names, Path(os.path.realpath(path.parent))),
+            folder_of_images if has_files else None,
         ),
         captions=TextColumn(folder / "captions.arrow", f"{summary.sha256} captions"),
         image_of=load("image_of.npy"),
         image_origin=None if has_all_items else load("image_rows.npy"),
         caption_origin=None if has_all_items else load("caption_rows.npy"),
-        skipped=_skipped(path, summary),
+        skipped=describe_skipped(
+            path, num_images, num_captions, summary.problems, summary.examples
+        ),
     )
 
 
@@ -190,24 +195,6 @@ def list_table(path: Path) -> Listing:
         listing.add_caption(caption, listing.images[image_index], path.name)
     listing.findings += table_problems(path)
     return listing
-
-
-def _image_folder(names: TextColumn, folder: Path) -> Path | None:
-    """The folder of the image files. None if the first images have no file there."""
-    probed = names.read(np.arange(min(_PROBED_FILES, len(names))))
-    return folder if any(os.path.isfile(folder / name) for name in probed) else None
-
-
-def _skipped(path: Path, summary: TableSummary) -> tuple[str, ...]:
-    if not summary.problems:
-        return ()
-    total = f"{summary.images - summary.usable_images:,} of {summary.images:,} images and "
-    total += f"{summary.captions - summary.usable_captions:,} of {summary.captions:,} captions of {path.name} ({_count(summary.problems)})"
-    return (total, *map(str, summary.examples))
-
-
-def _count(problems: dict[str, int]) -> str:
-    return ", ".join(f"{number:,} x {kind}" for kind, number in problems.items())
 
 
 def _convert(path: Path) -> tuple[Path, TableSummary]:
@@ -268,6 +255,8 @@ class _Conversion:
                 blocks_images.append(images[usable])
                 yield captions.filter(self.pa.array(usable))
 
+        # Captions are written while they are checked, so that only their lengths and images stay in
+        # memory.
         self._write_column(folder / "captions.arrow", usable_captions())
         usable, caption_images = np.concatenate(blocks_usable), np.concatenate(blocks_images)
         has_caption = np.zeros(len(names), bool)
@@ -294,6 +283,7 @@ class _Conversion:
         )
         arrays = {"splits": splits[image_rows], "image_of": new_index[caption_images]}
         counts = (len(names), len(usable), len(image_rows), len(caption_images))
+        # Without skipped items, the number of an item is its row in stored features.
         if counts[:2] != counts[2:]:
             arrays |= {"image_rows": image_rows, "caption_rows": np.flatnonzero(usable)}
         digest = hashlib.sha256("\x1f".join(split_names).encode())
@@ -375,7 +365,7 @@ class _Conversion:
         cleaned = names
         if self.layout.has_numbered_names:
             cleaned = self.compute.replace_substring_regex(cleaned, NAME_NUMBER.pattern, "")
-        if (_offsets_and_bytes(names)[1] == ord("\\")).any():
+        if (offsets_and_bytes(names)[1] == ord("\\")).any():
             cleaned = self.compute.replace_substring(cleaned, "\\", "/")
         padding = NAME_PADDING.encode()
         if _have_byte(cleaned, padding).any() or _have_byte(cleaned, padding, last=True).any():
@@ -445,6 +435,7 @@ class _Conversion:
                     values[~is_blank] for values in (rows, num_bytes, empty, unnamed)
                 )
                 self._add_problem("caption without image", first_row, np.unique(rows[unnamed]))
+            # A text has at most as many characters as bytes. Only candidates are counted.
             too_long = num_bytes > MAX_CAPTION_CHARS
             if too_long.any():
                 too_long = self._to_numpy(self.compute.utf8_length(captions), 0) > MAX_CAPTION_CHARS
@@ -480,6 +471,7 @@ class _Conversion:
             (self._to_numpy(self.compute.binary_length(captions), 0) > 0)
             & ~self._is_missing(captions)
         )
+        # Position of the last filled caption of each row, 0 for a row without any.
         last_filled = np.zeros(len(batch), np.int64)
         last_filled[rows[filled]] = filled
         is_first = np.diff(rows, prepend=-1) > 0
@@ -500,7 +492,7 @@ class _Conversion:
         return self._to_nfc(self._texts(self.compute.list_flatten(column), name)), rows
 
     def _to_nfc(self, texts: Any) -> Any:
-        offsets, content = _offsets_and_bytes(texts)
+        offsets, content = offsets_and_bytes(texts)
         if content[offsets[0] : offsets[-1]].max(initial=0) < 128:
             return texts
         mask = self.pa.array(
@@ -584,10 +576,10 @@ class _Conversion:
             reader = self.pa.ipc.open_file(file)
             for number in range(reader.num_record_batches):
                 texts = reader.get_batch(number).column(0)
-                _, offsets_buffer, content = texts.buffers()
-                offsets = np.frombuffer(offsets_buffer, np.int64)[: len(texts) + 1]
+                offsets, content = offsets_and_bytes(texts)
+                # Lengths instead of offsets, which depend on where a block begins.
                 digest.update(np.diff(offsets).data)
-                digest.update(memoryview(content or b"")[offsets[0] : offsets[-1]])
+                digest.update(content[offsets[0] : offsets[-1]].data)
 
 
 class _Problems:
@@ -607,16 +599,9 @@ class _Problems:
         ]
 
 
-def _offsets_and_bytes(texts: Any) -> tuple[np.ndarray, np.ndarray]:
-    """First byte of each text and the end of the last one, and all bytes."""
-    _, offsets_buffer, content = texts.buffers()
-    offsets = np.frombuffer(offsets_buffer, np.int64)[texts.offset : texts.offset + len(texts) + 1]
-    return offsets, np.frombuffer(content or b"", np.uint8)
-
-
 def _have_byte(texts: Any, values: bytes, *, last: bool = False) -> np.ndarray:
     """Whether the first or last byte of each text is one of some values."""
-    offsets, content = _offsets_and_bytes(texts)
+    offsets, content = offsets_and_bytes(texts)
     if not len(content):
         return np.zeros(len(texts), bool)
     is_value = np.zeros(256, bool)

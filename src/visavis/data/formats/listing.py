@@ -12,13 +12,14 @@ import os
 import reprlib
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from visavis.core import storage
 from visavis.core.errors import DataError
 from visavis.data.dataset import ByteRange, Dataset, Image
 from visavis.data.formats.table_columns import is_list_text
@@ -137,6 +138,7 @@ class Listing:
         """
         image = ListedImage(name, split, name)
         self.images.append(image)
+        # The copy stays in the list, unusable: rows of stored features count it.
         if (first := self.by_name.setdefault(name, image)) is not image:
             kind = "duplicate name" if first.split == split else "image in two splits"
             self.add_loss(
@@ -235,6 +237,7 @@ class Listing:
                 )
             image.split = image.split or split_by_hash(image.name)
         self.check_texts()
+        # Images whose captions are all unusable get another message than those without any.
         captioned = {caption.image for caption in self.captions}
         well_captioned = {caption.image for caption in self.captions if caption.usable}
         for image in self.images:
@@ -293,6 +296,7 @@ class Listing:
             DataError: If no image is usable.
         """
         image_rows = [row for row, image in enumerate(self.images) if image.usable]
+        # Images are keys by identity (eq=False), because two may have the same name.
         index_of: dict[ListedImage | None, int] = {
             self.images[row]: index for index, row in enumerate(image_rows)
         }
@@ -301,15 +305,17 @@ class Listing:
             for row, caption in enumerate(self.captions)
             if caption.usable and caption.image in index_of
         ]
+        losses = self.losses
+        counts = Counter(finding.kind for finding in losses)
         if not image_rows:
-            kinds = summarize_kinds(self.losses)
-            raise DataError(
-                f"{self.source} has no usable image ({kinds}): {self.losses[0]}. {SHOW_PROBLEMS}"
-            )
-        has_all_items = (len(image_rows), len(caption_rows)) == (
-            len(self.images),
-            len(self.captions),
+            raise no_usable_image(self.source, counts, losses[0])
+        num_images, num_captions = (
+            (len(image_rows), len(self.images)),
+            (len(caption_rows), len(self.captions)),
         )
+        # Stored features have a row for each listed item. A data set without all of them has the
+        # rows of its own.
+        has_all_items = num_images[0] == num_images[1] and num_captions[0] == num_captions[1]
         images, captions = (
             [self.images[row] for row in image_rows],
             [self.captions[row] for row in caption_rows],
@@ -321,7 +327,7 @@ class Listing:
             image_of=np.array([index_of[caption.image] for caption in captions], dtype=np.int64),
             image_origin=None if has_all_items else np.array(image_rows),
             caption_origin=None if has_all_items else np.array(caption_rows, dtype=np.int64),
-            skipped=self._skipped(len(images), len(captions)),
+            skipped=describe_skipped(self.source, num_images, num_captions, counts, losses),
             unlisted_files=tuple(
                 note.location
                 for note in self.findings
@@ -348,30 +354,78 @@ class Listing:
         """Findings because of which something is skipped."""
         return [finding for finding in self.findings if finding.loses_data]
 
-    def _skipped(self, images: int, captions: int) -> tuple[str, ...]:
-        if not self.losses:
-            return ()
-        lost = [
-            f"{len(all_items) - n} of {len(all_items)}"
-            for all_items, n in ((self.images, images), (self.captions, captions))
-        ]
-        total = f"{lost[0]} images and {lost[1]} captions of {self.source.name} ({summarize_kinds(self.losses)})"
-        return (total, *map(str, self.losses))
 
-
-def summarize_kinds(findings: list[Finding]) -> str:
-    """Count findings by kind.
+def read_list(path: Path, folder: Path | None) -> str:
+    """Read the text of a list or table. Bytes that are not UTF-8 become surrogates, so that the
+    items that have them are found one by one.
 
     Args:
-        findings: The findings.
+        path: The file.
+        folder: Folder that must contain it. None: any place.
+
+    Returns:
+        The text.
+
+    Raises:
+        DataError: If the file cannot be read.
+    """
+    return storage.decode_text(storage.read_bytes(path, folder), path, "surrogateescape")
+
+
+def summarize_kinds(counts: Mapping[str, int]) -> str:
+    """Describe the number of findings of each kind.
+
+    Args:
+        counts: Numbers by kind.
 
     Returns:
         A text such as ``"2 x missing image, 1 x empty caption"``.
     """
-    return ", ".join(
-        f"{number} x {kind}"
-        for kind, number in Counter(finding.kind for finding in findings).items()
+    return ", ".join(f"{number:,} x {kind}" for kind, number in counts.items())
+
+
+def no_usable_image(source: Path, counts: Mapping[str, int], example: object) -> DataError:
+    """Make the error of a data set without a usable image.
+
+    Args:
+        source: The list or folder.
+        counts: Number of problems by kind.
+        example: The first problem.
+
+    Returns:
+        The error.
+    """
+    return DataError(
+        f"{source} has no usable image ({summarize_kinds(counts)}): {example}. {SHOW_PROBLEMS}"
     )
+
+
+def describe_skipped(
+    source: Path,
+    images: tuple[int, int],
+    captions: tuple[int, int],
+    counts: Mapping[str, int],
+    problems: Sequence[Finding],
+) -> tuple[str, ...]:
+    """Describe what a reader skipped, for ``Dataset.skipped``.
+
+    Args:
+        source: The list or folder.
+        images: Number of usable images and of all images.
+        captions: Number of usable captions and of all captions.
+        counts: Number of problems by kind.
+        problems: Problems that are described one by one.
+
+    Returns:
+        A sentence about all items, then the problems. Empty if nothing was skipped.
+    """
+    if not counts:
+        return ()
+    lost_images, lost_captions = (
+        f"{total - usable:,} of {total:,}" for usable, total in (images, captions)
+    )
+    total = f"{lost_images} images and {lost_captions} captions of {source.name} ({summarize_kinds(counts)})"
+    return (total, *map(str, problems))
 
 
 @dataclass(frozen=True, kw_only=True)

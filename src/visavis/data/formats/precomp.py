@@ -18,7 +18,7 @@ import numpy as np
 
 from visavis.core import storage
 from visavis.core.errors import DataError
-from visavis.data.formats.listing import DatasetFormat, ListedImage, Listing
+from visavis.data.formats.listing import DatasetFormat, ListedImage, Listing, read_list
 from visavis.data.splits import SPLITS, normalize_split_name
 
 CAPTIONS_PER_IMAGE = 5
@@ -42,7 +42,13 @@ def list_precomp(folder: Path) -> Listing:
     }
     _check_shapes(folder, features)
     listing.feature_files = tuple(find_precomp_files(folder))
-    listing.find_nonfinite_features = lambda: _nonfinite_images(features)
+    listing.find_nonfinite_features = lambda: [
+        f"{split}-{index}"
+        for split, rows in features.items()
+        if np.issubdtype(rows.dtype, np.floating)
+        for index, row in enumerate(rows)
+        if not np.isfinite(row).all()
+    ]
     return listing
 
 
@@ -60,13 +66,9 @@ def load_precomp_features(path: str | Path) -> dict[str, np.ndarray]:
     """
     folder, features = Path(path), dict[str, np.ndarray]()
     for split, stem in _stems(folder).items():
-        rows, captions = _open_split(folder, stem)
-        per_image = _rows_per_image(rows, len(captions))
-        if per_image is None:
-            raise DataError(
-                f"{folder}: {_wrong_row_count(stem, rows, captions)}. Store one caption per line."
-            )
-        features[split] = rows[::per_image]
+        features[split], _, problem = _open_split(folder, stem)
+        if problem:
+            raise DataError(f"{folder}: {problem}. Store one caption per line.")
     _check_shapes(folder, features)
     return features
 
@@ -85,20 +87,17 @@ def find_precomp_files(path: str | Path) -> list[Path]:
 
 def _read_split(listing: Listing, folder: Path, split: str, stem: str) -> np.ndarray:
     """Add the images and captions of a split, and return the features of its images."""
-    rows, captions = _open_split(folder, stem)
-    per_image = _rows_per_image(rows, len(captions))
-    if per_image is None:
-        listing.add_loss(
-            "wrong row count", f"{stem}_caps.txt", _wrong_row_count(stem, rows, captions)
-        )
-        return rows[:0]
-    images = [ListedImage(f"{split}-{index}", split) for index in range(len(rows) // per_image)]
+    features, captions, problem = _open_split(folder, stem)
+    if problem:
+        listing.add_loss("wrong row count", f"{stem}_caps.txt", problem)
+        return features
+    images = [ListedImage(f"{split}-{index}", split) for index in range(len(features))]
     listing.images += images
     for line, caption in enumerate(captions):
         listing.add_caption(
             caption, images[line * len(images) // len(captions)], f"{stem}_caps.txt:{line + 1}"
         )
-    return rows[::per_image]
+    return features
 
 
 def _check_shapes(folder: Path, features: dict[str, np.ndarray]) -> None:
@@ -112,17 +111,6 @@ def _check_shapes(folder: Path, features: dict[str, np.ndarray]) -> None:
         )
 
 
-def _nonfinite_images(features: dict[str, np.ndarray]) -> list[str]:
-    """Names of the images with NaN or infinity in their features."""
-    return [
-        f"{split}-{index}"
-        for split, rows in features.items()
-        if np.issubdtype(rows.dtype, np.floating)
-        for index, row in enumerate(rows)
-        if not np.isfinite(row).all()
-    ]
-
-
 def _stems(folder: Path) -> dict[str, str]:
     """Find the splits of a folder, and the beginning of the file names of each."""
     stems = dict[str, str]()
@@ -133,11 +121,13 @@ def _stems(folder: Path) -> dict[str, str]:
                 f"{folder} has both {other}_ims.npy and {path.name}, which are names of the same "
                 "split. Remove one of them."
             )
+    # train, val and test first, then other splits by name.
     order = [*(split for split in SPLITS if split in stems), *sorted(stems.keys() - set(SPLITS))]
     return {split: stems[split] for split in order}
 
 
-def _open_split(folder: Path, stem: str) -> tuple[np.ndarray, list[str]]:
+def _open_split(folder: Path, stem: str) -> tuple[np.ndarray, list[str], str]:
+    """Return the features of each image, all captions, and the problem of their numbers. "": none."""
     features, texts = folder / f"{stem}_ims.npy", folder / f"{stem}_caps.txt"
     rows = storage.read_array(features, folder, kinds="fiu", memory_map=True)
     if rows.ndim < 2 or 0 in rows.shape:
@@ -150,21 +140,15 @@ def _open_split(folder: Path, stem: str) -> tuple[np.ndarray, list[str]]:
             f"{texts} is missing: expected the captions of {features.name}. Write one caption per "
             "line."
         )
-    lines = storage.decode_text(storage.read_bytes(texts, folder), texts, "surrogateescape").split(
-        "\n"
-    )
-    return rows, [line.rstrip("\r") for line in (lines[:-1] if not lines[-1] else lines)]
-
-
-def _rows_per_image(rows: np.ndarray, num_captions: int) -> int | None:
-    """Return 1, or 5 if each image is stored five times in succession. None: rows and captions do
-    not match.
-    """
-    if num_captions == len(rows) * CAPTIONS_PER_IMAGE:
-        return 1
-    if num_captions != len(rows):
-        return None
-    return CAPTIONS_PER_IMAGE if _stored_five_times(rows) else 1
+    lines = read_list(texts, folder).split("\n")
+    captions = [line.rstrip("\r") for line in (lines[:-1] if not lines[-1] else lines)]
+    if len(captions) == len(rows) * CAPTIONS_PER_IMAGE:
+        return rows, captions, ""
+    if len(captions) != len(rows):
+        problem = f"expected {len(rows)} captions, as {features.name} has rows, or five times as many, got {len(captions)}"
+        return rows[:0], captions, problem
+    # As many captions as rows: each image has one caption, or is stored five times.
+    return rows[:: CAPTIONS_PER_IMAGE if _stored_five_times(rows) else 1], captions, ""
 
 
 def _stored_five_times(rows: np.ndarray) -> bool:
@@ -181,10 +165,6 @@ def _stored_five_times(rows: np.ndarray) -> bool:
         ):
             return False
     return True
-
-
-def _wrong_row_count(stem: str, rows: np.ndarray, captions: list[str]) -> str:
-    return f"expected {len(rows)} captions, as {stem}_ims.npy has rows, or five times as many, got {len(captions)}"
 
 
 PRECOMP = DatasetFormat(

@@ -38,8 +38,8 @@ CAPTION_NAMES = ("captions", "caption", "text", "title", "sentence", "sentences"
 OTHER_CAPTION_NAMES = ("description", "comment", "alt_text")
 # Columns with an image, as ``datasets`` writes them, or with its bytes.
 IMAGE_NAMES = ("image", "img", "jpg", "png", "webp")
+# Maximum size of all texts of a sample. It is checked before they are decoded.
 MAX_TEXT_BYTES = 2**22
-"""Maximum size of all texts of a sample. It is checked before they are decoded."""
 # Keys of the text of a caption that is an object, as in Karpathy's lists.
 _TEXT_KEYS = ("raw", "caption", "text", "sentence")
 # A list of texts as JSON, Python and NumPy write it. NumPy separates texts by white space only.
@@ -258,9 +258,11 @@ def read_cell(
     Raises:
         DataError: If it is too large or not UTF-8.
     """
+    # A slice, so that its size is known before it is decoded.
     cell = column.slice(row, 1)
     if import_pyarrow().types.is_dictionary(cell.type):
         cell = cell.cast(cell.type.value_type)
+    # Before it becomes a Python object: a cell of a hostile file may have gigabytes.
     if cell.nbytes > max_bytes:
         raise DataError(
             f"{location}: expected at most {max_bytes:,} bytes, got {cell.nbytes:,}. Shorten the "

@@ -68,6 +68,8 @@ class TarSamples:
                     if extension in members:
                         repeated[match[1]] = None
                     members[extension] = (location.offset, location.num_bytes)
+            # An archive ends with blocks of zeros. A shard that was cut between two members has
+            # none.
             file.seek(-min(512, os.fstat(file.fileno()).st_size), os.SEEK_END)
             if any(file.read()):
                 damage = "the shard is cut short: it has no end of archive"
@@ -277,6 +279,7 @@ def list_webdataset(source: Path) -> Listing:
     for path in splits:
         with storage.open_file(path, root) as file:
             shards.append(TarSamples.read(file, path, path.relative_to(folder).as_posix()))
+    # Some tools number the samples of each shard from 0. Such keys are names within a shard.
     first_keys = [next(iter(shard.samples)) for shard in shards if shard.samples]
     has_local_keys = len(set(first_keys)) < len(first_keys)
     for shard, (path, split) in zip(shards, splits.items(), strict=True):

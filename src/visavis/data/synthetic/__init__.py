@@ -20,8 +20,13 @@ from visavis.data.synthetic.captions import (
     write_caption,
     write_captions,
 )
-from visavis.data.synthetic.clip_dataset import ClipAnnotations, write_synthetic_clips
-from visavis.data.synthetic.clips import ClipEvent, SyntheticClip, sample_clip
+from visavis.data.synthetic.clips import (
+    ClipAnnotations,
+    ClipEvent,
+    SyntheticClip,
+    sample_clip,
+    write_synthetic_clips,
+)
 from visavis.data.synthetic.rendering import render_scene
 from visavis.data.synthetic.scene import (
     HELD_OUT_COLORS,

@@ -1,22 +1,45 @@
 """Synthetic clips: two things, and what they do one after another, with captions about order or
-direction.
+direction. And a data set of clips with features of three experts.
 
 An event moves or changes a thing and then restores it. So events can be exchanged: the clip then
 has the same frames in another order. In a crossing, a thing moves from one side to the other.
 Played backwards it is the opposite crossing. Each caption is false for the clip with the other
 order, its partner.
+
+The experts are the appearance of each frame, the motion between frames, and the sound. Each encodes
+what a recognition model could see, rotated by a fixed matrix, with Gaussian noise of standard
+deviation ``NOISE_STD``. Appearance: position, size and shape by color. Motion: direction, growth,
+changes and position, but not which thing. Sound: kind and volume. The noise belongs to a frame, so
+that the same frames in another order have the same vectors in another order.
+
+Files of the folder of a data set:
+
+- ``dataset.json``: clips with splits and captions.
+- ``experts/``: the features, some missing.
+- ``clips.jsonl``: for each clip its content, the missing experts, and the clip with the same frames
+  in another order.
+- ``frames/clip000000.npy``: rendered frames ``[frames, size, size, 3]``, if a size is given.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import cached_property
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import cache, cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
-from visavis.core.errors import DataError
+from visavis.core import storage
+from visavis.core.errors import DataError, RecipeError
+from visavis.data.features.expert_store import create_expert_store
 from visavis.data.synthetic.lexicon import with_article
+from visavis.data.synthetic.rendering import render_scene
 from visavis.data.synthetic.scene import Scene, SceneObject, pick
+from visavis.data.synthetic.scene_dataset import check_ranges
 
 SHAPES = ("circle", "star", "square", "heart")
 COLORS = ("red", "blue", "yellow", "green", "orange", "purple")
@@ -268,3 +291,290 @@ def _thing_phrase(clip: SyntheticClip, index: int, rng: np.random.Generator) -> 
     thing = clip.things[index]
     noun = f"{thing.color} {thing.shape}"
     return f"the {noun}" if rng.random() < 0.5 else with_article(noun)
+
+
+EXPERT_DIMS = {"appearance": 128, "motion": 48, "sound": 16}
+NOISE_STD = 0.05
+_ALL_COLORS = (*COLORS, CHANGED_COLOR)
+_CELLS = np.array([(x, y) for x in (0.1, 0.5, 0.9) for y in (0.1, 0.5, 0.9)])
+_CELL = 0.4
+
+
+def expert_features(clip: SyntheticClip, noise: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Compute the features of each expert.
+
+    Args:
+        clip: The clip.
+        noise: Noise of ``sample_noise``.
+
+    Returns:
+        Vectors ``[frames, D]`` by expert. Motion has one vector less.
+    """
+    frames = clip.frames
+    clean = {
+        "appearance": [_appearance(scene) for scene in frames],
+        "motion": [_motion(before, after) for before, after in pairwise(frames)],
+        "sound": [volume * (np.array(SOUNDS) == sound) for sound, volume in clip.sounds],
+    }
+    return {
+        name: (_rotate(name, np.array(values)) + NOISE_STD * noise[name]).astype(np.float32)
+        for name, values in clean.items()
+    }
+
+
+def sample_noise(clip: SyntheticClip, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Sample standard normal noise for the features of a clip.
+
+    Args:
+        clip: The clip.
+        rng: Random generator.
+
+    Returns:
+        Noise by expert.
+    """
+    return {
+        name: rng.standard_normal((len(clip.frames) - (name == "motion"), embedding_dim))
+        for name, embedding_dim in EXPERT_DIMS.items()
+    }
+
+
+def partner_noise(clip: SyntheticClip, noise: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Reorder the noise of a clip for its partner.
+
+    Args:
+        clip: The clip.
+        noise: Noise of the clip.
+
+    Returns:
+        Noise by expert.
+    """
+    order = clip.partner_frame_order
+    between = order[order < len(order) - 1]
+    return {name: part[between if name == "motion" else order] for name, part in noise.items()}
+
+
+def _appearance(scene: Scene) -> np.ndarray:
+    """Encode for each color: position, size and shape."""
+    values = np.zeros((len(_ALL_COLORS), len(_CELLS) + 1 + len(SHAPES)))
+    for thing in scene.things:
+        shape = np.array(SHAPES) == thing.shape
+        values[_ALL_COLORS.index(thing.color)] += np.concatenate(
+            [_cell_weights(thing), [thing.radius / 0.1 - 1], shape]
+        )
+    return values.ravel()
+
+
+def _motion(before: Scene, after: Scene) -> np.ndarray:
+    """Encode for each quarter of the image the movement left, right, up and down, growth,
+    shrinking, vanishing, appearance and change.
+    """
+    values = np.zeros((4, 9))
+    for old in before.things:
+        new = next((thing for thing in after.things if _is_same_thing(old, thing)), None)
+        values[_quarter(old), 6] += new is None
+        if new is not None:
+            x, y, grown = (
+                (new.x - old.x) / MOVE_DISTANCE,
+                (new.y - old.y) / MOVE_DISTANCE,
+                (new.radius - old.radius) / 0.03,
+            )
+            values[_quarter(old)] += np.maximum(
+                [-x, x, -y, y, grown, -grown, 0, 0, new.color != old.color], 0
+            )
+    for new in after.things:
+        values[_quarter(new), 7] += not any(_is_same_thing(old, new) for old in before.things)
+    return values.ravel()
+
+
+def _is_same_thing(old: SceneObject, new: SceneObject) -> bool:
+    """Return whether two things of successive frames are the same. The thing may have moved, grown,
+    or changed its color at its position.
+    """
+    return old.shape == new.shape and (
+        old.color == new.color
+        or (CHANGED_COLOR in (old.color, new.color) and (old.x, old.y) == (new.x, new.y))
+    )
+
+
+def _cell_weights(thing: SceneObject) -> np.ndarray:
+    """Return how much of a thing is in each of nine cells."""
+    return np.prod(np.maximum(1 - np.abs(np.array([thing.x, thing.y]) - _CELLS) / _CELL, 0), -1)
+
+
+def _quarter(thing: SceneObject) -> int:
+    return 2 * (thing.x > 0.5) + (thing.y > 0.5)
+
+
+def _rotate(name: str, values: np.ndarray) -> np.ndarray:
+    return values @ _rotation(name, values.shape[1])
+
+
+@cache
+def _rotation(name: str, values: int) -> np.ndarray:
+    """Return orthonormal rows, equal in all data sets."""
+    square = np.random.default_rng([len(name), values]).standard_normal((EXPERT_DIMS[name], values))
+    return np.linalg.qr(square)[0].T
+
+
+# Shares of clips without an expert. Appearance is never missing.
+MISSING_RATIOS = {"motion": 0.2, "sound": 0.4}
+CROSSING_RATIO = 1 / 3
+
+# order: the partner has the same events in the opposite order, and the averages of all experts over
+# time are equal. direction: the partner is the clip backwards, and the averages of appearance and
+# sound are equal, but not those of motion.
+Subset = Literal["order", "direction"]
+
+
+def write_synthetic_clips(
+    folder: str | Path,
+    *,
+    num_train: int = 2000,
+    num_val: int = 200,
+    num_test: int = 400,
+    captions_per_clip: int = 4,
+    size: int = 0,
+    seed: int = 0,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Path:
+    """Write clips and their features into a new folder. The same arguments give the same bytes.
+
+    The clips of a split come in successive pairs with the same frames in another order.
+
+    Args:
+        folder: The new folder.
+        num_train: Number of training clips, even.
+        num_val: Number of validation clips, even.
+        num_test: Number of test clips, even.
+        captions_per_clip: Number of captions per clip, 1 to 10.
+        size: Width and height of rendered frames in pixels, 32 to 1024. 0: no frames.
+        seed: Random seed.
+        on_progress: Called with the number of written clips and of all clips.
+
+    Returns:
+        The folder.
+
+    Raises:
+        RecipeError: If a number is out of range.
+    """
+    counts = {"train": num_train, "val": num_val, "test": num_test}
+    for name, count in counts.items():
+        if count < 0 or count % 2:
+            raise RecipeError(
+                f"num_{name}: expected an even integer >= 0, because clips come in pairs, got "
+                f"{count}."
+            )
+    check_ranges(
+        captions_per_clip=(captions_per_clip, 1, 10),
+        size=(size or 32, 32, 1024),
+        seed=(seed, 0, math.inf),
+    )
+    folder = storage.prepare_empty_folder(folder, will_be_replaced=True)
+    lines, images, done = [], [], 0
+    with storage.atomic_folder(folder) as part:
+        with create_expert_store(part / "experts", EXPERT_DIMS) as store:
+            for number, (split, count) in enumerate(counts.items()):
+                for line, captions, experts in _sample_split(
+                    count, captions_per_clip, [seed, number], first=done
+                ):
+                    store.append(line.name, experts)
+                    lines.append(asdict(line))
+                    images.append(
+                        {
+                            "filename": line.name,
+                            "split": split,
+                            "sentences": [{"raw": text} for text in captions],
+                        }
+                    )
+                    if size:
+                        frames = np.stack(
+                            [np.asarray(render_scene(scene, size)) for scene in line.clip.frames]
+                        )
+                        storage.write_array(part / "frames" / f"{line.name}.npy", frames)
+                    done += 1
+                    if on_progress:
+                        on_progress(done, sum(counts.values()))
+        storage.write_json(part / "dataset.json", {"images": images})
+        storage.write_json_lines(part / "clips.jsonl", lines)
+    return folder
+
+
+@dataclass(frozen=True)
+class ClipAnnotations:
+    """Ground truth of a folder of clips, in their order.
+
+    Attributes:
+        names: Names of the clips.
+        clips: The clips.
+        partner_of: Index of the clip with the same frames in another order, shape ``[clips]``.
+        subset: "order" or "direction", shape ``[clips]``.
+        missing: Missing experts of each clip.
+    """
+
+    names: tuple[str, ...]
+    clips: tuple[SyntheticClip, ...]
+    partner_of: np.ndarray
+    subset: np.ndarray
+    missing: tuple[tuple[str, ...], ...]
+
+    @classmethod
+    def open(cls, folder: str | Path) -> ClipAnnotations:
+        """Read ``clips.jsonl`` of a folder.
+
+        Args:
+            folder: The folder.
+
+        Returns:
+            The ground truth.
+
+        Raises:
+            DataError: If a clip or its partner is missing.
+        """
+        lines: list[_ClipLine] = storage.read_json_lines(Path(folder) / "clips.jsonl", _ClipLine)
+        index_of = {line.name: i for i, line in enumerate(lines)}
+        if not lines or any(line.partner not in index_of for line in lines):
+            raise DataError(
+                f"{Path(folder) / 'clips.jsonl'}: expected at least one clip, and the partner of "
+                "each clip."
+            )
+        return cls(
+            tuple(index_of),
+            tuple(line.clip for line in lines),
+            np.array([index_of[line.partner] for line in lines]),
+            np.array(["direction" if line.clip.is_crossing else "order" for line in lines]),
+            tuple(line.missing for line in lines),
+        )
+
+
+@dataclass(frozen=True)
+class _ClipLine:
+    """A line of ``clips.jsonl``."""
+
+    name: str
+    partner: str
+    missing: tuple[str, ...]
+    clip: SyntheticClip
+
+
+def _sample_split(
+    count: int, per_clip: int, seed: list[int], *, first: int
+) -> Iterator[tuple[_ClipLine, list[str], dict[str, np.ndarray | None]]]:
+    """Yield the clips of one split in pairs, with captions and features of experts. Each pair has
+    its own random generator.
+    """
+    for pair in range(count // 2):
+        rng = np.random.default_rng([*seed, pair])
+        clip = sample_clip(rng, crossing=rng.random() < CROSSING_RATIO)
+        noise = sample_noise(clip, rng)
+        missing = tuple(name for name, share in MISSING_RATIOS.items() if rng.random() < share)
+        names = [f"clip{first + 2 * pair + index:06d}" for index in range(2)]
+        both = ((clip, noise, names), (clip.partner, partner_noise(clip, noise), names[::-1]))
+        for clip, noise, (name, partner) in both:
+            experts = {
+                expert: None if expert in missing else vectors
+                for expert, vectors in expert_features(clip, noise).items()
+            }
+            captions = write_clip_captions(
+                clip, per_clip, rng, mention_sound="sound" not in missing
+            )
+            yield _ClipLine(name, partner, missing, clip), captions, experts

@@ -26,7 +26,7 @@ from visavis.core.errors import DataError
 from visavis.core.notebook import NotebookTable, flat_row
 from visavis.core.spec import validate_arguments
 from visavis.data.dataset import Dataset
-from visavis.data.formats.karpathy import match_coco_ids
+from visavis.data.formats.published_lists import match_coco_ids
 from visavis.evaluation.graded.caption_ratings import read_ratings
 from visavis.evaluation.graded.estimators.base import ImageRelevance
 

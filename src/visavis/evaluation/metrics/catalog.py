@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from visavis.core.own_code import CodeNotNamed, find_part, loaded_parts
 from visavis.evaluation.metrics.argument_checks import Semantics, Tau, validate_positive_ranks
 from visavis.evaluation.metrics.graded_metrics import coherent_scores_at, ndcg
 from visavis.evaluation.metrics.ranking import (
@@ -70,6 +71,10 @@ class Metric:
             A key such as ``i2t_r1`` or ``i2t_cs_at_100``.
         """
         return f"{direction}_{self.name if k is None else self.name.replace('K', str(k))}"
+
+    def in_results(self) -> list[Metric]:
+        """Return the metric under its keys in results: once, or once for each direction."""
+        return [self] if self.input == "metrics" else [*map(self.for_direction, DIRECTION_ROLES)]
 
     def for_direction(self, direction: str) -> Metric:
         """Make the metric of one direction, under its key in results.
@@ -267,6 +272,35 @@ CATALOG: tuple[Metric, ...] = (
 """All metrics by their keys in results. K stands for a number."""
 
 
+def own_metrics() -> list[Metric]:
+    """List the metrics of ranks from outside the package.
+
+    Returns:
+        The metrics under their keys in results. One of a single direction occurs for each.
+    """
+    metrics = loaded_parts(Metric, "metrics")
+    return [one for metric in metrics if metric.input != "relevance" for one in metric.in_results()]
+
+
+def own_metric_keys(name: str) -> list[str]:
+    """List the keys of an own metric in results.
+
+    Args:
+        name: Name with its source, such as "mrr.py:MRR".
+
+    Returns:
+        The keys. Empty if the user did not name its code.
+
+    Raises:
+        SpecError: If the source has no such metric.
+    """
+    try:
+        metric: Any = find_part(name, {}, Metric, "metrics")
+    except CodeNotNamed:
+        return []
+    return [one.name for one in metric.in_results()]
+
+
 def ranking_metrics(image_ranks: Tensor, text_ranks: Tensor) -> dict[str, float]:
     """Compute every metric that needs no graded relevance.
 
@@ -286,4 +320,8 @@ def ranking_metrics(image_ranks: Tensor, text_ranks: Tensor) -> dict[str, float]
         for direction, ranks in by_direction.items()
         for metric in RANKING
     }
-    return metrics | {metric.name: metric.function(metrics) for metric in COMBINED}
+    metrics |= {metric.name: metric.function(metrics) for metric in COMBINED}
+    for metric in own_metrics():
+        values = metrics if metric.input == "metrics" else by_direction[metric.name[:3]]
+        metrics[metric.name] = float(metric.function(values))
+    return metrics

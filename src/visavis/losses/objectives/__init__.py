@@ -9,7 +9,7 @@ tensor(True)
 True
 """
 
-from visavis.core import spec
+from visavis.core import own_code, spec
 from visavis.losses.objectives.aoq import AOQ
 from visavis.losses.objectives.base import Objective
 from visavis.losses.objectives.contrastive import VLC, InfoNCE, NTXent, Sigmoid, Unified
@@ -76,8 +76,8 @@ def parse(text: str) -> Objective:
     """Parse an objective. ``repr`` returns such a text.
 
     Args:
-        text: A spec such as "Unified(margin=0.2, gamma=60)". A name without parentheses takes all
-            defaults.
+        text: A spec such as "Unified(margin=0.2, gamma=60)", or "soft_hn.py:SoftHN(margin=0.1)" for
+            an own class in a file, whose code is run. A name without parentheses takes all defaults.
 
     Returns:
         The objective.
@@ -86,7 +86,8 @@ def parse(text: str) -> Objective:
         SpecError: For an unknown name or field, with the nearest valid one, or a value out of
             range.
     """
-    return spec.parse(text, CATALOG)
+    with own_code.named_by_user():
+        return spec.parse(text, CATALOG, Objective, "objectives")
 
 
 def named_scale_and_bias(text: str) -> list[str]:
@@ -107,7 +108,8 @@ def named_scale_and_bias(text: str) -> list[str]:
         >>> named_scale_and_bias("InfoNCE(tau=0.05)"), named_scale_and_bias("Sigmoid(bias=-10)"), named_scale_and_bias("Sigmoid()")
         (['scale'], ['bias'], [])
     """
-    objective, (_, named) = parse(text), spec.parse_call(text)
+    objective = spec.parse(text, CATALOG, Objective, "objectives")
+    _, named = spec.parse_call(text)
     has_scale, has_bias = (
         objective.without_scale() is not None,
         objective.without_bias() is not None,

@@ -18,18 +18,18 @@ from torch.nn.functional import interpolate
 from visavis.core import storage
 from visavis.core.errors import DataError
 from visavis.core.spec import PositiveInt
-from visavis.models.checkpoint_conversion import (
-    IMAGE_PREPROCESSING,
+from visavis.models.clip.model import DUAL_ENCODER_TYPES, open_dual_encoder
+from visavis.models.encoders.checkpoint_files import (
     CheckpointConversion,
     WeightNames,
-    open_text_source,
+    check_weight_names,
+    check_weight_shapes,
     rename_weights,
     weight_and_bias,
 )
-from visavis.models.clip.model import DUAL_ENCODER_TYPES, open_dual_encoder
-from visavis.models.encoders.checkpoint_files import check_weight_names, check_weight_shapes
+from visavis.models.encoders.preprocessing import IMAGE_PREPROCESSING
 from visavis.models.encoders.pretrained_files import copy_config_files, model_folder
-from visavis.models.encoders.pretrained_loading import load_pretrained_model
+from visavis.models.encoders.pretrained_loading import load_pretrained_model, open_text_source
 
 OPEN_CLIP_CONFIG = "open_clip_config.json"
 """File name of the configuration that open_clip stores next to weights on the hub."""
@@ -179,6 +179,7 @@ def convert_open_clip(
             _preprocessor_config(preprocessing, model.vision_cfg.image_size),
         )
         storage.write_tensors(folder / "model.safetensors", converted, for_transformers=True)
+        # Opened once as a check, before the folder gets its name.
         open_dual_encoder(str(folder))
     return _conversion_result(Path(out))
 
@@ -235,6 +236,7 @@ def extend_positions(name: str, max_length: int, out: str | Path) -> CheckpointC
         key for key in weights if key.endswith("text_model.embeddings.position_embedding.weight")
     )
     size = max_length - KEPT_POSITIONS
+    # [1, D, L]: positions are the last axis of a linear interpolation.
     interpolated = interpolate(
         positions[KEPT_POSITIONS:].T[None], size=size, mode="linear", align_corners=True
     )[0].T

@@ -35,9 +35,9 @@ from visavis.models.base import (
 )
 from visavis.models.encoders.encoder_spec import EncoderSpec
 from visavis.models.encoders.frozen_encoders import VisualEncoder
-from visavis.models.encoders.hub_download import HUB_NAME
 from visavis.models.encoders.preprocessing import blank_image
 from visavis.models.encoders.pretrained_files import (
+    HUB_NAME,
     copy_config_files,
     local_model_folder,
     model_folder,
@@ -171,8 +171,11 @@ class CLIP(GlobalMatcher):
             else storage.read_tensors(saved / TEMPERATURE_FILE, temperature, error=RunError)
         )
         for name in temperature:
+            # The temperature changes no ranking. It is kept aside, and trained only as learned
+            # scale.
             delattr(self.model, name)
         if config.lora_rank:
+            # Before the adapters are added, which change the names of the weights.
             self.config = replace(
                 config, base_weights_checksum=_verify_base_weights(config, self.model)
             )
@@ -194,14 +197,6 @@ class CLIP(GlobalMatcher):
         )
         initial_bias = torch.tensor(pretrained.get("bias", INITIAL_BIAS))
         self.learned_bias = nn.Parameter(initial_bias) if config.logit_bias == "learned" else None
-
-    @property
-    def scale(self) -> LearnedScale | None:
-        return self.learned_scale
-
-    @property
-    def logit_bias(self) -> nn.Parameter | None:
-        return self.learned_bias
 
     @property
     def pretrained_logits(self) -> dict[str, float]:
@@ -282,6 +277,7 @@ def write_transformers_files(matcher: CLIP, folder: Path, image_size: int = 0) -
         image_size: Edge of the images that the model reads, in pixels. The position embeddings are
             interpolated to it. 0: the size of the pretrained model.
     """
+    # transformers expects the temperature among the weights.
     weights = matcher.model.state_dict() | matcher.temperature
     if matcher.config.lora_rank:
         model = load_pretrained_model(_pretrained_folder(matcher.config), dtype=torch.float32)
@@ -504,6 +500,7 @@ def merge_adapters(adapted: nn.Module, base: nn.Module) -> None:
     for name, module in adapted.named_modules():
         if hasattr(module, "get_delta_weight"):
             weight = base.get_submodule(name).weight
+            # In place: the model without adapters gets the updates.
             weight += module.get_delta_weight("default").to(weight.device)
 
 

@@ -1,5 +1,5 @@
-"""Reading of checkpoints of others as tensors only, and checks of the names and shapes of their
-weights.
+"""Checkpoints of others: they are read as tensors only, the names and shapes of their weights are
+checked, and the weights are renamed.
 """
 
 from __future__ import annotations
@@ -7,7 +7,9 @@ from __future__ import annotations
 import re
 import warnings
 import zipfile
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +17,17 @@ import torch
 from torch import Tensor
 
 from visavis.core import storage
-from visavis.core.errors import DataError
+from visavis.core.errors import DataError, VisavisError
 from visavis.data.conversion.safe_pickle import check_torch_pickles
 
+# Prefixes of DistributedDataParallel, Lightning, Fabric, and of torch.compile and FSDP, which also
+# wrap inner modules.
 _WRAPPER_PREFIXES = re.compile(
     r"^(?:(?:module|model|_orig_mod|_forward_module|_fsdp_wrapped_module)\.)+|(?<=\.)(?:_orig_mod|_fsdp_wrapped_module)\."
 )
-"""Prefixes of DistributedDataParallel, Lightning, Fabric, and of torch.compile and FSDP, which also
-wrap inner modules.
-"""
+# Numbers that OpenAI's checkpoints store next to the weights. The shapes of the weights define
+# them.
 _SIZES = frozenset({"input_resolution", "context_length", "vocab_size"})
-"""Numbers that OpenAI's checkpoints store next to the weights. The shapes of the weights define
-them.
-"""
 _FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _INTEGER_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
 
@@ -53,14 +53,21 @@ def read_torch_tensors(file: Path) -> Any:
                 "torch.save, and pass that file."
             )
         try:
+            # torch.load(weights_only=True) refuses code, but hashes nested keys of a dict, which
+            # can take unlimited time. So the keys are checked first.
             check_torch_pickles(file)
             with warnings.catch_warnings():
+                # torch warns about storages of old versions of its format.
                 warnings.simplefilter("ignore")
                 return torch.load(file, map_location="cpu", weights_only=True)
         except DataError:
             raise
         except Exception:  # noqa: BLE001 - torch raises errors of every kind on damaged files
-            if objects := _objects_with_code(file):
+            objects: list[str] = []
+            # torch raises errors of every kind on damaged files.
+            with suppress(Exception):
+                objects = sorted(torch.serialization.get_unsafe_globals_in_checkpoint(file))
+            if objects:
                 reason = f"objects of {', '.join(objects[:3])}, which could run code"
                 fix = "If you trust it, open it in Python, save its state_dict alone with torch.save, and pass that file"
             else:
@@ -75,16 +82,6 @@ def _is_torchscript(file: Path) -> bool:
         return False
     with zipfile.ZipFile(file) as archive:
         return any(name.endswith("/constants.pkl") for name in archive.namelist())
-
-
-def _objects_with_code(file: Path) -> list[str]:
-    """Names of the classes and functions in a checkpoint that ``weights_only`` refuses. Empty if
-    the file is damaged.
-    """
-    try:
-        return sorted(torch.serialization.get_unsafe_globals_in_checkpoint(file))
-    except Exception:  # noqa: BLE001 - torch raises errors of every kind on damaged files
-        return []
 
 
 def read_checkpoint(file: Path, key: str = "") -> dict[str, Tensor]:
@@ -133,6 +130,7 @@ def read_checkpoint(file: Path, key: str = "") -> dict[str, Tensor]:
             f"{file}: expected dense weights of real numbers, got {unsupported!r} of another kind. "
             "Convert it before it is saved."
         )
+    # A model may have a module that is named like a wrapper. Names that would coincide stay.
     unwrapped = {_WRAPPER_PREFIXES.sub("", name): tensor for name, tensor in tensors.items()}
     return unwrapped if len(unwrapped) == len(tensors) else tensors
 
@@ -147,6 +145,7 @@ def wrapper_of(names: Iterable[str]) -> str:
         The prefix, such as ``module.``. Empty if a name has none.
     """
     prefixes = [match[0] if (match := _WRAPPER_PREFIXES.match(name)) else "" for name in names]
+    # The shortest, because a prefix must belong to all names.
     return min(prefixes, key=len, default="")
 
 
@@ -199,11 +198,27 @@ def check_weight_names(
                 f"{checkpoint}: expected {expected}, got {problem} weights "
                 f"{', '.join(weights[:3])}{more}. Pass a checkpoint of this model."
             )
-    if invalid := next((name for name in names if not tensors[name].isfinite().all()), None):
-        raise DataError(
-            f"{checkpoint} is damaged: expected finite weights, got others in {invalid}. Download "
-            "it again."
-        )
+    check_finite_weights(((name, tensors[name]) for name in names), checkpoint)
+
+
+def check_finite_weights(weights: Iterable[tuple[str, Tensor]], source: Path) -> None:
+    """Check that weights are finite.
+
+    Args:
+        weights: Names and tensors.
+        source: Their file or folder.
+
+    Raises:
+        DataError: Naming the first weight with NaN or infinity.
+    """
+    for name, weight in weights:
+        # NaN is both the smallest and the largest value. No copy of the size of the weights is
+        # made, as isfinite() of a whole tensor does.
+        if weight.numel() and not all(bound.isfinite() for bound in weight.aminmax()):
+            raise DataError(
+                f"{source} is damaged: expected finite weights, got others in {name}. Download it "
+                "again."
+            )
 
 
 def check_weight_shapes(
@@ -228,3 +243,101 @@ def check_weight_shapes(
             raise DataError(
                 f"{checkpoint}: expected {name} of shape {list(shape)}, got {actual}. {advice}"
             )
+
+
+WeightNames = tuple[str, tuple[str, ...]]
+"""Published name of a weight, and its new names: several for a tensor that is split into equal
+parts.
+"""
+
+
+@dataclass(frozen=True)
+class CheckpointConversion:
+    """Result of a conversion.
+
+    Attributes:
+        folder: Folder of the converted model.
+        sections: Sections of a recipe that starts from the converted model, by name.
+    """
+
+    folder: Path
+    sections: dict[str, Any]
+
+    def to_recipe_sections(self) -> dict[str, Any]:
+        """Return the sections of a recipe that starts from the converted model.
+
+        Returns:
+            Sections by name.
+        """
+        return self.sections
+
+
+def weight_and_bias(
+    names: Iterable[tuple[str, str]], source: str = "", target: str = ""
+) -> Iterator[WeightNames]:
+    """Yield the names of the weight and the bias of modules.
+
+    Args:
+        names: Published and new names of modules.
+        source: Prefix of the published names.
+        target: Prefix of the new names.
+
+    Yields:
+        Published and new names of weights.
+    """
+    for published, name in names:
+        for end in ("weight", "bias"):
+            yield f"{source}{published}.{end}", (f"{target}{name}.{end}",)
+
+
+@contextmanager
+def matching_shapes(checkpoint: Path) -> Iterator[None]:
+    """Convert the errors of tensors whose shapes do not belong together in this block.
+
+    Args:
+        checkpoint: File of the checkpoint.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        DataError: If the shapes do not belong together.
+    """
+    try:
+        yield
+    except (VisavisError, UnicodeError):
+        raise
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
+        reason = " ".join(str(error).split())[:200].rstrip(". ")
+        raise DataError(
+            f"{checkpoint}: expected weights whose shapes belong together, got others: {reason}. "
+            "Download it again."
+        ) from None
+
+
+def rename_weights(
+    tensors: Mapping[str, Tensor], names: Mapping[str, tuple[str, ...]]
+) -> dict[str, Tensor]:
+    """Rename weights, and convert them to float32.
+
+    Args:
+        tensors: Weights by their published names.
+        names: New names by published name. Several for a tensor that is split into equal parts.
+
+    Returns:
+        Weights by their new names.
+    """
+    renamed: dict[str, Tensor] = {}
+    for name, targets in names.items():
+        tensor = tensors[name].float()
+        renamed |= zip(
+            targets, tensor.chunk(len(targets)) if len(targets) > 1 else [tensor], strict=True
+        )
+    return renamed

@@ -18,8 +18,8 @@ from visavis.core import storage
 from visavis.core.errors import DataError
 from visavis.models.encoders.preprocessing import Preprocessing
 
+# Output channels of a block, per channel of its base width.
 EXPANSION = 4
-"""Output channels of a block, per channel of its base width."""
 
 
 class ResNet(nn.Module):
@@ -46,19 +46,17 @@ class ResNet(nn.Module):
         super().__init__()
         self.conv1, self.bn1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64)
         self.maxpool = nn.MaxPool2d(3, 2, 1)
-        widths = [64 * 2**stage for stage in range(4)]
-        inputs = (64, *(EXPANSION * width for width in widths[:-1]))
-        self.layer1, self.layer2, self.layer3, self.layer4 = (
-            _stage(
-                inputs[stage],
-                widths[stage],
-                blocks[stage],
-                1 if stage == 0 else 2,
-                groups,
-                width_per_group,
-            )
-            for stage in range(4)
-        )
+        inputs, stages = 64, list[nn.Sequential]()
+        for stage, count in enumerate(blocks):
+            width = 64 * 2**stage
+            # The first stage follows a max pooling, so that only later stages halve the map.
+            strides = [1 if stage == 0 else 2, *[1] * (count - 1)]
+            layers = []
+            for stride in strides:
+                layers.append(Bottleneck(inputs, width, stride, groups, width_per_group))
+                inputs = EXPANSION * width
+            stages.append(nn.Sequential(*layers))
+        self.layer1, self.layer2, self.layer3, self.layer4 = stages
 
     def forward(self, pixel_values: Tensor) -> SimpleNamespace:
         """Compute the feature map and its mean.
@@ -97,6 +95,7 @@ class Bottleneck(nn.Module):
             nn.BatchNorm2d(inner),
         )
         self.conv3, self.bn3 = nn.Conv2d(inner, outputs, 1, bias=False), nn.BatchNorm2d(outputs)
+        # The residual needs the shape of the output.
         self.downsample: nn.Module = nn.Identity()
         if stride != 1 or in_channels != outputs:
             self.downsample = nn.Sequential(
@@ -117,40 +116,8 @@ class Bottleneck(nn.Module):
         return torch.relu(self.bn3(self.conv3(inner)) + self.downsample(states))
 
 
-def _stage(
-    inputs: int, width: int, blocks: int, stride: int, groups: int, group_width: int
-) -> nn.Sequential:
-    first = Bottleneck(inputs, width, stride, groups, group_width)
-    return nn.Sequential(
-        first,
-        *(Bottleneck(EXPANSION * width, width, 1, groups, group_width) for _ in range(blocks - 1)),
-    )
-
-
-CHANNELS = (
-    64,
-    64,
-    0,
-    128,
-    128,
-    0,
-    256,
-    256,
-    256,
-    256,
-    0,
-    512,
-    512,
-    512,
-    512,
-    0,
-    512,
-    512,
-    512,
-    512,
-    0,
-)
-"""Channels of each 3 x 3 convolution. 0: max pooling that halves the map."""
+# Channels of each 3 x 3 convolution. 0: max pooling that halves the map.
+CHANNELS = (64, 64, 0, 128, 128, 0, *[256] * 4, 0, *[512] * 4, 0, *[512] * 4, 0)
 
 
 class VGG19(nn.Module):
@@ -197,8 +164,8 @@ class VGG19(nn.Module):
         )
 
 
+# Name of ``SmallCNN`` in recipes.
 SMALL_CNN = "small-cnn"
-"""Name of ``SmallCNN`` in recipes."""
 
 
 class SmallCNN(nn.Module):
@@ -213,7 +180,16 @@ class SmallCNN(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         widths = (3, 32, 64, 128, 256)
-        self.convolutions = nn.Sequential(*(_convolution(*pair) for pair in pairwise(widths)))
+        self.convolutions = nn.Sequential(
+            *(
+                nn.Sequential(
+                    nn.Conv2d(inputs, outputs, 3, 2, 1, bias=False),
+                    nn.BatchNorm2d(outputs),
+                    nn.ReLU(),
+                )
+                for inputs, outputs in pairwise(widths)
+            )
+        )
 
     def forward(self, pixel_values: Tensor) -> SimpleNamespace:
         """Compute the feature map and its mean.
@@ -227,12 +203,6 @@ class SmallCNN(nn.Module):
         """
         grid = self.convolutions(pixel_values)
         return SimpleNamespace(last_hidden_state=grid, pooler_output=grid.mean((2, 3)))
-
-
-def _convolution(inputs: int, outputs: int) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(inputs, outputs, 3, 2, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()
-    )
 
 
 @dataclass(frozen=True)
@@ -250,8 +220,10 @@ class PublishedBackbone:
     classifier_prefix: str = "fc."
 
 
+# Address of the published files.
 WEIGHTS_URL = "https://download.pytorch.org/models"
-"""Address of the published files."""
+# Published encoders by their names in recipes: torchvision's first weights (V1) of ImageNet, and
+# weights learned from hashtags (WSL).
 PUBLISHED_BACKBONES = {
     "resnet50": PublishedBackbone(
         lambda: ResNet((3, 4, 6, 3)), ("resnet50-0676ba61.pth", "resnet50-19c8e357.pth")
@@ -265,9 +237,6 @@ PUBLISHED_BACKBONES = {
         ("ig_resnext101_32x8-c38310e5.pth",),
     ),
 }
-"""Published encoders by their names in recipes: torchvision's first weights (V1) of ImageNet, and
-weights learned from hashtags (WSL).
-"""
 
 
 def published_backbone_name(name: str) -> str | None:

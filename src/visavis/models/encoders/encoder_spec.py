@@ -83,15 +83,12 @@ class EncoderSpec:
                 "and 0 for others, "
                 f"got {self.frames_per_second:g} for {self.granularity}. Change one of them."
             )
-        if self.crops != 1 and self.granularity == "frames":
+        # Clips are read as whole frames, and texts have no crops.
+        has_crops = self.side == "visual" and self.granularity != "frames"
+        if self.crops != 1 and not (has_crops and self.crops == 10):
             raise SpecError(
-                "crops: expected 1 for granularity frames, which reads whole frames, got "
-                f"{self.crops}. Set crops to 1."
-            )
-        if self.crops != 1 and (self.side, self.crops) != ("visual", 10):
-            raise SpecError(
-                f"crops: expected 1, or 10 for images, got {self.crops} for a {self.side} encoder. "
-                "Set crops to 1."
+                f"crops: expected 1, or 10 for images, got {self.crops} for a {self.side} encoder "
+                f"with granularity {self.granularity}. Set crops to 1."
             )
         if (self.crops != 1 or self.image_size) and self.name == "scenes":
             raise SpecError(

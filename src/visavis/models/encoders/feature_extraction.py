@@ -13,7 +13,6 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -54,12 +53,12 @@ from visavis.models.encoders.pretrained_files import weights_checksum, weights_f
 OnProgress = Callable[[int, int, float], None]
 """Callback with the number of finished items, of all items, and items per second since the start.
 """
+# Seconds between saves, the most computation that is lost when the process is killed.
 SAVE_INTERVAL_S = 1.0
-"""Seconds between saves, the most computation that is lost when the process is killed."""
+# Default number of texts per batch.
 TEXT_BATCH_SIZE = 64
-"""Default number of texts per batch."""
+# Default number of images per batch on a GPU, or of crops.
 GPU_IMAGE_BATCH_SIZE = 64
-"""Default number of images per batch on a GPU, or of crops."""
 
 
 def feature_store_folder(dataset: Dataset, spec: EncoderSpec) -> Path:
@@ -268,16 +267,13 @@ class _BatchEncoder:
 
     def read(self, batch: Sequence[Image | str]) -> Encoded:
         """Read and preprocess a batch."""
-        return self.encoder.preprocess([self._read(item) for item in batch])
-
-    def _read(self, item: Image | str) -> Any:
-        if isinstance(item, str):
-            return item
-        return (
-            item.iter_frames(self.spec.frames_per_second)
-            if self.spec.granularity == "frames"
-            else item.open(self.encoder.min_side)
-        )
+        if self.spec.side == "text":
+            return self.encoder.preprocess(batch)
+        # Frames are decoded while they are converted, so that a long clip is never in memory.
+        if self.spec.granularity == "frames":
+            rate = self.spec.frames_per_second
+            return self.encoder.preprocess([image.iter_frames(rate) for image in batch])  # type: ignore[union-attr]
+        return self.encoder.preprocess([image.open(self.encoder.min_side) for image in batch])  # type: ignore[union-attr]
 
     def __call__(self, inputs: Encoded) -> Encoded:
         """Encode a preprocessed batch."""
@@ -340,7 +336,7 @@ class _BatchSharing:
 
 
 def _with_absolute_path(item: Image | str) -> Image | str:
-    """Return the item with a path that is valid in every working directory."""
+    """Return the item with a path that is valid in a process with another working directory."""
     if isinstance(item, str) or item.location is None:
         return item
     return replace(item, location=replace(item.location, path=item.location.path.absolute()))
@@ -359,8 +355,19 @@ def _compute(
     spec, group = encoder.spec, sharing.group
     device = next(encoder.parameters()).device
     if bfloat16 is None:
-        bfloat16 = _choose_bfloat16(folder, encoder, device)
-    batch_size = batch_size or _default_batch_size(spec, device)
+        bfloat16 = spec.side == "text" and has_native_bfloat16(device)
+        # An unfinished store is continued in its precision.
+        with suppress(VisavisError):
+            bfloat16 = read_description(folder).precision == "bfloat16"
+    if spec.side == "text":
+        default_batch_size = TEXT_BATCH_SIZE
+    elif spec.granularity == "frames":
+        default_batch_size = 1
+    elif device.type == "cuda":
+        default_batch_size = max(1, GPU_IMAGE_BATCH_SIZE // spec.crops)
+    else:
+        default_batch_size = CPU_IMAGE_BATCH_SIZE
+    batch_size = batch_size or default_batch_size
     keys, lengths = _sorted_keys(dataset, encoder)
     images = {image.name: image for image in dataset.images} if spec.side == "visual" else {}
     items: list[Image | str] = [images[key] for key in keys] if images else list(keys)
@@ -372,6 +379,7 @@ def _compute(
                 folder, _describe_store(dataset, batch_encoder, items), keys, lengths
             )
     start = int(group.broadcast_text(str(writer.rows_written) if writer else ""))
+    # Only the rows that are missing.
     batches = [items[i : i + batch_size] for i in range(start, len(items), batch_size)]
     _write_batches(writer, sharing.encode(batch_encoder, batches), start, len(items), on_progress)
     with group.first_rank_first():
@@ -383,18 +391,6 @@ def _split(batch: Sequence[Image | str]) -> list[Sequence[Image | str]]:
         batch[start : start + CPU_IMAGE_BATCH_SIZE]
         for start in range(0, len(batch), CPU_IMAGE_BATCH_SIZE)
     ]
-
-
-def _default_batch_size(spec: EncoderSpec, device: torch.device) -> int:
-    if spec.side == "text":
-        return TEXT_BATCH_SIZE
-    if spec.granularity == "frames":
-        return 1
-    return (
-        max(1, GPU_IMAGE_BATCH_SIZE // spec.crops)
-        if device.type == "cuda"
-        else CPU_IMAGE_BATCH_SIZE
-    )
 
 
 def _describe_store(
@@ -444,15 +440,6 @@ def _write_batches(
             on_progress(done, total, (done - start) / (now - started_at))
 
 
-def _choose_bfloat16(folder: Path, encoder: FrozenEncoder, device: torch.device) -> bool:
-    """Choose the precision of products: the one of an existing store, else bfloat16 for texts on
-    processors with native support.
-    """
-    with suppress(VisavisError):
-        return read_description(folder).precision == "bfloat16"
-    return encoder.spec.side == "text" and has_native_bfloat16(device)
-
-
 def _sorted_keys(dataset: Dataset, encoder: FrozenEncoder) -> tuple[list[str], np.ndarray | None]:
     """Return the key of each row in the order of computation: images as listed, different captions
     from short to long.
@@ -462,6 +449,7 @@ def _sorted_keys(dataset: Dataset, encoder: FrozenEncoder) -> tuple[list[str], n
         return keys, np.array(
             [image.num_frames(rate) for image in dataset.images]
         ) if rate else None
+    # Sorted, so that the rows do not depend on the order of the data set.
     texts = sorted(set(dataset.captions))
     lengths = encoder.count_tokens(texts)
     order = np.argsort(lengths, kind="stable")

@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
 from visavis.core.encoded import Encoded, concatenate
 from visavis.core.errors import DataError
 from visavis.data.features.store import Granularity
+from visavis.data.sequences import pad_items
 from visavis.data.synthetic.scene_encoder import SceneEncoder, SceneEncoderOutputAdapter
 from visavis.models.encoders.cnn_backbones import SMALL_CNN, SmallCNN, published_backbone_name
 from visavis.models.encoders.encoder_spec import (
@@ -193,27 +193,13 @@ class VisualEncoder(FrozenEncoder, PretrainedPart):
         patch_size = getattr(getattr(config, "vision_config", config), "patch_size", None)
         if not isinstance(patch_size, int):
             return states
+        # Special tokens come first. The last states are the patches.
         num_regions = (pixels.shape[-2] // patch_size) * (pixels.shape[-1] // patch_size)
         return states[:, -min(num_regions, states.shape[1]) :]
 
     @property
     def preprocessing_config(self) -> dict[str, Any]:
         return spec_preprocessing_config(self.preprocessing, self.spec)
-
-
-def pad_clips(clips: Sequence[Tensor]) -> Encoded:
-    """Pad clips to the length of the longest one.
-
-    Args:
-        clips: Pixels of each clip, shape ``[F, 3, H, W]``.
-
-    Returns:
-        Pixels ``[N, F, 3, H, W]`` with a mask ``[N, F]``.
-    """
-    masks = [torch.ones(len(clip), dtype=torch.bool, device=clip.device) for clip in clips]
-    # One clip is not copied.
-    pixels = clips[0][None] if len(clips) == 1 else pad_sequence(list(clips), batch_first=True)
-    return Encoded(pixels, pad_sequence(masks, batch_first=True))
 
 
 class FrameEncoder(FrozenEncoder):
@@ -229,7 +215,7 @@ class FrameEncoder(FrozenEncoder):
         self.spec, self.image_encoder = spec, image_encoder
 
     def preprocess(self, items: Sequence[Iterable[Image]]) -> Encoded:
-        return pad_clips(
+        return pad_items(
             list(map(image_converter(self.image_encoder.preprocessing, self.spec), items))
         )
 
@@ -389,9 +375,7 @@ class SentenceTransformersEncoder(TextEncoder):
         """Convert texts to their UTF-8 bytes, because each model has its own tokens. See
         ``FrozenEncoder.preprocess``.
         """
-        texts = [torch.tensor(list(text.encode()), dtype=torch.uint8) for text in items]
-        masks = [torch.ones(len(text), dtype=torch.bool) for text in texts]
-        return Encoded(pad_sequence(texts, batch_first=True), pad_sequence(masks, batch_first=True))
+        return pad_items([torch.tensor(list(text.encode()), dtype=torch.uint8) for text in items])
 
     def forward(self, items: Encoded) -> Encoded:
         ids, mask = items.vectors, items.mask

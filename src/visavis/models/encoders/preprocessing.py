@@ -30,6 +30,15 @@ MAX_RESIZED_PIXELS = 16_000_000
 """
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 """Mean and standard deviation of the channels, as CLIP and X-VLM were trained."""
+IMAGE_PREPROCESSING = {
+    "do_resize": True,
+    "resample": 3,
+    "do_rescale": True,
+    "do_normalize": True,
+    "image_mean": list(CLIP_MEAN),
+    "image_std": list(CLIP_STD),
+}
+"""Preprocessing of CLIP and X-VLM, without the image size."""
 REDUCED_SIZE_MARGIN = 2
 """A JPEG is decoded at a reduced size with at least this number of pixels for each pixel of the
 resized image. ``benchmarks/data_path.py`` compares its embeddings with full decoding.
@@ -326,7 +335,16 @@ class Preprocessing:
             resize = (max(round(TEN_CROP_MARGIN * max(ten_crop_size)), min(resize or (0,))),)
         if resize is None:
             return image
-        size = _shorter_edge(*image.size, resize[0]) if len(resize) == 1 else (resize[1], resize[0])
+        if len(resize) == 2:
+            size = resize[1], resize[0]
+        else:
+            # The longer edge is rounded down, as in torchvision and transformers.
+            edge, (width, height) = resize[0], image.size
+            size = (
+                (edge, int(edge * height / width))
+                if width <= height
+                else (int(edge * width / height), edge)
+            )
         size, box = _limit_size(size, image.size)
         return image if size == image.size else image.resize(size, self.resample, box=box)
 
@@ -391,14 +409,6 @@ def _square(size: tuple[int, ...] | None) -> tuple[int, int] | None:
     return None if size is None else (size[0], size[-1])
 
 
-def _shorter_edge(width: int, height: int, edge: int) -> tuple[int, int]:
-    return (
-        (edge, int(edge * height / width))
-        if width <= height
-        else (int(edge * width / height), edge)
-    )
-
-
 def _random_positions(image: Image, crop: tuple[int, int], count: int) -> list[tuple[float, float]]:
     """Sample positions of windows, vertical and horizontal from 0 to 1. The pixels of the image
     seed them.
@@ -406,6 +416,7 @@ def _random_positions(image: Image, crop: tuple[int, int], count: int) -> list[t
     generator = torch.Generator().manual_seed(
         int.from_bytes(hashlib.sha256(image.tobytes()).digest()[:7])
     )
+    # A window has margin + 1 positions in each direction.
     margin = (image.height - crop[0], image.width - crop[1])
     offsets = torch.stack(
         [torch.randint(pixels + 1, (count,), generator=generator) for pixels in margin], 1
@@ -424,6 +435,7 @@ def _limit_size(
     """
     if size[0] * size[1] <= MAX_RESIZED_PIXELS:
         return size, None
+    # The shorter side stays, and the longer one is cut to the limit.
     bounded = tuple(min(edge, max(min(size), MAX_RESIZED_PIXELS // min(size))) for edge in size)
     box = (bounded[0] / size[0] * image_size[0], bounded[1] / size[1] * image_size[1])
     left, top = ((edge - box_edge) / 2 for edge, box_edge in zip(image_size, box, strict=True))

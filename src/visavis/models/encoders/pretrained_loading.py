@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from visavis.core import storage
 from visavis.core.errors import DataError, MissingExtra, SpecError, VisavisError
 from visavis.models.encoders.checkpoint_files import (
+    check_finite_weights,
     check_weight_names,
     check_weight_shapes,
     read_checkpoint,
@@ -32,10 +33,11 @@ from visavis.models.encoders.cnn_backbones import (
     published_backbone_name,
     published_weights_file,
 )
-from visavis.models.encoders.hub_download import BIN_WEIGHTS_PATTERN
 from visavis.models.encoders.preprocessing import Preprocessing
 from visavis.models.encoders.pretrained_files import (
+    BIN_WEIGHTS_PATTERN,
     import_transformers,
+    model_folder,
     quiet_transformers,
     weights_are_loaded_later,
 )
@@ -127,13 +129,7 @@ def load_pretrained_model(
             folder, **_LOCAL, **options
         )
     _check_loaded_names(folder, model, loading, new_head, advice)
-    if invalid := next(
-        (name for name, weight in model.named_parameters() if not _is_finite(weight)), None
-    ):
-        raise DataError(
-            f"{folder} is damaged: expected finite weights, got others in {invalid}. Download it "
-            "again."
-        )
+    check_finite_weights(model.named_parameters(), folder)
     return model.eval()
 
 
@@ -155,6 +151,7 @@ def build_empty_model(folder: Path, *, with_pooler: bool = False) -> Any:
         model = transformers.AutoModel.from_config(
             load_pretrained_config(folder), dtype=torch.float32, trust_remote_code=False
         ).eval()
+    # from_config always adds a pooler, which these weights may lack.
     pooler = getattr(model, "pooler", None)
     if pooler is not None and list(pooler.parameters()) and not with_pooler:
         model.pooler = None
@@ -220,6 +217,31 @@ def load_pretrained_tokenizer(folder: Path, *, has_own_model: bool = True) -> tu
         # on the side of its training.
         tokenizer.padding_side = "right"
     return tokenizer, max_length
+
+
+def open_text_source(name: str, checkpoint: Path, reason: str) -> tuple[Path, Any]:
+    """Open the text model that a checkpoint needs.
+
+    Args:
+        name: Folder or hub name of the text model.
+        checkpoint: File of the checkpoint.
+        reason: Its use in the checkpoint.
+
+    Returns:
+        The folder of the text model, and its tokenizer.
+
+    Raises:
+        DataError: If the model cannot be read.
+    """
+    try:
+        folder = model_folder(name)
+        tokenizer, _ = load_pretrained_tokenizer(folder, has_own_model=False)
+    except DataError as error:
+        raise DataError(
+            f"{checkpoint} {reason}, which it does not contain. Pass its folder or name as text. "
+            f"{error}"
+        ) from None
+    return folder, tokenizer
 
 
 def _check_end_token(folder: Path, config: Any, tokenizer: Any, token_ids: list[list[int]]) -> None:
@@ -415,6 +437,7 @@ def sample_vocabulary(tokenizer: Any) -> list[str]:
         for token, _ in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
         if token not in special
     ]
+    # The last word, too: ids beyond the vocabulary of the model are at its end.
     sampled = [*tokens[:: len(tokens) // _SAMPLE_SIZE + 1], *tokens[-1:]]
     words = [tokenizer.convert_tokens_to_string([token]).strip() for token in sampled]
     return list(dict.fromkeys(word for word in words if word))
@@ -468,6 +491,7 @@ def check_text_encoding(
     """
     first, *others = sample_vocabulary(tokenizer)
     ids = tokenizer(first)["input_ids"]
+    # A word that differs for the tokenizer: two unknown words are the same token.
     second = next(word for word in others if tokenizer(word)["input_ids"] != ids)
     vectors = check_encoding(lambda: encode([first, second]), folder, "a text")
     if vectors[0].allclose(vectors[1], rtol=1e-5, atol=1e-7):
@@ -494,6 +518,7 @@ def loading_from(
     Raises:
         DataError: If a file would run code, or cannot be read.
     """
+    # A pipe or device among the files would block a library forever.
     for file in folder.iterdir():
         if not os.path.isdir(file):
             with storage.reading_regular_file(file):
@@ -612,8 +637,11 @@ def _check_loaded_names(
             f"{folder}: expected all weights of its config.json, got none for {missing[0]} and "
             f"{len(missing) - 1} others. {advice}."
         )
+    # Only the pooler is missing here.
     if loading["missing_keys"] and not new_head:
         model.pooler = None
+    # Names with another number are layers that the config does not have. Other additional weights
+    # are heads of the pretraining.
     names = {_without_numbers(name) for name in model.state_dict()}
     extra = sorted(key for key in loading["unexpected_keys"] if _without_numbers(key) in names)
     if extra:
@@ -621,10 +649,6 @@ def _check_loaded_names(
             f"{folder}: expected only weights of its config.json, got also {extra[0]} and "
             f"{len(extra) - 1} others. Use the config.json of this model."
         )
-
-
-def _is_finite(weight: Tensor) -> bool:
-    return not weight.numel() or all(bound.isfinite() for bound in weight.aminmax())
 
 
 def _without_numbers(name: str) -> str:
@@ -678,6 +702,7 @@ def open_published_backbone(name: str) -> nn.Module:
 
 
 def _load_published_weights(backbone: PublishedBackbone, file: Path) -> nn.Module:
+    # Without memory and initialization of weights that are replaced at once.
     with torch.device("meta"):
         model = backbone.build()
     expected = model.state_dict()

@@ -134,6 +134,7 @@ def _pooling_modes(folder: Path) -> list[str]:
     if "Pooling" not in modules:
         return []
     pooling = storage.read_json(modules["Pooling"] / "config.json", dict[str, Any])
+    # Older files have a flag per pooling, newer ones the name of the pooling.
     enabled = [name for name, value in pooling.items() if value is True]
     modes = [
         name.removeprefix("pooling_mode_") for name in enabled if name.startswith("pooling_mode_")
@@ -188,6 +189,7 @@ def load_sentence_transformers_model(folder: Path) -> Any:
         DataError: If it cannot be read, or needs code of its own.
         MissingExtra: If sentence-transformers is not installed.
     """
+    # Any other class would be code of the folder.
     for module in read_sentence_transformers_modules(folder):
         if not module.type.startswith("sentence_transformers."):
             raise DataError(
@@ -202,10 +204,10 @@ def load_sentence_transformers_model(folder: Path) -> Any:
         ).eval()
 
 
+# End of error messages about models with another number of outputs.
 CROSS_ENCODER_ADVICE = (
     "Use a cross-encoder with one output, such as one of visavis relevance fit --kind cross"
 )
-"""End of error messages about models with another number of outputs."""
 
 
 class TextPairEncoder(nn.Module):

@@ -225,8 +225,10 @@ class TextBackbone(PretrainedPart):
 
     def _add_noise(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Return token ids and their mask with words masked, replaced and dropped at random."""
+        # All pieces of a word share a random number, so that they change together.
         word_index = (~self.is_continuation[ids]).cumsum(1) - 1
         noise = torch.rand(ids.shape, device=ids.device).gather(1, word_index.clamp(min=0))
+        # 1.0 is above every rate: special tokens and padding never change.
         noise = noise.masked_fill(self.is_special[ids] | ~mask, 1.0)
         masked, replaced = (
             noise < self.noise.masked,
@@ -238,6 +240,7 @@ class TextBackbone(PretrainedPart):
             replaced, torch.randint(len(self.is_continuation), ids.shape, device=ids.device), ids
         )
         ids = torch.where(masked, self.mask_token, ids) if self.noise.masked else ids
+        # A stable sort moves dropped words to the end and keeps the order of the others.
         order = kept.long().argsort(dim=1, descending=True, stable=True)[
             :, : int(kept.sum(1).max())
         ]

@@ -36,8 +36,8 @@ from visavis.models.word_encoders import WordMatcherConfig, build_word_encoder
 Normalization = Literal["clipped_l2norm", "softmax", "none"]
 """Normalization of similarities before the softmax over the context."""
 
+# Lower bound of a norm, or a product of norms, in a denominator.
 EPSILON = 1e-8
-"""Lower bound of a norm, or a product of norms, in a denominator."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,7 @@ class RegionWordSimilarity:
         regions, words = get_vectors(visual), get_vectors(text)
         if paired:
             return cls((regions @ words.transpose(1, 2))[:, :, None], visual, text, paired)
+        # One product of [V R, D] and [D, T W] is faster than V T small ones.
         values = regions.flatten(0, 1) @ words.flatten(0, 1).T
         return cls(values.view(*regions.shape[:2], *words.shape[:2]), visual, text)
 
@@ -106,8 +107,10 @@ class RegionWordSimilarity:
             Cosines, shape ``[A, B, Q]``.
         """
         fragments = get_vectors(self.context)
+        # [A, C, C]: |c|^2 = a G a for each fragment of the query, without c itself.
         gram = fragments @ fragments.transpose(1, 2)
         squared_norms = ((gram @ weights.flatten(2)).view_as(weights) * weights).sum(1)
+        # Clamped before the root, whose gradient is infinite at 0.
         norms = squared_norms.clamp(min=EPSILON**2).sqrt() * self._broadcast_query(
             get_vectors(self.query).norm(dim=-1)
         )
@@ -122,6 +125,7 @@ class RegionWordSimilarity:
         Returns:
             Means, shape ``[V, T]``.
         """
+        # [A or 1, B, Q]
         mask = self.query_mask[:, 0].to(fragments.dtype)
         return self._images_first((fragments * mask).sum(-1) / mask.sum(-1))
 
@@ -198,14 +202,13 @@ def l2_normalize(values: Tensor) -> Tensor:
     return values / (values.norm(dim=-1, keepdim=True) + EPSILON)
 
 
+# Maximum ratio of the longest and the shortest text of a group.
 MAX_LENGTH_RATIO = 4 / 3
-"""Maximum ratio of the longest and the shortest text of a group."""
+# Texts up to this length belong to one group.
 MIN_GROUP_LENGTH = 6
-"""Texts up to this length belong to one group."""
+# Fewer texts are scored without groups. The cost of a block is measured on that few, and must be
+# the cost of the longest text.
 MIN_TEXTS = 16
-"""Fewer texts are scored without groups. The cost of a block is measured on that few, and must be
-the cost of the longest text.
-"""
 
 
 def length_groups(lengths: Sequence[int]) -> list[slice]:
@@ -385,6 +388,7 @@ class RegionWordMatcher(Matcher):
         mask = tree_leaves(text.mask)[0]
         if mask is None or len(text) < MIN_TEXTS:
             return self.score_block(visual, text)
+        # The last valid position, because a mask may have gaps.
         positions = torch.arange(1, mask.shape[1] + 1, device=mask.device)
         lengths, order = (mask * positions).amax(1).clamp(min=1).sort()
         ends = lengths.tolist()
@@ -392,6 +396,7 @@ class RegionWordMatcher(Matcher):
             self.score_block(visual, truncate_items(text[order[group]], ends[group.stop - 1]))
             for group in length_groups(ends)
         ]
+        # Columns in the order of the texts.
         return torch.cat(blocks, 1)[:, order.argsort()]
 
     def score_pairs(self, visual: Encoded, text: Encoded) -> Tensor:

@@ -9,8 +9,13 @@ from torch import nn
 
 from visavis.core.encoded import Encoded
 from visavis.core.spec import DropoutRate, OptionalLayerCount, PositiveInt, require_field
-from visavis.models.base import GlobalMatcher, MatcherConfig, encode_unit_rows, get_vectors
-from visavis.models.encoders.frozen_encoders import open_visual_encoder
+from visavis.models.base import (
+    GlobalMatcher,
+    MatcherConfig,
+    encode_unit_rows,
+    get_vectors,
+    open_image_backbone,
+)
 from visavis.models.layers import Whitening, build_mlp
 from visavis.models.word_encoders import TextCNN
 
@@ -80,12 +85,8 @@ class Heads(GlobalMatcher):
 
     def __init__(self, config: Config):
         super().__init__(config)
-        pixels = config.visual_granularity == "pixels"
-        self.backbone = (
-            open_visual_encoder(config.backbone, config.backbone_granularity)
-            if pixels
-            else nn.Identity()
-        )
+        self.backbone = open_image_backbone(config, config.backbone)
+        # A bilinear score compares texts with image features as they are.
         output_dim = config.visual_input_dim if config.bilinear else config.embedding_dim
         layers = {
             key: getattr(config, key)

@@ -66,6 +66,7 @@ class SCAN(RegionWordMatcher):
         """
         if self.config.direction == "t2i":
             return self._weights(products)
+        # [B, Q, A, C] back to [A, C, B, Q].
         weights = self._weights(products.T).permute(2, 3, 0, 1) * products.query_mask
         return weights / weights.sum(1, keepdim=True).clamp(min=EPSILON)
 
@@ -118,6 +119,7 @@ class BFAN(RegionWordMatcher):
                 1, keepdim=True
             )
         else:
+            # sum_j (a_i - a_j) sqrt(a_j) > 0, without a matrix over i and j.
             roots = weights.sqrt()
             kept = weights * roots.sum(1, keepdim=True) > (weights * roots).sum(1, keepdim=True)
         focused = weights * kept

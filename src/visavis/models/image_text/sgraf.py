@@ -149,11 +149,13 @@ class SGRAF(RegionWordMatcher):
         words, caption = (
             (words[:, None], caption[:, None]) if paired else (words[None], caption[None])
         )
+        # SGRAF needs the attended vectors themselves, [V, T, W, D].
         attended = l2_normalize(
             (weights.flatten(2).transpose(1, 2) @ regions).unflatten(1, weights.shape[2:])
         )
         local = l2_normalize(self.local_similarity((attended - words).square()))
         overall = l2_normalize(self.global_similarity((image[:, None] - caption).square()))
+        # The whole pair is node 0, which GraphReasoning returns.
         nodes = torch.cat([overall[:, :, None], local], 2)
         mask = torch.cat(
             [torch.ones_like(products.query_mask[:, 0, :, :1]), products.query_mask[:, 0]], -1
@@ -198,6 +200,7 @@ class GlobalAttentionPooling(nn.Module):
         Returns:
             Unit vectors, shape ``[N, D]``.
         """
+        # [N, L, D]
         local = self.local_projection(fragments)
         local = (
             self.local_norm(local, mask)

@@ -10,8 +10,14 @@ from torch import Tensor, nn
 
 from visavis.core.encoded import AttentionWeights, Encoded
 from visavis.core.spec import DropoutRate, NonNegativeInt, PositiveFloat, PositiveInt, UnitFloat
-from visavis.models.base import GlobalMatcher, encode_unit_rows, get_mask, get_vectors, valid_mask
-from visavis.models.encoders.frozen_encoders import open_visual_encoder
+from visavis.models.base import (
+    GlobalMatcher,
+    encode_unit_rows,
+    get_mask,
+    get_vectors,
+    open_image_backbone,
+    valid_mask,
+)
 from visavis.models.image_text.cross_attention import EPSILON
 from visavis.models.layers import (
     GeneralizedPooling,
@@ -96,14 +102,9 @@ class VSEInfinity(GlobalMatcher):
             nn.Dropout(config.region_dropout),
             nn.Dropout(config.word_dropout),
         )
-        pixels = config.visual_granularity == "pixels"
-        self.backbone = (
-            open_visual_encoder(config.backbone, config.backbone_granularity)
-            if pixels
-            else nn.Identity()
-        )
+        self.backbone = open_image_backbone(config, config.backbone)
         self.visual: nn.Module
-        if pixels and not config.hidden_dim:
+        if config.visual_granularity == "pixels" and not config.hidden_dim:
             self.visual = xavier_linear(config.visual_input_dim, config.embedding_dim)
         else:
             self.visual = self._projection(config.visual_input_dim)
@@ -192,6 +193,8 @@ class VSEInfinity(GlobalMatcher):
         else:
             region_parts = regions / regions.shape[1]
         word_parts = self.text_pool.contributions(words)
+        # The sums of the contributions are the pooled vectors, so that contributions / norms add up
+        # to the cosine.
         norms = region_parts.sum(1).norm() * word_parts.sum(1).norm()
         contributions = word_parts[0] @ region_parts[0].T / norms
         positive = contributions.clamp(min=0)

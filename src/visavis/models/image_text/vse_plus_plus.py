@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from torch import nn
-
 from visavis.core.encoded import Encoded
 from visavis.core.spec import DropoutRate, PositiveInt, require_field
-from visavis.models.base import GlobalMatcher, encode_unit_rows, get_mask, get_vectors
-from visavis.models.encoders.frozen_encoders import open_visual_encoder
+from visavis.models.base import (
+    GlobalMatcher,
+    encode_unit_rows,
+    get_mask,
+    get_vectors,
+    open_image_backbone,
+)
 from visavis.models.layers import max_pool, mean_pool, xavier_linear
 from visavis.models.word_encoders import WordMatcherConfig, build_word_encoder, pool_words
 
@@ -75,12 +78,7 @@ class VSEPlusPlus(GlobalMatcher):
 
     def __init__(self, config: Config):
         super().__init__(config)
-        pixels = config.visual_granularity == "pixels"
-        self.backbone = (
-            open_visual_encoder(config.backbone, config.backbone_granularity)
-            if pixels
-            else nn.Identity()
-        )
+        self.backbone = open_image_backbone(config, config.backbone)
         self.visual = xavier_linear(config.visual_input_dim, config.embedding_dim)
         self.text_backbone, self.text = build_word_encoder(
             config, config.embedding_dim, bidirectional=config.bidirectional, dropout=config.dropout
@@ -89,6 +87,7 @@ class VSEPlusPlus(GlobalMatcher):
     def encode_visual(self, items: Encoded) -> Encoded:
         items = self.backbone(items)
         vectors = self.visual(get_vectors(items))
+        # Regions [N, R, D]. Pooled features are [N, D] already.
         if vectors.dim() == 3:
             pool = max_pool if self.config.region_pool == "max" else mean_pool
             vectors = pool(vectors, get_mask(items))

@@ -88,6 +88,7 @@ class CaptionDecoder(nn.Module):
         keys = self.region_attention(region_states)
         state = pool_words(region_states, valid, "last")
         word_states = []
+        # Teacher forcing: position i reads word i and predicts word i + 1.
         for word in self.embedding(words[:, :-1]).unbind(1):
             energy = self.energy(torch.tanh(keys + self.state_attention(state)[:, None]))
             weights = energy.masked_fill(~valid[..., None], float("-inf")).softmax(1)
@@ -95,12 +96,13 @@ class CaptionDecoder(nn.Module):
             state = self.word_gru(self.dropout(torch.cat([word, context], 1)), state)
             word_states.append(state)
         next_valid = valid_mask(captions)[:, 1:]
+        # Only valid positions: the output layer has the size of the vocabulary.
         logits = self.output(torch.stack(word_states, 1)[next_valid])
         return cross_entropy(logits.float(), words[:, 1:][next_valid], reduction="sum") / len(words)
 
 
+# Name of the decoder's part of the matcher, and of the decoder's input in encoded items.
 DECODER_PART = "decoder"
-"""Name of the decoder's part of the matcher, and of the decoder's input in encoded items."""
 
 
 class VSRN(GlobalMatcher):
@@ -180,6 +182,7 @@ class VSRN(GlobalMatcher):
         if self.config.normalize_over == "features":
             regions = unit_rows(regions)
         elif self.config.normalize_projected:
+            # Padding must not enter a norm over the regions.
             regions = unit_rows(regions * valid_mask(items)[..., None], dim=1)
         for convolution in self.reasoning:
             regions = convolution(regions, get_mask(items))
@@ -254,6 +257,7 @@ class GraphConvolution(nn.Module):
         affinity = (
             self.theta(regions) @ self.phi(regions).transpose(1, 2) / present.sum(1, keepdim=True)
         )
+        # Batch norm reads valid regions only. Padding stays 0.
         update = torch.zeros_like(regions)
         update[valid] = self.norm(self.W(affinity @ (self.g(regions) * present))[valid])
         return regions + update

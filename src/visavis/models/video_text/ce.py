@@ -82,6 +82,8 @@ class CollaborativeExpertEncoder(nn.Module):
         clusters = config.netvlad_clusters
         self.netvlads = nn.ModuleDict(
             {
+                # Keys are numbers, because a name of an expert may have a dot, which a module name
+                # may not.
                 str(i): NetVLAD(dim, clusters[name])
                 for i, (name, dim) in enumerate(config.experts.items())
                 if name in clusters

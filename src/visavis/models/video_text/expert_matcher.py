@@ -123,6 +123,7 @@ class CollaborativeGating(nn.Module):
         """Return ``mean_j g(x_i, x_j)``, ``[N, E, D]``."""
         # g and h are linear around a ReLU: the map of a concatenation is the sum of two maps, the
         # mean of maps the map of the mean.
+        # [N, E, E, 1]: the experts j that are present and differ from i.
         same_expert = torch.eye(experts.shape[1], dtype=torch.bool, device=experts.device)
         others = (present[:, None, :] & ~same_expert)[..., None]
         hidden = (
@@ -179,6 +180,8 @@ class NetVLAD(nn.Module):
             self.norm(self.assign(items), present).softmax(-1)[..., : len(self.centers)]
             * present[..., None]
         )
+        # sum_l a_lk (x_l - c_k) = sum_l a_lk x_l - c_k sum_l a_lk, without residuals of each
+        # vector.
         sums = assignment.transpose(1, 2) @ items.masked_fill(~present[..., None], 0.0)
         residuals = sums - assignment.sum(1)[..., None] * self.centers
         return unit_rows(unit_rows(residuals).flatten(1))
@@ -212,6 +215,7 @@ class ExpertFeatures:
         Returns:
             Vectors, shape ``[N, D]``, 0 where the expert is missing.
         """
+        # A missing expert pools its first vector, which is 0: a mean of nothing would be NaN.
         first = torch.arange(self.mask.shape[1], device=self.mask.device) == 0
         return pooling(self.features, self.mask | (first & ~self.present[:, None]))
 
@@ -323,38 +327,35 @@ class ExpertMatcher(Matcher):
         """Encode videos as ``v_e`` ``[V, E, embedding_dim]``, 0 where the expert is missing, with
         the weights ``p_e``.
         """
-        experts = [self._expert_features(items, name) for name in self.config.experts]
+        assert isinstance(items.vectors, dict)
+        experts = []
+        for name in self.config.experts:
+            part, seconds = get_part(items, name), items.vectors.get(seconds_part(name))
+            mask = valid_mask(part)
+            features = get_vectors(part).masked_fill(~mask[..., None], 0.0)
+            times = None if seconds is None else seconds[..., 0]
+            experts.append(ExpertFeatures(features, mask, times))
         embeddings = at_least_float32(self.visual(experts))
         return Encoded(
             embeddings,
             weights=torch.stack([expert.present for expert in experts], 1).to(embeddings.dtype),
         )
 
-    def _expert_features(self, items: Encoded, name: str) -> ExpertFeatures:
-        assert isinstance(items.vectors, dict)
-        part, seconds = get_part(items, name), items.vectors.get(seconds_part(name))
-        mask = valid_mask(part)
-        features = get_vectors(part).masked_fill(~mask[..., None], 0.0)
-        return ExpertFeatures(features, mask, None if seconds is None else seconds[..., 0])
-
     def encode_text(self, items: Encoded) -> Encoded:
         """Encode texts as ``w_e t_e`` ``[T, E, embedding_dim]``, with the weights ``w_e``."""
-        text = self._text_vectors(items)
+        items = self.text_backbone(items)
+        text = get_vectors(items) if self.word_encoder is None else self.word_encoder(items)
+        if self.word_netvlad is not None:
+            text = self.word_netvlad(text, get_mask(items))
+        elif self.config.text_granularity != "pooled":
+            text = pool_words(text, get_mask(items), self.config.word_pool)
+        # One vector per text now, [T, D].
         weights = at_least_float32(self.mixture(text)).softmax(-1)
         embeddings = torch.stack(
             [at_least_float32(embedding(text)) for embedding in self.text_embeddings], 1
         )
+        # The weights are multiplied into the vectors, so that a score is one matrix product.
         return Encoded(embeddings * weights[..., None], weights=weights)
-
-    def _text_vectors(self, items: Encoded) -> Tensor:
-        """Return one vector per text ``[N, D]``."""
-        items = self.text_backbone(items)
-        words = get_vectors(items) if self.word_encoder is None else self.word_encoder(items)
-        if self.config.text_granularity == "pooled":
-            return words
-        if self.word_netvlad is not None:
-            return self.word_netvlad(words, get_mask(items))
-        return pool_words(words, get_mask(items), self.config.word_pool)
 
     def score(self, visual: Encoded, text: Encoded) -> Tensor:
         (experts, present), (weighted, weights) = _with_weights(visual), _with_weights(text)

@@ -151,24 +151,20 @@ class ExpertTransformer(nn.Module):
                 + embedding
                 + self.time_embeddings.weight[0]
             )
-            tokens.append(
-                unit_rows(project(features))
-                + embedding
-                + self.time_embeddings(self._time_ids(expert))
-            )
+            # Row 0 of the time embeddings is that of aggregates, and of unknown seconds.
+            if not self.reads_seconds:
+                times = torch.arange(1, 1 + features.shape[1], device=features.device)
+            elif expert.seconds is None:
+                times = torch.zeros_like(expert.mask, dtype=torch.long)
+            else:
+                times = expert.seconds.clamp(0, self.time_embeddings.num_embeddings - 1).long()
+            tokens.append(unit_rows(project(features)) + embedding + self.time_embeddings(times))
             masks.append(expert.mask)
         video_token = self.video_token.expand(len(present), 1, -1)
         states = self.dropout(
             self.norm(torch.cat([video_token, torch.stack(aggregates, 1), *tokens], 1))
         )
+        # The video token is always present: attention over nothing would be NaN.
         present_tokens = torch.cat([torch.ones_like(present[:, :1]), present, *masks], 1)
         encoded = self.encoder(states, src_key_padding_mask=~present_tokens)
         return unit_rows(encoded[:, 1 : 1 + len(experts)]) * present[..., None]
-
-    def _time_ids(self, expert: ExpertFeatures) -> Tensor:
-        """Return the row of ``time_embeddings`` of each feature, ``[N, L]`` or ``[L]``."""
-        if not self.reads_seconds:
-            return torch.arange(1, 1 + expert.mask.shape[1], device=expert.mask.device)
-        if expert.seconds is None:
-            return torch.zeros_like(expert.mask, dtype=torch.long)
-        return expert.seconds.clamp(0, self.time_embeddings.num_embeddings - 1).long()

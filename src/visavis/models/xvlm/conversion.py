@@ -17,18 +17,21 @@ from torch.nn.functional import interpolate
 
 from visavis.core import storage
 from visavis.core.errors import DataError
-from visavis.models.checkpoint_conversion import (
-    IMAGE_PREPROCESSING,
+from visavis.models.encoders.checkpoint_files import (
     CheckpointConversion,
     WeightNames,
-    open_text_source,
+    check_weight_names,
     rename_weights,
     weight_and_bias,
 )
-from visavis.models.encoders.checkpoint_files import check_weight_names
 from visavis.models.encoders.encoder_spec import EncoderSpec
+from visavis.models.encoders.preprocessing import IMAGE_PREPROCESSING
 from visavis.models.encoders.pretrained_files import copy_config_files
-from visavis.models.encoders.pretrained_loading import load_pretrained_config, load_pretrained_model
+from visavis.models.encoders.pretrained_loading import (
+    load_pretrained_config,
+    load_pretrained_model,
+    open_text_source,
+)
 from visavis.models.encoders.text_backbone import PretrainedTokenizer
 from visavis.models.processor import Processor
 from visavis.models.xvlm.model import XVLM
@@ -44,18 +47,17 @@ VISUAL_FOLDER, TEXT_FOLDER, FUSION_FILE, MODEL_FOLDER = (
 """
 _TEXT_LAYER = re.compile(r"text_encoder\.encoder\.layer\.(\d{1,2})\.")
 _SWIN_BLOCK = re.compile(r"vision_encoder\.layers\.(\d{1,2})\.blocks\.(\d{1,2})\.")
+# Largest edge of images in pixels. The interpolated position biases of a hostile checkpoint still
+# fit in memory.
 MAX_IMAGE_SIZE = 2048
-"""Largest edge of images in pixels. The interpolated position biases of a hostile checkpoint still
-fit in memory.
-"""
+# Name of the position biases of a Swin block.
 POSITION_BIAS_TABLE = "relative_position_bias_table"
-"""Name of the position biases of a Swin block."""
+# Buffers, the pretraining heads for masked words and boxes, and the temperature of the pretraining
+# loss.
 IGNORED_WEIGHTS = re.compile(
     r".*\.(relative_position_index|attn_mask|position_ids)|text_encoder\.cls\..*|bbox_head\..*|temp"
 )
-"""Buffers, the pretraining heads for masked words and boxes, and the temperature of the pretraining
-loss.
-"""
+# Names of projections and of the matching head, published and here.
 PROJECTION_NAMES = {
     "vision_proj": "visual",
     "text_proj": "text",
@@ -63,13 +65,13 @@ PROJECTION_NAMES = {
     "itm_head.1": "match.1",
     "itm_head.3": "match.3",
 }
-"""Names of projections and of the matching head, published and here."""
+# Names of the parts of a Swin around its blocks, published and in transformers.
 SWIN_NAMES = {
     "patch_embed.proj": "embeddings.patch_embeddings.projection",
     "patch_embed.norm": "embeddings.norm",
     "norm": "layernorm",
 }
-"""Names of the parts of a Swin around its blocks, published and in transformers."""
+# Names of the parts of a Swin block, published and in transformers.
 SWIN_BLOCK_NAMES = {
     "norm1": "layernorm_before",
     "attn.proj": "attention.output.dense",
@@ -77,9 +79,9 @@ SWIN_BLOCK_NAMES = {
     "mlp.fc1": "intermediate.dense",
     "mlp.fc2": "output.dense",
 }
-"""Names of the parts of a Swin block, published and in transformers."""
+# Parts of an attention layer of BERT.
 BERT_ATTENTION_NAMES = ("self.query", "self.key", "self.value", "output.dense", "output.LayerNorm")
-"""Parts of an attention layer of BERT."""
+# Weights of the embeddings of BERT.
 BERT_EMBEDDING_NAMES = (
     "word_embeddings.weight",
     "position_embeddings.weight",
@@ -87,7 +89,6 @@ BERT_EMBEDDING_NAMES = (
     "LayerNorm.weight",
     "LayerNorm.bias",
 )
-"""Weights of the embeddings of BERT."""
 
 
 def weight_name_map(
@@ -114,6 +115,7 @@ def weight_name_map(
         for name in checkpoint_names
         if (match := _SWIN_BLOCK.match(name))
     }
+    # Blocks are numbered from 0 within each stage.
     depths = [
         1 + max(block for stage, block in blocks if stage == current)
         for current in sorted({stage for stage, _ in blocks})
@@ -304,6 +306,7 @@ def _image_size(tensors: Mapping[str, Tensor], image_size: int | None, checkpoin
     """Return the image size of the training, from the masks of the first shifted windows, or else
     the given size.
     """
+    # [windows, w^2, w^2], where windows = (image / (w patch))^2.
     mask = tensors.get("vision_encoder.layers.0.blocks.1.attn_mask")
     if mask is not None:
         window = math.isqrt(mask.shape[1])
@@ -327,6 +330,7 @@ def _resize_bias_table(table: Tensor, original_size: int, size: int, checkpoint:
     if size == original_size:
         return table
     edge = math.isqrt(len(table))
+    # A window of w x w has (2 w - 1)^2 relative positions.
     window = (edge + 1) // 2
     if window * size % original_size:
         raise DataError(

@@ -134,6 +134,7 @@ class _Attention(nn.Module):
             for name, rows in (("query", states), ("key", others), ("value", others))
         )
         if attention_maps is None:
+            # scaled_dot_product_attention applies dropout in evaluation mode, too.
             dropout = self.dropout if self.training else 0.0
             attended = scaled_dot_product_attention(
                 query, key, value, attn_mask=mask, dropout_p=dropout
@@ -269,6 +270,7 @@ class XVLM(GlobalMatcher):
             )
         self.fusion = FusionEncoder(bert, config.visual_input_dim, config.fusion_layers)
         self.fusion.load_bert_layers(layers[text_only_layers:])
+        # The upper layers are in the cross-modal encoder now.
         self.text_backbone.model.encoder.layer = layers[:text_only_layers]
         hidden_dim = bert.hidden_size
         self.visual, self.text = (
@@ -281,6 +283,7 @@ class XVLM(GlobalMatcher):
             nn.GELU(),
             nn.Linear(2 * hidden_dim, 2),
         )
+        # A saved model has all weights in its own file.
         if config.pretrained and saved_part_folder(TEXT_BACKBONE_FOLDER) is None:
             expected = {
                 name: part
@@ -296,14 +299,6 @@ class XVLM(GlobalMatcher):
         self.learned_bias = (
             nn.Parameter(torch.tensor(INITIAL_BIAS)) if config.logit_bias == "learned" else None
         )
-
-    @property
-    def scale(self) -> LearnedScale | None:
-        return self.learned_scale
-
-    @property
-    def logit_bias(self) -> nn.Parameter | None:
-        return self.learned_bias
 
     @property
     def rerank_top_k(self) -> int:
@@ -326,6 +321,7 @@ class XVLM(GlobalMatcher):
         pixels = get_vectors(items)
         states = self.backbone.model(pixel_values=pixels).last_hidden_state.float()
         regions = self.backbone.regions(states, pixels)
+        # A ViT has a class token before its patches. A Swin has none, and its mean is the image.
         has_class_token = states.dim() == 3 and states.shape[1] > regions.shape[1]
         image_state = states[:, :1] if has_class_token else regions.mean(1, keepdim=True)
         embedding = get_vectors(encode_unit_rows(self.visual(image_state[:, 0])))
@@ -377,6 +373,7 @@ class XVLM(GlobalMatcher):
         captions = torch.cat(
             [torch.arange(num_positive, device=device), texts_with_negative, negative_texts]
         )
+        # Positive pairs come first, then both kinds of negatives.
         labels = (torch.arange(len(captions), device=device) < num_positive).long()
         return cross_entropy(self._logits(visual[images], text[captions]).float(), labels)
 
@@ -410,6 +407,7 @@ class XVLM(GlobalMatcher):
         logits = self._logits(
             visual.map(_differentiable), text.map(_differentiable), attention_maps
         )
+        # Layer 3 of 6, as in the figures of ALBEF.
         weights = attention_maps[(len(attention_maps) - 1) // 2]
         [gradient] = torch.autograd.grad(logits[0, 1] - logits[0, 0], weights)
         contributions = (weights * gradient)[0].sum(0).detach()
@@ -435,6 +433,7 @@ def _differentiable(part: Tensor) -> Tensor:
 
 def _sample_negatives(scores: Tensor, negative: Tensor) -> tuple[Tensor, Tensor]:
     """Return the rows of scores that have a negative candidate, and a sampled negative of each row."""
+    # A row without negatives has nothing to sample from, which multinomial refuses.
     rows = negative.any(1).nonzero()[:, 0]
     weights = (scores[rows].softmax(1) + MIN_SAMPLING_PROBABILITY) * negative[rows]
     return rows, torch.multinomial(weights, 1)[:, 0]

@@ -34,9 +34,8 @@ from visavis.evaluation.feedback.evaluate_feedback import (
     JudgedQueryResult,
     feedback_metrics,
 )
-from visavis.models.inference import device_of, score_all_pairs
+from visavis.models.inference import ScoreEnsemble, device_of, score_all_pairs
 from visavis.models.retriever import Retriever
-from visavis.models.score_ensemble import ScoreEnsemble
 from visavis.research.experiments.results_table import MeasurementConditions
 from visavis.training.recipes.recipe import build_recipe
 from visavis.training.runs.open_run import open_peer_network, open_run, read_run_recipe

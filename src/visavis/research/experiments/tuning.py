@@ -316,6 +316,7 @@ def shortened(recipe_values: Mapping[str, Any], batches: int, share: float) -> d
     values["training"] |= {
         "batches_per_epoch": min(batches, per_epoch),
         "evaluate_every": 0,
+        "metric_batches": 1,  # the curves of a try are not read
         "track": [],
     }
     values["evaluation"] |= {"test": "", "forgetting": "", "relevance": ""}

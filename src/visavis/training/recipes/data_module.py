@@ -21,10 +21,19 @@ from visavis.data.dataset import Dataset
 from visavis.data.features.expert_store import ExpertStore
 from visavis.data.features.standardization import Standardization
 from visavis.data.features.store import Modality
-from visavis.data.item_sources import AnyFeatures, ConcatSource, ItemSource, StoredFeatures
+from visavis.data.item_sources import (
+    AnyFeatures,
+    ConcatSource,
+    ItemSource,
+    StoredFeatures,
+)
 from visavis.data.loader import BatchSchedule, Loader, share_workers
-from visavis.data.streams.shard_stream import ShardStream, StreamImages
-from visavis.data.streams.stream_loader import StreamLoader, StreamSchedule
+from visavis.data.shard_stream import (
+    ShardStream,
+    StreamImages,
+    StreamLoader,
+    StreamSchedule,
+)
 from visavis.data.vocabulary import TokenizedCaptions
 from visavis.data.workers import choose_workers
 from visavis.evaluation import Evaluation
@@ -36,7 +45,7 @@ from visavis.evaluation.feedback.training_pairs import (
 from visavis.evaluation.graded import RelevanceEstimator
 from visavis.evaluation.protocols import Protocol, first_images, get_protocols, select_captions
 from visavis.evaluation.results import evaluate_dataset
-from visavis.models import CATALOG, Matcher
+from visavis.models import CATALOG, Matcher, find_model
 from visavis.models.base import evaluation_mode, get_vectors
 from visavis.models.encoders.frozen_encoders import VisualEncoder, open_encoder
 from visavis.models.encoders.text_backbone import EncoderTokens
@@ -333,7 +342,7 @@ def prepare_training(
         DataError: If the data cannot be read.
     """
     kind = str(recipe.model.get("kind"))
-    if kind not in CATALOG:
+    if find_model(kind) is None:
         raise RecipeError(f"model.kind: {kind!r} is not a model: {suggest_name(kind, CATALOG)}")
     with group.first_rank_first():
         start = load_start_model(recipe)
@@ -442,7 +451,8 @@ def build_matcher(data_module: DataModule, seed: int, *, keep_bias: bool = False
     Raises:
         RecipeError: If the model does not fit the features.
     """
-    kind = CATALOG[data_module.recipe.model["kind"]]
+    kind = find_model(data_module.recipe.model["kind"])
+    assert kind is not None  # prepare_training checks it
     torch.manual_seed(seed)
     try:
         matcher = kind(

@@ -28,7 +28,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from visavis.core import storage
+from visavis.core import own_code, storage
 from visavis.core.errors import MAX_LISTED_NAMES, RecipeError, format_value, suggest_name
 from visavis.evaluation.published_row import PublishedRow
 from visavis.training.recipes.recipe import (
@@ -206,7 +206,8 @@ def read_recipe(name: str | Path, overrides: Values | None = None) -> Recipe:
         64
     """
     file, variant = _file_and_variant(str(name))
-    recipe = read_recipe_file(file).recipe(variant, overrides or {})
+    with own_code.named_by_user():
+        recipe = read_recipe_file(file).recipe(variant, overrides or {})
     if not recipe.phases:
         raise RecipeError(f"{name}: phases: expected at least one, got []. Add a [[phases]] table.")
     return recipe

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 
 from visavis.core.errors import RecipeError
 from visavis.evaluation import Evaluation
+from visavis.evaluation.metrics.catalog import own_metric_keys
 from visavis.evaluation.published_row import PublishedRow
 from visavis.training.recipes.files import (
     ROW_ANNOTATIONS,
@@ -77,9 +78,14 @@ def with_published(result: Evaluation, recipe: Recipe) -> Evaluation:
     """
     # Reading all tables takes half a second, which most recipes do not need.
     row = published_results().get(recipe.published) if recipe.published else None
+    extra = (
+        key
+        for name in recipe.evaluation.extra_metrics
+        for key in (own_metric_keys(name) if ":" in name else [name])
+    )
     return replace(
         result,
-        extra_metrics=recipe.evaluation.extra_metrics,
+        extra_metrics=tuple(extra),
         published=row if row and row.protocol else None,
     )
 

@@ -17,10 +17,11 @@ from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
-from visavis.core import spec
+from visavis.core import own_code, spec
 from visavis.core.errors import RecipeError, SpecError, format_value, suggest_name
 from visavis.core.memory_budget import parse_memory
 from visavis.losses import objectives
+from visavis.models import find_model
 from visavis.training.recipes.settings import (
     DataSettings,
     EvaluationSettings,
@@ -133,6 +134,15 @@ class Recipe(RecipeSection):
                 'Set supervision = "NoisySupervision()" in every phase, or remove average_networks.'
             )
         return self
+
+    @field_validator("model")
+    @classmethod
+    def _allow_own_model(cls, model: dict[str, Any]) -> dict[str, Any]:
+        """An own model that the user names now is built later, when nobody names it."""
+        if ":" in (kind := str(model.get("kind"))):
+            with suppress(own_code.CodeNotNamed):
+                find_model(kind)
+        return model
 
     @field_validator("members")
     @classmethod

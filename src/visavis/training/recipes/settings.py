@@ -18,10 +18,11 @@ from pydantic import (
 )
 from torch.utils._pytree import tree_flatten_with_path
 
-from visavis.core import spec
+from visavis.core import own_code, spec
 from visavis.core.errors import format_value, suggest_name
 from visavis.evaluation import graded, metrics
 from visavis.evaluation.graded import RelevanceEstimator
+from visavis.evaluation.metrics.catalog import own_metric_keys, own_metrics
 from visavis.losses import objectives
 from visavis.losses.objectives import Objective
 from visavis.models.encoders.cnn_backbones import SMALL_CNN
@@ -32,7 +33,7 @@ Multiplier = Annotated[float, Field(gt=0)]
 
 
 def _object_of(
-    kind: type, catalog: Sequence[type], *, optional: bool = False
+    kind: type, catalog: Sequence[type], group: str, *, optional: bool = False
 ) -> tuple[PlainValidator, PlainSerializer]:
     """How a key holds an object of a catalog: as text in TOML, which is parsed once, here. An empty
     text is None if ``optional``, because TOML has no null.
@@ -40,11 +41,16 @@ def _object_of(
 
     def parse(value: Any, info: ValidationInfo) -> Any:
         if isinstance(value, kind):
+            own_code.name_part(type(value))
             return value
         if optional and value == "":
             return None
         if isinstance(value, str):
-            return spec.parse(value, catalog)
+            try:
+                return spec.parse(value, catalog, kind, group)
+            except own_code.CodeNotNamed as error:
+                # A run of somebody else is evaluated and searched without its training code.
+                return own_code.stand_in(kind, value, error)
         example = f"{catalog[0].__name__}()"
         raise ValueError(
             f"{info.field_name}: expected a text such as {example!r}, got {format_value(value)}."
@@ -55,10 +61,13 @@ def _object_of(
     )
 
 
-ObjectiveKey = Annotated[Objective, *_object_of(Objective, objectives.CATALOG)]
-SupervisionKey = Annotated[Supervision, *_object_of(Supervision, supervision.CATALOG)]
+ObjectiveKey = Annotated[Objective, *_object_of(Objective, objectives.CATALOG, "objectives")]
+SupervisionKey = Annotated[
+    Supervision, *_object_of(Supervision, supervision.CATALOG, "supervisions")
+]
 RelevanceKey = Annotated[
-    RelevanceEstimator | None, *_object_of(RelevanceEstimator, graded.CATALOG, optional=True)
+    RelevanceEstimator | None,
+    *_object_of(RelevanceEstimator, graded.CATALOG, "estimators", optional=True),
 ]
 
 
@@ -386,7 +395,8 @@ class EvaluationSettings(RecipeSection):
             0: all images.
         relevance: Relevance estimator, such as "CBoW()", with which the test also reports CS@K and
             nDCG@K.
-        extra_metrics: Keys of further metrics to print, such as ["i2t_map_at_5_hits"].
+        extra_metrics: Keys of further metrics to print, such as ["i2t_map_at_5_hits"], or own
+            metrics in a file, such as ["mrr.py:MRR"].
         average_networks: Whether to test the mean of the scores of both networks of
             ``NoisySupervision``.
         forgetting: Another data set, on whose test split the pretrained CLIP or SigLIP model is
@@ -427,8 +437,11 @@ class EvaluationSettings(RecipeSection):
     @classmethod
     def _check_extra_metrics(cls, keys: tuple[str, ...]) -> tuple[str, ...]:
         names = [metric.name for metric in metrics.CATALOG if metric.input != "relevance"]
+        names += [metric.name for metric in own_metrics()]
         for key in keys:
-            if key not in names:
+            if ":" in key:
+                own_metric_keys(key)
+            elif key not in names:
                 raise ValueError(
                     f"evaluation.extra_metrics: {key!r} is not a metric: {suggest_name(key, names)}"
                 )

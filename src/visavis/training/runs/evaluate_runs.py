@@ -29,8 +29,7 @@ from visavis.evaluation.protocols import (
 from visavis.evaluation.results import evaluate_dataset
 from visavis.evaluation.trec import trec_rankings, write_trec
 from visavis.models.base import Matcher, evaluation_mode
-from visavis.models.inference import device_of, device_score
-from visavis.models.score_ensemble import ScoreEnsemble, join_member_encodings
+from visavis.models.inference import ScoreEnsemble, device_of, device_score, join_member_encodings
 from visavis.training.recipes.published_tables import with_published
 from visavis.training.recipes.recipe import Recipe
 from visavis.training.runs.open_run import (

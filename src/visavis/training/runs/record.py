@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,9 @@ import torch
 from visavis.core import storage
 from visavis.core.environment import git_hash, package_versions
 from visavis.core.errors import RunError
+from visavis.core.own_code import code_hashes
 from visavis.core.progress import Progress
-from visavis.data.content_fingerprint import ContentFingerprint
-from visavis.data.dataset import ByteRange
+from visavis.data.dataset import ByteRange, ContentFingerprint
 from visavis.data.features.arrays import ArrayFeatures
 from visavis.data.features.expert_store import ExpertStore
 from visavis.data.features.regions import RegionFeatures
@@ -155,6 +155,7 @@ class RunRecord:
         recipe: Resolved recipe as plain values.
         inputs: Fingerprints of the inputs, see ``fingerprint_inputs``.
         initial_weights_checksum: Checksum of the weights before the first step.
+        code: SHA-256 of each source of own parts, by its file name or package.
     """
 
     threads: int
@@ -171,6 +172,7 @@ class RunRecord:
     recipe: dict[str, Any]
     inputs: dict[str, ContentFingerprint]
     initial_weights_checksum: str
+    code: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def from_training(
@@ -202,6 +204,7 @@ class RunRecord:
             recipe=recipe.to_dict(),
             inputs=fingerprint_inputs(data_module, progress),
             initial_weights_checksum=weights_checksum(matcher),
+            code=code_hashes(),
         )
 
     @classmethod
@@ -236,6 +239,27 @@ class RunRecord:
                     f"{folder.recipe}: {key}: expected {_describe(recorded.get(key))} as at the "
                     "start of the run, got "
                     f"{_describe(current.get(key))}. Restore the value, or start a new run."
+                )
+
+    def check_code(self, path: Path) -> None:
+        """Check that the user named the code of the run's own parts, and that it is unchanged.
+
+        Args:
+            path: Folder of the run.
+
+        Raises:
+            RunError: If the code is not named, or has changed.
+        """
+        named = code_hashes()
+        for source, recorded in self.code.items():
+            if source not in named:
+                raise RunError(
+                    f"{path}: expected its own code {source}, which a run never executes by itself. "
+                    f"Name it again: visavis --code {source}, or visavis.allow_code({source!r})."
+                )
+            if named[source] != recorded:
+                raise RunError(
+                    f"{path}: {source} changed since the run began. Restore it, or start a new run."
                 )
 
     def check_initial_weights(self, matcher: Matcher, path: Path) -> None:

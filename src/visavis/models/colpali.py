@@ -30,8 +30,8 @@ from visavis.models.processor import Processor
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+# Supported values of ``model_type`` in ``config.json``.
 COLPALI_TYPES = ("colpali", "colqwen2", "colmodernvbert")
-"""Supported values of ``model_type`` in ``config.json``."""
 ATTENTION_MASK = "attention_mask"
 
 

@@ -1,0 +1,261 @@
+"""Own parts: objectives, supervisions, estimators, models, metrics, formats and stores from outside
+the package.
+
+A text names a class of a file or of a package, such as ``soft_hn.py:SoftHN(margin=0.1)`` or
+``my_lab.losses:SoftHN``. Its code runs only if the user of this process named it: in a command, a
+recipe file, a Python call, or with ``--code``. A run folder stores the same names, but reading it
+runs nothing, because it may be the folder of somebody else.
+
+Installed packages extend the catalogs by entry points, such as ``visavis.objectives``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+from visavis.core.errors import SpecError, suggest_name
+
+T = TypeVar("T")
+
+VARIABLE = "VISAVIS_CODE"
+"""Environment variable with the named sources. Worker processes inherit it."""
+GROUPS = ("objectives", "supervisions", "estimators", "models", "metrics", "formats", "stores")
+"""Kinds of parts. An installed package extends them by an entry point of the group
+``visavis.objectives`` and so on.
+"""
+_IS_NAMED = ContextVar("is_named", default=False)
+
+
+class CodeNotNamed(SpecError):
+    """A stored text names code that the user of this process did not name."""
+
+
+def allow_code(*sources: str | Path) -> None:
+    """Allow the code of files and packages, and run it.
+
+    Args:
+        *sources: Python files, or names of importable packages, which may contain own parts.
+
+    Raises:
+        SpecError: If a source does not exist or cannot be imported.
+    """
+    for source in map(str, sources):
+        allowed = _allowed_source(source)
+        path = os.path.abspath(source) if source.endswith(".py") else source
+        if allowed is not None and (allowed == path or not os.path.exists(path)):
+            continue
+        if allowed is not None:
+            raise SpecError(
+                f"{source}: expected own code with a file name of its own, got {allowed} before. "
+                "Rename one of them."
+            )
+        _load(path)
+        os.environ[VARIABLE] = os.pathsep.join([*allowed_code(), path])
+
+
+def allowed_code() -> list[str]:
+    """Return the sources that the user named, absolute paths of files and names of packages."""
+    return [source for source in os.environ.get(VARIABLE, "").split(os.pathsep) if source]
+
+
+@contextmanager
+def named_by_user() -> Iterator[None]:
+    """Allow the code that a text names while it is parsed, because the user wrote the text.
+
+    Yields:
+        Nothing.
+    """
+    token = _IS_NAMED.set(True)
+    try:
+        yield
+    finally:
+        _IS_NAMED.reset(token)
+
+
+def find_part(name: str, catalog: Mapping[str, T], kind: type, group: str) -> T | None:
+    """Find a part by its name: in the catalog, in a named source, or in an installed package.
+
+    Args:
+        name: Name in the catalog, or ``file.py:Name``, or ``package.module:Name``.
+        catalog: The parts of visavis by name.
+        kind: Base class of the part, or of its instance.
+        group: Kind of part, the end of the group of entry points, such as "objectives".
+
+    Returns:
+        The class or object. None if neither the catalog nor an installed package has the name.
+
+    Raises:
+        SpecError: If the source has no such part.
+        CodeNotNamed: If the source may not run.
+    """
+    if name in catalog:
+        return catalog[name]
+    source, _, attribute = name.rpartition(":")
+    if not source:
+        installed = _installed(group).get(name)
+        return None if installed is None else installed.load()
+    if _IS_NAMED.get():
+        allow_code(source)
+    allowed = _allowed_source(source)
+    if allowed is None:
+        raise CodeNotNamed(
+            f"{name}: expected own code that you name, because stored files never run code by "
+            f"themselves. Name it with visavis --code {source}, or in Python with "
+            f"visavis.allow_code({source!r})."
+        )
+    source = allowed
+    part = getattr(_load(source), attribute, None)
+    if not _is_part(part, kind):
+        known = [key for key, value in vars(_load(source)).items() if _is_part(value, kind)]
+        raise SpecError(
+            f"{source}: expected {attribute} to be a {kind.__name__}: "
+            f"{suggest_name(attribute, known) if known else 'the source has none'}"
+        )
+    return name_part(part) if isinstance(part, type) else part  # type: ignore[return-value]
+
+
+def loaded_parts(kind: type[T], group: str) -> list[T]:
+    """Return the objects of one kind from all named sources and installed packages.
+
+    Args:
+        kind: Class of the objects.
+        group: Kind of part, the end of the group of entry points.
+
+    Returns:
+        The objects.
+    """
+    named = [value for source in allowed_code() for value in vars(_load(source)).values()]
+    installed = [entry.load() for entry in _installed(group).values()]
+    return list(dict.fromkeys(part for part in (*named, *installed) if isinstance(part, kind)))
+
+
+def name_part(part: type[T]) -> type[T]:
+    """Give a class from outside the package the name by which texts find it again.
+
+    Args:
+        part: Any class of a part.
+
+    Returns:
+        The same class. Its ``__qualname__``, which ``repr`` prints, begins with its source.
+
+    Raises:
+        SpecError: If the class is not in a file.
+    """
+    module = sys.modules.get(part.__module__)
+    if part.__module__.partition(".")[0] == "visavis" or ":" in part.__qualname__:
+        return part
+    if part.__module__ in {
+        entry.module for group in GROUPS for entry in _installed(group).values()
+    }:
+        return part
+    if part.__module__ in allowed_code():
+        part.__qualname__ = f"{part.__module__}:{part.__qualname__}"
+        return part
+    file = getattr(module, "__file__", None)
+    if file is None:
+        raise SpecError(
+            f"{part.__name__}: expected a class in a file, because a run records its code, got one "
+            "of an interactive session. Write it into a file, and import it."
+        )
+    path = os.path.abspath(file)
+    if path not in allowed_code():
+        _SCRIPTS[path] = module  # type: ignore[assignment]
+        allow_code(path)
+    # The name of the file alone is short in reports, and survives a move to another machine.
+    part.__qualname__ = f"{os.path.basename(path)}:{part.__qualname__}"
+    return part
+
+
+def code_hashes() -> dict[str, str]:
+    """Return the SHA-256 of each named source, by its file name or package."""
+    return {
+        os.path.basename(source): hashlib.sha256(
+            Path(str(_load(source).__file__)).read_bytes()
+        ).hexdigest()
+        for source in allowed_code()
+    }
+
+
+def stand_in(kind: type[T], text: str, error: CodeNotNamed) -> T:
+    """Make an object that stands for a part whose code may not run. Every use raises the error.
+
+    Args:
+        kind: Base class of the part.
+        text: Stored text of the part, which is the ``repr`` of the object.
+        error: The error.
+
+    Returns:
+        An instance of ``kind``.
+    """
+
+    def refuse(_: Any) -> Any:
+        raise error
+
+    names = [name for name in dir(kind) if not name.startswith("_")]
+    members: dict[str, Any] = dict.fromkeys([*names, "__call__"], property(refuse))
+    members |= {
+        "__init__": lambda _: None,
+        "__repr__": lambda _: text,
+        "__eq__": lambda self, other: repr(self) == repr(other),
+        "__hash__": lambda _: hash(text),
+    }
+    return type(kind.__name__, (kind,), members)()
+
+
+_SCRIPTS: dict[str, ModuleType] = {}
+"""Modules of sources that Python imported before they were named, such as the running script. A
+second import would run it again and make other classes of the same names.
+"""
+
+
+@cache
+def _load(source: str) -> ModuleType:
+    if source in _SCRIPTS:
+        return _SCRIPTS[source]
+    try:
+        if not source.endswith(".py"):
+            return importlib.import_module(source)
+        name = f"visavis_own_{hashlib.sha256(source.encode()).hexdigest()[:12]}"
+        spec = importlib.util.spec_from_file_location(name, source)
+        module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
+        sys.modules[name] = module  # dataclasses look their module up
+        spec.loader.exec_module(module)  # type: ignore[union-attr]
+    except Exception as error:
+        raise SpecError(
+            f"{source}: expected Python code that can be imported, got {type(error).__name__}: "
+            f"{error}. Fix it, or name another file."
+        ) from error
+    return module
+
+
+def _allowed_source(source: str) -> str | None:
+    """The allowed package of this name, or the allowed file with this file name."""
+    if not source.endswith(".py"):
+        return source if source in allowed_code() else None
+    name = os.path.basename(source)
+    return next((path for path in allowed_code() if os.path.basename(path) == name), None)
+
+
+def _is_part(value: Any, kind: type) -> bool:
+    """Whether a value is an instance of a class, or a class that is derived from it."""
+    is_class = isinstance(value, type) and issubclass(value, kind) and value is not kind
+    return is_class or isinstance(value, kind)
+
+
+@cache
+def _installed(group: str) -> dict[str, importlib.metadata.EntryPoint]:
+    return {
+        entry.name: entry for entry in importlib.metadata.entry_points(group=f"visavis.{group}")
+    }

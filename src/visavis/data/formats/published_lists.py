@@ -1,0 +1,625 @@
+"""Published lists of images and videos with captions: MS-COCO, Karpathy's JSON, MSR-VTT and MSVD.
+
+- MS-COCO as downloaded: ``annotations/captions_train2017.json`` and ``captions_val2017.json`` next to
+  the images, with ``{"images": [{"id", "file_name"}], "annotations": [{"image_id", "id", "caption"}]}``.
+  The images of a file are in the folder that its name contains, such as ``train2017/``, or anywhere
+  under the folder. The name also contains the split. There is no test split with captions: the
+  standard test is in Karpathy's list.
+- Karpathy's JSON: ``{"images": [{"filename", "split", "sentences": [{"raw", "tokens"}], "imgid",
+  "filepath"}]}``. Image files are in folders next to it, in ``.tar`` archives, or absent. Without
+  files, ``filename`` is optional and ``cocoid`` or ``imgid`` is the name. The split ``restval``
+  counts as train.
+- MSR-VTT: ``{"videos": [{"video_id", "split"}], "sentences": [{"video_id", "caption"}]}``, in one
+  file or two. The official split has 6,513 training, 497 validation and 2,990 test videos with about
+  20 captions each. The split 1k-A is written by ``visavis data convert``.
+- MSVD: ``AllVideoDescriptions.txt`` with one caption per line, which begins with the name of its
+  video. ``train_list.txt``, ``val_list.txt`` and ``test_list.txt`` name 1,200, 100 and 670 videos
+  with about 40 captions each. Lines that begin with ``#`` are comments. Captions of videos that are
+  not in a list are skipped.
+
+Source: Chen et al. (2015), Microsoft COCO Captions. Xu et al. (2016) for MSR-VTT. Chen and Dolan
+(2011) and Venugopalan et al. (2015) for MSVD.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from visavis.core import storage
+from visavis.core.errors import DataError
+from visavis.data.dataset import Dataset
+from visavis.data.formats.listing import (
+    DatasetFormat,
+    ListedImage,
+    Listing,
+    escape_surrogates,
+    is_valid_unicode,
+    read_list,
+    shorten,
+)
+from visavis.data.splits import normalize_split_name, split_priority, splits_of_files
+from visavis.data.vocabulary import tokenize
+
+
+class DuplicateKeyObject(dict[str, Any]):
+    """A JSON object with a duplicate key. It has the last value of the key."""
+
+
+def parse_json(text: str) -> Any:
+    """Parse JSON. Texts may have lone surrogates, and objects may be a ``DuplicateKeyObject``.
+
+    Args:
+        text: The JSON text.
+
+    Returns:
+        The value.
+
+    Raises:
+        ValueError: If the text is not JSON.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_detect_duplicate_keys)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def parse_json_list(text: str, path: Path) -> Any:
+    """Parse a list with ``parse_json``.
+
+    Args:
+        text: Content of the file.
+        path: The file, for the error.
+
+    Returns:
+        The value.
+
+    Raises:
+        DataError: If the file is not JSON.
+    """
+    try:
+        return parse_json(text)
+    except ValueError as error:
+        raise DataError(
+            f"{path} is not JSON: {error}. Correct the file, or download it again."
+        ) from None
+
+
+def require_lists(content: Any, path: Path, *keys: str) -> list[list[Any]]:
+    """Return the lists of a JSON object.
+
+    Args:
+        content: The parsed file.
+        path: The file, for the error.
+        *keys: Keys of the lists.
+
+    Returns:
+        The list of each key.
+
+    Raises:
+        DataError: If the file is not an object, or a key is missing or duplicate, or its value is
+            not a list.
+    """
+    lists = read_fields(content, *keys)
+    if not all(isinstance(value, list) for value in lists):
+        expected = ", ".join(f"'{key}': [...]" for key in keys)
+        actual = (
+            f"the keys {escape_surrogates(', '.join(content)):.80}"
+            if isinstance(content, dict)
+            else f"a {type(content).__name__}"
+        )
+        raise DataError(
+            f"{path}: expected {{{expected}}}, each key once, got {actual}. Download the file "
+            "again."
+        )
+    return lists
+
+
+def read_fields(entry: Any, *keys: str) -> list[Any]:
+    """Read values of an entry.
+
+    Args:
+        entry: The entry.
+        *keys: Their keys.
+
+    Returns:
+        The value of each key. None: the key is missing, or the entry is not an object with each key
+        once.
+    """
+    is_object = isinstance(entry, dict) and not isinstance(entry, DuplicateKeyObject)
+    return [entry.get(key) if is_object else None for key in keys]
+
+
+def add_malformed_image(
+    listing: Listing, entry: Any, expected: str, location: str, split: str | None = None
+) -> None:
+    """Add an unusable image for an entry that cannot be read, so that the positions of other images
+    do not change.
+
+    Args:
+        listing: The listing.
+        entry: The entry.
+        expected: The expected content.
+        location: Location of the entry.
+        split: Split of the file.
+    """
+    # The entry keeps its position, by which stored features are found.
+    listing.images.append(ListedImage(location, split))
+    listing.add_loss(
+        "malformed entry",
+        location,
+        f"expected {expected}, each once, got {shorten(entry)}",
+        listing.images[-1],
+    )
+
+
+def add_caption_entry(
+    listing: Listing, entry: Any, id_key: str, images: Mapping[Any, ListedImage], location: str
+) -> None:
+    """Add the caption of an entry ``{id_key: ..., "caption": ...}``.
+
+    Args:
+        listing: The listing.
+        entry: The entry.
+        id_key: Key of the id of the image.
+        images: Images by id.
+        location: Location of the entry.
+    """
+    text, image_id = read_fields(entry, "caption", id_key)
+    image = images.get(image_id) if isinstance(image_id, str | int) else None
+    caption = listing.add_caption(text if isinstance(text, str) else "", image, location)
+    if not isinstance(text, str):
+        message = f"expected an object with {id_key} and caption, each once, got {shorten(entry)}"
+        listing.add_loss("malformed entry", location, message, caption)
+    elif image is None:
+        listing.add_loss(
+            "caption without image",
+            location,
+            f"its {id_key} {shorten(image_id)} is not listed",
+            caption,
+        )
+
+
+def _detect_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    return value if len(value) == len(pairs) else DuplicateKeyObject(value)
+
+
+COCO_PATTERN = "captions_*.json"
+ANNOTATIONS = "annotations"
+
+
+def list_coco(source: Path) -> Listing:
+    """List the images and captions of one file, or of all files in a folder or its subfolder
+    ``annotations``.
+
+    Args:
+        source: The file or folder.
+
+    Returns:
+        The listing.
+
+    Raises:
+        DataError: If a file is malformed, or the files belong to several releases.
+    """
+    folder = source if os.path.isdir(source) else source.parent
+    files = (
+        [source]
+        if folder != source
+        else sorted([*folder.glob(COCO_PATTERN), *folder.glob(f"{ANNOTATIONS}/{COCO_PATTERN}")])
+    )
+    # 2014 and 2017 divide the same images differently: their union would have test images in train.
+    releases = sorted({year for file in files for year in re.findall(r"\d{4}", file.name)})
+    if len(releases) > 1:
+        raise DataError(
+            f"{source}: expected captions of one release, got "
+            f"{', '.join(file.name for file in files)}. Release {releases[-1]} has other "
+            "splits of the same images. Move the files of one release to another folder, or name "
+            "one file."
+        )
+    root = Path(os.path.abspath(folder))
+    listing = Listing(source, folder=root.parent if root.name == ANNOTATIONS else root)
+    for file, split in splits_of_files(files, folder).items():
+        _read_file(listing, file, split)
+    return listing
+
+
+def _read_file(listing: Listing, file: Path, split: str | None) -> None:
+    content = parse_json_list(read_list(file, listing.folder), file)
+    images, annotations = require_lists(content, file, "images", "annotations")
+    folder = file.stem.removeprefix("captions_")
+    by_id: dict[str | int, ListedImage] = {}
+    for number, entry in enumerate(images):
+        name, image_id = read_fields(entry, "file_name", "id")
+        if not isinstance(name, str) or not name or not isinstance(image_id, str | int):
+            add_malformed_image(
+                listing,
+                entry,
+                "an object with id and file_name",
+                f"{file.name}, image {number}",
+                split,
+            )
+            continue
+        image = listing.add_image(name, split)
+        # Files of the same name may be in several folders.
+        image.file = name if "/" in name else f"{folder}/{name}"
+        if by_id.setdefault(image_id, image) is not image:
+            listing.add_loss(
+                "duplicate id",
+                name,
+                f"its id {image_id} is already the id of {by_id[image_id].name}",
+                image,
+            )
+    for number, entry in enumerate(annotations):
+        add_caption_entry(listing, entry, "image_id", by_id, f"{file.name}, annotation {number}")
+
+
+COCO = DatasetFormat(
+    name="COCO captions",
+    description="annotations/captions_NAME.json of MS-COCO next to the folders of images (NAME contains train or val)",
+    patterns=(f"{ANNOTATIONS}/{COCO_PATTERN}", COCO_PATTERN),
+    suffixes=(COCO_PATTERN,),
+    read=list_coco,
+    image_files="optional",
+    reads_several_files=True,
+    fallback_level=2,
+)
+
+
+def list_karpathy(path: Path) -> Listing:
+    """List the images and captions of a Karpathy file, in its order. A file of COCO captions with
+    any name is listed, too.
+
+    Args:
+        path: The JSON file.
+
+    Returns:
+        The listing.
+
+    Raises:
+        DataError: If the file is not JSON with a list ``images``.
+    """
+    text = read_list(path, path.parent)
+    listing, listed = Listing(path), parse_json_list(text, path)
+    if isinstance(listed, dict) and "annotations" in listed:
+        return replace(list_coco(path), format_name=COCO.name)
+    [images] = require_lists(listed, path, "images")
+    _note_broken_lines(listing, text)
+    ids: dict[str, str] = {}
+    for record in images:
+        _read_image(listing, record, ids)
+    _find_duplicate_names(listing)
+    return listing
+
+
+def _read_image(listing: Listing, record: Any, ids: dict[str, str]) -> None:
+    location = f"{listing.source.name}, image {len(listing.images)}"
+    if not isinstance(record, dict):
+        add_malformed_image(
+            listing, record, "an object with filename, split and sentences", location
+        )
+        return
+    file, number = record.get("filename"), record.get("cocoid", record.get("imgid"))
+    file = file if isinstance(file, str) and file else None
+    name = file or (
+        location
+        if number is None
+        else shorten(number)
+        if isinstance(number, list | dict)
+        else str(number)
+    )
+    folder, split = record.get("filepath"), record.get("split")
+    image = ListedImage(
+        name,
+        normalize_split_name(split),
+        f"{folder}/{file}" if folder and file and isinstance(folder, str) else file,
+    )
+    listing.images.append(image)
+    for key, value, kind in (
+        ("split", split, str),
+        ("filepath", folder, str),
+        ("cocoid or imgid", number, str | int | float),
+    ):
+        if value is not None and not isinstance(value, kind):
+            listing.add_loss(
+                "malformed entry",
+                name,
+                f"its {key} is {shorten(value)}, expected another kind of value",
+                image,
+            )
+    if isinstance(record, DuplicateKeyObject):
+        listing.add_loss("malformed entry", name, "a key is duplicated", image)
+    if file is None and number is None:
+        listing.add_loss(
+            "caption without image",
+            location,
+            "the captions name no image: no filename, cocoid or imgid",
+            image,
+        )
+    for key in ("imgid", "cocoid"):
+        if earlier := _earlier(ids, key, record, name):
+            listing.add_loss(
+                "duplicate id",
+                name,
+                f"its {key} {record[key]} is already the id of {earlier}",
+                image,
+            )
+    _read_sentences(listing, record.get("sentences", []), image, ids)
+
+
+def _read_sentences(
+    listing: Listing, sentences: Any, image: ListedImage, ids: dict[str, str]
+) -> None:
+    if not isinstance(sentences, list):
+        listing.add_loss(
+            "malformed entry",
+            image.name,
+            f"sentences is {shorten(sentences)}, expected a list",
+            image,
+        )
+        return
+    for number, sentence in enumerate(sentences, 1):
+        location = f"{image.name}, caption {number}"
+        # Some lists have plain texts instead of objects.
+        sentence = sentence if isinstance(sentence, dict) else {"raw": sentence}
+        text = sentence.get("raw", sentence.get("tokens"))
+        if isinstance(text, list) and all(isinstance(token, str | int | float) for token in text):
+            text = " ".join(map(str, text))
+        caption = listing.add_caption(text if isinstance(text, str) else "", image, location)
+        if not isinstance(text, str) or isinstance(sentence, DuplicateKeyObject):
+            once = ", each once" * isinstance(sentence, DuplicateKeyObject)
+            listing.add_loss(
+                "malformed entry",
+                location,
+                f"expected raw or tokens{once}, got {shorten(sentence)}",
+                caption,
+            )
+        elif earlier := _earlier(ids, "sentid", sentence, location):
+            listing.add_loss(
+                "duplicate id",
+                location,
+                f"its sentid {sentence['sentid']} is already the id of {earlier}",
+                caption,
+            )
+
+
+def _earlier(ids: dict[str, str], key: str, record: dict[str, Any], owner: str) -> str | None:
+    """Return the earlier owner of a record's id, or None if the id is new."""
+    if record.get(key) is None:
+        return None
+    first = ids.setdefault(
+        f"{key} {record[key] if isinstance(record[key], str | int | float) else shorten(record[key])}",
+        owner,
+    )
+    return None if first == owner else first
+
+
+def _find_duplicate_names(listing: Listing) -> None:
+    """Mark images of the same name as unusable. The first is kept, or the one in an evaluation
+    split.
+    """
+    image_of: dict[str, ListedImage] = {}
+    for image in listing.images:
+        earlier = image_of.setdefault(image.name, image)
+        if earlier is image or not image.usable:
+            continue
+        if earlier.split == image.split:
+            listing.add_loss(
+                "duplicate name", image.name, "the name is listed twice, the first is used", image
+            )
+            continue
+        # The one of the evaluation split stays, because a result on test must not come from
+        # training on it.
+        image_of[image.name], removed = sorted(
+            (earlier, image), key=lambda copy: split_priority(copy.split)
+        )
+        message = f"the image is listed in splits {earlier.split} and {image.split}, the one in {removed.split} is skipped"
+        listing.add_loss("image in two splits", image.name, message, removed)
+
+
+def _note_broken_lines(listing: Listing, text: str) -> None:
+    """Note the first byte of each line that is not UTF-8, which ``read_list`` has escaped."""
+    for number, line in enumerate(text.split("\n"), 1):
+        if broken := re.search("[\udc80-\udcff]", line):
+            position = len(line[: broken.start()].encode()) + 1
+            message = f"byte {position} of the line ({ord(broken[0]) - 0xDC00:#04x}) is not UTF-8"
+            listing.add_note("broken UTF-8", f"{listing.source.name}:{number}", message)
+
+
+KARPATHY = DatasetFormat(
+    name="Karpathy JSON",
+    description="dataset_NAME.json (Karpathy's list of images with splits and sentences)",
+    patterns=("dataset*.json",),
+    suffixes=(".json",),
+    read=list_karpathy,
+    image_files="optional",
+)
+
+
+@dataclass(frozen=True)
+class _Sentence:
+    raw: str
+
+
+@dataclass(frozen=True)
+class _CocoImage:
+    filename: str
+    cocoid: int
+    sentids: list[int]
+    sentences: list[_Sentence]
+
+
+@dataclass(frozen=True)
+class _CocoList:
+    images: list[_CocoImage]
+
+
+def match_coco_ids(data: Dataset, path: Path) -> tuple[dict[int, int], dict[int, int]]:
+    """Match the images and captions of a data set with their MS-COCO ids.
+
+    Args:
+        data: The data set.
+        path: Karpathy's list, which contains the ids.
+
+    Returns:
+        Index of the image of each image id, and index of the caption of each sentence id.
+
+    Raises:
+        DataError: If an image is not in the list, or has other captions there.
+    """
+    listed = {image.filename: image for image in storage.read_json(path, _CocoList).images}
+    images: dict[int, int] = {}
+    captions: dict[int, int] = {}
+    for position, (image, own_captions) in enumerate(
+        zip(data.images, data.captions_of, strict=True)
+    ):
+        if image.name not in listed:
+            raise DataError(
+                f"image {image.name} is not in {path}. Use the images that this list describes."
+            )
+        entry = listed[image.name]
+        same_texts = [tokenize(data.captions[i]) for i in own_captions] == [
+            tokenize(sentence.raw) for sentence in entry.sentences
+        ]
+        if not same_texts or len(entry.sentids) != len(own_captions):
+            raise DataError(
+                f"image {image.name} has other captions than in {path}, or another order of them. "
+                "Use the captions of this list."
+            )
+        images[entry.cocoid] = position
+        captions |= dict(zip(entry.sentids, own_captions.tolist(), strict=True))
+    return images, captions
+
+
+MSRVTT_PATTERN = "*videodatainfo*.json"
+
+
+def list_msrvtt(folder: Path) -> Listing:
+    """List all videos and captions of the files in a folder.
+
+    Args:
+        folder: The folder.
+
+    Returns:
+        The listing.
+    """
+    return _list_files(folder, sorted(folder.glob(MSRVTT_PATTERN)))
+
+
+def read_captions_and_splits(path: Path) -> tuple[dict[str, list[str]], dict[str, str | None]]:
+    """Read the captions and splits of one file.
+
+    Args:
+        path: The JSON file.
+
+    Returns:
+        The captions of each video in order, and the split of each video. None: the file gives no
+        split.
+
+    Raises:
+        DataError: If the file is malformed, or has a caption of an unknown video.
+    """
+    listing = _list_files(path, [path])
+    for image in listing.images:
+        if not is_valid_unicode(f"{image.name} {image.split}"):
+            raise DataError(
+                f"{path}: expected a name and split in UTF-8, got {image.name!r} in split "
+                f"{image.split!r}. Correct it."
+            )
+    captions: dict[str, list[str]] = {image.name: [] for image in listing.images if image.usable}
+    for caption in listing.captions:
+        if not caption.usable or caption.image is None or not is_valid_unicode(caption.text):
+            raise DataError(
+                f"{path.with_name(caption.location)}: expected the caption of a listed video, got "
+                f"{shorten(caption.text)}. Correct it."
+            )
+        captions[caption.image.name].append(caption.text)
+    return captions, {image.name: image.split for image in listing.images if image.usable}
+
+
+def _list_files(source: Path, files: list[Path]) -> Listing:
+    listing, sentences = Listing(source), dict[str, list[Any]]()
+    for file in files:
+        content = parse_json_list(read_list(file, source), file)
+        videos, sentences[file.name] = require_lists(content, file, "videos", "sentences")
+        for number, video in enumerate(videos):
+            name, split = read_fields(video, "video_id", "split")
+            if isinstance(name, str) and name and isinstance(split, str | None):
+                listing.add_image(name, normalize_split_name(split))
+            else:
+                add_malformed_image(
+                    listing,
+                    video,
+                    "an object with video_id and split",
+                    f"{file.name}, video {number}",
+                )
+    for file_name, entries in sentences.items():
+        for number, entry in enumerate(entries):
+            add_caption_entry(
+                listing, entry, "video_id", listing.by_name, f"{file_name}, sentence {number}"
+            )
+    return listing
+
+
+MSRVTT = DatasetFormat(
+    name="MSR-VTT",
+    description="train_val_videodatainfo.json and test_videodatainfo.json (lists of videos and sentences, as MSR-VTT publishes them)",
+    patterns=(MSRVTT_PATTERN,),
+    suffixes=("videodatainfo.json", "videodatainfo_2017.json"),
+    read=list_msrvtt,
+    image_files="optional",
+    reads_whole_folder=True,
+)
+
+
+CAPTIONS_FILE = "AllVideoDescriptions.txt"
+SPLIT_FILES = {"train": "train_list.txt", "val": "val_list.txt", "test": "test_list.txt"}
+
+
+def list_msvd(folder: Path) -> Listing:
+    """List all videos of the three lists, with their captions.
+
+    Args:
+        folder: The folder.
+
+    Returns:
+        The listing.
+
+    Raises:
+        DataError: If a list is missing.
+    """
+    listing = Listing(folder)
+    for split, file in SPLIT_FILES.items():
+        if not os.path.exists(folder / file):
+            raise DataError(
+                f"{folder / file} is missing: expected {MSVD.description}. Add this list."
+            )
+        for name in read_list(folder / file, folder).split():
+            listing.add_image(name, split)
+    unlisted = set()
+    for number, line in enumerate(read_list(folder / CAPTIONS_FILE, folder).split("\n"), 1):
+        name, _, caption = line.strip().partition(" ")
+        if name in listing.by_name:
+            listing.add_caption(caption, listing.by_name[name], f"{CAPTIONS_FILE}:{number}")
+        elif name and not name.startswith("#"):
+            unlisted.add(name)
+    if unlisted:
+        message = f"{len(unlisted)} videos with captions are not in a list, such as {min(unlisted)}"
+        listing.add_note("video not in a list", CAPTIONS_FILE, message)
+    return listing
+
+
+MSVD = DatasetFormat(
+    name="MSVD",
+    description="AllVideoDescriptions.txt with train_list.txt, val_list.txt and test_list.txt (MSVD: a video and its caption per line)",
+    patterns=(CAPTIONS_FILE,),
+    suffixes=(CAPTIONS_FILE,),
+    read=list_msvd,
+    image_files="optional",
+    reads_whole_folder=True,
+)

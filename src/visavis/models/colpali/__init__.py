@@ -1,1 +1,0 @@
-"""Late-interaction models of ``transformers``."""

@@ -1,0 +1,213 @@
+"""Own parts from outside the package: run by name, recorded, and never run by a stored file."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import pytest
+import torch
+from tests.recipes import TINY_RECIPE
+
+import visavis
+from visavis import cli
+from visavis.core import own_code
+from visavis.core.errors import RunError, SpecError
+from visavis.data.synthetic import write_synthetic_scenes
+from visavis.losses.objectives.base import Objective, Reduction
+from visavis.losses.objectives.pairs import find_positive_pairs, log1p_exp
+from visavis.objectives import TripletHN
+from visavis.training.runs.open_run import read_run_recipe
+
+SOFT_HN = '''
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from visavis.losses.objectives.base import Objective, Reduction
+from visavis.losses.objectives.pairs import find_positive_pairs, log1p_exp
+
+(Path(__file__).parent / "ran").touch()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoftHN(Objective):
+    """Smooth hinge on the hardest negative."""
+
+    margin: float = 0.2
+    reduction: Reduction = "sum"
+
+    def one_way(self, scores, targets):
+        pairs = find_positive_pairs(scores, targets)
+        return log1p_exp(pairs.hardest - pairs.positive + self.margin)
+'''
+MRR = """
+from visavis.evaluation.metrics import Metric
+
+MRR = Metric(
+    name="mrr",
+    label="MRR",
+    definition="mean reciprocal rank of the first correct {candidate} of a {query}",
+    formula="mean(1 / rank)",
+    unit="fraction",
+    function=lambda ranks: (1 / ranks[:, 0]).mean(),
+)
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Softer(Objective):
+    """An objective of a module that Python imported already."""
+
+    margin: float = 0.2
+    reduction: Reduction = "sum"
+
+    def one_way(self, scores, targets):
+        pairs = find_positive_pairs(scores, targets)
+        return log1p_exp(pairs.hardest - pairs.positive + self.margin)
+
+
+@pytest.fixture(autouse=True)
+def no_code(monkeypatch):
+    """Each test starts as a new process does, without named code."""
+    monkeypatch.delenv(own_code.VARIABLE, raising=False)
+    own_code._load.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("own") / "scenes"
+    return write_synthetic_scenes(
+        folder, num_train=16, num_val=6, num_test=6, captions_per_image=2, size=48, seed=1
+    )
+
+
+@pytest.fixture
+def lab(tmp_path, monkeypatch):
+    """A researcher's folder with an objective, a metric and a recipe."""
+    (tmp_path / "soft_hn.py").write_text(SOFT_HN)
+    (tmp_path / "mrr.py").write_text(MRR)
+    (tmp_path / "tiny.toml").write_text(TINY_RECIPE)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def forget():
+    """Continue as another process, which inherits nothing."""
+    os.environ.pop(own_code.VARIABLE, None)
+    own_code._load.cache_clear()
+
+
+def train(scenes, **changes):
+    overrides = {"objective": "soft_hn.py:SoftHN(margin=0.1)", **changes}
+    return visavis.train("tiny.toml", overrides=overrides, data=scenes, out="run")
+
+
+def test_own_objective_is_parsed_and_equals_a_shipped_form(lab):
+    objective = visavis.parse("soft_hn.py:SoftHN(margin=0.1)")
+    assert repr(objective) == "soft_hn.py:SoftHN(margin=0.1, reduction='sum')"
+    assert visavis.parse(repr(objective)) == objective
+    scores = torch.randn(5, 5, dtype=torch.float64)
+    hinge = TripletHN(margin=0.1)(1e4 * scores, visavis.Targets.paired(5))
+    sharp = objective(1e4 * scores, visavis.Targets.paired(5))
+    torch.testing.assert_close(sharp, hinge, rtol=1e-3, atol=1.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("soft_hn.py:Soft()", r"soft_hn\.py: expected Soft to be a Objective: did you mean SoftHN"),
+        ("soft_hn.py:Path()", r"expected Path to be a Objective: known: SoftHN"),
+        ("other.py:SoftHN()", r"other\.py: expected Python code .*FileNotFoundError"),
+        ("no.such.package:SoftHN()", r"no\.such\.package: expected Python code .*No module named"),
+        ("soft_hn.py:SoftHN(margn=1)", r"SoftHN has no field 'margn': did you mean margin"),
+        ("soft_hn.py:SoftHN(margin='x')", r"SoftHN\.margin: expected a finite number, got 'x'"),
+    ],
+)
+def test_own_objective_reports_what_is_wrong(lab, text, message):
+    with pytest.raises(SpecError, match=message):
+        visavis.parse(text)
+
+
+def test_run_with_own_code_is_used_without_running_it(lab, scenes):
+    trained = train(scenes, **{"evaluation.extra_metrics": ["mrr.py:MRR"]})
+    assert trained.objective == "soft_hn.py:SoftHN(margin=0.1, reduction='sum')"
+    keys = trained.test.extra_metrics
+    assert keys == ("i2t_mrr", "t2i_mrr")
+    ranks = torch.as_tensor(trained.test.image_ranks)
+    assert trained.test.metrics["i2t_mrr"] == pytest.approx((1 / ranks).mean().item())
+    record = json.loads((lab / "run" / "environment.json").read_text())
+    assert sorted(record["code"]) == ["mrr.py", "soft_hn.py"]
+    forget()
+    (lab / "ran").unlink()
+    assert visavis.evaluate("run").metrics["rsum"] == trained.test.metrics["rsum"]
+    assert visavis.load("run").encode_texts(["a red circle"]).shape[0] == 1
+    recipe = read_run_recipe(lab / "run")
+    assert repr(recipe.phases[0].objective) == trained.objective
+    with pytest.raises(
+        SpecError, match=r"never run code by themselves\. Name it with visavis --code"
+    ):
+        recipe.phases[0].objective.gradient_scale  # noqa: B018
+    with pytest.raises(
+        RunError, match=r"run: expected its own code (mrr|soft_hn)\.py, which a run never"
+    ):
+        visavis.train(resume="run")
+    assert not (lab / "ran").exists()
+
+
+def test_run_with_own_code_resumes_with_unchanged_code_only(lab, scenes):
+    first = train(scenes)
+    forget()
+    moved = lab / "elsewhere" / "soft_hn.py"
+    moved.parent.mkdir()
+    (lab / "soft_hn.py").rename(moved)
+    visavis.allow_code(moved)
+    assert visavis.train(resume="run").test.metrics == first.test.metrics
+    forget()
+    moved.write_text(SOFT_HN + "# changed\n")
+    visavis.allow_code(moved)
+    with pytest.raises(RunError, match=r"run: soft_hn\.py changed since the run began"):
+        visavis.train(resume="run")
+
+
+def test_files_of_own_code_need_different_names(lab):
+    visavis.allow_code("soft_hn.py")
+    (lab / "b").mkdir()
+    (lab / "b" / "soft_hn.py").write_text(SOFT_HN)
+    with pytest.raises(SpecError, match=r"b/soft_hn\.py: expected own code with a file name"):
+        visavis.parse("b/soft_hn.py:SoftHN()")
+
+
+def test_object_of_an_imported_class_trains(lab, scenes):
+    trained = train(scenes, objective=Softer(margin=0.1))
+    assert trained.objective == "test_own_code.py:Softer(margin=0.1, reduction='sum')"
+
+
+@pytest.mark.slow
+def test_own_objective_is_compared_and_trains_on_two_processes(lab, scenes):
+    settings = ["--data", str(scenes), "--seeds", "2", "--no-tune", "--workers", "2", "--quiet"]
+    objectives = ["--objective", "soft_hn.py:SoftHN()", "--objective", "TripletHN()"]
+    command = [sys.executable, "-m", "visavis", "compare", "tiny.toml", *objectives, *settings]
+    subprocess.run([*command, "--out", "compared", "--json"], check=True, cwd=lab)
+    assert "soft_hn.py:SoftHN()" in (lab / "compared" / "table.md").read_text()
+    assert "soft_hn.py:SoftHN" in (lab / "compared" / "report.html").read_text()
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    training = ["train", "tiny.toml", "objective=soft_hn.py:SoftHN()", "--data", str(scenes)]
+    subprocess.run([*torchrun, "-m", "visavis", *training, "--out", "two"], check=True, cwd=lab)
+    assert (lab / "two" / "result.json").exists()
+
+
+def test_option_code_names_own_code(lab, scenes, monkeypatch, capsys):
+    train(scenes)
+    forget()
+    monkeypatch.setattr(
+        sys, "argv", ["visavis", "--code", "soft_hn.py", "train", "--resume", "run"]
+    )
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 0
+    assert "soft_hn.py:SoftHN(margin=0.1" in capsys.readouterr().out
