@@ -466,8 +466,8 @@ def some_queries(
 ) -> None:
     """Value and gradient of some queries per direction against all candidates."""
     from visavis.core.process_group import ProcessGroup
-    from visavis.losses.pair_loss.cosine_scores import RecomputedCosines
-    from visavis.losses.pair_loss.row_blocks import run_row_blocks
+    from visavis.losses.pair_loss.blocks import run_row_blocks
+    from visavis.losses.pair_loss.scores import RecomputedCosines
 
     rows = slice(0, num_queries)
     with torch.no_grad():

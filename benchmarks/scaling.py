@@ -43,7 +43,7 @@ from visavis import PairLoss, Targets
 from visavis.core.process_group import ProcessGroup
 from visavis.core.progress import NoProgress
 from visavis.data.synthetic import write_synthetic_scenes
-from visavis.losses.pair_loss.encoded_items import encode_in_chunks
+from visavis.losses.pair_loss.candidates import encode_in_chunks
 from visavis.objectives import VLC
 from visavis.training.optimizer import make_optimizer
 from visavis.training.recipes.data_module import prepare_training

@@ -17,7 +17,7 @@ from visavis.core.errors import VisavisError
 from visavis.core.progress import NoProgress
 from visavis.evaluation.protocols import get_protocols
 from visavis.evaluation.results import evaluate_dataset
-from visavis.losses.pair_loss.encoded_items import truncate_embeddings
+from visavis.losses.pair_loss.candidates import truncate_embeddings
 from visavis.models.base import encode_unit_rows, get_vectors
 from visavis.models.inference import device_score
 from visavis.training.runs.open_run import open_run, read_run_recipe

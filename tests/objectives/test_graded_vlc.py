@@ -9,6 +9,7 @@ import torch
 
 from visavis import Targets
 from visavis.core.errors import MissingSupervision
+from visavis.losses.objectives.pairs import find_positive_pairs
 from visavis.objectives import VLC, GradedVLC
 
 from ..matching import mentions
@@ -45,9 +46,9 @@ def test_graded_vlc_divergence_is_over_negatives():
         expected = sum(
             a / sum(p) * math.log(a / sum(p) / (b / sum(q))) for a, b in zip(p, q, strict=True)
         )
-        assert objective._divergence(scores, targets)[i].item() == pytest.approx(
-            expected, rel=1e-11
-        )
+        assert objective._divergence(find_positive_pairs(scores, targets), targets)[
+            i
+        ].item() == pytest.approx(expected, rel=1e-11)
 
 
 def test_graded_vlc_adds_one_divergence_per_query():
@@ -58,7 +59,9 @@ def test_graded_vlc_adds_one_divergence_per_query():
         - VLC(gamma=objective.gamma).one_way(scores, targets).sum()
     )
     torch.testing.assert_close(
-        more, objective.beta * objective._divergence(scores, targets).sum(), **CLOSE
+        more,
+        objective.beta * objective._divergence(find_positive_pairs(scores, targets), targets).sum(),
+        **CLOSE,
     )
 
 
@@ -83,10 +86,12 @@ def test_graded_vlc_divergence_is_zero_for_matching_scores():
     objective = GradedVLC(tau=0.1, graded_gamma=20.0)
     _, targets = case(relevance=20.0 * 0.1 * scores + torch.rand(4, 1, dtype=torch.float64))
     torch.testing.assert_close(
-        objective._divergence(scores, targets), torch.zeros(4, dtype=torch.float64), **CLOSE
+        objective._divergence(find_positive_pairs(scores, targets), targets),
+        torch.zeros(4, dtype=torch.float64),
+        **CLOSE,
     )
     _, others = case()
-    assert (objective._divergence(scores, others) > 0).all()
+    assert (objective._divergence(find_positive_pairs(scores, others), others) > 0).all()
 
 
 def test_graded_vlc_is_zero_for_query_without_negatives():

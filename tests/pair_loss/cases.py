@@ -10,7 +10,7 @@ from torch import nn
 
 from visavis.core.encoded import Encoded
 from visavis.core.errors import ShapeError, VisavisError
-from visavis.losses.pair_loss import planner
+from visavis.losses.pair_loss import plan as planner
 from visavis.losses.pair_loss.plan import MAX_CACHED_TILE_BYTES, ExecutionPlan
 from visavis.objectives import CATALOG, VLC, NTXent, Triplet, TripletHN, Unified
 

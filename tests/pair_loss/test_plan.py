@@ -9,18 +9,23 @@ import torch
 from torch import Tensor, nn
 
 from visavis import PairLoss, Targets
-from visavis.core.blocking import BlockCost, ScoreCost
+from visavis.core.blocking import BlockCost, ScoreCost, measure_block_cost
 from visavis.core.encoded import Encoded
 from visavis.core.errors import SpecError, VisavisError
 from visavis.losses.pair_loss import choose_plan
+from visavis.losses.pair_loss import plan as plan_module
 from visavis.losses.pair_loss.plan import PlanInputs
+from visavis.losses.targets import Factors
 from visavis.objectives import (
     AOQ,
     CATALOG,
     NCR,
     RSP,
+    BinomialDeviance,
     Goal,
     InfoNCE,
+    Ladder,
+    MaxMargin,
     NTXent,
     SmoothAP,
     Triplet,
@@ -29,7 +34,7 @@ from visavis.objectives import (
 )
 
 from ..matching import mentions
-from ..sampling import pairwise
+from ..sampling import for_each, pairwise
 from .cases import assert_close, required_annotations
 
 CPU, CUDA, GIB = torch.device("cpu"), torch.device("cuda"), 2**30
@@ -64,9 +69,11 @@ def path(
 
 
 def test_plan_uses_tiles_for_summary_objectives():
-    for number in (2, 500, 8192):
-        for objective in (TripletHN(), Unified(), NTXent(), Goal(pair="con"), AOQ(), RSP()):
+    for objective in (TripletHN(), Unified(), NTXent(), Goal(pair="con"), AOQ(), RSP()):
+        for number in (257, 500, 8192):
             assert path(objective, number) == path(objective, number, device=CUDA) == "tiles"
+        for number in (2, 256):
+            assert path(objective, number) == path(objective, number, device=CUDA) == "dense"
 
 
 def test_plan_uses_rows_for_other_objectives():
@@ -173,6 +180,60 @@ def test_plan_expected_memory_stays_within_budget(kind, cost, number, block_rows
         )
 
 
+FORMS = (
+    *(kind() for kind in CATALOG),
+    *Goal.all(),
+    NTXent(denominator="negatives"),
+    NCR(warmup=True),
+    NCR(semantics="reference"),
+    RSP(gamma=5.0),
+    RSP(gamma=5.0, coefficients=(0.0, 1.0, 2.0, 3.0)),
+    *(Ladder(**form) for form in ({"sampling": "sum"}, {"cumulative": True, "pairs": 4})),
+    *(
+        Ladder(
+            margins=(0.2, 0.1, 0.1, 0.1),
+            thresholds=(0.7, 0.6, 0.5),
+            betas=(1.0, 1.0, 1.0, 1.0),
+            sampling=sampling,
+        )
+        for sampling in ("hard", "sum")
+    ),
+    Ladder(semantics="reference"),
+    MaxMargin(fix_norm=False),
+    BinomialDeviance(negatives="all"),
+)
+
+
+@for_each(objective=FORMS)
+def test_declared_cost_covers_memory_of_terms(objective):
+    for extra in ((), ("weight",), ("ignore",)):
+
+        def prepare(height, width, extra=extra):
+            annotations = {
+                name: Factors(torch.rand(height, 2), torch.rand(width, 2))
+                for name in ("relevance", "pair_margin", *extra)
+            }
+            for name, value in required_annotations(height, width).items():
+                annotations.setdefault(name, value.detach().float())
+            targets = Targets(
+                query_ids=torch.arange(height), candidate_ids=torch.arange(width), **annotations
+            )
+            scores = torch.rand(height, width).requires_grad_()
+            scores, targets = objective.prepare(scores, targets)
+
+            def run():
+                terms = objective.terms(scores, targets).sum()
+                return terms.requires_grad and torch.autograd.grad(terms, scores)
+
+            return run
+
+        measured = measure_block_cost(prepare, 4, 16)
+        targets = Targets.paired(2)
+        declared = PlanInputs(objective, (targets, targets.T), 0, CPU, 0).term_cost
+        assert measured.total_bytes(64, 64) <= declared.total_bytes(64, 64)
+        assert measured.total_bytes(64, 4096) <= declared.total_bytes(64, 4096)
+
+
 def test_plan_describes_path_and_memory():
     description = str(PairLoss(Unified()).plan(8192, 8192, embedding_dim=512))
     assert all(
@@ -267,6 +328,33 @@ def test_plan_with_column_blocks_repeats_dropout(objective):
     torch.testing.assert_close(
         (moved - value).detach(), (gradient * step).sum(), rtol=1e-3, atol=1e-12
     )
+
+
+def test_plan_is_chosen_once_per_shape_and_kind_of_targets(monkeypatch):
+    chosen = []
+    choose = plan_module.choose_plan
+    monkeypatch.setattr(
+        plan_module, "choose_plan", lambda inputs: chosen.append(choose(inputs)) or chosen[-1]
+    )
+    loss = PairLoss(Unified())
+    for number, weight in ((300, False), (300, False), (301, False), (300, True), (300, True)):
+        annotations = {"weight": torch.rand(number, number)} if weight else {}
+        loss(*torch.randn(2, number, 8), targets=Targets.paired(number, **annotations))
+    assert [(plan.path, plan.num_queries[0]) for plan in chosen] == [
+        ("tiles", 300),
+        ("tiles", 301),
+        ("dense", 300),
+    ]
+
+
+def test_loss_follows_ids_that_change_in_place():
+    images, texts = torch.randn(2, 200, 8).unbind()
+    ids = torch.arange(200)
+    targets = Targets(query_ids=ids, candidate_ids=ids)
+    first = [TripletHN()(images @ texts.T, targets), targets.positive.sum()]
+    ids.fill_(7)
+    assert TripletHN()(images @ texts.T, targets) == 0 < first[0]
+    assert targets.positive.sum() == 200**2 > first[1]
 
 
 def test_plan_computes_score_cost_once_per_shape():

@@ -6,9 +6,19 @@ import pytest
 import torch
 
 from visavis import PairLoss, Targets
+from visavis.core.encoded import unit_rows
 from visavis.core.errors import VisavisError
 from visavis.losses.pair_loss import cosine
-from visavis.objectives import CATALOG, SmoothAP, Triplet, TripletHN, Unified
+from visavis.objectives import (
+    CATALOG,
+    InfoNCE,
+    NTXent,
+    Sigmoid,
+    SmoothAP,
+    Triplet,
+    TripletHN,
+    Unified,
+)
 
 from ..matching import mentions
 from ..sampling import pairwise
@@ -91,6 +101,21 @@ def test_row_blocks_reject_double_backward(objective):
     value = PairLoss(objective, block_rows=2)(images, texts)
     with pytest.raises(VisavisError, match="differentiated twice"):
         torch.autograd.grad(value, images, create_graph=True)
+
+
+@pytest.mark.parametrize("kind", [NTXent, Sigmoid, InfoNCE], ids=lambda kind: kind.__name__)
+def test_dense_loss_has_second_derivatives(kind):
+    images, texts = random_embeddings(5, 5)
+    penalties = []
+    for value in (
+        PairLoss(kind())(images, texts),
+        kind()(unit_rows(images) @ unit_rows(texts).T, Targets.paired(5)),
+    ):
+        gradients = torch.autograd.grad(value, (images, texts), create_graph=True)
+        penalties.append(sum(gradient.square().sum() for gradient in gradients))
+    ours, right = (torch.autograd.grad(penalty, (images, texts)) for penalty in penalties)
+    for each, expected in zip(ours, right, strict=True):
+        assert_close(each, expected, rtol=1e-9, atol=1e-12)
 
 
 def test_row_blocks_reject_function_with_gradient():

@@ -12,9 +12,9 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from visavis.core.errors import SpecError, VisavisError, format_value
+from visavis.losses.logits import is_valid_bias, is_valid_scale
 from visavis.losses.objectives import Objective
 from visavis.losses.pair_loss import PairLoss
-from visavis.losses.pair_loss.logits import is_valid_bias, is_valid_scale
 from visavis.losses.targets import Ids
 
 

@@ -14,6 +14,7 @@ torch.Size([3, 2])
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
@@ -22,10 +23,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from visavis.core.errors import MissingSupervision, ShapeError
+from visavis.core.errors import MissingSupervision, ShapeError, VisavisError
 from visavis.core.spec import validate_int
 
 Ids = Tensor | np.ndarray | Sequence[int]
+MAX_COMPARED_PAIRS = 2**15
+"""Number of pairs up to which comparing all ids finds the positives faster than sorting them."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,9 @@ PAIRWISE_ANNOTATIONS, QUERY_ANNOTATIONS, CANDIDATE_ANNOTATIONS = (
 )
 
 
+ANNOTATION_NAMES = tuple(annotation.name for annotation in ANNOTATIONS)
+
+
 @dataclass(frozen=True)
 class _Transposed:
     """A function of (rows, columns) with the two roles exchanged."""
@@ -162,11 +168,12 @@ class Targets:
     def __post_init__(self) -> None:
         for name in ("query_ids", "candidate_ids"):
             object.__setattr__(self, name, to_id_tensor(getattr(self, name), name))
-        for name, length in (("rows", len(self.query_ids)), ("columns", len(self.candidate_ids))):
+        for name, length in zip(("rows", "columns"), self.shape, strict=True):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, torch.arange(length, device=self.query_ids.device))
         for annotation in ANNOTATIONS:
-            value = getattr(self, annotation.name)
+            if (value := getattr(self, annotation.name)) is None:
+                continue
             if annotation.shape == "pairwise":
                 _check_pairwise(annotation.name, value, self.shape)
             else:
@@ -246,7 +253,8 @@ class Targets:
     @property
     def shape(self) -> torch.Size:
         """Number of queries and of candidates."""
-        return torch.Size((len(self.query_ids), len(self.candidate_ids)))
+        # The length of a tensor by ``len`` takes four times as long.
+        return torch.Size((self.query_ids.shape[0], self.candidate_ids.shape[0]))
 
     @property
     def T(self) -> Targets:
@@ -258,13 +266,13 @@ class Targets:
             "columns": self.rows,
         }
         annotations = {
-            annotation.transposed_field or annotation.name: _transpose(
-                getattr(self, annotation.name), annotation
-            )
+            annotation.transposed_field or annotation.name: value
+            if (value := getattr(self, annotation.name)) is None
+            else _transpose(value, annotation)
             for annotation in ANNOTATIONS
         }
         relation = None if self.relation is None else self.relation.flip(1)
-        return replace(self, relation=relation, **swapped, **annotations)  # type: ignore[arg-type]
+        return self._with(relation=relation, **swapped, **annotations)
 
     def __getitem__(self, rows: slice | Tensor) -> Targets:
         """Select queries. All candidates stay."""
@@ -274,7 +282,7 @@ class Targets:
             for name in per_query
         }
         annotations = {name: _slice(getattr(self, name), rows) for name in PAIRWISE_ANNOTATIONS}
-        return replace(self, **sliced, **annotations)  # type: ignore[arg-type]
+        return self._with(**sliced, **annotations)
 
     def to(self, device: torch.device | str) -> Targets:
         """Move all tensors to a device.
@@ -285,9 +293,35 @@ class Targets:
         Returns:
             The targets on the device.
         """
-        return Targets(
-            **{field.name: _move(getattr(self, field.name), device) for field in fields(self)}
+        moved = self._with(
+            **{
+                name: _move(value, device)
+                for name in FIELD_NAMES
+                if (value := getattr(self, name)) is not None
+            }
         )
+        if not torch.compiler.is_compiling():
+            # Only such a copy, which a loss makes for one call, caches its pairs. The owner of
+            # these targets may change the ids in place between two calls.
+            vars(moved)["_pairs"] = None
+        return moved
+
+    def _with(self, **changes: Any) -> Targets:
+        """A copy with other fields that fit together, without the checks of the constructor."""
+        if torch.compiler.is_compiling():
+            return replace(self, **changes)
+        changed = object.__new__(Targets)
+        vars(changed).update({name: getattr(self, name) for name in FIELD_NAMES} | changes)
+        return changed
+
+    @property
+    def masks(self) -> tuple[Tensor, Tensor]:
+        """Positive and negative pairs, as `positive` and `negative`, computed at once."""
+        related = self._related
+        if self.ignore is None:
+            return related, ~related
+        ignored = self.pairwise("ignore").bool()
+        return related & ~ignored, ~(related | ignored)
 
     @property
     def positive(self) -> Tensor:
@@ -310,7 +344,12 @@ class Targets:
     @property
     def _related(self) -> Tensor:
         if self.relation is None:
-            return self.query_ids[:, None] == self.candidate_ids[None, :]
+            # Setting the pairs takes a tenth of the time of comparing all ids, unless they are few.
+            if self._are_few_pairs:
+                return self._equal_ids
+            related = self.query_ids.new_zeros(self.shape, dtype=torch.bool)
+            related[self._pairs_by_id] = True
+            return related
         assert self.rows is not None and self.columns is not None
         rows, row_index = self.rows.unique(return_inverse=True)
         columns, column_index = self.columns.unique(return_inverse=True)
@@ -354,13 +393,43 @@ class Targets:
                 torch.cat(by_block).T.contiguous() if by_block else self.query_ids.new_zeros(2, 0)
             )
             return query, candidate
+        return self._pairs_by_id
+
+    @property
+    def _pairs_by_id(self) -> tuple[Tensor, Tensor]:
+        """The query and the candidate of each pair of equal ids, ordered by both."""
+        # A compiler sees no cache and no branch that depends on the ids.
+        if torch.compiler.is_compiling():
+            query, candidate = self._equal_ids.nonzero(as_tuple=True)
+            return query, candidate
+        if "_pairs" not in vars(self):
+            return self._find_pairs_by_id()
+        if vars(self)["_pairs"] is None:
+            vars(self)["_pairs"] = self._find_pairs_by_id()
+        return vars(self)["_pairs"]
+
+    def _find_pairs_by_id(self) -> tuple[Tensor, Tensor]:
+        if self._are_few_pairs:
+            query, candidate = self._equal_ids.nonzero(as_tuple=True)
+            return query, candidate
         order, first, counts = self._id_runs()
-        query = torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
+        queries, ends = torch.arange(counts.shape[0], device=counts.device), counts.cumsum(0)
+        if bool((ends == queries + 1).all()):
+            # One positive for each query, as in most batches.
+            return queries, order[first]
+        query = queries.repeat_interleave(counts)
         position = (
-            torch.arange(len(query), device=counts.device)
-            + (first - counts.cumsum(0) + counts)[query]
+            torch.arange(query.shape[0], device=counts.device) + (first - ends + counts)[query]
         )
         return query, order[position]
+
+    @property
+    def _are_few_pairs(self) -> bool:
+        return torch.compiler.is_compiling() or math.prod(self.shape) <= MAX_COMPARED_PAIRS
+
+    @property
+    def _equal_ids(self) -> Tensor:
+        return self.query_ids[:, None] == self.candidate_ids
 
     def positive_counts(self, blocks: Sequence[slice]) -> Tensor:
         """Count the positives of each query.
@@ -435,6 +504,9 @@ class Targets:
         return default if self.query_margin is None else self.query_margin
 
 
+FIELD_NAMES = tuple(field.name for field in fields(Targets))
+
+
 def to_id_tensor(ids: Ids, name: str) -> Tensor:
     """Convert ids to a LongTensor.
 
@@ -496,7 +568,7 @@ def missing_annotation(objective: str, *names: str) -> MissingSupervision:
 
 
 def _check_per_item(annotation: Annotation, value: Any, length: int) -> None:
-    if value is not None and (
+    if (
         not isinstance(value, Tensor)
         or value.dim() != 1 + len(annotation.axes)
         or len(value) != length
@@ -527,7 +599,7 @@ def _check_pairwise(name: str, value: Any, shape: torch.Size) -> None:
                 f"{name}: expected shape {list(shape)}, queries x candidates, got "
                 f"{list(value.shape)}."
             )
-    elif value is not None and not callable(value):
+    elif not callable(value):
         raise ShapeError(
             f"{name}: expected a tensor {list(shape)}, Factors, or a function of (rows, columns), "
             f"got a value {_describe(value)}."
@@ -543,7 +615,7 @@ def _describe(value: Any) -> str:
 
 
 def _transpose(value: Any, annotation: Annotation) -> Any:
-    if value is None or annotation.shape != "pairwise":
+    if annotation.shape != "pairwise":
         return value
     if isinstance(value, Tensor):
         return value.T
@@ -562,3 +634,102 @@ def _move(value: Any, device: torch.device | str) -> Any:
     if isinstance(value, Factors):
         return Factors(value.query_vectors.to(device), value.candidate_vectors.to(device))
     return value.to(device) if isinstance(value, Tensor) else value
+
+
+def annotations_needing_grad(targets: Targets) -> dict[str, Tensor]:
+    """Find the annotation tensors that need a gradient.
+
+    Args:
+        targets: The targets.
+
+    Returns:
+        Tensors by name, such as "weight" or "weight.query_vectors" for factors.
+
+    Raises:
+        VisavisError: If a function returns values that need a gradient.
+    """
+    tensors: dict[str, Tensor] = {}
+    for name in ANNOTATION_NAMES:
+        value = getattr(targets, name)
+        if isinstance(value, Factors):
+            tensors |= {
+                f"{name}.query_vectors": value.query_vectors,
+                f"{name}.candidate_vectors": value.candidate_vectors,
+            }
+        elif isinstance(value, Tensor):
+            tensors[name] = value
+        elif (
+            value is not None
+            and len(targets.query_ids)
+            and targets[:1].pairwise(name).requires_grad
+        ):
+            raise VisavisError(
+                f"{name}: expected a function without gradient, got values with a gradient. Pass a "
+                "tensor instead."
+            )
+    return {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}
+
+
+def has_annotations(targets: Targets) -> bool:
+    """Return whether the targets hold more than ids.
+
+    Args:
+        targets: The targets.
+
+    Returns:
+        Whether there is a relation or an annotation.
+    """
+    return targets.relation is not None or any(
+        getattr(targets, name) is not None for name in ANNOTATION_NAMES
+    )
+
+
+def get_annotation_tensor(targets: Targets, name: str) -> Tensor:
+    """Return an annotation tensor by its name.
+
+    Args:
+        targets: The targets.
+        name: A name as in `annotations_needing_grad`.
+
+    Returns:
+        The tensor.
+    """
+    value: Any = targets
+    for attribute in name.split("."):
+        value = getattr(value, attribute)
+    return value
+
+
+def replace_annotation_tensors(targets: Targets, new: dict[str, Tensor]) -> Targets:
+    """Replace annotation tensors.
+
+    Args:
+        targets: The targets.
+        new: Tensors by name.
+
+    Returns:
+        The targets with the new tensors.
+    """
+    for name, tensor in new.items():
+        field, _, part = name.partition(".")
+        targets = replace(
+            targets,
+            **{field: replace(getattr(targets, field), **{part: tensor}) if part else tensor},
+        )
+    return targets
+
+
+def with_annotation_leaves(targets: Targets, names: list[str]) -> tuple[Targets, list[Tensor]]:
+    """Detach annotation tensors and make them leaves of a new graph.
+
+    Args:
+        targets: The targets.
+        names: Names of the tensors.
+
+    Returns:
+        The targets with the leaves, and the leaves.
+    """
+    leaves = {
+        name: get_annotation_tensor(targets, name).detach().requires_grad_() for name in names
+    }
+    return replace_annotation_tensors(targets, leaves), list(leaves.values())

@@ -21,7 +21,7 @@ from visavis.core.memory_budget import MemoryLimit
 from visavis.core.process_group import ONE_PROCESS, ProcessGroup
 from visavis.data.loader import Batch, Loader
 from visavis.losses.pair_loss import PairLoss
-from visavis.losses.pair_loss.encoded_items import encode_in_chunks
+from visavis.losses.pair_loss.candidates import encode_in_chunks
 from visavis.losses.targets import Targets
 from visavis.models import Matcher
 from visavis.models.device import autocast_context

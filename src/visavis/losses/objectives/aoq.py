@@ -48,6 +48,7 @@ class AOQ(SummaryObjective):
         Nothing. As in the released code, the weight has a gradient too and may be negative.
     """
 
+    scores_held: ClassVar[float] = 4.0
     used_annotations: ClassVar[tuple[str, ...]] = ("query_offline_scores", "query_margin")
 
     margin: float = 0.2

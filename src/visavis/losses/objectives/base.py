@@ -15,7 +15,12 @@ from torch import Tensor
 
 from visavis.core.errors import ShapeError, SpecError
 from visavis.core.spec import EXPECTED_PARAMETER, is_valid_parameter, require_field, validate_fields
-from visavis.losses.objectives.pairs import HardestNegative, NegativeSummary, find_positive_pairs
+from visavis.losses.objectives.pairs import (
+    HardestNegative,
+    NegativeSummary,
+    PositivePairs,
+    find_positive_pairs,
+)
 from visavis.losses.targets import Targets
 
 Reduction = Literal["sum", "mean", "half_mean"]
@@ -39,8 +44,12 @@ class Objective(ABC):
         used_annotations: Fields of `Targets` next to the ids that change the value, by the names of
             queries (``query_margin`` stands for ``candidate_margin`` too).
         reduction: How terms become a scalar.
+        scores_held: Peak memory of the terms of one direction, forward and backward, as a multiple
+            of the memory of the scores. PairLoss chooses the size of blocks by it. The default is
+            more than that of most objectives.
     """
 
+    scores_held: ClassVar[float] = 12.0
     integrable: ClassVar[bool] = True
     needs_pair_matrix: ClassVar[bool] = False
     used_annotations: ClassVar[tuple[str, ...]] = ()
@@ -145,7 +154,23 @@ class Objective(ABC):
             A scalar.
         """
         scores, targets = self.prepare(scores, targets)
-        return self.reduce(self.terms(scores, targets), self.terms(scores.T, targets.T))
+        if not scores.numel():
+            return self.reduce(scores.flatten())
+        return self.reduce(*self.both_ways(scores, targets))
+
+    def both_ways(self, scores: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
+        """Compute the terms of both directions of one score matrix. Override it where they share
+        work.
+
+        Args:
+            scores: Prepared scores, not empty.
+            targets: Prepared targets.
+
+        Returns:
+            Terms of rows as queries, and of columns as queries.
+        """
+        # A reduction of the rows of a transposed matrix takes four times as long.
+        return self.one_way(scores, targets), self.one_way(scores.T.contiguous(), targets.T)
 
     def prepare(self, scores: Tensor, targets: Targets) -> tuple[Tensor, Targets]:
         """Prepare the arguments of `terms`.
@@ -189,14 +214,18 @@ class Objective(ABC):
         """Reduce the terms of the directions to a scalar. A direction without terms adds 0.
 
         Args:
-            *directions: Terms of each direction.
+            *directions: Terms of one or two directions.
 
         Returns:
             A scalar.
         """
-        return torch.stack(
-            [terms.sum() * self.term_weight(len(terms)) for terms in directions]
-        ).sum()
+        sums = [terms.sum() for terms in directions]
+        if self.reduction != "sum":
+            sums = [
+                total * self.term_weight(terms.shape[0])
+                for total, terms in zip(sums, directions, strict=True)
+            ]
+        return sums[0] if len(sums) == 1 else sums[0] + sums[1]
 
     def term_weight(self, count: int) -> float:
         """Return the weight of one term in the loss.
@@ -263,6 +292,55 @@ class SummaryObjective(Objective):
             return self.row_terms(scores, targets)
         pairs = find_positive_pairs(scores, targets)
         return self.pair_terms(summary.compute(pairs), pairs.positive, pairs.query, targets)
+
+
+class PairwiseObjective(Objective):
+    """An objective whose loss of a pair is the same in both directions. The term of a query with a
+    positive is the sum over its pairs.
+
+    So the losses of one block of scores serve both directions.
+    """
+
+    @abstractmethod
+    def pair_losses(self, pairs: PositivePairs, targets: Targets) -> Tensor:
+        """Compute the loss of each pair.
+
+        Args:
+            pairs: Positive pairs, with all scores.
+            targets: The targets.
+
+        Returns:
+            Losses of shape ``[Q, C]``.
+        """
+
+    @abstractmethod
+    def is_counted(self, num_positives: Tensor, num_negatives: Tensor) -> Tensor:
+        """Decide whose pairs count. The others have a term of 0.
+
+        Args:
+            num_positives: Number of positives of each query, shape ``[Q]``.
+            num_negatives: Number of negatives of each query, shape ``[Q]``.
+
+        Returns:
+            Whether the pairs of a query count, bool ``[Q]``.
+        """
+
+    def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
+        pairs = find_positive_pairs(scores, targets)
+        return self._query_terms(pairs, self.pair_losses(pairs, targets).sum(1))
+
+    def both_ways(self, scores: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
+        pairs = find_positive_pairs(scores, targets)
+        losses = self.pair_losses(pairs, targets)
+        return self._query_terms(pairs, losses.sum(1)), self._query_terms(pairs.T, losses.sum(0))
+
+    def _query_terms(self, pairs: PositivePairs, sums: Tensor) -> Tensor:
+        num_positives = pairs.num_positives
+        is_counted = self.is_counted(num_positives, pairs.num_negatives)
+        # In most batches every query counts, and the graph needs no selection.
+        if not torch.compiler.is_compiling() and is_counted.all():
+            return sums
+        return sums.where(is_counted, 0.0)[num_positives > 0]
 
 
 def validate_half_scale(objective: Objective, scale: float) -> None:

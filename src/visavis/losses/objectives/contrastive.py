@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from visavis.core.spec import PositiveFloat
-from visavis.losses.objectives.base import Objective, Reduction, SummaryObjective
+from visavis.losses.objectives.base import Objective, PairwiseObjective, Reduction, SummaryObjective
 from visavis.losses.objectives.pairs import (
     NEG_INF,
     NegativeLogSumExp,
+    PositivePairs,
     anchor_margins,
     find_positive_pairs,
     log1p_exp,
@@ -48,6 +49,8 @@ class NTXent(SummaryObjective):
         The printed eq. 4 of COCOS, whose denominator has negatives only: ``denominator="negatives"``, which can be
         negative. Other positives of a query are left out of its denominator.
     """
+
+    scores_held: ClassVar[float] = 5.0
 
     tau: PositiveFloat = 0.1
     denominator: Literal["all", "negatives"] = "all"
@@ -101,6 +104,8 @@ class InfoNCE(Objective):
         it makes the softmax over its positives uniform.
     """
 
+    scores_held: ClassVar[float] = 4.0
+
     tau: PositiveFloat = 0.07
     reduction: Reduction = "half_mean"
 
@@ -112,13 +117,31 @@ class InfoNCE(Objective):
         return replace(self, tau=round(1 / scale, 6))
 
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
-        positive = targets.positive
-        log_softmax = (
-            (scores / self.tau).masked_fill(~(positive | targets.negative), NEG_INF).log_softmax(-1)
+        pairs = self._scaled_pairs(scores, targets)
+        return self._cross_entropy(pairs, pairs.scores.log_softmax(1))
+
+    def both_ways(self, scores: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
+        pairs = self._scaled_pairs(scores, targets)
+        return (
+            self._cross_entropy(pairs, pairs.scores.log_softmax(1)),
+            self._cross_entropy(pairs.T, pairs.scores.log_softmax(0).T),
         )
-        num_positives = positive.sum(-1)
-        terms = -log_softmax.masked_fill(~positive, 0.0).sum(-1) / num_positives.clamp(min=1)
-        return terms[num_positives > 0]
+
+    def _scaled_pairs(self, scores: Tensor, targets: Targets) -> PositivePairs:
+        logits = scores / self.tau
+        if targets.ignore is not None:
+            logits = logits.masked_fill(targets.pairwise("ignore").bool(), NEG_INF)
+        return find_positive_pairs(logits, targets)
+
+    def _cross_entropy(self, pairs: PositivePairs, log_softmax: Tensor) -> Tensor:
+        """Mean over the positives of each query that has one: ``[Q, C] -> [Q']``."""
+        num_positives = pairs.num_positives
+        sums = log_softmax.new_zeros(len(log_softmax)).index_add(
+            0, pairs.query, log_softmax[pairs.query, pairs.candidate]
+        )
+        if not torch.compiler.is_compiling() and num_positives.all():
+            return -sums / num_positives
+        return (-sums / num_positives.clamp(min=1))[num_positives > 0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +171,8 @@ class VLC(SummaryObjective):
         CLIP, whose scale is learned. See InfoNCE.
     """
 
+    scores_held: ClassVar[float] = 5.0
+
     gamma: PositiveFloat = 50.0
     reduction: Reduction = "sum"
 
@@ -165,7 +190,7 @@ class VLC(SummaryObjective):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sigmoid(Objective):
+class Sigmoid(PairwiseObjective):
     r"""Pairwise sigmoid loss of SigLIP: a binary decision for each pair, at a scale and a bias.
 
     Args:
@@ -198,6 +223,8 @@ class Sigmoid(Objective):
         over images, which are as many as texts. Here it is the mean of both directions' means.
     """
 
+    scores_held: ClassVar[float] = 4.0
+
     scale: PositiveFloat = 10.0
     bias: float = -10.0
     reduction: Reduction = "half_mean"
@@ -212,14 +239,16 @@ class Sigmoid(Objective):
     def with_bias(self, bias: float) -> Sigmoid:
         return replace(self, bias=bias)
 
-    def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
-        positive, negative = targets.positive, targets.negative
-        logits = self.scale * scores + self.bias
-        wrong_decision_logits = torch.where(positive, -logits, logits).masked_fill(
-            ~(positive | negative), NEG_INF
-        )
-        terms = log1p_exp(wrong_decision_logits).sum(-1).where(negative.any(-1), 0.0)
-        return terms[positive.any(-1)]
+    def pair_losses(self, pairs: PositivePairs, targets: Targets) -> Tensor:
+        logits = self.scale * pairs.scores + self.bias
+        positive = pairs.query, pairs.candidate
+        logits = logits.index_put(positive, -logits[positive])
+        if targets.ignore is not None:
+            logits = logits.masked_fill(targets.pairwise("ignore").bool(), NEG_INF)
+        return log1p_exp(logits)
+
+    def is_counted(self, num_positives: Tensor, num_negatives: Tensor) -> Tensor:
+        return (num_positives > 0) & (num_negatives > 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,6 +281,7 @@ class Unified(SummaryObjective):
         Nothing released. No code accompanies the paper. Weights are not detached here: their supplier decides.
     """
 
+    scores_held: ClassVar[float] = 6.0
     used_annotations: ClassVar[tuple[str, ...]] = ("weight", "query_margin")
 
     margin: float = 0.2

@@ -95,6 +95,7 @@ class Goal(SummaryObjective):
         tau is 1 unless given, and the gradient ignores factors of the loss.
     """
 
+    scores_held: ClassVar[float] = 5.0
     integrable: ClassVar[bool] = False
 
     triplet: Literal["con", "nca", "cir"] = "cir"

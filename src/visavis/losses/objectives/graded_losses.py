@@ -106,6 +106,11 @@ class Ladder(Objective):
             )
             require_field(self.pairs == 1, self, "pairs", "1 with semantics='reference'")
 
+    @property
+    def scores_held(self) -> float:  # type: ignore[override]
+        levels = len(self.margins)
+        return 6.0 + 0.5 * levels if self.sampling == "hard" else 8.0 + 6.0 * levels
+
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
         pairs, follows_paper = find_positive_pairs(scores, targets), self.semantics == "paper"
         triplet_hinges = self._positive_hinges(self.margins[0], pairs.negatives(), pairs, targets)
@@ -126,7 +131,7 @@ class Ladder(Objective):
         if self.cumulative:
             return terms
         # The levels of a query are divided among its positive pairs.
-        num_positives = targets.positive.sum(-1)
+        num_positives = pairs.num_positives
         return torch.cat(
             [
                 terms + (level_sums / num_positives.clamp(min=1))[pairs.query],
@@ -240,6 +245,7 @@ class GradedVLC(VLC):
         Ladder, which sets margins between levels of relevance. Here every two negatives are ordered by their own relevance.
     """
 
+    scores_held: ClassVar[float] = 9.0
     used_annotations: ClassVar[tuple[str, ...]] = ("relevance",)
 
     gamma: PositiveFloat = 40.0
@@ -255,21 +261,21 @@ class GradedVLC(VLC):
         pairs = find_positive_pairs(scores, targets)
         terms = self.pair_terms(pairs.log_sum_exp(self.gamma), pairs.positive, pairs.query, targets)
         # The divergence of a query is divided among its positive pairs.
-        weight_per_pair = self.beta / targets.positive.sum(-1).clamp(min=1)
-        return terms + (weight_per_pair * self._divergence(scores, targets))[pairs.query]
+        weight_per_pair = self.beta / pairs.num_positives.clamp(min=1)
+        return terms + (weight_per_pair * self._divergence(pairs, targets))[pairs.query]
 
-    def _divergence(self, scores: Tensor, targets: Targets) -> Tensor:
+    def _divergence(self, pairs: PositivePairs, targets: Targets) -> Tensor:
         """``sum_j p_ij log(p_ij / q_ij)`` over the negatives of each query, shape ``[Q]``, 0
         without negatives.
         """
-        negative = targets.negative
+        negative = pairs.negative
         # Without negatives nothing is masked, so that the sum is 0 and not NaN.
         is_masked = ~negative & negative.any(-1, keepdim=True)
         log_p, log_q = (
             logits.masked_fill(is_masked, NEG_INF).log_softmax(-1).masked_fill(~negative, 0.0)
             for logits in (
                 targets.pairwise("relevance", "GradedVLC") / self.tau,
-                self.graded_gamma * scores,
+                self.graded_gamma * pairs.scores,
             )
         )
         return (log_p.exp() * (log_p - log_q)).masked_fill(~negative, 0.0).sum(-1)

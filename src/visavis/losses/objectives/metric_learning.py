@@ -47,6 +47,8 @@ class BinomialDeviance(Objective):
         Yi et al., who take the mean over each kind of pair.
     """
 
+    scores_held: ClassVar[float] = 4.0
+
     alpha: PositiveFloat = 2.0
     beta: PositiveFloat = 10.0
     lam: float = 0.5
@@ -97,6 +99,8 @@ class MultiSimilarity(Objective):
         The released code, which leaves out positives of 1 and takes the mean over queries.
     """
 
+    scores_held: ClassVar[float] = 8.0
+
     alpha: PositiveFloat = 2.0
     beta: PositiveFloat = 50.0
     lam: Annotated[float, Interval(ge=-1000, le=1000)] = 0.5
@@ -104,7 +108,7 @@ class MultiSimilarity(Objective):
     reduction: Reduction = "sum"
 
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
-        positive, negative = targets.positive, targets.negative
+        positive, negative = targets.masks
         highest_negative = scores.masked_fill(~negative, NEG_INF).amax(-1, keepdim=True)
         lowest_positive = scores.masked_fill(~positive, math.inf).amin(-1, keepdim=True)
         easy_positive, easy_negative = (
@@ -151,6 +155,7 @@ class Circle(Objective):
         Other implementations, which take the mean over queries. The default here is the sum.
     """
 
+    scores_held: ClassVar[float] = 8.0
     integrable: ClassVar[bool] = False
 
     margin: float = 0.25
@@ -158,9 +163,9 @@ class Circle(Objective):
     reduction: Reduction = "sum"
 
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
-        positive, detached = targets.positive, scores.detach()
+        (positive, negative), detached = targets.masks, scores.detach()
         pushed = self.gamma * (detached + self.margin).relu() * (scores - self.margin)
         pulled = self.gamma * (1 + self.margin - detached).relu() * (1 - self.margin - scores)
-        push = pushed.masked_fill(~targets.negative, NEG_INF).logsumexp(-1)
+        push = pushed.masked_fill(~negative, NEG_INF).logsumexp(-1)
         pull = pulled.masked_fill(~positive, NEG_INF).logsumexp(-1)
         return log1p_exp(push + pull)[positive.any(-1)]

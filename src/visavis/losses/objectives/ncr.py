@@ -49,6 +49,7 @@ class NCR(SummaryObjective):
         ``semantics="reference"`` with ``pair_margin = margins[:, None].expand(B, B)``.
     """
 
+    scores_held: ClassVar[float] = 4.0
     needs_pair_matrix: ClassVar[bool] = True
     used_annotations: ClassVar[tuple[str, ...]] = ("query_margin", "pair_margin")
 
@@ -77,7 +78,7 @@ class NCR(SummaryObjective):
         with_margins = pairs._replace(scores=scores + self._margins(targets))
         if not self.warmup:
             return (with_margins.hardest - pairs.positive).relu()
-        return with_margins.gap.relu().sum(-1) / (1 + pairs.negative.sum(-1)[pairs.query])
+        return with_margins.gap.relu().sum(-1) / (1 + pairs.num_negatives[pairs.query])
 
     def _margins(self, targets: Targets) -> Tensor | float:
         """Margin of each pair: ``[Q, C]``, ``[Q, 1]`` or one number."""

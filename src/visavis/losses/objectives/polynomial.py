@@ -64,6 +64,7 @@ class SSP(SummaryObjective):
         The released code, which fails at such a positive.
     """
 
+    scores_held: ClassVar[float] = 4.0
     used_annotations: ClassVar[tuple[str, ...]] = ("query_margin",)
 
     margin: float = 0.2
@@ -125,6 +126,10 @@ class RSP(SummaryObjective):
     margin: float = 0.2
     gamma: PositiveFloat | None = None
     reduction: Reduction = "sum"
+
+    @property
+    def scores_held(self) -> float:  # type: ignore[override]
+        return 4.0 if self.gamma is None else 6.0 + len(self.coefficients)
 
     def summary(self, targets: Targets) -> HardestNegative | None:
         return HardestNegative() if self.gamma is None else None

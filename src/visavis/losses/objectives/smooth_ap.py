@@ -47,18 +47,19 @@ class SmoothAP(Objective):
         own positives. The code, which clamps exponents at 50, where a sigmoid is 2e-22.
     """
 
+    scores_held: ClassVar[float] = 5.0
     needs_pair_matrix: ClassVar[bool] = True
 
     tau: PositiveFloat = 0.01
     reduction: Reduction = "half_mean"
 
     def one_way(self, scores: Tensor, targets: Targets) -> Tensor:
-        positive = targets.positive
+        positive, negative = targets.masks
         query, candidate = positive.nonzero(as_tuple=True)
         smoothed_step = ((scores[query] - scores[query, candidate][:, None]) / self.tau).sigmoid()
         other_positives = positive[query].scatter(1, candidate[:, None], False)
         rank_among_positives = 1 + torch.where(other_positives, smoothed_step, 0.0).sum(-1)
-        negatives_above = torch.where(targets.negative[query], smoothed_step, 0.0).sum(-1)
+        negatives_above = torch.where(negative[query], smoothed_step, 0.0).sum(-1)
         # 1 - R_P / R, which keeps its digits where the two ranks are almost equal.
         precision_losses = negatives_above / (rank_among_positives + negatives_above)
         total = scores.new_zeros(len(scores)).index_add(0, query, precision_losses)

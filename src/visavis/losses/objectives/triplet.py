@@ -41,6 +41,7 @@ class Triplet(Objective):
         The released codes, which take other captions of the same image as negatives. Do so with Targets.paired.
     """
 
+    scores_held: ClassVar[float] = 4.0
     needs_pair_matrix: ClassVar[bool] = True
     used_annotations: ClassVar[tuple[str, ...]] = ("query_margin",)
 
@@ -83,6 +84,7 @@ class TripletHN(SummaryObjective):
         The released codes, which take other captions of the same image as negatives. Do so with Targets.paired.
     """
 
+    scores_held: ClassVar[float] = 4.0
     used_annotations: ClassVar[tuple[str, ...]] = ("query_margin",)
 
     margin: float = 0.2
@@ -119,6 +121,7 @@ class TripletTopK(Objective):
         TripletHN for k = 1, Triplet from the number of negatives on. Reads ``query_margin`` (adaptive margins).
     """
 
+    scores_held: ClassVar[float] = 4.0
     used_annotations: ClassVar[tuple[str, ...]] = ("query_margin",)
 
     k: PositiveInt = 8
@@ -166,6 +169,7 @@ class MaxMargin(Objective):
         The released code at a single pair: there ``fix_norm`` is 0 / 0, here 0.
     """
 
+    scores_held: ClassVar[float] = 4.0
     needs_pair_matrix: ClassVar[bool] = True
     used_annotations: ClassVar[tuple[str, ...]] = ("query_margin",)
 
@@ -177,7 +181,7 @@ class MaxMargin(Objective):
         pairs = find_positive_pairs(scores, targets)
         margin = anchor_margins(self.margin, pairs.query, targets, "MaxMargin")
         hinges = (pairs.gap.T + margin).relu().sum(0)
-        num_negatives = pairs.negative.sum(-1)[pairs.query]
+        num_negatives = pairs.num_negatives[pairs.query]
         if self.fix_norm:
             return hinges / num_negatives.clamp(min=1)
         hinge_with_itself = (torch.zeros_like(hinges) + margin).relu()

@@ -21,40 +21,7 @@ from visavis.core.encoded import Encoded, Items, all_tensors
 from visavis.core.errors import ShapeError, SpecError, format_value, log_debug, warn
 from visavis.core.memory_budget import MemoryLimit
 from visavis.core.process_group import ProcessGroup, select_process_group
-from visavis.losses.objectives.base import (
-    Objective,
-    SummaryObjective,
-    promote_half,
-    validate_half_scale,
-    validate_targets,
-)
-from visavis.losses.pair_loss.block_scores import Scores, trainable
-from visavis.losses.pair_loss.candidates import (
-    CandidatePool,
-    ExtraCandidates,
-    add_extra_candidates,
-    are_local_positions,
-    describe_batch,
-    gather_extra_candidates,
-    gather_targets,
-    has_no_negatives,
-    targets_from_ids,
-)
-from visavis.losses.pair_loss.cosine_scores import CachedCosines, RecomputedCosines, cosine
-from visavis.losses.pair_loss.encoded_items import (
-    concatenate_items,
-    encode_in_chunks,
-    smaller_dims,
-    truncate_embeddings,
-    validate_matryoshka_dims,
-)
-from visavis.losses.pair_loss.function_scores import FunctionScores
-from visavis.losses.pair_loss.gradients import (
-    ValueAndGradients,
-    annotations_needing_grad,
-    attach_gradients,
-)
-from visavis.losses.pair_loss.logits import (
+from visavis.losses.logits import (
     OptionalScalar,
     Scale,
     ScaleAndBias,
@@ -62,11 +29,47 @@ from visavis.losses.pair_loss.logits import (
     is_valid_scale,
     resolve_scale_and_bias,
 )
-from visavis.losses.pair_loss.plan import ExecutionPlan
-from visavis.losses.pair_loss.planner import Planner
-from visavis.losses.pair_loss.row_blocks import run_row_blocks
-from visavis.losses.pair_loss.tiles import run_tiles
-from visavis.losses.targets import Ids, Targets
+from visavis.losses.objectives.base import (
+    Objective,
+    PairwiseObjective,
+    SummaryObjective,
+    promote_half,
+    validate_half_scale,
+    validate_targets,
+)
+from visavis.losses.pair_loss.blocks import (
+    ValueAndGradients,
+    attach_gradients,
+    run_row_blocks,
+    run_shared_blocks,
+    run_tiles,
+)
+from visavis.losses.pair_loss.candidates import (
+    CandidatePool,
+    ExtraCandidates,
+    add_extra_candidates,
+    are_local_positions,
+    concatenate_items,
+    describe_batch,
+    encode_in_chunks,
+    gather_extra_candidates,
+    gather_targets,
+    has_no_negatives,
+    smaller_dims,
+    targets_from_ids,
+    truncate_embeddings,
+    validate_matryoshka_dims,
+)
+from visavis.losses.pair_loss.plan import ExecutionPlan, Planner
+from visavis.losses.pair_loss.scores import (
+    CachedCosines,
+    FunctionScores,
+    RecomputedCosines,
+    Scores,
+    cosine,
+    trainable,
+)
+from visavis.losses.targets import Ids, Targets, annotations_needing_grad
 
 EncodeFunction = Callable[[Any], Items]
 BATCHES_BEFORE_WARNING = 2
@@ -499,6 +502,20 @@ class PairLoss(nn.Module):
                     plan.tile_shape,
                     group,
                     cache_bytes=plan.cached_tile_bytes,
+                    needs_grad=needs_grad,
+                )
+            elif (
+                isinstance(self.objective, PairwiseObjective)
+                and targets[0].is_defined_by_ids
+                and not comparison.has_extra_candidates
+            ):
+                result = run_shared_blocks(
+                    self.objective,
+                    scores.window(images.query_rows),
+                    targets[0],
+                    plan.block_rows[0],
+                    group,
+                    bias=scale_and_bias.bias,
                     needs_grad=needs_grad,
                 )
             else:

@@ -1,5 +1,4 @@
-"""Execution plan of a PairLoss: dense, cached, row blocks or tiles, chosen before the batch is
-scored.
+"""Execution plan of a PairLoss, chosen before the batch is scored.
 
 >>> from visavis.losses.objectives import Unified
 >>> directions = Targets.paired(8192), Targets.paired(8192).T
@@ -12,19 +11,33 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
-from visavis.core.blocking import MAX_BLOCK_BYTES, BlockCost, block_shape, chunk_slices
-from visavis.core.errors import VisavisError
-from visavis.core.memory_budget import format_bytes
-from visavis.losses.objectives.base import Objective
+from visavis.core.blocking import (
+    MAX_BLOCK_BYTES,
+    BlockCost,
+    Score,
+    ScoreCost,
+    block_cost_of,
+    block_shape,
+    chunk_slices,
+)
+from visavis.core.encoded import Items, all_tensors
+from visavis.core.errors import SpecError, VisavisError
+from visavis.core.memory_budget import MemoryLimit, budget_bytes, format_bytes, parse_memory
+from visavis.losses.objectives.base import Objective, validate_targets
 from visavis.losses.objectives.pairs import NegativeLogSumExp, NegativeSummary
-from visavis.losses.pair_loss.gradients import annotations_needing_grad, has_annotations
-from visavis.losses.pair_loss.objective_memory import measure_objective_cost
-from visavis.losses.pair_loss.tiles import max_cached_band
-from visavis.losses.targets import Targets
+from visavis.losses.pair_loss.blocks import max_cached_band
+from visavis.losses.pair_loss.candidates import float_tensors
+from visavis.losses.targets import (
+    ANNOTATION_NAMES,
+    Factors,
+    Targets,
+    annotations_needing_grad,
+    has_annotations,
+)
 
 MAX_DENSE_SCORES = 2**22
 """Up to this number of scores, the graph of one matrix is as fast as blocks of any score. Measured
@@ -33,12 +46,16 @@ on CPU and GPU.
 MAX_SMALL_DENSE_SCORES = 2**18
 """Up to this number of scores, the graph of one matrix is also as fast as blocks of cached cosines.
 """
+MAX_SUMMARY_DENSE_SCORES = 2**16
+"""The same for an objective that needs one number per query, whose blocks serve both directions."""
 MAX_CACHED_SCORES = 2**24
 """Up to this number of scores, all cosines are cached."""
 MAX_ROW_BLOCK_SCORES = 2**21
 """Number of scores of a row block."""
 MAX_CACHED_ROW_BLOCK_SCORES = 2**18
 """Number of scores of a row block of cached cosines. It stays in the processor's cache."""
+NUMBERS_PER_QUERY = 64
+"""Numbers that the terms of a query or of a positive pair take next to its scores, at most."""
 MIN_FAST_BLOCK_ROWS = 64
 """Number of rows below which a matrix product is slow."""
 TILE_SIDE, SECOND_PASS_TILE_SIDE, GPU_TILE_SIDE = 1024, 2048, 8192
@@ -50,6 +67,8 @@ few large tiles.
 """
 MAX_CACHED_TILE_BYTES = 15 * 2**24
 """Memory of tiles that are cached until their gradient is known."""
+
+MAX_CACHED_PLANS = 256
 
 IntPair = tuple[int, int]
 
@@ -103,6 +122,16 @@ class PlanInputs:
         return self.objective.summary(self.targets[0])
 
     @property
+    def term_cost(self) -> BlockCost:
+        """Memory of the terms of one direction. Rows are queries, or positive pairs for an
+        objective that needs the pair matrix.
+        """
+        return BlockCost(
+            self.objective.scores_held * self.element_bytes,
+            visual_bytes=NUMBERS_PER_QUERY * self.element_bytes,
+        )
+
+    @property
     def num_scores(self) -> int:
         """Number of scores of the image-to-text direction."""
         return math.prod(self.targets[0].shape)
@@ -132,12 +161,10 @@ class PlanInputs:
         num_scores = max(self._objective_scores(targets) for targets in self.targets)
         if num_scores > MAX_DENSE_SCORES:
             return False
-        is_large_on_cpu = num_scores > MAX_SMALL_DENSE_SCORES and self.device.type == "cpu"
-        are_blocks_faster = (
-            self.score_cost is None
-            and not self.has_extra_candidates
-            and (is_large_on_cpu or self.summary is not None)
-        )
+        max_scores = MAX_SUMMARY_DENSE_SCORES if self.summary else MAX_SMALL_DENSE_SCORES
+        # A GPU has few large blocks, which are as fast as one matrix.
+        is_large = num_scores > max_scores and (self.device.type == "cpu" or self.summary)
+        are_blocks_faster = self.score_cost is None and not self.has_extra_candidates and is_large
         return not are_blocks_faster or bool(annotations_needing_grad(self.targets[0]))
 
     @property
@@ -157,9 +184,7 @@ class PlanInputs:
         """Number of scores that the objective holds at once in one direction."""
         pairs = 0
         if self.objective.needs_pair_matrix:
-            pairs = int(
-                targets.positive_counts(chunk_slices(targets.shape[0], MAX_DENSE_SCORES)).sum()
-            )
+            pairs = _count_pairs(targets)
         return max(targets.shape[0], pairs) * targets.shape[1]
 
 
@@ -210,21 +235,15 @@ def choose_plan(inputs: PlanInputs) -> ExecutionPlan:
 
     The first path whose condition holds and that fits into the memory is chosen:
 
-    ==========  =======================================================================================================
-    path        condition
-    ==========  =======================================================================================================
-    dense       One rank, no ``block_rows``, at most 2^22 scores (pairs x candidates for an objective that needs the pair
-                matrix), and blocks are not faster. Blocks are faster for cosines without extra
-                candidates and without annotations that need a gradient: always for summary
-                objectives, for others on a CPU if the number of scores is greater than 2^18.
-    tiles       The objective needs one number per query with these targets, no extra candidates,
-    and one rank or targets
-                that hold only ids.
-    cached      Cosines without extra candidates, one rank, no ``block_rows``, at most 2^24 scores,
-    in at most half of the
-                memory.
-    row_blocks  Otherwise.
-    ==========  =======================================================================================================
+    - dense: one rank, no ``block_rows``, at most 2^22 scores (pairs x candidates for an objective
+      that needs the pair matrix), and blocks are not faster. Blocks are faster for cosines without
+      extra candidates and without annotations that need a gradient: above 2^16 scores for summary
+      objectives, above 2^18 on a CPU for others.
+    - tiles: the objective needs one number per query with these targets, no extra candidates, and
+      one rank or targets that hold only ids.
+    - cached: cosines without extra candidates, one rank, no ``block_rows``, at most 2^24 scores, in
+      at most half of the memory.
+    - row_blocks: otherwise.
 
     Blocks have the fastest size (see the constants of this module), or as much less as the memory
     requires. Under a compiler, PairLoss uses the dense path on one rank without a plan.
@@ -275,12 +294,7 @@ def _cap_block_budget(inputs: PlanInputs, budget: int, minimum: int) -> int:
 
 def _plan_dense(inputs: PlanInputs) -> ExecutionPlan:
     (images, texts), (all_texts, all_images) = inputs.queries, inputs.candidates
-    loss_cost = measure_objective_cost(
-        inputs.objective,
-        inputs.targets[0],
-        element_bytes=inputs.element_bytes,
-        both_directions=True,
-    )
+    loss_cost = inputs.term_cost + inputs.term_cost
     score_cost = inputs.score_cost or BlockCost(
         2.0 * inputs.element_bytes, fixed_bytes=4.0 * inputs.unit_vector_bytes
     )
@@ -356,13 +370,7 @@ def _peak_cache_bytes(inputs: PlanInputs, tile: IntPair, cache_bytes: int) -> in
 def _plan_rows(inputs: PlanInputs, path: Literal["cached", "row_blocks"]) -> ExecutionPlan:
     is_cached = path == "cached"
     score_bytes = inputs.element_bytes * (1 if inputs.score_cost is None else 2)
-    term_cost = measure_objective_cost(
-        inputs.objective,
-        inputs.targets[0],
-        element_bytes=inputs.element_bytes,
-        both_directions=False,
-    )
-    terms = term_cost + BlockCost(score_bytes)
+    terms = inputs.term_cost + BlockCost(score_bytes)
     # With a sum reduction both directions share one gradient buffer, otherwise each has its own.
     fork_bytes = 0 if is_cached or inputs.objective.reduction == "sum" else inputs.gradient_bytes
     fixed_bytes = (inputs.matrix_bytes if is_cached else inputs.unit_vector_bytes) + fork_bytes
@@ -433,3 +441,242 @@ def _fit_rows(
         f"query and {candidates} candidates, "
         f"got {format_bytes(max(budget, 0))}. Set a larger memory."
     )
+
+
+class Planner:
+    """Makes the plans of one loss. Score costs and memory budgets are cached, so that plans do not
+    change between batches.
+
+    Args:
+        objective: The objective.
+        score: Score function. None: cosines.
+        block_rows: Maximum number of queries per block.
+        memory: Memory setting.
+        score_cost: Declared cost of the score function.
+    """
+
+    def __init__(
+        self,
+        objective: Objective,
+        score: Score | None,
+        block_rows: int | None,
+        memory: MemoryLimit,
+        score_cost: ScoreCost | None,
+    ) -> None:
+        parse_memory(memory)
+        self.objective, self.score, self.block_rows, self.memory, self.score_cost = (
+            objective,
+            score,
+            block_rows,
+            memory,
+            score_cost,
+        )
+        self.budgets: dict[torch.device, int] = {}
+        self.cost_by_form: dict[tuple[Any, ...], BlockCost] = {}
+        self.plans: dict[tuple[Any, ...], ExecutionPlan] = {}
+
+    def plan_batch(
+        self,
+        images: Items,
+        texts: Items,
+        targets: tuple[Targets, Targets],
+        *,
+        has_extra_candidates: bool,
+        world_size: int,
+        training: bool,
+    ) -> ExecutionPlan:
+        """Make the plan of a batch.
+
+        Args:
+            images: Images of this rank.
+            texts: Texts of this rank.
+            targets: Targets of both directions.
+            has_extra_candidates: Whether some candidates are never queries.
+            world_size: Number of ranks.
+            training: Whether the loss is in train mode.
+
+        Returns:
+            The plan. Batches of equal shape share one.
+        """
+        key = (
+            _form(images),
+            _form(texts),
+            *(_targets_form(each, self.objective) for each in targets),
+            has_extra_candidates,
+            world_size,
+            training,
+            torch.is_grad_enabled(),
+            torch.is_autocast_enabled(targets[0].query_ids.device.type),
+        )
+        if key not in self.plans:
+            # Batches of ever new lengths must not fill the memory.
+            if len(self.plans) >= MAX_CACHED_PLANS:
+                self.plans.clear()
+            self.plans[key] = self._plan_batch(
+                images,
+                texts,
+                targets,
+                has_extra_candidates=has_extra_candidates,
+                world_size=world_size,
+                training=training,
+            )
+        return self.plans[key]
+
+    def _plan_batch(
+        self,
+        images: Items,
+        texts: Items,
+        targets: tuple[Targets, Targets],
+        *,
+        has_extra_candidates: bool,
+        world_size: int,
+        training: bool,
+    ) -> ExecutionPlan:
+        needs_grad, device = torch.is_grad_enabled(), targets[0].query_ids.device
+        num_candidates, num_items = (
+            sum(each.shape[1] for each in targets),
+            max(len(images) + len(texts), 1),
+        )
+        item_bytes = (_float_bytes(images) + _float_bytes(texts)) * num_candidates // num_items
+        score_cost = None
+        if self.score is not None:
+            score_cost = self._measure_cost(
+                self.score, images, texts, needs_grad=needs_grad, training=training
+            )
+        inputs = PlanInputs(
+            self.objective,
+            targets,
+            item_bytes,
+            device,
+            self._memory_bytes(device, item_bytes),
+            score_cost=score_cost,
+            element_bytes=max(
+                [
+                    4,
+                    *(
+                        part.dtype.itemsize
+                        for part in (*float_tensors(images), *float_tensors(texts))
+                    ),
+                ]
+            ),
+            has_extra_candidates=has_extra_candidates,
+            world_size=world_size,
+            block_rows=self.block_rows,
+            needs_grad=needs_grad,
+        )
+        return choose_plan(inputs)
+
+    def plan_sizes(
+        self,
+        num_items: tuple[int, int],
+        embedding_dim: int,
+        targets: Targets | None,
+        images: Items | None,
+        texts: Items | None,
+        device: torch.device,
+    ) -> ExecutionPlan:
+        """Make the plan of a batch that does not exist yet.
+
+        Args:
+            num_items: Number of images and of texts.
+            embedding_dim: Dimension of the embeddings, for cosines.
+            targets: Targets of the image-to-text direction. None: captions spread evenly over
+                images.
+            images: A few images, to measure the cost of a score function.
+            texts: A few texts.
+            device: Device of the batch.
+
+        Returns:
+            The plan.
+
+        Raises:
+            SpecError: If the cost of the score function is unknown.
+        """
+        num_images, num_texts = num_items
+        if targets is None:
+            image_of = torch.arange(num_texts) * max(num_images, 1) // max(num_texts, 1)
+            targets = Targets(query_ids=torch.arange(num_images), candidate_ids=image_of)
+        validate_targets(targets, torch.Size(num_items))
+        cost, item_bytes = None, 4 * embedding_dim * (num_images + num_texts)
+        if self.score is not None and images is not None and texts is not None:
+            cost = self._measure_cost(self.score, images, texts, needs_grad=True, training=True)
+            item_bytes = sum(
+                _float_bytes(items) * count // max(len(items), 1)
+                for items, count in zip((images, texts), num_items, strict=True)
+            )
+        elif self.score is not None:
+            if self.score_cost is None:
+                raise SpecError(
+                    "score_cost: expected the cost of the score function, got none. Set "
+                    "PairLoss(score_cost=...), or pass images= and texts=."
+                )
+            cost = self.score_cost.to_block_cost(training=True)
+        memory_bytes = self._memory_bytes(device, item_bytes)
+        return choose_plan(
+            PlanInputs(
+                self.objective,
+                (targets, targets.T),
+                item_bytes,
+                device,
+                memory_bytes,
+                cost,
+                block_rows=self.block_rows,
+            )
+        )
+
+    def _memory_bytes(self, device: torch.device, item_bytes: int) -> int:
+        """Memory for gradients of items and for blocks."""
+        if device not in self.budgets:
+            self.budgets[device] = budget_bytes(self.memory, device)
+        # Without a limit the budget is a share of the free memory for blocks only: what items and
+        # gradients need is added.
+        return self.budgets[device] + (4 * item_bytes if self.memory is None else 0)
+
+    def _measure_cost(
+        self, score: Score, images: Items, texts: Items, *, needs_grad: bool, training: bool
+    ) -> BlockCost:
+        """Cost of a block of the score function, declared or measured once for each shape of items."""
+        form = tuple(
+            (part.shape[1:], part.dtype, part.device)
+            for items in (images, texts)
+            for part in all_tensors(items)
+        )
+        key = (
+            form,
+            needs_grad,
+            training,
+            torch.is_autocast_enabled(all_tensors(images)[0].device.type),
+        )
+        if key not in self.cost_by_form:
+            self.cost_by_form[key] = block_cost_of(
+                score, images, texts, training=needs_grad, declared=self.score_cost
+            )
+        return self.cost_by_form[key]
+
+
+def _float_bytes(items: Items) -> int:
+    """Memory of the tensors that can have a gradient, at least in float32, in which gradients are
+    summed.
+    """
+    return sum(part.numel() * max(part.dtype.itemsize, 4) for part in float_tensors(items))
+
+
+def _form(items: Items) -> tuple[Any, ...]:
+    """What a plan depends on in items."""
+    return tuple((part.shape, part.dtype, part.device) for part in all_tensors(items))
+
+
+def _targets_form(targets: Targets, objective: Objective) -> tuple[Any, ...]:
+    """What a plan depends on in targets: their shape, kinds of annotations, and number of pairs."""
+    kinds = tuple(
+        (name, type(value), getattr(value, "requires_grad", None))
+        if not isinstance(value, Factors)
+        else (name, value.query_vectors.requires_grad, value.candidate_vectors.requires_grad)
+        for name in ("relation", *ANNOTATION_NAMES)
+        if (value := getattr(targets, name)) is not None
+    )
+    return targets.shape, kinds, _count_pairs(targets) if objective.needs_pair_matrix else 0
+
+
+def _count_pairs(targets: Targets) -> int:
+    return int(targets.positive_counts(chunk_slices(targets.shape[0], MAX_DENSE_SCORES)).sum())

@@ -24,7 +24,7 @@ from visavis.core.errors import (
     suggest_name,
 )
 from visavis.core.spec import DropoutRate, NonNegativeInt, PositiveFloat, require_field
-from visavis.losses.pair_loss.logits import LearnedScale
+from visavis.losses.logits import LearnedScale
 from visavis.models.base import (
     INITIAL_BIAS,
     GlobalMatcher,

@@ -13,7 +13,7 @@ from visavis.core import storage
 from visavis.core.encoded import AttentionWeights, Encoded
 from visavis.core.errors import DataError
 from visavis.core.spec import LayerCount, NonNegativeInt, PositiveFloat, PositiveInt
-from visavis.losses.pair_loss.logits import LearnedScale
+from visavis.losses.logits import LearnedScale
 from visavis.losses.targets import Targets
 from visavis.models.base import (
     INITIAL_BIAS,

@@ -1,33 +1,340 @@
-"""Tile pass: the loss of both directions for objectives that need one number per query, from one
-score tile for both.
+"""Loss and gradients of a PairLoss in blocks: blocks of queries for any objective, or blocks that
+serve both directions.
 
-The first pass over the tiles computes the summary of each row and each column. The terms of the
-positive pairs then determine the gradient of the summaries and of the positive scores. A hardest
-negative needs no more, because its gradient is that of one pair per query. A log-sum-exp spreads
-its gradient over all pairs, which takes a second pass.
+Blocks of queries: a block is scored against all candidates, its loss terms are computed, and their
+gradient is propagated to the embeddings before the next block is scored.
+
+Both directions from one block, for objectives that need one number per query: the first pass
+computes the summary of each row and each column. The terms of the positive pairs then determine the
+gradient of the summaries and of the positive scores. A hardest negative needs no more, because its
+gradient is that of one pair per query. A log-sum-exp spreads its gradient over all pairs, which
+takes a second pass.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from visavis.core.blocking import chunk_slices
+from visavis.core.errors import VisavisError
 from visavis.core.process_group import ProcessGroup
-from visavis.losses.objectives.base import SummaryObjective
-from visavis.losses.objectives.pairs import NEG_INF, NegativeLogSumExp
-from visavis.losses.pair_loss.block_scores import ScoreBlock, Scores
-from visavis.losses.pair_loss.gradients import (
-    ValueAndGradients,
+from visavis.losses.objectives.base import Objective, PairwiseObjective, SummaryObjective
+from visavis.losses.objectives.pairs import NEG_INF, NegativeLogSumExp, find_positive_pairs
+from visavis.losses.pair_loss.scores import InputGradients, ScoreBlock, Scores
+from visavis.losses.targets import (
+    Targets,
     annotations_needing_grad,
     get_annotation_tensor,
+    replace_annotation_tensors,
     with_annotation_leaves,
 )
-from visavis.losses.targets import Targets
+
+
+class ValueAndGradients(NamedTuple):
+    """Loss of both directions over all ranks, and its gradients on this rank.
+
+    Attributes:
+        value: The loss, a scalar.
+        gradients: Gradients with respect to the inputs of the scores.
+        annotation_grads: Pairs of an annotation tensor and its gradient.
+        bias_grad: Gradient with respect to a bias of all scores.
+    """
+
+    value: Tensor
+    gradients: InputGradients
+    annotation_grads: list[tuple[Tensor, Tensor]]
+    bias_grad: Tensor | float = 0.0
+
+
+def attach_gradients(value: Tensor, gradients: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Attach a value with known gradients to the graph.
+
+    Args:
+        value: A scalar.
+        gradients: Pairs of an input and the gradient of the value with respect to it.
+
+    Returns:
+        The value. Its backward pass multiplies the known gradients by the upstream gradient.
+    """
+    needed = [
+        (tensor, gradient.reshape(tensor.shape).to(tensor.dtype))
+        for tensor, gradient in gradients
+        if tensor.requires_grad
+    ]
+    return _KnownGradients.apply(
+        value, [gradient for _, gradient in needed], *(tensor for tensor, _ in needed)
+    )
+
+
+class _KnownGradients(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, gradients: Sequence[Tensor], *_inputs: Tensor) -> Tensor:
+        ctx.gradients = gradients
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise VisavisError(
+                "PairLoss cannot be differentiated twice, because its gradient is computed in the "
+                "forward pass. "
+                "Call the objective on the score matrix instead: objective(scores, targets)."
+            )
+        return None, None, *(gradient * upstream[0] for gradient in ctx.gradients)
+
+
+class DirectionLoss(NamedTuple):
+    """Loss terms of one direction (image-to-text or text-to-image), summed over its queries.
+
+    Attributes:
+        total: Sum of the terms, a scalar.
+        num_terms: Number of terms.
+        annotation_grads: Pairs of an annotation tensor and its gradient.
+        bias_grad: Gradient with respect to a bias that is added to all scores, a scalar.
+    """
+
+    total: Tensor
+    num_terms: int
+    annotation_grads: list[tuple[Tensor, Tensor]]
+    bias_grad: Tensor
+
+
+class _BlockTerms(NamedTuple):
+    """Sum and number of the loss terms of a block of queries, and the gradients of the sum. None:
+    the sum does not depend on the tensor.
+    """
+
+    total: Tensor
+    num_terms: int
+    score_grads: Tensor | None
+    annotation_grads: Sequence[Tensor | None]
+
+
+def run_row_blocks(
+    objective: Objective,
+    scores: Scores,
+    queries: tuple[slice, slice],
+    targets: tuple[Targets, Targets],
+    block_rows: tuple[int, int],
+    group: ProcessGroup,
+    *,
+    bias: Tensor | float | None = None,
+    needs_grad: bool,
+) -> ValueAndGradients:
+    """Compute the loss of both directions in blocks of queries.
+
+    Args:
+        objective: The loss.
+        scores: Block-wise access to the scores of images (rows) against texts (columns).
+        queries: Images and texts of this rank that act as queries.
+        targets: Targets of the image-to-text and of the text-to-image direction.
+        block_rows: Maximum number of queries per block, for each direction.
+        group: Process group over which counts and values are summed.
+        bias: Value that is added to all scores.
+        needs_grad: Whether to compute gradients.
+
+    Returns:
+        The global loss and the gradients of the inputs of this rank.
+    """
+    # With a sum reduction both directions have weight 1, so they can share one gradient buffer.
+    # With a mean, the weights depend on the total number of terms, which is known only after both
+    # passes: each direction needs its own buffer.
+    shares_buffer = objective.reduction == "sum"
+    image_to_text = scores.window(queries[0])
+    text_to_image = (scores if shares_buffer else scores.fork()).T.window(queries[1])
+    losses = [
+        _direction_loss(
+            objective, direction, direction_targets, max_rows, group, bias, needs_grad=needs_grad
+        )
+        for direction, direction_targets, max_rows in zip(
+            (image_to_text, text_to_image), targets, block_rows, strict=True
+        )
+    ]
+    counts = group.all_reduce_sum(
+        torch.tensor([loss.num_terms for loss in losses], device=group.device)
+    ).tolist()
+    weights = [objective.term_weight(count) for count in counts]
+    weighted = list(zip(losses, weights, strict=True))
+    value = group.all_reduce_sum(
+        torch.stack([loss.total * weight for loss, weight in weighted]).sum()
+    )
+    annotation_grads = [
+        (tensor, gradient * weight)
+        for loss, weight in weighted
+        for tensor, gradient in loss.annotation_grads
+    ]
+    bias_grad = torch.stack([loss.bias_grad * weight for loss, weight in weighted]).sum()
+    gradients = (
+        image_to_text.gradients() if shares_buffer else image_to_text.merge(text_to_image, weights)
+    )
+    return ValueAndGradients(value, gradients, annotation_grads, bias_grad)
+
+
+def run_shared_blocks(
+    objective: PairwiseObjective,
+    scores: Scores,
+    targets: Targets,
+    max_rows: int,
+    group: ProcessGroup,
+    *,
+    bias: Tensor | float | None = None,
+    needs_grad: bool,
+) -> ValueAndGradients:
+    """Compute the loss of both directions in blocks of queries of one of them.
+
+    The number of terms and the queries that count follow from ids alone, so the weight of each pair
+    in both directions is known before it is scored.
+
+    Args:
+        objective: The loss.
+        scores: Scores of the queries of this rank against all candidates.
+        targets: Targets of the image-to-text direction, which hold only ids.
+        max_rows: Maximum number of queries per block.
+        group: Process group over which counts and values are summed.
+        bias: Value that is added to all scores.
+        needs_grad: Whether to compute gradients.
+
+    Returns:
+        The global loss and the gradients of the inputs of this rank.
+    """
+    num_queries, num_candidates = scores.shape
+    query, candidate = targets.positive_pairs([])
+    row_counts = query.bincount(minlength=num_queries)
+    # The positives of a candidate, and its other queries, are on all ranks.
+    column_counts = group.all_reduce_sum(candidate.bincount(minlength=num_candidates))
+    num_rows, num_row_terms = group.all_reduce_sum(
+        torch.stack([query.new_tensor(num_queries), (row_counts > 0).sum()])
+    ).tolist()
+    row_weights, column_weights = (
+        objective.is_counted(counts, num_others - counts).to(scores.dtype)
+        * objective.term_weight(num_terms)
+        for counts, num_others, num_terms in (
+            (row_counts, num_candidates, num_row_terms),
+            (column_counts, num_rows, int((column_counts > 0).sum())),
+        )
+    )
+    value = row_weights.new_zeros(())
+    bias_grad = torch.zeros_like(value)
+    for rows in chunk_slices(num_queries, max_rows):
+        block, block_targets = scores.block(rows, with_grad=needs_grad), targets[rows]
+        logits = (block.scores if bias is None else block.scores + bias).detach()
+        logits.requires_grad_(needs_grad)
+        with torch.set_grad_enabled(needs_grad):
+            pairs = find_positive_pairs(logits, block_targets)
+            losses = objective.pair_losses(pairs, block_targets)
+            # Not a product of vectors, which autocast would compute in half precision.
+            total = (losses.sum(1) * row_weights[rows]).sum() + (
+                losses.sum(0) * column_weights
+            ).sum()
+        value += total.detach()
+        if needs_grad:
+            (gradient,) = torch.autograd.grad(total, logits)
+            block.accumulate_grad(gradient)
+            bias_grad += gradient.sum()
+            del gradient
+        # Free the block before the next one is scored.
+        del block, logits, pairs, losses, total
+    return ValueAndGradients(group.all_reduce_sum(value), scores.gradients(), [], bias_grad)
+
+
+def _split_rows_by_weight(num_rows: int, max_weight: int, weights: Tensor) -> list[slice]:
+    """Split rows into consecutive blocks whose weights sum to at most a maximum, or that hold a
+    single row.
+    """
+    if weights.sum() <= max_weight:
+        return chunk_slices(num_rows, max_weight)
+    starts, total = [0], 0
+    for row, weight in enumerate(weights.tolist()):
+        if total and total + weight > max_weight:
+            starts.append(row)
+            total = 0
+        total += weight
+    return [slice(start, end) for start, end in zip(starts, [*starts[1:], num_rows], strict=True)]
+
+
+def _direction_loss(
+    objective: Objective,
+    scores: Scores,
+    targets: Targets,
+    max_rows: int,
+    group: ProcessGroup,
+    bias: Tensor | float | None,
+    *,
+    needs_grad: bool,
+) -> DirectionLoss:
+    """Sum the terms of all queries of one direction, and accumulate their gradient in the scores."""
+    num_queries = scores.shape[0]
+    blocks = chunk_slices(num_queries, max_rows)
+    if objective.needs_positive_scores and targets.positive_scores is None:
+        local_scores = scores.score_pairs(*targets.positive_pairs(blocks), blocks)
+        targets = replace(targets, positive_scores=group.all_gather_rows(local_scores))
+    if objective.needs_pair_matrix:
+        # A block of these objectives has one row per positive pair instead of one per query.
+        blocks = _split_rows_by_weight(
+            num_queries, max_rows, targets.positive_counts(blocks).clamp(min=1)
+        )
+    names = list(annotations_needing_grad(targets)) if needs_grad else []
+    # Slices of these targets are views of the sums.
+    annotation_sums = replace_annotation_tensors(
+        targets, {name: torch.zeros_like(get_annotation_tensor(targets, name)) for name in names}
+    )
+    totals, num_terms = [torch.zeros((), dtype=scores.dtype, device=targets.query_ids.device)], 0
+    bias_grad = torch.zeros_like(totals[0])
+    for rows in blocks:
+        block = scores.block(rows, with_grad=needs_grad)
+        logits = block.scores if bias is None else block.scores + bias
+        terms = _block_terms(objective, logits, targets[rows], names, needs_grad=needs_grad)
+        totals.append(terms.total)
+        num_terms += terms.num_terms
+        if terms.score_grads is not None:
+            block.accumulate_grad(terms.score_grads)
+            if bias is not None:
+                bias_grad += terms.score_grads.sum()
+        for name, gradient in zip(names, terms.annotation_grads, strict=True):
+            if gradient is not None:
+                get_annotation_tensor(annotation_sums[rows], name).add_(gradient)
+        # Free the block before the next one is scored.
+        del block, logits, terms
+    annotation_pairs = [
+        (get_annotation_tensor(targets, name), get_annotation_tensor(annotation_sums, name))
+        for name in names
+    ]
+    return DirectionLoss(
+        torch.stack([total.to(totals[-1].dtype) for total in totals]).sum(),
+        num_terms,
+        annotation_pairs,
+        bias_grad,
+    )
+
+
+def _block_terms(
+    objective: Objective,
+    logits: Tensor,
+    targets: Targets,
+    annotations: list[str],
+    *,
+    needs_grad: bool,
+) -> _BlockTerms:
+    """Compute the terms of a block, and the gradients of their sum with respect to the logits and
+    the named annotations.
+    """
+    logits.requires_grad_(needs_grad)
+    with torch.set_grad_enabled(needs_grad):
+        targets, annotation_leaves = with_annotation_leaves(targets, annotations)
+        terms = objective.terms(*objective.prepare(logits, targets))
+        total = terms.sum()
+    if not total.requires_grad:
+        return _BlockTerms(total, len(terms), None, [None] * len(annotations))
+    score_grads, *annotation_grads = torch.autograd.grad(
+        total, [logits, *annotation_leaves], allow_unused=True
+    )
+    return _BlockTerms(total.detach(), len(terms), score_grads, annotation_grads)
 
 
 class Tile(NamedTuple):
