@@ -793,7 +793,7 @@ def test_verbose_option_prints_the_computation_path(call, recipe, scenes):
     code, _, err = call("train", recipe, "--data", scenes, "--out", "run", "-v")
     assert code == 0
     assert re.search(
-        r"^debug: visavis\.losses\.pair_loss\.pair_loss: VLC\(.*: tiles of 8 x 8 scores",
+        r"^debug: visavis\.losses\.pair_loss\.pair_loss: VLC\(.*: the graph of one matrix of 8 x 8 scores",
         err,
         re.MULTILINE,
     )

@@ -288,11 +288,11 @@ def precomp(folder: Path, stem: str, features: np.ndarray, captions: int) -> Non
 
 
 @pytest.mark.parametrize("shape", [(3, 8), (3, 4, 8)])
-@pytest.mark.parametrize("stored", ["once", "five times", "one caption"])
-def test_precomp_rows_per_image_and_per_caption(tmp_path, shape, stored):
+@pytest.mark.parametrize("stored", ["once", "for each caption"])
+@pytest.mark.parametrize("each", [1, 2, 3, 5, 20])
+def test_precomp_rows_per_image_and_per_caption(tmp_path, shape, stored, each):
     features = np.random.default_rng(0).normal(size=shape).astype(np.float32)
-    rows = features.repeat(5, 0) if stored == "five times" else features
-    each = 1 if stored == "one caption" else 5
+    rows = features.repeat(each, 0) if stored == "for each caption" else features
     precomp(tmp_path, "dev", rows, 3 * each)
     precomp(tmp_path, "train", features[:2], 10)
     data = open_dataset(tmp_path)
@@ -305,6 +305,16 @@ def test_precomp_rows_per_image_and_per_caption(tmp_path, shape, stored):
     assert isinstance(kept, np.memmap)
     np.testing.assert_array_equal(kept, features)
     assert open_dataset(tmp_path / "train_ims.npy").fingerprint == data.fingerprint
+
+
+def test_precomp_with_images_stored_unequally_often_is_refused(tmp_path):
+    """Taken as different images, R@1 of texts would be 0 without an error."""
+    features = np.random.default_rng(0).normal(size=(6, 8)).astype(np.float32)
+    precomp(tmp_path, "dev", features.repeat([3, 3, 3, 2, 3, 3], 0), 17)
+    with pytest.raises(DataError, match=r"each image of dev_ims\.npy the same number of times"):
+        load_precomp_features(tmp_path)
+    precomp(tmp_path, "dev", features[[0, 1, 1, 2, 3, 4, 5]], 7)
+    assert len(load_precomp_features(tmp_path)["val"]) == 7, "two equal images are two images"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import pytest
 import torch
 from PIL import Image
 from torch import nn
-from visavis.retrieval.index_search import rank_texts
 
 import visavis
 from visavis.core.encoded import Encoded
@@ -32,6 +31,7 @@ from visavis.models.image_text.vse_plus_plus import VSEPlusPlus
 from visavis.models.inference import encode_items, equal_batches, score_all_pairs
 from visavis.models.processor import Processor
 from visavis.models.retriever import Retriever, read_image
+from visavis.retrieval.search import rank_texts
 
 SENTENCES = ["a dog runs", "two red cats", "a boat", "the dog and the boat", "cats"]
 

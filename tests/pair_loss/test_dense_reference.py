@@ -247,7 +247,7 @@ def test_tiles_support_large_gamma_under_float16_autocast(monkeypatch):
 
 
 def test_multi_similarity_rejects_threshold_that_absorbs_scores():
-    with pytest.raises(SpecError, match=mentions("MultiSimilarity.lam", "-1000 to 1000")):
+    with pytest.raises(SpecError, match=mentions("MultiSimilarity.lam", "<= 1000", 1001.0)):
         MultiSimilarity(lam=1001.0)
 
 

@@ -2,6 +2,7 @@
 
 >>> import torch
 >>> from visavis.core.encoded import Encoded
+>>> from visavis.evaluation import evaluate
 >>> items = Encoded(torch.eye(4))
 >>> evaluate(items, items, lambda visual, text: visual.vectors @ text.vectors.T, range(4), range(4)).metrics["rsum"]
 600.0

@@ -1,8 +1,8 @@
 """Stored features of the VSE++ family: ``train_ims.npy`` and ``train_caps.txt``, and the same for
 dev (val) and test.
 
-The captions file has one caption per line. The features have one row per image with 1 or 5 captions
-each, or one row per caption with each image five times in succession. Such a data set has no
+The captions file has one caption per line. The features have one row per image with the same number
+of captions each, or one row per caption with each image as many times in succession. Such a data set has no
 pixels. Image ``train-7`` is the eighth image of ``train_ims.npy``.
 
 Example:
@@ -21,7 +21,8 @@ from visavis.core.errors import DataError
 from visavis.data.formats.listing import DatasetFormat, ListedImage, Listing, read_list
 from visavis.data.splits import SPLITS, normalize_split_name
 
-CAPTIONS_PER_IMAGE = 5
+MAX_COPIES = 100
+"""Number of captions of an image above which equal rows are taken for different images."""
 
 
 def list_precomp(folder: Path) -> Listing:
@@ -142,29 +143,43 @@ def _open_split(folder: Path, stem: str) -> tuple[np.ndarray, list[str], str]:
         )
     lines = read_list(texts, folder).split("\n")
     captions = [line.rstrip("\r") for line in (lines[:-1] if not lines[-1] else lines)]
-    if len(captions) == len(rows) * CAPTIONS_PER_IMAGE:
-        return rows, captions, ""
-    if len(captions) != len(rows):
-        problem = f"expected {len(rows)} captions, as {features.name} has rows, or five times as many, got {len(captions)}"
+    if not captions or len(captions) % len(rows):
+        problem = (
+            f"expected {len(rows)} captions, as {features.name} has rows, or a multiple of it, got "
+            f"{len(captions)}"
+        )
         return rows[:0], captions, problem
-    # As many captions as rows: each image has one caption, or is stored five times.
-    return rows[:: CAPTIONS_PER_IMAGE if _stored_five_times(rows) else 1], captions, ""
+    if len(captions) > len(rows):
+        return rows, captions, ""
+    # As many captions as rows: each image has one caption, or is stored once for each.
+    copies = _count_copies(rows)
+    if not copies:
+        # Taken as different images, every caption would be wrong for the copies of its own image.
+        problem = f"expected each image of {features.name} the same number of times in succession"
+        return rows[:0], captions, problem
+    return rows[::copies], captions, ""
 
 
-def _stored_five_times(rows: np.ndarray) -> bool:
-    """Return whether rows 5i to 5i + 4 are equal, in up to 200 groups spread over the file."""
-    num_groups = len(rows) // CAPTIONS_PER_IMAGE
-    if not num_groups or len(rows) % CAPTIONS_PER_IMAGE:
-        return False
-    for start in np.unique(np.linspace(0, num_groups - 1, 200).astype(int)) * CAPTIONS_PER_IMAGE:
-        copies = np.asarray(rows[start : start + CAPTIONS_PER_IMAGE])
-        if not np.array_equal(
-            copies,
-            np.broadcast_to(copies[:1], copies.shape),
-            equal_nan=np.issubdtype(copies.dtype, np.floating),
-        ):
-            return False
-    return True
+def _count_copies(rows: np.ndarray) -> int:
+    """Return how often each image is stored in succession, judged by up to 200 places in the file.
+    0: most images are stored several times, but not all equally often.
+    """
+
+    def are_equal(start: int, count: int) -> bool:
+        group = np.asarray(rows[start : start + count])
+        first = np.broadcast_to(group[:1], group.shape)
+        return np.array_equal(group, first, equal_nan=np.issubdtype(group.dtype, np.floating))
+
+    def places(step: int) -> np.ndarray:
+        return np.unique(np.linspace(0, len(rows) // step - 1, 200).astype(int)) * step
+
+    copies = next((n for n in range(1, len(rows)) if not are_equal(n - 1, 2)), len(rows))
+    if copies > MAX_COPIES:  # such as constant features of all images
+        return 1
+    if len(rows) % copies == 0 and all(are_equal(start, copies) for start in places(copies)):
+        return copies
+    neighbors = places(1)[:-1]
+    return 0 if np.mean([are_equal(start, 2) for start in neighbors]) > 0.5 else 1
 
 
 PRECOMP = DatasetFormat(
