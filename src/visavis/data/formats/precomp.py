@@ -21,9 +21,6 @@ from visavis.core.errors import DataError
 from visavis.data.formats.listing import DatasetFormat, ListedImage, Listing, read_list
 from visavis.data.splits import SPLITS, normalize_split_name
 
-MAX_COPIES = 100
-"""Number of captions of an image above which equal rows are taken for different images."""
-
 
 def list_precomp(folder: Path) -> Listing:
     """List the images and captions of a folder, split by split.
@@ -174,7 +171,7 @@ def _count_copies(rows: np.ndarray) -> int:
         return np.unique(np.linspace(0, len(rows) // step - 1, 200).astype(int)) * step
 
     copies = next((n for n in range(1, len(rows)) if not are_equal(n - 1, 2)), len(rows))
-    if copies > MAX_COPIES:  # such as constant features of all images
+    if copies == len(rows):  # constant features, such as zeros, of any number of images
         return 1
     if len(rows) % copies == 0 and all(are_equal(start, copies) for start in places(copies)):
         return copies
