@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 
 import pytest
@@ -58,6 +60,35 @@ MRR = Metric(
 )
 """
 
+ESTIMATOR = '''
+from dataclasses import dataclass
+
+import torch
+
+from visavis.evaluation.graded.estimators.base import CaptionRelevance, RelevanceEstimator
+
+
+class LengthRelevance(CaptionRelevance):
+    def __init__(self, lengths, scale):
+        self.lengths, self.scale = lengths, scale
+
+    def __call__(self, rows, columns):
+        return (-self.scale * (self.lengths[rows][:, None] - self.lengths[columns]).abs()).exp()
+
+    def pairs(self, first, second):
+        return (-self.scale * (self.lengths[first] - self.lengths[second]).abs()).exp()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Length(RelevanceEstimator):
+    """Captions of similar length are relevant to each other."""
+
+    scale: float = 1.0
+
+    def for_captions(self, captions):
+        return LengthRelevance(torch.tensor([float(len(one)) for one in captions]), self.scale)
+'''
+
 
 @dataclass(frozen=True, kw_only=True)
 class Softer(Objective):
@@ -75,7 +106,8 @@ class Softer(Objective):
 def no_code(monkeypatch):
     """Each test starts as a new process does, without named code."""
     monkeypatch.setenv(own_code.VARIABLE, "")  # restored to absent after the test
-    own_code._load.cache_clear()
+    for cached in (own_code._load, own_code._hash_of):
+        cached.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +131,8 @@ def lab(tmp_path, monkeypatch):
 def forget():
     """Continue as another process, which inherits nothing."""
     os.environ.pop(own_code.VARIABLE, None)
-    own_code._load.cache_clear()
+    for cached in (own_code._load, own_code._hash_of):
+        cached.cache_clear()
 
 
 def train(scenes, **changes):
@@ -184,7 +217,7 @@ def test_files_of_own_code_need_different_names(lab):
 
 def test_object_of_an_imported_class_trains(lab, scenes):
     trained = train(scenes, objective=Softer(margin=0.1))
-    assert trained.objective == "test_own_code.py:Softer(margin=0.1, reduction='sum')"
+    assert trained.objective == "tests.training.test_own_code:Softer(margin=0.1, reduction='sum')"
 
 
 @pytest.mark.slow
@@ -211,3 +244,71 @@ def test_option_code_names_own_code(lab, scenes, monkeypatch, capsys):
         cli.main()
     assert ended.value.code == 0
     assert "soft_hn.py:SoftHN(margin=0.1" in capsys.readouterr().out
+
+
+EVIL = SOFT_HN.replace("SoftHN", "Evil").replace('"ran"', '"evil"')
+
+
+@pytest.mark.slow
+def test_stored_texts_never_run_code(lab, scenes):
+    """Code in the current folder that the files of a run and of a comparison name."""
+    (lab / "evil.py").write_text(EVIL)
+    visavis.train("tiny.toml", data=scenes, out="run")
+    compared = visavis.compare(
+        "tiny.toml", objective=["VLC()", "TripletHN()"], data=scenes, seeds=2, out="cmp", tune=False
+    )
+    assert len(compared.settings) == 2
+    for file in [*lab.rglob("run.toml"), *lab.rglob("result.json"), *lab.rglob("plan.json")]:
+        file.write_text(re.sub(r"(VLC|TripletHN)\([^)\"]*\)", "evil.py:Evil()", file.read_text()))
+    attempts = [
+        lambda: visavis.evaluate("run"),
+        lambda: visavis.load("run").encode_texts(["a red circle"]),
+        lambda: visavis.export("run", format="onnx", out="onnx"),
+        lambda: visavis.diagnose("run"),
+        lambda: visavis.train(resume="run"),
+        lambda: visavis.train("run/run.toml", out="again"),
+        lambda: visavis.compare(resume="cmp"),
+        lambda: visavis.compare(resume="cmp", seeds=3),
+    ]
+    for attempt in attempts:
+        with suppress(visavis.VisavisError):
+            attempt()
+        assert not (lab / "evil").exists()
+
+
+@pytest.mark.parametrize("code", ["raise SystemExit(0)", "import no_such_module", "def ("])
+def test_code_that_cannot_be_imported_is_one_error(lab, code):
+    (lab / "broken.py").write_text(code)
+    with pytest.raises(SpecError, match=r"broken\.py: expected Python code that can be imported"):
+        visavis.parse("broken.py:X()")
+
+
+@pytest.mark.slow
+def test_edited_code_is_not_mixed_with_runs_of_the_old_one(lab, scenes):
+    settings = {"data": scenes, "out": "cmp", "tune": False}
+    visavis.compare("tiny.toml", objective=["soft_hn.py:SoftHN()", "VLC()"], seeds=2, **settings)
+    forget()
+    (lab / "soft_hn.py").write_text(SOFT_HN.replace("log1p_exp(", "2 * log1p_exp("))
+    visavis.allow_code("soft_hn.py")
+    with pytest.raises(RunError, match=r"soft_hn\.py changed since the run began"):
+        visavis.compare(resume="cmp", seeds=3)
+    run = next((lab / "cmp" / "runs").glob("*soft*"))
+    with pytest.raises(RunError, match=r"soft_hn\.py changed since the run began"):
+        visavis.evaluate(run)
+
+
+def test_relevance_estimator_and_supervision_come_from_a_file(lab, scenes):
+    (lab / "estim.py").write_text(ESTIMATOR)
+    trained = train(scenes, **{"evaluation.relevance": "estim.py:Length()"})
+    assert trained.test.coherence.relevance == "estim.py:Length(scale=1.0)"
+    forget()
+    again = visavis.evaluate("run", relevance="estim.py:Length()")
+    assert again.coherence.relevance == "estim.py:Length(scale=1.0)"
+
+
+@pytest.mark.slow
+def test_compare_takes_objects(lab, scenes):
+    result = visavis.compare(
+        "tiny.toml", objective=[Softer(), TripletHN()], data=scenes, seeds=1, out="c", tune=False
+    )
+    assert result.settings[0].choice.startswith("tests.training.test_own_code:Softer(")

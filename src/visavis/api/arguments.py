@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from visavis.core.errors import RecipeError, RunError, SpecError, format_value
+from visavis.core.own_code import name_part
 from visavis.core.progress import Progress
 
 T = TypeVar("T", str, float)
@@ -19,12 +21,23 @@ def to_list(values: T | Sequence[T]) -> list[T]:
     """Return the values as a list, also a single one.
 
     Args:
-        values: One text or number, or several.
+        values: One text or number, or several. An object of a catalog counts as its text.
     """
     # A number of numpy is not an int.
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        return [values]
-    return list(values)
+    several = isinstance(values, Iterable) and not isinstance(values, str)
+    return [as_text(value) for value in (values if several else [values])]  # type: ignore[union-attr]
+
+
+def as_text(value: Any) -> Any:
+    """Return the text of an objective, estimator or another part. Other values stay.
+
+    Args:
+        value: A part, a text, a number, or None.
+    """
+    if not is_dataclass(value):
+        return value
+    name_part(type(value))
+    return repr(value)
 
 
 def check_choice(name: str, value: str, choices: Sequence[str]) -> None:

@@ -12,11 +12,10 @@ import torch
 from visavis.core.errors import DataError, RunError
 from visavis.core.memory_budget import MemoryLimit
 from visavis.core.progress import Progress
-from visavis.core.spec import parse
 from visavis.data.dataset import Dataset
 from visavis.data.dataset_reader import find_source
 from visavis.evaluation.graded.estimators.base import ImageRelevance, RelevanceEstimator
-from visavis.evaluation.graded.estimators.catalog import CATALOG
+from visavis.evaluation.graded.estimators.catalog import named_estimator, parse_estimator
 from visavis.evaluation.graded.human_agreement import (
     HumanAgreement,
     find_human_judgments,
@@ -53,7 +52,7 @@ def measure_run_agreement(
         DataError: If the data set has no judgments, or if they are damaged.
         RunError: If runs have different data.
     """
-    estimator = parse(relevance, CATALOG) if relevance else None
+    estimator = named_estimator(relevance) if relevance else None
     scores: dict[str, dict[str, np.ndarray]] = {}
     fingerprint = ""
     for folder in folders:
@@ -170,6 +169,6 @@ def trained_on(recipe: Recipe, estimator: RelevanceEstimator) -> bool:
     """
     return any(
         isinstance(phase.supervision, GradedSupervision)
-        and parse(phase.supervision.relevance, CATALOG) == estimator
+        and parse_estimator(phase.supervision.relevance) == estimator
         for phase in recipe.phases
     )

@@ -111,8 +111,8 @@ def coherence(
     """
     from visavis.api.graded_runs import check_relevance_varies, open_rankers, trained_on
     from visavis.core import storage
-    from visavis.core.spec import MAX_SEED, parse, validate_int
-    from visavis.evaluation.graded import CATALOG
+    from visavis.core.spec import MAX_SEED, validate_int
+    from visavis.evaluation.graded.estimators.catalog import named_estimator
     from visavis.evaluation.graded.list_statistics import Ranker, RelevanceBands, measure_lists
     from visavis.evaluation.graded.ranked_lists import (
         RankedListComparison,
@@ -132,7 +132,7 @@ def coherence(
         queries = int(queries) if queries.isdecimal() else [queries]
     progress = progress or NoProgress()
     with storage.create_output_folder(out, "runs/coherence") as folder:
-        bands, estimator = RelevanceBands(irrelevant_share), parse(relevance, CATALOG)
+        bands, estimator = RelevanceBands(irrelevant_share), named_estimator(relevance)
         rankers, ranked_data, recipes = open_rankers(
             to_paths(runs), split, optional_text(data), memory, progress
         )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from visavis.api.arguments import (
+    as_text,
     optional_path,
     optional_text,
     parse_overrides,
@@ -216,6 +217,7 @@ def evaluate(
         visavis evaluate index --feedback votes.jsonl
         ```
     """
+    relevance = as_text(relevance)
     if feedback is not None:
         options = {
             "protocol": protocol,
@@ -230,8 +232,7 @@ def evaluate(
                 f"--feedback: expected an index without {unused[0]}. Remove --{unused[0]}."
             )
         return _evaluate_index(to_paths(run), Path(feedback), model, store, memory)
-    from visavis.core.spec import parse
-    from visavis.evaluation.graded import CATALOG
+    from visavis.evaluation.graded.estimators.catalog import named_estimator
     from visavis.retrieval.index_folder import is_index
     from visavis.training.recipes.published_tables import measured_result
     from visavis.training.runs.evaluate_runs import evaluate_runs, with_base_model
@@ -255,7 +256,7 @@ def evaluate(
         split,
         data,
         progress,
-        parse(relevance, CATALOG) if relevance else ("" if relevance == "" else None),
+        named_estimator(relevance) if relevance else ("" if relevance == "" else None),
         semantics,
         memory,
         average_networks=average,

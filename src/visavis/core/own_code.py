@@ -15,6 +15,7 @@ import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
+import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -25,7 +26,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from visavis.core.errors import SpecError, suggest_name
+from visavis.core.errors import SpecError, format_value, suggest_name
 
 T = TypeVar("T")
 
@@ -54,7 +55,9 @@ def allow_code(*sources: str | Path) -> None:
     for source in map(str, sources):
         allowed = _allowed_source(source)
         path = os.path.abspath(source) if source.endswith(".py") else source
-        if allowed is not None and (allowed == path or not os.path.exists(path)):
+        # A stored text has the name of a file without its folder.
+        is_stored_name = source == os.path.basename(source) and not os.path.exists(path)
+        if allowed is not None and (allowed == path or is_stored_name):
             continue
         if allowed is not None:
             raise SpecError(
@@ -62,12 +65,13 @@ def allow_code(*sources: str | Path) -> None:
                 "Rename one of them."
             )
         _load(path)
-        os.environ[VARIABLE] = os.pathsep.join([*allowed_code(), path])
+        os.environ[VARIABLE] = json.dumps([*allowed_code(), path])
 
 
 def allowed_code() -> list[str]:
     """Return the sources that the user named, absolute paths of files and names of packages."""
-    return [source for source in os.environ.get(VARIABLE, "").split(os.pathsep) if source]
+    sources: list[str] = json.loads(os.environ.get(VARIABLE) or "[]")
+    return sources
 
 
 @contextmanager
@@ -104,8 +108,7 @@ def find_part(name: str, catalog: Mapping[str, T], kind: type, group: str) -> T 
         return catalog[name]
     source, _, attribute = name.rpartition(":")
     if not source:
-        installed = _installed(group).get(name)
-        return None if installed is None else installed.load()
+        return _installed_part(group, name, kind) if name in _installed(group) else None
     if _IS_NAMED.get():
         allow_code(source)
     allowed = _allowed_source(source)
@@ -137,8 +140,11 @@ def loaded_parts(kind: type[T], group: str) -> list[T]:
         The objects.
     """
     named = [value for source in allowed_code() for value in vars(_load(source)).values()]
-    installed = [entry.load() for entry in _installed(group).values()]
-    return list(dict.fromkeys(part for part in (*named, *installed) if isinstance(part, kind)))
+    installed = [_installed_part(group, name, kind) for name in _installed(group)]
+    # By identity: a part may have fields that cannot be hashed.
+    return list(
+        {id(part): part for part in (*named, *installed) if isinstance(part, kind)}.values()
+    )
 
 
 def name_part(part: type[T]) -> type[T]:
@@ -160,14 +166,16 @@ def name_part(part: type[T]) -> type[T]:
         entry.module for group in GROUPS for entry in _installed(group).values()
     }:
         return part
-    if part.__module__ in allowed_code():
+    if getattr(module, "__package__", "") and part.__module__ != "__main__":
+        allow_code(part.__module__)
         part.__qualname__ = f"{part.__module__}:{part.__qualname__}"
         return part
     file = getattr(module, "__file__", None)
-    if file is None:
+    if file is None or "<locals>" in part.__qualname__:
         raise SpecError(
-            f"{part.__name__}: expected a class in a file, because a run records its code, got one "
-            "of an interactive session. Write it into a file, and import it."
+            f"{part.__name__}: expected a class at the top of a file, because a run records its "
+            "code, got one of an interactive session or of a function. Write it into a file, and "
+            "import it."
         )
     path = os.path.abspath(file)
     if path not in allowed_code():
@@ -178,13 +186,20 @@ def name_part(part: type[T]) -> type[T]:
     return part
 
 
-def code_hashes() -> dict[str, str]:
-    """Return the SHA-256 of each named source, by its file name or package."""
+def code_hashes(text: str | None = None) -> dict[str, str]:
+    """Return the SHA-256 of each named source, by its file name or package, as it was loaded.
+
+    Args:
+        text: Include the sources only that this text names. None: all.
+
+    Returns:
+        The hashes.
+    """
+    names = {os.path.basename(source): source for source in allowed_code()}
     return {
-        os.path.basename(source): hashlib.sha256(
-            Path(str(_load(source).__file__)).read_bytes()
-        ).hexdigest()
-        for source in allowed_code()
+        name: _hash_of(source)
+        for name, source in names.items()
+        if text is None or f"{name}:" in text
     }
 
 
@@ -225,6 +240,9 @@ def _load(source: str) -> ModuleType:
     if source in _SCRIPTS:
         return _SCRIPTS[source]
     try:
+        # As for a script: a file may import its neighbors, and a package may be in this folder.
+        sys.path.insert(0, os.path.dirname(source) if source.endswith(".py") else os.getcwd())
+        _hash_of(source)
         if not source.endswith(".py"):
             return importlib.import_module(source)
         name = f"visavis_own_{hashlib.sha256(source.encode()).hexdigest()[:12]}"
@@ -232,12 +250,25 @@ def _load(source: str) -> ModuleType:
         module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
         sys.modules[name] = module  # dataclasses look their module up
         spec.loader.exec_module(module)  # type: ignore[union-attr]
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise SpecError(
             f"{source}: expected Python code that can be imported, got {type(error).__name__}: "
             f"{error}. Fix it, or name another file."
         ) from error
+    finally:
+        sys.path.pop(0)
     return module
+
+
+@cache
+def _hash_of(source: str) -> str:
+    """The hash of a source when it was loaded. A file that is edited later has not run."""
+    if source.endswith(".py"):
+        path = source
+    else:
+        spec = importlib.util.find_spec(source)
+        path = str(spec and spec.origin)
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
 def _allowed_source(source: str) -> str | None:
@@ -252,6 +283,25 @@ def _is_part(value: Any, kind: type) -> bool:
     """Whether a value is an instance of a class, or a class that is derived from it."""
     is_class = isinstance(value, type) and issubclass(value, kind) and value is not kind
     return is_class or isinstance(value, kind)
+
+
+def _installed_part(group: str, name: str, kind: type) -> Any:
+    """Load a part of an installed package under the name of its entry point."""
+    try:
+        part = _installed(group)[name].load()
+    except Exception as error:
+        raise SpecError(
+            f"{name}: expected a part of an installed package, got {type(error).__name__}: {error}. "
+            f"Fix or remove the package that names it in visavis.{group}."
+        ) from error
+    if not _is_part(part, kind):
+        raise SpecError(
+            f"{name}: expected a {kind.__name__} in the entry points visavis.{group}, got "
+            f"{format_value(part)}. Fix or remove the package."
+        )
+    if isinstance(part, type):
+        part.__qualname__ = name
+    return part
 
 
 @cache

@@ -25,7 +25,6 @@ from visavis.core import storage
 from visavis.core.errors import DataError, SpecError
 from visavis.core.notebook import NotebookTable
 from visavis.core.progress import Progress
-from visavis.core.spec import parse
 from visavis.data.dataset import Dataset
 from visavis.evaluation.graded.caption_ratings import (
     RatedCaptionPairs,
@@ -37,7 +36,7 @@ from visavis.evaluation.graded.estimators.base import (
     ImageRelevance,
     RelevanceEstimator,
 )
-from visavis.evaluation.graded.estimators.catalog import CATALOG
+from visavis.evaluation.graded.estimators.catalog import named_estimator
 
 DEFAULT_ESTIMATORS = (
     "CBoW()",
@@ -119,7 +118,7 @@ def evaluate_estimators(specs: Sequence[str], progress: Progress) -> list[Estima
         DataError: If the ratings are missing or damaged.
         SpecError: If an estimator is unknown.
     """
-    estimators = [parse(spec, CATALOG) for spec in specs]
+    estimators = [named_estimator(spec) for spec in specs]
     collections = [read_stsb("dev"), read_stsb("test"), read_crisscrossed_captions()]
     captions = sorted({*collections[-1].first, *collections[-1].second})
     qualities = []
@@ -302,7 +301,7 @@ def relevance_distributions(
     """
     if not 1 <= pairs <= MAX_PAIRS:
         raise SpecError(f"num_pairs: expected 1 to {MAX_PAIRS:,}, got {pairs}.")
-    estimators = [parse(spec, CATALOG) for spec in specs]
+    estimators = [named_estimator(spec) for spec in specs]
     train = data.split("train")
     distributions = []
     for number, (spec, estimator) in enumerate(zip(specs, estimators, strict=True)):

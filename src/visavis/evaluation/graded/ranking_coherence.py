@@ -21,10 +21,10 @@ from visavis.core.blocking import Score
 from visavis.core.encoded import Direction, Encoded
 from visavis.core.errors import SpecError, format_value
 from visavis.core.memory_budget import MemoryLimit
-from visavis.core.spec import parse, validate_int
+from visavis.core.spec import validate_int
 from visavis.data.dataset import Dataset
 from visavis.evaluation.graded.estimators.base import RelevanceEstimator
-from visavis.evaluation.graded.estimators.catalog import CATALOG
+from visavis.evaluation.graded.estimators.catalog import parse_estimator
 from visavis.evaluation.metrics import GRADED, Metric
 from visavis.evaluation.metrics.graded_metrics import INVALID_GAINS
 from visavis.evaluation.metrics.ranking import raise_on_invalid_row
@@ -124,7 +124,7 @@ def ranking_coherence(
             infinite.
         SpecError: If the estimator or ``semantics`` is unknown.
     """
-    estimator = parse(relevance, CATALOG) if isinstance(relevance, str) else relevance
+    estimator = parse_estimator(relevance) if isinstance(relevance, str) else relevance
     if not isinstance(estimator, RelevanceEstimator):
         raise SpecError(
             f'relevance: expected an estimator such as "CBoW()", got {format_value(relevance)}.'

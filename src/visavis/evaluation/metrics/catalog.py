@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from visavis.core.errors import SpecError
 from visavis.core.own_code import CodeNotNamed, find_part, loaded_parts
 from visavis.evaluation.metrics.graded_metrics import Semantics, Tau, coherent_scores_at, ndcg
 from visavis.evaluation.metrics.ranking import (
@@ -292,12 +293,17 @@ def own_metric_keys(name: str) -> list[str]:
         The keys. Empty if the user did not name its code.
 
     Raises:
-        SpecError: If the source has no such metric.
+        SpecError: If the source has no such metric, or one of graded relevance.
     """
     try:
         metric: Any = find_part(name, {}, Metric, "metrics")
     except CodeNotNamed:
         return []
+    if metric.input == "relevance":
+        raise SpecError(
+            f"{name}: expected a metric of ranks or of other metrics, got one of graded relevance. "
+            "Set its input."
+        )
     return [one.name for one in metric.in_results()]
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from visavis.core.notebook import NotebookTable
-from visavis.core.spec import is_number
+from visavis.core.own_code import CodeNotNamed
+from visavis.core.spec import is_number, parse
 from visavis.evaluation.bootstrap import BootstrapSamples, bootstrap_images, bootstrap_queries
 from visavis.evaluation.feedback.evaluate_feedback import FeedbackTest
 from visavis.evaluation.metrics.catalog import RSUM
@@ -24,7 +25,7 @@ from visavis.evaluation.statistics import (
     paired_tests,
     t_interval,
 )
-from visavis.losses.objectives import parse
+from visavis.losses.objectives import CATALOG, Objective
 from visavis.research.experiments.grid import Setting
 from visavis.research.experiments.jobs import RunOutcome
 from visavis.research.experiments.results_table import (
@@ -582,7 +583,10 @@ def _flatten(content: Any, name: str = "") -> dict[str, Any]:
     elif isinstance(content, list | tuple):
         entries = enumerate(content)
     elif name.endswith(".objective"):
-        objective = parse(content)
+        try:
+            objective = parse(content, CATALOG, Objective, "objectives")
+        except CodeNotNamed:
+            return {name: content}
         parameters = {
             f"{name}.{key}": value if is_number(value) else repr(value)
             for key, value in vars(objective).items()

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from visavis.core import own_code
 from visavis.core.errors import RecipeError
 from visavis.core.spec import parse_call
 from visavis.losses.objectives import Goal, parse
@@ -76,6 +77,13 @@ def build_settings(
     Raises:
         RecipeError: If a grid, or a setting, is invalid or occurs twice.
     """
+    with own_code.named_by_user():
+        return _build_settings(recipe, objectives, models, grid)
+
+
+def _build_settings(
+    recipe: Recipe, objectives: Sequence[str], models: Sequence[str], grid: Sequence[str]
+) -> tuple[Setting, ...]:
     base = recipe.to_dict()
     specs = [
         spec

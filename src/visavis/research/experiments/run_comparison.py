@@ -39,6 +39,8 @@ from visavis.training.recipes.data_module import prepare_training
 from visavis.training.recipes.features import open_data
 from visavis.training.recipes.recipe import Recipe, build_recipe, parse_override
 from visavis.training.runs.open_run import with_absolute_paths
+from visavis.training.runs.record import RunRecord
+from visavis.training.runs.run_folder import RunFolder
 from visavis.training.stop_signals import Stopped
 
 PLAN_FILE, FEEDBACK_FILE = "plan.json", "feedback.jsonl"
@@ -182,6 +184,10 @@ def resume_comparison(
         Stopped: After a signal, when everything is saved.
     """
     plan = read_plan(folder, seeds, successive_halving=budget_s is not None, command="compare")
+    for job in _jobs(folder, plan).values():
+        # Runs of the same setting must have the same code.
+        if os.path.exists(record := RunFolder(job.folder).environment):
+            RunRecord.read(record).check_code(job.folder)
     batches = cache_setting_features(plan, progress)
     file, test = feedback or folder / FEEDBACK_FILE, None
     if feedback is not None or os.path.exists(file):

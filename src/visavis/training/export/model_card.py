@@ -9,13 +9,16 @@ import os
 import re
 import statistics
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from visavis.core import storage
 from visavis.core.environment import installed_version
+from visavis.core.own_code import CodeNotNamed
+from visavis.core.spec import parse
 from visavis.evaluation.statistics import t_interval
-from visavis.losses.objectives import Objective, parse
+from visavis.losses.objectives import CATALOG, Objective
 from visavis.models.base import Matcher
 from visavis.models.clip.model import CLIP
 from visavis.models.retriever import Retriever
@@ -73,6 +76,10 @@ def write_model_card(
     environment = Environment(
         keep_trailing_newline=True, lstrip_blocks=True, trim_blocks=True, undefined=StrictUndefined
     )
+    objective_formula = ""
+    with suppress(CodeNotNamed):  # a stored text never runs own code
+        if objective:
+            objective_formula = formula(parse(objective, CATALOG, Objective, "objectives"))
     card = environment.from_string(template("model_card.md.j2")).render(
         title=Path(run).name or matcher.name,
         format=format,
@@ -89,7 +96,7 @@ def write_model_card(
         version=installed_version("visavis"),
         data=os.path.basename(str(recipe.get("data", {}).get("path", "")).rstrip("/")),
         objective=objective,
-        formula=formula(parse(objective)) if objective else "",
+        formula=objective_formula,
         architecture=json.dumps(dict(vars(matcher.config)), default=str),
         result=result,
         metrics=[

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
@@ -206,7 +207,9 @@ def read_recipe(name: str | Path, overrides: Values | None = None) -> Recipe:
         64
     """
     file, variant = _file_and_variant(str(name))
-    with own_code.named_by_user():
+    # The recipe of a run folder may be somebody else's: naming it does not name its code.
+    is_stored = os.path.basename(file) == "run.toml"
+    with nullcontext() if is_stored else own_code.named_by_user():
         recipe = read_recipe_file(file).recipe(variant, overrides or {})
     if not recipe.phases:
         raise RecipeError(f"{name}: phases: expected at least one, got []. Add a [[phases]] table.")

@@ -47,6 +47,8 @@ def parse_model_table(model: Any) -> Any:
     Returns:
         Table with ``kind`` and the fields of the model.
     """
+    if isinstance(model, dict) and isinstance(kind := model.get("kind"), type):
+        return model | {"kind": own_code.name_part(kind).__qualname__}
     if not isinstance(model, str):
         return model
     kind, fields = spec.parse_call(model)

@@ -220,7 +220,9 @@ def open_run(folder: Path, recipe: Recipe, progress: Progress) -> tuple[DataModu
     data_module = open_data_module(recipe, progress, model.processor)
     check_feature_dims(model.matcher.config, data_module.visual, data_module.text, folder)
     if os.path.exists(environment := RunFolder(folder).environment):
-        RunRecord.read(environment).check_encoders(data_module, folder, progress)
+        record = RunRecord.read(environment)
+        record.check_code(folder, needed=False)
+        record.check_encoders(data_module, folder, progress)
     return data_module, model.matcher
 
 

@@ -95,8 +95,8 @@ def fingerprint_inputs(
         ]
     if only is None:
         files["start_model"] = _numbered(start_model_files(recipe))
-    for number, phase in enumerate(recipe.phases):
-        files[f"phases.{number}.supervision"] = _numbered(phase.supervision.files(data))
+        for number, phase in enumerate(recipe.phases):
+            files[f"phases.{number}.supervision"] = _numbered(phase.supervision.files(data))
 
     def read(name: str, locations: Mapping[str, ByteRange]) -> ContentFingerprint:
         return ContentFingerprint.compute(
@@ -204,7 +204,7 @@ class RunRecord:
             recipe=recipe.to_dict(),
             inputs=fingerprint_inputs(data_module, progress),
             initial_weights_checksum=weights_checksum(matcher),
-            code=code_hashes(),
+            code=code_hashes(json.dumps(recipe.to_dict())),
         )
 
     @classmethod
@@ -241,23 +241,24 @@ class RunRecord:
                     f"{_describe(current.get(key))}. Restore the value, or start a new run."
                 )
 
-    def check_code(self, path: Path) -> None:
+    def check_code(self, path: Path, *, needed: bool = True) -> None:
         """Check that the user named the code of the run's own parts, and that it is unchanged.
 
         Args:
             path: Folder of the run.
+            needed: Whether all of it is needed. Otherwise only the named code is checked.
 
         Raises:
             RunError: If the code is not named, or has changed.
         """
         named = code_hashes()
         for source, recorded in self.code.items():
-            if source not in named:
+            if source not in named and needed:
                 raise RunError(
                     f"{path}: expected its own code {source}, which a run never executes by itself. "
                     f"Name it again: visavis --code {source}, or visavis.allow_code({source!r})."
                 )
-            if named[source] != recorded:
+            if named.get(source, recorded) != recorded:
                 raise RunError(
                     f"{path}: {source} changed since the run began. Restore it, or start a new run."
                 )

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from visavis.core.encoded import Encoded
-from visavis.core.spec import parse, validate_fields
+from visavis.core.spec import validate_fields
 from visavis.data.dataset import Dataset
 from visavis.data.loader import Batch
 from visavis.evaluation.graded.estimators.base import CaptionAggregation
-from visavis.evaluation.graded.estimators.catalog import CATALOG
+from visavis.evaluation.graded.estimators.catalog import parse_estimator
 from visavis.losses.targets import Targets
 from visavis.training.supervision.base import PairSupervision, Supervision, TrainingContext
 
@@ -47,7 +47,7 @@ class GradedSupervision(Supervision):
 
     def __post_init__(self) -> None:
         validate_fields(self)
-        self._estimator = parse(self.relevance, CATALOG)
+        self._estimator = parse_estimator(self.relevance)
 
     def files(self, data: Dataset) -> list[Path]:
         """List the files of the estimator. See `Supervision.files`."""

@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from visavis.core.own_code import named_by_user
 from visavis.core.spec import parse, require_field
 from visavis.data.dataset import Dataset
 from visavis.evaluation.graded.estimators.base import CaptionRelevance, RelevanceEstimator
@@ -106,3 +107,34 @@ CATALOG: tuple[type[RelevanceEstimator], ...] = (
     MatrixRelevance,
 )
 """All relevance estimators that a spec can name."""
+
+
+def parse_estimator(text: str) -> RelevanceEstimator:
+    """Parse a relevance estimator.
+
+    Args:
+        text: A spec such as "CBoW()", or "estimator.py:MyEstimator()" of code that the user named.
+
+    Returns:
+        The estimator.
+
+    Raises:
+        SpecError: If the text names no estimator, or an invalid value.
+    """
+    return parse(text, CATALOG, RelevanceEstimator, "estimators")
+
+
+def named_estimator(text: str) -> RelevanceEstimator:
+    """Parse a relevance estimator that the user names now, so that its code may run.
+
+    Args:
+        text: A spec, as in `parse_estimator`.
+
+    Returns:
+        The estimator.
+
+    Raises:
+        SpecError: As in `parse_estimator`.
+    """
+    with named_by_user():
+        return parse_estimator(text)
