@@ -504,11 +504,8 @@ class PairLoss(nn.Module):
                     cache_bytes=plan.cached_tile_bytes,
                     needs_grad=needs_grad,
                 )
-            elif (
-                isinstance(self.objective, PairwiseObjective)
-                and targets[0].is_defined_by_ids
-                and not comparison.has_extra_candidates
-            ):
+            elif plan.shares_blocks:
+                assert isinstance(self.objective, PairwiseObjective)
                 result = run_shared_blocks(
                     self.objective,
                     scores.window(images.query_rows),

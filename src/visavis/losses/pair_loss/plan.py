@@ -27,7 +27,7 @@ from visavis.core.blocking import (
 from visavis.core.encoded import Items, all_tensors
 from visavis.core.errors import SpecError, VisavisError
 from visavis.core.memory_budget import MemoryLimit, budget_bytes, format_bytes, parse_memory
-from visavis.losses.objectives.base import Objective, validate_targets
+from visavis.losses.objectives.base import Objective, PairwiseObjective, validate_targets
 from visavis.losses.objectives.pairs import NegativeLogSumExp, NegativeSummary
 from visavis.losses.pair_loss.blocks import max_cached_band
 from visavis.losses.pair_loss.candidates import float_tensors
@@ -122,6 +122,12 @@ class PlanInputs:
         return self.objective.summary(self.targets[0])
 
     @property
+    def shares_blocks(self) -> bool:
+        """Whether the terms of both directions follow from a block of one of them."""
+        is_pairwise = isinstance(self.objective, PairwiseObjective)
+        return is_pairwise and self.targets[0].is_defined_by_ids and not self.has_extra_candidates
+
+    @property
     def term_cost(self) -> BlockCost:
         """Memory of the terms of one direction. Rows are queries, or positive pairs for an
         objective that needs the pair matrix.
@@ -203,6 +209,7 @@ class ExecutionPlan:
         tile_shape: Maximum rows and columns of a tile.
         cached_tile_bytes: Memory for tiles that wait for their gradient.
         expected_bytes: Expected peak memory next to the items and their gradients.
+        shares_blocks: Whether the blocks of images serve both directions.
     """
 
     path: Literal["dense", "cached", "row_blocks", "tiles"]
@@ -212,10 +219,16 @@ class ExecutionPlan:
     tile_shape: IntPair = (0, 0)
     cached_tile_bytes: int = 0
     expected_bytes: int = 0
+    shares_blocks: bool = False
 
     def __str__(self) -> str:
         images, texts = self.num_queries
-        blocks = f"one direction after the other in blocks of {self.block_rows[0]} images, then of {self.block_rows[1]} texts"
+        blocks = (
+            f"both directions in blocks of {self.block_rows[0]} images"
+            if self.shares_blocks
+            else f"one direction after the other in blocks of {self.block_rows[0]} images, then of "
+            f"{self.block_rows[1]} texts"
+        )
         description = {
             "dense": f"the graph of one matrix of {images} x {texts} scores",
             "cached": f"{images} x {texts} cached cosines, {blocks}",
@@ -401,6 +414,7 @@ def _plan_rows(inputs: PlanInputs, path: Literal["cached", "row_blocks"]) -> Exe
         inputs.queries,
         (rows[0], rows[1]),
         (columns[0], columns[1]),
+        shares_blocks=inputs.shares_blocks,
         expected_bytes=expected_bytes,
     )
 
