@@ -17,13 +17,16 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from visavis.core.encoded import Encoded
-from visavis.data.columns import TextColumn, import_pyarrow
 from visavis.data.sequences import LazySequence, read_items
+
+if TYPE_CHECKING:
+    from visavis.data.columns import TextColumn
 
 PAD, START, END, UNKNOWN = "<pad>", "<start>", "<end>", "<unk>"
 # Captions whose words are in memory at once.
@@ -140,6 +143,9 @@ class Vocabulary:
         Returns:
             The words in alphabetical order.
         """
+        # A search encodes words, and needs no table.
+        from visavis.data.columns import TextColumn
+
         counts = (
             _count_words_of_column(captions)
             if isinstance(captions, TextColumn)
@@ -212,6 +218,8 @@ def _count_words_of_column(captions: TextColumn) -> Counter[str]:
     """Count the words of ``tokenize`` in a memory-mapped column, without a Python object per
     caption.
     """
+    from visavis.data.columns import import_pyarrow
+
     compute = import_pyarrow().compute
     counts: Counter[str] = Counter()
     for block in captions.blocks():

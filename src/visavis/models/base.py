@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +21,11 @@ from visavis.core.encoded import AttentionWeights, Encoded, MaxSimDirection, uni
 from visavis.core.errors import RunError, ShapeError, VisavisError
 from visavis.core.spec import PositiveInt, validate_fields
 from visavis.losses.logits import LearnedScale
-from visavis.losses.targets import Targets
 from visavis.models.encoders.pretrained_files import PretrainedPart, weights_loaded_from
 from visavis.models.layers import at_least_float32
+
+if TYPE_CHECKING:
+    from visavis.losses.targets import Targets
 
 VisualGranularity = Literal["pooled", "regions", "pixels", "experts"]
 """Input of images: "pooled" ``[N, D]``, "regions" ``[N, R, D]``, "pixels" ``[N, 3, H, W]``,
