@@ -7,8 +7,8 @@ seed that no run of the comparison uses. The test split is not read.
 
 Five short tries, a factor of 4 apart, find the region. Short tries prefer smaller rates than whole
 trainings do, so four longer tries, a factor of 2 apart, climb from the best of them: it, its two
-neighbors, and the next rate on the better side. The best two train once more, with five
-seeds for 0.8 times the steps of a run.
+neighbors, and the next rate on the better side. The best two train once more, for as many steps as
+a run of the comparison if it has five seeds or more.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ LONGER_TRIES = 4
 """Longer tries: the best coarse factor, its two neighbors, and the next on the better side."""
 FINALISTS = 2
 """Rates that are tried again at the end."""
-COARSE_SHARE, LONGER_SHARE, FINAL_SHARE = 0.02, 0.12, 0.16
+COARSE_SHARE, LONGER_SHARE, FINAL_SHARE = 0.02, 0.12, 0.2
 """Steps of a try as a share of the steps of the comparison's own runs of all seeds, and at most
 the steps of one run.
 
-The tries of five seeds take 0.9 times the steps of the runs, and less time, because they do not
+The tries of five seeds take 0.98 times the steps of the runs, and less time, because they do not
 read the test split.
 """
 MIN_STEPS = 5
