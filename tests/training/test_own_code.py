@@ -260,6 +260,7 @@ def test_stored_texts_never_run_code(lab, scenes):
     assert len(compared.settings) == 2
     for file in [*lab.rglob("run.toml"), *lab.rglob("result.json"), *lab.rglob("plan.json")]:
         file.write_text(re.sub(r"(VLC|TripletHN)\([^)\"]*\)", "evil.py:Evil()", file.read_text()))
+    (lab / "mine.toml").write_text('extends = "run/run.toml"\nseed = 3\n')
     attempts = [
         lambda: visavis.evaluate("run"),
         lambda: visavis.load("run").encode_texts(["a red circle"]),
@@ -267,6 +268,9 @@ def test_stored_texts_never_run_code(lab, scenes):
         lambda: visavis.diagnose("run"),
         lambda: visavis.train(resume="run"),
         lambda: visavis.train("run/run.toml", out="again"),
+        lambda: visavis.train("mine.toml", out="mine"),
+        lambda: visavis.compare("run/run.toml", objective="VLC()", seeds=1, out="c", tune=False),
+        lambda: visavis.compare("run/run.toml", grid=["seed=[1, 2]"], seeds=1, out="g", tune=False),
         lambda: visavis.compare(resume="cmp"),
         lambda: visavis.compare(resume="cmp", seeds=3),
     ]

@@ -13,7 +13,7 @@ from typing import Any
 def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
     """Build the ``__getattr__`` of a package whose names are imported on first use.
 
-    No name may be that of a submodule: importing the submodule sets this attribute of the package
+    No name may be the name of a submodule: importing the submodule sets this attribute of the package
     to the module, and ``__getattr__`` is not called.
 
     Args:

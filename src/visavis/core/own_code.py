@@ -17,6 +17,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -36,7 +37,7 @@ GROUPS = ("objectives", "supervisions", "estimators", "models", "metrics", "form
 """Kinds of parts. An installed package extends them by an entry point of the group
 ``visavis.objectives`` and so on.
 """
-_IS_NAMED = ContextVar("is_named", default=False)
+_USER_TEXTS = ContextVar[tuple[str, ...]]("user_texts", default=())
 
 
 class CodeNotNamed(SpecError):
@@ -65,6 +66,7 @@ def allow_code(*sources: str | Path) -> None:
                 "Rename one of them."
             )
         _load(path)
+        _hash_of(path)
         os.environ[VARIABLE] = json.dumps([*allowed_code(), path])
 
 
@@ -75,17 +77,21 @@ def allowed_code() -> list[str]:
 
 
 @contextmanager
-def named_by_user() -> Iterator[None]:
-    """Allow the code that a text names while it is parsed, because the user wrote the text.
+def named_by_user(*texts: str) -> Iterator[None]:
+    """Allow the code that texts of the user name. Stored texts may be parsed at the same time, such
+    as the rest of a recipe, and allow nothing.
+
+    Args:
+        *texts: Texts that the user wrote: specs, overrides, recipe files.
 
     Yields:
         Nothing.
     """
-    token = _IS_NAMED.set(True)
+    token = _USER_TEXTS.set(texts)
     try:
         yield
     finally:
-        _IS_NAMED.reset(token)
+        _USER_TEXTS.reset(token)
 
 
 def find_part(name: str, catalog: Mapping[str, T], kind: type, group: str) -> T | None:
@@ -109,7 +115,9 @@ def find_part(name: str, catalog: Mapping[str, T], kind: type, group: str) -> T 
     source, _, attribute = name.rpartition(":")
     if not source:
         return _installed_part(group, name, kind) if name in _installed(group) else None
-    if _IS_NAMED.get():
+    # Not the end of a longer path, which is another file.
+    is_named = re.compile(rf"(?<![\w./\\-]){re.escape(name)}\b")
+    if any(is_named.search(text) for text in _USER_TEXTS.get()):
         allow_code(source)
     allowed = _allowed_source(source)
     if allowed is None:
@@ -239,10 +247,10 @@ second import would run it again and make other classes of the same names.
 def _load(source: str) -> ModuleType:
     if source in _SCRIPTS:
         return _SCRIPTS[source]
+    # As for a script: a file may import its neighbors, and a package may be in this folder.
+    folder = os.path.dirname(source) if source.endswith(".py") else os.getcwd()
+    sys.path.insert(0, folder)
     try:
-        # As for a script: a file may import its neighbors, and a package may be in this folder.
-        sys.path.insert(0, os.path.dirname(source) if source.endswith(".py") else os.getcwd())
-        _hash_of(source)
         if not source.endswith(".py"):
             return importlib.import_module(source)
         name = f"visavis_own_{hashlib.sha256(source.encode()).hexdigest()[:12]}"
@@ -256,19 +264,14 @@ def _load(source: str) -> ModuleType:
             f"{error}. Fix it, or name another file."
         ) from error
     finally:
-        sys.path.pop(0)
+        sys.path.remove(folder)
     return module
 
 
 @cache
 def _hash_of(source: str) -> str:
-    """The hash of a source when it was loaded. A file that is edited later has not run."""
-    if source.endswith(".py"):
-        path = source
-    else:
-        spec = importlib.util.find_spec(source)
-        path = str(spec and spec.origin)
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    """The hash of a source when it was allowed. A file that is edited later has not run."""
+    return hashlib.sha256(Path(str(_load(source).__file__)).read_bytes()).hexdigest()
 
 
 def _allowed_source(source: str) -> str | None:
@@ -306,6 +309,8 @@ def _installed_part(group: str, name: str, kind: type) -> Any:
 
 @cache
 def _installed(group: str) -> dict[str, importlib.metadata.EntryPoint]:
-    return {
-        entry.name: entry for entry in importlib.metadata.entry_points(group=f"visavis.{group}")
-    }
+    return {entry.name: entry for entry in _all_entry_points().select(group=f"visavis.{group}")}
+
+
+# Reads the metadata of every installed package.
+_all_entry_points: Any = cache(importlib.metadata.entry_points)

@@ -66,7 +66,7 @@ FORMATS: tuple[DatasetFormat, ...] = (
 
 
 def known_formats() -> list[DatasetFormat]:
-    """Return the formats of visavis, and those of the user's own code and of installed packages."""
+    """Return the formats of the user's own code, of installed packages and of visavis."""
     return [*loaded_parts(DatasetFormat, "formats"), *FORMATS]
 
 

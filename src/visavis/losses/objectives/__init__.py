@@ -86,7 +86,7 @@ def parse(text: str) -> Objective:
         SpecError: For an unknown name or field, with the nearest valid one, or a value out of
             range.
     """
-    with own_code.named_by_user():
+    with own_code.named_by_user(text):
         return spec.parse(text, CATALOG, Objective, "objectives")
 
 

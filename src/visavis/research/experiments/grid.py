@@ -77,7 +77,7 @@ def build_settings(
     Raises:
         RecipeError: If a grid, or a setting, is invalid or occurs twice.
     """
-    with own_code.named_by_user():
+    with own_code.named_by_user(*objectives, *models, *grid):
         return _build_settings(recipe, objectives, models, grid)
 
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import os
 import re
-from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
@@ -207,9 +206,11 @@ def read_recipe(name: str | Path, overrides: Values | None = None) -> Recipe:
         64
     """
     file, variant = _file_and_variant(str(name))
+    texts = [str(value) for value in (overrides or {}).values()]
     # The recipe of a run folder may be somebody else's: naming it does not name its code.
-    is_stored = os.path.basename(file) == "run.toml"
-    with nullcontext() if is_stored else own_code.named_by_user():
+    if file not in _packaged_files() and os.path.basename(file) != "run.toml":
+        texts.append(storage.read_text(Path(file)))
+    with own_code.named_by_user(*texts):
         recipe = read_recipe_file(file).recipe(variant, overrides or {})
     if not recipe.phases:
         raise RecipeError(f"{name}: phases: expected at least one, got []. Add a [[phases]] table.")

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_flatten_with_path
 
 from visavis.core import own_code, spec
 from visavis.core.errors import format_value, suggest_name
+from visavis.core.spec import PositiveFloat
 from visavis.evaluation import graded, metrics
 from visavis.evaluation.graded import RelevanceEstimator
 from visavis.evaluation.metrics.catalog import own_metric_keys, own_metrics
@@ -28,8 +29,6 @@ from visavis.losses.objectives import Objective
 from visavis.models.encoders.cnn_backbones import SMALL_CNN
 from visavis.training import supervision
 from visavis.training.supervision import PairSupervision, Supervision
-
-Multiplier = Annotated[float, Field(gt=0)]
 
 
 def _object_of(
@@ -263,7 +262,7 @@ class OptimizerSettings(RecipeSection):
     name: Literal["Adam", "AdamW", "Ranger", "SGD"] = "Adam"
     lr: float = Field(5e-4, gt=0)
     weight_decay: float = Field(0.0, ge=0)
-    lr_multipliers: dict[str, Multiplier] = {}
+    lr_multipliers: dict[str, PositiveFloat] = {}
     layer_decay: float = Field(1.0, gt=0, le=1)
 
 
@@ -281,7 +280,7 @@ class ScheduleSettings(RecipeSection):
 
     kind: Literal["constant", "step", "exponential", "cosine"] = "constant"
     milestones: tuple[Annotated[int, Field(gt=0)], ...] = Field((), strict=False)
-    factor: Multiplier = 0.1
+    factor: PositiveFloat = 0.1
     warmup: float = Field(0.0, ge=0, lt=1)
 
 

@@ -136,5 +136,5 @@ def named_estimator(text: str) -> RelevanceEstimator:
     Raises:
         SpecError: As in `parse_estimator`.
     """
-    with named_by_user():
+    with named_by_user(text):
         return parse_estimator(text)
