@@ -41,7 +41,6 @@ from clip_small import write_clip_folder
 import visavis
 from visavis import PairLoss, Targets
 from visavis.core.process_group import ProcessGroup
-from visavis.core.progress import NoProgress
 from visavis.data.synthetic import write_synthetic_scenes
 from visavis.losses.pair_loss.candidates import encode_in_chunks
 from visavis.objectives import VLC
@@ -166,7 +165,7 @@ def print_trainer(steps: int = 12, repetitions: int = 5) -> None:
             "text": {"encoder": "vocabulary", "granularity": "tokens"},
         }
         recipe = read_recipe("photos/frozen-words", values)
-        trainer = Trainer(*prepare_training(recipe), RunFolder(Path(folder) / "run"), NoProgress())
+        trainer = Trainer(*prepare_training(recipe), RunFolder(Path(folder) / "run"))
         trainer._begin_phase({})
         matcher, loss, optimizer = (
             trainer.matcher,

@@ -219,7 +219,7 @@ def trained(job: Job) -> Trainer:
         storage.write_toml(
             files.recipe, read_recipe(RECIPE, job.overrides() | steps_within(job)).to_dict()
         )
-    trainer = Trainer(*prepare_training(read_run_recipe(job.folder)), files, NoProgress())
+    trainer = Trainer(*prepare_training(read_run_recipe(job.folder)), files)
     if not trainer.resume():
         trainer.start()
     trainer.run()

@@ -27,7 +27,7 @@ FORKED.set_forkserver_preload(
         "PIL.PngImagePlugin",
         "safetensors.torch",
         "visavis.cli.run_tables",
-        "visavis.training.start_training",
+        "visavis.training.training_run",
         "visavis.research.experiments",
     ]
 )

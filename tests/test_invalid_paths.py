@@ -152,7 +152,7 @@ WORK = {
     "relevance_fit": "visavis.evaluation.graded.fine_tuning.read_stsb",
     "relevance_thresholds": "visavis.evaluation.graded.estimator_quality.relevance_distributions",
     "reproduce": "visavis.research.experiments.run_comparison.cache_setting_features",
-    "train": "visavis.training.training_run.prepare_and_check_phases",
+    "train": "visavis.training.training_run.prepare_training",
 }
 """The function of each command that does its work."""
 ARGUMENTS = {

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from PIL import Image as PILImage
 
 from visavis.core.errors import DataError, RecipeError
-from visavis.core.progress import NoProgress
 from visavis.data import dataset_reader
 from visavis.data.columns import unique_texts
 from visavis.data.dataset import Dataset, Image
@@ -32,7 +31,8 @@ from visavis.data.vocabulary import TokenizedCaptions, Vocabulary, tokenize
 from visavis.training.recipes import features
 from visavis.training.recipes.data_module import prepare_training
 from visavis.training.recipes.recipe import build_recipe
-from visavis.training.start_training import start_training
+from visavis.training.training_plan import resolve
+from visavis.training.training_run import start_training
 
 pa = pytest.importorskip("pyarrow", reason="PyArrow is not installed: pip install 'visavis[large]'")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -331,11 +331,11 @@ def test_training_on_table_equals_training_on_tuples(tmp_path, monkeypatch):
         "training": {"batch_size": 16, "device": "cpu"},
         "phases": [{"epochs": 1, "objective": "InfoNCE()"}],
     }
-    lazy = start_training(build_recipe(values, {}, "large"), tmp_path / "lazy", NoProgress())
+    lazy = start_training(resolve(build_recipe(values, {}, "large")), tmp_path / "lazy")
     monkeypatch.setattr(
         features, "open_dataset", lambda *args, **options: as_tuples(open_dataset(*args, **options))
     )
-    eager = start_training(build_recipe(values, {}, "large"), tmp_path / "eager", NoProgress())
+    eager = start_training(resolve(build_recipe(values, {}, "large")), tmp_path / "eager")
     assert lazy.test.num_images == 12
     assert lazy.test.to_json() == eager.test.to_json()
     with pytest.raises(

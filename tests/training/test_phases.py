@@ -34,6 +34,7 @@ from visavis.training.recipes.settings import Phase, ScheduleSettings
 from visavis.training.runs.open_run import open_run, read_run_recipe
 from visavis.training.runs.run_folder import RunFolder
 from visavis.training.stop_signals import Stopped
+from visavis.training.train_step import check_phase
 from visavis.training.trainer import Trainer
 
 
@@ -69,7 +70,6 @@ def trainer(recipe, scenes, tmp_path):
         begun = Trainer(
             *prepare_training(read_recipe(recipe, {"data.path": str(scenes), **keys})),
             files,
-            NoProgress(),
         )
         begun.start()
         return begun
@@ -143,7 +143,7 @@ def test_frozen_part_has_no_optimizer_and_no_gradient(matcher):
 )
 def test_unknown_part_is_reported(matcher, given):
     with pytest.raises(RecipeError, match=r"txt is not a part of Heads: did you mean text\?"):
-        make_optimizer(matcher, phase(**given))
+        check_phase(matcher, phase(**given))
 
 
 @pytest.mark.parametrize("name", ["Adam", "AdamW", "Ranger", "SGD"])
@@ -359,7 +359,7 @@ class Opposite(CATALOG["VSE++"]):
 def test_model_with_custom_score_uses_it_everywhere(recipe, scenes, tmp_path):
     data_module, inherited = prepare_training(read_recipe(recipe, {"data.path": str(scenes)}))
     matcher = Opposite(inherited.config)
-    trainer = Trainer(data_module, matcher, RunFolder(tmp_path / "run"), NoProgress())
+    trainer = Trainer(data_module, matcher, RunFolder(tmp_path / "run"))
     trainer.start()
     batch = next(trainer.train_loader.epoch(1))
     trainer._step(batch, 1)
@@ -405,7 +405,7 @@ def test_memory_budget_holds_in_steps_and_evaluation(recipe, scenes, tmp_path):
         )
         torch.manual_seed(0)
         matcher = Costly(inherited.config)
-        trainer = Trainer(data_module, matcher, RunFolder(tmp_path / f"run{memory}"), NoProgress())
+        trainer = Trainer(data_module, matcher, RunFolder(tmp_path / f"run{memory}"))
         trainer.start()
         most = {}
         for name, work in (

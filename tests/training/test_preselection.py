@@ -5,7 +5,6 @@ import torch
 
 from visavis.core.encoded import Encoded
 from visavis.core.errors import SpecError, VisavisError
-from visavis.core.progress import NoProgress
 from visavis.models.base import evaluation_mode
 from visavis.training.optimizer import make_optimizer
 from visavis.training.recipes.data_module import prepare_training
@@ -28,7 +27,7 @@ RECIPE = {
 @pytest.fixture(scope="module")
 def trained(scenes):
     recipe = build_recipe(RECIPE | {"data": {"path": str(scenes)}}, {}, "recipe")
-    return recipe, *prepare_training(recipe, NoProgress())
+    return recipe, *prepare_training(recipe)
 
 
 def lists(trained, supervision, memory=""):

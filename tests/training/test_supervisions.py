@@ -12,16 +12,15 @@ import visavis
 from visavis import PairLoss, parse
 from visavis.core import spec
 from visavis.core.errors import MissingSupervision, RecipeError, RunError
-from visavis.core.progress import NoProgress
 from visavis.data import open_dataset
 from visavis.data.loader import derive_seed
 from visavis.losses.targets import Targets
 from visavis.objectives import NCR
 from visavis.training.checkpoint import Checkpoint
+from visavis.training.recipes.data_module import prepare_training
 from visavis.training.recipes.files import read_recipe
 from visavis.training.runs.open_run import read_run_recipe
 from visavis.training.runs.run_folder import RunFolder
-from visavis.training.start_training import start_training
 from visavis.training.supervision import CATALOG, PairSupervision, Supervision
 from visavis.training.supervision.learned_weights import WeightNetwork
 from visavis.training.supervision.noisy_correspondence import (
@@ -31,7 +30,8 @@ from visavis.training.supervision.noisy_correspondence import (
     soft_margin,
 )
 from visavis.training.trainer import Trainer
-from visavis.training.training_run import _describe_supervision, _positives_by, prepare_training
+from visavis.training.training_plan import resolve
+from visavis.training.training_run import start_training
 
 HEAD = """
 name = "tiny"
@@ -251,8 +251,8 @@ def test_report_names_supervision_with_settings(source, recipes):
     else:
         overrides |= {"phases.0.supervision": "PairSupervision()"}
     recipe = read_recipe(recipes / "AOQ.toml", overrides)
-    assert _positives_by(recipe).split(" then ")[-1] == positives_by
-    assert _describe_supervision(recipe).split(" then ")[-1].startswith(source.__name__ + reported)
+    assert recipe.positives_by.split(" then ")[-1] == positives_by
+    assert recipe.supervision.split(" then ")[-1].startswith(source.__name__ + reported)
 
 
 def test_undeclared_supervision_may_supply_anything():
@@ -323,9 +323,7 @@ def test_offline_negatives_with_validation_on_training_split(name, recipes, scen
     }
     files = RunFolder(tmp_path / "run")
     files.path.mkdir()
-    run = Trainer(
-        *prepare_training(read_recipe(recipes / f"{name}.toml", overrides)), files, NoProgress()
-    )
+    run = Trainer(*prepare_training(read_recipe(recipes / f"{name}.toml", overrides)), files)
     run.start()
     run.run()
     if name == "NCR":
@@ -449,7 +447,6 @@ def test_noisy_supervision_trains_equal_networks_equally(
             read_recipe(recipes / "NCR.toml", {"data.path": str(scenes), **overrides})
         ),
         files,
-        NoProgress(),
     )
     run.start()
     first, second = run.matcher, run.supervision.peer
@@ -685,7 +682,6 @@ def test_learned_weights_stay_if_unused(recipes, tmp_path):
         "phases.0.objective": "Triplet()",
     }
     recipe = read_recipe(recipes / "weights.toml", overrides | {"data.path": str(tmp_path)})
-    start_training(
-        recipe, tmp_path / "run", NoProgress()
-    )  # visavis.train rejects it, a comparison does not
+    # visavis.train rejects it, a comparison does not.
+    start_training(resolve(recipe), tmp_path / "run")
     assert not supervision_of(tmp_path / "run")["layers.2.weight"].any()

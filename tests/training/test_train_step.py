@@ -38,9 +38,7 @@ def clip(dual_encoders, few_scenes):
 
     def build(folder, **settings) -> Trainer:
         values = small | {f"training.{name}": value for name, value in settings.items()}
-        trainer = Trainer(
-            *prepare_training(read_recipe("clip/full", values)), RunFolder(folder), NoProgress()
-        )
+        trainer = Trainer(*prepare_training(read_recipe("clip/full", values)), RunFolder(folder))
         trainer._begin_phase({})
         return trainer
 
@@ -190,7 +188,6 @@ def test_settings_without_effect_are_refused(few_scenes, tmp_path, settings, mes
         Trainer(
             *prepare_training(read_recipe("photos/pixels-words", values)),
             RunFolder(tmp_path),
-            NoProgress(),
         )
 
 
@@ -220,7 +217,6 @@ def test_float16_resumes_with_its_gradient_scale(recipe, scenes, tmp_path):
         Trainer(
             *prepare_training(read_recipe(str(recipe), values)),
             RunFolder(tmp_path / name),
-            NoProgress(),
         )
         for name in ("whole", "pieces")
     ]

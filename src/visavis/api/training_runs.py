@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from visavis.api.arguments import (
     as_text,
@@ -29,10 +29,41 @@ if TYPE_CHECKING:
     from visavis.research.experiments.comparison_result import Comparison
     from visavis.research.experiments.reproduction import Reproduction
     from visavis.training.runs.mine_negatives import MiningReport
+    from visavis.training.training_plan import TrainingPlan
     from visavis.training.training_run import TrainingResult
 
 DEFAULT_SEEDS = 5
 """Seeds per setting of a comparison."""
+
+
+@overload
+def train(
+    recipe: str | Path | None = ...,
+    *,
+    data: str | Path | None = ...,
+    feedback: str | Path | None = ...,
+    out: str | Path | None = ...,
+    overrides: dict[str, Any] | Sequence[str] = ...,
+    resume: str | Path | None = ...,
+    skip_bad: bool = ...,
+    dry_run: Literal[False] = ...,
+    progress: Progress | None = ...,
+) -> TrainingResult: ...
+
+
+@overload
+def train(
+    recipe: str | Path | None = ...,
+    *,
+    data: str | Path | None = ...,
+    feedback: str | Path | None = ...,
+    out: str | Path | None = ...,
+    overrides: dict[str, Any] | Sequence[str] = ...,
+    resume: str | Path | None = ...,
+    skip_bad: bool = ...,
+    dry_run: Literal[True],
+    progress: Progress | None = ...,
+) -> TrainingPlan: ...
 
 
 def train(
@@ -44,8 +75,9 @@ def train(
     overrides: dict[str, Any] | Sequence[str] = (),
     resume: str | Path | None = None,
     skip_bad: bool = False,
+    dry_run: bool = False,
     progress: Progress | None = None,
-) -> TrainingResult:
+) -> TrainingResult | TrainingPlan:
     """Train a model into a run folder and evaluate it. Ctrl-C saves a checkpoint, and --resume
     continues.
 
@@ -60,10 +92,11 @@ def train(
         overrides: Recipe overrides, such as objective='VLC()' training.batch_size=64.
         resume: Folder of a stopped run to continue. Takes no other option. Default: a new run.
         skip_bad: Leave out broken images and captions, and list them.
+        dry_run: Check the recipe, read the data and print the plan, without training.
         progress: Receives the progress.
 
     Returns:
-        The run folder, validation RSUM and test metrics.
+        The run folder, validation RSUM and test metrics. The plan with ``dry_run``.
 
     Raises:
         DataError: If the data cannot be read.
@@ -78,31 +111,29 @@ def train(
 
     Command line:
         ```sh
+        visavis train --data photos/ --dry-run
         visavis train --data photos/ --out runs/mine
         visavis train heads-flickr8k epochs=4 training.batch_size=64
         visavis train --resume runs/mine
         ```
     """
+    from visavis.core.run_context import RunContext
     from visavis.training.processes import can_restart, join_processes, restarted
     from visavis.training.recipes.files import read_recipe
-    from visavis.training.runs.open_run import with_absolute_paths
     from visavis.training.runs.run_folder import RunFolder
-    from visavis.training.start_training import resume_training, start_training
-    from visavis.training.training_run import check_supervisions, unused_supervisions
+    from visavis.training.training_plan import resolve
+    from visavis.training.training_run import resume_training, start_training
 
     with join_processes() as group:
         progress = progress if progress is not None and group.is_first else NoProgress()
+        context = RunContext(progress, group)
         if resume is not None:
-            if (
-                overrides
-                or skip_bad
-                or any(value is not None for value in (data, feedback, out, recipe))
-            ):
+            if any((overrides, skip_bad, dry_run, data, feedback, out, recipe)):
                 raise RunError(
                     "--resume: expected the run folder alone, as a run keeps its recipe and data. "
                     "Remove the other options."
                 )
-            return resume_training(Path(resume), progress, group)
+            return resume_training(Path(resume), context)
         if out is None and can_restart():
             raise RunError(
                 "--out: expected a run folder, which a restarted training resumes, got none. Pass "
@@ -115,7 +146,7 @@ def train(
             and group.any_rank(restarted())
             and group.broadcast_text("run" if RunFolder(Path(out)).is_run else "")
         ):
-            return resume_training(Path(out), progress, group)
+            return resume_training(Path(out), context)
         name, settings = resolve_recipe(
             recipe,
             overrides,
@@ -125,12 +156,12 @@ def train(
             skip_bad=skip_bad,
             can_download=True,
         )
-        resolved = with_absolute_paths(read_recipe(name, settings))
-        if not resolved.members:
-            check_supervisions(resolved)
-            if unused := unused_supervisions(resolved):
-                raise RecipeError(f"{unused[0]} Set another objective, or remove the supervision.")
-        return start_training(resolved, out, progress, group)
+        plan = resolve(read_recipe(name, settings), context)
+        if plan.baselines:
+            raise RecipeError(
+                f"{plan.baselines[0]} Set another objective, or remove the supervision."
+            )
+        return plan.open_data(context) if dry_run else start_training(plan, out, context)
 
 
 def load(

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from visavis.integrations.mteb import MtebReport
     from visavis.training.export.export_model import ExportedModel
     from visavis.training.runs.mine_negatives import MiningReport
+    from visavis.training.training_plan import TrainingPlan
     from visavis.training.training_run import TrainingResult
 
 
@@ -43,12 +44,18 @@ def print_exported(exported: ExportedModel) -> None:
         print_line(f"Uploaded: {exported.url}")
 
 
-def print_trained(trained: TrainingResult) -> None:
-    """Print the test metrics, validation RSUM and folder of a training.
+def print_trained(trained: TrainingResult | TrainingPlan) -> None:
+    """Print the test metrics, validation RSUM and folder of a training, or its plan.
 
     Args:
-        trained: Finished run.
+        trained: Finished run, or a plan.
     """
+    from visavis.training.training_plan import TrainingPlan
+
+    if isinstance(trained, TrainingPlan):
+        for name, text in trained.lines():
+            print_line(f"{name + ':':<13} {text}")
+        return
     if trained.test is not None:
         print_evaluation(trained.test)
     print_line(

@@ -18,6 +18,7 @@ from torch import Tensor
 from visavis.core.errors import DataError, RunError, VisavisError
 from visavis.core.memory_budget import MemoryLimit
 from visavis.core.progress import Progress
+from visavis.core.run_context import RunContext
 from visavis.data import Dataset, Image, open_dataset
 from visavis.data.formats.listing import ListedImage, Listing
 from visavis.data.image_validation import validate_images
@@ -103,7 +104,7 @@ class RunImages:
             models[run].memory = recipe.memory or None
             datasets[run] = open_data(recipe, progress, skip_bad=True)
             check_same_captions(datasets)
-            features.append(visual_features(recipe, datasets[run], progress)[0])
+            features.append(visual_features(recipe, datasets[run], RunContext(progress))[0])
             check_feature_dims(models[run].matcher.config, features[-1], None, run)
         root = Path(recipe.data.path)
         return cls(root, list(models.values()), datasets[runs[0]], features, progress)

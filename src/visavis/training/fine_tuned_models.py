@@ -191,25 +191,24 @@ def check_forgetting(recipe: Recipe, progress: Progress) -> None:
     open_data(other, progress).split(other.evaluation.test)
 
 
-def measure_forgetting(data_module: DataModule, matcher: Matcher, progress: Progress) -> Forgetting:
+def measure_forgetting(data_module: DataModule, matcher: Matcher) -> Forgetting:
     """Evaluate the pretrained and the fine-tuned model on the data set of
     ``evaluation.forgetting``.
 
     Args:
         data_module: Data of the training.
         matcher: Fine-tuned model.
-        progress: Receives progress.
 
     Returns:
         Both evaluations.
     """
     recipe = _recipe_on_other_data(data_module.recipe)
-    other = open_data_module(recipe, progress, data_module.processor)
+    other = open_data_module(recipe, data_module.context, data_module.processor)
     encoder, test = Path(recipe.visual.encoder), recipe.evaluation.test
     pretrained = read_run_recipe(encoder, recipe.data.path, recipe.memory or None).model_copy(
         update={"data": recipe.data}
     )
-    pretrained_data, pretrained_matcher = open_run(encoder, pretrained, progress)
+    pretrained_data, pretrained_matcher = open_run(encoder, pretrained, data_module.progress)
     return Forgetting(
         other.data.name,
         pretrained_data.evaluate(pretrained_matcher, test),

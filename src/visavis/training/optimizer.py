@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer, RAdam
 
-from visavis.core.errors import RecipeError, RunError, suggest_name
+from visavis.core.errors import RunError
 from visavis.models.base import SCALE_PART, Matcher
 from visavis.training.recipes.settings import Phase, ScheduleSettings
 
@@ -265,18 +265,8 @@ def make_optimizer(matcher: Matcher, phase: Phase) -> Optimizer:
 
     Returns:
         The optimizer.
-
-    Raises:
-        RecipeError: If the phase names a part that the model does not have.
     """
-    by_part, settings = matcher.parameters_by_part(), phase.optimizer
-    for part in (*phase.trainable, *settings.lr_multipliers):
-        if part not in by_part:
-            raise RecipeError(
-                f"trainable, lr_multipliers: {part} is not a part of {type(matcher).__name__}: "
-                f"{suggest_name(part, by_part)}"
-            )
-    groups = []
+    by_part, settings, groups = matcher.parameters_by_part(), phase.optimizer, []
     for part, parameters in by_part.items():
         trainable = not phase.trainable or part in phase.trainable
         for _, parameter in parameters:

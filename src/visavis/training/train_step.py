@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from visavis.core.encoded import Encoded
-from visavis.core.errors import RecipeError, log_debug
+from visavis.core.errors import RecipeError, log_debug, suggest_name
 from visavis.core.memory_budget import MemoryLimit
 from visavis.core.process_group import ONE_PROCESS, ProcessGroup
 from visavis.data.loader import Batch, Loader
@@ -38,7 +38,7 @@ from visavis.training.optimizer import (
 )
 from visavis.training.recipes.recipe import Recipe
 from visavis.training.recipes.settings import Phase
-from visavis.training.recipes.start_model import start_scale_and_bias
+from visavis.training.recipes.start_model import learned_start_values, start_scale_and_bias
 from visavis.training.supervision import TrainingContext
 
 INITIAL_LOSS_SCALE = 512.0
@@ -64,17 +64,8 @@ def phase_loss(
 
     Returns:
         The loss.
-
-    Raises:
-        RecipeError: If the objective has a fixed gamma or margin and the model learns a scale.
     """
     objective = phase.objective
-    if matcher.scale is not None and objective.without_scale() is None:
-        raise RecipeError(
-            "phases.objective: expected an objective without a fixed gamma or margin, because "
-            f"{type(matcher).__name__} learns a scale, "
-            f'got {objective!r}. Use NTXent, InfoNCE or Sigmoid, or set model.scale="fixed".'
-        )
     score = None if matcher.score_is_cosine else matcher.score
     bias = None if objective.without_bias() is None else matcher.logit_bias
     gather, dims = group.world_size > 1, matcher.matryoshka_dims
@@ -87,6 +78,34 @@ def phase_loss(
         memory=memory,
         matryoshka_dims=dims,
     )
+
+
+def check_phase(matcher: Matcher, phase: Phase) -> None:
+    """Check before the first step of a training that a later phase can train the model.
+
+    Args:
+        matcher: Model of the training.
+        phase: A phase of its recipe.
+
+    Raises:
+        RecipeError: If the phase names a part that the model does not have, its objective has a
+            fixed gamma or margin and the model learns a scale, or a learned value starts out of its
+            bounds.
+    """
+    parts, objective = matcher.parameters_by_part(), phase.objective
+    for part in (*phase.trainable, *phase.optimizer.lr_multipliers):
+        if part not in parts:
+            raise RecipeError(
+                f"trainable, lr_multipliers: {part} is not a part of {type(matcher).__name__}: "
+                f"{suggest_name(part, parts)}"
+            )
+    if matcher.scale is not None and objective.without_scale() is None:
+        raise RecipeError(
+            "phases.objective: expected an objective without a fixed gamma or margin, because "
+            f"{type(matcher).__name__} learns a scale, "
+            f'got {objective!r}. Use NTXent, InfoNCE or Sigmoid, or set model.scale="fixed".'
+        )
+    learned_start_values(matcher, phase)
 
 
 def _encode(encode: Callable[[Encoded], Encoded], items: Encoded, chunk_size: int) -> Encoded:

@@ -23,14 +23,14 @@ from torch.optim import Optimizer
 from visavis.core import storage
 from visavis.core.encoded import Encoded
 from visavis.core.errors import RunError
-from visavis.core.progress import Progress, TrainingStep
+from visavis.core.progress import TrainingStep
 from visavis.data.loader import Batch, derive_seed
 from visavis.models import Matcher
 from visavis.models.device import choose_device
 from visavis.training.checkpoint import Checkpoint, TrainerState
 from visavis.training.encoder_blocks import prepare_encoders
 from visavis.training.monitoring.alerts import find_alerts, new_alerts
-from visavis.training.monitoring.tracking import Tracking, check_trackers, retrieved_images
+from visavis.training.monitoring.tracking import Tracking, retrieved_images
 from visavis.training.monitoring.validation_metrics import hubness, summarize, validation_metrics
 from visavis.training.optimizer import (
     check_optimizer_state,
@@ -54,10 +54,9 @@ class Trainer:
     stay equal.
 
     Args:
-        data_module: Data of the run, with the processes that train together.
+        data_module: Data of the run, with its progress and the processes that train together.
         matcher: Model to train.
         folder: Folder of the run, into which the first process writes.
-        progress: Receives the progress.
 
     Attributes:
         recipe: Recipe of the run.
@@ -71,17 +70,10 @@ class Trainer:
         best: Weights of the best validation so far, by name, on the CPU.
     """
 
-    def __init__(
-        self, data_module: DataModule, matcher: Matcher, folder: RunFolder, progress: Progress
-    ):
-        recipe = data_module.recipe
-        self.recipe, self.data_module, self.folder, self.progress = (
-            recipe,
-            data_module,
-            folder,
-            progress,
-        )
-        self.group = data_module.group
+    def __init__(self, data_module: DataModule, matcher: Matcher, folder: RunFolder):
+        self.recipe = recipe = data_module.recipe
+        self.data_module, self.folder = data_module, folder
+        self.progress, self.group = data_module.progress, data_module.group
         self.device = choose_device(recipe.training.device, "training.device")
         self.matcher = matcher.to(self.device)
         prepare_encoders(self.matcher, recipe.training, self.group)
@@ -100,8 +92,7 @@ class Trainer:
             StopRequest(),
         )
         self.data_wait_s = self.validated_at_s = 0.0
-        check_trackers(recipe)  # again: a run may be resumed on another machine
-        self.tracking = Tracking(recipe, folder, progress)
+        self.tracking = Tracking(recipe, folder, self.progress)
 
     def start(self) -> None:
         """Start at the first phase, with an empty log."""

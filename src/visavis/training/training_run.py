@@ -1,15 +1,16 @@
-"""One training run from its recipe to its result.
+"""A training from its plan to its result.
 
-``start_run`` and ``resume_run`` go through the same stages:
+``start_training`` and ``resume_training`` go through the same stages:
 
-1. Check the recipe (``check_recipe``). A resumed run compares it with its record.
-2. Open the data, compute features and build the model (``prepare_training``). A new run also checks
-   every phase.
-3. Record the inputs and the environment. A resumed run compares them with its record.
-4. Train (``Trainer``), from the last checkpoint if there is one.
-5. Interpolate the weights, if the recipe asks for it.
-6. Evaluate the best model on the test split and, if the recipe asks for it, on another data set.
-7. Write the result, which marks a finished run.
+1. Open the data, compute features and build the model (``prepare_training``). A new run also checks
+   that every phase fits the model.
+2. Record the inputs and the environment. A resumed run compares them with its record.
+3. Train (``Trainer``), from the last checkpoint if there is one.
+4. Interpolate the weights, if the recipe asks for it.
+5. Evaluate the best model on the test split and, if the recipe asks for it, on another data set.
+6. Write the result, which marks a finished run.
+
+The members of an ensemble are runs in subfolders, evaluated by the mean of their scores.
 """
 
 from __future__ import annotations
@@ -23,19 +24,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from visavis.core import storage
-from visavis.core.errors import (
-    MissingSupervision,
-    RecipeError,
-    RunError,
-    StorageError,
-    VisavisError,
-)
+from visavis.core.errors import RunError, StorageError, VisavisError
 from visavis.core.notebook import NotebookTable
-from visavis.core.process_group import ONE_PROCESS, ProcessGroup
-from visavis.core.progress import Progress
+from visavis.core.process_group import ProcessGroup
+from visavis.core.run_context import RunContext
 from visavis.evaluation import Evaluation
 from visavis.evaluation.metrics.recall import random_rsum
 from visavis.evaluation.query_ranks import write_query_ranks
@@ -50,17 +44,24 @@ from visavis.training.fine_tuned_models import (
     measure_forgetting,
 )
 from visavis.training.monitoring.tracking import check_trackers
-from visavis.training.optimizer import make_optimizer
 from visavis.training.processes import check_processes
 from visavis.training.recipes.data_module import DataModule, prepare_training
-from visavis.training.recipes.published_tables import check_published_id, with_published
-from visavis.training.recipes.recipe import Recipe, with_feedback
-from visavis.training.recipes.start_model import describe_scale_and_bias, learned_start_values
-from visavis.training.runs.open_run import open_peer_network, read_run_recipe, set_threads
+from visavis.training.recipes.published_tables import with_published
+from visavis.training.recipes.recipe import Recipe
+from visavis.training.recipes.start_model import describe_scale_and_bias
+from visavis.training.runs.evaluate_runs import evaluate_runs
+from visavis.training.runs.open_run import (
+    open_peer_network,
+    read_ensemble_recipe,
+    read_run_recipe,
+    set_threads,
+)
 from visavis.training.runs.record import RunRecord
 from visavis.training.runs.run_folder import RunFolder
-from visavis.training.train_step import phase_loss
+from visavis.training.stop_signals import Stopped
+from visavis.training.train_step import check_phase
 from visavis.training.trainer import Trainer
+from visavis.training.training_plan import TrainingPlan, resolve
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,75 +144,62 @@ class TrainingResult(NotebookTable):
         )  # last: it marks a finished run
 
 
-def start_run(
-    recipe: Recipe, out: str | Path | None, progress: Progress, group: ProcessGroup = ONE_PROCESS
+def start_training(
+    plan: TrainingPlan, out: str | Path | None = None, context: RunContext | None = None
 ) -> TrainingResult:
-    """Train a recipe of one model in a new folder.
+    """Train a plan in a new folder: one run, or one run for each member of an ensemble.
 
     A run that fails before its first checkpoint leaves nothing behind. Only after a full disk the
     folder stays, so that you can resume the run when there is space.
 
     Args:
-        recipe: Recipe with absolute paths and without ``members``.
+        plan: Plan, from ``resolve``.
         out: New folder. None: ``runs/<recipe>-<n>``.
-        progress: Receives progress and messages.
-        group: Processes that train together. Rank 0 writes the run.
+        context: Progress and processes. Rank 0 writes the run. None: one silent process.
 
     Returns:
-        The result, which is also written into the folder.
+        The result of the run, or of the ensemble. It is also written into the folder.
 
     Raises:
-        RecipeError: If the recipe cannot be trained.
+        RecipeError: If the data or the model do not suit the recipe.
+        DataError: If the data set cannot be read.
         RunError: If ``out`` is a run already.
         RefusedOverwrite: If ``out`` is another folder with content, or a file.
         Stopped: After a signal, when everything is saved.
     """
-    recipe = check_recipe(recipe)
-    check_processes(recipe, group)
-    with create_run_folder(recipe, out, group) as path:
-        folder = RunFolder(path)
-        set_threads(recipe)
-        started = time.perf_counter()
-        data_module, matcher = prepare_and_check_phases(recipe, progress, group)
-        cache_seconds = time.perf_counter() - started
-        if not group.is_first:
-            return train_and_evaluate(data_module, matcher, folder, cache_seconds, progress)
-        record = RunRecord.from_training(data_module, matcher, progress)
-        with storage.folder_lock(folder.lock, wait=False, subject=path):
-            _check_no_run(path)  # again: another process may have been faster
-            try:
-                storage.write_json(folder.environment, asdict(record))
-                storage.write_toml(
-                    folder.recipe, recipe.to_dict()
-                )  # last: it makes the folder a run
-                return train_and_evaluate(data_module, matcher, folder, cache_seconds, progress)
-            except VisavisError as error:
-                can_resume = complete_checkpoints(folder.checkpoints) or (
-                    isinstance(error, StorageError) and os.path.exists(folder.recipe)
-                )
-                if not can_resume:
-                    folder.remove()
-                raise
+    context = context or RunContext()
+    with _create_run_folder(plan.recipe, out, context.group) as path:
+        if plan.members:
+            return _start_ensemble(plan, path, context)
+        return _start_run(plan, RunFolder(path), context)
+
+
+def resume_training(folder: Path, context: RunContext | None = None) -> TrainingResult:
+    """Resume a stopped run, or the members of an ensemble that are not finished.
+
+    Args:
+        folder: Folder of the run or of the ensemble.
+        context: Progress and processes, whose number may differ from that of the start.
+
+    Returns:
+        The result of the run, or of the ensemble.
+
+    Raises:
+        RunError: If the folder is not a run, or if its recipe or its inputs changed.
+        Stopped: After a signal, when everything is saved.
+    """
+    context = context or RunContext()
+    ensemble = read_ensemble_recipe(folder)
+    if ensemble is None:
+        return _resume_run(folder, context)
+    return _train_members(resolve(ensemble, context), folder, context)
 
 
 @contextmanager
-def create_run_folder(
+def _create_run_folder(
     recipe: Recipe, out: str | Path | None, group: ProcessGroup
 ) -> Iterator[Path]:
-    """Create the folder of a run on rank 0.
-
-    Args:
-        recipe: Recipe of the run.
-        out: New folder. None: ``runs/<recipe>-<n>``.
-        group: Processes that train together.
-
-    Yields:
-        The folder, on each rank.
-
-    Raises:
-        RunError: If ``out`` is a run already.
-        RefusedOverwrite: If ``out`` is another folder with content, or a file.
-    """
+    """Create the folder of a run on rank 0, and yield it on each rank."""
     if not group.is_first:
         yield Path(group.broadcast_text(""))
         return
@@ -222,231 +210,188 @@ def create_run_folder(
         yield path
 
 
-def resume_run(path: Path, progress: Progress, group: ProcessGroup = ONE_PROCESS) -> TrainingResult:
-    """Resume a stopped run with the same recipe and the same inputs.
-
-    Args:
-        path: Folder of the run.
-        progress: Receives progress and messages.
-        group: Processes that train together. Their number may differ from that of the start.
-
-    Returns:
-        The result, which is also written into the folder.
-
-    Raises:
-        RunError: If the folder is not a run, or if its recipe or its inputs changed.
-        Stopped: After a signal, when everything is saved.
-    """
-    recipe, folder = read_run_recipe(path), RunFolder(path)
-    check_processes(recipe, group)
-    with (
-        storage.folder_lock(folder.lock, wait=False, subject=path)
-        if group.is_first
-        else nullcontext()
-    ):
-        record = RunRecord.read(folder.environment)
-        if group.is_first:
-            storage.remove_partial_files(path)
-            record.check_code(path)
-            record.check_recipe(recipe, folder)
-            record.warn_about_environment(progress)
-        set_threads(recipe)
-        started = time.perf_counter()
-        data_module, matcher = prepare_training(recipe, progress, group)
-        if group.is_first:
-            record.check_data(data_module, path, progress)
-        if recipe.interpolation.alphas:
-            record.check_initial_weights(matcher, path)
-        return train_and_evaluate(
-            data_module, matcher, folder, time.perf_counter() - started, progress
+def _check_no_run(path: Path) -> None:
+    # os.path.exists is also False for a name that is too long. The error then comes from creating
+    # the folder.
+    if os.path.exists(RunFolder(path).recipe):
+        raise RunError(
+            f"{path}: expected a new folder, got an existing run. Resume it with --resume {path}, "
+            "or name another folder."
         )
 
 
-def train_and_evaluate(
-    data_module: DataModule,
-    matcher: Matcher,
-    folder: RunFolder,
-    cache_seconds: float,
-    progress: Progress,
-) -> TrainingResult:
-    """Train from the last checkpoint or from the start, then evaluate the best weights and write
-    the result.
+def _start_run(plan: TrainingPlan, folder: RunFolder, context: RunContext) -> TrainingResult:
+    recipe = plan.recipe
+    set_threads(recipe)
+    started = time.perf_counter()
+    check_forgetting(recipe, context.progress)
+    data_module, matcher = prepare_training(recipe, context)
+    for phase in recipe.phases:
+        check_phase(matcher, phase)
+    for sentence in plan.baselines:
+        context.progress.message(f"{sentence} It is trained on pairs alone.")
+    cache_seconds = time.perf_counter() - started
+    if not context.group.is_first:
+        return _train_and_evaluate(data_module, matcher, folder, cache_seconds)
+    record = RunRecord.from_training(data_module, matcher, context.progress)
+    with storage.folder_lock(folder.lock, wait=False, subject=folder.path):
+        _check_no_run(folder.path)  # again: another process may have been faster
+        try:
+            storage.write_json(folder.environment, asdict(record))
+            # Last: it makes the folder a run.
+            storage.write_toml(folder.recipe, recipe.to_dict())
+            return _train_and_evaluate(data_module, matcher, folder, cache_seconds)
+        except VisavisError as error:
+            can_resume = complete_checkpoints(folder.checkpoints) or (
+                isinstance(error, StorageError) and os.path.exists(folder.recipe)
+            )
+            if not can_resume:
+                folder.remove()
+            raise
 
-    Args:
-        data_module: Data of the recipe.
-        matcher: Model with its initial weights.
-        folder: Folder of the run.
-        cache_seconds: Time to open the data and to compute features.
-        progress: Receives progress and messages.
 
-    Returns:
-        The result of the run.
-    """
-    with storage.resumable(folder.path):
-        return _train_and_evaluate(data_module, matcher, folder, cache_seconds, progress)
+def _resume_run(path: Path, context: RunContext) -> TrainingResult:
+    recipe, folder, is_first = read_run_recipe(path), RunFolder(path), context.group.is_first
+    check_processes(recipe, context.group)
+    check_trackers(recipe)  # the machine may be another one
+    with storage.folder_lock(folder.lock, wait=False, subject=path) if is_first else nullcontext():
+        record = RunRecord.read(folder.environment)
+        if is_first:
+            storage.remove_partial_files(path)
+            record.check_code(path)
+            record.check_recipe(recipe, folder)
+            record.warn_about_environment(context.progress)
+        set_threads(recipe)
+        started = time.perf_counter()
+        data_module, matcher = prepare_training(recipe, context)
+        if is_first:
+            record.check_data(data_module, path, context.progress)
+        if recipe.interpolation.alphas:
+            record.check_initial_weights(matcher, path)
+        return _train_and_evaluate(data_module, matcher, folder, time.perf_counter() - started)
 
 
-def _train_and_evaluate(
-    data_module: DataModule,
-    matcher: Matcher,
-    folder: RunFolder,
-    cache_seconds: float,
-    progress: Progress,
-) -> TrainingResult:
-    recipe = data_module.recipe
-    trainer = Trainer(data_module, matcher, folder, progress)
-    initial_weights = trainer.best  # a resumed trainer replaces it: read it first
-    objective = f"{recipe.phases[0].objective}{describe_scale_and_bias(matcher, recipe.phases[0])}"
-    progress.message(
-        f"{folder.path}: {objective}, positives by {_positives_by(recipe)}, "
-        f"{_describe_supervision(recipe)}, "
-        f"{len(trainer.train_loader.data.captions):,} training captions, epochs: "
-        f"{sum(phase.epochs for phase in recipe.phases)}"
+def _start_ensemble(plan: TrainingPlan, path: Path, context: RunContext) -> TrainingResult:
+    """Train the members one after the other, in subfolders of a new folder."""
+    group, file = context.group, RunFolder(path).ensemble
+    with group.first_rank_first():
+        if group.is_first:
+            storage.write_toml(file, plan.recipe.to_dict())
+    try:
+        return _train_members(plan, path, context)
+    finally:
+        if group.is_first and not any(
+            os.path.exists(RunFolder(path / name).recipe) for name in plan.members
+        ):
+            file.unlink()
+
+
+def _train_members(plan: TrainingPlan, folder: Path, context: RunContext) -> TrainingResult:
+    """Train or resume each member in its subfolder, then evaluate their ensemble."""
+    group, members = context.group, list[TrainingResult]()
+    for name, member in plan.members.items():
+        try:
+            # Rank 0 decides, because it may already have created the run.
+            if group.broadcast_text("run" if RunFolder(folder / name).is_run else ""):
+                members.append(_resume_run(folder / name, context))
+            else:
+                members.append(start_training(member, folder / name, context))
+        except Stopped as stopped:
+            raise Stopped(str(folder), stopped.signal) from None
+    settings, has_test = plan.recipe.evaluation, all(member.test is not None for member in members)
+    group.barrier()  # until rank 0 has written the models
+    validation = evaluate_runs(
+        [folder],
+        "plain",
+        settings.validation,
+        None,
+        context.progress,
+        max_images=settings.validation_images,
     )
-    if not trainer.resume():
-        trainer.start()
-    state = trainer.run()
-    data_module.group.barrier()  # until the first process has written the best model
-    matcher.load_state_dict(trainer.best)
-    interpolation = (
-        _interpolate(trainer, initial_weights, progress) if recipe.interpolation.alphas else None
-    )
-    validation_rsum = (
-        state.best_rsum if interpolation is None else interpolation.rsum[interpolation.alpha]
-    )
-    if warning := chance_warning(
-        validation_rsum, np.bincount(trainer.val_loader.data.image_of).tolist()
-    ):
-        progress.message(warning)
-    test = evaluate_test(data_module, matcher, folder)
-    forgetting = (
-        measure_forgetting(data_module, matcher, progress) if recipe.evaluation.forgetting else None
-    )
-    if forgetting is not None:
-        progress.message(str(forgetting))
     result = TrainingResult(
-        run=folder.path,
-        objective=repr(recipe.phases[-1].objective),
-        positives_by=_positives_by(recipe),
-        supervision=_describe_supervision(recipe),
-        best_step=state.best_step,
-        validation_rsum=validation_rsum,
-        validation_images=len(trainer.val_loader.data.images),
-        test=test,
-        seconds=round(state.seconds + sum(row["time"]["validation_s"] for row in trainer.log), 1),
-        cache_seconds=round(cache_seconds, 1),
-        interpolation=interpolation,
-        forgetting=forgetting,
+        run=folder,
+        objective=" and ".join(dict.fromkeys(member.objective for member in members)),
+        positives_by=" and ".join(dict.fromkeys(member.positives_by for member in members)),
+        supervision=" and ".join(dict.fromkeys(member.supervision for member in members)),
+        best_step=max(member.best_step for member in members),
+        validation_rsum=validation.metrics["rsum"],
+        validation_images=validation.num_images,
+        test=evaluate_runs([folder], None, settings.test, None, context.progress)
+        if has_test
+        else None,
+        seconds=sum(member.seconds for member in members),
+        cache_seconds=sum(member.cache_seconds for member in members),
+        members=tuple(members),
     )
-    if data_module.group.is_first:
+    if group.is_first:
         result.write()
     return result
 
 
-def check_recipe(recipe: Recipe) -> Recipe:
-    """Check what can be checked before any data is read.
-
-    Args:
-        recipe: Recipe of one model.
-
-    Returns:
-        The recipe, with supervisions that use its feedback file, if it names one.
-
-    Raises:
-        RecipeError: If the recipe is an ensemble, or names an unknown table row.
-        MissingSupervision: If an objective needs annotations that its supervision does not supply.
-        MissingExtra: If the package of a tracker is not installed.
+def _train_and_evaluate(
+    data_module: DataModule, matcher: Matcher, folder: RunFolder, cache_seconds: float
+) -> TrainingResult:
+    """Train from the last checkpoint or from the start, then evaluate the best weights and write
+    the result.
     """
-    if recipe.members:
-        raise RecipeError(
-            f"{recipe.name}: expected a recipe of one model, got an ensemble of "
-            f"{', '.join(recipe.members)}. "
-            "Pass a recipe without members. Only visavis train trains an ensemble."
+    recipe, progress, group = data_module.recipe, data_module.progress, data_module.group
+    with storage.resumable(folder.path):
+        trainer = Trainer(data_module, matcher, folder)
+        initial_weights = trainer.best  # a resumed trainer replaces it: read it first
+        first = recipe.phases[0]
+        progress.message(
+            f"{folder.path}: {first.objective}{describe_scale_and_bias(matcher, first)}, positives "
+            f"by {recipe.positives_by}, {recipe.supervision}, "
+            f"{len(trainer.train_loader.data.captions):,} training captions, epochs: "
+            f"{sum(phase.epochs for phase in recipe.phases)}"
         )
-    check_published_id(recipe.published)
-    recipe = with_feedback(recipe)
-    check_supervisions(recipe)
-    check_trackers(recipe)
-    return recipe
+        if not trainer.resume():
+            trainer.start()
+        state = trainer.run()
+        group.barrier()  # until the first process has written the best model
+        matcher.load_state_dict(trainer.best)
+        validation_rsum, interpolation = state.best_rsum, None
+        if recipe.interpolation.alphas:
+            interpolation = choose_interpolation(
+                data_module, matcher, initial_weights, trainer.best, trainer.log[0]["rsum"]
+            )
+            if group.is_first:
+                data_module.processor.save(matcher, folder.model)
+            progress.message(str(interpolation))
+            validation_rsum = interpolation.rsum[interpolation.alpha]
+        captions_per_image = np.bincount(trainer.val_loader.data.image_of).tolist()
+        if warning := chance_warning(validation_rsum, captions_per_image):
+            progress.message(warning)
+        test, forgetting = _evaluate_test(data_module, matcher, folder), None
+        if recipe.evaluation.forgetting:
+            forgetting = measure_forgetting(data_module, matcher)
+            progress.message(str(forgetting))
+        result = TrainingResult(
+            run=folder.path,
+            objective=repr(recipe.phases[-1].objective),
+            positives_by=recipe.positives_by,
+            supervision=recipe.supervision,
+            best_step=state.best_step,
+            validation_rsum=validation_rsum,
+            validation_images=len(trainer.val_loader.data.images),
+            test=test,
+            seconds=round(
+                state.seconds + sum(row["time"]["validation_s"] for row in trainer.log), 1
+            ),
+            cache_seconds=round(cache_seconds, 1),
+            interpolation=interpolation,
+            forgetting=forgetting,
+        )
+        if group.is_first:
+            result.write()
+        return result
 
 
-def check_supervisions(recipe: Recipe) -> None:
-    """Check that each phase supplies the annotations that its objective needs.
-
-    Args:
-        recipe: Recipe to check.
-
-    Raises:
-        MissingSupervision: If a phase does not. The message names the phase.
-    """
-    for number, phase in enumerate(recipe.phases):
-        try:
-            phase.supervision.check_objective(phase.objective)
-        except MissingSupervision as error:
-            raise MissingSupervision(f"phases.{number}: {error}") from None
-
-
-def unused_supervisions(recipe: Recipe) -> list[str]:
-    """Find phases whose objective uses nothing that the supervision supplies. In a comparison that
-    is a baseline.
-
-    Args:
-        recipe: Recipe to check.
-
-    Returns:
-        One sentence for each such phase.
-    """
-    sentences = []
-    for number, phase in enumerate(recipe.phases):
-        source, objective = phase.supervision, phase.objective
-        if unused := source.unused_annotations(objective):
-            names = f"{type(objective).__name__} does not use the annotations of {type(source).__name__}"
-            sentences.append(f"phases.{number}: {names} ({', '.join(unused)}).")
-    return sentences
-
-
-def prepare_and_check_phases(
-    recipe: Recipe, progress: Progress, group: ProcessGroup = ONE_PROCESS
-) -> tuple[DataModule, Matcher]:
-    """Open the data, compute features, build the model, and check every phase before the first
-    step.
-
-    Args:
-        recipe: Checked recipe.
-        progress: Receives progress and warnings.
-        group: Processes that train together.
-
-    Returns:
-        The data and the model with its initial weights.
-
-    Raises:
-        RecipeError: If a phase trains an unknown part, or an objective does not fit the learned
-            scale of the model.
-        DataError: If the data set cannot be read.
-    """
-    check_forgetting(recipe, progress)
-    data_module, matcher = prepare_training(recipe, progress, group)
-    for phase in recipe.phases:
-        make_optimizer(matcher, phase)
-        phase_loss(matcher, phase)
-        learned_start_values(matcher, phase)
-    for sentence in unused_supervisions(recipe):
-        progress.message(f"{sentence} It is trained on pairs alone.")
-    return data_module, matcher
-
-
-def evaluate_test(
+def _evaluate_test(
     data_module: DataModule, matcher: Matcher, folder: RunFolder
 ) -> Evaluation | None:
-    """Evaluate the best model on the test split.
-
-    Args:
-        data_module: Data of the recipe.
-        matcher: Model with its best weights.
-        folder: Folder of the run, with the second network where the recipe averages two.
-
-    Returns:
-        The evaluation. None if the data set has no such split.
+    """Evaluate the best model on the test split, with the second network where the recipe averages
+    two. None if the data set has no such split.
     """
     settings = data_module.recipe.evaluation
     if settings.test not in data_module.data.splits:
@@ -456,10 +401,8 @@ def evaluate_test(
         if settings.average_networks
         else matcher
     )
-    return with_published(
-        data_module.evaluate(tested, settings.test, settings.protocols, settings.relevance),
-        data_module.recipe,
-    )
+    evaluation = data_module.evaluate(tested, settings.test, settings.protocols, settings.relevance)
+    return with_published(evaluation, data_module.recipe)
 
 
 def chance_warning(rsum: float, captions_per_image: Sequence[int]) -> str:
@@ -481,46 +424,4 @@ def chance_warning(rsum: float, captions_per_image: Sequence[int]) -> str:
         f"{len(captions_per_image):,} images reaches "
         f"{mean:.1f} ± {std:.1f}. The model has not learned anything measurable. Use more images "
         "or a pretrained encoder."
-    )
-
-
-def _interpolate(
-    trainer: Trainer, initial_weights: dict[str, Tensor], progress: Progress
-) -> Interpolation:
-    """Interpolate the best weights with the initial ones, and save the model."""
-    data_module = trainer.data_module
-    interpolation = choose_interpolation(
-        data_module, trainer.matcher, initial_weights, trainer.best, trainer.log[0]["rsum"]
-    )
-    if data_module.group.is_first:
-        data_module.processor.save(trainer.matcher, trainer.folder.model)
-    progress.message(str(interpolation))
-    return interpolation
-
-
-def _check_no_run(path: Path) -> None:
-    # os.path.exists is also False for a name that is too long. The error then comes from creating
-    # the folder.
-    if os.path.exists(RunFolder(path).recipe):
-        raise RunError(
-            f"{path}: expected a new folder, got an existing run. Resume it with --resume {path}, "
-            "or name another folder."
-        )
-
-
-def _positives_by(recipe: Recipe) -> str:
-    """Definition of positives in each phase, as ``TrainingResult.positives_by`` documents it."""
-    rules = dict.fromkeys(
-        getattr(phase.supervision, "by", "its own rule") for phase in recipe.phases
-    )
-    return " then ".join(rules)
-
-
-def _describe_supervision(recipe: Recipe) -> str:
-    """The supervisions of the phases with their settings, one after the other, and the file of
-    judgments that is a key of the data.
-    """
-    judgments = f" of {recipe.data.feedback}" if recipe.data.feedback else ""
-    return " then ".join(
-        dict.fromkeys(f"{phase.supervision!r}{judgments}" for phase in recipe.phases)
     )

@@ -18,6 +18,7 @@ from visavis.core import storage
 from visavis.core.errors import VisavisError, suggest_name
 from visavis.core.notebook import NotebookTable
 from visavis.core.progress import NoProgress, Progress
+from visavis.core.run_context import RunContext
 from visavis.data.dataset import Dataset
 from visavis.data.dataset_reader import resolve_path
 from visavis.data.features.store import FeatureStore
@@ -270,9 +271,7 @@ def _models_in_worker(
     recipe_values: str, parts: tuple[str, ...], folds: int, seeds: int
 ) -> list[CachedModel[Any]]:
     recipe = build_recipe(json.loads(recipe_values), {}, "audit")
-    return _Auditor(
-        open_data_module(recipe, NoProgress()), True, folds, seeds, NoProgress()
-    ).models(parts)
+    return _Auditor(open_data_module(recipe), True, folds, seeds, NoProgress()).models(parts)
 
 
 def audit(
@@ -320,7 +319,9 @@ def audit(
         reason = default.reason
     chosen = read_recipe(recipe, settings)
     can_train = is_named or chosen.visual.encoder != cnn_backbones.SMALL_CNN
-    auditor = _Auditor(open_data_module(chosen, progress), can_train, folds, seeds, progress)
+    auditor = _Auditor(
+        open_data_module(chosen, RunContext(progress)), can_train, folds, seeds, progress
+    )
     requested = [part for part in AUDIT_PARTS if part in (parts or AUDIT_PARTS)]
     skipped = {part: why for part in requested if (why := auditor.reason_to_skip(part))}
     auditor.train_models([part for part in requested if part not in skipped])

@@ -26,6 +26,7 @@ import torch
 from visavis.core import storage
 from visavis.core.errors import RunError, VisavisError
 from visavis.core.progress import NoProgress, Progress
+from visavis.core.run_context import RunContext
 from visavis.core.spec import validate_int
 from visavis.data.parallel import Engine, connect_to_ray, cpu_cores
 from visavis.data.workers import start_resource_tracker
@@ -40,9 +41,9 @@ from visavis.research.experiments.results_table import MeasurementConditions
 from visavis.training.recipes.recipe import build_recipe
 from visavis.training.runs.open_run import open_peer_network, open_run, read_run_recipe
 from visavis.training.runs.run_folder import RunFolder
-from visavis.training.start_training import resume_training, start_training
 from visavis.training.stop_signals import Stopped, StopRequest
-from visavis.training.training_run import TrainingResult
+from visavis.training.training_plan import resolve
+from visavis.training.training_run import TrainingResult, resume_training, start_training
 
 POLL_SECONDS = 0.3
 MAX_RUNS = 1000
@@ -399,11 +400,12 @@ _stopping = Event()  # set in a worker that was asked to end
 def _train(job: Job, progress: Progress) -> TrainingResult:
     folder = RunFolder(job.folder)
     if os.path.exists(folder.recipe) or os.path.exists(folder.ensemble):
-        return resume_training(job.folder, progress)
+        return resume_training(job.folder, RunContext(progress))
     # A killed process may have left files of a folder that is not a run yet.
     folder.remove()
     storage.remove_partial_files(job.folder)
-    return start_training(build_recipe(job.recipe_values, {}, job.setting), job.folder, progress)
+    recipe = build_recipe(job.recipe_values, {}, job.setting)
+    return start_training(resolve(recipe), job.folder, RunContext(progress))
 
 
 def _run_in_this_process(

@@ -19,6 +19,7 @@ from pathlib import Path
 from visavis.core import storage
 from visavis.core.errors import RecipeError, RunError
 from visavis.core.progress import Progress
+from visavis.core.run_context import RunContext
 from visavis.core.spec import validate_int
 from visavis.evaluation.feedback.evaluate_feedback import FeedbackTest
 from visavis.research.experiments.comparison_result import Comparison
@@ -374,7 +375,7 @@ def cache_setting_features(plan: ExperimentPlan, progress: Progress) -> dict[str
         if inputs in batches_of_inputs:
             batches[setting.name] = batches_of_inputs[inputs]
             continue
-        data_module, _ = prepare_training(recipe, progress)
+        data_module, _ = prepare_training(recipe, RunContext(progress))
         batches[setting.name] = batches_of_inputs[inputs] = data_module.loader(
             data_module.training_split
         ).num_batches

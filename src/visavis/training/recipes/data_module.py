@@ -5,7 +5,7 @@ the model of another run.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
@@ -14,8 +14,9 @@ import torch
 
 from visavis.core.encoded import Encoded, Modality
 from visavis.core.errors import DataError, RecipeError, VisavisError, suggest_name
-from visavis.core.process_group import ONE_PROCESS, ProcessGroup
-from visavis.core.progress import NoProgress, Progress
+from visavis.core.process_group import ProcessGroup
+from visavis.core.progress import Progress
+from visavis.core.run_context import RunContext
 from visavis.core.spec import build_object
 from visavis.data.dataset import Dataset
 from visavis.data.features.expert_store import ExpertStore
@@ -68,6 +69,7 @@ from visavis.training.recipes.features import (
     visual_features,
 )
 from visavis.training.recipes.recipe import Recipe
+from visavis.training.recipes.settings import TrainingSettings
 from visavis.training.recipes.start_model import (
     copy_start_weights,
     load_start_model,
@@ -92,7 +94,7 @@ class DataModule:
         feedback: Judged pairs of training images. None: no feedback.
         query_features: Features of judged text queries. None: the model reads tokens, or the
             feedback has no queries.
-        group: Processes of the training, which share out batches and evaluations.
+        context: Progress, and the processes that share out batches and evaluations.
         stream: Shards of the training. None: the training split of ``data``.
     """
 
@@ -103,8 +105,18 @@ class DataModule:
     text: AnyFeatures | None
     feedback: FeedbackPairs | None = None
     query_features: AnyFeatures | None = None
-    group: ProcessGroup = ONE_PROCESS
+    context: RunContext = field(default_factory=RunContext)
     stream: ShardStream | None = None
+
+    @property
+    def group(self) -> ProcessGroup:
+        """Processes that train together."""
+        return self.context.group
+
+    @property
+    def progress(self) -> Progress:
+        """Receives progress and messages."""
+        return self.context.progress
 
     @property
     def training_split(self) -> Dataset:
@@ -204,18 +216,14 @@ class DataModule:
             if feedback is None
             else (*data.captions[len(split.captions) :], *feedback.unmatched_queries)
         )
-        items = data.captions if training.captions_per_image is None else data.images
-        schedule = BatchSchedule(
-            batch_size=training.batch_size,
-            captions_per_image=training.captions_per_image,
-            length_buckets=training.length_buckets,
-            drop_last=len(items) > training.batch_size,
-            batches_per_epoch=training.batches_per_epoch,
+        loader = Loader(
+            data,
+            *self.sources(split, queries),
+            batch_schedule(training, data),
+            self.recipe.seed,
+            feedback,
         )
-        return self._share_workers(
-            [Loader(data, *self.sources(split, queries), schedule, self.recipe.seed, feedback)],
-            split,
-        )[0]
+        return self._share_workers([loader], split)[0]
 
     def _share_workers(self, loaders: Sequence[Loader], split: Dataset) -> list[Loader]:
         """Let worker processes read the batches of a training. By default, stored features are read
@@ -318,15 +326,35 @@ class DataModule:
             )
 
 
+def batch_schedule(training: TrainingSettings, data: Dataset) -> BatchSchedule:
+    """Make the schedule of the batches of a split. A split that is smaller than a batch is one
+    batch.
+
+    Args:
+        training: Settings of a recipe.
+        data: Split of a data set.
+
+    Returns:
+        The schedule.
+    """
+    items = data.captions if training.captions_per_image is None else data.images
+    return BatchSchedule(
+        batch_size=training.batch_size,
+        captions_per_image=training.captions_per_image,
+        length_buckets=training.length_buckets,
+        drop_last=len(items) > training.batch_size,
+        batches_per_epoch=training.batches_per_epoch,
+    )
+
+
 def prepare_training(
-    recipe: Recipe, progress: Progress | None = None, group: ProcessGroup = ONE_PROCESS
+    recipe: Recipe, context: RunContext | None = None
 ) -> tuple[DataModule, Matcher]:
     """Open the data, compute or open the features, and build the model with its initial weights.
 
     Args:
         recipe: Recipe.
-        progress: Receives progress.
-        group: Processes of the training. They compute features together.
+        context: Progress, and the processes that compute features together.
 
     Returns:
         The data and the model.
@@ -335,15 +363,14 @@ def prepare_training(
         RecipeError: If the model does not fit the data.
         DataError: If the data cannot be read.
     """
-    kind = str(recipe.model.get("kind"))
-    if find_model(kind) is None:
-        raise RecipeError(f"model.kind: {kind!r} is not a model: {suggest_name(kind, CATALOG)}")
-    with group.first_rank_first():
+    context = context or RunContext()
+    check_model_fields(recipe)
+    with context.group.first_rank_first():
         start = load_start_model(recipe)
     data_module = open_data_module(
-        recipe, progress, start.processor if start else None, training=True, group=group
+        recipe, context, start.processor if start else None, training=True
     )
-    report_cut_captions(recipe, data_module.processor, data_module.data, progress or NoProgress())
+    report_cut_captions(recipe, data_module.processor, data_module.data, context.progress)
     _check_splits(data_module)
     matcher = initial_matcher(data_module, start)
     matcher.matryoshka_dims = _resolve_matryoshka_dims(data_module, matcher)
@@ -352,20 +379,18 @@ def prepare_training(
 
 def open_data_module(
     recipe: Recipe,
-    progress: Progress | None = None,
+    context: RunContext | None = None,
     trained_processor: Processor | None = None,
     *,
     training: bool = False,
-    group: ProcessGroup = ONE_PROCESS,
 ) -> DataModule:
     """Open the data and the features of a recipe.
 
     Args:
         recipe: Recipe.
-        progress: Receives progress.
+        context: Progress, and the processes that compute features together.
         trained_processor: Processor of a trained model. None: it is built from the training split.
         training: Whether to read the feedback file.
-        group: Processes that compute the features together.
 
     Returns:
         The data module.
@@ -374,15 +399,16 @@ def open_data_module(
         RecipeError: If the recipe does not fit the data.
         DataError: If the data cannot be read.
     """
-    progress = progress or NoProgress()
-    with group.first_rank_first():  # the others find what rank 0 has checked and converted
+    context = context or RunContext()
+    progress = context.progress
+    with context.group.first_rank_first():  # the others find what it has checked and converted
         data = open_data(recipe, progress)
         feedback = read_feedback_pairs(recipe.data.feedback, data, progress) if training else None
         stream = open_stream(recipe, progress) if training else None
-    visual, visual_encoder = visual_features(recipe, data, progress, group)
+    visual, visual_encoder = visual_features(recipe, data, context)
     queries = feedback.queries if feedback else ()
     text, processor = text_features(
-        recipe, data, progress, trained_processor, visual_encoder, queries, stream, group
+        recipe, data, context, trained_processor, visual_encoder, queries, stream
     )
     if trained_processor:
         processor = replace(
@@ -391,9 +417,9 @@ def open_data_module(
     for skipped in data.skipped:
         progress.message(f"Skipped: {skipped}")
     data = training_subset(recipe, data)
-    query_features = feedback_query_features(feedback, data, processor, group)
+    query_features = feedback_query_features(feedback, data, processor, context.group)
     data_module = DataModule(
-        recipe, data, processor, visual, text, feedback, query_features, stream=stream, group=group
+        recipe, data, processor, visual, text, feedback, query_features, context, stream
     )
     if not recipe.visual.standardize:
         return data_module
@@ -446,7 +472,7 @@ def build_matcher(data_module: DataModule, seed: int, *, keep_bias: bool = False
         RecipeError: If the model does not fit the features.
     """
     kind = find_model(data_module.recipe.model["kind"])
-    assert kind is not None  # prepare_training checks it
+    assert kind is not None  # check_model_fields has found it
     torch.manual_seed(seed)
     try:
         matcher = kind(
@@ -550,6 +576,32 @@ DERIVED_MODEL_KEYS = {
 """Fields of a model that follow from other sections of a recipe, and would be replaced."""
 
 
+def check_model_fields(recipe: Recipe) -> None:
+    """Check the model of a recipe before its data are read, so that a wrong name costs no time.
+
+    Args:
+        recipe: Recipe of a training.
+
+    Raises:
+        RecipeError: If the model does not exist, or a field is unknown or follows from the data.
+    """
+    name = str(recipe.model.get("kind"))
+    kind = find_model(name)
+    if kind is None:
+        raise RecipeError(f"model.kind: {name!r} is not a model: {suggest_name(name, CATALOG)}")
+    known = {field.name for field in fields(kind.Config)} - DERIVED_MODEL_KEYS.keys()
+    for key in recipe.model.keys() - {"kind"}:
+        if source := DERIVED_MODEL_KEYS.get(key):
+            raise RecipeError(
+                f"model.{key}: expected none, because it follows from {source}. Remove "
+                f"model.{key}, and set {source}."
+            )
+        if key not in known:
+            raise RecipeError(
+                f"model {kind.name}: Config has no field {key!r}: {suggest_name(key, sorted(known))}"
+            )
+
+
 def _architecture(
     data_module: DataModule, kind: type[Matcher], *, keep_bias: bool
 ) -> dict[str, Any]:
@@ -557,12 +609,6 @@ def _architecture(
     the features, and a learned bias.
     """
     recipe = data_module.recipe
-    for key, source in DERIVED_MODEL_KEYS.items():
-        if key in recipe.model:
-            raise RecipeError(
-                f"model.{key}: expected none, because it follows from {source}. Remove "
-                f"model.{key}, and set {source}."
-            )
     architecture = {
         key: value for key, value in recipe.model.items() if key != "kind"
     } | _text_backbone_field(recipe, kind)

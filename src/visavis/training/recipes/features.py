@@ -17,6 +17,7 @@ from torch import Tensor
 from visavis.core.errors import DataError, RecipeError, RunError
 from visavis.core.process_group import ONE_PROCESS, ProcessGroup
 from visavis.core.progress import Progress
+from visavis.core.run_context import RunContext
 from visavis.data.dataset import Dataset
 from visavis.data.dataset_reader import (
     data_folder,
@@ -167,15 +168,14 @@ def check_data_exists(recipe: Recipe) -> None:
 
 
 def visual_features(
-    recipe: Recipe, data: Dataset, progress: Progress, group: ProcessGroup = ONE_PROCESS
+    recipe: Recipe, data: Dataset, context: RunContext
 ) -> tuple[AnyFeatures | None, EncoderSpec | None]:
     """Open or compute the features of the images.
 
     Args:
         recipe: Recipe.
         data: Data set.
-        progress: Receives progress.
-        group: Processes that compute the features together.
+        context: Progress, and the processes that compute the features together.
 
     Returns:
         The features (None: the model reads pixels) and the encoder (None: only stored features).
@@ -184,7 +184,7 @@ def visual_features(
         RecipeError: If the features do not fit the recipe.
         DataError: If the features do not exist.
     """
-    visual = recipe.visual
+    visual, progress, group = recipe.visual, context.progress, context.group
     if visual.granularity == "experts":
         folder = (
             _expert_folder(recipe.data.path)
@@ -242,12 +242,11 @@ def visual_features(
 def text_features(
     recipe: Recipe,
     data: Dataset,
-    progress: Progress,
+    context: RunContext,
     trained_processor: Processor | None,
     visual_encoder: EncoderSpec | None,
     extra_captions: Sequence[str] = (),
     stream: ShardStream | None = None,
-    group: ProcessGroup = ONE_PROCESS,
 ) -> tuple[AnyFeatures | None, Processor]:
     """Open or compute the features of the captions, and build the processor of new images and
     texts.
@@ -255,12 +254,11 @@ def text_features(
     Args:
         recipe: Recipe.
         data: Data set.
-        progress: Receives progress.
+        context: Progress, and the processes that compute the features together.
         trained_processor: Processor of a trained model, whose vocabulary and tokenizer are kept.
         visual_encoder: Encoder of the images.
         extra_captions: Further texts whose words are added to the vocabulary.
         stream: Shards of the training. The vocabulary has the words of its first captions.
-        group: Processes that compute the features together.
 
     Returns:
         The features (None: the model reads tokens) and the processor.
@@ -269,7 +267,7 @@ def text_features(
         RecipeError: If the features do not fit the recipe.
         DataError: If the features do not exist.
     """
-    text = recipe.text
+    text, progress, group = recipe.text, context.progress, context.group
     if text.features:
         path = _resolve("text.features", text.features)
         if path.suffix == ".npy":

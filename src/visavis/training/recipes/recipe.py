@@ -165,6 +165,23 @@ class Recipe(RecipeSection):
             )
         return setting if setting == "" else str(parse_memory(setting) and setting)
 
+    @property
+    def positives_by(self) -> str:
+        """Definition of positives in each phase, joined by "then": "ids", "position", "ids and
+        feedback", or "its own rule" of a supervision that does not name it.
+        """
+        return " then ".join(
+            dict.fromkeys(getattr(each.supervision, "by", "its own rule") for each in self.phases)
+        )
+
+    @property
+    def supervision(self) -> str:
+        """Supervision of each phase with its settings, joined by "then", and the feedback file."""
+        judgments = f" of {self.data.feedback}" if self.data.feedback else ""
+        return " then ".join(
+            dict.fromkeys(f"{phase.supervision!r}{judgments}" for phase in self.phases)
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Convert to plain values for TOML and JSON.
 

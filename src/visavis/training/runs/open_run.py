@@ -15,6 +15,7 @@ from visavis.core import storage
 from visavis.core.errors import RunError
 from visavis.core.memory_budget import MemoryLimit, parse_memory
 from visavis.core.progress import Progress
+from visavis.core.run_context import RunContext
 from visavis.data.dataset_reader import find_source, path_exists
 from visavis.data.formats.precomp import find_precomp_files
 from visavis.models.base import Matcher
@@ -217,7 +218,7 @@ def open_run(folder: Path, recipe: Recipe, progress: Progress) -> tuple[DataModu
         progress.message(f"{folder} was trained on CUDA, which is not available. Using the CPU.")
         device = "cpu"
     model = Retriever.load(folder, device=device)
-    data_module = open_data_module(recipe, progress, model.processor)
+    data_module = open_data_module(recipe, RunContext(progress), model.processor)
     check_feature_dims(model.matcher.config, data_module.visual, data_module.text, folder)
     if os.path.exists(environment := RunFolder(folder).environment):
         record = RunRecord.read(environment)
